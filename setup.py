@@ -78,6 +78,126 @@ def onednn_include():
     return None
 
 
+class Settings:
+    """How C files are compiled: by the environment, and what the machine has."""
+
+    def __init__(self):
+        self.compiler = os.environ.get("CC", "cc").split()
+        self.debug = os.environ.get("MPGLUON_DEBUG") == "1"
+        self.sanitize = os.environ.get("MPGLUON_SANITIZE", "")
+        self.instruction_sets = instruction_sets()
+        self.extra = os.environ.get("CFLAGS", "").split()
+        self.flags = [
+            "-std=gnu11",
+            *tools.warnings(),
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-pthread",
+            "-fopenmp",
+            "-g1",
+            "-I" + os.path.join(ROOT, "csrc"),
+            "-I" + ROOT,
+            *(["-O1", "-DMPG_DEBUG=1"] if self.debug else ["-O2", "-DNDEBUG"]),
+            *[f"-DMPG_ISA_{name.upper()}=1" for name in self.instruction_sets],
+            *tools.struct_flags(*self.compiler),
+        ]
+        self.link = [
+            "-shared",
+            "-pthread",
+            "-fopenmp",
+            "-lm",
+            "-ldl",
+            "-Wl,-rpath,$ORIGIN/../../../:$ORIGIN/../scipy_openblas32/lib",
+        ]
+        if self.sanitize:
+            self.flags += [f"-fsanitize={self.sanitize}", "-fno-omit-frame-pointer", "-g"]
+            self.link += [f"-fsanitize={self.sanitize}"]
+        include = onednn_include()
+        if include:
+            self.flags += ["-DMPG_WITH_ONEDNN=1", "-isystem", include]
+        self.objects = os.path.join(ROOT, "build", self._variant())
+
+    def _variant(self):
+        """The folder of object files: one for each way to compile."""
+        compiler = os.path.basename(self.compiler[-1]) if "CC" in os.environ else ""
+        ways = ["debug" if self.debug else "", self.sanitize.replace(",", "-")]
+        variant = "-".join(filter(None, ways)) or "release"
+        variant += "-" + compiler if compiler not in ("", "cc") else ""
+        major, minor = sys.version_info[:2]
+        return f"{variant}-{sysconfig.get_platform()}-{major}{minor}"
+
+    def object_of(self, source, *folder):
+        return os.path.join(self.objects, *folder, source[:-2] + ".o")
+
+
+def c_files(*folder):
+    """The C files below a folder, from the root."""
+    pattern = os.path.join(ROOT, *folder, "**", "*.c")
+    return sorted(os.path.relpath(path, ROOT) for path in glob.glob(pattern, recursive=True))
+
+
+DISPATCH = os.path.join("kernels", "cpu", "dispatch.c")
+
+
+def core_sources(settings):
+    """(source, object file, flags) of the core, and of the choice among kernels."""
+    import numpy
+
+    python = ["-isystem", sysconfig.get_paths()["include"], "-isystem", numpy.get_include()]
+    for source in [*c_files("csrc"), DISPATCH]:
+        more = python if source.startswith(os.path.join("csrc", "python")) else []
+        yield source, settings.object_of(source), settings.flags + more + settings.extra
+
+
+def kernel_sources(settings):
+    """(source, object file, flags) of the CPU kernels, once for each instruction set."""
+    # Contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written
+    # where meant.
+    flags = ["-ffp-contract=off"]
+    if not settings.debug:
+        flags = ["-O3", *flags, "-fno-math-errno", "-fno-trapping-math"]
+    # Vectors wider than the instruction set's are passed to inline functions of the same file only:
+    # no ABI is concerned. clang need not say which loops that could be vectors are none.
+    flags = [*settings.flags, *flags, "-Wno-psabi", "-Wno-pass-failed"]
+    for isa in settings.instruction_sets:
+        own = [*flags, *ISA_FLAGS[isa], f"-DMPG_ISA={isa}", *settings.extra]
+        for source in c_files("kernels", "cpu"):
+            if source != DISPATCH:
+                yield source, settings.object_of(source, isa), own
+
+
+def check_symbols(library):
+    """A shared library may leave Python's symbols open, but none of ours: a promised kernel that is
+    missing is an error here."""
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", library], capture_output=True, text=True
+    ).stdout.splitlines()
+    undefined = [line.split()[-1] for line in listed if line.split()[-2] == "U"]
+    missing = sorted(name for name in undefined if name.startswith("mpg_"))
+    if missing:
+        os.remove(library)
+        raise SystemExit(f"mpgluon: not defined: {', '.join(missing)}")
+
+
+def build_cuda(library, settings):
+    """The kernels for GPUs, where there is a compiler for them."""
+    nvcc = None if settings.sanitize else tools.find_nvcc()
+    if not nvcc:
+        if os.path.exists(library):  # of a former build, for another core
+            os.remove(library)
+        return
+    try:
+        tools.build_cuda(nvcc, library)
+    except SystemExit as error:
+        if os.environ.get("MPGLUON_CUDA") == "1":
+            raise
+        print(
+            f"warning: {error}\nmpgluon goes without GPUs: {nvcc} may be older than CUDA 12; "
+            "MPGLUON_CUDA=1 makes this an error",
+            file=sys.stderr,
+        )
+
+
 class BuildPython(build_py):
     """Leaves no module in the build's folder that is no longer among the sources: it would be
     installed, and a file may hide the package that took its place."""
@@ -96,129 +216,18 @@ class BuildCore(build_ext):
     once."""
 
     def build_extension(self, ext):
-        import numpy
-
-        compiler = os.environ.get("CC", "cc").split()
-        debug = os.environ.get("MPGLUON_DEBUG") == "1"
-        sanitize = os.environ.get("MPGLUON_SANITIZE", "")
-        other = os.path.basename(compiler[-1]) if "CC" in os.environ else ""
-        variant = (
-            "-".join(filter(None, ["debug" if debug else "", sanitize.replace(",", "-")]))
-            or "release"
-        )
-        variant += "-" + other if other not in ("", "cc") else ""
-        temp = os.path.join(
-            ROOT,
-            "build",
-            f"{variant}-{sysconfig.get_platform()}-{sys.version_info[0]}{sys.version_info[1]}",
-        )
-        isas = instruction_sets()
-        flags = [
-            "-std=gnu11",
-            *tools.warnings(),
-            "-fPIC",
-            "-fvisibility=hidden",
-            "-pthread",
-            "-fopenmp",
-            "-g1",
-        ]
-        flags += ["-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]
-        flags += ["-O1", "-DMPG_DEBUG=1"] if debug else ["-O2", "-DNDEBUG"]
-        flags += [f"-DMPG_ISA_{name.upper()}=1" for name in isas]
-        flags += tools.struct_flags(*compiler)
-        link = [
-            "-shared",
-            "-pthread",
-            "-fopenmp",
-            "-lm",
-            "-ldl",
-            "-Wl,-rpath,$ORIGIN/../../../:$ORIGIN/../scipy_openblas32/lib",
-        ]
-        if sanitize:
-            flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"]
-            link += [f"-fsanitize={sanitize}"]
-        include = onednn_include()
-        if include:
-            flags += ["-DMPG_WITH_ONEDNN=1", "-isystem", include]
-        python_flags = [
-            "-isystem",
-            sysconfig.get_paths()["include"],
-            "-isystem",
-            numpy.get_include(),
-        ]
-        extra = os.environ.get("CFLAGS", "").split()
-
-        jobs = []  # (source, object, flags)
-        for source in sorted(glob.glob(os.path.join(ROOT, "csrc", "**", "*.c"), recursive=True)):
-            relative = os.path.relpath(source, ROOT)
-            more = python_flags if relative.startswith(os.path.join("csrc", "python")) else []
-            jobs.append((relative, os.path.join(temp, relative[:-2] + ".o"), flags + more + extra))
-        dispatch = os.path.join("kernels", "cpu", "dispatch.c")
-        jobs.append((dispatch, os.path.join(temp, dispatch[:-2] + ".o"), flags + extra))
-        # Vectors wider than the processor's registers: passed within one file only
-        flags.append("-Wno-psabi")
-        for isa in isas:
-            # Kernels: contraction off, so that vector bodies and scalar tails of a loop round
-            # alike; fma is written where meant.
-            kernel_flags = (
-                ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-                if not debug
-                else ["-ffp-contract=off"]
-            )
-            # Vectors wider than the instruction set's are passed to inline functions of the same
-            # file only: no ABI is concerned. clang need not say which loops that could be vectors
-            # are none.
-            kernel_flags = (
-                flags
-                + kernel_flags
-                + ["-Wno-psabi", "-Wno-pass-failed"]
-                + ISA_FLAGS[isa]
-                + [f"-DMPG_ISA={isa}"]
-                + extra
-            )
-            for source in sorted(
-                glob.glob(os.path.join(ROOT, "kernels", "cpu", "**", "*.c"), recursive=True)
-            ):
-                if os.path.basename(source) == "dispatch.c":
-                    continue
-                relative = os.path.relpath(source, ROOT)
-                jobs.append((relative, os.path.join(temp, isa, relative[:-2] + ".o"), kernel_flags))
-
+        settings = Settings()
+        objects = [job for folder in (core_sources, kernel_sources) for job in folder(settings)]
         tools.compile_all(
-            [(source, target, compiler + options) for source, target, options in jobs]
+            [(source, target, settings.compiler + options) for source, target, options in objects]
         )
         output = self.get_ext_fullpath(ext.name)
         os.makedirs(os.path.dirname(output), exist_ok=True)
-        if not tools.run(compiler + [target for _, target, _ in jobs] + link + ["-o", output]):
+        targets = [target for _, target, _ in objects]
+        if not tools.run(settings.compiler + targets + settings.link + ["-o", output]):
             raise SystemExit("mpgluon: the linker failed")
-        # A shared library may leave Python's symbols open, but none of ours: a promised kernel that
-        # is missing is an error here.
-        symbols = subprocess.run(
-            ["nm", "-D", "--undefined-only", output], capture_output=True, text=True
-        ).stdout.splitlines()
-        missing = sorted(
-            line.split()[-1]
-            for line in symbols
-            if line.split()[-1].startswith("mpg_") and line.split()[-2] == "U"
-        )
-        if missing:
-            os.remove(output)
-            raise SystemExit(f"mpgluon: not defined: {', '.join(missing)}")
-        nvcc = None if sanitize else tools.find_nvcc()
-        library = os.path.join(os.path.dirname(output), "_cuda.so")
-        if not nvcc and os.path.exists(library):  # of a former build, for another core
-            os.remove(library)
-        if nvcc:
-            try:
-                tools.build_cuda(nvcc, library)
-            except SystemExit as error:
-                if os.environ.get("MPGLUON_CUDA") == "1":
-                    raise
-                print(
-                    f"warning: {error}\nmpgluon goes without GPUs: {nvcc} may be older than CUDA "
-                    "12; MPGLUON_CUDA=1 makes this an error",
-                    file=sys.stderr,
-                )
+        check_symbols(output)
+        build_cuda(os.path.join(os.path.dirname(output), "_cuda.so"), settings)
         self.write_stubs(os.path.abspath(os.path.dirname(output)))
 
     def copy_extensions_to_source(self):

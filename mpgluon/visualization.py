@@ -279,24 +279,66 @@ def plot_network(
             f"plot_network: symbol must be a Symbol or a HybridBlock, not {type(symbol).__name__}"
         )
     order = topological(entries_of(symbol))
-    names = [node.name for node in order]
-    repeated = (
-        sorted({name for name in names if names.count(name) > 1})
-        if len(set(names)) < len(names)
-        else []
+    _warn_of_repeated([node.name for node in order])
+    types = {name: _core.dtype_name(one) for name, one in (dtype or {}).items()}
+    inference = Inference(entries_of(symbol), dict(shape or {}), types)
+    _check_complete(symbol, order, inference, shape, dtype)
+    places, colours = _places(order, group2ctx, parameters)
+    users = _users(order)
+    hidden = {node for node in order if hide_weights and _is_parameter(node, users, shape or {})}
+    graph = Digraph(
+        name=title,
+        format=save_format,
+        node_attr={**_NODE, **(node_attrs or {})},
+        edge_attr={"fontname": "Helvetica", "fontsize": "9", "color": "#5b6270"},
     )
-    if repeated:
+    graph.attr(rankdir="BT")
+    ids = {node: f"n{i}" for i, node in enumerate(order)}
+    shown = [node for node in order if node not in hidden]
+    for node in shown:
+        form = {"shape": "oval"} if node.call is None else {}
+        colour = _colour(node, places, colours)
+        graph.node(ids[node], _label(node), fillcolor=colour, **form)
+    for node in order:
+        for source, index in node.inputs:
+            if source in hidden:
+                continue
+            desc = inference.values[inference.place[source]][index]
+            crosses = node in places and source in places and places[node] != places[source]
+            graph.edge(
+                ids[source],
+                ids[node],
+                label=_edge_label(desc, shape is not None, dtype is not None),
+                **({"penwidth": "2.5", "color": "#b3261e"} if crosses else {}),
+            )
+    if colours:
+        devices = group2ctx or parameters or "(" in colours[0]
+        _draw_legend(graph, "devices" if devices else "groups", colours)
+    return graph
+
+
+_NODE = {
+    "shape": "box",
+    "style": "rounded,filled",
+    "fontname": "Helvetica",
+    "fontsize": "11",
+    "color": "#5b6270",
+}
+
+
+def _warn_of_repeated(names):
+    if len(set(names)) < len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
         warnings.warn(
             "There are multiple variables with the same name in your graph, this may result in "
             "cyclic graph. Repeated names: " + ",".join(repeated),
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    types = {name: _core.dtype_name(one) for name, one in (dtype or {}).items()}
-    inference = Inference(entries_of(symbol), dict(shape or {}), types)
-    users = _users(order)
-    places, colours = _places(order, group2ctx, parameters)
-    hidden = {node for node in order if hide_weights and _is_parameter(node, users, shape or {})}
+
+
+def _check_complete(symbol, order, inference, shape, dtype):
+    """ValueError where shapes or dtypes are asked for and do not follow from those given."""
     descs = [
         desc
         for node, values in zip(order, inference.values)
@@ -312,64 +354,36 @@ def plot_network(
                 f"Input {what} is incomplete: name the {what}s of "
                 f"{', '.join(symbol.list_inputs())} that nothing else tells"
             )
-    ids = {node: f"n{i}" for i, node in enumerate(order)}
-    attributes = {
-        "shape": "box",
-        "style": "rounded,filled",
-        "fontname": "Helvetica",
-        "fontsize": "11",
-        "color": "#5b6270",
-        **(node_attrs or {}),
-    }
-    graph = Digraph(
-        name=title,
-        format=save_format,
-        node_attr=attributes,
-        edge_attr={"fontname": "Helvetica", "fontsize": "9", "color": "#5b6270"},
-    )
-    graph.attr(rankdir="BT")
-    for node in order:
-        if node in hidden:
-            continue
-        if node in places:
-            colour = _COLOURS[1 + colours.index(places[node]) % (len(_COLOURS) - 1)]
-        else:
-            colour = _COLOURS[
-                0 if node.call is None else _KINDS.get(node.call.name, 8) if not colours else 0
-            ]
-        graph.node(
-            ids[node],
-            _label(node),
-            fillcolor=colour,
-            **({"shape": "oval"} if node.call is None else {}),
-        )
-    for node in order:
-        for source, index in node.inputs:
-            if source in hidden:
-                continue
-            found, kind = inference.values[inference.place[source]][index]
-            parts = (
-                [_shape_text(found[1:]) if found and len(found) > 1 else _shape_text(found or ())]
-                if shape is not None
-                else []
-            )
-            parts += [kind] if dtype is not None and kind else []
-            crosses = node in places and source in places and places[node] != places[source]
-            graph.edge(
-                ids[source],
-                ids[node],
-                label=" ".join(parts),
-                **({"penwidth": "2.5", "color": "#b3261e"} if crosses else {}),
-            )
-    if colours:
-        with graph.subgraph(name="cluster_places") as legend:
-            legend.attr(
-                label="devices" if group2ctx or parameters or "(" in colours[0] else "groups",
-                fontname="Helvetica",
-                color="#c4c8d0",
-            )
-            for i, place in reversed(list(enumerate(colours))):
-                legend.node(
-                    f"place{i}", place, fillcolor=_COLOURS[1 + i % (len(_COLOURS) - 1)], shape="box"
-                )
-    return graph
+
+
+def _place_colour(number):
+    """The colour of a device or group: all but the first, which is for nodes without one."""
+    return _COLOURS[1 + number % (len(_COLOURS) - 1)]
+
+
+def _colour(node, places, colours):
+    """The colour of a node: of its place; where nodes have places and this one none, and of a
+    variable, the first; else of its kind."""
+    if node in places:
+        return _place_colour(colours.index(places[node]))
+    if colours or node.call is None:
+        return _COLOURS[0]
+    return _COLOURS[_KINDS.get(node.call.name, 8)]
+
+
+def _edge_label(desc, with_shape, with_dtype):
+    """The shape, without the batch's axis, and the dtype of an array."""
+    shape, dtype = desc
+    parts = []
+    if with_shape:
+        parts.append(_shape_text(shape[1:] if shape and len(shape) > 1 else shape or ()))
+    if with_dtype and dtype:
+        parts.append(dtype)
+    return " ".join(parts)
+
+
+def _draw_legend(graph, label, places):
+    with graph.subgraph(name="cluster_places") as legend:
+        legend.attr(label=label, fontname="Helvetica", color="#c4c8d0")
+        for i, place in reversed(list(enumerate(places))):
+            legend.node(f"place{i}", place, fillcolor=_place_colour(i), shape="box")

@@ -138,10 +138,35 @@ def simple_bind(
     written = states(order)
     variables = [node for node in order if node.call is None]
     arguments = [node for node in variables if node not in written]
-    auxiliary = [node for node in variables if node in written]
     names = [node.name for node in arguments]
     _check_names("simple_bind", names)
     requests = _requests(grad_req, names, "simple_bind")
+    descs = _infer(entries_of(symbol), variables, arguments, shapes, type_dict)
+    devices = placement(order, group2ctx, {})
+
+    def new(node, shared=None, buffer=None):
+        shape, dtype = descs[node]
+        return _new_array(node.name, shape, dtype, devices.get(node, ctx), shared or {}, buffer)
+
+    parameters = () if shared_arg_names is None else set(shared_arg_names)
+    taken, taken_gradients, taken_states = _shared(shared_exec, parameters, descs, variables)
+    # Parameters never lie in a buffer, whose arrays others overwrite
+    args = [
+        new(node, taken, None if node.name in parameters else shared_buffer) for node in arguments
+    ]
+    gradients = [
+        None if request == "null" else new(node, taken_gradients)
+        for node, request in zip(arguments, requests)
+    ]
+    auxiliary = [new(node, taken_states) for node in variables if node in written]
+    return Executor(
+        symbol, ctx, args, gradients, requests, auxiliary, group2ctx, parameters=parameters
+    )
+
+
+def _infer(entries, variables, arguments, shapes, type_dict):
+    """The shape and dtype of each variable. MXNetError where they contradict each other, or do not
+    follow from those given."""
     shapes = {
         name: tuple(shape) for name, shape in shapes.items() if isinstance(shape, (tuple, list))
     }
@@ -150,77 +175,65 @@ def simple_bind(
     else:
         types = {name: _core.dtype_name(dtype) for name, dtype in type_dict.items()}
     try:
-        inference = Inference(entries_of(symbol), shapes, types)
+        inference = Inference(entries, shapes, types)
         inference.assume("float32")
     except MemoryError:
         raise
     except MXNetError as error:
         given = "".join(f"{name}: {shape}\n" for name, shape in shapes.items())
         raise MXNetError(f"simple_bind error. Arguments:\n{given}{error}") from None
-    devices = placement(order, group2ctx, {})
     found = dict(zip(variables, inference.of(variables)))
     missing = [
-        f"{node.name}: {found[node][0] or ()}"
-        for node in variables
-        if not known(found[node][0]) and found[node][0] != ()
+        f"{node.name}: {shape or ()}"
+        for node, (shape, _) in found.items()
+        if not known(shape) and shape != ()
     ]
     if missing:
         raise MXNetError(
             "simple_bind error. The shapes of these arguments do not follow from those given (0 "
             f"is unknown): {', '.join(missing[:20])}"
         )
+    return found
 
-    def new(node, shared, buffer):
-        shape, dtype = found[node]
-        device = devices.get(node, ctx)
-        if shared is not None and node.name in shared:
-            array = shared[node.name]
-            if array is not None:
-                if array.shape != shape or _core.dtype_name(array.dtype) != dtype:
-                    raise MXNetError(
-                        f"simple_bind: the shared array of {node.name} is {array.dtype} "
-                        f"{array.shape}, needed is {dtype} {shape}"
-                    )
-                return array
-        if buffer is not None:
-            array = buffer.get(node.name)
-            size = int(np.prod(shape))
-            if (
-                array is not None
-                and array.size >= size
-                and _core.dtype_name(array.dtype) == dtype
-                and array.context == device
-            ):
-                return array if array.shape == shape else array.reshape((-1,))[:size].reshape(shape)
-            buffer[node.name] = array = nd.zeros(shape, ctx=device, dtype=dtype)
-            return array
-        return nd.zeros(shape, ctx=device, dtype=dtype)
 
-    keep = set(names if shared_arg_names is None else shared_arg_names)
-    taken = (
-        {name: array for name, array in shared_exec.arg_dict.items() if name in keep}
-        if shared_exec and shared_arg_names is not None
-        else {}
+def _shared(executor, parameters, descs, variables):
+    """The arrays that are taken from another executor, by name: those of parameters, their
+    gradients, and states whose shapes stay."""
+    if not executor:
+        return {}, {}, {}
+    shapes = {node.name: descs[node][0] for node in variables}
+    return (
+        {name: array for name, array in executor.arg_dict.items() if name in parameters},
+        {name: array for name, array in executor.grad_dict.items() if name in parameters},
+        {
+            name: array
+            for name, array in executor.aux_dict.items()
+            if array.shape == shapes.get(name)
+        },
     )
-    taken_grads = (
-        {name: array for name, array in shared_exec.grad_dict.items() if name in keep}
-        if taken
-        else {}
-    )
-    taken_aux = shared_exec.aux_dict if shared_exec else {}
-    # Parameters never lie in a buffer, whose arrays others overwrite
-    own = keep if shared_arg_names is not None else ()
-    args = [new(node, taken, None if node.name in own else shared_buffer) for node in arguments]
-    gradients = [
-        None if request == "null" else new(node, taken_grads, None)
-        for node, request in zip(arguments, requests)
-    ]
-    states_ = [
-        new(
-            node,
-            {name: array for name, array in taken_aux.items() if array.shape == found[node][0]},
-            None,
-        )
-        for node in auxiliary
-    ]
-    return Executor(symbol, ctx, args, gradients, requests, states_, group2ctx, parameters=own)
+
+
+def _new_array(name, shape, dtype, device, shared, buffer):
+    """The array of a variable: the shared one of that name; a part of the buffer's, if that is
+    large enough, as the buffer's is from now on; or a new one."""
+    array = shared.get(name)
+    if array is not None:
+        if array.shape != shape or _core.dtype_name(array.dtype) != dtype:
+            raise MXNetError(
+                f"simple_bind: the shared array of {name} is {array.dtype} {array.shape}, needed "
+                f"is {dtype} {shape}"
+            )
+        return array
+    array = None if buffer is None else buffer.get(name)
+    size = int(np.prod(shape))
+    if (
+        array is not None
+        and array.size >= size
+        and _core.dtype_name(array.dtype) == dtype
+        and array.context == device
+    ):
+        return array if array.shape == shape else array.reshape((-1,))[:size].reshape(shape)
+    array = nd.zeros(shape, ctx=device, dtype=dtype)
+    if buffer is not None:
+        buffer[name] = array
+    return array
