@@ -170,7 +170,10 @@ if not TYPE_CHECKING:  # they take what is here for all there is
         raise _of_module(__name__, name, ways)
 
 
+# For programs that ask; nothing to compute with.
+_UNLISTED = {"TYPE_CHECKING", "annotations", "np", "numpy", "numpy_extension", "npx"}
+
+
 def __dir__() -> list[str]:
-    return sorted(
-        (set(globals()) | set(_LAZY) | set(_LAZY_NAMES)) - {"TYPE_CHECKING", "annotations"}
-    )
+    names = (set(globals()) | set(_LAZY) | set(_LAZY_NAMES)) - _UNLISTED
+    return sorted(name for name in names if not name.startswith("_") or name.startswith("__"))

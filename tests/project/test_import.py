@@ -1,5 +1,9 @@
-"""Importing the package loads what every program needs and nothing else."""
+"""Importing the package loads what every program needs and nothing else; its names work."""
 
+import inspect
+import types
+
+import mpgluon as mx
 from support.processes import output_of
 
 PROGRAM = """
@@ -77,3 +81,23 @@ def test_what_dir_lists_is_there():
         print(*[name for parent, name in inside if parent == "mpgluon.parallel" and name[0] != "_"])
         """)
     assert printed.split() == ["collectives", "schedules"]
+
+
+def public_names(module):
+    return getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]
+
+
+def test_names_that_are_listed_work():
+    """Each is a module whose names are all there, or has a docstring of its own."""
+    listed = [name for name in dir(mx) if not name.startswith("__")]
+    assert {"nd", "sym", "gluon", "mod", "parallel", "cpu", "NDArray"} <= set(listed)
+    assert not any(name.startswith("_") for name in listed)
+    assert not {"np", "numpy"} & set(listed)  # there is no interface of NumPy's names
+    for name in listed:
+        value = getattr(mx, name)
+        if isinstance(value, types.ModuleType):
+            assert inspect.getdoc(value), name
+            for inner in public_names(value):
+                assert hasattr(value, inner), f"{name}.{inner}"
+        else:
+            assert callable(value) and inspect.getdoc(value), name
