@@ -25,7 +25,8 @@ _state = _State()
 
 
 def current():
-    """What a compiled call depends on: None where no dict is running."""
+    """The part of a compiled call's signature that says which dict and group are running, or
+    None."""
     return _state.key
 
 

@@ -8,7 +8,7 @@ special.
 
 `Split` is such a program. It is traced by running: when the traced function comes to a host step,
 the part so far is compiled and run on the real arrays, the step runs, and tracing goes on with
-traced arrays that have the shapes of what came out. What was traced is kept as a tree, which
+traced arrays that have the shapes of what came out. The traced parts are kept as a tree, which
 branches where a step gave other shapes; later calls walk the tree without Python code of the user.
 Shapes that the tree doesn't have yet are traced from the beginning, passing over the parts that ran
 already. A cut passes on every value that an array still stands for then, so whatever the function
@@ -35,7 +35,7 @@ LIMIT = 256
 
 
 def current():
-    """What cuts the trace that is active in this thread, or None."""
+    """The tracer that cuts the active trace of this thread, or None."""
     return _local.tracer
 
 
@@ -78,7 +78,7 @@ class Host:
         self.bodies = bodies  # of loops and branches
 
     def __call__(self, env):
-        # What groups move was moved when it was traced
+        # Moves between groups were traced
         with _core.Scope((_core.set_group, None), (_core.set_scope, self.scope)):
             return self.run([env[i] for i in self.inputs])
 
@@ -131,7 +131,7 @@ class Part:
         return [env[i] for i in self.results]
 
     def pass_on(self, env, arrays):
-        """What of `env` the parts behind this one may use, with what its host step gave."""
+        """The values of `env` that later parts may use, with the results of the host step."""
         kept = {i: env[i] for i in self.keep if i in env}
         kept.update(zip(self.host.outputs, arrays))
         return kept
@@ -195,7 +195,7 @@ class Tracer(_core.Scope):
         return self._begin_part(arrays)
 
     def _begin_part(self, arrays):
-        """What the code behind a cut sees of the arrays that the host step gave."""
+        """The results of the host step, as the code behind the cut sees them."""
         self._begin = self.trace.nodes
         self.trace.forget_moves()
         return [array.detach() for array in arrays] if self.trace.paused else arrays

@@ -135,7 +135,7 @@ AUTOGRAD = {
     "set_grad_enabled": "autograd.set_recording",
 }
 
-# What Block.__init__ makes.
+# The attributes that Block.__init__ makes.
 _FIRST = (
     "_children",
     "_reg_params",

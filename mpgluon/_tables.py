@@ -1,4 +1,4 @@
-"""What is shown as lines and tables: as text by `repr`, as HTML in notebooks."""
+"""Objects shown as lines and tables: as text by `repr`, as HTML in notebooks."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ Init: TypeAlias = "Initializer | str"
 """An initializer, or the name of one."""
 
 ArrayLike: TypeAlias = NDArray | np.ndarray[Any, Any] | np.generic | float
-"""What operators and ops take for an array."""
+"""An argument that operators and ops take for an array."""
 
 DType: TypeAlias = str | type[Any] | np.dtype[Any]
 """A dtype by name, as NumPy's type, or `mpgluon.bfloat16`."""

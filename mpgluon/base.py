@@ -100,7 +100,7 @@ def _as_list(value):
 
 
 class NotImplementedForSymbol(MXNetError):
-    """What arrays can do and symbols can't: symbols have no values."""
+    """A method of arrays that symbols lack, as they have no values."""
 
     def __init__(self, function: Callable[..., Any], alias: str | None, *args: object) -> None:
         operator = f' (namely operator "{alias}")' if alias else ""

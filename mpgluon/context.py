@@ -38,8 +38,8 @@ __all__ = [
 
 def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:
     """``(free, total)`` bytes of a GPU's memory, as its driver tells: all devices on the card and
-    other programs count. A memory limit that was set counts as the total. What is free to the card
-    is less than what is free to us: see `memory_stats` for what is held, and cached."""
+    other programs count. A memory limit that was set counts as the total. The free memory of the
+    card is less than what is free to us: see `memory_stats` for what is held, and cached."""
     return _core.gpu_memory_info(gpu(device_id))
 
 

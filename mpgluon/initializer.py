@@ -1,6 +1,6 @@
 """First values of parameters.
 
-An initializer is called with a name (an InitDesc) and an array and fills the array. What it does
+An initializer is called with a name (an InitDesc) and an array and fills the array. The result
 depends on the end of the name: "weight" gets the initializer's own values, "bias" and "beta" zeros,
 "gamma" ones, "min" zeros, "max" ones; other names are an error, unless the parameter brings an
 initializer of its own. Random values come from the operators of `mx.random`, so they depend on the

@@ -99,7 +99,7 @@ class _TorchCall(autograd.Function):
             )
         self.outputs, single = _listed(result, torch.Tensor)
         self.sources = [*tensors, *self.weights]
-        # What torch keeps for its backward, and what others own, is not given out.
+        # Memory that torch keeps for its backward, or others own, is not given out.
         known = {_memory(tensor) for tensor in self.sources}
         given = [
             tensor.detach().clone() if self.recording or _memory(tensor) in known else tensor
@@ -229,7 +229,7 @@ def _gluon_module():
                 array if wants else None for array, wants in zip([*arrays, *values], wanted)
             ]
             ctx.training = module.training
-            # What the tape keeps is not given out.
+            # Memory that the tape keeps is not given out.
             results = [_to_torch(torch, output).clone() for output in ctx.outputs]
             ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
             return results[0] if ctx.single else tuple(results)

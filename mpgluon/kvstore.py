@@ -60,7 +60,7 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} does not define pushpull")
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """What updates values by what is pushed."""
+        """The optimizer that updates values by pushed gradients."""
         raise NotImplementedError(f"{type(self).__name__} does not define set_optimizer")
 
     @staticmethod

@@ -215,7 +215,7 @@ class _Annealing(LRScheduler):
         self.max_steps: int = self.max_update - self.warmup_steps
 
     def _curve(self, span, done):
-        """What is left of `span` (the whole way from `base_lr` to `final_lr`) after `done` of
+        """The rest of `span` (the whole way from `base_lr` to `final_lr`) after `done` of
         `max_steps` updates."""
         raise NotImplementedError(f"{type(self).__name__} does not define _curve")
 

@@ -19,7 +19,7 @@ __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
 
 
 class BatchEndParam(NamedTuple):
-    """What callbacks for batches are given.
+    """The argument of callbacks for batches.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def save_checkpoint(
 def split_params(
     arrays: Any, fname: str, strict: bool
 ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-    """What was loaded from a file, as dicts of arguments and of auxiliary states; strict: names of
+    """The loaded arrays of a file, as dicts of arguments and of auxiliary states; strict: names of
     other kinds are errors, too."""
     found = {"arg": {}, "aux": {}}
     if not isinstance(arrays, dict):

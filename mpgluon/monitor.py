@@ -73,7 +73,7 @@ class Monitor:
         self.logger: logging.Logger = logging.getLogger(__name__)
 
     def stat_helper(self, name: str, array: NDArray) -> None:
-        """What executors call with every array."""
+        """The function that executors call with every array."""
         if self.activated and self.re_pattern.match(name):
             self.queue.append((self.step, name, self.stat_func(array)))
 

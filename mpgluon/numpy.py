@@ -1,5 +1,5 @@
-"""MXNet's NumPy-like interface is not part of this package. What is here lets programs ask whether
-an array is of it."""
+"""MXNet's NumPy-like interface is not part of this package. Programs may ask whether an
+array is of it."""
 
 from __future__ import annotations
 

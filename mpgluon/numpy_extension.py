@@ -1,5 +1,5 @@
-"""What programs import from ``mxnet.numpy_extension`` apart from its operators, which are not part
-of this package."""
+"""The names that programs import from ``mxnet.numpy_extension`` apart from its operators, which are
+not part of this package."""
 
 from .context import cpu, cpu_pinned, current_context, gpu, num_gpus  # noqa: F401
 from .util import get_cuda_compute_capability, is_np_array, is_np_shape, reset_np, set_np  # noqa: F401

@@ -34,7 +34,7 @@ __all__ = [
 
 
 class OperatorArguments(NamedTuple):
-    """What an op takes: how many inputs and parameters, their names, and the kinds of each.
+    """The arguments of an op: how many inputs and parameters, their names, and the kinds of each.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class CustomOp:
         is_train : bool
             Whether a gradient may be asked for.
         req : list of str
-            What to do with each output: see `assign`.
+            How each output is written: see `assign`.
         aux : list of NDArray
             Auxiliary states, which may be written.
         in_data : list of NDArray
@@ -163,7 +163,7 @@ class CustomOpProp:
     def declare_backward_dependency(
         self, out_grad: list[int], in_data: list[int], out_data: list[int]
     ) -> list[int]:
-        """What backward reads; everything is kept for it anyway."""
+        """The arrays that backward reads; everything is kept for it anyway."""
         return [*(out_grad if self.need_top_grad_ else ()), *in_data, *out_data]
 
     def create_operator(self, ctx: Context, in_shapes: list[Any], in_dtypes: list[Any]) -> CustomOp:
@@ -229,7 +229,7 @@ class CustomCall(_graph_breaks.PythonCall):
         self.loss: bool = not self.prop.need_top_grad_
 
     def _ask(self, what, function):
-        """What the user's code gives; its mistakes as MXNetError that names the op."""
+        """The result of the user's code; its mistakes as MXNetError that names the op."""
         try:
             return function()
         except MXNetError:

@@ -289,7 +289,7 @@ class _Span:
 
 
 class Domain:
-    """What tasks, frames, counters and markers belong to: a row of the trace.
+    """A row of the trace, for tasks, frames, counters and markers.
 
     Examples
     --------

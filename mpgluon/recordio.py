@@ -49,7 +49,7 @@ def _parts(data):
 
 
 def _encode(data):
-    """What a file holds of a record."""
+    """A part of a record, as it is in a file."""
     parts = list(_parts(data))
     kinds = [_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST] if len(parts) > 1 else [_WHOLE]
     pieces = []
@@ -168,7 +168,7 @@ class MXRecordIO:
         Parameters
         ----------
         buf : bytes
-            What is written, less than 512 MiB.
+            The record to write, less than 512 MiB.
         """
         self._check(writable=True)
         if isinstance(buf, str):
@@ -347,7 +347,7 @@ class MXIndexedRecordIO(MXRecordIO):
         idx : int
             The key; of another type where `key_type` says so.
         buf : bytes
-            What is written.
+            The record to write.
         """
         key = self.key_type(idx)
         place = self.tell()
@@ -358,7 +358,7 @@ class MXIndexedRecordIO(MXRecordIO):
 
 
 class IRHeader(NamedTuple):
-    """What a record says of its image.
+    """The header of a record with an image.
 
     Parameters
     ----------
@@ -398,7 +398,7 @@ def pack(header: IRHeader | tuple[int, Any, int, int], s: bytes) -> bytes:
     header : IRHeader
         Its `label` is a number or an array; its `flag` is taken from that.
     s : bytes
-        What follows the header.
+        The bytes behind the header.
 
     Returns
     -------

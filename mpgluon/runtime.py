@@ -1,4 +1,4 @@
-"""What the library was built with, and what it found."""
+"""The features that the library was built with or found."""
 
 from __future__ import annotations
 

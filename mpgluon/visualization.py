@@ -28,7 +28,7 @@ __all__ = ["plot_network", "print_summary"]
 
 # The inputs of ops that are parameters, beside states, by their names there.
 _PARAMETERS = ("weight", "bias", "gamma", "beta", "parameters")
-# What tells apart nodes of one op.
+# Parameters that tell apart nodes of one op.
 _DETAILS = {
     "Convolution": ("kernel", "stride", "num_filter"),
     "Deconvolution": ("kernel", "stride", "num_filter"),
@@ -108,7 +108,7 @@ def print_summary(
     Parameters
     ----------
     symbol : Symbol
-        What is told.
+        The symbol to describe.
     shape : dict of str to tuple, optional
         The shapes of inputs; without it only shapes that the symbol itself says are known, and
         unknown parameters count as 0.

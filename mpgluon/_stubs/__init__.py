@@ -117,7 +117,7 @@ def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> 
     if method:
         arguments = ["self", *arguments[not arguments[0].startswith("*") :]]
     arguments += [_parameter(param) for param in description["params"]]
-    # What follows an argument with a default needs one too.
+    # Arguments behind one with a default need one too.
     seen = False
     for i, argument in enumerate(arguments):
         if argument.startswith("*"):

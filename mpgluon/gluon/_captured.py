@@ -19,7 +19,7 @@ from .parameter import Parameter, ParameterDict
 
 # How many objects are looked at, and how far behind an attribute or variable.
 _OBJECTS, _DEPTH = 20000, 6
-# What leads to no array of the user's: values, and functions, classes and modules of these
+# Types that lead to no array of the user's: values, and functions, classes and modules of these
 # packages.
 _VALUES = (
     type(None),
@@ -164,7 +164,7 @@ def _of_a_package(value):
 
 
 def _class_parts(kind, value):
-    """What a class, or `value` of it, has of the class and those that it derives from."""
+    """The attributes that a class, or `value` of it, has by the class and its bases."""
     parts = {}
     for base in kind.__mro__:
         if not _of_a_package(base):

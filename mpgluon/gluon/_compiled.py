@@ -44,7 +44,7 @@ class Signature:
 
     def discover(self, flat):
         """Traces the block to see which copies of parameters it uses, whether it has to be cut, and
-        to find shapes that aren't known yet. What it returns goes to `first_trace`."""
+        to find shapes that aren't known yet. Its result goes to `first_trace`."""
         discovery = _tracing.Discovery()
         traced = None
         with discovery:
@@ -68,11 +68,11 @@ class Signature:
         return traced and (state, traced)
 
     def _state(self, arrays):
-        """What a trace depends on beside what is the same in all calls of a signature."""
+        """The facts that a trace depends on and that differ between calls of a signature."""
         return _core.is_recording(), self.captured, [_graph_breaks.describe(a) for a in arrays]
 
     def _forward(self, arrays):
-        """What the block gives for traced arrays."""
+        """The results of the block for traced arrays."""
         if flags_of(self.block).get("recompute") is True:
             _core.begin_recompute()
         value = self.block.forward(*regroup(self.structure, iter(arrays)))
@@ -258,7 +258,7 @@ class CompiledCall:
         )
 
     def entries(self, path):
-        """What is compiled, as dicts (see `_compiled_programs`)."""
+        """The compiled programs, as dicts (see `_compiled_programs`)."""
         return [
             {"block": path, **entry}
             for signature in list(self._signatures.values())

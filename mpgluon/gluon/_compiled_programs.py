@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class CompiledPrograms(Tabular):
-    """What is compiled for a block: a sequence of dicts, one for each compiled signature; printing
-    it gives a table.
+    """The compiled programs of a block: a sequence of dicts, one for each compiled signature;
+    printing it gives a table.
 
     Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says
     of the signature: ``inputs``, ``train``, ``exact``, ``calls``, ``devices`` (name -> its

@@ -103,7 +103,7 @@ class HybridBlock(Block, Compilable):
             Divide every batch into micro-batches, which are under way on the block's devices at the
             same time.
         recompute : bool, str, int or dict, default False
-            What backward computes again instead of keeping it from the forward pass; results are
+            Which values backward computes again instead of keeping them; results are
             the same, bit for bit. True: of this block only what comes in is kept, also where it is
             part of a hybridized block. A number of bytes (or text, as '64MB'), or a dict from
             contexts to these: the compiler computes again what it takes to stay within that much
@@ -319,7 +319,7 @@ class HybridBlock(Block, Compilable):
         Parameters
         ----------
         path : str
-            What the files' names begin with.
+            The beginning of the files' names.
         epoch : int, default 0
             The number in the name of the second file.
         remove_amp_cast : bool, default True
@@ -390,7 +390,7 @@ _FLAGS = frozenset(
 
 
 def _resolver(param, device):
-    """What gives the array of a parameter once its shape is found."""
+    """A function that gives the array of a parameter once its shape is found."""
 
     def resolve():
         tracing = _tracing.current()

@@ -11,7 +11,7 @@ class _Array:
 
 
 ARRAY = _Array()
-# What may be passed beside arrays: values that are compared by content. Each set of them is
+# Arguments beside arrays: values that are compared by content. Each set of them is
 # compiled on its own.
 _STATIC = (type(None), bool, int, float, str, _core.Context)
 

@@ -73,7 +73,7 @@ class ParameterDict:
 
     @property
     def prefix(self) -> str:
-        """What goes in front of the names of the parameters that `get` makes."""
+        """The beginning of the names of parameters that `get` makes."""
         return self._prefix
 
     def of_child(self, prefix: str) -> ParameterDict:

@@ -26,7 +26,7 @@ def active():
 
 
 class Statistics(_core.Scope):
-    """What the BatchNorm layers of one trace handed over.
+    """The statistics of the BatchNorm layers of one trace.
 
     Attributes
     ----------

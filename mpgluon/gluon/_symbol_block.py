@@ -54,7 +54,7 @@ class SymbolBlock(HybridBlock):
     Parameters
     ----------
     outputs : Symbol or list of Symbol
-        What it computes.
+        Its outputs.
     inputs : Symbol or list of Symbol
         The variables that are its inputs; the other ones are parameters.
     params : ParameterDict, optional

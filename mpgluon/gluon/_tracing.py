@@ -1,4 +1,4 @@
-"""What parameters stand for while a block is being traced, and how their unknown shapes are found.
+"""Parameters while a block is traced: the values they are then, and how unknown shapes are found.
 
 `current()` is None while blocks run eagerly. While a HybridBlock is traced it is an object with one
 method, ``parameter(param, ctx)``, which returns the traced array that stands for that copy of the
@@ -61,7 +61,7 @@ class Discovery(_graph_breaks.Tracer):
         return array
 
     def traced(self, inputs, outputs):
-        """What was traced, as a function of a list of arrays for `inputs` and those in `used`: it
+        """The traced code, as a function of a list of arrays for `inputs` and those in `used`: it
         gives what stands for `outputs` then, inside of another trace. None where that trace would
         differ from this one: where the block is cut, and where it has loops or branches, which are
         traced by themselves here."""

@@ -1,4 +1,4 @@
-"""What blocks are to the modules around them: nodes of a tree, with parameters, hooks and groups,
+"""Blocks as the modules around them see them: nodes of a tree, with parameters, hooks and groups,
 some of which are compiled.
 
 `Block` and `HybridBlock` inherit this state; other modules ask for it and change it by functions.
@@ -137,8 +137,8 @@ def set_group(block, group):
 
 
 def devices_of_groups(block):
-    """What says where groups are while the block runs: a dict of groups to devices, one for each
-    replica (`parallel._mesh.Replicas`), or None."""
+    """The devices of groups while the block runs: a dict of groups to devices, one for each replica
+    (`parallel._mesh.Replicas`), or None."""
     return block._group2ctx
 
 

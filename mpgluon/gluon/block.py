@@ -162,7 +162,7 @@ class Block(TreeNode):
 
     @property
     def prefix(self) -> str:
-        """What goes in front of the names of this block's parameters and children."""
+        """The beginning of the names of this block's parameters and children."""
         return self._prefix
 
     @property
@@ -530,8 +530,8 @@ class Block(TreeNode):
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def compiled(self) -> CompiledPrograms:
-        """What is compiled for this block and its descendants: programs, operators, copies and
-        bytes on each device.
+        """The compiled programs of this block and its descendants: operators, copies and bytes on
+        each device.
 
         Returns
         -------

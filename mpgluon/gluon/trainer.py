@@ -41,7 +41,7 @@ class Trainer:
     Parameters
     ----------
     params : ParameterDict, or dict or list of Parameter
-        What to update. Every parameter is initialized, or waits for its shape.
+        The parameters to update. Each is initialized, or waits for its shape.
     optimizer : str or Optimizer
         The optimizer, or its name, such as ``'adam'``.
     optimizer_params : dict, optional
@@ -253,7 +253,7 @@ class Trainer:
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _current_plan(self):
-        """What there is to update where, made anew when a parameter's arrays are others than
+        """The updates by device, made anew when a parameter's arrays are others than
         before."""
         plan, now = self._plan, changes[0]
         if plan is not None:
@@ -452,7 +452,7 @@ class Trainer:
         nd.save(fname, arrays)
 
     def _describe_states(self, arrays, names):
-        """What is saved of the states, for JSON; adds their arrays to `arrays`. names: of the
+        """The header of the saved states, for JSON; adds their arrays to `arrays`. names: of the
         parameters, by index."""
         shapes, counts = {}, {}
         for i, param in enumerate(self._params):
@@ -586,7 +586,7 @@ class _Group:
         self.ctx = ctx
         self.indices, self.grads, self.weights = [], [], []
         self.known = set()  # the indices
-        # What Updater.alike has made of them, for parts of that size
+        # Their lists, made by Updater.alike for parts of that size
         self.parts, self.size = (
             None,
             0,
@@ -780,7 +780,7 @@ def current_plan(trainer: Trainer) -> Any:
 def describe_states(
     trainer: Trainer, arrays: dict[str, nd.NDArray], names: dict[int, str]
 ) -> dict[str, Any]:
-    """What is saved of the optimizer's states, for JSON; adds their arrays to `arrays`. `names`: of
+    """The header of the saved states, for JSON; adds their arrays to `arrays`. `names`: of
     the parameters, by index."""
     return trainer._describe_states(arrays, names)
 

@@ -333,7 +333,7 @@ def download(
 
 
 class HookHandle(_core.Scope):
-    """What registering a hook returns; `detach`, or the end of a `with`, takes the hook off
+    """The handle of a registered hook; `detach`, or the end of a `with`, takes the hook off
     again."""
 
     def __init__(self, hooks: dict[Any, Any], hook: Callable[..., Any]) -> None:

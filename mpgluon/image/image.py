@@ -483,9 +483,9 @@ def color_normalize(
     src : NDArray
         The image, (height, width, channels), of float.
     mean : NDArray or None
-        What is taken off each channel.
+        The number taken off each channel.
     std : NDArray, optional
-        What each channel is divided by.
+        The number that each channel is divided by.
 
     Returns
     -------

@@ -206,7 +206,7 @@ class NDArrayIter(DataIter):
     shuffle : bool, default False
         Whether every epoch has another order (drawn with NumPy's generator).
     last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
-        What becomes of a last batch that isn't full: filled up from the beginning, left out, or
+        The treatment of a last batch that isn't full: filled up from the beginning, left out, or
         kept for the next epoch.
     data_name, label_name : str
         Names where none are given.

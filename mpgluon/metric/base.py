@@ -173,7 +173,7 @@ class EvalMetric:
         self.sum_metric = 0.0
 
     def _mean(self, total, instances):
-        """What is shown for a sum over `instances`."""
+        """The value shown for a sum over `instances`."""
         return total / instances
 
     def get(self) -> tuple[Any, Any]:

@@ -93,7 +93,7 @@ class BucketingModule(BaseModule):
         self._grad_req = "write"
 
     def _generated(self, key):
-        """What sym_gen gives; names that it leaves to the NameManager are the same for every
+        """The results of sym_gen; names that it leaves to the NameManager are the same for every
         bucket."""
         with NameManager():
             return self._sym_gen(key)
@@ -183,8 +183,8 @@ class BucketingModule(BaseModule):
     def switch_bucket(
         self, bucket_key: Any, data_shapes: DataShapes, label_shapes: DataShapes | None = None
     ) -> None:
-        """Makes a bucket the current one, binding it if it is new. What the former one kept for its
-        backward is given back."""
+        """Makes a bucket the current one, binding it if it is new. The memory that the former one
+        kept for its backward is given back."""
         self._require()
         module = self._bind_bucket(bucket_key, data_shapes, label_shapes)
         if self._curr_module is not module:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Module"]
 
 
-# What Module._exec_group shows
+# The value of Module._exec_group
 class ExecutorGroup(NamedTuple):
     """The executors of a module, a device each, and the names of what they share."""
 
@@ -182,7 +182,7 @@ class Module(BaseModule):
             self.save_optimizer_states(path)
             logging.info('Saved optimizer state to "%s"', path)
 
-    # What it is
+    # Properties
 
     @property
     def _exec_group(self):

@@ -163,7 +163,7 @@ class PythonLossModule(PythonModule):
     Parameters
     ----------
     name : str, default 'pyloss'
-        What the outputs' names begin with.
+        The beginning of the outputs' names.
     data_names, label_names : one name each
         Names of the inputs.
     grad_func : function, optional

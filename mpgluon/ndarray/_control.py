@@ -56,7 +56,7 @@ class _Steps(_core.Scope):
 
 
 def _tracer(arrays):
-    """What cuts the trace that ops on the arrays belong to; None when they run."""
+    """The tracer that cuts the trace which ops on the arrays belong to; None when they run."""
     return _graph_breaks.current() if any(array._in_trace for array in arrays) else None
 
 

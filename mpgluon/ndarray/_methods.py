@@ -87,7 +87,8 @@ def ___format__(self, spec: str) -> str:
 
 
 def __repr_html_(self) -> str:
-    """What notebooks show: the values, those in the middle left out, shape, dtype and device."""
+    """The array as notebooks show it: the values, those in the middle left out, shape, dtype and
+    device."""
     import html
 
     if self._traced:
@@ -99,8 +100,8 @@ def __repr_html_(self) -> str:
 
 
 def _array_interface(self) -> dict[str, Any]:
-    """What libraries from before the buffer protocol ask for: shape, type and memory, read-only.
-    Arrays of bfloat16, on a GPU or being traced have none."""
+    """The array interface of libraries from before the buffer protocol: shape, type and memory,
+    read-only. Arrays of bfloat16, on a GPU or being traced have none."""
     if self._traced or self.dtype is _core.bfloat16 or self.context.device_type == "gpu":
         raise AttributeError("__array_interface__: take x.asnumpy()")
     return {**np.asarray(self).__array_interface__, "data": memoryview(self)}

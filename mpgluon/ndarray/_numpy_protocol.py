@@ -189,7 +189,7 @@ def _copied(value):
 
 
 def _by_numpy(name, call, args, kwargs, gradient):
-    """What NumPy makes of copies of the values; NDArrays in ``out`` are written at the end."""
+    """NumPy's results for copies of the values; NDArrays in ``out`` are written at the end."""
     if gradient and _core.is_recording():
         _refuse_recorded(name, (*args, *kwargs.values()))
     out = kwargs.get("out")

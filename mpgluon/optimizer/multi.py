@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..optimizer.updater import Updater
 
-# What a subclass may have defined anew: then its own code runs.
+# Methods that a subclass may have defined anew: then its own code runs.
 _STEPS = (
     "update",
     "update_multi_precision",

@@ -248,7 +248,7 @@ class Optimizer:
     # --- State ---
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
-        """What the optimizer remembers of a weight: None, an array, or a tuple of these; it lies
+        """The state of a weight: None, an array, or a tuple of these; it lies
         where the weight lies."""
         return None
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Momentum(GroupedOptimizer):
-    """What SGD, NAG, LARS and LBSGD share: an optional momentum, and the state (momentum, float32
+    """The base of SGD, NAG, LARS and LBSGD: an optional momentum, and the state (momentum, float32
     copy) of 16-bit weights."""
 
     def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:

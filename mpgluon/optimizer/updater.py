@@ -71,7 +71,7 @@ class Updater:
     Parameters
     ----------
     optimizer : Optimizer
-        What computes the steps.
+        The optimizer that computes the steps.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class Updater:
         return parts
 
     def update_alike(self, device_id: int, parts: Iterable[Any]) -> None:
-        """What a call does, for lists that `alike` has made before."""
+        """A call, for lists that `alike` has made before."""
         self.optimizer.count_on(device_id)
         for indices, grads, weights in parts:
             self.prepare(indices, weights)

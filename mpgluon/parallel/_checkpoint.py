@@ -196,7 +196,7 @@ def save(
     extra : optional
         Anything else that JSON takes.
     background : bool, default False
-        Copy the arrays, each on its device, and write in a thread. What goes wrong is raised by
+        Copy the arrays, each on its device, and write in a thread. A failure is raised by
         ``wait()`` of the result, or by the next save into the directory.
     gather : bool, default False
         Write one file of whole arrays, which other programs can read, instead of one for each
@@ -703,8 +703,8 @@ class _Reader:
 
 
 def _overlap(axis, there, wanted, here):
-    """What one range of a piece of a file has of one range that is wanted: where it is in the piece
-    and where in the target, by axis; (None, None): nothing."""
+    """The overlap of a range in a part of a file with a range that is wanted: where it is in the
+    part and where in the target, by axis; (None, None): nothing."""
     if axis is not None and axis == wanted:
         low, high = max(there[1], here[1]), min(there[2], here[2])
         if low >= high:

@@ -386,7 +386,7 @@ class Mesh:
 
 
 class Replicas:
-    """What stands in for a group2ctx where there are several copies of a network: one dict for
+    """The group2ctx of a network with several copies: one dict for
     each.
 
     Parameters

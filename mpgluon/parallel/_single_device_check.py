@@ -35,7 +35,7 @@ def check_against_single_device(
         With initialised parameters, on any devices. Neither they, their gradients, moving
         statistics nor the random state change.
     *inputs
-        What the block is called with: arrays, or nested lists of them.
+        The arguments of the block: arrays, or nested lists of them.
     ctx : Context, default cpu(0)
         The one device. It must be able to hold the whole network.
     train : bool, default True

@@ -96,7 +96,7 @@ _default = None  # the transport of calls that name none; read from the environm
 
 
 def default_transport() -> str:
-    """What collectives go through that name no transport: MPGLUON_COLLECTIVES, or what `transport`
+    """The transport of collectives that name none: MPGLUON_COLLECTIVES, or the one that `transport`
     says."""
     global _default
     if _default is None:
@@ -206,7 +206,7 @@ def reduce(
     ctx : Context, optional
         Where the sum is; by default the first array's device.
     transport : {'auto', 'local', 'nccl'}, optional
-        What carries the data; see `all_reduce`.
+        The transport; see `all_reduce`.
 
     Returns
     -------
@@ -248,7 +248,7 @@ def reduce_scatter(
     axis : int, default 0
         The axis along which the sum is cut.
     transport : {'auto', 'local', 'nccl'}, optional
-        What carries the data; see `all_reduce`.
+        The transport; see `all_reduce`.
 
     Returns
     -------
@@ -286,7 +286,7 @@ def all_gather(
     axis : int, default 0
         The axis along which they are joined.
     transport : {'auto', 'local', 'nccl'}, optional
-        What carries the data; see `all_reduce`.
+        The transport; see `all_reduce`.
 
     Returns
     -------
@@ -329,7 +329,7 @@ def gather(
     axis : int, default 0
         The axis along which they are joined.
     transport : {'auto', 'local', 'nccl'}, optional
-        What carries the data; see `all_reduce`.
+        The transport; see `all_reduce`.
 
     Returns
     -------
@@ -378,7 +378,7 @@ def scatter(
     axis : int, default 0
         The axis along which it is cut.
     transport : {'auto', 'local', 'nccl'}, optional
-        What carries the data; see `all_reduce`.
+        The transport; see `all_reduce`.
 
     Returns
     -------
@@ -415,7 +415,7 @@ def broadcast(
     ctx : list of Context
         The devices.
     transport : {'auto', 'local', 'nccl'}, optional
-        What carries the data; see `all_reduce`.
+        The transport; see `all_reduce`.
 
     Returns
     -------
@@ -460,7 +460,7 @@ def all_to_all(
     concat_axis : int, default 0
         The axis along which parts are joined.
     transport : {'auto', 'local', 'nccl'}, optional
-        What carries the data; see `all_reduce`.
+        The transport; see `all_reduce`.
 
     Returns
     -------

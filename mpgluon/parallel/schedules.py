@@ -136,7 +136,7 @@ Times = Mapping[tuple[str, int], float] | Mapping[Action, float]  # of (kind, st
 
 
 class StageGraph:
-    """What a schedule must know of a pipeline.
+    """The facts of a pipeline that schedules are made from.
 
     Parameters
     ----------
@@ -627,7 +627,7 @@ def verify(
 
 
 class Simulation(typing.NamedTuple):
-    """What a table would take, in the unit of the times it was simulated with.
+    """The predicted times of a table, in the unit of the times it was simulated with.
 
     Attributes
     ----------
@@ -698,7 +698,7 @@ def simulate(
     phases : {'FB', 'F', 'B'}
         Whether the table is of a whole training step or of one pass only.
     transfer : number, or function of two stages
-        What passing results on to another device takes, in the same unit.
+        The time from a result to its being on another device, in the same unit.
 
     Returns
     -------

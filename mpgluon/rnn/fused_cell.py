@@ -46,7 +46,7 @@ class FusedRNNCell(BaseRNNCell):
     num_layers : int, default 1
         How many layers lie on each other.
     mode : {'rnn_relu', 'rnn_tanh', 'lstm', 'gru'}, default 'lstm'
-        What each layer computes.
+        The kind of the layers.
     bidirectional : bool, default False
         Whether each layer also runs backward in time.
     dropout : float, default 0
@@ -56,7 +56,7 @@ class FusedRNNCell(BaseRNNCell):
     forget_bias : float, default 1.0
         First value of the bias of an LSTM's forget gate.
     prefix : str, default the mode and an underscore
-        What the names of the weights begin with.
+        The beginning of the names of the weights.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
 

@@ -97,7 +97,7 @@ class BucketSentenceIter(DataIter):
     buckets : list of int, optional
         Lengths; by default all those that at least a batch of sentences has.
     invalid_label : int, default -1
-        What fills short sentences, and their labels.
+        The number that fills short sentences, and their labels.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     dtype : str, default 'float32'

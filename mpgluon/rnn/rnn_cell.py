@@ -97,7 +97,7 @@ class BaseRNNCell:
 
     @property
     def state_info(self) -> Sequence[dict[str, Any]]:
-        """What the states are: dicts with shape (0: the batch) and layout."""
+        """The descriptions of the states: dicts with shape (0: the batch) and layout."""
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
     @property
@@ -256,7 +256,7 @@ class RNNCell(_GatedCell):
     activation : str or function, default 'tanh'
         The function of the new state.
     prefix : str, default 'rnn_'
-        What the names of the weights begin with.
+        The beginning of the names of the weights.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
 
@@ -343,11 +343,11 @@ class LSTMCell(_GatedCell):
     num_hidden : int
         Features of the state, and of the output.
     prefix : str, default 'lstm_'
-        What the names of the weights begin with.
+        The beginning of the names of the weights.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
     forget_bias : float, default 1.0
-        What the forget gate's bias is initialized to.
+        The first value of the forget gate's bias.
 
     Examples
     --------
@@ -385,7 +385,7 @@ class GRUCell(_GatedCell):
     num_hidden : int
         Features of the state, and of the output.
     prefix : str, default 'gru_'
-        What the names of the weights begin with.
+        The beginning of the names of the weights.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
 
@@ -410,7 +410,7 @@ class GRUCell(_GatedCell):
 
 
 class _Composite(BaseRNNCell):
-    """What cells that are made of others have in common."""
+    """The base of cells that are made of others."""
 
     def __init__(self, params: RNNParams | None) -> None:
         self._cells: list[Any] = []
@@ -699,7 +699,7 @@ class BidirectionalCell(_Composite):
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
     output_prefix : str, default 'bi_'
-        What the names of the output's nodes begin with.
+        The beginning of the names of the output's nodes.
 
     Examples
     --------

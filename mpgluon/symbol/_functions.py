@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..symbol import Symbol
 
 
-# What arrays have instead of what nodes have, in docstrings.
+# Words of docstrings for arrays, with those for nodes.
 _OUT = "out : Symbol or list of them, optional\n    Arrays the results are written into.\n"
 _NODE = (
     "name : str, optional\n    The name of the node.\n"

@@ -43,7 +43,7 @@ NUMBERS = {name: int(number) for number, name in DTYPES.items()}
 
 
 def declared(node):
-    """What a variable says of its own shape and dtype."""
+    """The shape and dtype that a variable names itself."""
     shape, dtype = node.attrs.get("__shape__"), node.attrs.get("__dtype__")
     return parse_shape(shape) or None if shape is not None else None, DTYPES.get(
         dtype, None
@@ -91,7 +91,7 @@ class Inference:
     ----------
     entries : list of (Node, int)
     shapes, dtypes : dict of str to tuple, and to dtype name
-        What is known of variables, by name; it overrides what they say themselves.
+        Known shapes of variables, by name; they override the variables' own.
     train : bool
         The mode, for ops whose outputs depend on it.
     only : None, 'shape' or 'dtype'

@@ -1,5 +1,5 @@
-"""MXNet's NumPy-like symbols are not part of this package. What is here lets programs ask whether a
-symbol is one of them."""
+"""MXNet's NumPy-like symbols are not part of this package. Programs may ask whether a symbol is
+one of them."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ class Symbol(SymbolMethods, Entries):
         _core.write_file(fname, self.tojson(remove_amp_cast).encode())
 
     def debug_str(self) -> str:
-        """What the symbol is made of, node by node."""
+        """The nodes of the symbol, as text."""
         lines = ["Symbol Outputs:"]
         lines += [
             f"\toutput[{i}]={node.name}({index})" for i, (node, index) in enumerate(self._entries)
@@ -502,7 +502,7 @@ class Symbol(SymbolMethods, Entries):
 
     @property
     def handle(self) -> Any:
-        """What stands for MXNet's handle: the entries."""
+        """The entries, in place of MXNet's handle."""
         return self._entries
 
     # Operators
@@ -599,7 +599,7 @@ def var(
     attr : dict of str, optional
         Attributes.
     shape : tuple of int, optional
-        With 0 for unknown sizes. What is given to inference and `simple_bind` overrides it.
+        With 0 for unknown sizes. A shape given to inference or `simple_bind` overrides it.
     lr_mult, wd_mult : float, optional
         Factors on learning rate and weight decay.
     dtype : str or dtype, optional

@@ -228,11 +228,11 @@ def assert_almost_equal(
     Parameters
     ----------
     a, b : NDArray, numpy.ndarray, list or number
-        What are compared.
+        The arrays to compare.
     rtol, atol : float, dict of dtype to float, or None
         By default the tolerances of the less precise dtype: `default_rtols`, `default_atols`.
     names : two str
-        What the message calls the arrays.
+        The names of the arrays in the message.
     equal_nan : bool, default False
         Whether NaN equals NaN.
     use_broadcast : bool, default True

@@ -136,11 +136,11 @@ def check_symbolic_forward(
     Parameters
     ----------
     sym : Symbol
-        What is computed.
+        The symbol or function to compute.
     location : list of arrays, or dict by name
         All arguments.
     expected : list of arrays, or dict by the name of the output
-        What the outputs should be.
+        The expected outputs.
     rtol, atol : float, optional
         See `assert_almost_equal`.
     aux_states : list of arrays, or dict by name, optional
@@ -150,7 +150,7 @@ def check_symbolic_forward(
     equal_nan : bool, default False
         Whether NaN equals NaN.
     dtype : default float32
-        What NumPy's arrays are converted to; "asnumpy": their own dtype.
+        The dtype that NumPy's arrays are converted to; "asnumpy": their own dtype.
 
     Returns
     -------
@@ -192,7 +192,7 @@ def check_symbolic_backward(
     expected : list of arrays, or dict by the name of the argument
         A dict may leave arguments out.
     grad_req : str, list of str, or dict of str to str, default "write"
-        "write", "add" or "null" of each argument. What the gradients' arrays hold before is random.
+        "write", "add" or "null" of each argument. The gradients' arrays hold random numbers before.
     grad_stypes : dict of str to str, optional
         Only "default": arrays are dense.
 
@@ -445,7 +445,7 @@ def check_speed(
     N : int, default 20
         How many runs are measured, after one that is not.
     grad_req : str, list of str, or dict of str to str, default "write"
-        What becomes of the gradients: "write", "add" or "null".
+        How the gradients are stored: "write", "add" or "null".
     typ : {"whole", "forward"}
         Forward and backward, or forward alone. A function has no backward here.
     **kwargs
@@ -565,7 +565,7 @@ def check_consistency(
     Parameters
     ----------
     sym : Symbol, or one for each context
-        What is computed.
+        The symbol or function to compute.
     ctx_list : list of dict
         What `Symbol.simple_bind` takes, as ``{"ctx": mx.cpu(0), "data": (2, 3), "type_dict":
         {"data": "float32"}}``.
@@ -587,7 +587,7 @@ def check_consistency(
     use_uniform : bool, default False
         Whether random arguments are uniform and not normal.
     rand_type : default float64
-        What random arguments are rounded to.
+        The dtype that random arguments are rounded to.
 
     Returns
     -------

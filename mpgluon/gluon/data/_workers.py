@@ -133,7 +133,7 @@ def _receive(connection):
 
 
 class RemoteError(Exception):
-    """What a worker says of an exception: its class, text and traceback."""
+    """The description of an exception by a worker: its class, text and traceback."""
 
 
 def _describe(error):
@@ -189,7 +189,7 @@ def _work(connection, to_close, dataset, batchify, parent):
 class WorkerPool:
     """Forked processes that make batches. Used by one thread of one process at a time.
 
-    What is made lands in the round (`dataloader.Round`) that asked for it; where that is gone, it
+    A batch lands in the round (`dataloader.Round`) that asked for it; where that is gone, it
     is dropped. After a worker died, the pool is closed and `get` raises.
     """
 

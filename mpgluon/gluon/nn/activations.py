@@ -67,7 +67,7 @@ class LeakyReLU(Layer):
 
     @property
     def slope(self) -> float:
-        """What negative elements are multiplied by."""
+        """The factor of negative elements."""
         return self._alpha
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:

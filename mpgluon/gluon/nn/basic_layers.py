@@ -38,7 +38,7 @@ __all__ = [
 
 
 class _Stack:
-    """What both sequential containers have in common."""
+    """The base of both sequential containers."""
 
     def add(self, *blocks: Block) -> None:
         """Appends blocks."""
@@ -298,7 +298,7 @@ class Embedding(Layer):
 
 
 class _Norm(Layer):
-    """What normalisation layers have in common: a scale `gamma` and an offset `beta` for each
+    """The base of normalisation layers: a scale `gamma` and an offset `beta` for each
     channel."""
 
     def _make_scale(

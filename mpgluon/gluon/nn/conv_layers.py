@@ -226,7 +226,7 @@ class _ConvTranspose(_Conv):
     Parameters
     ----------
     output_padding : int or tuple of int, default 0
-        What is added to one side of the output.
+        Elements added to one side of each spatial axis of the output.
     weight_initializer : Initializer or str, optional
         First values of `weight`; by default those that ``initialize`` is given.
     bias_initializer : Initializer or str, default 'zeros'

@@ -63,7 +63,7 @@ class RecurrentCell(Block):
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
     def _step_name(self):
-        """What the names of the coming step's nodes begin with, where cells are called on
+        """The beginning of the names of the coming step's nodes, where cells are called on
         symbols."""
         self._counter += 1
         return f"t{self._counter}_"

@@ -326,7 +326,7 @@ class GRUCell(_GatedCell):
 
 
 class _CellStack:
-    """What both stacks of cells have in common."""
+    """The base of both stacks of cells."""
 
     def __repr__(self) -> str:
         lines = "\n".join(
@@ -626,7 +626,7 @@ class BidirectionalCell(HybridRecurrentCell):
     l_cell, r_cell : RecurrentCell
         The cells that run forward and backward.
     output_prefix : str, default 'bi_'
-        What the names of the output's nodes begin with.
+        The beginning of the names of the output's nodes.
 
     Examples
     --------

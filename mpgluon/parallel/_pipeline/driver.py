@@ -1,4 +1,5 @@
-"""What queues the passes of a pipeline's run, by its schedule and within the devices' memory."""
+"""The driver of a pipeline's run: it queues passes by the schedule and within the devices'
+memory."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def _check_memory(peaks, advice):
         # Arrays that nothing reaches any more count as free
         if needed > stats["limit"] - stats["in_use"] and gc.collect():
             stats = memory_stats(ctx)
-        # What is cached goes back to the system when it is asked for more
+        # Cached memory goes back to the system when it is asked for more
         left = max(stats["limit"] - stats["in_use"], 0)
         if needed > left:
             raise schedules.ScheduleError(
@@ -45,7 +46,8 @@ ALL_AT_ONCE = (
 )
 
 
-# What passes of a run are queued by; peaks: the most bytes on each device, from the run's begin on.
+# The plan that passes of a run are queued by; peaks: the most bytes on each device, from the run's
+# begin on.
 Prepared = collections.namedtuple("Prepared", "stages table items peaks")
 
 

@@ -66,7 +66,7 @@ class Pipeline:
         that becomes it in the next micro-batch. By default ``{1: 1}``: the block is called as
         ``net(x, states)`` and returns ``(out, states)``.
     statistics : {'micro_batch', 'batch'}, default 'micro_batch'
-        What BatchNorm's running averages are made of: updated by every micro-batch in turn, or
+        The batches of BatchNorm's running averages: updated by every micro-batch in turn, or
         once, by the mean and variance of the whole batch, put together from those of the
         micro-batches. Either way a micro-batch is normalised by its own statistics in training, so
         that it need not wait for the others; results and gradients are the same bits. 'batch' is
@@ -194,8 +194,8 @@ class Pipeline:
         )
 
     def report(self) -> Report:
-        """What the last step took: a `Report`. Waits for the step to end. MXNetError when nothing
-        has run."""
+        """The times of the last step: a `Report`. Waits for the step to end. MXNetError when
+        nothing has run."""
         if self._last is None:
             raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
         return Report(*self._last)
@@ -205,7 +205,7 @@ class Pipeline:
         self._last = run
 
     def last_run(self) -> tuple[Any, ...] | None:
-        """What was queued last: (its times, a `Prepared`, phases)."""
+        """The last run: (its times, a `Prepared`, phases)."""
         return self._last
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -220,8 +220,8 @@ class Pipeline:
 
 
 class Expected:
-    """What a plan says of a pipeline: the devices of its stages, and (kind, stage) -> seconds of
-    one micro-batch's passes."""
+    """The predictions of a plan for a pipeline: the devices of its stages, and (kind, stage) ->
+    seconds of one micro-batch's passes."""
 
     def __init__(self, contexts: list[Context], times: dict[Any, float]) -> None:
         self.contexts: list[Context] = contexts
@@ -261,7 +261,7 @@ class Entry:
         self.compared = False  # for two sizes of a micro-batch
         self.misshapen = None  # number and shape of a result that lacks the axis
         self.copied = ()  # results that must be copied to have memory of their own
-        # What BatchNorm layers handed over in the last trace
+        # The statistics of BatchNorm layers in the last trace
         # (_running_statistics.Statistics.layers)
         self.statistics = []
         self.updates = {}  # sizes of micro-batches -> _running_statistics.Update
@@ -691,7 +691,7 @@ class PipelinedCall:
         return 0  # signatures are kept as long as the block
 
     def entries(self, path: str) -> list[dict[str, Any]]:
-        """What is compiled, as dicts (see `CompiledPrograms`): one for each signature."""
+        """The compiled programs, as dicts (see `CompiledPrograms`): one for each signature."""
         return [
             entry.describe(path, self._exact) for entry in self._entries.values() if entry.tables
         ]

@@ -1,4 +1,4 @@
-"""What a pipeline's step took, beside what was planned."""
+"""The measured times of a pipeline's step, beside the planned ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Report(Tabular):
         The same for the schedule on paper, with the mean measured time of each action and no time
         for transfers.
     bytes_copied : dict of Context to int
-        What each device sent to others.
+        The bytes that each device sent to others.
     times : dict of (kind, stage) to float
         Mean seconds of the actions.
     costs : dict of Action to float
@@ -167,7 +167,7 @@ class Report(Tabular):
             own = alike[stages.alike(action)]
             self.costs[action] = sum(own) / len(own)
         planned = schedules.simulate(table, stages.graph, micro_batches, self.costs, phases)
-        # What a micro-batch lacks does not run, and is in neither timeline.
+        # Actions that a micro-batch lacks do not run, and are in neither timeline.
         spans = {a: span for a, span in planned.spans.items() if a in self.spans}
         self.planned = planned._replace(spans=spans)
         self.planned_bubble = planned.bubble

@@ -135,7 +135,7 @@ class Stages:
             if len(groups) > count and groups[0][0] is not None and _sends(segments[groups[0][0]]):
                 groups[0][0] = None
                 groups = groups if groups[0][1] else groups[1:]
-            # What is deferred needs no stage of its own.
+            # Deferred passes need no stage of their own.
             alone = [g for g in range(1, len(groups)) if groups[g][0] is None]
             for g in reversed(alone[: max(len(groups) - count, 0)]):
                 groups[g - 1][1] += groups.pop(g)[1]
@@ -224,7 +224,7 @@ class Stages:
         return found
 
     def _unit_durations(self, count, deferred):
-        """What each action is taken to last, of stages that are equally heavy: those that only
+        """Assumed durations of the actions of stages that are equally heavy: those that only
         send take next to nothing."""
         durations = {}
         for k in range(self.micro_batches):
@@ -265,7 +265,7 @@ class Stages:
         return Action("B", s, k) if whole else action
 
     def alike(self, action: Action) -> Any:
-        """What is the same for actions of micro-batches that do the same."""
+        """A key that actions of micro-batches share if they do the same."""
         return action.kind, action.stage, tuple(self._ops(action))
 
     def placement(self) -> list[Context]:
@@ -313,7 +313,7 @@ class Stages:
             phase, micro_batch, segments = self.segments_of(action)
             for segment in segments:
                 queue((phase, micro_batch, segment), action.stage)
-        # What only receives (a result that is moved), and sends what nobody takes: behind
+        # A stage that only receives (a moved result), and sends to nobody: behind
         # everything.
         for phase, described in enumerate((self.forward, self.backward)):
             if "FB"[phase] in phases:
@@ -368,8 +368,8 @@ class Stages:
         }
 
     def describe(self) -> list[dict[str, Any]]:
-        """What each stage does for one micro-batch: a list of dicts of device, blocks, operators of
-        each kind of action, copies and bytes sent."""
+        """The work of each stage for one micro-batch: a list of dicts of device, blocks, operators
+        of each kind of action, copies and bytes sent."""
         result = []
         for s, name in enumerate(self.names):
             row = {

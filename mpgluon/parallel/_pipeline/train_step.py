@@ -142,7 +142,7 @@ class TrainStep:
         return self._pipeline
 
     def compiled(self) -> CompiledPrograms:
-        """What is compiled: stages, programs, operators, copies and planned bytes, as
+        """The compiled programs: stages, operators, copies and planned bytes, as
         `HybridBlock.compiled` tells them."""
         return CompiledPrograms(
             [
@@ -166,11 +166,11 @@ class TrainStep:
         data : NDArray or list of NDArray
             The inputs of the network, the whole batch of each.
         labels : NDArray or list of NDArray
-            What the loss is called with beside the network's outputs.
+            The arguments of the loss beside the network's outputs.
         states : NDArray or nested list, optional
             Along time: what the first micro-batch starts from.
         batch_size : int, optional
-            What the trainer divides gradients by; by default the number of samples.
+            The number that gradients are divided by; by default the number of samples.
 
         Returns
         -------

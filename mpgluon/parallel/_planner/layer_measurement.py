@@ -268,7 +268,7 @@ class _Bench:
         return saved, max(working), working[0]
 
     def same_as(self):
-        """What a layer of the same cost has in common."""
+        """The facts that layers of the same cost share."""
         _, (stages, *_), phases = self.pipeline.last_run()
         described = (stages.forward[0], *(stages.backward[:1] if stages.backward else []))
         ops = [

@@ -1,4 +1,4 @@
-"""What the layers of a network take on each device: the measurements that a plan is made from.
+"""The costs of a network's layers on each device: the measurements that a plan is made from.
 
 A layer is a child of a HybridSequential (nested ones are opened), a branch of a container of
 branches, or a child of the network in the order of calls. Each is compiled alone, for the shapes it
@@ -44,8 +44,8 @@ NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
 # made; None where the compiled stages are others than planned; and seconds from the first stage's
 # begin to the last one's end.
 class Trial(NamedTuple):
-    """What running a plan took: seconds of a step, bytes by device, times of the stages' passes,
-    and the makespan that is expected of those."""
+    """The measurements of a plan that was run: seconds of a step, bytes by device, times of the
+    stages' passes, and the makespan that is expected of those."""
 
     seconds: Any
     memory: Any
@@ -368,7 +368,7 @@ class Profile(SavedAsJson, Tabular):
 
 
 def key_of(candidate: Any) -> tuple[Any, int, str]:
-    """What a `Candidate` is kept by: (placement, micro-batches, schedule)."""
+    """The key of a `Candidate`: (placement, micro-batches, schedule)."""
     return candidate.placement, candidate.micro_batches, candidate.schedule
 
 

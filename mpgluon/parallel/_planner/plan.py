@@ -71,9 +71,9 @@ def plan(
         Bytes that each device has for parameters, gradients, optimizer states and micro-batches
         under way. By default the limits set by `mx.context.set_memory_limit`, where there are such.
     micro_batches : int or list of int, optional
-        What may be chosen; by default 1, 2 and 4 times the number of devices.
+        The numbers that may be chosen; by default 1, 2 and 4 times the number of devices.
     schedules : list of str, optional
-        What may be chosen; by default all.
+        The names that may be chosen; by default all.
     loss : callable, optional
         ``loss(outputs, *labels)``, as for `TrainStep`; measured with the last layer.
     labels : NDArray or list of NDArray
@@ -519,7 +519,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         return net
 
     def compare(self, report: Report) -> Comparison:
-        """What was predicted beside what a `Report` of the pipeline measured: a `Comparison`."""
+        """The predictions beside the measurements of the pipeline's `Report`: a `Comparison`."""
         if not isinstance(report, Report):
             raise TypeError(
                 "Plan.compare: report must be what pipeline.report() gives, not "

@@ -217,7 +217,7 @@ class Search:
         worst = self.over(candidate)
         return worst if worst[0] > 0 else (0, None, 0)
 
-    # What is looked at
+    # The candidates
 
     def _sequences(self, rounds=1):
         """Orders of devices, without those that differ by devices that are alike."""
@@ -441,8 +441,8 @@ class Search:
         first. Their tables are those of stages that are equally heavy, so that the list depends on
         bytes alone.
 
-        Of very many placements those are taken which need least for one micro-batch. What differs
-        from the first by one thing is looked at, too, as long as that needs less.
+        Of very many placements those are taken which need least for one micro-batch. Candidates
+        that differ from the first by one thing are looked at, too, as long as one needs less.
         """
         found, seen = {}, set()
 

@@ -27,8 +27,8 @@ FINALISTS, CLOSE = (
     3,
     1.1,
 )
-# What is run beyond the search's own choice: predicted to take at most so much longer, and for so
-# many seconds in all
+# Plans that are run beside the search's own choice: predicted to take at most so much longer, and
+# for so many seconds in all
 NEAR, ENOUGH = (
     1.1,
     20.0,
@@ -157,7 +157,7 @@ def _has_room(profile, candidate):
 class _Trial:
     """A plan that is run on a copy of the network.
 
-    What disturbs a step makes it longer, so the quickest is the one that says most about the plan:
+    A disturbance makes a step longer, so the quickest is the one that says most about the plan:
     ``seconds``. Likewise of each pass of each micro-batch the quickest counts.
     """
 
@@ -222,7 +222,7 @@ class _Trial:
         return {key: sum(values) / len(values) for key, values in found.items()}
 
     def result(self):
-        """What is kept of it."""
+        """The part of it that is kept."""
         return Trial(
             self.seconds,
             [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices],

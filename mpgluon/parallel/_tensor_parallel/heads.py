@@ -149,7 +149,7 @@ class _Run:
 
     def block(self, rank):
         """The block for a device's run."""
-        # What the run has had of each
+        # How many of each the run has used
         so_far = {
             "parts": 0,
             "shared": 0,
@@ -167,7 +167,7 @@ class _Run:
         )
 
     def child(self, name, child, rank, so_far):
-        """What stands in for a child."""
+        """The stand-in of a child."""
         if name in self.layer._inputs:
             return lambda x: self.projection(child, x, rank, so_far)
         if name == self.layer._output:

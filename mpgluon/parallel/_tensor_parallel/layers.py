@@ -42,7 +42,7 @@ __all__ = [
 
 
 class SplitLayer(HybridBlock):
-    """What layers that are split over devices have in common.
+    """The base of layers that are split over devices.
 
     Parameters
     ----------
@@ -484,7 +484,7 @@ class VocabParallelSoftmaxCELoss(Loss):
 
     Called as ``loss(logits, label)`` with the list that `ColumnParallelDense` gives with
     ``gather_output=False``, and labels that are class indices, on any device. The result is where
-    the labels are. What passes between devices is one number a row: the largest logit, the sum of
+    the labels are. One number a row passes between devices: the largest logit, the sum of
     exponentials and the label's logit.
 
     Parameters

@@ -156,7 +156,7 @@ class ShardedParameter(HomeParameter):
     axis, index, count : int
         The parameter is split along `axis` into `count` parts; this is part `index`.
     ranges : list of (int, int)
-        What the part consists of, along `axis` of the whole: one range or, of gates and of queries,
+        The rows of the part, along `axis` of the whole: one range or, of gates and of queries,
         keys and values in one, several.
     homes : list of Context
         Where it lives: one device, or one in each replica.

@@ -111,7 +111,7 @@ def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]
 
 
 def _take_over(old, new):
-    """What the old layer's parameters were set to, and their values where they have some."""
+    """The settings of the old layer's parameters, and their values where they have some."""
     for name, param in own_parameters(old).items():
         parts = [
             p
@@ -201,7 +201,7 @@ def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) ->
 def matches(
     net: Block, plan: dict[str, Any], who: str
 ) -> dict[Block, tuple[str, str, dict[str, Any]]]:
-    """What a plan of name patterns splits: layer -> (path, kind, options)."""
+    """The layers that a plan of name patterns splits: layer -> (path, kind, options)."""
     rules = []
     for pattern, how in plan.items():
         kind, options = how if isinstance(how, tuple) else (how, {})
@@ -276,7 +276,7 @@ def _divide_heads(block, path, options, work, who):
 
 
 def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str, Any]]]:
-    """What there is to split over `count` devices: every layer that can be, and is large enough; as
+    """The layers to split over `count` devices: each that can be, and is large enough; as
     `matches` gives it."""
     shared, work = set(_shared(net)), {}
     for _, _, path, layer in walk(net):

@@ -1,4 +1,4 @@
-"""What estimators and handlers share: checks of metrics."""
+"""Checks of metrics, for estimators and handlers."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
     mode : {"auto", "min", "max"}
         Which values are better; "auto": the greater ones of accuracies and F1, else the smaller.
     baseline : float, optional
-        What the first epochs are compared with.
+        The value that the first epochs are compared with.
 
     Examples
     --------

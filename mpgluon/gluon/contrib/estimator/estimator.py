@@ -64,7 +64,7 @@ class Estimator:
     Parameters
     ----------
     net : Block
-        What is trained.
+        The network to train.
     loss : gluon.loss.Loss
         Of predictions and labels; ValueError for others.
     train_metrics, val_metrics : EvalMetric or list of them, optional

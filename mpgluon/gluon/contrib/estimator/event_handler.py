@@ -1,5 +1,5 @@
-"""What takes part in a training loop. A handler has a method for each event of whose classes it is:
-`TrainBegin`, `EpochBegin`, `BatchBegin`, `BatchEnd`, `EpochEnd`, `TrainEnd`."""
+"""Handlers: the parts of a training loop. A handler has a method for each event of whose classes it
+is: `TrainBegin`, `EpochBegin`, `BatchBegin`, `BatchEnd`, `EpochEnd`, `TrainEnd`."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
     log_interval : int or "epoch", default "epoch"
         After how many batches there is a line, beside those of epochs. ValueError for others.
     metrics : EvalMetric or list of them, optional
-        What is logged.
+        The metrics to log.
     priority : float, default infinity
         Handlers of lower numbers come first.
 
@@ -300,7 +300,7 @@ class ProgressBarHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd):
     Parameters
     ----------
     metrics : EvalMetric or list of them, optional
-        What stands behind the bar.
+        The text behind the bar.
     disable : bool, optional
         Whether there is no bar; by default where the standard error is no terminal.
     priority : float, default 1000

@@ -25,7 +25,7 @@ def _each(value, dims, what):
 
 
 class _ConvCell(HybridRecurrentCell):
-    """What the cells have in common."""
+    """The base of the cells."""
 
     _gates = 1
     _states = 1

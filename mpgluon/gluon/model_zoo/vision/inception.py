@@ -50,7 +50,7 @@ def _split_branch(*convolutions):
     return _sequence(trunk, parts)
 
 
-# What is said of sizes is for images of 299x299. (1, 7) and (7, 1) convolutions keep the size.
+# Sizes in comments are for images of 299x299. (1, 7) and (7, 1) convolutions keep the size.
 _ROW, _COLUMN = ((1, 7), 1, (0, 3)), ((7, 1), 1, (3, 0))
 
 
