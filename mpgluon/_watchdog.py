@@ -41,7 +41,7 @@ class _Watchdog:
                 and time.monotonic() - since >= self.seconds
                 and _core.engine_mode() != "shuffle"
             ):
-                told = True  # once for each time that everything stands still
+                told = True  # once for each time that nothing moves
                 print(describe(standing, time.monotonic() - since), file=sys.stderr, flush=True)
 
 

@@ -609,7 +609,7 @@ _GATES = {
 
 @register
 class FusedRNN(Initializer):
-    """Fills the one vector of parameters of the `RNN` operator piece by piece.
+    """Fills the one vector of parameters of the `RNN` operator weight by weight.
 
     `init` (an initializer, its `dumps()` text, or None for the net's own) fills each weight and
     bias under a name as "l0_i2h_f_weight"; forget gates of an LSTM get `forget_bias`. `mode` is
@@ -653,8 +653,8 @@ class FusedRNN(Initializer):
         self._forget_bias = forget_bias
 
     def _pieces(self, size):
-        """(name, shape) of each piece, in the order they lie in the vector: all weights, then all
-        biases."""
+        """(name, shape) of each weight and bias, in the order they lie in the vector: all weights,
+        then all biases."""
         hidden, layers, gates = self._num_hidden, self._num_layers, _GATES[self._mode]
         directions = ("l", "r") if self._bidirectional else ("l",)
         count = len(directions)

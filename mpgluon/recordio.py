@@ -37,7 +37,7 @@ _LENGTH_BITS = 29
 
 
 def _parts(data):
-    """The pieces of a record between the magic numbers in it."""
+    """The parts of a record between the magic numbers in it."""
     begin = at = 0
     while (at := data.find(_MAGIC, at)) >= 0:
         if at % 4:

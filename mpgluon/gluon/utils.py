@@ -41,18 +41,18 @@ _get_repo_file_url = repository_file_url
 def split_data(
     data: NDArray, num_slice: int, batch_axis: int = 0, even_split: bool = True
 ) -> list[NDArray]:
-    """Splits `data` along `batch_axis` into `num_slice` pieces.
+    """Splits `data` along `batch_axis` into `num_slice` slices.
 
     Parameters
     ----------
     data : NDArray
         The batch, of any shape.
     num_slice : int
-        How many pieces.
+        How many slices.
     batch_axis : int, default 0
         The axis that is split.
     even_split : bool, default True
-        Whether the pieces must be of one size. Otherwise the first pieces are longer by one than
+        Whether the slices must be of one size. Otherwise the first slices are longer by one than
         the last, as many of them as it takes.
 
     Returns
@@ -62,7 +62,7 @@ def split_data(
     Raises
     ------
     ValueError
-        When there are fewer elements along the axis than pieces, or they don't divide evenly and
+        When there are fewer elements along the axis than slices, or they don't divide evenly and
         should.
 
     Examples
@@ -102,16 +102,16 @@ def split_and_load(
     batch_axis: int = 0,
     even_split: bool = True,
 ) -> list[NDArray]:
-    """Splits `data` (NDArray or anything ``nd.array`` takes) along `batch_axis`, one piece for each
+    """Splits `data` (NDArray or anything ``nd.array`` takes) along `batch_axis`, one slice for each
     device of `ctx_list`.
 
-    `ctx_list` may be a `mpgluon.parallel.Mesh`: one piece for each of its replicas, on the device
+    `ctx_list` may be a `mpgluon.parallel.Mesh`: one slice for each of its replicas, on the device
     of the first stage.
 
     Returns
     -------
     list of NDArray
-        Piece i lies on ``ctx_list[i]``.
+        Slice i lies on ``ctx_list[i]``.
 
     Examples
     --------
@@ -124,8 +124,8 @@ def split_and_load(
         return ctx_list.split_and_load(data, batch_axis, even_split)
     if not isinstance(data, nd.NDArray):
         data = nd.array(data, ctx=ctx_list[0])
-    pieces = split_data(data, len(ctx_list), batch_axis, even_split)
-    return [piece.as_in_context(ctx) for piece, ctx in zip(pieces, ctx_list)]
+    slices = split_data(data, len(ctx_list), batch_axis, even_split)
+    return [part.as_in_context(ctx) for part, ctx in zip(slices, ctx_list)]
 
 
 def clip_global_norm(

@@ -56,7 +56,7 @@ def _along(values, axis, indices, weights):
 
 
 def _averages(values, axis, new):
-    """The averages of `new` equal pieces of an axis, by its sums up to each place."""
+    """The averages of `new` equal parts of an axis, by its sums up to each place."""
     size = values.shape[axis]
     sums = np.cumsum(values, axis, dtype=np.float64)
     sums = np.concatenate([np.zeros_like(sums.take([0], axis)), sums], axis)

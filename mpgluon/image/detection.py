@@ -182,7 +182,7 @@ def _areas(boxes):
 
 
 class _RandomRectangle(DetAugmenter):
-    """What cropping and padding share: a random rectangle about the image or in it."""
+    """The base of cropping and padding: a random rectangle about the image or in it."""
 
     def __init__(
         self, aspect_ratio_range: Range, area_range: Range, max_attempts: int, **others: Any

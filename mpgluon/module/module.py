@@ -330,7 +330,7 @@ class Module(BaseModule):
             self.borrow_optimizer(shared_module)
 
     def _grad_requests(self, grad_req):
-        """What becomes of the gradient of each argument, by name."""
+        """The request for the gradient of each argument, by name."""
         arguments = self._symbol.list_arguments()
         if isinstance(grad_req, str):
             grad_req = dict.fromkeys(arguments, grad_req)

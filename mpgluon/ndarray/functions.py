@@ -494,7 +494,7 @@ def split_v2(
     axis: int = 0,
     squeeze_axis: bool = False,
 ) -> NDArray | Any:
-    """The array in pieces along ``axis``: so many equal ones, or cut before each of the given
+    """The array in parts along ``axis``: so many equal ones, or cut before each of the given
     indices. A list, or one array.
 
     Examples

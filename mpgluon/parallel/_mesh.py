@@ -172,7 +172,7 @@ class Mesh:
     def split_and_load(
         self, data: Any, batch_axis: int = 0, even_split: bool = True, stage: int = 0
     ) -> list[nd.NDArray]:
-        """One piece of `data` for each replica, on the replica's device of that stage (-1: the
+        """One slice of `data` for each replica, on the replica's device of that stage (-1: the
         last, where labels belong).
 
         ``gluon.utils.split_and_load(data, mesh)`` is the same for inputs.
@@ -187,7 +187,7 @@ class Mesh:
             Whether a batch that can't be divided evenly is an error; else the first replicas get a
             row more.
         stage : int, default 0
-            The stage on whose devices the pieces are put; negative numbers count from the end.
+            The stage on whose devices the slices are put; negative numbers count from the end.
 
         Returns
         -------
@@ -209,8 +209,8 @@ class Mesh:
         if not isinstance(data, nd.NDArray):
             data = nd.array(data, ctx=devices[0])
         return [
-            piece.as_in_context(ctx)
-            for piece, ctx in zip(split_data(data, len(devices), batch_axis, even_split), devices)
+            part.as_in_context(ctx)
+            for part, ctx in zip(split_data(data, len(devices), batch_axis, even_split), devices)
         ]
 
     # Networks

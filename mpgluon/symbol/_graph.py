@@ -1,9 +1,9 @@
-"""Nodes of symbols, and walks over them.
+"""Nodes of symbols, and their traversal.
 
 A node is a variable (``call`` None) or an op with its parameters (`_core.OpCall`) and inputs. An
 entry is a ``(node, index)`` pair: one output of a node; a symbol is a list of entries. Nodes are
 shared between symbols; only names and attributes of a node ever change after it is made, and
-composition works on copies. All walks are iterative: chains may be very deep.
+composition works on copies. All traversals are iterative: chains may be very deep.
 """
 
 from .. import _core, _device_groups

@@ -207,7 +207,7 @@ def split_v2(
     axis: int = 0,
     squeeze_axis: bool = False,
 ) -> Symbol:
-    """The pieces along ``axis``: so many equal ones, or cut before each of a tuple of indices.
+    """The parts along ``axis``: so many equal ones, or cut before each of a tuple of indices.
 
     Examples
     --------

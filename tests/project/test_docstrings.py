@@ -4,6 +4,7 @@ docs/settings.md."""
 import importlib
 import inspect
 import os
+import pathlib
 import pkgutil
 import re
 
@@ -103,6 +104,14 @@ def test_parameters_of_optimizers_and_metrics(module):
             parameters = [one for one in inspect.signature(kind).parameters if one != "args"]
             missing += [f"{name}: {one}" for one in parameters if one not in entries]
     assert not missing, missing
+
+
+def test_docstrings_open_with_a_noun_or_a_verb():
+    """Not with "What": a name for the thing can be searched for."""
+    opening = re.compile(r'(?:"""|^ *# )What [a-z]', re.M)
+    files = sorted(pathlib.Path(ROOT, "mpgluon").glob("**/*.py"))
+    found = [str(path) for path in files if opening.search(path.read_text(encoding="utf-8"))]
+    assert files and not found, "\n".join(found)
 
 
 def test_this_test():

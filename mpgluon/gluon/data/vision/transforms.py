@@ -1,4 +1,4 @@
-"""What is done to images before they become batches. All are blocks; those that are HybridBlocks
+"""Transforms of images before they become batches. All are blocks; those that are HybridBlocks
 run on any device, and can be hybridized."""
 
 from __future__ import annotations
