@@ -209,9 +209,20 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
 def dumps(
     reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False
 ) -> str:
-    """A table of the time per device and op (``format='json'``: the same as JSON): calls, total,
-    mean, least and most milliseconds, sorted by ``sort_by`` ('total', 'avg', 'min', 'max' or
-    'count').
+    """A table of the time per device and op: calls, total, mean, least and most milliseconds.
+
+    Parameters
+    ----------
+    reset : bool, default False
+        Whether to forget the events then; recording goes on as before.
+    format : {'table', 'json'}, default 'table'
+        'json' gives an object as MXNet does, ``["Time"]["operator"]["dot"]["Count"]``, with copies,
+        waits and programs beside the ops, and tasks, frames and events under the names of their
+        domains. ``["Devices"]["cpu(0)"]`` has what ran on one device.
+    sort_by : {'total', 'avg', 'min', 'max', 'count'}, default 'total'
+        The column that rows are sorted by.
+    ascending : bool, default False
+        Whether the least comes first.
 
     Examples
     --------
@@ -226,27 +237,50 @@ def dumps(
     columns = ("count", "total", "avg", "min", "max")
     if sort_by not in columns:
         raise ValueError(f"profiler.dumps: sort_by is one of {', '.join(columns)}, not {sort_by!r}")
-    groups = {}
+    groups, kinds = {}, {}  # milliseconds, by device and op
     for event in events():
         name = event["name"] + (" (backward)" if event["backward"] else "")
         groups.setdefault((event["device"], name), []).append((event["end"] - event["begin"]) * 1e3)
-    rows = [
-        (device, name, len(t), sum(t), sum(t) / len(t), min(t), max(t))
-        for (device, name), t in groups.items()
-    ]
-    rows.sort(key=lambda row: row[2 + columns.index(sort_by)], reverse=not ascending)
+        kinds[name] = "operator" if event["kind"] == "op" else event["kind"]
+    spans = [mark for mark in _marks if mark["ph"] == "X"]
     if reset:
+        _marks.clear()
         _core.profiler_start()
-        _core.profiler_stop()
+        if not _recording:
+            _core.profiler_stop()
+
+    def statistics(times):
+        return len(times), sum(times), sum(times) / len(times), min(times), max(times)
+
+    def ordered(table):
+        rows = [(name, statistics(times)) for name, times in table.items()]
+        return sorted(rows, key=lambda row: row[1][columns.index(sort_by)], reverse=not ascending)
+
     if format == "json":
-        return json.dumps([dict(zip(("device", "name") + columns, row)) for row in rows])
+        tables = {"Time": {"operator": {}}, "Devices": {}}
+        for (device, name), times in groups.items():
+            kind = tables["Time"].setdefault(kinds[name], {})
+            kind.setdefault(name, []).extend(times)
+            tables["Devices"].setdefault(device, {})[name] = times
+        for mark in spans:
+            domain = tables["Time"].setdefault(mark["tid"], {})
+            domain.setdefault(mark["name"], []).append(mark["dur"] / 1e3)
+        titles = [column.capitalize() for column in columns]
+        result = {
+            kind: {
+                key: {name: dict(zip(titles, row)) for name, row in ordered(table)}
+                for key, table in tables[kind].items()
+            }
+            for kind in tables
+        }
+        return json.dumps({**result, "Memory": {}, "Unit": {"Time": "ms", "Memory": "kB"}})
     lines = [
         f"{'Device':10s} {'Name':36s} {'Calls':>8s} {'Total ms':>12s} {'Mean ms':>10s} "
         f"{'Min ms':>10s} {'Max ms':>10s}"
     ]
     lines += [
         f"{d:10s} {n[:36]:36s} {c:8d} {t:12.3f} {a:10.4f} {lo:10.4f} {hi:10.4f}"
-        for d, n, c, t, a, lo, hi in rows
+        for (d, n), (c, t, a, lo, hi) in ordered(groups)
     ]
     return "\n".join(lines) + "\n"
 

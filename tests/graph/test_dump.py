@@ -293,3 +293,38 @@ def test_marks_of_programs(tmp_path):
     )
     with pytest.warns(DeprecationWarning):
         profiler.profiler_set_state("stop")
+
+
+def test_times_as_an_object():
+    profiler.set_state("run")
+    x = nd.ones((2, 2))
+    nd.relu(x).wait_to_read()
+    profiler.dumps(reset=True)  # and goes on
+    with_task = profiler.Domain("own").new_task("step")
+    with_task.start()
+    for array in (x + 1, x + 2, nd.sqrt(x), x.as_in_context(mx.cpu(1)) + 3):
+        array.wait_to_read()
+    with_task.stop()
+    shown = {
+        (key, ascending): json.loads(profiler.dumps(False, "json", key, ascending))
+        for key in ("count", "total", "avg", "min", "max")
+        for ascending in (False, True)
+    }
+    times = shown["total", False]["Time"]
+    assert {name: row["Count"] for name, row in times["operator"].items()} == {
+        "_plus_scalar": 3,
+        "sqrt": 1,
+    }
+    assert times["own"]["step"]["Total"] >= times["operator"]["sqrt"]["Max"]
+    assert shown["min", True]["Devices"]["cpu(1)"]["_plus_scalar"]["Count"] == 1
+    assert shown["min", True]["Unit"]["Time"] == "ms" and "Memory" in shown["min", True]
+    for (key, ascending), tables in shown.items():
+        for rows in tables["Time"].values():
+            column = [row[key.capitalize()] for row in rows.values()]
+            assert column == sorted(column, reverse=not ascending)
+    profiler.set_state("stop")
+    profiler.dumps(reset=True)
+    nd.relu(x).wait_to_read()
+    assert (
+        profiler.events() == [] and "own" not in json.loads(profiler.dumps(format="json"))["Time"]
+    )
