@@ -300,11 +300,11 @@ def test_times_as_an_object():
     x = nd.ones((2, 2))
     nd.relu(x).wait_to_read()
     profiler.dumps(reset=True)  # and goes on
-    with_task = profiler.Domain("own").new_task("step")
-    with_task.start()
+    task = profiler.Domain("own").new_task("step")
+    task.start()
     for array in (x + 1, x + 2, nd.sqrt(x), x.as_in_context(mx.cpu(1)) + 3):
         array.wait_to_read()
-    with_task.stop()
+    task.stop()
     shown = {
         (key, ascending): json.loads(profiler.dumps(False, "json", key, ascending))
         for key in ("count", "total", "avg", "min", "max")
