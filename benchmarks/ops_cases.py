@@ -475,46 +475,40 @@ def wholes():
 
 
 def steps():
-    rows = (("x", (4096, 256), "float32"), ("g", (256,), "float32"), ("b", (256,), "float32"))
+    """Training steps."""
+    for part in (layer_norm_steps, norm_steps, axis_steps, index_steps, pooling_steps):
+        yield from part()
+
+
+def layer_norms(m, n, dtype="float32"):
+    """Of an array of that shape: the forward pass, and a step."""
+    title = f"{m}x{n}" + ("" if dtype == "float32" else f", {dtype}")
+    inputs = (("x", (m, n), dtype), ("g", (n,), dtype), ("b", (n,), dtype))
+    theirs = f"F.layer_norm(x, ({n},), g, b)"
+    forward = Case("step", f"LayerNorm forward, {title}", inputs, "F.LayerNorm(x, g, b)", theirs)
+    step = Case(
+        "step",
+        f"LayerNorm, {title}",
+        inputs,
+        "step(F.LayerNorm, x, g, b)",
+        f"step(lambda x, g, b: {theirs}, x, g, b)",
+    )
+    return forward, step
+
+
+def layer_norm_steps():
     for dtype in ("float32", "float64", "float16", "bfloat16"):
-        inputs, titled = (
-            tuple((name, shape, dtype) for name, shape, _ in rows),
-            "" if dtype == "float32" else f", {dtype}",
-        )
-        yield Case(
-            "step",
-            f"LayerNorm, 4096x256{titled}",
-            inputs,
-            "step(F.LayerNorm, x, g, b)",
-            "step(lambda x, g, b: F.layer_norm(x, (256,), g, b), x, g, b)",
-        )
+        forward, step = layer_norms(4096, 256, dtype)
+        yield step
         if dtype != "float32":
-            yield Case(
-                "step",
-                f"LayerNorm forward, 4096x256{titled}",
-                inputs,
-                "F.LayerNorm(x, g, b)",
-                "F.layer_norm(x, (256,), g, b)",
-            )
+            yield forward
     for m, n in ((64, 4096), (100000, 16), (512, 768), (16384, 64)):
-        inputs = (("x", (m, n), "float32"), ("g", (n,), "float32"), ("b", (n,), "float32"))
-        yield Case(
-            "step",
-            f"LayerNorm forward, {m}x{n}",
-            inputs,
-            "F.LayerNorm(x, g, b)",
-            f"F.layer_norm(x, ({n},), g, b)",
-        )
-        yield Case(
-            "step",
-            f"LayerNorm, {m}x{n}",
-            inputs,
-            "step(F.LayerNorm, x, g, b)",
-            f"step(lambda x, g, b: F.layer_norm(x, ({n},), g, b), x, g, b)",
-        )
+        yield from layer_norms(m, n)
+
+
+def norm_steps():
     images = (16, 64, 28, 28)
     inputs = (("x", images, "float32"), ("g", (64,), "float32"), ("b", (64,), "float32"))
-    grouped = (("x", images, "float32"), ("g", (64,), "float32"), ("b", (64,), "float32"))
     yield Case(
         "step",
         f"InstanceNorm, {size(images)}",
@@ -529,12 +523,16 @@ def steps():
         "F.InstanceNorm(x, g, b, eps=1e-5)",
         "F.instance_norm(x, weight=g, bias=b)",
     )
-    statistics = (*grouped, ("m", (64,), "float32"), ("v", (64,), "float32"))
+    statistics = (*inputs, ("m", (64,), "float32"), ("v", (64,), "float32"))
     ours, theirs = (
         "step(lambda x, g, b: F.BatchNorm(x, g, b, m, v, fix_gamma=False, eps=1e-5), x, g, b)",
         "step(lambda x, g, b: F.batch_norm(x, m, v, g, b, True), x, g, b)",
     )
     yield Case("step", f"BatchNorm, {size(images)}", statistics, ours, theirs)
+
+
+def axis_steps():
+    """Softmax, reductions and scans."""
     for dtype in ("float32", "float64", "float16"):
         for axis in (0, 1):
             yield single(
@@ -572,6 +570,9 @@ def steps():
         "step(lambda x: x.cumsum(1), x)",
         where=" axis 1",
     )
+
+
+def index_steps():
     inputs = (("x", (10000, 64), "float32"), ("i", (20000,), "int64"))
     yield Case(
         "step",
@@ -589,37 +590,21 @@ def steps():
         "step(lambda x: F.pick(x, i.reshape((-1,)) % 64), x)",
         "step(lambda x: x.gather(1, i % 64), x)",
     )
+
+
+def pooling_steps():
     for kernel, stride in ((2, 2), (3, 1), (5, 5)):
-        window = f"kernel=({kernel},), stride=({stride},)"
-        yield single(
-            "step",
-            f"max pool 1D, {kernel} by {stride}",
-            (8, 64, 1000),
-            f"step(lambda x: F.Pooling(x, {window}, pool_type='max'), x)",
-            f"step(lambda x: F.max_pool1d(x, {kernel}, {stride}), x)",
-        )
-        yield single(
-            "step",
-            f"average pool 1D, {kernel} by {stride}",
-            (8, 64, 1000),
-            f"step(lambda x: F.Pooling(x, {window}, pool_type='avg'), x)",
-            f"step(lambda x: F.avg_pool1d(x, {kernel}, {stride}), x)",
-        )
-        window = f"kernel=({kernel}, {kernel}), stride=({stride}, {stride})"
-        yield single(
-            "step",
-            f"max pool 2D, {kernel} by {stride}",
-            (8, 64, 56, 56),
-            f"step(lambda x: F.Pooling(x, {window}, pool_type='max'), x)",
-            f"step(lambda x: F.max_pool2d(x, {kernel}, {stride}), x)",
-        )
-        yield single(
-            "step",
-            f"average pool 2D, {kernel} by {stride}",
-            (8, 64, 56, 56),
-            f"step(lambda x: F.Pooling(x, {window}, pool_type='avg'), x)",
-            f"step(lambda x: F.avg_pool2d(x, {kernel}, {stride}), x)",
-        )
+        for shape in ((8, 64, 1000), (8, 64, 56, 56)):
+            ndim = len(shape) - 2
+            window = f"kernel={(kernel,) * ndim}, stride={(stride,) * ndim}"
+            for title, kind in (("max", "max"), ("average", "avg")):
+                yield single(
+                    "step",
+                    f"{title} pool {ndim}D, {kernel} by {stride}",
+                    shape,
+                    f"step(lambda x: F.Pooling(x, {window}, pool_type='{kind}'), x)",
+                    f"step(lambda x: F.{kind}_pool{ndim}d(x, {kernel}, {stride}), x)",
+                )
     yield single(
         "step",
         "global average pool",
