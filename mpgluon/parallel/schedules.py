@@ -295,77 +295,104 @@ def make_table(
         table = made.build(stages, micro_batches)
         if table is not None:
             return table
-    whole = whole and made.in_flight is not None
-    limits = [micro_batches] * len(stages)
-    for s in range(len(stages)):
-        if whole and s not in stages.transfer_only:
-            limits[s] = made.in_flight(stages.after, s) if in_flight is None else in_flight
-    kinds = _kinds(stages, phases)
-    waiting = {
-        Action(k, s, m) for k in kinds for s in range(len(stages)) for m in range(micro_batches)
-    }
-    done, free, held = {}, [0.0] * stages.num_devices, [0] * len(stages)
-    forwards_left = collections.Counter(stages.devices[a.stage] for a in waiting if a.kind == "F")
-    following = {  # of each kind and stage, the micro-batch that is next: they come in order
-        (k, s): (micro_batches - 1 if stages.carried and k != "F" else 0)
-        for k in kinds
-        for s in range(len(stages))
-    }
-    table = [[] for _ in range(stages.num_devices)]
-    needs = {action: stages.needs(action, micro_batches, kinds) for action in waiting}
+    limit = None
+    if whole and made.in_flight is not None:
+        limit = made.in_flight if in_flight is None else lambda after, stage: in_flight
+    table = _ListScheduling(stages, micro_batches, phases, limit, cost).run()
+    if table is None:
+        few = ""
+        if in_flight is not None:
+            few = f", or hold at most {in_flight} micro-batches, which is too few"
+        raise ScheduleError(f"the stages of this pipeline need each other in a circle{few}")
+    return table
 
-    def rank(action):
+
+class _ListScheduling:
+    """A simulation in which every device takes the best action that is ready; its order is the
+    table. `limit`: how many micro-batches a stage may hold, of the stages behind it and its number;
+    None: all of them, and a device's backward passes begin behind its last forward pass."""
+
+    def __init__(self, stages, micro_batches, phases, limit, cost):
+        self.stages, self.cost, self.phases = stages, cost, phases
+        self.interleaves = limit is not None
+        count, kinds = len(stages), _kinds(stages, phases)
+        self.limits = [
+            micro_batches if limit is None or s in stages.transfer_only else limit(stages.after, s)
+            for s in range(count)
+        ]
+        self.waiting = {
+            Action(k, s, m) for k in kinds for s in range(count) for m in range(micro_batches)
+        }
+        self.needs = {action: stages.needs(action, micro_batches, kinds) for action in self.waiting}
+        # Of each kind and stage, the micro-batch that is next: they come in order
+        self.following = {
+            (k, s): (micro_batches - 1 if stages.carried and k != "F" else 0)
+            for k in kinds
+            for s in range(count)
+        }
+        self.forwards_left = collections.Counter(
+            stages.devices[action.stage] for action in self.waiting if action.kind == "F"
+        )
+        self.held = [0] * count  # micro-batches
+        self.free = [0.0] * stages.num_devices  # when a device has done its actions so far
+        self.done = {}  # action -> its end
+        self.table = [[] for _ in range(stages.num_devices)]
+
+    def run(self):
+        """The table; None where no action is ready any more."""
+        while self.waiting:
+            best = min(self._ready(), default=None)
+            if best is None:
+                return None
+            start, _, action = best
+            self._take(action, start)
+        return self.table
+
+    def _ready(self):
+        """(when it could begin, its rank, action) of each action that could be next."""
+        for (kind, s), m in self.following.items():
+            action = Action(kind, s, m)
+            if action not in self.waiting or not self._is_allowed(action):
+                continue
+            ends = [self.done.get(needed) for needed in self.needs[action]]
+            if None not in ends:
+                yield max([self.free[self.stages.devices[s]], *ends]), self._rank(action), action
+
+    def _rank(self, action):
+        """Backward passes first, deferred weight gradients last; batches are sent before all."""
         kind, s, m = action
         if kind == "W":
             return (2, 0, m, s)
         if kind == "B":
             return (0, 0, m, -s)
-        return (-1 if s in stages.transfer_only else 1, 0, -s, m)
+        return (-1 if s in self.stages.transfer_only else 1, 0, -s, m)
 
-    def allowed(action):
+    def _is_allowed(self, action):
+        """Whether a stage has room for a micro-batch, and its device's turn has come."""
         kind, s, m = action
         if kind == "F":
-            ahead = (
-                whole
-                and s in stages.transfer_only
-                and m > 1 + min((following["F", t] for t in stages.targets[s]), default=m)
-            )
-            return held[s] < limits[s] and not ahead
-        if kind == "B" and not whole and "F" in phases:
-            return not forwards_left[stages.devices[s]]
+            if self.interleaves and s in self.stages.transfer_only:
+                targets = [self.following["F", t] for t in self.stages.targets[s]]
+                if m > 1 + min(targets, default=m):  # one micro-batch ahead
+                    return False
+            return self.held[s] < self.limits[s]
+        if kind == "B" and not self.interleaves and "F" in self.phases:
+            return not self.forwards_left[self.stages.devices[s]]
         return True
 
-    while waiting:
-        best = None
-        for (kind, s), m in following.items():
-            action = Action(kind, s, m)
-            if action not in waiting or not allowed(action):
-                continue
-            if any(a not in done for a in needs[action]):
-                continue
-            start = max([free[stages.devices[s]], *(done[a] for a in needs[action])])
-            candidate = (start, rank(action), action)
-            if best is None or candidate < best:
-                best = candidate
-        if best is None:
-            few = (
-                ""
-                if in_flight is None
-                else f", or hold at most {in_flight} micro-batches, which is too few"
-            )
-            raise ScheduleError(f"the stages of this pipeline need each other in a circle{few}")
-        start, _, action = best
-        device = stages.devices[action.stage]
-        table[device].append(action)
-        done[action] = free[device] = start + cost(action)
-        waiting.discard(action)
-        following[action.kind, action.stage] += -1 if stages.carried and action.kind != "F" else 1
-        if action.kind == "F":
-            held[action.stage] += 1
-            forwards_left[device] -= 1
-        elif action.kind == ("W" if stages.deferred else "B"):
-            held[action.stage] -= 1
-    return table
+    def _take(self, action, start):
+        """The action is next on its device."""
+        kind, s, _ = action
+        device = self.stages.devices[s]
+        self.table[device].append(action)
+        self.done[action] = self.free[device] = start + self.cost(action)
+        self.waiting.discard(action)
+        self.following[kind, s] += -1 if self.stages.carried and kind != "F" else 1
+        if kind == "F":
+            self.held[s] += 1
+            self.forwards_left[device] -= 1
+        elif kind == ("W" if self.stages.deferred else "B"):
+            self.held[s] -= 1
 
 
 def _interleaved(stages: StageGraph, micro_batches: int) -> list[list[Action]] | None:

@@ -537,13 +537,31 @@ class PipelinedCall:
     def begin(self, args: tuple[Any, ...], recording: bool) -> tuple[_core.PipelineRun, Entry, Any]:
         """A run of all micro-batches, with nothing queued yet; its entry; and the function to
         call with its results once all is queued, or None (`Entry.update`)."""
-        pipeline, axis, flat = self._pipeline, self._pipeline.axis, []
+        axis, flat = self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
-        places = _carried_places(args, pipeline.carry)
+        places = _carried_places(args, self._pipeline.carry)
         kinds, total = self._input_kinds(flat, places)
-        count = max(min(pipeline.micro_batches, total), 1)  # no more than there are rows
+        count = max(min(self._pipeline.micro_batches, total), 1)  # no more than there are rows
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
+        entry = self._entry_of(structure, places, fronts, kinds, rows)
+        params = [param.arrays[ctx] for param, ctx in entry.signature.used]
+        calls, statistics = self._calls(entry, fronts, kinds, params, rows, recording)
+        run = _core.PipelineRun(
+            tuple(calls),
+            tuple((axis, begin, end - begin, total) for begin, end in rows),
+            [*kinds, *[SHARED] * len(params)],
+            entry.output_kinds,
+            [*(entry.carried_from or [0] * len(kinds)), *[0] * len(params)],
+            [*fronts, *params],
+        )
+        entry.called += 1
+        entry.micro_batches = [end - begin for begin, end in rows]
+        entry.shapes = [(a.context, a.dtype, a.shape) for a in flat]
+        return run, entry, entry.update(list(entry.micro_batches), statistics)
+
+    def _entry_of(self, structure, places, fronts, kinds, rows):
+        """The entry for calls of this signature; traced where there is none that is current."""
         key = (
             structure,
             tuple(kinds),
@@ -557,33 +575,43 @@ class PipelinedCall:
         )
         entry = self._entries.get(key)
         if entry is None or not entry.signature.is_current():
-            sample = [
-                _leading(f[: rows[0][1]], axis) if kind == SPLIT else f
-                for f, kind in zip(fronts, kinds)
-            ]
-            signature = self._signature(structure, places)
-            try:
-                signature.discover(sample)
-            except MemoryError:
+            signature = self._discovered(structure, places, fronts, kinds, rows)
+            entry = self._entries[key] = Entry(signature, kinds, self._pipeline)
+        return entry
+
+    def _discovered(self, structure, places, fronts, kinds, rows):
+        """A signature whose parameters are known, by a trace of the first micro-batch. MXNetError
+        where the block does not work on one, or runs something on the host."""
+        axis = self._pipeline.axis
+        sample = [
+            _leading(f[: rows[0][1]], axis) if kind == SPLIT else f
+            for f, kind in zip(fronts, kinds)
+        ]
+        signature = self._signature(structure, places)
+        try:
+            signature.discover(sample)
+        except MemoryError:
+            raise
+        except (MXNetError, ValueError) as error:
+            whole = len(rows) == 1
+            if whole or not self._works(self._signature(structure, places), fronts, kinds):
                 raise
-            except (MXNetError, ValueError) as error:
-                if count == 1 or not self._works(self._signature(structure, places), fronts, kinds):
-                    raise
-                raise _of_size(error, signature.path, rows[0][1], total, axis).with_traceback(
-                    error.__traceback__
-                ) from None
-            if signature.splits:
-                name, path = signature.splits
-                raise MXNetError(
-                    f"{path or signature.path}: {name} runs on the host, between two compiled "
-                    "programs, and "
-                    "the stages of a pipeline are programs as a whole. Use it before or behind the "
-                    "pipelined "
-                    "block; or do without pipeline=, with a loop over micro-batches and "
-                    "grad_req='add'"
-                )
-            entry = self._entries[key] = Entry(signature, kinds, pipeline)
-        params = [param.arrays[ctx] for param, ctx in entry.signature.used]
+            size, total = rows[0][1], rows[-1][1]
+            raise _of_size(error, signature.path, size, total, axis).with_traceback(
+                error.__traceback__
+            ) from None
+        if signature.splits:
+            name, path = signature.splits
+            raise MXNetError(
+                f"{path or signature.path}: {name} runs on the host, between two compiled "
+                "programs, and the stages of a pipeline are programs as a whole. Use it before or "
+                "behind the pipelined block; or do without pipeline=, with a loop over "
+                "micro-batches and grad_req='add'"
+            )
+        return signature
+
+    def _calls(self, entry, fronts, kinds, params, rows, recording):
+        """The compiled call of each micro-batch, and the BatchNorm statistics of each."""
         wanted = None
         if recording:
             carries = [kind == CARRIED and is_floating(a.dtype) for a, kind in zip(fronts, kinds)]
@@ -602,30 +630,15 @@ class PipelinedCall:
                 fronts,
                 wanted,
                 self._exact,
-                pipeline.deferred and recording,
+                self._pipeline.deferred and recording,
             )
             calls.append(call)
             statistics.append(found)
             for i in state:  # the shape the state has after this micro-batch
-                shape, dtype, _ = calls[-1].outputs[entry.carried_from[i]]
+                shape, dtype, _ = call.outputs[entry.carried_from[i]]
                 if shape != state[i].shape:
                     state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
-        every = [*kinds, *[SHARED] * len(params)]
-        carried_from = [*(entry.carried_from or [0] * len(kinds)), *[0] * len(params)]
-        run = _core.PipelineRun(
-            tuple(calls),
-            tuple((axis, begin, end - begin, total) for begin, end in rows),
-            every,
-            entry.output_kinds,
-            carried_from,
-            [*fronts, *params],
-        )
-        entry.called += 1
-        entry.micro_batches, entry.shapes = (
-            [end - begin for begin, end in rows],
-            [(a.context, a.dtype, a.shape) for a in flat],
-        )
-        return run, entry, entry.update([end - begin for begin, end in rows], statistics)
+        return calls, statistics
 
     def _signature(self, structure, places):
         signature = _compiled.Signature(
