@@ -433,12 +433,8 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
     """The parts of an attention that is to be split: names of the inputs and of the output, number
     of heads, choices of attributes, blocks."""
     options = dict(options)
-    dense = {name: child for name, child in children(block).items() if isinstance(child, nn.Dense)}
-    there = f"its Dense children are {', '.join(dense) or 'none'}"
     inputs, output, attributes = (
-        options.pop("inputs", None),
-        options.pop("output", None),
-        options.pop("attributes", None),
+        options.pop(name, None) for name in ("inputs", "output", "attributes")
     )
     blocks = options.pop("blocks", 3)
     if options:
@@ -451,6 +447,28 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
             f"the block has parameters of its own ({', '.join(own_parameters(block))}), which "
             "can't be split by 'heads'"
         )
+    dense = {name: child for name, child in children(block).items() if isinstance(child, nn.Dense)}
+    inputs, output = _products(dense, inputs, output)
+    blocks_of_input = blocks if len(inputs) == 1 else 1
+    heads, choices = _counters(
+        block, attributes, dense[inputs[0]].weight.shape[0] // blocks_of_input, blocks
+    )
+    for name in inputs:
+        units = dense[name].weight.shape[0]
+        if units % (blocks_of_input * heads):
+            raise ValueError(
+                f"the {units} units of '{name}' can't be divided into {blocks_of_input} x {heads} "
+                "heads"
+            )
+        if dense_arguments(dense[name])["flatten"]:
+            raise ValueError(f"'{name}' has flatten=True: it makes no heads of a sequence")
+    return inputs, output, heads, choices, blocks_of_input
+
+
+def _products(dense, inputs, output):
+    """The names of the Dense children that make queries, keys and values, and of the one that makes
+    the output; found by common names where they are not given."""
+    there = f"its Dense children are {', '.join(dense) or 'none'}"
     if inputs is None:
         inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
         if inputs is None:
@@ -465,40 +483,33 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
     for name in (*inputs, output):
         if name not in dense:
             raise ValueError(f"'{name}' is no Dense of the block; {there}")
+    return inputs, output
+
+
+def _counters(block, attributes, units, blocks):
+    """The number of heads, and the choices of attributes that count what is divided: heads, and
+    perhaps `units` of all heads."""
     numbers = {
         name: value for name, value in block.__dict__.items() if type(value) is int and value > 0
     }
-    if attributes is None:
-        counting = next((name for name in _HEADS if name in numbers), None)
-        if counting is None:
-            raise ValueError(
-                "which attribute is the number of heads? There are "
-                f"{', '.join(numbers) or 'no numbers'}; say it with attributes="
-            )
-        heads = numbers[counting]
-        units = dense[inputs[0]].weight.shape[0] // (blocks if len(inputs) == 1 else 1)
-        more = tuple(
-            name
-            for name, value in numbers.items()
-            if value in (units, blocks * units) and name != counting
-        )
-        choices = [(counting,), (counting, *more)] if more else [(counting,)]
-    else:
+    if attributes is not None:
         attributes = (attributes,) if isinstance(attributes, str) else tuple(attributes)
         missing = [name for name in attributes if name not in numbers]
         if missing:
             raise ValueError(
                 f"the block has no number '{missing[0]}'; there are {', '.join(numbers) or 'none'}"
             )
-        heads, choices = numbers[attributes[0]], [attributes]
-    if len(inputs) > 1:
-        blocks = 1
-    for name in inputs:
-        units = dense[name].weight.shape[0]
-        if units % (blocks * heads):
-            raise ValueError(
-                f"the {units} units of '{name}' can't be divided into {blocks} x {heads} heads"
-            )
-        if dense_arguments(dense[name])["flatten"]:
-            raise ValueError(f"'{name}' has flatten=True: it makes no heads of a sequence")
-    return inputs, output, heads, choices, blocks
+        return numbers[attributes[0]], [attributes]
+    counting = next((name for name in _HEADS if name in numbers), None)
+    if counting is None:
+        raise ValueError(
+            "which attribute is the number of heads? There are "
+            f"{', '.join(numbers) or 'no numbers'}; say it with attributes="
+        )
+    more = tuple(
+        name
+        for name, value in numbers.items()
+        if value in (units, blocks * units) and name != counting
+    )
+    choices = [(counting,), (counting, *more)] if more else [(counting,)]
+    return numbers[counting], choices
