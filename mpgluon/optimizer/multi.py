@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .._core import MultiUpdate, holds, set_attributes
 from ..base import MXNetError
-from .optimizer import counting_steps, multi_numbers, running_counts
+from .optimizer import counting_steps, multi_numbers
 
 if TYPE_CHECKING:
     from typing import Any
@@ -65,6 +65,7 @@ class MultiStep:
             updater.states,
             optimizer.param_dict,
         )
+        self._numbers = multi_numbers(optimizer)
         self._changes = changes
         self.indices: list[Any] = []
         self._held, self._updates, self._rates = [], [], []
@@ -97,9 +98,8 @@ class MultiStep:
         self._changes = changes
         return True
 
-    def _same_counts(self, optimizer):
+    def _same_counts(self, optimizer, counts):
         """Whether all weights have been updated equally often."""
-        counts = running_counts(optimizer)
         if self.counts is counts:
             return True
         for step in counting_steps(optimizer):
@@ -138,8 +138,7 @@ class MultiStep:
             or (changes != self._changes and not self._same_factors(changes))
         ):
             return None
-        optimizer.count_on(device_id)
-        if not self._same_counts(optimizer):
+        if not self._same_counts(optimizer, optimizer.count_on(device_id)):
             return None
         for update in self._updates:
             if not update.ready():
@@ -153,7 +152,7 @@ class MultiStep:
         largest_lr, largest_wd = self._largest
         if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
             return None
-        correction, options = multi_numbers(optimizer, count)
+        correction, options = self._numbers(count)
         for update in self._updates:
             steps.append((update, lr, correction, wd, options))
         steps.append((set_attributes, self, "count", count))

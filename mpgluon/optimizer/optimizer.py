@@ -335,9 +335,11 @@ class Optimizer:
         self.settle_counts()
         self._counts = counts
 
-    def count_on(self, device_id: int) -> None:
-        """From now on counts updates of the copies of parameters on the device of that number."""
+    def count_on(self, device_id: int) -> dict[Any, int]:
+        """From now on counts updates of the copies of parameters on the device of that number.
+        Returns these counts; a `MultiStep` may have to write its own first."""
         self._counts = self._all_counts.setdefault(device_id, {})
+        return self._counts
 
     _set_current_context = count_on
 
@@ -566,17 +568,12 @@ class Test(Optimizer):
 # For MultiStep.
 
 
-def running_counts(optimizer: Optimizer) -> dict[Any, int]:
-    """The counts of updates on the device that is counted on now. `MultiStep`s that know counts may
-    have to write theirs first."""
-    return optimizer._counts
-
-
 def counting_steps(optimizer: Optimizer) -> set[Any]:
     """The `MultiStep`s that know their weights' counts, which may not be written yet."""
     return optimizer._counting
 
 
-def multi_numbers(optimizer: Optimizer, count: int) -> tuple[float, dict[str, Any]]:
-    """A factor on the learning rates at that update, and the options of the op that updates."""
-    return optimizer._multi_numbers(count)
+def multi_numbers(optimizer: Optimizer) -> Callable[[int], tuple[float, dict[str, Any]]]:
+    """A function from an update's number to the factor on its learning rates, and the options of
+    the op that updates."""
+    return optimizer._multi_numbers
