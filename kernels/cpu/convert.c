@@ -174,3 +174,30 @@ void mpg_cpu_scalar(mpg_compute compute, mpg_dtype dtype, double value, void *re
     store_block(MPG_COMPUTE_F64, mpg_compute_dtype(compute), &value, result, 1);
   }
 }
+
+typedef struct halves {
+  mpg_dtype dtype;
+  const void *from;
+  void *to;
+} halves;
+
+static void widen_range(void *context, int64_t begin, int64_t end) {
+  const halves *t = context;
+  mpg_cpu_load_all(MPG_COMPUTE_F32, t->dtype, t->from, begin, end - begin, (float *)t->to + begin);
+}
+
+static void narrow_range(void *context, int64_t begin, int64_t end) {
+  const halves *t = context;
+  mpg_cpu_store(MPG_COMPUTE_F32, t->dtype, t->to, begin, end - begin,
+                (const float *)t->from + begin);
+}
+
+void mpg_cpu_widen(const mpg_kernel_call *call, mpg_dtype dtype, const void *half, int64_t count,
+                   float *wide) {
+  mpg_cpu_parallel_for(call, count, 16384, widen_range, &(halves){dtype, half, wide});
+}
+
+void mpg_cpu_narrow(const mpg_kernel_call *call, mpg_dtype dtype, const float *wide, int64_t count,
+                    void *half) {
+  mpg_cpu_parallel_for(call, count, 16384, narrow_range, &(halves){dtype, wide, half});
+}

@@ -61,6 +61,13 @@ void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, in
  * they lie there already. */
 void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count,
                    const void *values);
+/* All of an array of `count` halves to float and back, by the call's threads. */
+#define mpg_cpu_widen MPG_CPU_NAME(widen)
+#define mpg_cpu_narrow MPG_CPU_NAME(narrow)
+void mpg_cpu_widen(const mpg_kernel_call *call, mpg_dtype dtype, const void *half, int64_t count,
+                   float *wide);
+void mpg_cpu_narrow(const mpg_kernel_call *call, mpg_dtype dtype, const float *wide, int64_t count,
+                    void *half);
 /* Where a kernel may put results for mpg_cpu_store: in `data` itself where the dtype allows, else
  * `buffer`. */
 static inline void *mpg_cpu_place(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index,

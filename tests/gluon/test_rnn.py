@@ -1,5 +1,7 @@
 """Recurrent layers and cells."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -404,3 +406,32 @@ def test_states_say_their_dtype():
             info["dtype"] == ("float32" if count == 2 else "float64") and info["shape"] == (1, 2, 3)
             for info in infos
         )
+
+
+@pytest.mark.parametrize("dtype, bound", [("float16", 2.0**-9), ("bfloat16", 2.0**-6)])
+@pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, partial(rnn.RNN, activation="tanh")])
+def test_halves_are_near_double(layer, dtype, bound):
+    """Sizes at which libraries multiply halves; cells and sums are float32 within."""
+    random = np.random.RandomState(0)
+    x, slope = (mx.nd.array(random.normal(size=s)).astype(dtype) for s in ((9, 8, 40), (9, 8, 96)))
+
+    def run(dtype, weights=None):
+        net = layer(48, num_layers=2, bidirectional=True, input_size=40)
+        net.initialize(mx.init.Uniform(0.2))
+        net.cast(dtype)
+        parameters = list(net.collect_params().values())
+        for i, parameter in enumerate(parameters if weights else ()):
+            parameter.set_data(weights[i].astype(dtype))
+        data = x.astype(dtype)
+        data.attach_grad()
+        with mx.autograd.record():
+            y = net(data)
+        y.backward(slope.astype(dtype))
+        values = [p.data() for p in parameters]
+        found = [y, data.grad, *(p.grad() for p in parameters)]
+        return values, [a.astype("float64").asnumpy() for a in found]
+
+    weights, found = run(dtype)
+    _, exact = run("float64", weights)
+    for one, other in zip(found, exact):
+        np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())

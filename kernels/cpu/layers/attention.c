@@ -164,26 +164,6 @@ static mpg_status backward(const mpg_kernel_call *call) {
 }
 
 /* --- Halves: widened on the way in, computed in float32, narrowed again ----------------------- */
-typedef struct conversion {
-  mpg_dtype dtype; /* of `half` */
-  void *half;
-  float *wide;
-  bool narrows;
-} conversion;
-
-static void convert_range(void *context, int64_t begin, int64_t end) {
-  const conversion *c = context;
-  mpg_block_buffer buffer;
-  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
-    int64_t count = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
-    if (c->narrows)
-      mpg_cpu_store(MPG_COMPUTE_F32, c->dtype, c->half, i, count, c->wide + i);
-    else
-      memcpy(c->wide + i, mpg_cpu_load(MPG_COMPUTE_F32, c->dtype, c->half, i, count, &buffer),
-             (size_t)count * sizeof(float));
-  }
-}
-
 enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
 
 static mpg_status run_wide(const mpg_kernel_call *call,
@@ -210,8 +190,7 @@ static mpg_status run_wide(const mpg_kernel_call *call,
         if (again) continue;
         if (pass == 0) total += mpg_align_up((size_t)count * sizeof(float), 64);
         if (pass) next += mpg_align_up((size_t)count * sizeof(float), 64);
-        conversion c = {dtype, view->data, wide[side][i].data, false};
-        if (pass && side == 0) mpg_cpu_parallel_for(call, count, 16384, convert_range, &c);
+        if (pass && side == 0) mpg_cpu_widen(call, dtype, view->data, count, wide[side][i].data);
       }
     if (pass == 0 && !(next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total)))
       return MPG_DEVICE_OUT_OF_MEMORY;
@@ -221,10 +200,9 @@ static mpg_status run_wide(const mpg_kernel_call *call,
   widened.outputs = outputs;
   MPG_TRY(run(&widened));
   for (int i = 0; i < call->num_outputs; i++) {
-    conversion c = {dtype, call->outputs[i].data, outputs[i].data, true};
-    if (call->outputs[i].desc.dtype == dtype)
-      mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[i].desc.shape), 16384, convert_range,
-                           &c);
+    const mpg_view *out = &call->outputs[i];
+    if (out->desc.dtype == dtype)
+      mpg_cpu_narrow(call, dtype, outputs[i].data, mpg_shape_size(&out->desc.shape), out->data);
   }
   return MPG_OK;
 }

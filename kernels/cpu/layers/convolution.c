@@ -5,7 +5,7 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/products/gemm.h"
-#include "kernels/common/half.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/array/move.h"
 #include "kernels/cpu/vendor/onednn_convolution.h"
 
@@ -202,23 +202,6 @@ static mpg_status plain_in_layout(const mpg_kernel_call *call, const plain *p, i
 }
 
 /* --- All of it -------------------------------------------------------------------------------- */
-typedef struct conversion {
-  bool bfloat16, to_half;
-  const void *from;
-  void *to;
-} conversion;
-
-static void convert_range(void *context, int64_t begin, int64_t end) {
-  const conversion *t = context;
-  for (int64_t i = begin; i < end; i++)
-    if (t->to_half)
-      ((uint16_t *)t->to)[i] = t->bfloat16 ? mpg_float_to_bfloat16(((const float *)t->from)[i])
-                                           : mpg_float_to_half(((const float *)t->from)[i]);
-    else
-      ((float *)t->to)[i] = t->bfloat16 ? mpg_bfloat16_to_float(((const uint16_t *)t->from)[i])
-                                        : mpg_half_to_float(((const uint16_t *)t->from)[i]);
-}
-
 typedef struct bias_planes {
   int64_t channels, plane;
   mpg_dtype dtype;
@@ -296,8 +279,7 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
   for (int i = 0; half && i < 4; i++) {
     if (!buffers[i]) continue;
     work[i] = scratch + offsets[i];
-    conversion t = {dtype == MPG_BFLOAT16, false, buffers[i], work[i]};
-    if (i != result) mpg_cpu_parallel_for(call, sizes[i], 16384, convert_range, &t);
+    if (i != result) mpg_cpu_widen(call, dtype, buffers[i], sizes[i], work[i]);
   }
   bool bias_done = false;
   mpg_status status;
@@ -320,10 +302,7 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
     bias_planes t = {bias_size, plane, computed, work[3], work[result]};
     mpg_cpu_parallel_for(call, rows, 1 + 16384 / (plane + 1), add_bias, &t);
   }
-  if (half) {
-    conversion t = {dtype == MPG_BFLOAT16, true, work[result], buffers[result]};
-    mpg_cpu_parallel_for(call, sizes[result], 16384, convert_range, &t);
-  }
+  if (half) mpg_cpu_narrow(call, dtype, work[result], sizes[result], buffers[result]);
   return MPG_OK;
 }
 

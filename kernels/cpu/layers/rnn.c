@@ -6,7 +6,7 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/products/gemm.h"
-#include "kernels/common/half.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/common/vector_math.h"
 
 #define T float
@@ -162,20 +162,6 @@ static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const m
 
 typedef mpg_status (*run_fn)(const rnn_call *, const mpg_view *, const mpg_view *);
 
-static void widen(mpg_dtype dtype, const uint16_t *from, float *to, int64_t count) {
-  if (dtype == MPG_FLOAT16)
-    for (int64_t i = 0; i < count; i++) to[i] = mpg_half_to_float(from[i]);
-  else
-    for (int64_t i = 0; i < count; i++) to[i] = mpg_bfloat16_to_float(from[i]);
-}
-
-static void narrow(mpg_dtype dtype, const float *from, uint16_t *to, int64_t count) {
-  if (dtype == MPG_FLOAT16)
-    for (int64_t i = 0; i < count; i++) to[i] = mpg_float_to_half(from[i]);
-  else
-    for (int64_t i = 0; i < count; i++) to[i] = mpg_float_to_bfloat16(from[i]);
-}
-
 /* Half precision: everything widened into scratch, computed in float32, narrowed again. */
 static mpg_status run_widened(const rnn_call *c, run_fn run) {
   const mpg_kernel_call *call = c->call;
@@ -187,12 +173,11 @@ static mpg_status run_widened(const rnn_call *c, run_fn run) {
     total += mpg_align_up((size_t)mpg_shape_size(&call->outputs[i].desc.shape) * sizeof(float), 64);
   char *next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total);
   if (!next) return MPG_DEVICE_OUT_OF_MEMORY;
-  mpg_dtype dtype = call->inputs[0].desc.dtype;
   for (int i = 0; i < call->num_inputs; i++) {
     int64_t count = mpg_shape_size(&call->inputs[i].desc.shape);
     inputs[i] = (mpg_view){next, call->inputs[i].desc};
     inputs[i].desc.dtype = MPG_FLOAT32;
-    widen(dtype, call->inputs[i].data, (float *)next, count);
+    mpg_cpu_widen(call, call->inputs[i].desc.dtype, call->inputs[i].data, count, (float *)next);
     next += mpg_align_up((size_t)count * sizeof(float), 64);
   }
   for (int i = 0; i < call->num_outputs; i++) {
@@ -202,8 +187,8 @@ static mpg_status run_widened(const rnn_call *c, run_fn run) {
   }
   MPG_TRY(run(c, inputs, outputs));
   for (int i = 0; i < call->num_outputs; i++)
-    narrow(dtype, outputs[i].data, call->outputs[i].data,
-           mpg_shape_size(&call->outputs[i].desc.shape));
+    mpg_cpu_narrow(call, call->outputs[i].desc.dtype, outputs[i].data,
+                   mpg_shape_size(&call->outputs[i].desc.shape), call->outputs[i].data);
   return MPG_OK;
 }
 

@@ -252,6 +252,9 @@ static mpg_status NAME(step_run)(const mpg_kernel_call *call, NAME(stepping) * p
 static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n,
                              int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb,
                              double beta, T *c, int64_t ldc) {
+  if (DTYPE == MPG_FLOAT32 && call->inputs[0].desc.dtype == MPG_BFLOAT16)
+    return mpg_cpu_gemm_narrowed(call, ta, tb, m, n, k, (const void *)a, lda, (const void *)b, ldb,
+                                 (float)beta, (void *)c, ldc);
   return mpg_cpu_gemm_any(call, DTYPE, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 

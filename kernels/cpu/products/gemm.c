@@ -4,8 +4,10 @@
 #include <limits.h>
 #include <string.h>
 
+#include "base/memory.h"
+#include "device/device.h"
 #include "kernels/cpu/convert.h"
-#include "kernels/cpu/vendor/onednn.h"
+#include "kernels/cpu/vendor/onednn_matmul.h"
 #include "kernels/cpu/vendor/openblas.h"
 
 typedef struct mpg_gemm {
@@ -268,6 +270,57 @@ mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool tra
   mpg_gemm g = {MPG_FLOAT32, transpose_a, transpose_b, m,    n, k, lda,
                 ldb,         ldc,         alpha,       beta, a, b, c};
   return product(call, &g);
+}
+
+#ifdef MPG_WITH_ONEDNN
+typedef struct narrowing {
+  const float *from;
+  int64_t stride, columns;
+  uint16_t *to;
+} narrowing;
+
+static void narrow_rows(void *context, int64_t begin, int64_t end) {
+  const narrowing *t = context;
+  for (int64_t r = begin; r < end; r++)
+    mpg_cpu_store(MPG_COMPUTE_F32, MPG_BFLOAT16, t->to, r * t->columns, t->columns,
+                  t->from + r * t->stride);
+}
+
+static void narrow(const mpg_kernel_call *call, const float *from, int64_t rows, int64_t columns,
+                   int64_t stride, uint16_t *to) {
+  narrowing t = {from, stride, columns, to};
+  mpg_cpu_parallel_for(call, rows, 1 + 16384 / (columns + 1), narrow_rows, &t);
+}
+#endif
+
+mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, bool transpose_b,
+                                 int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
+                                 const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+#ifdef MPG_WITH_ONEDNN
+  mpg_onednn_matmul s = {.dtype = mpg_cpu_onednn_dtype(MPG_BFLOAT16),
+                         .result = dnnl_f32,
+                         .batch = 1,
+                         .m = m,
+                         .n = n,
+                         .k = k,
+                         .ldc = ldc,
+                         .ta = transpose_a,
+                         .tb = transpose_b,
+                         .add = beta != 0};
+  const mpg_onednn_prepared *prepared =
+      s.dtype && k > 0 && !mpg_gemm_tiny(m, n, k) ? mpg_cpu_onednn_matmul_find(call, &s) : NULL;
+  if (prepared) {
+    size_t a_bytes = mpg_align_up((size_t)(m * k) * sizeof(uint16_t), 64),
+           b_bytes = mpg_align_up((size_t)(k * n) * sizeof(uint16_t), 64);
+    char *scratch = mpg_device_scratch(call->device, a_bytes + b_bytes + prepared->scratch);
+    if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+    narrow(call, a, transpose_a ? k : m, transpose_a ? m : k, lda, (uint16_t *)scratch);
+    narrow(call, b, transpose_b ? n : k, transpose_b ? k : n, ldb, (uint16_t *)(scratch + a_bytes));
+    return mpg_cpu_onednn_run(call, prepared, (void *const[]){scratch, scratch + a_bytes, c, NULL},
+                              scratch + a_bytes + b_bytes);
+  }
+#endif
+  return mpg_cpu_sgemm(call, transpose_a, transpose_b, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 
 mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool transpose_a,

@@ -2,72 +2,21 @@
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"
-#include "kernels/cpu/vendor/onednn.h"
+#include "kernels/cpu/vendor/onednn_matmul.h"
 #include "kernels/cpu/products/panels.h"
 
 /* --- By oneDNN ---------------------------------------------------------------------------------
  */
 #ifdef MPG_WITH_ONEDNN
-typedef struct matmul_shape {
-  dnnl_data_type_t dtype;
-  int64_t batch, m, n, k;
-  bool ta, tb, bias;
-} matmul_shape;
-
-static bool build_matmul(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
-  const matmul_shape *s = context;
-  int first = s->batch > 1 ? 0 : 1, ndim = 3 - first;
-  dnnl_dims_t a_dims = {s->batch, s->m, s->k}, b_dims = {s->batch, s->k, s->n},
-              c_dims = {s->batch, s->m, s->n}, bias_dims = {1, 1, s->n};
-  dnnl_dims_t a_strides = {s->m * s->k, s->ta ? 1 : s->k, s->ta ? s->m : 1},
-              b_strides = {s->k * s->n, s->tb ? 1 : s->n, s->tb ? s->k : 1};
-  dnnl_dims_t c_strides = {s->m * s->n, s->n, 1}, bias_strides = {s->n, s->n, 1};
-  dnnl_memory_desc_t a = NULL, b = NULL, c = NULL, bias = NULL;
-  dnnl_primitive_desc_t desc;
-  int slots[4];
-  bool good =
-      dnnl->memory_desc_create_with_strides(&a, ndim, a_dims + first, s->dtype,
-                                            a_strides + first) == dnnl_success &&
-      dnnl->memory_desc_create_with_strides(&b, ndim, b_dims + first, s->dtype,
-                                            b_strides + first) == dnnl_success &&
-      dnnl->memory_desc_create_with_strides(&c, ndim, c_dims + first, s->dtype,
-                                            c_strides + first) == dnnl_success &&
-      (!s->bias || dnnl->memory_desc_create_with_strides(&bias, ndim, bias_dims + first, s->dtype,
-                                                         bias_strides + first) == dnnl_success);
-  good = good && mpg_cpu_onednn_outer(dnnl, prepared, a, &slots[0]) &&
-         mpg_cpu_onednn_outer(dnnl, prepared, b, &slots[1]) &&
-         mpg_cpu_onednn_outer(dnnl, prepared, c, &slots[2]) &&
-         (!s->bias || mpg_cpu_onednn_outer(dnnl, prepared, bias, &slots[3])) &&
-         dnnl->matmul_primitive_desc_create(&desc, dnnl->engine, a, b, bias, c,
-                                            mpg_cpu_onednn_attributes(dnnl)) == dnnl_success;
-  if (good && s->dtype != dnnl_f32 && mpg_cpu_onednn_is_reference(dnnl, desc)) {
-    dnnl->primitive_desc_destroy(desc);
-    good = false;
-  }
-  good = good && mpg_cpu_onednn_step(dnnl, prepared, desc, s->bias ? 4 : 3,
-                                     (const int[][2]){{DNNL_ARG_SRC, slots[0]},
-                                                      {DNNL_ARG_WEIGHTS, slots[1]},
-                                                      {DNNL_ARG_DST, slots[2]},
-                                                      {DNNL_ARG_BIAS, slots[3]}});
-  if (a) dnnl->memory_desc_destroy(a);
-  if (b) dnnl->memory_desc_destroy(b);
-  if (c) dnnl->memory_desc_destroy(c);
-  if (bias) dnnl->memory_desc_destroy(bias);
-  return good;
-}
-
 /* True when oneDNN has taken it; *status is its result. */
-static bool onednn_matmul(const mpg_kernel_call *call, mpg_dtype dtype, matmul_shape *s,
+static bool onednn_matmul(const mpg_kernel_call *call, mpg_dtype dtype, mpg_onednn_matmul *s,
                           const void *a, const void *b, const void *bias, void *c,
                           mpg_status *status) {
-  s->dtype = mpg_cpu_onednn_dtype(dtype);
+  s->dtype = s->result = mpg_cpu_onednn_dtype(dtype);
   if (!s->dtype || mpg_gemm_tiny(s->m, s->n, s->k) || s->k == 0) return false;
   s->bias = bias != NULL;
-  mpg_onednn_key key = {
-      .kind = MPG_ONEDNN_MATMUL,
-      .count = 6,
-      .values = {s->batch, s->m, s->n, s->k, s->ta | s->tb << 1 | s->bias << 2, (int64_t)s->dtype}};
-  const mpg_onednn_prepared *prepared = mpg_cpu_onednn_find(call, &key, build_matmul, s);
+  s->ldc = s->n;
+  const mpg_onednn_prepared *prepared = mpg_cpu_onednn_matmul_find(call, s);
   if (!prepared) return false;
   void *scratch = NULL;
   if (prepared->scratch && !(scratch = mpg_device_scratch(call->device, prepared->scratch)))
@@ -91,7 +40,7 @@ MPG_CPU_KERNEL(dot) {
   int64_t m = ta ? mpg_shape_product(as, 1, as->ndim) : mpg_shape_product(as, 0, as->ndim - 1);
   int64_t n = tb ? mpg_shape_product(bs, 0, bs->ndim - 1) : mpg_shape_product(bs, 1, bs->ndim);
 #ifdef MPG_WITH_ONEDNN
-  matmul_shape s = {.batch = 1, .m = m, .n = n, .k = k, .ta = ta, .tb = tb};
+  mpg_onednn_matmul s = {.batch = 1, .m = m, .n = n, .k = k, .ta = ta, .tb = tb};
   mpg_status status;
   if (a->desc.dtype != MPG_FLOAT32 && m * n > 0 &&
       onednn_matmul(call, a->desc.dtype, &s, a->data, b->data, NULL, call->outputs[0].data,
@@ -159,7 +108,7 @@ MPG_CPU_KERNEL(batch_dot) {
   if (rows && mpg_cpu_row_products(call, a->desc.dtype, count, n, k, a->data, b->data, c->data))
     return MPG_OK;
 #ifdef MPG_WITH_ONEDNN
-  matmul_shape s = {
+  mpg_onednn_matmul s = {
       .batch = count, .m = m, .n = n, .k = k, .ta = p->transpose_a, .tb = p->transpose_b};
   mpg_status status;
   if (onednn_matmul(call, a->desc.dtype, &s, a->data, b->data, NULL, c->data, &status))
@@ -257,7 +206,7 @@ MPG_CPU_KERNEL(fully_connected) {
     return mpg_cpu_panels(call, &product);
 #ifdef MPG_WITH_ONEDNN
   mpg_dtype dtype = data->desc.dtype;
-  matmul_shape s = {.batch = 1, .m = m, .n = n, .k = k, .tb = true};
+  mpg_onednn_matmul s = {.batch = 1, .m = m, .n = n, .k = k, .tb = true};
   mpg_status status;
   if ((bias || dtype != MPG_FLOAT32) &&
       onednn_matmul(call, dtype, &s, data->data, weight->data, bias, out->data, &status))

@@ -48,6 +48,33 @@ const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl) {
   return onednn_attributes;
 }
 
+static dnnl_primitive_attr_t attributes_with(const mpg_onednn *dnnl,
+                                             const_dnnl_memory_desc_t added) {
+  dnnl_primitive_attr_t attributes = NULL;
+  dnnl_post_ops_t ops = NULL;
+  bool good =
+      dnnl->primitive_attr_create(&attributes) == dnnl_success &&
+      dnnl->primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user) ==
+          dnnl_success &&
+      dnnl->post_ops_create(&ops) == dnnl_success &&
+      (added ? dnnl->post_ops_append_binary(ops, dnnl_binary_add, added)
+             : dnnl->post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef)) == dnnl_success &&
+      dnnl->primitive_attr_set_post_ops(attributes, ops) == dnnl_success;
+  if (ops) dnnl->post_ops_destroy(ops);
+  if (good) return attributes;
+  if (attributes) dnnl->primitive_attr_destroy(attributes);
+  return NULL;
+}
+
+dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_sum(const mpg_onednn *dnnl) {
+  return attributes_with(dnnl, NULL);
+}
+
+dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_add(const mpg_onednn *dnnl,
+                                                       const_dnnl_memory_desc_t added) {
+  return attributes_with(dnnl, added);
+}
+
 /* --- The cache of a device -------------------------------------------------------------------- */
 enum { CACHE_SIZE = 256, TABLE_SIZE = 512 };
 typedef struct cache {

@@ -46,6 +46,7 @@
   X(reorder_primitive_desc_create)                                                                 \
   X(post_ops_create)                                                                               \
   X(post_ops_destroy)                                                                              \
+  X(post_ops_append_sum)                                                                           \
   X(post_ops_append_binary)                                                                        \
   X(primitive_attr_set_post_ops)
 /* clang-format on */
@@ -150,6 +151,14 @@ bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepare
  * memory. */
 #define mpg_cpu_onednn_attributes MPG_CPU_NAME(onednn_attributes)
 const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl);
+
+/* The same, for a primitive that adds to its result; the caller's. NULL: oneDNN refuses. */
+#define mpg_cpu_onednn_attributes_to_sum MPG_CPU_NAME(onednn_attributes_to_sum)
+dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_sum(const mpg_onednn *dnnl);
+/* The same, for a primitive that adds an array to its result. */
+#define mpg_cpu_onednn_attributes_to_add MPG_CPU_NAME(onednn_attributes_to_add)
+dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_add(const mpg_onednn *dnnl,
+                                                       const_dnnl_memory_desc_t added);
 
 /* Makes oneDNN use call->num_threads in this thread; returns what to give back to
  * mpg_onednn_threads_end. */

@@ -86,29 +86,12 @@ static void free_descs(const mpg_onednn *dnnl, const arrays *a) {
 
 /* --- The primitive ---------------------------------------------------------------------------- */
 
-/* Attributes of a convolution that adds an array to its result; the caller's. NULL: oneDNN
- * refuses. */
-static dnnl_primitive_attr_t attributes_to_add(const mpg_onednn *dnnl,
-                                               const_dnnl_memory_desc_t added) {
-  dnnl_primitive_attr_t attributes = NULL;
-  dnnl_post_ops_t ops = NULL;
-  bool good = dnnl->primitive_attr_create(&attributes) == dnnl_success &&
-              dnnl->primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user) ==
-                  dnnl_success &&
-              dnnl->post_ops_create(&ops) == dnnl_success &&
-              dnnl->post_ops_append_binary(ops, dnnl_binary_add, added) == dnnl_success &&
-              dnnl->primitive_attr_set_post_ops(attributes, ops) == dnnl_success;
-  if (ops) dnnl->post_ops_destroy(ops);
-  if (good) return attributes;
-  if (attributes) dnnl->primitive_attr_destroy(attributes);
-  return NULL;
-}
-
 /* Of arrays in these layouts; NULL: there is none. */
 static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
                                       const arrays *a, const dnnl_memory_desc_t *descs) {
   const int64_t *stride = a->stride, *dilate = a->dilate, *pad = a->pad;
-  dnnl_primitive_attr_t own = how->add ? attributes_to_add(dnnl, a->ours[OUT]) : NULL;
+  dnnl_primitive_attr_t own =
+      how->add ? mpg_cpu_onednn_attributes_to_add(dnnl, a->ours[OUT]) : NULL;
   const_dnnl_primitive_attr_t attributes = how->add ? own : mpg_cpu_onednn_attributes(dnnl);
   dnnl_primitive_desc_t desc = NULL;
   dnnl_status_t status;
