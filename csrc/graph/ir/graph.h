@@ -197,11 +197,6 @@ typedef struct mpg_order {
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
                            size_t num_roots, mpg_order *order);
-/* Reorders nodes so that those that another device waits for come first. Nodes that no copy depends
- * on run after the copies, while the other device works. Bits stay. Arrays may live longer, so the
- * caller compares plans. `faster` is filled only if *changed. */
-mpg_status mpg_order_critical_path_first(const mpg_graph *graph, const mpg_order *order,
-                                         mpg_order *faster, bool *changed);
 /* Moves nodes numbered from `first` on (sums of gradients) right behind the last of their inputs,
  * which are then still in a cache, and whose memory is free for the next gradient. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);

@@ -494,7 +494,7 @@ fail:
   return status;
 }
 
-/* --- Time: the longest path first ------------------------------------------------------------- */
+/* --- Time: the critical path first, which is the longest to the end --------------------------- */
 
 static mpg_status find_seconds(schedule *s) {
   mpg_cost *costs = mpg_malloc((s->graph->num_nodes + 1) * sizeof *costs);
@@ -672,7 +672,6 @@ mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[
   schedule s;
   double *paths = NULL;
   size_t most[MPG_MAX_GRAPH_DEVICES];
-  bool changed = false;
   mpg_status status = MPG_OK;
   MPG_GOTO(begin(&s, request));
   MPG_GOTO(find_seconds(&s));
@@ -681,12 +680,10 @@ mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[
   MPG_GOTO(new_order(&s, &faster[0]));
   MPG_GOTO(list_schedule(&s, paths, NULL, &faster[0]));
   MPG_GOTO(run_in_order(&s, &faster[0], &seconds[1]));
-  MPG_GOTO(mpg_order_critical_path_first(request->graph, request->order, &faster[1], &changed));
-  if (changed) MPG_GOTO(run_in_order(&s, &faster[1], &seconds[2]));
   peaks_of(&s, request->order, most);
-  MPG_GOTO(new_order(&s, &faster[2]));
-  MPG_GOTO(list_schedule(&s, paths, most, &faster[2]));
-  MPG_GOTO(run_in_order(&s, &faster[2], &seconds[3]));
+  MPG_GOTO(new_order(&s, &faster[1]));
+  MPG_GOTO(list_schedule(&s, paths, most, &faster[1]));
+  MPG_GOTO(run_in_order(&s, &faster[1], &seconds[2]));
 fail:
   mpg_free(paths);
   end(&s);

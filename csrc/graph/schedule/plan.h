@@ -90,11 +90,10 @@ bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_no
  */
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed);
 /* Time: orders in which devices wait less for each other. faster[0]: every device takes the ready
- * node with the longest path to the end. faster[1]: that of mpg_order_critical_path_first.
- * faster[2]: as faster[0], but a node is put off if more bytes would be alive than the given order
- * ever has. seconds: estimates for the given order, then for these, from bytes and floating-point
- * operations (0: none). The caller frees all. */
-enum { MPG_FASTER_ORDERS = 3 };
+ * node with the longest path to the end. faster[1]: the same, but a node is put off if more bytes
+ * would be alive than the given order ever has. seconds: estimates for the given order, then for
+ * these, from bytes and floating-point operations (0: none). The caller frees all. */
+enum { MPG_FASTER_ORDERS = 2 };
 mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS],
                               double seconds[1 + MPG_FASTER_ORDERS]);
 
