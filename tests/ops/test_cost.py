@@ -21,8 +21,6 @@ WINDOWS = {
     "_backward_Pooling",
     "_pooling_at_max",
     "_max_pooling_channels_last",
-    "LRN",
-    "_backward_LRN",
     "_contrib_box_iou",
 }
 

@@ -107,11 +107,16 @@ def test_make_loss_and_svm_ignore_what_arrives():
     assert (
         gradient("MakeLoss", [X], head, grad_scale=2.0, normalization="batch")[1] == 2 / 3
     ).all()
-    _, grad = gradient("SVMOutput", [X, np.array([0.0, 3, 2])], head, margin=0.7)
+    positive = gradient("MakeLoss", [X], head, normalization="valid", valid_thresh=0.5)[1]
+    np.testing.assert_allclose(positive, np.full(X.shape, 1 / (X > 0.5).sum()), rtol=1e-12)
+    none = gradient("MakeLoss", [X], head, normalization="valid", valid_thresh=1e9)[1]
+    assert (none == 1).all()
     sign = np.eye(4)[[0, 3, 2]] * 2 - 1
-    np.testing.assert_allclose(
-        grad, -sign * np.where(sign * X < 0.7, 2 * (0.7 - sign * X), 0), rtol=1e-9
-    )
+    for linear, slope in ((False, 2 * (0.7 - sign * X)), (True, 1)):
+        _, grad = gradient(
+            "SVMOutput", [X, np.array([0.0, 3, 2])], head, margin=0.7, use_linear=linear
+        )
+        np.testing.assert_allclose(grad, -sign * np.where(sign * X < 0.7, slope, 0), rtol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -146,7 +151,7 @@ def test_fused_cross_entropy_has_the_bits_of_its_parts(dtype):
         ),
         (
             lambda: op("_contrib_index_copy")(mx.nd.array(X), mx.nd.array([9]), mx.nd.array(X[:1])),
-            ("index_copy", "9"),
+            ("index 9", "size 3"),
         ),
     ],
 )

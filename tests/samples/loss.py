@@ -27,12 +27,6 @@ def softmax_output_back(y, label, grad=None, grad_scale=1.0, smooth_alpha=0.0, *
     )
 
 
-def svm_back(y, label, margin=1.0, regularization_coefficient=1.0, use_linear=False):
-    sign = np.eye(y.shape[1])[label.astype(int)] * 2 - 1
-    slope = np.where(sign * y < margin, 1 if use_linear else 2 * (margin - sign * y), 0)
-    return -sign * slope * regularization_coefficient
-
-
 def ctc_loss(
     x, label, *lengths, use_data_lengths=False, use_label_lengths=False, blank_label="first"
 ):
@@ -69,11 +63,6 @@ def ctc_loss_back(head, x, label, *lengths, **params):
             ends.append(ctc_loss(moved, label, *lengths, **params)[place[1]])
         result[place] = head[place[1]] * (ends[0] - ends[1]) / (2 * step)
     return result
-
-
-def make_loss_back(x, grad_scale=1.0, valid_thresh=0.0, normalization="null"):
-    divisor = {"null": 1, "batch": len(x), "valid": max(1, (x > valid_thresh).sum())}[normalization]
-    return np.full(x.shape, grad_scale / divisor)
 
 
 def same(x, *_, **__):
@@ -136,10 +125,6 @@ SAMPLES = {
     "MAERegressionOutput": pairs(same),
     "LogisticRegressionOutput": pairs(lambda x, _, **__: 1 / (1 + np.exp(-x))),
     "SVMOutput": labelled(same),
-    "_backward_SVMOutput": [
-        *labelled(svm_back),
-        *labelled(svm_back, {"use_linear": True, "margin": 0.5}),
-    ],
     "CTCLoss": [
         Sample(
             [(4, 2, 3), *more],
@@ -165,8 +150,4 @@ SAMPLES = {
         for name, more, params in CTC
     ],
     "MakeLoss": [Sample([(3, 4)], {"grad_scale": 2.0}, same, grad=False)],
-    "_backward_MakeLoss": [
-        Sample([(3, 4)], {"grad_scale": 2.0, "normalization": n}, make_loss_back, grad=False)
-        for n in ("null", "batch", "valid")
-    ],
 }

@@ -169,13 +169,6 @@ def group_norm_backward(grad, data, gamma, mean, std, num_groups=1):
     return dx.reshape(data.shape), (grad * about).sum((0, 2)), grad.sum((0, 2))
 
 
-def lrn_backward(grad, data, norm, nsize, alpha=1e-4, beta=0.75, knorm=2.0):
-    half = nsize // 2
-    term = np.pad(grad * data * norm ** (-beta - 1), ((0, 0), (half, half), (0, 0), (0, 0)))
-    total = sum(term[:, i : i + data.shape[1]] for i in range(nsize))
-    return grad * norm**-beta - 2 * alpha * beta / nsize * data * total
-
-
 def batch_norm_sample(
     shape,
     channels,
@@ -420,17 +413,6 @@ SAMPLES = {
             dtypes=("float32", "float64"),
             name="groups",
             **LOOSE,
-        ),
-    ],
-    "_backward_LRN": [
-        Sample(
-            [(2, 5, 3, 2), (2, 5, 3, 2), (2, 5, 3, 2)],
-            dict(nsize=3, alpha=0.5, beta=0.6),
-            lrn_backward,
-            grad=False,
-            ranges=[None, None, (1, 2)],
-            dtypes=("float32", "float64"),
-            name="three",
         ),
     ],
     "LRN": [

@@ -115,14 +115,6 @@ SAMPLES["_sample_multinomial"] = [
         [(2, 5)], {"shape": (300,), "get_prob": True}, ranges=[(0.1, 1)], grad=True, name="draws"
     ),
 ]
-SAMPLES["_backward_sample_multinomial"] = [
-    Sample(
-        [(2,), (2, 3), np.array([2, 0], "int32")],
-        grad=False,
-        ranges=[None, (0.5, 1), None],
-        reference=lambda g, x, i: np.array([[0, 0, g[0] / x[0, 2]], [g[1] / x[1, 0], 0, 0]]),
-    ),
-]
 SAMPLES["_shuffle"] = [
     Sample([np.full((5, 3), 2.5, "float32")], reference=lambda x: x, grad=False, dtypes=ONE),
     Sample([(1, 4)], reference=lambda x: x, grad=False, name="one-row"),

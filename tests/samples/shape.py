@@ -60,14 +60,6 @@ def pad_reference(x, mode, pad_width, constant_value=0):
     return np.pad(x, width, mode=mode)
 
 
-def pad_back_reference(x, mode, pad_width, constant_value=0):
-    inner = tuple(n - pad_width[2 * i] - pad_width[2 * i + 1] for i, n in enumerate(x.shape))
-    places = pad_reference(np.arange(int(np.prod(inner))).reshape(inner), mode, pad_width)
-    result = np.zeros(int(np.prod(inner)))
-    np.add.at(result, places.ravel(), x.ravel())
-    return result.reshape(inner)
-
-
 def depth_to_space(x, block_size):
     n, c, h, w = x.shape
     b = block_size
@@ -382,19 +374,6 @@ SAMPLES = {
             {"mode": "constant", "pad_width": (1, 0, 0, 1), "constant_value": 1},
             pad_reference,
             name="empty",
-        ),
-    ],
-    "_backward_pad": [
-        Sample(
-            [(1, 2, 6, 8)],
-            {"mode": "edge", "pad_width": (0, 0, 0, 0, 1, 2, 3, 1)},
-            pad_back_reference,
-            grad2=True,
-        ),
-        Sample(
-            [(1, 2, 6, 8)],
-            {"mode": "reflect", "pad_width": (0, 0, 0, 0, 1, 2, 3, 1)},
-            pad_back_reference,
         ),
     ],
     "depth_to_space": [

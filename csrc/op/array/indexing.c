@@ -1,6 +1,7 @@
 /* Gathering and scattering by index. Inference and gradients. */
 #include <string.h>
 
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
@@ -185,17 +186,12 @@ void mpg_gradient_pick_back(mpg_gradient *g) {
                        &mpg_value_desc(g, g->inputs[0])->shape);
 }
 
-mpg_status mpg_infer_batch_take(mpg_infer *infer) {
-  MPG_TRY(expect_numeric(infer, 1));
-  if (!mpg_infer_begin(infer)) return MPG_OK;
-  const mpg_shape *a = &infer->inputs[0].shape;
-  if (a->ndim != 2) return mpg_infer_fail(infer, "a is a matrix");
-  if (a->dims[1] == 0 && a->dims[0] > 0)
-    return mpg_infer_fail(infer, "the rows have size 0: there is nothing to take");
-  mpg_shape rows = {.ndim = 1, .dims = {a->dims[0]}};
-  MPG_TRY(mpg_infer_expect_shape(infer, 1, &rows));
-  infer->outputs[0].shape = rows;
-  return MPG_OK;
+void mpg_compose_batch_take(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  mpg_pick_params params = {.axis = {.value = 1, .present = 1}};
+  if (mpg_value_desc(g, inputs[0])->shape.ndim != 2)
+    mpg_gradient_fail(g, "a is a matrix");
+  else
+    outputs[0] = mpg_emit2(g, MPG_OP_pick, &params, inputs[0], inputs[1]);
 }
 
 mpg_status mpg_infer_fill_element(mpg_infer *infer) {
@@ -220,12 +216,8 @@ void mpg_gradient_fill_element(mpg_gradient *g) {
     g->in_grads[0] =
         mpg_emit3(g, MPG_OP_fill_element_0index, NULL, g->out_grads[0], zeros, g->inputs[2]);
   }
-  if (g->needed[1]) { /* pick, not batch_take: that one has no gradient */
-    mpg_pick_params params;
-    memset(&params, 0, sizeof params);
-    params.axis = (mpg_opt_int){1, 1};
-    g->in_grads[1] = mpg_emit2(g, MPG_OP_pick, &params, g->out_grads[0], g->inputs[2]);
-  }
+  if (g->needed[1])
+    g->in_grads[1] = mpg_emit2(g, MPG_OP_batch_take, NULL, g->out_grads[0], g->inputs[2]);
 }
 
 mpg_status mpg_infer_one_hot(mpg_infer *infer) {
@@ -416,22 +408,34 @@ static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_
   return mpg_infer_expect_shape(infer, 1, &batch);
 }
 
-mpg_status mpg_infer_sequence_mask(mpg_infer *infer) {
-  PARAMS(sequence_mask, params);
-  if (!mpg_infer_begin(infer)) return MPG_OK;
-  MPG_TRY(expect_lengths(infer, &infer->inputs[0].shape, params->axis));
-  infer->outputs[0].shape = infer->inputs[0].shape;
-  return MPG_OK;
-}
-
-void mpg_gradient_sequence_mask(mpg_gradient *g) {
-  mpg_sequence_mask_params params;
-  memcpy(&params, g->params, sizeof params);
-  params.value = 0;
-  if (g->needed[0])
-    g->in_grads[0] = g->num_inputs < 2 ? g->out_grads[0]
-                                       : mpg_emit2(g, MPG_OP_SequenceMask, &params, g->out_grads[0],
-                                                   g->inputs[1]);
+/* An element is kept where its place along the time axis is below the length of its sequence. */
+void mpg_compose_sequence_mask(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  GRADIENT_PARAMS(sequence_mask, params);
+  mpg_shape data = mpg_value_desc(g, inputs[0])->shape;
+  int time = (int)params->axis, batch = 1 - time;
+  if (data.ndim < 2) {
+    mpg_gradient_fail(g, "the array has at least 2 dimensions (time and batch)");
+    return;
+  }
+  if (g->num_inputs < 2) {
+    outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
+    return;
+  }
+  mpg_shape lengths = mpg_value_desc(g, inputs[1])->shape, steps = {.ndim = data.ndim}, own;
+  if (lengths.ndim != 1 || lengths.dims[0] != data.dims[batch]) {
+    mpg_gradient_fail(g, "sequence_length has one number for each of the %lld sequences",
+                      (long long)data.dims[batch]);
+    return;
+  }
+  for (int i = 0; i < data.ndim; i++) steps.dims[i] = 1;
+  own = steps;
+  steps.dims[time] = data.dims[time];
+  own.dims[batch] = data.dims[batch];
+  mpg_value whole = mpg_emit1(g, MPG_OP_trunc, NULL, mpg_emit_cast(g, inputs[1], MPG_FLOAT32));
+  mpg_value step = mpg_emit_count(g, inputs[0], data.dims[time], MPG_FLOAT32, &steps);
+  mpg_value kept =
+      mpg_emit2(g, MPG_OP_broadcast_lesser, NULL, step, mpg_emit_reshape(g, whole, &own));
+  outputs[0] = mpg_emit_where(g, kept, inputs[0], mpg_emit_full_like(g, inputs[0], params->value));
 }
 
 mpg_status mpg_infer_sequence_reverse(mpg_infer *infer) {
@@ -503,47 +507,42 @@ void mpg_gradient_sequence_last_back(mpg_gradient *g) {
 
 /* --- contrib ---------------------------------------------------------------------------------- */
 
-mpg_status mpg_infer_index_copy(mpg_infer *infer) {
-  MPG_TRY(expect_numeric(infer, 1));
-  if (infer->inputs[0].dtype != MPG_DTYPE_NONE)
-    MPG_TRY(mpg_infer_expect_dtype(infer, 2, infer->inputs[0].dtype));
-  if (!mpg_infer_begin(infer)) return MPG_OK;
-  mpg_shape rows = infer->inputs[0].shape;
-  infer->outputs[0].shape = rows;
-  if (rows.ndim < 1) return mpg_infer_fail(infer, "old_tensor has at least one dimension");
-  if (!mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
-  if (infer->inputs[1].shape.ndim != 1)
-    return mpg_infer_fail(infer, "index_vector has one dimension");
-  rows.dims[0] = infer->inputs[1].shape.dims[0];
-  return mpg_infer_expect_shape(infer, 2, &rows);
-}
-
-void mpg_gradient_index_copy(mpg_gradient *g) {
-  mpg_take_params take = {.axis = 0, .mode = 1};
-  if (g->needed[0]) {
-    mpg_value zeros = mpg_emit_full_like(g, g->inputs[2], 0);
-    g->in_grads[0] =
-        mpg_emit3(g, MPG_OP__contrib_index_copy, NULL, g->out_grads[0], g->inputs[1], zeros);
+void mpg_compose_index_copy(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  mpg_shape shape = mpg_value_desc(g, inputs[0])->shape,
+            index = mpg_value_desc(g, inputs[1])->shape;
+  if (shape.ndim < 1 || index.ndim != 1) {
+    mpg_gradient_fail(g, "old_tensor has at least one dimension, index_vector has one");
+    return;
   }
-  if (g->needed[2])
-    g->in_grads[2] = mpg_emit2(g, MPG_OP_take, &take, g->out_grads[0], g->inputs[1]);
+  mpg_shape columns = {.ndim = 2, .dims = {1, index.dims[0]}};
+  mpg_shape_of_params params = {.shape = mpg_shape_tuple(&shape)};
+  outputs[0] = mpg_emit3(g, MPG_OP__scatter_set_nd, &params, inputs[0], inputs[2],
+                         mpg_emit_reshape(g, inputs[1], &columns));
 }
 
-mpg_status mpg_infer_index_array(mpg_infer *infer) {
-  PARAMS(index_array, params);
-  infer->outputs[0].dtype = MPG_INT64;
-  if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
-  mpg_shape shape = infer->inputs[0].shape;
+void mpg_compose_index_array(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  GRADIENT_PARAMS(index_array, params);
+  mpg_value parts[MPG_MAX_NDIM];
+  mpg_shape shape = mpg_value_desc(g, inputs[0])->shape, last = shape;
   int count = params->axes.count < 0 ? shape.ndim : params->axes.count;
-  for (int i = 0; i < params->axes.count; i++) {
-    int axis;
-    MPG_TRY(mpg_axis_normalize(params->axes.values[i], shape.ndim, infer->op->name, &axis));
+  if (shape.ndim >= MPG_MAX_NDIM || count > MPG_MAX_NDIM) {
+    mpg_gradient_fail(g, "the result has more than %d dimensions", MPG_MAX_NDIM);
+    return;
   }
-  if (shape.ndim >= MPG_MAX_NDIM)
-    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
-  shape.dims[shape.ndim++] = count;
-  infer->outputs[0].shape = shape;
-  return MPG_OK;
+  last.dims[last.ndim++] = 1;
+  for (int i = 0; i < count && g->status == MPG_OK; i++) {
+    int axis = i;
+    mpg_shape along = {.ndim = last.ndim};
+    if (params->axes.count >= 0)
+      g->status = mpg_axis_normalize(params->axes.values[i], shape.ndim, g->op->name, &axis);
+    if (g->status != MPG_OK) return;
+    for (int k = 0; k < along.ndim; k++) along.dims[k] = k == axis ? shape.dims[k] : 1;
+    mpg_value index = mpg_emit_count(g, inputs[0], shape.dims[axis], MPG_INT64, &along);
+    parts[i] = mpg_emit_broadcast_to(g, index, &last);
+  }
+  last.dims[last.ndim - 1] = 0;
+  outputs[0] = count ? mpg_emit_concat(g, parts, count, last.ndim - 1)
+                     : mpg_emit_full(g, inputs[0], &last, MPG_INT64, 0);
 }
 
 /* --- Masks ------------------------------------------------------------------------------------ */

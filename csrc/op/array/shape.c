@@ -1,4 +1,5 @@
 /* Shapes of the same elements: views, transposes, and rearrangements. Inference and gradients. */
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/array/region.h"
 
@@ -384,46 +385,46 @@ void mpg_gradient_repeat(mpg_gradient *g) {
 
 /* --- Blocks ----------------------------------------------------------------------------------- */
 
-mpg_status mpg_infer_depth_to_space(mpg_infer *infer) {
-  PARAMS(block, params);
-  if (!mpg_infer_begin(infer)) return MPG_OK;
-  mpg_shape shape = infer->inputs[0].shape;
-  int64_t b = params->block_size, square;
-  if (shape.ndim != 4)
-    return mpg_infer_fail(infer, "the array has 4 dimensions (batch, channel, height, width)");
-  MPG_TRY(multiply(infer, b, b, &square));
-  if (shape.dims[1] % square)
-    return mpg_infer_fail(infer, "%lld channels do not divide by block_size * block_size = %lld",
-                          (long long)shape.dims[1], (long long)square);
-  shape.dims[1] /= square;
-  MPG_TRY(multiply(infer, shape.dims[2], b, &shape.dims[2]));
-  MPG_TRY(multiply(infer, shape.dims[3], b, &shape.dims[3]));
-  infer->outputs[0].shape = shape;
-  return MPG_OK;
+void mpg_compose_depth_to_space(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  int64_t b = ((const mpg_block_params *)g->params)->block_size;
+  mpg_shape in = mpg_value_desc(g, inputs[0])->shape;
+  int64_t h, w;
+  if (in.ndim != 4 || b > INT32_MAX || in.dims[1] % (b * b) ||
+      __builtin_mul_overflow(in.dims[2], b, &h) || __builtin_mul_overflow(in.dims[3], b, &w)) {
+    mpg_gradient_fail(g,
+                      "the array has 4 dimensions (batch, channel, height, width), and "
+                      "block_size * block_size divides the channels");
+    return;
+  }
+  int64_t channels = in.dims[1] / (b * b);
+  mpg_shape split = {.ndim = 6, .dims = {in.dims[0], b, b, channels, in.dims[2], in.dims[3]}},
+            shape = {.ndim = 4, .dims = {in.dims[0], channels, h, w}};
+  outputs[0] = mpg_emit_reshape(g,
+                                mpg_emit_transpose(g, mpg_emit_reshape(g, inputs[0], &split), 6,
+                                                   (int64_t[]){0, 3, 4, 1, 5, 2}),
+                                &shape);
 }
 
-mpg_status mpg_infer_space_to_depth(mpg_infer *infer) {
-  PARAMS(block, params);
-  if (!mpg_infer_begin(infer)) return MPG_OK;
-  mpg_shape shape = infer->inputs[0].shape;
-  int64_t b = params->block_size, square;
-  if (shape.ndim != 4)
-    return mpg_infer_fail(infer, "the array has 4 dimensions (batch, channel, height, width)");
-  MPG_TRY(multiply(infer, b, b, &square));
-  if (shape.dims[2] % b || shape.dims[3] % b)
-    return mpg_infer_fail(infer, "height and width do not divide by block_size %lld", (long long)b);
-  MPG_TRY(multiply(infer, shape.dims[1], square, &shape.dims[1]));
-  shape.dims[2] /= b;
-  shape.dims[3] /= b;
-  infer->outputs[0].shape = shape;
-  return MPG_OK;
-}
-
-void mpg_gradient_depth_to_space(mpg_gradient *g) {
-  g->in_grads[0] = mpg_emit1(g, MPG_OP_space_to_depth, g->params, g->out_grads[0]);
-}
-void mpg_gradient_space_to_depth(mpg_gradient *g) {
-  g->in_grads[0] = mpg_emit1(g, MPG_OP_depth_to_space, g->params, g->out_grads[0]);
+void mpg_compose_space_to_depth(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  int64_t b = ((const mpg_block_params *)g->params)->block_size;
+  mpg_shape in = mpg_value_desc(g, inputs[0])->shape;
+  if (in.ndim != 4 || in.dims[2] % b || in.dims[3] % b) {
+    mpg_gradient_fail(g,
+                      "the array has 4 dimensions (batch, channel, height, width), and "
+                      "block_size divides height and width");
+    return;
+  }
+  int64_t channels = in.dims[1], h = in.dims[2] / b, w = in.dims[3] / b, blocks;
+  if (__builtin_mul_overflow(channels, b, &blocks) || __builtin_mul_overflow(blocks, b, &blocks)) {
+    mpg_gradient_fail(g, "the result's shape is too large");
+    return;
+  }
+  mpg_shape split = {.ndim = 6, .dims = {in.dims[0], channels, h, b, w, b}},
+            shape = {.ndim = 4, .dims = {in.dims[0], blocks, h, w}};
+  outputs[0] = mpg_emit_reshape(g,
+                                mpg_emit_transpose(g, mpg_emit_reshape(g, inputs[0], &split), 6,
+                                                   (int64_t[]){0, 3, 5, 1, 2, 4}),
+                                &shape);
 }
 
 /* --- Diagonals -------------------------------------------------------------------------------- */

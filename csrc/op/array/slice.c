@@ -1,6 +1,7 @@
 /* Joining, splitting, slicing and padding. Inference and gradients. */
 #include <string.h>
 
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/array/region.h"
 
@@ -32,16 +33,6 @@ static mpg_value pad_region(mpg_gradient *g, const mpg_region *region, const mpg
   region_to_tuples(region, &params.begin, &params.end, &params.step);
   params.shape = mpg_shape_tuple(shape);
   return mpg_emit1(g, MPG_OP__backward_slice, &params, grad);
-}
-
-/* The part [from, to) of one dimension. */
-static mpg_value part_of(mpg_gradient *g, mpg_value value, int axis, int64_t from, int64_t to) {
-  mpg_slice_axis_params params;
-  memset(&params, 0, sizeof params);
-  params.axis = axis;
-  params.begin = from;
-  params.end = (mpg_opt_int){.value = to, .present = 1};
-  return mpg_emit1(g, MPG_OP_slice_axis, &params, value);
 }
 
 /* --- Joining ---------------------------------------------------------------------------------- */
@@ -84,8 +75,8 @@ void mpg_gradient_concat(mpg_gradient *g) {
   for (int i = 0; i < g->num_inputs; i++) {
     int64_t size = mpg_value_desc(g, g->inputs[i])->shape.dims[axis];
     if (g->needed[i])
-      g->in_grads[i] =
-          g->num_inputs == 1 ? g->out_grads[0] : part_of(g, g->out_grads[0], axis, at, at + size);
+      g->in_grads[i] = g->num_inputs == 1 ? g->out_grads[0]
+                                          : mpg_emit_slice(g, g->out_grads[0], axis, at, at + size);
     at += size;
   }
 }
@@ -116,7 +107,7 @@ void mpg_gradient_stack(mpg_gradient *g) {
   int axis = (int)(params->axis < 0 ? params->axis + in.ndim + 1 : params->axis);
   for (int i = 0; i < g->num_inputs; i++)
     if (g->needed[i])
-      g->in_grads[i] = mpg_emit_reshape(g, part_of(g, g->out_grads[0], axis, i, i + 1), &in);
+      g->in_grads[i] = mpg_emit_reshape(g, mpg_emit_slice(g, g->out_grads[0], axis, i, i + 1), &in);
 }
 
 /* --- Splitting -------------------------------------------------------------------------------- */
@@ -380,37 +371,31 @@ void mpg_gradient_slice_like(mpg_gradient *g) {
   g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
 }
 
-mpg_status mpg_infer_crop(mpg_infer *infer) {
-  PARAMS(crop, params);
-  if (infer->num_inputs > 2)
-    return mpg_infer_fail(infer, "one or two arrays, not %d", infer->num_inputs);
-  if (!mpg_infer_begin(infer) ||
-      (infer->num_inputs == 2 && !mpg_shape_known(&infer->inputs[1].shape)))
-    return MPG_OK;
+void mpg_compose_crop(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  mpg_shape data = mpg_value_desc(g, inputs[0])->shape;
+  mpg_slice_params params;
   mpg_region region;
-  MPG_TRY(mpg_region_crop(infer->op->name, &infer->inputs[0].shape,
-                          infer->num_inputs == 2 ? &infer->inputs[1].shape : NULL, params,
-                          &region));
-  infer->outputs[0].shape = region.shape;
-  return MPG_OK;
-}
-
-void mpg_gradient_crop(mpg_gradient *g) {
-  GRADIENT_PARAMS(crop, params);
-  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape,
-            like = mpg_value_desc(g, g->outputs[0])->shape;
-  mpg_region region;
-  if (!g->needed[0]) return;
-  if (mpg_region_crop(g->op->name, &in, &like, params, &region) != MPG_OK)
-    return mpg_gradient_fail(g, "%s", mpg_error_text());
-  g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
+  memset(&params, 0, sizeof params);
+  if (g->num_inputs > 2) {
+    mpg_gradient_fail(g, "one or two arrays, not %d", g->num_inputs);
+    return;
+  }
+  g->status = mpg_region_crop(g->op->name, &data,
+                              g->num_inputs == 2 ? &mpg_value_desc(g, inputs[1])->shape : NULL,
+                              g->params, &region);
+  if (g->status != MPG_OK) return;
+  region_to_tuples(&region, &params.begin, &params.end, &params.step);
+  outputs[0] = mpg_emit1(g, MPG_OP_slice, &params, inputs[0]);
 }
 
 /* --- Padding ---------------------------------------------------------------------------------- */
 
-static mpg_status padded_shape(mpg_infer *infer, int mode, const mpg_tuple *width,
-                               const mpg_shape *in, mpg_shape *shape) {
-  *shape = *in;
+mpg_status mpg_infer_pad(mpg_infer *infer) {
+  PARAMS(pad, params);
+  if (!mpg_infer_begin(infer)) return MPG_OK;
+  const mpg_tuple *width = &params->pad_width;
+  const mpg_shape *in = &infer->inputs[0].shape;
+  mpg_shape shape = *in;
   if (width->count != 2 * in->ndim)
     return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d",
                           in->ndim, width->count);
@@ -418,49 +403,52 @@ static mpg_status padded_shape(mpg_infer *infer, int mode, const mpg_tuple *widt
     int64_t before = width->values[2 * i], after = width->values[2 * i + 1], dim = in->dims[i];
     if (before < 0 || after < 0)
       return mpg_infer_fail(infer, "pad_width contains a negative number or None");
-    if (__builtin_add_overflow(dim, before, &shape->dims[i]) ||
-        __builtin_add_overflow(shape->dims[i], after, &shape->dims[i]))
+    if (__builtin_add_overflow(dim, before, &shape.dims[i]) ||
+        __builtin_add_overflow(shape.dims[i], after, &shape.dims[i]))
       return mpg_infer_fail(infer, "the result's shape is too large");
-    if ((mode == 1 && before + after > 0 && dim < 1) ||
-        (mode == 2 && (before > dim - 1 || after > dim - 1) && before + after > 0))
+    if ((params->mode == 1 && before + after > 0 && dim < 1) ||
+        (params->mode == 2 && (before > dim - 1 || after > dim - 1) && before + after > 0))
       return mpg_infer_fail(
           infer, "dimension %d of size %lld is too short for its padding (%lld, %lld) in mode %s",
-          i, (long long)dim, (long long)before, (long long)after, mode == 1 ? "edge" : "reflect");
+          i, (long long)dim, (long long)before, (long long)after,
+          params->mode == 1 ? "edge" : "reflect");
   }
-  return MPG_OK;
-}
-
-mpg_status mpg_infer_pad(mpg_infer *infer) {
-  PARAMS(pad, params);
-  if (!mpg_infer_begin(infer)) return MPG_OK;
-  return padded_shape(infer, params->mode, &params->pad_width, &infer->inputs[0].shape,
-                      &infer->outputs[0].shape);
-}
-
-/* The original array's shape, from the padded one's. */
-mpg_status mpg_infer_pad_back(mpg_infer *infer) {
-  PARAMS(pad_back, params);
-  if (!mpg_infer_begin(infer)) return MPG_OK;
-  mpg_shape shape = infer->inputs[0].shape, padded;
-  if (params->pad_width.count != 2 * shape.ndim)
-    return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d",
-                          shape.ndim, params->pad_width.count);
-  for (int i = 0; i < shape.ndim; i++) {
-    int64_t before = params->pad_width.values[2 * i], after = params->pad_width.values[2 * i + 1];
-    if (before < 0 || after < 0 || before > shape.dims[i] || after > shape.dims[i] - before)
-      return mpg_infer_fail(infer, "dimension %d is shorter than its padding", i);
-    shape.dims[i] -= before + after;
-  }
-  MPG_TRY(padded_shape(infer, params->mode, &params->pad_width, &shape, &padded));
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
 
+/* Adds what was padded along an axis to the elements that it shows. */
+static mpg_value unpad_axis(mpg_gradient *g, mpg_value grad, int axis, bool reflect, int64_t before,
+                            int64_t after) {
+  int64_t end = mpg_value_desc(g, grad)->shape.dims[axis] - after, size = end - before;
+  mpg_value result = mpg_emit_slice(g, grad, axis, before, end);
+  for (int side = 0; side < 2; side++) {
+    int64_t count = side ? after : before, first = side ? end : 0, shown = reflect ? count : 1,
+            place = !side ? reflect : size - reflect - shown;
+    if (count == 0 || g->status != MPG_OK) continue;
+    mpg_value part = mpg_emit_slice(g, grad, axis, first, first + count);
+    mpg_reverse_params order = {.axis = {.count = 1, .values = {axis}}};
+    mpg_slice_params to;
+    memset(&to, 0, sizeof to);
+    to.begin.count = to.end.count = axis + 1;
+    for (int i = 0; i < axis; i++) to.begin.values[i] = to.end.values[i] = MPG_TUPLE_NONE;
+    to.begin.values[axis] = place;
+    to.end.values[axis] = place + shown;
+    part = reflect ? mpg_emit1(g, MPG_OP_reverse, &order, part)
+                   : mpg_emit_reduce(g, MPG_OP_sum, part, axis);
+    part = mpg_add(g, part, mpg_emit_slice(g, result, axis, place, place + shown));
+    result = mpg_emit2(g, MPG_OP__slice_assign, &to, result, part);
+  }
+  return result;
+}
+
 void mpg_gradient_pad(mpg_gradient *g) {
+  enum { CONSTANT, EDGE, REFLECT };
   GRADIENT_PARAMS(pad, params);
-  if (params->mode == 0) {
+  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
+  g->in_grads[0] = g->out_grads[0];
+  if (params->mode == CONSTANT) {
     mpg_slice_params inner;
-    mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
     memset(&inner, 0, sizeof inner);
     inner.begin.count = inner.end.count = in.ndim;
     for (int i = 0; i < in.ndim; i++) {
@@ -470,18 +458,9 @@ void mpg_gradient_pad(mpg_gradient *g) {
     g->in_grads[0] = mpg_emit1(g, MPG_OP_slice, &inner, g->out_grads[0]);
     return;
   }
-  mpg_pad_back_params back;
-  memset(&back, 0, sizeof back);
-  back.mode = params->mode;
-  back.pad_width = params->pad_width;
-  g->in_grads[0] = mpg_emit1(g, MPG_OP__backward_pad, &back, g->out_grads[0]);
-}
-
-void mpg_gradient_pad_back(mpg_gradient *g) {
-  GRADIENT_PARAMS(pad_back, params);
-  mpg_pad_params forward;
-  memset(&forward, 0, sizeof forward);
-  forward.mode = params->mode;
-  forward.pad_width = params->pad_width;
-  g->in_grads[0] = mpg_emit1(g, MPG_OP_Pad, &forward, g->out_grads[0]);
+  for (int i = 0; i < in.ndim; i++) {
+    int64_t before = params->pad_width.values[2 * i], after = params->pad_width.values[2 * i + 1];
+    if (before + after && g->status == MPG_OK)
+      g->in_grads[0] = unpad_axis(g, g->in_grads[0], i, params->mode == REFLECT, before, after);
+  }
 }

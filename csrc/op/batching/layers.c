@@ -75,11 +75,6 @@ mpg_status mpg_batching_linalg_gemm2(mpg_batching *b) {
 /* data with the rows first; weights for all. */
 mpg_status mpg_batching_weighted(mpg_batching *b) { return mpg_batching_first_axis(b); }
 
-mpg_status mpg_batching_upsampling(mpg_batching *b) {
-  return b->in[mpg_batching_first(b)].axis ? mpg_batching_fail_along(b, mpg_batching_first(b))
-                                           : mpg_batching_all_first(b);
-}
-
 static mpg_status but(mpg_batching *b, int axis) {
   MPG_TRY(mpg_batching_data(b));
   return b->in[0].axis == axis ? mpg_batching_fail_along(b, 0) : MPG_OK;
@@ -97,17 +92,6 @@ mpg_status mpg_batching_layer_norm(mpg_batching *b) {
   for (int k = 1; k < b->num_outputs; k++) mpg_batching_set(b, k, b->in[0].axis, 0);
   return MPG_OK;
 }
-
-mpg_status mpg_batching_l2_normalization(mpg_batching *b) {
-  PARAMS(l2_normalization);
-  enum { INSTANCE, CHANNEL, SPATIAL };
-  MPG_TRY(mpg_batching_data(b));
-  int own = b->in[0].axis;
-  bool fits = p->mode == INSTANCE ? own == 0 : p->mode == CHANNEL ? own != 1 : own < 2;
-  return fits ? MPG_OK : mpg_batching_fail_along(b, 0);
-}
-
-mpg_status mpg_batching_but_channels(mpg_batching *b) { return but(b, 1); }
 
 mpg_status mpg_batching_softmax(mpg_batching *b) {
   PARAMS(softmax);

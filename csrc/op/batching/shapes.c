@@ -196,14 +196,6 @@ mpg_status mpg_batching_slice_assign_scalar(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Crop: data, and perhaps an array with the height and width. */
-mpg_status mpg_batching_leading_two(mpg_batching *b) {
-  if (!mpg_batching_divided(b, 0)) return MPG_OK;
-  if (b->in[0].axis > 1) return mpg_batching_fail_along(b, 0);
-  mpg_batching_set(b, 0, b->in[0].axis, 0);
-  return MPG_OK;
-}
-
 mpg_status mpg_batching_reverse(mpg_batching *b) {
   PARAMS(reverse);
   for (int i = 0; i < p->axis.count; i++)
@@ -252,6 +244,17 @@ mpg_status mpg_batching_diag(mpg_batching *b) {
       two = mpg_batching_axis(p->axis2, ndim);
   if (ndim < 2 || own == one || own == two) return mpg_batching_fail_along(b, 0);
   mpg_batching_set(b, 0, own - (one < own) - (two < own), 0);
+  return MPG_OK;
+}
+
+/* The axes of a diagonal's planes are put in; it was the last axis. */
+mpg_status mpg_batching_diag_back(mpg_batching *b) {
+  PARAMS(diag_back);
+  int ndim = b->outputs[0].shape.ndim, own = b->in[0].axis, to = 0;
+  int one = mpg_batching_axis(p->axis1, ndim), two = mpg_batching_axis(p->axis2, ndim);
+  if (own == ndim - 2) return mpg_batching_fail_along(b, 0);
+  for (int left = own; to == one || to == two || left-- > 0;) to++;
+  mpg_batching_set(b, 0, to, 0);
   return MPG_OK;
 }
 
@@ -342,13 +345,7 @@ static mpg_status sequences(mpg_batching *b, int time, bool removed) {
   return MPG_OK;
 }
 
-mpg_status mpg_batching_sequence(mpg_batching *b) {
-  return sequences(b,
-                   b->op->id == MPG_OP_SequenceMask
-                       ? (int)((const mpg_sequence_mask_params *)b->params)->axis
-                       : 0,
-                   false);
-}
+mpg_status mpg_batching_sequence(mpg_batching *b) { return sequences(b, 0, false); }
 
 mpg_status mpg_batching_sequence_last(mpg_batching *b) {
   PARAMS(sequence);

@@ -3,19 +3,23 @@
 
 #include "op/formula/arithmetic.h"
 
+/* What has no inputs, on the device of `like`. */
+static mpg_value create(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value like) {
+  mpg_value result = MPG_NO_VALUE;
+  g->status = g->builder->emit(g->builder, mpg_op_get(op), params, NULL, 0, like, &result);
+  return result;
+}
+
 mpg_value mpg_emit_full(mpg_gradient *g, mpg_value like, const mpg_shape *shape, mpg_dtype dtype,
                         double number) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_full_params params;
-  mpg_value result = MPG_NO_VALUE;
   memset(&params, 0, sizeof params);
   params.shape = mpg_shape_tuple(shape);
   params.value = number;
   params.dtype = dtype;
   params.ctx = g->builder->device(g->builder, like);
-  g->status =
-      g->builder->emit(g->builder, mpg_op_get(MPG_OP__full), &params, NULL, 0, like, &result);
-  return result;
+  return create(g, MPG_OP__full, &params, like);
 }
 
 mpg_value mpg_emit_numbers(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype,
@@ -72,7 +76,6 @@ mpg_value mpg_emit_transpose(mpg_gradient *g, mpg_value a, int count, const int6
 mpg_value mpg_emit_count(mpg_gradient *g, mpg_value like, int64_t count, mpg_dtype dtype,
                          const mpg_shape *shape) {
   mpg_arange_params params;
-  mpg_value result = MPG_NO_VALUE;
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   memset(&params, 0, sizeof params);
   params.stop = (mpg_opt_float){.value = (double)count, .present = 1};
@@ -80,9 +83,7 @@ mpg_value mpg_emit_count(mpg_gradient *g, mpg_value like, int64_t count, mpg_dty
   params.repeat = 1;
   params.dtype = dtype;
   params.ctx = g->builder->device(g->builder, like);
-  g->status =
-      g->builder->emit(g->builder, mpg_op_get(MPG_OP__arange), &params, NULL, 0, like, &result);
-  return mpg_emit_reshape(g, result, shape);
+  return mpg_emit_reshape(g, create(g, MPG_OP__arange, &params, like), shape);
 }
 
 bool mpg_same_dtype(mpg_gradient *g, int first, int second) {

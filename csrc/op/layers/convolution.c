@@ -3,6 +3,7 @@
  * Deconvolution is the data gradient by another name. */
 #include "op/layers/convolution.h"
 
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 /* Larger sizes of windows, strides or pads are mistakes, and would overflow. */
@@ -584,68 +585,51 @@ int mpg_arity_upsampling(const mpg_op *op, const void *params, int given) {
              : (int)(p->num_args < MPG_MAX_INPUTS ? p->num_args : MPG_MAX_INPUTS);
 }
 
-mpg_status mpg_infer_upsampling(mpg_infer *infer) {
-  const mpg_upsampling_params *p = infer->params;
-  MPG_TRY(mpg_infer_same_dtype(infer));
-  if (p->sample_type == SAMPLE_BILINEAR)
-    return mpg_infer_fail(
-        infer,
-        "sample_type='bilinear' is a Deconvolution: nd.UpSampling and sym.UpSampling call that");
-  mpg_shape out = infer->inputs[0].shape;
-  for (int i = 0; i < infer->num_inputs; i++) {
-    const mpg_shape *shape = &infer->inputs[i].shape;
-    if (!mpg_shape_known(shape)) return MPG_OK;
-    if (shape->ndim != 4)
-      return mpg_infer_fail(infer, "takes arrays with 4 axes: (batch, channels, height, width)");
-    if (i == 0) {
-      if (__builtin_mul_overflow(out.dims[2], p->scale, &out.dims[2]) ||
-          __builtin_mul_overflow(out.dims[3], p->scale, &out.dims[3]))
-        return mpg_infer_fail(infer, "the result is too large");
-      continue;
-    }
-    int64_t h = shape->dims[2], w = shape->dims[3];
-    if (shape->dims[0] != out.dims[0]) return mpg_infer_fail(infer, "the batches must be equal");
-    if (h == 0 || w == 0 || out.dims[2] % h || out.dims[3] % w ||
-        out.dims[2] / h != out.dims[3] / w)
-      return mpg_infer_fail(infer,
-                            "height and width of every input must fit into the first one's new "
-                            "size the same whole number of times");
-    if (p->multi_input_mode == MODE_SUM && shape->dims[1] != out.dims[1])
-      return mpg_infer_fail(infer, "the channels must be equal to be added");
-    if (p->multi_input_mode == MODE_CONCAT) out.dims[1] += shape->dims[1];
-  }
-  infer->outputs[0].shape = out;
-  return MPG_OK;
+static mpg_value repeat(mpg_gradient *g, mpg_value value, int axis, int64_t times) {
+  mpg_repeat_params params;
+  memset(&params, 0, sizeof params);
+  params.repeats = times;
+  params.axis = (mpg_opt_int){.value = axis, .present = 1};
+  return mpg_emit1(g, MPG_OP_repeat, &params, value);
 }
 
-/* Each input's gradient is the sum over the places its values were repeated to. */
-void mpg_gradient_upsampling(mpg_gradient *g) {
+void mpg_compose_upsampling(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_upsampling_params *p = g->params;
-  mpg_shape out = mpg_value_desc(g, g->out_grads[0])->shape;
-  int64_t channel = 0;
-  for (int i = 0; i < g->num_inputs; i++) {
-    const mpg_shape *shape = &mpg_value_desc(g, g->inputs[i])->shape;
-    int64_t begin = channel, scale = shape->dims[2] ? out.dims[2] / shape->dims[2] : 1,
-            channels = shape->dims[1];
-    if (p->multi_input_mode == MODE_CONCAT) channel += channels;
-    if (!g->needed[i]) continue;
-    mpg_value grad = g->out_grads[0];
-    if (p->multi_input_mode == MODE_CONCAT && g->num_inputs > 1) {
-      mpg_slice_axis_params slice = {
-          .axis = 1, .begin = begin, .end = {.value = begin + channels, .present = 1}};
-      grad = mpg_emit1(g, MPG_OP_slice_axis, &slice, grad);
-    }
-    if (scale > 1) {
-      mpg_pooling_params pool = {.kernel = {2, {scale, scale}},
-                                 .pool_type = MPG_POOL_SUM,
-                                 .pooling_convention = CONVENTION_VALID,
-                                 .stride = {2, {scale, scale}},
-                                 .count_include_pad = true,
-                                 .layout = -1};
-      grad = mpg_emit1(g, MPG_OP_Pooling, &pool, grad);
-    }
-    g->in_grads[i] = grad;
+  mpg_value parts[MPG_MAX_INPUTS];
+  int64_t height = 0, width = 0;
+  if (p->sample_type == SAMPLE_BILINEAR) {
+    mpg_gradient_fail(
+        g, "sample_type='bilinear' is a Deconvolution: nd.UpSampling and sym.UpSampling call that");
+    return;
   }
+  for (int i = 0; i < g->num_inputs; i++) {
+    const mpg_shape *shape = &mpg_value_desc(g, inputs[i])->shape;
+    int64_t h = shape->dims[2], w = shape->dims[3];
+    if (shape->ndim != 4) {
+      mpg_gradient_fail(g, "takes arrays with 4 axes: (batch, channels, height, width)");
+      return;
+    }
+    if (i == 0 && (__builtin_mul_overflow(h, p->scale, &height) ||
+                   __builtin_mul_overflow(w, p->scale, &width))) {
+      mpg_gradient_fail(g, "the result is too large");
+      return;
+    }
+    if (i && (h == 0 || w == 0 || height % h || width % w || height / h != width / w)) {
+      mpg_gradient_fail(g,
+                        "height and width of every input must fit into the first one's new "
+                        "size the same whole number of times");
+      return;
+    }
+    int64_t scale = i ? height / h : p->scale;
+    parts[i] = repeat(g, repeat(g, inputs[i], 3, scale), 2, scale);
+  }
+  if (p->multi_input_mode == MODE_CONCAT) {
+    outputs[0] = mpg_emit_concat(g, parts, g->num_inputs, 1);
+    return;
+  }
+  outputs[0] = parts[0];
+  for (int i = 1; i < g->num_inputs; i++)
+    outputs[0] = mpg_emit2(g, MPG_OP_elemwise_add, NULL, outputs[0], parts[i]);
 }
 
 /* --- Costs ------------------------------------------------------------------------------------ */

@@ -1,4 +1,5 @@
 /* Output layers and losses with gradients of their own. Inference and gradients. */
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
@@ -105,13 +106,51 @@ mpg_status mpg_infer_svm_output(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 1, &rows);
 }
 
+/* Each class has the sign +1 where it is the label, else -1; below the margin, sign * score has the
+ * slope -1, or that of its square. */
 void mpg_gradient_svm_output(mpg_gradient *g) {
-  if (g->needed[0])
-    g->in_grads[0] =
-        mpg_emit2(g, MPG_OP__backward_SVMOutput, g->params, g->outputs[0], g->inputs[1]);
+  GRADIENT_PARAMS(svm_output, params);
+  if (!g->needed[0] || g->status != MPG_OK) return;
+  mpg_desc output = *mpg_value_desc(g, g->outputs[0]);
+  mpg_shape rows = {
+      .ndim = 2,
+      .dims = {output.shape.dims[0], mpg_shape_product(&output.shape, 1, output.shape.ndim)}};
+  mpg_one_hot_params classes = {.depth = rows.dims[1],
+                                .on_value = 1,
+                                .off_value = -1,
+                                .dtype = mpg_dtype_of_sums(output.dtype)};
+  mpg_value sign = mpg_emit1(g, MPG_OP_one_hot, &classes, g->inputs[1]);
+  mpg_value score = mpg_multiply(g, sign, mpg_widen(g, mpg_emit_reshape(g, g->outputs[0], &rows)));
+  mpg_value slope = mpg_emit1(g, MPG_OP_relu, NULL, mpg_minus_from(g, params->margin, score));
+  double weight = -params->regularization_coefficient;
+  slope = params->use_linear ? mpg_emit1(g, MPG_OP_sign, NULL, slope) : mpg_times(g, slope, 2);
+  mpg_value grad = mpg_times(g, mpg_multiply(g, sign, slope), weight);
+  g->in_grads[0] = mpg_emit_reshape(g, mpg_emit_cast(g, grad, output.dtype), &output.shape);
 }
 
+/* grad_scale, divided as `normalization` says. */
 void mpg_gradient_make_loss_layer(mpg_gradient *g) {
-  if (g->needed[0])
-    g->in_grads[0] = mpg_emit1(g, MPG_OP__backward_MakeLoss, g->params, g->inputs[0]);
+  enum { BATCH, NONE, VALID };
+  GRADIENT_PARAMS(make_loss_layer, params);
+  if (!g->needed[0] || g->status != MPG_OK) return;
+  mpg_desc data = *mpg_value_desc(g, g->inputs[0]);
+  int64_t rows = mpg_shape_product(&data.shape, 0, data.shape.ndim - 1);
+  double divisor = params->normalization == BATCH && rows > 1 ? (double)rows : 1;
+  if (params->normalization != VALID) {
+    g->in_grads[0] = mpg_emit_full_like(g, g->inputs[0], params->grad_scale / divisor);
+    return;
+  }
+  mpg_value valid =
+      mpg_emit_scalar(g, MPG_OP__greater_scalar, mpg_widen(g, g->inputs[0]), params->valid_thresh);
+  mpg_shape one = {.ndim = 1, .dims = {1}};
+  mpg_value count = mpg_emit_scalar(
+      g, MPG_OP__maximum_scalar,
+      mpg_emit_sum_to(g,
+                      mpg_emit_reshape(
+                          g, valid, &(mpg_shape){.ndim = 1, .dims = {mpg_shape_size(&data.shape)}}),
+                      &one),
+      1);
+  mpg_value scale = mpg_emit_cast(g, mpg_over(g, params->grad_scale, count), data.dtype);
+  for (one.ndim = 0; one.ndim < data.shape.ndim; one.ndim++) one.dims[one.ndim] = 1;
+  g->in_grads[0] = mpg_emit_broadcast_to(g, mpg_emit_reshape(g, scale, &one), &data.shape);
 }

@@ -1,5 +1,9 @@
 /* Normalisation: inference and gradients. */
+#include <string.h>
+
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
+#include "op/layers/convolution.h"
 
 static mpg_status channels_axis(mpg_infer *infer, int64_t axis_param, int *axis) {
   const mpg_shape *data = &infer->inputs[0].shape;
@@ -245,66 +249,55 @@ void mpg_gradient_instance_norm(mpg_gradient *g) {
   emit_backward(g, MPG_OP__backward_GroupNorm, &params);
 }
 
-/* --- L2Normalization -------------------------------------------------------------------------- */
-mpg_status mpg_infer_l2_normalization(mpg_infer *infer) {
-  const mpg_l2_normalization_params *p = infer->params;
-  const mpg_desc *data = &infer->inputs[0];
-  MPG_TRY(mpg_infer_same_dtype(infer));
-  if (data->shape.ndim < 0) return MPG_OK;
+/* --- L2Normalization, LRN --------------------------------------------------------------------- */
+void mpg_compose_l2_normalization(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   enum { INSTANCE, CHANNEL, SPATIAL };
-  if (data->shape.ndim < (p->mode == INSTANCE ? 1 : p->mode == CHANNEL ? 2 : 3))
-    return mpg_infer_fail(infer, "data has too few axes for mode='%s'",
-                          p->mode == INSTANCE  ? "instance"
-                          : p->mode == CHANNEL ? "channel"
-                                               : "spatial");
-  mpg_shape norm = data->shape;
-  for (int i = p->mode == SPATIAL ? 2 : 1; i < (p->mode == CHANNEL ? 2 : norm.ndim); i++)
-    norm.dims[i] = 1;
-  mpg_infer_set(infer, 0, &data->shape, data->dtype);
-  mpg_infer_set(infer, 1, &norm, data->dtype);
-  return MPG_OK;
-}
-
-/* y = x / n with n = sqrt(sum x^2 + eps): dx = (dy - y sum(y dy)) / n + y dn. */
-void mpg_gradient_l2_normalization(mpg_gradient *g) {
-  mpg_value y = g->outputs[0], norm = g->outputs[1], grad = MPG_NO_VALUE;
-  mpg_shape norm_shape = mpg_value_desc(g, norm)->shape;
-  if (mpg_has_value(g->out_grads[0])) {
-    mpg_value dy = g->out_grads[0];
-    mpg_value dotted =
-        mpg_emit_sum_to(g, mpg_emit2(g, MPG_OP_elemwise_mul, NULL, y, dy), &norm_shape);
-    mpg_value along = mpg_emit2(g, MPG_OP_broadcast_mul, NULL, y, dotted);
-    grad = mpg_emit2(g, MPG_OP_broadcast_div, NULL,
-                     mpg_emit2(g, MPG_OP_elemwise_sub, NULL, dy, along), norm);
+  const mpg_l2_normalization_params *p = g->params;
+  const mpg_desc *data = mpg_value_desc(g, inputs[0]);
+  int ndim = data->shape.ndim, end = p->mode == CHANNEL ? 2 : ndim;
+  mpg_dtype dtype = data->dtype;
+  mpg_reduce_params along;
+  memset(&along, 0, sizeof along);
+  along.keepdims = true;
+  for (int axis = p->mode == SPATIAL ? 2 : 1; axis < end; axis++)
+    along.axis.values[along.axis.count++] = axis;
+  if (ndim < (p->mode == INSTANCE ? 1 : p->mode == CHANNEL ? 2 : 3)) {
+    mpg_gradient_fail(g, "data has too few axes for mode='%s'",
+                      p->mode == INSTANCE  ? "instance"
+                      : p->mode == CHANNEL ? "channel"
+                                           : "spatial");
+    return;
   }
-  if (mpg_has_value(g->out_grads[1])) {
-    mpg_value more = mpg_emit2(g, MPG_OP_broadcast_mul, NULL, y, g->out_grads[1]);
-    grad = mpg_has_value(grad) ? mpg_emit2(g, MPG_OP_elemwise_add, NULL, grad, more) : more;
+  mpg_value x = mpg_widen(g, inputs[0]), squares = mpg_emit1(g, MPG_OP_square, NULL, x);
+  if (along.axis.count) squares = mpg_emit1(g, MPG_OP_sum, &along, squares);
+  mpg_value inverse = mpg_emit1(g, MPG_OP_rsqrt, NULL, mpg_plus(g, squares, p->eps));
+  outputs[0] = mpg_emit_cast(g, mpg_multiply(g, x, inverse), dtype);
+}
+
+/* data * (knorm + alpha / nsize * sum of squares of neighbouring channels) ^ -beta. */
+void mpg_compose_lrn(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  const mpg_lrn_params *p = g->params;
+  const mpg_desc *data = mpg_value_desc(g, inputs[0]);
+  mpg_dtype dtype = data->dtype;
+  mpg_shape shape = data->shape;
+  if (shape.ndim != 4) {
+    mpg_gradient_fail(g, "data must have 4 axes: (batch, channels, height, width)");
+    return;
   }
-  g->in_grads[0] = grad;
-}
-
-/* --- LRN -------------------------------------------------------------------------------------- */
-mpg_status mpg_infer_lrn(mpg_infer *infer) {
-  const mpg_lrn_params *p = infer->params;
-  const mpg_shape *data = &infer->inputs[0].shape;
-  if (data->ndim >= 0 && data->ndim != 4)
-    return mpg_infer_fail(infer, "data must have 4 axes: (batch, channels, height, width)");
-  if (p->nsize % 2 == 0)
-    return mpg_infer_fail(infer, "nsize must be odd, not %lld", (long long)p->nsize);
-  return mpg_infer_same(infer);
-}
-
-mpg_status mpg_infer_lrn_backward(mpg_infer *infer) { return mpg_infer_same(infer); }
-
-void mpg_gradient_lrn(mpg_gradient *g) {
-  if (!mpg_has_value(g->out_grads[0])) return;
-  g->in_grads[0] =
-      mpg_emit3(g, MPG_OP__backward_LRN, g->params, g->out_grads[0], g->inputs[0], g->outputs[1]);
-}
-
-mpg_cost mpg_cost_lrn(const mpg_infer *call) {
-  const mpg_lrn_params *p = call->params;
-  return mpg_cost_of(call, (double)mpg_shape_size(&call->inputs[0].shape) *
-                               ((double)p->nsize + MPG_COST_FUNCTION));
+  if (p->nsize % 2 == 0) {
+    mpg_gradient_fail(g, "nsize must be odd, not %lld", (long long)p->nsize);
+    return;
+  }
+  mpg_shape plane = {.ndim = 4,
+                     .dims = {shape.dims[0], 1, shape.dims[1], mpg_shape_product(&shape, 2, 4)}};
+  mpg_pooling_params window;
+  mpg_params_defaults(mpg_op_get(MPG_OP_Pooling)->params, &window);
+  window.kernel = (mpg_tuple){.count = 2, .values = {p->nsize, 1}};
+  window.pad = (mpg_tuple){.count = 2, .values = {p->nsize / 2, 0}};
+  window.pool_type = MPG_POOL_SUM;
+  mpg_value x = mpg_widen(g, mpg_emit_reshape(g, inputs[0], &plane));
+  mpg_value squares = mpg_emit1(g, MPG_OP_Pooling, &window, mpg_emit1(g, MPG_OP_square, NULL, x));
+  mpg_value norm = mpg_plus(g, mpg_times(g, squares, p->alpha / (double)p->nsize), p->knorm);
+  mpg_value scaled = mpg_multiply(g, x, mpg_emit_scalar(g, MPG_OP__power_scalar, norm, -p->beta));
+  outputs[0] = mpg_emit_reshape(g, mpg_emit_cast(g, scaled, dtype), &shape);
 }

@@ -80,34 +80,3 @@ void mpg_gradient_standardised_back(mpg_gradient *g) {
   static const int inputs[] = {1, 2, MPG_ZEROS_LIKE(2)}, out_grads[] = {0};
   mpg_gradient_written_out(g, &(mpg_written_out){3, 1, inputs, out_grads, emit_standardised});
 }
-
-/* --- LRN -------------------------------------------------------------------------------------- */
-
-/* data * (knorm + alpha / nsize * sum of squares of neighbouring channels) ^ -beta. */
-static void emit_lrn(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
-  const mpg_lrn_params *p = g->params;
-  const mpg_desc data = *mpg_value_desc(g, inputs[0]);
-  const mpg_shape *shape = &data.shape;
-  mpg_shape plane = {
-      .ndim = 4,
-      .dims = {shape->dims[0], 1, shape->dims[1], mpg_shape_product(shape, 2, shape->ndim)}};
-  mpg_pooling_params window;
-  mpg_params_defaults(mpg_op_get(MPG_OP_Pooling)->params, &window);
-  window.kernel = (mpg_tuple){.count = 2, .values = {p->nsize, 1}};
-  window.pad = (mpg_tuple){.count = 2, .values = {p->nsize / 2, 0}};
-  window.pool_type = MPG_POOL_SUM;
-  mpg_value x = mpg_emit_cast(g, mpg_emit_reshape(g, inputs[0], &plane),
-                              data.dtype == MPG_FLOAT64 ? MPG_FLOAT64 : MPG_FLOAT32);
-  mpg_value squares = mpg_emit1(g, MPG_OP_Pooling, &window, mpg_emit1(g, MPG_OP_square, NULL, x));
-  squares = mpg_emit_scalar(g, MPG_OP__mul_scalar, squares, p->alpha / (double)p->nsize);
-  mpg_value factor =
-      mpg_emit_scalar(g, MPG_OP__power_scalar,
-                      mpg_emit_scalar(g, MPG_OP__plus_scalar, squares, p->knorm), -p->beta);
-  outputs[0] = mpg_emit_reshape(
-      g, mpg_emit_cast(g, mpg_emit2(g, MPG_OP_elemwise_mul, NULL, x, factor), data.dtype), shape);
-}
-
-void mpg_gradient_lrn_back(mpg_gradient *g) {
-  static const int inputs[] = {1}, out_grads[] = {0};
-  mpg_gradient_written_out(g, &(mpg_written_out){1, 1, inputs, out_grads, emit_lrn});
-}

@@ -1,4 +1,5 @@
 /* Parameter updates: inference. They have no gradients. */
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 /* Input `i` has the shape of the weight, and its dtype or, in mixed precision, float32. */
@@ -138,6 +139,22 @@ mpg_status mpg_infer_multi_update(mpg_infer *infer) {
                             infer->op->params->params[j].name, (long long)weights, values->count);
   }
   return MPG_OK;
+}
+
+/* --- LARS ------------------------------------------------------------------------------------- */
+
+/* lr * eta * |w| / (|g| * rescale + wd * |w| + eps); lr where a norm is 0. */
+void mpg_compose_multi_lars(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  const mpg_multi_lars_params *p = g->params;
+  mpg_value weight = mpg_emit1(g, MPG_OP_sqrt, NULL, inputs[1]),
+            grad = mpg_emit1(g, MPG_OP_sqrt, NULL, inputs[2]);
+  mpg_value divisor =
+      mpg_add(g, mpg_times(g, grad, p->rescale_grad), mpg_multiply(g, inputs[3], weight));
+  mpg_value rate = mpg_divide(g, mpg_times(g, mpg_multiply(g, inputs[0], weight), p->eta),
+                              mpg_plus(g, divisor, p->eps));
+  mpg_value both = mpg_multiply(g, mpg_emit_scalar(g, MPG_OP__greater_scalar, weight, 0),
+                                mpg_emit_scalar(g, MPG_OP__greater_scalar, grad, 0));
+  outputs[0] = mpg_emit_where(g, both, rate, inputs[0]);
 }
 
 /* --- Checks and sums -------------------------------------------------------------------------- */

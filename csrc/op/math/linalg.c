@@ -72,13 +72,6 @@ mpg_status mpg_infer_linalg_syrk(mpg_infer *infer) {
   return MPG_OK;
 }
 
-mpg_status mpg_infer_linalg_sumlogdiag(mpg_infer *infer) {
-  bool known;
-  MPG_TRY(matrices(infer, true, &known));
-  if (known) infer->outputs[0].shape = one_per_matrix(&infer->inputs[0].shape);
-  return MPG_OK;
-}
-
 mpg_status mpg_infer_linalg_det(mpg_infer *infer) {
   bool known;
   MPG_TRY(matrices(infer, true, &known));
@@ -98,20 +91,22 @@ static mpg_status left_by_offset(mpg_infer *infer, int64_t offset, int64_t *side
   return MPG_OK;
 }
 
-static mpg_status infer_extract(mpg_infer *infer, int64_t offset, bool triangle) {
+mpg_status mpg_infer_linalg_extracttrian(mpg_infer *infer) {
   bool known;
   MPG_TRY(matrices(infer, true, &known));
   if (!known) return MPG_OK;
   mpg_shape out = infer->inputs[0].shape;
   int64_t side = 0;
-  MPG_TRY(left_by_offset(infer, offset, &side));
+  MPG_TRY(
+      left_by_offset(infer, ((const mpg_linalg_triangle_params *)infer->params)->offset, &side));
   out.ndim--;
-  out.dims[out.ndim - 1] = triangle ? side * (side + 1) / 2 : side;
+  out.dims[out.ndim - 1] = side * (side + 1) / 2;
   infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
-static mpg_status infer_make(mpg_infer *infer, int64_t offset, bool triangle) {
+mpg_status mpg_infer_linalg_maketrian(mpg_infer *infer) {
+  int64_t offset = ((const mpg_linalg_triangle_params *)infer->params)->offset, limit = INT32_MAX;
   const mpg_shape *a = &infer->inputs[0].shape;
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   if (!mpg_shape_known(a)) return MPG_OK;
@@ -119,16 +114,12 @@ static mpg_status infer_make(mpg_infer *infer, int64_t offset, bool triangle) {
   if (a->ndim == MPG_MAX_NDIM)
     return mpg_infer_fail(infer, "the result would have more than %d axes", MPG_MAX_NDIM);
   mpg_shape out = *a;
-  int64_t side = a->dims[a->ndim - 1], limit = INT32_MAX;
-  if (triangle) {
-    int64_t count = side;
-    side = (int64_t)floor((sqrt(8.0 * (double)count + 1.0) - 1.0) / 2.0 + 0.5);
-    if (side * (side + 1) / 2 != count)
-      return mpg_infer_fail(
-          infer,
-          "the last axis has %lld elements, and no triangle does: those have n * (n + 1) / 2",
-          (long long)count);
-  }
+  int64_t count = a->dims[a->ndim - 1];
+  int64_t side = (int64_t)floor((sqrt(8.0 * (double)count + 1.0) - 1.0) / 2.0 + 0.5);
+  if (side * (side + 1) / 2 != count)
+    return mpg_infer_fail(
+        infer, "the last axis has %lld elements, and no triangle does: those have n * (n + 1) / 2",
+        (long long)count);
   if (offset > limit || offset < -limit || side > limit)
     return mpg_infer_fail(infer, "the matrices would be too large");
   side += offset < 0 ? -offset : offset;
@@ -136,19 +127,6 @@ static mpg_status infer_make(mpg_infer *infer, int64_t offset, bool triangle) {
   out.dims[out.ndim - 1] = out.dims[out.ndim - 2] = side;
   infer->outputs[0].shape = out;
   return MPG_OK;
-}
-
-mpg_status mpg_infer_linalg_extractdiag(mpg_infer *infer) {
-  return infer_extract(infer, ((const mpg_linalg_diagonal_params *)infer->params)->offset, false);
-}
-mpg_status mpg_infer_linalg_makediag(mpg_infer *infer) {
-  return infer_make(infer, ((const mpg_linalg_diagonal_params *)infer->params)->offset, false);
-}
-mpg_status mpg_infer_linalg_extracttrian(mpg_infer *infer) {
-  return infer_extract(infer, ((const mpg_linalg_triangle_params *)infer->params)->offset, true);
-}
-mpg_status mpg_infer_linalg_maketrian(mpg_infer *infer) {
-  return infer_make(infer, ((const mpg_linalg_triangle_params *)infer->params)->offset, true);
 }
 
 mpg_status mpg_infer_linalg_gelqf(mpg_infer *infer) {
@@ -207,11 +185,68 @@ static mpg_value swapped(mpg_gradient *g, mpg_value a) {
   return mpg_emit1(g, MPG_OP_SwapAxis, &params, a);
 }
 
-static mpg_value diagonal(mpg_gradient *g, mpg_op_id op, mpg_value a) {
-  mpg_linalg_diagonal_params params;
-  memset(&params, 0, sizeof params);
-  return mpg_emit1(g, op, &params, a);
+static mpg_value extracted(mpg_gradient *g, mpg_value a, int64_t offset) {
+  mpg_diag_params params = {.k = offset, .axis1 = -2, .axis2 = -1};
+  return mpg_emit1(g, MPG_OP_diag, &params, a);
 }
+
+/* Square matrices of zeros with the vectors in `a` as diagonals. */
+static mpg_value diagonal(mpg_gradient *g, mpg_value a, int64_t offset) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape shape = mpg_value_desc(g, a)->shape;
+  int64_t side = shape.dims[shape.ndim - 1] + (offset < 0 ? -offset : offset);
+  shape.dims[shape.ndim - 1] = shape.dims[shape.ndim] = side;
+  shape.ndim++;
+  mpg_diag_back_params params = {.k = offset, .axis1 = -2, .axis2 = -1};
+  params.shape = mpg_shape_tuple(&shape);
+  return mpg_emit1(g, MPG_OP__backward_diag, &params, a);
+}
+
+/* --- Diagonals -------------------------------------------------------------------------------- */
+
+static bool square_matrices(mpg_gradient *g, mpg_value a) {
+  const mpg_shape *shape = &mpg_value_desc(g, a)->shape;
+  if (shape->ndim < 2)
+    mpg_gradient_fail(g, "A must have at least two axes: its matrices lie in the last two");
+  else if (shape->dims[shape->ndim - 2] != shape->dims[shape->ndim - 1])
+    mpg_gradient_fail(g, "the matrices must be square");
+  return g->status == MPG_OK;
+}
+
+void mpg_compose_linalg_extractdiag(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  int64_t offset = ((const mpg_linalg_diagonal_params *)g->params)->offset;
+  if (!square_matrices(g, inputs[0])) return;
+  const mpg_shape *a = &mpg_value_desc(g, inputs[0])->shape;
+  int64_t n = a->dims[a->ndim - 1];
+  if (offset > n || offset < -n)
+    mpg_gradient_fail(g, "there is no diagonal %lld in a matrix of size %lld", (long long)offset,
+                      (long long)n);
+  else
+    outputs[0] = extracted(g, inputs[0], offset);
+}
+
+void mpg_compose_linalg_makediag(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  int64_t offset = ((const mpg_linalg_diagonal_params *)g->params)->offset, limit = INT32_MAX;
+  const mpg_shape *a = &mpg_value_desc(g, inputs[0])->shape;
+  if (a->ndim < 1)
+    mpg_gradient_fail(g, "A must have at least one axis");
+  else if (a->ndim == MPG_MAX_NDIM)
+    mpg_gradient_fail(g, "the result would have more than %d axes", MPG_MAX_NDIM);
+  else if (offset > limit || offset < -limit || a->dims[a->ndim - 1] > limit)
+    mpg_gradient_fail(g, "the matrices would be too large");
+  else
+    outputs[0] = diagonal(g, inputs[0], offset);
+}
+
+void mpg_compose_linalg_sumlogdiag(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  if (!square_matrices(g, inputs[0])) return;
+  mpg_shape shape = one_per_matrix(&mpg_value_desc(g, inputs[0])->shape);
+  mpg_value logs = mpg_emit1(g, MPG_OP_log, NULL, extracted(g, inputs[0], 0));
+  int axis = g->status == MPG_OK ? mpg_value_desc(g, logs)->shape.ndim - 1 : 0;
+  outputs[0] = mpg_emit_reshape(g, mpg_emit_reduce(g, MPG_OP_sum, logs, axis), &shape);
+}
+
+/* --- Gradients of products and factors -------------------------------------------------------- */
 
 /* One triangle with its diagonal, and zeros. */
 static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
@@ -224,8 +259,7 @@ static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
 
 /* The symmetric matrix of one triangle. */
 static mpg_value mirrored(mpg_gradient *g, mpg_value a, bool lower) {
-  mpg_value half = triangle(g, a, lower),
-            main = diagonal(g, MPG_OP__linalg_makediag, diagonal(g, MPG_OP__linalg_extractdiag, a));
+  mpg_value half = triangle(g, a, lower), main = diagonal(g, extracted(g, a, 0), 0);
   return mpg_subtract(g, mpg_add(g, half, swapped(g, half)), main);
 }
 
@@ -308,18 +342,6 @@ static mpg_value spread(mpg_gradient *g, mpg_value value, int axes) {
   return mpg_emit_reshape(g, value, &shape);
 }
 
-void mpg_gradient_linalg_sumlogdiag(mpg_gradient *g) {
-  mpg_value main = diagonal(g, MPG_OP__linalg_extractdiag, g->inputs[0]);
-  g->in_grads[0] = diagonal(g, MPG_OP__linalg_makediag,
-                            mpg_emit2(g, MPG_OP_broadcast_div, NULL, spread(g, G, 1), main));
-}
-
-void mpg_gradient_linalg_extractdiag(mpg_gradient *g) {
-  g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_makediag, g->params, G);
-}
-void mpg_gradient_linalg_makediag(mpg_gradient *g) {
-  g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_extractdiag, g->params, G);
-}
 void mpg_gradient_linalg_extracttrian(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_maketrian, g->params, G);
 }
@@ -344,7 +366,7 @@ void mpg_gradient_linalg_syevd(mpg_gradient *g) {
   double least = mpg_value_desc(g, u)->dtype == MPG_FLOAT32
                      ? 1e-30
                      : 1e-100; /* as in MXNet, for equal eigenvalues */
-  mpg_value inner = diagonal(g, MPG_OP__linalg_makediag, arrived(g, 1));
+  mpg_value inner = diagonal(g, arrived(g, 1), 0);
   if (mpg_has_value(g->out_grads[0])) {
     rows.dims[rows.ndim - 1] = columns.dims[columns.ndim - 2] = 1;
     mpg_value distance = mpg_emit2(g, MPG_OP_broadcast_sub, NULL, mpg_emit_reshape(g, l, &rows),

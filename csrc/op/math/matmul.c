@@ -1,4 +1,5 @@
 /* Matrix products: inference and gradients. Every product's gradient is two products. */
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/layers/packed.h"
 
@@ -310,26 +311,26 @@ void mpg_gradient_linalg_gemm2(mpg_gradient *g) {
   linalg_product_gradient(g, p->transpose_a, p->transpose_b, p->alpha, p->axis);
 }
 
-mpg_status mpg_infer_khatri_rao(mpg_infer *infer) {
-  MPG_TRY(mpg_infer_same_dtype(infer));
-  mpg_shape out = {.ndim = 2, .dims = {1, -1}};
-  for (int i = 0; i < infer->num_inputs; i++) {
-    const mpg_shape *shape = &infer->inputs[i].shape;
-    if (shape->ndim < 0) {
-      out.dims[0] = -1;
-      continue;
+void mpg_compose_khatri_rao(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[g->num_inputs - 1]);
+  for (int i = g->num_inputs - 1; i >= 0 && g->status == MPG_OK; i--) {
+    mpg_shape left = mpg_value_desc(g, inputs[i])->shape,
+              right = mpg_value_desc(g, outputs[0])->shape;
+    if (left.ndim != 2 || right.ndim != 2 || left.dims[1] != right.dims[1]) {
+      mpg_gradient_fail(g, "takes matrices with the same number of columns");
+      return;
     }
-    if (shape->ndim != 2) return mpg_infer_fail(infer, "takes matrices");
-    if (disagree(out.dims[1], shape->dims[1]))
-      return mpg_infer_fail(infer, "all matrices must have the same number of columns");
-    if (shape->dims[1] >= 0) out.dims[1] = shape->dims[1];
-    if (out.dims[0] < 0 || shape->dims[0] < 0)
-      out.dims[0] = -1;
-    else if (__builtin_mul_overflow(out.dims[0], shape->dims[0], &out.dims[0]))
-      return mpg_infer_fail(infer, "the result is too large");
+    if (i == g->num_inputs - 1) continue;
+    mpg_shape rows = {.ndim = 3, .dims = {left.dims[0], 1, left.dims[1]}},
+              columns = {.ndim = 3, .dims = {1, right.dims[0], right.dims[1]}}, all = left;
+    if (__builtin_mul_overflow(left.dims[0], right.dims[0], &all.dims[0])) {
+      mpg_gradient_fail(g, "the result is too large");
+      return;
+    }
+    mpg_value product = mpg_multiply(g, mpg_emit_reshape(g, inputs[i], &rows),
+                                     mpg_emit_reshape(g, outputs[0], &columns));
+    outputs[0] = mpg_emit_reshape(g, product, &all);
   }
-  infer->outputs[0].shape = out;
-  return MPG_OK;
 }
 
 /* --- Costs ------------------------------------------------------------------------------------ */

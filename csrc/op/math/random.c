@@ -1,4 +1,5 @@
 /* Random numbers and dropout: inference and gradients. */
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 /* The parameter of that name in an op's struct. */
@@ -96,44 +97,25 @@ mpg_status mpg_infer_sample_multinomial(mpg_infer *infer) {
   return MPG_OK;
 }
 
-mpg_status mpg_infer_backward_sample_multinomial(mpg_infer *infer) {
-  const mpg_shape *grad = &infer->inputs[0].shape, *data = &infer->inputs[1].shape;
-  if (mpg_shape_known(grad) && mpg_shape_known(data)) {
-    if (data->ndim < 1) return mpg_infer_fail(infer, "data must have at least one axis");
-    MPG_TRY(mpg_infer_expect_shape(infer, 2, grad));
-    int64_t rows = mpg_shape_product(data, 0, data->ndim - 1), count = mpg_shape_size(grad);
-    if (rows ? count % rows : count)
-      return mpg_infer_fail(infer, "grad has as many elements for each row of data");
-  }
-  mpg_infer_set(infer, 0, &infer->inputs[1].shape, infer->inputs[1].dtype);
-  return MPG_OK;
-}
-
+/* The gradient of the logarithm of a probability is its inverse, at the index that was drawn. */
 void mpg_gradient_sample_multinomial(mpg_gradient *g) {
-  if (g->num_outputs < 2 || !mpg_has_value(g->out_grads[1])) return;
-  g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_sample_multinomial, NULL, g->out_grads[1],
-                             g->inputs[0], g->outputs[0]);
-}
-
-/* The logarithms of the probabilities that were drawn. */
-static void emit_log_probability(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
-  mpg_shape data = mpg_value_desc(g, inputs[0])->shape,
-            grad = mpg_value_desc(g, g->inputs[0])->shape;
-  int64_t outcomes = data.dims[data.ndim - 1], rows = mpg_shape_product(&data, 0, data.ndim - 1),
-          draws = rows ? mpg_shape_size(&grad) / rows : 0;
-  mpg_shape once = {.ndim = 3, .dims = {rows, 1, outcomes}},
-            all = {.ndim = 3, .dims = {rows, draws, outcomes}};
-  mpg_shape drawn = {.ndim = 2, .dims = {rows, draws}};
-  mpg_pick_params pick = {.axis = {.value = 2, .present = 1}};
-  mpg_value repeated = mpg_emit_broadcast_to(g, mpg_emit_reshape(g, inputs[0], &once), &all);
-  mpg_value chosen =
-      mpg_emit2(g, MPG_OP_pick, &pick, repeated, mpg_emit_reshape(g, g->inputs[2], &drawn));
-  outputs[0] = mpg_emit_reshape(g, mpg_emit1(g, MPG_OP_log, NULL, chosen), &grad);
-}
-
-void mpg_gradient_sample_multinomial_back(mpg_gradient *g) {
-  static const int inputs[] = {1}, out_grads[] = {0};
-  mpg_gradient_written_out(g, &(mpg_written_out){1, 1, inputs, out_grads, emit_log_probability});
+  if (g->num_outputs < 2 || !mpg_has_value(g->out_grads[1]) || g->status != MPG_OK) return;
+  mpg_shape data = mpg_value_desc(g, g->inputs[0])->shape,
+            draws = mpg_value_desc(g, g->outputs[0])->shape;
+  int64_t outcomes = data.dims[data.ndim - 1], rows = mpg_shape_product(&data, 0, data.ndim - 1);
+  mpg_shape flat = {.ndim = 1, .dims = {rows * outcomes}}, first = {.ndim = 2, .dims = {rows, 1}},
+            drawn = {.ndim = 2, .dims = {rows, rows ? mpg_shape_size(&draws) / rows : 0}};
+  mpg_value starts = mpg_emit_count(g, g->inputs[0], rows, MPG_INT64, &first);
+  mpg_value index = mpg_emit_reshape(g, mpg_emit_cast(g, g->outputs[0], MPG_INT64), &drawn);
+  mpg_value place =
+      mpg_emit2(g, MPG_OP_broadcast_add, NULL, index, mpg_times(g, starts, (double)outcomes));
+  mpg_take_params take = {.axis = 0, .mode = 1};
+  mpg_take_back_params put = {.axis = 0, .mode = 1, .shape = mpg_shape_tuple(&flat)};
+  mpg_value chance =
+      mpg_emit2(g, MPG_OP_take, &take, mpg_emit_reshape(g, g->inputs[0], &flat), place);
+  mpg_value slope = mpg_divide(g, mpg_emit_reshape(g, g->out_grads[1], &drawn), chance);
+  g->in_grads[0] =
+      mpg_emit_reshape(g, mpg_emit2(g, MPG_OP__backward_take, &put, slope, place), &data);
 }
 
 /* --- Dropout ---------------------------------------------------------------------------------- */

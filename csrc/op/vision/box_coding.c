@@ -43,20 +43,10 @@ static bool check(mpg_gradient *g, mpg_value value, int ndim, const char *name) 
 static mpg_value matched(mpg_gradient *g, mpg_value refs, mpg_value matches) {
   mpg_shape shape = mpg_value_desc(g, refs)->shape, flat = shape;
   int64_t batch = shape.dims[0], boxes = shape.dims[1];
-  mpg_arange_params count;
-  mpg_value first;
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   flat = (mpg_shape){.ndim = 2, .dims = {batch * boxes, 4}};
-  memset(&count, 0, sizeof count);
-  count.stop = (mpg_opt_float){.value = (double)batch, .present = 1};
-  count.step = 1;
-  count.repeat = 1;
-  count.dtype = MPG_INT32;
-  count.ctx = g->builder->device(g->builder, refs);
-  g->status =
-      g->builder->emit(g->builder, mpg_op_get(MPG_OP__arange), &count, NULL, 0, refs, &first);
   mpg_shape column = {.ndim = 2, .dims = {batch, 1}};
-  first = mpg_times(g, mpg_emit_reshape(g, first, &column), (double)boxes);
+  mpg_value first = mpg_times(g, mpg_emit_count(g, refs, batch, MPG_INT32, &column), (double)boxes);
   mpg_value rows = mpg_add(g, mpg_emit_cast(g, matches, MPG_INT32), first);
   mpg_take_params take;
   memset(&take, 0, sizeof take);

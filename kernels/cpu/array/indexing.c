@@ -256,11 +256,6 @@ MPG_CPU_KERNEL(pick_back) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(batch_take) {
-  run_picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], 1, false, false);
-  return MPG_OK;
-}
-
 MPG_CPU_KERNEL(fill_element) {
   copy_all(call, &call->inputs[0], &call->outputs[0]);
   run_picks(call, &call->outputs[0], &call->inputs[1], &call->inputs[2], 1, false, true);
@@ -482,8 +477,6 @@ typedef struct sequences {
   int64_t times, batch;
   bool time_first;
   size_t bytes; /* of one step of one sequence */
-  size_t item;
-  uint64_t value;
 } sequences;
 
 static sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_t axis) {
@@ -494,8 +487,7 @@ static sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data,
                      .times = shape->dims[axis],
                      .batch = shape->dims[1 - axis],
                      .time_first = axis == 0,
-                     .bytes = (size_t)mpg_shape_product(shape, 2, shape->ndim) * item_of(data),
-                     .item = item_of(data)};
+                     .bytes = (size_t)mpg_shape_product(shape, 2, shape->ndim) * item_of(data)};
 }
 static int64_t length_of(const sequences *s, int64_t b) {
   int64_t length = s->lengths ? mpg_index_at(s->lengths, b) : s->times;
@@ -503,30 +495,6 @@ static int64_t length_of(const sequences *s, int64_t b) {
 }
 static size_t step_at(const sequences *s, int64_t t, int64_t b) {
   return (size_t)(s->time_first ? t * s->batch + b : b * s->times + t) * s->bytes;
-}
-
-static void mask_steps(void *context, int64_t begin, int64_t end) {
-  const sequences *s = context;
-  for (int64_t i = begin; i < end; i++) {
-    int64_t t = s->time_first ? i / s->batch : i % s->times,
-            b = s->time_first ? i % s->batch : i / s->times;
-    char *out = s->out + (size_t)i * s->bytes;
-    if (t < length_of(s, b))
-      memcpy(out, s->in + (size_t)i * s->bytes, s->bytes);
-    else
-      for (size_t at = 0; at < s->bytes; at += s->item)
-        copy_item(out + at, (const char *)&s->value, s->item);
-  }
-}
-
-MPG_CPU_KERNEL(sequence_mask) {
-  const mpg_sequence_mask_params *params = call->params;
-  const mpg_view *data = &call->inputs[0];
-  if (count_of(data) == 0) return MPG_OK;
-  sequences s = sequences_of(call, data, params->axis);
-  s.value = element_bits(data->desc.dtype, params->value);
-  mpg_cpu_parallel_for(call, s.times * s.batch, grain_of((int64_t)s.bytes), mask_steps, &s);
-  return MPG_OK;
 }
 
 static void reverse_steps(void *context, int64_t begin, int64_t end) {
@@ -568,36 +536,6 @@ MPG_CPU_KERNEL(sequence_last_back) {
   sequences s = sequences_of(call, &call->outputs[0], params->axis);
   for (int64_t b = 0; b < s.batch; b++)
     copy_item(s.out + last_step(&s, b), s.in + (size_t)b * s.bytes, s.bytes);
-  return MPG_OK;
-}
-
-/* --- contrib ---------------------------------------------------------------------------------- */
-
-MPG_CPU_KERNEL(index_copy) {
-  const mpg_view *old = &call->inputs[0], *indices = &call->inputs[1], *values = &call->inputs[2],
-                 *out = &call->outputs[0];
-  const mpg_shape *shape = &old->desc.shape;
-  int64_t *positions, count = count_of(indices);
-  MPG_TRY(resolve(call, indices, shape->dims[0], MODE_RAISE, 0, &positions, NULL));
-  copy_all(call, old, out);
-  size_t bytes = (size_t)mpg_shape_product(shape, 1, shape->ndim) * item_of(old);
-  for (int64_t i = 0; i < count; i++)
-    memcpy((char *)out->data + (size_t)positions[i] * bytes,
-           (const char *)values->data + (size_t)i * bytes, bytes);
-  return MPG_OK;
-}
-
-MPG_CPU_KERNEL(index_array) {
-  const mpg_index_array_params *params = call->params;
-  const mpg_shape *shape = &call->inputs[0].desc.shape;
-  int64_t *out = call->outputs[0].data, strides[MPG_MAX_NDIM], total = mpg_shape_size(shape);
-  int count = params->axes.count < 0 ? shape->ndim : params->axes.count;
-  mpg_dense_strides(shape, strides);
-  for (int64_t i = 0; i < total; i++)
-    for (int j = 0; j < count; j++) {
-      int axis = params->axes.count < 0 ? j : axis_of(params->axes.values[j], shape->ndim);
-      *out++ = i / strides[axis] % shape->dims[axis];
-    }
   return MPG_OK;
 }
 

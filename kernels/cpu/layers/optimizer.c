@@ -212,22 +212,6 @@ MPG_CPU_KERNEL(multi_update) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(multi_lars) {
-  const mpg_multi_lars_params *params = call->params;
-  const float *lrs = call->inputs[0].data, *weights = call->inputs[1].data,
-              *grads = call->inputs[2].data, *wds = call->inputs[3].data;
-  float *out = call->outputs[0].data, eta = (float)params->eta, eps = (float)params->eps,
-        rescale = (float)params->rescale_grad;
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
-  for (int64_t i = 0; i < count; i++) {
-    float norm = sqrtf(weights[i]);
-    out[i] = norm > 0 && grads[i] > 0
-                 ? lrs[i] * eta * norm / (sqrtf(grads[i]) * rescale + wds[i] * norm + eps)
-                 : lrs[i];
-  }
-  return MPG_OK;
-}
-
 MPG_CPU_KERNEL(reset_arrays) {
   for (int i = 0; i < call->num_inputs; i++) {
     const mpg_view *array = &call->inputs[i];

@@ -17,13 +17,6 @@ typedef struct pooling {
   uint8_t *index; /* of the largest */
 } pooling;
 
-typedef struct upsampling {
-  int64_t channels, height, width, scale, out_channels, first_channel;
-  bool add;
-  const void *data;
-  void *out;
-} upsampling;
-
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 #define IMPLEMENTATION "kernels/cpu/layers/pooling_impl.h"
@@ -131,29 +124,5 @@ MPG_CPU_KERNEL(max_pooling_backward) {
   t.grad = grad->data, t.out = data->data, t.index = call->inputs[1].data;
   mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, pooling_backward_index),
                        &t);
-  return MPG_OK;
-}
-
-MPG_CPU_KERNEL(upsampling) {
-  const mpg_upsampling_params *p = call->params;
-  const mpg_view *out = &call->outputs[0];
-  int64_t channel = 0;
-  if (mpg_shape_size(&out->desc.shape) == 0) return MPG_OK;
-  for (int i = 0; i < call->num_inputs; i++) {
-    const mpg_shape *shape = &call->inputs[i].desc.shape;
-    upsampling t = {.channels = shape->dims[1],
-                    .height = shape->dims[2],
-                    .width = shape->dims[3],
-                    .scale = out->desc.shape.dims[2] / shape->dims[2],
-                    .out_channels = out->desc.shape.dims[1],
-                    .first_channel = channel,
-                    .add = p->multi_input_mode == 1 && i > 0,
-                    .data = call->inputs[i].data,
-                    .out = out->data};
-    if (p->multi_input_mode == 0) channel += t.channels;
-    int64_t plane = t.height * t.width * t.scale * t.scale;
-    mpg_cpu_parallel_for(call, shape->dims[0] * t.channels, 1 + 16384 / plane,
-                         INSTANCE(out->desc.dtype, upsample), &t);
-  }
   return MPG_OK;
 }

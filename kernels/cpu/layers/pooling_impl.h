@@ -216,24 +216,6 @@ static void NAME(pooling_at_max)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* One input of UpSampling: begin and end count (sample, channel). */
-static void NAME(upsample)(void *context, int64_t begin, int64_t end) {
-  const upsampling *t = context;
-  int64_t wide = t->width * t->scale, high = t->height * t->scale;
-  for (int64_t r = begin; r < end; r++) {
-    const S *in = (const S *)t->data + r * t->height * t->width;
-    S *out = (S *)t->out +
-             (r / t->channels * t->out_channels + t->first_channel + r % t->channels) * high * wide;
-    for (int64_t y = 0; y < high; y++)
-      for (int64_t x = 0; x < t->width; x++)
-        for (int64_t k = 0; k < t->scale; k++) {
-          S value = in[y / t->scale * t->width + x];
-          S *to = &out[y * wide + x * t->scale + k];
-          *to = t->add ? STORE((A)LOAD(*to) + (A)LOAD(value)) : value;
-        }
-  }
-}
-
 #include "kernels/cpu/layers/pooling_last_impl.h"
 
 #undef EACH_PLACE

@@ -19,7 +19,7 @@ struct matrices {
   int64_t count, rows, columns;
   int64_t n; /* the side of square ones */
   int64_t offset;
-  bool extract, triangle, lower; /* of a diagonal or triangle */
+  bool extract, lower; /* of a triangle */
   matrix_fn one;
   int64_t lanes;
   char *scratch;
@@ -163,29 +163,12 @@ MPG_CPU_KERNEL(linalg_det) {
   return run(&t, INSTANCE(det, call->inputs[0].desc.dtype), t.n * t.n, t.n, "");
 }
 
-MPG_CPU_KERNEL(linalg_sumlogdiag) {
-  matrices t = matrices_of(call, &call->inputs[0]);
-  return run(&t, INSTANCE(sumlogdiag, call->inputs[0].desc.dtype), 0, 0, "");
-}
-
-static mpg_status part(const mpg_kernel_call *call, bool extract, bool triangle, int64_t offset,
-                       bool lower) {
+static mpg_status part(const mpg_kernel_call *call, bool extract) {
+  const mpg_linalg_triangle_params *p = call->params;
   matrices t = matrices_of(call, extract ? &call->inputs[0] : &call->outputs[0]);
-  t.extract = extract, t.triangle = triangle, t.offset = offset, t.lower = lower;
+  t.extract = extract, t.offset = p->offset, t.lower = p->lower;
   return run(&t, INSTANCE(part, call->inputs[0].desc.dtype), 0, 0, "");
 }
 
-MPG_CPU_KERNEL(linalg_extractdiag) {
-  return part(call, true, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true);
-}
-MPG_CPU_KERNEL(linalg_makediag) {
-  return part(call, false, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true);
-}
-MPG_CPU_KERNEL(linalg_extracttrian) {
-  const mpg_linalg_triangle_params *p = call->params;
-  return part(call, true, true, p->offset, p->lower);
-}
-MPG_CPU_KERNEL(linalg_maketrian) {
-  const mpg_linalg_triangle_params *p = call->params;
-  return part(call, false, true, p->offset, p->lower);
-}
+MPG_CPU_KERNEL(linalg_extracttrian) { return part(call, true); }
+MPG_CPU_KERNEL(linalg_maketrian) { return part(call, false); }

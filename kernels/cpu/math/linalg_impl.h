@@ -140,26 +140,17 @@ static int NAME(det)(const matrices *t, int64_t i, void *scratch) {
   return 0; /* a singular matrix has a determinant */
 }
 
-static int NAME(sumlogdiag)(const matrices *t, int64_t i, void *scratch) {
-  (void)scratch;
-  const T *a = (const T *)t->call->inputs[0].data + i * t->n * t->n;
-  double sum = 0;
-  for (int64_t k = 0; k < t->n; k++) sum += log((double)a[k * (t->n + 1)]);
-  ((T *)t->call->outputs[0].data)[i] = (T)sum;
-  return 0;
-}
-
-/* Between a matrix and the vector of a diagonal or triangle of it. */
+/* Between a matrix and the vector of a triangle of it. */
 static int NAME(part)(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   int64_t n = t->n, away = t->offset < 0 ? -t->offset : t->offset, side = n - away, at = 0;
-  int64_t count = t->triangle ? side * (side + 1) / 2 : side;
+  int64_t count = side * (side + 1) / 2;
   bool extract = t->extract, upper = t->offset > 0 || (t->offset == 0 && !t->lower);
   const T *in = (const T *)t->call->inputs[0].data + i * (extract ? n * n : count);
   T *out = (T *)t->call->outputs[0].data + i * (extract ? count : n * n);
   if (!extract && n) memset(out, 0, (size_t)(n * n) * sizeof(T));
   for (int64_t r = 0; r < side; r++)
-    for (int64_t c = t->triangle ? 0 : r; c <= r; c++, at++) {
+    for (int64_t c = 0; c <= r; c++, at++) {
       int64_t place = upper ? c * n + r + away : (r + away) * n + c;
       if (extract)
         out[at] = in[place];

@@ -259,33 +259,6 @@ MPG_CPU_KERNEL(sample_multinomial) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(backward_sample_multinomial) { /* grad / data at each drawn index, summed over the
-                                                 draws of a row */
-  const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1], *index = &call->inputs[2],
-                 *out = &call->outputs[0];
-  const mpg_shape *shape = &data->desc.shape;
-  int64_t outcomes = shape->dims[shape->ndim - 1],
-          rows = mpg_shape_product(shape, 0, shape->ndim - 1),
-          count = mpg_shape_size(&grad->desc.shape);
-  memset(out->data, 0, (size_t)mpg_shape_size(shape) * mpg_dtype_size(out->desc.dtype));
-  mpg_block_buffer buffer;
-  for (int64_t i = 0; i < count; i++) {
-    int64_t choice = *(const int64_t *)mpg_cpu_load(MPG_COMPUTE_I64, index->desc.dtype, index->data,
-                                                    i, 1, &buffer);
-    if (choice < 0 || choice >= outcomes) continue;
-    int64_t at = i / (count / rows) * outcomes + choice;
-    double g =
-        *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, grad->desc.dtype, grad->data, i, 1, &buffer);
-    double chance = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data, at,
-                                                  1, &buffer);
-    double sum =
-        *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, out->desc.dtype, out->data, at, 1, &buffer) +
-        g / chance;
-    mpg_cpu_store(MPG_COMPUTE_F64, out->desc.dtype, out->data, at, 1, &sum);
-  }
-  return MPG_OK;
-}
-
 /* --- Shuffle ---------------------------------------------------------------------------------- */
 
 typedef struct keyed_row {

@@ -219,38 +219,3 @@ MPG_CPU_KERNEL(fully_connected) {
   return mpg_cpu_gemm_any(call, data->desc.dtype, false, true, m, n, k, 1, data->data, k,
                           weight->data, k, bias ? 1 : 0, out->data, n);
 }
-
-/* --- khatri_rao ------------------------------------------------------------------------------- */
-#define KHATRI_RAO(T, P)                                                         \
-  {                                                                              \
-    T *out = call->outputs[0].data;                                              \
-    for (int64_t r = 0; r < rows; r++) {                                         \
-      int64_t rest = r;                                                          \
-      for (int i = call->num_inputs - 1; i >= 0; i--) {                          \
-        int64_t height = call->inputs[i].desc.shape.dims[0];                     \
-        const T *in = (const T *)call->inputs[i].data + rest % height * columns; \
-        rest /= height;                                                          \
-        if (i == call->num_inputs - 1)                                           \
-          for (int64_t j = 0; j < columns; j++) out[r * columns + j] = in[j];    \
-        else                                                                     \
-          for (int64_t j = 0; j < columns; j++)                                  \
-            out[r * columns + j] = (T)((P)out[r * columns + j] * (P)in[j]);      \
-      }                                                                          \
-    }                                                                            \
-    return MPG_OK;                                                               \
-  }
-
-MPG_CPU_KERNEL(khatri_rao) {
-  int64_t rows = call->outputs[0].desc.shape.dims[0], columns = call->outputs[0].desc.shape.dims[1];
-  switch (call->outputs[0].desc.dtype) {
-    case MPG_FLOAT32: KHATRI_RAO(float, float)
-    case MPG_FLOAT64: KHATRI_RAO(double, double)
-    case MPG_INT8: KHATRI_RAO(int8_t, int)
-    case MPG_UINT8: KHATRI_RAO(uint8_t, int)
-    case MPG_INT32: KHATRI_RAO(int32_t, uint32_t)
-    case MPG_INT64: KHATRI_RAO(int64_t, uint64_t)
-    default:
-      return mpg_fail(MPG_TYPE_ERROR, "khatri_rao: dtype %s is not supported",
-                      mpg_dtype_name(call->outputs[0].desc.dtype));
-  }
-}

@@ -387,13 +387,6 @@ dims dims_of(const mpg_tuple *shape) {
   return d;
 }
 
-__global__ void index_array_kernel(int64_t *out, int64_t total, dims sizes, dims strides) {
-  int64_t i = MPG_CUDA_INDEX;
-  if (i >= total) return;
-  for (int j = 0; j < sizes.count; j++)
-    out[i * sizes.count + j] = i / strides.values[j] % sizes.values[j];
-}
-
 /* --- Masks ------------------------------------------------------------------------------------ */
 
 /* positions[k] = the k-th place where the mask is not 0, for k < count; -1 beyond. backward:
@@ -574,35 +567,6 @@ MPG_CUDA_KERNEL(unravel) {
   return mpg_cuda_launch(call, unravel_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
                          mpg_untyped_view(in), mpg_untyped_view(out), count,
                          dims_of(&((const mpg_index_shape_params *)call->params)->shape));
-}
-
-MPG_CUDA_KERNEL(index_copy) {
-  const mpg_view *old = &call->inputs[0], *indices = &call->inputs[1], *values = &call->inputs[2],
-                 *out = &call->outputs[0];
-  const mpg_shape *shape = &old->desc.shape;
-  int64_t *positions;
-  char *memory;
-  MPG_TRY(resolve(call, indices, shape->dims[0], MODE_RAISE, put_bytes(shape->dims[0]), &positions,
-                  &memory));
-  MPG_TRY(mpg_cuda_copy(call, old, out));
-  return put_rows(call, values->data, out->data, positions, count_of(indices), shape->dims[0],
-                  (size_t)mpg_shape_product(shape, 1, shape->ndim) * item_of(old), memory);
-}
-
-MPG_CUDA_KERNEL(index_array) {
-  const mpg_index_array_params *params = (const mpg_index_array_params *)call->params;
-  const mpg_shape *shape = &call->inputs[0].desc.shape;
-  int64_t dense[MPG_MAX_NDIM], total = mpg_shape_size(shape);
-  dims sizes = {}, strides = {};
-  sizes.count = params->axes.count < 0 ? shape->ndim : params->axes.count;
-  mpg_dense_strides(shape, dense);
-  for (int j = 0; j < sizes.count; j++) {
-    int axis = params->axes.count < 0 ? j : axis_of(params->axes.values[j], shape->ndim);
-    sizes.values[j] = shape->dims[axis];
-    strides.values[j] = dense[axis];
-  }
-  return mpg_cuda_launch(call, index_array_kernel, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0,
-                         (int64_t *)call->outputs[0].data, total, sizes, strides);
 }
 
 MPG_CUDA_KERNEL(boolean_mask) { return masked(call, false); }

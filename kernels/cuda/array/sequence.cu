@@ -30,15 +30,6 @@ sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_
 }
 
 template <class T>
-__global__ void mask_kernel(sequences s, const T *in, T *out, T value) {
-  for (int64_t i = MPG_CUDA_INDEX; i < s.times * s.batch * s.inner; i += MPG_CUDA_STRIDE) {
-    int64_t row = i / s.inner, t = s.time_first ? row / s.batch : row % s.times,
-            b = s.time_first ? row % s.batch : row / s.times;
-    out[i] = t < s.length(b) ? in[i] : value;
-  }
-}
-
-template <class T>
 __global__ void reverse_kernel(sequences s, const T *in, T *out) { /* time first */
   for (int64_t i = MPG_CUDA_INDEX; i < s.times * s.batch * s.inner; i += MPG_CUDA_STRIDE) {
     int64_t row = i / s.inner, t = row / s.batch, b = row % s.batch, length = s.length(b);
@@ -71,19 +62,6 @@ mpg_status last_step(const mpg_kernel_call *call, const mpg_view *steps, const m
 }
 
 } // namespace
-
-MPG_CUDA_KERNEL(sequence_mask) {
-  const mpg_sequence_mask_params *params = (const mpg_sequence_mask_params *)call->params;
-  const mpg_view *data = &call->inputs[0];
-  sequences s = sequences_of(call, data, params->axis);
-  uint64_t value = mpg_cuda_element(data->desc.dtype, params->value);
-  unsigned blocks = mpg_cuda_blocks(count_of(data));
-  MPG_CUDA_SIZE(
-      item_of(data), T,
-      return mpg_cuda_launch(call, mask_kernel<T>, blocks, MPG_CUDA_THREADS, 0, s,
-                             (const T *)data->data, (T *)call->outputs[0].data, (T)value));
-  return MPG_OK;
-}
 
 MPG_CUDA_KERNEL(sequence_reverse) {
   const mpg_view *data = &call->inputs[0];

@@ -1,4 +1,4 @@
-/* Images enlarged, and their windows as columns: a thread an element of the result. */
+/* Windows of images as columns: a thread an element of the result. */
 #include "kernels/cuda/access.h"
 
 extern "C" {
@@ -6,25 +6,6 @@ extern "C" {
 }
 
 namespace {
-
-struct upsampling {
-  int64_t channels, height, width, scale, out_channels, first_channel;
-  bool add;
-};
-
-template <class T>
-__global__ void upsample_kernel(const T *in, T *out, upsampling t, int64_t count) {
-  int64_t i = MPG_CUDA_INDEX, wide = t.width * t.scale, high = t.height * t.scale;
-  if (i >= count) return;
-  int64_t x = i % wide, y = i / wide % high, plane = i / wide / high;
-  T value = in[(plane * t.height + y / t.scale) * t.width + x / t.scale];
-  T *to =
-      out +
-      ((plane / t.channels * t.out_channels + t.first_channel + plane % t.channels) * high + y) *
-          wide +
-      x;
-  *to = t.add ? mpg_to<T>(mpg_to<mpg_compute_t<T>>(*to) + mpg_to<mpg_compute_t<T>>(value)) : value;
-}
 
 /* Windows in three axes, the first ones of size 1 where there are fewer. */
 struct columns {
@@ -92,30 +73,6 @@ columns columns_of(const mpg_shape *shape, const mpg_tuple *kernel, const mpg_tu
 }
 
 } // namespace
-
-MPG_CUDA_KERNEL(upsampling) {
-  const mpg_upsampling_params *p = (const mpg_upsampling_params *)call->params;
-  const mpg_view *out = &call->outputs[0];
-  int64_t channel = 0;
-  if (count_of(out) == 0) return MPG_OK;
-  for (int i = 0; i < call->num_inputs; i++) {
-    const mpg_shape *shape = &call->inputs[i].desc.shape;
-    upsampling t = {shape->dims[1],
-                    shape->dims[2],
-                    shape->dims[3],
-                    out->desc.shape.dims[2] / shape->dims[2],
-                    out->desc.shape.dims[1],
-                    channel,
-                    p->multi_input_mode == 1 && i > 0};
-    if (p->multi_input_mode == 0) channel += t.channels;
-    int64_t count = count_of(&call->inputs[i]) * t.scale * t.scale;
-    MPG_CUDA_FLOAT_DTYPE(
-        out->desc.dtype, T,
-        MPG_TRY(mpg_cuda_launch(call, upsample_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS,
-                                0, (const T *)call->inputs[i].data, (T *)out->data, t, count)));
-  }
-  return MPG_OK;
-}
 
 MPG_CUDA_KERNEL(im2col) {
   const mpg_im2col_params *p = (const mpg_im2col_params *)call->params;

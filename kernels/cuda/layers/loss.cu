@@ -1,24 +1,16 @@
-/* Output layers and losses with gradients of their own. Elements are computed in double, as on the
- * CPU, and rounded once. */
+/* The gradient of SoftmaxOutput. Elements are computed in double, as on the CPU, and rounded
+ * once. */
 #include "kernels/cuda/access.h"
 
 namespace {
 
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
 
-template <class T, class C>
-__global__ void sigmoid_kernel(const T *in, T *out, int64_t count) {
-  int64_t i = MPG_CUDA_INDEX;
-  if (i < count) out[i] = mpg_to<T>((C)1 / ((C)1 + (C)exp(-mpg_to<C>(in[i]))));
-}
-
-/* How many elements count: labels that are not `ignored`, or values above `threshold`. By one
- * block. */
-__global__ void count_kernel(mpg_untyped values, int64_t count, bool labels, int64_t ignored,
-                             double threshold, int64_t *result) {
+/* How many labels are not `ignored`. By one block. */
+__global__ void count_kernel(mpg_untyped labels, int64_t count, int64_t ignored, int64_t *result) {
   int64_t own = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
-    own += labels ? mpg_cuda_index_at(values, i) != ignored : values.load<double>(i) > threshold;
+    own += mpg_cuda_index_at(labels, i) != ignored;
   own = mpg_block_reduce(own, (int64_t)0, mpg_plus());
   if (threadIdx.x == 0) *result = own < 1 ? 1 : own;
 }
@@ -53,42 +45,7 @@ __global__ void probability_back_kernel(softmax_back p, int64_t count) {
   p.out.store(i, p.grad.data ? value * p.grad.load<double>(i) : value);
 }
 
-__global__ void svm_back_kernel(mpg_untyped output, mpg_untyped label, mpg_untyped out,
-                                int64_t count, int64_t classes, double margin, double weight,
-                                bool linear) {
-  int64_t i = MPG_CUDA_INDEX;
-  if (i >= count) return;
-  double sign = i % classes == mpg_cuda_index_at(label, i / classes) ? 1 : -1,
-         score = sign * output.load<double>(i);
-  double slope = score < margin ? (linear ? 1 : 2 * (margin - score)) : 0;
-  out.store(i, -sign * slope * weight);
-}
-
-__global__ void fill_kernel(mpg_untyped out, int64_t count, double value, const int64_t *divisor) {
-  int64_t i = MPG_CUDA_INDEX;
-  if (i < count) out.store(i, divisor ? value / (double)*divisor : value);
-}
-
 } // namespace
-
-MPG_CUDA_KERNEL(regression_sigmoid) {
-  const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
-  int64_t count = count_of(in);
-#define SIGMOID(T, C)                                                                             \
-  return mpg_cuda_launch(call, sigmoid_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, \
-                         (const T *)in->data, (T *)out->data, count)
-  switch (in->desc.dtype) {
-    case MPG_FLOAT32: SIGMOID(float, float);
-    case MPG_FLOAT64: SIGMOID(double, double);
-    case MPG_FLOAT16: SIGMOID(mpg_half, float);
-    default: SIGMOID(mpg_bfloat16, float);
-  }
-#undef SIGMOID
-}
-
-MPG_CUDA_KERNEL(regression_identity) {
-  return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
-}
 
 MPG_CUDA_KERNEL(softmax_output_back) {
   const mpg_softmax_output_params *params = (const mpg_softmax_output_params *)call->params;
@@ -117,41 +74,12 @@ MPG_CUDA_KERNEL(softmax_output_back) {
   if (params->normalization == NORMALIZE_VALID) {
     int64_t *counted = (int64_t *)mpg_device_scratch(call->device, sizeof *counted);
     if (!counted) return MPG_DEVICE_OUT_OF_MEMORY;
-    MPG_TRY(mpg_cuda_launch(call, count_kernel, 1, MPG_CUDA_THREADS, 0, p.label, positions, true,
-                            p.ignored, 0.0, counted));
+    MPG_TRY(mpg_cuda_launch(call, count_kernel, 1, MPG_CUDA_THREADS, 0, p.label, positions,
+                            p.ignored, counted));
     p.divisor = counted;
   }
   if (params->multi_output && params->normalization != NORMALIZE_VALID) p.scale /= (double)p.after;
   p.scale /= (double)(divisor < 1 ? 1 : divisor);
   return mpg_cuda_launch(call, softmax_back_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, p,
                          count);
-}
-
-MPG_CUDA_KERNEL(svm_output_back) {
-  const mpg_svm_output_params *params = (const mpg_svm_output_params *)call->params;
-  const mpg_view *output = &call->inputs[0], *label = &call->inputs[1];
-  int64_t count = count_of(output);
-  if (count == 0) return MPG_OK;
-  return mpg_cuda_launch(
-      call, svm_back_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_untyped_view(output),
-      mpg_untyped_view(label), mpg_untyped_view(&call->outputs[0]), count, count / count_of(label),
-      (double)params->margin, (double)params->regularization_coefficient, (bool)params->use_linear);
-}
-
-MPG_CUDA_KERNEL(make_loss_back) {
-  const mpg_make_loss_layer_params *params = (const mpg_make_loss_layer_params *)call->params;
-  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
-  int64_t count = count_of(data), divisor = 1, *counted = NULL;
-  const mpg_shape *shape = &data->desc.shape;
-  if (params->normalization == NORMALIZE_BATCH)
-    divisor = mpg_shape_product(shape, 0, shape->ndim - 1); /* rows of the last dimension */
-  if (params->normalization == NORMALIZE_VALID && count) {
-    if (!(counted = (int64_t *)mpg_device_scratch(call->device, sizeof *counted)))
-      return MPG_DEVICE_OUT_OF_MEMORY;
-    MPG_TRY(mpg_cuda_launch(call, count_kernel, 1, MPG_CUDA_THREADS, 0, mpg_untyped_view(data),
-                            count, false, (int64_t)0, (double)params->valid_thresh, counted));
-  }
-  return mpg_cuda_launch(
-      call, fill_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_untyped_view(out), count,
-      (double)params->grad_scale / (double)(divisor < 1 ? 1 : divisor), (const int64_t *)counted);
 }

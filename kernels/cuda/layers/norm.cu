@@ -324,123 +324,6 @@ mpg_status group_norm_backward(const mpg_kernel_call *call) {
                          (const C *)partial, (int64_t)1, t.outer, t.inner, t.dgamma, t.dbeta);
 }
 
-/* --- L2Normalization -------------------------------------------------------------------------- */
-
-template <class T, class C, bool whole>
-__global__ void l2_kernel(layer_norm<T> t) {
-  typedef row_threads<whole> G;
-  for (int64_t row = first_row<whole>(); row < t.outer * t.inner; row += row_stride<whole>()) {
-    int64_t start = row / t.inner * t.n * t.inner + row % t.inner;
-    C squares = 0;
-    for (int64_t i = G::first(); i < t.n; i += G::step()) {
-      C x = mpg_to<C>(t.x[start + i * t.inner]);
-      squares += x * x;
-    }
-    C norm = (C)sqrt(G::sum(squares) + (C)t.eps);
-    for (int64_t i = G::first(); i < t.n; i += G::step())
-      t.y[start + i * t.inner] = mpg_to<T>(mpg_to<C>(t.x[start + i * t.inner]) / norm);
-    if (G::first() == 0) t.deviation[row] = mpg_to<T>(norm);
-  }
-}
-
-template <class T, class C>
-mpg_status l2_forward(const mpg_kernel_call *call) {
-  const mpg_l2_normalization_params *p = (const mpg_l2_normalization_params *)call->params;
-  const mpg_shape *shape = &call->inputs[0].desc.shape, *norm = &call->outputs[1].desc.shape;
-  layer_norm<T> t = {};
-  t.eps = p->eps;
-  t.x = (const T *)call->inputs[0].data;
-  t.y = (T *)call->outputs[0].data;
-  t.deviation = (T *)call->outputs[1].data;
-  /* The normalised axes are those where the norm has size 1: [first, last). */
-  int first = p->mode == 2 ? 2 : 1, last = p->mode == 1 ? 2 : shape->ndim;
-  t.outer = mpg_shape_product(shape, 0, first);
-  t.n = mpg_shape_product(shape, first, last);
-  t.inner = mpg_shape_product(norm, last, norm->ndim);
-  return launch_rows(call, l2_kernel<T, C, true>, l2_kernel<T, C, false>, t);
-}
-
-/* --- LRN: a thread an element ----------------------------------------------------------------- */
-
-template <class T>
-struct lrn {
-  int64_t count, channels, inner, nsize;
-  double alpha, beta, knorm;
-  const T *x, *dy, *norm_in;
-  T *y, *norm;
-};
-
-template <class T>
-struct neighbours { /* channels around that of element i, as offsets of elements */
-  int64_t first, last;
-  __device__ neighbours(const lrn<T> &t, int64_t i) {
-    int64_t c = i / t.inner % t.channels, half = t.nsize / 2;
-    first = (c - half < 0 ? -c : -half) * t.inner;
-    last = (c + half >= t.channels ? t.channels - 1 - c : half) * t.inner;
-  }
-};
-
-template <class T, class C>
-__global__ void lrn_kernel(lrn<T> t) {
-  int64_t i = MPG_CUDA_INDEX;
-  if (i >= t.count) return;
-  neighbours<T> around(t, i);
-  C sum = 0;
-  for (int64_t d = around.first; d <= around.last; d += t.inner) {
-    C x = mpg_to<C>(t.x[i + d]);
-    sum += x * x;
-  }
-  C norm = (C)t.knorm + (C)(t.alpha / (double)t.nsize) * sum;
-  t.norm[i] = mpg_to<T>(norm);
-  t.y[i] = mpg_to<T>(mpg_to<C>(t.x[i]) * power(norm, -t.beta));
-}
-
-template <class T, class C>
-__global__ void lrn_back_kernel(lrn<T> t) {
-  int64_t i = MPG_CUDA_INDEX;
-  if (i >= t.count) return;
-  neighbours<T> around(t, i);
-  C sum = 0;
-  for (int64_t d = around.first; d <= around.last; d += t.inner)
-    sum += mpg_to<C>(t.dy[i + d]) * mpg_to<C>(t.x[i + d]) *
-           power(mpg_to<C>(t.norm_in[i + d]), -t.beta - 1);
-  t.y[i] = mpg_to<T>(mpg_to<C>(t.dy[i]) * power(mpg_to<C>(t.norm_in[i]), -t.beta) -
-                     (C)(2 * t.alpha * t.beta / (double)t.nsize) * mpg_to<C>(t.x[i]) * sum);
-}
-
-template <class T>
-lrn<T> lrn_of(const mpg_kernel_call *call, const mpg_view *x) {
-  const mpg_lrn_params *p = (const mpg_lrn_params *)call->params;
-  const mpg_shape *shape = &x->desc.shape;
-  lrn<T> t = {};
-  t.count = mpg_shape_size(shape);
-  t.channels = shape->dims[1];
-  t.inner = mpg_shape_product(shape, 2, shape->ndim);
-  t.nsize = p->nsize;
-  t.alpha = p->alpha;
-  t.beta = p->beta;
-  t.knorm = p->knorm;
-  t.x = (const T *)x->data;
-  t.y = (T *)call->outputs[0].data;
-  return t;
-}
-
-template <class T, class C>
-mpg_status lrn_forward(const mpg_kernel_call *call) {
-  lrn<T> t = lrn_of<T>(call, &call->inputs[0]);
-  t.norm = (T *)call->outputs[1].data;
-  return mpg_cuda_launch(call, lrn_kernel<T, C>, mpg_cuda_blocks(t.count), MPG_CUDA_THREADS, 0, t);
-}
-
-template <class T, class C>
-mpg_status lrn_back(const mpg_kernel_call *call) {
-  lrn<T> t = lrn_of<T>(call, &call->inputs[1]);
-  t.dy = (const T *)call->inputs[0].data;
-  t.norm_in = (const T *)call->inputs[2].data;
-  return mpg_cuda_launch(call, lrn_back_kernel<T, C>, mpg_cuda_blocks(t.count), MPG_CUDA_THREADS, 0,
-                         t);
-}
-
 #define RUN(dtype, function)                                  \
   switch (dtype) {                                            \
     case MPG_FLOAT32: return function<float, float>(call);    \
@@ -454,9 +337,6 @@ mpg_status lrn_back(const mpg_kernel_call *call) {
 MPG_CUDA_KERNEL(layer_norm){
     RUN(call->inputs[0].desc.dtype, layer_norm_forward)} MPG_CUDA_KERNEL(layer_norm_backward){
     RUN(call->inputs[1].desc.dtype, layer_norm_backward)} MPG_CUDA_KERNEL(group_norm){
-    RUN(call->inputs[0].desc.dtype, group_norm_forward)} MPG_CUDA_KERNEL(group_norm_backward){
-    RUN(call->inputs[1].desc.dtype, group_norm_backward)} MPG_CUDA_KERNEL(l2_normalization){
-    RUN(call->inputs[0].desc.dtype, l2_forward)} MPG_CUDA_KERNEL(lrn){
-    RUN(call->inputs[0].desc.dtype, lrn_forward)} MPG_CUDA_KERNEL(lrn_backward) {
-  RUN(call->inputs[1].desc.dtype, lrn_back)
+    RUN(call->inputs[0].desc.dtype, group_norm_forward)} MPG_CUDA_KERNEL(group_norm_backward) {
+  RUN(call->inputs[1].desc.dtype, group_norm_backward)
 }

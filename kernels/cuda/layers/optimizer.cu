@@ -252,17 +252,6 @@ MPG_CUDA_KERNEL(multi_update) {
 
 namespace {
 
-__global__ void lars_kernel(const float *lrs, const float *weights, const float *grads,
-                            const float *wds, float *out, int64_t count, float eta, float eps,
-                            float rescale) {
-  int64_t i = MPG_CUDA_INDEX;
-  if (i >= count) return;
-  float norm = sqrtf(weights[i]);
-  out[i] = norm > 0 && grads[i] > 0
-               ? lrs[i] * eta * norm / (sqrtf(grads[i]) * rescale + wds[i] * norm + eps)
-               : lrs[i];
-}
-
 __global__ void finite_kernel(mpg_untyped array, int64_t count, float *out) {
   for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE)
     if (!isfinite(array.load<double>(i))) *out = 0; /* whoever writes, writes the same */
@@ -279,16 +268,6 @@ __global__ void scale_kernel(mpg_untyped array, int64_t count, const float *fact
 }
 
 } // namespace
-
-MPG_CUDA_KERNEL(multi_lars) {
-  const mpg_multi_lars_params *params = (const mpg_multi_lars_params *)call->params;
-  int64_t count = count_of(&call->outputs[0]);
-  return mpg_cuda_launch(call, lars_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
-                         (const float *)call->inputs[0].data, (const float *)call->inputs[1].data,
-                         (const float *)call->inputs[2].data, (const float *)call->inputs[3].data,
-                         (float *)call->outputs[0].data, count, (float)params->eta,
-                         (float)params->eps, (float)params->rescale_grad);
-}
 
 MPG_CUDA_KERNEL(reset_arrays) {
   for (int i = 0; i < call->num_inputs; i++) MPG_TRY(mpg_cuda_zero(call, &call->inputs[i]));

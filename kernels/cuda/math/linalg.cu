@@ -390,31 +390,11 @@ mpg_status det(const mpg_kernel_call *call) {
                          call->num_outputs > 1 ? (T *)call->outputs[1].data : (T *)NULL, f.t);
 }
 
-/* --- Diagonals and triangles ------------------------------------------------------------------ */
-
-/* A warp a matrix. */
-template <class T>
-__global__ void sumlogdiag_kernel(const T *in, T *out, matrices t) {
-  int64_t matrix = MPG_CUDA_INDEX >> 5;
-  double sum = 0;
-  if (matrix < t.count)
-    for (int64_t k = threadIdx.x & 31; k < t.n; k += 32)
-      sum += log((double)in[(matrix * t.n + k) * t.n + k]);
-  sum = mpg_warp_reduce(sum, mpg_plus());
-  if (matrix < t.count && (threadIdx.x & 31) == 0) out[matrix] = (T)sum;
-}
-
-template <class T>
-mpg_status sumlogdiag(const mpg_kernel_call *call) {
-  matrices t = matrices_of(&call->inputs[0]);
-  return mpg_cuda_launch(call, sumlogdiag_kernel<T>,
-                         mpg_cuda_blocks(t.count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0,
-                         (const T *)call->inputs[0].data, (T *)call->outputs[0].data, t);
-}
+/* --- Triangles -------------------------------------------------------------------------------- */
 
 struct part {
   int64_t n, away, each; /* `away` from the main diagonal; `each` elements a matrix */
-  bool triangle, upper, extract;
+  bool upper, extract;
 };
 
 /* A thread an element of the vectors. */
@@ -422,13 +402,11 @@ template <class T>
 __global__ void part_kernel(const T *in, T *out, part p, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  int64_t matrix = i / p.each, at = i % p.each, r = at, c = at;
-  if (p.triangle) {
-    r = (int64_t)((sqrt(8.0 * (double)at + 1) - 1) / 2);
-    while (r * (r + 1) / 2 > at) r--;
-    while ((r + 1) * (r + 2) / 2 <= at) r++;
-    c = at - r * (r + 1) / 2;
-  }
+  int64_t matrix = i / p.each, at = i % p.each;
+  int64_t r = (int64_t)((sqrt(8.0 * (double)at + 1) - 1) / 2);
+  while (r * (r + 1) / 2 > at) r--;
+  while ((r + 1) * (r + 2) / 2 <= at) r++;
+  int64_t c = at - r * (r + 1) / 2;
   int64_t place = matrix * p.n * p.n + (p.upper ? c * p.n + r + p.away : (r + p.away) * p.n + c);
   if (p.extract)
     out[i] = in[place];
@@ -436,17 +414,12 @@ __global__ void part_kernel(const T *in, T *out, part p, int64_t count) {
     out[place] = in[i];
 }
 
-mpg_status parts(const mpg_kernel_call *call, bool extract, bool triangle, int64_t offset,
-                 bool lower) {
+mpg_status triangle(const mpg_kernel_call *call, bool extract) {
+  const mpg_linalg_triangle_params *params = (const mpg_linalg_triangle_params *)call->params;
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
-  int64_t n = matrices_of(extract ? in : out).n, away = offset < 0 ? -offset : offset,
-          side = n - away;
-  part p = {n,
-            away,
-            triangle ? side * (side + 1) / 2 : side,
-            triangle,
-            offset > 0 || (offset == 0 && !lower),
-            extract};
+  int64_t n = matrices_of(extract ? in : out).n, offset = params->offset,
+          away = offset < 0 ? -offset : offset, side = n - away;
+  part p = {n, away, side * (side + 1) / 2, offset > 0 || (offset == 0 && !params->lower), extract};
   int64_t count = count_of(extract ? out : in);
   if (!extract) MPG_TRY(mpg_cuda_zero(call, out));
   MPG_CUDA_SIZE(
@@ -469,20 +442,6 @@ MPG_CUDA_KERNEL(linalg_gelqf) { BY_DTYPE(lq, call); }
 MPG_CUDA_KERNEL(linalg_syevd) { BY_DTYPE(eigenvectors, call); }
 MPG_CUDA_KERNEL(linalg_inverse) { BY_DTYPE(inverse, call); }
 MPG_CUDA_KERNEL(linalg_det) { BY_DTYPE(det, call); }
-MPG_CUDA_KERNEL(linalg_sumlogdiag) { BY_DTYPE(sumlogdiag, call); }
 
-MPG_CUDA_KERNEL(linalg_extractdiag) {
-  return parts(call, true, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true);
-}
-MPG_CUDA_KERNEL(linalg_makediag) {
-  return parts(call, false, false, ((const mpg_linalg_diagonal_params *)call->params)->offset,
-               true);
-}
-MPG_CUDA_KERNEL(linalg_extracttrian) {
-  const mpg_linalg_triangle_params *p = (const mpg_linalg_triangle_params *)call->params;
-  return parts(call, true, true, p->offset, p->lower);
-}
-MPG_CUDA_KERNEL(linalg_maketrian) {
-  const mpg_linalg_triangle_params *p = (const mpg_linalg_triangle_params *)call->params;
-  return parts(call, false, true, p->offset, p->lower);
-}
+MPG_CUDA_KERNEL(linalg_extracttrian) { return triangle(call, true); }
+MPG_CUDA_KERNEL(linalg_maketrian) { return triangle(call, false); }

@@ -1,4 +1,4 @@
-/* Products of matrices (product.h), and khatri_rao. */
+/* Products of matrices (product.h). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/math/product.h"
 
@@ -9,54 +9,6 @@ template <class T>
 __global__ void mirror_kernel(T *out, int64_t n, int64_t count) {
   int64_t i = MPG_CUDA_INDEX, row = i / n % n, column = i % n;
   if (i < count && column > row) out[i] = out[i - row * n - column + column * n + row];
-}
-
-enum { MAX_FACTORS = 32 };
-struct factors {
-  int count;
-  bool adds;               /* to a product of factors before these */
-  int64_t columns, before; /* before: rows that the later factors make up */
-  const void *data[MAX_FACTORS];
-  int64_t heights[MAX_FACTORS];
-};
-
-template <class T, class C> /* C: in which whole numbers wrap around */
-__global__ void khatri_rao_kernel(factors f, T *out, int64_t count) {
-  int64_t i = MPG_CUDA_INDEX;
-  if (i >= count) return;
-  int64_t rest = i / f.columns / f.before, column = i % f.columns;
-  C product = f.adds ? (C)out[i] : (C)1;
-  for (int k = f.count - 1; k >= 0; k--) {
-    C factor = (C)((const T *)f.data[k])[rest % f.heights[k] * f.columns + column];
-    product = !f.adds && k == f.count - 1 ? factor : product * factor;
-    rest /= f.heights[k];
-  }
-  out[i] = (T)product;
-}
-
-/* The last factors first, as on the CPU. */
-template <class T, class C>
-mpg_status khatri_rao(const mpg_kernel_call *call) {
-  const mpg_view *out = &call->outputs[0];
-  int64_t count = mpg_shape_size(&out->desc.shape);
-  if (count == 0) return MPG_OK;
-  factors f = {};
-  f.columns = out->desc.shape.dims[1];
-  f.before = 1;
-  for (int end = call->num_inputs; end > 0; end -= f.count) {
-    f.count = end < MAX_FACTORS ? end : MAX_FACTORS;
-    int64_t rows = 1;
-    for (int k = 0; k < f.count; k++) {
-      const mpg_view *in = &call->inputs[end - f.count + k];
-      f.data[k] = in->data;
-      rows *= f.heights[k] = in->desc.shape.dims[0];
-    }
-    MPG_TRY(mpg_cuda_launch(call, khatri_rao_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS,
-                            0, f, (T *)out->data, count));
-    f.before *= rows;
-    f.adds = true;
-  }
-  return MPG_OK;
 }
 
 } // namespace
@@ -200,18 +152,4 @@ MPG_CUDA_KERNEL(fully_connected) {
   p.c = call->outputs[0].data;
   if (call->num_inputs == 3) p.bias = call->inputs[2].data;
   return mpg_cuda_multiply(call, &p);
-}
-
-MPG_CUDA_KERNEL(khatri_rao) {
-  switch (call->outputs[0].desc.dtype) {
-    case MPG_FLOAT32: return khatri_rao<float, float>(call);
-    case MPG_FLOAT64: return khatri_rao<double, double>(call);
-    case MPG_INT8: return khatri_rao<int8_t, uint32_t>(call);
-    case MPG_UINT8: return khatri_rao<uint8_t, uint32_t>(call);
-    case MPG_INT32: return khatri_rao<int32_t, uint32_t>(call);
-    case MPG_INT64: return khatri_rao<int64_t, uint64_t>(call);
-    default:
-      return mpg_fail(MPG_TYPE_ERROR, "khatri_rao: dtype %s is not supported",
-                      mpg_dtype_name(call->outputs[0].desc.dtype));
-  }
 }

@@ -157,19 +157,6 @@ __global__ void choices_kernel(mpg_cuda_key given, mpg_untyped data, const doubl
   if (chance.data) chance.store(i, log(data.load<double>(i / each * outcomes + low)));
 }
 
-/* A thread a row of data: grad / data at each drawn index, summed over the row's draws in order. */
-__global__ void choices_back_kernel(mpg_untyped grad, mpg_untyped data, mpg_untyped index,
-                                    mpg_untyped out, int64_t rows, int64_t outcomes, int64_t each) {
-  int64_t row = MPG_CUDA_INDEX;
-  if (row >= rows) return;
-  for (int64_t k = 0; k < outcomes; k++) out.store(row * outcomes + k, 0.0);
-  for (int64_t i = row * each; i < (row + 1) * each; i++) {
-    int64_t choice = mpg_cuda_index_at(index, i), at = row * outcomes + choice;
-    if (choice >= 0 && choice < outcomes)
-      out.store(at, out.load<double>(at) + grad.load<double>(i) / data.load<double>(at));
-  }
-}
-
 } // namespace
 
 MPG_CUDA_KERNEL(sample_multinomial) {
@@ -189,16 +176,4 @@ MPG_CUDA_KERNEL(sample_multinomial) {
                          mpg_cuda_key_of(call), mpg_untyped_view(data), (const double *)sums,
                          outcomes, count / rows, mpg_untyped_view(&call->outputs[0]), chance,
                          count);
-}
-
-MPG_CUDA_KERNEL(backward_sample_multinomial) {
-  const mpg_view *data = &call->inputs[1];
-  const mpg_shape *shape = &data->desc.shape;
-  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1),
-          outcomes = shape->dims[shape->ndim - 1], count = count_of(&call->inputs[0]);
-  return mpg_cuda_launch(call, choices_back_kernel, mpg_cuda_blocks(outcomes ? rows : 0),
-                         MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[0]),
-                         mpg_untyped_view(data), mpg_untyped_view(&call->inputs[2]),
-                         mpg_untyped_view(&call->outputs[0]), rows, outcomes,
-                         rows ? count / rows : 0);
 }
