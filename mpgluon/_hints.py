@@ -185,7 +185,7 @@ def absent_before_init(kind):
 
 
 def present(thing, names):
-    """Those names of an object, as of its __dir__, that are there."""
+    """The names of an object that are there, of those in its __dir__."""
     kind, own = type(thing), getattr(thing, "__dict__", ())
     return [
         name

@@ -1,4 +1,4 @@
-"""Which block is running: the paths of blocks in errors, in traces and in what is queued."""
+"""The running block: the paths of blocks in errors, in traces and in queued work."""
 
 from __future__ import annotations
 

@@ -187,7 +187,8 @@ def _entry_parts(entry):
 
 
 def _part_text(part):
-    """Which part of a program in parts it is (see `mpgluon._graph_breaks.Split.compiled`)."""
+    """The text that names one part of several: its body, and the steps before it (see
+    `mpgluon._graph_breaks.Split.compiled`)."""
     steps = [
         name if shapes is None else f"{name} -> {', '.join(map(str, shapes))}"
         for name, shapes in part["after"]

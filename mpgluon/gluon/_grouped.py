@@ -92,8 +92,7 @@ def moved(block, args, symbolic):
 
 
 def near(contexts):
-    """That of the devices which belongs to the running replica, whose ops move it to where they
-    are; None if there isn't one."""
+    """The one of the devices that belongs to the running replica, or None."""
     here = [ctx for ctx in contexts if ctx in _device_groups.devices()]
     return here[0] if len(here) == 1 else None
 

@@ -42,8 +42,7 @@ def limits(value):
 
 
 def of_descendants(block):
-    """Which blocks under `block` (and it) are computed again: what compiled calls were traced
-    with."""
+    """Whether each block under `block`, and it, is computed again: compiled calls depend on it."""
     found = [flags_of(block).get("recompute") is True and is_hybridized(block)]
     for child in children(block).values():
         found += of_descendants(child)

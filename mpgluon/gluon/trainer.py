@@ -635,7 +635,7 @@ class _Group:
         self.weights.append(weight)
 
     def fresh(self):
-        """Those whose gradient backward has written since the last step."""
+        """The parameters whose gradient backward has written since the last step."""
         group = _Group(self.ctx)
         group.updates = 3  # one for this step alone is not worth while
         for index, grad, weight in zip(self.indices, self.grads, self.weights):

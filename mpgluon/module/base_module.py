@@ -434,7 +434,8 @@ def copied(arrays: dict[str, NDArray]) -> dict[str, NDArray]:
 
 
 def check_names(symbol: Symbol, names: list[str], what: str, must: bool) -> None:
-    """That `names` are arguments of the symbol: an error where they must be, else a warning."""
+    """Checks that `names` are arguments of the symbol: an error where they must be, else a
+    warning."""
     known = symbol.list_arguments()
     for name in names:
         if name in known:

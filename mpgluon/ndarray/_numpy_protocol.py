@@ -246,7 +246,8 @@ def _with_options(ufunc, method, inputs, options):
 
 
 def _operands(ufunc, left, right):
-    """Those of a function that is no operator: whole numbers beside real ones become real."""
+    """The arguments of a function that is no operator: integers beside real numbers become
+    real."""
     arrays = [x for x in (left, right) if isinstance(x, NDArray)]
     if all(_is_float(x.dtype) for x in arrays):
         return left, right

@@ -332,7 +332,7 @@ class Mesh:
         return {**groups, **beside}
 
     def _assign(self, net, stages):
-        """Which blocks belong to which stage: a dict."""
+        """The stage of each block: a dict."""
         count = self.size("stage")
         if stages is None:
             units = _chain(net)

@@ -238,8 +238,7 @@ def _leading(a, axis):
 
 
 def _carried_places(args, carry):
-    """Which arrays, counted through the nested arguments, belong to the arguments that are
-    carried."""
+    """For each argument that is carried, the numbers of its arrays among those of all arguments."""
     places, at = {}, 0
     for number, arg in enumerate(args):
         flat = []

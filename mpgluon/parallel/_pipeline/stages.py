@@ -81,7 +81,7 @@ class Stages:
         )
 
     def _find_owners(self):
-        """Which stage each segment belongs to; returns the number of each stage's device."""
+        """Finds the stage of each segment; returns the number of each stage's device."""
         forwards = [self._forwards(micro_batch["segments"]) for micro_batch in self.forward]
         backwards = [self._backwards(k, forwards[k]) for k in range(len(self.backward or ()))]
         # The micro-batches of a sequence may differ: the mean over one step is no operator.

@@ -153,7 +153,7 @@ def _plans(profile, limits):
 
 
 def _meter(profile, limits, net, batch):
-    """Whose plans are compiled to know their bytes; None where there is no room for that."""
+    """A meter of the bytes of plans, which it compiles; None where there is no room for that."""
     meter = MemoryMeter(profile, _plans(profile, limits), net, *batch)
     return meter if meter.has_room() else None
 

@@ -1,4 +1,4 @@
-"""Which device each layer goes to: the search behind `mpgluon.parallel.plan`, on a profile alone.
+"""The search for the device of each layer, behind `mpgluon.parallel.plan`, on a profile alone.
 
 A candidate is a placement with a number of micro-batches and a schedule. Unless it has been run,
 its step is simulated (`schedules.simulate`) with the sums of the layers' times; on CPU devices,

@@ -113,7 +113,7 @@ class Family:
             member.shape = self.part_shape(member.index)
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Which (begin, end) of the whole, along the axis, part `index` consists of: one for each
+        """The ranges (begin, end) of the whole, along the axis, that are part `index`: one for each
         block."""
         block = self.shape[self.axis] // self.blocks
         begin, end = divide(block // self.unit, self.count)[index]
