@@ -152,6 +152,34 @@ def correlation(
     return out
 
 
+def meeting(rows, columns, most, stride=1, step=1):
+    """For each displacement its number, and where the second picture's elements are."""
+    radius = most // stride
+    shifts = [n * stride for n in range(-radius, radius + 1)]
+    for k, (dy, dx) in enumerate((dy, dx) for dy in shifts for dx in shifts):
+        y, x = (most + np.arange(n) * step for n in (rows, columns))
+        yield k, np.ix_(y + dy, x + dx)
+
+
+def products(first, second, **params):
+    return np.stack(
+        [(first * second[:, :, y, x]).sum(1) for _, (y, x) in meeting(*first.shape[2:], **params)],
+        1,
+    )
+
+
+def by_first(grad, second, **params):
+    places = meeting(*grad.shape[2:], **params)
+    return sum(grad[:, k : k + 1] * second[:, :, y, x] for k, (y, x) in places)
+
+
+def by_second(grad, first, height, width, **params):
+    out = np.zeros((*first.shape[:2], height, width))
+    for k, (y, x) in meeting(*grad.shape[2:], **params):
+        out[:, :, y, x] += grad[:, k : k + 1] * first
+    return out
+
+
 def pairs(data, threshold, is_ascend=False, topk=-1):
     scores = data.reshape(math.prod(data.shape[:-2]), *data.shape[-2:])
     rows, columns = -np.ones(scores.shape[:2]), -np.ones((len(scores), scores.shape[2]))
@@ -317,6 +345,20 @@ SAMPLES = {
             ("steps", {"max_displacement": 2, "stride1": 2, "stride2": 2, "pad_size": 2}),
             ("differences", {"is_multiply": False, "pad_size": 1}),
         ]
+    ],
+    "_displaced_products": [
+        Sample([(2, 3, 2, 3), (2, 3, 7, 9)], {"most": 2, "stride": 2, "step": 2}, products),
+        Sample([(1, 2, 3, 2), (1, 2, 5, 4)], {"most": 1}, products, name="each"),
+    ],
+    "_displaced_first": [
+        Sample([(2, 9, 2, 3), (2, 4, 7, 9)], {"most": 2, "stride": 2, "step": 2}, by_first)
+    ],
+    "_displaced_second": [
+        Sample(
+            [(2, 9, 2, 3), (2, 4, 2, 3)],
+            {"most": 2, "stride": 2, "step": 2, "height": 7, "width": 9},
+            by_second,
+        )
     ],
     "_contrib_bipartite_matching": [
         Sample([scores], params, pairs, name=name, **PLAIN)

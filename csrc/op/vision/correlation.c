@@ -1,11 +1,117 @@
 /* How alike two pictures are at places that are moved against each other (Dosovitskiy et al.,
- * FlowNet, 2015). Composed of other ops: one product of shifted pictures for each displacement. */
+ * FlowNet, 2015). Composed of other ops. The products of all displacements are one of them, with a
+ * kernel: arrays of their own for hundreds of displacements would take too much memory. */
 #include <string.h>
 
 #include "base/memory.h"
+#include "op/batching/batching.h"
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
+/* --- Products at displacements ---------------------------------------------------------------- */
+/* first, (batch, channels, rows, columns), at (i, j) meets second, (batch, channels, height,
+ * width), at (most + i * step + down, most + j * step + right), where down and right are multiples
+ * of the stride from -most to most. All three ops are linear in each of their inputs, so that the
+ * gradients of each are the other two. */
+static int64_t displacements(const mpg_displaced_params *p) {
+  int64_t across = 2 * (p->most / p->stride) + 1;
+  return across * across;
+}
+
+/* `sides`: rows and columns of the first array, height and width of the second one. */
+static mpg_status displaced(mpg_infer *infer, int64_t channels, const int64_t *sides, int result) {
+  const mpg_displaced_params *p = infer->params;
+  const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
+  int64_t beyond = p->most + p->most / p->stride * p->stride + 1;
+  if (a->ndim != 4 || b->ndim != 4 || a->dims[0] != b->dims[0])
+    return mpg_infer_fail(infer, "both arrays have 4 dimensions, of which the first is the batch");
+  for (int i = 0; i < 2; i++)
+    if ((sides[i] - 1) * p->step + beyond > sides[2 + i])
+      return mpg_infer_fail(infer, "the second array is too small for the displacements");
+  mpg_shape shape = {.ndim = 4, .dims = {a->dims[0], channels, sides[result], sides[result + 1]}};
+  mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
+  return MPG_OK;
+}
+
+/* The dtypes agree, and the shapes are known. */
+static bool ready(mpg_infer *infer, mpg_status *status) {
+  *status = mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype);
+  return *status == MPG_OK && mpg_shape_known(&infer->inputs[0].shape) &&
+         mpg_shape_known(&infer->inputs[1].shape);
+}
+
+mpg_status mpg_infer_displaced_products(mpg_infer *infer) {
+  mpg_status status;
+  if (!ready(infer, &status)) return status;
+  const int64_t *first = infer->inputs[0].shape.dims, *second = infer->inputs[1].shape.dims;
+  return displaced(infer, displacements(infer->params),
+                   (int64_t[]){first[2], first[3], second[2], second[3]}, 0);
+}
+
+mpg_status mpg_infer_displaced_first(mpg_infer *infer) {
+  mpg_status status;
+  if (!ready(infer, &status)) return status;
+  const int64_t *products = infer->inputs[0].shape.dims, *second = infer->inputs[1].shape.dims;
+  return displaced(infer, second[1], (int64_t[]){products[2], products[3], second[2], second[3]},
+                   0);
+}
+
+mpg_status mpg_infer_displaced_second(mpg_infer *infer) {
+  const mpg_displaced_params *p = infer->params;
+  mpg_status status;
+  if (!ready(infer, &status)) return status;
+  const int64_t *first = infer->inputs[1].shape.dims;
+  return displaced(infer, first[1], (int64_t[]){first[2], first[3], p->height, p->width}, 2);
+}
+
+/* A product for each element of the first array, displacement, and channel. */
+mpg_cost mpg_cost_displaced(const mpg_infer *call) {
+  const mpg_shape *a = &call->inputs[0].shape, *b = &call->inputs[1].shape;
+  bool products = call->op->id == MPG_OP__displaced_products;
+  double others = (double)(products ? displacements(call->params) : b->dims[1]);
+  return mpg_cost_of(call, 2 * others * (double)mpg_shape_size(a));
+}
+
+mpg_status mpg_batching_displaced(mpg_batching *b) {
+  MPG_TRY(mpg_batching_all_along(b, b->num_inputs, 0));
+  mpg_batching_set(b, 0, 0, mpg_batching_first(b));
+  return MPG_OK;
+}
+
+void mpg_gradient_displaced_products(mpg_gradient *g) {
+  const mpg_shape *second = &mpg_value_desc(g, g->inputs[1])->shape;
+  mpg_displaced_params params = *(const mpg_displaced_params *)g->params;
+  params.height = second->dims[2];
+  params.width = second->dims[3];
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit2(g, MPG_OP__displaced_first, &params, g->out_grads[0], g->inputs[1]);
+  if (g->needed[1])
+    g->in_grads[1] = mpg_emit2(g, MPG_OP__displaced_second, &params, g->out_grads[0], g->inputs[0]);
+}
+
+void mpg_gradient_displaced_first(mpg_gradient *g) {
+  if (g->needed[0])
+    g->in_grads[0] =
+        mpg_emit2(g, MPG_OP__displaced_products, g->params, g->out_grads[0], g->inputs[1]);
+  if (g->needed[1]) {
+    const mpg_shape *second = &mpg_value_desc(g, g->inputs[1])->shape;
+    mpg_displaced_params params = *(const mpg_displaced_params *)g->params;
+    params.height = second->dims[2];
+    params.width = second->dims[3];
+    g->in_grads[1] = mpg_emit2(g, MPG_OP__displaced_second, &params, g->inputs[0], g->out_grads[0]);
+  }
+}
+
+void mpg_gradient_displaced_second(mpg_gradient *g) {
+  if (g->needed[0])
+    g->in_grads[0] =
+        mpg_emit2(g, MPG_OP__displaced_products, g->params, g->inputs[1], g->out_grads[0]);
+  if (g->needed[1])
+    g->in_grads[1] =
+        mpg_emit2(g, MPG_OP__displaced_first, g->params, g->inputs[0], g->out_grads[0]);
+}
+
+/* --- Correlation ------------------------------------------------------------------------------ */
 typedef struct window {
   int64_t begin[2], end[2], step;
 } window;
@@ -52,6 +158,27 @@ static mpg_value summed(mpg_gradient *g, mpg_value data, int64_t kernel, int64_t
   return mpg_emit1(g, MPG_OP_Pooling, &params, data);
 }
 
+/* Sums over channels of the sizes of differences, at every displacement. */
+static mpg_value differences(mpg_gradient *g, mpg_value first, mpg_value second, const window *w,
+                             int64_t radius, int64_t stride) {
+  int64_t across = 2 * radius + 1;
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_value *maps = mpg_malloc((size_t)(across * across) * sizeof *maps), result;
+  if (!maps) {
+    g->status = mpg_out_of_host_memory((size_t)(across * across) * sizeof *maps);
+    return MPG_NO_VALUE;
+  }
+  for (int64_t i = 0; i < across * across; i++) {
+    mpg_value moved =
+        part(g, second, w, (i / across - radius) * stride, (i % across - radius) * stride);
+    maps[i] = mpg_emit_reduce(g, MPG_OP_sum,
+                              mpg_emit1(g, MPG_OP_abs, NULL, mpg_subtract(g, first, moved)), 1);
+  }
+  result = mpg_emit_concat(g, maps, (int)(across * across), 1);
+  mpg_free(maps);
+  return result;
+}
+
 void mpg_compose_correlation(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_correlation_params *params = g->params;
   char text[MPG_SHAPE_TEXT_SIZE];
@@ -93,21 +220,17 @@ void mpg_compose_correlation(mpg_gradient *g, const mpg_value *inputs, mpg_value
   }
   mpg_value first = part(g, padded(g, mpg_widen(g, inputs[0]), pad), &w, 0, 0),
             second = padded(g, mpg_widen(g, inputs[1]), pad);
-  mpg_value *maps = mpg_malloc((size_t)(across * across) * sizeof *maps);
-  if (!maps) {
-    if (g->status == MPG_OK) g->status = mpg_out_of_host_memory(sizeof *maps);
-    return;
+  mpg_value result = MPG_NO_VALUE;
+  if (params->is_multiply) {
+    mpg_displaced_params products;
+    memset(&products, 0, sizeof products);
+    products.step = w.step;
+    products.most = most;
+    products.stride = params->stride2;
+    result = mpg_emit2(g, MPG_OP__displaced_products, &products, first, second);
+  } else {
+    result = differences(g, first, second, &w, radius, params->stride2);
   }
-  for (int64_t i = 0; i < across * across; i++) {
-    mpg_value moved = part(g, second, &w, (i / across - radius) * params->stride2,
-                           (i % across - radius) * params->stride2);
-    mpg_value alike = params->is_multiply
-                          ? mpg_multiply(g, first, moved)
-                          : mpg_emit1(g, MPG_OP_abs, NULL, mpg_subtract(g, first, moved));
-    maps[i] = mpg_emit_reduce(g, MPG_OP_sum, alike, 1);
-  }
-  mpg_value result = mpg_emit_concat(g, maps, (int)(across * across), 1);
-  mpg_free(maps);
   if (kernel > 1) result = summed(g, result, kernel, stride);
   result = mpg_times(g, result, 1 / (double)(kernel * kernel * shape.dims[1]));
   outputs[0] = mpg_emit_cast(g, result, dtype);
