@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import gluon
+from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import contrib
 
 
@@ -223,6 +223,40 @@ def test_interval_sampler():
     )
     with pytest.raises(AssertionError, match="smaller"):
         contrib.data.IntervalSampler(3, 5)
+
+
+def test_sync_batch_norm_of_one_device():
+    x = values(3, 2, 4)
+    layers = [
+        gluon.contrib.nn.SyncBatchNorm(num_devices=1, momentum=0.8),
+        gluon.nn.BatchNorm(momentum=0.8),
+    ]
+    results = []
+    for layer in layers:
+        layer.initialize()
+        with autograd.record():
+            y = layer(x)
+        results.append([y, layer(x), layer.running_mean.data(), layer.running_var.data()])
+    for one, other in zip(*results):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+    with pytest.warns(UserWarning, match="num_devices is not given"):
+        gluon.contrib.nn.SyncBatchNorm()
+
+
+def test_sync_batch_norm_of_several_devices_predicts_only():
+    x, layer = values(3, 2, 4), gluon.contrib.nn.SyncBatchNorm(num_devices=2)
+    layer.initialize()
+    layer.hybridize()
+    np.testing.assert_allclose(layer(x).asnumpy(), x.asnumpy(), rtol=1e-4)
+    with pytest.raises(mx.base.NotSupportedError, match="over 2 devices"), autograd.record():
+        layer(x)
+    arrays = [nd.ones(2), nd.zeros(2), nd.zeros(2), nd.ones(2)]
+    with pytest.raises(mx.base.NotSupportedError, match="ndev=1"), autograd.train_mode():
+        nd.contrib.SyncBatchNorm(x, *arrays, key="k", ndev=2)
+    with autograd.train_mode():
+        _, mean, var = nd.contrib.SyncBatchNorm(x, *arrays, key="k", output_mean_var=True)
+    np.testing.assert_allclose(mean.asnumpy(), x.asnumpy().mean((0, 2)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(var.asnumpy(), x.asnumpy().var((0, 2)), rtol=1e-4)
 
 
 class Named(gluon.Block):

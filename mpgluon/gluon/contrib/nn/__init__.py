@@ -1,12 +1,16 @@
-"""Branching containers, and layers that bring channels into space."""
+"""Branching containers, layers that bring channels into space, and batch normalisation."""
 
 from __future__ import annotations
 
+import warnings
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from .... import autograd
+from ....base import NotSupportedError
+from ....context import num_gpus
 from ...block import HybridBlock
-from ...nn import HybridSequential, Sequential
+from ...nn import BatchNorm, HybridSequential, Sequential
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +24,7 @@ __all__ = [
     "PixelShuffle1D",
     "PixelShuffle2D",
     "PixelShuffle3D",
+    "SyncBatchNorm",
 ]
 
 
@@ -173,3 +178,78 @@ class PixelShuffle3D(_PixelShuffle):
     """
 
     _dims = 3
+
+
+class SyncBatchNorm(BatchNorm):
+    """`BatchNorm` over axis 1 that would take its statistics over several devices; it trains on one
+    device only, and predicts on any number.
+
+    Parameters
+    ----------
+    in_channels : int, default 0
+        0 to find it in the first forward pass.
+    num_devices : int, optional
+        The devices that normalise together; the number of GPUs by default, with a warning.
+    momentum : float, default 0.9
+        Of the running averages.
+    epsilon : float, default 1e-5
+        Added to the variance before the root is taken.
+    center, scale : bool, default True
+        Whether to add `beta`, and to multiply by `gamma`.
+    use_global_stats : bool, default False
+        Whether to use the running averages in training too.
+    **kwargs
+        The initial values, as in `BatchNorm`; `prefix` and `params`.
+
+    Raises
+    ------
+    NotSupportedError
+        When it is called in train mode with `num_devices` above 1.
+
+    Examples
+    --------
+    >>> layer = gluon.contrib.nn.SyncBatchNorm(num_devices=1)
+    >>> layer.initialize()
+    >>> layer(nd.zeros((2, 3, 4, 4))).shape
+    (2, 3, 4, 4)
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 0,
+        num_devices: int | None = None,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        use_global_stats: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            axis=1,
+            momentum=momentum,
+            epsilon=epsilon,
+            center=center,
+            scale=scale,
+            use_global_stats=use_global_stats,
+            in_channels=in_channels,
+            **kwargs,
+        )
+        if num_devices is None:
+            num_devices = max(1, num_gpus())
+            warnings.warn(
+                f"SyncBatchNorm: num_devices is not given, and taken to be {num_devices}",
+                stacklevel=2,
+            )
+        self._num_devices = num_devices
+
+    def hybrid_forward(
+        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+    ) -> Any:
+        own = self._num_devices == 1 or self._kwargs["use_global_stats"]
+        if not own and autograd.is_training():
+            raise NotSupportedError(
+                f"{self.name}: statistics over {self._num_devices} devices are not supported in "
+                "train mode; use num_devices=1, which takes those of each device, or one device"
+            )
+        return super().hybrid_forward(F, x, gamma, beta, running_mean, running_var)
