@@ -357,6 +357,65 @@ class MXIndexedRecordIO(MXRecordIO):
         self.keys.append(key)
 
 
+class ScannedRecordIO(MXIndexedRecordIO):
+    """A file of records that is read in any order without an index: it is looked through first. The
+    keys are 0, 1, 2 and so on.
+
+    Parameters
+    ----------
+    uri : str
+        Path of the file of records.
+
+    Raises
+    ------
+    MXNetError
+        When the file is damaged.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "some.rec")
+    >>> record = mx.recordio.MXRecordIO(path, "w")
+    >>> for i in range(3):
+    ...     record.write(b"record %d" % i)
+    >>> record.close()
+    >>> record = mx.recordio.ScannedRecordIO(path)
+    >>> record.keys, record.read_idx(1)
+    ([0, 1, 2], b'record 1')
+    """
+
+    def __init__(self, uri: str | os.PathLike[str]) -> None:
+        super().__init__("", uri, "r")
+
+    def open(self) -> None:
+        MXRecordIO.open(self)
+        try:
+            self.idx: dict[Any, int] = dict(enumerate(self._places()))
+            self.keys: list[Any] = list(self.idx)
+        except BaseException:
+            MXRecordIO.close(self)
+            raise
+
+    def _places(self):
+        """Where each record begins."""
+        file, places = self._file, []
+        size, begin = os.fstat(file.fileno()).st_size, 0
+        while begin < size:
+            file.seek(begin)
+            head = file.read(_PART.size)
+            magic, word = _PART.unpack(head) if len(head) == _PART.size else (b"", 0)
+            if magic != _MAGIC:
+                raise self._damaged(begin, "does not begin with the magic number")
+            if word >> _LENGTH_BITS in (_WHOLE, _FIRST):
+                places.append(begin)
+            length = word & ((1 << _LENGTH_BITS) - 1)
+            begin += _PART.size + length + -length % 4
+        if begin > size:
+            raise self._damaged(places[-1] if places else 0, "is cut off")
+        file.seek(0)
+        return places
+
+
 class IRHeader(NamedTuple):
     """The header of a record with an image.
 

@@ -54,13 +54,13 @@ __all__ = [
 
 # Of ImageNet's images, red, green, blue.
 IMAGENET_MEAN, IMAGENET_STD = (123.68, 116.28, 103.53), (58.395, 57.12, 57.375)
-_COLOR_VALUES = (55.46, 4.794, 1.148)
-_COLOR_VECTORS = (
+COLOR_VALUES = (55.46, 4.794, 1.148)
+COLOR_VECTORS = (
     (-0.5675, 0.7192, 0.4009),
     (-0.5808, -0.0045, -0.8140),
     (-0.5836, -0.6948, 0.4203),
 )
-_GRAY = (0.299, 0.587, 0.114)  # parts of the colors in it
+GRAY = (0.299, 0.587, 0.114)  # parts of the colors in it
 # Between red, green, blue and YIQ, where a hue is an angle.
 _TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.321), (0.211, -0.523, 0.311))
 _FROM_YIQ = ((1.0, 0.956, 0.621), (1.0, -0.272, -0.647), (1.0, -1.107, 1.705))
@@ -344,7 +344,7 @@ class ContrastJitterAug(Augmenter):
 
     def __call__(self, src: NDArray) -> NDArray:
         factor = _factor(self.contrast)
-        gray = nd.dot(src, nd.array(_GRAY)).mean()
+        gray = nd.dot(src, nd.array(GRAY)).mean()
         return src * factor + gray * (1.0 - factor)
 
 
@@ -368,7 +368,7 @@ class SaturationJitterAug(Augmenter):
 
     def __call__(self, src: NDArray) -> NDArray:
         factor = _factor(self.saturation)
-        gray = nd.dot(src, nd.array(_GRAY)).expand_dims(2)
+        gray = nd.dot(src, nd.array(GRAY)).expand_dims(2)
         return src * factor + gray * (1.0 - factor)
 
 
@@ -562,7 +562,7 @@ def color_augmenters(
     if hue:
         augmenters.append(HueJitterAug(hue))
     if pca_noise > 0:
-        values, vectors = np.array(_COLOR_VALUES), np.array(_COLOR_VECTORS)
+        values, vectors = np.array(COLOR_VALUES), np.array(COLOR_VECTORS)
         augmenters.append(LightingAug(pca_noise, values, vectors))
     if rand_gray > 0:
         augmenters.append(RandomGrayAug(rand_gray))

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
-from ..io import DataDesc
+from ..io.io import DataDesc
 from ._files import pillow
 from .augment import IMAGENET_MEAN, IMAGENET_STD, colors_of
 from .detection import CreateDetAugmenter

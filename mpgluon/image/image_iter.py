@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import ndarray as nd, recordio
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
-from ..io import DataBatch, DataDesc, DataIter
+from ..io.io import DataBatch, DataDesc, DataIter
 from ._lists import entry_of, read_list
 from .augment import CreateAugmenter
 from .image import imdecode

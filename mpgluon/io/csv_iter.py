@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core, ndarray as nd
+from .. import _core
 from ..base import MXNetError
-from .io import DataBatch, DataDesc, WholeBatchIter
+from .io import DataDesc
+from .mx_data_iter import MXDataIter, rows_of
 
 if TYPE_CHECKING:
     from typing import Any
@@ -37,7 +38,7 @@ def _read(path, shape, dtype):
     return values.reshape((-1, *shape))
 
 
-class CSVIter(WholeBatchIter):
+class CSVIter(MXDataIter):
     """Batches of the lines of a CSV file, which is read as a whole.
 
     Parameters
@@ -85,7 +86,6 @@ class CSVIter(WholeBatchIter):
         label_name: str = "softmax_label",
         prefetch_buffer: int = 4,
     ) -> None:
-        super().__init__(batch_size)
         dtype = np.dtype(_core.dtype_name(dtype or "float32"))
         self._data = _read(data_csv, tuple(data_shape), dtype)
         count = len(self._data)
@@ -100,8 +100,7 @@ class CSVIter(WholeBatchIter):
             )
         if tuple(label_shape) == (1,):
             self._label = self._label.reshape((-1,))
-        self._round = round_batch
-        self._begin = 0  # of the coming batch; beyond the end: of the coming epoch
+        self._set_up(batch_size, count, "round" if round_batch else "pad")
         self.provide_data: list[DataDesc] = [
             DataDesc(data_name, (batch_size, *self._data.shape[1:]), dtype.type)
         ]
@@ -109,28 +108,5 @@ class CSVIter(WholeBatchIter):
             DataDesc(label_name, (batch_size, *self._label.shape[1:]), dtype.type)
         ]
 
-    def reset(self) -> None:
-        """Starts over."""
-        count = len(self._data)
-        self._begin = self._begin - count if self._round and self._begin > count else 0
-
-    def iter_next(self) -> bool:
-        count, begin = len(self._data), self._begin
-        if begin >= count:
-            return False
-        self._begin = begin + self.batch_size
-        rows = np.arange(begin, self._begin) % count
-        pad = max(self._begin - count, 0)
-        arrays = [
-            nd.array(values[rows], dtype=values.dtype) for values in (self._data, self._label)
-        ]
-        self.current_batch: Any = DataBatch(arrays[:1], arrays[1:], pad, rows)
-        return True
-
-    def getdata(self) -> list[NDArray]:
-        """The data of the current batch."""
-        return self.current_batch.data[0]
-
-    def getlabel(self) -> list[NDArray]:
-        """The labels of the current batch."""
-        return self.current_batch.label[0]
+    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
+        return rows_of(self._data, rows), rows_of(self._label, rows)

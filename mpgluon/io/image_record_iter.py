@@ -1,0 +1,464 @@
+"""`ImageRecordIter`: batches of images in RecordIO files, decoded by threads."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import ndarray as nd, recordio
+from ..base import MXNetError, NotSupportedError
+from ..image._lists import read_list
+from ._record_images import ImageSettings, changed, decode
+from .io import DataDesc
+from .mx_data_iter import MXDataIter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .._core import NDArray
+
+__all__ = [
+    "ImageRecordInt8Iter",
+    "ImageRecordIter",
+    "ImageRecordIter_v1",
+    "ImageRecordUInt8Iter",
+    "ImageRecordUInt8Iter_v1",
+]
+
+
+class RecordImages(MXDataIter):
+    """The base of iterators over images in a RecordIO file: reads records in the order of an epoch,
+    and makes samples in threads, some batches ahead.
+
+    Examples
+    --------
+    >>> issubclass(mx.io.ImageRecordIter, mx.io.image_record_iter.RecordImages)
+    True
+    """
+
+    def _open_records(
+        self,
+        path_imgrec: str,
+        path_imgidx: str,
+        path_imglist: str,
+        num_parts: int,
+        part_index: int,
+        shuffle: bool,
+        seed: int,
+        batch_size: int,
+        round_batch: bool,
+        threads: int,
+        ahead: int,
+    ) -> None:
+        if not path_imgrec:
+            raise MXNetError(f"{type(self).__name__} needs path_imgrec, a RecordIO file")
+        try:
+            self._records: Any = (
+                recordio.MXIndexedRecordIO(path_imgidx, path_imgrec, "r")
+                if path_imgidx
+                else recordio.ScannedRecordIO(path_imgrec)
+            )
+        except OSError as error:
+            raise MXNetError(f"{type(self).__name__}: {error}") from error
+        keys = list(self._records.keys)
+        if not 0 <= part_index < num_parts:
+            raise MXNetError(
+                f"{type(self).__name__}: part_index is 0 to {num_parts - 1} of {num_parts} parts, "
+                f"not {part_index}"
+            )
+        size = -(-len(keys) // num_parts)
+        self._keys: list[Any] = keys[part_index * size : (part_index + 1) * size]
+        if not self._keys:
+            raise MXNetError(f"{type(self).__name__}: {path_imgrec} has no records for this part")
+        self._labels: dict[int, np.ndarray[Any, Any]] | None = None
+        if path_imglist:
+            self._labels = {key: labels for key, labels, _ in read_list(path_imglist)}
+        self._shuffle = shuffle
+        self._order = random.Random(seed)
+        self._epoch = 0
+        self._pool = ThreadPoolExecutor(max(1, threads))
+        self._ahead = max(1, ahead)
+        # Samples of coming batches, by the number of a batch's first sample.
+        self._coming: collections.OrderedDict[int, list[Any]] = collections.OrderedDict()
+        self._set_up(batch_size, len(self._keys), "round" if round_batch else "pad")
+        self._shuffle_keys()
+
+    def _check_sizes(self, data_shape: tuple[int, ...], batch_size: int) -> None:
+        name = type(self).__name__
+        if len(data_shape) != 3 or data_shape[0] not in (1, 3, 4) or min(data_shape) < 1:
+            raise MXNetError(
+                f"{name}: data_shape is (1, 3 or 4 channels, height, width), not {data_shape}"
+            )
+        if batch_size < 1:
+            raise MXNetError(f"{name}: batch_size is at least 1, not {batch_size}")
+
+    def _labels_of(self, header: recordio.IRHeader, where: str) -> np.ndarray[Any, Any]:
+        """The labels of a record, or those that a list has for it: float32, of one dimension."""
+        labels = header.label
+        if self._labels is not None:
+            if header.id not in self._labels:
+                raise MXNetError(f"{where}: the list has no line of the number {header.id}")
+            labels = self._labels[header.id]
+        return np.atleast_1d(np.asarray(labels, np.float32))
+
+    def _shuffle_keys(self):
+        if self._shuffle:
+            self._order.shuffle(self._keys)
+
+    def reset(self) -> None:
+        """Starts over; in another order, where it is shuffled."""
+        super().reset()
+        for futures in self._coming.values():
+            for future in futures:
+                future.cancel()
+        self._coming.clear()
+        self._epoch += 1
+        self._shuffle_keys()
+
+    def _request(self, begin):
+        """The samples of the batch that begins there, as futures."""
+        futures = []
+        for place in range(begin, begin + self.batch_size):
+            key = self._keys[place % self._count]
+            header, data = recordio.unpack(self._records.read_idx(key))
+            where = f"{self._records.uri}: record {key}"
+            futures.append(self._pool.submit(self._make, header, data, where, (self._epoch, place)))
+        return futures
+
+    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
+        begin = self._begin
+        for step in range(self._ahead):
+            later = begin + step * self.batch_size
+            if later < self._count and later not in self._coming:
+                self._coming[later] = self._request(later)
+        found = [future.result() for future in self._coming.pop(begin)]
+        return (
+            nd.array(np.stack([data for data, _ in found]), dtype=self._dtype),
+            nd.array(np.stack([label for _, label in found])),
+        )
+
+    _dtype: Any = np.float32
+
+    def _make(
+        self, header: recordio.IRHeader, data: bytes, where: str, number: tuple[int, int]
+    ) -> tuple[np.ndarray[Any, Any], Any]:
+        """The image and the label of a record."""
+        raise NotImplementedError
+
+
+class ImageRecordIter(RecordImages):
+    """Batches of images in a RecordIO file: data (batch_size, channels, height, width), labels of
+    float32 (batch_size,) or (batch_size, label_width).
+
+    In this order, an image is resized, rotated and scaled, padded, cut to `data_shape`, changed in
+    its colors, mirrored, and normalized: ``((x - mean) * contrast + illumination) * scale / std``.
+    Random numbers depend on `seed_aug`, the epoch and the sample, not on threads.
+
+    Parameters
+    ----------
+    path_imgrec : str
+        The RecordIO file; MXNetError when it is not there.
+    data_shape : tuple of int
+        Channels (1: gray, 3, or 4), height and width of the results.
+    batch_size : int
+        Images of a batch.
+    path_imglist : str, default ''
+        A list of lines ``number<TAB>label...<TAB>path``: its labels take the place of those in the
+        records of the same number.
+    path_imgidx : str, default ''
+        The index of the file; without one the file is looked through first.
+    aug_seq : str, default 'aug_default'
+        NotSupportedError for others.
+    label_width : int, default 1
+        Numbers of a label; MXNetError where a record has less.
+    preprocess_threads : int, default 4
+        How many threads make samples.
+    verbose : bool, default True
+        Accepted; nothing is printed.
+    num_parts, part_index : int, default 1 and 0
+        Which of how many parts of the records this iterator has.
+    device_id, ctx, shuffle_chunk_size, shuffle_chunk_seed
+        Accepted; of no effect.
+    seed_aug : int, optional
+        The seed of random changes; `seed` by default.
+    shuffle : bool, default False
+        Whether each epoch has another order.
+    seed : int, default 0
+        The seed of orders.
+    round_batch : bool, default True
+        Whether the images that fill up the last batch count as the first ones of the next epoch.
+    prefetch_buffer : int, default 4
+        How many batches are made ahead.
+    dtype : str, optional
+        float32 by default. Images of uint8 and int8 are not normalized: MXNetError where they are
+        to be.
+    resize : int, default -1
+        Above 0: the length that the shorter edge gets first.
+    rand_crop : bool, default False
+        Whether rectangles are cut out at random places, or in the middle.
+    random_resized_crop : bool, default False
+        Whether rectangles have random areas and aspect ratios.
+    max_rotate_angle : int, default 0
+        Images are rotated by up to so many degrees.
+    max_aspect_ratio : float, default 0
+        The largest width by height; without `min_aspect_ratio` it is from 1 - this to 1 + this.
+    min_aspect_ratio : float, optional
+        The least.
+    max_shear_ratio : float, default 0
+        Images are sheared by up to this.
+    max_crop_size, min_crop_size : int, default -1
+        Limits of the side of a square that is cut out and resized.
+    max_random_scale, min_random_scale : float, default 1
+        Limits of the factor that the size is multiplied by.
+    max_random_area, min_random_area : float, default 1
+        Limits of the part of the area, with `random_resized_crop`.
+    max_img_size, min_img_size : float, default 1e10 and 0
+        Limits of width and height after rotation.
+    brightness, contrast, saturation : float, default 0
+        Factors are drawn from 1 - this to 1 + this, in random order.
+    pca_noise : float, default 0
+        The standard deviation of parts of ImageNet's principal colors that are added.
+    random_h, random_s, random_l : int, default 0
+        What is added to hue (of 180), saturation and lightness (of 255), from -this to this.
+    rotate : int, default -1
+        Above 0: images are rotated by so many degrees.
+    fill_value : int, default 255
+        The value around rotated and padded images.
+    inter_method : int, default 1
+        As of `image.resize_short`; images are rotated with 0, 1 or 2.
+    pad : int, default 0
+        How wide a border images get.
+    mirror, rand_mirror : bool, default False
+        Whether images are mirrored: all, or with probability 0.5.
+    mean_img : str, default ''
+        A file of `nd.save` with an array ``mean_img`` (channels, height, width).
+    mean_r, mean_g, mean_b, mean_a : float, default 0
+        What is taken off the channels, where there is no `mean_img`.
+    std_r, std_g, std_b, std_a : float, default 1
+        What the channels are divided by.
+    scale : float, default 1
+        What images are multiplied by.
+    max_random_contrast, max_random_illumination : float, default 0
+        `contrast` above is drawn from 1 - this to 1 + this, `illumination` from -this to this.
+    data_name, label_name : str
+        Names of the data and of the labels in a batch.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "some.rec")
+    >>> record = mx.recordio.MXRecordIO(path, "w")
+    >>> for i in range(4):
+    ...     picture = np.full((8, 8, 3), i, np.uint8)
+    ...     record.write(mx.recordio.pack_img((0, float(i), i, 0), picture, 1, ".png"))
+    >>> record.close()
+    >>> batches = mx.io.ImageRecordIter(path, (3, 4, 4), batch_size=2, rand_crop=True)
+    >>> [(batch.data[0].shape, batch.label[0].asnumpy().tolist()) for batch in batches]
+    [((2, 3, 4, 4), [0.0, 1.0]), ((2, 3, 4, 4), [2.0, 3.0])]
+    """
+
+    def __init__(
+        self,
+        path_imgrec: str = "",
+        data_shape: tuple[int, int, int] = (0, 0, 0),
+        batch_size: int = 0,
+        path_imglist: str = "",
+        path_imgidx: str = "",
+        aug_seq: str = "aug_default",
+        label_width: int = 1,
+        preprocess_threads: int = 4,
+        verbose: bool = True,
+        num_parts: int = 1,
+        part_index: int = 0,
+        device_id: int = 0,
+        shuffle_chunk_size: int = 0,
+        shuffle_chunk_seed: int = 0,
+        seed_aug: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        round_batch: bool = True,
+        prefetch_buffer: int = 4,
+        ctx: str = "gpu",
+        dtype: str | None = None,
+        resize: int = -1,
+        rand_crop: bool = False,
+        random_resized_crop: bool = False,
+        max_rotate_angle: int = 0,
+        max_aspect_ratio: float = 0,
+        min_aspect_ratio: float | None = None,
+        max_shear_ratio: float = 0,
+        max_crop_size: int = -1,
+        min_crop_size: int = -1,
+        max_random_scale: float = 1,
+        min_random_scale: float = 1,
+        max_random_area: float = 1,
+        min_random_area: float = 1,
+        max_img_size: float = 1e10,
+        min_img_size: float = 0,
+        brightness: float = 0,
+        contrast: float = 0,
+        saturation: float = 0,
+        pca_noise: float = 0,
+        random_h: int = 0,
+        random_s: int = 0,
+        random_l: int = 0,
+        rotate: int = -1,
+        fill_value: int = 255,
+        inter_method: int = 1,
+        pad: int = 0,
+        mirror: bool = False,
+        rand_mirror: bool = False,
+        mean_img: str = "",
+        mean_r: float = 0,
+        mean_g: float = 0,
+        mean_b: float = 0,
+        mean_a: float = 0,
+        std_r: float = 1,
+        std_g: float = 1,
+        std_b: float = 1,
+        std_a: float = 1,
+        scale: float = 1,
+        max_random_contrast: float = 0,
+        max_random_illumination: float = 0,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+    ) -> None:
+        name = type(self).__name__
+        if aug_seq != "aug_default":
+            raise NotSupportedError(f"{name}: aug_seq is 'aug_default' alone, not {aug_seq!r}")
+        self._check_sizes(data_shape, batch_size)
+        if inter_method not in (0, 1, 2, 3, 4, 9, 10):
+            raise MXNetError(f"{name}: inter_method is 0 to 4, 9 or 10, not {inter_method}")
+        self._dtype = np.dtype(dtype or "float32").type
+        self._data_shape = tuple(data_shape)
+        self._label_width = label_width
+        self._seed_aug = seed if seed_aug is None else seed_aug
+        self._jitter = (max_random_contrast, max_random_illumination)
+        channels = data_shape[0]
+        column = (-1, 1, 1)
+        self._mean: np.ndarray[Any, Any] = np.array(
+            (mean_r, mean_g, mean_b, mean_a)[:channels], np.float32
+        ).reshape(column)
+        std = np.array((std_r, std_g, std_b, std_a)[:channels], np.float32)
+        if (std == 0).any():
+            raise MXNetError(f"{name}: std_r, std_g, std_b and std_a are not 0")
+        self._factor: np.ndarray[Any, Any] = (scale / std).astype(np.float32).reshape(column)
+        if mean_img:
+            self._mean = _mean_image(mean_img, self._data_shape)
+        self._normalizes: bool = bool(
+            self._mean.any() or (self._factor != 1).any() or any(self._jitter)
+        )
+        if self._normalizes and np.issubdtype(self._dtype, np.integer):
+            raise MXNetError(
+                f"{name}: images of {np.dtype(self._dtype)} are not normalized; leave out mean, "
+                "std, scale, max_random_contrast and max_random_illumination, or dtype"
+            )
+        self._settings = ImageSettings(
+            data_shape=self._data_shape,
+            resize=resize,
+            rand_crop=rand_crop,
+            random_resized_crop=random_resized_crop,
+            max_rotate_angle=max_rotate_angle,
+            max_aspect_ratio=max_aspect_ratio,
+            min_aspect_ratio=min_aspect_ratio,
+            max_shear_ratio=max_shear_ratio,
+            max_crop_size=max_crop_size,
+            min_crop_size=min_crop_size,
+            max_random_scale=max_random_scale,
+            min_random_scale=min_random_scale,
+            max_random_area=max_random_area,
+            min_random_area=min_random_area,
+            max_img_size=max_img_size,
+            min_img_size=min_img_size,
+            brightness=brightness,
+            contrast=contrast,
+            saturation=saturation,
+            pca_noise=pca_noise,
+            random_h=random_h,
+            random_s=random_s,
+            random_l=random_l,
+            rotate=rotate,
+            fill_value=fill_value,
+            inter_method=inter_method,
+            pad=pad,
+            mirror=mirror,
+            rand_mirror=rand_mirror,
+        )
+        self._open_records(
+            path_imgrec,
+            path_imgidx,
+            path_imglist,
+            num_parts,
+            part_index,
+            shuffle,
+            seed,
+            batch_size,
+            round_batch,
+            preprocess_threads,
+            prefetch_buffer,
+        )
+        label_shape = (batch_size,) if label_width == 1 else (batch_size, label_width)
+        self.provide_data: list[DataDesc] = [
+            DataDesc(data_name, (batch_size, *self._data_shape), self._dtype)
+        ]
+        self.provide_label: list[DataDesc] = [DataDesc(label_name, label_shape)]
+
+    def _label_of(self, header, where):
+        label = self._labels_of(header, where)
+        if len(label) < self._label_width:
+            raise MXNetError(f"{where} has {len(label)} labels, label_width is {self._label_width}")
+        return label[0] if self._label_width == 1 else label[: self._label_width]
+
+    def _make(
+        self, header: recordio.IRHeader, data: bytes, where: str, number: tuple[int, int]
+    ) -> tuple[np.ndarray[Any, Any], Any]:
+        label = self._label_of(header, where)
+        draw = random.Random(f"{self._seed_aug} {number}")
+        values = changed(decode(data, self._data_shape[0], where), self._settings, draw)
+        out = values.transpose(2, 0, 1)
+        if self._normalizes:
+            contrast, illumination = (draw.uniform(-limit, limit) for limit in self._jitter)
+            out = (out.astype(np.float32) - self._mean) * np.float32(1 + contrast)
+            out = (out + np.float32(illumination)) * self._factor
+        return out.astype(self._dtype), label
+
+
+def _mean_image(path, shape):
+    if not os.path.isfile(path):
+        raise MXNetError(
+            f"ImageRecordIter: {path} is not there; store the mean of your images with "
+            f'mx.nd.save(path, {{"mean_img": ...}})'
+        )
+    arrays = nd.load(path)
+    if not isinstance(arrays, dict) or "mean_img" not in arrays:
+        raise MXNetError(f"ImageRecordIter: {path} has no array mean_img")
+    mean = arrays["mean_img"].asnumpy()
+    if mean.shape != shape:
+        raise MXNetError(
+            f"ImageRecordIter: mean_img in {path} has the shape {mean.shape}, images have {shape}"
+        )
+    return mean.astype(np.float32)
+
+
+def _of_dtype(name: str, dtype: str) -> Callable[..., ImageRecordIter]:
+    def make(*args: Any, **kwargs: Any) -> ImageRecordIter:
+        return ImageRecordIter(*args, **{**kwargs, "dtype": dtype})
+
+    make.__name__ = make.__qualname__ = name
+    make.__module__ = __name__
+    make.__doc__ = (
+        f"`ImageRecordIter` with images of {dtype}, which are not normalized; the parameters are "
+        "those of `ImageRecordIter`.\n\nReturns\n-------\nImageRecordIter\n"
+    )
+    return make
+
+
+ImageRecordUInt8Iter: Callable[..., ImageRecordIter] = _of_dtype("ImageRecordUInt8Iter", "uint8")
+ImageRecordInt8Iter: Callable[..., ImageRecordIter] = _of_dtype("ImageRecordInt8Iter", "int8")
+ImageRecordIter_v1 = ImageRecordIter
+ImageRecordUInt8Iter_v1 = ImageRecordUInt8Iter

@@ -1,0 +1,122 @@
+"""`MNISTIter`: batches of MNIST's images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..base import MXNetError
+from .idx_file import read_idx
+from .io import DataDesc
+from .mx_data_iter import MXDataIter, rows_of
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .._core import NDArray
+
+__all__ = ["MNISTIter"]
+
+
+class MNISTIter(MXDataIter):
+    """Batches of the images in files of MNIST's format, which are read as a whole: data of float32
+    from 0 to 1 (batch_size, 1, height, width), labels of float32 (batch_size,).
+
+    A last batch that is not full is left out.
+
+    Parameters
+    ----------
+    image : str, default './train-images-idx3-ubyte'
+        The file of the images, which may be compressed (`.gz`).
+    label : str, default './train-labels-idx1-ubyte'
+        The file of the labels, likewise.
+    batch_size : int, default 128
+        Images of a batch.
+    shuffle : bool, default True
+        Whether the images are in another order, the same in every epoch.
+    flat : bool, default False
+        Whether data are (batch_size, height * width).
+    seed : int, default 0
+        Of that order.
+    silent : bool, default False
+        Accepted; nothing is printed.
+    num_parts, part_index : int, default 1 and 0
+        Which of how many equal parts of the images this iterator has; MXNetError where there is no
+        such part.
+    prefetch_buffer, ctx
+        Accepted; the images are in memory.
+    dtype : str, optional
+        float32, or another floating dtype of data and labels; MXNetError for others.
+    data_name, label_name : str
+        Names of the data and of the labels in a batch.
+
+    Raises
+    ------
+    FileNotFoundError
+        When a file is not there.
+    MXNetError
+        When a file is damaged, or there are less images than a batch has.
+
+    Examples
+    --------
+    >>> import os, struct, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> image, label = os.path.join(folder, "images"), os.path.join(folder, "labels")
+    >>> with open(image, "wb") as file:
+    ...     _ = file.write(struct.pack(">4B3I", 0, 0, 8, 3, 4, 2, 2) + bytes(16))
+    >>> with open(label, "wb") as file:
+    ...     _ = file.write(struct.pack(">4BI", 0, 0, 8, 1, 4) + bytes(4))
+    >>> [batch.data[0].shape for batch in mx.io.MNISTIter(image, label, batch_size=2)]
+    [(2, 1, 2, 2), (2, 1, 2, 2)]
+    """
+
+    def __init__(
+        self,
+        image: str = "./train-images-idx3-ubyte",
+        label: str = "./train-labels-idx1-ubyte",
+        batch_size: int = 128,
+        shuffle: bool = True,
+        flat: bool = False,
+        seed: int = 0,
+        silent: bool = False,
+        num_parts: int = 1,
+        part_index: int = 0,
+        prefetch_buffer: int = 4,
+        ctx: str = "gpu",
+        dtype: str | None = None,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+    ) -> None:
+        kind = np.dtype(dtype or "float32")
+        if kind.kind != "f":
+            raise MXNetError(
+                f"MNISTIter: values are 0 to 1, and dtype is a floating one, not {kind}"
+            )
+        images, labels = read_idx(image, 3), read_idx(label, 1)
+        if len(images) != len(labels):
+            raise MXNetError(f"{image} has {len(images)} images, {label} has {len(labels)} labels")
+        if not 0 <= part_index < num_parts:
+            raise MXNetError(
+                f"MNISTIter: part_index is 0 to {num_parts - 1} of {num_parts} parts, not "
+                f"{part_index}"
+            )
+        order = np.arange(len(images))
+        if shuffle:
+            np.random.RandomState(seed).shuffle(order)
+        size = len(order) // num_parts
+        order = order[part_index * size : (part_index + 1) * size]
+        if size < batch_size:
+            raise MXNetError(f"MNISTIter: {size} images are less than a batch of {batch_size}")
+        self._set_up(batch_size, size, "discard")
+        shape = (-1,) if flat else (1, *images.shape[1:])
+        scaled = images[order].reshape((size, *shape)) * np.float32(1 / 256)
+        self._data: np.ndarray[Any, Any] = scaled.astype(kind)
+        self._label: np.ndarray[Any, Any] = labels[order].astype(kind)
+        self.provide_data: list[DataDesc] = [
+            DataDesc(data_name, (batch_size, *self._data.shape[1:]), kind.type)
+        ]
+        self.provide_label: list[DataDesc] = [DataDesc(label_name, (batch_size,), kind.type)]
+
+    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
+        return rows_of(self._data, rows), rows_of(self._label, rows)

@@ -1,0 +1,410 @@
+"""Iterators of mx.io over files of images. What batches have, in which order, is as in MXNet."""
+
+import random
+import struct
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import io, nd, recordio
+from mpgluon.base import MXNetError, NotSupportedError
+from mpgluon.io import _record_images
+
+SHAPE = (3, 4, 4)
+
+
+def store(path, samples):
+    """Records of (label, image)."""
+    pytest.importorskip("PIL")
+    record = recordio.MXRecordIO(str(path), "w")
+    for i, (label, values) in enumerate(samples):
+        record.write(recordio.pack_img((0, label, i, 0), values, 1, ".png"))
+    record.close()
+    return str(path)
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    """Five images of the values 20 i, of the labels i."""
+    return store(
+        tmp_path / "r.rec", [(float(i), np.full((6, 8, 3), 20 * i, np.uint8)) for i in range(5)]
+    )
+
+
+def passed(batches):
+    """Of each batch: padding, labels, means of images."""
+    return [
+        (
+            batch.pad,
+            batch.label[0].asnumpy().tolist(),
+            batch.data[0]
+            .asnumpy()
+            .reshape(len(batch.data[0]), -1)
+            .mean(1, float)
+            .round(3)
+            .tolist(),
+        )
+        for batch in batches
+    ]
+
+
+WHOLE = [(0, [0, 1], [0, 20]), (0, [2, 3], [40, 60]), (1, [4, 0], [80, 0])]
+
+
+def test_batches(numbers):
+    batches = io.ImageRecordIter(numbers, SHAPE, 2)
+    assert isinstance(batches, io.MXDataIter)
+    assert batches.provide_data == [("data", (2, *SHAPE))]
+    assert batches.provide_label == [("softmax_label", (2,))]
+    assert passed(batches) == WHOLE and passed(batches) == []
+    batches.reset()
+    assert passed(batches) == [(0, [1, 2], [20, 40]), (0, [3, 4], [60, 80])]
+    batches = io.ImageRecordIter(path_imgrec=numbers, data_shape=SHAPE, batch_size=7)
+    for pad, labels in ((2, [0, 1, 2, 3, 4, 0, 1]), (4, [2, 3, 4, 0, 1, 2, 3])):
+        ((found, order, _),) = passed(batches)
+        assert (found, order) == (pad, labels)
+        batches.reset()
+    batches = io.ImageRecordIter(numbers, SHAPE, 2, round_batch=False)
+    for _ in range(2):
+        assert passed(batches) == WHOLE
+        batches.reset()
+    assert passed(io.ImageRecordIter(numbers, SHAPE, 2, num_parts=2, part_index=1)) == [
+        (0, [3, 4], [60, 80])
+    ]
+    assert passed(io.ImageRecordIter(numbers, (1, 10, 12), 5))[0][2] == [0, 20, 40, 60, 80]
+
+
+def test_dtypes_and_normalization(numbers):
+    for make, dtype in (
+        (io.ImageRecordUInt8Iter, "uint8"),
+        (io.ImageRecordInt8Iter, "int8"),
+        (lambda *args: io.ImageRecordIter(*args, dtype="float16"), "float16"),
+    ):
+        batches = make(numbers, SHAPE, 2)
+        assert batches.provide_data[0].dtype == np.dtype(dtype)
+        batch = next(batches)
+        assert batch.data[0].dtype == np.dtype(dtype) and batch.label[0].dtype == np.float32
+    settings = dict(mean_r=1, mean_g=2, mean_b=3, std_r=2, scale=0.5)
+    means = [m for _, _, m in passed(io.ImageRecordIter(numbers, SHAPE, 2, **settings))]
+    assert means == [[-0.917, 7.417], [15.75, 24.083], [32.417, -0.917]]
+    with pytest.raises(MXNetError, match="uint8 are not normalized"):
+        io.ImageRecordUInt8Iter(numbers, SHAPE, 2, **settings)
+
+
+def test_mean_images(numbers, tmp_path):
+    path = str(tmp_path / "mean.bin")
+    nd.save(path, {"mean_img": nd.full(SHAPE, 7)})
+    assert passed(io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path))[1][2] == [33, 53]
+    for shape, words in (((3, 5, 4), "images have"), (SHAPE, "no array mean_img")):
+        nd.save(path, {"mean_img" if shape != SHAPE else "other": nd.zeros(shape)})
+        with pytest.raises(MXNetError, match=words):
+            io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path)
+    with pytest.raises(MXNetError, match="mx.nd.save"):
+        io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path + "x")
+
+
+def test_labels(numbers, tmp_path):
+    path = tmp_path / "some.lst"
+    path.write_text("".join(f"{i}\t{i}\t{i + 1}\t{i}.png\n" for i in range(4)))
+    batches = io.ImageRecordIter(numbers, SHAPE, 2, path_imglist=str(path), label_width=2)
+    assert next(batches).label[0].asnumpy().tolist() == [[0, 1], [1, 2]]
+    next(batches)
+    with pytest.raises(MXNetError, match="no line of the number 4"):
+        next(batches)
+    with pytest.raises(MXNetError, match="record 0 has 1 labels, label_width is 2"):
+        next(io.ImageRecordIter(numbers, SHAPE, 2, label_width=2))
+
+
+def test_an_index_gives_the_order(numbers, tmp_path):
+    scanned = recordio.ScannedRecordIO(numbers)
+    path = tmp_path / "r.idx"
+    path.write_text("".join(f"{key}\t{scanned.idx[key]}\n" for key in (3, 1)))
+    batches = io.ImageRecordIter(numbers, SHAPE, 2, path_imgidx=str(path))
+    assert passed(batches) == [(0, [3, 1], [60, 20])]
+
+
+def test_scanned_records(tmp_path):
+    magic = struct.pack("<I", 0xCED7230A)
+    records = [b"", b"abc", b"1234" + magic + b"56", magic, b"last"]
+    path = str(tmp_path / "r.rec")
+    record = recordio.MXRecordIO(path, "w")
+    for one in records:
+        record.write(one)
+    record.close()
+    scanned = recordio.ScannedRecordIO(path)
+    assert [scanned.read_idx(key) for key in reversed(scanned.keys)] == records[::-1]
+    assert scanned.keys == [0, 1, 2, 3, 4]
+    with open(path, "rb") as file:
+        whole = file.read()
+    ends = set(scanned.idx.values())
+    for size in range(1, len(whole)):
+        with open(path, "wb") as file:
+            file.write(whole[:size])
+        if size in ends:
+            continue
+        with pytest.raises(MXNetError, match="damaged"):
+            cut = recordio.ScannedRecordIO(path)
+            for key in cut.keys:
+                cut.read_idx(key)
+
+
+def test_orders_do_not_depend_on_threads(numbers):
+    settings = dict(shuffle=True, seed=3, rand_crop=True, rand_mirror=True, brightness=0.5)
+    found = []
+    for threads, ahead in ((1, 1), (3, 4)):
+        batches = io.ImageRecordIter(
+            numbers, SHAPE, 2, preprocess_threads=threads, prefetch_buffer=ahead, **settings
+        )
+        found.append([])
+        for _ in range(3):
+            found[-1].append(passed(batches))
+            batches.reset()
+    assert found[0] == found[1] and found[0][0] != found[0][2]
+    assert sorted(label for _, labels, _ in found[0][0][:2] for label in labels) != [0, 1, 2, 3]
+
+
+def test_stopping_in_the_middle(numbers):
+    batches = io.ImageRecordIter(numbers, SHAPE, 2, prefetch_buffer=3)
+    for _ in range(3):
+        assert next(batches).label[0].asnumpy().tolist() == [0, 1]
+        batches.reset()
+    batches.debug_skip_load()
+    again = [next(batches).label[0].asnumpy().tolist() for _ in range(5)]
+    assert again == [[0, 1]] * 5
+
+
+# --- Changes: MXNet 1.9.1's values at five places; OpenCV rounds in other ways --------------------
+IMAGE = (3, 20, 24)
+CHANGES = [
+    ({}, IMAGE, [127, 100, 132, 135, 116]),
+    (dict(mirror=True), IMAGE, [127, 95, 132, 60, 112]),
+    (dict(resize=25, inter_method=9), IMAGE, [149, 98, 140, 143, 124]),
+    (dict(resize=45, inter_method=2), IMAGE, [136, 99, 118, 124, 129]),
+    (dict(rotate=30), IMAGE, [99, 100, 148, 145, 76]),
+    (dict(rotate=30), (1, 20, 24), [82, 124, 121, 118, 58]),
+    (dict(rotate=200, fill_value=0), IMAGE, [125, 100, 48, 57, 73]),
+    (dict(max_random_scale=1.5, min_random_scale=1.5), IMAGE, [143, 100, 120, 123, 135]),
+    (dict(max_random_scale=0.8, min_random_scale=0.8), IMAGE, [147, 100, 135, 144, 116]),
+    (dict(max_aspect_ratio=1.5, min_aspect_ratio=1.5), IMAGE, [117, 100, 126, 144, 100]),
+    (dict(min_img_size=50), IMAGE, [127, 100, 132, 135, 116]),
+    (dict(max_crop_size=22, min_crop_size=22), IMAGE, [127, 100, 136, 132, 122]),
+    (dict(random_resized_crop=True), IMAGE, [127, 100, 132, 135, 116]),
+    ({}, (3, 60, 70), [171, 97, 152, 153, 146]),
+    ({}, (3, 50, 24), [103, 99, 153, 122, 123]),
+]
+
+
+@pytest.mark.parametrize("settings, shape, values", CHANGES)
+def test_changes(tmp_path, settings, shape, values):
+    y, x = np.mgrid[:32, :40]
+    picture = np.stack([y * 6, x * 5, 128 + 60 * np.sin(x / 4) * np.cos(y / 5)], 2)
+    path = store(tmp_path / "w.rec", [(0.0, picture.astype(np.uint8))])
+    out = next(io.ImageRecordIter(path, shape, 1, **settings)).data[0].asnumpy()[0]
+    channels, height, width = shape
+    places = ((0, 1, 2), (1, 5, 5), (2, 8, 8), (1, 2, 8), (0, 8, 1))
+    found = [
+        out[min(channel, channels - 1), height * row // 10, width * column // 10]
+        for channel, row, column in places
+    ]
+    assert out.shape == shape and np.abs(np.array(found) - values).max() <= 2
+
+
+def settings_of(**changes):
+    batches = io.ImageRecordIter.__new__(io.ImageRecordIter)
+    with pytest.raises(MXNetError, match="needs path_imgrec"):
+        batches.__init__(data_shape=(3, 6, 8), batch_size=1, **changes)
+    return batches._settings
+
+
+def test_colors():
+    values = np.random.RandomState(0).randint(0, 256, (6, 8, 3)).astype(np.uint8)
+    gray = np.full((6, 8, 3), 100, np.uint8)
+    for seed in range(5):
+        change = lambda values, **changes: _record_images.changed(
+            values, settings_of(**changes), random.Random(seed)
+        )
+        same = _record_images._turned(values, settings_of(), random.Random(seed))
+        assert np.abs(same.astype(int) - values).max() <= 1
+        lighter = change(gray, random_l=50).astype(int)
+        assert (lighter == lighter[0, 0, 0]).all() and 50 <= lighter[0, 0, 0] <= 150
+        assert (change(gray, saturation=0.5) == gray).all()
+        assert (change(gray, contrast=0.5) == gray).all()
+        bright = change(values, brightness=0.5).astype(int)
+        ratio = bright[values > 0] / values[values > 0]
+        assert np.abs(ratio[bright[values > 0] < 255] - np.median(ratio)).max() < 0.6
+        assert (change(values, pca_noise=0.5) != values).any()
+        turned = change(values, random_h=180, random_s=20)
+        assert turned.shape == values.shape and (turned != values).any()
+
+
+def test_random_rectangles(tmp_path):
+    values = np.random.RandomState(0).randint(0, 256, (32, 40, 3)).astype(np.uint8)
+    path = store(tmp_path / "w.rec", [(0.0, values)] * 6)
+    for settings in (
+        dict(rand_crop=True),
+        dict(
+            random_resized_crop=True,
+            min_random_area=0.1,
+            max_random_area=1,
+            max_aspect_ratio=4 / 3,
+            min_aspect_ratio=3 / 4,
+        ),
+        dict(rand_crop=True, max_crop_size=30, min_crop_size=10),
+        dict(max_rotate_angle=40, max_shear_ratio=0.3),
+        dict(max_random_scale=2, min_random_scale=0.5, max_aspect_ratio=0.3),
+    ):
+        data = next(io.ImageRecordIter(path, (3, 20, 24), 6, **settings)).data[0].asnumpy()
+        assert data.shape == (6, 3, 20, 24)
+        assert len({image.tobytes() for image in data}) == 6, settings
+
+
+def test_wrong_arguments(numbers, tmp_path):
+    good = dict(path_imgrec=numbers, data_shape=SHAPE, batch_size=2)
+    for settings, error, words in (
+        (dict(path_imgrec=""), MXNetError, "needs path_imgrec"),
+        (dict(path_imgrec=numbers + "x"), MXNetError, "r.recx"),
+        (dict(data_shape=(2, 4, 4)), MXNetError, "1, 3 or 4 channels"),
+        (dict(data_shape=(4, 4)), MXNetError, "1, 3 or 4 channels"),
+        (dict(batch_size=0), MXNetError, "at least 1"),
+        (dict(part_index=2, num_parts=2), MXNetError, "0 to 1 of 2 parts"),
+        (dict(aug_seq="other"), NotSupportedError, "aug_default"),
+        (dict(inter_method=7), MXNetError, "0 to 4, 9 or 10"),
+        (dict(std_r=0), MXNetError, "are not 0"),
+        (dict(rotates=3), TypeError, "rotates"),
+    ):
+        with pytest.raises(error, match=words):
+            io.ImageRecordIter(**{**good, **settings})
+    for settings, words in (
+        (dict(data_shape=(4, 4, 4)), "record 0: the image has 3 channels, not 4"),
+        (dict(max_crop_size=9, min_crop_size=9), "square of 9 pixels"),
+    ):
+        with pytest.raises(MXNetError, match=words):
+            next(io.ImageRecordIter(**{**good, **settings}))
+    record = recordio.MXRecordIO(str(tmp_path / "bad.rec"), "w")
+    record.write(recordio.pack((0, 1.0, 0, 0), b"no image"))
+    record.close()
+    with pytest.raises(MXNetError, match="bad.rec: record 0: .*decoded"):
+        next(io.ImageRecordIter(str(tmp_path / "bad.rec"), SHAPE, 1))
+    for make in (lambda: io.MXDataIter(None), lambda: io.LibSVMIter("data.t", (3,))):
+        with pytest.raises(NotSupportedError):
+            make()
+
+
+# --- MNIST ----------------------------------------------------------------------------------------
+def idx(values):
+    return struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.tobytes()
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    images = np.random.RandomState(0).randint(0, 256, (7, 4, 5)).astype(np.uint8)
+    (tmp_path / "images").write_bytes(idx(images))
+    (tmp_path / "labels").write_bytes(idx(np.arange(7, dtype=np.uint8)))
+    return dict(image=str(tmp_path / "images"), label=str(tmp_path / "labels"))
+
+
+def test_mnist(mnist):
+    first, second = (0, [0, 1, 2], [0.491, 0.519, 0.519]), (0, [3, 4, 5], [0.483, 0.398, 0.565])
+    for flat in (False, True):
+        batches = io.MNISTIter(batch_size=3, shuffle=False, flat=flat, **mnist)
+        assert batches.provide_data == [("data", (3, 20) if flat else (3, 1, 4, 5))]
+        for _ in range(2):
+            assert passed(batches) == [first, second]
+            batches.reset()
+    part = io.MNISTIter(batch_size=3, shuffle=False, num_parts=2, part_index=1, **mnist)
+    assert passed(part) == [second]
+    labels = [
+        [
+            label
+            for _, batch, _ in passed(io.MNISTIter(batch_size=7, seed=s, **mnist))
+            for label in batch
+        ]
+        for s in (0, 0, 1)
+    ]
+    assert labels[0] == labels[1] != labels[2] and sorted(labels[0]) == list(range(7))
+    for settings, error, words in (
+        (dict(batch_size=8), MXNetError, "7 images are less"),
+        (dict(part_index=1), MXNetError, "0 to 0 of 1"),
+        (dict(dtype="uint8"), MXNetError, "floating"),
+        (dict(image="/nowhere"), FileNotFoundError, "nowhere"),
+    ):
+        with pytest.raises(error, match=words):
+            io.MNISTIter(**{**mnist, **settings})
+
+
+# --- Images with boxes ----------------------------------------------------------------------------
+BOX = [0.1, 0.2, 0.5, 0.6]
+
+
+@pytest.fixture
+def boxes(tmp_path):
+    """Three images of the values 20 i, with i + 1 boxes of the class i."""
+    return store(
+        tmp_path / "d.rec",
+        [([2, 5, *[i, *BOX] * (i + 1)], np.full((6, 8, 3), 20 * i, np.uint8)) for i in range(3)],
+    )
+
+
+def label_of(number, width, size=(3, 4, 4), box=BOX):
+    label = [*size, 2 + 5 * (number + 1), 2, 5, *[number, *box] * (number + 1)]
+    return np.array(label + [-1] * (width - len(label)), np.float32)
+
+
+def test_boxes(boxes):
+    batches = io.ImageDetRecordIter(boxes, SHAPE, 2)
+    assert batches.provide_label == [("softmax_label", (2, 21))]
+    first, second = batches
+    assert second.pad == 1 and second.data[0].asnumpy()[0].mean() == 40
+    for batch, numbers in ((first, (0, 1)), (second, (2, 0))):
+        expected = [label_of(number, 21) for number in numbers]
+        np.testing.assert_array_equal(batch.label[0].asnumpy(), expected)
+    batches = io.ImageDetRecordIter(boxes, SHAPE, 2, label_pad_width=30, rand_mirror_prob=1)
+    expected = [label_of(number, 34, box=[0.5, 0.2, 0.9, 0.6]) for number in (0, 1)]
+    np.testing.assert_allclose(next(batches).label[0].asnumpy(), expected, rtol=1e-6)
+    settings = dict(mean_r=1, std_r=2, scale=2)
+    data = next(io.ImageDetRecordIter(boxes, SHAPE, 2, **settings)).data[0].asnumpy()
+    np.testing.assert_allclose(data.reshape(2, -1).mean(1), [-1 / 3, 33], rtol=1e-5)
+    for mode in ("fit", "shrink"):
+        batch = next(io.ImageDetRecordIter(boxes, SHAPE, 2, resize_mode=mode))
+        assert batch.data[0].asnumpy()[1].mean() == 15
+        expected = [label_of(number, 21, (3, 3, 4)) for number in (0, 1)]
+        np.testing.assert_array_equal(batch.label[0].asnumpy(), expected)
+
+
+def test_padded_boxes(boxes):
+    batches = io.ImageDetRecordIter(
+        boxes, (3, 40, 40), 3, rand_pad_prob=1, max_pad_scale=4, fill_value=200, resize=40
+    )
+    batch = next(batches)
+    for image, label in zip(batch.data[0].asnumpy(), batch.label[0].asnumpy()):
+        left, top, right, bottom = label[7:11]
+        # the object is at the same part of what is not filled
+        inside = np.argwhere(image[0] < 150)
+        (y0, x0), (y1, x1) = inside.min(0) / 40, (inside.max(0) + 1) / 40
+        expected = [x0 + 0.1 * (x1 - x0), y0 + 0.2 * (y1 - y0)]
+        np.testing.assert_allclose([left, top], expected, atol=0.04)
+        assert right - left == pytest.approx(0.4 * (x1 - x0), abs=0.04)
+
+
+def test_wrong_boxes(boxes, tmp_path):
+    for settings, error, words in (
+        (dict(rand_crop_prob=0.5), NotSupportedError, "rand_crop_prob; image.ImageDetIter"),
+        (dict(max_random_hue=3), NotSupportedError, "max_random_hue"),
+        (dict(mean_img="mean"), NotSupportedError, "mean_img"),
+        (dict(resize_mode="crop"), MXNetError, "resize_mode"),
+        (dict(data_shape=(3, 0, 4)), MXNetError, "data_shape"),
+        (dict(label_width=9), MXNetError, "label_width is 9"),
+        (dict(rotate=3), TypeError, "rotate"),
+    ):
+        with pytest.raises(error, match=words):
+            io.ImageDetRecordIter(
+                **{**dict(path_imgrec=boxes, data_shape=SHAPE, batch_size=2), **settings}
+            )
+    io.ImageDetRecordIter(boxes, SHAPE, 2, rand_crop_prob=0, min_crop_scales=(0.3,))
+    with pytest.raises(MXNetError, match="label_pad_width is 12"):
+        list(io.ImageDetRecordIter(boxes, SHAPE, 3, label_pad_width=12))
+    path = store(tmp_path / "x.rec", [([2.0, 4, 1, 0, 0, 1], np.zeros((6, 8, 3), np.uint8))])
+    with pytest.raises(MXNetError, match="record 0: the label of an image with boxes"):
+        io.ImageDetRecordIter(path, SHAPE, 1)
+    assert mx.io.ImageRecordIter_v1 is io.ImageRecordIter
