@@ -204,6 +204,23 @@ def of_module(module, name, ways, prefix=""):
     return AttributeError(f"module '{module}' has no attribute '{name}'{text}", name=name)
 
 
+def unknown_option(instance, given):
+    """The error for options that no constructor of the object's classes has."""
+    kind = type(instance)
+    options = sorted(
+        name
+        for base in kind.__mro__[:-1]
+        if "__init__" in vars(base)
+        for name, parameter in list(inspect.signature(base.__init__).parameters.items())[1:]
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    )
+    name = next(iter(given))
+    return TypeError(
+        f"{kind.__name__} has no option {name!r}{near(name, options)}; it takes "
+        f"{', '.join(dict.fromkeys(options))}"
+    )
+
+
 def near(name, known):
     """ "; did you mean 'adam'?", or nothing where no known name is like it."""
     small = {one.lower(): one for one in known}

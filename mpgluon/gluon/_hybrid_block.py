@@ -22,6 +22,8 @@ from .parameter import DeferredInitializationError
 from .utils import brief, shape_is_known
 
 if TYPE_CHECKING:
+    from typing_extensions import Never
+
     from .._types import DType
     from .parameter import ParameterDict
 
@@ -65,8 +67,10 @@ class HybridBlock(Block, Compilable):
     [1.0, 2.0]
     """
 
-    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
-        Block.__init__(self, prefix, params)
+    def __init__(
+        self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
+    ) -> None:
+        Block.__init__(self, prefix, params, **kwargs)
         Compilable.__init__(self)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core, ndarray as nd
 from .._device_groups import running as groups_running
-from .._hints import BLOCK, absent, absent_before_init, present
+from .._hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ..base import MXNetError
 from ..name import NameManager, Prefix
 from . import _grouped
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
-    from typing_extensions import Self
+    from typing_extensions import Never, Self
 
     from .._types import Devices, DType, Init, NDArray
     from ..context import Context
@@ -114,7 +114,11 @@ class Block(TreeNode):
     [2.0, 2.0, 2.0]
     """
 
-    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
+    def __init__(
+        self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
+    ) -> None:
+        if kwargs:
+            raise unknown_option(self, kwargs)
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix

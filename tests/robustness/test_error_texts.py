@@ -451,6 +451,25 @@ def test_names_of_other_frameworks(name):
     assert words in text_of(AttributeError, call)
 
 
+def test_options_that_layers_do_not_have():
+    class Own(gluon.Block):
+        def __init__(self, width, **kwargs):
+            super().__init__(**kwargs)
+
+    assert (
+        text_of(TypeError, lambda: nn.Dense(2, activaton="relu"))
+        == "Dense has no option 'activaton'; did you mean 'activation'?; it takes activation, "
+        "bias_initializer, dtype, flatten, in_units, params, prefix, units, use_bias, "
+        "weight_initializer"
+    )
+    assert "BatchNorm has no option 'num_features'" in text_of(
+        TypeError, lambda: nn.BatchNorm(num_features=3)
+    )
+    assert text_of(TypeError, lambda: Own(2, wdth=3)) == (
+        "Own has no option 'wdth'; did you mean 'width'?; it takes params, prefix, width"
+    )
+
+
 def test_foreign_names_are_not_offered():
     from mpgluon import _hints
 
