@@ -26,10 +26,13 @@ WITHOUT_RULE = {
     "_scatter_set_nd",
     "_grad_add",
     "_backward_gather_nd",
+    # Their samples are rows of the whole batch
+    "_contrib_DeformableConvolution",
+    "_contrib_ModulatedDeformableConvolution",
 }
 # Their results on parts are others by definition: of the part's own statistics; of random numbers
-# that this test draws itself.
-OWN = {"BatchNorm", "_dropout_part"}
+# that this test draws itself; of the part's own size.
+OWN = {"BatchNorm", "_dropout_part", "_contrib_BilinearResize2D"}
 
 
 def call(name, arrays, params):

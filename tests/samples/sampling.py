@@ -26,7 +26,8 @@ def resize(x, height, width, align_corners=True, axes=(2, 3)):
         if align_corners:
             positions = np.arange(size) * ((n - 1) / (size - 1) if size > 1 else 0)
         else:
-            positions = (np.arange(size) + 0.5) * (n / size if size > 1 else 0) - 0.5
+            still = size <= 1 and align_corners is False  # as BilinearResize2D has it
+            positions = (np.arange(size) + 0.5) * (0 if still else n / size) - 0.5
         x = along(x, axis, size, positions) if size != n else x
     return x
 
@@ -48,6 +49,35 @@ def bilinear_resize(x, like=None, height=1, width=1, mode="size", align_corners=
     return resize(x, height, width, align_corners)
 
 
+def cubic(t):
+    t, a = abs(t), -0.75
+    near, far = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * (t**3 - 5 * t**2 + 8 * t - 4)
+    return np.where(t < 1, near, np.where(t < 2, far, 0))
+
+
+def lanczos(t):
+    return np.where(abs(t) < 4, np.sinc(t) * np.sinc(t / 4), 0)
+
+
+def matrix(n, size, interp, shrinks):
+    """(size, n): the weights of elements in a new size, as OpenCV has them."""
+    scale, j, i = n / size, np.arange(size)[:, None], np.arange(n)
+    if interp == 3 and shrinks:
+        covered = np.minimum((j + 1) * scale, i + 1) - np.maximum(j * scale, i)
+        return np.maximum(covered, 0) / scale
+    if interp == 3:  # linear, with other positions
+        low = np.floor(j * scale)
+        part = np.maximum(j + 1 - (low + 1) / scale, 0)
+        position, kernel, reach = low + part % 1, lambda t: np.maximum(1 - abs(t), 0), 2
+    else:
+        position = (j + 0.5) * scale - 0.5
+        kernel, reach = (cubic, 3) if interp == 2 else (lanczos, 5)
+    weights = np.zeros((size, n))
+    for k in range(-reach, n + reach):
+        weights[:, min(max(k, 0), n - 1)] += kernel(position - k)[:, 0]
+    return weights / weights.sum(1, keepdims=True)
+
+
 def image_resize(x, size, keep_ratio=False, interp=1):
     h, w = x.shape[-3:-1]
     size = (size,) if isinstance(size, int) else size
@@ -59,7 +89,12 @@ def image_resize(x, size, keep_ratio=False, interp=1):
         for axis, n in zip(axes, (height, width)):
             x = x.take(np.floor(np.arange(n) * (x.shape[axis] / n)).astype(int), axis)
         return x
-    result = resize(x.astype("float64"), height, width, False, axes)
+    if interp > 1:
+        shrinks = height <= h and width <= w
+        rows, columns = matrix(h, height, interp, shrinks), matrix(w, width, interp, shrinks)
+        result = np.einsum("...ijc,yi,xj->...yxc", x.astype("float64"), rows, columns)
+        return np.round(np.clip(result, 0, 255)).astype("uint8") if x.dtype == np.uint8 else result
+    result = resize(x.astype("float64"), height, width, None, axes)
     return np.round(result).astype("uint8") if x.dtype == np.uint8 else result
 
 
@@ -185,6 +220,25 @@ SAMPLES = {
         Sample([(3, 8, 1)], {"size": 6, "keep_ratio": True}, image_resize, **CLOSE),
         Sample([(5, 4, 3)], {"size": (7, 3), "interp": 0}, image_resize, **CLOSE, name="nearest"),
         Sample([(5, 4, 3)], {"size": (4, 5)}, image_resize, **CLOSE, name="same"),
+        Sample([(5, 4, 3)], {"size": (1, 2)}, image_resize, **CLOSE, name="thin"),
+        *(
+            Sample([(5, 6, 2)], {"size": size, "interp": i}, image_resize, **CLOSE, name=name)
+            for i, size, name in [
+                (2, (9, 3), "cubic"),
+                (3, (4, 2), "area"),
+                (3, (7, 3), "area and larger"),
+                (4, (9, 3), "Lanczos"),
+            ]
+        ),
+        Sample(
+            [BYTES],
+            {"size": (9, 3), "interp": 2},
+            image_resize,
+            grad=False,
+            dtypes=("uint8",),
+            atol=1,
+            name="cubic bytes",
+        ),
         Sample(
             [BYTES],
             {"size": (6, 3)},

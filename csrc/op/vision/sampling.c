@@ -32,24 +32,23 @@ static mpg_value taken(mpg_gradient *g, mpg_value a, mpg_value indices, int axis
 /* Linear interpolation to `size` elements along an axis; positions as MXNet's BilinearResize2D has
  * them. */
 static mpg_value resized(mpg_gradient *g, mpg_value data, int axis, int64_t size,
-                         bool align_corners, bool nearest) {
+                         bool align_corners) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, data)->shape;
   mpg_dtype dtype = mpg_value_desc(g, data)->dtype;
   int64_t from = shape.dims[axis];
   if (from == size) return data;
   mpg_value position = count_along(g, data, size, 0, 1, dtype);
-  double scale = size <= 1 && !nearest ? 0
-                 : align_corners       ? (double)(from - 1) / (double)(size - 1)
-                                       : (double)from / (double)size;
-  if (align_corners || nearest)
+  double scale = size <= 1       ? 0
+                 : align_corners ? (double)(from - 1) / (double)(size - 1)
+                                 : (double)from / (double)size;
+  if (align_corners)
     position = mpg_times(g, position, scale);
   else
     position = clipped(g, mpg_plus(g, mpg_times(g, mpg_plus(g, position, 0.5), scale), -0.5), 0,
                        (double)from);
   mpg_value low = clipped(g, mpg_emit1(g, MPG_OP_floor, NULL, position), 0, (double)(from - 1));
   mpg_value first = taken(g, data, mpg_emit_cast(g, low, MPG_INT32), axis);
-  if (nearest) return first;
   mpg_value high = clipped(g, mpg_plus(g, low, 1), 0, (double)(from - 1));
   mpg_shape along = {.ndim = shape.ndim};
   for (int i = 0; i < shape.ndim; i++) along.dims[i] = i == axis ? size : 1;
@@ -118,55 +117,12 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
     outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
     return;
   }
-  data = resized(g, data, 3, width, params->align_corners, false);
-  data = resized(g, data, 2, height, params->align_corners, false);
+  data = resized(g, data, 3, width, params->align_corners);
+  data = resized(g, data, 2, height, params->align_corners);
   outputs[0] = mpg_emit_cast(g, data, dtype);
 }
 
 /* Pictures (height, width, channels), as nd.image has them: OpenCV's positions. */
-void mpg_compose_image_resize(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
-  enum { NEAREST, LINEAR };
-  const mpg_image_resize_params *params = g->params;
-  const mpg_desc *desc = mpg_value_desc(g, inputs[0]);
-  mpg_shape shape = desc->shape;
-  mpg_dtype dtype = desc->dtype;
-  char text[MPG_SHAPE_TEXT_SIZE];
-  int axis = shape.ndim - 3;
-  if ((shape.ndim != 3 && shape.ndim != 4) || shape.dims[axis] < 1 || shape.dims[axis + 1] < 1) {
-    mpg_gradient_fail(g, "data must be (height, width, channels) or a batch of these, not %s",
-                      mpg_shape_text(&shape, text, sizeof text));
-    return;
-  }
-  if (params->size.count < 1 || params->size.count > 2 || params->size.values[0] < 1 ||
-      params->size.values[params->size.count - 1] < 1) {
-    mpg_gradient_fail(g, "size is the new size, or the new width and height; not below 1");
-    return;
-  }
-  if (params->interp != NEAREST && params->interp != LINEAR) {
-    mpg_gradient_fail(g, "interp %lld is not supported: 0 (nearest) or 1 (linear)",
-                      (long long)params->interp);
-    return;
-  }
-  int64_t height = params->size.values[params->size.count - 1], width = params->size.values[0];
-  if (params->size.count == 1 && params->keep_ratio) {
-    if (shape.dims[axis] > shape.dims[axis + 1])
-      height = shape.dims[axis] * width / shape.dims[axis + 1];
-    else
-      width = shape.dims[axis + 1] * height / shape.dims[axis];
-  }
-  if (height == shape.dims[axis] && width == shape.dims[axis + 1]) {
-    outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
-    return;
-  }
-  mpg_value data = mpg_emit_cast(g, inputs[0], dtype == MPG_FLOAT64 ? dtype : MPG_FLOAT32);
-  data = resized(g, data, axis + 1, width, false, params->interp == NEAREST);
-  data = resized(g, data, axis, height, false, params->interp == NEAREST);
-  bool rounds = dtype != MPG_FLOAT64 && dtype != MPG_FLOAT32 && dtype != MPG_FLOAT16 &&
-                dtype != MPG_BFLOAT16 && params->interp == LINEAR;
-  if (rounds) data = mpg_emit1(g, MPG_OP_round, NULL, data);
-  outputs[0] = mpg_emit_cast(g, data, dtype);
-}
-
 /* --- Adaptive pooling ------------------------------------------------------------------------- */
 /* (to, from): row j averages the elements from floor(j from / to) to ceil((j + 1) from / to). */
 static mpg_value averages(mpg_gradient *g, mpg_value like, int64_t from, int64_t to,
