@@ -61,7 +61,7 @@ INLINE void NAME(combine_vector)(mpg_combine how, NAME(vector) * x, const NAME(v
 /* The vector at element i of `from`, which are T, or as SOURCE says. */
 INLINE void NAME(load)(mpg_prepare how, source_kind source, const void *from, int64_t i,
                        NAME(vector) * v) {
-  NAME(vector) x;
+  NAME(vector) x = {0}; /* gcc does not see that lanes written one by one are all written */
   (void)source;
 #ifdef NARROW
   if (source == SOURCE_NARROW)
@@ -114,7 +114,7 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
     }
     return;
   }
-  NAME(vector) last;
+  NAME(vector) last = {0}; /* nor that this one is, where it is read */
   bool ragged = width % LANES;
   if (ragged) {
     int64_t at = width - LANES;
