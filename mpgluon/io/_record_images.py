@@ -213,10 +213,8 @@ def _recolored(values, settings, draw):
     return np.rint(out).clip(0, 255).astype(np.uint8)
 
 
-def _turned(values, settings, draw):
-    """The image with random hue, saturation and lightness: OpenCV's, up to 180, 255 and 255."""
-    limits = settings.random_h, settings.random_s, settings.random_l
-    h, s, light = (draw.uniform(-limit, limit) for limit in limits)
+def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
+    """The image with other hue, saturation and lightness: OpenCV's, up to 180, 255 and 255."""
     colors = values[:, :, :3].astype(np.float32) / 255
     high, low = colors.max(2), colors.min(2)
     span, middle = high - low, (high + low) / 2
@@ -253,8 +251,9 @@ def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pix
     values = _cropped(values, settings, draw)
     if settings.brightness or settings.contrast or settings.saturation or settings.pca_noise:
         values = _recolored(values, settings, draw)
-    if (settings.random_h or settings.random_s or settings.random_l) and values.shape[2] >= 3:
-        values = _turned(values, settings, draw)
+    limits = settings.random_h, settings.random_s, settings.random_l
+    if any(limits) and values.shape[2] >= 3:
+        values = shifted(values, *(draw.uniform(-limit, limit) for limit in limits))
     if settings.mirror or (settings.rand_mirror and draw.random() < 0.5):
         values = values[:, ::-1]
     return values

@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from .. import recordio
 from ..base import MXNetError, NotSupportedError
+from ._record_boxes import BoxSettings, CropSampler, changed
 from ._record_images import decode, resized, resized_short
 from .image_record_iter import RecordImages
 from .io import DataDesc
 
 __all__ = ["ImageDetRecordIter"]
 
-_MODES = ("fit", "force", "shrink")
-_NOT_THERE = (
-    "max_random_contrast",
-    "max_random_hue",
-    "max_random_illumination",
-    "max_random_saturation",
-    "rand_crop_prob",
-    "random_contrast_prob",
-    "random_hue_prob",
-    "random_illumination_prob",
-    "random_saturation_prob",
-)
-_CROPS = (
-    "crop_emit_mode",
-    "emit_overlap_thresh",
-    "max_crop_aspect_ratios",
-    "max_crop_object_coverages",
-    "max_crop_overlaps",
-    "max_crop_sample_coverages",
-    "max_crop_scales",
-    "max_crop_trials",
-    "min_crop_aspect_ratios",
-    "min_crop_object_coverages",
-    "min_crop_overlaps",
-    "min_crop_sample_coverages",
-    "min_crop_scales",
-    "num_crop_sampler",
-)
+_Numbers: TypeAlias = "float | tuple[float, ...]"
 
 if TYPE_CHECKING:
     Pixels = np.ndarray[Any, Any]
@@ -107,9 +81,35 @@ class ImageDetRecordIter(RecordImages):
         NotSupportedError for others.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
-    **kwargs
-        MXNet's parameters of cropping and colors: NotSupportedError where they are to do something;
-        `image.ImageDetIter` has such augmenters.
+    rand_crop_prob : float, default 0
+        The probability that a rectangle is cut out.
+    num_crop_sampler : int, default 1
+        How many kinds of rectangles there are; they are tried in random order. What follows is a
+        number for all, or a tuple with one for each; MXNetError otherwise.
+    min_crop_scales, max_crop_scales : float or tuple of float, default 0 and 1
+        Limits of the root of a rectangle's part of the image's area.
+    min_crop_aspect_ratios, max_crop_aspect_ratios : float or tuple of float, default 1
+        Limits of its width by height.
+    min_crop_overlaps, max_crop_overlaps : float or tuple of float, default 0 and 1
+        Limits of what an object and the rectangle have in common, as part of what both cover.
+    min_crop_sample_coverages, max_crop_sample_coverages : float or tuple, default 0 and 1
+        Limits of that as part of the rectangle.
+    min_crop_object_coverages, max_crop_object_coverages : float or tuple, default 0 and 1
+        Limits of that as part of the object.
+    max_crop_trials : int or tuple of int, default 25
+        After so many rectangles that do not fit, the next kind is tried.
+    crop_emit_mode : {'center', 'overlap'}, default 'center'
+        Objects stay whose center is in the rectangle; or of which enough is in it.
+    emit_overlap_thresh : float, default 0.3
+        Which part of them has to be in it.
+    max_random_hue, max_random_saturation, max_random_illumination : int, default 0
+        What is added to hue (of 180), saturation and lightness (of 255), from -this to this.
+    random_hue_prob, random_saturation_prob, random_illumination_prob : float, default 0
+        The probabilities of that.
+    max_random_contrast : float, default 0
+        Images are multiplied by 1 - this to 1 + this.
+    random_contrast_prob : float, default 0
+        The probability of that.
 
     Examples
     --------
@@ -166,33 +166,80 @@ class ImageDetRecordIter(RecordImages):
         scale: float = 1,
         data_name: str = "data",
         label_name: str = "softmax_label",
-        **kwargs: Any,
+        rand_crop_prob: float = 0,
+        num_crop_sampler: int = 1,
+        min_crop_scales: _Numbers = 0.0,
+        max_crop_scales: _Numbers = 1.0,
+        min_crop_aspect_ratios: _Numbers = 1.0,
+        max_crop_aspect_ratios: _Numbers = 1.0,
+        min_crop_overlaps: _Numbers = 0.0,
+        max_crop_overlaps: _Numbers = 1.0,
+        min_crop_sample_coverages: _Numbers = 0.0,
+        max_crop_sample_coverages: _Numbers = 1.0,
+        min_crop_object_coverages: _Numbers = 0.0,
+        max_crop_object_coverages: _Numbers = 1.0,
+        max_crop_trials: int | tuple[int, ...] = 25,
+        crop_emit_mode: str = "center",
+        emit_overlap_thresh: float = 0.3,
+        max_random_hue: int = 0,
+        random_hue_prob: float = 0,
+        max_random_saturation: int = 0,
+        random_saturation_prob: float = 0,
+        max_random_illumination: int = 0,
+        random_illumination_prob: float = 0,
+        max_random_contrast: float = 0,
+        random_contrast_prob: float = 0,
     ) -> None:
-        unknown = sorted(set(kwargs) - {*_NOT_THERE, *_CROPS})
-        if unknown:
-            raise TypeError(f"ImageDetRecordIter has no parameter {', '.join(unknown)}")
-        wanted = [name for name in _NOT_THERE if kwargs.get(name)]
-        wanted += ["mean_img"] if mean_img else []
+        wanted = ["mean_img"] if mean_img else []
         wanted += ["aug_seq"] if aug_seq != "det_aug_default" else []
         wanted += ["dtype"] if dtype not in (None, "float32") else []
         if wanted:
-            raise NotSupportedError(
-                f"ImageDetRecordIter does not know {', '.join(wanted)}; image.ImageDetIter has "
-                "augmenters that crop, and that change colors"
-            )
+            raise NotSupportedError(f"ImageDetRecordIter does not know {', '.join(wanted)}")
         self._check_sizes(data_shape, batch_size)
-        if resize_mode not in _MODES:
-            raise MXNetError(
-                f"ImageDetRecordIter: resize_mode is one of {', '.join(_MODES)}, not "
-                f"{resize_mode!r}"
-            )
+        for name, mode, modes in (
+            ("resize_mode", resize_mode, ("force", "fit", "shrink")),
+            ("crop_emit_mode", crop_emit_mode, ("center", "overlap")),
+        ):
+            if mode not in modes:
+                raise MXNetError(
+                    f"ImageDetRecordIter: {name} is one of {', '.join(modes)}, not {mode!r}"
+                )
         self._data_shape = tuple(data_shape)
         self._label_width = label_width
         self._pad_value = label_pad_value
         self._seed = seed
         self._resize = resize
-        self._padding = (rand_pad_prob, max_pad_scale, fill_value)
-        self._mirror = rand_mirror_prob
+        limits = {
+            "scales": (min_crop_scales, max_crop_scales),
+            "aspect_ratios": (min_crop_aspect_ratios, max_crop_aspect_ratios),
+            "overlaps": (min_crop_overlaps, max_crop_overlaps),
+            "sample_coverages": (min_crop_sample_coverages, max_crop_sample_coverages),
+            "object_coverages": (min_crop_object_coverages, max_crop_object_coverages),
+        }
+        pairs = [
+            zip(
+                _for_each(f"min_crop_{name}", least, num_crop_sampler),
+                _for_each(f"max_crop_{name}", most, num_crop_sampler),
+            )
+            for name, (least, most) in limits.items()
+        ]
+        trials = _for_each("max_crop_trials", max_crop_trials, num_crop_sampler)
+        self._settings = BoxSettings(
+            crop_probability=rand_crop_prob,
+            samplers=[CropSampler(*settings) for settings in zip(*pairs, map(int, trials))],
+            keeps_by_center=crop_emit_mode == "center",
+            least_kept=emit_overlap_thresh,
+            pad_probability=rand_pad_prob,
+            largest_pad=max_pad_scale,
+            fill_value=fill_value,
+            mirror_probability=rand_mirror_prob,
+            shifts=[
+                (max_random_hue, random_hue_prob),
+                (max_random_saturation, random_saturation_prob),
+                (max_random_illumination, random_illumination_prob),
+            ],
+            contrast=(max_random_contrast, random_contrast_prob),
+        )
         self._method = inter_method
         self._mode = resize_mode
         channels = data_shape[0]
@@ -251,37 +298,22 @@ class ImageDetRecordIter(RecordImages):
             height, width = int(rows * factor), int(columns * factor)
         return resized(values, width, height, self._method, draw)
 
-    def _padded(self, values, objects, draw):
-        """The image at a random place of a larger one."""
-        _, largest, fill = self._padding
-        rows, columns, channels = values.shape
-        factor = draw.uniform(1, max(1, largest))
-        height, width = int(rows * factor), int(columns * factor)
-        y, x = draw.randint(0, height - rows), draw.randint(0, width - columns)
-        out = np.full((height, width, channels), fill, np.uint8)
-        out[y : y + rows, x : x + columns] = values
-        objects[:, [1, 3]] = (objects[:, [1, 3]] * columns + x) / width
-        objects[:, [2, 4]] = (objects[:, [2, 4]] * rows + y) / height
-        return out
-
     def _make(
         self, header: recordio.IRHeader, data: bytes, where: str, number: tuple[int, int]
     ) -> tuple[np.ndarray[Any, Any], Any]:
-        label = self._label_of(header, where).copy()
+        label = self._label_of(header, where)
         if len(label) > self._width:
             raise MXNetError(
                 f"{where}: the label has {len(label)} numbers, label_pad_width is {self._width}"
             )
-        objects = label[int(label[0]) :].reshape(-1, int(label[1]))
+        begin, width = int(label[0]), int(label[1])
+        objects = label[begin:].reshape(-1, width)
         draw = random.Random(f"{self._seed} {number}")
         values = decode(data, self._data_shape[0], where)
         if self._resize > 0:
             values = resized_short(values, self._resize, self._method, draw)
-        if draw.random() < self._padding[0]:
-            values = self._padded(values, objects, draw)
-        if draw.random() < self._mirror:
-            values = values[:, ::-1]
-            objects[:, [1, 3]] = 1 - objects[:, [3, 1]]
+        values, objects = changed(values, objects, self._settings, draw)
+        label = np.concatenate([label[:begin], objects.ravel()])
         values = self._fitted(values, draw)
         rows, columns, channels = values.shape
         out = np.zeros(self._data_shape, np.float32)
@@ -291,3 +323,13 @@ class ImageDetRecordIter(RecordImages):
         found[:4] = channels, rows, columns, len(label)
         found[4 : 4 + len(label)] = label
         return out, found
+
+
+def _for_each(name, values, count):
+    """`count` numbers, from one or from as many."""
+    values = tuple(np.atleast_1d(values).tolist())
+    if len(values) not in (1, count):
+        raise MXNetError(
+            f"ImageDetRecordIter: {name} has {len(values)} numbers, for num_crop_sampler={count}"
+        )
+    return values * (count // len(values))

@@ -224,7 +224,7 @@ def test_colors():
         change = lambda values, **changes: _record_images.changed(
             values, settings_of(**changes), random.Random(seed)
         )
-        same = _record_images._turned(values, settings_of(), random.Random(seed))
+        same = _record_images.shifted(values, 0, 0, 0)
         assert np.abs(same.astype(int) - values).max() <= 1
         lighter = change(gray, random_l=50).astype(int)
         assert (lighter == lighter[0, 0, 0]).all() and 50 <= lighter[0, 0, 0] <= 150
@@ -387,10 +387,66 @@ def test_padded_boxes(boxes):
         assert right - left == pytest.approx(0.4 * (x1 - x0), abs=0.04)
 
 
+@pytest.mark.parametrize("mode, thresh", [("center", 0.3), ("overlap", 0.8)])
+def test_cropped_boxes(tmp_path, mode, thresh):
+    """Objects are where they were in the image, and stay if enough of them is in the rectangle."""
+    y, x = np.mgrid[:40, :50]
+    picture = np.stack([x * 5, y * 6, x * 0], 2).astype(np.uint8)[:, :, ::-1]  # as OpenCV has it
+    objects = [[0, 0.1, 0.1, 0.4, 0.5], [1, 0.5, 0.4, 0.9, 0.8]]
+    path = store(tmp_path / "c.rec", [(np.array([2, 5, *objects[0], *objects[1]]), picture)] * 20)
+    settings = dict(
+        rand_crop_prob=1,
+        num_crop_sampler=2,
+        min_crop_scales=(0.3, 0.5),
+        max_crop_scales=0.8,
+        min_crop_object_coverages=0.5,
+        max_crop_trials=(50, 50),
+        min_crop_aspect_ratios=0.5,
+        max_crop_aspect_ratios=2,
+        crop_emit_mode=mode,
+        emit_overlap_thresh=thresh,
+    )
+    batch = next(io.ImageDetRecordIter(path, (3, 64, 64), 20, **settings))
+    counts = set()
+    for image, label in zip(batch.data[0].asnumpy(), batch.label[0].asnumpy()):
+        found = label[6 : 4 + int(label[3])].reshape(-1, 5)
+        counts.add(len(found))
+        left, right = image[0, 0, 0] / 250, (image[0, 0, -1] + 5) / 250
+        top, bottom = image[1, 0, 0] / 240, (image[1, -1, 0] + 6) / 240
+        for kind, *edges in found:
+            there = np.array(objects[int(kind)][1:]).reshape(2, 2)
+            expected = (there - [left, top]) / [right - left, bottom - top]
+            cut = expected.clip(0, 1)
+            np.testing.assert_allclose(np.reshape(edges, (2, 2)), cut, atol=0.08)
+            if mode == "overlap":
+                part = np.prod(cut[1] - cut[0]) / np.prod(expected[1] - expected[0])
+                assert part > thresh - 0.15
+            else:
+                assert (abs(expected.mean(0) - 0.5) < 0.55).all()
+    assert counts == {1, 2}
+
+
+def test_rectangles_that_do_not_fit(boxes):
+    batch = next(io.ImageDetRecordIter(boxes, SHAPE, 2, rand_crop_prob=1, min_crop_overlaps=0.99))
+    np.testing.assert_array_equal(batch.label[0].asnumpy()[0], label_of(0, 21))
+
+
+def test_colors_of_images_with_boxes(tmp_path):
+    values = np.random.RandomState(0).randint(50, 150, (6, 8, 3)).astype(np.uint8)
+    path = store(tmp_path / "c.rec", [(np.array([2.0, 5, 0, *BOX]), values)] * 4)
+    plain = next(io.ImageDetRecordIter(path, (3, 6, 8), 4)).data[0].asnumpy()
+    for kind, most in (("hue", 50), ("saturation", 50), ("illumination", 50), ("contrast", 0.5)):
+        settings = {f"max_random_{kind}": most, f"random_{kind}_prob": 1}
+        data = next(io.ImageDetRecordIter(path, (3, 6, 8), 4, **settings)).data[0].asnumpy()
+        assert len({image.tobytes() for image in data}) == 4 and (data != plain).any()
+        settings[f"random_{kind}_prob"] = 0
+        data = next(io.ImageDetRecordIter(path, (3, 6, 8), 4, **settings)).data[0].asnumpy()
+        np.testing.assert_array_equal(data, plain)
+
+
 def test_wrong_boxes(boxes, tmp_path):
     for settings, error, words in (
-        (dict(rand_crop_prob=0.5), NotSupportedError, "rand_crop_prob; image.ImageDetIter"),
-        (dict(max_random_hue=3), NotSupportedError, "max_random_hue"),
+        (dict(rand_crop_prob=1, max_crop_scales=(0.1, 0.2)), MXNetError, "max_crop_scales has 2"),
         (dict(mean_img="mean"), NotSupportedError, "mean_img"),
         (dict(resize_mode="crop"), MXNetError, "resize_mode"),
         (dict(data_shape=(3, 0, 4)), MXNetError, "data_shape"),
@@ -401,7 +457,6 @@ def test_wrong_boxes(boxes, tmp_path):
             io.ImageDetRecordIter(
                 **{**dict(path_imgrec=boxes, data_shape=SHAPE, batch_size=2), **settings}
             )
-    io.ImageDetRecordIter(boxes, SHAPE, 2, rand_crop_prob=0, min_crop_scales=(0.3,))
     with pytest.raises(MXNetError, match="label_pad_width is 12"):
         list(io.ImageDetRecordIter(boxes, SHAPE, 3, label_pad_width=12))
     path = store(tmp_path / "x.rec", [([2.0, 4, 1, 0, 0, 1], np.zeros((6, 8, 3), np.uint8))])
