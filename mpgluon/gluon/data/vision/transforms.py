@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .... import image, ndarray as nd
+from .... import image
 from ....base import MXNetTypeError, MXNetValueError
 from ...block import Block, HybridBlock
 from ...nn import HybridSequential, Sequential
@@ -323,22 +323,6 @@ class CenterCrop(Block):
         return image.center_crop(x, *self._args)[0]
 
 
-def _resize(F, x, size, keep_ratio, interpolation):
-    """By the op, which knows two methods; by `image.imresize` with the others."""
-    if interpolation in (0, 1) or not isinstance(x, nd.NDArray) or x._traced:
-        return F.image.resize(x, size, keep_ratio, interpolation)
-    height, width = x.shape[-3:-1]
-    size = (size,) if isinstance(size, int) else tuple(size)
-    if len(size) == 1 and keep_ratio:
-        (edge,) = size
-        size = (edge, edge * height // width) if width < height else (edge * width // height, edge)
-    width, height = size * 2 if len(size) == 1 else size
-    images = [x] if x.ndim == 3 else list(x)
-    out = [image.imresize(one, width, height, interpolation) for one in images]
-    out = out[0] if x.ndim == 3 else nd.stack(*out)
-    return out.as_in_context(x.context)
-
-
 class CropResize(HybridBlock):
     """A rectangle of an image, or of each of a batch (height, width, channels).
 
@@ -378,7 +362,7 @@ class CropResize(HybridBlock):
         out = F.image.crop(x, *self._rectangle)
         if self._size is None:
             return out
-        return _resize(F, out, self._size, False, self._interpolation)
+        return F.image.resize(out, self._size, False, self._interpolation)
 
 
 class Resize(HybridBlock):
@@ -392,7 +376,7 @@ class Resize(HybridBlock):
         Whether an int is the size of the shorter edge, and the other follows; it is that of both
         otherwise.
     interpolation : {0, 1, 2, 3, 4}, default 1
-        As of `image.imresize`; hybridized, 0 or 1.
+        As of `image.imresize`.
 
     Examples
     --------
@@ -410,7 +394,7 @@ class Resize(HybridBlock):
         self._interpolation = interpolation
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return _resize(F, x, self._size, self._keep_ratio, self._interpolation)
+        return F.image.resize(x, self._size, self._keep_ratio, self._interpolation)
 
 
 class RandomFlipLeftRight(HybridBlock):
