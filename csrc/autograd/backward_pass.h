@@ -7,10 +7,10 @@
 
 #include "autograd/parameter_set.h"
 
-typedef struct mpg_binding { /* where the contents of a forward value are kept */
-  mpg_tape_node *node;       /* borrowed; NULL: nowhere */
+typedef struct mpg_saved_place { /* where the contents of a forward value are kept */
+  mpg_tape_node *node;           /* borrowed; NULL: nowhere */
   uint32_t slot;
-} mpg_binding;
+} mpg_saved_place;
 
 typedef struct mpg_backward_pass {
   mpg_graph graph;
@@ -24,8 +24,8 @@ typedef struct mpg_backward_pass {
   uint64_t visit;
   mpg_tape_node **owners; /* per graph node: the tape node it stands for, or NULL */
   size_t owners_capacity;
-  mpg_binding *bindings; /* per forward value */
-  size_t bindings_capacity;
+  mpg_saved_place *saved_places; /* per forward value */
+  size_t saved_places_capacity;
   mpg_value *work; /* heads, head gradients, wanted, gradients */
   size_t work_capacity;
   mpg_value *edges; /* inputs of the node being built */

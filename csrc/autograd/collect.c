@@ -150,16 +150,16 @@ static mpg_status own(mpg_backward_pass *pass, uint32_t graph_node, mpg_tape_nod
 
 static mpg_status bind(mpg_backward_pass *pass, uint32_t value, mpg_tape_node *node,
                        uint32_t slot) {
-  pass->bindings[value] = (mpg_binding){node, slot};
+  pass->saved_places[value] = (mpg_saved_place){node, slot};
   return MPG_OK;
 }
 
 static mpg_status add_variable(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_value value;
   MPG_TRY(mpg_graph_input(&pass->graph, &node->descs[0], node->devices[0]->id, &value));
-  MPG_TRY(mpg_grow((void **)&pass->bindings, &pass->bindings_capacity, pass->graph.num_values,
-                   sizeof *pass->bindings));
-  pass->bindings[pass->graph.num_values - 1] = (mpg_binding){NULL, 0};
+  MPG_TRY(mpg_grow((void **)&pass->saved_places, &pass->saved_places_capacity,
+                   pass->graph.num_values, sizeof *pass->saved_places));
+  pass->saved_places[pass->graph.num_values - 1] = (mpg_saved_place){NULL, 0};
   MPG_TRY(mpg_grow((void **)&pass->variables, &pass->variables_capacity, pass->num_variables + 1,
                    sizeof *pass->variables));
   pass->variables[pass->num_variables++] = node;
@@ -185,9 +185,10 @@ static mpg_status add_op(mpg_backward_pass *pass, mpg_tape_node *node) {
   uint32_t num_inputs = node->num_inputs + num_parameters(pass, node) + together;
   MPG_TRY(mpg_grow((void **)&pass->edges, &pass->edges_capacity, num_inputs, sizeof *pass->edges));
   size_t most = graph->num_values + num_inputs + node->num_outputs;
-  MPG_TRY(
-      mpg_grow((void **)&pass->bindings, &pass->bindings_capacity, most, sizeof *pass->bindings));
-  for (size_t i = graph->num_values; i < most; i++) pass->bindings[i] = (mpg_binding){NULL, 0};
+  MPG_TRY(mpg_grow((void **)&pass->saved_places, &pass->saved_places_capacity, most,
+                   sizeof *pass->saved_places));
+  for (size_t i = graph->num_values; i < most; i++)
+    pass->saved_places[i] = (mpg_saved_place){NULL, 0};
   bool saves = node->kind == MPG_TAPE_OP;
   if (together) MPG_TRY(add_parameter_set(pass, node, &pass->edges[--num_inputs]));
   for (uint32_t i = 0; i < num_inputs; i++) {

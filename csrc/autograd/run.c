@@ -33,16 +33,16 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
       if (node->phase != MPG_PHASE_FORWARD) continue;
       for (uint32_t i = 0; i < node->num_outputs; i++) {
         uint32_t value = node->values + i;
-        mpg_binding binding = pass->bindings[value];
-        if (!pass->uses[value] || !binding.node) continue;
+        mpg_saved_place place = pass->saved_places[value];
+        if (!pass->uses[value] || !place.node) continue;
         mpg_tensor tensor;
         if (!take) {
-          MPG_TRY(mpg_tape_saved(binding.node, binding.slot, &tensor));
+          MPG_TRY(mpg_tape_saved(place.node, place.slot, &tensor));
           continue;
         }
-        mpg_saved *saved = &binding.node->saved[binding.slot];
+        mpg_saved *saved = &place.node->saved[place.slot];
         pass->arrays[value].tensor =
-            (mpg_tensor){saved->storage, saved->offset, binding.node->descs[binding.slot]};
+            (mpg_tensor){saved->storage, saved->offset, place.node->descs[place.slot]};
         if (retain || create_graph)
           mpg_storage_retain(saved->storage);
         else

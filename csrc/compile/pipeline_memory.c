@@ -10,6 +10,8 @@ mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane) {
   return MPG_OK;
 }
 
+enum { LEFT_ALONE = 1 }; /* of the lanes that fit: the latest may still be read */
+
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
                           mpg_lane *lane) {
   size_t oldest = 0, fitting = 0;
@@ -18,7 +20,7 @@ bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, siz
     oldest = i;
     fitting++;
   }
-  if (fitting < 2) return false;
+  if (fitting <= LEFT_ALONE) return false;
   *lane = spares->lanes[oldest];
   memmove(spares->lanes + oldest, spares->lanes + oldest + 1,
           (--spares->count - oldest) * sizeof *spares->lanes);

@@ -121,8 +121,8 @@ MPG_ALL_PARAMS(MPG_PARAM_TABLE)
 MPG_PARAM_TABLE(none)
 #undef MPG_PARAM_TABLE
 
-/* Fills `params` (table->size bytes) with the defaults; required ones stay zero and are reported by
- * mpg_params_missing. */
+/* Fills `params` (table->size bytes) with the defaults; required ones stay zero, which the
+ * caller reports. */
 void mpg_params_defaults(const mpg_param_table *table, void *params);
 int mpg_params_find(const mpg_param_table *table, const char *name); /* index, or -1 */
 /* Sets one parameter from its text form, checking the constraint. `op` is for the error text. */
