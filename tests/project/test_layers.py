@@ -351,8 +351,8 @@ def test_no_new_mutable_globals():
     found, wrong = False, set()
     for path in objects():
         match = re.search(r"/build/[^/]+/(?:\w+/)?((?:csrc|kernels)/.*)\.o$", path)
-        if not match:
-            continue
+        if not match or not os.path.exists(os.path.join(ROOT, match[1] + ".c")):
+            continue  # objects of files that were moved stay in the build folder
         found = True
         source = match[1]
         tables = PYTHON_TABLES if source.startswith("csrc/python/") else ""
