@@ -104,7 +104,8 @@ def _array_interface(self) -> dict[str, Any]:
     read-only. Arrays of bfloat16, on a GPU or being traced have none."""
     if self._traced or self.dtype is _core.bfloat16 or self.context.device_type == "gpu":
         raise AttributeError("__array_interface__: take x.asnumpy()")
-    return {**np.asarray(self).__array_interface__, "data": memoryview(self)}
+    memory = memoryview(self)
+    return {**np.asarray(memory).__array_interface__, "data": memory}
 
 
 def _tolist(self) -> Any:

@@ -14,54 +14,55 @@
  * of the stride from -most to most. All three ops are linear in each of their inputs, so that the
  * gradients of each are the other two. */
 static int64_t displacements(const mpg_displaced_params *p) {
-  int64_t across = 2 * (p->most / p->stride) + 1;
+  int64_t across = 2 * (int64_t)(p->most / p->stride) + 1;
   return across * across;
 }
 
-/* `sides`: rows and columns of the first array, height and width of the second one. */
-static mpg_status displaced(mpg_infer *infer, int64_t channels, const int64_t *sides, int result) {
+/* `products`, `first`, `second`: where each lies among the inputs; RESULT: it is the output. */
+enum { RESULT = -1 };
+static mpg_status infer_displaced(mpg_infer *infer, int products, int first, int second) {
   const mpg_displaced_params *p = infer->params;
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
-  int64_t beyond = p->most + p->most / p->stride * p->stride + 1;
+  MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
+  if (!mpg_shape_known(a) || !mpg_shape_known(b)) return MPG_OK;
   if (a->ndim != 4 || b->ndim != 4 || a->dims[0] != b->dims[0])
     return mpg_infer_fail(infer, "both arrays have 4 dimensions, of which the first is the batch");
+  const mpg_shape *inputs[] = {a, b};
+  const int64_t *of_products = products == RESULT ? NULL : inputs[products]->dims,
+                *of_first = first == RESULT ? NULL : inputs[first]->dims,
+                *of_second = second == RESULT ? NULL : inputs[second]->dims,
+                *sides = (of_first ? of_first : of_products) + 2,
+                *around = of_second ? of_second + 2 : (int64_t[]){p->height, p->width};
+  int64_t moved = p->most + (int64_t)(p->most / p->stride) * p->stride + 1, reach;
+  if (moved > INT32_MAX) return mpg_infer_fail(infer, "the displacements are too large");
   for (int i = 0; i < 2; i++)
-    if ((sides[i] - 1) * p->step + beyond > sides[2 + i])
+    if (__builtin_mul_overflow(sides[i] - 1, (int64_t)p->step, &reach) ||
+        __builtin_add_overflow(reach, moved, &reach) || reach > around[i])
       return mpg_infer_fail(infer, "the second array is too small for the displacements");
-  mpg_shape shape = {.ndim = 4, .dims = {a->dims[0], channels, sides[result], sides[result + 1]}};
+  int64_t channels = of_first ? of_first[1] : of_second[1];
+  if (of_products && of_products[1] != displacements(p))
+    return mpg_infer_fail(infer, "there is a plane of products for each displacement");
+  if (of_first && of_second && of_second[1] != channels)
+    return mpg_infer_fail(infer, "both arrays have the same number of channels");
+  if (of_products && of_first && memcmp(of_products + 2, of_first + 2, 2 * sizeof *of_first))
+    return mpg_infer_fail(infer, "the products have the height and width of the first array");
+  const int64_t *plane = second == RESULT ? around : sides;
+  mpg_shape shape = {.ndim = 4, .dims = {a->dims[0], channels, plane[0], plane[1]}};
+  if (products == RESULT) shape.dims[1] = displacements(p);
   mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
   return MPG_OK;
 }
 
-/* The dtypes agree, and the shapes are known. */
-static bool ready(mpg_infer *infer, mpg_status *status) {
-  *status = mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype);
-  return *status == MPG_OK && mpg_shape_known(&infer->inputs[0].shape) &&
-         mpg_shape_known(&infer->inputs[1].shape);
-}
-
 mpg_status mpg_infer_displaced_products(mpg_infer *infer) {
-  mpg_status status;
-  if (!ready(infer, &status)) return status;
-  const int64_t *first = infer->inputs[0].shape.dims, *second = infer->inputs[1].shape.dims;
-  return displaced(infer, displacements(infer->params),
-                   (int64_t[]){first[2], first[3], second[2], second[3]}, 0);
+  return infer_displaced(infer, RESULT, 0, 1);
 }
 
 mpg_status mpg_infer_displaced_first(mpg_infer *infer) {
-  mpg_status status;
-  if (!ready(infer, &status)) return status;
-  const int64_t *products = infer->inputs[0].shape.dims, *second = infer->inputs[1].shape.dims;
-  return displaced(infer, second[1], (int64_t[]){products[2], products[3], second[2], second[3]},
-                   0);
+  return infer_displaced(infer, 0, RESULT, 1);
 }
 
 mpg_status mpg_infer_displaced_second(mpg_infer *infer) {
-  const mpg_displaced_params *p = infer->params;
-  mpg_status status;
-  if (!ready(infer, &status)) return status;
-  const int64_t *first = infer->inputs[1].shape.dims;
-  return displaced(infer, first[1], (int64_t[]){first[2], first[3], p->height, p->width}, 2);
+  return infer_displaced(infer, 0, 1, RESULT);
 }
 
 /* A product for each element of the first array, displacement, and channel. */
