@@ -59,10 +59,10 @@ def allocations(call, times):
     return made
 
 
-def steady(call):
-    """Whether a time comes from which calls allocate nothing: how many overlap, and so need memory
-    each, depends on the workers."""
-    return any(allocations(call, 50) == 0 for _ in range(20))
+def steady(call, times=50, most=0):
+    """Whether a time comes from which calls allocate `most` times: how many overlap, and so need
+    memory each, depends on the workers."""
+    return any(allocations(call, times) <= most for _ in range(20))
 
 
 @pytest.mark.parametrize("ops, params, devices", [(10, 3, 1), (300, 40, 1), (300, 40, 2)])
@@ -207,17 +207,13 @@ def test_steady_predictions_of_loops_allocate_nothing(kind, devices):
         net(x).wait_to_read()
         nd.waitall()
 
-    for _ in range(3):
-        call()
-    made = [allocations(call, 1) for _ in range(30)]
     # how many steps overlap on two devices, and so need memory each, depends on the workers
-    assert min(made) <= (0 if devices == 1 else net.steps // 20), made
+    assert steady(call, 1, 0 if devices == 1 else net.steps // 20)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("kind", ["foreach", "while_loop", "branches"])
 def test_steady_loops_do_not_allocate_for_each_step(kind, devices):
-    made = []
     for steps in (400, 800):
         net, x = Loop(kind, steps, devices), nd.ones((8, 8))
         net.initialize()
@@ -229,10 +225,8 @@ def test_steady_loops_do_not_allocate_for_each_step(kind, devices):
             y.backward()
             nd.waitall()
 
-        for _ in range(3):
-            call()
-        made.append(min(allocations(call, 1) for _ in range(10)))
-    assert max(made) < 100, made  # other threads decide how many buffers are needed at a time
+        # other threads decide how many buffers are needed at a time
+        assert steady(call, 1, 100)
 
 
 def test_handing_over_comes_before_the_first_kernel():
