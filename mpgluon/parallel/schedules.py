@@ -320,10 +320,17 @@ class _ListScheduling:
             micro_batches if limit is None or s in stages.transfer_only else limit(stages.after, s)
             for s in range(count)
         ]
-        self.waiting = {
+        actions = [
             Action(k, s, m) for k in kinds for s in range(count) for m in range(micro_batches)
-        }
-        self.needs = {action: stages.needs(action, micro_batches, kinds) for action in self.waiting}
+        ]
+        self.lacking = {}  # of each action that is left, how many that it needs are not done
+        self.users = {action: [] for action in actions}  # the actions that need it
+        self.ends = dict.fromkeys(actions, 0.0)  # the last end of what it needs and is done
+        for action in actions:
+            needed = stages.needs(action, micro_batches, kinds)
+            self.lacking[action] = len(needed)
+            for other in needed:
+                self.users[other].append(action)
         # Of each kind and stage, the micro-batch that is next: they come in order
         self.following = {
             (k, s): (micro_batches - 1 if stages.carried and k != "F" else 0)
@@ -331,32 +338,29 @@ class _ListScheduling:
             for s in range(count)
         }
         self.forwards_left = collections.Counter(
-            stages.devices[action.stage] for action in self.waiting if action.kind == "F"
+            stages.devices[action.stage] for action in actions if action.kind == "F"
         )
         self.held = [0] * count  # micro-batches
         self.free = [0.0] * stages.num_devices  # when a device has done its actions so far
-        self.done = {}  # action -> its end
         self.table = [[] for _ in range(stages.num_devices)]
 
     def run(self):
         """The table; None where no action is ready any more."""
-        while self.waiting:
+        while self.lacking:
             best = min(self._ready(), default=None)
             if best is None:
                 return None
             start, _, action = best
-            self._take(action, start)
+            self._take(Action(*action), start)
         return self.table
 
     def _ready(self):
         """(when it could begin, its rank, action) of each action that could be next."""
         for (kind, s), m in self.following.items():
-            action = Action(kind, s, m)
-            if action not in self.waiting or not self._is_allowed(action):
-                continue
-            ends = [self.done.get(needed) for needed in self.needs[action]]
-            if None not in ends:
-                yield max([self.free[self.stages.devices[s]], *ends]), self._rank(action), action
+            action = (kind, s, m)
+            if self.lacking.get(action) == 0 and self._is_allowed(action):
+                start = max(self.free[self.stages.devices[s]], self.ends[action])
+                yield start, self._rank(action), action
 
     def _rank(self, action):
         """Backward passes first, deferred weight gradients last; batches are sent before all."""
@@ -385,8 +389,11 @@ class _ListScheduling:
         kind, s, _ = action
         device = self.stages.devices[s]
         self.table[device].append(action)
-        self.done[action] = self.free[device] = start + self.cost(action)
-        self.waiting.discard(action)
+        self.free[device] = end = start + self.cost(action)
+        del self.lacking[action]
+        for user in self.users[action]:
+            self.lacking[user] -= 1
+            self.ends[user] = max(self.ends[user], end)
         self.following[kind, s] += -1 if self.stages.carried and kind != "F" else 1
         if kind == "F":
             self.held[s] += 1
@@ -611,13 +618,14 @@ def verify(
                     f"micro-batch, {'downwards' if downwards else 'upwards'}"
                 )
     order, at, done, held = [], [0] * len(table), set(), [0] * len(stages)
+    needs = {action: stages.needs(action, micro_batches, kinds) for action in seen}
     moved = True
     while moved:
         moved = False
         for device, row in enumerate(table):
             while at[device] < len(row):
                 action = row[at[device]]
-                if any(a not in done for a in stages.needs(action, micro_batches, kinds)):
+                if any(a not in done for a in needs[action]):
                     break
                 if action.kind == "F":
                     held[action.stage] += 1
@@ -636,7 +644,7 @@ def verify(
     for device, row in enumerate(table):
         if at[device] < len(row):
             action = row[at[device]]
-            lacking = next(a for a in stages.needs(action, micro_batches, kinds) if a not in done)
+            lacking = next(a for a in needs[action] if a not in done)
             stuck[device] = (stages.devices[lacking.stage] != device, action, lacking)
     if stuck:  # what the device itself puts later comes first
         elsewhere, action, lacking = min(stuck.values())
