@@ -330,7 +330,7 @@ class DetRandomPadAug(_RandomRectangle):
     Examples
     --------
     >>> pad = mx.image.DetRandomPadAug(area_range=(2, 3))
-    >>> image, label = pad(nd.zeros((32, 32, 3)), np.array([[0, 0, 0, 1, 1]]))
+    >>> image, label = pad(nd.zeros((32, 32, 3)), np.array([[0, 0, 0, 1.0, 1]]))
     >>> image.shape[0] * image.shape[1] > 32 * 32 and label[0, 3] - label[0, 1] < 1
     np.True_
     """
