@@ -17,11 +17,11 @@ MPG_ANYWHERE void mpg_region_bin(double low, double high, double scale, int64_t 
   scale = (double)(float)scale;
   double first = round(mpg_region_round(low * scale, wide)),
          last = round(mpg_region_round(high * scale, wide));
-  double size = mpg_region_round(fmax(last - first + 1, 1) / (double)bins, wide);
+  double size = mpg_region_round(fmax(last - first + 1, 1.0) / (double)bins, wide);
   double from = floor(mpg_region_round((double)bin * size, wide)) + first,
          to = ceil(mpg_region_round((double)(bin + 1) * size, wide)) + first;
-  *begin = (int64_t)fmin(fmax(from, 0), (double)elements);
-  *end = (int64_t)fmin(fmax(to, 0), (double)elements);
+  *begin = (int64_t)fmin(fmax(from, 0.0), (double)elements);
+  *end = (int64_t)fmin(fmax(to, 0.0), (double)elements);
 }
 
 /* A rotated region: its center, its size, and how many samples a bin has down and across. */
@@ -40,8 +40,8 @@ MPG_ANYWHERE mpg_rotated_region mpg_rotated_region_of(const double *numbers, dou
   double angle = mpg_region_round(numbers[4] * 3.14159265358979323846 / 180, wide);
   r.x = mpg_region_round(numbers[0] * scale, wide);
   r.y = mpg_region_round(numbers[1] * scale, wide);
-  r.width = fmax(mpg_region_round(numbers[2] * scale, wide), 1);
-  r.height = fmax(mpg_region_round(numbers[3] * scale, wide), 1);
+  r.width = fmax(mpg_region_round(numbers[2] * scale, wide), 1.0);
+  r.height = fmax(mpg_region_round(numbers[3] * scale, wide), 1.0);
   r.cosine = cos(angle), r.sine = sin(angle);
   double down = ceil(mpg_region_round(r.height / (double)high, wide)),
          across = ceil(mpg_region_round(r.width / (double)wide_bins, wide));
@@ -63,8 +63,8 @@ MPG_ANYWHERE mpg_four_elements mpg_rotated_sample(const mpg_rotated_region *r, d
   double y = (down - 0.5) * r->height, x = (across - 0.5) * r->width;
   double px = x * r->cosine + y * r->sine + r->x, py = y * r->cosine - x * r->sine + r->y;
   int inside = py >= -1 && py <= (double)height && px >= -1 && px <= (double)width;
-  px = inside ? fmin(fmax(px, 0), (double)(width - 1)) : 0;
-  py = inside ? fmin(fmax(py, 0), (double)(height - 1)) : 0;
+  px = inside ? fmin(fmax(px, 0.0), (double)(width - 1)) : 0;
+  py = inside ? fmin(fmax(py, 0.0), (double)(height - 1)) : 0;
   int64_t left = (int64_t)px, top = (int64_t)py, right = left + 1 < width ? left + 1 : left,
           bottom = top + 1 < height ? top + 1 : top;
   double lx = px - (double)left, ly = py - (double)top, one = inside ? 1 : 0;

@@ -243,7 +243,8 @@ static void share_in_place(planner *p) {
     const mpg_fusion_group *group = mpg_order_group(order, k);
     if (mpg_node_is_view(node)) continue;
     size_t first = group ? group->first : k, last = group ? group->first + group->count - 1 : k;
-    for (uint32_t o = 0; o < (group ? node->num_outputs : 1); o++) {
+    uint32_t outputs = group || node->num_outputs == 0 ? node->num_outputs : 1;
+    for (uint32_t o = 0; o < outputs; o++) {
       uint32_t out = node->values + o;
       for (size_t at = first; at <= last && p->planned[out];
            at++) { /* any array that the step reads */

@@ -37,10 +37,10 @@ static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
 
 /* For all numbers, -0.0 included. */
 static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->op || !mpg_dtype_is_float(graph->values[node->values].desc.dtype)) return false;
-  return node->op->id == MPG_OP_negative ||
-         (node->op->id == MPG_OP__mul_scalar &&
-          ((const mpg_scalar_params *)node->params)->scalar == -1);
+  bool turns = node->op && (node->op->id == MPG_OP_negative ||
+                            (node->op->id == MPG_OP__mul_scalar &&
+                             ((const mpg_scalar_params *)node->params)->scalar == -1));
+  return turns && mpg_dtype_is_float(graph->values[node->values].desc.dtype);
 }
 
 /* Finds the input dimension of each dimension of the result; false if the op does more than

@@ -10,9 +10,6 @@ namespace {
 
 enum { WARP = 32, ROWS = 8, ROW_CHUNK = 256 };
 
-MPG_ANYWHERE float power(float x, double y) { return powf(x, (float)y); }
-MPG_ANYWHERE double power(double x, double y) { return pow(x, y); }
-
 /* Threads for a row of n. */
 unsigned threads_of(int64_t n) { return n <= 64 ? 32 : n <= 512 ? 128 : MPG_CUDA_THREADS; }
 
