@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
 
-.PHONY: demo test lint format types slow-test bench asan tsan check-sanitized fuzz \
+.PHONY: demo test lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
   hostcuda-asan cuda-build gpu-check clean
 
@@ -207,6 +207,11 @@ clean:
 bench: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python benchmarks/bench.py $(addprefix --mxnet-python ,$(MXNET_PYTHON)) $(ARGS)
+
+# Common ops and layers against PyTorch's (about ten minutes).
+bench-ops: $(VENV)/.test
+	$(BIN)/python -m pip install -q torch==2.13.0
+	$(BIN)/python benchmarks/ops.py --only "common " $(ARGS)
 
 # A wheel made from the source distribution, installed into a fresh environment and used from there.
 wheel-check: $(VENV)/.test

@@ -69,8 +69,8 @@ def measure_speed(figures, case, contenders, arguments):
 
 def measure_memory(figures, case, arguments):
     threads = max(arguments.threads)
-    for library, python, script in libraries(arguments.mxnet_python):
-        contender = Contender(library, threads, python, script)
+    for library, python, module in libraries(arguments.mxnet_python):
+        contender = Contender(library, threads, python, module)
         if not contender.version:
             continue
         figures["libraries"][library] = contender.version

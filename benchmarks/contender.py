@@ -8,18 +8,24 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+def environment():
+    """The environment of a process that runs a module of this folder."""
+    paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
+
+
 class Contender:
     """A process of serve.py. `version` is None where the library is not installed."""
 
-    def __init__(self, library, threads, python, script):
+    def __init__(self, library, threads, python, module):
         self.library, self.threads = library, threads
         counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
-            [python, os.path.join(HERE, script), str(threads)],
+            [python, "-m", module, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=dict(os.environ, **counts),
+            env=dict(environment(), **counts),
         )
         ready = self.process.stdout.readline().strip()
         self.version = json.loads(ready) if ready else None
@@ -39,11 +45,11 @@ class Contender:
 
 
 def libraries(mxnet_python):
-    """(name, interpreter, script) of each contender; ours first."""
+    """(name, interpreter, module) of each contender; ours first."""
     found = [
-        ("mpgluon", sys.executable, "work_mpgluon.py"),
-        ("PyTorch", sys.executable, "work_pytorch.py"),
+        ("mpgluon", sys.executable, "work_mpgluon"),
+        ("PyTorch", sys.executable, "work_pytorch"),
     ]
     if mxnet_python:
-        found.append(("MXNet", mxnet_python, "work_mxnet.py"))
+        found.append(("MXNet", mxnet_python, "work_mxnet"))
     return found

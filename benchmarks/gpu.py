@@ -1,5 +1,5 @@
-"""One case on a GPU, mpgluon's against PyTorch's (gpu_cases.py): a line of JSON for each contender
-that has it, as soon as it is measured.
+"""One case on a GPU (on_gpu/cases.py), mpgluon's against PyTorch's: a line of JSON for each
+contender that has it, as soon as it is measured.
 
     python benchmarks/gpu.py CASE [--seconds 5] [--limit 90] [--libraries mpgluon,PyTorch]
 
@@ -11,27 +11,26 @@ said}. Each lives in a process of its own, the one after the other, and has the 
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
 
-from gpu_cases import BY_NAME
+from contender import environment
+from on_gpu.cases import BY_NAME
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-SCRIPTS = {"mpgluon": "gpu_mpgluon.py", "PyTorch": "gpu_pytorch.py"}
+MODULES = {"mpgluon": "on_gpu.in_mpgluon", "PyTorch": "on_gpu.in_pytorch"}
 
 
 def measure(case, library, seconds, limit):
     settings = dict(case.settings) if library == "mpgluon" else {}
     process = subprocess.Popen(
-        [sys.executable, os.path.join(HERE, SCRIPTS[library])],
+        [sys.executable, "-m", MODULES[library]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=dict(os.environ, **settings),
+        env=dict(environment(), **settings),
     )
     late = threading.Timer(limit, process.kill)
     late.start()
@@ -79,7 +78,7 @@ def main():
     parser.add_argument(
         "--limit", type=float, default=90, help="seconds of each contender's process"
     )
-    parser.add_argument("--libraries", default=",".join(SCRIPTS))
+    parser.add_argument("--libraries", default=",".join(MODULES))
     arguments = parser.parse_args()
     failed = False
     for library in arguments.libraries.split(","):

@@ -4,7 +4,7 @@
     FILE [--add]]
 
 Two processes take turns, op by op and round by round; the least time of all rounds counts, as
-whatever else the machine does only adds to it. The cases are those of ops_cases.py.
+whatever else the machine does only adds to it. The cases are those of single_ops/cases.py.
 """
 
 import argparse
@@ -18,9 +18,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 
 from contender import Contender  # noqa: E402
-from ops_cases import CASES  # noqa: E402
+from single_ops.cases import CASES  # noqa: E402
 
-SCRIPTS = {"mpgluon": "ops_mpgluon.py", "PyTorch": "ops_pytorch.py"}
+MODULES = {"mpgluon": "single_ops.in_mpgluon", "PyTorch": "single_ops.in_pytorch"}
 
 
 def measure(case, contenders, rounds, seconds):
@@ -40,6 +40,17 @@ def table(rows):
     yield "| --- | --: | --: | --: |"
     for name, ours, theirs, ratio in rows:
         yield f"| {name} | {ours:,.0f} | {theirs:,.0f} | {ratio:.2f} |"
+
+
+def groups(rows):
+    """Markdown lines of the ratios of each group."""
+    yield "| group | cases | median ratio | largest |"
+    yield "| --- | --: | --: | --: |"
+    ratios = {}
+    for name, _, _, ratio in rows:
+        ratios.setdefault(name.split(":")[0], []).append(ratio)
+    for group, own in ratios.items():
+        yield f"| {group} | {len(own)} | {statistics.median(own):.2f} | {max(own):.2f} |"
 
 
 def main():
@@ -66,8 +77,8 @@ def main():
     if not chosen:
         parser.error(f"no case has {' or '.join(options.only)} in its name")
     contenders = [
-        Contender(library, options.threads, sys.executable, script)
-        for library, script in SCRIPTS.items()
+        Contender(library, options.threads, sys.executable, module)
+        for library, module in MODULES.items()
     ]
     if not contenders[1].version:
         raise SystemExit("PyTorch is not installed")
@@ -93,6 +104,7 @@ def main():
     ]
     ratios = sorted(row[3] for row in rows)
     print("\n".join(table([row for row in rows if row[3] >= options.above])))
+    print("\n".join(["", *groups(rows)]))
     above = ", ".join(
         f"{sum(r > limit for r in ratios)} above {limit}" for limit in (1.0, 1.2, 1.5)
     )

@@ -465,7 +465,7 @@ def unfinished(text):
 
 def report(results):
     """Markdown lines."""
-    import gpu_cases
+    from on_gpu import cases as gpu_cases
 
     machine, card = results["machine"], results["machine"].get("card")
     yield f"# GPU check of {results['date']}\n"
@@ -543,8 +543,8 @@ def main():
     parser.add_argument("folder")
     parser.add_argument(
         "--parts",
-        help="of: build, suites-1, suites-4, sanitizer, and the cases of benchmarks/gpu_cases.py; "
-        "default: all",
+        help="of: build, suites-1, suites-4, sanitizer, and the cases of "
+        "benchmarks/on_gpu/cases.py; default: all",
     )
     parser.add_argument(
         "--minutes", type=float, default=9.6, help="after which everything has ended"
@@ -556,7 +556,7 @@ def main():
     sys.path.insert(0, BENCHMARKS)
     if arguments.tiny:
         os.environ["GPU_CHECK_TINY"] = "1"
-    import gpu_cases
+    from on_gpu import cases as gpu_cases
 
     check = Check(arguments)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

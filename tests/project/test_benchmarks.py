@@ -32,7 +32,7 @@ def test_operations_follow_from_the_shapes():
 
 def test_operations_of_the_gpu_cases(monkeypatch):
     monkeypatch.delenv("GPU_CHECK_TINY", raising=False)
-    import gpu_sizes
+    from on_gpu import sizes as gpu_sizes
 
     assert not gpu_sizes.TINY
     # 4.09 G multiplications forward, as published
@@ -153,20 +153,21 @@ def test_single_ops_are_measured(tmp_path):
 @pytest.mark.slow
 def test_single_ops_compute_the_same_in_both_libraries():
     torch = pytest.importorskip("torch")
-    import ops_mpgluon
-    import ops_pytorch
-    from ops_case import draw
-    from ops_cases import CASES
+    from single_ops import in_mpgluon, in_pytorch
+    from single_ops.case import draw
+    from single_ops.cases import CASES
 
     tolerances = {"float64": 1e-9, "float16": 2e-2, "bfloat16": 5e-2}
     with torch.no_grad():
         for case in CASES:
+            if "'always'" in case.ours:  # drawn
+                continue
             dtypes, arrays = {name: dtype for name, _, dtype in case.inputs}, draw(case)
             ours = eval(
                 case.ours,
                 {
                     "F": mx.nd,
-                    "step": ops_mpgluon.step,
+                    "step": in_mpgluon.step,
                     **{k: mx.nd.array(v, dtype=dtypes[k]) for k, v in arrays.items()},
                 },
             )
@@ -175,7 +176,7 @@ def test_single_ops_compute_the_same_in_both_libraries():
             }
             theirs = eval(
                 case.theirs,
-                {"F": torch.nn.functional, "torch": torch, "step": ops_pytorch.step, **peers},
+                {"F": torch.nn.functional, "torch": torch, "step": in_pytorch.step, **peers},
             )
             if isinstance(theirs, list):
                 ours, theirs = mx.nd.concat(*ours, dim=0), torch.cat(theirs)
@@ -185,7 +186,7 @@ def test_single_ops_compute_the_same_in_both_libraries():
             slack = (
                 tolerance
                 * max(1, np.abs(theirs[np.isfinite(theirs)]).max())
-                * (10 if "cumsum" in case.name else 1)
+                * (10 if "cumsum" in case.name or ": norm" in case.name else 1)
             )
             np.testing.assert_allclose(
                 got.reshape(theirs.shape),

@@ -269,7 +269,7 @@ def test_folders_are_no_flat_lists():
     """About twenty files of its own; MXNet's public modules lie side by side."""
     more = {"mpgluon": 35}
     long = []
-    for top in ("csrc", "kernels", "mpgluon", "tests"):
+    for top in ("csrc", "kernels", "mpgluon", "tests", "benchmarks", "tools"):
         for path, _, names in os.walk(os.path.join(ROOT, top)):
             folder = os.path.relpath(path, ROOT).replace(os.sep, "/")
             count = sum(name.endswith(SOURCES) for name in names)

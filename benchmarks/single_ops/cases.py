@@ -6,7 +6,9 @@ function's result with gradients of the arrays, of which it gives the first one'
 alike: floats from the normal distribution, integers from 0 to 100.
 """
 
-from ops_case import CUBE, IMAGES, LOW, TALL, WIDE, Case, pair, single, size
+from single_ops.case import CUBE, IMAGES, LOW, TALL, WIDE, Case, pair, single, size
+from single_ops.common import common, common_layers
+from single_ops.unary import UNARY
 
 
 def scans():
@@ -152,48 +154,6 @@ def broadcasts():
             f"F.broadcast_to(x, shape={shape})",
             f"x.expand({shape}).contiguous()",
         )
-
-
-UNARY = {
-    "clip": ("F.clip(x, -0.5, 0.5)", "x.clamp(-0.5, 0.5)"),
-    "relu": ("F.relu(x)", "x.relu()"),
-    "abs": ("F.abs(x)", "x.abs()"),
-    "sign": ("F.sign(x)", "x.sign()"),
-    "square": ("F.square(x)", "x.square()"),
-    "exp": ("F.exp(x)", "x.exp()"),
-    "tanh": ("F.tanh(x)", "x.tanh()"),
-    "sigmoid": ("F.sigmoid(x)", "x.sigmoid()"),
-    "log1p of abs": ("F.log1p(F.abs(x))", "x.abs().log1p()"),
-    "erf": ("F.erf(x)", "x.erf()"),
-    "expm1": ("F.expm1(x)", "x.expm1()"),
-    "gelu": ("F.LeakyReLU(x, act_type='gelu')", "F.gelu(x)"),
-    "leaky relu": ("F.LeakyReLU(x, slope=0.1)", "F.leaky_relu(x, 0.1)"),
-    "elu": ("F.LeakyReLU(x, act_type='elu', slope=1)", "F.elu(x)"),
-    "selu": ("F.LeakyReLU(x, act_type='selu')", "F.selu(x)"),
-    "softplus": ("F.Activation(x, act_type='softrelu')", "F.softplus(x)"),
-    "softsign": ("F.softsign(x)", "F.softsign(x)"),
-    "hard sigmoid": ("F.hard_sigmoid(x, alpha=1/6)", "F.hardsigmoid(x)"),
-    "sin": ("F.sin(x)", "x.sin()"),
-    "log of abs": ("F.log(F.abs(x))", "x.abs().log()"),
-    "sqrt of abs": ("F.sqrt(F.abs(x))", "x.abs().sqrt()"),
-    "round": ("F.round(x)", "x.round()"),
-    "floor": ("F.floor(x)", "x.floor()"),
-    "x ** 2.5 of abs": ("F.abs(x) ** 2.5", "x.abs() ** 2.5"),
-    "x ** 3": ("x ** 3", "x ** 3"),
-    "x ** 0.5 of abs": ("F.abs(x) ** 0.5", "x.abs() ** 0.5"),
-    "x + 1": ("x + 1", "x + 1"),
-    "maximum with 0.1": ("F.maximum(x, 0.1)", "x.clamp_min(0.1)"),
-    "x > 0": ("x > 0", "x > 0"),
-    "tan": ("F.tan(x)", "x.tan()"),
-    "arctan": ("F.arctan(x)", "x.atan()"),
-    "arcsin": ("F.arcsin(x)", "x.asin()"),
-    "sinh": ("F.sinh(x)", "x.sinh()"),
-    "cbrt": ("F.cbrt(x)", "x.sign() * x.abs() ** (1 / 3)"),
-    "arcsinh": ("F.arcsinh(x)", "x.asinh()"),
-    "erfinv": ("F.erfinv(x)", "x.erfinv()"),
-    "gammaln": ("F.gammaln(x)", "x.lgamma()"),
-    "isnan": ("F.contrib.isnan(x)", "x.isnan()"),
-}
 
 
 def elementwise():
@@ -749,6 +709,8 @@ CASES = [
         steps,
         products,
         moves,
+        common,
+        common_layers,
     )
     for case in family()
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import gpu_sizes as sizes
+from on_gpu import sizes
 
 
 @dataclass

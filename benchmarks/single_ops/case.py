@@ -1,4 +1,4 @@
-"""What a case of ops_cases.py is, and the shapes that several have."""
+"""What a case of cases.py is, and the shapes that several have."""
 
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ class Case(NamedTuple):
     inputs: tuple  # (name, shape, dtype) of each
     ours: str
     theirs: str
+    below: int = 100  # integers are drawn from 0 to this
 
     @property
     def name(self):
@@ -29,7 +30,7 @@ def draw(case):
                 "float32" if dtype == "bfloat16" else dtype
             )
         else:
-            arrays[name] = random.randint(0, 100, shape).astype(dtype)
+            arrays[name] = random.randint(0, case.below, shape).astype(dtype)
     return arrays
 
 

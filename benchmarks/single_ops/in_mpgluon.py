@@ -1,11 +1,11 @@
-"""The single ops of ops_cases.py in mpgluon."""
+"""The single ops of cases.py in mpgluon."""
 
 import sys
 
 import mpgluon as mx
-from ops_case import SPAN, draw
-from ops_cases import CASES
 from serve import serve
+from single_ops.case import SPAN, draw
+from single_ops.cases import CASES
 
 
 def step(function, *arrays):

@@ -11,8 +11,8 @@ try:
 except ImportError:
     sys.exit(0)
 
-import gpu_sizes as sizes
 import models_torch as models
+from on_gpu import sizes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and not sizes.TINY:

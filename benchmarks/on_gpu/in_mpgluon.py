@@ -2,13 +2,13 @@
 
 import numpy as np
 
-import gpu_sizes as sizes
 import mpgluon as mx
 import networks
 from models_gluon import make_models
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
+from on_gpu import sizes
 from serve import serve
 
 GPU = mx.gpu(0)

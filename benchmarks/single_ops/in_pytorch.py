@@ -1,10 +1,10 @@
-"""The single ops of ops_cases.py in PyTorch."""
+"""The single ops of cases.py in PyTorch."""
 
 import sys
 
-from ops_case import SPAN, draw
-from ops_cases import CASES
 from serve import serve
+from single_ops.case import SPAN, draw
+from single_ops.cases import CASES
 
 try:
     import torch
