@@ -8,14 +8,12 @@ default address.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import warnings
-import zipfile
 
-from ...base import MXNetError, data_dir
+from ...base import data_dir
+from .._archives import fetch_unpacked
 from .._repository import repository_file_url
-from ..utils import check_sha1, download
+from ..utils import check_sha1
 
 __all__ = ["get_model_file", "purge"]
 
@@ -87,32 +85,6 @@ def short_hash(name: str) -> str:
     return _model_sha1[name][:8]
 
 
-def _fetch(name, path):
-    """Writes a model's file, unpacked from ``gluon/models`` in the repository, to `path`."""
-    folder, file = os.path.split(path)
-    archive = os.path.splitext(file)[0] + ".zip"
-    url = repository_file_url("gluon/models", archive)
-    os.makedirs(folder, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        unpacked = os.path.join(scratch, file)
-        packed = download(url, os.path.join(scratch, archive))
-        try:
-            with (
-                zipfile.ZipFile(packed) as files,
-                files.open(file) as source,
-                open(unpacked, "wb") as target,
-            ):
-                shutil.copyfileobj(source, target)
-        except (zipfile.BadZipFile, KeyError) as error:
-            raise MXNetError(f"{url} is not a zip file that has {file} in it: {error}") from error
-        if not check_sha1(unpacked, _model_sha1[name]):
-            raise ValueError(
-                f"what {url} has is not the file that MXNet published for {name} (SHA-1 "
-                f"{_model_sha1[name]})"
-            )
-        os.replace(unpacked, path)
-
-
 def get_model_file(name: str, root: str | None = None) -> str:
     """The path of a model's file of trained parameters.
 
@@ -148,7 +120,8 @@ def get_model_file(name: str, root: str | None = None) -> str:
     if os.environ.get("MXNET_GLUON_REPO"):
         if there:
             warnings.warn(f"{path} is damaged or another file; it is fetched anew", stacklevel=2)
-        _fetch(name, path)
+        archive = os.path.splitext(os.path.basename(path))[0] + ".zip"
+        fetch_unpacked(repository_file_url("gluon/models", archive), path, _model_sha1[name])
         return path
     if there:
         raise ValueError(

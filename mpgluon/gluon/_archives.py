@@ -1,0 +1,35 @@
+"""Files that are published in zip archives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zipfile
+
+from ..base import MXNetError
+from .utils import check_sha1, download
+
+
+def fetch_unpacked(url: str, path: str, sha1: str | None) -> None:
+    """Writes the file of a zip archive at `url` that has the name of `path` to `path`, which is
+    whole or not there at any time. ValueError where its SHA-1 is another."""
+    folder, file = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        unpacked = os.path.join(scratch, file)
+        packed = download(url, os.path.join(scratch, os.path.basename(url)))
+        try:
+            with (
+                zipfile.ZipFile(packed) as files,
+                files.open(file) as source,
+                open(unpacked, "wb") as target,
+            ):
+                shutil.copyfileobj(source, target)
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise MXNetError(f"{url} is not a zip file that has {file} in it: {error}") from error
+        if sha1 and not check_sha1(unpacked, sha1):
+            raise ValueError(
+                f"what {url} has is not the {file} that MXNet published (SHA-1 {sha1})"
+            )
+        os.replace(unpacked, path)
