@@ -10,7 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from .model import save_checkpoint
+from . import model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
 
     def callback(iter_no, sym, arg, aux):
         if due(iter_no):
-            save_checkpoint(prefix, iter_no + 1, sym, arg, aux)
+            model.save_checkpoint(prefix, iter_no + 1, sym, arg, aux)
 
     return callback
 
