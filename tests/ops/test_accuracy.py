@@ -715,8 +715,11 @@ LARGE_PRODUCTS = {
 @pytest.mark.parametrize("name", LARGE_PRODUCTS)
 def test_products_of_halves_are_rounded_once(name, dtype, bits, hybrid):
     """Sums are float32, whether a library multiplies halves or floats: results and gradients are
-    the exact ones to half a unit in the last place."""
+    the exact ones to half a unit in the last place. On GPUs the bias of some convolutions comes to
+    the rounded sum."""
     function, *shapes = LARGE_PRODUCTS[name]
+    on_gpu = mx.current_context().device_type == "gpu"
+    twice = on_gpu and name in ("Convolution of groups", "Deconvolution")
     random = np.random.RandomState(0)
 
     class Layer(mx.gluon.HybridBlock):
@@ -744,7 +747,8 @@ def test_products_of_halves_are_rounded_once(name, dtype, bits, hybrid):
     found = run(halves, slope)
     exact = run([h.astype("float64") for h in halves], lambda y: slopes["half"].astype("float64"))
     for one, other in zip(found, exact):
-        np.testing.assert_allclose(one, other, rtol=2.0**-bits, atol=3e-6 * np.abs(other).max())
+        slack = 2.0**-bits if twice else 3e-6
+        np.testing.assert_allclose(one, other, rtol=2.0**-bits, atol=slack * np.abs(other).max())
 
 
 @pytest.mark.parametrize("name", NORMS)
