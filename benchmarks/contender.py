@@ -9,9 +9,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def environment():
-    """The environment of a process that runs a module of this folder."""
+    """The environment of a process that runs a module of this folder, wherever it starts: what is
+    beside it there, as the sources of mpgluon, is not imported."""
     paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths), PYTHONSAFEPATH="1")
 
 
 class Contender:
