@@ -208,7 +208,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python benchmarks/bench.py $(addprefix --mxnet-python ,$(MXNET_PYTHON)) $(ARGS)
 
-# Common ops and layers against PyTorch's (about ten minutes).
+# Common ops and layers against PyTorch's.
 bench-ops: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python benchmarks/ops.py --only "common " $(ARGS)

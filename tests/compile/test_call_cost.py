@@ -60,8 +60,8 @@ def allocations(call, times):
 
 
 def steady(call, times=50, most=0):
-    """Whether a time comes from which calls allocate `most` times: how many overlap, and so need
-    memory each, depends on the workers."""
+    """Whether one of twenty rounds of `times` calls allocates at most `most` times: how many
+    calls overlap, and so need memory each, depends on the workers."""
     return any(allocations(call, times) <= most for _ in range(20))
 
 
@@ -226,7 +226,7 @@ def test_steady_loops_do_not_allocate_for_each_step(kind, devices):
             nd.waitall()
 
         # other threads decide how many buffers are needed at a time
-        assert steady(call, 1, 100)
+        assert steady(call, 1, 99)
 
 
 def test_handing_over_comes_before_the_first_kernel():

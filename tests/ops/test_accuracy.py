@@ -746,8 +746,8 @@ def test_products_of_halves_are_rounded_once(name, dtype, bits, hybrid):
 
     found = run(halves, slope)
     exact = run([h.astype("float64") for h in halves], lambda y: slopes["half"].astype("float64"))
-    for one, other in zip(found, exact):
-        slack = 2.0**-bits if twice else 3e-6
+    for i, (one, other) in enumerate(zip(found, exact)):
+        slack = 2.0**-bits if twice and i == 0 else 3e-6  # the bias of the result alone
         np.testing.assert_allclose(one, other, rtol=2.0**-bits, atol=slack * np.abs(other).max())
 
 

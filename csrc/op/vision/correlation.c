@@ -14,7 +14,7 @@
  * of the stride from -most to most. All three ops are linear in each of their inputs, so that the
  * gradients of each are the other two. */
 static int64_t displacements(const mpg_displaced_params *p) {
-  int64_t across = 2 * (int64_t)(p->most / p->stride) + 1;
+  int64_t across = 2 * (p->most / p->stride) + 1;
   return across * across;
 }
 
@@ -33,10 +33,10 @@ static mpg_status infer_displaced(mpg_infer *infer, int products, int first, int
                 *of_second = second == RESULT ? NULL : inputs[second]->dims,
                 *sides = (of_first ? of_first : of_products) + 2,
                 *around = of_second ? of_second + 2 : (int64_t[]){p->height, p->width};
-  int64_t moved = p->most + (int64_t)(p->most / p->stride) * p->stride + 1, reach;
-  if (moved > INT32_MAX) return mpg_infer_fail(infer, "the displacements are too large");
+  if (p->most >= INT32_MAX / 2) return mpg_infer_fail(infer, "the displacements are too large");
+  int64_t moved = p->most + p->most / p->stride * p->stride + 1, reach;
   for (int i = 0; i < 2; i++)
-    if (__builtin_mul_overflow(sides[i] - 1, (int64_t)p->step, &reach) ||
+    if (__builtin_mul_overflow(sides[i] - 1, p->step, &reach) ||
         __builtin_add_overflow(reach, moved, &reach) || reach > around[i])
       return mpg_infer_fail(infer, "the second array is too small for the displacements");
   int64_t channels = of_first ? of_first[1] : of_second[1];

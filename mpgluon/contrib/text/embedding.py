@@ -46,7 +46,10 @@ class _TokenEmbedding(Vocabulary):
     _idx_to_vec: NDArray
     _vec_len: int
 
-    def _load_embedding(self, path, elem_delim, init_unknown_vec, encoding="utf8"):
+    def _load_embedding(
+        self, path, elem_delim, init_unknown_vec, encoding="utf8", vocabulary=None
+    ):
+        """Reads the vectors of a file: of its tokens, or of those of a vocabulary."""
         path = os.path.expanduser(path)
         if not os.path.isfile(path):
             raise ValueError(f"there is no file {path} of token vectors")
@@ -87,6 +90,8 @@ class _TokenEmbedding(Vocabulary):
             self._idx_to_vec[0] = init_unknown_vec(shape=self._vec_len)
         else:
             self._idx_to_vec[0] = nd.array(of_unknown)
+        if vocabulary is not None:
+            self._take([self], vocabulary)
 
     @staticmethod
     def _parse(line, elem_delim, where):
@@ -311,9 +316,7 @@ class GloVe(_TokenEmbedding):
     ) -> None:
         super().__init__(**kwargs)
         path = self._get_pretrained_file(embedding_root, pretrained_file_name)
-        self._load_embedding(path, " ", init_unknown_vec)
-        if vocabulary is not None:
-            self._take([self], vocabulary)
+        self._load_embedding(path, " ", init_unknown_vec, vocabulary=vocabulary)
 
     @classmethod
     def _archive_of(cls, file):
@@ -360,9 +363,7 @@ class FastText(_TokenEmbedding):
     ) -> None:
         super().__init__(**kwargs)
         path = self._get_pretrained_file(embedding_root, pretrained_file_name)
-        self._load_embedding(path, " ", init_unknown_vec)
-        if vocabulary is not None:
-            self._take([self], vocabulary)
+        self._load_embedding(path, " ", init_unknown_vec, vocabulary=vocabulary)
 
 
 class CustomEmbedding(_TokenEmbedding):
@@ -407,9 +408,9 @@ class CustomEmbedding(_TokenEmbedding):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._load_embedding(pretrained_file_path, elem_delim, init_unknown_vec, encoding)
-        if vocabulary is not None:
-            self._take([self], vocabulary)
+        self._load_embedding(
+            pretrained_file_path, elem_delim, init_unknown_vec, encoding, vocabulary
+        )
 
 
 class CompositeEmbedding(_TokenEmbedding):
