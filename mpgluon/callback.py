@@ -10,8 +10,6 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from . import model
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -76,6 +74,8 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
 
     def callback(iter_no, sym, arg, aux):
         if due(iter_no):
+            from . import model  # which needs this module
+
             model.save_checkpoint(prefix, iter_no + 1, sym, arg, aux)
 
     return callback

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from . import _core
 from .gluon import HybridBlock
-from .gluon._symbol_block import symbol_of
+from .gluon.block._symbol_block import symbol_of
 from .symbol import Symbol
 from .symbol._graph import entries_of, placement, states, topological
 from .symbol._infer import Inference, known

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import _tracing
+from ._compiled import tracing
 from ._tree import children
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def add_path(error, hybridized):
         path = block_path()
         text = str(error)
         error.block_path = path
-        tracing = _tracing.current() is not None
-        line = _line_of(error, tracing) if tracing or hybridized else ""
+        trace = tracing.current() is not None
+        line = _line_of(error, trace) if trace or hybridized else ""
         where = [] if path in text else [f"in block {path}"]
         if line and line.rpartition(" in ")[0] not in text:
             where.append(f"at {line}")

@@ -1,5 +1,7 @@
 """Nested arguments and results: arrays in lists and tuples, taken apart and put together again."""
 
+import sys
+
 from .. import _core, ndarray as nd
 
 
@@ -68,3 +70,19 @@ def first_context(value):
             if ctx is not None:
                 return ctx
     return None
+
+
+def is_symbolic(args):
+    """Whether a block is called on Symbols; the package of symbols is not loaded before somebody
+    makes one."""
+    if len(args) == 1 and isinstance(args[0], nd.NDArray):
+        return False
+    package = sys.modules.get("mpgluon.symbol.symbol")
+    return package is not None and holds(args, package.Symbol)
+
+
+def holds(value, kind):
+    """Whether there is something of a kind in nested lists and tuples."""
+    if isinstance(value, (list, tuple)):
+        return any(holds(item, kind) for item in value)
+    return isinstance(value, kind)

@@ -14,7 +14,8 @@ from ..optimizer import multi
 from ..optimizer.optimizer import HALF
 from ._gradient_buckets import make_buckets
 from .block import Block
-from .parameter import Parameter, ParameterDict, changes
+from .parameter import Parameter, ParameterDict
+from .parameter._parameter import changes
 from .utils import brief, global_norm, scale_arrays
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import numpy as np
 from .. import _core, autograd, ndarray as nd, random
 from ..base import MXNetError
 from ..context import cpu
-from ..gluon import _compiled, _nested
+from ..gluon import _nested
+from ..gluon._compiled.call import Signature
 from ..gluon.block import HybridBlock
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def check_against_single_device(
     state = random.get_state()
     with random.calls_at(state):
         with autograd.record(train_mode=train):
-            signature = _compiled.Signature(net, type(net).__name__, structure, train)
+            signature = Signature(net, type(net).__name__, structure, train)
             signature.discover(flat)
         placed = _run(signature, flat, None, train, exact)
         random.set_state(state)

@@ -375,8 +375,8 @@ def test_bind_takes_arrays_only():
 
 
 def test_a_compiled_call_goes_one_way():
-    """From gluon/block.py into gluon/_compiled.py, which has the rest of it: no way back, and few
-    Python functions."""
+    """From gluon/block/_block.py into gluon/_compiled/call.py, which has the rest of it: no way
+    back, and few Python functions."""
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Dense(16), gluon.nn.Dense(16))
     net.initialize()
@@ -393,6 +393,6 @@ def test_a_compiled_call_goes_one_way():
     sys.setprofile(note)
     net(x)
     sys.setprofile(None)
-    at = files.index("_compiled.py")
-    assert "_compiled.py" not in files[at + 1 :] and "block.py" not in files[at:]
+    at = files.index("call.py")
+    assert "call.py" not in files[at + 1 :] and "_block.py" not in files[at:]
     assert len(files) <= 7, files

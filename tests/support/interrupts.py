@@ -8,7 +8,7 @@ import sys
 
 import mpgluon as mx
 from mpgluon import _core, _device_groups, _graph_breaks, autograd, gluon, nd
-from mpgluon.gluon import _running_statistics, _tracing
+from mpgluon.gluon._compiled import running_statistics, tracing
 
 # Interrupts reach one process
 os.register_at_fork(after_in_child=lambda: (sys.settrace(None), sys.setprofile(None)))
@@ -91,15 +91,15 @@ def interrupted(work, n):
 def check_clean():
     """Nothing is in force that belongs to the time of a call."""
     assert (
-        _tracing.current() is None
+        tracing.current() is None
         and _graph_breaks.current() is None
-        and _running_statistics.active() is None
+        and running_statistics.active() is None
     )
     assert _core.swap_trace(None) is None
     assert not autograd.is_recording() and not autograd.is_training()
     assert _core.get_scope() == 0 and _core.get_steps() == 0 and _core.set_group(None) is None
     assert not _device_groups.running() and _device_groups.current() is None
-    assert getattr(gluon.block._NameScope._current, "value", None) is None
+    assert getattr(gluon.block._block._NameScope._current, "value", None) is None
     assert (
         type(mx.name.NameManager.current()) is mx.name.NameManager
         and mx.AttrScope.current().get(None) == {}

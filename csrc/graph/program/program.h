@@ -9,10 +9,10 @@
  * are queued one by one; signals are numbered within their segment. Mostly a program is
  * one segment, and those of a set are queued together; they wait for each other only in the order
  * of one sequence, so they cannot deadlock. Pipelines queue the segments of many calls in an order
- * of their own (compile/pipeline_run.h). When an instruction fails its segment ends and its ticks
- * count as failed; work that waits for one of these fails too. A program also signals, every so
- * many bytes, that external arrays are final which it has written, so that others need not wait for
- * its end: sums of gradients begin while the rest goes on backward.
+ * of their own (compile/pipeline/pipeline_run.h). When an instruction fails its segment ends and
+ * its ticks count as failed; work that waits for one of these fails too. A program also signals,
+ * every so many bytes, that external arrays are final which it has written, so that others need not
+ * wait for its end: sums of gradients begin while the rest goes on backward.
  *
  * What a call costs before its first kernel does not grow with the graph. External arrays come in
  * *parts*, runs of consecutive ones. A part that is the same from call to call (parameters, their

@@ -1,6 +1,6 @@
 /* _core.StagedCall and _core.PipelineRun: functions compiled in stages, and their runs on the
  * micro-batches of a batch. See core.h. */
-#include "compile/pipeline_run.h"
+#include "compile/pipeline/pipeline_run.h"
 #include "python/core.h"
 
 typedef struct staged_call {

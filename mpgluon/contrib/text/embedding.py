@@ -46,9 +46,7 @@ class _TokenEmbedding(Vocabulary):
     _idx_to_vec: NDArray
     _vec_len: int
 
-    def _load_embedding(
-        self, path, elem_delim, init_unknown_vec, encoding="utf8", vocabulary=None
-    ):
+    def _load_embedding(self, path, elem_delim, init_unknown_vec, encoding="utf8", vocabulary=None):
         """Reads the vectors of a file: of its tokens, or of those of a vocabulary."""
         path = os.path.expanduser(path)
         if not os.path.isfile(path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import autograd, ndarray as nd
 from ..._core import dtype_name
-from .. import _running_statistics
+from .._compiled import running_statistics
 from ..block import Block, HybridBlock
 from .activations import Activation, activation_name
 
@@ -411,7 +411,7 @@ class BatchNorm(_Norm):
     def hybrid_forward(
         self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
     ) -> Any:
-        deferred = _running_statistics.active()
+        deferred = running_statistics.active()
         if deferred is not None and autograd.is_training() and not self._kwargs["use_global_stats"]:
             return deferred.normalise(self, x, gamma, beta, running_mean, running_var, self._kwargs)
         return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)

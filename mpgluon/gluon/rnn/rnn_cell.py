@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, ndarray as nd
-from .. import _tracing
+from .._compiled import tracing
 from ..utils import indent
 from ._base_cell import HybridRecurrentCell, RecurrentCell
 from ._sequences import arranged, functions_of, is_one, masked, merged, reversed_steps, steps_of
@@ -561,8 +561,8 @@ class ZoneoutCell(ModifierCell):
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
         output, next_states = self.base_cell(inputs, states)
-        tracing, former = self._former
-        if former is None or tracing is not _tracing.current():
+        trace, former = self._former
+        if former is None or trace is not tracing.current():
             former = F.zeros_like(output)
 
         def mix(probability, new, old):
@@ -574,7 +574,7 @@ class ZoneoutCell(ModifierCell):
             next_states = [
                 mix(self.zoneout_states, new, old) for new, old in zip(next_states, states)
             ]
-        self._former = (_tracing.current(), output)
+        self._former = (tracing.current(), output)
         return output, next_states
 
 

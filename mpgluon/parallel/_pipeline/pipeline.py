@@ -13,7 +13,9 @@ from ..._core import (
     MICRO_BATCH_SPLIT as SPLIT,
 )
 from ...base import MXNetError, counted, is_floating
-from ...gluon import _compiled, _nested, _recompute, _running_statistics
+from ...gluon import _nested
+from ...gluon._compiled import recompute, running_statistics
+from ...gluon._compiled.call import CompiledCall, Signature
 from .. import collectives, schedules
 from ..collectives import divide
 from .driver import AUTO, Driver
@@ -261,9 +263,9 @@ class Entry:
         self.misshapen = None  # number and shape of a result that lacks the axis
         self.copied = ()  # results that must be copied to have memory of their own
         # The statistics of BatchNorm layers in the last trace
-        # (_running_statistics.Statistics.layers)
+        # (running_statistics.Statistics.layers)
         self.statistics = []
-        self.updates = {}  # sizes of micro-batches -> _running_statistics.Update
+        self.updates = {}  # sizes of micro-batches -> running_statistics.Update
         self.tables = {}  # programs, phases and schedule -> Prepared
         # The last call's rows of each micro-batch, and (device, dtype, shape) of its inputs
         self.called, self.micro_batches, self.shapes = (
@@ -282,7 +284,7 @@ class Entry:
             *arrays[count:],
         ]
         with (
-            _running_statistics.Statistics()
+            running_statistics.Statistics()
             if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1
             else _NONE as statistics
         ):
@@ -444,7 +446,7 @@ class Entry:
             return None
         key = tuple(rows)
         if key not in self.updates:
-            self.updates[key] = _running_statistics.Update(statistics)
+            self.updates[key] = running_statistics.Update(statistics)
         return self.updates[key]
 
     def _check(self, call, rows, arrays, whole):
@@ -569,7 +571,7 @@ class PipelinedCall:
                 for a, k in zip(fronts, kinds)
             ),
             autograd.is_training(),
-            _recompute.changes,
+            recompute.changes,
             _device_groups.current(),
         )
         entry = self._entries.get(key)
@@ -640,7 +642,7 @@ class PipelinedCall:
         return calls, statistics
 
     def _signature(self, structure, places):
-        signature = _compiled.Signature(
+        signature = Signature(
             self._block,
             getattr(self._block, "shown_name", type(self._block).__name__),
             structure,
@@ -709,4 +711,4 @@ class PipelinedCall:
         ]
 
     def discover(self, args: tuple[Any, ...]) -> None:
-        _compiled.CompiledCall(self._block, {}).discover(args)
+        CompiledCall(self._block, {}).discover(args)

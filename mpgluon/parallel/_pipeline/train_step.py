@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import autograd, ndarray as nd
 from ...base import MXNetError, counted
-from ...gluon._compiled_programs import CompiledPrograms
+from ...gluon._compiled.programs import CompiledPrograms
 from ...gluon.block import HybridBlock
 from .._mesh import placement
 from .driver import Driver

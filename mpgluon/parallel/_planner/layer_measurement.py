@@ -7,7 +7,8 @@ import time
 
 from ... import _core, autograd, ndarray as nd, random
 from ...base import MXNetError, is_floating, itemsize
-from ...gluon import _compiled, _nested
+from ...gluon import _nested
+from ...gluon._compiled.call import CompiledCall
 from ...gluon._tree import children, forget_hooks, forward_hooks, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...gluon.contrib.nn import HybridConcurrent
@@ -58,7 +59,7 @@ def _trace(net, sample):
 
     own = _Fed(net)
     with _core.Scope(*[(forward_hooks(block), object(), hook(path)) for block, path in leaves]):
-        _compiled.CompiledCall(own, {}).discover(sample)
+        CompiledCall(own, {}).discover(sample)
     for call in calls:
         call.given = {
             i for i, array in enumerate(call.inputs) if any(array is one for one in own.arrays)

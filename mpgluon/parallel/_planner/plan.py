@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..._tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
-from ...gluon import _recompute
+from ...gluon._compiled import recompute
 from ...gluon._tree import forget_compiled, group_of, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
@@ -515,7 +515,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         set_devices_of_groups(net, {f"{GROUP}{ctx}": ctx for ctx in self.devices})
         for block in (net, *found.values()):
             forget_compiled(block)
-        _recompute.changes += 1  # what contains the network is compiled anew, too
+        recompute.changes += 1  # what contains the network is compiled anew, too
         return net
 
     def compare(self, report: Report) -> Comparison:

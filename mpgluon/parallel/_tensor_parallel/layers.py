@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _device_groups, ndarray as nd
 from ...base import MXNetError
+from ...gluon._nested import is_symbolic
 from ...gluon._tree import own_parameters
-from ...gluon.block import HybridBlock, is_symbolic
+from ...gluon.block import HybridBlock
 from ...gluon.loss import Loss
 from ...gluon.nn import Activation
 from ...gluon.nn.conv_layers import check_layout, per_axis

@@ -154,8 +154,8 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         return os.path.join(self.model_dir, f"{name}{suffix}")
 
     def _save_symbol(self, estimator):
-        from ..._symbol_block import symbol_of
         from ...block import HybridBlock
+        from ...block._symbol_block import symbol_of
 
         path = self._path(self.model_prefix, "-symbol.json")
         net = estimator.net

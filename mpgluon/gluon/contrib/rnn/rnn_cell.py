@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _tracing
+from ..._compiled import tracing
 from ..._tree import children
 from ...rnn._sequences import arranged, functions_of, masked, merged
 from ...rnn.rnn_cell import BidirectionalCell, HybridRecurrentCell, ModifierCell, SequentialRNNCell
@@ -70,10 +70,10 @@ class VariationalDropoutCell(ModifierCell):
     def _masked(self, F, what, probability, x):
         if not probability:
             return x
-        tracing, mask = self._masks.get(what, (None, None))
-        if mask is None or tracing is not _tracing.current():
+        trace, mask = self._masks.get(what, (None, None))
+        if mask is None or trace is not tracing.current():
             mask = F.Dropout(F.ones_like(x), p=probability)
-            self._masks[what] = (_tracing.current(), mask)
+            self._masks[what] = (tracing.current(), mask)
         return x * mask
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:

@@ -10,7 +10,7 @@ of elements.
 
 import threading
 
-from .. import _core, autograd, ndarray as nd
+from ... import _core, autograd, ndarray as nd
 
 
 class _Local(threading.local):

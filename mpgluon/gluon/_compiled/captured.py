@@ -14,8 +14,8 @@ import types
 
 import numpy as np
 
-from .. import ndarray as nd
-from .parameter import Parameter, ParameterDict
+from ... import ndarray as nd
+from ..parameter import Parameter, ParameterDict
 
 # How many objects are looked at, and how far behind an attribute or variable.
 _OBJECTS, _DEPTH = 20000, 6

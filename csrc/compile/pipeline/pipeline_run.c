@@ -1,5 +1,5 @@
 /* Making and finishing pipeline runs. */
-#include "compile/pipeline_run.h"
+#include "compile/pipeline/pipeline_run.h"
 
 #include <string.h>
 

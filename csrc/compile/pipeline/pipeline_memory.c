@@ -1,5 +1,5 @@
 /* The memory of micro-batches: spare lanes, and the peaks of a schedule. */
-#include "compile/pipeline_memory.h"
+#include "compile/pipeline/pipeline_memory.h"
 
 #include <string.h>
 

@@ -2,11 +2,11 @@
 
 import html
 
-from .. import _core, ndarray as nd
-from .._tables import html_table
-from ..base import itemsize
-from ._tree import children, forward_hooks, is_hybridized, own_parameters
-from .utils import shape_is_known
+from ... import _core, ndarray as nd
+from ..._tables import html_table
+from ...base import itemsize
+from .._tree import children, forward_hooks, is_hybridized, own_parameters
+from ..utils import shape_is_known
 
 
 def _shapes(value):
@@ -20,8 +20,8 @@ def _shapes(value):
 
 def print_summary(net, inputs):
     """Runs the network and prints a row for each block that is called."""
-    from .block import HybridBlock
-    from .nn.basic_layers import HybridSequential, Sequential
+    from ..nn.basic_layers import HybridSequential, Sequential
+    from ._hybrid_block import HybridBlock
 
     rows = [("Input", ", ".join(_shapes(value) for value in inputs), 0)]
     seen = set()

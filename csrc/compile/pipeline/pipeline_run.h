@@ -25,7 +25,7 @@
 #define MPG_COMPILE_PIPELINE_RUN_H
 
 #include "compile/call_state.h"
-#include "compile/pipeline_memory.h"
+#include "compile/pipeline/pipeline_memory.h"
 #include "op/batching/batching.h"
 
 typedef struct mpg_micro_batch {

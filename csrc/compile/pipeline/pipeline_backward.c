@@ -1,6 +1,6 @@
 /* The backward of pipeline runs: gradients of the micro-batches, and the run's place on the tape.
  */
-#include "compile/pipeline_run.h"
+#include "compile/pipeline/pipeline_run.h"
 
 static const char BLOCK[] = "a pipelined block";
 

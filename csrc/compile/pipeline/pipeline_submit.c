@@ -1,5 +1,5 @@
 /* Queues the segments of a pipeline run, in the order of its schedule. */
-#include "compile/pipeline_run.h"
+#include "compile/pipeline/pipeline_run.h"
 
 static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_item *item) {
   if (run->finished)

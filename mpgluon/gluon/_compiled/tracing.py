@@ -14,9 +14,9 @@ its shape by the operator's own inference.
 import threading
 import types
 
-from .. import _core, _graph_breaks, ndarray as nd
-from ..base import MXNetError
-from .utils import shape_is_known
+from ... import _core, _graph_breaks, ndarray as nd
+from ...base import MXNetError
+from ..utils import shape_is_known
 
 
 class _Local(threading.local):

@@ -1,9 +1,4 @@
-"""Blocks: layers and models.
-
-A `Block` computes with Python code on arrays. A `HybridBlock` describes its computation in
-``hybrid_forward(F, x, ...)`` so that it can also be compiled: after `hybridize` a call traces it
-once, whatever devices it spans, and runs programs from then on.
-"""
+"""`Block`: a layer or model that computes with Python code on arrays."""
 
 from __future__ import annotations
 
@@ -12,19 +7,20 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, ndarray as nd
-from .._device_groups import running as groups_running
-from .._hints import BLOCK, absent, absent_before_init, present, unknown_option
-from ..base import MXNetError
-from ..name import NameManager, Prefix
-from . import _grouped
-from ._block_path import add_path, block_path, is_call
-from ._compiled_programs import CompiledPrograms
-from ._parameter_dict import ParameterDict, check_names
+from ... import _core, ndarray as nd
+from ..._device_groups import running as groups_running
+from ..._hints import BLOCK, absent, absent_before_init, present, unknown_option
+from ...base import MXNetError
+from ...name import NameManager, Prefix
+from .._block_path import add_path, block_path, is_call
+from .._compiled import grouped
+from .._compiled.programs import CompiledPrograms
+from .._nested import is_symbolic
+from .._tree import TreeNode, children, compiled_call, is_hybridized
+from ..parameter._parameter import Parameter, load_values
+from ..parameter._parameter_dict import ParameterDict, check_names
+from ..utils import HookHandle, brief, indent
 from ._structure_file import load_structure, save_structure
-from ._tree import TreeNode, children, compiled_call, is_hybridized
-from .parameter import Parameter, load_values
-from .utils import HookHandle, brief, indent
 
 if TYPE_CHECKING:
     import os
@@ -33,10 +29,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Never, Self
 
-    from .._types import Devices, DType, Init, NDArray
-    from ..context import Context
-
-__all__ = ["Block", "HybridBlock", "SymbolBlock"]
+    from ..._types import Devices, DType, Init, NDArray
+    from ...context import Context
 
 
 class _NameScope(_core.Scope):
@@ -287,9 +281,9 @@ class Block(TreeNode):
             group.
         """
         if group2ctx is not None:
-            _grouped.initialize(self, init, ctx, verbose, force_reinit, group2ctx)
-        elif _grouped.replicated(self):
-            _grouped.initialize_replicas(self, init, ctx, verbose, force_reinit)
+            grouped.initialize(self, init, ctx, verbose, force_reinit, group2ctx)
+        elif grouped.replicated(self):
+            grouped.initialize_replicas(self, init, ctx, verbose, force_reinit)
         else:
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
@@ -522,8 +516,8 @@ class Block(TreeNode):
 
     def _run_in_group(self, args):
         symbolic = is_symbolic(args)
-        with _grouped.replica(self, args, symbolic), _grouped.group(self, symbolic):
-            return self._run(*_grouped.moved(self, args, symbolic))
+        with grouped.replica(self, args, symbolic), grouped.group(self, symbolic):
+            return self._run(*grouped.moved(self, args, symbolic))
 
     def _run(self, *args):
         return self.forward(*args)
@@ -569,7 +563,3 @@ class Block(TreeNode):
 
 absent(Block, BLOCK)
 absent_before_init(Block)
-
-
-from ._hybrid_block import HybridBlock, is_symbolic  # noqa: E402
-from ._symbol_block import SymbolBlock  # noqa: E402

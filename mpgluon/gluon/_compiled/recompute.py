@@ -2,9 +2,9 @@
 
 import re
 
-from .. import _core
-from ..base import MXNetError
-from ._tree import children, flags_of, is_hybridized
+from ... import _core
+from ...base import MXNetError
+from .._tree import children, flags_of, is_hybridized
 
 # Counts changes of the option on any block: compiled calls look at their blocks again when it has
 # grown.

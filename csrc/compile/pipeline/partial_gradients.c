@@ -1,5 +1,5 @@
 /* Gradients of a pipelined backward pass whose queueing failed in the middle. */
-#include "compile/pipeline_run.h"
+#include "compile/pipeline/pipeline_run.h"
 
 static const mpg_staged_call *backward_call(const mpg_pipeline_run *run,
                                             const mpg_micro_batch_item *item) {

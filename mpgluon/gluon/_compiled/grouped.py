@@ -6,13 +6,13 @@ called. A parameter whose block was made in a group is initialized there; others
 to the device of the group in which they are first used.
 """
 
-from .. import _core, _device_groups, autograd, ndarray as nd
-from ..attribute import AttrScope
-from ..context import current_context
-from ..initializer import Uniform, create
-from . import _tracing
-from ._nested import first_context
-from ._tree import children, devices_of_groups, group_of, set_devices_of_groups, spans_devices
+from ... import _core, _device_groups, autograd, ndarray as nd
+from ...attribute import AttrScope
+from ...context import current_context
+from ...initializer import Uniform, create
+from .._nested import first_context
+from .._tree import children, devices_of_groups, group_of, set_devices_of_groups, spans_devices
+from . import tracing
 
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
@@ -102,9 +102,9 @@ def settled(param, ctx):
     it is."""
     if not param.floating or _device_groups.device() != ctx:
         return False
-    tracing = _tracing.current()
-    if tracing is not None:
-        return tracing.settle(param, ctx)
+    trace = tracing.current()
+    if trace is not None:
+        return trace.settle(param, ctx)
     with autograd.pause():
         param.reset_ctx(ctx)
     param.floating = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import _core
-from .._tables import Tabular
-from ._compiled import LIMIT
+from ... import _core
+from ..._tables import Tabular
+from .call import LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

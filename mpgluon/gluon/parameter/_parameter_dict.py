@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import initializer, ndarray as nd
-from .parameter import Constant, Parameter, load_values, match_attributes
-from .utils import brief, indent
+from ... import initializer, ndarray as nd
+from ..utils import brief, indent
+from ._parameter import Constant, Parameter, load_values, match_attributes
 
 if TYPE_CHECKING:
     import os
     from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 
-    from .._types import ArrayLike, Devices, Init, NDArray
-    from ..context import Context
+    from ..._types import ArrayLike, Devices, Init, NDArray
+    from ...context import Context
 
 
 class ParameterDict:

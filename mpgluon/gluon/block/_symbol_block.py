@@ -5,26 +5,25 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .. import ndarray as nd
-from ..base import MXNetAssertionError, MXNetError
-from . import _nested, _tracing
-from ._tree import compiled_call, export_form
-from .block import HybridBlock
-from .parameter import ParameterDict
-from .utils import shape_is_known
+from ... import ndarray as nd
+from ...base import MXNetAssertionError, MXNetError
+from .. import _nested
+from .._compiled import tracing
+from .._tree import compiled_call, export_form
+from ..parameter import ParameterDict
+from ..utils import shape_is_known
+from ._hybrid_block import HybridBlock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .._types import Devices, Symbol
-    from .parameter import Parameter
-
-__all__ = ["SymbolBlock"]
+    from ..._types import Devices, Symbol
+    from ..parameter import Parameter
 
 
 def _flatten(value, flat, what):
     """Appends the symbols in nested lists to `flat`; returns their structure."""
-    from ..symbol import Symbol
+    from ...symbol import Symbol
 
     if isinstance(value, Symbol):
         flat.append(value)
@@ -75,9 +74,9 @@ class SymbolBlock(HybridBlock):
         inputs: Symbol | Sequence[Symbol],
         params: ParameterDict | Mapping[str, Parameter] | None = None,
     ) -> None:
-        from ..executor import Program
-        from ..symbol import Group
-        from ..symbol._graph import entries_of, placement, topological
+        from ...executor import Program
+        from ...symbol import Group
+        from ...symbol._graph import entries_of, placement, topological
 
         super().__init__(prefix=None, params=None)
         self._prefix = ""
@@ -155,7 +154,7 @@ class SymbolBlock(HybridBlock):
         allow_missing, ignore_extra : bool, default False
             See `Block.load_parameters`.
         """
-        from .. import symbol
+        from ... import symbol
 
         names = [input_names] if isinstance(input_names, str) else list(input_names)
         outputs = symbol.load(symbol_file)
@@ -180,7 +179,7 @@ class SymbolBlock(HybridBlock):
         )
 
     def forward(self, x: Any, *args: Any) -> Any:
-        if isinstance(x, nd.NDArray) or _tracing.current() is not None:
+        if isinstance(x, nd.NDArray) or tracing.current() is not None:
             self._find_shapes((x, *args))
         return super().forward(x, *args)
 
@@ -205,8 +204,8 @@ class SymbolBlock(HybridBlock):
             for param in self._params.values()
         ):
             return
-        from ..symbol._graph import entries_of
-        from ..symbol._infer import Inference
+        from ...symbol._graph import entries_of
+        from ...symbol._infer import Inference
 
         shapes = {name: array.shape for name, array in self._named(args).items()}
         nodes = [*self._program.arguments, *self._program.auxiliary]
@@ -241,7 +240,7 @@ def _collect(value, flat):
 
 def _symbols_like(structure, names):
     """Variables nested like the arguments of a compiled call; `names` is an iterator."""
-    from ..symbol import var
+    from ...symbol import var
 
     if structure is _nested.ARRAY:
         return var(next(names))
@@ -255,7 +254,7 @@ def _symbols_like(structure, names):
 def symbol_of(block: HybridBlock) -> Symbol:
     """The symbol of a block that was hybridized and called, its inputs named as
     `HybridBlock.export` does."""
-    from ..symbol import Group
+    from ...symbol import Group
 
     if isinstance(block, SymbolBlock):
         return block._symbol

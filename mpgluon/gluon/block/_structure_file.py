@@ -7,8 +7,8 @@ entries.
 
 import json
 
-from .._core import at_once, write_file
-from ._tree import can_be_hybridized, children, is_hybridized
+from ..._core import at_once, write_file
+from .._tree import can_be_hybridized, children, is_hybridized
 
 
 def save_structure(block, path):

@@ -1,4 +1,4 @@
-"""Parameters: named arrays with gradients, each on one device or replicated on several."""
+"""`Parameter`: an array to train, with a copy on each of its devices."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import autograd, initializer, ndarray as nd, random
-from .._core import at_once, dtype_name, set_attributes
-from ..base import MXNetAssertionError, MXNetError
-from ..context import Context, current_context
-from . import _tracing
-from .utils import shape_is_known
+from ... import autograd, initializer, ndarray as nd, random
+from ..._core import at_once, dtype_name, set_attributes
+from ...base import MXNetAssertionError, MXNetError
+from ...context import Context, current_context
+from .._compiled import tracing
+from ..utils import shape_is_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from .._types import ArrayLike, Devices, DType, Init, NDArray, Shape, Symbol
-    from .trainer import Trainer
-
-__all__ = ["DeferredInitializationError", "Parameter", "Constant", "ParameterDict", "tensor_types"]
+    from ..._types import ArrayLike, Devices, DType, Init, NDArray, Shape, Symbol
+    from ..trainer import Trainer
 
 tensor_types: tuple[type[NDArray], ...] = (nd.NDArray,)
 
@@ -311,11 +309,11 @@ class Parameter:
             When the parameter is not initialized, or not on that device;
             `DeferredInitializationError` when its shape is not known yet.
         """
-        tracing = _tracing.current()
-        if tracing is not None:
+        trace = tracing.current()
+        if trace is not None:
             if self.arrays is None and not shape_is_known(self._shape):
                 raise self.missing_error()
-            return tracing.parameter(self, self._choose(ctx))
+            return trace.parameter(self, self._choose(ctx))
         if self.arrays is None:
             raise self.missing_error()
         array = self.arrays.get(ctx)
@@ -409,7 +407,7 @@ class Parameter:
     def var(self) -> Symbol:
         """The variable that stands for this parameter in symbols; always the same one."""
         if self._var is None:
-            from ..symbol import var
+            from ...symbol import var
 
             self._var = var(
                 self.name,
@@ -695,6 +693,3 @@ def load_values(
                 for change in param._load_init(array, ctx, cast_dtype, dtype_source)
             ]
         )
-
-
-from ._parameter_dict import ParameterDict  # noqa: E402

@@ -6,12 +6,13 @@ of the core. Signatures that are new trace the block's `forward`.
 
 from itertools import count
 
-from .. import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
-from . import _captured, _recompute, _tracing
-from ._block_path import block_path
-from ._nested import ARRAY, flatten, regroup
-from ._tree import flags_of
-from .utils import shape_is_known
+from ... import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
+from .._block_path import block_path
+from .._nested import ARRAY, flatten, regroup
+from .._tree import flags_of
+from ..utils import shape_is_known
+from . import recompute, tracing
+from .captured import are_current, find as find_captured
 
 _ONLY_ARRAYS = {nd.NDArray}
 # How many structures of arguments a block keeps programs for; each has as many signatures of its
@@ -39,13 +40,13 @@ class Signature:
         self.splits = (
             None  # (name, block's path) of the first step on the host: it is compiled in parts
         )
-        self.captured = ()  # `_captured.Captured`
+        self.captured = ()  # `captured.Captured`
         self.last_used = 0
 
     def discover(self, flat):
         """Traces the block to see which copies of parameters it uses, whether it has to be cut, and
         to find shapes that aren't known yet. Its result goes to `first_trace`."""
-        discovery = _tracing.Discovery()
+        discovery = tracing.Discovery()
         traced = None
         with discovery:
             inputs = [discovery.trace.input(array) for array in flat]
@@ -89,7 +90,7 @@ class Signature:
         if arrays:
             found = [
                 captured
-                for captured in _captured.find(self.block, arrays)
+                for captured in find_captured(self.block, arrays)
                 if captured.place not in known
             ]
             self.captured = (*self.captured, *found)
@@ -98,7 +99,7 @@ class Signature:
     def is_current(self):
         """Whether calls use the arrays that are now where those were that it captured. False: it
         takes another trace."""
-        return _captured.are_current(self)
+        return are_current(self)
 
     def bind(self):
         """Makes the parameters' arrays inputs of every call, until one of the parameters gets
@@ -123,11 +124,11 @@ class Signature:
         if first is not None and first[0] == self._state(arrays):
             return first[1](arrays)
         inputs = len(arrays) - len(self.used)
-        with _tracing.Binding(self.used, arrays[inputs:], self.path):
+        with tracing.Binding(self.used, arrays[inputs:], self.path):
             return self._forward(arrays[:inputs])
 
     def trace_parts(self, *arrays):
-        with _tracing.LateBinding():
+        with tracing.LateBinding():
             return self._forward(arrays)
 
 
@@ -141,13 +142,13 @@ class CompiledCall:
             for name, value in flags.items()
             if name not in ("backend", "pipeline", "recompute")
         }
-        self._flags["budget"] = _recompute.limits(flags.get("recompute"))
+        self._flags["budget"] = recompute.limits(flags.get("recompute"))
         self._signatures = {}
         self._dropped = 0
-        self._changes, self._repeats = _recompute.changes, None
+        self._changes, self._repeats = recompute.changes, None
 
     def __call__(self, args):
-        if self._changes != _recompute.changes:
+        if self._changes != recompute.changes:
             self._look_again()
         if set(map(type, args)) == _ONLY_ARRAYS:  # the usual case
             flat = list(args)
@@ -196,9 +197,9 @@ class CompiledCall:
     def _look_again(self):
         """Forgets what was traced while other blocks were to be computed again."""
         self._changes, former, self._repeats = (
-            _recompute.changes,
+            recompute.changes,
             self._repeats,
-            _recompute.of_descendants(self._block),
+            recompute.of_descendants(self._block),
         )
         if former != self._repeats:
             self._forget(list(self._signatures))
@@ -235,7 +236,7 @@ class CompiledCall:
 
     def _add(self, key, flat):
         if self._repeats is None:
-            self._repeats = _recompute.of_descendants(self._block)
+            self._repeats = recompute.of_descendants(self._block)
         signature = self._make(key[0], flat, key[2])
         if signature.splits:
             signature.op = _graph_breaks.Split(signature.trace_parts, self._flags)

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, ndarray as nd
-from .._device_groups import check as check_groups
-from ..base import MXNetError, MXNetTypeError
-from ..context import current_context
-from . import _grouped, _recompute, _tracing
-from ._block_path import block_path
-from ._compiled import CompiledCall
-from ._nested import first_context
-from ._tree import Compilable
-from .block import Block, overridable
-from .parameter import DeferredInitializationError
-from .utils import brief, shape_is_known
+from ... import _core, ndarray as nd
+from ..._device_groups import check as check_groups
+from ...base import MXNetError, MXNetTypeError
+from ...context import current_context
+from .._block_path import block_path
+from .._compiled import grouped, recompute, tracing
+from .._compiled.call import CompiledCall
+from .._nested import first_context, holds, is_symbolic
+from .._tree import Compilable
+from ..parameter import DeferredInitializationError
+from ..utils import brief, shape_is_known
+from ._block import Block, overridable
 
 if TYPE_CHECKING:
     from typing_extensions import Never
 
-    from .._types import DType
-    from .parameter import ParameterDict
+    from ..._types import DType
+    from ..parameter import ParameterDict
 
 
 class HybridBlock(Block, Compilable):
@@ -136,7 +135,7 @@ class HybridBlock(Block, Compilable):
             )
         pipeline = flags.pop("pipeline", None)
         if pipeline is not None:
-            from ..parallel import Pipeline
+            from ...parallel import Pipeline
 
             if not isinstance(pipeline, Pipeline):
                 raise MXNetTypeError(
@@ -146,9 +145,9 @@ class HybridBlock(Block, Compilable):
         if not isinstance(flags.get("exact", False), (bool, int, np.bool_)):
             raise MXNetTypeError(f"hybridize: exact must be True or False, not {flags['exact']!r}")
         _check_backend("hybridize", flags.get("backend"))
-        _recompute.limits(flags.get("recompute"))
+        recompute.limits(flags.get("recompute"))
         if "recompute" in flags or "recompute" in self._flags:
-            _recompute.changes += 1
+            recompute.changes += 1
         self._active = bool(active)
         self._flags = dict(flags)
         if pipeline is not None:
@@ -175,7 +174,7 @@ class HybridBlock(Block, Compilable):
         CompiledCall(self, {}).discover(args)
 
     def _run(self, *args):
-        if self._active and _tracing.current() is None and not is_symbolic(args):
+        if self._active and tracing.current() is None and not is_symbolic(args):
             return (self._compiled_call or self._new_call())(args)
         if self._active and self._flags.get("recompute") is True and _core.begin_recompute():
             try:
@@ -187,7 +186,7 @@ class HybridBlock(Block, Compilable):
     def _new_call(self):
         kind = CompiledCall
         if "pipeline" in self._flags:
-            from ..parallel._pipeline.pipeline import PipelinedCall as kind
+            from ...parallel._pipeline.pipeline import PipelinedCall as kind
         call = self._compiled_call = kind(self, self._flags)
         return call
 
@@ -199,13 +198,13 @@ class HybridBlock(Block, Compilable):
         Of Symbols the result is a Symbol: ``F`` is `mx.sym` then, and the parameters are variables.
         """
         if is_symbolic((x, *args)):
-            if _holds((x, *args), nd.NDArray):
+            if holds((x, *args), nd.NDArray):
                 raise ValueError(
                     f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, "
                     "not some of either"
                 )
             return self._forward_symbols(x, *args)
-        if self._active and _tracing.current() is None:
+        if self._active and tracing.current() is None:
             return (self._compiled_call or self._new_call())((x, *args))
         ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
         if ctx is None and x is None and not any(arg is not None for arg in args):
@@ -230,7 +229,7 @@ class HybridBlock(Block, Compilable):
             )
         arrays = {}
         strays = unknown = None
-        tracing = _tracing.current()
+        trace = tracing.current()
         for name, param in self._reg_params.items():
             data = param.arrays
             if data is None:
@@ -238,25 +237,23 @@ class HybridBlock(Block, Compilable):
                     raise param.missing_error()
                 if not shape_is_known(param.shape):
                     device, stray = self._place(param, ctx)
-                    arrays[name] = unknown = _tracing.Unknown(
+                    arrays[name] = unknown = tracing.Unknown(
                         param, _resolver(param, device), block_path
                     )
                     strays = strays or stray
                     continue
-                if tracing is None:
+                if trace is None:
                     param.finish_deferred_init()
                     data = param.arrays
-            if tracing is None:
+            if trace is None:
                 array = data.get(ctx)
                 if array is not None:
                     arrays[name] = array
                     continue
             device, stray = self._place(param, ctx)
             strays = strays or stray
-            arrays[name] = (
-                param.arrays[device] if tracing is None else tracing.parameter(param, device)
-            )
-        ops = nd if unknown is None else _tracing.InferringOps()
+            arrays[name] = param.arrays[device] if trace is None else trace.parameter(param, device)
+        ops = nd if unknown is None else tracing.InferringOps()
         try:
             return self.hybrid_forward(ops, x, *args, **arrays)
         except MXNetError as error:
@@ -271,12 +268,12 @@ class HybridBlock(Block, Compilable):
             if unknown is None or "Unknown" not in str(error):
                 raise
             raise DeferredInitializationError(
-                f"{block_path()}: the {_tracing.size_of_unknown(unknown)} is not known yet; it is "
+                f"{block_path()}: the {tracing.size_of_unknown(unknown)} is not known yet; it is "
                 "found when the parameter is first used as an input of an operator called through F"
             ) from error
 
     def _forward_symbols(self, *args):
-        from .. import symbol
+        from ... import symbol
 
         with self.name_scope():
             return self.hybrid_forward(
@@ -287,13 +284,13 @@ class HybridBlock(Block, Compilable):
         """The device of the copy to use with inputs on `ctx`, and the parameter if that is another
         one."""
         contexts = param.list_ctx()
-        if ctx in contexts or _grouped.settled(param, ctx):
+        if ctx in contexts or grouped.settled(param, ctx):
             return ctx, None
         if len(contexts) == 1:
             # hybrid_forward may be about to move something there. If it isn't, the operator
             # complains.
             return contexts[0], param
-        near = _grouped.near(contexts)
+        near = grouped.near(contexts)
         if near is not None:
             return near, None
         raise self._misplaced(param, ctx)
@@ -363,21 +360,6 @@ def _check_backend(what, backend):
         )
 
 
-def is_symbolic(args: Any) -> bool:
-    """Whether a block is called on Symbols; the package of symbols is not loaded before somebody
-    makes one."""
-    if len(args) == 1 and isinstance(args[0], nd.NDArray):
-        return False
-    package = sys.modules.get("mpgluon.symbol.symbol")
-    return package is not None and _holds(args, package.Symbol)
-
-
-def _holds(value, kind):
-    if isinstance(value, (list, tuple)):
-        return any(_holds(item, kind) for item in value)
-    return isinstance(value, kind)
-
-
 _FLAGS = frozenset(
     [
         "exact",
@@ -397,9 +379,9 @@ def _resolver(param, device):
     """A function that gives the array of a parameter once its shape is found."""
 
     def resolve():
-        tracing = _tracing.current()
-        if tracing is not None:
-            return tracing.parameter(param, device)
+        trace = tracing.current()
+        if trace is not None:
+            return trace.parameter(param, device)
         param.finish_deferred_init()
         return param.arrays[device]
 

@@ -1,0 +1,1 @@
+"""Calls of hybridized blocks: traces, signatures, programs, and the state they need."""
