@@ -296,7 +296,9 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
 int mpg_op_num_input_names(const mpg_op *op); /* names in `inputs`; variadic counts one */
 bool mpg_op_variadic(const mpg_op *op);
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer,
-                              size_t size);             /* "arg3" for variadic ones */
+                              size_t size); /* "arg3" for variadic ones */
+/* Whether a gradient may flow through it: of a composed op its parts say more. */
+bool mpg_op_differentiable(const mpg_op *op);
 bool mpg_op_input_mutable(const mpg_op *op, int index); /* "!": an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
 /* Whether the row says what a variable for this input starts with, and the number. */

@@ -174,6 +174,11 @@ static int signature_index(const signature *s, int index) {
   return s->variadic && index >= s->num_inputs - 1 ? s->num_inputs - 1 : index;
 }
 
+bool mpg_op_differentiable(const mpg_op *op) {
+  return (op->flags & MPG_OP_COMPOSED) || (op->gradient && op->gradient != mpg_gradient_none &&
+                                           op->gradient != mpg_gradient_missing);
+}
+
 bool mpg_op_input_mutable(const mpg_op *op, int index) {
   const signature *s = &signatures[op->id];
   return s->mutable_inputs && s->mutable_inputs >> signature_index(s, index) & 1;

@@ -7,7 +7,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, autograd
-from samples.base import all_samples
+from samples.base import FIRST_ORDER_ONLY, all_samples
 from support.sample_calls import call, mode, place
 
 SAMPLES = all_samples()
@@ -149,18 +149,6 @@ def test_gradient(name, sample):
                 1e-6,
                 f"{name}, input {i}",
             )
-
-
-# Without one of second order. MXNet and PyTorch have none of these either, or the op is what the
-# compiler makes of others, of which second gradients are taken as they were traced.
-FIRST_ORDER_ONLY = {
-    "CTCLoss",
-    "_attention",
-    "_dropout_attention",
-    "_batch_norm_relu",
-    "_max_pooling_channels_last",
-    "_digamma",
-}
 
 
 @pytest.mark.parametrize(

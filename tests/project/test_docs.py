@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from support import operators_page
 from support.paths import ROOT
 
 if not os.path.isdir(os.path.join(ROOT, "docs")):
@@ -68,3 +69,8 @@ def test_terms_of_the_glossary_are_in_the_code():
             if text and not any(word in text for word in words):
                 missing.append(term.strip())
     assert not missing
+
+
+def test_the_page_of_operators_is_that_of_the_registry():
+    with open(operators_page.PAGE) as page:
+        assert page.read() == operators_page.page(), "python -m support.operators_page, in tests/"

@@ -5,6 +5,7 @@
  * Names are interned, so a keyword is found by comparing pointers, and its spelling is looked at
  * only where that fails.
  */
+#include "op/batching/batching.h"
 #include "python/core.h"
 
 typedef struct op_object {
@@ -568,12 +569,13 @@ static PyObject *op_describe(PyObject *object, PyObject *Py_UNUSED(unused)) {
     Py_DECREF(item);
   }
   row_doc doc = split_doc(op);
-  result =
-      Py_BuildValue("{s:s,s:s,s:s#,s:s,s:O,s:s,s:O,s:O,s:O,s:s,s:O}", "name", op->name, "aliases",
-                    op->aliases, "doc", doc.text, (Py_ssize_t)doc.length, "example", doc.example,
-                    "inputs", inputs, "outputs", op->outputs, "params", params, "dtypes", dtypes,
-                    "flags", set, "params_struct", op->params->name, "differentiable",
-                    op->gradient && op->gradient != mpg_gradient_none ? Py_True : Py_False);
+  bool batching = (op->flags & MPG_OP_COMPOSED) || op->batching != mpg_batching_unknown;
+  result = Py_BuildValue("{s:s,s:s,s:s#,s:s,s:O,s:s,s:O,s:O,s:O,s:s,s:O,s:O}", "name", op->name,
+                         "aliases", op->aliases, "doc", doc.text, (Py_ssize_t)doc.length, "example",
+                         doc.example, "inputs", inputs, "outputs", op->outputs, "params", params,
+                         "dtypes", dtypes, "flags", set, "params_struct", op->params->name,
+                         "differentiable", mpg_op_differentiable(op) ? Py_True : Py_False,
+                         "batching", batching ? Py_True : Py_False);
 done:
   Py_XDECREF(inputs);
   Py_XDECREF(dtypes);

@@ -336,10 +336,7 @@ static PyObject *call_flag(PyObject *self, void *flag) {
   return PyBool_FromLong((((op_call *)self)->op->flags & (uint32_t)(uintptr_t)flag) != 0);
 }
 static PyObject *call_differentiable(PyObject *self, void *Py_UNUSED(unused)) {
-  const mpg_op *op = ((op_call *)self)->op;
-  return PyBool_FromLong((op->flags & MPG_OP_COMPOSED) ||
-                         (op->gradient != NULL && op->gradient != mpg_gradient_none &&
-                          op->gradient != mpg_gradient_missing));
+  return PyBool_FromLong(mpg_op_differentiable(((op_call *)self)->op));
 }
 static PyObject *call_gradient_missing(PyObject *self, void *Py_UNUSED(unused)) {
   const mpg_op *op = ((op_call *)self)->op;

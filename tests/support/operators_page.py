@@ -1,0 +1,74 @@
+"""docs/operators.md, made of the registry and of the samples, which say what gradients are tested:
+python -m support.operators_page, in tests/."""
+
+import os
+
+from mpgluon import _core
+from samples.base import FIRST_ORDER_ONLY, all_samples
+
+from .gpu_kernels import MISSING
+from .paths import ROOT
+
+PAGE = os.path.join(ROOT, "docs", "operators.md")
+TEXT = """# Operators
+
+Generated from the rows of the registry and the tests' samples; `mx.nd.<name>.describe()` has all
+of a row, parameters and an example included. Names that begin with `_contrib_`, `_image_`,
+`_linalg_` and `_random_` are those of `mx.nd.contrib`, `mx.nd.image`, `mx.nd.linalg` and
+`mx.nd.random`.
+
+- **dtypes**: of the first input, or of the output where there is none. *floats* are float32,
+  float64, float16 and bfloat16; *numbers* also uint8, int8, int32 and int64; *all* also bool.
+- **gradient**: *2* has gradients of any order, *1* only of the first. An empty cell: no gradient
+  flows, or asking for one is an error.
+- **pipelines**: whether it works on micro-batches. Ops whose results have shapes that depend on
+  values run on the host instead.
+- **GPU**: whether there is a kernel, or the op is composed of others that have one.
+
+| operator | other names | dtypes | gradient | pipelines | GPU |
+| --- | --- | --- | --- | --- | --- |
+"""
+SETS = {
+    "floats": {"float32", "float64", "float16", "bfloat16"},
+    "numbers": {"float32", "float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64"},
+    "all": {
+        *("float32", "float64", "float16", "bfloat16"),
+        *("uint8", "int8", "int32", "int64", "bool"),
+    },
+}
+
+
+def dtypes_of(row):
+    return next(
+        (name for name, dtypes in SETS.items() if dtypes == set(row["dtypes"])),
+        ", ".join(row["dtypes"]),
+    )
+
+
+def page():
+    """The text of the page."""
+    rows = {row["name"]: row for row in (op.describe() for op in _core.ops().values())}
+    samples, lines = all_samples(), []
+    for name, row in sorted(rows.items(), key=lambda item: item[0].lstrip("_").lower()):
+        if {"hidden", "gradient_only"} & set(row["flags"]) and name.startswith("_"):
+            continue
+        differentiated = row["differentiable"] and (
+            "composed" not in row["flags"]  # of whose parts some may have none
+            or any(sample.gradient_inputs() for sample in samples[name])
+        )
+        order = "1" if name in FIRST_ORDER_ONLY else "2"
+        cells = [
+            f"`{name}`",
+            " ".join(f"`{alias}`" for alias in row["aliases"].split()),
+            dtypes_of(row),
+            order if differentiated else "",
+            "yes" if row["batching"] else "",
+            "" if name in MISSING else "yes",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return TEXT + "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |") + "\n"
+
+
+if __name__ == "__main__":
+    with open(PAGE, "w") as file:
+        file.write(page())
