@@ -111,11 +111,13 @@ if TYPE_CHECKING:
         visualization as visualization,
         visualization as viz,
     )
+    from .as_mxnet import install as as_mxnet
     from .attribute import AttrScope as AttrScope
     from .symbol import Symbol as Symbol
 
 # Loaded when first used, so that `import mpgluon` stays quick.
 _LAZY = {
+    "as_mxnet": "as_mxnet",
     "attribute": "attribute",
     "callback": "callback",
     "contrib": "contrib",

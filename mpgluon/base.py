@@ -6,6 +6,7 @@ too, so ``except ValueError`` works as well.
 
 from __future__ import annotations
 
+import ctypes as _ctypes
 import os as _os
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from ._core import (
 from .libinfo import __version__  # noqa: F401 - found here in MXNet, too
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ._types import DType
@@ -109,3 +110,58 @@ class NotImplementedForSymbol(MXNetError):
             f"{function.__name__}{operator}{kinds} needs values, which a Symbol does not have: "
             "bind it, or use an NDArray"
         )
+
+
+# MXNet's C library: packages import these names; using one says what is missing.
+
+
+def _absent(name):
+    raise MXNetError(
+        f"{name} needs MXNet's C library, which mpgluon does not have: arrays are "
+        "mpgluon.nd.NDArray, and nd.from_dlpack and NDArray.to_dlpack_for_read share memory with "
+        "other libraries"
+    )
+
+
+class _Library:
+    """Stands for the library: each of its functions is missing."""
+
+    def __getattr__(self, name):
+        _absent(f"base._LIB.{name}")
+
+    def __repr__(self):
+        return "<MXNet's C library, which mpgluon does not have>"
+
+
+_LIB = _Library()
+
+
+def check_call(ret: int) -> None:
+    """Raises MXNetError: only MXNet's C library returns what it checks."""
+    _absent("base.check_call")
+
+
+def c_handle_array(objs: Sequence[Any]) -> None:
+    """Raises MXNetError: arrays have no handles."""
+    _absent("base.c_handle_array")
+
+
+def c_str(string: str) -> _ctypes.c_char_p:
+    """A text for a function of C."""
+    return _ctypes.c_char_p(string.encode("utf-8"))
+
+
+def c_array(ctype: type[Any], values: Sequence[Any]) -> _ctypes.Array[Any]:
+    """An array for a function of C, of the type of ctypes."""
+    return (ctype * len(values))(*values)
+
+
+def c_str_array(strings: Sequence[str]) -> _ctypes.Array[Any]:
+    """Texts for a function of C."""
+    return c_array(_ctypes.c_char_p, [string.encode("utf-8") for string in strings])
+
+
+NDArrayHandle: type[_ctypes.c_void_p] = _ctypes.c_void_p
+SymbolHandle: type[_ctypes.c_void_p] = _ctypes.c_void_p
+KVStoreHandle: type[_ctypes.c_void_p] = _ctypes.c_void_p
+CachedOpHandle: type[_ctypes.c_void_p] = _ctypes.c_void_p

@@ -50,6 +50,11 @@ def _apply_weighting(F, loss, weight=None, sample_weight=None):
     return loss
 
 
+def _reshape_like(F, x, y):
+    """`x` in the shape of `y`: packages that define losses use MXNet's name of it."""
+    return F.reshape_like(x, y)
+
+
 class Loss(Layer):
     """The base of losses.
 

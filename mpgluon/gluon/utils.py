@@ -353,9 +353,15 @@ def indent(text: str, spaces: int) -> str:
     return text.replace("\n", "\n" + " " * spaces)
 
 
+_indent = indent  # MXNet's name of it, which packages use
+
+
 def brief(names: Iterable[str], limit: int = 7) -> str:
     """The names, quoted; the middle left out where there are many."""
     names = [f"'{name}'" for name in names]
     if len(names) > limit:
         names = names[: limit // 2] + ["..."] + names[-(limit // 2) :]
     return ", ".join(names)
+
+
+_brief_print_list = brief

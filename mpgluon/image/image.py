@@ -272,6 +272,9 @@ def chosen_interp(interp: int, sizes: Sequence[int] = ()) -> int:
     return interp
 
 
+_get_interp_method = chosen_interp  # MXNet's name of it, which packages use
+
+
 def resize_short(src: NDArray, size: int, interp: int = 2) -> NDArray:
     """An image in another size with its proportions: its shorter edge gets the length `size`.
 

@@ -7,6 +7,7 @@ symbols describe.
 """
 
 from ._block import Block as Block
+from ._formats import flatten as _flatten, regroup as _regroup
 from ._hybrid_block import HybridBlock as HybridBlock
 from ._symbol_block import SymbolBlock as SymbolBlock
 

@@ -217,6 +217,23 @@ class HybridBlock(Block, Compilable):
                 return self._forward_arrays(ctx, x, *args)
         return self._forward_arrays(ctx, x, *args)
 
+    def _clear_cached_op(self) -> None:
+        """MXNet's name of it: gives up what is compiled."""
+        self._clear_compiled()
+
+    @property
+    def _cached_graph(self) -> tuple[Any, ...]:
+        """MXNet's name of it: the variables and the symbol of a block that was hybridized and
+        called; before, ()."""
+        from ...symbol import var
+        from ._symbol_block import symbol_of
+
+        if self._compiled_call is None or self._compiled_call.structure() is None:
+            return ()
+        symbol = symbol_of(self)
+        params = self.collect_params()
+        return [var(name) for name in symbol.list_inputs() if name not in params], symbol
+
     def _forward_arrays(self, ctx, x, *args):
         if not self._reg_params:
             return self.hybrid_forward(nd, x, *args)

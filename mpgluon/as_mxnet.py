@@ -1,0 +1,223 @@
+"""The name mxnet: ``import mxnet`` gives mpgluon, for packages and scripts that cannot be changed.
+
+In a program, before anything imports mxnet::
+
+    import mpgluon
+    mpgluon.as_mxnet()
+
+For a script as it is::
+
+    python -m mpgluon.as_mxnet FILE ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import runpy
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .base import MXNetError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OURS = __package__
+VERSION = "1.9.1"
+
+# Modules of MXNet whose names are elsewhere here.
+MODULES = {
+    "contrib.ndarray": "ndarray.contrib",
+    "contrib.symbol": "symbol.contrib",
+    "gluon.contrib.nn.basic_layers": "gluon.contrib.nn",
+    "kvstore.base": "kvstore",
+    "kvstore.kvstore": "kvstore",
+    "ndarray.utils": "ndarray",
+}
+
+# Names that NumPy 1.24 and 2 have removed, and what they meant.
+NUMPY_NAMES: dict[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "object": object,
+    "str": str,
+    "long": int,
+    "unicode": str,
+    "float_": np.float64,
+    "complex_": np.complex128,
+    "unicode_": np.str_,
+    "string_": np.bytes_,
+    "Inf": np.inf,
+    "Infinity": np.inf,
+    "infty": np.inf,
+    "NaN": np.nan,
+    "NINF": -np.inf,
+    "PINF": np.inf,
+    "NZERO": -0.0,
+    "PZERO": 0.0,
+    "product": np.prod,
+    "cumproduct": np.cumprod,
+    "sometrue": np.any,
+    "alltrue": np.all,
+    "row_stack": np.vstack,
+    "in1d": lambda ar1, ar2, **options: np.isin(np.ravel(ar1), ar2, **options),
+    "asscalar": lambda a: a.item(),
+}
+
+
+class _Renamed(types.ModuleType):
+    """A module with MXNet's version and otherwise the names of one of ours."""
+
+    def __init__(self, name: str, module: types.ModuleType):
+        super().__init__(name, module.__doc__)
+        self.__version__ = VERSION
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def __repr__(self) -> str:
+        return f"<module {self.__name__!r}, which is {self._module.__name__}>"
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._module), *vars(self)})
+
+
+def _ours(name: str) -> str:
+    """The name of our module for one of MXNet's."""
+    inner = name[len("mxnet.") :]
+    return f"{OURS}.{MODULES.get(inner, inner)}".rstrip(".")
+
+
+class _Loader(importlib.abc.Loader):
+    """Gives the modules of mxnet: ours, the same objects, but for those that have a version."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        ours = importlib.import_module(_ours(spec.name))
+        if spec.name in ("mxnet", "mxnet.libinfo"):
+            return _Renamed(spec.name, ours)
+        self._spec = ours.__spec__
+        return ours
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if module.__name__ == "mxnet":
+            module.libinfo = importlib.import_module("mxnet.libinfo")
+        elif not isinstance(module, _Renamed):
+            module.__spec__ = self._spec  # which the import under the other name has replaced
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds mxnet and its modules where we have them."""
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.split(".")[0] != "mxnet":
+            return None
+        try:
+            ours = importlib.util.find_spec(_ours(fullname))
+        except ModuleNotFoundError:
+            return None
+        if ours is None:
+            return None
+        inner = fullname + "."
+        package = ours.submodule_search_locations is not None or any(
+            f"mxnet.{name}".startswith(inner) for name in MODULES
+        )
+        return importlib.machinery.ModuleSpec(fullname, _Loader(), is_package=package)
+
+
+def install(numpy_names: bool = False) -> None:
+    """Makes ``import mxnet``, and imports of its modules, give mpgluon. ``mxnet.__version__`` is
+    1.9.1, the version whose behaviour mpgluon has.
+
+    Parameters
+    ----------
+    numpy_names : bool, default False
+        Whether to give NumPy back the names that it has removed since, as ``np.bool`` and
+        ``np.float``, for packages that use them. It changes NumPy for all of the program.
+
+    Raises
+    ------
+    MXNetError
+        If another mxnet has been imported already.
+
+    Examples
+    --------
+    >>> import mpgluon
+    >>> mpgluon.as_mxnet()
+    >>> import mxnet
+    >>> mxnet.__version__
+    '1.9.1'
+    >>> mxnet.gluon.nn is mpgluon.gluon.nn
+    True
+    """
+    present = sys.modules.get("mxnet")
+    if present is not None and not isinstance(present, _Renamed) and not _is_wheel(present):
+        raise MXNetError(
+            f"mxnet is imported already, from {getattr(present, '__file__', 'somewhere')}; call "
+            "mpgluon.as_mxnet() before anything imports it"
+        )
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    if present is None or _is_wheel(present):
+        sys.modules.pop("mxnet", None)
+        importlib.import_module("mxnet")
+    if numpy_names:
+        for name, value in NUMPY_NAMES.items():
+            if name not in vars(np):
+                setattr(np, name, value)
+
+
+def _is_wheel(module: types.ModuleType) -> bool:
+    """Whether it is the package of the wheel that has this name (tools/mxnet_wheel)."""
+    return bool(getattr(module, "provided_by_mpgluon", False))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a script, or a module, for which mxnet is mpgluon."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mpgluon.as_mxnet", description="Runs a program whose mxnet is mpgluon."
+    )
+    parser.add_argument(
+        "--numpy-names", action="store_true", help="give NumPy its removed names back: np.bool, …"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
+    parser.add_argument("program", help="the script, or with -m the module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
+    options = parser.parse_args(arguments)
+    if not options.module and not os.path.exists(options.program):
+        parser.error(f"there is no file {options.program}")
+    install(options.numpy_names)
+    sys.argv = [options.program, *options.arguments]
+    if options.module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(options.program)))
+        runpy.run_path(options.program, run_name="__main__")
+
+
+class _Function(types.ModuleType):
+    """This module, which is a function, too: `mpgluon.as_mxnet()`."""
+
+    def __call__(self, numpy_names: bool = False) -> None:
+        install(numpy_names)
+
+
+sys.modules[__name__].__class__ = _Function
+
+if __name__ == "__main__":
+    from mpgluon.as_mxnet import main  # which programs import, too
+
+    main()

@@ -1,0 +1,156 @@
+"""The name mxnet: imports of it give mpgluon."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from support.paths import ROOT
+from support.processes import output_of
+
+PROGRAM = """
+import sys
+import mxnet as mx
+import mxnet.gluon.block as block
+import mxnet.ndarray.ndarray
+from mxnet import autograd, gluon, nd
+from mxnet.gluon.data.vision import transforms
+import mpgluon
+
+print(mx.__version__, mx.libinfo.__version__, mx, sys.argv[1:])
+print(block is mpgluon.gluon.block, gluon is mpgluon.gluon, mx.nd is mpgluon.nd)
+print(mpgluon.gluon.__spec__.name, mpgluon.__version__ != mx.__version__)
+net = gluon.nn.Dense(1)
+net.initialize(mx.init.One())
+net.hybridize()
+print(net(nd.ones((1, 2))).asscalar(), mx.AttrScope is mpgluon.AttrScope)
+try:
+    import mxnet.nothing
+except ModuleNotFoundError as error:
+    print(error)
+"""
+EXPECTED = """1.9.1 1.9.1 <module 'mxnet', which is mpgluon> {arguments}
+True True True
+mpgluon.gluon True
+2.0 True
+No module named 'mxnet.nothing'"""
+
+
+def test_a_program_under_the_old_name():
+    printed = output_of("import mpgluon\nmpgluon.as_mxnet()\nmpgluon.as_mxnet()\n" + PROGRAM)
+    assert printed.strip() == EXPECTED.format(arguments=[])
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, **options
+    )
+
+
+def test_scripts_and_modules(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    found = run("-m", "mpgluon.as_mxnet", str(script), "--steps", "3", cwd=ROOT)
+    assert found.stdout.strip() == EXPECTED.format(arguments=["--steps", "3"]), found.stderr
+    path = os.pathsep.join([os.path.dirname(os.path.dirname(mx.__file__)), str(tmp_path)])
+    found = run("-m", "mpgluon.as_mxnet", "-m", "train", env=dict(os.environ, PYTHONPATH=path))
+    assert found.stdout.strip() == EXPECTED.format(arguments=[]), found.stderr
+    found = run("-m", "mpgluon.as_mxnet", str(tmp_path / "absent.py"), cwd=ROOT)
+    assert found.returncode == 2 and "there is no file" in found.stderr
+
+
+@pytest.mark.skipif(
+    not os.path.isdir(os.path.join(ROOT, "tools")), reason="the sources are not here"
+)
+def test_the_wheel(tmp_path):
+    pytest.importorskip("setuptools")
+    shutil.copytree(os.path.join(ROOT, "tools", "mxnet_wheel"), tmp_path / "source")
+    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
+    made = run("-c", build, cwd=tmp_path / "source")
+    wheel = tmp_path / "mxnet-1.9.1+mpgluon-py3-none-any.whl"
+    assert wheel.exists(), made.stderr
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(tmp_path / "site")
+    ours = os.path.dirname(os.path.dirname(mx.__file__))
+    path = os.pathsep.join([ours, str(tmp_path / "site")])
+    for first in ("", "import mpgluon\nmpgluon.as_mxnet()\n", "import mxnet, mpgluon.as_mxnet\n"):
+        found = run("-c", first + PROGRAM, env=dict(os.environ, PYTHONPATH=path))
+        assert found.stdout.strip() == EXPECTED.format(arguments=[]), found.stderr
+
+
+def test_another_mxnet_is_not_replaced(tmp_path):
+    (tmp_path / "mxnet.py").write_text("__version__ = '1.5.0'\n")
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import mxnet, mpgluon
+        try:
+            mpgluon.as_mxnet()
+        except mpgluon.MXNetError as error:
+            print(error)
+        print(mxnet.__version__)
+    """
+    text, version = output_of(code).splitlines()
+    assert "is imported already, from" in text and str(tmp_path) in text and version == "1.5.0"
+
+
+def test_names_that_numpy_removed():
+    code = """
+        import numpy as np, mpgluon
+        before = {name for name in vars(np)}
+        mpgluon.as_mxnet()
+        print({name for name in vars(np)} == before)
+        mpgluon.as_mxnet(numpy_names=True)
+        print(np.float is float, np.product([2, 3]), np.alltrue([1, 0]), np.Inf, np.in1d([1], [1]))
+    """
+    assert output_of(code).strip() == "True\nTrue 6 False inf [ True]"
+    kept = np.bool_  # NumPy's own names stay what they are
+    code = "import numpy as np, mpgluon\nmpgluon.as_mxnet(numpy_names=True)\nprint(np.bool_)"
+    assert output_of(code).strip() == str(kept)
+
+
+def test_private_names_that_packages_import():
+    from mpgluon.gluon.block import _flatten, _regroup
+
+    x, symbols = mx.nd.ones(1), mx.sym.Group([mx.sym.var("b"), mx.sym.var("c")])
+    flat, form = _flatten([x, [None, x], (mx.sym.var("a"), symbols)], "input")
+    assert form == [0, [-1, 0], [0, 2]] and len(flat) == 5
+    assert _regroup([1, None, 2, 3, 4, 5, 6], form) == ([1, [None, 2], [3, [4, 5]]], [6])
+    with pytest.raises(ValueError, match="the input of a HybridBlock must be Symbols or NDArrays"):
+        _flatten("text", "input")
+    assert mx.gluon.loss._reshape_like(mx.nd, mx.nd.ones((2, 3)), mx.nd.ones((3, 2))).shape == (
+        3,
+        2,
+    )
+    assert mx.image.image._get_interp_method(9, (2, 2, 4, 4)) == 2
+    assert mx.gluon.utils._indent("a\nb", 2) == "a\n  b"
+    assert mx.gluon.utils._brief_print_list(["a", "b"]) == "'a', 'b'"
+
+
+def test_the_graph_of_a_block_under_its_old_name():
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    net.hybridize()
+    assert net._cached_graph == ()
+    net(mx.nd.ones((1, 3)))
+    inputs, symbol = net._cached_graph
+    assert [v.name for v in inputs] == ["data"]
+    assert symbol.list_arguments() == ["data", *(p.name for p in net.collect_params().values())]
+    net._clear_cached_op()
+    assert net._cached_graph == ()
+
+
+def test_names_of_the_c_library_say_that_it_is_not_here():
+    from mpgluon.base import _LIB, NDArrayHandle, c_str, check_call
+
+    with pytest.raises(mx.MXNetError, match=r"base\._LIB\.MXNDArrayCreate needs MXNet's C library"):
+        _LIB.MXNDArrayCreate(NDArrayHandle())
+    with pytest.raises(mx.MXNetError, match=r"base\.check_call needs"):
+        check_call(0)
+    assert c_str("text").value == b"text"
+    assert not hasattr(mx.base, "no_such_name")
