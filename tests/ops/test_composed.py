@@ -9,6 +9,7 @@ import mpgluon as mx
 from mpgluon import _core, autograd, nd
 from mpgluon.ndarray._namespaces import place as place_of
 from samples.base import all_samples
+from support.devices import on
 from support.sample_calls import call, mode, place
 
 SAMPLES = all_samples()
@@ -109,6 +110,50 @@ def test_errors_name_the_op():
         nd.random_pdf_normal(nd.ones((2, 3)), nd.ones((3,)), nd.ones((3,)))
     with pytest.raises(mx.MXNetError, match=r"queries_keys_values must be \(length, batch, heads"):
         nd.contrib.interleaved_matmul_selfatt_qk(nd.ones((2, 3, 10)), heads=2)
+
+
+OF_SEVERAL = [name for name in COMPOSED if any(len(s.inputs) > 1 for s in SAMPLES[name])]
+
+
+def test_some_take_several_inputs():
+    assert {"Crop", "_contrib_BilinearResize2D", "_contrib_allclose", "khatri_rao"} <= set(
+        OF_SEVERAL
+    )
+
+
+@pytest.mark.parametrize("how", ["called", "recorded", "hybridized", "symbol"])
+@pytest.mark.parametrize("name", OF_SEVERAL)
+def test_inputs_on_two_devices_are_refused(name, how):
+    """Whatever of an input the composition reads: also where that is its shape alone."""
+    sample = next(s for s in SAMPLES[name] if len(s.inputs) > 1)
+    arrays = place(sample, sample.dtypes[0], ctx=on(0))
+    space, short = place_of(name)
+
+    def compute(F, *inputs):
+        home = F if space == "op" else getattr(F, space)
+        return getattr(home, short)(*inputs, **sample.params or {})
+
+    class Block(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, *inputs):
+            return compute(F, x, *inputs)
+
+    for i in range(1, len(arrays)):
+        inputs = list(arrays)
+        inputs[i] = inputs[i].as_in_context(on(1))
+        fix = name + r": the inputs are on different devices: .*as_in_context\(mx\.[cg]pu\(0\)\)"
+        with pytest.raises(mx.MXNetError, match=fix), mode(sample):
+            if how == "called":
+                compute(mx.nd, *inputs)
+            elif how == "recorded":
+                with autograd.record():
+                    compute(mx.nd, *inputs)
+            elif how == "hybridized":
+                block = Block()
+                block.hybridize()
+                block(*inputs)
+            else:
+                variables = [mx.sym.var(f"x{k}") for k in range(len(inputs))]
+                mx.gluon.SymbolBlock(compute(mx.sym, *variables), variables)(*inputs)
 
 
 def test_gradients_do_not_reach_samples_of_discrete_distributions():

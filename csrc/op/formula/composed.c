@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "op/infer.h"
+#include "op/placement.h"
 
 static mpg_status compose(mpg_builder *builder, const mpg_op *op, const void *params, bool train,
                           const mpg_value *inputs, int num_inputs, mpg_value *outputs) {
@@ -103,11 +104,24 @@ fail:
   return status;
 }
 
+typedef struct placed_inputs {
+  mpg_builder *builder;
+  const mpg_value *values;
+} placed_inputs;
+
+static mpg_device_id input_device(const void *inputs, int index) {
+  const placed_inputs *placed = inputs;
+  return placed->builder->device(placed->builder, placed->values[index]);
+}
+
 mpg_status mpg_op_compose(mpg_builder *builder, const mpg_op *op, const void *params, bool train,
                           const mpg_value *inputs, int num_inputs, mpg_value *outputs) {
   enum { FEW = 16 };
   mpg_desc few[FEW], *descs = few;
   size_t total = (size_t)num_inputs + (size_t)mpg_op_num_outputs(op, params, num_inputs);
+  mpg_device_id device = {MPG_CPU, 0};
+  MPG_TRY(mpg_op_place(op, params, &(placed_inputs){builder, inputs}, num_inputs, input_device,
+                       device, &device));
   if (total > FEW && !(descs = mpg_malloc(total * sizeof *descs)))
     return mpg_out_of_host_memory(total * sizeof *descs);
   for (int i = 0; i < num_inputs; i++) descs[i] = *builder->desc(builder, inputs[i]);
