@@ -246,6 +246,14 @@ typedef enum mpg_op_flags {
   MPG_OP_UNIFORM = 1 << 25,
   /* It is composed of other ops, which run, or stand in graphs, in its place (`compose`). */
   MPG_OP_COMPOSED = 1 << 26,
+  /* Its result is what it makes of that result, too (relu). */
+  MPG_OP_IDEMPOTENT = 1 << 27,
+  /* Element i of output 0 is element i of input 0, cast and broadcast. */
+  MPG_OP_SAME_VALUES = 1 << 28,
+  /* It cuts or repeats input 0, and is the identity where output 0 has its shape (slice_axis). */
+  MPG_OP_RESIZES = 1 << 29,
+  /* Of its other inputs than the first it reads the shapes alone (broadcast_like). */
+  MPG_OP_LIKE = 1 << 30,
 } mpg_op_flags;
 
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
+#include "op/array/creation.h"
 
 enum { DEEPEST = 32 };
 static const int64_t largest = 1 << 22; /* elements */
@@ -18,40 +19,34 @@ static double *evaluate_new(const mpg_graph *graph, mpg_value value, int depth) 
   return NULL;
 }
 
+static bool compare(mpg_op_id op, double a, double b, double *result) {
+  switch (op) {
+#define COMPARISON(name, operator) \
+  case MPG_OP__##name:             \
+  case MPG_OP_broadcast_##name:    \
+  case MPG_OP__##name##_scalar: *result = a operator b; return true;
+    COMPARISON(equal, ==)
+    COMPARISON(not_equal, !=)
+    COMPARISON(greater, >)
+    COMPARISON(greater_equal, >=)
+    COMPARISON(lesser, <)
+    COMPARISON(lesser_equal, <=)
+    default: return false;
+  }
+}
+
 static bool number(mpg_op_id op, double a, double b, double *result) {
   switch (op) {
-    case MPG_OP_elemwise_add:
-    case MPG_OP_broadcast_add:
-    case MPG_OP__plus_scalar: *result = a + b; return true;
-    case MPG_OP_elemwise_sub:
-    case MPG_OP_broadcast_sub:
-    case MPG_OP__minus_scalar: *result = a - b; return true;
+#define ARITHMETIC(name, scalar, operator) \
+  case MPG_OP_elemwise_##name:             \
+  case MPG_OP_broadcast_##name:            \
+  case MPG_OP__##scalar##_scalar: *result = a operator b; return true;
+    ARITHMETIC(add, plus, +)
+    ARITHMETIC(sub, minus, -)
+    ARITHMETIC(mul, mul, *)
+    ARITHMETIC(div, div, /)
     case MPG_OP__rminus_scalar: *result = b - a; return true;
-    case MPG_OP_elemwise_mul:
-    case MPG_OP_broadcast_mul:
-    case MPG_OP__mul_scalar: *result = a * b; return true;
-    case MPG_OP_elemwise_div:
-    case MPG_OP_broadcast_div:
-    case MPG_OP__div_scalar: *result = a / b; return true;
-    case MPG_OP__equal:
-    case MPG_OP_broadcast_equal:
-    case MPG_OP__equal_scalar: *result = a == b; return true;
-    case MPG_OP__not_equal:
-    case MPG_OP_broadcast_not_equal:
-    case MPG_OP__not_equal_scalar: *result = a != b; return true;
-    case MPG_OP__greater:
-    case MPG_OP_broadcast_greater:
-    case MPG_OP__greater_scalar: *result = a > b; return true;
-    case MPG_OP__greater_equal:
-    case MPG_OP_broadcast_greater_equal:
-    case MPG_OP__greater_equal_scalar: *result = a >= b; return true;
-    case MPG_OP__lesser:
-    case MPG_OP_broadcast_lesser:
-    case MPG_OP__lesser_scalar: *result = a < b; return true;
-    case MPG_OP__lesser_equal:
-    case MPG_OP_broadcast_lesser_equal:
-    case MPG_OP__lesser_equal_scalar: *result = a <= b; return true;
-    default: return false;
+    default: return compare(op, a, b, result);
   }
 }
 
@@ -86,77 +81,30 @@ static bool fill(const target *t, double value) {
   return true;
 }
 
-static bool count(const target *t, double start, double step, int64_t repeat) {
+static bool count(const target *t, const mpg_steps *steps) {
   if (mpg_dtype_is_integer(t->desc->dtype)) return false;
-  for (int64_t i = 0; i < t->size; i++) t->out[i] = start + step * (double)(i / repeat);
+  for (int64_t i = 0; i < t->size; i++)
+    t->out[i] = steps->start + steps->step * (double)(i / steps->repeat);
   return true;
 }
 
-/* Arrays that parameters and shapes say all of. *known: whether the op makes one. */
-static bool create(const target *t, bool *known) {
-  *known = true;
-  switch (t->node->op->id) {
-    case MPG_OP__full: return fill(t, ((const mpg_full_params *)t->node->params)->value);
-    case MPG_OP__full_like:
-      return fill(t, ((const mpg_full_like_params *)t->node->params)->fill_value);
-    case MPG_OP__zeros:
-    case MPG_OP_zeros_like: return fill(t, 0);
-    case MPG_OP__ones:
-    case MPG_OP_ones_like: return fill(t, 1);
-    case MPG_OP__arange: {
-      const mpg_arange_params *p = t->node->params;
-      return count(t, p->stop.present ? p->start : 0, p->step, p->repeat);
-    }
-    case MPG_OP__contrib_arange_like: {
-      const mpg_arange_like_params *p = t->node->params;
-      return count(t, p->start, p->step, p->repeat);
-    }
-    default: *known = false; return false;
-  }
+/* Whether numbers of the input are the same numbers here. */
+static bool alike(const target *t) {
+  return mpg_dtype_is_integer(t->desc->dtype) == mpg_dtype_is_integer(input_desc(t, 0)->dtype);
 }
 
-static bool is_broadcast(mpg_op_id op) {
-  return op == MPG_OP_broadcast_to || op == MPG_OP_broadcast_like || op == MPG_OP_broadcast_axis ||
-         op == MPG_OP__broadcast_exact;
-}
-
-static bool broadcast(const target *t) {
-  double *from = evaluate_new(t->graph, t->inputs[0], t->depth + 1);
+static bool spread_input(const target *t) {
+  double *from = alike(t) ? evaluate_new(t->graph, t->inputs[0], t->depth + 1) : NULL;
   for (int64_t i = 0; from && i < t->size; i++)
     t->out[i] = from[broadcast_at(&t->desc->shape, &input_desc(t, 0)->shape, i)];
   mpg_free(from);
   return from != NULL;
 }
 
-/* Ops whose result has the input's elements, in their order. */
-static bool keeps_elements(const mpg_node *node) {
-  return mpg_node_is_view(node) || mpg_node_flag(node, MPG_OP_COPY) ||
-         node->op->id == MPG_OP_Cast || node->op->id == MPG_OP__copy;
-}
-
+/* Of a view: the input's elements, in their order. */
 static bool take_input(const target *t) {
-  const mpg_desc *from = input_desc(t, 0);
-  return mpg_dtype_is_integer(t->desc->dtype) == mpg_dtype_is_integer(from->dtype) &&
-         mpg_shape_size(&from->shape) == t->size &&
+  return alike(t) && mpg_shape_size(&input_desc(t, 0)->shape) == t->size &&
          evaluate(t->graph, t->inputs[0], t->out, t->depth + 1);
-}
-
-static bool is_comparison(mpg_op_id op) {
-  switch (op) {
-    case MPG_OP__equal:
-    case MPG_OP__not_equal:
-    case MPG_OP__greater:
-    case MPG_OP__greater_equal:
-    case MPG_OP__lesser:
-    case MPG_OP__lesser_equal:
-    case MPG_OP_broadcast_equal:
-    case MPG_OP_broadcast_not_equal:
-    case MPG_OP_broadcast_greater:
-    case MPG_OP_broadcast_greater_equal:
-    case MPG_OP_broadcast_lesser:
-    case MPG_OP_broadcast_lesser_equal: return true;
-    default: return false;
-  }
 }
 
 static bool combine(const target *t) {
@@ -192,15 +140,18 @@ static bool evaluate(const mpg_graph *graph, mpg_value value, double *out, int d
               .out = out,
               .size = mpg_shape_size(&desc->shape),
               .depth = depth};
-  bool known;
-  bool created = create(&t, &known);
-  if (known) return created;
-  if (is_broadcast(node->op->id)) return broadcast(&t);
+  double filled;
+  mpg_steps steps;
+  if (mpg_op_fill(node->op, node->params, &filled)) return fill(&t, filled);
+  if (mpg_op_steps(node->op, node->params, desc->dtype, &steps)) return count(&t, &steps);
+  if (mpg_node_flag(node, MPG_OP_SAME_VALUES)) return spread_input(&t);
   if (node->num_outputs != 1) return false;
-  if (keeps_elements(node)) return take_input(&t);
+  if (mpg_node_is_view(node)) return take_input(&t);
   double probe;
   if (!number(node->op->id, 1, 1, &probe)) return false;
-  if (mpg_dtype_is_integer(desc->dtype) && !is_comparison(node->op->id)) return false;
+  if (mpg_dtype_is_integer(desc->dtype) &&
+      (node->num_inputs != 2 || !compare(node->op->id, 1, 1, &probe)))
+    return false;
   return node->num_inputs == 2 ? combine(&t) : combine_with_scalar(&t);
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/workspace.h"
+#include "op/array/creation.h"
 #include "op/kernel.h"
 #include "op/math/activation.h"
 
@@ -76,17 +77,7 @@ bool mpg_rewrite_constant(const mpg_rewrite *r, mpg_operand operand, double *val
   if (!mpg_has_value(operand.value)) return false;
   const mpg_node *node = mpg_rewrite_node(r, operand);
   if (!node->op) return false;
-  switch (node->op->id) {
-    case MPG_OP__full: *value = ((const mpg_full_params *)node->params)->value; return true;
-    case MPG_OP__full_like:
-      *value = ((const mpg_full_like_params *)node->params)->fill_value;
-      return true;
-    case MPG_OP__zeros:
-    case MPG_OP_zeros_like: *value = 0; return true;
-    case MPG_OP__ones:
-    case MPG_OP_ones_like: *value = 1; return true;
-    default: return false;
-  }
+  return mpg_op_fill(node->op, node->params, value);
 }
 
 bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match, mpg_operand *x,
@@ -236,9 +227,7 @@ void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value) {
 
 /* Only the shape of input i is read. */
 static bool reads_shape_only(const mpg_node *node, uint32_t i) {
-  if (!node->op || !i) return mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
-  return node->op->id == MPG_OP_broadcast_like || node->op->id == MPG_OP_reshape_like ||
-         node->op->id == MPG_OP_slice_like;
+  return mpg_node_flag(node, i ? MPG_OP_LIKE : MPG_OP_SHAPE_ONLY);
 }
 
 /* Marks the nodes that outputs and effects need, and all inputs; counts their uses; finds written

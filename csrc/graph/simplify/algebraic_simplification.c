@@ -81,22 +81,6 @@ static mpg_value undone_permutation(const mpg_graph *graph, const mpg_node *node
   return twice_same ? mpg_node_inputs(graph, source_of(graph, input))[0] : MPG_NO_VALUE;
 }
 
-/* Results of an op that gives them back when it sees them again. */
-static bool idempotent(mpg_op_id op) {
-  switch (op) {
-    case MPG_OP_abs:
-    case MPG_OP_relu:
-    case MPG_OP_sign:
-    case MPG_OP_floor:
-    case MPG_OP_ceil:
-    case MPG_OP_trunc:
-    case MPG_OP_fix:
-    case MPG_OP_rint:
-    case MPG_OP_round: return true;
-    default: return false;
-  }
-}
-
 /* clip lets NaN and -0.0 through. Limits take the dtype of the array, which keeps their order. */
 static bool clips_nothing(const mpg_graph *graph, const mpg_node *node) {
   const mpg_clip_params *p = node->params;
@@ -170,19 +154,9 @@ static mpg_value undone_negation(const mpg_graph *graph, const mpg_node *node) {
 static bool gives_input(const mpg_graph *graph, const mpg_node *node) {
   mpg_value input = mpg_node_inputs(graph, node)[0];
   if (mpg_node_flag(node, MPG_OP_COPY)) return true;
-  if (idempotent(node->op->id)) return source_of(graph, input)->op == node->op;
+  if (mpg_node_flag(node, MPG_OP_IDEMPOTENT)) return source_of(graph, input)->op == node->op;
+  if (mpg_node_flag(node, MPG_OP_SAME_VALUES | MPG_OP_RESIZES)) return true;
   switch (node->op->id) {
-    case MPG_OP__copy:
-    case MPG_OP_Cast:
-    case MPG_OP_amp_cast:
-    case MPG_OP_broadcast_to:
-    case MPG_OP_broadcast_axis:
-    case MPG_OP_broadcast_like:
-    case MPG_OP__broadcast_exact:
-    case MPG_OP_slice_axis:
-    case MPG_OP_slice_like:
-    case MPG_OP_tile:
-    case MPG_OP_repeat: return true;
     case MPG_OP_slice: return forward_steps(&((const mpg_slice_params *)node->params)->step);
     case MPG_OP_Concat:
     case MPG_OP_add_n: return node->num_inputs == 1;

@@ -1,6 +1,6 @@
 /* Arrays from nothing, casts and plain copies. */
 #include "kernels/cpu/convert.h"
-#include <math.h>
+#include "op/array/creation.h"
 
 typedef struct fill_plan {
   char *out;
@@ -35,15 +35,9 @@ static void fill(const mpg_kernel_call *call, double value) {
 }
 
 MPG_CPU_KERNEL(full) {
-  switch (call->op->id) {
-    case MPG_OP__full: fill(call, ((const mpg_full_params *)call->params)->value); break;
-    case MPG_OP__full_like:
-      fill(call, ((const mpg_full_like_params *)call->params)->fill_value);
-      break;
-    case MPG_OP__ones:
-    case MPG_OP_ones_like: fill(call, 1); break;
-    default: fill(call, 0); break;
-  }
+  double value = 0;
+  mpg_op_fill(call->op, call->params, &value);
+  fill(call, value);
   return MPG_OK;
 }
 
@@ -66,24 +60,24 @@ MPG_CPU_KERNEL(eye) {
 typedef struct range_plan {
   mpg_dtype dtype;
   void *out;
-  double start, step;
-  int64_t repeat, period; /* period: values start anew after so many elements */
+  mpg_steps by;
+  int64_t period; /* period: values start anew after so many elements */
 } range_plan;
 
 static void run_range(void *context, int64_t begin, int64_t end) {
   const range_plan *p = context;
   mpg_block_buffer values;
-  bool whole = !mpg_dtype_is_float(p->dtype) && p->start == (double)(int64_t)p->start &&
-               p->step == (double)(int64_t)p->step;
+  bool whole = !mpg_dtype_is_float(p->dtype) && p->by.start == (double)(int64_t)p->by.start &&
+               p->by.step == (double)(int64_t)p->by.step;
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
     for (int64_t j = 0; j < n; j++) {
-      int64_t k = (i + j) % p->period / p->repeat;
+      int64_t k = (i + j) % p->period / p->by.repeat;
       if (whole)
         values.i64[j] =
-            (int64_t)((uint64_t)(int64_t)p->start + (uint64_t)k * (uint64_t)(int64_t)p->step);
+            (int64_t)((uint64_t)(int64_t)p->by.start + (uint64_t)k * (uint64_t)(int64_t)p->by.step);
       else
-        values.f64[j] = p->start + (double)k * p->step;
+        values.f64[j] = p->by.start + (double)k * p->by.step;
     }
     mpg_cpu_store(whole ? MPG_COMPUTE_I64 : MPG_COMPUTE_F64, p->dtype, p->out, i, n, &values);
   }
@@ -92,23 +86,8 @@ static void run_range(void *context, int64_t begin, int64_t end) {
 MPG_CPU_KERNEL(arange) {
   const mpg_view *out = &call->outputs[0];
   int64_t count = mpg_shape_size(&out->desc.shape);
-  range_plan p = {out->desc.dtype, out->data, 0, 1, 1, count > 0 ? count : 1};
-  if (call->op->id == MPG_OP__arange) {
-    const mpg_arange_params *params = call->params;
-    p.start = params->stop.present ? params->start : 0;
-    p.step = params->step;
-    p.repeat = params->repeat;
-  } else {
-    const mpg_arange_like_params *params = call->params;
-    p.start = params->start;
-    p.step = params->step;
-    p.repeat = params->repeat;
-  }
-  if (mpg_dtype_is_integer(p.dtype)) { /* as in MXNet and NumPy: the numbers are converted first,
-                                          then counted with */
-    p.start = trunc(p.start);
-    p.step = trunc(p.step);
-  }
+  range_plan p = {out->desc.dtype, out->data, {0, 1, 1}, count > 0 ? count : 1};
+  mpg_op_steps(call->op, call->params, p.dtype, &p.by);
   mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
   return MPG_OK;
 }
@@ -119,9 +98,7 @@ MPG_CPU_KERNEL(linspace) {
   int64_t count = mpg_shape_size(&out->desc.shape), gaps = params->endpoint ? count - 1 : count;
   range_plan p = {out->desc.dtype,
                   out->data,
-                  params->start,
-                  gaps > 0 ? (params->stop - params->start) / (double)gaps : 0,
-                  1,
+                  {params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1},
                   count > 0 ? count : 1};
   mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
   if (params->endpoint && count > 1) /* exactly, whatever the steps rounded to */

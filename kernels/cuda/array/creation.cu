@@ -1,5 +1,8 @@
 /* Arrays from nothing, casts and plain copies. */
 #include "kernels/cuda/cuda.h"
+extern "C" {
+#include "op/array/creation.h"
+}
 
 namespace {
 
@@ -34,29 +37,30 @@ __global__ void eye_kernel(mpg_dtype dtype, void *out, int64_t rows, int64_t col
  * integer and so are both. */
 struct range {
   mpg_dtype dtype;
-  double start, step;
-  int64_t repeat, period; /* period: values start anew after so many elements */
-  double last;            /* of the last element, exactly; `exact` */
+  mpg_steps by;
+  int64_t period; /* period: values start anew after so many elements */
+  double last;    /* of the last element, exactly; `exact` */
   bool exact, whole;
 };
 
 __global__ void range_kernel(range r, void *out, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  int64_t k = i % r.period / r.repeat;
+  int64_t k = i % r.period / r.by.repeat;
   if (r.exact && i == count - 1)
     mpg_store_any(r.dtype, out, i, r.last);
   else if (r.whole)
-    mpg_store_any(r.dtype, out, i,
-                  (int64_t)((uint64_t)(int64_t)r.start + (uint64_t)k * (uint64_t)(int64_t)r.step));
+    mpg_store_any(
+        r.dtype, out, i,
+        (int64_t)((uint64_t)(int64_t)r.by.start + (uint64_t)k * (uint64_t)(int64_t)r.by.step));
   else
-    mpg_store_any(r.dtype, out, i, r.start + (double)k * r.step);
+    mpg_store_any(r.dtype, out, i, r.by.start + (double)k * r.by.step);
 }
 
 mpg_status launch_range(const mpg_kernel_call *call, range r) {
   int64_t count = count_of(&call->outputs[0]);
-  r.whole = !mpg_dtype_is_float(r.dtype) && r.start == (double)(int64_t)r.start &&
-            r.step == (double)(int64_t)r.step;
+  r.whole = !mpg_dtype_is_float(r.dtype) && r.by.start == (double)(int64_t)r.by.start &&
+            r.by.step == (double)(int64_t)r.by.step;
   return mpg_cuda_launch(call, range_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, r,
                          call->outputs[0].data, count);
 }
@@ -106,14 +110,9 @@ mpg_status cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view 
 } // namespace
 
 MPG_CUDA_KERNEL(full) {
-  switch (call->op->id) {
-    case MPG_OP__full: return fill(call, ((const mpg_full_params *)call->params)->value);
-    case MPG_OP__full_like:
-      return fill(call, ((const mpg_full_like_params *)call->params)->fill_value);
-    case MPG_OP__ones:
-    case MPG_OP_ones_like: return fill(call, 1);
-    default: return fill(call, 0);
-  }
+  double value = 0;
+  mpg_op_fill(call->op, call->params, &value);
+  return fill(call, value);
 }
 
 MPG_CUDA_KERNEL(eye) {
@@ -129,23 +128,8 @@ MPG_CUDA_KERNEL(eye) {
 MPG_CUDA_KERNEL(arange) {
   const mpg_view *out = &call->outputs[0];
   int64_t count = count_of(out);
-  range r = {out->desc.dtype, 0, 1, 1, count > 0 ? count : 1, 0, false, false};
-  if (call->op->id == MPG_OP__arange) {
-    const mpg_arange_params *params = (const mpg_arange_params *)call->params;
-    r.start = params->stop.present ? params->start : 0;
-    r.step = params->step;
-    r.repeat = params->repeat;
-  } else {
-    const mpg_arange_like_params *params = (const mpg_arange_like_params *)call->params;
-    r.start = params->start;
-    r.step = params->step;
-    r.repeat = params->repeat;
-  }
-  if (mpg_dtype_is_integer(r.dtype)) { /* as in MXNet and NumPy: the numbers are converted first,
-                                          then counted with */
-    r.start = trunc(r.start);
-    r.step = trunc(r.step);
-  }
+  range r = {out->desc.dtype, {0, 1, 1}, count > 0 ? count : 1, 0, false, false};
+  mpg_op_steps(call->op, call->params, r.dtype, &r.by);
   return launch_range(call, r);
 }
 
@@ -154,9 +138,7 @@ MPG_CUDA_KERNEL(linspace) {
   const mpg_view *out = &call->outputs[0];
   int64_t count = count_of(out), gaps = params->endpoint ? count - 1 : count;
   range r = {out->desc.dtype,
-             params->start,
-             gaps > 0 ? (params->stop - params->start) / (double)gaps : 0,
-             1,
+             {params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1},
              count > 0 ? count : 1,
              params->stop,
              params->endpoint && count > 1,

@@ -1,0 +1,54 @@
+/* The numbers of ops that make arrays of them, for kernels and rewrites. Stateless; any thread. */
+#ifndef MPG_OP_ARRAY_CREATION_H
+#define MPG_OP_ARRAY_CREATION_H
+
+#include <math.h>
+
+#include "op/op.h"
+
+/* Whether an op gives all elements one number, which is in its row or its parameters. */
+static inline bool mpg_op_fill(const mpg_op *op, const void *params, double *value) {
+  switch (op->id) {
+    case MPG_OP__full: *value = ((const mpg_full_params *)params)->value; return true;
+    case MPG_OP__full_like:
+      *value = ((const mpg_full_like_params *)params)->fill_value;
+      return true;
+    case MPG_OP__zeros:
+    case MPG_OP_zeros_like: *value = 0; return true;
+    case MPG_OP__ones:
+    case MPG_OP_ones_like: *value = 1; return true;
+    default: return false;
+  }
+}
+
+/* Element i is start + i / repeat * step. */
+typedef struct mpg_steps {
+  double start, step;
+  int64_t repeat;
+} mpg_steps;
+
+/* Whether an op counts like that. */
+static inline bool mpg_op_steps(const mpg_op *op, const void *params, mpg_dtype dtype,
+                                mpg_steps *steps) {
+  if (op->id == MPG_OP__arange) {
+    const mpg_arange_params *p = (const mpg_arange_params *)params;
+    steps->start = p->stop.present ? p->start : 0;
+    steps->step = p->step;
+    steps->repeat = p->repeat;
+  } else if (op->id == MPG_OP__contrib_arange_like) {
+    const mpg_arange_like_params *p = (const mpg_arange_like_params *)params;
+    steps->start = p->start;
+    steps->step = p->step;
+    steps->repeat = p->repeat;
+  } else {
+    return false;
+  }
+  if (mpg_dtype_is_integer(dtype)) { /* as in MXNet and NumPy: the numbers are converted first, then
+                                        counted with */
+    steps->start = trunc(steps->start);
+    steps->step = trunc(steps->step);
+  }
+  return true;
+}
+
+#endif
