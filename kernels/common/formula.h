@@ -1,17 +1,75 @@
-/* The constants of formulas in unary.def, from a call's parameters, for every backend. Stateless;
- * any thread. */
-#ifndef KERNELS_COMMON_UNARY_CONSTANTS_H
-#define KERNELS_COMMON_UNARY_CONSTANTS_H
+/* Which formula of unary.def or binary.def a call computes, and its constants: one answer for the
+ * kernels of ops and of fused groups, on every backend. Stateless; any thread. */
+#ifndef KERNELS_COMMON_FORMULA_H
+#define KERNELS_COMMON_FORMULA_H
 
 #include <math.h>
 
 #include "op/math/activation.h"
 #include "op/op.h"
 
+typedef enum mpg_formula_id {
+  MPG_FORMULA_NONE, /* the op has a kernel of its own */
+  MPG_FORMULA_COPY, /* elements as they are, cast and broadcast */
+#define FLOAT_ROWS(name, kind, expression_f, expression_d) MPG_UNARY_##name,
+#include "kernels/common/unary.def"
+  MPG_UNARY_whole, /* of ROUNDING formulas, for integers */
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d) MPG_BINARY_##name,
+#include "kernels/common/binary.def"
+  MPG_FORMULA_COUNT
+} mpg_formula_id;
+
+typedef struct mpg_formula {
+  mpg_formula_id id;
+  bool swap;      /* of an array and a number, which is the left operand */
+  bool of_itself; /* both operands are the array */
+} mpg_formula;
+
+static inline bool mpg_formula_is_unary(mpg_formula_id id) {
+  return id > MPG_FORMULA_COPY && id < MPG_UNARY_whole;
+}
+static inline bool mpg_formula_is_binary(mpg_formula_id id) { return id > MPG_UNARY_whole; }
+
+enum { MPG_FORMULA_SWAPPED = 1 << 8 };
+
+/* Of ops whose formula does not depend on parameters. Constants alone: compilers make a table. */
+static inline int mpg_formula_by_op(mpg_op_id id) {
+  switch (id) {
+#define UNARY(op, row) \
+  case MPG_OP_##op: return MPG_UNARY_##row;
+#include "kernels/common/unary.def"
+#define BINARY(op, row, swap) \
+  case MPG_OP_##op: return MPG_BINARY_##row + (swap ? MPG_FORMULA_SWAPPED : 0);
+#include "kernels/common/binary.def"
+    default: return MPG_FORMULA_NONE;
+  }
+}
+
+static inline mpg_formula mpg_formula_of(const mpg_op *op, const void *params) {
+  const int number = mpg_formula_by_op(op->id);
+  mpg_formula f = {(mpg_formula_id)(number & (MPG_FORMULA_SWAPPED - 1)),
+                   number >= MPG_FORMULA_SWAPPED, false};
+#define CASE(name, formula, structure, condition, itself)                         \
+  if (op->id == MPG_OP_##name) {                                                  \
+    const mpg_##structure##_params *p = (const mpg_##structure##_params *)params; \
+    if (condition) f.id = MPG_##formula, f.of_itself = itself;                    \
+  }
+#define BINARY_OF_ITSELF(op, row, structure, condition) \
+  CASE(op, BINARY_##row, structure, condition, true)
+#include "kernels/common/binary.def"
+  if (number != MPG_FORMULA_NONE) return f;
+  if (op->flags & MPG_OP_SAME_VALUES) f.id = MPG_FORMULA_COPY;
+#define UNARY_CASE(op, row, structure, condition) CASE(op, UNARY_##row, structure, condition, false)
+#include "kernels/common/unary.def"
+#undef CASE
+  return f;
+}
+
 enum { MPG_UNARY_CONSTANTS = 3 };
 
-/* Returns how many there are; the rest of constants[] is 0. shape: the input's; NULL for a member
- * of a fused group, whose constants follow from its parameters alone. */
+/* The constants of a formula in unary.def. Returns how many there are; the rest of constants[] is
+ * 0. shape: the input's; NULL for a member of a fused group, whose constants follow from its
+ * parameters alone. */
 static inline int mpg_unary_constants(const mpg_op *op, const void *params, const mpg_shape *shape,
                                       double *constants) {
   for (int i = 0; i < MPG_UNARY_CONSTANTS; i++) constants[i] = 0;

@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "kernels/common/binary.h"
+#include "kernels/common/formula.h"
 #include "kernels/cpu/math/binary.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/expand.h"
@@ -74,9 +75,9 @@ static const uint16_t *same_halves(const uint16_t *element, uint16_t *group) {
   for (int k = 0; k < MPG_HALVES; k++) group[k] = *element;
   return group;
 }
-#define FLOAT_ROWS(name, expression_f, expression_d) \
-  ROW(name, f32, float, expression_f)                \
-  ROW(name, f64, double, expression_d)               \
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d) \
+  ROW(name, f32, float, expression_f)                             \
+  ROW(name, f64, double, expression_d)                            \
   HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
@@ -99,8 +100,8 @@ static const uint16_t *same_halves(const uint16_t *element, uint16_t *group) {
       (outside ? name##_far_##suffix : name##_near_##suffix)(a, b, out, count, varying);          \
     }                                                                                             \
   }
-#define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
-  LIMITED_ROW(name, f32, float, right_f, near_f, far_f)                    \
+#define LIMITED_ROWS(name, kind, price, right_f, near_f, far_f, right_d, near_d, far_d) \
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f)                                 \
   LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
 #include "kernels/common/binary.def"
 #define LEAK x > 0 ? x : x * y
@@ -137,37 +138,25 @@ static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
   return NULL;
 }
 
+enum { CHEAP, DEAR };
 typedef struct binary_op {
   row_fn rows[MPG_COMPUTE_COUNT];
   row_fn f16, bf16; /* NULL: as float, block by block */
-  bool swap;        /* scalar ops: the number is the left operand */
   bool dear;        /* worth a thread for fewer elements */
 } binary_op;
 
-#define HALVES_false(name) name##_f16, name##_bf16 /* of ops that are not dear */
-#define HALVES_true(name) NULL, NULL
+#define HALVES_CHEAP(name) name##_f16, name##_bf16 /* of CHEAP formulas */
+#define HALVES_DEAR(name) NULL, NULL
 #define FLOATS(name) {name##_f32, name##_f64, NULL, NULL}
 #define ALL(name) {name##_f32, name##_f64, name##_i32, name##_i64}
 
-static const binary_op *find(mpg_op_id id) {
-  static const binary_op ops[MPG_OP_COUNT] = {
-#define BINARY(op, row, kind, swap, dear) \
-  [MPG_OP_##op] = {kind(row), HALVES_##dear(row), swap, dear},
+static const binary_op *find(int formula) {
+  static const binary_op formulas[MPG_FORMULA_COUNT] = {
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d) \
+  [MPG_BINARY_##name] = {kind(name), HALVES_##price(name), price},
 #include "kernels/common/binary.def"
   };
-  return &ops[id];
-}
-
-/* The formula of the array and itself that a call with a number is; NULL: none. */
-static const binary_op *find_of_itself(const mpg_kernel_call *call) {
-#define BINARY_OF_ITSELF(name, row, kind, structure, condition)                  \
-  if (call->op->id == MPG_OP_##name) {                                           \
-    const mpg_##structure##_params *p = call->params;                            \
-    static const binary_op found = {kind(row), HALVES_false(row), false, false}; \
-    if (condition) return &found;                                                \
-  }
-#include "kernels/common/binary.def"
-  return NULL;
+  return &formulas[formula];
 }
 
 /* Shapes collapsed: dims[0] is the innermost. Strides are in elements, 0 where the operand stands
@@ -340,7 +329,7 @@ static void run_plan(const mpg_kernel_call *call, plan *p, const mpg_view *a, co
 }
 
 MPG_CPU_KERNEL(binary) {
-  const binary_op *op = find(call->op->id);
+  const binary_op *op = find(mpg_formula_by_op(call->op->id));
   plan p;
   mpg_dtype dtype = call->inputs[0].desc.dtype;
   prepare(&p, op, dtype);
@@ -352,7 +341,7 @@ MPG_CPU_KERNEL(binary) {
 
 void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *b,
                   const mpg_view *out) {
-  static const binary_op op = {FLOATS(leak), HALVES_false(leak), false, false};
+  static const binary_op op = {FLOATS(leak), HALVES_CHEAP(leak), CHEAP};
   plan p;
   prepare(&p, &op, a->desc.dtype);
   run_plan(call, &p, a, b, out, grain_of(&op, a->desc.dtype));
@@ -446,26 +435,24 @@ static row_fn power_row(double exponent) {
 }
 
 MPG_CPU_KERNEL(scalar) {
-  const binary_op *op = find(call->op->id);
+  const mpg_formula formula = mpg_formula_of(call->op, call->params);
+  const binary_op *op = find(formula.id);
   const mpg_scalar_params *params = call->params;
   plan base;
   mpg_dtype dtype = call->inputs[0].desc.dtype;
-  const binary_op *of_itself = find_of_itself(call);
-  if (of_itself) {
-    prepare(&base, of_itself, dtype);
+  prepare(&base, op, dtype);
+  if (formula.of_itself) {
     base.a = base.b = call->inputs[0].data;
     base.out = call->outputs[0].data;
-    mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape),
-                         grain_of(of_itself, dtype), run_equal, &base);
+    mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), grain_of(op, dtype),
+                         run_equal, &base);
     return MPG_OK;
   }
-  prepare(&base, op, dtype);
-  bool dear = op->dear;
   scalar_plan p = {base.row,
                    base.compute,
                    dtype,
                    base.direct,
-                   op->swap,
+                   formula.swap,
                    call->inputs[0].data,
                    call->outputs[0].data,
                    {0}};
@@ -477,7 +464,7 @@ MPG_CPU_KERNEL(scalar) {
     float number = p.number.f32;
     mpg_cpu_store(MPG_COMPUTE_F32, dtype, &p.number.u16, 0, 1, &number);
   }
-  row_fn power = base.row == power_f32 && !op->swap ? power_row(params->scalar) : NULL;
+  row_fn power = base.row == power_f32 && !formula.swap ? power_row(params->scalar) : NULL;
   if (power) p.row = power;
   row_fn bytes = byte_row(base.row, dtype);
   if (bytes && (dtype == MPG_UINT8 ? p.number.i32 == (uint8_t)p.number.i32
@@ -486,7 +473,7 @@ MPG_CPU_KERNEL(scalar) {
     p.number.u8 = (uint8_t)p.number.i32;
   }
   mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape),
-                       dear && !power ? 4096 : grain_of(op, dtype),
+                       op->dear && !power ? 4096 : grain_of(op, dtype),
                        p.row == power_f32 || p.row == power_f64 ? run_filled : run_scalar, &p);
   return MPG_OK;
 }

@@ -4,8 +4,8 @@
  */
 #include <math.h>
 
+#include "kernels/common/formula.h"
 #include "kernels/common/unary.h"
-#include "kernels/common/unary_constants.h"
 #include "kernels/cpu/math/binary.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/halves.h"
@@ -51,9 +51,9 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
     name##_group_##suffix(rest, rest, constants);                                               \
     memcpy(target + i, rest, (size_t)(count - i) * sizeof *rest);                               \
   }
-#define FLOAT_ROWS(name, expression_f, expression_d) \
-  ROW(name, f32, float, expression_f)                \
-  ROW(name, f64, double, expression_d)               \
+#define FLOAT_ROWS(name, kind, expression_f, expression_d) \
+  ROW(name, f32, float, expression_f)                      \
+  ROW(name, f64, double, expression_d)                     \
   HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
 /* Two formulas, of which the first is right in a part of the range only; by element, whatever its
@@ -82,10 +82,10 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
       }                                                                                            \
     }                                                                                              \
   }
-#define LIMITED_FLOAT_ROWS(name, right_f, near_f, far_f, expression_d) \
+#define LIMITED_FLOAT_ROWS(name, kind, right_f, near_f, far_f, expression_d) \
   LIMITED_ROW(name, f32, float, right_f, near_f, far_f) ROW(name, f64, double, expression_d)
-#define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
-  LIMITED_ROW(name, f32, float, right_f, near_f, far_f)                    \
+#define LIMITED_ROWS(name, kind, right_f, near_f, far_f, right_d, near_d, far_d) \
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f)                          \
   LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
 #include "kernels/common/unary.def"
 
@@ -103,20 +103,12 @@ typedef struct unary_op {
 
 /* The formula of a call; NULL: it has a kernel of its own. */
 static const unary_op *find(const mpg_kernel_call *call) {
-  static const unary_op ops[MPG_OP_COUNT] = {
-#define UNARY(op, row, kind) [MPG_OP_##op] = kind(row),
+  static const unary_op formulas[MPG_FORMULA_COUNT] = {
+#define FLOAT_ROWS(name, kind, expression_f, expression_d) [MPG_UNARY_##name] = kind(name),
 #include "kernels/common/unary.def"
   };
-  mpg_op_id id = call->op->id;
-  if (ops[id].f32) return &ops[id];
-#define UNARY_CASE(op, row, kind, structure, condition) \
-  if (id == MPG_OP_##op) {                              \
-    const mpg_##structure##_params *p = call->params;   \
-    static const unary_op chosen = kind(row);           \
-    if (condition) return &chosen;                      \
-  }
-#include "kernels/common/unary.def"
-  return NULL;
+  const unary_op *found = &formulas[mpg_formula_of(call->op, call->params).id];
+  return found->f32 ? found : NULL;
 }
 
 typedef struct unary_plan {

@@ -11,10 +11,10 @@
 
 #include "base/memory.h"
 #include "device/device.h"
+#include "kernels/common/formula.h"
 #include "kernels/cpu/products/panels.h"
 #include "kernels/cpu/math/reduce.h"
 #include "op/fused.h"
-#include "op/math/activation.h"
 
 enum {
   TILE = 4096,
@@ -294,20 +294,14 @@ static void give_tail(run *r) {
                                  value->varying == fused->values[r->made].varying
                              ? outside(r, value->operand)
                              : NULL;
-    switch (member->op->id) {
-      case MPG_OP_Activation:
-        if (((const mpg_activation_params *)member->params)->act_type != MPG_ACTIVATION_RELU)
-          return;
-        /* fall through */
-      case MPG_OP_relu: last = r->tail.relu = true; break;
-      case MPG_OP__backward_relu:
+    switch (mpg_formula_of(member->op, member->params).id) {
+      case MPG_UNARY_relu: last = r->tail.relu = true; break;
+      case MPG_BINARY_backward_relu:
         if (!array || inputs[0] != r->made) return;
         r->tail.gate = array;
         last = true;
         break;
-      case MPG_OP_elemwise_add:
-      case MPG_OP_broadcast_add:
-      case MPG_OP__grad_add:
+      case MPG_BINARY_add:
         if (!array || r->tail.added) return;
         r->tail.added = array;
         break;

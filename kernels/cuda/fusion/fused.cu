@@ -13,7 +13,7 @@
 
 #include "kernels/cuda/cuda.h"
 extern "C" {
-#include "kernels/common/unary_constants.h"
+#include "kernels/common/formula.h"
 #include "kernels/cuda/fusion/specialise.h"
 }
 
@@ -22,69 +22,34 @@ namespace {
 typedef mpg_step step;
 typedef mpg_step_operand operand;
 
-/* --- What members compute --------------------------------------------------------------------- */
-namespace unary {
-enum number : uint8_t {
-#define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
-#include "kernels/common/unary.def"
-};
-} // namespace unary
-namespace binary {
-enum number : uint8_t {
-#define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
-#include "kernels/common/binary.def"
-};
-} // namespace binary
-
+/* --- Members ---------------------------------------------------------------------------------- */
 struct meaning { /* of an op, with its parameters */
-  uint8_t kind;
-  uint8_t row, fixed;
+  uint8_t kind, row, fixed;
   int num_constants;
   double constants[MPG_UNARY_CONSTANTS];
 };
 
 bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m) {
+  const mpg_formula formula = mpg_formula_of(op, params);
   *m = meaning{};
-  switch (op->id) {
-    case MPG_OP_Cast:
-    case MPG_OP_amp_cast:
-    case MPG_OP__copyto:
-    case MPG_OP_broadcast_to:
-    case MPG_OP_broadcast_axis:
-    case MPG_OP__broadcast_exact: m->kind = MPG_STEP_ROUND; return true;
-#define UNARY(id, name, kind_)     \
-  case MPG_OP_##id:                \
-    m->kind = MPG_STEP_UNARY;      \
-    m->row = unary::number_##name; \
-    break;
-#include "kernels/common/unary.def"
-#define BINARY(id, name, kind_, swap, dear)                                                       \
-  case MPG_OP_##id:                                                                               \
-    m->kind = MPG_STEP_BINARY;                                                                    \
-    m->row = binary::number_##name;                                                               \
-    m->fixed = num_inputs == 2 ? MPG_STEP_NOT_FIXED : swap ? MPG_STEP_FIXED_A : MPG_STEP_FIXED_B; \
-    break;
-#include "kernels/common/binary.def"
-    default: break;
+  m->row = (uint8_t)formula.id;
+  if (formula.id == MPG_FORMULA_COPY) {
+    m->kind = MPG_STEP_ROUND;
+    return num_inputs == 1;
   }
-#define WHERE(op_name, structure, condition, step, number)                        \
-  if (op->id == MPG_OP_##op_name) {                                               \
-    const mpg_##structure##_params *p = (const mpg_##structure##_params *)params; \
-    if (condition) *m = {step, number, MPG_STEP_NOT_FIXED, 0, {}};                \
-  }
-#define UNARY_CASE(id, name, kind, structure, condition) \
-  WHERE(id, structure, condition, MPG_STEP_UNARY, unary::number_##name)
-#include "kernels/common/unary.def"
-#define BINARY_OF_ITSELF(id, name, kind, structure, condition) \
-  WHERE(id, structure, condition, MPG_STEP_BINARY, binary::number_##name)
-#include "kernels/common/binary.def"
-  if (m->kind == MPG_STEP_UNARY) {
+  if (mpg_formula_is_unary(formula.id)) {
+    m->kind = MPG_STEP_UNARY;
     m->num_constants = mpg_unary_constants(op, params, NULL, m->constants);
-  } else if (m->fixed != MPG_STEP_NOT_FIXED) {
+    return true;
+  }
+  if (!mpg_formula_is_binary(formula.id)) return false;
+  m->kind = MPG_STEP_BINARY;
+  if (num_inputs == 1 && !formula.of_itself) {
+    m->fixed = formula.swap ? MPG_STEP_FIXED_A : MPG_STEP_FIXED_B;
     m->num_constants = 1;
     m->constants[0] = ((const mpg_scalar_params *)params)->scalar;
   }
-  return m->kind == MPG_STEP_UNARY || m->kind == MPG_STEP_BINARY;
+  return true;
 }
 
 bool is_computed(mpg_dtype dtype) {

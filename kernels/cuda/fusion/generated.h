@@ -30,7 +30,7 @@ enum { MPG_GROUP_ELEMENTS = 4 }; /* of a thread */
 
 /* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) ------------------ */
 namespace mpg_unary {
-#define FLOAT_ROWS(name, expression_f, expression_d)              \
+#define FLOAT_ROWS(name, kind, expression_f, expression_d)        \
   struct name {                                                   \
     static MPG_MEMBER float at(float x, const float *constants) { \
       (void)constants;                                            \
@@ -40,7 +40,7 @@ namespace mpg_unary {
 #include "kernels/common/unary.def"
 } // namespace mpg_unary
 namespace mpg_binary {
-#define FLOAT_ROWS(name, expression_f, expression_d)                               \
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d)                  \
   struct name {                                                                    \
     static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); } \
   };

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/cuda.h"
 extern "C" {
+#include "kernels/common/formula.h"
 #include "kernels/cuda/vendor/library.h"
 #include "kernels/cuda/vendor/nvrtc.h"
 #include "kernels/cuda/fusion/specialise.h"
@@ -35,12 +36,13 @@ struct text {
   }
 };
 
-const char *const unary_names[] = {
-#define FLOAT_ROWS(name, expression_f, expression_d) #name,
+const char *const formula_names[MPG_FORMULA_COUNT] = {
+    NULL,
+    NULL,
+#define FLOAT_ROWS(name, kind, expression_f, expression_d) #name,
 #include "kernels/common/unary.def"
-};
-const char *const binary_names[] = {
-#define FLOAT_ROWS(name, expression_f, expression_d) #name,
+    NULL,
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d) #name,
 #include "kernels/common/binary.def"
 };
 
@@ -114,10 +116,10 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
           "mpg_rounded<%s>(",
           s->to, type_of(s->dtype));
       if (s->kind == MPG_STEP_UNARY) {
-        t->add("mpg_unary::%s::at(r%d[k], p.constants + %d)", unary_names[s->row], s->a,
+        t->add("mpg_unary::%s::at(r%d[k], p.constants + %d)", formula_names[s->row], s->a,
                s->constant);
       } else if (s->kind == MPG_STEP_BINARY) {
-        t->add("mpg_binary::%s::at(", binary_names[s->row]);
+        t->add("mpg_binary::%s::at(", formula_names[s->row]);
         add_side(t, s, s->fixed == MPG_STEP_FIXED_A, s->a);
         t->add(", ");
         add_side(t, s, s->fixed == MPG_STEP_FIXED_B, s->b);

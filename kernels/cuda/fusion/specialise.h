@@ -28,9 +28,9 @@ enum {
 }; /* an operand of a BINARY that is a constant */
 
 typedef struct mpg_step {
-  uint8_t kind, row;
-  uint8_t dtype;    /* of the result */
-  uint8_t to, a, b; /* registers; LOAD: a, STORE: b is an operand */
+  uint8_t kind, row; /* row: an mpg_formula_id */
+  uint8_t dtype;     /* of the result */
+  uint8_t to, a, b;  /* registers; LOAD: a, STORE: b is an operand */
   uint8_t fixed, constant;
 } mpg_step;
 

@@ -10,20 +10,19 @@
 #include "kernels/common/binary.h"
 #include "kernels/common/index.h"
 #include "kernels/cuda/cuda.h"
+extern "C" {
+#include "kernels/common/formula.h"
+}
 
 namespace {
 
-#define FLOAT_ROWS(name, expression_f, expression_d)                               \
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d)                  \
   struct name {                                                                    \
     static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); } \
   };
 namespace row {
 #include "kernels/common/binary.def"
 }
-enum row_number {
-#define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
-#include "kernels/common/binary.def"
-};
 
 #define BY_NUMBER(T, suffix)                        \
   __device__ T row_of_##suffix(int row, T x, T y) { \
@@ -33,18 +32,18 @@ enum row_number {
   return x;           \
   }
 BY_NUMBER(double, double)
-#define FLOAT_ROWS(name, expression_f, expression_d) \
-  case number_##name: return (expression_d);
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d) \
+  case MPG_BINARY_##name: return (expression_d);
 #include "kernels/common/binary.def"
 END_BY_NUMBER
 BY_NUMBER(int32_t, int32)
 #define INT32_ROW(name, expression) \
-  case number_##name: return (expression);
+  case MPG_BINARY_##name: return (expression);
 #include "kernels/common/binary.def"
 END_BY_NUMBER
 BY_NUMBER(int64_t, int64)
 #define INT64_ROW(name, expression) \
-  case number_##name: return (expression);
+  case MPG_BINARY_##name: return (expression);
 #include "kernels/common/binary.def"
 END_BY_NUMBER
 
@@ -183,16 +182,10 @@ mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const
                          compute, o.dtype, o.a, o.b, o.out, o.count, o.how, value, o.at);
 }
 
-/* The op of a row in the table, and whether its number is the left operand. */
-mpg_status launch_binary(const mpg_kernel_call *call, operands &o, bool scalar) {
-  switch (call->op->id) {
-#define BINARY(op, name, kind, swap, dear)                        \
-  case MPG_OP_##op:                                               \
-    if (scalar) {                                                 \
-      o.how = swap ? VARYING_B | NUMBER_A : VARYING_A | NUMBER_B; \
-      if (swap) o.b = o.a;                                        \
-    }                                                             \
-    return launch_row<row::name>(call, number_##name, kind, o);
+mpg_status launch_binary(const mpg_kernel_call *call, mpg_formula formula, const operands &o) {
+  switch (formula.id) {
+#define FLOAT_ROWS(name, kind, price, expression_f, expression_d) \
+  case MPG_BINARY_##name: return launch_row<row::name>(call, formula.id, kind, o);
 #include "kernels/common/binary.def"
     default: return mpg_fail(MPG_NOT_IMPLEMENTED, "%s has no formula for GPUs", call->op->name);
   }
@@ -242,7 +235,7 @@ MPG_CUDA_KERNEL(binary) {
   o.dtype = a->desc.dtype;
   o.count = count_of(out);
   collapse(&o, &a->desc.shape, &b->desc.shape, &out->desc.shape);
-  return launch_binary(call, o, false);
+  return launch_binary(call, mpg_formula_of(call->op, call->params), o);
 }
 
 MPG_CUDA_KERNEL(scalar) {
@@ -254,15 +247,10 @@ MPG_CUDA_KERNEL(scalar) {
   o.linear = true;
   o.scalar = ((const mpg_scalar_params *)call->params)->scalar;
   places_of_line(&o.at, o.count);
-#define BINARY_OF_ITSELF(op_name, name, kind, structure, condition)                     \
-  if (call->op->id == MPG_OP_##op_name) {                                               \
-    const mpg_##structure##_params *p = (const mpg_##structure##_params *)call->params; \
-    if (condition) {                                                                    \
-      o.b = o.a;                                                                        \
-      o.how = VARYING_A | VARYING_B;                                                    \
-      return launch_row<row::name>(call, number_##name, kind, o);                       \
-    }                                                                                   \
-  }
-#include "kernels/common/binary.def"
-  return launch_binary(call, o, true);
+  mpg_formula formula = mpg_formula_of(call->op, call->params);
+  o.b = formula.swap || formula.of_itself ? o.a : NULL;
+  o.how = formula.of_itself ? VARYING_A | VARYING_B
+          : formula.swap    ? VARYING_B | NUMBER_A
+                            : VARYING_A | NUMBER_B;
+  return launch_binary(call, formula, o);
 }

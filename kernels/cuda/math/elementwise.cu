@@ -5,7 +5,7 @@
 #include "kernels/common/unary.h"
 #include "kernels/cuda/cuda.h"
 extern "C" {
-#include "kernels/common/unary_constants.h"
+#include "kernels/common/formula.h"
 }
 
 namespace {
@@ -14,7 +14,7 @@ struct numbers {
   double values[MPG_UNARY_CONSTANTS];
 };
 
-#define FLOAT_ROWS(name, expression_f, expression_d)               \
+#define FLOAT_ROWS(name, kind, expression_f, expression_d)         \
   struct name {                                                    \
     static MPG_MEMBER float at(float x, const double *constants) { \
       (void)constants;                                             \
@@ -24,16 +24,11 @@ struct numbers {
 namespace row {
 #include "kernels/common/unary.def"
 }
-enum row_number {
-#define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
-#include "kernels/common/unary.def"
-  number_whole
-};
 
 __device__ double row_of_double(int row, double x, const double *constants) {
   switch (row) {
-#define FLOAT_ROWS(name, expression_f, expression_d) \
-  case number_##name: return (expression_d);
+#define FLOAT_ROWS(name, kind, expression_f, expression_d) \
+  case MPG_UNARY_##name: return (expression_d);
 #include "kernels/common/unary.def"
   }
   return x;
@@ -41,7 +36,7 @@ __device__ double row_of_double(int row, double x, const double *constants) {
 __device__ int64_t row_of_whole(int row, int64_t x) {
   switch (row) {
 #define WHOLE_ROW(name, expression) \
-  case number_##name: return (expression);
+  case MPG_UNARY_##name: return (expression);
 #include "kernels/common/unary.def"
   }
   return x;
@@ -100,25 +95,19 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
   bool whole = dtype != MPG_FLOAT64 && (kind == WHOLE || kind == ROUNDING);
   int64_t count = count_of(&call->outputs[0]);
   return mpg_cuda_launch(call, unary_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
-                         kind == ROUNDING && whole ? (int)number_whole : row, whole, dtype,
+                         kind == ROUNDING && whole ? (int)MPG_UNARY_whole : row, whole, dtype,
                          (const void *)call->inputs[0].data, call->outputs[0].data, count,
                          constants);
 }
-#define LAUNCH(name, kind) launch_unary<row::name>(call, number_##name, kind, constants)
-
 /* Launches the formula of a call; false: it has a kernel of its own. */
 bool launch_formula(const mpg_kernel_call *call, mpg_status *status) {
   numbers constants;
   mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants.values);
-#define UNARY_CASE(name, row, kind, structure, condition)                               \
-  if (call->op->id == MPG_OP_##name) {                                                  \
-    const mpg_##structure##_params *p = (const mpg_##structure##_params *)call->params; \
-    if (condition) return *status = LAUNCH(row, kind), true;                            \
-  }
-#include "kernels/common/unary.def"
-  switch (call->op->id) {
-#define UNARY(op, row, kind) \
-  case MPG_OP_##op: return *status = LAUNCH(row, kind), true;
+  switch (mpg_formula_of(call->op, call->params).id) {
+#define FLOAT_ROWS(name, kind, expression_f, expression_d)                      \
+  case MPG_UNARY_##name:                                                        \
+    *status = launch_unary<row::name>(call, MPG_UNARY_##name, kind, constants); \
+    return true;
 #include "kernels/common/unary.def"
     default: return false;
   }
