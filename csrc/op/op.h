@@ -327,7 +327,9 @@ mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_sha
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
 int mpg_op_input_place(const mpg_op *op, const void *params, int index);
 
-/* Runs inference with the common checks (number of inputs, dtype set) around the op's own. */
+/* The checks that ops have in common: number of inputs, dtype of the first. */
+mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs);
+/* Runs inference with the common checks around the op's own. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                         int num_inputs, mpg_desc *outputs, int num_outputs);
 /* The same with the inputs' contents available, for DYNAMIC ops. */

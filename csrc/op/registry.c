@@ -297,20 +297,30 @@ mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_de
   return mpg_op_infer_values(op, params, train, inputs, num_inputs, NULL, outputs, num_outputs);
 }
 
+static mpg_status check(const mpg_infer *infer) {
+  const mpg_op *op = infer->op;
+  int expected = mpg_op_num_inputs(op, infer->params, infer->num_inputs);
+  if (expected != infer->num_inputs)
+    return mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s), %d given", op->name, expected,
+                    op->inputs, infer->num_inputs);
+  mpg_dtype first = infer->num_inputs ? infer->inputs[0].dtype : MPG_DTYPE_NONE;
+  return first == MPG_DTYPE_NONE || op->dtypes >> first & 1 ? MPG_OK : fail_dtype(infer, first);
+}
+
+mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs) {
+  return check(
+      &(mpg_infer){.op = op, .params = params, .num_inputs = num_inputs, .inputs = inputs});
+}
+
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,
                                int num_outputs) {
-  int expected = mpg_op_num_inputs(op, params, num_inputs);
-  if (expected != num_inputs)
-    return mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s), %d given", op->name, expected,
-                    op->inputs, num_inputs);
   mpg_infer infer = {op, params, num_inputs, num_outputs, inputs, outputs, train, values};
   for (int i = 0; i < num_outputs; i++) {
     outputs[i].shape.ndim = -1;
     outputs[i].dtype = MPG_DTYPE_NONE;
   }
-  if (num_inputs && inputs[0].dtype != MPG_DTYPE_NONE && !(op->dtypes >> inputs[0].dtype & 1))
-    return fail_dtype(&infer, inputs[0].dtype);
+  MPG_TRY(check(&infer));
   MPG_TRY(op->infer(&infer));
   if (!num_inputs && num_outputs && outputs[0].dtype != MPG_DTYPE_NONE &&
       !(op->dtypes >> outputs[0].dtype & 1))

@@ -168,18 +168,17 @@ def test_gradients_do_not_reach_samples_of_discrete_distributions():
 
 
 def test_every_allocation_fails_once():
-    x, rate = nd.array([[1.0, 2.0]]), nd.array([1.5])
+    """Of a call with more inputs, and more ops, than there is room for without allocating."""
+    rows = [nd.array([[i % 3 + 1.0]]) for i in range(40)]
     for n in range(1, 60):
         _core._memory_fail_after(n)
         try:
-            nd.random_pdf_poisson(x, rate).wait_to_read()
+            nd.khatri_rao(*rows).wait_to_read()
         except (MemoryError, mx.MXNetError):
             pass
         finally:
             failed = _core._memory_fail_after(0)
         if not failed:
             break
-    assert n > 1
-    np.testing.assert_allclose(
-        nd.random_pdf_poisson(x, rate).asnumpy(), [[0.3346952, 0.2510214]], rtol=1e-5
-    )
+    assert n > 3
+    assert nd.khatri_rao(*rows).asnumpy() == 6**13

@@ -125,8 +125,11 @@ mpg_status mpg_op_compose(mpg_builder *builder, const mpg_op *op, const void *pa
   if (total > FEW && !(descs = mpg_malloc(total * sizeof *descs)))
     return mpg_out_of_host_memory(total * sizeof *descs);
   for (int i = 0; i < num_inputs; i++) descs[i] = *builder->desc(builder, inputs[i]);
-  mpg_status status = mpg_op_infer(op, params, train, descs, num_inputs, descs + num_inputs,
-                                   (int)total - num_inputs);
+  /* Emitting the ops checks what inference by composition would. */
+  mpg_status status = op->infer == mpg_infer_composed
+                          ? mpg_op_check(op, params, descs, num_inputs)
+                          : mpg_op_infer(op, params, train, descs, num_inputs, descs + num_inputs,
+                                         (int)total - num_inputs);
   if (status == MPG_OK) status = compose(builder, op, params, train, inputs, num_inputs, outputs);
   if (descs != few) mpg_free(descs);
   return status;
