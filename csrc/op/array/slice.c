@@ -350,32 +350,26 @@ void mpg_gradient_slice_axis(mpg_gradient *g) {
   g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
 }
 
-mpg_status mpg_infer_slice_like(mpg_infer *infer) {
-  PARAMS(slice_like, params);
-  if (!mpg_infer_begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
-  mpg_region region;
-  MPG_TRY(mpg_region_like(infer->op->name, &infer->inputs[0].shape, &infer->inputs[1].shape,
-                          &params->axes, &region));
-  infer->outputs[0].shape = region.shape;
-  return MPG_OK;
+/* The region, as a slice. */
+static void emit_region(mpg_gradient *g, const mpg_region *region, mpg_value data,
+                        mpg_value *output) {
+  mpg_slice_params params;
+  memset(&params, 0, sizeof params);
+  region_to_tuples(region, &params.begin, &params.end, &params.step);
+  *output = mpg_emit1(g, MPG_OP_slice, &params, data);
 }
 
-void mpg_gradient_slice_like(mpg_gradient *g) {
+void mpg_compose_slice_like(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   GRADIENT_PARAMS(slice_like, params);
-  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape,
-            like = mpg_value_desc(g, g->inputs[1])->shape;
+  mpg_shape data = mpg_value_desc(g, inputs[0])->shape, like = mpg_value_desc(g, inputs[1])->shape;
   mpg_region region;
-  if (!g->needed[0]) return;
-  if (mpg_region_like(g->op->name, &in, &like, &params->axes, &region) != MPG_OK)
-    return mpg_gradient_fail(g, "%s", mpg_error_text());
-  g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
+  g->status = mpg_region_like(g->op->name, &data, &like, &params->axes, &region);
+  if (g->status == MPG_OK) emit_region(g, &region, inputs[0], &outputs[0]);
 }
 
 void mpg_compose_crop(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_shape data = mpg_value_desc(g, inputs[0])->shape;
-  mpg_slice_params params;
   mpg_region region;
-  memset(&params, 0, sizeof params);
   if (g->num_inputs > 2) {
     mpg_gradient_fail(g, "one or two arrays, not %d", g->num_inputs);
     return;
@@ -383,9 +377,7 @@ void mpg_compose_crop(mpg_gradient *g, const mpg_value *inputs, mpg_value *outpu
   g->status = mpg_region_crop(g->op->name, &data,
                               g->num_inputs == 2 ? &mpg_value_desc(g, inputs[1])->shape : NULL,
                               g->params, &region);
-  if (g->status != MPG_OK) return;
-  region_to_tuples(&region, &params.begin, &params.end, &params.step);
-  outputs[0] = mpg_emit1(g, MPG_OP_slice, &params, inputs[0]);
+  if (g->status == MPG_OK) emit_region(g, &region, inputs[0], &outputs[0]);
 }
 
 /* --- Padding ---------------------------------------------------------------------------------- */

@@ -131,18 +131,12 @@ mpg_status mpg_infer_argmax(mpg_infer *infer) {
   return MPG_OK;
 }
 
-mpg_status mpg_infer_argmax_channel(mpg_infer *infer) {
-  infer->outputs[0].dtype = index_dtype(infer->inputs[0].dtype);
-  if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
-  const mpg_shape *in = &infer->inputs[0].shape;
-  if (in->ndim < 2) return mpg_infer_fail(infer, "the array has at least 2 dimensions");
-  mpg_shape shape = {0};
-  for (int i = 0; i < in->ndim; i++)
-    if (i != 1) shape.dims[shape.ndim++] = in->dims[i];
-  if (in->dims[1] == 0 && mpg_shape_size(&shape) > 0)
-    return mpg_infer_fail(infer, "there are no elements to search");
-  infer->outputs[0].shape = shape;
-  return MPG_OK;
+void mpg_compose_argmax_channel(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  mpg_argmax_params params = {.axis = {.value = 1, .present = 1}};
+  if (mpg_value_desc(g, inputs[0])->shape.ndim < 2)
+    mpg_gradient_fail(g, "the array has at least 2 dimensions");
+  else
+    outputs[0] = mpg_emit1(g, MPG_OP_argmax, &params, inputs[0]);
 }
 
 /* --- Gathering and scattering along a dimension ----------------------------------------------- */

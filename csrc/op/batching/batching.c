@@ -327,6 +327,3 @@ mpg_status mpg_batching_along_axis(mpg_batching *b) {
   bool removed = keepdims >= 0 && !*(const bool *)(params + table->params[keepdims].offset);
   return along(b, (const mpg_opt_int *)(params + table->params[axis].offset), removed);
 }
-mpg_status mpg_batching_argmax_channel(mpg_batching *b) {
-  return along(b, &(mpg_opt_int){.value = 1, .present = 1}, true);
-}

@@ -115,12 +115,6 @@ mpg_status mpg_batching_log_softmax(mpg_batching *b) {
   return but(b, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)));
 }
 
-mpg_status mpg_batching_softmax_activation(mpg_batching *b) {
-  PARAMS(softmax_activation);
-  enum { CHANNEL, INSTANCE };
-  return but(b, p->mode == INSTANCE ? mpg_batching_ndim(b, 0) - 1 : 1);
-}
-
 /* data: (..., classes), label: (...). */
 mpg_status mpg_batching_softmax_ce(mpg_batching *b) {
   int first = mpg_batching_first(b), own = b->in[first].axis;

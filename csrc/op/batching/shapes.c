@@ -158,20 +158,6 @@ mpg_status mpg_batching_slice_axis(mpg_batching *b) {
   return cut(b, 0, axis, begin, b->outputs[0].shape.dims[axis], 1);
 }
 
-/* Only the other array's shape counts: where the rows are cut to it, it must have as many. */
-mpg_status mpg_batching_slice_like(mpg_batching *b) {
-  PARAMS(slice_like);
-  if (!mpg_batching_divided(b, 0)) return MPG_OK;
-  int own = b->in[0].axis;
-  bool cuts = p->axes.count <= 0;
-  for (int i = 0; i < p->axes.count; i++)
-    cuts |= mpg_batching_axis(p->axes.values[i], mpg_batching_ndim(b, 0)) == own;
-  if (cuts && b->in[1].kind != MPG_BATCH_FREE &&
-      !(mpg_batching_divided(b, 1) && b->in[1].axis == own))
-    return mpg_batching_fail(b, 0, "it takes some of the rows");
-  return cut(b, 0, own, 0, b->outputs[0].shape.dims[own], 1);
-}
-
 /* The part that is written must be all rows. */
 mpg_status mpg_batching_slice_assign(mpg_batching *b) {
   PARAMS(slice);

@@ -134,16 +134,16 @@ void mpg_gradient_log_softmax_back(mpg_gradient *g) {
 
 /* --- SoftmaxActivation ------------------------------------------------------------------------ */
 
-mpg_status mpg_infer_softmax_activation(mpg_infer *infer) {
-  MPG_TRY(mpg_infer_same(infer));
-  if (infer->inputs[0].shape.ndim >= 0 && infer->inputs[0].shape.ndim < 2)
-    return mpg_infer_fail(infer, "the array has at least 2 dimensions");
-  return MPG_OK;
-}
-
-void mpg_gradient_softmax_activation(mpg_gradient *g) {
+void mpg_compose_softmax_activation(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   GRADIENT_PARAMS(softmax_activation, params);
-  softmax_gradient(g, MPG_OP__softmax_backward, params->mode == 0 ? 1 : -1, 1);
+  mpg_softmax_params along;
+  memset(&along, 0, sizeof along);
+  along.axis = params->mode == 0 ? 1 : -1;
+  along.dtype = MPG_DTYPE_NONE;
+  if (mpg_value_desc(g, inputs[0])->shape.ndim < 2)
+    mpg_gradient_fail(g, "the array has at least 2 dimensions");
+  else
+    outputs[0] = mpg_emit1(g, MPG_OP_softmax, &along, inputs[0]);
 }
 
 /* --- Cross-entropy ---------------------------------------------------------------------------- */

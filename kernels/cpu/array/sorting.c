@@ -336,10 +336,6 @@ MPG_CPU_KERNEL(argmin) {
   const mpg_argmax_params *params = call->params;
   return run_search(call, &params->axis, true);
 }
-MPG_CPU_KERNEL(argmax_channel) {
-  mpg_opt_int axis = {.value = 1, .present = 1};
-  return run_search(call, &axis, false);
-}
 
 /* --- Along a dimension ------------------------------------------------------------------------ */
 

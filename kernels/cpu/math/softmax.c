@@ -153,14 +153,6 @@ static mpg_status back_with(const mpg_kernel_call *call, int kind) {
 MPG_CPU_KERNEL(softmax_back) { return back_with(call, KIND_SOFTMAX_BACK); }
 MPG_CPU_KERNEL(log_softmax_back) { return back_with(call, KIND_LOG_SOFTMAX_BACK); }
 
-MPG_CPU_KERNEL(softmax_activation) {
-  const mpg_softmax_activation_params *params = call->params;
-  const mpg_shape *shape = &call->inputs[0].desc.shape;
-  job p = {.kind = KIND_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .scale = 1};
-  set_axis(&p, shape, params->mode == 0 ? 1 : -1);
-  return run_job(call, &p);
-}
-
 /* SoftmaxOutput's forward pass: along dimension 1 (multi_output), the last (preserve_shape), or all
  * but the first. */
 MPG_CPU_KERNEL(softmax_output) {

@@ -487,10 +487,6 @@ MPG_CUDA_KERNEL(pick_back) {
                params->mode == 1, true);
 }
 
-MPG_CUDA_KERNEL(batch_take) {
-  return picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], 1, false, false);
-}
-
 MPG_CUDA_KERNEL(fill_element) {
   MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
   return picks(call, &call->outputs[0], &call->inputs[1], &call->inputs[2], 1, false, true);

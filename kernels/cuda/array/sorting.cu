@@ -253,12 +253,6 @@ MPG_CUDA_KERNEL(argmin) {
   return search(call, extent_of(&call->inputs[0].desc.shape, &params->axis), true);
 }
 
-MPG_CUDA_KERNEL(argmax_channel) {
-  const mpg_shape *shape = &call->inputs[0].desc.shape;
-  return search(call, {shape->dims[0], shape->dims[1], mpg_shape_product(shape, 2, shape->ndim)},
-                false);
-}
-
 MPG_CUDA_KERNEL(gather_along) {
   return move_along(call, &call->outputs[0], &call->inputs[0], false);
 }

@@ -212,12 +212,6 @@ MPG_CUDA_KERNEL(log_softmax) {
 MPG_CUDA_KERNEL(softmax_back) { return back_with(call, SOFTMAX_BACK); }
 MPG_CUDA_KERNEL(log_softmax_back) { return back_with(call, LOG_SOFTMAX_BACK); }
 
-MPG_CUDA_KERNEL(softmax_activation) {
-  const mpg_softmax_activation_params *params = (const mpg_softmax_activation_params *)call->params;
-  return run(call, SOFTMAX, NULL, NULL,
-             along(&call->inputs[0].desc.shape, params->mode == 0 ? 1 : -1, 1));
-}
-
 /* SoftmaxOutput's forward pass: along dimension 1 (multi_output), the last (preserve_shape), or all
  * but the first. */
 MPG_CUDA_KERNEL(softmax_output) {
