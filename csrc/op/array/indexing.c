@@ -293,14 +293,14 @@ mpg_status mpg_infer_gather_nd(mpg_infer *infer) {
 
 void mpg_gradient_gather_nd(mpg_gradient *g) {
   if (!g->needed[0]) return;
-  mpg_shape_of_params params;
+  mpg_exact_shape_params params;
   memset(&params, 0, sizeof params);
   params.shape = mpg_shape_tuple(&mpg_value_desc(g, g->inputs[0])->shape);
   g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_gather_nd, &params, g->out_grads[0], g->inputs[1]);
 }
 
 mpg_status mpg_infer_scatter_nd(mpg_infer *infer) {
-  PARAMS(shape_of, params);
+  PARAMS(exact_shape, params);
   mpg_shape shape, gathered;
   MPG_TRY(expect_numeric(infer, 1));
   infer->outputs[0].dtype = infer->inputs[0].dtype;
@@ -515,7 +515,7 @@ void mpg_compose_index_copy(mpg_gradient *g, const mpg_value *inputs, mpg_value 
     return;
   }
   mpg_shape columns = {.ndim = 2, .dims = {1, index.dims[0]}};
-  mpg_shape_of_params params = {.shape = mpg_shape_tuple(&shape)};
+  mpg_exact_shape_params params = {.shape = mpg_shape_tuple(&shape)};
   outputs[0] = mpg_emit3(g, MPG_OP__scatter_set_nd, &params, inputs[0], inputs[2],
                          mpg_emit_reshape(g, inputs[1], &columns));
 }
