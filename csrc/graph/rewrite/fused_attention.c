@@ -458,17 +458,12 @@ const mpg_rewrite_rule mpg_rule_attention = {
 
 /* (batch, heads, rows, width) to (batch, rows, heads, width). */
 static bool exchanges_middle(const mpg_node *node) {
-  if (node->op->id == MPG_OP_transpose) {
-    const mpg_tuple *axes = &((const mpg_transpose_params *)node->params)->axes;
-    if (axes->count != 4) return false;
-    for (int i = 0; i < 4; i++)
-      if ((axes->values[i] + 4) % 4 != (int64_t[]){0, 2, 1, 3}[i]) return false;
-    return true;
-  }
-  if (node->op->id != MPG_OP_SwapAxis) return false;
-  const mpg_swap_axis_params *p = node->params;
-  int64_t a = (p->dim1 + 4) % 4, b = (p->dim2 + 4) % 4;
-  return (a == 1 && b == 2) || (a == 2 && b == 1);
+  if (node->op->id != MPG_OP_transpose) return false;
+  const mpg_tuple *axes = &((const mpg_transpose_params *)node->params)->axes;
+  if (axes->count != 4) return false;
+  for (int i = 0; i < 4; i++)
+    if ((axes->values[i] + 4) % 4 != (int64_t[]){0, 2, 1, 3}[i]) return false;
+  return true;
 }
 
 static bool split_place(mpg_tuple *place, int first, int64_t heads) {

@@ -9,20 +9,12 @@ static bool exchanged(const mpg_rewrite *r, mpg_operand from, mpg_operand *x) {
   const mpg_shape *shape = &mpg_rewrite_desc(r, from)->shape;
   int last = shape->ndim - 1;
   if (last < 1) return false;
-  if (mpg_rewrite_match(r, from, MPG_OP_transpose, MPG_PRIVATE, &found)) {
-    const mpg_tuple *axes = &((const mpg_transpose_params *)mpg_rewrite_params(r, found))->axes;
-    if (axes->count <= 0 && last != 1) return false;
-    for (int i = 0; axes->count > 0 && i <= last; i++) {
-      int64_t axis = axes->values[i] < 0 ? axes->values[i] + last + 1 : axes->values[i];
-      if (axis != (i == last ? last - 1 : i == last - 1 ? last : i)) return false;
-    }
-  } else if (mpg_rewrite_match(r, from, MPG_OP_SwapAxis, MPG_PRIVATE, &found)) {
-    const mpg_swap_axis_params *p = mpg_rewrite_params(r, found);
-    int64_t a = p->dim1 < 0 ? p->dim1 + last + 1 : p->dim1,
-            b = p->dim2 < 0 ? p->dim2 + last + 1 : p->dim2;
-    if (a + b != 2 * last - 1 || (a != last && b != last)) return false;
-  } else {
-    return false;
+  if (!mpg_rewrite_match(r, from, MPG_OP_transpose, MPG_PRIVATE, &found)) return false;
+  const mpg_tuple *axes = &((const mpg_transpose_params *)mpg_rewrite_params(r, found))->axes;
+  if (axes->count <= 0 && last != 1) return false;
+  for (int i = 0; axes->count > 0 && i <= last; i++) {
+    int64_t axis = axes->values[i] < 0 ? axes->values[i] + last + 1 : axes->values[i];
+    if (axis != (i == last ? last - 1 : i == last - 1 ? last : i)) return false;
   }
   *x = mpg_rewrite_input(r, found, 0);
   return true;

@@ -35,7 +35,6 @@ bool mpg_view_op(const mpg_node *node) {
   if (mpg_node_is_view(node)) return mpg_node_is_reshape(node);
   switch (node->op->id) {
     case MPG_OP_transpose:
-    case MPG_OP_SwapAxis:
     case MPG_OP_SliceChannel:
     case MPG_OP__split_v2:
     case MPG_OP_slice:
@@ -120,12 +119,6 @@ bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t outpu
       const mpg_tuple *given = &((const mpg_transpose_params *)node->params)->axes;
       for (int i = 0; i < from->ndim; i++)
         axes[i] = given->count > 0 ? axis_of(given->values[i], from->ndim) : from->ndim - 1 - i;
-      return permute(layout, axes);
-    }
-    case MPG_OP_SwapAxis: {
-      const mpg_swap_axis_params *p = node->params;
-      int a = axis_of(p->dim1, from->ndim), b = axis_of(p->dim2, from->ndim);
-      for (int i = 0; i < from->ndim; i++) axes[i] = i == a ? b : i == b ? a : i;
       return permute(layout, axes);
     }
     case MPG_OP_SliceChannel: {

@@ -46,22 +46,12 @@ static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
 /* Finds the input dimension of each dimension of the result; false if the op does more than
  * permute. */
 static bool permutation(const mpg_graph *graph, const mpg_node *node, int *from) {
-  if (!node->op || (node->op->id != MPG_OP_transpose && node->op->id != MPG_OP_SwapAxis))
-    return false;
+  if (!node->op || node->op->id != MPG_OP_transpose) return false;
+  const mpg_tuple *axes = &((const mpg_transpose_params *)node->params)->axes;
   int ndim = desc_of(graph, mpg_node_inputs(graph, node)[0])->shape.ndim;
-  for (int i = 0; i < ndim; i++) from[i] = i;
-  if (node->op->id == MPG_OP_transpose) {
-    const mpg_transpose_params *p = node->params;
-    for (int i = 0; i < ndim; i++) {
-      int64_t axis = p->axes.count > 0 ? p->axes.values[i] : ndim - 1 - i;
-      from[i] = (int)(axis < 0 ? axis + ndim : axis);
-    }
-  } else {
-    const mpg_swap_axis_params *p = node->params;
-    int a = (int)(p->dim1 < 0 ? p->dim1 + ndim : p->dim1),
-        b = (int)(p->dim2 < 0 ? p->dim2 + ndim : p->dim2);
-    from[a] = b;
-    from[b] = a;
+  for (int i = 0; i < ndim; i++) {
+    int64_t axis = axes->count > 0 ? axes->values[i] : ndim - 1 - i;
+    from[i] = (int)(axis < 0 ? axis + ndim : axis);
   }
   return true;
 }

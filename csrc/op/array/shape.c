@@ -274,22 +274,15 @@ void mpg_gradient_transpose(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit1(g, MPG_OP_transpose, &inverse, g->out_grads[0]);
 }
 
-mpg_status mpg_infer_swap_axis(mpg_infer *infer) {
-  PARAMS(swap_axis, params);
-  if (!mpg_infer_begin(infer)) return MPG_OK;
-  mpg_shape shape = infer->inputs[0].shape;
-  int a, b;
-  MPG_TRY(mpg_axis_normalize(params->dim1, shape.ndim, infer->op->name, &a));
-  MPG_TRY(mpg_axis_normalize(params->dim2, shape.ndim, infer->op->name, &b));
-  int64_t swap = shape.dims[a];
-  shape.dims[a] = shape.dims[b];
-  shape.dims[b] = swap;
-  infer->outputs[0].shape = shape;
-  return MPG_OK;
-}
-
-void mpg_gradient_swap_axis(mpg_gradient *g) {
-  g->in_grads[0] = mpg_emit1(g, MPG_OP_SwapAxis, g->params, g->out_grads[0]);
+void mpg_compose_swap_axis(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  GRADIENT_PARAMS(swap_axis, params);
+  int ndim = mpg_value_desc(g, inputs[0])->shape.ndim, a, b;
+  mpg_transpose_params order = {.axes = {.count = ndim}};
+  if ((g->status = mpg_axis_normalize(params->dim1, ndim, g->op->name, &a)) != MPG_OK ||
+      (g->status = mpg_axis_normalize(params->dim2, ndim, g->op->name, &b)) != MPG_OK)
+    return;
+  for (int i = 0; i < ndim; i++) order.axes.values[i] = i == a ? b : i == b ? a : i;
+  outputs[0] = mpg_emit1(g, MPG_OP_transpose, &order, inputs[0]);
 }
 
 mpg_status mpg_infer_reverse(mpg_infer *infer) {

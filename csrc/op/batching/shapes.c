@@ -74,14 +74,6 @@ mpg_status mpg_batching_transpose(mpg_batching *b) {
   return MPG_OK;
 }
 
-mpg_status mpg_batching_swap_axis(mpg_batching *b) {
-  PARAMS(swap_axis);
-  int one = mpg_batching_axis(p->dim1, mpg_batching_ndim(b, 0)),
-      two = mpg_batching_axis(p->dim2, mpg_batching_ndim(b, 0)), axis = b->in[0].axis;
-  mpg_batching_set(b, 0, axis == one ? two : axis == two ? one : axis, 0);
-  return MPG_OK;
-}
-
 /* Joined along the rows: one input's, then the next one's. */
 static mpg_status join_rows(mpg_batching *b, int axis) {
   int first = mpg_batching_first(b);
