@@ -1,5 +1,5 @@
-"""What several examples share: devices named on the command line, ways to train that take turns,
-tables."""
+"""Helpers that several examples share: devices named on the command line, ways to train that take
+turns, tables."""
 
 import argparse
 import re

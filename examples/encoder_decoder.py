@@ -118,7 +118,7 @@ def way(
 
 
 def with_begin(syllables: np.ndarray, vocab: int) -> np.ndarray:
-    """What the decoder has seen before each syllable."""
+    """The syllables before each syllable, as the decoder sees them."""
     return np.concatenate(
         [np.full((len(syllables), 1), vocab, dtype=np.float32), syllables[:, :-1]], axis=1
     )

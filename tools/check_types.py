@@ -1,6 +1,6 @@
-"""What type checkers make of the installed package: that the examples, and a program that overrides
-what users override, are without errors (mypy), and how much of what is public has types that they
-know (basedpyright).
+"""Runs type checkers on the installed package: the examples, and a program that overrides what
+users override, are without errors (mypy); and how much of what is public has types that they know
+(basedpyright).
 
     cd examples && python ../tools/check_types.py
 

@@ -1,4 +1,4 @@
-"""What building takes: compiling files that changed, several at once; and the GPU library. Used by
+"""Building native code: compiling files that changed, several at once; and the GPU library. Used by
 setup.py and tests/hostcuda/build.py.
 
 As a program it builds the GPU library alone, into build/: MPGLUON_CUDA=1 python3

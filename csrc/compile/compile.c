@@ -375,7 +375,7 @@ fail:
   return status;
 }
 
-/* What nodes and outputs read before simplification. */
+/* The inputs of nodes and outputs before simplification. */
 static mpg_status keep_traced(mpg_compiled *c) {
   size_t inputs = c->graph.num_inputs, count = inputs + c->num_outputs;
   c->traced = mpg_malloc((count + 1) * sizeof *c->traced);

@@ -38,7 +38,8 @@ def flatten(value, flat, what):
 
 
 def regroup(structure, arrays):
-    """What `flatten` took apart, with the next of the iterator `arrays` in place of each array."""
+    """The structure that `flatten` took apart, with the next of the iterator `arrays` in place of
+    each array."""
     if structure is ARRAY:
         return next(arrays)
     if structure is None:

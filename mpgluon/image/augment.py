@@ -67,7 +67,7 @@ _FROM_YIQ = ((1.0, 0.956, 0.621), (1.0, -0.272, -0.647), (1.0, -1.107, 1.705))
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold of an augmenter's parameter: lists for arrays."""
+    """An augmenter's parameter as JSON can hold it: lists for arrays."""
     value = value.asnumpy() if isinstance(value, nd.NDArray) else value
     return value.tolist() if isinstance(value, np.ndarray) else value
 
@@ -555,7 +555,7 @@ def color_augmenters(
     mean: Any,
     std: Any,
 ) -> list[Augmenter]:
-    """What `CreateAugmenter` and `CreateDetAugmenter` do to the colors of images of float32."""
+    """The augmenters of colors of `CreateAugmenter` and `CreateDetAugmenter`, for float32."""
     augmenters: list[Augmenter] = []
     if brightness or contrast or saturation:
         augmenters.append(ColorJitterAug(brightness, contrast, saturation))

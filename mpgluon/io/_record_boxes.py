@@ -1,6 +1,6 @@
-"""What `ImageDetRecordIter` does to an image with boxes: NumPy arrays (height, width, channels) of
-uint8, and objects (objects, 5 or more): class, then left, upper, right and lower edge as parts of
-the image's width and height."""
+"""The augmentation of `ImageDetRecordIter`, for an image with boxes: NumPy arrays (height, width,
+channels) of uint8, and objects (objects, 5 or more): class, then left, upper, right and lower edge
+as parts of the image's width and height."""
 
 from __future__ import annotations
 

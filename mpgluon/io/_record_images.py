@@ -1,4 +1,4 @@
-"""What `ImageRecordIter` does to an image: NumPy arrays (height, width, channels) of uint8, changed
+"""The augmentation of `ImageRecordIter`: NumPy arrays (height, width, channels) of uint8, changed
 by a generator of random numbers of the image's own, so that threads do not matter."""
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def while_loop(
 
 
 def _rows(descs, count):
-    """What `count` arrays of each description are, along a new first axis."""
+    """The descriptions of `count` arrays each, along a new first axis."""
     return [((count, *shape), dtype, ctx) for shape, dtype, ctx in descs]
 
 

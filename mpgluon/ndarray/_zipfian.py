@@ -4,7 +4,7 @@ import math
 
 
 def draw(uniform, true_classes, num_sampled, range_max):
-    """What `rand_zipfian` returns; `uniform` makes float64 numbers between 0 and its argument, of
+    """The results of `rand_zipfian`; `uniform` makes float64 numbers between 0 and its argument, of
     the shape (num_sampled,)."""
     log_range = math.log(range_max + 1)
     sampled = (uniform(log_range).exp() - 1).astype("int64") % range_max

@@ -35,7 +35,7 @@ DEFAULT = "1f1b"
 
 
 class Schedule(typing.NamedTuple):
-    """What `Pipeline` and the planner know of a schedule that has a name (see `SCHEDULES`).
+    """The record of a schedule that has a name, for `Pipeline` and the planner (see `SCHEDULES`).
 
     Attributes
     ----------

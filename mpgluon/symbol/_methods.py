@@ -15,7 +15,7 @@ def function(op, name=None):
 
 
 class SymbolMethods:
-    """What `Symbol` has by the functions of ``mx.sym``: operators, and methods that are ops."""
+    """The operators of `Symbol`, and its methods that are functions of ``mx.sym``."""
 
     __slots__ = ()
 

@@ -1,5 +1,5 @@
-"""What a compiled call costs: bound parameters are not looked at again, and nothing is allocated in
-the steady state."""
+"""The cost of a compiled call: bound parameters are not looked at again, and nothing is allocated
+in the steady state."""
 
 import gc
 import os

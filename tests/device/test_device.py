@@ -15,7 +15,7 @@ from support.processes import ended, finished
 
 
 def run(code, timeout=60, **environment):
-    """What a script prints, without settings of the environment; it writes no error."""
+    """The output of a script without settings of the environment; it writes no error."""
     kept = {
         k: v
         for k, v in os.environ.items()

@@ -1,4 +1,4 @@
-"""What the compiler's passes make, as text; and how the work grows."""
+"""Graphs after the compiler's passes, as text; and how the work grows."""
 
 import json
 

@@ -39,7 +39,7 @@ def sources():
 
 
 def nvrtc_definitions(flags, folder, library):
-    """What NVRTC's stand-in compiles with: quick rather than good code, without the C++ library."""
+    """The flags of NVRTC's stand-in: quick rather than good code, without the C++ library."""
     options = ["-std=c++17", "-O0", "-w", "-nostdinc++", "-DHOSTCUDA_DEVICE_ONLY", "-D__global__="]
     options += [f for f in flags if f.startswith(("-f", "-march")) and f != "-fvisibility=hidden"]
     if platform.machine() == "x86_64":

@@ -1,4 +1,4 @@
-"""What ops cost: counted by each op's row, and used where the compiler chooses what to compute
+"""The costs of ops: counted by each op's row, and used where the compiler chooses what to compute
 again."""
 
 import math

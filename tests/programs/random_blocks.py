@@ -1,5 +1,5 @@
-"""What random networks have in common: nodes on devices, layers that nodes share, and the hunt for
-seeds that fail."""
+"""The parts that random networks have in common: nodes on devices, layers that nodes share, and the
+hunt for seeds that fail."""
 
 import argparse
 import time

@@ -15,7 +15,7 @@ SHAPES = [(4,), (6,), (2, 3), (4, 3), (3, 4), (4, 4), (1, 4), (12,), (1,), (0, 3
 
 
 class Arrays:
-    """What a machine does with them."""
+    """The actions of a machine on them."""
 
     def rule_create(self, rng):
         if len(self.lives) >= MOST_ARRAYS:

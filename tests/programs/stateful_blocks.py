@@ -176,7 +176,7 @@ class Gradients:
 
 
 class Blocks:
-    """What a machine does with hybridized blocks."""
+    """The actions of a machine on hybridized blocks."""
 
     def rule_block(self, rng):
         """Makes a hybridized block, with captured arrays now and then."""

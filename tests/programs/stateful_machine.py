@@ -32,7 +32,7 @@ LIMITED = mx.cpu(90)  # the device of arrays that do not fit
 
 
 class Interrupt(BaseException):
-    """What a signal raises; no handler of errors takes it for one."""
+    """The exception of a signal; no handler of errors takes it for one."""
 
 
 class Machine(Arrays, Gradients, Blocks, Networks):

@@ -26,7 +26,7 @@ class Network:
 
 
 class Networks:
-    """What a machine does with them."""
+    """The actions of a machine on them."""
 
     def rule_network(self, rng):
         if len(self.networks) >= MOST_NETWORKS:

@@ -1,4 +1,4 @@
-"""What tools/native_build.py looks for."""
+"""The checks of tools/native_build.py."""
 
 import importlib.util
 import os

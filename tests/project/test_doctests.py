@@ -68,7 +68,7 @@ def objects(module):
 
 
 def failures_of(name, text):
-    """What running the examples in a text reports."""
+    """The report of running the examples in a text."""
     if ">>>" not in text:
         return ""
     failures = []
@@ -163,7 +163,7 @@ def test_functions_have_examples(name):
 
 
 def test_examples_of_the_core():
-    """What is written in C."""
+    """Functions and types that are written in C."""
     values = [nd.NDArray, mx.Context, nd.array, nd.waitall, nd.from_dlpack]
     values += [nd.to_dlpack_for_read, nd.to_dlpack_for_write]
     failures = [failures_of(value.__name__, inspect.getdoc(value)) for value in values]

@@ -37,7 +37,7 @@ def entries(section):
 
 
 def faults(function, doc, path):
-    """What is wrong with the parameters in a docstring."""
+    """The faults of the parameters in a docstring."""
     section = sections(doc or "").get("Parameters")
     if section is None:
         return []

@@ -1,4 +1,4 @@
-"""What type checkers and editors are told of the package is what it has."""
+"""Stubs and hints: type checkers and editors are told the truth about the package."""
 
 import ast
 import builtins

@@ -1,4 +1,4 @@
-"""What a sample of an op is. Each family has a file here with SAMPLES: op name -> list of Sample;
+"""Samples of ops. Each family has a file here with SAMPLES: op name -> list of Sample;
 tests/ops/test_ops.py checks every op of the registry on its samples, and fails for an op that has
 none."""
 

@@ -1,1 +1,1 @@
-"""What tests share: devices, processes, networks, comparisons."""
+"""Helpers that tests share: devices, processes, networks, comparisons."""

@@ -51,5 +51,5 @@ def finished(code, timeout=120, base=None, **settings):
 
 
 def output_of(code, timeout=120, base=None, **settings):
-    """What the code prints; it runs without an error."""
+    """The output of the code, which runs without an error."""
     return finished(code, timeout, base, **settings).stdout

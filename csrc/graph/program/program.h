@@ -14,7 +14,7 @@
  * every so many bytes, that external arrays are final which it has written, so that others need not
  * wait for its end: sums of gradients begin while the rest goes on backward.
  *
- * What a call costs before its first kernel does not grow with the graph. External arrays come in
+ * The cost of a call before its first kernel does not grow with the graph. External arrays come in
  * *parts*, runs of consecutive ones. A part that is the same from call to call (parameters, their
  * gradients) is *fixed*: such parts come as one binding, and a frame that served the same binding
  * before knows where they lie. Frames and work space are kept by the set for its next call.

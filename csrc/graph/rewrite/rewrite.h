@@ -7,12 +7,12 @@
  * are, in their order, with their scope, origin, mode and random number. Nodes without readers are
  * removed. Rules run one after the other, each on the result of the one before.
  *
- * What a rule decides depends on ops, shapes, dtypes and parameters alone, never on devices (a kind
- * of device that has no kernel for what it would put in keeps the ops as they are): a pattern looks
- * through copies between devices, and the replacement runs where the pattern's last op ran, on
- * operands that come there by copies. So the same program has the same bits wherever it is placed.
- * A copy is emitted for an operand exactly where the pattern had one on its way, whether it crosses
- * or not, because gradients are summed along these edges.
+ * The choices of a rule depend on ops, shapes, dtypes and parameters alone, never on devices (a
+ * kind of device that has no kernel for what it would put in keeps the ops as they are): a pattern
+ * looks through copies between devices, and the replacement runs where the pattern's last op ran,
+ * on operands that come there by copies. So the same program has the same bits wherever it is
+ * placed. A copy is emitted for an operand exactly where the pattern had one on its way, whether it
+ * crosses or not, because gradients are summed along these edges.
  *
  * Ownership: a sweep owns the graph it builds until it takes the source's place. Threads: host
  * lock.

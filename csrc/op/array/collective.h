@@ -3,7 +3,7 @@
  *
  * It runs on the device of its first input (issues the transfers of all), when everything before it
  * on every device that takes part is done; what comes behind it on any of them waits for its end.
- * What a backend makes of it is its kernel `collective`; that finds the devices in the parameters.
+ * Each backend has a kernel `collective`, which finds the devices in the parameters.
  * Threads: any.
  */
 #ifndef MPG_OP_ARRAY_COLLECTIVE_H

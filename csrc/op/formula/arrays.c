@@ -1,9 +1,9 @@
-/* What composed ops make of arrays: constants, parts, joins, choices. */
+/* Building blocks of composed ops: constants, parts, joins, choices. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
 
-/* What has no inputs, on the device of `like`. */
+/* An op without inputs, on the device of `like`. */
 static mpg_value create(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value like) {
   mpg_value result = MPG_NO_VALUE;
   g->status = g->builder->emit(g->builder, mpg_op_get(op), params, NULL, 0, like, &result);

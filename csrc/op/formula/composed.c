@@ -64,8 +64,8 @@ static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const vo
   return MPG_OK;
 }
 
-/* What the outputs are is known where the shapes of all inputs are; their dtypes, where those of
- * the inputs are, too: shapes do not depend on them. */
+/* The outputs' shapes follow from those of all inputs; their dtypes, where the inputs' are known,
+ * too: shapes do not depend on them. */
 mpg_status mpg_infer_composed(mpg_infer *infer) {
   enum { FEW = 16 };
   bool typed = true;

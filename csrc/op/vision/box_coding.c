@@ -1,5 +1,5 @@
-/* What anchors learn of boxes, and the boxes that they say. Targets of training: no gradient goes
- * through them. */
+/* The targets that anchors learn of boxes, and the boxes that they predict. Targets of training: no
+ * gradient goes through them. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"

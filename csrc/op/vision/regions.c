@@ -1,4 +1,4 @@
-/* What ops of regions of interest share. */
+/* Helpers that ops of regions of interest share. */
 #include "op/vision/regions.h"
 
 #include "op/formula/arithmetic.h"

@@ -1,5 +1,5 @@
-/* What ops of regions of interest share: (regions, [picture, xmin, ymin, xmax, ymax]) in units of
- * the picture, of data (batch, channels, height, width). Any thread may call. */
+/* Helpers that ops of regions of interest share: (regions, [picture, xmin, ymin, xmax, ymax]) in
+ * units of the picture, of data (batch, channels, height, width). Any thread may call. */
 #ifndef MPG_OP_VISION_REGIONS_H
 #define MPG_OP_VISION_REGIONS_H
 

@@ -440,7 +440,7 @@ static PyObject *get_signature_object(PyObject *self, void *Py_UNUSED(unused)) {
 static const char *const kind_names[] = {MPG_PARAM_KINDS(KIND_NAME)};
 #undef KIND_NAME
 
-/* What a row says to users: a text, and an example, which may be empty. */
+/* A row's documentation: a text, and an example, which may be empty. */
 typedef struct row_doc {
   const char *text;
   int length;

@@ -61,7 +61,7 @@ typedef struct mpg_onednn {
 #define mpg_cpu_onednn MPG_CPU_NAME(onednn)
 const mpg_onednn *mpg_cpu_onednn(void); /* NULL: not there, or turned off by MPGLUON_ONEDNN=0 */
 
-/* What oneDNN calls a dtype that its primitives are fast in on this processor: float32, and
+/* oneDNN's name of a dtype that its primitives are fast in on this processor: float32, and
  * bfloat16 where the processor multiplies it (sums are float32, rounded once at the end).
  * dnnl_data_type_undef: there is none. */
 #define mpg_cpu_onednn_dtype MPG_CPU_NAME(onednn_dtype)

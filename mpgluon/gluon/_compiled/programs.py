@@ -1,4 +1,4 @@
-"""What `HybridBlock.compiled` tells: the compiled signatures, as data and as text."""
+"""The compiled signatures of `HybridBlock.compiled`, as data and as text."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Layer:
 
 
 class SavedAsJson:
-    """What `to_json` turns into plain data and `from_json` back, in files."""
+    """Plain data in files, by `to_json` and `from_json`."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON; OSError when the file can't be written."""
