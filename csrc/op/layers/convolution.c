@@ -67,6 +67,22 @@ int mpg_arity_convolution(const mpg_op *op, const void *params, int given) {
   return ((const mpg_convolution_params *)params)->no_bias ? 2 : 3;
 }
 
+/* data: channels first, or not known. */
+static mpg_status check_channels(mpg_infer *infer, const mpg_shape *data, int ndim,
+                                 int64_t num_filter, int64_t num_group) {
+  if (num_filter % num_group)
+    return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
+  if (infer->num_inputs == 3)
+    MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {num_filter}}));
+  if (data->ndim < 0) return MPG_OK;
+  if (data->ndim != ndim + 2)
+    return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2,
+                          ndim);
+  if (data->dims[1] >= 0 && data->dims[1] % num_group)
+    return mpg_infer_fail(infer, "the channels must be a multiple of num_group");
+  return MPG_OK;
+}
+
 mpg_status mpg_infer_convolution(mpg_infer *infer) {
   const mpg_convolution_params *p = infer->params;
   mpg_layout layout = mpg_convolution_layout(infer->op, p);
@@ -75,16 +91,8 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
   MPG_TRY(check_layout(infer, p->layout, ndim));
-  if (p->num_filter % p->num_group)
-    return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
-  if (infer->num_inputs == 3)
-    MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_filter}}));
+  MPG_TRY(check_channels(infer, data, ndim, p->num_filter, p->num_group));
   if (data->ndim < 0) return MPG_OK;
-  if (data->ndim != ndim + 2)
-    return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2,
-                          ndim);
-  if (data->dims[1] >= 0 && data->dims[1] % p->num_group)
-    return mpg_infer_fail(infer, "the channels must be a multiple of num_group");
   mpg_shape weight = {
       .ndim = ndim + 2,
       .dims = {p->num_filter, data->dims[1] < 0 ? -1 : data->dims[1] / p->num_group}};
@@ -290,16 +298,8 @@ mpg_status mpg_infer_deconvolution(mpg_infer *infer) {
   MPG_TRY(check_tuple(infer, "adj", &p->adj, ndim, 0));
   MPG_TRY(check_tuple(infer, "target_shape", &p->target_shape, ndim, 0));
   MPG_TRY(check_layout(infer, p->layout, ndim));
-  if (p->num_filter % p->num_group)
-    return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
-  if (infer->num_inputs == 3)
-    MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_filter}}));
+  MPG_TRY(check_channels(infer, data, ndim, p->num_filter, p->num_group));
   if (data->ndim < 0) return MPG_OK;
-  if (data->ndim != ndim + 2)
-    return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2,
-                          ndim);
-  if (data->dims[1] >= 0 && data->dims[1] % p->num_group)
-    return mpg_infer_fail(infer, "the channels must be a multiple of num_group");
   mpg_shape weight = {.ndim = ndim + 2, .dims = {data->dims[1], p->num_filter / p->num_group}}, out;
   for (int i = 0; i < ndim; i++) weight.dims[i + 2] = p->kernel.values[i];
   weight = mpg_weight_laid(&weight, layout);
