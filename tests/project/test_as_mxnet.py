@@ -1,5 +1,6 @@
 """The name mxnet: imports of it give mpgluon."""
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -130,6 +131,33 @@ def test_private_names_that_packages_import():
     assert mx.image.image._get_interp_method(9, (2, 2, 4, 4)) == 2
     assert mx.gluon.utils._indent("a\nb", 2) == "a\n  b"
     assert mx.gluon.utils._brief_print_list(["a", "b"]) == "'a', 'b'"
+
+
+class Everyother(mx.gluon.data.dataloader._MultiWorkerIter):
+    """As packages do: sends batches its own way."""
+
+    def _push_next(self):
+        next(self._iter, None)
+        super()._push_next()
+
+
+def test_the_iterator_over_a_pool_that_packages_subclass():
+    from mpgluon.gluon.data import dataloader
+
+    data = mx.gluon.data.ArrayDataset(np.arange(12, dtype=np.float32))
+    sampler = mx.gluon.data.BatchSampler(mx.gluon.data.SequentialSampler(12), 2, "keep")
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1, dataloader._worker_initializer, [data]) as pool:
+        for kind, expected in (
+            (dataloader._MultiWorkerIter, [[2 * i, 2 * i + 1] for i in range(6)]),
+            (Everyother, [[2, 3], [6, 7], [10, 11]]),
+        ):
+            batches = kind(pool, dataloader.default_batchify_fn, sampler, prefetch=2)
+            assert len(batches) == 6
+            assert [batch.asnumpy().tolist() for batch in batches] == expected
+    moved = dataloader._as_in_context([mx.nd.ones(1), (mx.nd.ones(1), 3)], mx.cpu(1))
+    assert moved[0].context == moved[1][0].context == mx.cpu(1) and moved[1][1] == 3
+    assert not hasattr(dataloader, "no_such_name")
 
 
 def test_the_graph_of_a_block_under_its_old_name():

@@ -18,7 +18,26 @@ if TYPE_CHECKING:
     from .dataset import Dataset
     from .sampler import Sampler
 
+# Loaded when a package asks for them: MXNet's names.
+_MXNET_NAMES = {
+    "ForkingPickler": "ForkingPickler",
+    "_MultiWorkerIter": "MultiWorkerIter",
+    "_as_in_context": "as_in_context",
+    "_worker_fn": "worker_fn",
+    "_worker_initializer": "worker_initializer",
+}
+
 __all__ = ["DataLoader", "default_batchify_fn", "default_mp_batchify_fn"]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MXNET_NAMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import _multi_worker_iter
+
+        return getattr(_multi_worker_iter, _MXNET_NAMES[name])
 
 
 def _gather(data, stack, convert):
