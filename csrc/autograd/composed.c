@@ -5,11 +5,16 @@
 #include "base/memory.h"
 
 enum { BLOCK = 32, MOST_BLOCKS = 64 };
+/* From so many elements among the inputs on, intermediate arrays are given up behind their last
+ * reader, which takes composing twice. */
+enum { COUNTED_ELEMENTS = 4096 };
 
 /* The arrays that there are so far; blocks, because formulas hold pointers to descs. */
 typedef struct array_builder {
   mpg_builder builder;
   uint32_t count;
+  uint32_t *uses; /* per array: readers that come yet; NULL: not counted */
+  mpg_device_id device;
   mpg_array *blocks[MOST_BLOCKS];
   mpg_array first[BLOCK];
 } array_builder;
@@ -35,7 +40,15 @@ static const mpg_desc *desc_of(mpg_builder *builder, mpg_value value) {
 }
 
 static mpg_device_id device_of(mpg_builder *builder, mpg_value value) {
-  return mpg_array_device_id(array_at((array_builder *)builder, value.node));
+  const mpg_array *array = array_at((array_builder *)builder, value.node);
+  return array->tensor.storage ? mpg_array_device_id(array) : ((array_builder *)builder)->device;
+}
+
+/* Gives an array up; formulas may still ask for its shape. */
+static void give_up(mpg_array *array) {
+  mpg_desc desc = array->tensor.desc;
+  mpg_array_clear(array);
+  array->tensor.desc = desc;
 }
 
 static mpg_status call_emitted(mpg_builder *builder, const mpg_op *op, const void *params,
@@ -62,10 +75,30 @@ static mpg_status call_emitted(mpg_builder *builder, const mpg_op *op, const voi
       *array = results[i];
     else
       mpg_array_clear(&results[i]);
+    if (status == MPG_OK && b->uses && !b->uses[outputs[i].node]) give_up(array);
   }
+  for (int i = 0; i < num_inputs && status == MPG_OK && b->uses; i++)
+    if (--b->uses[inputs[i].node] == 0) give_up(arguments[i]);
 fail:
   if (arguments != few_inputs) mpg_free(arguments);
   if (results != few_results) mpg_free(results);
+  return status;
+}
+
+static mpg_status count_uses(array_builder *b, const mpg_op *op, const void *params,
+                             int num_inputs) {
+  int64_t elements = 0;
+  for (int i = 0; i < num_inputs; i++)
+    elements += mpg_shape_size(&array_at(b, i)->tensor.desc.shape);
+  if (elements < COUNTED_ELEMENTS) return MPG_OK;
+  size_t total = (size_t)num_inputs + (size_t)mpg_op_num_outputs(op, params, num_inputs);
+  mpg_desc *descs = mpg_malloc(total * sizeof *descs);
+  if (!descs) return mpg_out_of_host_memory(total * sizeof *descs);
+  for (int i = 0; i < num_inputs; i++) descs[i] = array_at(b, i)->tensor.desc;
+  b->device = mpg_array_device_id(array_at(b, 0));
+  mpg_status status =
+      mpg_op_count_uses(op, params, mpg_autograd_training(), descs, num_inputs, &b->uses);
+  mpg_free(descs);
   return status;
 }
 
@@ -78,6 +111,7 @@ mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *co
   array_builder b;
   b.builder = (mpg_builder){.emit = call_emitted, .desc = desc_of, .device = device_of};
   b.count = 0;
+  b.uses = NULL;
   for (int i = 0; i < MOST_BLOCKS; i++) b.blocks[i] = NULL;
   b.blocks[0] = b.first;
   if (total > MPG_MAX_NAMED * 2 && !(values = mpg_malloc((size_t)total * sizeof *values)))
@@ -87,6 +121,7 @@ mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *co
     MPG_GOTO(add(&b, &array, &values[i]));
     mpg_array_copy(array, inputs[i]);
   }
+  MPG_GOTO(count_uses(&b, op, params, num_inputs));
   MPG_GOTO(mpg_op_compose(&b.builder, op, params, mpg_autograd_training(), values, num_inputs,
                           values + num_inputs));
   for (int i = 0; i < num_visible; i++) {
@@ -99,6 +134,7 @@ mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *co
 fail:
   for (uint32_t i = 0; i < b.count; i++) mpg_array_clear(array_at(&b, i));
   for (int i = 1; i < MOST_BLOCKS && b.blocks[i]; i++) mpg_free(b.blocks[i]);
+  mpg_free(b.uses);
   if (values != few) mpg_free(values);
   return status;
 }

@@ -343,6 +343,11 @@ mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *i
 /* Runs the op's gradient; MPG_ERROR when it has none. */
 mpg_status mpg_op_gradient(mpg_gradient *g);
 /* Has the builder emit the ops that a COMPOSED op is composed of. */
+/* How often the emitted ops of a composed op read each value, and the caller each output: values
+ * are numbered as they are made, the inputs first. descs: of the inputs, and room for the outputs.
+ * *uses: new. */
+mpg_status mpg_op_count_uses(const mpg_op *op, const void *params, bool train, mpg_desc *descs,
+                             int num_inputs, uint32_t **uses);
 mpg_status mpg_op_compose(mpg_builder *builder, const mpg_op *op, const void *params, bool train,
                           const mpg_value *inputs, int num_inputs, mpg_value *outputs);
 

@@ -55,6 +55,79 @@ def test_results_are_written_where_out_says(name):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
 
 
+class Call(mx.gluon.HybridBlock):
+    """An op with a sample's parameters."""
+
+    def __init__(self, name, params):
+        super().__init__()
+        self._op, self._options = _core.get_op(name), params or {}
+
+    def hybrid_forward(self, F, *arrays):
+        return self._op(*arrays, **self._options)
+
+
+def large(name):
+    """A sample of an op with its inputs repeated along their first axes, as arrays of many
+    elements; None where the op does not take them."""
+    for sample in SAMPLES[name]:
+        arrays = place(sample, sample.dtypes[0])
+        if not arrays or not all(array.ndim and array.size for array in arrays):
+            continue
+        times = 4096 // min(array.size for array in arrays) + 1
+        arrays = [nd.tile(a, (times, *[1] * (a.ndim - 1))) for a in arrays]
+        try:
+            call(name, arrays, sample.params)
+        except mx.MXNetError:
+            continue
+        return sample, arrays
+    return None
+
+
+LARGE = {name: found for name in COMPOSED if (found := large(name))}
+
+
+def test_most_take_large_arrays():
+    assert len(LARGE) > len(COMPOSED) / 2
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_calls_give_up_arrays_behind_their_last_reader(name):
+    """And compute what the graph of the op computes, forward and backward."""
+    sample, arrays = LARGE[name]
+    results = []
+    for hybrid in (False, True):
+        net, wanted = Call(name, sample.params), [arrays[i] for i in sample.gradient_inputs()]
+        for array in wanted:
+            array.attach_grad()
+        if hybrid:
+            net.hybridize()
+        mx.random.seed(3)
+        with mode(sample):
+            outputs = net(*arrays)
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        mx.random.seed(3)
+        with autograd.record(train_mode=sample.train):
+            heads = net(*arrays)
+        if wanted:
+            autograd.backward([heads[0] if isinstance(heads, (list, tuple)) else heads])
+        results.append([array.asnumpy() for array in (*outputs, *[a.grad for a in wanted])])
+    for eager, compiled in zip(*results):
+        np.testing.assert_array_equal(eager, compiled)
+
+
+def test_memory_of_large_calls():
+    ctx = on(60)
+    data = nd.random.uniform(shape=(1, 32, 32, 32), ctx=ctx)
+    rois = nd.tile(nd.array([[0, 1, 2, 20, 24]], ctx=ctx), (200, 1))
+    nd.waitall()
+    mx.context.reset_peak_memory(ctx)
+    before = mx.context.memory_stats(ctx)["in_use"]
+    result = nd.contrib.ROIAlign(data, rois, (14, 14), 1.0, sample_ratio=2)
+    nd.waitall()
+    taken = mx.context.memory_stats(ctx)["peak_in_use"] - before
+    assert taken < 6 * result.size * 4, taken / (result.size * 4)
+
+
 @pytest.mark.parametrize("name", COMPOSED)
 def test_symbols_keep_the_op(name):
     sample = SAMPLES[name][0]

@@ -23,25 +23,30 @@ static mpg_status compose(mpg_builder *builder, const mpg_op *op, const void *pa
 }
 
 /* --- Inference: the composition on descs alone ------------------------------------------------ */
+typedef struct inferred {
+  mpg_desc desc;
+  uint32_t uses; /* how many times emitted ops read it */
+} inferred;
+
 typedef struct desc_builder {
   mpg_builder builder;
   bool train;
-  mpg_arena arena; /* of the descs that were made */
-  mpg_desc **descs;
+  mpg_arena arena; /* of the values, which stay where they are */
+  inferred **values;
   size_t count, capacity;
 } desc_builder;
 
 static mpg_status add_desc(desc_builder *b, const mpg_desc *desc, mpg_value *value) {
-  MPG_TRY(mpg_grow((void **)&b->descs, &b->capacity, b->count + 1, sizeof *b->descs));
-  mpg_desc *copy = mpg_arena_copy(&b->arena, desc, sizeof *desc);
-  if (!copy) return mpg_out_of_host_memory(sizeof *desc);
+  MPG_TRY(mpg_grow((void **)&b->values, &b->capacity, b->count + 1, sizeof *b->values));
+  inferred new = {*desc, 0}, *copy = mpg_arena_copy(&b->arena, &new, sizeof new);
+  if (!copy) return mpg_out_of_host_memory(sizeof new);
   *value = (mpg_value){(uint32_t)b->count, 0};
-  b->descs[b->count++] = copy;
+  b->values[b->count++] = copy;
   return MPG_OK;
 }
 
 static const mpg_desc *desc_of(mpg_builder *builder, mpg_value value) {
-  return ((desc_builder *)builder)->descs[value.node];
+  return &((desc_builder *)builder)->values[value.node]->desc;
 }
 
 static mpg_device_id some_device(mpg_builder *builder, mpg_value value) {
@@ -58,9 +63,13 @@ static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const vo
   (void)like;
   mpg_desc *descs = mpg_arena_alloc(&b->arena, (size_t)(num_inputs + num_outputs) * sizeof *descs);
   if (!descs) return mpg_out_of_host_memory((size_t)(num_inputs + num_outputs) * sizeof *descs);
-  for (int i = 0; i < num_inputs; i++) descs[i] = *b->descs[inputs[i].node];
+  for (int i = 0; i < num_inputs; i++) {
+    descs[i] = b->values[inputs[i].node]->desc;
+    b->values[inputs[i].node]->uses++;
+  }
   MPG_TRY(mpg_op_infer(op, params, b->train, descs, num_inputs, descs + num_inputs, num_outputs));
-  for (int i = 0; i < num_outputs; i++) MPG_TRY(add_desc(b, &descs[num_inputs + i], &outputs[i]));
+  int visible = mpg_op_visible_outputs(op, params, num_inputs);
+  for (int i = 0; i < visible; i++) MPG_TRY(add_desc(b, &descs[num_inputs + i], &outputs[i]));
   return MPG_OK;
 }
 
@@ -94,12 +103,44 @@ mpg_status mpg_infer_composed(mpg_infer *infer) {
   MPG_GOTO(compose(&b.builder, infer->op, infer->params, infer->train, values, infer->num_inputs,
                    outputs));
   for (int i = 0; i < infer->num_outputs; i++) {
-    infer->outputs[i] = *b.descs[outputs[i].node];
+    infer->outputs[i] = b.values[outputs[i].node]->desc;
     if (!typed) infer->outputs[i].dtype = MPG_DTYPE_NONE;
   }
 fail:
   if (values != few) mpg_free(values);
-  mpg_free(b.descs);
+  mpg_free(b.values);
+  mpg_arena_free(&b.arena);
+  return status;
+}
+
+/* Emitting the ops checks what inference by composition would. */
+static mpg_status check(const mpg_op *op, const void *params, bool train, mpg_desc *descs,
+                        int num_inputs, int num_outputs) {
+  return op->infer == mpg_infer_composed
+             ? mpg_op_check(op, params, descs, num_inputs)
+             : mpg_op_infer(op, params, train, descs, num_inputs, descs + num_inputs, num_outputs);
+}
+
+mpg_status mpg_op_count_uses(const mpg_op *op, const void *params, bool train, mpg_desc *descs,
+                             int num_inputs, uint32_t **uses) {
+  desc_builder b = {.builder = {.emit = infer_emitted, .desc = desc_of, .device = some_device},
+                    .train = train};
+  int num_outputs = mpg_op_num_outputs(op, params, num_inputs);
+  size_t total = (size_t)num_inputs + (size_t)num_outputs;
+  MPG_TRY(check(op, params, train, descs, num_inputs, num_outputs));
+  mpg_value *values = mpg_malloc(total * sizeof *values);
+  mpg_status status = MPG_OK;
+  if (!values) return mpg_out_of_host_memory(total * sizeof *values);
+  mpg_arena_init(&b.arena);
+  for (int i = 0; i < num_inputs; i++) MPG_GOTO(add_desc(&b, &descs[i], &values[i]));
+  MPG_GOTO(compose(&b.builder, op, params, train, values, num_inputs, values + num_inputs));
+  *uses = mpg_malloc(b.count * sizeof **uses);
+  if (!*uses) MPG_GOTO(mpg_out_of_host_memory(b.count * sizeof **uses));
+  for (size_t i = 0; i < b.count; i++) (*uses)[i] = b.values[i]->uses;
+  for (size_t i = (size_t)num_inputs; i < total; i++) (*uses)[values[i].node]++;
+fail:
+  mpg_free(values);
+  mpg_free(b.values);
   mpg_arena_free(&b.arena);
   return status;
 }
@@ -125,11 +166,7 @@ mpg_status mpg_op_compose(mpg_builder *builder, const mpg_op *op, const void *pa
   if (total > FEW && !(descs = mpg_malloc(total * sizeof *descs)))
     return mpg_out_of_host_memory(total * sizeof *descs);
   for (int i = 0; i < num_inputs; i++) descs[i] = *builder->desc(builder, inputs[i]);
-  /* Emitting the ops checks what inference by composition would. */
-  mpg_status status = op->infer == mpg_infer_composed
-                          ? mpg_op_check(op, params, descs, num_inputs)
-                          : mpg_op_infer(op, params, train, descs, num_inputs, descs + num_inputs,
-                                         (int)total - num_inputs);
+  mpg_status status = check(op, params, train, descs, num_inputs, (int)total - num_inputs);
   if (status == MPG_OK) status = compose(builder, op, params, train, inputs, num_inputs, outputs);
   if (descs != few) mpg_free(descs);
   return status;

@@ -7,6 +7,9 @@
 #include "op/vision/regions.h"
 #include "op/vision/sampling.h"
 
+/* Beyond, along an axis of a bin, the products of any number of samples take less. */
+enum { MOST_SAMPLES = 4 };
+
 /* Where regions lie along height or width, in elements: (regions, 1, 1) each. */
 typedef struct extent {
   mpg_value begin, size;
@@ -19,44 +22,47 @@ static mpg_value clipped(mpg_gradient *g, mpg_value a, double low, double high) 
 }
 
 /* --- A given number of samples ---------------------------------------------------------------- */
-/* Where the samples of all bins lie along height or width: (regions, bins x samples, 1) or
- * (regions, 1, bins x samples). */
-static mpg_value samples_along(mpg_gradient *g, const extent *e, int64_t samples, bool across) {
+/* Where one of the samples of each bin lies along height or width: (regions, bins, 1) or
+ * (regions, 1, bins). */
+static mpg_value sample_along(mpg_gradient *g, const extent *e, int64_t sample, int64_t samples,
+                              bool across) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
-  int64_t count = e->bins * samples;
-  mpg_shape shape = {.ndim = 3, .dims = {1, across ? 1 : count, across ? count : 1}};
-  mpg_value place = mpg_emit_count(g, e->begin, count, mpg_value_desc(g, e->begin)->dtype, &shape);
-  place = mpg_times(g, mpg_plus(g, place, 0.5), 1 / (double)count);
+  mpg_shape shape = {.ndim = 3, .dims = {1, across ? 1 : e->bins, across ? e->bins : 1}};
+  mpg_value place =
+      mpg_emit_count(g, e->begin, e->bins, mpg_value_desc(g, e->begin)->dtype, &shape);
+  place = mpg_times(g, mpg_plus(g, place, ((double)sample + 0.5) / (double)samples),
+                    1 / (double)e->bins);
   return mpg_add(g, e->begin, mpg_multiply(g, e->size, place));
 }
 
-/* The means of samples: (regions, channels, bins, bins). */
+/* The means of samples, (regions, channels, bins, bins): summed up sample by sample, so that what
+ * is in memory does not grow with their number. */
 static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const extent *high,
                          const extent *wide, int64_t samples) {
-  static const int64_t channels_second[] = {0, 3, 1, 2}, samples_last[] = {2, 4};
+  static const int64_t channels_second[] = {0, 3, 1, 2};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
-  int64_t regions = mpg_value_desc(g, rois)->shape.dims[0],
-          channels = mpg_value_desc(g, data)->shape.dims[1], rows = high->bins * samples,
-          columns = wide->bins * samples;
-  mpg_value y = samples_along(g, high, samples, false), x = samples_along(g, wide, samples, true);
-  /* Samples up to an element beyond the edge count, and of pictures that there are. */
-  mpg_value counted = mpg_multiply(g, mpg_emit_within(g, y, -1, (double)high->elements),
-                                   mpg_emit_within(g, x, -1, (double)wide->elements));
-  counted = mpg_multiply(g, counted,
-                         mpg_emit_roi_there(g, rois, mpg_value_desc(g, data)->shape.dims[0], 3));
-  mpg_shape all = {.ndim = 3, .dims = {regions, rows, columns}},
-            weights = {.ndim = 4, .dims = {regions, rows, columns, 1}},
-            bins = {.ndim = 6,
-                    .dims = {regions, high->bins, samples, wide->bins, samples, channels}};
-  y = mpg_emit_broadcast_to(g, clipped(g, y, 0, (double)(high->elements - 1)), &all);
-  x = mpg_emit_broadcast_to(g, clipped(g, x, 0, (double)(wide->elements - 1)), &all);
+  int64_t regions = mpg_value_desc(g, rois)->shape.dims[0];
+  mpg_shape all = {.ndim = 3, .dims = {regions, high->bins, wide->bins}},
+            weights = {.ndim = 4, .dims = {regions, high->bins, wide->bins, 1}};
   mpg_pixels pixels = mpg_emit_pixels(g, data, 1, 3);
   pixels.base = mpg_times(g, mpg_emit_cast(g, mpg_emit_roi_picture(g, rois, 3), pixels.index),
                           (double)(high->elements * wide->elements));
   pixels.clamped = true;
-  mpg_value values =
-      mpg_multiply(g, mpg_emit_sampled(g, &pixels, y, x), mpg_emit_reshape(g, counted, &weights));
-  mpg_value means = mpg_emit_mean_over(g, mpg_emit_reshape(g, values, &bins), 2, samples_last);
+  mpg_value there = mpg_emit_roi_there(g, rois, mpg_value_desc(g, data)->shape.dims[0], 3),
+            sum = MPG_NO_VALUE;
+  for (int64_t i = 0; i < samples * samples && g->status == MPG_OK; i++) {
+    mpg_value y = sample_along(g, high, i / samples, samples, false),
+              x = sample_along(g, wide, i % samples, samples, true);
+    /* Samples up to an element beyond the edge count, and of pictures that there are. */
+    mpg_value counted = mpg_multiply(g, mpg_emit_within(g, y, -1, (double)high->elements),
+                                     mpg_emit_within(g, x, -1, (double)wide->elements));
+    counted = mpg_emit_reshape(g, mpg_multiply(g, counted, there), &weights);
+    y = mpg_emit_broadcast_to(g, clipped(g, y, 0, (double)(high->elements - 1)), &all);
+    x = mpg_emit_broadcast_to(g, clipped(g, x, 0, (double)(wide->elements - 1)), &all);
+    mpg_value value = mpg_multiply(g, mpg_emit_sampled(g, &pixels, y, x), counted);
+    sum = i ? mpg_add(g, sum, value) : value;
+  }
+  mpg_value means = mpg_times(g, sum, 1 / (double)(samples * samples));
   return mpg_emit_transpose(g, means, 4, channels_second);
 }
 
@@ -222,7 +228,8 @@ void mpg_compose_roi_align(mpg_gradient *g, const mpg_value *inputs, mpg_value *
   }
   mpg_value result = MPG_NO_VALUE;
   if (g->status != MPG_OK) return;
-  if (params->sample_ratio > 0 && !params->position_sensitive) {
+  if (params->sample_ratio > 0 && params->sample_ratio <= MOST_SAMPLES &&
+      !params->position_sensitive) {
     result = sampled(g, data, region, &extents[0], &extents[1], params->sample_ratio);
   } else {
     mpg_dtype wide = mpg_value_desc(g, data)->dtype;
