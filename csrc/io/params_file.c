@@ -8,7 +8,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "array files are little-endian, and read and written as they lie in memory");
 
-enum { LIST_MAGIC = 0x112, DENSE_STORAGE = 0 };
+enum { LIST_MAGIC = 0x112 };
 static const uint32_t VERSION_1 = 0xF993FAC8u, VERSION_2 = 0xF993FAC9u, VERSION_3 = 0xF993FACAu;
 
 /* The fewest bytes an array (an ndim of 0 in the oldest form) and a name (an empty one) take up:
@@ -19,6 +19,7 @@ void mpg_tensor_list_free(mpg_tensor_list *list) {
   for (size_t i = 0; i < list->count; i++) {
     mpg_free(list->items[i].name);
     mpg_tensor_release(&list->items[i].tensor);
+    for (int k = 0; k < MPG_MAX_INDICES; k++) mpg_tensor_release(&list->items[i].indices[k]);
   }
   mpg_free(list->items);
   *list = (mpg_tensor_list){0};
@@ -46,6 +47,17 @@ mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t n
   return MPG_OK;
 }
 
+void mpg_tensor_list_make_sparse(mpg_tensor_list *list, mpg_storage_type type,
+                                 const mpg_shape *shape, const mpg_tensor *indices) {
+  mpg_named_tensor *item = &list->items[list->count - 1];
+  item->type = type;
+  item->shape = *shape;
+  for (int k = 0; k < mpg_num_indices(type); k++) {
+    item->indices[k] = indices[k];
+    mpg_tensor_retain(&item->indices[k]);
+  }
+}
+
 /* --- Reading ---------------------------------------------------------------------------------- */
 
 typedef struct reader {
@@ -56,9 +68,12 @@ typedef struct reader {
 
 /* The description of an array that the walk found. */
 typedef struct found_array {
-  mpg_desc desc;
+  mpg_storage_type type;
+  mpg_shape shape; /* of the array, if it is sparse */
+  mpg_desc desc;   /* of the elements */
+  mpg_desc indices[MPG_MAX_INDICES];
   mpg_device_id saved_on;
-  uint64_t data; /* offset of its elements */
+  uint64_t data; /* offset of its elements; indices lie behind them */
   bool absent;
 } found_array;
 
@@ -90,28 +105,58 @@ static mpg_status take_ndim(reader *r, int32_t *ndim) {
   return MPG_OK;
 }
 
-static mpg_status take_storage_type(reader *r) {
-  static const char *const names[] = {"default", "row_sparse", "csr"};
+static mpg_status take_storage_type(reader *r, found_array *found) {
   uint64_t at = r->offset;
   int32_t type;
   MPG_TRY(take(r, &type, sizeof type, "the storage type"));
-  if (type == DENSE_STORAGE) return MPG_OK;
-  if (type == 1 || type == 2)
-    return mpg_source_fail(r->source, at,
-                           "array %zu is sparse (%s), which is not supported; save it with "
-                           "tostype('default') in MXNet first",
-                           r->array, names[type]);
-  return mpg_source_fail(r->source, at, "array %zu has the unknown storage type %d", r->array,
-                         type);
+  if (type < MPG_DENSE || type > MPG_CSR)
+    return mpg_source_fail(r->source, at, "array %zu has the unknown storage type %d", r->array,
+                           type);
+  found->type = (mpg_storage_type)type;
+  return MPG_OK;
+}
+
+static mpg_status take_shape(reader *r, mpg_shape *shape) {
+  MPG_TRY(take_ndim(r, &shape->ndim));
+  return take_dims(r, shape, true);
+}
+
+static mpg_status take_dtype(reader *r, mpg_dtype *result) {
+  uint64_t at = r->offset;
+  int32_t dtype;
+  MPG_TRY(take(r, &dtype, sizeof dtype, "the dtype"));
+  if (!mpg_dtype_valid(dtype))
+    return mpg_source_fail(r->source, at, "array %zu has the unknown dtype number %d", r->array,
+                           dtype);
+  *result = (mpg_dtype)dtype;
+  return MPG_OK;
+}
+
+static mpg_status check_sparse(reader *r, const found_array *found, uint64_t at) {
+  const mpg_shape *shape = &found->shape, *values = &found->desc.shape,
+                  *last = &found->indices[mpg_num_indices(found->type) - 1].shape;
+  bool csr = found->type == MPG_CSR;
+  bool fits = shape->ndim >= 1 && last->ndim == 1 && values->ndim >= 1 &&
+              last->dims[0] == values->dims[0] && (!csr || (shape->ndim == 2 && values->ndim == 1));
+  for (int i = 1; !csr && i < shape->ndim && fits; i++)
+    fits = values->ndim == shape->ndim && values->dims[i] == shape->dims[i];
+  const mpg_shape *pointers = &found->indices[0].shape;
+  if (csr) fits = fits && pointers->ndim == 1 && pointers->dims[0] == shape->dims[0] + 1;
+  for (int k = 0; k < mpg_num_indices(found->type); k++)
+    fits = fits && mpg_dtype_is_integer(found->indices[k].dtype);
+  if (fits) return MPG_OK;
+  return mpg_source_fail(r->source, at, "the parts of array %zu (%s) do not fit together", r->array,
+                         csr ? "csr" : "row_sparse");
 }
 
 /* Everything of an array up to its elements. */
 static mpg_status take_header(reader *r, found_array *found) {
   uint64_t at = r->offset;
   uint32_t version;
-  mpg_shape *shape = &found->desc.shape;
   MPG_TRY(take(r, &version, sizeof version, "an array"));
-  if (version == VERSION_2 || version == VERSION_3) MPG_TRY(take_storage_type(r));
+  if (version == VERSION_2 || version == VERSION_3) MPG_TRY(take_storage_type(r, found));
+  mpg_shape *shape = found->type == MPG_DENSE ? &found->desc.shape : &found->shape;
+  if (found->type != MPG_DENSE) MPG_TRY(take_shape(r, &found->desc.shape));
   bool wide = version == VERSION_1 || version == VERSION_2 || version == VERSION_3;
   if (wide) {
     MPG_TRY(take_ndim(r, &shape->ndim));
@@ -127,23 +172,22 @@ static mpg_status take_header(reader *r, found_array *found) {
   MPG_TRY(take_dims(r, shape, wide));
   MPG_TRY(take(r, &found->saved_on.type, sizeof found->saved_on.type, "the device"));
   MPG_TRY(take(r, &found->saved_on.index, sizeof found->saved_on.index, "the device"));
-  at = r->offset;
-  int32_t dtype;
-  MPG_TRY(take(r, &dtype, sizeof dtype, "the dtype"));
-  if (!mpg_dtype_valid(dtype))
-    return mpg_source_fail(r->source, at, "array %zu has the unknown dtype number %d", r->array,
-                           dtype);
-  found->desc.dtype = (mpg_dtype)dtype;
+  MPG_TRY(take_dtype(r, &found->desc.dtype));
+  for (int k = 0; k < mpg_num_indices(found->type); k++) {
+    MPG_TRY(take_dtype(r, &found->indices[k].dtype));
+    MPG_TRY(take_shape(r, &found->indices[k].shape));
+  }
+  if (found->type != MPG_DENSE) MPG_TRY(check_sparse(r, found, at));
   found->data = r->offset;
   return MPG_OK;
 }
 
 /* Checks that the elements are all there and steps over them. */
-static mpg_status skip_elements(reader *r, const found_array *found) {
+static mpg_status skip_elements(reader *r, const mpg_desc *desc) {
   char text[MPG_SHAPE_TEXT_SIZE];
   size_t bytes;
-  mpg_shape_text(&found->desc.shape, text, sizeof text);
-  if (mpg_shape_check(&found->desc.shape, found->desc.dtype, &bytes) != MPG_OK)
+  mpg_shape_text(&desc->shape, text, sizeof text);
+  if (mpg_shape_check(&desc->shape, desc->dtype, &bytes) != MPG_OK)
     return mpg_source_fail(r->source, r->offset,
                            "array %zu claims the shape %s, which no memory can hold", r->array,
                            text);
@@ -151,7 +195,7 @@ static mpg_status skip_elements(reader *r, const found_array *found) {
     return mpg_source_fail(r->source, r->offset,
                            "array %zu (%s, %s) should take up %zu bytes here, but the file ends at "
                            "byte %llu: it is damaged or was cut off",
-                           r->array, mpg_dtype_name(found->desc.dtype), text, bytes,
+                           r->array, mpg_dtype_name(desc->dtype), text, bytes,
                            (unsigned long long)r->source->size);
   r->offset += bytes;
   return MPG_OK;
@@ -192,31 +236,45 @@ static void normalize_bools(const mpg_desc *desc, uint8_t *elements, size_t coun
   for (size_t i = 0; i < count; i++) elements[i] = elements[i] != 0;
 }
 
-static mpg_status load_elements(reader *r, const found_array *found, mpg_tensor *tensor) {
+static mpg_status load_elements(reader *r, mpg_device_id saved_on, const mpg_desc *desc,
+                                mpg_tensor *tensor) {
   mpg_device *device;
   size_t bytes;
   mpg_storage *storage;
-  MPG_TRY(choose_device(found->saved_on, &device));
-  MPG_TRY(mpg_shape_check(&found->desc.shape, found->desc.dtype, &bytes));
+  uint64_t at = r->offset;
+  MPG_TRY(choose_device(saved_on, &device));
+  MPG_TRY(mpg_shape_check(&desc->shape, desc->dtype, &bytes));
   MPG_TRY(mpg_storage_create(device, bytes, true, &storage));
-  *tensor = (mpg_tensor){.storage = storage, .desc = found->desc};
+  *tensor = (mpg_tensor){.storage = storage, .desc = *desc};
+  r->offset += bytes;
   if (bytes == 0) return MPG_OK;
   if (device->backend->host_accessible) {
     MPG_TRY(mpg_tensor_wait_write(tensor));
-    MPG_TRY(mpg_source_read(r->source, found->data, mpg_tensor_data(tensor), bytes, "an array"));
-    normalize_bools(&found->desc, mpg_tensor_data(tensor), bytes);
+    MPG_TRY(mpg_source_read(r->source, at, mpg_tensor_data(tensor), bytes, "an array"));
+    normalize_bools(desc, mpg_tensor_data(tensor), bytes);
     mpg_storage_add_write(storage, 0);
     return MPG_OK;
   }
   void *staging = mpg_malloc(bytes);
   if (!staging) return mpg_out_of_host_memory(bytes);
-  mpg_status status = mpg_source_read(r->source, found->data, staging, bytes, "an array");
+  mpg_status status = mpg_source_read(r->source, at, staging, bytes, "an array");
   if (status == MPG_OK) {
-    normalize_bools(&found->desc, staging, bytes);
+    normalize_bools(desc, staging, bytes);
     status = mpg_tensor_copy_from_host(tensor, staging);
   }
   mpg_free(staging);
   return status;
+}
+
+/* All of an array that the walk has found. */
+static mpg_status load_array(reader *r, const found_array *found, mpg_named_tensor *item) {
+  r->offset = found->data;
+  item->type = found->type;
+  item->shape = found->shape;
+  MPG_TRY(load_elements(r, found->saved_on, &found->desc, &item->tensor));
+  for (int k = 0; k < mpg_num_indices(found->type); k++)
+    MPG_TRY(load_elements(r, found->saved_on, &found->indices[k], &item->indices[k]));
+  return MPG_OK;
 }
 
 static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found,
@@ -235,7 +293,9 @@ static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found,
     *array = (found_array){0};
     r->array = (size_t)i;
     MPG_TRY(take_header(r, array));
-    if (!array->absent) MPG_TRY(skip_elements(r, array));
+    if (!array->absent) MPG_TRY(skip_elements(r, &array->desc));
+    for (int k = 0; !array->absent && k < mpg_num_indices(array->type); k++)
+      MPG_TRY(skip_elements(r, &array->indices[k]));
   }
   uint64_t at = r->offset;
   MPG_TRY(take_count(r, &names, SMALLEST_NAME, "the number of names"));
@@ -260,7 +320,7 @@ mpg_status mpg_params_read(mpg_source *source, mpg_tensor_list *list) {
   MPG_GOTO(walk(&r, list, &found, &found_capacity));
   for (size_t i = 0; i < list->count; i++) {
     r.array = i;
-    if (!found[i].absent) MPG_GOTO(load_elements(&r, &found[i], &list->items[i].tensor));
+    if (!found[i].absent) MPG_GOTO(load_array(&r, &found[i], &list->items[i]));
   }
   mpg_free(found);
   return MPG_OK;
@@ -280,17 +340,32 @@ static uint32_t choose_version(const mpg_tensor_list *list) {
   return VERSION_2;
 }
 
-static mpg_status write_header(mpg_sink *sink, const mpg_tensor *tensor, uint32_t version) {
-  const mpg_shape *shape = &tensor->desc.shape;
-  int32_t storage_type = DENSE_STORAGE, dtype = tensor->desc.dtype;
+static mpg_status write_shape(mpg_sink *sink, const mpg_shape *shape) {
+  MPG_TRY(mpg_sink_write(sink, &shape->ndim, sizeof shape->ndim));
+  return mpg_sink_write(sink, shape->dims, (size_t)shape->ndim * sizeof shape->dims[0]);
+}
+
+static mpg_status write_dtype(mpg_sink *sink, const mpg_tensor *tensor) {
+  int32_t dtype = tensor->desc.dtype;
+  return mpg_sink_write(sink, &dtype, sizeof dtype);
+}
+
+static mpg_status write_header(mpg_sink *sink, const mpg_named_tensor *item, uint32_t version) {
+  const mpg_tensor *tensor = &item->tensor;
+  int32_t storage_type = item->type;
   mpg_device_id id = mpg_tensor_device(tensor)->id;
   MPG_TRY(mpg_sink_write(sink, &version, sizeof version));
   MPG_TRY(mpg_sink_write(sink, &storage_type, sizeof storage_type));
-  MPG_TRY(mpg_sink_write(sink, &shape->ndim, sizeof shape->ndim));
-  MPG_TRY(mpg_sink_write(sink, shape->dims, (size_t)shape->ndim * sizeof shape->dims[0]));
+  MPG_TRY(write_shape(sink, &tensor->desc.shape));
+  if (item->type != MPG_DENSE) MPG_TRY(write_shape(sink, &item->shape));
   MPG_TRY(mpg_sink_write(sink, &id.type, sizeof id.type));
   MPG_TRY(mpg_sink_write(sink, &id.index, sizeof id.index));
-  return mpg_sink_write(sink, &dtype, sizeof dtype);
+  MPG_TRY(write_dtype(sink, tensor));
+  for (int k = 0; k < mpg_num_indices(item->type); k++) {
+    MPG_TRY(write_dtype(sink, &item->indices[k]));
+    MPG_TRY(write_shape(sink, &item->indices[k].desc.shape));
+  }
+  return MPG_OK;
 }
 
 /* A copy: without the host lock, which the file is written without, others may write to the
@@ -308,8 +383,11 @@ mpg_status mpg_params_write(mpg_sink *sink, const mpg_tensor_list *list) {
   uint32_t version = choose_version(list);
   MPG_TRY(mpg_sink_write(sink, header, sizeof header));
   for (size_t i = 0; i < list->count; i++) {
-    MPG_TRY(write_header(sink, &list->items[i].tensor, version));
-    MPG_TRY(write_elements(sink, &list->items[i].tensor));
+    const mpg_named_tensor *item = &list->items[i];
+    MPG_TRY(write_header(sink, item, version));
+    MPG_TRY(write_elements(sink, &item->tensor));
+    for (int k = 0; k < mpg_num_indices(item->type); k++)
+      MPG_TRY(write_elements(sink, &item->indices[k]));
   }
   MPG_TRY(mpg_sink_write(sink, &names, sizeof names));
   for (size_t i = 0; i < names; i++) {

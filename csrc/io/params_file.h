@@ -3,10 +3,13 @@
  *   list    uint64 0x112, uint64 0, uint64 count, count arrays, uint64 names (0 or count), each:
  * uint64 length, bytes array   uint32 version, [int32 storage type: 0 dense], int32 ndim, int64
  * dims[ndim], int32 device type, int32 device index, int32 dtype, the elements. Everything
- * little-endian. version 0xF993FAC9 (written by MXNet 1.x), 0xF993FACA (the same, under NumPy's
- * meaning of shapes: ndim 0 is a scalar, -1 no array), 0xF993FAC8 (no storage type). The oldest
- * files have no version: their first word is ndim, and the dims are uint32. Outside 0xF993FACA an
- * ndim of 0 means "no array", and nothing follows it.
+ * little-endian. A sparse array (storage type 1 row_sparse, 2 csr) has the shape of its values in
+ * front of its own, dtype and shape of each array of indices behind its dtype (row_sparse: the
+ * numbers of rows; csr: pointers, columns), then the values, and these arrays. version 0xF993FAC9
+ * (written by MXNet 1.x), 0xF993FACA (the same, under NumPy's meaning of shapes: ndim 0 is a
+ * scalar, -1 no array), 0xF993FAC8 (no storage type). The oldest files have no version: their first
+ * word is ndim, and the dims are uint32. Outside 0xF993FACA an ndim of 0 means "no array", and
+ * nothing follows it.
  *
  * A file is first walked through from end to end without its elements, so whatever is wrong with it
  * is found before memory is asked for. Ownership: the caller owns a list and frees it. Threads:
@@ -18,10 +21,17 @@
 #include "io/file.h"
 #include "tensor/tensor.h"
 
+typedef enum mpg_storage_type { MPG_DENSE, MPG_ROW_SPARSE, MPG_CSR } mpg_storage_type;
+enum { MPG_MAX_INDICES = 2 };
+static inline int mpg_num_indices(mpg_storage_type type) { return (int)type; }
+
 typedef struct mpg_named_tensor {
   char *name; /* owned, NUL-terminated (it may hold NULs itself); NULL when the list has no names */
   size_t name_length;
   mpg_tensor tensor; /* owned reference; storage NULL: the file says "no array" here */
+  mpg_storage_type type;
+  mpg_shape shape;                     /* of a sparse array, whose values `tensor` holds */
+  mpg_tensor indices[MPG_MAX_INDICES]; /* of a sparse array; owned references */
 } mpg_named_tensor;
 
 typedef struct mpg_tensor_list {
@@ -34,6 +44,10 @@ void mpg_tensor_list_free(mpg_tensor_list *list);
 /* Appends a tensor (retained) under a name (copied; NULL: none). */
 mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length,
                                const mpg_tensor *tensor);
+
+/* Makes the last one sparse: its tensor holds the values. The indices are retained. */
+void mpg_tensor_list_make_sparse(mpg_tensor_list *list, mpg_storage_type type,
+                                 const mpg_shape *shape, const mpg_tensor *indices);
 
 /* Reads all arrays. They lie on cpu(0), or on the GPU they were saved from where there is one of
  * that number. `list` is empty on entry, and after a failure. */

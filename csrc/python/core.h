@@ -63,7 +63,9 @@ typedef struct mpg_py_state {
   PyTypeObject *trace_type, *function_type; /* trace.c */
   PyTypeObject *routine_type;               /* routine.c */
   PyTypeObject *change_type;                /* scope.c */
-  PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
+  PyTypeObject *sparse_type, *weight_type;  /* sparse.c; NULL until the package has set them */
+  PyObject *sparse_call;              /* called in place of ops that such an array goes into */
+  PyObject *errors[MPG_STATUS_COUNT]; /* exception classes by status */
   PyObject *assertion_error; /* a value that MXNet's assert statements refuse: a ValueError, too */
   PyObject *dtypes[MPG_DTYPE_LIMIT];              /* what NDArray.dtype gives: numpy.float32, ... */
   PyObject *ops[MPG_OP_COUNT];                    /* the _core.Op of each op */
@@ -104,9 +106,14 @@ extern PyMethodDef mpg_py_host_methods[];
 
 /* --- NDArray (array.c) ------------------------------------------------------------------------ */
 int mpg_py_array_init(PyObject *module);
+/* An array that is stored sparsely: a Python class over dense parts. Its own struct is empty. */
+static inline bool mpg_py_is_sparse(PyObject *object) {
+  return Py_TYPE(object) != mpg_py->array_type && mpg_py->sparse_type != NULL &&
+         PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type);
+}
 static inline bool mpg_py_is_array(PyObject *object) {
   return Py_TYPE(object) == mpg_py->array_type ||
-         PyType_IsSubtype(Py_TYPE(object), mpg_py->array_type);
+         (PyType_IsSubtype(Py_TYPE(object), mpg_py->array_type) && !mpg_py_is_sparse(object));
 }
 static inline mpg_array *mpg_py_array_of(PyObject *object) {
   return &((mpg_py_array *)object)->array;
@@ -161,6 +168,17 @@ PyObject *mpg_py_broadcast(PyObject *self,
                            const mpg_shape *shape); /* new reference; self when equal */
 extern PyMethodDef mpg_py_array_methods[];          /* method.c */
 extern PyGetSetDef mpg_py_array_properties[];
+
+/* --- Sparse arrays (sparse.c) ------------------------------------------------------------------
+ */
+int mpg_py_sparse_init(PyObject *module);
+/* Whether an op's arguments have a sparse array, or a weight whose gradient is sparse, among them:
+ * then mpg_py_sparse_call runs it. */
+bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count);
+PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,
+                             PyObject *keywords);
+/* A sparse array as a dense one; other objects as they are. New reference. */
+PyObject *mpg_py_dense(PyObject *object);
 
 /* --- Operators (number.c) --------------------------------------------------------------------- */
 int mpg_py_number_init(void);             /* looks the ops up */

@@ -2,6 +2,28 @@
 #include "io/params_file.h"
 #include "python/core.h"
 
+/* The parts of a sparse array as the package gives them: (storage type, shape, values, indices...),
+ * indices being of int64. Appends them. */
+static int gather_sparse(PyObject *parts, const char *name, Py_ssize_t length,
+                         mpg_tensor_list *list) {
+  mpg_shape shape;
+  mpg_tensor tensors[1 + MPG_MAX_INDICES];
+  long type = PyTuple_GET_SIZE(parts) > 3 ? PyLong_AsLong(PyTuple_GET_ITEM(parts, 0)) : 0;
+  if ((type != MPG_ROW_SPARSE && type != MPG_CSR) || PyTuple_GET_SIZE(parts) != 3 + type) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "save: no parts of a sparse array");
+    return -1;
+  }
+  if (mpg_py_shape_from(PyTuple_GET_ITEM(parts, 1), &shape, "save") < 0) return -1;
+  for (int k = 0; k <= type; k++) {
+    const mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(parts, 2 + k), "save");
+    if (!array || mpg_py_expect_value(array, "save") < 0) return -1;
+    tensors[k] = array->tensor;
+  }
+  MPG_PY_TRY_INT(mpg_tensor_list_add(list, name, (size_t)length, &tensors[0]));
+  mpg_tensor_list_make_sparse(list, (mpg_storage_type)type, &shape, tensors + 1);
+  return 0;
+}
+
 /* Fills `list` from a sequence of NDArrays and one of names (None: without). */
 static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
   *list = (mpg_tensor_list){0};
@@ -19,8 +41,10 @@ static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
     }
   }
   for (Py_ssize_t i = 0; i < count; i++) {
-    const mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(array_items, i), "save");
-    if (!array || mpg_py_expect_value(array, "save") < 0) goto fail;
+    PyObject *object = PyTuple_GET_ITEM(array_items, i);
+    bool sparse = PyTuple_Check(object);
+    const mpg_array *array = sparse ? NULL : mpg_py_expect_array(object, "save");
+    if (!sparse && (!array || mpg_py_expect_value(array, "save") < 0)) goto fail;
     const char *name = NULL;
     Py_ssize_t length = 0;
     if (name_items) {
@@ -32,6 +56,10 @@ static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
       }
       name = PyUnicode_AsUTF8AndSize(item, &length);
       if (!name) goto fail;
+    }
+    if (sparse) {
+      if (gather_sparse(object, name, length, list) < 0) goto fail;
+      continue;
     }
     mpg_status status = mpg_tensor_list_add(list, name, (size_t)length, &array->tensor);
     if (status != MPG_OK) {
@@ -49,6 +77,30 @@ fail:
   return -1;
 }
 
+/* A tensor as an array, which owns it from then on. */
+static PyObject *array_of(mpg_tensor *tensor) {
+  mpg_array array = {.tensor = *tensor};
+  tensor->storage = NULL;
+  return mpg_py_array_take(&array);
+}
+
+/* The parts of a sparse array, as gather_sparse takes them. */
+static PyObject *parts_of(mpg_named_tensor *item) {
+  int count = mpg_num_indices(item->type);
+  PyObject *parts = PyTuple_New(3 + count);
+  if (!parts) return NULL;
+  PyTuple_SET_ITEM(parts, 0, PyLong_FromLong(item->type));
+  PyTuple_SET_ITEM(parts, 1, mpg_py_shape_tuple(&item->shape));
+  PyTuple_SET_ITEM(parts, 2, array_of(&item->tensor));
+  for (int k = 0; k < count; k++) PyTuple_SET_ITEM(parts, 3 + k, array_of(&item->indices[k]));
+  for (int k = 0; k < 3 + count; k++)
+    if (!PyTuple_GET_ITEM(parts, k)) {
+      Py_DECREF(parts);
+      return NULL;
+    }
+  return parts;
+}
+
 /* (arrays, names or None) of a list, which is emptied. An array that the file left out is None. */
 static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
   Py_ssize_t count = (Py_ssize_t)list->count;
@@ -59,9 +111,7 @@ static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
     mpg_named_tensor *item = &list->items[i];
     PyObject *value;
     if (item->tensor.storage) {
-      mpg_array array = {.tensor = item->tensor};
-      item->tensor.storage = NULL;
-      value = mpg_py_array_take(&array);
+      value = item->type == MPG_DENSE ? array_of(&item->tensor) : parts_of(item);
     } else {
       value = Py_NewRef(Py_None);
     }

@@ -132,12 +132,10 @@ def _split_v2(
 
 
 def _tostype(self, stype: str) -> NDArray:
-    """The array itself for 'default'; other storage types do not exist here."""
-    if stype != "default":
-        raise _core.NotSupportedError(
-            f"tostype: arrays are dense; stype {stype!r} is not supported"
-        )
-    return self
+    """The array in the storage 'row_sparse' or 'csr'; the array itself for 'default'."""
+    from ._sparse_arrays import cast_storage
+
+    return cast_storage(self, stype)
 
 
 def _as_nd_ndarray(self) -> NDArray:

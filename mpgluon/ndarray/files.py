@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from .. import _core
+from ._sparse_arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray
 
 if TYPE_CHECKING:
     from typing import Any
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["save", "load", "load_frombuffer", "save_tobuffer"]
 
+_STYPES = ("default", "row_sparse", "csr")  # by their numbers in files
+
 
 def _arrays_and_names(data):
     """Lists of arrays and of names (or None) of what `save` accepts."""
     if isinstance(data, _core.NDArray):
-        return [data], None
+        return [_parts(data)], None
     if isinstance(data, dict):
         names = list(data)
         wrong = next((name for name in names if not isinstance(name, str)), None)
@@ -38,11 +41,34 @@ def _arrays_and_names(data):
         if not isinstance(array, _core.NDArray):
             what = repr(names[i]) if names else f"item {i}"
             raise TypeError(f"save: {what} must be an NDArray, got {type(array).__name__}")
-    return arrays, names
+    return [_parts(array) for array in arrays], names
+
+
+def _parts(array):
+    """An array as the core writes it: the parts of a sparse one."""
+    if not isinstance(array, BaseSparseNDArray):
+        return array
+    aux = [getattr(array, name) for name in array.aux]
+    return (_STYPES.index(array.stype), array.shape, array.values, *aux)
+
+
+def _of_parts(array):
+    """The array that the core has read."""
+    if not isinstance(array, tuple):
+        return array
+    stype, shape, values, *aux = array
+    *pointers, indices = [part.astype("int64", copy=False) for part in aux]
+    if _STYPES[stype] == "csr":
+        array = CSRNDArray(values, indices, *pointers, shape)
+    else:
+        array = RowSparseNDArray(values, indices, shape)
+    array.check_format()
+    return array
 
 
 def _as_saved(arrays, names):
     """A dict where there are names, else a list."""
+    arrays = [_of_parts(array) for array in arrays]
     if not names:
         return arrays
     found = dict(zip(names, arrays))
@@ -82,7 +108,8 @@ def _way(fname, writing):
 def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None:
     """Writes arrays to a file.
 
-    data : NDArray, list of NDArray, or dict of str to NDArray, on any devices and of any dtype.
+    data : NDArray, list of NDArray, or dict of str to NDArray, on any devices, of any dtype and in
+    any storage.
     The file is complete or, after an error or when the program is killed, what it was before.
     MXNetError when it cannot be written.
 
@@ -108,7 +135,7 @@ def load(fname: str) -> Any:
 
     Returns a list of NDArray, or a dict of str to NDArray where they were saved with names. They
     lie on cpu(0), or on the GPU they were saved from where there is one of that number. MXNetError,
-    naming file and position, when the file is missing, damaged, or holds sparse arrays.
+    naming file and position, when the file is missing or damaged.
 
     Examples
     --------

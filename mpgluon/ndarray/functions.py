@@ -159,7 +159,7 @@ def zeros(
     **kwargs: Any,
 ) -> NDArray:
     """An array of zeros: ``shape`` an integer or tuple, float32 by default, on the current context
-    by default.
+    by default; with ``stype`` 'row_sparse' or 'csr' a sparse one.
 
     Examples
     --------
@@ -167,7 +167,9 @@ def zeros(
     array([0., 0.], dtype=float32)
     """
     if stype not in (None, "default"):
-        raise _core.NotSupportedError(f"zeros: arrays are dense; stype {stype!r} is not supported")
+        from . import sparse
+
+        return sparse.zeros(stype, shape, ctx, dtype)
     return _filled(shape, 0, ctx, dtype, out)
 
 
@@ -205,14 +207,22 @@ def full(
     return _filled(shape, val, ctx, dtype, out)
 
 
-def empty(shape: ShapeLike, ctx: Context | None = None, dtype: DType | None = None) -> NDArray:
-    """A new array whose contents are not defined.
+def empty(
+    shape: ShapeLike,
+    ctx: Context | None = None,
+    dtype: DType | None = None,
+    stype: str | None = None,
+) -> NDArray:
+    """A new array whose contents are not defined; with ``stype`` 'row_sparse' or 'csr' a sparse one
+    of zeros.
 
     Examples
     --------
     >>> nd.empty((2, 3)).shape
     (2, 3)
     """
+    if stype not in (None, "default"):
+        return zeros(shape, ctx, dtype, stype)
     return _core.empty(shape, ctx, "float32" if dtype is None else dtype)
 
 
@@ -439,18 +449,18 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
 
 
 def cast_storage(data: NDArray, stype: str, out: NDArray | None = None) -> NDArray:
-    """The array itself for stype 'default'; NotSupportedError for others: arrays are dense.
+    """The array in the storage 'default', 'row_sparse' or 'csr'; a dense array itself for
+    'default'.
 
     Examples
     --------
-    >>> nd.cast_storage(nd.ones((2,)), "default").shape
-    (2,)
+    >>> nd.cast_storage(nd.ones((2, 2)), "csr").stype
+    'csr'
     """
-    if stype != "default":
-        raise _core.NotSupportedError(
-            f"cast_storage: arrays are dense; stype {stype!r} is not supported"
-        )
-    return data if out is None else data.copyto(out)
+    from ._sparse_arrays import cast_storage
+
+    result = cast_storage(data, stype)
+    return result if out is None else result.copyto(out)
 
 
 def moveaxis(

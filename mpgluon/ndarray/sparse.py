@@ -1,6 +1,271 @@
-"""Functions under their names in ``mx.nd.sparse``; all arrays are dense here."""
+"""``mx.nd.sparse``: arrays that are stored sparsely, ways to make them, and ops by their names.
+
+`RowSparseNDArray` holds some rows of an array, `CSRNDArray` the elements of a matrix that are not
+0. Every op takes them; those without a sparse form work on dense copies. Where the result is stored
+sparsely in MXNet, it is here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from .. import _core
-from . import _namespaces
+from .._core import Context, NDArray
+from . import _namespaces, _sparse_ops
+from ._sparse_arrays import (
+    BaseSparseNDArray as BaseSparseNDArray,
+    CSRNDArray as CSRNDArray,
+    RowSparseNDArray as RowSparseNDArray,
+    zeros_of,
+)
+from ._sparse_ops import retain as retain
+from ._sparse_rows import pointers
+from .functions import add as add, divide as divide, multiply as multiply, subtract as subtract
 
-_namespaces.fill(_core.ops(), {"sparse": globals()})
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .._types import DType, ShapeLike
+
+__all__ = [
+    "BaseSparseNDArray",
+    "CSRNDArray",
+    "RowSparseNDArray",
+    "add",
+    "array",
+    "csr_matrix",
+    "divide",
+    "empty",
+    "multiply",
+    "retain",
+    "row_sparse_array",
+    "subtract",
+    "zeros",
+]
+
+
+def _is_scipy(source):
+    return type(source).__module__.startswith("scipy.sparse")
+
+
+def _check_shape(found, wanted):
+    if wanted is not None and tuple(found) != tuple(wanted):
+        raise ValueError(f"the shape is {tuple(found)}, not {tuple(wanted)}")
+
+
+def _part(values, ctx, dtype):
+    """A part of a sparse array as an NDArray of its own, on a device."""
+    if dtype is None:
+        dtype = values.dtype if isinstance(values, (NDArray, np.ndarray)) else "float32"
+    if not isinstance(values, NDArray):
+        values = np.asarray(values)
+        if values.dtype == object:
+            raise TypeError("the parts of a sparse array are arrays of numbers")
+    return _core.array(values, ctx=ctx, dtype=dtype)
+
+
+def _is_shape(arg):
+    return isinstance(arg, tuple) and all(isinstance(n, (int, np.integer)) for n in arg)
+
+
+def csr_matrix(
+    arg1: Any,
+    shape: tuple[int, ...] | None = None,
+    ctx: Context | None = None,
+    dtype: DType | None = None,
+) -> CSRNDArray:
+    """A matrix stored by its elements.
+
+    Parameters
+    ----------
+    arg1 : array-like, sparse matrix, or tuple
+        A matrix of numbers, an NDArray, a CSRNDArray or a matrix of ``scipy.sparse``; its shape,
+        for one of zeros; its parts ``(data, indices, indptr)``, the columns ascending in each
+        row; or its elements ``(data, (rows, columns))``, where equal places are added up.
+    shape : tuple of int, optional
+        The shape; default: as small as the parts allow.
+    ctx : Context, optional
+        The device; default: the current context.
+    dtype : str or numpy.dtype, optional
+        Default: that of the values, float32 for lists.
+
+    Examples
+    --------
+    >>> x = nd.sparse.csr_matrix(([1, 2, 3], [1, 0, 2], [0, 1, 2, 2, 3]), shape=(4, 3))
+    >>> x.asnumpy()
+    array([[0., 1., 0.],
+           [2., 0., 0.],
+           [0., 0., 0.],
+           [0., 0., 3.]], dtype=float32)
+    """
+    ctx = ctx or _core.current_context()
+    if isinstance(arg1, tuple) and len(arg1) == 3:
+        return _from_parts(*arg1, shape, ctx, dtype)
+    if isinstance(arg1, tuple) and len(arg1) == 2:
+        if isinstance(arg1[1], tuple) and len(arg1[1]) == 2:
+            return _from_elements(arg1[0], *arg1[1], shape, ctx, dtype)
+        _check_shape(arg1, shape)
+        return empty("csr", arg1, ctx, dtype)
+    if isinstance(arg1, tuple):
+        raise ValueError(f"csr_matrix: a tuple of 2 or 3 parts is expected, not of {len(arg1)}")
+    if isinstance(arg1, RowSparseNDArray):
+        raise ValueError("csr_matrix: of a RowSparseNDArray; use tostype('default') first")
+    if isinstance(arg1, CSRNDArray) or _is_scipy(arg1):
+        _check_shape(arg1.shape, shape)
+        return array(arg1, ctx, dtype)
+    dense = _part(arg1, ctx, dtype)
+    _check_shape(dense.shape, shape)
+    return dense.tostype("csr")
+
+
+def _from_parts(data, indices, indptr, shape, ctx, dtype):
+    data, indices, indptr = (
+        _part(data, ctx, dtype),
+        _part(indices, ctx, "int64"),
+        _part(indptr, ctx, "int64"),
+    )
+    if shape is None:
+        if not indices.shape[0]:
+            raise ValueError("csr_matrix: without elements, the shape has to be given")
+        shape = (indptr.shape[0] - 1, int(indices.max().asscalar()) + 1)
+    if not data.ndim == indices.ndim == indptr.ndim == 1 or not indptr.shape[0] or len(shape) != 2:
+        raise ValueError(
+            "csr_matrix: data, indices and indptr are vectors, the shape has two sizes"
+        )
+    return CSRNDArray(data, indices, indptr, shape)
+
+
+def _from_elements(data, rows, columns, shape, ctx, dtype):
+    data, rows, columns = (
+        x.asnumpy() if isinstance(x, NDArray) else np.asarray(x) for x in (data, rows, columns)
+    )
+    if shape is None:
+        shape = (int(rows.max()) + 1, int(columns.max()) + 1)
+    keys, places = np.unique(rows.astype(np.int64) * shape[1] + columns, return_inverse=True)
+    values = np.zeros(len(keys), data.dtype)
+    np.add.at(values, places.reshape(-1), data)
+    rows, columns = np.divmod(keys, shape[1])
+    return _from_parts(values, columns, pointers(rows, shape[0]), shape, ctx, dtype)
+
+
+def row_sparse_array(
+    arg1: Any,
+    shape: tuple[int, ...] | None = None,
+    ctx: Context | None = None,
+    dtype: DType | None = None,
+) -> RowSparseNDArray:
+    """An array of which some rows are stored.
+
+    Parameters
+    ----------
+    arg1 : array-like, RowSparseNDArray, or tuple
+        An array; its shape, for one of zeros; or its parts ``(data, indices)``: rows and their
+        numbers, which ascend.
+    shape : tuple of int, optional
+        The shape; default: as small as the parts allow.
+    ctx : Context, optional
+        The device; default: the current context.
+    dtype : str or numpy.dtype, optional
+        Default: that of the values, float32 for lists.
+
+    Examples
+    --------
+    >>> x = nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [1, 3]), shape=(5, 2))
+    >>> x.asnumpy().tolist()
+    [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]
+    """
+    ctx = ctx or _core.current_context()
+    if isinstance(arg1, tuple):
+        if len(arg1) < 2:
+            raise ValueError(f"row_sparse_array: a tuple of {len(arg1)}; a shape, or two parts")
+        if _is_shape(arg1):
+            _check_shape(arg1, shape)
+            return empty("row_sparse", arg1, ctx, dtype)
+        return _from_rows(*arg1, shape, ctx, dtype)
+    if isinstance(arg1, CSRNDArray):
+        raise ValueError("row_sparse_array: of a CSRNDArray; use tostype('default') first")
+    if isinstance(arg1, RowSparseNDArray):
+        _check_shape(arg1.shape, shape)
+        return array(arg1, ctx, dtype)
+    dense = _part(arg1, ctx, dtype)
+    _check_shape(dense.shape, shape)
+    return dense.tostype("row_sparse")
+
+
+def _from_rows(data, indices, shape, ctx, dtype):
+    data, indices = _part(data, ctx, dtype), _part(indices, ctx, "int64")
+    if shape is None:
+        if not indices.shape[0]:
+            raise ValueError("row_sparse_array: without rows, the shape has to be given")
+        shape = (int(indices[-1].asscalar()) + 1, *data.shape[1:])
+    if data.ndim != len(shape) or indices.ndim != 1 or 0 in shape[1:]:
+        raise ValueError(
+            f"row_sparse_array: data of shape {data.shape} and indices of shape {indices.shape} "
+            f"are no rows of an array of shape {tuple(shape)}"
+        )
+    return RowSparseNDArray(data, indices, shape)
+
+
+def zeros(
+    stype: str,
+    shape: ShapeLike,
+    ctx: Context | None = None,
+    dtype: DType | None = None,
+    **kwargs: Any,
+) -> NDArray:
+    """An array of zeros in the storage 'row_sparse', 'csr' or 'default'.
+
+    Examples
+    --------
+    >>> nd.sparse.zeros("csr", (2, 3)).data.shape
+    (0,)
+    """
+    from .functions import zeros as dense_zeros
+
+    if stype == "default":
+        return dense_zeros(shape, ctx=ctx, dtype=dtype, **kwargs)
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    return zeros_of(stype, shape, ctx or _core.current_context(), dtype or "float32")
+
+
+def empty(
+    stype: str, shape: ShapeLike, ctx: Context | None = None, dtype: DType | None = None
+) -> NDArray:
+    """The same as `zeros`: an array of which nothing is stored.
+
+    Examples
+    --------
+    >>> nd.sparse.empty("row_sparse", (2, 3)).stype
+    'row_sparse'
+    """
+    return zeros(stype, shape, ctx, dtype)
+
+
+def array(source_array: Any, ctx: Context | None = None, dtype: DType | None = None) -> NDArray:
+    """A copy of a sparse array, or of a matrix of ``scipy.sparse``.
+
+    Examples
+    --------
+    >>> nd.sparse.array(nd.sparse.zeros("csr", (3, 2))).shape
+    (3, 2)
+    """
+    ctx = ctx or _core.current_context()
+    if isinstance(source_array, BaseSparseNDArray):
+        return source_array.astype(dtype or source_array.dtype, copy=False).copyto(ctx)
+    if isinstance(source_array, NDArray):
+        raise AssertionError("array: of a dense NDArray; use tostype('row_sparse') or ('csr')")
+    if _is_scipy(source_array):
+        matrix = source_array.tocsr(copy=True)
+        matrix.sum_duplicates()
+        parts = matrix.data, matrix.indices, matrix.indptr
+        return _from_parts(*parts, matrix.shape, ctx, dtype)
+    raise ValueError(
+        f"array: expected a sparse array, not {type(source_array).__name__}; nd.array makes dense "
+        "ones"
+    )
+
+
+_namespaces.fill(_core.ops(), {"sparse": globals(), "op": globals()})
+_core.set_sparse(BaseSparseNDArray, RowSparseNDArray, _sparse_ops.call)

@@ -188,10 +188,54 @@ def test_damage_names_file_and_byte(tmp_path, what):
         mx.nd.load(path)
 
 
-@pytest.mark.parametrize("storage_type,name", [(1, "row_sparse"), (2, "csr")])
-def test_sparse_is_refused_by_name(storage_type, name):
-    with pytest.raises(mx.MXNetError, match=f"sparse .{name}"):
-        mx.nd.load_frombuffer(file_bytes([struct.pack("<Ii", VERSION_2, storage_type) + bytes(64)]))
+def shape_bytes(*shape):
+    return struct.pack(f"<i{len(shape)}q", len(shape), *shape)
+
+
+def sparse_bytes(stype, values, shape, data, *aux):
+    """The record of a sparse float32 array; aux: lists of indices."""
+    parts = [struct.pack("<Ii", VERSION_2, stype), shape_bytes(*values), shape_bytes(*shape)]
+    parts.append(struct.pack("<iii", 1, 0, 0))
+    parts += [struct.pack("<i", 6) + shape_bytes(len(numbers)) for numbers in aux]
+    parts.append(np.array(data, "float32").tobytes())
+    return b"".join(parts + [np.array(numbers, "int64").tobytes() for numbers in aux])
+
+
+ROWS = sparse_bytes(1, (2, 2), (4, 2), [[1, 2], [3, 4]], [1, 3])
+ELEMENTS = sparse_bytes(2, (3,), (2, 4), [5, 6, 7], [0, 2, 3], [0, 3, 1])
+
+
+def test_sparse_arrays():
+    loaded = mx.nd.load_frombuffer(file_bytes([ROWS, ELEMENTS]))
+    assert [array.stype for array in loaded] == ["row_sparse", "csr"]
+    assert loaded[0].asnumpy().tolist() == [[0, 0], [1, 2], [0, 0], [3, 4]]
+    assert loaded[1].asnumpy().tolist() == [[5, 0, 0, 6], [0, 7, 0, 0]]
+    assert mx.nd.save_tobuffer(loaded) == file_bytes([ROWS, ELEMENTS])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        sparse_bytes(1, (2, 2), (4, 2), [[1, 2], [3, 4]], [1, 4]),
+        sparse_bytes(1, (2, 2), (4, 2), [[1, 2], [3, 4]], [3, 1]),
+        sparse_bytes(1, (2, 2), (4, 2), [[1, 2], [3, 4]], [1]),
+        sparse_bytes(1, (2, 2), (4, 3), [[1, 2], [3, 4]], [1, 2]),
+        sparse_bytes(2, (1,), (2, 4), [5], [0, 2, 1], [0]),
+        sparse_bytes(2, (1,), (2, 4), [5], [0, 1], [0]),
+        sparse_bytes(2, (1,), (2, 4), [5], [0, 1, 1], [9]),
+        sparse_bytes(2, (1,), (2,), [5], [0, 1, 1], [0]),
+    ],
+)
+def test_sparse_arrays_that_are_wrong(record):
+    with pytest.raises(mx.MXNetError, match=r"fit together|check_format"):
+        mx.nd.load_frombuffer(file_bytes([record]))
+
+
+def test_sparse_arrays_cut_off_anywhere():
+    whole = file_bytes([ROWS, ELEMENTS])
+    for length in range(len(whole)):
+        with pytest.raises(mx.MXNetError):
+            mx.nd.load_frombuffer(whole[:length])
 
 
 def test_cut_off_anywhere():

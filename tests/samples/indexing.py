@@ -342,6 +342,15 @@ SAMPLES = {
             dtypes=MOVES,
         )
     ],
+    "_set_rows": [
+        Sample(
+            [(3, 4), (2,), ints([0, 2], [1, 3])],
+            {"shape": (3, 4)},
+            scatter_set,
+            grad=False,
+            dtypes=MOVES,
+        )
+    ],
     "_ravel_multi_index": [
         Sample(
             [ints([3, 6, 6], [4, 5, 1])],

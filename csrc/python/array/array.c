@@ -335,8 +335,24 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
   return result;
 }
 
-static PyObject *array_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args),
+/* An object of a Python subclass begins as an array of no elements. */
+static PyObject *derived_new(PyTypeObject *type) {
+  mpg_device *device;
+  mpg_tensor tensor;
+  mpg_desc desc = {.shape = {.ndim = 1}, .dtype = MPG_FLOAT32};
+  MPG_PY_TRY(mpg_device_get(mpg_py_current_device(), &device));
+  MPG_PY_TRY(mpg_tensor_create(device, &desc, &tensor));
+  PyObject *self = type->tp_alloc(type, 0);
+  if (self == NULL)
+    mpg_tensor_release(&tensor);
+  else
+    mpg_py_array_of(self)->tensor = tensor;
+  return self;
+}
+
+static PyObject *array_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
                            PyObject *Py_UNUSED(kwargs)) {
+  if (type != mpg_py->array_type) return derived_new(type);
   PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
                   "NDArray is not called; make arrays with nd.array, nd.zeros, nd.empty, ...");
   return NULL;

@@ -306,11 +306,27 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *wh
   return mpg_py_from_object(object, own, device);
 }
 
+/* Sparse arrays, and SciPy's, stay sparse. */
+static bool stays_sparse(PyObject *source) {
+  return mpg_py_is_sparse(source) ||
+         (!mpg_py_is_array(source) && !PyArray_Check(source) && !PyList_CheckExact(source) &&
+          PyObject_HasAttrString(source, "tocsr"));
+}
+static PyObject *sparse_copy(PyObject *args, PyObject *kwargs) {
+  PyObject *module = PyImport_ImportModule("mpgluon.ndarray.sparse");
+  PyObject *function = module ? PyObject_GetAttrString(module, "array") : NULL;
+  PyObject *result = function ? PyObject_Call(function, args, kwargs) : NULL;
+  Py_XDECREF(function);
+  Py_XDECREF(module);
+  return result;
+}
+
 static PyObject *py_array(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
   static char *names[] = {"source_array", "ctx", "dtype", NULL};
   PyObject *source, *ctx = NULL, *dtype_object = Py_None;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:array", names, &source, &ctx, &dtype_object))
     return NULL;
+  if (stays_sparse(source)) return sparse_copy(args, kwargs);
   mpg_device_id id;
   if (mpg_py_device_id(ctx, &id) < 0) return NULL;
   mpg_dtype dtype = MPG_DTYPE_NONE;
@@ -358,6 +374,10 @@ typedef struct buffer {
 int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
   mpg_array *array = mpg_py_array_of(self);
   view->obj = NULL;
+  if (mpg_py_is_sparse(self)) {
+    PyErr_SetString(PyExc_BufferError, "a sparse array has no buffer; take x.asnumpy()");
+    return -1;
+  }
   if (mpg_py_expect_readable(array, "the buffer protocol") < 0) return -1;
   if (flags & PyBUF_WRITABLE) {
     PyErr_SetString(PyExc_BufferError,

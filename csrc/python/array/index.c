@@ -619,8 +619,8 @@ static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
   mpg_tuple shape = mpg_shape_tuple(&g.rows);
   mpg_array *inputs[3] = {mpg_py_array_of(rows), mpg_py_array_of(prepared),
                           mpg_py_array_of(positions)};
-  result = done_of(mpg_py_call_named("_scatter_set_nd", inputs, 3, mpg_py_array_of(rows), "shape",
-                                     &shape, NULL));
+  result = done_of(
+      mpg_py_call_named("_set_rows", inputs, 3, mpg_py_array_of(rows), "shape", &shape, NULL));
 done:
   Py_XDECREF(rows);
   Py_XDECREF(positions);
@@ -631,6 +631,12 @@ done:
 
 int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   mpg_array *array = mpg_py_array_of(self);
+  if (value != NULL && mpg_py_is_sparse(value)) {
+    PyObject *dense = mpg_py_dense(value);
+    int result = dense ? mpg_py_assign_subscript(self, key, dense) : -1;
+    Py_XDECREF(dense);
+    return result;
+  }
   if (value == NULL) {
     PyErr_SetString(PyExc_TypeError, "elements of an array can't be deleted");
     return -1;

@@ -210,6 +210,7 @@ static PyObject *as_in_context(PyObject *self, PyObject *context) {
   return mpg_py_to_device(self, id, false);
 }
 static PyObject *copyto(PyObject *self, PyObject *other) {
+  if (mpg_py_is_sparse(other)) return PyObject_CallMethod(other, "copy_from", "O", self);
   if (!mpg_py_is_array(other)) {
     mpg_device_id id;
     if (other == Py_None ||

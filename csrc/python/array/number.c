@@ -120,6 +120,19 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   return result;
 }
 
+/* An operator of sparse arrays: the op itself knows what to do. */
+static PyObject *with_sparse(mpg_py_binary kind, PyObject *a, PyObject *b) {
+  bool left = mpg_py_is_scalar(a), right = mpg_py_is_scalar(b);
+  PyObject *other = mpg_py_is_sparse(a) ? b : a;
+  if (!left && !right && !mpg_py_is_array(other) && !mpg_py_is_sparse(other) &&
+      !mpg_py_is_numpy(other))
+    Py_RETURN_NOTIMPLEMENTED;
+  const char *name = left ? names[kind].reflected : right ? names[kind].scalar : names[kind].array;
+  PyObject *op = PyDict_GetItemString(mpg_py->ops_by_name, name);
+  if (op == NULL) return missing(name);
+  return PyObject_CallFunctionObjArgs(op, left ? b : a, left ? a : b, NULL);
+}
+
 static inline PyObject *binary(mpg_py_binary kind, PyObject *a, PyObject *b) {
   bool first = mpg_py_is_array(a);
   if (first && mpg_py_is_array(b)) {
@@ -130,11 +143,23 @@ static inline PyObject *binary(mpg_py_binary kind, PyObject *a, PyObject *b) {
   }
   if (first && PyFloat_CheckExact(b) && mpg_py->binary[kind].scalar != NULL)
     return with_scalar(mpg_py->binary[kind].scalar, a, PyFloat_AS_DOUBLE(b), NULL);
+  if (mpg_py_is_sparse(a) || mpg_py_is_sparse(b)) return with_sparse(kind, a, b);
   return first ? with_other(kind, a, b, false, NULL) : with_other(kind, b, a, true, NULL);
 }
 
 static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
   mpg_array *out = mpg_py_array_of(self);
+  if (mpg_py_is_sparse(self)) {
+    PyObject *result = with_sparse(kind, self, other);
+    return result == NULL || result == Py_NotImplemented
+               ? result
+               : PyObject_CallMethod(self, "copy_from", "N", result);
+  }
+  if (mpg_py_is_sparse(other)) {
+    PyObject *dense = mpg_py_dense(other), *result = dense ? in_place(kind, self, dense) : NULL;
+    Py_XDECREF(dense);
+    return result;
+  }
   if (!mpg_py_is_array(other)) return with_other(kind, self, other, false, out);
   const mpg_op *op = mpg_py->binary[kind].array;
   if (op == NULL) return missing(names[kind].array);
@@ -158,17 +183,21 @@ static PyObject *number_power(PyObject *a, PyObject *b, PyObject *modulus) {
   return binary(MPG_PY_POW, a, b);
 }
 static PyObject *number_negative(PyObject *self) {
+  if (mpg_py_is_sparse(self)) return PyObject_CallMethod(self, "__mul__", "d", -1.0);
   const mpg_op *op = mpg_py->binary[MPG_PY_MUL].scalar;
   return op ? with_scalar(op, self, -1.0, NULL) : missing("_mul_scalar");
 }
 static PyObject *number_positive(PyObject *self) { return Py_NewRef(self); }
 static PyObject *number_absolute(PyObject *self) {
+  if (mpg_py_is_sparse(self)) return PyObject_CallMethod(self, "abs", NULL);
   const mpg_op *op = mpg_op_find("abs");
   mpg_array *array = mpg_py_array_of(self);
   return op ? mpg_py_call(op, NULL, &array, 1) : missing("abs");
 }
 static PyObject *number_matmul(PyObject *a, PyObject *b) {
-  if (!mpg_py_is_array(a) || !mpg_py_is_array(b)) Py_RETURN_NOTIMPLEMENTED;
+  if ((!mpg_py_is_array(a) && !mpg_py_is_sparse(a)) ||
+      (!mpg_py_is_array(b) && !mpg_py_is_sparse(b)))
+    Py_RETURN_NOTIMPLEMENTED;
   PyObject *dot = PyDict_GetItemString(mpg_py->ops_by_name, "dot");
   return dot ? PyObject_CallFunctionObjArgs(dot, a, b, NULL) : missing("dot");
 }
@@ -271,7 +300,8 @@ static PyObject *py_binary(PyObject *Py_UNUSED(module), PyObject *const *args, P
   if (kind == -1 && PyErr_Occurred()) return NULL;
   if (kind < 0 || kind >= MPG_PY_BINARY_COUNT)
     return PyErr_Format(PyExc_ValueError, "no such operator");
-  if (!mpg_py_is_array(args[1]) && !mpg_py_is_array(args[2]))
+  if (!mpg_py_is_array(args[1]) && !mpg_py_is_array(args[2]) && !mpg_py_is_sparse(args[1]) &&
+      !mpg_py_is_sparse(args[2]))
     return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
                         "%s: one operand has to be an NDArray, got %s and %s", names[kind].array,
                         Py_TYPE(args[1])->tp_name, Py_TYPE(args[2])->tp_name);

@@ -301,6 +301,10 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
   memcpy(c.params, self->defaults, table->size);
   PyObject *result = NULL;
   Py_ssize_t positional = self->num_inputs + (table->size > 0 ? table->count : 0);
+  Py_ssize_t num_keywords = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+
+  if (mpg_py_takes_sparse(args, count + num_keywords))
+    return mpg_py_sparse_call((PyObject *)self, args, count, keywords);
 
   if (!self->variadic && count > positional + 2)
     return PyErr_Format(PyExc_TypeError, "%s takes at most %zd arguments, got %zd", self->op->name,
@@ -317,7 +321,6 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
       if (set_out(&c, args[i]) < 0) goto done;
     }
   }
-  Py_ssize_t num_keywords = keywords ? PyTuple_GET_SIZE(keywords) : 0;
   for (Py_ssize_t i = 0; i < num_keywords; i++)
     if (add_keyword(&c, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0) goto done;
   if (convert_arrays(&c) < 0 || check_required(&c) < 0) goto done;

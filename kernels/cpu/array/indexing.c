@@ -418,7 +418,8 @@ MPG_CPU_KERNEL(scatter_nd) {
 }
 
 MPG_CPU_KERNEL(scatter_set_nd) {
-  copy_all(call, &call->inputs[0], &call->outputs[0]);
+  if (call->inputs[0].data != call->outputs[0].data)
+    copy_all(call, &call->inputs[0], &call->outputs[0]);
   return scatter_rows(call, &call->inputs[1], &call->inputs[2]);
 }
 

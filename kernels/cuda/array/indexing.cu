@@ -534,7 +534,8 @@ MPG_CUDA_KERNEL(scatter_nd) {
 }
 
 MPG_CUDA_KERNEL(scatter_set_nd) {
-  MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
+  if (call->inputs[0].data != call->outputs[0].data)
+    MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
   return scatter_rows(call, &call->inputs[1], &call->inputs[2]);
 }
 

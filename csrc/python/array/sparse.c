@@ -1,0 +1,61 @@
+/* Where the core meets arrays that are stored sparsely (mpgluon/ndarray/_sparse_arrays.py): ops
+ * that get one are run by a function of the package, and assignments take their dense values.
+ */
+#include "python/core.h"
+
+static bool is_handled(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  return type != mpg_py->array_type && (PyType_IsSubtype(type, mpg_py->sparse_type) ||
+                                        PyType_IsSubtype(type, mpg_py->weight_type));
+}
+
+bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count) {
+  if (mpg_py->sparse_call == NULL) return false;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (is_handled(args[i])) return true;
+    if (!PyList_CheckExact(args[i]) && !PyTuple_CheckExact(args[i])) continue;
+    PyObject **items = PySequence_Fast_ITEMS(args[i]);
+    for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(args[i]); k++)
+      if (is_handled(items[k])) return true;
+  }
+  return false;
+}
+
+PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,
+                             PyObject *keywords) {
+  Py_ssize_t named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+  PyObject *positional = PyTuple_New(count), *by_name = PyDict_New(), *result = NULL;
+  if (positional == NULL || by_name == NULL) goto done;
+  for (Py_ssize_t i = 0; i < count; i++) PyTuple_SET_ITEM(positional, i, Py_NewRef(args[i]));
+  for (Py_ssize_t i = 0; i < named; i++)
+    if (PyDict_SetItem(by_name, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0) goto done;
+  result = PyObject_CallFunctionObjArgs(mpg_py->sparse_call, op, positional, by_name, NULL);
+done:
+  Py_XDECREF(positional);
+  Py_XDECREF(by_name);
+  return result;
+}
+
+PyObject *mpg_py_dense(PyObject *object) {
+  if (!mpg_py_is_sparse(object)) return Py_NewRef(object);
+  return PyObject_CallMethod(object, "tostype", "s", "default");
+}
+
+static PyObject *set_sparse(PyObject *Py_UNUSED(module), PyObject *args) {
+  PyObject *sparse, *weight, *call;
+  if (!PyArg_ParseTuple(args, "O!O!O:set_sparse", &PyType_Type, &sparse, &PyType_Type, &weight,
+                        &call))
+    return NULL;
+  Py_XSETREF(mpg_py->sparse_type, (PyTypeObject *)Py_NewRef(sparse));
+  Py_XSETREF(mpg_py->weight_type, (PyTypeObject *)Py_NewRef(weight));
+  Py_XSETREF(mpg_py->sparse_call, Py_NewRef(call));
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"set_sparse", set_sparse, METH_VARARGS,
+     "set_sparse(sparse, weight, call)\n--\n\nThe class of sparse arrays, that of weights with "
+     "sparse gradients, and the function ``call(op, args, kwargs)`` that runs ops on these."},
+    {0}};
+
+int mpg_py_sparse_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -1,0 +1,514 @@
+"""Arrays that are stored sparsely: some rows of an array (`RowSparseNDArray`), or the elements of a
+matrix that are not 0 (`CSRNDArray`).
+
+An array holds its parts as dense arrays: values, and indices of int64. The core knows nothing of
+it; an op that gets one is run by `_sparse_ops.call`. The parts are never written to: what changes a
+sparse array gives it other parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _core
+from .._core import Context, MXNetError, NDArray
+from ._sparse_rows import add_rows, index_array, pointers, row_numbers, take_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
+
+    from .._types import DType, Shape
+
+__all__ = ["BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray"]
+
+_op = _core.get_op
+
+
+def zeros_of(stype: str, shape: Shape, ctx: Context, dtype: DType) -> Any:
+    """A sparse array without any element."""
+    none = index_array([], ctx)
+    if stype == "row_sparse":
+        return RowSparseNDArray(_core.empty((0, *shape[1:]), ctx, dtype), none, shape)
+    if stype == "csr":
+        if len(shape) != 2:
+            raise _core.MXNetValueError(f"a csr array has two dimensions, not the shape {shape}")
+        indptr = index_array(np.zeros(shape[0] + 1), ctx)
+        return CSRNDArray(_core.empty((0,), ctx, dtype), none, indptr, shape)
+    raise ValueError(f"unknown storage type {stype!r}; there are 'default', 'row_sparse', 'csr'")
+
+
+def cast_storage(array: NDArray, stype: str) -> NDArray:
+    """An array in another storage: always a new one, except a dense one that stays dense."""
+    if stype not in ("default", "row_sparse", "csr"):
+        raise ValueError(
+            f"unknown storage type {stype!r}; there are 'default', 'row_sparse', 'csr'"
+        )
+    if isinstance(array, BaseSparseNDArray):
+        return array.tostype(stype)
+    if stype == "default":
+        return array
+    return _rows_of(array) if stype == "row_sparse" else _elements_of(array)
+
+
+def _rows_of(array):
+    if array.ndim < 1:
+        raise _core.MXNetValueError("tostype: a row_sparse array has at least one dimension")
+    count = array.shape[0]
+    if array.size:
+        used = (array.detach() != 0).reshape((count, -1)).max(axis=1)
+        rows = np.flatnonzero(used.asnumpy())
+    else:
+        rows = np.arange(0)
+    indices = index_array(rows, array.context)
+    return RowSparseNDArray(take_rows(array, indices), indices, array.shape)
+
+
+def _elements_of(array):
+    if array.ndim != 2:
+        raise _core.MXNetValueError(
+            f"tostype: a csr array has two dimensions, not the shape {array.shape}"
+        )
+    rows, columns = np.nonzero(array.detach().asnumpy())
+    ctx, (height, width) = array.context, array.shape
+    places = index_array(rows * width + columns, ctx)
+    values = take_rows(array.reshape((-1,)), places)
+    indptr = index_array(pointers(rows, height), ctx)
+    return CSRNDArray(values, index_array(columns, ctx), indptr, array.shape)
+
+
+class BaseSparseNDArray(NDArray):
+    """The base of sparse arrays, which have the methods of NDArray. A method that has no sparse
+    form works on a dense copy (`tostype`).
+
+    For the package's other modules, and never written to: `values`, `index` and, of csr,
+    `pointers`, the parts themselves; `numbers`, these on the host; `with_values`, other values in
+    the same places.
+    """
+
+    __slots__ = ("_host", "_index", "_shape", "_values")
+
+    def __init__(self, values: NDArray, indices: NDArray, shape: Shape) -> None:
+        self._shape = tuple(int(size) for size in shape)
+        self._set(values, indices)
+
+    def _set(self, values, indices):
+        self._values, self._index, self._host = values, indices, {}
+
+    def numbers(self, part="index"):
+        """A part's numbers as a NumPy array; kept."""
+        numbers = self._host.get(part)
+        if numbers is None:
+            numbers = self._host[part] = getattr(self, part).asnumpy().astype(np.int64, copy=False)
+        return numbers
+
+    @property
+    def values(self) -> NDArray:
+        """The values themselves."""
+        return self._values
+
+    @property
+    def index(self) -> NDArray:
+        """The numbers of the stored rows, or the columns of the stored elements: int64."""
+        return self._index
+
+    # Properties
+
+    @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
+
+    @property
+    def size(self) -> NoReturn:
+        raise NotImplementedError("the size of a sparse array is ambiguous; see shape, and data")
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    @property
+    def context(self) -> Context:
+        return self.values.context
+
+    ctx = context
+
+    @property
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def T(self) -> NDArray:
+        return _op("transpose")(self)
+
+    @property
+    def data(self) -> NDArray:
+        """A copy of the values."""
+        return self.values.copy()
+
+    @property
+    def indices(self) -> NDArray:
+        """A copy of the indices, of int64."""
+        return self.index.copy()
+
+    def _aux_data(self, i):
+        return getattr(self, self.aux[i]).copy()
+
+    def _data(self):
+        return self.data
+
+    @property
+    def _num_aux(self):
+        return len(self.aux)
+
+    @property
+    def _aux_types(self):
+        return [np.int64] * len(self.aux)
+
+    def _aux_type(self, i):
+        return self._aux_types[i]
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self._shape))
+        return f"\n<{type(self).__name__} {shape} @{self.context}>"
+
+    _repr_html_ = None
+
+    # Values
+
+    def asnumpy(self) -> np.ndarray[Any, Any]:
+        """The values as a dense NumPy array."""
+        return self.tostype("default").asnumpy()
+
+    def wait_to_read(self) -> None:
+        self.values.wait_to_read()
+
+    def wait_to_write(self) -> None:
+        self.values.wait_to_write()
+
+    def copy(self) -> Any:
+        return self.copyto(self.context)
+
+    def __copy__(self) -> Any:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
+        return self.copy()
+
+    def detach(self) -> Any:
+        return self.with_values(self.values.detach())
+
+    def as_in_context(self, context: Context) -> Any:
+        return self if self.context == context else self.copyto(context)
+
+    as_in_ctx = as_in_context
+
+    def astype(self, dtype: DType, copy: bool = True) -> Any:
+        """The array of another dtype; the array itself where it is of that dtype and not `copy`."""
+        if _core.dtype_name(dtype) == _core.dtype_name(self.dtype):
+            return self.copy() if copy else self
+        return self.with_values(self.values.astype(dtype))
+
+    def copyto(self, other: NDArray | Context) -> Any:
+        """Copies the array to a device, as a new one; or into an array of the same shape, which is
+        dense or stored in the same way. Returns the copy."""
+        if isinstance(other, Context):
+            return self._on(other)
+        if not isinstance(other, NDArray):
+            raise TypeError(f"copyto: expected an array or a Context, got {type(other).__name__}")
+        if other is self:
+            warnings.warn("copyto: the array is copied to itself", RuntimeWarning, stacklevel=2)
+            return False
+        if other.stype not in ("default", self.stype):
+            raise TypeError(f"copyto: from {self.stype} to {other.stype} is not supported")
+        if isinstance(other, BaseSparseNDArray):
+            return other.copy_from(self)
+        return self.tostype("default").copyto(other)
+
+    def copy_from(self, source):
+        """Takes over the values of an array, sparse or dense; returns this one."""
+        if source.shape != self.shape:
+            raise _core.MXNetValueError(
+                f"an array of shape {source.shape} can't be copied to one of {self.shape}"
+            )
+        if source.stype not in ("default", self.stype):
+            source = source.tostype("default")
+        copy = cast_storage(source, self.stype) if source.stype == "default" else source.copy()
+        copy = copy.astype(self.dtype, copy=False).as_in_context(self.context)
+        self._take_over(copy.detach())
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Only ``x[:] = value`` is there."""
+        if not (isinstance(key, slice) and key == slice(None)):
+            raise TypeError(f"{type(self).__name__}: values are assigned to all of it, x[:] = ...")
+        if isinstance(value, NDArray):
+            if value is not self:
+                self.copy_from(value)
+        elif isinstance(value, (int, float, np.number)):
+            self._fill(value)
+        else:
+            self.copy_from(_core.array(np.broadcast_to(value, self.shape), dtype=self.dtype))
+
+    def check_format(self, full_check: bool = True) -> None:
+        """MXNetError unless the indices are what they have to be; without `full_check` only sizes
+        are compared."""
+        wrong = self._wrong_sizes() or (full_check and self._wrong_indices())
+        if wrong:
+            raise MXNetError(f"check_format: {type(self).__name__}: {wrong}")
+
+    def __reduce__(self) -> Any:
+        from .files import save_tobuffer
+
+        return _loaded, (save_tobuffer([self]),)
+
+    # Methods that are ops work by these as for dense arrays: nd.op(x, ...).
+
+    def reshape(self, *shape: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("reshape: not for sparse arrays; use tostype('default')")
+
+    def _at(self, index):
+        raise NotImplementedError("not for sparse arrays; use tostype('default')")
+
+    _slice = _at
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        return self.tostype("default").backward(*args, **kwargs)
+
+    @property
+    def __array_interface__(self) -> NoReturn:
+        raise AttributeError("__array_interface__: take x.asnumpy()")
+
+    @property
+    def _traced(self):
+        return self.values._traced
+
+    def __iter__(self) -> Iterator[NDArray]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+
+def _loaded(buffer):
+    from .files import load_frombuffer
+
+    return load_frombuffer(buffer)[0]
+
+
+def _on_dense(name):
+    """The method of NDArray on a dense copy."""
+    method = getattr(NDArray, name)
+
+    @functools.wraps(method, assigned=("__name__", "__doc__"))
+    def call(self, *args, **kwargs):
+        return getattr(self.tostype("default"), name)(*args, **kwargs)
+
+    return call
+
+
+for _name in (
+    "asscalar item tolist __array__ __dlpack__ __dlpack_device__ __bool__ __float__ __int__ "
+    "__index__ __format__ to_dlpack_for_read to_dlpack_for_write"
+).split():
+    if hasattr(NDArray, _name):
+        setattr(BaseSparseNDArray, _name, _on_dense(_name))
+
+
+class RowSparseNDArray(BaseSparseNDArray):
+    """Some rows of an array: `data` (rows, ...) and `indices` (rows,), their numbers, ascending.
+    All other rows are 0.
+
+    Gradients of embeddings are stored so. See `row_sparse_array` for ways to make one.
+
+    Examples
+    --------
+    >>> x = nd.array([[0, 0], [1, 2], [0, 0], [3, 4]]).tostype("row_sparse")
+    >>> x.indices.asnumpy()
+    array([1, 3])
+    >>> x.data.asnumpy().tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
+
+    __slots__ = ()
+    aux = ("index",)
+    stype = "row_sparse"
+
+    def with_values(self, values):
+        """The array with other values in the same rows."""
+        return RowSparseNDArray(values, self.index, self._shape)
+
+    def _on(self, ctx):
+        return RowSparseNDArray(self.values.copyto(ctx), self.index.copyto(ctx), self._shape)
+
+    def _take_over(self, other):
+        self._set(other.values, other.index)
+
+    def _fill(self, number):
+        if number == 0:
+            self._take_over(zeros_of("row_sparse", self.shape, self.context, self.dtype))
+            return
+        full = _op("_full")(shape=self.shape, value=number, ctx=self.context, dtype=self.dtype)
+        self._set(full, index_array(np.arange(self.shape[0]), self.context))
+
+    def __getitem__(self, key: Any) -> RowSparseNDArray:
+        """Only ``x[:]`` is there: the array itself."""
+        if isinstance(key, slice) and key == slice(None):
+            return self
+        raise TypeError("RowSparseNDArray: only x[:] is there; use tostype('default')")
+
+    def tostype(self, stype: str) -> Any:
+        """A copy in the storage 'default' or 'row_sparse'."""
+        if stype == "row_sparse":
+            return self.copy()
+        if stype != "default":
+            raise ValueError(f"tostype: from row_sparse to {stype!r} is not supported")
+        return add_rows(self.values, self.index, self._shape[0])
+
+    def retain(self, indices: NDArray) -> RowSparseNDArray:
+        """The rows of these numbers alone."""
+        wanted = np.unique(indices.asnumpy().astype(np.int64))
+        kept = np.flatnonzero(np.isin(self.numbers(), wanted))
+        places = index_array(kept, self.context)
+        return RowSparseNDArray(
+            take_rows(self.values, places), take_rows(self.index, places), self._shape
+        )
+
+    def _wrong_sizes(self):
+        if self.index.shape != self.values.shape[:1]:
+            return f"{self.values.shape[0]} rows, but indices of shape {self.index.shape}"
+        return self.values.shape[1:] != self._shape[1:] and "rows of another shape than the array"
+
+    def _wrong_indices(self):
+        numbers = self.numbers()
+        if len(numbers) and (numbers.min() < 0 or numbers.max() >= self._shape[0]):
+            return "the number of a row is out of range"
+        return (np.diff(numbers) <= 0).any() and "the numbers of rows do not ascend"
+
+
+class CSRNDArray(BaseSparseNDArray):
+    """A matrix by its elements that are stored ("compressed sparse row"): those of row i are
+    ``data[indptr[i]:indptr[i + 1]]``, in the columns ``indices[indptr[i]:indptr[i + 1]]``, which
+    ascend.
+
+    See `csr_matrix` for ways to make one.
+
+    Examples
+    --------
+    >>> x = nd.array([[0, 1, 0], [2, 0, 0], [0, 0, 0], [0, 0, 3]]).tostype("csr")
+    >>> x.data.asnumpy(), x.indices.asnumpy(), x.indptr.asnumpy()
+    (array([1., 2., 3.], dtype=float32), array([1, 0, 2]), array([0, 1, 2, 2, 3]))
+    """
+
+    __slots__ = ("_pointers",)
+    aux = ("pointers", "index")
+    stype = "csr"
+
+    def __init__(self, values: NDArray, indices: NDArray, indptr: NDArray, shape: Shape) -> None:
+        self._pointers = indptr
+        super().__init__(values, indices, shape)
+
+    @property
+    def pointers(self) -> NDArray:
+        """Where each row begins, and the last one ends: int64."""
+        return self._pointers
+
+    @property
+    def indptr(self) -> NDArray:
+        """A copy of the pointers, of int64."""
+        return self.pointers.copy()
+
+    def rows(self):
+        """The row of each element; kept."""
+        rows = self._host.get("rows")
+        if rows is None:
+            rows = self._host["rows"] = row_numbers(self.numbers("pointers"))
+        return rows
+
+    def with_values(self, values):
+        """The matrix with other values in the same places."""
+        return CSRNDArray(values, self.index, self.pointers, self._shape)
+
+    def _on(self, ctx):
+        parts = [part.copyto(ctx) for part in (self.values, self.index, self.pointers)]
+        return CSRNDArray(*parts, self._shape)
+
+    def _take_over(self, other):
+        self._pointers = other.pointers
+        self._set(other.values, other.index)
+
+    def _fill(self, number):
+        if number != 0:
+            raise ValueError("CSRNDArray: numbers are not assigned to it, only arrays")
+        self._take_over(zeros_of("csr", self.shape, self.context, self.dtype))
+
+    def __getitem__(self, key: Any) -> CSRNDArray:
+        """Rows: ``x[i]`` (a matrix of one row), ``x[begin:end]``, ``x[:]`` (the array itself)."""
+        if isinstance(key, (int, np.integer)):
+            count = self._shape[0]
+            if not -count <= key < count:
+                raise _core.MXNetIndexError(f"row {key} of {count} rows")
+            key = key % count
+            return self.sliced(key, key + 1)
+        if not isinstance(key, slice):
+            raise ValueError(f"CSRNDArray: rows are taken by x[i] and x[begin:end], not {key!r}")
+        if key.step not in (None, 1):
+            raise ValueError("CSRNDArray: only rows that follow each other are taken")
+        if key.start is None and key.stop is None:
+            return self
+        begin, end, _ = key.indices(self._shape[0])
+        return self.sliced(begin, max(begin, end))
+
+    def sliced(self, begin, end):
+        """The rows from `begin` to `end`, which are in range."""
+        indptr = self.numbers("pointers")[begin : end + 1]
+        first, last, ctx = int(indptr[0]), int(indptr[-1]), self.context
+        places = index_array(np.arange(first, last), ctx)
+        return CSRNDArray(
+            take_rows(self.values, places),
+            take_rows(self.index, places),
+            index_array(indptr - first, ctx),
+            (end - begin, self._shape[1]),
+        )
+
+    def tostype(self, stype: str) -> Any:
+        """A copy in the storage 'default' or 'csr'."""
+        if stype == "csr":
+            return self.copy()
+        if stype != "default":
+            raise ValueError(f"tostype: from csr to {stype!r} is not supported")
+        height, width = self._shape
+        places = index_array(self.rows() * width + self.numbers(), self.context)
+        return add_rows(self.values, places, height * width).reshape(self._shape)
+
+    def asscipy(self) -> Any:
+        """The matrix as a ``scipy.sparse.csr_matrix``."""
+        from scipy.sparse import csr_matrix
+
+        parts = self.values.asnumpy(), self.numbers(), self.numbers("pointers")
+        return csr_matrix(parts, shape=self._shape, dtype=self.dtype)
+
+    def _wrong_sizes(self):
+        if self.pointers.shape != (self._shape[0] + 1,):
+            return f"indptr of shape {self.pointers.shape} for {self._shape[0]} rows"
+        return self.index.shape != self.values.shape and "not as many indices as values"
+
+    def _wrong_indices(self):
+        indptr, columns = self.numbers("pointers"), self.numbers()
+        if indptr[0] != 0 or indptr[-1] != len(columns) or (np.diff(indptr) < 0).any():
+            return "indptr does not ascend from 0 to the number of elements"
+        if len(columns) and (columns.min() < 0 or columns.max() >= self._shape[1]):
+            return "a column is out of range"
+        rising = np.diff(columns) > 0
+        rising[indptr[1:-1][(indptr[1:-1] > 0) & (indptr[1:-1] < len(columns))] - 1] = True
+        return not rising.all() and "the columns of a row do not ascend"

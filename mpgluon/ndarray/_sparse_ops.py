@@ -1,0 +1,485 @@
+"""Ops on sparse arrays: those that have a sparse form, by name, and all others on dense copies.
+
+A function here takes the arguments that users give the op. What it leaves to the dense op it
+returns as NotImplemented. Results are stored as in MXNet.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _core
+from .._core import NDArray
+from ._sparse_arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, cast_storage, zeros_of
+from ._sparse_rows import add_rows, index_array, pointers, sum_equal, take_rows
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_op = _core.get_op
+_FORMS = {}
+
+
+def _form(*names):
+    """Marks the sparse form of ops."""
+
+    def mark(function):
+        for name in names:
+            _FORMS[name] = function
+        return function
+
+    return mark
+
+
+@functools.cache
+def _described(op):
+    return op.describe()
+
+
+def call(op, args, kwargs):
+    """Runs an op that a sparse array goes into or comes out of."""
+    kwargs.pop("name", None)
+    out = kwargs.get("out")
+    form = _FORMS.get(_described(op)["name"])
+    if form is not None:
+        options = {name: value for name, value in kwargs.items() if name != "out"}
+        result = form(op, *args, **options)
+        if result is not NotImplemented:
+            return result if out is None else _put(result, out)
+    return _on_dense(op, args, kwargs, out)
+
+
+def _put(result, out):
+    """Writes a result into the array given for it."""
+    if isinstance(out, (list, tuple)):
+        for one, target in zip(result if isinstance(result, (list, tuple)) else [result], out):
+            _put(one, target)
+    elif isinstance(out, BaseSparseNDArray):
+        out.copy_from(result)
+    elif result is not out:
+        result.copyto(out)
+    return out
+
+
+def _dense(value):
+    if isinstance(value, BaseSparseNDArray):
+        return value.tostype("default")
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_dense, value))
+    return value
+
+
+def _on_dense(op, args, kwargs, out):
+    """The op on dense copies; what it writes goes back where it comes from."""
+    options = {name: _dense(value) for name, value in kwargs.items() if name != "out"}
+    dense = [_dense(value) for value in args]
+    outs = out if isinstance(out, (list, tuple)) else [out]
+    if out is None or not any(isinstance(one, BaseSparseNDArray) for one in outs):
+        result = op(*dense, **options) if out is None else op(*dense, out=out, **options)
+    else:
+        result = _put(op(*dense, **options), out)
+    for i, entry in enumerate(_described(op)["inputs"]):
+        if not entry["mutable"]:
+            continue
+        given = args[i] if i < len(args) else kwargs.get(entry["name"])
+        if isinstance(given, BaseSparseNDArray):
+            given.copy_from(dense[i] if i < len(args) else options[entry["name"]])
+    return result
+
+
+# --- Storage --------------------------------------------------------------------------------------
+@_form("zeros_like")
+def _zeros_like(op, data):
+    return zeros_of(data.stype, data.shape, data.context, data.dtype)
+
+
+@_form("_copyto")
+def _copyto(op, data, ctx=None):
+    return data.copyto(data.context if ctx is None else _core.Context(ctx))
+
+
+@_form("_full", "_zeros")
+def _full(op, shape=None, value=0, ctx=None, dtype="float32"):
+    return NotImplemented
+
+
+def retain(data: NDArray, indices: NDArray, **kwargs: Any) -> RowSparseNDArray:
+    """The rows of a row_sparse array whose numbers are in `indices`; the others are 0.
+
+    Examples
+    --------
+    >>> x = nd.array([[1, 2], [3, 4], [5, 6]]).tostype("row_sparse")
+    >>> nd.sparse.retain(x, nd.array([0, 2])).asnumpy().tolist()
+    [[1.0, 2.0], [0.0, 0.0], [5.0, 6.0]]
+    """
+    unknown = kwargs.keys() - {"out", "name"}
+    if unknown:
+        raise _core.MXNetTypeError(f"retain has no parameter {unknown.pop()!r}")
+    if not isinstance(data, RowSparseNDArray):
+        raise _core.MXNetTypeError(
+            f"retain: expected a row_sparse array, got one of stype {data.stype!r}"
+        )
+    result = data.retain(indices)
+    return result if kwargs.get("out") is None else _put(result, kwargs["out"])
+
+
+# --- Functions of each element --------------------------------------------------------------------
+# Those that are 0 at 0.
+_ZERO_AT_ZERO = (
+    "abs sign rint ceil floor trunc fix round square sqrt cbrt log1p expm1 sin tan arcsin arctan "
+    "degrees radians sinh tanh arcsinh arctanh relu softsign erf erfinv negative _copy identity "
+    "BlockGrad make_loss _contrib_quadratic Cast amp_cast hard_tanh"
+).split()
+
+
+@_form(*_ZERO_AT_ZERO)
+def _of_elements(op, data, *args, **kwargs):
+    if not isinstance(data, BaseSparseNDArray):
+        return NotImplemented
+    if op.__name__ in ("quadratic", "_contrib_quadratic") and kwargs.get("c", 0.0) != 0:
+        return NotImplemented
+    return data.with_values(op(data.values, *args, **kwargs))
+
+
+@_form("clip")
+def _clip(op, data, a_min, a_max):
+    return (
+        data.with_values(op(data.values, a_min, a_max)) if a_min <= 0 <= a_max else NotImplemented
+    )
+
+
+def _zero_with(function):
+    """A function of 0 and a number, as a function of the number; NaN where it has no value."""
+
+    def at(number):
+        try:
+            return function(number)
+        except (ZeroDivisionError, OverflowError):
+            return math.nan
+
+    return at
+
+
+_SCALAR = {
+    "_plus_scalar": lambda s: s,
+    "_minus_scalar": lambda s: -s,
+    "_rminus_scalar": lambda s: s,
+    "_mul_scalar": lambda s: 0 * s,
+    "_div_scalar": lambda s: 0 / s,
+    "_rdiv_scalar": lambda s: math.nan,
+    "_mod_scalar": lambda s: 0 % s,
+    "_rmod_scalar": lambda s: math.nan,
+    "_power_scalar": lambda s: 0.0**s,
+    "_rpower_scalar": lambda s: 1,
+    "_equal_scalar": lambda s: s == 0,
+    "_not_equal_scalar": lambda s: s != 0,
+    "_greater_scalar": lambda s: 0 > s,
+    "_greater_equal_scalar": lambda s: 0 >= s,
+    "_lesser_scalar": lambda s: 0 < s,
+    "_lesser_equal_scalar": lambda s: 0 <= s,
+    "_maximum_scalar": lambda s: max(0, s),
+    "_minimum_scalar": lambda s: min(0, s),
+    "_logical_and_scalar": lambda s: 0,
+    "_logical_or_scalar": lambda s: bool(s),
+    "_logical_xor_scalar": lambda s: bool(s),
+    "_hypot_scalar": lambda s: s,
+}
+
+
+@_form(*_SCALAR)
+def _with_scalar(op, data, scalar=1.0, **options):
+    zero = _zero_with(_SCALAR[_described(op)["name"]])(scalar)
+    return data.with_values(op(data.values, scalar=scalar)) if zero == 0 else NotImplemented
+
+
+@_form("_scatter_plus_scalar", "_scatter_minus_scalar")
+def _with_scalar_where_stored(op, data, scalar=1.0, **options):
+    return data.with_values(op(data.values, scalar=scalar))
+
+
+# --- Functions of two arrays ----------------------------------------------------------------------
+def _keys(array):
+    """Where the stored rows or elements lie, as ascending numbers."""
+    if array.stype == "row_sparse":
+        return array.numbers()
+    return array.rows() * array.shape[1] + array.numbers()
+
+
+def _at_keys(like, values, keys):
+    """A sparse array of the storage and shape of `like` with values at these keys."""
+    ctx, shape = like.context, like.shape
+    if like.stype == "row_sparse":
+        return RowSparseNDArray(values, index_array(keys, ctx), shape)
+    rows, columns = np.divmod(keys, max(1, shape[1]))
+    indptr = index_array(pointers(rows, shape[0]), ctx)
+    return CSRNDArray(values, index_array(columns, ctx), indptr, shape)
+
+
+def _sum(first, *others):
+    """The sum of arrays that are stored alike."""
+    parts = (first, *others)
+    values = _op("Concat")(*[part.values for part in parts], dim=0)
+    return _at_keys(
+        first, *sum_equal(values, np.concatenate([_keys(p) for p in parts]), first.context)
+    )
+
+
+def _alike(lhs, rhs):
+    return (
+        isinstance(lhs, BaseSparseNDArray)
+        and isinstance(rhs, BaseSparseNDArray)
+        and lhs.stype == rhs.stype
+        and lhs.shape == rhs.shape
+    )
+
+
+@_form("elemwise_add", "broadcast_add", "_grad_add")
+def _add(op, lhs, rhs):
+    return _sum(lhs, rhs) if _alike(lhs, rhs) else NotImplemented
+
+
+@_form("elemwise_sub", "broadcast_sub")
+def _sub(op, lhs, rhs):
+    return _sum(lhs, rhs.with_values(-rhs.values)) if _alike(lhs, rhs) else NotImplemented
+
+
+@_form("add_n", "ElementWiseSum")
+def _add_n(op, *args, **kwargs):
+    arrays = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+    return _sum(*arrays) if all(_alike(arrays[0], other) for other in arrays) else NotImplemented
+
+
+@_form("elemwise_mul", "broadcast_mul")
+def _mul(op, lhs, rhs):
+    if _alike(lhs, rhs):
+        keys, left, right = np.intersect1d(_keys(lhs), _keys(rhs), True, True)
+        left, right = index_array(left, lhs.context), index_array(right, rhs.context)
+        return _at_keys(lhs, take_rows(lhs.values, left) * take_rows(rhs.values, right), keys)
+    sparse, other = (lhs, rhs) if isinstance(lhs, BaseSparseNDArray) else (rhs, lhs)
+    if isinstance(other, BaseSparseNDArray):
+        return NotImplemented
+    if sparse.stype == "row_sparse" and sparse.shape == other.shape:
+        return sparse.with_values(sparse.values * take_rows(other, sparse.index))
+    return _scaled(op, lhs, rhs)
+
+
+@_form("broadcast_div")
+def _div(op, lhs, rhs):
+    return _scaled(op, lhs, rhs)
+
+
+def _scaled(op, lhs, rhs):
+    """A csr matrix by a row, a column or a number: as a csr matrix."""
+    if not isinstance(lhs, CSRNDArray) or isinstance(rhs, BaseSparseNDArray):
+        return NotImplemented
+    if lhs.shape == rhs.shape or rhs.ndim > 2:
+        return NotImplemented
+    height, width = (1,) * (2 - rhs.ndim) + rhs.shape
+    if height not in (1, lhs.shape[0]) or width not in (1, lhs.shape[1]):
+        return NotImplemented
+    places = (lhs.rows() if height > 1 else 0) * width + (lhs.numbers() if width > 1 else 0)
+    places = index_array(np.broadcast_to(places, lhs.values.shape), lhs.context)
+    return lhs.with_values(op(lhs.values, take_rows(rhs.reshape((-1,)), places)))
+
+
+@_form("_scatter_elemwise_div")
+def _div_where_stored(op, lhs, rhs):
+    if not isinstance(lhs, RowSparseNDArray):
+        return NotImplemented
+    divisor = take_rows(_dense(rhs), lhs.index)
+    return lhs.with_values(lhs.values / divisor)
+
+
+@_form("where")
+def _where(op, condition, x, y):
+    if not isinstance(condition, CSRNDArray) or x.stype != "default" or y.stype != "default":
+        return NotImplemented
+    return op(condition.tostype("default"), x, y)
+
+
+# --- Sums -----------------------------------------------------------------------------------------
+def _one_axis(axis, ndim):
+    """The one axis of a reduction; None when there are several."""
+    if isinstance(axis, (list, tuple)):
+        axis = axis[0] if len(axis) == 1 else None
+    return None if axis is None else axis % ndim
+
+
+@_form("sum", "sum_axis", "mean")
+def _reduce(op, data, axis=None, keepdims=False, exclude=False):
+    along = _one_axis(axis, data.ndim)
+    if exclude or not isinstance(data, CSRNDArray) or along is None:
+        return NotImplemented
+    places, kept = (data.numbers(), 1) if along == 0 else (data.rows(), 0)
+    total = add_rows(data.values, index_array(places, data.context), data.shape[kept])
+    if _described(op)["name"] == "mean":
+        total = total / data.shape[along]
+    return total.expand_dims(along) if keepdims else total
+
+
+@_form("_square_sum")
+def _square_sum(op, data, axis=None, keepdims=False, exclude=False):
+    if not isinstance(data, RowSparseNDArray) or data.ndim != 2 or exclude:
+        return NotImplemented
+    along = _one_axis(axis, 2)
+    if along == 1:
+        sums = (data.values * data.values).sum(axis=1, keepdims=keepdims)
+        if keepdims:
+            return RowSparseNDArray(sums, data.index, (data.shape[0], 1))
+        return add_rows(sums, data.index, data.shape[0])
+    if data.values.shape[0] == 0:
+        return NotImplemented
+    return (data.values * data.values).sum(axis=axis, keepdims=keepdims)
+
+
+@_form("norm")
+def _norm(op, data, ord=2, axis=None, out_dtype=None, keepdims=False):
+    if ord != 2 or axis is not None or keepdims or not data.values.size:
+        return NotImplemented
+    return op(data.values)
+
+
+def getnnz(data: CSRNDArray, axis: int | None = None) -> NDArray:
+    """How many elements a csr matrix stores: in all, or (axis=1) in each row.
+
+    Examples
+    --------
+    >>> nd.contrib.getnnz(nd.array([[0, 1], [2, 3]]).tostype("csr"), axis=1).asnumpy()
+    array([1, 2])
+    """
+    if not isinstance(data, CSRNDArray):
+        raise _core.MXNetTypeError(f"getnnz: expected a csr matrix, not {type(data).__name__}")
+    if axis not in (1, None):
+        raise _core.MXNetValueError(f"getnnz: axis is 1 or None, not {axis!r}")
+    counts = np.diff(data.numbers("pointers")) if axis == 1 else [len(data.numbers())]
+    return index_array(counts, data.context)
+
+
+# --- Rows -----------------------------------------------------------------------------------------
+@_form("slice")
+def _slice(op, data, begin, end, step=()):
+    begin, end = [tuple(x) if isinstance(x, (list, tuple)) else (x,) for x in (begin, end)]
+    steps = step if isinstance(step, (list, tuple)) else (step,)
+    if not isinstance(data, CSRNDArray) or any(s not in (None, 1) for s in steps):
+        return NotImplemented
+    edges = [slice(b, e).indices(n) for b, e, n in zip(begin, end, data.shape)]
+    part = data.sliced(edges[0][0], max(edges[0][:2]))
+    if len(edges) == 1:
+        return part
+    first, last = edges[1][0], max(edges[1][:2])
+    columns = part.numbers()
+    kept = np.flatnonzero((columns >= first) & (columns < last))
+    indptr = index_array(pointers(part.rows()[kept], part.shape[0]), data.context)
+    values = take_rows(part.values, index_array(kept, data.context))
+    shape = part.shape[0], last - first
+    return CSRNDArray(values, index_array(columns[kept] - first, data.context), indptr, shape)
+
+
+@_form("Concat")
+def _concat(op, *args, dim=1, **kwargs):
+    arrays = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+    if dim != 0 or not all(isinstance(array, CSRNDArray) for array in arrays):
+        return NotImplemented
+    ctx, width = arrays[0].context, arrays[0].shape[1]
+    if any(array.shape[1] != width for array in arrays):
+        return NotImplemented
+    counts = np.concatenate([np.diff(array.numbers("pointers")) for array in arrays])
+    return CSRNDArray(
+        op(*[array.values for array in arrays], dim=0),
+        index_array(np.concatenate([array.numbers() for array in arrays]), ctx),
+        index_array(np.concatenate([[0], np.cumsum(counts)]), ctx),
+        (sum(array.shape[0] for array in arrays), width),
+    )
+
+
+@_form("take")
+def _take(op, a, indices, axis=0, mode="clip"):
+    if not isinstance(a, CSRNDArray) or axis not in (0, -2) or indices.ndim != 1:
+        return NotImplemented
+    count = a.shape[0]
+    wanted = _dense(indices).asnumpy().astype(np.int64)
+    if mode == "raise" and len(wanted) and (wanted.min() < 0 or wanted.max() >= count):
+        raise _core.MXNetIndexError(f"take: an index is outside of 0 ... {count - 1}")
+    wanted = wanted % count if mode == "wrap" else wanted.clip(0, count - 1)
+    indptr = a.numbers("pointers")
+    lengths = np.diff(indptr)[wanted]
+    ends = np.cumsum(lengths)
+    places = np.arange(lengths.sum()) + np.repeat(indptr[wanted] - (ends - lengths), lengths)
+    ctx = a.context
+    return CSRNDArray(
+        take_rows(a.values, index_array(places, ctx)),
+        index_array(a.numbers()[places], ctx),
+        index_array(np.concatenate([[0], ends]), ctx),
+        (len(wanted), a.shape[1]),
+    )
+
+
+@_form("Embedding")
+def _embedding(op, data, weight, input_dim=None, output_dim=None, **options):
+    if not isinstance(weight, RowSparseNDArray) or isinstance(data, BaseSparseNDArray):
+        return NotImplemented
+    wanted = data.asnumpy().astype(np.int64).clip(0, weight.shape[0] - 1)
+    numbers = weight.numbers()
+    places = np.searchsorted(numbers, wanted).clip(0, max(0, len(numbers) - 1))
+    if not len(numbers) or (numbers[places] != wanted).any():
+        return NotImplemented  # some of its rows are not stored: they are 0
+    return _op("take")(weight.values, index_array(places, weight.context))
+
+
+@_form("FullyConnected")
+def _fully_connected(op, data, weight, bias=None, *args, **kwargs):
+    if bias is None or bias.ndim != 2:
+        return NotImplemented
+    return op(_dense(data), _dense(weight), _dense(bias).reshape((-1,)), *args, **kwargs)
+
+
+# --- Products -------------------------------------------------------------------------------------
+def _times(csr, dense, columns, rows, count):
+    """The product of a csr matrix, or of its transpose where rows and columns change places, with a
+    dense matrix: each element times a row of it, added up."""
+    values = csr.values.reshape((-1, *[1] * (dense.ndim - 1)))
+    products = take_rows(dense, columns) * values
+    return add_rows(products, rows, count)
+
+
+@_form("dot")
+def _dot(op, lhs, rhs, transpose_a=False, transpose_b=False, forward_stype=None):
+    result = _product(lhs, rhs, transpose_a, transpose_b, forward_stype)
+    if result is NotImplemented:
+        result = op(_dense(lhs), _dense(rhs), transpose_a=transpose_a, transpose_b=transpose_b)
+    return result if forward_stype is None else cast_storage(result, forward_stype)
+
+
+def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):
+    if isinstance(lhs, CSRNDArray) and not transpose_b and not isinstance(rhs, CSRNDArray):
+        _check_product(lhs.shape[0 if transpose_a else 1], rhs)
+        dense, ctx = _dense(rhs), lhs.context
+        if not transpose_a:
+            return _times(lhs, dense, lhs.index, index_array(lhs.rows(), ctx), lhs.shape[0])
+        rows = index_array(lhs.rows(), ctx)
+        if forward_stype == "default":
+            return _times(lhs, dense, rows, lhs.index, lhs.shape[1])
+        used, places = np.unique(lhs.numbers(), return_inverse=True)
+        values = _times(lhs, dense, rows, index_array(places.reshape(-1), ctx), len(used))
+        return RowSparseNDArray(values, index_array(used, ctx), (lhs.shape[1], *rhs.shape[1:]))
+    if isinstance(rhs, CSRNDArray) and not transpose_a and isinstance(lhs, NDArray):
+        if isinstance(lhs, BaseSparseNDArray) or lhs.ndim != 2:
+            return NotImplemented
+        # lhs . rhs is (rhs.T . lhs.T).T
+        _check_product(rhs.shape[1 if transpose_b else 0], lhs.T)
+        rows = index_array(rhs.rows(), rhs.context)
+        parts = (rhs.index, rows) if transpose_b else (rows, rhs.index)
+        product = _times(rhs, lhs.T, *parts, rhs.shape[0 if transpose_b else 1]).T
+        if forward_stype is None and not transpose_b:
+            return cast_storage(product, "csr")
+        return product
+    return NotImplemented
+
+
+def _check_product(size, other):
+    if other.shape[0] != size:
+        raise _core.MXNetValueError(f"dot: {size} columns, but {other.shape[0]} rows")

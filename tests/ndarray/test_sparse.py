@@ -1,0 +1,405 @@
+"""Arrays that are stored sparsely: how they are made, their methods, and ops on them."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import nd
+from mpgluon.ndarray.sparse import CSRNDArray, RowSparseNDArray
+
+VALUES = np.array([[0, 1, 0], [2, 0, -3], [0, 0, 0], [0, 0, 4]], "float32")
+STYPES = ["row_sparse", "csr"]
+
+
+def sparse(stype, values=VALUES, **kwargs):
+    return nd.array(values, **kwargs).tostype(stype)
+
+
+def same(array, expected):
+    return np.array_equal(array.asnumpy(), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("stype", STYPES)
+def test_conversions(stype):
+    x = sparse(stype)
+    assert isinstance(x, nd.NDArray) and x.stype == stype
+    assert type(x) is {"row_sparse": RowSparseNDArray, "csr": CSRNDArray}[stype]
+    assert (x.shape, x.ndim, x.dtype, len(x), x.context) == ((4, 3), 2, np.float32, 4, mx.cpu(0))
+    assert same(x, VALUES) and same(x.tostype("default"), VALUES) and same(x.tostype(stype), VALUES)
+    assert np.array_equal(np.asarray(x), VALUES)
+    assert x.tostype("default").stype == "default"
+    with pytest.raises(ValueError, match="not supported"):
+        x.tostype({"csr": "row_sparse", "row_sparse": "csr"}[stype])
+    with pytest.raises(ValueError, match="unknown storage type"):
+        nd.array(VALUES).tostype("rows")
+    with pytest.raises(NotImplementedError):
+        _ = x.size
+    x.check_format()
+
+
+def test_parts():
+    rows = sparse("row_sparse")
+    assert rows.indices.asnumpy().tolist() == [0, 1, 3] and rows.indices.dtype == np.int64
+    assert same(rows.data, VALUES[[0, 1, 3]])
+    elements = sparse("csr")
+    assert elements.data.asnumpy().tolist() == [1, 2, -3, 4]
+    assert elements.indices.asnumpy().tolist() == [1, 0, 2, 2]
+    assert elements.indptr.asnumpy().tolist() == [0, 1, 3, 3, 4]
+    elements.data[:] = 0  # a copy
+    assert same(elements, VALUES)
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 2), (2, 0), (2, 3, 4)])
+def test_row_sparse_of_any_shape(shape):
+    values = np.arange(np.prod(shape)).reshape(shape)
+    assert same(sparse("row_sparse", values), values)
+    assert same(nd.sparse.zeros("row_sparse", shape), np.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 2, 3)])
+def test_csr_is_a_matrix(shape):
+    with pytest.raises(ValueError, match="two dimensions"):
+        nd.ones(shape).tostype("csr")
+    with pytest.raises(ValueError, match="two dimensions"):
+        nd.sparse.zeros("csr", shape)
+
+
+@pytest.mark.parametrize("stype", STYPES)
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "uint8"])
+def test_dtypes_and_devices(stype, dtype):
+    values = np.abs(VALUES).astype(dtype)
+    x = nd.array(values, dtype=dtype).tostype(stype)
+    assert x.dtype == np.dtype(dtype) and same(x, values)
+    moved = x.as_in_context(mx.cpu(1))
+    assert moved.context == mx.cpu(1) and moved.stype == stype and same(moved, values)
+    assert moved.as_in_context(mx.cpu(1)) is moved
+    cast = x.astype("float32")
+    assert cast.dtype == np.float32 and cast.stype == stype and same(cast, values)
+    assert x.astype(dtype, copy=False) is x and x.astype(dtype) is not x
+
+
+@pytest.mark.parametrize("stype", STYPES)
+def test_copies_and_assignment(stype):
+    x, y = sparse(stype), nd.zeros((4, 3), stype=stype)
+    assert x.copyto(y) is y and same(y, VALUES)
+    dense = nd.zeros((4, 3))
+    assert x.copyto(dense) is dense and same(dense, VALUES)
+    assert nd.array(2 * VALUES).copyto(y) is y and same(y, 2 * VALUES)
+    dense[:] = y
+    assert same(dense, 2 * VALUES)
+    dense += x
+    assert same(dense, 3 * VALUES)
+    dense[1:3] = sparse(stype, VALUES[1:3])
+    assert same(dense[1:3], VALUES[1:3])
+    y[:] = x
+    assert same(y, VALUES)
+    y[:] = 3 * VALUES
+    assert same(y, 3 * VALUES) and y.stype == stype
+    y[:] = 0
+    assert y.data.shape[0] == 0 and same(y, 0 * VALUES)
+    with pytest.raises(TypeError, match="all of it"):
+        y[0] = 1
+    with pytest.raises(ValueError, match="shape"):
+        y[:] = sparse(stype, VALUES[:2])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        x.copyto(x)
+    assert "itself" in str(caught[0].message)
+    for copy in (x.copy(), pickle.loads(pickle.dumps(x)), nd.array(x)):
+        assert copy is not x and copy.stype == stype and same(copy, VALUES)
+    with pytest.raises(TypeError, match="from"):
+        x.copyto(nd.zeros((4, 3), stype=STYPES[1 - STYPES.index(stype)]))
+
+
+def test_assignment_of_numbers():
+    x = nd.zeros((2, 3), stype="row_sparse")
+    x[:] = 2
+    assert same(x, np.full((2, 3), 2))
+    with pytest.raises(ValueError, match="only arrays"):
+        nd.zeros((2, 3), stype="csr")[:] = 2
+
+
+def test_rows_of_csr():
+    x = sparse("csr")
+    for key in (slice(1, 3), slice(-1, None), slice(0, 0), slice(3, 1), slice(None)):
+        assert x[key].stype == "csr" and same(x[key], VALUES[key])
+    assert same(x[1], VALUES[1:2]) and same(x[-1], VALUES[3:])
+    assert same(nd.slice(x, begin=(1, 1), end=(4, 3)), VALUES[1:4, 1:3])
+    assert same(nd.slice(x, begin=(None, 1), end=(None, 2)), VALUES[:, 1:2])
+    assert same(nd.slice(x, begin=0, end=4, step=2), VALUES[::2])
+    with pytest.raises(IndexError):
+        x[4]
+    with pytest.raises(ValueError):
+        x[0, 1]
+    with pytest.raises(TypeError):
+        sparse("row_sparse")[0]
+
+
+def test_ways_to_make_csr():
+    parts = [1, 2, -3, 4], [1, 0, 2, 2], [0, 1, 3, 3, 4]
+    assert same(nd.sparse.csr_matrix(parts and tuple(parts), shape=(4, 3)), VALUES)
+    assert nd.sparse.csr_matrix(tuple(parts)).shape == (4, 3)
+    assert same(nd.sparse.csr_matrix(VALUES), VALUES)
+    assert same(nd.sparse.csr_matrix(VALUES.tolist(), ctx=mx.cpu(1)), VALUES)
+    assert same(nd.sparse.csr_matrix((2, 3)), np.zeros((2, 3)))
+    coo = nd.sparse.csr_matrix(([1, 2, 3, 4], ([0, 1, 1, 1], [1, 0, 2, 2])), shape=(2, 3))
+    assert same(coo, [[0, 1, 0], [2, 0, 7]])
+    assert nd.sparse.csr_matrix(VALUES.astype("float64")).dtype == np.float64
+    for wrong in (
+        lambda: nd.sparse.csr_matrix((2, 3), shape=(3, 2)),
+        lambda: nd.sparse.csr_matrix(VALUES, shape=(3, 4)),
+        lambda: nd.sparse.csr_matrix(([], [], [0])),
+        lambda: nd.sparse.csr_matrix(sparse("row_sparse")),
+        lambda: nd.sparse.csr_matrix(([[1]], [[0]], [0, 1]), shape=(1, 1)),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
+    with pytest.raises(AssertionError):
+        nd.sparse.array(nd.ones((2, 2)))
+
+
+def test_ways_to_make_row_sparse():
+    parts = [[1, 2], [3, 4]], [1, 3]
+    x = nd.sparse.row_sparse_array(parts, shape=(5, 2))
+    assert x.asnumpy().tolist() == [[0, 0], [1, 2], [0, 0], [3, 4], [0, 0]]
+    assert nd.sparse.row_sparse_array(parts).shape == (4, 2)
+    assert same(nd.sparse.row_sparse_array(VALUES), VALUES)
+    assert same(nd.sparse.row_sparse_array(x), x.asnumpy())
+    assert nd.sparse.row_sparse_array((2, 3, 4)).shape == (2, 3, 4)
+    for wrong in (
+        lambda: nd.sparse.row_sparse_array((2, 3), shape=(3, 2)),
+        lambda: nd.sparse.row_sparse_array(([], [])),
+        lambda: nd.sparse.row_sparse_array(sparse("csr")),
+        lambda: nd.sparse.row_sparse_array(([1, 2], [0, 1]), shape=(4, 2)),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+def test_scipy():
+    scipy = pytest.importorskip("scipy.sparse")
+    matrix = scipy.random(6, 7, 0.4, format="coo", dtype="float32")
+    for make in (nd.array, nd.sparse.array, nd.sparse.csr_matrix):
+        x = make(matrix)
+        assert x.stype == "csr" and same(x, matrix.toarray())
+    assert (x.asscipy() != matrix.tocsr()).nnz == 0
+
+
+@pytest.mark.parametrize(
+    "data, indices, indptr",
+    [
+        ([7, 8, 9], [0, 2, 1], [0, 5, 2, 3]),
+        ([7, 8, 9], [2, 1, 1], [0, 2, 2, 3]),
+        ([7, 8, 9], [1, 2, 1], [0, 2, 2, 4]),
+        ([7, 8, 9], [0, 2, 1], [0, -2, 2, 3]),
+        ([7, 8, 9], [0, 4, 1], [0, 2, 2, 3]),
+        ([7, 8, 9], [0, 2], [0, 2, 2, 3]),
+    ],
+)
+def test_check_format_of_csr(data, indices, indptr):
+    with pytest.raises(mx.MXNetError, match="check_format"):
+        nd.sparse.csr_matrix((data, indices, indptr), shape=(3, 4)).check_format()
+    nd.sparse.csr_matrix(([7, 8, 9], [1, 3, 0], [0, 2, 2, 3]), shape=(3, 4)).check_format()
+
+
+@pytest.mark.parametrize("indices", [[1, 4], [1, 0], [1, -2], [1]])
+def test_check_format_of_row_sparse(indices):
+    with pytest.raises(mx.MXNetError, match="check_format"):
+        nd.sparse.row_sparse_array(([[1, 2], [3, 4]], indices), shape=(3, 2)).check_format()
+
+
+UNARY = (
+    "abs sign rint ceil floor trunc fix round square sqrt cbrt log1p expm1 sin tan arcsin arctan "
+    "degrees radians sinh tanh arcsinh arctanh relu"
+).split()
+
+
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("stype", STYPES)
+def test_functions_that_keep_zero(name, stype):
+    x = sparse(stype, VALUES / 8)
+    result = getattr(nd, name)(x)
+    assert result.stype == stype and same(result, getattr(nd, name)(nd.array(VALUES / 8)).asnumpy())
+    method = getattr(x, name)()
+    assert method.stype == stype and same(method, result.asnumpy())
+
+
+@pytest.mark.parametrize("stype", STYPES)
+def test_functions_that_do_not(stype):
+    x = sparse(stype)
+    assert x.cos().stype == "default" and same(x.cos(), nd.cos(nd.array(VALUES)).asnumpy())
+    assert x.clip(-1, 1).stype == stype and same(x.clip(-1, 1), VALUES.clip(-1, 1))
+    assert x.clip(1, 2).stype == "default" and same(x.clip(1, 2), VALUES.clip(1, 2))
+    assert same(x.T, VALUES.T) and same(nd.softmax(x), nd.softmax(nd.array(VALUES)).asnumpy())
+    assert x.zeros_like().stype == stype and same(nd.ones_like(x), np.ones((4, 3)))
+    out = nd.zeros((4, 3), stype=stype)
+    assert nd.cos(x, out=out) is out and same(out, x.cos().asnumpy())
+    dense = nd.zeros((4, 3))
+    nd.sqrt(x.abs(), out=dense)
+    assert same(dense, np.sqrt(np.abs(VALUES)))
+
+
+@pytest.mark.parametrize("stype", STYPES)
+@pytest.mark.parametrize(
+    "function, keeps",
+    [
+        (lambda x: x * 2, True),
+        (lambda x: 2 * x, True),
+        (lambda x: x / 2, True),
+        (lambda x: -x, True),
+        (lambda x: abs(x), True),
+        (lambda x: x + 0, True),
+        (lambda x: x - 0, True),
+        (lambda x: x + 1, False),
+        (lambda x: 1 - x, False),
+        (lambda x: x**2, True),
+        (lambda x: 2**x, False),
+        (lambda x: x > 1, True),
+        (lambda x: x > -1, False),
+        (lambda x: 1 < x, True),
+        (lambda x: x == 0, False),
+        (lambda x: x != 0, True),
+        (lambda x: x * np.float32(3), True),
+    ],
+)
+def test_numbers(stype, function, keeps):
+    result = function(sparse(stype))
+    assert result.stype == (stype if keeps else "default")
+    assert same(result, function(VALUES))
+
+
+OTHER = np.array([[5, 0, 0], [0, 0, 2], [1, 0, 0], [0, 0, 3]], "float32")
+OPERATORS = {
+    "+": lambda x, y: x + y,
+    "-": lambda x, y: x - y,
+    "*": lambda x, y: x * y,
+    "<": lambda x, y: x < y,
+    "==": lambda x, y: x == y,
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("left", [*STYPES, "default"])
+@pytest.mark.parametrize("right", [*STYPES, "default"])
+def test_two_arrays(operator, left, right):
+    function = OPERATORS[operator]
+    result = function(nd.array(VALUES).tostype(left), nd.array(OTHER).tostype(right))
+    assert same(result, function(VALUES, OTHER))
+    if left == right and operator in "+-*":
+        assert result.stype == left
+        result.check_format() if left != "default" else None
+
+
+@pytest.mark.parametrize("stype", STYPES)
+def test_in_place(stype):
+    x = kept = sparse(stype)
+    x += sparse(stype, OTHER)
+    x *= 2
+    x -= nd.array(OTHER)
+    assert x is kept and x.stype == stype and same(x, 2 * VALUES + OTHER)
+    x /= 2
+    assert same(x, VALUES + OTHER / 2)
+
+
+@pytest.mark.parametrize("other", [[[2, 3, 4]], [2, 3, 4], [[1], [2], [3], [4]], [[2]], [2]])
+def test_broadcasting(other):
+    x, other = sparse("csr"), np.array(other, "float32")
+    for function in (lambda x, y: x * y, lambda x, y: x / y):
+        assert function(x, nd.array(other)).stype == "csr"
+        assert same(function(x, nd.array(other)), function(VALUES, other))
+    assert same(x + nd.array(other), VALUES + other)
+    assert same(nd.array(other) - x, other - VALUES)
+    assert same(nd.sparse.multiply(nd.array(other), x), VALUES * other)
+
+
+@pytest.mark.parametrize("stype", STYPES)
+def test_sums(stype):
+    x = sparse(stype)
+    for options in ({}, {"axis": 0}, {"axis": 1}, {"axis": 1, "keepdims": True}):
+        assert np.allclose(x.sum(**options).asnumpy(), nd.array(VALUES).sum(**options).asnumpy())
+        assert np.allclose(x.mean(**options).asnumpy(), nd.array(VALUES).mean(**options).asnumpy())
+    assert np.allclose(x.norm().asscalar(), np.linalg.norm(VALUES))
+    assert nd.zeros((2, 2), stype=stype).norm().asscalar() == 0
+    total = nd.add_n(x, x, sparse(stype, OTHER))
+    assert total.stype == stype and same(total, 2 * VALUES + OTHER)
+    assert same(nd.add_n(x, nd.ones((4, 3)), x), 2 * VALUES + 1)
+
+
+def test_joining_and_taking():
+    x = sparse("csr")
+    joined = nd.concat(x, nd.zeros((2, 3), stype="csr"), x, dim=0)
+    assert joined.stype == "csr" and same(
+        joined, np.concatenate([VALUES, np.zeros((2, 3)), VALUES])
+    )
+    taken = nd.take(x, nd.array([3, 1, 1, 7, -1]))
+    assert taken.stype == "csr" and same(taken, VALUES[[3, 1, 1, 3, 0]])
+    assert same(nd.take(x, nd.array([-1, 5]), mode="wrap"), VALUES[[3, 1]])
+    with pytest.raises(IndexError):
+        nd.take(x, nd.array([4]), mode="raise")
+    assert nd.contrib.getnnz(x).asscalar() == 4
+    assert nd.contrib.getnnz(x, axis=1).asnumpy().tolist() == [1, 2, 0, 1]
+    chosen = nd.where(x, nd.ones((4, 3)), nd.zeros((4, 3)))
+    assert same(chosen, VALUES != 0)
+
+
+def test_retain():
+    x = sparse("row_sparse")
+    for indices in (nd.array([1, 2]), nd.array([2, 1], dtype="int64")):
+        kept = nd.sparse.retain(x, indices)
+        assert kept.indices.asnumpy().tolist() == [1] and same(kept, VALUES * [[0], [1], [0], [0]])
+    assert same(x.retain(nd.array([0])), VALUES * [[1], [0], [0], [0]])
+    with pytest.raises(mx.MXNetError, match="row_sparse"):
+        nd.sparse.retain(nd.ones((2, 2)), nd.array([0]))
+
+
+DENSE = np.arange(12, dtype="float32").reshape(4, 3)
+
+
+@pytest.mark.parametrize("right", ["default", "row_sparse"])
+@pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(1)])
+def test_products_of_csr(right, ctx):
+    x = sparse("csr", ctx=ctx)
+    y = nd.array(DENSE, ctx=ctx).tostype(right)
+    assert same(nd.dot(x, y.tostype("default").T), VALUES @ DENSE.T)
+    product = nd.dot(x, y, transpose_a=True)
+    assert product.stype == "row_sparse" and same(product, VALUES.T @ DENSE)
+    product = nd.dot(x, y, transpose_a=True, forward_stype="default")
+    assert product.stype == "default" and same(product, VALUES.T @ DENSE)
+    assert same(nd.dot(x, nd.array(DENSE, ctx=ctx), transpose_b=True), VALUES @ DENSE.T)
+    product = nd.dot(nd.array(DENSE.T, ctx=ctx), x)
+    assert product.stype == "csr" and same(product, DENSE.T @ VALUES)
+    assert same(nd.dot(nd.array(DENSE, ctx=ctx), x, transpose_b=True), DENSE @ VALUES.T)
+    assert same(x @ nd.array(DENSE.T, ctx=ctx), VALUES @ DENSE.T)
+    assert same(nd.dot(x, nd.array([1, 2, 3], ctx=ctx)), VALUES @ [1, 2, 3])
+    with pytest.raises(ValueError, match="columns"):
+        nd.dot(x, nd.ones((4, 3), ctx=ctx))
+
+
+def test_gradients_through_sparse_arrays():
+    x = nd.array(VALUES)
+    x.attach_grad()
+    for stype in STYPES:
+        with mx.autograd.record():
+            y = (x.tostype(stype) * 3).tostype("default").sum()
+        y.backward()
+        mask = (VALUES != 0).any(1, keepdims=True) if stype == "row_sparse" else VALUES != 0
+        assert same(x.grad, 3 * np.broadcast_to(mask, VALUES.shape))
+    weight, data = nd.array(DENSE.T), sparse("csr")
+    weight.attach_grad()
+    with mx.autograd.record():
+        y = (nd.dot(data, weight) * nd.array(DENSE @ DENSE.T)).sum()
+    y.backward()
+    assert same(weight.grad, VALUES.T @ (DENSE @ DENSE.T))
+
+
+def test_sparse_arrays_do_not_pass_for_dense_ones():
+    x = sparse("csr")
+    with pytest.raises((TypeError, mx.MXNetError)):
+        mx.autograd.mark_variables(nd.ones((4, 3)), x)
+    with pytest.raises(BufferError):
+        memoryview(x)
+    assert nd.NDArray.asnumpy(x).shape == (0,)  # the core's part of it is empty
+    assert repr(x) == "\n<CSRNDArray 4x3 @cpu(0)>"
