@@ -11,6 +11,8 @@ from .._core import dtype_name
 from .._hints import TRAINER, absent, present
 from ..base import MXNetAssertionError, MXNetError
 from ..optimizer import multi
+from ..optimizer._lazy import sum_rows
+from ..optimizer._nested_states import cast_state, check_state, copy_state, put_together, take_apart
 from ..optimizer.optimizer import HALF
 from ._gradient_buckets import make_buckets
 from .block import Block
@@ -21,7 +23,6 @@ from .utils import brief, global_norm, scale_arrays
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .._types import NDArray
     from ..optimizer.optimizer import Optimizer
 
 __all__ = ["Trainer"]
@@ -230,7 +231,7 @@ class Trainer:
     def _wait(self, batch_size, ignore_stale_grad):
         """Leaves the gradients where they are until there are enough of them."""
         plan = self._current_plan()
-        fresh = _core.gradients_fresh(plan.weights)
+        fresh = plan.fresh()
         if not fresh:
             self._check_stale(plan, ignore_stale_grad)
         waiting, size = self._waiting
@@ -286,15 +287,17 @@ class Trainer:
                 )
             for updater in self._updaters.values():
                 if index in updater.states:
-                    updater.states[index] = _cast_state(updater.states[index], old, dtype)
+                    updater.states[index] = cast_state(updater.states[index], old, dtype)
 
     def _allreduce_grads(self):
-        buckets = self._current_plan().buckets
-        if not buckets:
+        plan = self._current_plan()
+        if not plan.buckets and not plan.sparse:
             return
         with autograd.pause():
-            for bucket in buckets:
+            for bucket in plan.buckets:
                 bucket.sum(everywhere=not self._shard_updates)
+            for _, param in plan.sparse:
+                sum_rows(list(param.gradients.values()))
 
     def _clip(self, plan):
         """Scales the gradients that are about to be used."""
@@ -305,6 +308,8 @@ class Trainer:
             for index, grad in zip(group.indices, group.grads)
             if plan.owners[index] == group.ctx
         ]
+        grads += [grad for _, param in plan.sparse for grad in param.gradients.values()]
+        once += [next(iter(param.gradients.values())) for _, param in plan.sparse]
         norm = global_norm(once)
         scale_arrays(
             grads, nd.minimum(self._max_norm / (self._optimizer.rescale_grad * norm + 1e-8), 1.0)
@@ -313,7 +318,7 @@ class Trainer:
     def _update(self, ignore_stale_grad):
         plan = self._current_plan()
         work = plan.work
-        if not _core.gradients_fresh(plan.weights):
+        if not plan.fresh():
             self._check_stale(plan, ignore_stale_grad)
             work = [group.fresh() for group in work]
         with autograd.pause():
@@ -346,6 +351,20 @@ class Trainer:
             if plan.buckets or self._accumulate > 1:
                 steps += self._ended(plan)
             _core.at_once(*steps)
+            for index, param in plan.sparse:
+                self._update_rows(index, param)
+
+    def _update_rows(self, index, param):
+        """Updates a parameter by its row_sparse gradients."""
+        fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
+        for ctx in fresh:  # for all devices before any state changes
+            if index not in self._updater(ctx).states:
+                self._bring_state(index, ctx)
+        for ctx, grad in fresh.items():
+            self._updater(ctx)(index, grad, param.arrays[ctx])
+            if self._accumulate > 1:
+                grad[:] = 0
+            grad.used()
 
     def _ended(self, plan):
         """The changes (`_core.at_once`) behind the update of all weights."""
@@ -358,7 +377,7 @@ class Trainer:
             changes += [
                 (grad.__setitem__, slice(None), 0)
                 for param in self._params
-                if param.grad_req == "add"
+                if param.grad_req == "add" and param.grad_stype == "default"
                 for grad in param.gradients.values()
             ]
         return [*changes, (vars(self).update, {"_waiting": (0, 0), "_unequal": False})]
@@ -380,7 +399,7 @@ class Trainer:
                 its_counts.pop(index, None)
                 if index in known:
                     updater.states[index], updater.states_synced[index] = (
-                        _copy_state(known[index], ctx),
+                        copy_state(known[index], ctx),
                         True,
                     )
                 if count is not None:
@@ -426,7 +445,7 @@ class Trainer:
                 updater.states.pop(index, None)
         if state is not _NO_STATE:
             updater = self._updater(ctx)
-            updater.states[index] = _copy_state(state, ctx)
+            updater.states[index] = copy_state(state, ctx)
             updater.states_synced[index] = True
             if all(
                 index in self._updater(group.ctx).states
@@ -459,7 +478,7 @@ class Trainer:
         for i, param in enumerate(self._params):
             state = self._state_of(i, param)
             if state is not _NO_STATE:
-                shapes[names[i]] = _take_apart(state, names[i], arrays)
+                shapes[names[i]] = take_apart(state, names[i], arrays)
             for per_device in self._optimizer.update_counts.values():
                 if i in per_device:
                     counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
@@ -535,7 +554,7 @@ class Trainer:
         for name, shape in states.items():
             index = self._param2idx[name]
             loaded[index] = put_together(shape, name, arrays, fname)
-            _check_state(loaded[index], self._params[index], fname)
+            check_state(loaded[index], self._params[index], fname)
         self._take_over(
             header,
             loaded,
@@ -656,11 +675,19 @@ class _Plan:
         self.weights = []
         self.dtypes = {}  # by index
         groups = {}
+        self.sparse = [  # (index, parameter) of those with row_sparse gradients
+            (index, param)
+            for index, param in enumerate(params)
+            if param.grad_req != "null" and param.grad_stype != "default"
+        ]
         self.buckets = make_buckets(
             [
                 param
                 for param in params
-                if param.grad_req != "null" and param.arrays is not None and len(param.arrays) > 1
+                if param.grad_req != "null"
+                and param.grad_stype == "default"
+                and param.arrays is not None
+                and len(param.arrays) > 1
             ]
         )
         homes = {param: bucket.home for bucket in self.buckets for param in bucket.params}
@@ -669,6 +696,9 @@ class _Plan:
                 continue
             if param.arrays is None:
                 raise param.missing_error()
+            if param.grad_stype != "default":
+                self.dtypes[index] = dtype_name(next(iter(param.arrays.values())).dtype)
+                continue
             self.owners[index] = (
                 homes[param] if sharded and param in homes else next(iter(param.arrays))
             )
@@ -682,72 +712,15 @@ class _Plan:
                 groups[ctx].add(index, param.gradients[ctx], weight)
         self.work = list(groups.values())
 
+    def fresh(self):
+        """Whether backward has written all gradients since the last step."""
+        return _core.gradients_fresh(self.weights) and all(
+            grad.fresh for _, param in self.sparse for grad in param.gradients.values()
+        )
+
 
 _HEADER = "trainer_states"
 _NO_STATE = object()
-
-
-def _copy_state(state, ctx):
-    """A copy of a nested state on device `ctx`."""
-    if isinstance(state, nd.NDArray):
-        return state.copyto(ctx)
-    if isinstance(state, (tuple, list)):
-        return type(state)(_copy_state(part, ctx) for part in state)
-    return state
-
-
-def _cast_state(state, old, dtype):
-    """A nested state whose arrays of dtype `old` are of another."""
-    if isinstance(state, nd.NDArray):
-        return state.astype(dtype) if dtype_name(state.dtype) == old else state
-    if isinstance(state, (tuple, list)):
-        return type(state)(_cast_state(part, old, dtype) for part in state)
-    return state
-
-
-def _take_apart(state, name, arrays):
-    """Adds the arrays of a nested state to `arrays`; returns its structure for JSON."""
-    if isinstance(state, nd.NDArray):
-        arrays[name] = state
-        return "array"
-    if isinstance(state, (tuple, list)):
-        return [_take_apart(part, f"{name}:{i}", arrays) for i, part in enumerate(state)]
-    if state is None or isinstance(state, (int, float, bool)):
-        return {"value": state}
-    raise MXNetError(
-        f"Trainer.save_states: the state of parameter '{name}' holds a {type(state).__name__}, "
-        "which can't be saved"
-    )
-
-
-def put_together(
-    shape: Sequence[int], name: str, arrays: Sequence[NDArray], fname: str | os.PathLike[str]
-) -> NDArray:
-    if shape == "array":
-        if name not in arrays:
-            raise MXNetError(f"'{fname}' is damaged: the array '{name}' is missing")
-        return arrays[name]
-    if isinstance(shape, list):
-        return tuple(
-            put_together(part, f"{name}:{i}", arrays, fname) for i, part in enumerate(shape)
-        )
-    if isinstance(shape, dict) and "value" in shape:
-        return shape["value"]
-    raise MXNetError(f"'{fname}' is damaged: the state of '{name}' has no structure")
-
-
-def _check_state(state, param, fname):
-    """Every array of a state has the shape of its parameter, or one element, or (layer-wise rates)
-    fewer dimensions."""
-    if isinstance(state, tuple):
-        for part in state:
-            _check_state(part, param, fname)
-    elif isinstance(state, nd.NDArray) and state.ndim == len(param.shape or ()):
-        if any(known not in (0, -1, size) for known, size in zip(param.shape, state.shape)):
-            raise MXNetError(
-                f"'{fname}' holds a state of shape {state.shape} for parameter '{param.name}', "
-                f"which has shape {param.shape}"
-            )
 
 
 def _read_header(arrays, fname):

@@ -194,6 +194,7 @@ def _together(arrays):
 
 def global_norm(arrays: Sequence[NDArray]) -> NDArray:
     """The 2-norm of all arrays together, of shape (1,), on the device of the first."""
+    arrays = [_stored(array) for array in arrays]
     home, groups = arrays[0].context, _together(arrays)
     # One number for each array crosses the border of its device. They are added up in one place and
     # one order.
@@ -211,9 +212,27 @@ def global_norm(arrays: Sequence[NDArray]) -> NDArray:
     return nd.sqrt(nd.sum(squares)).reshape((1,))
 
 
+def _stored(array):
+    """The stored values of an array, as a dense one: the rest is 0."""
+    if array.stype == "default":
+        return array
+    values = array.values
+    return values if values.size else nd.zeros(1, ctx=values.context, dtype=values.dtype)
+
+
+def _like(number, array):
+    """An array of one element with as many dimensions as another."""
+    return number.reshape((1,) * array.ndim)
+
+
 def scale_arrays(arrays: Sequence[NDArray], scale: NDArray) -> None:
     """Multiplies the arrays, on whatever devices, by `scale`, of shape (1,), in place."""
     scales = {scale.context: scale}
+    for array in arrays:
+        if array.stype != "default":
+            there = scale.as_in_context(array.context).astype(array.dtype, copy=False)
+            array[:] = array.with_values(nd.broadcast_mul(array.values, _like(there, array.values)))
+    arrays = [array for array in arrays if array.stype == "default"]
     for positions in _together(arrays):
         ctx = arrays[positions[0]].context
         if ctx not in scales:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import _core
 from .._core import NDArray
+from ._row_gradients import RowGradientWeight, rows_of, whole
 from ._sparse_arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, cast_storage, zeros_of
 from ._sparse_rows import add_rows, index_array, pointers, sum_equal, take_rows
 
@@ -44,6 +45,8 @@ def call(op, args, kwargs):
     """Runs an op that a sparse array goes into or comes out of."""
     kwargs.pop("name", None)
     out = kwargs.get("out")
+    if out is not None:
+        kwargs["out"] = out = _plain(out)
     form = _FORMS.get(_described(op)["name"])
     if form is not None:
         options = {name: value for name, value in kwargs.items() if name != "out"}
@@ -65,9 +68,18 @@ def _put(result, out):
     return out
 
 
+def _plain(value):
+    """Arrays to write to, without their gradients."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    return value.plain if isinstance(value, RowGradientWeight) else value
+
+
 def _dense(value):
     if isinstance(value, BaseSparseNDArray):
         return value.tostype("default")
+    if isinstance(value, RowGradientWeight):
+        return whole(value)
     if isinstance(value, (list, tuple)):
         return type(value)(map(_dense, value))
     return value
@@ -398,6 +410,13 @@ def _concat(op, *args, dim=1, **kwargs):
 
 @_form("take")
 def _take(op, a, indices, axis=0, mode="clip"):
+    if isinstance(a, RowGradientWeight) and axis in (0, -a.ndim) and _core.is_recording():
+        numbers = _dense(indices)
+        if mode == "wrap":
+            numbers = numbers % a.shape[0]
+        elif mode == "raise":
+            op(a.plain, numbers, axis, mode)  # the error
+        return rows_of(a, numbers)
     if not isinstance(a, CSRNDArray) or axis not in (0, -2) or indices.ndim != 1:
         return NotImplemented
     count = a.shape[0]
@@ -420,6 +439,8 @@ def _take(op, a, indices, axis=0, mode="clip"):
 
 @_form("Embedding")
 def _embedding(op, data, weight, input_dim=None, output_dim=None, **options):
+    if isinstance(weight, RowGradientWeight) and not isinstance(data, BaseSparseNDArray):
+        return rows_of(weight, data)
     if not isinstance(weight, RowSparseNDArray) or isinstance(data, BaseSparseNDArray):
         return NotImplemented
     wanted = data.asnumpy().astype(np.int64).clip(0, weight.shape[0] - 1)
@@ -457,7 +478,13 @@ def _dot(op, lhs, rhs, transpose_a=False, transpose_b=False, forward_stype=None)
 def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):
     if isinstance(lhs, CSRNDArray) and not transpose_b and not isinstance(rhs, CSRNDArray):
         _check_product(lhs.shape[0 if transpose_a else 1], rhs)
-        dense, ctx = _dense(rhs), lhs.context
+        ctx = lhs.context
+        if isinstance(rhs, RowGradientWeight) and _core.is_recording() and not transpose_a:
+            used, places = np.unique(lhs.numbers(), return_inverse=True)
+            dense = rows_of(rhs, index_array(used, ctx))
+            columns = index_array(places.reshape(-1), ctx)
+            return _times(lhs, dense, columns, index_array(lhs.rows(), ctx), lhs.shape[0])
+        dense = _dense(rhs)
         if not transpose_a:
             return _times(lhs, dense, lhs.index, index_array(lhs.rows(), ctx), lhs.shape[0])
         rows = index_array(lhs.rows(), ctx)

@@ -14,6 +14,7 @@ import numpy as np
 from .. import _core
 from .._core import Context, NDArray
 from . import _namespaces, _sparse_ops
+from ._row_gradients import RowGradientWeight
 from ._sparse_arrays import (
     BaseSparseNDArray as BaseSparseNDArray,
     CSRNDArray as CSRNDArray,
@@ -268,4 +269,4 @@ def array(source_array: Any, ctx: Context | None = None, dtype: DType | None = N
 
 
 _namespaces.fill(_core.ops(), {"sparse": globals(), "op": globals()})
-_core.set_sparse(BaseSparseNDArray, RowSparseNDArray, _sparse_ops.call)
+_core.set_sparse(BaseSparseNDArray, RowGradientWeight, _sparse_ops.call)

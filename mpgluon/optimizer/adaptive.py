@@ -32,7 +32,8 @@ class Adam(GroupedOptimizer):
     epsilon : float, default 1e-08
         Added to the divisor.
     lazy_update : bool, default True
-        Accepted for compatibility; arrays are dense.
+        Whether a row_sparse gradient updates only the rows that it has: the others see no weight
+        decay, and their states stay.
     **kwargs
         See `Optimizer`.
 
@@ -59,6 +60,10 @@ class Adam(GroupedOptimizer):
         self.beta2 = beta2
         self.epsilon = epsilon
         self.lazy_update = lazy_update
+
+    @property
+    def updates_rows(self) -> bool:
+        return self.lazy_update
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
@@ -108,6 +113,10 @@ class AdaGrad(GroupedOptimizer):
     def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = eps
+
+    @property
+    def updates_rows(self) -> bool:
+        return True
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         return zeros_like_state(weight)
@@ -440,6 +449,10 @@ class Ftrl(GroupedOptimizer):
         self.lr = learning_rate
         self.lamda1 = lamda1
         self.beta = beta
+
+    @property
+    def updates_rows(self) -> bool:
+        return True
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))

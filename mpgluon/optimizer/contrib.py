@@ -21,6 +21,10 @@ class GroupAdaGrad(GroupedOptimizer):
         super().__init__(**kwargs)
         self.float_stable_eps = eps
 
+    @property
+    def updates_rows(self) -> bool:
+        return True
+
     def create_state(self, index: Any, weight: NDArray) -> Any:
         if len(weight.shape) != 2:
             raise ValueError(

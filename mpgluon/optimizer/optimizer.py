@@ -245,6 +245,11 @@ class Optimizer:
         self.wd_mult.update(self._symbol_multipliers("__wd_mult__"))
         self.wd_mult.update(args_wd_mult)
 
+    @property
+    def updates_rows(self) -> bool:
+        """Whether a row_sparse gradient updates only the rows that it has."""
+        return False
+
     # --- State ---
 
     def create_state(self, index: Any, weight: NDArray) -> Any:

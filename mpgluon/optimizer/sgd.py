@@ -110,7 +110,8 @@ class SGD(_Momentum):
     momentum : float, default 0.0
         How much of the last step goes into the next one; 0 keeps no state.
     lazy_update : bool, default True
-        Accepted for compatibility; arrays are dense.
+        Whether a row_sparse gradient updates only the rows that it has: the others see no weight
+        decay, and their states stay.
     **kwargs
         See `Optimizer`.
 
@@ -123,6 +124,10 @@ class SGD(_Momentum):
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
         super().__init__(momentum=momentum, **kwargs)
         self.lazy_update = lazy_update
+
+    @property
+    def updates_rows(self) -> bool:
+        return self.lazy_update
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
         self._sgd(weights, grads, states, lrs, wds, master, **self._momentum_option())
@@ -309,7 +314,7 @@ class LARS(_Momentum):
     momentum : float, default 0.0
         How much of the last step goes into the next one.
     lazy_update : bool, default True
-        Accepted for compatibility; arrays are dense.
+        Accepted for compatibility; the norms are those of whole arrays.
     eta : float, default 0.001
         The factor of the norms' ratio.
     eps : float, default 0

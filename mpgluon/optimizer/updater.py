@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..base import MXNetError
 from ..ndarray import NDArray, load_frombuffer
+from ..ndarray.sparse import BaseSparseNDArray
+from ._lazy import update_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -109,6 +111,10 @@ class Updater:
             return
         indices = [i.decode("utf-8") if isinstance(i, bytes) else i for i in indices]
         self.optimizer.count_on(weights[0].context.device_id)
+        if any(isinstance(array, BaseSparseNDArray) for array in (*grads, *weights)):
+            for one in zip(indices, grads, weights):
+                self._update_rows(*one)
+            return
         self.prepare(indices, weights)
         if not self.aggregate_updates:
             for i, w, g in zip(indices, weights, grads):
@@ -136,6 +142,11 @@ class Updater:
         for indices, grads, weights in parts:
             self.prepare(indices, weights)
             self._update(indices, grads, weights)
+
+    def _update_rows(self, index, grad, weight):
+        """An update where gradient or weight are sparse, of one weight."""
+        self.prepare([index], [weight])
+        update_rows(self.optimizer, index, weight, grad, self.states[index])
 
     def _update(self, indices, grads, weights):
         states = self.states

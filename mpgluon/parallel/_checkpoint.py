@@ -21,8 +21,9 @@ from .. import autograd, ndarray as nd, random
 from .._core import dtype_name
 from ..base import MXNetError, itemsize
 from ..gluon._tree import parameters_by_path
-from ..gluon.trainer import describe_states, put_together, take_over_states
+from ..gluon.trainer import describe_states, take_over_states
 from ..gluon.utils import brief
+from ..optimizer._nested_states import put_together
 from . import _safetensors
 from ._tensor_parallel.parameters import ShardedParameter, complete_whole
 

@@ -194,4 +194,4 @@ def test_dict():
 
 def test_only_dense_storage():
     with pytest.raises(ValueError, match="row_sparse"):
-        gluon.Parameter("w", shape=(1,), stype="row_sparse")
+        gluon.Parameter("w", shape=(1,), stype="csr")

@@ -10,6 +10,7 @@ SAMPLES = {
         Sample([(2, 0)], {"shape": (0, 5)}, lambda x, shape: x.reshape(shape), name="empty"),
     ],
     "_detach": [Sample([(2, 3)], {}, lambda x: x, grad=False)],
+    "_gradient_tap": [Sample([(2, 3), (2, 3)], {}, lambda x, tap: x, grad=False)],
     "_broadcast_exact": [
         Sample(
             [(3, 1)], {"shape": (2, 3, 4)}, lambda x, shape: np.broadcast_to(x, shape), grad2=True

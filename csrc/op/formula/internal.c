@@ -29,6 +29,11 @@ void mpg_gradient_reshape_exact(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit1(g, MPG_OP__reshape_exact, &params, g->out_grads[0]);
 }
 
+void mpg_gradient_gradient_tap(mpg_gradient *g) {
+  for (int i = 0; i < 2; i++)
+    if (g->needed[i]) g->in_grads[i] = g->out_grads[0];
+}
+
 mpg_status mpg_infer_broadcast_exact(mpg_infer *infer) {
   const mpg_exact_shape_params *params = infer->params;
   const mpg_desc *data = &infer->inputs[0];

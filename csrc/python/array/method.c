@@ -77,6 +77,14 @@ static PyObject *get_place(PyObject *self, void *Py_UNUSED(unused)) {
 static PyObject *get_wants_gradient(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_cache_wants(mpg_py_array_of(self)));
 }
+static PyObject *get_on_tape(PyObject *self, void *Py_UNUSED(unused)) {
+  const mpg_tape_node *node = mpg_py_array_of(self)->node;
+  return PyBool_FromLong(node != NULL && node->references > 1);
+}
+static PyObject *get_backward_number(PyObject *self, void *Py_UNUSED(unused)) {
+  const mpg_tape_node *node = mpg_py_array_of(self)->node;
+  return PyLong_FromUnsignedLongLong(node != NULL ? node->visit : 0);
+}
 PyGetSetDef mpg_py_array_properties[] = {
     {"shape", get_shape, NULL, "The lengths of the dimensions, a tuple.", NULL},
     {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
@@ -94,6 +102,11 @@ PyGetSetDef mpg_py_array_properties[] = {
      "'write', 'add' or 'null'; None for an array without attach_grad.", NULL},
     {"_fresh_grad", get_fresh, set_fresh,
      "Whether backward has written the gradient since this was last set to False.", NULL},
+    {"_on_tape", get_on_tape, NULL,
+     "Whether something else refers to the variable: a recorded use that may be differentiated.",
+     NULL},
+    {"_backward_number", get_backward_number, NULL,
+     "The number of the latest backward pass that reached the variable; they rise.", NULL},
     {"writable", get_writable, NULL, "Whether the array may be written to.", NULL},
     {"_traced", get_traced, NULL, "Whether hybridize() is tracing the array: then it has no value.",
      NULL},

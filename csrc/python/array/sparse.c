@@ -41,6 +41,17 @@ PyObject *mpg_py_dense(PyObject *object) {
   return PyObject_CallMethod(object, "tostype", "s", "default");
 }
 
+static PyObject *share(PyObject *Py_UNUSED(module), PyObject *args) {
+  PyObject *target, *source;
+  if (!PyArg_ParseTuple(args, "O!O!:share", mpg_py->weight_type, &target, mpg_py->array_type,
+                        &source))
+    return NULL;
+  mpg_array *array = mpg_py_array_of(target);
+  mpg_array_clear(array);
+  mpg_array_copy(array, mpg_py_array_of(source));
+  Py_RETURN_NONE;
+}
+
 static PyObject *set_sparse(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *sparse, *weight, *call;
   if (!PyArg_ParseTuple(args, "O!O!O:set_sparse", &PyType_Type, &sparse, &PyType_Type, &weight,
@@ -53,6 +64,8 @@ static PyObject *set_sparse(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
+    {"share", share, METH_VARARGS,
+     "share(weight, array)\n--\n\nMakes a new weight with a sparse gradient stand for that array."},
     {"set_sparse", set_sparse, METH_VARARGS,
      "set_sparse(sparse, weight, call)\n--\n\nThe class of sparse arrays, that of weights with "
      "sparse gradients, and the function ``call(op, args, kwargs)`` that runs ops on these."},

@@ -7,6 +7,7 @@ of the core. Signatures that are new trace the block's `forward`.
 from itertools import count
 
 from ... import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
+from ...ndarray._row_taps import TappedCall, has_row_gradient
 from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
 from .._tree import flags_of
@@ -41,6 +42,8 @@ class Signature:
             None  # (name, block's path) of the first step on the host: it is compiled in parts
         )
         self.captured = ()  # `captured.Captured`
+        self.row_gradients = False  # parameters that it uses have sparse gradients
+        self.tapped = {}  # then: shapes of the arguments -> TappedCall
         self.last_used = 0
 
     def discover(self, flat):
@@ -109,6 +112,7 @@ class Signature:
             for param, _ in self.used:
                 param.bound_by(self)
             self.op.bind([param.arrays[ctx] for param, ctx in self.used])
+            self.row_gradients = any(has_row_gradient(param) for param, _ in self.used)
             self.bound = True
             if self.unbound == seen:
                 return
@@ -117,6 +121,8 @@ class Signature:
         self.unbound += 1
         self.bound = self.ready = False
         self.op.unbind()
+        for tapped in self.tapped.values():
+            tapped.unbind()
 
     def trace(self, *arrays):
         """The block on traced arrays: its inputs, then the copies of parameters that it uses."""
@@ -126,6 +132,32 @@ class Signature:
         inputs = len(arrays) - len(self.used)
         with tracing.Binding(self.used, arrays[inputs:], self.path):
             return self._forward(arrays[:inputs])
+
+    def call_with_taps(self, flat, flags):
+        """A recorded call, where parameters have row_sparse gradients."""
+        if self.splits:
+            tracing.refuse_row_gradient(
+                next(param for param, _ in self.used if has_row_gradient(param))
+            )
+        places = tuple(captured.place for captured in self.captured)
+        key = (*[(array.shape, array.dtype) for array in flat], places)
+        tapped = self.tapped.get(key)
+        if tapped is None:
+            if len(self.tapped) >= LIMIT:
+                self.tapped.pop(next(iter(self.tapped)))
+            tapped = TappedCall(self.used, flat, self._trace_tapped, self._discover_taps, flags)
+            self.tapped[key] = tapped
+        return tapped(flat)
+
+    def _discover_taps(self, flat):
+        discovery = tracing.Discovery(tapped=True)
+        with discovery:
+            outputs = self._forward([discovery.trace.input(array) for array in flat])
+        return discovery.taps, len(outputs)
+
+    def _trace_tapped(self, inputs, parameters, taps):
+        with tracing.Binding(self.used, parameters, self.path, taps):
+            return self._forward(inputs)
 
     def trace_parts(self, *arrays):
         with tracing.LateBinding():
@@ -169,6 +201,9 @@ class CompiledCall:
         while True:
             if not signature.ready:
                 signature = self._prepare(key, signature, flat)
+            if signature.row_gradients and autograd.is_recording():
+                outputs = signature.call_with_taps(flat, self._flags)
+                break
             outputs = signature.op(*flat)
             if outputs is not None:
                 break

@@ -15,7 +15,8 @@ import threading
 import types
 
 from ... import _core, _graph_breaks, ndarray as nd
-from ...base import MXNetError
+from ...base import MXNetError, NotSupportedError
+from ...ndarray._row_taps import Taps, has_row_gradient
 from ..utils import shape_is_known
 
 
@@ -44,8 +45,14 @@ class Discovery(_graph_breaks.Tracer):
     has to be cut. It stops at an op whose shape depends on values (`_graph_breaks.NeedsValues`).
     """
 
-    def __init__(self):
+    def __init__(self, tapped=False):
         super().__init__({})
+        # of parameters with row_sparse gradients
+        self.taps = (
+            Taps(lambda _, rows: self.trace.new_input(rows.shape, rows.dtype, rows.context))
+            if tapped
+            else None
+        )
         self.settled = {}  # parameter -> device
         self.used = {}  # (parameter, device) -> the traced array that stands for it
         self.splits = None  # (name, path of the block) of the first step that cuts it
@@ -58,6 +65,8 @@ class Discovery(_graph_breaks.Tracer):
         if array is None:
             array = self.trace.new_input(param.shape, param.dtype, ctx)
             self.used[param, ctx] = array
+        if self.taps is not None and has_row_gradient(param):
+            return self.taps.weight(param, ctx, array)
         return array
 
     def traced(self, inputs, outputs):
@@ -98,9 +107,10 @@ class Binding(_Tracing):
         """Parameters have settled before."""
         return False
 
-    def __init__(self, used, arrays, path):
+    def __init__(self, used, arrays, path, taps=None):
         self._arrays = dict(zip(used, arrays))
         self._path = path
+        self._taps = taps
 
     def parameter(self, param, ctx):
         array = self._arrays.get((param, ctx))
@@ -111,6 +121,10 @@ class Binding(_Tracing):
                 "block may depend only on its inputs' shapes, dtypes and devices, and on the "
                 "training mode"
             )
+        if has_row_gradient(param):
+            if self._taps is not None:
+                return self._taps.weight(param, ctx, array)
+            refuse_row_gradient(param)
         return array
 
 
@@ -122,6 +136,8 @@ class LateBinding(_Tracing):
         self._arrays = {}
 
     def parameter(self, param, ctx):
+        if has_row_gradient(param):
+            refuse_row_gradient(param)
         if self._tracer is None:  # within the trace of somebody who doesn't know of parameters
             return param.arrays[ctx]
         key = (param, ctx)
@@ -133,6 +149,17 @@ class LateBinding(_Tracing):
     def settle(self, param, ctx):
         """Moves a floating parameter to `ctx`: where it is used was not seen before."""
         return self._tracer is not None and self._tracer.settle(param, ctx)
+
+
+def refuse_row_gradient(param):
+    """Raises for a parameter with a row_sparse gradient, while recording."""
+    if _core.is_recording():
+        raise NotSupportedError(
+            f"Parameter '{param.name}' has a row_sparse gradient, which there is in eager blocks "
+            "and in hybridized ones that are compiled in one piece: not in pipelines, in bodies of "
+            "loops, or beside steps that run on the host. Make it with grad_stype='default' "
+            "(sparse_grad=False) there"
+        )
 
 
 class Unknown:

@@ -248,6 +248,8 @@ class HybridBlock(Block, Compilable):
         strays = unknown = None
         trace = tracing.current()
         for name, param in self._reg_params.items():
+            if param.stype != "default":
+                param.check_dense("hybrid_forward")
             data = param.arrays
             if data is None:
                 if not param.deferred_init:

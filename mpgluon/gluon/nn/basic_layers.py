@@ -253,7 +253,8 @@ class Embedding(Layer):
     weight_initializer : Initializer or str, optional
         First values of `weight`; by default those that ``initialize`` is given.
     sparse_grad : bool, default False
-        Accepted; the gradient is dense.
+        Whether the gradient of the weight is row_sparse: it has only the rows that were looked up,
+        and an optimizer with lazy updates touches no others.
 
     Shapes: ``(...) -> (..., output_dim)``.
 
@@ -276,12 +277,15 @@ class Embedding(Layer):
     ) -> None:
         super().__init__(**kwargs)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
+        if sparse_grad:
+            self._kwargs["sparse_grad"] = True
         self.weight: Parameter = self.params.get(
             "weight",
             shape=(input_dim, output_dim),
             init=weight_initializer,
             dtype=dtype,
             allow_deferred_init=True,
+            grad_stype="row_sparse" if sparse_grad else "default",
         )
 
     def cast(self, dtype: DType) -> None:

@@ -13,6 +13,7 @@ from ... import autograd, initializer, ndarray as nd, random
 from ..._core import at_once, dtype_name, set_attributes
 from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, current_context
+from ...ndarray._row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
 from .._compiled import tracing
 from ..utils import shape_is_known
 
@@ -64,6 +65,11 @@ changes: list[int] = [0]
 _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
 
+def _plain(array):
+    """A dense array without its gradient."""
+    return array.plain if isinstance(array, RowGradientWeight) else array.tostype("default")
+
+
 class Parameter:
     """A weight of a block.
 
@@ -90,10 +96,11 @@ class Parameter:
         Whether the shape may still be unknown when `initialize` is called.
     differentiable : bool, default True
         False keeps `grad_req` at ``'null'``.
-    stype : str, default 'default'
-        Dense storage, the only one there is.
-    grad_stype : str, default 'default'
-        Dense storage, the only one there is.
+    stype : {'default', 'row_sparse'}, default 'default'
+        The storage of the value as users see it: with 'row_sparse' rows of it are had from
+        `row_sparse_data`, and `data` is an error. The arrays themselves are dense.
+    grad_stype : {'default', 'row_sparse'}, default 'default'
+        The storage of the gradient: with 'row_sparse' it has the rows that were used.
 
     Notes
     -----
@@ -126,10 +133,9 @@ class Parameter:
         grad_stype: str = "default",
     ) -> None:
         for kind, value in (("stype", stype), ("grad_stype", grad_stype)):
-            if value != "default":
-                raise ValueError(
-                    f"Parameter '{name}': {kind} must be 'default' (sparse storage is not "
-                    f"available), not {value!r}"
+            if value not in ("default", "row_sparse"):
+                raise MXNetAssertionError(
+                    f"Parameter '{name}': {kind} must be 'default' or 'row_sparse', not {value!r}"
                 )
         self._var = None
         self._calls = None  # weak references to compiled calls that hold the arrays
@@ -148,8 +154,8 @@ class Parameter:
             (shape,) if isinstance(shape, int) else shape if shape is None else tuple(shape)
         )
         self._dtype = dtype
-        self._stype = stype
-        self._grad_stype = grad_stype
+        self.stype = stype
+        self.grad_stype = grad_stype
         self.name = name
         self.lr_mult = lr_mult
         self.wd_mult = wd_mult
@@ -251,14 +257,23 @@ class Parameter:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.gradients is not None:
+        if self.gradients is not None and self.grad_stype != "default":
+            self._hold_data(self.arrays, self._grad_req)
+        elif self.gradients is not None:
             autograd.mark_variables(
                 list(self.arrays.values()), list(self.gradients.values()), self._grad_req
             )
 
     def set_trainer(self, trainer: Trainer | None) -> None:
-        """Notes the trainer that updates the parameter."""
+        """Notes the trainer that updates the parameter; one at a time for row_sparse storage."""
+        if self.stype != "default" and trainer is not None and self._trainer not in (None, trainer):
+            raise MXNetError(
+                f"Parameter '{self.name}' has row_sparse storage and a Trainer already; it can't "
+                "have two"
+            )
         self._trainer = trainer
+
+    _set_trainer = set_trainer
 
     def replaced_error(self) -> MXNetError:
         """The error that says that the parameter belongs to no layer of the network any more."""
@@ -309,6 +324,7 @@ class Parameter:
             When the parameter is not initialized, or not on that device;
             `DeferredInitializationError` when its shape is not known yet.
         """
+        self.check_dense("data")
         trace = tracing.current()
         if trace is not None:
             if self.arrays is None and not shape_is_known(self._shape):
@@ -321,9 +337,63 @@ class Parameter:
 
     def list_data(self) -> list[NDArray]:
         """The arrays on all devices, in the order the devices were given."""
+        self.check_dense("list_data")
         if self.arrays is None:
             raise self.missing_error()
         return list(self.arrays.values())
+
+    def check_dense(self, what: str) -> None:
+        """MXNetError, naming a method, for a parameter of row_sparse storage."""
+        if self.stype != "default":
+            raise MXNetError(
+                f"Parameter '{self.name}': {what} gives the whole array, but its storage is "
+                f"{self.stype}; take row_sparse_data(row_id) in a Block, not a HybridBlock"
+            )
+
+    def row_sparse_data(self, row_id: NDArray) -> NDArray:
+        """The rows in `row_id`, on the device of that, as a row_sparse array; their gradients
+        become part of the parameter's.
+
+        Parameters
+        ----------
+        row_id : NDArray
+            Numbers of rows, in any order and number.
+
+        Raises
+        ------
+        MXNetError
+            When the storage is 'default', or the parameter belongs to no Trainer yet.
+        """
+        return self._rows(row_id, self._choose(row_id.context), "row_sparse_data")
+
+    def list_row_sparse_data(self, row_id: NDArray) -> list[NDArray]:
+        """`row_sparse_data` on each of the devices."""
+        return [self._rows(row_id, ctx, "list_row_sparse_data") for ctx in self.list_ctx()]
+
+    def _rows(self, row_id, ctx, what):
+        if self.stype == "default":
+            raise MXNetError(
+                f"Parameter '{self.name}': {what} is for row_sparse storage, and its storage is "
+                "'default'; take data()"
+            )
+        if self._trainer is None:
+            raise MXNetError(
+                f"Parameter '{self.name}': {what} needs the Trainer that the parameter belongs to, "
+                "and none was made yet"
+            )
+        if self.arrays is None:
+            raise self.missing_error()
+        numbers = np.unique(row_id.asnumpy().astype(np.int64))
+        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < self._shape[0]:
+            raise MXNetError(
+                f"Parameter '{self.name}': row_id goes from {numbers[0]} to {numbers[-1]}, and "
+                f"there are {self._shape[0]} rows"
+            )
+        array = self.arrays[ctx]
+        gradient = (self.gradients or {}).get(ctx)
+        if isinstance(gradient, RowSparseGradient):
+            return row_sparse_part(array.plain, gradient, numbers)
+        return row_sparse_part(array, None, numbers)
 
     def _check_grad(self):
         if self.arrays is None:
@@ -392,13 +462,20 @@ class Parameter:
     def _copies(self, data):
         """The changes (`_core.at_once`) that copy an array of the parameter's shape to all
         devices."""
-        data = data.astype(self.dtype, copy=False)
+        data = data.tostype("default").astype(self.dtype, copy=False)
         return [(data.copyto, array) for array in self.arrays.values() if array is not data]
 
     def reduced(self) -> NDArray:
-        """One array for all copies: their mean, which of equal copies is exactly that value."""
+        """One array for all copies: their mean, which of equal copies is exactly that value. In
+        the storage of the parameter."""
+        mean = self._mean()
+        return mean if self.stype == "default" else mean.tostype(self.stype)
+
+    def _mean(self):
+        if self.arrays is None:
+            raise self.missing_error()
         with autograd.pause():
-            first, *others = self.list_data()
+            first, *others = self.arrays.values()
             if not others:
                 return first.detach()
             moved = [other.as_in_context(first.context) - first for other in others]
@@ -416,6 +493,7 @@ class Parameter:
                 lr_mult=self.lr_mult,
                 wd_mult=self.wd_mult,
                 init=self.init,
+                stype=self.stype if self.stype != "default" else None,
             )
         return self._var
 
@@ -501,13 +579,21 @@ class Parameter:
         )
 
     def _init_impl(self, value, contexts):
-        value = value.astype(self.dtype, copy=False)
+        value = value.tostype("default").astype(self.dtype, copy=False)
         self._take(value.copyto(contexts[0]), contexts)
 
     def _hold_data(self, data, req):
         """Takes `data`, arrays by device, with new gradients."""
         grad, marks = None, ()
-        if req != "null":
+        if self.grad_stype != "default" or self.stype != "default":
+            data = {ctx: _plain(array) for ctx, array in data.items()}
+        if req != "null" and self.grad_stype != "default":
+            grad = {
+                ctx: RowSparseGradient(array.shape, ctx, array.dtype, req)
+                for ctx, array in data.items()
+            }
+            data = {ctx: RowGradientWeight(array, grad[ctx]) for ctx, array in data.items()}
+        elif req != "null":
             grad = {
                 ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype)
                 for ctx, array in data.items()
@@ -566,7 +652,7 @@ class Parameter:
         contexts = context_list(ctx)
         if self.arrays is not None:
             with autograd.pause():
-                self._init_impl(self.reduced(), contexts)
+                self._init_impl(self._mean(), contexts)
         elif self.deferred_init:
             init, _, default_init, value, key = self.deferred_init
             self.deferred_init = (init, contexts, default_init, value, key)
@@ -583,6 +669,10 @@ class Parameter:
             return
         with autograd.pause():
             data, grad = {ctx: array.astype(dtype) for ctx, array in self.arrays.items()}, None
+            if self.gradients is not None and self.grad_stype != "default":
+                self._dtype = dtype
+                self._hold_data(data, self._grad_req)
+                return
             if self.gradients is not None:
                 grad = {ctx: array.astype(dtype) for ctx, array in self.gradients.items()}
                 autograd.mark_variables(list(data.values()), list(grad.values()), self._grad_req)

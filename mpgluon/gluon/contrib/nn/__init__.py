@@ -6,16 +6,17 @@ import warnings
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .... import autograd
+from .... import autograd, ndarray as nd
 from ....base import NotSupportedError
 from ....context import num_gpus
-from ...block import HybridBlock
+from ...block import Block, HybridBlock
 from ...nn import BatchNorm, HybridSequential, Sequential
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...parameter import ParameterDict
+    from ...._types import DType, Init
+    from ...parameter import Parameter, ParameterDict
 
 __all__ = [
     "Concurrent",
@@ -24,6 +25,7 @@ __all__ = [
     "PixelShuffle1D",
     "PixelShuffle2D",
     "PixelShuffle3D",
+    "SparseEmbedding",
     "SyncBatchNorm",
 ]
 
@@ -51,9 +53,7 @@ class Concurrent(Sequential):
         self.axis = axis
 
     def forward(self, x: Any) -> Any:
-        from .... import ndarray
-
-        return ndarray.concat(*[block(x) for block in self._children.values()], dim=self.axis)
+        return nd.concat(*[block(x) for block in self._children.values()], dim=self.axis)
 
 
 class HybridConcurrent(HybridSequential):
@@ -178,6 +178,68 @@ class PixelShuffle3D(_PixelShuffle):
     """
 
     _dims = 3
+
+
+class SparseEmbedding(Block):
+    """A vector for each index, from a weight of row_sparse storage and with a row_sparse gradient.
+
+    The weight belongs to a Trainer before the first call. `nn.Embedding` with ``sparse_grad=True``
+    has the same gradient, and can be hybridized.
+
+    Parameters
+    ----------
+    input_dim : int
+        How many indices there are.
+    output_dim : int
+        Size of the vectors.
+    dtype : str or numpy.dtype, default 'float32'
+        Of the parameters.
+    weight_initializer : Initializer or str, optional
+        First values of `weight`; by default those that ``initialize`` is given.
+
+    Shapes: ``(...) -> (..., output_dim)``.
+
+    Examples
+    --------
+    >>> layer = gluon.contrib.nn.SparseEmbedding(10, 4)
+    >>> layer.initialize()
+    >>> trainer = gluon.Trainer(layer.collect_params(), "sgd")
+    >>> layer(nd.array([1, 7])).shape
+    (2, 4)
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        dtype: DType = "float32",
+        weight_initializer: Init | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._kwargs = {
+            "input_dim": input_dim,
+            "output_dim": output_dim,
+            "dtype": dtype,
+            "sparse_grad": True,
+        }
+        self.weight: Parameter = self.params.get(
+            "weight",
+            shape=(input_dim, output_dim),
+            init=weight_initializer,
+            dtype=dtype,
+            grad_stype="row_sparse",
+            stype="row_sparse",
+        )
+
+    def forward(self, x: Any) -> Any:
+        weight = self.weight.row_sparse_data(x)
+        return nd.Embedding(x, weight, name="fwd", **self._kwargs)
+
+    def __repr__(self) -> str:
+        return "{}({input_dim} -> {output_dim}, {dtype})".format(
+            type(self).__name__, **self._kwargs
+        )
 
 
 class SyncBatchNorm(BatchNorm):

@@ -1,0 +1,265 @@
+"""Gradients of which only some rows are there, without making the whole.
+
+A weight with such a gradient (`RowGradientWeight`) is no variable of the tape. Where rows are
+taken from it while recording, these rows are a variable: a *tap*. Their gradient, with their
+numbers, is a part of the weight's, and `RowSparseGradient` adds the parts up when somebody looks.
+So a step costs as much as the rows that it touches. Other ops on the weight take all of its rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _core
+from .._core import NDArray
+from ._sparse_arrays import RowSparseNDArray, zeros_of
+from ._sparse_rows import index_array, sum_equal
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .._core import Context
+    from .._types import DType, Shape
+
+_op = _core.get_op
+_MANY_PARTS = 64
+
+
+class _Part:
+    """Rows that are a variable, and their numbers (None: all rows in order)."""
+
+    __slots__ = ("numbers", "rows")
+
+    def __init__(self, rows, numbers):
+        self.rows, self.numbers = rows, numbers
+
+    @property
+    def reached(self):
+        """Whether backward has written its gradient."""
+        return bool(self.rows._fresh_grad)
+
+    def take(self, count):
+        """(values, numbers) of its gradient, which counts as read from then on."""
+        self.rows._fresh_grad = False
+        values = self.rows.grad
+        if self.rows.grad_req == "add":
+            values = values.copy()
+            self.rows.grad[:] = 0
+        if self.numbers is None:
+            return values, np.arange(count)
+        numbers = self.numbers.asnumpy().reshape(-1).clip(0, count - 1)
+        return values.reshape((len(numbers), *values.shape[self.numbers.ndim :])), numbers
+
+
+class RowSparseGradient(RowSparseNDArray):
+    """The gradient of a weight, made of what its taps have got when it is looked at.
+
+    For the package's other modules: `tap` makes rows a variable, `fresh` says whether backward has
+    written since `used` was called.
+    """
+
+    __slots__ = ("_fresh", "_parts", "_request")
+
+    def __init__(self, shape: Shape, ctx: Context, dtype: DType, request: str) -> None:
+        self._parts: list[_Part] = []
+        self._request, self._fresh = request, False
+        zeros = zeros_of("row_sparse", shape, ctx, dtype)
+        super().__init__(zeros.values, zeros.index, shape)
+
+    def tap(self, rows: NDArray, numbers: NDArray | None) -> NDArray:
+        """The rows as a variable, which backward gives a part of the gradient; `numbers`: theirs,
+        as an array of the leading dimensions of `rows`, or None for all."""
+        if rows._traced:
+            raise _core.NotSupportedError(
+                "the rows of a weight with a sparse gradient are used in a program whose weights "
+                "are not its own: take the weight as a parameter of the block"
+            )
+        rows = rows.detach()
+        self._mark(rows, self._new(rows.shape, rows.context, rows.dtype))
+        self.add_part(rows, None if numbers is None else copied_index(numbers))
+        return rows
+
+    def new_tap(self, shape: Shape, ctx: Context, dtype: DType) -> NDArray:
+        """A variable for `add_part` whose values nobody reads."""
+        tap = self._new(shape, ctx, dtype)
+        self._mark(tap, tap.detach())  # one memory: values are not read, and gradients written
+        return tap
+
+    def _new(self, shape, ctx, dtype):
+        if self._request == "add":
+            return _op("_full")(shape=shape, value=0, ctx=ctx, dtype=dtype)
+        return _core.empty(shape, ctx, dtype)
+
+    def _mark(self, rows, grad):
+        _core.mark_variables(rows, grad, self._request)
+
+    def add_part(self, rows: NDArray, numbers: NDArray | None) -> None:
+        """Notes rows that are a variable."""
+        if len(self._parts) >= _MANY_PARTS:
+            self._gather()
+        self._parts.append(_Part(rows, numbers))
+
+    def all_rows(self, weight: NDArray) -> NDArray:
+        """The whole weight as a variable; the same one until backward has reached it."""
+        for part in self._parts:
+            if part.numbers is None and not part.reached:
+                return part.rows
+        return self.tap(weight, None)
+
+    def _gather(self):
+        """Adds up the parts that backward has written, and drops those that nothing refers to."""
+        reached = [part for part in self._parts if part.reached]
+        if reached and self._request == "write":  # the latest pass alone counts
+            last = max(part.rows._backward_number for part in reached)
+            for part in reached:
+                if part.rows._backward_number != last:
+                    part.rows._fresh_grad = False
+            reached = [part for part in reached if part.reached]
+        with _core.pause():
+            taken = [part.take(self._shape[0]) for part in reached]
+            self._parts = [part for part in self._parts if part.rows._on_tape]
+            if not taken:
+                return
+            if self._request == "add":
+                taken.insert(0, (self._values, self.numbers_now()))
+            ctx = self._values.context
+            values = [values.as_in_context(ctx) for values, _ in taken]
+            joined = values[0] if len(values) == 1 else _op("Concat")(*values, dim=0)
+            sums, numbers = sum_equal(joined, np.concatenate([n for _, n in taken]), ctx)
+            self._set(sums, index_array(numbers, ctx))
+        self._fresh = True
+
+    def numbers_now(self) -> np.ndarray[Any, Any]:
+        """The numbers of the rows that are added up already."""
+        return super().numbers()
+
+    def numbers(self, part: str = "index") -> Any:
+        self._gather()
+        return super().numbers(part)
+
+    @property
+    def values(self) -> NDArray:
+        self._gather()
+        return self._values
+
+    @property
+    def index(self) -> NDArray:
+        self._gather()
+        return self._index
+
+    @property
+    def fresh(self) -> bool:
+        """Whether backward has written it since `used`."""
+        return self._fresh or any(part.reached for part in self._parts)
+
+    def mark(self, fresh: bool) -> None:
+        """Says whether it counts as written by backward."""
+        self._fresh = fresh
+
+    def used(self) -> None:
+        """Notes that it has been used for an update."""
+        self._gather()
+        self._fresh = False
+
+    def _take_over(self, other):
+        self._gather()
+        super()._take_over(other)
+
+    def __reduce__(self) -> Any:
+        return RowSparseNDArray.__reduce__(self.copy())
+
+
+def copied_index(numbers: NDArray) -> NDArray:
+    """Numbers as int64 in an array of their own."""
+    numbers = numbers.detach()
+    same = _core.dtype_name(numbers.dtype) == "int64"
+    return numbers.copy() if same else numbers.astype("int64")
+
+
+class RowGradientWeight(NDArray):
+    """A dense array whose gradient is row_sparse. It shares memory with `plain`, an ordinary
+    NDArray; `gradient` has the method `tap` of `RowSparseGradient`."""
+
+    __slots__ = ("gradient", "plain")
+
+    def __init__(self, plain: NDArray, gradient: Any) -> None:
+        self.plain, self.gradient = plain, gradient
+        _core.share(self, plain)
+
+    @property
+    def grad(self) -> Any:
+        return self.gradient if isinstance(self.gradient, RowSparseNDArray) else None
+
+    @property
+    def _fresh_grad(self):
+        return self.gradient.fresh
+
+    @_fresh_grad.setter
+    def _fresh_grad(self, fresh):
+        if not fresh:
+            self.gradient.used()
+
+    def detach(self) -> NDArray:
+        return self.plain.detach()
+
+    def as_in_context(self, context: Context) -> NDArray:
+        """The array on a device; the gradient comes back from there."""
+        if self.context == context:
+            return self
+        return RowGradientWeight(self.plain.as_in_context(context), self.gradient)
+
+    as_in_ctx = as_in_context
+
+
+def whole(array: Any) -> Any:
+    """A weight with a sparse gradient as an array for any op: a variable of all its rows while
+    recording. Other objects as they are."""
+    if not isinstance(array, RowGradientWeight):
+        return array
+    if not _core.is_recording():
+        return array.plain
+    return array.gradient.all_rows(array.plain)
+
+
+def rows_of(weight: NDArray, numbers: NDArray) -> NDArray:
+    """Rows of a weight; numbers out of range are cut to it. The gradient goes to these rows."""
+    if not isinstance(weight, RowGradientWeight):
+        return _op("take")(weight, numbers)
+    rows = _op("take")(weight.plain, numbers)
+    return weight.gradient.tap(rows, numbers) if _core.is_recording() else rows
+
+
+def _on_whole(name):
+    method = getattr(NDArray, name)
+
+    @functools.wraps(method, assigned=("__name__", "__doc__"))
+    def call(self, *args, **kwargs):
+        return getattr(whole(self), name)(*[whole(arg) for arg in args], **kwargs)
+
+    return call
+
+
+_OPERATORS = (
+    "add radd sub rsub mul rmul truediv rtruediv mod rmod pow rpow matmul rmatmul neg abs getitem "
+    "iter copy"
+).split()
+for _name in (
+    *[f"__{_operator}__" for _operator in _OPERATORS],
+    *("astype", "copy", "copyto", "reshape", "tostype"),
+):
+    if hasattr(NDArray, _name):
+        setattr(RowGradientWeight, _name, _on_whole(_name))
+RowGradientWeight.T = property(lambda self: whole(self).T)
+
+
+def row_sparse_part(weight: NDArray, gradient: RowSparseGradient | None, numbers: Any) -> Any:
+    """The rows of a weight with these numbers (NumPy's, ascending) as a row_sparse array, whose
+    gradient is a part of `gradient`."""
+    index = index_array(numbers, weight.context)
+    rows = _op("take")(weight, index)
+    if gradient is not None:
+        rows = gradient.tap(rows, index)
+    return RowSparseNDArray(rows, index, weight.shape)

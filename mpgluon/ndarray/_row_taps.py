@@ -1,0 +1,106 @@
+"""Row-sparse gradients of parameters in compiled calls.
+
+Where a block that is traced takes rows of such a parameter, the rows pass through the op
+`_gradient_tap`, whose second input is a *tap*: an input of the program that comes with a new array
+in every call, which is a variable. Backward gives it the gradient of the rows. The numbers of the
+rows are outputs of the program. Both together are a part of the parameter's gradient
+(`_row_gradients.py`).
+"""
+
+from .. import _core
+from ._row_gradients import RowGradientWeight, copied_index
+
+_gradient_tap = _core.get_op("_gradient_tap")
+
+
+def has_row_gradient(param):
+    """Whether backward gives the parameter a row_sparse gradient."""
+    return param.grad_stype != "default" and param.grad_req != "null"
+
+
+class Taps:
+    """The taps of one trace. new: makes the input for the next one, given the rows."""
+
+    def __init__(self, new):
+        self._new = new
+        self.specs = []  # (parameter, device of its copy, shape, dtype, device of the rows)
+        self.numbers = []  # traced, or None: for each
+        self._weights = {}
+
+    def weight(self, param, ctx, array):
+        """The traced array of a parameter, as a weight whose rows have taps."""
+        weight = self._weights.get((param, ctx))
+        if weight is None:
+            gradient = _TracedGradient(self, param, ctx)
+            weight = self._weights[param, ctx] = RowGradientWeight(array, gradient)
+        return weight
+
+    def add(self, param, ctx, rows, numbers):
+        """The rows, behind a tap."""
+        tap = self._new(len(self.specs), rows)
+        self.specs.append((param, ctx, rows.shape, rows.dtype, rows.context))
+        self.numbers.append(None if numbers is None else copied_index(numbers))
+        return _gradient_tap(rows, tap)
+
+    def outputs(self):
+        """The arrays among the numbers."""
+        return [numbers for numbers in self.numbers if numbers is not None]
+
+
+class _TracedGradient:
+    def __init__(self, taps, param, ctx):
+        self._taps, self._param, self._ctx = taps, param, ctx
+        self._whole = None
+
+    def tap(self, rows, numbers):
+        return self._taps.add(self._param, self._ctx, rows, numbers)
+
+    def all_rows(self, weight):
+        if self._whole is None:
+            self._whole = self.tap(weight, None)
+        return self._whole
+
+
+class TappedCall:
+    """A compiled call of a block with taps, for arguments of certain shapes.
+
+    trace(arrays, parameters, taps) runs the block; discover(flat) does so for the first time, and
+    returns the taps and the number of outputs.
+    """
+
+    def __init__(self, used, flat, trace, discover, flags):
+        self._used, self._trace, self._inputs = used, trace, len(flat)
+        taps, self._outputs = discover(flat)
+        self._specs, self._counted = taps.specs, [numbers is not None for numbers in taps.numbers]
+        self.op = _core.CachedOp(self._run, flags)
+        self.bound = False
+
+    def _run(self, *arrays):
+        first, last = self._inputs, self._inputs + len(self._specs)
+        taps = Taps(lambda i, rows: arrays[first + i])
+        outputs = self._trace(arrays[:first], arrays[last:], taps)
+        return [*outputs, *taps.outputs()]
+
+    def unbind(self):
+        self.bound = False
+        self.op.unbind()
+
+    def __call__(self, flat):
+        """The outputs, as a list; the parameters have got their parts."""
+        while True:
+            if not self.bound:
+                self.op.bind([param.arrays[ctx] for param, ctx in self._used])
+                self.bound = True
+            gradients = [param.gradients[ctx] for param, ctx, *_ in self._specs]
+            taps = [
+                gradient.new_tap(shape, device, dtype)
+                for gradient, (_, _, shape, dtype, device) in zip(gradients, self._specs)
+            ]
+            outputs = self.op(*flat, *taps)
+            if outputs is not None:
+                break
+            self.bound = False
+        numbers = iter(outputs[self._outputs :])
+        for gradient, tap, counted in zip(gradients, taps, self._counted):
+            gradient.add_part(tap, next(numbers) if counted else None)
+        return outputs[: self._outputs]

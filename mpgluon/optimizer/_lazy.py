@@ -1,0 +1,83 @@
+"""Updates by sparse gradients: of the rows that they have, where the optimizer is lazy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import autograd
+from ..ndarray import NDArray, add_n
+from ..ndarray._row_gradients import RowGradientWeight
+from ..ndarray._sparse_rows import set_rows, take_rows
+from ..ndarray.sparse import BaseSparseNDArray, RowSparseNDArray
+
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+
+
+def _each(state, count):
+    """The arrays of a nested state that have a row for each of the weight."""
+    if isinstance(state, NDArray):
+        return [state] if state.ndim and state.shape[0] == count else []
+    if isinstance(state, (tuple, list)):
+        return [array for part in state for array in _each(part, count)]
+    return []
+
+
+def _with_arrays(state, arrays):
+    """The state with others in place of its arrays, by their ids."""
+    if isinstance(state, NDArray):
+        return arrays.get(id(state), state)
+    if isinstance(state, (tuple, list)):
+        return type(state)(_with_arrays(part, arrays) for part in state)
+    return state
+
+
+def _plain(array):
+    return array.plain if isinstance(array, RowGradientWeight) else array
+
+
+def update_rows(
+    optimizer: Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any
+) -> None:
+    """One update of a weight by a gradient of which one, or both, are sparse.
+
+    Where the optimizer's `updates_rows` is true and the gradient row_sparse, the rows that it has
+    are taken out of weight and state, updated, and put back; the others stay as they are, without
+    decay. Otherwise it is an update by the dense gradient.
+    """
+    with autograd.pause():
+        if isinstance(weight, BaseSparseNDArray):
+            dense = weight.tostype("default")
+            update_rows(optimizer, index, dense, grad, state)
+            weight[:] = dense
+            return
+        weight = _plain(weight)
+        if not (isinstance(grad, RowSparseNDArray) and optimizer.updates_rows):
+            _update(optimizer, index, weight, grad.tostype("default"), state)
+            return
+        rows, values = grad.index, grad.values
+        arrays = [weight, *_each(state, weight.shape[0])]
+        taken = [take_rows(array, rows) for array in arrays]
+        state = _with_arrays(state, {id(array): part for array, part in zip(arrays, taken)})
+        if rows.shape[0]:
+            _update(optimizer, index, taken[0], values, state)
+        for array, part in zip(arrays, taken):
+            set_rows(array, part, rows)
+
+
+def _update(optimizer, index, weight, grad, state):
+    if optimizer.aggregate_num > 0:
+        optimizer.update_multi_precision([index], [weight], [grad], [state])
+    else:
+        optimizer.update_multi_precision(index, weight, grad, state)
+
+
+def sum_rows(grads: list[Any]) -> None:
+    """Makes the row_sparse gradients of replicas their sum."""
+    if len(grads) > 1:
+        first, *others = grads
+        fresh = [grad for grad in grads if grad.fresh]
+        total = add_n(first, *[other.as_in_context(first.context) for other in others])
+        for grad in grads:
+            grad[:] = total
+            grad.mark(bool(fresh))
