@@ -18,7 +18,6 @@ from ._core import (
     grad,
     is_recording,
     is_training,
-    mark_variables,
     pause,
     predict_mode,
     record,
@@ -29,6 +28,7 @@ from ._core import (
 from ._hints import AUTOGRAD as _WAYS, of_module as _of_module
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NoReturn
 
 
@@ -48,6 +48,47 @@ __all__ = [
     "set_training",
     "train_mode",
 ]
+
+
+def mark_variables(
+    variables: Any, gradients: Any, grad_reqs: str | Sequence[str] = "write"
+) -> None:
+    """Makes arrays variables, whose gradients backward writes into the given arrays.
+
+    Parameters
+    ----------
+    variables : NDArray or list of NDArray
+        The arrays.
+    gradients : NDArray or list of NDArray
+        An array for each of them, of its shape, in any storage.
+    grad_reqs : str or list of str, default 'write'
+        For each: whether its gradient is written ('write'), added up ('add'), or not wanted
+        ('null').
+
+    Examples
+    --------
+    >>> x, gradient = nd.array([3]), nd.zeros(1)
+    >>> mx.autograd.mark_variables(x, gradient)
+    >>> with mx.autograd.record():
+    ...     y = x * x
+    >>> y.backward()
+    >>> gradient.asnumpy()
+    array([6.], dtype=float32)
+    """
+    pair = [
+        [arrays] if isinstance(arrays, NDArray) else list(arrays)
+        for arrays in (variables, gradients)
+    ]
+    if all(getattr(array, "stype", "default") == "default" for array in (*pair[0], *pair[1])):
+        _core.mark_variables(variables, gradients, grad_reqs)
+        return
+    from .ndarray._sparse_variables import mark
+
+    requests = [grad_reqs] * len(pair[0]) if isinstance(grad_reqs, str) else grad_reqs
+    if not len(pair[0]) == len(pair[1]) == len(requests):
+        raise ValueError("mark_variables: a gradient array for each variable is needed")
+    for variable, gradient, request in zip(*pair, requests):
+        mark(variable, gradient, request)
 
 
 def get_symbol(x: NDArray) -> NoReturn:

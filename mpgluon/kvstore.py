@@ -17,7 +17,7 @@ from .ndarray import NDArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, ClassVar, NoReturn
+    from typing import Any, ClassVar
 
     from ._types import Arrays, Class, Keys, Values
     from .optimizer import Optimizer
@@ -202,29 +202,72 @@ class KVStore(KVStoreBase):
         self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
         """Copies values into `out`: an NDArray, or a list of them on several devices; for a list of
-        keys a list of these."""
+        keys a list of these. Sparse arrays are left as they are while `ignore_sparse`."""
         if out is None:
             raise AssertionError("pull: name the arrays to copy into (out=)")
         for one, arrays in _pairs(key, out, "pull"):
             self._check_key(one, False)
             for array in arrays:
-                self._values[one].copyto(array)
+                if not ignore_sparse or array.stype == "default":
+                    self._values[one].copyto(array)
 
     def pushpull(
         self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
     ) -> None:
         self.push(key, value, priority)
-        self.pull(key, value if out is None else out, priority)
+        self.pull(key, value if out is None else out, priority, ignore_sparse=False)
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         self.init(key, value)
-        self.pull(key, out, priority)
+        self.pull(key, out, priority, ignore_sparse=False)
 
     def row_sparse_pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, row_ids: Arrays | None = None
-    ) -> NoReturn:
-        """Only for sparse arrays, which there are none of: an error."""
-        raise MXNetError("row_sparse_pull: arrays are dense; use pull")
+    ) -> None:
+        """Copies rows of values into row_sparse arrays.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+            The key, or a list of keys.
+        out : RowSparseNDArray, list of them for several devices; for a list of keys a list of these
+            They get the rows; their other rows are 0.
+        priority : int
+            Accepted as in MXNet.
+        row_ids : NDArray, or list of NDArray
+            Numbers of the rows, in any order: one array for all of `out`, or one for each.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("local")
+        >>> store.init("a", nd.ones((4, 2)).tostype("row_sparse"))
+        >>> out = nd.zeros((4, 2), stype="row_sparse")
+        >>> store.row_sparse_pull("a", out=out, row_ids=nd.array([3, 1]))
+        >>> out.indices.asnumpy()
+        array([1, 3])
+        """
+        if out is None or row_ids is None:
+            raise AssertionError("row_sparse_pull: name the arrays (out=) and the rows (row_ids=)")
+        ids = row_ids if isinstance(key, (list, tuple)) else [row_ids]
+        if len(ids) == 1 and not isinstance(row_ids, NDArray) and len(key) > 1:
+            ids = list(ids) * len(key)
+        for (one, arrays), rows in zip(_pairs(key, out, "row_sparse_pull"), ids):
+            self._check_key(one, False)
+            rows = _arrays(rows, "row_sparse_pull")
+            if len(rows) == 1:
+                rows = rows * len(arrays)
+            if len(rows) != len(arrays):
+                raise MXNetError(
+                    f"row_sparse_pull: {len(arrays)} arrays, but {len(rows)} arrays of row_ids"
+                )
+            stored = self._values[one]
+            for array, numbers in zip(arrays, rows):
+                if array.stype != "row_sparse" or stored.stype != "row_sparse":
+                    raise MXNetError(
+                        f"row_sparse_pull: {one!r} is stored as {stored.stype}, and pulled into an "
+                        f"array of {array.stype}; both have to be row_sparse"
+                    )
+                array[:] = stored.retain(numbers).as_in_context(array.context)
 
     def set_gradient_compression(self, compression_params: dict[str, Any] | None) -> None:
         """Nothing is sent between machines, so there is nothing to compress: an error for any type

@@ -65,6 +65,7 @@ typedef struct mpg_py_state {
   PyTypeObject *change_type;                /* scope.c */
   PyTypeObject *sparse_type, *weight_type;  /* sparse.c; NULL until the package has set them */
   PyObject *sparse_call;              /* called in place of ops that such an array goes into */
+  PyObject *sparse_gradients;         /* dict: id of a dense array -> its sparse gradient */
   PyObject *errors[MPG_STATUS_COUNT]; /* exception classes by status */
   PyObject *assertion_error; /* a value that MXNet's assert statements refuse: a ValueError, too */
   PyObject *dtypes[MPG_DTYPE_LIMIT];              /* what NDArray.dtype gives: numpy.float32, ... */
@@ -177,6 +178,11 @@ int mpg_py_sparse_init(PyObject *module);
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count);
 PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,
                              PyObject *keywords);
+/* The gradient of a dense array that is a sparse one; NULL where it is not. New reference. */
+PyObject *mpg_py_sparse_gradient(PyObject *array);
+int mpg_py_forget_sparse_gradient(PyObject *array); /* where it had one */
+/* attach_grad of a dense array, with a gradient in the storage `stype`. */
+PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *stype);
 /* A sparse array as a dense one; other objects as they are. New reference. */
 PyObject *mpg_py_dense(PyObject *object);
 

@@ -172,7 +172,7 @@ def _named(data, allow_empty, name):
     float32."""
     if data is None:
         data = []
-    if isinstance(data, (np.ndarray, nd.NDArray)):
+    if isinstance(data, (np.ndarray, nd.NDArray)) or hasattr(data, "tocsr"):
         data = [data]
     if isinstance(data, (list, tuple)):
         if not allow_empty and not data:
@@ -198,7 +198,8 @@ class NDArrayIter(DataIter):
     Parameters
     ----------
     data : NDArray or numpy.ndarray, list or dict of str to them
-        Samples lie along the first axis.
+        Samples lie along the first axis. A CSRNDArray, or a matrix of ``scipy.sparse``, gives
+        batches stored as csr; then `last_batch_handle` is 'discard'.
     label : likewise, optional
         Arrays of the labels, given as `data` is.
     batch_size : int, default 1
@@ -242,6 +243,13 @@ class NDArrayIter(DataIter):
         self.layout = layout
         self._axis = layout.find("N")
         self.num_data: int = self.data[0][1].shape[0]
+        if last_batch_handle != "discard":
+            for name, array in (*self.data, *self.label):
+                if array.stype == "csr":
+                    raise NotImplementedError(
+                        f"NDArrayIter: {name} is stored as csr, which is only with "
+                        "last_batch_handle='discard'"
+                    )
         for name, array in (*self.data, *self.label):
             if array.shape[self._axis] < self.num_data and shuffle:
                 raise ValueError(

@@ -1,46 +1,153 @@
-"""`LibSVMIter`, whose batches are sparse."""
+"""`LibSVMIter`, whose batches are stored as csr."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from ..base import NotSupportedError
-from .mx_data_iter import MXDataIter
+import numpy as np
+
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..ndarray.sparse import csr_matrix
+from .io import DataDesc
+from .mx_data_iter import MXDataIter, rows_of
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from .._core import NDArray
+    from .._types import Shape
+
 __all__ = ["LibSVMIter"]
 
 
+def _lines(path):
+    """(file, number, text) of each line that has any, of a file or of all files in a folder."""
+    files = [path]
+    if os.path.isdir(path):
+        files = sorted(os.path.join(path, name) for name in os.listdir(path))
+    for file in files:
+        with open(file, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                text = line.partition("#")[0].strip()
+                if text:
+                    yield file, number, text
+
+
+def _read(path, width):
+    """(labels, csr matrix of `width` columns) of a file in LIBSVM's format, zero-based."""
+    labels, values, columns, pointers = [], [], [], [0]
+    for file, number, text in _lines(path):
+        first, *pairs = text.split()
+        try:
+            labels.append(float(first))
+            here = [pair.split(":") for pair in pairs]
+            columns += [int(column) for column, _ in here]
+            values += [float(value) for _, value in here]
+        except ValueError:
+            raise MXNetError(
+                f"LibSVMIter: {file}, line {number}: a line is a label and 'column:value' pairs, "
+                f"not {text[:60]!r}"
+            ) from None
+        pointers.append(len(values))
+    if not labels:
+        raise MXNetError(f"LibSVMIter: {path} is empty")
+    matrix = csr_matrix(
+        (np.array(values, "float32"), np.array(columns, "int64"), np.array(pointers, "int64")),
+        shape=(len(labels), width),
+    )
+    try:
+        matrix.check_format()
+    except MXNetError as error:
+        raise MXNetError(f"LibSVMIter: {path}: {error}") from None
+    return np.array(labels, "float32"), matrix
+
+
+def _width(shape, what):
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if len(shape) != 1:
+        raise MXNetError(f"LibSVMIter: {what} has one dimension, not {shape}")
+    return shape[0]
+
+
 class LibSVMIter(MXDataIter):
-    """Batches of the storage type csr of files in LIBSVM's format; there is no such storage type.
+    """Batches, stored as csr, of the lines of a file in LIBSVM's format: a label, and a
+    ``column:value`` for each number that is not 0. Columns begin at 0, and ascend.
 
     Parameters
     ----------
     data_libsvm : str
-        The file of the data.
+        The file of the data, or a folder of such files.
     data_shape : tuple of int
-        The shape of a sample.
-    **kwargs
-        MXNet's other parameters.
-
-    Raises
-    ------
-    NotSupportedError
-        Always.
+        The shape of a sample: one size.
+    label_libsvm : str, optional
+        A file of labels in the same format, which are csr then; without one, labels are the first
+        numbers of the lines of data.
+    label_shape : tuple of int, default (1,)
+        Shape of one label.
+    batch_size : int
+        Samples of a batch.
+    num_parts, part_index : int
+        To read a part of the samples only: which of how many.
+    round_batch : bool, default True
+        Whether the samples that fill up the last batch count as the first ones of the next epoch.
+    data_name, label_name : str
+        Names of the data and of the labels in a batch.
+    prefetch_buffer : int, default 4
+        Accepted; the file is read as a whole.
 
     Examples
     --------
-    >>> mx.io.LibSVMIter("data.t", (3,))
-    Traceback (most recent call last):
-    ...
-    mpgluon.base.NotSupportedError: LibSVMIter gives arrays of the storage type csr, ...
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "data.t")
+    ...     with open(path, "w") as file:
+    ...         _ = file.write("1.0 0:0.5 2:1.25\\n-2.0\\n")
+    ...     (batch,) = mx.io.LibSVMIter(path, data_shape=(3,), batch_size=2)
+    >>> batch.data[0].stype, batch.data[0].asnumpy().tolist()
+    ('csr', [[0.5, 0.0, 1.25], [0.0, 0.0, 0.0]])
+    >>> batch.label[0].asnumpy()
+    array([ 1., -2.], dtype=float32)
     """
 
-    def __init__(self, data_libsvm: str, data_shape: tuple[int, ...], **kwargs: Any) -> None:
-        raise NotSupportedError(
-            "LibSVMIter gives arrays of the storage type csr, which is not there; read the file "
-            "with sklearn.datasets.load_svmlight_file(..., zero_based=True), and give the dense "
-            "array (toarray()) to mx.io.NDArrayIter"
-        )
+    def __init__(
+        self,
+        data_libsvm: str,
+        data_shape: Shape,
+        label_libsvm: str | None = None,
+        label_shape: Shape = (1,),
+        num_parts: int = 1,
+        part_index: int = 0,
+        batch_size: int = 1,
+        round_batch: bool = True,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+        prefetch_buffer: int = 4,
+    ) -> None:
+        if not 0 <= part_index < num_parts:
+            raise MXNetError(f"LibSVMIter: there is no part {part_index} of {num_parts}")
+        self._label, self._data = _read(data_libsvm, _width(data_shape, "data_shape"))
+        if label_libsvm not in (None, "NULL"):
+            _, self._label = _read(label_libsvm, _width(label_shape, "label_shape"))
+        count = len(self._data)
+        if len(self._label) != count:
+            raise MXNetError(
+                f"LibSVMIter: {data_libsvm} has {count} lines, {label_libsvm} has "
+                f"{len(self._label)}"
+            )
+        begin, end = (count * part // num_parts for part in (part_index, part_index + 1))
+        self._data, self._label = self._data[begin:end], self._label[begin:end]
+        self._set_up(batch_size, end - begin, "round" if round_batch else "pad")
+        self.provide_data: list[DataDesc] = [
+            DataDesc(data_name, (batch_size, self._data.shape[1]), np.float32)
+        ]
+        self.provide_label: list[DataDesc] = [
+            DataDesc(label_name, (batch_size, *self._label.shape[1:]), np.float32)
+        ]
+
+    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
+        data = nd.take(self._data, nd.array(rows, dtype="int64"))
+        if isinstance(self._label, np.ndarray):
+            return data, rows_of(self._label, rows)
+        return data, nd.take(self._label, nd.array(rows, dtype="int64"))

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import _core
 from .._core import NDArray
-from ._sparse_arrays import RowSparseNDArray, zeros_of
+from ._sparse_arrays import BaseSparseNDArray, RowSparseNDArray, zeros_of
 from ._sparse_rows import index_array, sum_equal
 
 if TYPE_CHECKING:
@@ -216,7 +216,9 @@ class RowGradientWeight(NDArray):
 
 def whole(array: Any) -> Any:
     """A weight with a sparse gradient as an array for any op: a variable of all its rows while
-    recording. Other objects as they are."""
+    recording. A sparse array as a dense one. Other objects as they are."""
+    if isinstance(array, BaseSparseNDArray):
+        return array.tostype("default")
     if not isinstance(array, RowGradientWeight):
         return array
     if not _core.is_recording():

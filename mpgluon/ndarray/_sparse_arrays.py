@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,17 +91,67 @@ class BaseSparseNDArray(NDArray):
     the same places.
     """
 
-    __slots__ = ("_host", "_index", "_shape", "_values")
+    __slots__ = ("_gradient", "_host", "_index", "_shape", "_source", "_values", "_variable")
 
     def __init__(self, values: NDArray, indices: NDArray, shape: Shape) -> None:
         self._shape = tuple(int(size) for size in shape)
+        # As a variable: a dense array of its values, and its gradient. As a gradient: the dense
+        # variable whose gradient it takes over.
+        self._variable = self._gradient = self._source = None
         self._set(values, indices)
 
     def _set(self, values, indices):
         self._values, self._index, self._host = values, indices, {}
+        if self._variable is not None:
+            with _core.pause():
+                self._variable[:] = self.tostype("default")
+
+    def _refresh(self):
+        """Takes over what backward has written since the last time."""
+        if self._source is None:
+            return
+        variable, gradient = self._source[0](), self._source[1]
+        if variable is not None and variable._fresh_grad:
+            variable._fresh_grad = False
+            with _core.pause():
+                self._take_over(cast_storage(gradient, self.stype))
+
+    def follow(self, variable, gradient):
+        """Becomes the gradient of a dense variable, in this storage; `gradient` is the array that
+        backward writes. For the package's other modules."""
+        self._source = weakref.ref(variable), gradient
+
+    def be_variable(self, variable, gradient):
+        """Stands for a dense variable from now on, whose gradient is given. For the package's
+        other modules."""
+        self._variable, self._gradient = variable, gradient
+
+    def on_tape(self) -> NDArray:
+        """The array as a dense one that is differentiated in its place."""
+        with _core.record(_core.is_training()):
+            return self.tostype("default")
+
+    def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
+        """Makes the array a variable, with a gradient in the storage `stype`; default: its own."""
+        from ._sparse_variables import attach
+
+        attach(self, grad_req, self.stype if stype is None else stype)
+
+    @property
+    def grad(self) -> Any:
+        return self._gradient
+
+    @property
+    def grad_req(self) -> str | None:
+        return None if self._variable is None else self._variable.grad_req
+
+    @property
+    def _fresh_grad(self):
+        return self._variable is not None and self._variable._fresh_grad
 
     def numbers(self, part="index"):
         """A part's numbers as a NumPy array; kept."""
+        self._refresh()
         numbers = self._host.get(part)
         if numbers is None:
             numbers = self._host[part] = getattr(self, part).asnumpy().astype(np.int64, copy=False)
@@ -109,11 +160,15 @@ class BaseSparseNDArray(NDArray):
     @property
     def values(self) -> NDArray:
         """The values themselves."""
+        self._refresh()
+        if self._variable is not None and _core.is_recording():
+            return self._taken(self._variable)
         return self._values
 
     @property
     def index(self) -> NDArray:
         """The numbers of the stored rows, or the columns of the stored elements: int64."""
+        self._refresh()
         return self._index
 
     # Properties
@@ -132,11 +187,11 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def dtype(self) -> Any:
-        return self.values.dtype
+        return self._values.dtype
 
     @property
     def context(self) -> Context:
-        return self.values.context
+        return self._values.context
 
     ctx = context
 
@@ -206,7 +261,8 @@ class BaseSparseNDArray(NDArray):
         return self.copy()
 
     def detach(self) -> Any:
-        return self.with_values(self.values.detach())
+        self._refresh()
+        return self.with_values(self._values.detach())
 
     def as_in_context(self, context: Context) -> Any:
         return self if self.context == context else self.copyto(context)
@@ -283,7 +339,7 @@ class BaseSparseNDArray(NDArray):
     _slice = _at
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        return self.tostype("default").backward(*args, **kwargs)
+        return self.on_tape().backward(*args, **kwargs)
 
     @property
     def __array_interface__(self) -> NoReturn:
@@ -351,6 +407,9 @@ class RowSparseNDArray(BaseSparseNDArray):
     def _on(self, ctx):
         return RowSparseNDArray(self.values.copyto(ctx), self.index.copyto(ctx), self._shape)
 
+    def _taken(self, dense):
+        return take_rows(dense, self._index)
+
     def _take_over(self, other):
         self._set(other.values, other.index)
 
@@ -373,6 +432,8 @@ class RowSparseNDArray(BaseSparseNDArray):
             return self.copy()
         if stype != "default":
             raise ValueError(f"tostype: from row_sparse to {stype!r} is not supported")
+        if self._variable is not None and _core.is_recording():
+            return self._variable
         return add_rows(self.values, self.index, self._shape[0])
 
     def retain(self, indices: NDArray) -> RowSparseNDArray:
@@ -421,6 +482,7 @@ class CSRNDArray(BaseSparseNDArray):
     @property
     def pointers(self) -> NDArray:
         """Where each row begins, and the last one ends: int64."""
+        self._refresh()
         return self._pointers
 
     @property
@@ -442,6 +504,13 @@ class CSRNDArray(BaseSparseNDArray):
     def _on(self, ctx):
         parts = [part.copyto(ctx) for part in (self.values, self.index, self.pointers)]
         return CSRNDArray(*parts, self._shape)
+
+    def _taken(self, dense):
+        return take_rows(dense.reshape((-1,)), self._places())
+
+    def _places(self):
+        """Where the elements are in the flattened matrix."""
+        return index_array(self.rows() * self._shape[1] + self.numbers(), self.context)
 
     def _take_over(self, other):
         self._pointers = other.pointers
@@ -487,9 +556,10 @@ class CSRNDArray(BaseSparseNDArray):
             return self.copy()
         if stype != "default":
             raise ValueError(f"tostype: from csr to {stype!r} is not supported")
+        if self._variable is not None and _core.is_recording():
+            return self._variable
         height, width = self._shape
-        places = index_array(self.rows() * width + self.numbers(), self.context)
-        return add_rows(self.values, places, height * width).reshape(self._shape)
+        return add_rows(self.values, self._places(), height * width).reshape(self._shape)
 
     def asscipy(self) -> Any:
         """The matrix as a ``scipy.sparse.csr_matrix``."""

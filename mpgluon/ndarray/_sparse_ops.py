@@ -119,7 +119,13 @@ def _full(op, shape=None, value=0, ctx=None, dtype="float32"):
     return NotImplemented
 
 
-def retain(data: NDArray, indices: NDArray, **kwargs: Any) -> RowSparseNDArray:
+def retain(
+    data: NDArray | None = None,
+    indices: NDArray | None = None,
+    out: NDArray | None = None,
+    name: str | None = None,
+    **kwargs: Any,
+) -> RowSparseNDArray | Any:
     """The rows of a row_sparse array whose numbers are in `indices`; the others are 0.
 
     Examples
@@ -128,15 +134,15 @@ def retain(data: NDArray, indices: NDArray, **kwargs: Any) -> RowSparseNDArray:
     >>> nd.sparse.retain(x, nd.array([0, 2])).asnumpy().tolist()
     [[1.0, 2.0], [0.0, 0.0], [5.0, 6.0]]
     """
-    unknown = kwargs.keys() - {"out", "name"}
-    if unknown:
-        raise _core.MXNetTypeError(f"retain has no parameter {unknown.pop()!r}")
-    if not isinstance(data, RowSparseNDArray):
+    if kwargs:
+        raise _core.MXNetTypeError(f"retain has no parameter {next(iter(kwargs))!r}")
+    if not isinstance(data, RowSparseNDArray) or not isinstance(indices, NDArray):
         raise _core.MXNetTypeError(
-            f"retain: expected a row_sparse array, got one of stype {data.stype!r}"
+            "retain: expected a row_sparse array and an array of indices, got "
+            f"{getattr(data, 'stype', type(data).__name__)} and {type(indices).__name__}"
         )
     result = data.retain(indices)
-    return result if kwargs.get("out") is None else _put(result, kwargs["out"])
+    return result if out is None else _put(result, out)
 
 
 # --- Functions of each element --------------------------------------------------------------------
@@ -389,6 +395,14 @@ def _slice(op, data, begin, end, step=()):
     values = take_rows(part.values, index_array(kept, data.context))
     shape = part.shape[0], last - first
     return CSRNDArray(values, index_array(columns[kept] - first, data.context), indptr, shape)
+
+
+@_form("slice_axis")
+def _slice_axis(op, data, axis, begin, end):
+    if not isinstance(data, CSRNDArray) or axis not in (0, -2):
+        return NotImplemented
+    first, last, _ = slice(begin, end).indices(data.shape[0])
+    return data.sliced(first, max(first, last))
 
 
 @_form("Concat")

@@ -23,6 +23,7 @@ from ._sparse_arrays import (
 )
 from ._sparse_ops import retain as retain
 from ._sparse_rows import pointers
+from ._sparse_variables import gradients
 from .functions import add as add, divide as divide, multiply as multiply, subtract as subtract
 
 if TYPE_CHECKING:
@@ -269,4 +270,4 @@ def array(source_array: Any, ctx: Context | None = None, dtype: DType | None = N
 
 
 _namespaces.fill(_core.ops(), {"sparse": globals(), "op": globals()})
-_core.set_sparse(BaseSparseNDArray, RowGradientWeight, _sparse_ops.call)
+_core.set_sparse(BaseSparseNDArray, RowGradientWeight, _sparse_ops.call, gradients)

@@ -73,8 +73,10 @@ def test_backward_and_requests():
     assert z.grad.asnumpy().tolist() == [0, 0]
     with pytest.raises(ValueError):
         z.attach_grad("often")
-    with pytest.raises(mx.base.NotSupportedError):
-        z.attach_grad(stype="row_sparse")
+    z.attach_grad(stype="row_sparse")
+    assert z.grad.stype == "row_sparse"
+    z.attach_grad()
+    assert z.grad.stype == "default"
     assert nd.ones(1).grad is None
 
 

@@ -397,9 +397,49 @@ def test_gradients_through_sparse_arrays():
 
 def test_sparse_arrays_do_not_pass_for_dense_ones():
     x = sparse("csr")
-    with pytest.raises((TypeError, mx.MXNetError)):
-        mx.autograd.mark_variables(nd.ones((4, 3)), x)
     with pytest.raises(BufferError):
         memoryview(x)
     assert nd.NDArray.asnumpy(x).shape == (0,)  # the core's part of it is empty
     assert repr(x) == "\n<CSRNDArray 4x3 @cpu(0)>"
+
+
+@pytest.mark.parametrize("stype", [*STYPES, "default"])
+@pytest.mark.parametrize("grad_stype", [None, *STYPES, "default"])
+def test_attach_grad(stype, grad_stype):
+    x = nd.array(VALUES).tostype(stype)
+    x.attach_grad(stype=grad_stype)
+    assert x.grad.stype == (grad_stype or stype) and same(x.grad, np.zeros((4, 3)))
+    assert x.detach().stype == stype
+    for factor in (2, 3):
+        with mx.autograd.record():
+            y = (x * x * factor).sum() + x.tostype("default").sum()
+        y.backward()
+        assert same(x.grad, 2 * factor * VALUES + 1)
+    x[:] = nd.array(OTHER)
+    with mx.autograd.record():
+        y = nd.dot(x, nd.ones((3, 2)))
+    y.backward()
+    assert same(x.grad, 2 * (OTHER != 0) if stype == "csr" else np.full((4, 3), 2))
+    x.attach_grad("add")
+    for _ in range(2):
+        with mx.autograd.record():
+            y = x * 3
+        y.backward(nd.ones((4, 3)).tostype("csr"))
+    expected = np.full((4, 3), 6)
+    if stype == "row_sparse":
+        expected[:] *= (OTHER != 0).any(1, keepdims=True)
+    elif stype == "csr":
+        expected[:] *= OTHER != 0
+    assert same(x.grad, expected) and x.grad_req == "add"
+
+
+def test_mark_variables():
+    x, y = sparse("csr"), nd.array(OTHER)
+    gradients = [nd.zeros((4, 3), stype="csr"), nd.zeros((4, 3), stype="row_sparse")]
+    mx.autograd.mark_variables([x, y], gradients)
+    with mx.autograd.record():
+        z = x * y
+    mx.autograd.backward([z])
+    assert same(gradients[0], OTHER) and same(gradients[1], VALUES)
+    with pytest.raises(ValueError):
+        mx.autograd.mark_variables([x, y], gradients[:1])

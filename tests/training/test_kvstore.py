@@ -92,7 +92,7 @@ def test_errors():
         (lambda: store.push("b", full(1)), "call init first"),
         (lambda: store.push(3, full(1)), "keys of this store are str"),
         (lambda: store.push("a", mx.nd.ones(4)), r"shape \(2, 3\)"),
-        (lambda: store.row_sparse_pull("a", full(1), row_ids=full(1)), "dense"),
+        (lambda: store.row_sparse_pull("a", full(1), row_ids=full(1)), "row_sparse"),
         (lambda: store.set_gradient_compression({"type": "2bit"}), "does not compress"),
         (lambda: mx.kv.create("dist_sync"), "spans machines"),
         (lambda: mx.kv.create("loca"), "unknown store"),

@@ -33,6 +33,8 @@ static PyObject *get_t(PyObject *self, void *Py_UNUSED(unused)) {
 static PyObject *get_grad(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_tensor gradient;
   mpg_grad_req request;
+  PyObject *sparse = mpg_py_sparse_gradient(self);
+  if (sparse != NULL) return sparse;
   if (!mpg_autograd_gradient(mpg_py_array_of(self), &gradient, &request)) Py_RETURN_NONE;
   if (gradient.storage == NULL) Py_RETURN_NONE;
   PyObject *result = mpg_py_array_new();
@@ -281,10 +283,10 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
                         "attach_grad: grad_req is 'write', 'add' or 'null', got '%s'", request);
   if (stype != Py_None &&
       !(PyUnicode_Check(stype) && PyUnicode_CompareWithASCIIString(stype, "default") == 0))
-    return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED],
-                        "attach_grad: gradients are dense; stype %R is not supported", stype);
+    return mpg_py_attach_sparse(self, request, stype);
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, "attach_grad()") < 0) return NULL;
+  if (mpg_py_forget_sparse_gradient(self) < 0) return NULL;
   bool recording = mpg_autograd_set_recording(false);
   mpg_group group = mpg_group_set((mpg_group){0}); /* the gradient is where the array is */
   PyObject *zeros = mpg_py_call_named("zeros_like", &array, 1, NULL, NULL);
@@ -312,10 +314,16 @@ static PyObject *backward(PyObject *self, PyObject *args, PyObject *kwargs) {
                                    &train))
     return NULL;
   mpg_array *head = mpg_py_array_of(self), *gradient = NULL;
+  PyObject *dense = mpg_py_dense(out_grad);
+  if (dense == NULL) return NULL;
   if (out_grad != Py_None &&
-      (gradient = mpg_py_expect_array(out_grad, "backward: out_grad")) == NULL)
+      (gradient = mpg_py_expect_array(dense, "backward: out_grad")) == NULL) {
+    Py_DECREF(dense);
     return NULL;
-  MPG_PY_TRY(mpg_autograd_backward(&head, gradient ? &gradient : NULL, 1, retain, train));
+  }
+  mpg_status status = mpg_autograd_backward(&head, gradient ? &gradient : NULL, 1, retain, train);
+  Py_DECREF(dense);
+  MPG_PY_TRY(status);
   Py_RETURN_NONE;
 }
 

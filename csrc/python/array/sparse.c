@@ -41,6 +41,32 @@ PyObject *mpg_py_dense(PyObject *object) {
   return PyObject_CallMethod(object, "tostype", "s", "default");
 }
 
+PyObject *mpg_py_sparse_gradient(PyObject *array) {
+  if (mpg_py->sparse_gradients == NULL || !PyDict_GET_SIZE(mpg_py->sparse_gradients)) return NULL;
+  PyObject *key = PyLong_FromVoidPtr(array);
+  PyObject *found = key ? PyDict_GetItemWithError(mpg_py->sparse_gradients, key) : NULL;
+  Py_XDECREF(key);
+  return Py_XNewRef(found);
+}
+
+int mpg_py_forget_sparse_gradient(PyObject *array) {
+  PyObject *found = mpg_py_sparse_gradient(array), *key = NULL;
+  if (found == NULL) return PyErr_Occurred() ? -1 : 0;
+  Py_DECREF(found);
+  key = PyLong_FromVoidPtr(array);
+  int result = key ? PyDict_DelItem(mpg_py->sparse_gradients, key) : -1;
+  Py_XDECREF(key);
+  return result;
+}
+
+PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *stype) {
+  PyObject *module = PyImport_ImportModule("mpgluon.ndarray._sparse_variables"), *result = NULL;
+  if (module != NULL)
+    result = PyObject_CallMethod(module, "attach_to_dense", "OsO", array, request, stype);
+  Py_XDECREF(module);
+  return result;
+}
+
 static PyObject *share(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *target, *source;
   if (!PyArg_ParseTuple(args, "O!O!:share", mpg_py->weight_type, &target, mpg_py->array_type,
@@ -53,10 +79,11 @@ static PyObject *share(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyObject *set_sparse(PyObject *Py_UNUSED(module), PyObject *args) {
-  PyObject *sparse, *weight, *call;
-  if (!PyArg_ParseTuple(args, "O!O!O:set_sparse", &PyType_Type, &sparse, &PyType_Type, &weight,
-                        &call))
+  PyObject *sparse, *weight, *call, *gradients;
+  if (!PyArg_ParseTuple(args, "O!O!OO!:set_sparse", &PyType_Type, &sparse, &PyType_Type, &weight,
+                        &call, &PyDict_Type, &gradients))
     return NULL;
+  Py_XSETREF(mpg_py->sparse_gradients, Py_NewRef(gradients));
   Py_XSETREF(mpg_py->sparse_type, (PyTypeObject *)Py_NewRef(sparse));
   Py_XSETREF(mpg_py->weight_type, (PyTypeObject *)Py_NewRef(weight));
   Py_XSETREF(mpg_py->sparse_call, Py_NewRef(call));
@@ -67,8 +94,10 @@ static PyMethodDef methods[] = {
     {"share", share, METH_VARARGS,
      "share(weight, array)\n--\n\nMakes a new weight with a sparse gradient stand for that array."},
     {"set_sparse", set_sparse, METH_VARARGS,
-     "set_sparse(sparse, weight, call)\n--\n\nThe class of sparse arrays, that of weights with "
-     "sparse gradients, and the function ``call(op, args, kwargs)`` that runs ops on these."},
+     "set_sparse(sparse, weight, call, gradients)\n--\n\nThe class of sparse arrays, that of "
+     "weights "
+     "with sparse gradients, the function ``call(op, args, kwargs)`` that runs ops on these, and a "
+     "dict of the ids of dense arrays to gradients that are sparse arrays."},
     {0}};
 
 int mpg_py_sparse_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -107,6 +107,24 @@ static void arrays_free(arrays *a) {
   if (a->items != a->small) PyMem_Free(a->items);
   Py_CLEAR(a->keep);
 }
+/* The items with the places of sparse ones on the tape in place of these; takes over the tuple. */
+static PyObject *dense_items(PyObject *items) {
+  for (Py_ssize_t i = 0; items != NULL && i < PyTuple_GET_SIZE(items); i++) {
+    if (!mpg_py_is_sparse(PyTuple_GET_ITEM(items, i))) continue;
+    PyObject *list = PySequence_List(items);
+    Py_CLEAR(items);
+    for (; list != NULL && i < PyList_GET_SIZE(list); i++) {
+      PyObject *item = PyList_GET_ITEM(list, i);
+      item = mpg_py_is_sparse(item) ? PyObject_CallMethod(item, "on_tape", NULL) : Py_NewRef(item);
+      if (item == NULL || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
+    }
+    items = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    break;
+  }
+  return items;
+}
+
 /* `nones`: None stands for NULL. */
 static int arrays_from(arrays *a, PyObject *object, bool nones, const char *what) {
   a->items = a->small;
@@ -118,7 +136,8 @@ static int arrays_from(arrays *a, PyObject *object, bool nones, const char *what
     a->count = 1;
     return 0;
   }
-  a->keep = PySequence_Tuple(object);
+  a->keep =
+      dense_items(mpg_py_is_sparse(object) ? PyTuple_Pack(1, object) : PySequence_Tuple(object));
   if (a->keep == NULL) {
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],

@@ -7,6 +7,7 @@ of the core. Signatures that are new trace the block's `forward`.
 from itertools import count
 
 from ... import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
+from ...ndarray._row_gradients import whole
 from ...ndarray._row_taps import TappedCall, has_row_gradient
 from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
@@ -188,6 +189,7 @@ class CompiledCall:
         else:
             flat = []
             structure = flatten(args, flat, "The inputs")
+            flat = [whole(array) for array in flat]
         key = (
             structure,
             tuple([array.context for array in flat]),
