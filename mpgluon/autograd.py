@@ -82,7 +82,7 @@ def mark_variables(
     if all(getattr(array, "stype", "default") == "default" for array in (*pair[0], *pair[1])):
         _core.mark_variables(variables, gradients, grad_reqs)
         return
-    from .ndarray._sparse_variables import mark
+    from .ndarray._sparse.variables import mark
 
     requests = [grad_reqs] * len(pair[0]) if isinstance(grad_reqs, str) else grad_reqs
     if not len(pair[0]) == len(pair[1]) == len(requests):

@@ -16,6 +16,8 @@ import numpy as np
 from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
 from .base import MXNetError
 from .ndarray._control import dynamic
+from .ndarray._sparse.executor import executor_inputs, is_handled, is_sparse, run_node
+from .ndarray._sparse.row_gradients import RowGradientWeight
 from .symbol._graph import entries_of, made_at, placement, states, topological
 from .symbol._infer import Inference, known, parse_shape
 from .symbol._monitored_run import WatchedRun, deliver
@@ -98,10 +100,11 @@ class Program:
         arrays: Sequence[NDArray],
         ctx: Context | None = None,
         watched: WatchedRun | None = None,
+        sparse: bool = False,
     ) -> Any:
         """The outputs for arrays of the arguments, then of the auxiliary states. `ctx` is where
         arrays are made that come from nothing, if the nodes don't say it; `watched` calls the nodes
-        for a monitor."""
+        for a monitor; `sparse`: there may be sparse arrays among them."""
         values = [None] * len(self.order)
         for place, array in zip(self._inputs, arrays):
             values[place] = [array]
@@ -113,6 +116,8 @@ class Program:
                 with _device_groups.on(device) if self.groups else nullcontext():
                     if watched is not None:
                         outputs = watched.apply(node, call, place, sources, inputs, device or ctx)
+                    elif sparse and any(is_handled(array) for array in inputs):
+                        outputs = run_node(call, node.attrs, inputs)
                     elif call.dynamic:
                         outputs = dynamic(call, inputs)
                     else:
@@ -203,13 +208,20 @@ class Executor:
         self._check_devices()
         # The executor's own handles on the arrays: they are variables of the tape, the user's
         # arrays stay what they are.
-        self._inputs = [array.detach() for array in (*arg_arrays, *aux_arrays)]
         wanted = [
             i
             for i, (grad, request) in enumerate(zip(grad_arrays, grad_req))
             if grad is not None and request != "null"
         ]
         self._wanted = wanted
+        arrays = (*arg_arrays, *aux_arrays, *[grad for grad in grad_arrays if grad is not None])
+        # With sparse arrays the nodes run one by one.
+        self._sparse = any(array.stype != "default" for array in arrays)
+        if self._sparse:
+            self._inputs = executor_inputs(arg_arrays, grad_arrays, grad_req, aux_arrays)
+            self._casts, self._flows = {}, None
+            return
+        self._inputs = [array.detach() for array in (*arg_arrays, *aux_arrays)]
         # Where a gradient array has another dtype than its argument, the gradient is computed
         # beside it and cast.
         self._casts = {
@@ -310,14 +322,19 @@ class Executor:
         self._heads = None  # what an earlier forward kept for its backward is free now
         self._watched = None
         with autograd.record(train_mode=train) if record else autograd.pause(train_mode=train):
-            if self._monitor is not None:
+            if self._sparse:
+                for held, array in zip(self._inputs, (*self.arg_arrays, *self.aux_arrays)):
+                    if held is not array and held.stype != "default":
+                        held[:] = array
+                results = self._program.run(self._inputs, sparse=True)
+            elif self._monitor is not None:
                 self._watched = WatchedRun(self._watch, self._monitor_all, record)
                 results = self._program.run(self._inputs, watched=self._watched)
             else:
                 results = self._call_with(self._inputs, self._mark)
         if record:
-            self._heads = results
-        if self._outputs is None:
+            self._heads = [array.on_tape() if is_sparse(array) else array for array in results]
+        if self._outputs is None or self._sparse:
             self._outputs = [array.detach() for array in results]
         else:
             for array, result in zip(self._outputs, results):
@@ -392,6 +409,8 @@ class Executor:
         for i in self._wanted:
             if self._requests[i] == "write" and not self._inputs[i]._fresh_grad:
                 self.grad_arrays[i][:] = 0
+            elif isinstance(self._inputs[i], RowGradientWeight):
+                self.grad_arrays[i][:] = self._inputs[i].gradient
             elif i in self._casts:
                 self.grad_arrays[i][:] = self._casts[i].astype(self.grad_arrays[i].dtype)
 

@@ -28,7 +28,7 @@ _FILES = {
     "op": "op.pyi",
     "linalg": "linalg.pyi",
     "image": "image.pyi",
-    "sparse": "sparse.pyi",
+    "sparse": "_sparse_named_ops.pyi",
     "_internal": "_internal.pyi",
     "random": "_random_ops.pyi",
     "contrib": "_contrib_ops.pyi",
@@ -330,8 +330,7 @@ def generate() -> dict[str, str]:
     stubs = {"_core.pyi": _core_stub(), "symbol/_methods.pyi": _symbol_methods()}
     for space, file in _FILES.items():
         stubs[f"ndarray/{file}"] = generate_namespace(space, symbol=False)
-        if space != "sparse":
-            stubs[f"symbol/{file}"] = generate_namespace(space, symbol=True)
+        stubs[f"symbol/{file}"] = generate_namespace(space, symbol=True)
     return stubs
 
 

@@ -133,7 +133,7 @@ def _split_v2(
 
 def _tostype(self, stype: str) -> NDArray:
     """The array in the storage 'row_sparse' or 'csr'; the array itself for 'default'."""
-    from ._sparse_arrays import cast_storage
+    from ._sparse.arrays import cast_storage
 
     return cast_storage(self, stype)
 

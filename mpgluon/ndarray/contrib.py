@@ -9,7 +9,7 @@ from ..base import NotSupportedError as _NotSupportedError
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import _namespaces, _zipfian, random as _random
 from ._control import boolean_mask, cond, foreach, while_loop  # noqa: F401
-from ._sparse_ops import getnnz  # noqa: F401
+from ._sparse.ops import getnnz  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

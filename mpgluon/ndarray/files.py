@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ._sparse_arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray
+from ._sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray
 
 if TYPE_CHECKING:
     from typing import Any

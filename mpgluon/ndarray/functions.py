@@ -457,7 +457,7 @@ def cast_storage(data: NDArray, stype: str, out: NDArray | None = None) -> NDArr
     >>> nd.cast_storage(nd.ones((2, 2)), "csr").stype
     'csr'
     """
-    from ._sparse_arrays import cast_storage
+    from ._sparse.arrays import cast_storage
 
     result = cast_storage(data, stype)
     return result if out is None else result.copyto(out)

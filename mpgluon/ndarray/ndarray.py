@@ -14,5 +14,6 @@ _STORAGE_TYPE_UNDEFINED, _STORAGE_TYPE_DEFAULT, _STORAGE_TYPE_ROW_SPARSE, _STORA
     2,
 )
 _STORAGE_TYPE_ID_TO_STR = {-1: "undefined", 0: "default", 1: "row_sparse", 2: "csr"}
+STORAGE_TYPES = _STORAGE_TYPE_ID_TO_STR
 _STORAGE_TYPE_STR_TO_ID = {name: number for number, name in _STORAGE_TYPE_ID_TO_STR.items()}
 __all__ = ["NDArray", "py_slice", *_functions]

@@ -13,23 +13,26 @@ import numpy as np
 
 from .. import _core
 from .._core import Context, NDArray
-from . import _namespaces, _sparse_ops
-from ._row_gradients import RowGradientWeight
-from ._sparse_arrays import (
+from . import _namespaces
+from ._sparse import ops as _sparse_ops
+from ._sparse.arrays import (
     BaseSparseNDArray as BaseSparseNDArray,
     CSRNDArray as CSRNDArray,
     RowSparseNDArray as RowSparseNDArray,
     zeros_of,
 )
-from ._sparse_ops import retain as retain
-from ._sparse_rows import pointers
-from ._sparse_variables import gradients
+from ._sparse.ops import retain as retain
+from ._sparse.row_gradients import RowGradientWeight
+from ._sparse.rows import pointers
+from ._sparse.variables import gradients
 from .functions import add as add, divide as divide, multiply as multiply, subtract as subtract
 
 if TYPE_CHECKING:
     from typing import Any
 
     from .._types import DType, ShapeLike
+    from ._sparse_named_ops import *  # noqa: F403
+    from .op import *  # noqa: F403
 
 __all__ = [
     "BaseSparseNDArray",

@@ -6,21 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from .. import autograd
 from ..ndarray import NDArray, add_n
-from ..ndarray._row_gradients import RowGradientWeight
-from ..ndarray._sparse_rows import set_rows, take_rows
+from ..ndarray._sparse.row_gradients import RowGradientWeight
+from ..ndarray._sparse.rows import set_rows, take_rows
 from ..ndarray.sparse import BaseSparseNDArray, RowSparseNDArray
 
 if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 
-def _each(state, count):
-    """The arrays of a nested state that have a row for each of the weight."""
+def _arrays(state):
+    """The arrays of a nested state."""
     if isinstance(state, NDArray):
-        return [state] if state.ndim and state.shape[0] == count else []
+        return [state]
     if isinstance(state, (tuple, list)):
-        return [array for part in state for array in _each(part, count)]
+        return [array for part in state for array in _arrays(part)]
     return []
+
+
+def _is_sparse(array):
+    return isinstance(array, BaseSparseNDArray)
 
 
 def _with_arrays(state, arrays):
@@ -46,17 +50,23 @@ def update_rows(
     decay. Otherwise it is an update by the dense gradient.
     """
     with autograd.pause():
-        if isinstance(weight, BaseSparseNDArray):
-            dense = weight.tostype("default")
-            update_rows(optimizer, index, dense, grad, state)
-            weight[:] = dense
+        sparse = [array for array in (weight, *_arrays(state)) if _is_sparse(array)]
+        if sparse:
+            dense = {id(array): array.tostype("default") for array in sparse}
+            update_rows(
+                optimizer, index, dense.get(id(weight), weight), grad, _with_arrays(state, dense)
+            )
+            for array in sparse:
+                array[:] = dense[id(array)]
             return
         weight = _plain(weight)
         if not (isinstance(grad, RowSparseNDArray) and optimizer.updates_rows):
             _update(optimizer, index, weight, grad.tostype("default"), state)
             return
         rows, values = grad.index, grad.values
-        arrays = [weight, *_each(state, weight.shape[0])]
+        count = weight.shape[0]
+        states = [array for array in _arrays(state) if array.ndim and array.shape[0] == count]
+        arrays = [weight, *states]
         taken = [take_rows(array, rows) for array in arrays]
         state = _with_arrays(state, {id(array): part for array, part in zip(arrays, taken)})
         if rows.shape[0]:

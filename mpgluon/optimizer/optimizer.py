@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import ndarray as nd
 from .._core import at_once, versions
 from .._hints import constructed, near
+from ..ndarray.sparse import BaseSparseNDArray
+from ._lazy import update_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -461,6 +463,10 @@ class GroupedOptimizer(Optimizer):
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         indices, weights, grads, states = as_lists(index, weight, grad, state)
+        if any(isinstance(array, BaseSparseNDArray) for array in (*grads, *weights)):
+            for one in zip(indices, weights, grads, states):
+                update_rows(self, *one)
+            return
         counts, num_update, before = self._index_update_count, self.num_update, versions(weights)
         known = {i: counts.get(i) for i in indices}
         try:

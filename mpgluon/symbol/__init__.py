@@ -15,6 +15,7 @@ from . import (
     linalg as linalg,
     op as op,
     random as random,
+    sparse as sparse,
 )
 from ._functions import Function as _Function
 
@@ -47,6 +48,7 @@ _fixed = {
     "contrib",
     "image",
     "op",
+    "sparse",
 }
 _ops = {name: function for name, function in vars(op).items() if isinstance(function, _Function)}
 globals().update({name: function for name, function in _ops.items() if name not in _fixed})

@@ -6,6 +6,7 @@ from .. import _core, ndarray as nd
 from ..base import MXNetError
 from ..context import Context
 from ..executor import Executor
+from ..ndarray._sparse.executor import gradient_stypes
 from ._graph import entries_of, placement, states, topological
 from ._infer import Inference, known
 
@@ -151,17 +152,45 @@ def simple_bind(
     parameters = () if shared_arg_names is None else set(shared_arg_names)
     taken, taken_gradients, taken_states = _shared(shared_exec, parameters, descs, variables)
     # Parameters never lie in a buffer, whose arrays others overwrite
+    stypes = {node: _stype_of(node, stype_dict) for node in arguments}
+    sparse = _gradient_stypes(order, stypes)
     args = [
-        new(node, taken, None if node.name in parameters else shared_buffer) for node in arguments
+        nd.zeros(descs[node][0], devices.get(node, ctx), descs[node][1], stypes[node])
+        if stypes[node] != "default"
+        else new(node, taken, None if node.name in parameters else shared_buffer)
+        for node in arguments
     ]
     gradients = [
-        None if request == "null" else new(node, taken_gradients)
+        None
+        if request == "null"
+        else nd.zeros(descs[node][0], devices.get(node, ctx), descs[node][1], sparse[node])
+        if sparse[node] != "default"
+        else new(node, taken_gradients)
         for node, request in zip(arguments, requests)
     ]
     auxiliary = [new(node, taken_states) for node in variables if node in written]
     return Executor(
         symbol, ctx, args, gradients, requests, auxiliary, group2ctx, parameters=parameters
     )
+
+
+def _stype_of(node, stype_dict):
+    """The storage type of a variable."""
+    number = node.attrs.get("__storage_type__", "0")
+    return (stype_dict or {}).get(node.name) or nd.ndarray.STORAGE_TYPES[int(number)]
+
+
+def _gradient_stypes(order, stypes):
+    """The storage types of the gradients of variables: their own, if ops do not say otherwise."""
+    found = dict(stypes)
+    for node in order:
+        if node.call is not None:
+            inputs = [source for source, _ in node.inputs]
+            told = gradient_stypes(
+                node.call.name, node.attrs, [found.get(source) for source in inputs]
+            )
+            found.update({inputs[i]: stype for i, stype in told.items() if inputs[i] in stypes})
+    return found
 
 
 def _infer(entries, variables, arguments, shapes, type_dict):

@@ -1,4 +1,4 @@
-/* Where the core meets arrays that are stored sparsely (mpgluon/ndarray/_sparse_arrays.py): ops
+/* Where the core meets arrays that are stored sparsely (mpgluon/ndarray/_sparse/arrays.py): ops
  * that get one are run by a function of the package, and assignments take their dense values.
  */
 #include "python/core.h"
@@ -60,7 +60,7 @@ int mpg_py_forget_sparse_gradient(PyObject *array) {
 }
 
 PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *stype) {
-  PyObject *module = PyImport_ImportModule("mpgluon.ndarray._sparse_variables"), *result = NULL;
+  PyObject *module = PyImport_ImportModule("mpgluon.ndarray._sparse.variables"), *result = NULL;
   if (module != NULL)
     result = PyObject_CallMethod(module, "attach_to_dense", "OsO", array, request, stype);
   Py_XDECREF(module);
@@ -78,6 +78,13 @@ static PyObject *share(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_RETURN_NONE;
 }
 
+static PyObject *alias(PyObject *Py_UNUSED(module), PyObject *source) {
+  const mpg_array *array = mpg_py_expect_array(source, "alias");
+  PyObject *result = array ? mpg_py_array_new() : NULL;
+  if (result != NULL) mpg_array_copy(mpg_py_array_of(result), array);
+  return result;
+}
+
 static PyObject *set_sparse(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *sparse, *weight, *call, *gradients;
   if (!PyArg_ParseTuple(args, "O!O!OO!:set_sparse", &PyType_Type, &sparse, &PyType_Type, &weight,
@@ -91,6 +98,8 @@ static PyObject *set_sparse(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
+    {"alias", alias, METH_O,
+     "alias(array)\n--\n\nAnother object for the array, with the same place on the tape."},
     {"share", share, METH_VARARGS,
      "share(weight, array)\n--\n\nMakes a new weight with a sparse gradient stand for that array."},
     {"set_sparse", set_sparse, METH_VARARGS,

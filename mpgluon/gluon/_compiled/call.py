@@ -7,8 +7,8 @@ of the core. Signatures that are new trace the block's `forward`.
 from itertools import count
 
 from ... import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
-from ...ndarray._row_gradients import whole
-from ...ndarray._row_taps import TappedCall, has_row_gradient
+from ...ndarray._sparse.row_gradients import whole
+from ...ndarray._sparse.row_taps import TappedCall, has_row_gradient
 from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
 from .._tree import flags_of

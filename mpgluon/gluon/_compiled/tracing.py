@@ -16,7 +16,7 @@ import types
 
 from ... import _core, _graph_breaks, ndarray as nd
 from ...base import MXNetError, NotSupportedError
-from ...ndarray._row_taps import Taps, has_row_gradient
+from ...ndarray._sparse.row_taps import Taps, has_row_gradient
 from ..utils import shape_is_known
 
 

@@ -13,7 +13,7 @@ from ... import autograd, initializer, ndarray as nd, random
 from ..._core import at_once, dtype_name, set_attributes
 from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, current_context
-from ...ndarray._row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
+from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
 from .._compiled import tracing
 from ..utils import shape_is_known
 

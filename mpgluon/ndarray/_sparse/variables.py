@@ -1,6 +1,6 @@
 """Variables and gradients that are sparse arrays: behind each is a dense variable.
 
-The gradient of an array is as large as the array here, except those of `_row_gradients.py`.
+The gradient of an array is as large as the array here, except those of `row_gradients.py`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from .. import _core
-from .._core import NDArray
-from ._sparse_arrays import BaseSparseNDArray, zeros_of
+from ... import _core
+from ..._core import NDArray
+from .arrays import BaseSparseNDArray, zeros_of
 
 if TYPE_CHECKING:
     from typing import Any

@@ -4,11 +4,11 @@ Where a block that is traced takes rows of such a parameter, the rows pass throu
 `_gradient_tap`, whose second input is a *tap*: an input of the program that comes with a new array
 in every call, which is a variable. Backward gives it the gradient of the rows. The numbers of the
 rows are outputs of the program. Both together are a part of the parameter's gradient
-(`_row_gradients.py`).
+(`row_gradients.py`).
 """
 
-from .. import _core
-from ._row_gradients import RowGradientWeight, copied_index
+from ... import _core
+from .row_gradients import RowGradientWeight, copied_index
 
 _gradient_tap = _core.get_op("_gradient_tap")
 

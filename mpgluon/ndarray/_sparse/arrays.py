@@ -2,7 +2,7 @@
 matrix that are not 0 (`CSRNDArray`).
 
 An array holds its parts as dense arrays: values, and indices of int64. The core knows nothing of
-it; an op that gets one is run by `_sparse_ops.call`. The parts are never written to: what changes a
+it; an op that gets one is run by `ops.call`. The parts are never written to: what changes a
 sparse array gives it other parts.
 """
 
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core
-from .._core import Context, MXNetError, NDArray
-from ._sparse_rows import add_rows, index_array, pointers, row_numbers, take_rows
+from ... import _core
+from ..._core import Context, MXNetError, NDArray
+from .rows import add_rows, index_array, pointers, row_numbers, take_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
 
-    from .._types import DType, Shape
+    from ..._types import DType, Shape
 
 __all__ = ["BaseSparseNDArray", "CSRNDArray", "RowSparseNDArray"]
 
@@ -53,7 +53,12 @@ def cast_storage(array: NDArray, stype: str) -> NDArray:
         return array.tostype(stype)
     if stype == "default":
         return array
-    return _rows_of(array) if stype == "row_sparse" else _elements_of(array)
+    twin = array if _core.is_recording() and _core.on_tape(array) else None
+    array = array.detach()
+    result = _rows_of(array) if stype == "row_sparse" else _elements_of(array)
+    if twin is not None:
+        result.be_variable(twin, None)
+    return result
 
 
 def _rows_of(array):
@@ -95,14 +100,16 @@ class BaseSparseNDArray(NDArray):
 
     def __init__(self, values: NDArray, indices: NDArray, shape: Shape) -> None:
         self._shape = tuple(int(size) for size in shape)
-        # As a variable: a dense array of its values, and its gradient. As a gradient: the dense
-        # variable whose gradient it takes over.
+        # On the tape: a dense array of its values, which is differentiated in its place; of a
+        # variable, its gradient. As a gradient: the dense variable whose gradient it takes over.
         self._variable = self._gradient = self._source = None
         self._set(values, indices)
 
     def _set(self, values, indices):
         self._values, self._index, self._host = values, indices, {}
-        if self._variable is not None:
+        if self._gradient is None:
+            self._variable = None  # what it was computed as on the tape
+        else:
             with _core.pause():
                 self._variable[:] = self.tostype("default")
 
@@ -122,9 +129,14 @@ class BaseSparseNDArray(NDArray):
         self._source = weakref.ref(variable), gradient
 
     def be_variable(self, variable, gradient):
-        """Stands for a dense variable from now on, whose gradient is given. For the package's
-        other modules."""
+        """Stands for a dense array of the tape from now on; `gradient`: that of a variable, or
+        None. For the package's other modules."""
         self._variable, self._gradient = variable, gradient
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether a dense array is differentiated in its place, which ops are recorded on."""
+        return self._variable is not None and _core.is_recording()
 
     def on_tape(self) -> NDArray:
         """The array as a dense one that is differentiated in its place."""
@@ -133,7 +145,7 @@ class BaseSparseNDArray(NDArray):
 
     def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
         """Makes the array a variable, with a gradient in the storage `stype`; default: its own."""
-        from ._sparse_variables import attach
+        from .variables import attach
 
         attach(self, grad_req, self.stype if stype is None else stype)
 
@@ -148,6 +160,10 @@ class BaseSparseNDArray(NDArray):
     @property
     def _fresh_grad(self):
         return self._variable is not None and self._variable._fresh_grad
+
+    @_fresh_grad.setter
+    def _fresh_grad(self, fresh):
+        self._variable._fresh_grad = fresh
 
     def numbers(self, part="index"):
         """A part's numbers as a NumPy array; kept."""
@@ -324,7 +340,7 @@ class BaseSparseNDArray(NDArray):
             raise MXNetError(f"check_format: {type(self).__name__}: {wrong}")
 
     def __reduce__(self) -> Any:
-        from .files import save_tobuffer
+        from ..files import save_tobuffer
 
         return _loaded, (save_tobuffer([self]),)
 
@@ -357,7 +373,7 @@ class BaseSparseNDArray(NDArray):
 
 
 def _loaded(buffer):
-    from .files import load_frombuffer
+    from ..files import load_frombuffer
 
     return load_frombuffer(buffer)[0]
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core
-from .._core import NDArray
-from ._sparse_arrays import BaseSparseNDArray, RowSparseNDArray, zeros_of
-from ._sparse_rows import index_array, sum_equal
+from ... import _core
+from ..._core import NDArray
+from .arrays import BaseSparseNDArray, RowSparseNDArray, zeros_of
+from .rows import index_array, sum_equal
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._core import Context
-    from .._types import DType, Shape
+    from ..._core import Context
+    from ..._types import DType, Shape
 
 _op = _core.get_op
 _MANY_PARTS = 64
@@ -80,7 +80,7 @@ class RowSparseGradient(RowSparseNDArray):
         rows = rows.detach()
         self._mark(rows, self._new(rows.shape, rows.context, rows.dtype))
         self.add_part(rows, None if numbers is None else copied_index(numbers))
-        return rows
+        return _core.alias(rows)  # while somebody has it, the part is kept
 
     def new_tap(self, shape: Shape, ctx: Context, dtype: DType) -> NDArray:
         """A variable for `add_part` whose values nobody reads."""
@@ -106,7 +106,7 @@ class RowSparseGradient(RowSparseNDArray):
         """The whole weight as a variable; the same one until backward has reached it."""
         for part in self._parts:
             if part.numbers is None and not part.reached:
-                return part.rows
+                return _core.alias(part.rows)
         return self.tap(weight, None)
 
     def _gather(self):

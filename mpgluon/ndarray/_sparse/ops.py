@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core
-from .._core import NDArray
-from ._row_gradients import RowGradientWeight, rows_of, whole
-from ._sparse_arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, cast_storage, zeros_of
-from ._sparse_rows import add_rows, index_array, pointers, sum_equal, take_rows
+from ... import _core
+from ..._core import NDArray
+from .arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, cast_storage, zeros_of
+from .row_gradients import RowGradientWeight, rows_of, whole
+from .rows import add_rows, index_array, pointers, sum_equal, take_rows
 
 if TYPE_CHECKING:
     from typing import Any
@@ -48,12 +48,34 @@ def call(op, args, kwargs):
     if out is not None:
         kwargs["out"] = out = _plain(out)
     form = _FORMS.get(_described(op)["name"])
+    if form is not None and _core.is_recording() and any(map(_differentiated, args)):
+        return _on_tape(op, form, args, kwargs, out)
     if form is not None:
         options = {name: value for name, value in kwargs.items() if name != "out"}
         result = form(op, *args, **options)
         if result is not NotImplemented:
             return result if out is None else _put(result, out)
     return _on_dense(op, args, kwargs, out)
+
+
+def _differentiated(value):
+    if isinstance(value, (list, tuple)):
+        return any(map(_differentiated, value))
+    return isinstance(value, BaseSparseNDArray) and value.differentiated
+
+
+def _on_tape(op, form, args, kwargs, out):
+    """The op on the dense arrays that are differentiated; its result is stored as the sparse form
+    stores it."""
+    dense = _on_dense(op, args, kwargs, out)
+    if out is not None:
+        return dense
+    with _core.pause(train_mode=_core.is_training()):
+        stored = form(op, *args, **kwargs)
+    if not isinstance(stored, BaseSparseNDArray):
+        return dense
+    stored.be_variable(dense, None)
+    return stored
 
 
 def _put(result, out):
@@ -486,7 +508,9 @@ def _dot(op, lhs, rhs, transpose_a=False, transpose_b=False, forward_stype=None)
     result = _product(lhs, rhs, transpose_a, transpose_b, forward_stype)
     if result is NotImplemented:
         result = op(_dense(lhs), _dense(rhs), transpose_a=transpose_a, transpose_b=transpose_b)
-    return result if forward_stype is None else cast_storage(result, forward_stype)
+    if forward_stype is None or forward_stype == result.stype:
+        return result
+    return cast_storage(_dense(result), forward_stype)
 
 
 def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import _core
+from ... import _core
 
 _op = _core.get_op
 _take, _add_rows = _op("take"), _op("_backward_take")

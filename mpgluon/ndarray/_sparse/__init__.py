@@ -1,0 +1,1 @@
+"""Sparse arrays, under the hood of ``mx.nd.sparse``."""

@@ -1,0 +1,15 @@
+"""``mx.sym.sparse``: the ops under their names. What is stored sparsely is told by the arrays that
+a symbol is bound to, and by ``var(stype=...)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._namespaces import fill
+
+if TYPE_CHECKING:
+    from ._sparse_named_ops import *  # noqa: F403
+    from .op import *  # noqa: F403
+
+fill("sparse", globals())
+fill("op", globals())
