@@ -123,12 +123,12 @@ class BaseSparseNDArray(NDArray):
             with _core.pause():
                 self._take_over(cast_storage(gradient, self.stype))
 
-    def follow(self, variable, gradient):
+    def follow(self, variable: NDArray, gradient: NDArray) -> None:
         """Becomes the gradient of a dense variable, in this storage; `gradient` is the array that
         backward writes. For the package's other modules."""
         self._source = weakref.ref(variable), gradient
 
-    def be_variable(self, variable, gradient):
+    def be_variable(self, variable: NDArray, gradient: NDArray | None) -> None:
         """Stands for a dense array of the tape from now on; `gradient`: that of a variable, or
         None. For the package's other modules."""
         self._variable, self._gradient = variable, gradient
@@ -165,7 +165,7 @@ class BaseSparseNDArray(NDArray):
     def _fresh_grad(self, fresh):
         self._variable._fresh_grad = fresh
 
-    def numbers(self, part="index"):
+    def numbers(self, part: str = "index") -> np.ndarray[Any, Any]:
         """A part's numbers as a NumPy array; kept."""
         self._refresh()
         numbers = self._host.get(part)
@@ -307,7 +307,7 @@ class BaseSparseNDArray(NDArray):
             return other.copy_from(self)
         return self.tostype("default").copyto(other)
 
-    def copy_from(self, source):
+    def copy_from(self, source: NDArray) -> BaseSparseNDArray:
         """Takes over the values of an array, sparse or dense; returns this one."""
         if source.shape != self.shape:
             raise _core.MXNetValueError(
@@ -413,10 +413,10 @@ class RowSparseNDArray(BaseSparseNDArray):
     """
 
     __slots__ = ()
-    aux = ("index",)
+    aux: tuple[str, ...] = ("index",)
     stype = "row_sparse"
 
-    def with_values(self, values):
+    def with_values(self, values: NDArray) -> RowSparseNDArray:
         """The array with other values in the same rows."""
         return RowSparseNDArray(values, self.index, self._shape)
 
@@ -488,7 +488,7 @@ class CSRNDArray(BaseSparseNDArray):
     """
 
     __slots__ = ("_pointers",)
-    aux = ("pointers", "index")
+    aux: tuple[str, ...] = ("pointers", "index")
     stype = "csr"
 
     def __init__(self, values: NDArray, indices: NDArray, indptr: NDArray, shape: Shape) -> None:
@@ -506,14 +506,14 @@ class CSRNDArray(BaseSparseNDArray):
         """A copy of the pointers, of int64."""
         return self.pointers.copy()
 
-    def rows(self):
+    def rows(self) -> np.ndarray[Any, Any]:
         """The row of each element; kept."""
         rows = self._host.get("rows")
         if rows is None:
             rows = self._host["rows"] = row_numbers(self.numbers("pointers"))
         return rows
 
-    def with_values(self, values):
+    def with_values(self, values: NDArray) -> CSRNDArray:
         """The matrix with other values in the same places."""
         return CSRNDArray(values, self.index, self.pointers, self._shape)
 
@@ -554,7 +554,7 @@ class CSRNDArray(BaseSparseNDArray):
         begin, end, _ = key.indices(self._shape[0])
         return self.sliced(begin, max(begin, end))
 
-    def sliced(self, begin, end):
+    def sliced(self, begin: int, end: int) -> CSRNDArray:
         """The rows from `begin` to `end`, which are in range."""
         indptr = self.numbers("pointers")[begin : end + 1]
         first, last, ctx = int(indptr[0]), int(indptr[-1]), self.context
