@@ -7,7 +7,7 @@
 enum { BLOCK = 32, MOST_BLOCKS = 64 };
 /* From so many elements among the inputs on, intermediate arrays are given up behind their last
  * reader, which takes composing twice. */
-enum { COUNTED_ELEMENTS = 4096 };
+enum { COUNTED_ELEMENTS = 16384 };
 
 /* The arrays that there are so far; blocks, because formulas hold pointers to descs. */
 typedef struct array_builder {
