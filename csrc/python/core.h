@@ -107,14 +107,21 @@ extern PyMethodDef mpg_py_host_methods[];
 
 /* --- NDArray (array.c) ------------------------------------------------------------------------ */
 int mpg_py_array_init(PyObject *module);
+/* Whether it may be of a Python class under NDArray: numbers, tuples and arrays are told at once.
+ */
+static inline bool mpg_py_may_derive(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  return type != mpg_py->array_type && PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
+}
 /* An array that is stored sparsely: a Python class over dense parts. Its own struct is empty. */
 static inline bool mpg_py_is_sparse(PyObject *object) {
-  return Py_TYPE(object) != mpg_py->array_type && mpg_py->sparse_type != NULL &&
+  return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
          PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type);
 }
 static inline bool mpg_py_is_array(PyObject *object) {
   return Py_TYPE(object) == mpg_py->array_type ||
-         (PyType_IsSubtype(Py_TYPE(object), mpg_py->array_type) && !mpg_py_is_sparse(object));
+         (mpg_py_may_derive(object) && PyType_IsSubtype(Py_TYPE(object), mpg_py->array_type) &&
+          !mpg_py_is_sparse(object));
 }
 static inline mpg_array *mpg_py_array_of(PyObject *object) {
   return &((mpg_py_array *)object)->array;

@@ -121,7 +121,8 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
 }
 
 /* An operator of sparse arrays: the op itself knows what to do. */
-static PyObject *with_sparse(mpg_py_binary kind, PyObject *a, PyObject *b) {
+static __attribute__((noinline)) PyObject *with_sparse(mpg_py_binary kind, PyObject *a,
+                                                       PyObject *b) {
   bool left = mpg_py_is_scalar(a), right = mpg_py_is_scalar(b);
   PyObject *other = mpg_py_is_sparse(a) ? b : a;
   if (!left && !right && !mpg_py_is_array(other) && !mpg_py_is_sparse(other) &&
@@ -133,7 +134,9 @@ static PyObject *with_sparse(mpg_py_binary kind, PyObject *a, PyObject *b) {
   return PyObject_CallFunctionObjArgs(op, left ? b : a, left ? a : b, NULL);
 }
 
-static inline PyObject *binary(mpg_py_binary kind, PyObject *a, PyObject *b) {
+/* The operators, each compiled for its kind. */
+__attribute__((always_inline)) static inline PyObject *binary(mpg_py_binary kind, PyObject *a,
+                                                              PyObject *b) {
   bool first = mpg_py_is_array(a);
   if (first && mpg_py_is_array(b)) {
     const mpg_op *op = mpg_py->binary[kind].array;

@@ -4,9 +4,8 @@
 #include "python/core.h"
 
 static bool is_handled(PyObject *object) {
-  PyTypeObject *type = Py_TYPE(object);
-  return type != mpg_py->array_type && (PyType_IsSubtype(type, mpg_py->sparse_type) ||
-                                        PyType_IsSubtype(type, mpg_py->weight_type));
+  return mpg_py_may_derive(object) && (PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type) ||
+                                       PyType_IsSubtype(Py_TYPE(object), mpg_py->weight_type));
 }
 
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count) {
