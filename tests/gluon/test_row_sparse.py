@@ -118,6 +118,24 @@ def test_backward_twice(hybrid):
     assert layer.weight.grad().asnumpy()[:, 0].tolist() == [0, 0, 0, 0, 0, 4, 1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_recorded_calls_without_backward_are_given_up(hybrid):
+    layer, x = embedding(hybrid=hybrid), nd.array([1, 2])
+    gradient = layer.weight.grad()
+
+    def in_use():
+        assert gradient.indices.shape == (0,)
+        return mx.context.memory_stats(mx.cpu(0))["in_use"]
+
+    for count in (1, 20):
+        for _ in range(count):
+            with autograd.record():
+                layer(x)
+        if count == 1:
+            before = in_use()
+    assert in_use() == before
+
+
 def test_indices_out_of_range_are_cut():
     layer = embedding()
     with autograd.record():

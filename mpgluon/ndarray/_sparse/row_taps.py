@@ -100,7 +100,8 @@ class TappedCall:
             if outputs is not None:
                 break
             self.bound = False
-        numbers = iter(outputs[self._outputs :])
+        # Detached: on the tape they would keep it, and so their parts, for ever.
+        numbers = iter([array.detach() for array in outputs[self._outputs :]])
         for gradient, tap, counted in zip(gradients, taps, self._counted):
             gradient.add_part(tap, next(numbers) if counted else None)
         return outputs[: self._outputs]
