@@ -345,6 +345,28 @@ def test_joining_and_taking():
     assert same(chosen, VALUES != 0)
 
 
+def test_out_by_position():
+    x = nd.array([[1, 0], [-2, 3]])
+    sparse, out, kept = x.tostype("csr"), nd.zeros((2, 2)), nd.zeros((2, 2)).tostype("csr")
+    assert nd.relu(sparse, out) is out and out.asnumpy().tolist() == [[1, 0], [0, 3]]
+    assert sparse.square(kept) is kept and kept.asnumpy().tolist() == [[1, 0], [4, 9]]
+    assert nd.abs(x, kept) is kept and kept.asnumpy().tolist() == [[1, 0], [2, 3]]
+    assert nd.zeros_like(sparse, out) is out and out.asnumpy().tolist() == [[0, 0], [0, 0]]
+    with pytest.raises(TypeError, match="at most 3 arguments"):
+        nd.relu(sparse, None, None, None)
+
+
+def test_means_of_integers():
+    x = nd.full((3, 2), 200, dtype="uint8").tostype("csr")
+    assert x.mean(axis=0).asnumpy().tolist() == [200, 200]
+
+
+def test_csr_without_columns():
+    x = nd.sparse.zeros("csr", (3, 0))
+    assert x.asnumpy().shape == (3, 0) and (x + x).asnumpy().shape == (3, 0)
+    assert nd.dot(nd.ones((2, 3)), x).asnumpy().shape == (2, 0)
+
+
 def test_retain():
     x = sparse("row_sparse")
     for indices in (nd.array([1, 2]), nd.array([2, 1], dtype="int64")):

@@ -575,6 +575,8 @@ class CSRNDArray(BaseSparseNDArray):
         if self._variable is not None and _core.is_recording():
             return self._variable
         height, width = self._shape
+        if not height * width:  # a 0 in the shape of reshape means the size that was there
+            return _core.empty(self._shape, self.context, self.dtype)
         return add_rows(self.values, self._places(), height * width).reshape(self._shape)
 
     def asscipy(self) -> Any:

@@ -44,6 +44,7 @@ def _described(op):
 def call(op, args, kwargs):
     """Runs an op that a sparse array goes into or comes out of."""
     kwargs.pop("name", None)
+    args = _without_out(op, args, kwargs)
     out = kwargs.get("out")
     if out is not None:
         kwargs["out"] = out = _plain(out)
@@ -56,6 +57,29 @@ def call(op, args, kwargs):
         if result is not NotImplemented:
             return result if out is None else _put(result, out)
     return _on_dense(op, args, kwargs, out)
+
+
+def _without_out(op, args, kwargs):
+    """The arguments by position in front of `out` and `name`, which follow all others."""
+    described = _described(op)
+    if any(entry["variadic"] for entry in described["inputs"]):
+        return args
+    last = len(described["inputs"]) + len(described["params"])
+    if len(args) > last and args[last] is not None:
+        kwargs.setdefault("out", args[last])
+    return args[:last] if len(args) <= last + 2 else args
+
+
+def _whole_weights(value):
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_whole_weights, value))
+    return whole(value) if isinstance(value, RowGradientWeight) else value
+
+
+def _is_sparse(value):
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_sparse, value))
+    return isinstance(value, BaseSparseNDArray)
 
 
 def _differentiated(value):
@@ -354,9 +378,12 @@ def _reduce(op, data, axis=None, keepdims=False, exclude=False):
     along = _one_axis(axis, data.ndim)
     if exclude or not isinstance(data, CSRNDArray) or along is None:
         return NotImplemented
+    mean = _described(op)["name"] == "mean"
+    if mean and data.dtype not in (np.float32, np.float64):
+        return NotImplemented  # the sum may be too large for the dtype
     places, kept = (data.numbers(), 1) if along == 0 else (data.rows(), 0)
     total = add_rows(data.values, index_array(places, data.context), data.shape[kept])
-    if _described(op)["name"] == "mean":
+    if mean:
         total = total / data.shape[along]
     return total.expand_dims(along) if keepdims else total
 
@@ -453,7 +480,9 @@ def _take(op, a, indices, axis=0, mode="clip"):
         elif mode == "raise":
             op(a.plain, numbers, axis, mode)  # the error
         return rows_of(a, numbers)
-    if not isinstance(a, CSRNDArray) or axis not in (0, -2) or indices.ndim != 1:
+    if not isinstance(a, CSRNDArray) or axis not in (0, -2):
+        return NotImplemented
+    if not isinstance(indices, NDArray) or indices.ndim != 1:
         return NotImplemented
     count = a.shape[0]
     wanted = _dense(indices).asnumpy().astype(np.int64)
