@@ -180,8 +180,9 @@ extern PyGetSetDef mpg_py_array_properties[];
 /* --- Sparse arrays (sparse.c) ------------------------------------------------------------------
  */
 int mpg_py_sparse_init(PyObject *module);
-/* Whether an op's arguments have a sparse array, or a weight whose gradient is sparse, among them:
- * then mpg_py_sparse_call runs it. */
+/* Whether it is a sparse array, or a weight whose gradient is sparse. */
+bool mpg_py_is_handled(PyObject *object);
+/* Whether an op's arguments have one among them: then mpg_py_sparse_call runs it. */
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count);
 PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,
                              PyObject *keywords);
@@ -190,7 +191,8 @@ PyObject *mpg_py_sparse_gradient(PyObject *array);
 int mpg_py_forget_sparse_gradient(PyObject *array); /* where it had one */
 /* attach_grad of a dense array, with a gradient in the storage `stype`. */
 PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *stype);
-/* A sparse array as a dense one; other objects as they are. New reference. */
+/* A sparse array as a dense one, and a weight with a sparse gradient as a variable of all its rows
+ * while recording; other objects as they are. New reference. */
 PyObject *mpg_py_dense(PyObject *object);
 
 /* --- Operators (number.c) --------------------------------------------------------------------- */

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core, _device_groups, _graph_breaks
 from .._core import NDArray
+from ._sparse.row_gradients import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,6 +78,7 @@ def foreach(
     ([[1.0], [3.0], [6.0]], array([6.], dtype=float32))
     """
     arrays, nest = _flat(data, "foreach: data")
+    arrays = [whole(array) for array in arrays]
     states, nest_states = _flat(init_states, "foreach: init_states")
     steps = {array.shape[0] if array.shape else 0 for array in arrays}
     if len(steps) != 1 or 0 in steps:

@@ -161,6 +161,55 @@ def test_other_uses_take_all_rows():
     assert np.allclose(layer.weight.grad().asnumpy(), other.weight.grad().asnumpy())
 
 
+class Double(autograd.Function):
+    def forward(self, x):
+        return x * 2
+
+    def backward(self, gradient):
+        return gradient * 2
+
+
+def assigned(weight):
+    y = nd.zeros(weight.shape)
+    y[:] = weight
+    return y
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        assigned,
+        lambda w: w.norm(),
+        lambda w: nd.norm(w, axis=1),
+        lambda w: nd.zeros_like(w) + w,
+        lambda w: nd.multiply(w, 3),
+        lambda w: nd.add(nd.ones((10, 4)), w),
+        lambda w: nd.power(w, 2),
+        lambda w: nd.maximum(w, nd.full((10, 4), 0.5)),
+        lambda w: np.float32(3) * w,
+        lambda w: np.multiply(w, w),
+        lambda w: nd.ones((10, 4)).__iadd__(w),
+        lambda w: w.tostype("row_sparse") * 2,
+        lambda w: nd.take(w, 3),
+        lambda w: nd.take(w, np.array([3, 4])),
+        lambda w: Double()(w),
+        lambda w: nd.contrib.foreach(lambda row, state: (row * 2, state), w, nd.ones(1))[0],
+    ],
+)
+def test_functions_of_the_whole_weight(function):
+    layer, other = embedding(), nn.Embedding(10, 4)
+    other.initialize("ones")
+    found = []
+    for each in (layer, other):
+        with autograd.record():
+            y = function(each.weight.data())
+        y.backward()
+        value = function(each.weight.data())  # without the tape
+        found.append([y.asnumpy(), value.asnumpy(), each.weight.grad().asnumpy()])
+    for a, b in zip(*found):
+        assert np.allclose(a, b)
+
+
 def test_product_with_csr():
     weight = gluon.Parameter("weight", shape=(5, 2), grad_stype="row_sparse")
     weight.initialize("ones")

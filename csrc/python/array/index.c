@@ -631,7 +631,7 @@ done:
 
 int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   mpg_array *array = mpg_py_array_of(self);
-  if (value != NULL && mpg_py_is_sparse(value)) {
+  if (value != NULL && mpg_py_is_handled(value)) {
     PyObject *dense = mpg_py_dense(value);
     int result = dense ? mpg_py_assign_subscript(self, key, dense) : -1;
     Py_XDECREF(dense);

@@ -158,7 +158,7 @@ static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
                ? result
                : PyObject_CallMethod(self, "copy_from", "N", result);
   }
-  if (mpg_py_is_sparse(other)) {
+  if (mpg_py_is_handled(other)) {
     PyObject *dense = mpg_py_dense(other), *result = dense ? in_place(kind, self, dense) : NULL;
     Py_XDECREF(dense);
     return result;
@@ -297,7 +297,7 @@ PyType_Slot mpg_py_number_slots[] = {
 
 /* _binary(kind, a, b): nd.add, nd.maximum, ...: operands may be arrays or numbers on either side.
  */
-static PyObject *py_binary(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "expected two operands");
   long kind = PyLong_AsLong(args[0]);
   if (kind == -1 && PyErr_Occurred()) return NULL;
@@ -308,6 +308,14 @@ static PyObject *py_binary(PyObject *Py_UNUSED(module), PyObject *const *args, P
     return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
                         "%s: one operand has to be an NDArray, got %s and %s", names[kind].array,
                         Py_TYPE(args[1])->tp_name, Py_TYPE(args[2])->tp_name);
+  for (int i = 1; i < 3; i++) {
+    if (!mpg_py_is_handled(args[i]) || mpg_py_is_sparse(args[i])) continue;
+    PyObject *whole = mpg_py_dense(args[i]);
+    PyObject *others[3] = {args[0], i == 1 ? whole : args[1], i == 1 ? args[2] : whole};
+    PyObject *result = whole ? py_binary(module, others, 3) : NULL;
+    Py_XDECREF(whole);
+    return result;
+  }
   PyObject *result = binary((mpg_py_binary)kind, args[1], args[2]);
   if (result != Py_NotImplemented) return result;
   Py_DECREF(result);

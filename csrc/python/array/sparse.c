@@ -3,19 +3,19 @@
  */
 #include "python/core.h"
 
-static bool is_handled(PyObject *object) {
-  return mpg_py_may_derive(object) && (PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type) ||
-                                       PyType_IsSubtype(Py_TYPE(object), mpg_py->weight_type));
+bool mpg_py_is_handled(PyObject *object) {
+  return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
+         (PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type) ||
+          PyType_IsSubtype(Py_TYPE(object), mpg_py->weight_type));
 }
 
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count) {
-  if (mpg_py->sparse_call == NULL) return false;
   for (Py_ssize_t i = 0; i < count; i++) {
-    if (is_handled(args[i])) return true;
+    if (mpg_py_is_handled(args[i])) return true;
     if (!PyList_CheckExact(args[i]) && !PyTuple_CheckExact(args[i])) continue;
     PyObject **items = PySequence_Fast_ITEMS(args[i]);
     for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(args[i]); k++)
-      if (is_handled(items[k])) return true;
+      if (mpg_py_is_handled(items[k])) return true;
   }
   return false;
 }
@@ -36,7 +36,7 @@ done:
 }
 
 PyObject *mpg_py_dense(PyObject *object) {
-  if (!mpg_py_is_sparse(object)) return Py_NewRef(object);
+  if (!mpg_py_is_handled(object)) return Py_NewRef(object);
   return PyObject_CallMethod(object, "tostype", "s", "default");
 }
 

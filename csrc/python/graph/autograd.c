@@ -107,15 +107,17 @@ static void arrays_free(arrays *a) {
   if (a->items != a->small) PyMem_Free(a->items);
   Py_CLEAR(a->keep);
 }
-/* The items with the places of sparse ones on the tape in place of these; takes over the tuple. */
+/* The items with the places of sparse ones on the tape in place of these, and of weights with
+ * sparse gradients; takes over the tuple. */
 static PyObject *dense_items(PyObject *items) {
   for (Py_ssize_t i = 0; items != NULL && i < PyTuple_GET_SIZE(items); i++) {
-    if (!mpg_py_is_sparse(PyTuple_GET_ITEM(items, i))) continue;
+    if (!mpg_py_is_handled(PyTuple_GET_ITEM(items, i))) continue;
     PyObject *list = PySequence_List(items);
     Py_CLEAR(items);
     for (; list != NULL && i < PyList_GET_SIZE(list); i++) {
       PyObject *item = PyList_GET_ITEM(list, i);
-      item = mpg_py_is_sparse(item) ? PyObject_CallMethod(item, "on_tape", NULL) : Py_NewRef(item);
+      item =
+          mpg_py_is_sparse(item) ? PyObject_CallMethod(item, "on_tape", NULL) : mpg_py_dense(item);
       if (item == NULL || PyList_SetItem(list, i, item) < 0) Py_CLEAR(list);
     }
     items = list ? PyList_AsTuple(list) : NULL;

@@ -49,6 +49,11 @@ def call(op, args, kwargs):
     if out is not None:
         kwargs["out"] = out = _plain(out)
     form = _FORMS.get(_described(op)["name"])
+    if form is not None and form not in _OF_WEIGHTS:
+        args = [_whole_weights(value) for value in args]
+        kwargs = {name: _whole_weights(value) for name, value in kwargs.items()}
+        if not any(map(_is_sparse, (*args, *kwargs.values()))):
+            form = None
     if form is not None and _core.is_recording() and any(map(_differentiated, args)):
         return _on_tape(op, form, args, kwargs, out)
     if form is not None:
@@ -577,3 +582,7 @@ def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):
 def _check_product(size, other):
     if other.shape[0] != size:
         raise _core.MXNetValueError(f"dot: {size} columns, but {other.shape[0]} rows")
+
+
+# The forms that take weights with sparse gradients as they are.
+_OF_WEIGHTS = (_take, _embedding, _dot, _fully_connected)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ... import _core
 from ..._core import NDArray
-from .arrays import BaseSparseNDArray, RowSparseNDArray, zeros_of
+from .arrays import BaseSparseNDArray, RowSparseNDArray, cast_storage, zeros_of
 from .rows import index_array, sum_equal
 
 if TYPE_CHECKING:
@@ -213,6 +213,10 @@ class RowGradientWeight(NDArray):
 
     as_in_ctx = as_in_context
 
+    def tostype(self, stype: str) -> NDArray:
+        """All rows in a storage."""
+        return cast_storage(whole(self), stype)
+
 
 def whole(array: Any) -> Any:
     """A weight with a sparse gradient as an array for any op: a variable of all its rows while
@@ -230,6 +234,8 @@ def rows_of(weight: NDArray, numbers: NDArray) -> NDArray:
     """Rows of a weight; numbers out of range are cut to it. The gradient goes to these rows."""
     if not isinstance(weight, RowGradientWeight):
         return _op("take")(weight, numbers)
+    if not isinstance(numbers, NDArray):
+        numbers = _core.array(numbers, ctx=weight.context)
     rows = _op("take")(weight.plain, numbers)
     return weight.gradient.tap(rows, numbers) if _core.is_recording() else rows
 
@@ -250,7 +256,7 @@ _OPERATORS = (
 ).split()
 for _name in (
     *[f"__{_operator}__" for _operator in _OPERATORS],
-    *("astype", "copy", "copyto", "reshape", "tostype"),
+    *("astype", "copy", "copyto", "reshape"),
 ):
     if hasattr(NDArray, _name):
         setattr(RowGradientWeight, _name, _on_whole(_name))
