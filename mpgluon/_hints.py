@@ -204,6 +204,14 @@ def of_module(module, name, ways, prefix=""):
     return AttributeError(f"module '{module}' has no attribute '{name}'{text}", name=name)
 
 
+def of_package(module, name):
+    """A name that MXNet has in a module, and its package has here."""
+    package = sys.modules[module.rpartition(".")[0]]
+    if name in getattr(package, "__all__", ()):
+        return getattr(package, name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
 def unknown_option(instance, given):
     """The error for options that no constructor of the object's classes has."""
     kind = type(instance)

@@ -84,6 +84,8 @@ class _Renamed(types.ModuleType):
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # for `from mxnet import *`, which looks for no other attributes
+            return [public for public in dir(self) if not public.startswith("_")]
         return getattr(self._module, name)
 
     def __repr__(self) -> str:

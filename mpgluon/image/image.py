@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd
+from .._hints import of_package
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from . import _resize
 from ._files import decode
@@ -618,3 +619,9 @@ def random_rotate(
     else:
         degrees = nd.array(np.random.uniform(*angle_limits, size=src.shape[0]))
     return imrotate(src, degrees, zoom_in=zoom_in, zoom_out=zoom_out)
+
+
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        return of_package(__name__, name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import ndarray as nd
 from .._core import at_once, versions
-from .._hints import constructed, near
+from .._hints import constructed, near, of_package
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
 
@@ -588,3 +588,9 @@ def multi_numbers(optimizer: Optimizer) -> Callable[[int], tuple[float, dict[str
     """A function from an update's number to the factor on its learning rates, and the options of
     the op that updates."""
     return optimizer._multi_numbers
+
+
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        return of_package(__name__, name)

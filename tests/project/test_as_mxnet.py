@@ -47,6 +47,23 @@ def test_a_program_under_the_old_name():
     assert printed.strip() == EXPECTED.format(arguments=[])
 
 
+def test_all_names_of_the_old_name():
+    code = """
+        import mpgluon
+        mpgluon.as_mxnet()
+        from mxnet import *
+        print(nd is mpgluon.nd, cpu(0), test_utils.__name__, libinfo.__version__)
+        import mxnet.optimizer.optimizer
+        from mxnet.image.image import ImageIter
+        print(mxnet.optimizer.optimizer.SGD is optimizer.SGD, ImageIter is image.ImageIter)
+    """
+    assert output_of(code).splitlines() == [
+        "True cpu(0) mpgluon.test_utils 1.9.1",
+        "True True",
+    ]
+    assert not hasattr(mx.optimizer.optimizer, "no_such_name")
+
+
 def run(*arguments, **options):
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, **options
