@@ -78,8 +78,9 @@ def foreach(
     ([[1.0], [3.0], [6.0]], array([6.], dtype=float32))
     """
     arrays, nest = _flat(data, "foreach: data")
-    arrays = [whole(array) for array in arrays]
     states, nest_states = _flat(init_states, "foreach: init_states")
+    arrays, states = ([whole(array) for array in each] for each in (arrays, states))
+    init_states = nest_states(states)
     steps = {array.shape[0] if array.shape else 0 for array in arrays}
     if len(steps) != 1 or 0 in steps:
         raise ValueError(

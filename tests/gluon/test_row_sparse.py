@@ -210,6 +210,35 @@ def test_functions_of_the_whole_weight(function):
         assert np.allclose(a, b)
 
 
+class Loop(gluon.HybridBlock):
+    """A loop whose data, or first state, is a weight."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.data = data
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(4, 2), grad_stype="row_sparse")
+
+    def hybrid_forward(self, F, x, weight):
+        starts = (weight, x) if self.data else (x, weight)
+        return F.contrib.foreach(lambda row, state: (row * state, state * 2), *starts)
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_loops_over_weights(data):
+    found = []
+    for hybrid in (False, True):
+        net = Loop(data)
+        net.initialize("ones")
+        net.hybridize(hybrid)
+        with autograd.record():
+            outputs, state = net(nd.array([[1, 2], [3, 4], [5, 6]] if not data else [1, 2]))
+            loss = outputs.sum() + state.sum()
+        loss.backward()
+        found.append(net.weight.grad().asnumpy())
+    assert found[0].any() and np.allclose(*found)
+
+
 def test_product_with_csr():
     weight = gluon.Parameter("weight", shape=(5, 2), grad_stype="row_sparse")
     weight.initialize("ones")
