@@ -79,7 +79,7 @@ static inline void mpg_runs_around(const mpg_runs *r, int run, int64_t *outer, i
   for (int i = run + 1; i < r->count; i++) *inner *= r->reduced[i] ? 1 : r->sizes[i];
 }
 
-/* Broadcasting: runs of axes along which the source moves or stands still (stride 0), innermost
+/* Broadcasting: runs of axes along which the source advances or is broadcast (stride 0), innermost
  * first. */
 typedef struct mpg_broadcast {
   int ndim;

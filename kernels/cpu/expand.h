@@ -1,7 +1,7 @@
 /* An operand of a broadcast written out over short rows, so that one loop runs over many of them.
  *
  * Dimensions are given as binary.c and reduce.c collapse them: innermost first, strides in
- * elements, 0 where the operand stands still. A row is the innermost dimension. Stores go a vector
+ * elements, 0 where the operand is broadcast. A row is the innermost dimension. Stores go a vector
  * at a time, beyond the end of a row and then over it: `out` has room for MPG_EXPAND_SLACK bytes
  * more. Stateless; any thread.
  */

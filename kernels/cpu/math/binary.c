@@ -1,11 +1,11 @@
 /* Ops of two arrays, with broadcasting, and of an array and a number.
  *
- * A row function computes one run of elements; each operand advances or stands still (bit 0 and bit
- * 1 of `varying`). An op has one per compute type (convert.h); where it has none for an integer
+ * A row function computes one run of elements; each operand advances or is broadcast (bit 0 and
+ * bit 1 of `varying`). An op has one per compute type (convert.h); where it has none for an integer
  * type, it is computed in double. Ops whose 8-bit results are the low bits of those in int32_t, or
  * comparisons, have rows of bytes, too. Shapes are collapsed to the fewest dimensions along which
  * both operands keep varying or staying fixed, so a run is as long as can be; where runs are short,
- * an operand that stands still is written out (expand.h). Results may be written over an operand:
+ * a broadcast operand is written out (expand.h). Results may be written over an operand:
  * element i is read before it is written, and only by itself.
  */
 #include <math.h>
@@ -42,8 +42,8 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
       }                                                                                           \
     }                                                                                             \
   }
-/* Of halves, without a buffer between: for formulas that take less time than that. An operand that
- * stands still is a group of the same element; the last elements are groups with zeros behind. */
+/* Of halves, without a buffer between: for formulas that take less time than that. A broadcast
+ * operand is a group of the same element; the last elements are groups with zeros behind. */
 #define HALF_ROW(name, suffix, expression)                                                      \
   MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *a, const uint16_t *b,            \
                                                uint16_t *out) {                                 \

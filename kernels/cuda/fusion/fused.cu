@@ -4,7 +4,7 @@
  *
  * Values are floats in a thread's own registers, rounded to their dtype after each member, so that
  * an element's bits are those of the members' own kernels. What is read is loaded where it is first
- * needed, what is wanted outside stored where it is made. A value that stands still along some dims
+ * needed, what is wanted outside stored where it is made. A value that is broadcast along some dims
  * is computed by everyone who needs it and stored by one. `fuses` says which ops may be in a group:
  * those of one and two arrays whose formulas are in kernels/common, casts, copies and broadcasts,
  * of float32, float16 and bfloat16, where NVRTC compiles groups. Others run by themselves.

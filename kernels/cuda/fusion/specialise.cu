@@ -50,7 +50,7 @@ const char *type_of(int dtype) {
   return dtype == MPG_FLOAT16 ? "mpg_half" : dtype == MPG_BFLOAT16 ? "mpg_bfloat16" : "float";
 }
 
-/* Where an operand that stands still along some dims has element i. */
+/* Where an operand that is broadcast along some dims has element i. */
 void add_place(text *t, const mpg_step_program *p, int number) {
   const mpg_step_operand *o = &p->operands[number];
   const char *type = p->count <= 0x7fffffff ? "uint32_t" : "uint64_t";

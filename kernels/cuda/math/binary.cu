@@ -47,7 +47,7 @@ BY_NUMBER(int64_t, int64)
 #include "kernels/common/binary.def"
 END_BY_NUMBER
 
-/* dims[0] is the innermost; strides are in elements, 0 where the operand stands still. */
+/* dims[0] is the innermost; strides are in elements, 0 where the operand is broadcast. */
 struct places {
   int ndim;
   int64_t dims[MPG_MAX_NDIM], stride_a[MPG_MAX_NDIM], stride_b[MPG_MAX_NDIM];
