@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 
 import mpgluon as mx
 from support.paths import ROOT
-from support.processes import output_of
+from support.processes import ended, output_of, ran
 
 PROGRAM = """
 import sys
@@ -64,22 +62,16 @@ def test_all_names_of_the_old_name():
     assert not hasattr(mx.optimizer.optimizer, "no_such_name")
 
 
-def run(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, **options
-    )
-
-
 def test_scripts_and_modules(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    found = run("-m", "mpgluon.as_mxnet", str(script), "--steps", "3", cwd=ROOT)
+    runner = ("-m", "mpgluon.as_mxnet")
+    found = ran(*runner, str(script), "--steps", "3", cwd=tmp_path)
     assert found.stdout.strip() == EXPECTED.format(arguments=["--steps", "3"]), found.stderr
-    path = os.pathsep.join([os.path.dirname(os.path.dirname(mx.__file__)), str(tmp_path)])
-    found = run("-m", "mpgluon.as_mxnet", "-m", "train", env=dict(os.environ, PYTHONPATH=path))
+    found = ran(*runner, "-m", "train", cwd=tmp_path)
     assert found.stdout.strip() == EXPECTED.format(arguments=[]), found.stderr
-    found = run("-m", "mpgluon.as_mxnet", str(tmp_path / "absent.py"), cwd=ROOT)
-    assert found.returncode == 2 and "there is no file" in found.stderr
+    found = ran(*runner, "absent.py", cwd=tmp_path)
+    assert found.returncode == 2 and "there is no file absent.py" in found.stderr
 
 
 @pytest.mark.skipif(
@@ -87,17 +79,21 @@ def test_scripts_and_modules(tmp_path):
 )
 def test_the_wheel(tmp_path):
     pytest.importorskip("setuptools")
-    shutil.copytree(os.path.join(ROOT, "tools", "mxnet_wheel"), tmp_path / "source")
-    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp_path)!r})"
-    made = run("-c", build, cwd=tmp_path / "source")
+    source, site = tmp_path / "source", tmp_path / "site"
+    shutil.copytree(os.path.join(ROOT, "tools", "mxnet_wheel"), source)
+    made = ended(f"""
+        import os
+        from setuptools.build_meta import build_wheel
+        os.chdir({str(source)!r})
+        build_wheel({str(tmp_path)!r})
+    """)
     wheel = tmp_path / "mxnet-1.9.1+mpgluon-py3-none-any.whl"
     assert wheel.exists(), made.stderr
     with zipfile.ZipFile(wheel) as files:
-        files.extractall(tmp_path / "site")
-    ours = os.path.dirname(os.path.dirname(mx.__file__))
-    path = os.pathsep.join([ours, str(tmp_path / "site")])
+        files.extractall(site)
+    begin = f"import sys\nsys.path.append({str(site)!r})\n"
     for first in ("", "import mpgluon\nmpgluon.as_mxnet()\n", "import mxnet, mpgluon.as_mxnet\n"):
-        found = run("-c", first + PROGRAM, env=dict(os.environ, PYTHONPATH=path))
+        found = ended(begin + first + PROGRAM)
         assert found.stdout.strip() == EXPECTED.format(arguments=[]), found.stderr
 
 
