@@ -714,8 +714,9 @@ class _Plan:
 
     def fresh(self):
         """Whether backward has written all gradients since the last step."""
-        return _core.gradients_fresh(self.weights) and all(
-            grad.fresh for _, param in self.sparse for grad in param.gradients.values()
+        return _core.gradients_fresh(self.weights) and (
+            not self.sparse
+            or all(grad.fresh for _, param in self.sparse for grad in param.gradients.values())
         )
 
 
