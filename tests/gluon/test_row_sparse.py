@@ -1,6 +1,7 @@
 """Parameters with row_sparse gradients or storage: backward, lazy updates, and what these cost."""
 
 import copy
+import gc
 import pickle
 import time
 
@@ -125,6 +126,8 @@ def test_recorded_calls_without_backward_are_given_up(hybrid):
 
     def in_use():
         assert gradient.indices.shape == (0,)
+        nd.waitall()
+        gc.collect()  # of other tests, too
         return mx.context.memory_stats(mx.cpu(0))["in_use"]
 
     for count in (1, 20):
@@ -133,7 +136,7 @@ def test_recorded_calls_without_backward_are_given_up(hybrid):
                 layer(x)
         if count == 1:
             before = in_use()
-    assert in_use() == before
+    assert in_use() <= before
 
 
 def test_indices_out_of_range_are_cut():

@@ -128,6 +128,7 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
 def test_ordinary_loops_settle(devices, drop, counts):
     """Arrays of a repeated step lie where they lay, so that after a few steps nothing is captured
     any more."""
+    gc.collect()  # of other tests: arrays that go in between move those of the loop
     seen = []
     training(
         [mx.gpu(i) for i in range(devices)],

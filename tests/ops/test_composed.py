@@ -73,7 +73,7 @@ def large(name):
         arrays = place(sample, sample.dtypes[0])
         if not arrays or not all(array.ndim and array.size for array in arrays):
             continue
-        times = 4096 // min(array.size for array in arrays) + 1
+        times = 16384 // min(array.size for array in arrays) + 1
         arrays = [nd.tile(a, (times, *[1] * (a.ndim - 1))) for a in arrays]
         try:
             call(name, arrays, sample.params)

@@ -234,7 +234,10 @@ static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, m
          affine = direct ? 0 : 2 * row;
   t->row_bytes = mpg_align_up((size_t)rows * row, 64);
   size_t bytes = t->row_bytes * (size_t)call->num_threads + affine + 2 * row * (size_t)pieces;
-  if (bytes == 0) return MPG_OK;
+  if (bytes == 0) {
+    t->rows = t->sums = MPG_NO_BYTES;
+    return MPG_OK;
+  }
   t->rows = mpg_device_scratch(call->device, bytes);
   if (!t->rows) return MPG_DEVICE_OUT_OF_MEMORY;
   char *at = t->rows + t->row_bytes * (size_t)call->num_threads;
