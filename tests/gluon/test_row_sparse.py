@@ -242,6 +242,31 @@ def test_loops_over_weights(data):
     assert found[0].any() and np.allclose(*found)
 
 
+class Lookups(gluon.HybridBlock):
+    """A lookup in each step of a loop, by a weight that has the shape of the rows."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.embedding = nn.Embedding(1, 2, sparse_grad=True)
+
+    def hybrid_forward(self, F, x):
+        return F.contrib.foreach(lambda i, state: (self.embedding(i) * state, state), x, x[0])[0]
+
+
+def test_lookups_in_bodies_of_loops():
+    net, x = Lookups(), nd.zeros((3, 1))
+    net.initialize("ones")
+    with autograd.record():
+        net(x)
+    net.hybridize()
+    with (
+        autograd.record(),
+        pytest.raises(mx.base.NotSupportedError, match=r"in the body of a loop"),
+    ):
+        net(x)
+
+
 def test_product_with_csr():
     weight = gluon.Parameter("weight", shape=(5, 2), grad_stype="row_sparse")
     weight.initialize("ones")

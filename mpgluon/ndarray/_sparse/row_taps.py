@@ -77,7 +77,17 @@ class TappedCall:
 
     def _run(self, *arrays):
         first, last = self._inputs, self._inputs + len(self._specs)
-        taps = Taps(lambda i, rows: arrays[first + i])
+
+        def tap(number, rows):
+            if number == len(self._specs):  # each step of a loop has taps of its own
+                raise _core.NotSupportedError(
+                    "rows of a parameter with a row_sparse gradient are taken in the body of a "
+                    "loop of a hybridized block: take them in front of the loop, or make the "
+                    "parameter with grad_stype='default' (sparse_grad=False)"
+                )
+            return arrays[first + number]
+
+        taps = Taps(tap)
         outputs = self._trace(arrays[:first], arrays[last:], taps)
         return [*outputs, *taps.outputs()]
 
