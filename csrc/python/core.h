@@ -181,7 +181,11 @@ extern PyGetSetDef mpg_py_array_properties[];
  */
 int mpg_py_sparse_init(PyObject *module);
 /* Whether it is a sparse array, or a weight whose gradient is sparse. */
-bool mpg_py_is_handled(PyObject *object);
+static inline bool mpg_py_is_handled(PyObject *object) {
+  return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
+         (PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type) ||
+          PyType_IsSubtype(Py_TYPE(object), mpg_py->weight_type));
+}
 /* Whether an op's arguments have one among them: then mpg_py_sparse_call runs it. */
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count);
 PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,

@@ -3,12 +3,6 @@
  */
 #include "python/core.h"
 
-bool mpg_py_is_handled(PyObject *object) {
-  return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
-         (PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type) ||
-          PyType_IsSubtype(Py_TYPE(object), mpg_py->weight_type));
-}
-
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < count; i++) {
     if (mpg_py_is_handled(args[i])) return true;
