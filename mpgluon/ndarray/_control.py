@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core, _device_groups, _graph_breaks
 from .._core import NDArray
-from ._sparse.row_gradients import whole
+from ._sparse.row_gradients import RowGradientWeight, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,8 +79,10 @@ def foreach(
     """
     arrays, nest = _flat(data, "foreach: data")
     states, nest_states = _flat(init_states, "foreach: init_states")
-    arrays, states = ([whole(array) for array in each] for each in (arrays, states))
-    init_states = nest_states(states)
+    arrays = [whole(array) for array in arrays]
+    if any(isinstance(array, RowGradientWeight) for array in states):
+        states = [whole(array) for array in states]
+        init_states = nest_states(states)
     steps = {array.shape[0] if array.shape else 0 for array in arrays}
     if len(steps) != 1 or 0 in steps:
         raise ValueError(

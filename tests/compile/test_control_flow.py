@@ -435,3 +435,15 @@ def test_gradient_of_gradient_through_a_cut():
         found.append([g.asnumpy(), x.grad.asnumpy()])
     for a, b in zip(*found):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_the_first_step_gets_the_states_as_they_were_given():
+    kinds = []
+
+    def body(row, states):
+        kinds.append(type(states))
+        return row, states
+
+    nd.contrib.foreach(body, nd.ones((1, 2)), (nd.ones(1),))
+    nd.contrib.foreach(body, nd.ones((1, 2)), nd.ones((1, 2)).tostype("csr"))
+    assert kinds == [tuple, nd.sparse.CSRNDArray]
