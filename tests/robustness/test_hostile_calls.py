@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+import mpgluon as mx
 from support.processes import output_of
 
 # Values that empty the container they are in when they are looked at, behind items that are freed
@@ -139,3 +140,16 @@ def test_every_op_with_hostile_parameters(tmp_path):
 def test_every_op_with_many_hostile_parameters(tmp_path):
     """Other calls in every run; the number is printed with what fails."""
     fuzz(tmp_path, seconds=50, seed=int.from_bytes(os.urandom(3), "little"))
+
+
+def test_numbers_at_the_ends_of_their_range():
+    """They are refused, or mean what is beyond the array, without overflow; sanitizers look on."""
+    most, least = 2**63 - 1, -(2**63)
+    for refused in (
+        lambda: mx.nd.image.crop(mx.nd.ones((5, 5, 3)), 4, most, 1, most),
+        lambda: mx.nd.contrib.interleaved_matmul_selfatt_qk(mx.nd.ones((3, 2, 24)), heads=most),
+    ):
+        with pytest.raises(mx.MXNetError):
+            refused()
+    for k in (most, least):
+        assert mx.nd.diag(mx.nd.ones((5, 2)), k=k).shape == (0,)

@@ -17,8 +17,9 @@ static projection sizes_of(mpg_gradient *g, mpg_value value, int parts, const ch
   const mpg_shape *shape = &mpg_value_desc(g, value)->shape;
   char text[MPG_SHAPE_TEXT_SIZE];
   if (g->status != MPG_OK) return (projection){0};
-  if (shape->ndim == 3 && shape->dims[2] % (params->heads * parts) == 0)
-    return (projection){shape->dims[0], shape->dims[1], shape->dims[2] / (params->heads * parts)};
+  int64_t share = params->heads <= INT32_MAX ? params->heads * parts : 0;
+  if (shape->ndim == 3 && share && shape->dims[2] % share == 0)
+    return (projection){shape->dims[0], shape->dims[1], shape->dims[2] / share};
   mpg_gradient_fail(g, "%s must be (length, batch, heads * %d * features) of %lld heads, not %s",
                     name, parts, (long long)params->heads,
                     mpg_shape_text(shape, text, sizeof text));

@@ -106,10 +106,10 @@ void mpg_compose_image_crop(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   }
   if (params->x > shape.dims[ndim - 2] - params->width ||
       params->y > shape.dims[ndim - 3] - params->height) {
-    mpg_gradient_fail(g, "the part ends at (%lld, %lld), beyond the picture's %lld x %lld",
-                      (long long)(params->x + params->width),
-                      (long long)(params->y + params->height), (long long)shape.dims[ndim - 2],
-                      (long long)shape.dims[ndim - 3]);
+    mpg_gradient_fail(
+        g, "the part of %lld x %lld at (%lld, %lld) ends beyond the picture's %lld x %lld",
+        (long long)params->width, (long long)params->height, (long long)params->x,
+        (long long)params->y, (long long)shape.dims[ndim - 2], (long long)shape.dims[ndim - 3]);
     return;
   }
   mpg_slice_params part;
