@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .base import MXNetError
+from ..base import MXNetError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OURS = __package__
+OURS = __name__.rpartition(".")[0]
 VERSION = "1.9.1"
 
 # Modules of MXNet whose names are elsewhere here.
@@ -218,8 +218,3 @@ class _Function(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _Function
-
-if __name__ == "__main__":
-    from mpgluon.as_mxnet import main  # which programs import, too
-
-    main()
