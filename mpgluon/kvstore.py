@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import optimizer as optimizers
 from ._core import write_file
-from .base import MXNetError
+from .base import MXNetError, MXNetValueError
 from .ndarray import NDArray
 
 if TYPE_CHECKING:
@@ -305,8 +305,10 @@ class TestStore(KVStoreBase):
     __test__ = False  # no test case, whatever its name suggests
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
+        first = _arrays(value, "broadcast")[0]
         for array in _arrays(out, "broadcast"):
-            _arrays(value, "broadcast")[0].copyto(array)
+            if array is not first:
+                first.copyto(array)
 
     def pushpull(
         self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
@@ -325,6 +327,17 @@ class TestStore(KVStoreBase):
     @property
     def type(self) -> str:
         return "teststore"
+
+
+def check_name(name: str) -> None:
+    """MXNetError for a name of which there is no store."""
+    if name.lower() not in KVStoreBase.kv_registry and name.lower() not in _KINDS:
+        create(name)
+
+
+def show(store: KVStore, updater: Any, values: Any) -> None:
+    """From now on a store shows what a trainer has: its updater, and its values by number."""
+    store._updater, store._values, store._key_type = updater, values, int
 
 
 def create(name: str = "local") -> KVStoreBase | Any:
@@ -348,7 +361,7 @@ def create(name: str = "local") -> KVStoreBase | Any:
             f"create: the store {name!r} spans machines, which this package does not; there are "
             f"{', '.join(_KINDS)}"
         )
-    raise MXNetError(
+    raise MXNetValueError(
         f"create: unknown store {name!r}; there are "
         f"{', '.join((*_KINDS, *KVStoreBase.kv_registry))}"
     )

@@ -4,12 +4,14 @@ the training loop from before modules."""
 from __future__ import annotations
 
 import logging
+import math
+import os
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import metric as metrics, ndarray as nd, symbol as sym
+from . import kvstore as kvstores, metric as metrics, ndarray as nd, symbol as sym
 from .base import MXNetAssertionError, MXNetError
 from .callback import LogValidationMetricsCallback
 from .context import current_context
@@ -45,6 +47,47 @@ class BatchEndParam(NamedTuple):
     nbatch: int
     eval_metric: Any  # an EvalMetric, or None
     locals: dict[str, Any] | None
+
+
+def create_kvstore(
+    kvstore: str | KVStoreBase | None, num_device: int, shapes: Sequence[Sequence[int]]
+) -> tuple[KVStoreBase | None, bool]:
+    """(store, whether it updates) for parameters of such shapes on so many devices: no store where
+    there is one device. `MXNET_UPDATE_ON_KVSTORE=0` keeps stores from updating, and so do
+    parameters of more than 16,777,216 elements in a store 'local'."""
+    if kvstore is None:
+        return None, False
+    updates = bool(int(os.environ.get("MXNET_UPDATE_ON_KVSTORE", "1")))
+    if isinstance(kvstore, str):
+        if num_device == 1 and "dist" not in kvstore:
+            return None, False
+        store = kvstores.create(kvstore)
+        if kvstore == "local" and any(math.prod(shape) > 1 << 24 for shape in shapes):
+            updates = False
+    elif isinstance(kvstore, kvstores.KVStoreBase):
+        store = kvstore
+    else:
+        raise TypeError("kvstore must be KVStore, str or None")
+    return store, updates and store.is_capable(kvstores.KVStoreBase.OPTIMIZER)
+
+
+def create_sparse_kvstore(kvstore: str | KVStoreBase) -> tuple[KVStoreBase, bool]:
+    """The same where parameters are of row_sparse storage: there is always a store, which
+    updates."""
+    store = kvstores.create(kvstore) if isinstance(kvstore, str) else kvstore
+    if not isinstance(store, kvstores.KVStore):
+        raise TypeError(
+            "parameters of row_sparse storage need a KVStore or the name of one, not "
+            f"{type(kvstore).__name__}"
+        )
+    return store, True
+
+
+def _create_kvstore(kvstore, num_device, arg_params):
+    return create_kvstore(kvstore, num_device, [array.shape for array in arg_params.values()])
+
+
+_create_sparse_kvstore = create_sparse_kvstore
 
 
 def save_checkpoint(

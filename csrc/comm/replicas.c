@@ -9,8 +9,8 @@
 
 /* The work: freed by whoever is done with it. */
 typedef struct job {
-  uint32_t num_arrays, num_replicas, home;
-  bool everywhere;
+  uint32_t num_arrays, num_replicas, num_addends, home;
+  bool everywhere, copy;
   size_t bytes;
   mpg_kernel_fn kernel;
   mpg_view views[]; /* [array * num_replicas + replica] */
@@ -20,24 +20,24 @@ static size_t bytes_of(const mpg_desc *desc) {
   return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype);
 }
 
-static const char name[] = "sum of replicas";
+static const char name[] = "sum of replicas", copy_name[] = "copy to replicas";
 
 static mpg_status sum(mpg_run *run, void *payload) {
   const job *j = *(job **)payload;
   int64_t begin = mpg_profiler_on() ? mpg_clock_ns() : 0;
-  mpg_num_args_params params = {.num_args = (int64_t)j->num_replicas};
+  mpg_num_args_params params = {.num_args = (int64_t)j->num_addends};
   for (uint32_t i = 0; i < j->num_arrays; i++) {
     const mpg_view *views = j->views + (size_t)i * j->num_replicas;
     mpg_kernel_call call =
-        mpg_kernel_call_in(run, mpg_op_get(MPG_OP_add_n), &params, views, (int)j->num_replicas, 1);
+        mpg_kernel_call_in(run, mpg_op_get(MPG_OP_add_n), &params, views, (int)j->num_addends, 1);
     call.outputs = &views[j->home];
-    MPG_TRY(j->kernel(&call));
-    size_t bytes = j->everywhere ? bytes_of(&views[j->home].desc) : 0;
+    if (!j->copy) MPG_TRY(j->kernel(&call));
+    size_t bytes = j->everywhere || j->copy ? bytes_of(&views[j->home].desc) : 0;
     for (uint32_t r = 0; bytes && r < j->num_replicas; r++)
       if (r != j->home) memcpy(views[r].data, views[j->home].data, bytes);
   }
   if (begin)
-    mpg_profiler_record(run->device, &(mpg_event){.name = name,
+    mpg_profiler_record(run->device, &(mpg_event){.name = j->copy ? copy_name : name,
                                                   .kind = MPG_EVENT_OP,
                                                   .peer = -1,
                                                   .bytes = j->bytes,
@@ -65,7 +65,7 @@ static mpg_status check(const mpg_replicas *r) {
 }
 
 static bool written(const mpg_replicas *r, uint32_t replica) {
-  return r->everywhere || replica == r->home;
+  return r->copy ? replica != r->home : r->everywhere || replica == r->home;
 }
 
 static mpg_status make_job(const mpg_replicas *r, job **result) {
@@ -74,8 +74,10 @@ static mpg_status make_job(const mpg_replicas *r, job **result) {
   if (!j) return mpg_out_of_host_memory(count * sizeof *j->views);
   *j = (job){.num_arrays = r->num_arrays,
              .num_replicas = r->num_replicas,
+             .num_addends = r->num_replicas - r->apart,
              .home = r->home,
              .everywhere = r->everywhere,
+             .copy = r->copy,
              .kernel = mpg_kernel_get(r->arrays[0]->storage->device, mpg_op_get(MPG_OP_add_n))};
   for (uint32_t i = 0; i < r->num_arrays; i++) {
     for (uint32_t k = 0; k < r->num_replicas; k++) {
@@ -126,7 +128,7 @@ static mpg_status queue(const mpg_replicas *r, mpg_device *const *devices, int n
   mpg_status status = MPG_OK;
   MPG_GOTO(make_job(r, &q.work));
   MPG_GOTO(hold(r, &q));
-  const mpg_submission work = {.name = name,
+  const mpg_submission work = {.name = r->copy ? copy_name : name,
                                .work = sum,
                                .payload = &q.work,
                                .payload_size = sizeof q.work,

@@ -164,15 +164,17 @@ done:
 
 static PyObject *sum_replicas(PyObject *Py_UNUSED(self), PyObject *args) {
   PyObject *given, *result = NULL, **kept = NULL;
-  int home, everywhere;
-  if (!PyArg_ParseTuple(args, "O!ip", &PyList_Type, &given, &home, &everywhere)) return NULL;
+  int home, everywhere, apart = 0, copy = 0;
+  if (!PyArg_ParseTuple(args, "O!ip|pp", &PyList_Type, &given, &home, &everywhere, &apart, &copy))
+    return NULL;
   PyObject *lists = PyList_AsTuple(given);
   if (lists == NULL) return NULL;
   Py_ssize_t count = PyTuple_GET_SIZE(lists), each = -1;
   mpg_array **arrays = NULL;
   const mpg_tensor **tensors = NULL;
   bool done = true;
-  if (count < 1 || home < 0 || home >= count || count > MPG_COMM_MAX_RANKS) {
+  if (count < 1 + apart || home < 0 || home >= count || count > MPG_COMM_MAX_RANKS ||
+      (apart && (home != count - 1 || everywhere || copy))) {
     PyErr_Format(PyExc_ValueError, "sum_replicas: from 1 to %d lists, of which one is home",
                  MPG_COMM_MAX_RANKS);
     goto out;
@@ -211,7 +213,9 @@ static PyObject *sum_replicas(PyObject *Py_UNUSED(self), PyObject *args) {
                            .num_arrays = (uint32_t)each,
                            .num_replicas = (uint32_t)count,
                            .home = (uint32_t)home,
-                           .everywhere = everywhere};
+                           .everywhere = everywhere,
+                           .apart = apart,
+                           .copy = copy};
   mpg_status status = mpg_comm_sum_replicas(&replicas, &done);
   if (status != MPG_OK)
     mpg_py_raise(status);
@@ -248,8 +252,9 @@ static PyMethodDef methods[] = {
      "collective(kind, arrays, devices, axis, other_axis, root, algorithm, transport) -> list of "
      "arrays; see mpgluon.parallel.collectives."},
     {"sum_replicas", sum_replicas, METH_VARARGS,
-     "sum_replicas(lists, home, everywhere) -> bool: sums arrays of replicas in place, beside what "
-     "their devices do. False, and nothing happened, where a device can't."},
+     "sum_replicas(lists, home, everywhere, apart=False, copy=False) -> bool: sums arrays of "
+     "replicas in place, or into the last list if `apart`, or copies those of home to the others "
+     "if `copy`, beside what their devices do. False, and nothing happened, where a device can't."},
     {"written_at", written_at, METH_O,
      "written_at(array) -> (tick of its latest write, tick of its device's latest work)."},
     {"collective_plan", collective_plan, METH_VARARGS,

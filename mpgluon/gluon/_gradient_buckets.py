@@ -3,10 +3,12 @@
 import math
 from functools import partial
 
-from .. import ndarray as nd
+from .. import autograd, ndarray as nd
 from .._core import at_once, dtype_name, sum_replicas
 
 _BUCKET = 1 << 20  # bytes; smaller arrays travel together
+_AT_ONCE = 16  # arrays that one call of an op writes
+_MOST = 64  # devices whose arrays are copied beside what they do
 
 
 class Bucket:
@@ -14,11 +16,12 @@ class Bucket:
     gradients are summed.
 
     On each device the arrays are joined into one, which is moved as a whole; a parameter that fills
-    a bucket is moved as it is.
+    a bucket is moved as it is. apart: the sums are arrays of their own, on the bucket's device, and
+    the gradients stay as they are.
     """
 
-    def __init__(self, contexts, params):
-        self.contexts, self.params = contexts, params
+    def __init__(self, contexts, params, apart=False):
+        self.contexts, self.params, self.apart = contexts, params, apart
         self.home = contexts[0]
         self.bytes = sum(_bytes_of(param) for param in params)
         ends = [0]
@@ -28,6 +31,26 @@ class Bucket:
         # The arrays on each device, seen as flat ones where they travel together.
         self._grads, self._weights = self._flat("gradients"), self._flat("arrays")
         self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
+        self._flat_sums = None
+
+    def sums(self):
+        """By parameter, the arrays on the bucket's device that hold the sums after `sum`."""
+        place = self.contexts.index(self.home)
+        if self.apart and len(self._lists) == len(self.contexts):
+            like = self._lists[place]
+            with autograd.pause():
+                flat = nd.empty(
+                    (sum(grad.size for grad in like),), ctx=self.home, dtype=like[0].dtype
+                )
+                ends = [*self._begins[1:], flat.size]
+                self._lists.append(
+                    [
+                        flat[begin:end].reshape(grad.shape)
+                        for begin, end, grad in zip(self._begins, ends, like)
+                    ]
+                )
+            self._flat_sums = flat
+        return dict(zip(self.params, self._lists[-1 if self.apart else place]))
 
     def _flat(self, which):
         arrays = {
@@ -49,33 +72,40 @@ class Bucket:
         if value.context != ctx:
             here = nd.empty(value.shape, ctx=ctx, dtype=value.dtype)
             changes, value = [(value.copyto, here)], here
-        return [
-            *changes,
-            (
-                partial(
-                    nd._internal._split_v2,
-                    value,
-                    indices=self._begins,
-                    axis=0,
-                    squeeze_axis=False,
-                    sections=0,
-                    out=arrays,
-                ),
-            ),
-        ]
+        ends = [*self._begins[1:], value.size]
+        for first in range(0, len(arrays), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            begin, end = self._begins[first], ends[some][-1]
+            changes.append(
+                (
+                    partial(
+                        nd._internal._split_v2,
+                        value[begin:end],
+                        indices=tuple(place - begin for place in self._begins[some]),
+                        axis=0,
+                        squeeze_axis=False,
+                        sections=0,
+                        out=arrays[some],
+                    ),
+                )
+            )
+        return changes
 
     def sum(self, everywhere):
-        """Sums the gradients, in the order of the devices: on the bucket's own device, or for all
-        of them.
+        """Sums the gradients, in the order of the devices: on the bucket's own device, or
+        (`everywhere`) for all of them.
 
         Beside what the devices do: as soon as these gradients are final, while others are still
         computed. Where a device can't do that, behind what it does.
         """
-        if sum_replicas(self._lists, self.contexts.index(self.home), everywhere):
+        home = len(self.contexts) if self.apart else self.contexts.index(self.home)
+        if sum_replicas(self._lists, home, everywhere, self.apart):
             return
-        total = nd.add_n(
-            *[self._joined(self._grads[ctx]).as_in_context(self.home) for ctx in self.contexts]
-        )
+        parts = [self._joined(self._grads[ctx]).as_in_context(self.home) for ctx in self.contexts]
+        if self.apart:
+            nd.add_n(*[part.reshape((-1,)) for part in parts], out=self._flat_sums)
+            return
+        total = nd.add_n(*parts)
         at_once(
             *[
                 change
@@ -87,6 +117,9 @@ class Bucket:
     def spread(self):
         """The changes (`_core.at_once`) that copy the weights of the bucket's own device to the
         others."""
+        if len(self.contexts) <= _MOST and all(ctx.device_type == "cpu" for ctx in self.contexts):
+            lists = [[param.arrays[ctx] for param in self.params] for ctx in self.contexts]
+            return [(sum_replicas, lists, self.contexts.index(self.home), False, False, True)]
         weights, changes = self._weights[self.home], []
         value = weights[0]
         if len(weights) > 1:
@@ -102,7 +135,7 @@ class Bucket:
         ]
 
 
-def make_buckets(params):
+def make_buckets(params, apart):
     """The buckets of replicated parameters, the last ones first: backward begins with these. Each
     replica sums about as many bytes."""
     open_, buckets = {}, []
@@ -110,13 +143,13 @@ def make_buckets(params):
         contexts = tuple(param.arrays)
         key = contexts, dtype_name(param.dtype)
         if _bytes_of(param) >= _BUCKET:
-            buckets.append(Bucket(contexts, [param]))
+            buckets.append(Bucket(contexts, [param], apart))
             continue
         gathered = open_.setdefault(key, [])
         gathered.append(param)
         if sum(map(_bytes_of, gathered)) >= _BUCKET:
-            buckets.append(Bucket(contexts, open_.pop(key)))
-    buckets += [Bucket(key[0], gathered) for key, gathered in open_.items()]
+            buckets.append(Bucket(contexts, open_.pop(key), apart))
+    buckets += [Bucket(key[0], gathered, apart) for key, gathered in open_.items()]
     load = {}
     for bucket in buckets:
         bucket.home = min(bucket.contexts, key=lambda ctx: load.get(ctx, 0))

@@ -7,14 +7,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, autograd, ndarray as nd, optimizer as opt
-from .._core import dtype_name
 from .._hints import TRAINER, absent, present
 from ..base import MXNetAssertionError, MXNetError
-from ..optimizer import multi
 from ..optimizer._lazy import sum_rows
 from ..optimizer._nested_states import cast_state, check_state, copy_state, put_together, take_apart
 from ..optimizer.optimizer import HALF
-from ._gradient_buckets import make_buckets
+from ._trainer_store import NO_STATE as _NO_STATE, TrainerStore, unique_names
+from ._tree import parameters_by_path
+from ._update_plan import Plan
 from .block import Block
 from .parameter import Parameter, ParameterDict
 from .parameter._parameter import changes
@@ -23,15 +23,17 @@ from .utils import brief, global_norm, scale_arrays
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..context import Context
+    from ..kvstore import KVStoreBase
+    from ..optimizer import Updater
     from ..optimizer.optimizer import Optimizer
 
 __all__ = ["Trainer"]
 
-_KVSTORES = (None, "", "local", "device", "nccl")
 _FORMAT = "mpgluon trainer states 1"
 
 
-class Trainer:
+class Trainer(TrainerStore):
     """Applies an optimizer to parameters; one trainer for all of a model's parameters, on whatever
     devices.
 
@@ -42,18 +44,22 @@ class Trainer:
 
     Parameters
     ----------
-    params : ParameterDict, or dict or list of Parameter
+    params : Block, ParameterDict, or dict or list of Parameter
         The parameters to update. Each is initialized, or waits for its shape.
     optimizer : str or Optimizer
         The optimizer, or its name, such as ``'adam'``.
     optimizer_params : dict, optional
         For making the optimizer: ``{'learning_rate': 0.1}``.
-    kvstore : {'device', 'local', 'nccl', None}, default 'device'
-        Accepted as in MXNet; within one process all of them mean the same sum.
-    compression_params : None
-        Gradient compression is not available.
+    kvstore : {'device', 'local', 'nccl', None} or KVStoreBase, default 'device'
+        Within one process all names mean the same sum. A store of your own class is called for
+        each parameter.
+    compression_params : dict, optional
+        For a store of your own; others do not compress.
     update_on_kvstore : bool, optional
-        True is refused: updates happen where the parameters are.
+        True: `step` sums apart, updates each replicated parameter on one device and copies it to
+        the others; gradients stay as backward has left them, and `allreduce_grads` and `update`
+        are an AssertionError. False: gradients are summed in place, and each copy is updated. By
+        default what is called first decides: `step` for True, where a parameter has replicas.
     shard_updates : bool, default False
         Each replicated parameter is updated on one of its devices, and the others get the new
         weights: optimizer states are there once, not once for each replica. The bits are the same.
@@ -91,15 +97,18 @@ class Trainer:
         params: Block | ParameterDict | Mapping[str, Parameter] | Sequence[Parameter],
         optimizer: str | Optimizer,
         optimizer_params: Mapping[str, Any] | None = None,
-        kvstore: str | None = "device",
+        kvstore: str | KVStoreBase | None = "device",
         compression_params: Mapping[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
         shard_updates: bool = False,
         accumulate: int = 1,
         clip_global_norm: float | None = None,
     ) -> None:
+        paths = {}
         if isinstance(params, Block):
-            params = params.collect_params()
+            by_path = parameters_by_path(params)
+            paths = {id(param): path for path, param in by_path.items()}
+            params = sorted(dict.fromkeys(by_path.values()), key=lambda param: param.name)
         if isinstance(params, (dict, ParameterDict)):
             params = [params[name] for name in sorted(params.keys())]
         if not isinstance(params, (list, tuple)):
@@ -116,22 +125,10 @@ class Trainer:
             if param.replaced:
                 raise param.replaced_error()
         self._params = list(params)
-        self._param2idx = {}
-        for i, param in enumerate(self._params):
-            if self._param2idx.setdefault(param.name, i) != i:
-                raise ValueError(f"Trainer: two parameters are called '{param.name}'")
-        if compression_params:
-            raise ValueError("Trainer: gradient compression is not available")
-        if kvstore not in _KVSTORES:
-            raise ValueError(
-                f"Trainer: kvstore must be one of {brief(str(kind) for kind in _KVSTORES)}, not "
-                f"{kvstore!r}"
-            )
-        if update_on_kvstore:
-            raise ValueError(
-                "Trainer: update_on_kvstore=True is not available; updates happen where the "
-                "parameters are"
-            )
+        self._names = unique_names(self._params, paths, Trainer)
+        self._param2idx = {name: i for i, name in enumerate(self._names)}
+        self._plan = None
+        self._choose_store(kvstore, compression_params, update_on_kvstore)
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ValueError(
                 f"Trainer: accumulate must be a positive whole number, not {accumulate!r}"
@@ -156,9 +153,8 @@ class Trainer:
             if accumulate > 1 and param.grad_req == "write":
                 param.grad_req = "add"
         self._scale = self._optimizer.rescale_grad
-        self._updaters = {}  # device -> updater, which holds the states of the copies there
+        self._by_device = {}  # device -> updater, which holds the states of the copies there
         self._loaded = {}  # loaded states that are not where they are needed yet: index -> state
-        self._plan = None
 
     def _init_optimizer(self, optimizer, optimizer_params):
         by_index = dict(enumerate(self._params))
@@ -172,7 +168,7 @@ class Trainer:
             self._optimizer.param_dict = by_index
         else:
             self._optimizer = opt.create(optimizer, param_dict=by_index, **optimizer_params)
-        self._optimizer.idx2name = {i: param.name for i, param in by_index.items()}
+        self._optimizer.idx2name = dict(enumerate(self._names))
 
     def __dir__(self) -> list[str]:
         return present(self, super().__dir__())
@@ -222,11 +218,27 @@ class Trainer:
         """
         waiting, size = self._waiting
         self._set_scale(size + batch_size)
+        if not self._kv_initialized or self._params_left:
+            self._ready()
         if waiting + 1 < self._accumulate:
             self._wait(batch_size, ignore_stale_grad)
             return
+        if self._called_store is not None and self._update_on_kvstore:
+            self._step_in_store(ignore_stale_grad)
+            return
         self._allreduce_grads()
         self._update(ignore_stale_grad)
+
+    def _step_in_store(self, ignore_stale_grad):
+        """A step by a store of the user's that has the optimizer."""
+        plan = self._current_plan()
+        if not plan.fresh():
+            self._check_stale(plan, ignore_stale_grad)
+        with autograd.pause():
+            if self._max_norm is not None:
+                self._clip(plan)
+            self._sum_in_store()
+        _core.at_once((_core.gradients_used, plan.weights), *self._ended(plan))
 
     def _wait(self, batch_size, ignore_stale_grad):
         """Leaves the gradients where they are until there are enough of them."""
@@ -240,12 +252,16 @@ class Trainer:
 
     def allreduce_grads(self) -> None:
         """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`,
-        the one that updates); for use with `update`."""
+        the one that updates); for use with `update`. AssertionError where the kvstore updates."""
+        self._ready(update=False)
+        self._refuse_on_store("allreduce_grads")
         self._allreduce_grads()
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Updates all parameters with their gradients as they are, whatever `accumulate` says; see
         `step`."""
+        self._ready(update=False)
+        self._refuse_on_store("update")
         self._set_scale(self._waiting[1] + batch_size)
         self._update(ignore_stale_grad)
 
@@ -267,10 +283,23 @@ class Trainer:
             else:
                 plan.changes = now
                 return plan
-        self._plan = _Plan(self._params, self._shard_updates)
+        self._plan = Plan(self._params, *self._mode())
         if plan is not None:
             self._convert_states(plan.dtypes, self._plan.dtypes)
         return self._plan
+
+    def _at_home(self):
+        """Whether each parameter is updated on one of its devices only."""
+        return self._shard_updates or self._update_on_kvstore is True
+
+    def _mode(self):
+        """Whether updates are at home only, and whether sums are apart from gradients."""
+        return self._at_home(), self._update_on_kvstore is True and self._called_store is None
+
+    def _check_plan(self):
+        """Forgets a plan that was made for another mode."""
+        if self._plan is not None and self._plan.mode != self._mode():
+            self._plan = None
 
     def _convert_states(self, former, dtypes):
         """States follow parameters that were cast."""
@@ -285,17 +314,20 @@ class Trainer:
                     f"{type(self._optimizer).__name__} optimizer is of another kind then: cast "
                     "before the first step, or make a new Trainer"
                 )
-            for updater in self._updaters.values():
+            for updater in self._by_device.values():
                 if index in updater.states:
                     updater.states[index] = cast_state(updater.states[index], old, dtype)
 
     def _allreduce_grads(self):
         plan = self._current_plan()
-        if not plan.buckets and not plan.sparse:
+        if not plan.buckets and not plan.sparse and self._called_store is None:
             return
         with autograd.pause():
+            if self._called_store is not None:
+                self._sum_in_store()
+                return
             for bucket in plan.buckets:
-                bucket.sum(everywhere=not self._shard_updates)
+                bucket.sum(everywhere=not self._at_home())
             for _, param in plan.sparse:
                 sum_rows(list(param.gradients.values()))
 
@@ -369,7 +401,7 @@ class Trainer:
     def _ended(self, plan):
         """The changes (`_core.at_once`) behind the update of all weights."""
         changes = []
-        if self._shard_updates:
+        if self._at_home():
             changes += [change for bucket in plan.buckets for change in bucket.spread()] + [
                 (_core.gradients_used, plan.weights)
             ]
@@ -385,7 +417,7 @@ class Trainer:
     def _equalize(self, plan):
         """Makes the replicas of each parameter, and what the optimizer remembers of them, equal
         again: an interrupted step may have updated some of them."""
-        if self._shard_updates:
+        if self._at_home():
             _core.at_once(*[change for bucket in plan.buckets for change in bucket.spread()])
             return
         counts = self._optimizer.update_counts
@@ -426,17 +458,39 @@ class Trainer:
         )
 
     def _updater(self, ctx):
-        updater = self._updaters.get(ctx)
+        updater = self._by_device.get(ctx)
         if updater is None:
-            updater = self._updaters[ctx] = opt.get_updater(self._optimizer)
+            updater = self._by_device[ctx] = opt.get_updater(self._optimizer)
         return updater
+
+    def updater_on(self, ctx: Context) -> Updater:
+        """The updater of the copies on a device, with their states."""
+        return self._updater(ctx)
+
+    def _brought(self, ctx):
+        """The updater of a device, with the states that were loaded for it."""
+        for index, param in enumerate(self._params):
+            if index in self._loaded and ctx in (param.arrays or ()):
+                updater = self._updater(ctx)
+                updater.states[index] = copy_state(self._loaded[index], ctx)
+                updater.states_synced[index] = True
+        return self._updater(ctx)
+
+    def all_states(self) -> dict[int, Any]:
+        """The states of all parameters that have some, by number."""
+        states = {i: self._state_of(i, param) for i, param in enumerate(self._params)}
+        return {index: state for index, state in states.items() if state is not _NO_STATE}
+
+    def replace_states(self, states: dict[int, Any]) -> None:
+        """Goes on with these states, by number."""
+        vars(self).update({"_by_device": {}, "_loaded": dict(states)})
 
     def _bring_state(self, index, ctx):
         """Copies the state of a parameter that was loaded, moved or replicated since to its device
         `ctx`."""
         state = self._loaded.get(index, _NO_STATE)
         counts = self._optimizer.update_counts
-        for device, updater in list(self._updaters.items()):
+        for device, updater in list(self._by_device.items()):
             if index in updater.states and state is _NO_STATE:
                 state = updater.states[index]
                 if index in counts.get(device.device_id, ()):
@@ -464,9 +518,7 @@ class Trainer:
         parameters' own and not in it.
         """
         arrays = {}
-        header = self._describe_states(
-            arrays, {i: param.name for i, param in enumerate(self._params)}
-        )
+        header = self._describe_states(arrays, dict(enumerate(self._names)))
         text = json.dumps(header, sort_keys=True).encode()
         arrays[_HEADER] = nd.array(list(text), dtype="uint8")
         nd.save(fname, arrays)
@@ -493,7 +545,7 @@ class Trainer:
 
     def _state_of(self, index, param):
         for ctx in param.arrays or ():
-            updater = self._updaters.get(ctx)
+            updater = self._by_device.get(ctx)
             if updater is not None and index in updater.states:
                 return updater.states[index]
         if index in self._loaded:
@@ -502,7 +554,7 @@ class Trainer:
         return next(
             (
                 updater.states[index]
-                for updater in self._updaters.values()
+                for updater in self._by_device.values()
                 if index in updater.states
             ),
             _NO_STATE,
@@ -541,9 +593,9 @@ class Trainer:
             )
         missing = (
             [
-                param.name
-                for param in self._params
-                if param.grad_req != "null" and param.name not in states
+                name
+                for name, param in zip(self._names, self._params)
+                if param.grad_req != "null" and name not in states
             ]
             if states
             else []
@@ -581,147 +633,12 @@ class Trainer:
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
             numbers["lr"] = header["learning_rate"]
         _core.at_once(
-            (vars(self).update, {"_updaters": {}, "_loaded": loaded}),
+            (vars(self).update, {"_by_device": {}, "_loaded": loaded}),
             (vars(optimizer).update, numbers),
         )
 
 
-class _Group:
-    """The weights on one device that are updated together."""
-
-    __slots__ = (
-        "ctx",
-        "indices",
-        "grads",
-        "weights",
-        "known",
-        "parts",
-        "size",
-        "multi",
-        "updates",
-        "used",
-    )
-
-    def __init__(self, ctx):
-        self.ctx = ctx
-        self.indices, self.grads, self.weights = [], [], []
-        self.known = set()  # the indices
-        # Their lists, made by Updater.alike for parts of that size
-        self.parts, self.size = (
-            None,
-            0,
-        )
-        self.multi = None  # all of these in one call, once they have been updated before
-        self.updates = 0  # steps without it so far
-        self.used = _core.gradients_used, self.weights  # the change (`_core.at_once`) that notes it
-
-    def holds(self, updater):
-        """Whether `multi` may be used: the states are those that it was made for."""
-        if self.multi is None:
-            return False
-        if self.multi.holds(updater):
-            return True
-        self.multi = None
-        return False
-
-    def prepare(self, updater, changes):
-        """Makes `multi` where it can be; tries more and more rarely where it can't, or does not
-        last."""
-        if updater.optimizer.aggregate_num > 0 and self.updates & (self.updates - 1) == 0:
-            self.multi = multi.prepare(
-                updater,
-                updater.alike(self.indices, self.grads, self.weights, len(self.weights)),
-                changes,
-            )
-
-    def update(self, updater):
-        self.multi = None
-        self.updates += 1
-        size = updater.optimizer.aggregate_num
-        if size <= 0:
-            updater(self.indices, self.grads, self.weights)
-            return
-        if self.size != size:
-            self.parts, self.size = (
-                updater.alike(self.indices, self.grads, self.weights, size),
-                size,
-            )
-        updater.update_alike(self.ctx.device_id, self.parts)
-
-    def add(self, index, grad, weight):
-        self.known.add(index)
-        self.indices.append(index)
-        self.grads.append(grad)
-        self.weights.append(weight)
-
-    def fresh(self):
-        """The parameters whose gradient backward has written since the last step."""
-        group = _Group(self.ctx)
-        group.updates = 3  # one for this step alone is not worth while
-        for index, grad, weight in zip(self.indices, self.grads, self.weights):
-            if weight._fresh_grad:
-                group.add(index, grad, weight)
-        return group
-
-
-class _Plan:
-    """The weights to update, by device. Parameters change their dicts of arrays as a whole: that
-    tells whether it still holds."""
-
-    def __init__(self, params, sharded):
-        self.changes = changes[0]
-        self.seen = [(param, param.arrays, param.gradients) for param in params]
-        self.owners = {}  # index -> device whose copy stands for all
-        self.weights = []
-        self.dtypes = {}  # by index
-        groups = {}
-        self.sparse = [  # (index, parameter) of those with row_sparse gradients
-            (index, param)
-            for index, param in enumerate(params)
-            if param.grad_req != "null" and param.grad_stype != "default"
-        ]
-        self.buckets = make_buckets(
-            [
-                param
-                for param in params
-                if param.grad_req != "null"
-                and param.grad_stype == "default"
-                and param.arrays is not None
-                and len(param.arrays) > 1
-            ]
-        )
-        homes = {param: bucket.home for bucket in self.buckets for param in bucket.params}
-        for index, param in enumerate(params):
-            if param.grad_req == "null":
-                continue
-            if param.arrays is None:
-                raise param.missing_error()
-            if param.grad_stype != "default":
-                self.dtypes[index] = dtype_name(next(iter(param.arrays.values())).dtype)
-                continue
-            self.owners[index] = (
-                homes[param] if sharded and param in homes else next(iter(param.arrays))
-            )
-            self.weights += param.arrays.values()
-            self.dtypes[index] = dtype_name(self.weights[-1].dtype)
-            for ctx, weight in param.arrays.items():
-                if sharded and ctx != self.owners[index]:
-                    continue
-                if ctx not in groups:
-                    groups[ctx] = _Group(ctx)
-                groups[ctx].add(index, param.gradients[ctx], weight)
-        self.work = list(groups.values())
-
-    def fresh(self):
-        """Whether backward has written all gradients since the last step."""
-        return _core.gradients_fresh(self.weights) and (
-            not self.sparse
-            or all(grad.fresh for _, param in self.sparse for grad in param.gradients.values())
-        )
-
-
 _HEADER = "trainer_states"
-_NO_STATE = object()
 
 
 def _read_header(arrays, fname):

@@ -140,7 +140,7 @@ def test_states_of_optimizers(tmp_path, optimizer, options):
         {"data": 1}, seed=1, optimizer=optimizer, optimizer_params=options
     )
     load(tmp_path, other, other_trainer)
-    states = [s for u in other_trainer._updaters.values() for s in u.states]
+    states = [s for u in other_trainer._by_device.values() for s in u.states]
     assert not states  # they are where they are needed with the next step
     for n, m, t in ((net, mesh, trainer), (other, other_mesh, other_trainer)):
         run(n, m, t, seed=2)

@@ -222,7 +222,7 @@ def test_bad_arguments():
         gluon.Trainer([params["net_dense0_weight"]] * 2, "sgd")
     with pytest.raises(ValueError, match="compression"):
         gluon.Trainer(params, "sgd", compression_params={"type": "2bit"})
-    with pytest.raises(ValueError, match="kvstore"):
+    with pytest.raises(ValueError, match="unknown store"):
         gluon.Trainer(params, "sgd", kvstore="carrier pigeon")
     with pytest.raises(mx.MXNetError, match="has not been initialized"):
         gluon.Trainer(nn.Dense(3).collect_params(), "sgd")

@@ -113,11 +113,12 @@ def test_sharded_updates_have_the_same_bits_and_one_state(optimizer):
             net.collect_params(),
             optimizer,
             {"learning_rate": 0.01, "wd": 0.01},
+            update_on_kvstore=False,
             shard_updates=sharded,
         )
         train(net, mesh, trainer, batches())
         results.append(values(net))
-        states = sum(len(updater.states) for updater in trainer._updaters.values())
+        states = sum(len(updater.states) for updater in trainer._by_device.values())
         assert states == len(net.collect_params()) * (1 if sharded else 3)
     same_bits(*results)
 
@@ -127,7 +128,7 @@ def test_sharded_updates_take_turns_and_save_their_states(tmp_path):
     trainer = gluon.Trainer(net.collect_params(), "adam", shard_updates=True)
     data = batches()
     train(net, mesh, trainer, data[:2])
-    assert {ctx for ctx, updater in trainer._updaters.items() if updater.states} == set(
+    assert {ctx for ctx, updater in trainer._by_device.items() if updater.states} == set(
         mesh.devices
     )
     trainer.save_states(str(tmp_path / "states"))
@@ -350,7 +351,7 @@ def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
     """The last stage's gradients are summed as soon as they are there, with nobody waiting for the
     first stage."""
     net, mesh = build({"data": 2, "stage": 2})
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     x, y = nd.random.normal(shape=(16, 12)), nd.zeros(16)
     train(net, mesh, trainer, [(x, y)], loop="all backward together")
     with autograd.record():
@@ -381,7 +382,7 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
     """A gradient is final at a tick inside the backward program, and its sum waits for that tick;
     what is final last is so at the end."""
     net, mesh = build({"data": 2, "stage": stages}, make=lambda: mlp(800))
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     x, y = nd.random.normal(shape=(1024, 800)), nd.zeros(1024)
     train(net, mesh, trainer, [(x, y)], loop="all backward together")
     nd.waitall()

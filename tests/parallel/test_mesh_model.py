@@ -197,7 +197,7 @@ def test_trainers(options):
         train(net, mesh, trainer, batches((10,)), loop="all backward together")
         results.append(values(net))
         if "shard_updates" in options:
-            assert sum(len(updater.states) for updater in trainer._updaters.values()) == len(
+            assert sum(len(updater.states) for updater in trainer._by_device.values()) == len(
                 net.collect_params()
             )
     close_by_name(*results)

@@ -370,6 +370,9 @@ def test_many_places_of_steps(optimizer, steps):
     steps_of(optimizer, 60, steps)
 
 
+EACH_COPY = {"update_on_kvstore": False}
+
+
 def replicas(places, options, steps):
     """Once trained on, all copies are the same, however far the interrupted step had come."""
     contexts = [mx.cpu(0), mx.cpu(1)]
@@ -383,7 +386,8 @@ def replicas(places, options, steps):
             autograd.backward(losses)
             trainer.step(1)
         for copies in list(by_parameter(thing).values())[:-1]:
-            assert len({copy[0] for copy in copies}) == 1 and (options or len(copies) == 1)
+            assert len({copy[0] for copy in copies}) == 1
+            assert options != EACH_COPY or len(copies) == 1
 
     sweep(
         lambda: in_training("adam", steps, contexts, **options),
@@ -393,7 +397,9 @@ def replicas(places, options, steps):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"shard_updates": True}], ids=["updated", "sharded"])
+@pytest.mark.parametrize(
+    "options", [EACH_COPY, {}, {"shard_updates": True}], ids=["updated", "on kvstore", "sharded"]
+)
 def test_replicas_stay_equal(options):
     replicas(6, options, 1)
     replicas(4, options, 3)

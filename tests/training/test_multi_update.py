@@ -199,7 +199,7 @@ def test_saved_states_are_noticed(tmp_path):
 
 def test_replaced_states_and_factors_are_noticed():
     made, trainer = trained("sgd", momentum=0.9)
-    updater = trainer._updaters[mx.cpu(0)]
+    updater = trainer._by_device[mx.cpu(0)]
     updater.states[0] = nd.zeros(made[0].shape)
     value = made[0].data().asnumpy()
     backward(made, 1)

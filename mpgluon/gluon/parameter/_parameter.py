@@ -16,6 +16,7 @@ from ...context import Context, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
 from .._compiled import tracing
 from ..utils import shape_is_known
+from ._mxnet_names import MXNetNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,7 +71,7 @@ def _plain(array):
     return array.plain if isinstance(array, RowGradientWeight) else array.tostype("default")
 
 
-class Parameter:
+class Parameter(MXNetNames):
     """A weight of a block.
 
     After `initialize` it holds an array on each of its devices and, unless `grad_req` is
@@ -273,8 +274,6 @@ class Parameter:
             )
         self._trainer = trainer
 
-    _set_trainer = set_trainer
-
     def replaced_error(self) -> MXNetError:
         """The error that says that the parameter belongs to no layer of the network any more."""
         return MXNetError(
@@ -309,11 +308,15 @@ class Parameter:
                 return contexts[0]
             ctx = current_context()
         if ctx not in contexts:
-            raise MXNetError(
-                f"Parameter '{self.name}' was not initialized on context {ctx}. It was only "
-                f"initialized on {contexts}"
-            )
+            raise self.elsewhere_error(ctx)
         return ctx
+
+    def elsewhere_error(self, ctx: Context) -> MXNetError:
+        """The error that says that there is no copy on that device."""
+        return MXNetError(
+            f"Parameter '{self.name}' was not initialized on context {ctx}. It was only "
+            f"initialized on {self.list_ctx()}"
+        )
 
     def data(self, ctx: Context | None = None) -> NDArray:
         """The array on device `ctx`; may be left out when there is only one.
@@ -369,6 +372,10 @@ class Parameter:
     def list_row_sparse_data(self, row_id: NDArray) -> list[NDArray]:
         """`row_sparse_data` on each of the devices."""
         return [self._rows(row_id, ctx, "list_row_sparse_data") for ctx in self.list_ctx()]
+
+    def rows_on(self, row_id: NDArray, ctx: Context | None) -> NDArray:
+        """`row_sparse_data` on a device of choice."""
+        return self._rows(row_id, self._choose(ctx), "row_sparse_data")
 
     def _rows(self, row_id, ctx, what):
         if self.stype == "default":
@@ -463,6 +470,8 @@ class Parameter:
         """The changes (`_core.at_once`) that copy an array of the parameter's shape to all
         devices."""
         data = data.tostype("default").astype(self.dtype, copy=False)
+        if self._trainer is not None:
+            self._trainer.notice(self)
         return [(data.copyto, array) for array in self.arrays.values() if array is not data]
 
     def reduced(self) -> NDArray:

@@ -1,0 +1,133 @@
+"""The private names that MXNet's `Parameter` has, for programs and packages that read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ... import ndarray as nd
+from ...context import Context, current_context
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..._core import NDArray
+    from ..trainer import Trainer
+
+
+def _by_device(arrays: Sequence[NDArray] | None) -> dict[Context, NDArray] | None:
+    return None if arrays is None else {array.context: array for array in arrays}
+
+
+class MXNetNames:
+    """Views of a parameter's arrays; a list that is set is taken over, by the devices of its
+    arrays."""
+
+    arrays: dict[Context, NDArray] | None
+    gradients: dict[Context, NDArray] | None
+    deferred_init: tuple[Any, ...]
+    stype: str
+    grad_stype: str
+
+    @property
+    def _data(self) -> list[NDArray] | None:
+        return None if self.arrays is None else list(self.arrays.values())
+
+    @_data.setter
+    def _data(self, arrays: Sequence[NDArray] | None) -> None:
+        self.arrays = _by_device(arrays)
+
+    @property
+    def _grad(self) -> list[NDArray] | None:
+        return None if self.gradients is None else list(self.gradients.values())
+
+    @_grad.setter
+    def _grad(self, arrays: Sequence[NDArray] | None) -> None:
+        self.gradients = _by_device(arrays)
+
+    @property
+    def _ctx_list(self) -> list[Context] | None:
+        return None if self.arrays is None else list(self.arrays)
+
+    @_ctx_list.setter
+    def _ctx_list(self, contexts: Sequence[Context] | None) -> None:
+        self._check_devices(contexts)
+
+    @property
+    def _ctx_map(self) -> list[list[int | None]] | None:
+        """Places in `_ctx_list`: of CPUs in the second list, of GPUs in the first."""
+        if self.arrays is None:
+            return None
+        places: list[list[int | None]] = [[], []]
+        for place, ctx in enumerate(self.arrays):
+            of_type = places[ctx.device_typeid & 1]
+            of_type += [None] * (ctx.device_id + 1 - len(of_type))
+            of_type[ctx.device_id] = place
+        return places
+
+    @_ctx_map.setter
+    def _ctx_map(self, places: Sequence[Sequence[int | None]] | None) -> None:
+        self._check_devices(
+            None if places is None else [place for of_type in places for place in of_type]
+        )
+
+    def _check_devices(self, places: Sequence[Any] | None) -> None:
+        """Devices follow from the arrays: setting them changes nothing."""
+        count = None if places is None else sum(place is not None for place in places)
+        if count != (None if self.arrays is None else len(self.arrays)):
+            raise AttributeError(
+                f"Parameter '{self.name}': its devices are those of its arrays; set _data first"
+            )
+
+    @property
+    def _deferred_init(self) -> tuple[Any, ...]:
+        return self.deferred_init
+
+    @_deferred_init.setter
+    def _deferred_init(self, values: tuple[Any, ...]) -> None:
+        self.deferred_init = values
+
+    @property
+    def _stype(self) -> str:
+        return self.stype
+
+    @_stype.setter
+    def _stype(self, stype: str) -> None:
+        self.stype = stype
+
+    @property
+    def _grad_stype(self) -> str:
+        return self.grad_stype
+
+    @_grad_stype.setter
+    def _grad_stype(self, stype: str) -> None:
+        self.grad_stype = stype
+
+    def _set_trainer(self, trainer: Trainer | None) -> None:
+        self.set_trainer(trainer)
+
+    def _finish_deferred_init(self) -> None:
+        self.finish_deferred_init()
+
+    def _reduce(self) -> NDArray:
+        return self.reduced()
+
+    def _check_and_get(self, arr_list: Sequence[NDArray] | None, ctx: Any) -> Any:
+        """Of arrays the one on a device; with ``ctx=list`` all."""
+        if arr_list is None:
+            raise self.missing_error()
+        if ctx is list:
+            return list(arr_list)
+        if ctx is None and len(arr_list) == 1:
+            return arr_list[0]
+        ctx = current_context() if ctx is None else ctx
+        for array in arr_list:
+            if array.context == ctx:
+                return array
+        raise self.elsewhere_error(ctx)
+
+    def _get_row_sparse(self, arr_list: Any, ctx: Any, row_id: NDArray) -> Any:
+        if not isinstance(row_id, nd.NDArray):
+            raise TypeError(
+                f"Parameter '{self.name}': row_id is an NDArray, not {type(row_id).__name__}"
+            )
+        return self.list_row_sparse_data(row_id) if ctx is list else self.rows_on(row_id, ctx)
