@@ -5,6 +5,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
+#include "op/extension.h"
 #include "op/fused.h"
 #include "op/placement.h"
 #include "op/submit.h"
@@ -31,12 +32,14 @@ mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device) {
   return kernel_tables[device->id.type].fused;
 }
 mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) {
+  if (__builtin_expect(op->id >= MPG_OP_COUNT, 0)) return mpg_extension_kernel(device, op);
   return kernel_tables[device->id.type].table[op->id];
 }
 
 mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel) {
   *kernel = mpg_kernel_get(device, op);
   if (*kernel) return MPG_OK;
+  if (op->extension) return mpg_extension_no_kernel(device, op);
   return mpg_fail(MPG_NOT_IMPLEMENTED,
                   "%s cannot run on %s yet: that kind of device has no kernel for it; move its "
                   "inputs with .as_in_context(mx.cpu())",

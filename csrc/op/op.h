@@ -1,7 +1,9 @@
 /* Ops: one descriptor a row of ops.def.
  *
- * The registry is constant after mpg_registry_init. A descriptor says everything about an op but
- * its kernels, which are one column per backend (op/kernel.h). Any thread may read.
+ * A descriptor says everything about an op but its kernels, which are one column per backend
+ * (op/kernel.h). They are constant after mpg_registry_init, but that libraries of users may add
+ * some (op/extension.h), under the host lock. Any thread may read a descriptor; names are found
+ * under the host lock.
  */
 #ifndef MPG_OP_OP_H
 #define MPG_OP_OP_H
@@ -15,10 +17,13 @@ typedef enum mpg_op_id {
 #include "op/ops.def"
 #undef MPG_OP_ROW
 #undef MPG_COMPOSED_ROW
-  MPG_OP_COUNT
+  MPG_OP_COUNT, /* the rows of libraries (op/extension.h) come behind */
+  MPG_OP_ADDED = 512,
+  MPG_OP_LIMIT = MPG_OP_COUNT + MPG_OP_ADDED
 } mpg_op_id;
 
 typedef struct mpg_op mpg_op;
+typedef struct mpg_extension mpg_extension;
 
 /* --- Inference -------------------------------------------------------------------------------- */
 /* Fills output descs from input descs and parameters, checks both, and completes input descs that
@@ -286,6 +291,7 @@ struct mpg_op {
       dtypes; /* of the first input (or output without inputs); inference checks the rest */
   mpg_batching_fn batching;
   const char *doc;
+  const mpg_extension *extension; /* NULL: a row of ops.def */
 };
 
 /* Largest total of input and output elements of a TINY_INLINE op to run inline; kernels choose by
@@ -295,7 +301,10 @@ enum { MPG_TINY_ELEMENTS = 2048 };
 enum { MPG_MAX_INPUTS = 4096, MPG_MAX_OUTPUTS = 512, MPG_MAX_NAMED = 16 };
 
 mpg_status mpg_registry_init(void);
-const mpg_op *mpg_op_get(mpg_op_id id);
+/* Adds a copy of a row, which gets an id; named: it can be found by its name, which is free. */
+const mpg_op *mpg_registry_add(const mpg_op *row, bool named);
+int mpg_registry_room(void);                 /* how many more */
+const mpg_op *mpg_op_get(mpg_op_id id);      /* of ops.def */
 const mpg_op *mpg_op_find(const char *name); /* by name or alias; NULL when there is none */
 
 int mpg_op_num_inputs(const mpg_op *op, const void *params, int given);

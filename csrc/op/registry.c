@@ -1,4 +1,5 @@
-/* The table of ops, made from ops.def; names and signatures resolved once at start. */
+/* The table of ops, made from ops.def, and behind it the rows that libraries add; names and
+ * signatures are resolved once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +69,9 @@ typedef struct signature {
   } inputs[MPG_MAX_NAMED];
 } signature;
 
-static signature signatures[MPG_OP_COUNT]; /* the registry: constant after mpg_registry_init */
+static signature signatures[MPG_OP_LIMIT]; /* the registry: see op.h */
+static mpg_op added[MPG_OP_ADDED];
+static int num_added;
 
 enum { NAME_BUCKETS = 4096 };
 static struct {
@@ -120,42 +123,47 @@ static const char *next_name(const char **text, char *marker, int *length) {
   return start;
 }
 
+static mpg_status read_signature(const mpg_op *op) {
+  signature *s = &signatures[op->id];
+  char marker;
+  int length;
+  const char *name, *text = op->inputs;
+  while ((name = next_name(&text, &marker, &length))) {
+    if (s->num_inputs == MPG_MAX_NAMED)
+      return mpg_fail(MPG_ERROR, "%s: more than %d input names", op->name, MPG_MAX_NAMED);
+    if (marker == '*' && *name == '!') { /* all of them are written */
+      s->mutable_inputs |= 1u << s->num_inputs;
+      name++;
+      length--;
+    }
+    s->inputs[s->num_inputs].text = name;
+    s->inputs[s->num_inputs].length = length;
+    s->inputs[s->num_inputs].has_initial = name[length] == '=';
+    if (name[length] == '=') s->inputs[s->num_inputs].initial = strtod(name + length + 1, NULL);
+    char use[64];
+    snprintf(use, sizeof use, "use_%.*s", length, name);
+    s->inputs[s->num_inputs].use = marker == '?' ? mpg_params_find(op->params, use) : -1;
+    if (marker == '?') s->optional_inputs |= 1u << s->num_inputs;
+    if (marker == '!') s->mutable_inputs |= 1u << s->num_inputs;
+    if (marker == '*') s->variadic = true;
+    s->num_inputs++;
+  }
+  text = op->outputs;
+  while ((name = next_name(&text, &marker, &length))) {
+    if (marker == '~') s->num_hidden++;
+    if (marker == '*') s->variadic_outputs = true;
+    s->num_outputs++;
+  }
+  int show = mpg_params_find(op->params, "output_mean_var");
+  if (show >= 0) s->show_hidden = op->params->params[show].offset;
+  return MPG_OK;
+}
+
 mpg_status mpg_registry_init(void) {
   if (names[0].op || mpg_op_find(ops[0].name)) return MPG_OK;
   for (int id = 0; id < MPG_OP_COUNT; id++) {
     const mpg_op *op = &ops[id];
-    signature *s = &signatures[id];
-    char marker;
-    int length;
-    const char *name, *text = op->inputs;
-    while ((name = next_name(&text, &marker, &length))) {
-      if (s->num_inputs == MPG_MAX_NAMED)
-        return mpg_fail(MPG_ERROR, "%s: more than %d input names", op->name, MPG_MAX_NAMED);
-      if (marker == '*' && *name == '!') { /* all of them are written */
-        s->mutable_inputs |= 1u << s->num_inputs;
-        name++;
-        length--;
-      }
-      s->inputs[s->num_inputs].text = name;
-      s->inputs[s->num_inputs].length = length;
-      s->inputs[s->num_inputs].has_initial = name[length] == '=';
-      if (name[length] == '=') s->inputs[s->num_inputs].initial = strtod(name + length + 1, NULL);
-      char use[64];
-      snprintf(use, sizeof use, "use_%.*s", length, name);
-      s->inputs[s->num_inputs].use = marker == '?' ? mpg_params_find(op->params, use) : -1;
-      if (marker == '?') s->optional_inputs |= 1u << s->num_inputs;
-      if (marker == '!') s->mutable_inputs |= 1u << s->num_inputs;
-      if (marker == '*') s->variadic = true;
-      s->num_inputs++;
-    }
-    text = op->outputs;
-    while ((name = next_name(&text, &marker, &length))) {
-      if (marker == '~') s->num_hidden++;
-      if (marker == '*') s->variadic_outputs = true;
-      s->num_outputs++;
-    }
-    int show = mpg_params_find(op->params, "output_mean_var");
-    if (show >= 0) s->show_hidden = op->params->params[show].offset;
+    MPG_TRY(read_signature(op));
     MPG_TRY(add_name(op->name, strlen(op->name), op));
     for (const char *alias = op->aliases + strspn(op->aliases, " "); *alias;
          alias += strspn(alias, " ")) {
@@ -165,6 +173,18 @@ mpg_status mpg_registry_init(void) {
     }
   }
   return MPG_OK;
+}
+
+int mpg_registry_room(void) { return MPG_OP_ADDED - num_added; }
+
+const mpg_op *mpg_registry_add(const mpg_op *row, bool named) {
+  mpg_op *op = &added[num_added];
+  *op = *row;
+  op->id = (mpg_op_id)(MPG_OP_COUNT + num_added++);
+  bool good = read_signature(op) == MPG_OK &&
+              (!named || add_name(op->name, strlen(op->name), op) == MPG_OK);
+  MPG_ASSERT(good); /* whoever adds it has checked it */
+  return op;
 }
 
 int mpg_op_num_input_names(const mpg_op *op) { return signatures[op->id].num_inputs; }

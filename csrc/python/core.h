@@ -69,7 +69,6 @@ typedef struct mpg_py_state {
   PyObject *errors[MPG_STATUS_COUNT]; /* exception classes by status */
   PyObject *assertion_error; /* a value that MXNet's assert statements refuse: a ValueError, too */
   PyObject *dtypes[MPG_DTYPE_LIMIT];              /* what NDArray.dtype gives: numpy.float32, ... */
-  PyObject *ops[MPG_OP_COUNT];                    /* the _core.Op of each op */
   PyObject *ops_by_name;                          /* dict: name or alias -> _core.Op */
   PyObject *name_out, *name_name, *name_backward; /* interned */
   mpg_py_operator binary[MPG_PY_BINARY_COUNT];
@@ -241,7 +240,7 @@ int mpg_py_device_id(PyObject *object,
 mpg_device_id mpg_py_current_device(void);
 extern PyMethodDef mpg_py_context_methods[];
 
-/* --- Ops (op.c, params.c) --------------------------------------------------------------------- */
+/* --- Ops (op.c, params.c, extension.c) -------------------------------------------------------- */
 int mpg_py_op_init(PyObject *module);
 /* Stores a Python value into one parameter of a struct, checked; `op` is for errors. */
 int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index,
@@ -253,6 +252,9 @@ int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t 
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape,
                       const char *what); /* an integer or a sequence of them */
 extern PyMethodDef mpg_py_op_methods[];
+/* The _core.Op of a row under its name, which `_core.ops` has then; new reference. */
+PyObject *mpg_py_op_add(const mpg_op *op);
+extern PyMethodDef mpg_py_extension_methods[]; /* extension.c */
 
 /* --- Autograd (autograd.c), runtime settings (runtime.c) -------------------------------------- */
 int mpg_py_autograd_init(PyObject *module);

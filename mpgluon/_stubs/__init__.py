@@ -152,10 +152,12 @@ def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> 
 def generate_namespace(space: str, *, symbol: bool) -> str:
     """The stub of a sub-namespace of ops."""
     found = {}
+    rows = set(_core.list_ops())  # no ops of libraries
     for name, op in sorted(_core.ops().items()):
         where, short = place(name)
         hidden = "hidden" in op.describe()["flags"] and (symbol or space == "op")
-        if where == space and not hidden and short.isidentifier():
+        known = op.describe()["name"] in rows
+        if known and where == space and not hidden and short.isidentifier():
             found[short] = _op_stub(op, short, symbol=symbol)
     head = _SYMBOL_HEAD if symbol else _ARRAY_HEAD
     return head + "\n" + "\n".join(found.values())

@@ -217,7 +217,9 @@ def test_sources_say_what_they_are():
 SOURCES = (".c", ".h", ".def", ".inc", ".cu", ".cpp", ".py")
 FOLDERS = ("csrc", "kernels", "mpgluon", "tests", "benchmarks", "examples", "tools")
 # MXNet's own, a user's, and what a program writes.
-ELSEWHERE = re.compile(r"example/gluon/.*|mxnet_suite\.py|file\.py|own\.h")
+ELSEWHERE = re.compile(
+    r"example/gluon/.*|mxnet_suite\.py|file\.py|own\.h|lib_api\.h|soft_clip\.c|mine\.c"
+)
 
 
 def mentions():
@@ -313,7 +315,7 @@ LISTS = ("tests/data", "tests/fuzz/corpus", "tests/samples")
 
 def test_folders_are_no_flat_lists():
     """About twenty files of its own; MXNet's public modules lie side by side."""
-    more = {"mpgluon": 35}
+    more = {"mpgluon": 36}
     long = []
     for top in ("csrc", "kernels", "mpgluon", "tests", "benchmarks", "tools"):
         for path, _, names in os.walk(os.path.join(ROOT, top)):
@@ -346,9 +348,10 @@ WRITABLE = {
     "csrc/device/scope": "chunks count table table_size",
     "csrc/device/task": "worker_device",
     "csrc/io/file": "counter",
+    "csrc/op/extension": "libraries num_libraries",
     "csrc/op/invoke": "kernel_tables random_state",
     "csrc/op/params": "intern_table",
-    "csrc/op/registry": "names signatures",
+    "csrc/op/registry": "added names num_added signatures",
     "csrc/python/array/array": "unused",
     "csrc/python/array/exchange": "mpg_numpy_api mpg_numpy_apiPyArray_RUNTIME_VERSION",
     "csrc/python/array/host": "intruder lines",

@@ -1,5 +1,5 @@
-"""The code in README.md and docs/parallel.md runs as it stands, one block after the other, given
-the networks and batches that it speaks of."""
+"""The code in README.md, docs/parallel.md and docs/custom-ops.md runs as it stands, one block after
+the other, given the networks and batches that it speaks of."""
 
 import os
 import re
@@ -13,6 +13,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from support.devices import cpus_only
 from support.paths import ROOT
+from support.processes import compiled, finished
 
 SHELL = re.compile(
     r"(pip|python|make|git|nvcc|mxnet_suite\.py|MPGLUON_\w+=|PYTHONPATH=|tests/|\$ )"
@@ -173,3 +174,22 @@ def test_parallel(tmp_path, monkeypatch, capsys):
     kinds = [type(child).__name__ for child in split["net"]._children.values()]
     assert kinds == ["VocabParallelEmbedding", "ColumnParallelDense", "RowParallelDense"]
     assert "measured" in printed and "predicted" in printed
+
+
+def test_custom_ops(tmp_path):
+    """In a process of its own: an op of a library stays."""
+    with open(os.path.join(ROOT, "docs", "custom-ops.md")) as file:
+        (source,) = re.findall(r"^```c\n(.*?)^```$", file.read(), re.M | re.S)
+    (tmp_path / "soft_clip.c").write_text(source)
+    compiled(tmp_path / "libsoft_clip.so", "-Wall", "-Werror", source=tmp_path / "soft_clip.c")
+    (code,) = blocks("docs/custom-ops.md")
+    head = (
+        f"import os\nos.chdir({str(tmp_path)!r})\n"
+        "import mpgluon as mx\nfrom mpgluon import autograd, gluon, nd\n"
+        "from mpgluon.gluon import nn\n"
+    )
+    printed = finished(
+        head + code + "\nprint(nd.soft_clip(nd.array([9]), limit=2).asnumpy().round(2))\n"
+    )
+    assert "limit : number 0.., default 1" in printed.stdout
+    assert printed.stdout.splitlines()[-1] == "[2.]"

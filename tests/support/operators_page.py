@@ -47,7 +47,7 @@ def dtypes_of(row):
 
 def page():
     """The text of the page."""
-    rows = {row["name"]: row for row in (op.describe() for op in _core.ops().values())}
+    rows = {row["name"]: row for row in (_core.get_op(op).describe() for op in _core.list_ops())}
     samples, lines = all_samples(), []
     for name, row in sorted(rows.items(), key=lambda item: item[0].lstrip("_").lower()):
         if {"hidden", "gradient_only"} & set(row["flags"]) and name.startswith("_"):

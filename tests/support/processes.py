@@ -1,6 +1,8 @@
-"""Python processes of a test: what their code prints, and how they end."""
+"""Processes of a test: what Python code prints, how it ends, and libraries that the C compiler
+makes."""
 
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -53,3 +55,18 @@ def finished(code, timeout=120, base=None, **settings):
 def output_of(code, timeout=120, base=None, **settings):
     """The output of the code, which runs without an error."""
     return finished(code, timeout, base, **settings).stdout
+
+
+LIBRARY = os.path.join(TESTS, "c", "library.c")
+
+
+def compiled(target, *flags, source=LIBRARY, compiler=None):
+    """The path of the library of ops that the compiler makes of a source."""
+    command = [
+        *shlex.split(compiler or os.environ.get("CC", "cc")),
+        *["-shared", "-fPIC", "-O2", "-I" + mpgluon.library.get_include()],
+        *[*flags, "-o", str(target), str(source), "-lm"],
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return str(target)

@@ -711,6 +711,14 @@ PyMethodDef mpg_py_op_methods[] = {
     {"ops", ops, METH_NOARGS, "ops()\n--\n\nA dict of all names and aliases with their ops."},
     {0}};
 
+static PyObject *add_under(const mpg_op *op, const char *name) {
+  PyObject *object = op_new(op, name);
+  if (object != NULL && PyDict_SetItemString(mpg_py->ops_by_name, name, object) < 0)
+    Py_CLEAR(object);
+  return object;
+}
+PyObject *mpg_py_op_add(const mpg_op *op) { return add_under(op, op->name); }
+
 int mpg_py_op_init(PyObject *module) {
   mpg_py->name_out = intern_name("out");
   mpg_py->name_name = intern_name("name");
@@ -721,21 +729,15 @@ int mpg_py_op_init(PyObject *module) {
     return -1;
   for (int i = 0; i < MPG_OP_COUNT; i++) {
     const mpg_op *op = mpg_op_get((mpg_op_id)i);
-    mpg_py->ops[i] = op_new(op, op->name);
-    if (mpg_py->ops[i] == NULL ||
-        PyDict_SetItemString(mpg_py->ops_by_name, op->name, mpg_py->ops[i]) < 0)
-      return -1;
+    PyObject *object = mpg_py_op_add(op);
+    if (object == NULL) return -1;
+    Py_DECREF(object);
     for (const char *alias = op->aliases; *alias;) {
       size_t length = strcspn(alias, " ");
       char name[128];
       snprintf(name, sizeof name, "%.*s", (int)length, alias);
-      PyObject *object = length ? op_new(op, name) : NULL;
-      if (length &&
-          (object == NULL || PyDict_SetItemString(mpg_py->ops_by_name, name, object) < 0)) {
-        Py_XDECREF(object);
-        return -1;
-      }
-      Py_XDECREF(object);
+      if (length && (object = add_under(op, name)) == NULL) return -1;
+      if (length) Py_DECREF(object);
       alias += length + (alias[length] == ' ');
     }
   }
