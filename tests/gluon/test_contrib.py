@@ -326,3 +326,34 @@ def test_rand_zipfian(symbolic):
     np.testing.assert_allclose(expected.asnumpy(), share[drawn], rtol=1e-12)
     found = np.bincount(drawn, minlength=top)
     np.testing.assert_allclose(found[:8], share[:8], rtol=0.2)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_deformable_convolutions_of_zero_offsets_are_convolutions(hybridize):
+    x = nd.random.normal(shape=(2, 4, 7, 6))
+    options = {"kernel_size": (3, 2), "strides": (1, 2), "padding": 1, "groups": 2}
+    plain = gluon.nn.Conv2D(6, activation="relu", **options)
+    plain.initialize(mx.init.Xavier())
+    expected = plain(x)
+    for kind in (
+        contrib.cnn.DeformableConvolution,
+        contrib.cnn.ModulatedDeformableConvolution,  # 2 sigmoid(0) is 1
+    ):
+        layer = kind(6, activation="relu", num_deformable_group=2, **options)
+        layer.initialize()
+        if hybridize:
+            layer.hybridize()
+        layer(x)
+        layer.deformable_conv_weight.set_data(plain.weight.data())
+        layer.deformable_conv_bias.set_data(plain.bias.data())
+        np.testing.assert_allclose(layer(x).asnumpy(), expected.asnumpy(), rtol=1e-4, atol=1e-5)
+        with mx.autograd.record():
+            loss = layer(x).sum()
+        loss.backward()
+        assert layer.offset_weight.grad().asnumpy().any()
+    assert "groups=2" in repr(layer) and layer.offset_weight.shape == (36, 2, 3, 2)
+    with pytest.raises(ValueError, match="layout"):
+        contrib.cnn.DeformableConvolution(2, layout="NHWC")
+    bare = contrib.cnn.DeformableConvolution(2, use_bias=False, offset_use_bias=False)
+    bare.initialize()
+    assert bare(x).shape == (2, 2, 7, 6) and bare.deformable_conv_bias is None

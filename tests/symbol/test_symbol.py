@@ -769,3 +769,9 @@ def test_open_sizes_follow_through_transpose(unknown):
     assert (mx.sym.transpose(x, axes=(1, 0)) + mx.sym.ones((2, 3))).infer_shape()[0] == [(3, 2)]
     with pytest.raises(mx.MXNetError, match="negative dimension"):
         mx.sym.ones(shape=(-1, 2)).bind(mx.cpu(), args={}).forward()
+
+
+def test_blocks_of_symbols_have_no_sparse_parameters():
+    weight = mx.sym.var("weight", stype="row_sparse")
+    with pytest.raises(AssertionError, match="'weight' is of sparse storage"):
+        mx.gluon.SymbolBlock(mx.sym.dot(mx.sym.var("data"), weight), mx.sym.var("data"))

@@ -228,3 +228,9 @@ def test_wrong_arguments():
         one.fit(loader(), epochs=1, event_handlers=est.LoggingHandler(metrics=mx.metric.MAE()))
     with pytest.raises(ValueError, match="EventHandler"):
         one.fit(loader(), epochs=1, event_handlers=[1])
+
+
+def test_devices_that_are_not_there():
+    net = gluon.nn.Dense(1)
+    with pytest.raises(AssertionError, match=r"there is no gpu\(100\)"):
+        gluon.contrib.estimator.Estimator(net, gluon.loss.L2Loss(), context=[mx.gpu(100)])

@@ -114,6 +114,12 @@ class SymbolBlock(HybridBlock):
             arguments = [None] * len(self._program.arguments)
             states = [None] * len(self._program.auxiliary)
         names = set(self._input_names)
+        for name, attributes in self._symbol.attr_dict().items():
+            if attributes.get("__storage_type__", "0") != "0" and name not in names:
+                raise MXNetAssertionError(
+                    f"SymbolBlock: the parameter '{name}' is of sparse storage, which HybridBlocks "
+                    "do not have"
+                )
         for nodes, types, options in (
             (self._program.arguments, arguments, {}),
             (self._program.auxiliary, states, {"grad_req": "null"}),

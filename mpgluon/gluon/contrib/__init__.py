@@ -1,5 +1,5 @@
 """Layers and cells beyond the usual ones."""
 
-from . import data, estimator, nn, rnn
+from . import cnn, data, estimator, nn, rnn
 
-__all__ = ["data", "estimator", "nn", "rnn"]
+__all__ = ["cnn", "data", "estimator", "nn", "rnn"]

@@ -30,7 +30,10 @@ class MXNetNames:
 
     @property
     def _data(self) -> list[NDArray] | None:
-        return None if self.arrays is None else list(self.arrays.values())
+        if self.arrays is None:
+            return None
+        arrays = list(self.arrays.values())
+        return arrays if self.stype == "default" else [one.tostype(self.stype) for one in arrays]
 
     @_data.setter
     def _data(self, arrays: Sequence[NDArray] | None) -> None:

@@ -8,6 +8,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
+from ....base import MXNetAssertionError
 from ....context import Context, cpu, gpu, num_gpus
 from ....metric import Loss as LossMetric
 from ...data import DataLoader
@@ -148,12 +149,18 @@ class Estimator:
 
     def _check_context(self, context):
         if isinstance(context, Context):
-            return [context]
+            context = [context]
         if context:
             if not isinstance(context, list) or not all(isinstance(c, Context) for c in context):
                 raise ValueError(
                     "context must be a Context or a list of Context, for example mx.cpu() or "
                     f"[mx.gpu(0), mx.gpu(1)]; got {context}"
+                )
+            count = num_gpus()
+            absent = [c for c in context if c.device_type == "gpu" and c.device_id >= count]
+            if absent:
+                raise MXNetAssertionError(
+                    f"Estimator: there is no {absent[0]}; the devices are mx.cpu() and {count} GPUs"
                 )
             return context
         if num_gpus() > 1 and not self.spans_devices:
@@ -337,8 +344,10 @@ class Estimator:
             (GradientUpdateHandler, lambda: GradientUpdateHandler()),
             (MetricHandler, lambda: MetricHandler(self.train_metrics)),
             (LoggingHandler, lambda: LoggingHandler(metrics=self.train_metrics)),
-            (ProgressBarHandler, lambda: ProgressBarHandler(metrics=self.train_metrics)),
         ]
+        if sys.stderr.isatty():
+            bar = lambda: ProgressBarHandler(metrics=self.train_metrics)
+            defaults.append((ProgressBarHandler, bar))
         if val_data:
             validate = lambda: ValidationHandler(val_data=val_data, eval_fn=self.evaluate)
             defaults.insert(2, (ValidationHandler, validate))
