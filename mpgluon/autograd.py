@@ -29,7 +29,9 @@ from ._hints import AUTOGRAD as _WAYS, of_module as _of_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NoReturn
+    from typing import Any
+
+    from .symbol import Symbol
 
 
 __all__ = [
@@ -91,15 +93,38 @@ def mark_variables(
         mark(variable, gradient, request)
 
 
-def get_symbol(x: NDArray) -> NoReturn:
-    """NotSupportedError: the tape is not kept as a Symbol. Trace a HybridBlock instead and look at
-    what was compiled."""
-    if not isinstance(x, _core.NDArray):
-        raise TypeError(f"get_symbol: expected an NDArray, got {type(x).__name__}")
-    raise _core.NotSupportedError(
-        "get_symbol: recorded computations are not turned into Symbols; write the computation as a "
-        "HybridBlock and export it"
-    )
+def get_symbol(x: NDArray) -> Symbol:
+    """The recorded computation of `x`, as a Symbol.
+
+    Its variables, ``var0``, ``var1`` and so on, are the variables that `x` was computed from; so is
+    every array that was none, once for each op that has read it. Hybridized calls are there as the
+    ops that they consist of.
+
+    Parameters
+    ----------
+    x : NDArray
+        An array that was computed while recording, and not differentiated since.
+
+    Raises
+    ------
+    MXNetError
+        It was not recorded, or a `Function` is among what was.
+
+    Examples
+    --------
+    >>> x = nd.array([3])
+    >>> x.attach_grad()
+    >>> with mx.autograd.record():
+    ...     y = x * x + 1
+    >>> sym = mx.autograd.get_symbol(y)
+    >>> sym.list_arguments()
+    ['var0']
+    >>> sym.eval(var0=nd.array([5]))[0].asnumpy()
+    array([26.], dtype=float32)
+    """
+    from .symbol._recorded import symbol_of
+
+    return symbol_of(x)
 
 
 class Function:

@@ -52,6 +52,15 @@ mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_gra
                              mpg_array *const *variables, int num_variables, bool retain_graph,
                              bool create_graph, bool train, mpg_array *gradients);
 
+/* Shows what `head` was recorded as: a graph of the ops, whose inputs are the variables and arrays
+ * that were none. Calls of compiled functions are expanded to ops; functions of Python are an
+ * error. */
+struct mpg_graph;
+mpg_status mpg_autograd_read(mpg_array *head,
+                             mpg_status (*read)(const struct mpg_graph *graph, mpg_value head,
+                                                void *state),
+                             void *state);
+
 /* A differentiable call that the core does not see into: autograd.Function, custom ops. */
 typedef struct mpg_callback {
   const char *name;

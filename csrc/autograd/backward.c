@@ -366,3 +366,25 @@ mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_gra
   pass_end(pass);
   return status;
 }
+
+mpg_status mpg_autograd_read(mpg_array *head,
+                             mpg_status (*read)(const mpg_graph *graph, mpg_value head,
+                                                void *state),
+                             void *state) {
+  mpg_backward_pass *pass;
+  if (!head->node)
+    return mpg_fail(MPG_ERROR,
+                    "get_symbol: the array was not computed from variables (attach_grad) while "
+                    "recording (autograd.record)");
+  MPG_TRY(pass_begin(&pass));
+  mpg_status status = mpg_backward_pass_collect(pass, &head, 1, true, false);
+  if (status != MPG_OK) mpg_fail_prefix(status, "get_symbol");
+  for (size_t i = 0; status == MPG_OK && i < pass->graph.num_nodes; i++)
+    if (pass->graph.nodes[i].opaque)
+      status = mpg_fail(MPG_NOT_IMPLEMENTED,
+                        "get_symbol: %s is a function of Python, of which a Symbol has no node",
+                        mpg_tape_name(pass->graph.nodes[i].opaque));
+  if (status == MPG_OK) status = read(&pass->graph, mpg_backward_pass_value(pass, head), state);
+  pass_end(pass);
+  return status;
+}

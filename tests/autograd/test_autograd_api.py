@@ -1,6 +1,7 @@
 """mx.autograd as users call it."""
 
 import gc
+import re
 import sys
 import threading
 import weakref
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, nd
+from mpgluon import autograd, gluon, nd
 from support.devices import on
 
 
@@ -333,8 +334,6 @@ def test_function_errors():
     assert x.grad.asscalar() == 2
     with pytest.raises(NotImplementedError):
         autograd.Function()(x)
-    with pytest.raises(mx.base.NotSupportedError):
-        autograd.get_symbol(x)
 
 
 def test_fresh_gradient_flag():
@@ -393,3 +392,87 @@ def test_gradient_of_relu_keeps_nan_visible():
     y.backward()
     gradient = x.grad.asnumpy()
     assert gradient[:3].tolist() == [0, 0, 1] and np.isnan(gradient[3])
+
+
+# get_symbol
+
+
+def test_what_was_recorded_is_a_symbol():
+    x, z, plain = variable([1.0, 2.0]), variable([3.0, 4.0]), nd.array([5.0, 6.0])
+    with autograd.record():
+        y = x * x + 2 * x - 1
+    sym = autograd.get_symbol(y)
+    assert sym.list_arguments() == ["var0"]
+    assert sym.eval(var0=nd.array([3.0]))[0].asnumpy().tolist() == [14]
+    with autograd.record():
+        y = nd.split(nd.stack(x * z, plain), num_outputs=2, axis=0, squeeze_axis=True)[1]
+    sym = autograd.get_symbol(y)
+    names = sym.list_arguments()
+    assert len(names) == 3  # the last is the array that is no variable
+    values = dict(zip(names, (x, z, plain)))
+    assert sym.eval(**values)[0].asnumpy().tolist() == [5, 6]
+    assert autograd.get_symbol(x).list_arguments() == ["var0"]
+    with autograd.record():
+        (grad,) = autograd.grad((x * x * x).sum(), [x], create_graph=True)
+    found = autograd.get_symbol(grad)
+    assert len(found.list_arguments()) == 3  # what the gradient begins with is read by two ops
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_network_that_was_recorded_is_a_symbol_that_computes_the_same(hybridized):
+    """Over two devices, with states; and backward goes on as if nothing had been asked."""
+    net = gluon.nn.HybridSequential()
+    net.add(
+        gluon.nn.Dense(4, activation="relu", in_units=3),
+        gluon.nn.BatchNorm(in_channels=4),
+        gluon.nn.HybridLambda("square"),
+    )
+    net.initialize(mx.init.Xavier(), ctx=on(0))
+    if hybridized:
+        net.hybridize()
+    x = nd.random.normal(shape=(5, 3), ctx=on(0))
+    x.attach_grad()
+    with autograd.record(train_mode=False):
+        y = net(x).as_in_context(on(1)).sum(axis=1)
+    sym = autograd.get_symbol(y)
+    names = sym.get_internals().list_outputs()
+    assert [re.sub(r"\d+_output", "", name) for name in names if "output" in name] == [
+        "fullyconnected",
+        "activation",
+        "batchnorm",
+        "square",
+        "copyto",
+        "sum",
+    ]
+    dense, norm = net[0], net[1]
+    arguments = [x, dense.weight.data(), dense.bias.data(), norm.gamma.data(), norm.beta.data()]
+    states = [norm.running_mean.data(), norm.running_var.data()]
+    executor = sym.bind(on(0), arguments, aux_states=states)
+    np.testing.assert_allclose(executor.forward()[0].asnumpy(), y.asnumpy(), rtol=1e-5)
+    y.backward()
+    assert x.grad.asnumpy().any()
+
+
+def test_what_is_no_symbol_says_so():
+    x = variable([1.0])
+
+    class Twice(autograd.Function):
+        def forward(self, x):
+            return x * 2
+
+        def backward(self, grad):
+            return grad * 2
+
+    with autograd.record():
+        y = Twice()(x) + 1
+    with pytest.raises(NotImplementedError, match="get_symbol: .* is a function of Python"):
+        autograd.get_symbol(y)
+    with pytest.raises(mx.MXNetError, match="get_symbol: the array was not computed from"):
+        autograd.get_symbol(nd.ones((1,)))
+    with pytest.raises(TypeError, match="get_symbol"):
+        autograd.get_symbol(3)
+    with autograd.record():
+        y = x * 2
+    y.backward()
+    with pytest.raises(mx.MXNetError, match="get_symbol: .*retain_graph=True"):
+        autograd.get_symbol(y)

@@ -504,7 +504,65 @@ static PyObject *gradients_used(PyObject *Py_UNUSED(module), PyObject *arrays) {
 }
 
 #define KEYWORDS(function) (PyCFunction)(void (*)(void)) function
+/* The parameters of a node that are not the defaults, as text. */
+static PyObject *node_params(const mpg_node *node) {
+  PyObject *params = PyDict_New();
+  for (int i = 0; params != NULL && node->params && i < node->op->params->count; i++) {
+    const mpg_param *param = &node->op->params->params[i];
+    mpg_text text = {0};
+    mpg_params_get_text(node->op->params, node->params, i, &text);
+    const char *value = mpg_text_string(&text);
+    if (strcmp(value, param->default_text) != 0) {
+      PyObject *item = PyUnicode_FromString(value);
+      if (item == NULL || PyDict_SetItemString(params, param->name, item) < 0) Py_CLEAR(params);
+      Py_XDECREF(item);
+    }
+    mpg_text_free(&text);
+  }
+  return params;
+}
+
+static PyObject *node_inputs(const mpg_graph *graph, const mpg_node *node) {
+  PyObject *inputs = PyList_New(node->num_inputs);
+  for (uint32_t i = 0; inputs != NULL && i < node->num_inputs; i++) {
+    mpg_value value = graph->inputs[node->inputs + i];
+    PyObject *pair = Py_BuildValue("(II)", value.node, value.output);
+    if (pair == NULL)
+      Py_CLEAR(inputs);
+    else
+      PyList_SET_ITEM(inputs, i, pair);
+  }
+  return inputs;
+}
+
+/* *state: a list of nodes, and the head. */
+static mpg_status read_recorded(const mpg_graph *graph, mpg_value head, void *state) {
+  PyObject *list = PyList_New(0);
+  for (size_t i = 0; list != NULL && i < graph->num_nodes; i++) {
+    const mpg_node *node = &graph->nodes[i];
+    PyObject *item =
+        node->op ? Py_BuildValue("sNN", node->op->name, node_params(node), node_inputs(graph, node))
+                 : Py_NewRef(Py_None);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  *(PyObject **)state = list ? Py_BuildValue("N(II)", list, head.node, head.output) : NULL;
+  return *(PyObject **)state ? MPG_OK : MPG_HOST_EXCEPTION;
+}
+
+static PyObject *recorded(PyObject *Py_UNUSED(module), PyObject *object) {
+  PyObject *result = NULL;
+  mpg_array *array = mpg_py_expect_array(object, "get_symbol");
+  if (array == NULL) return NULL;
+  MPG_PY_TRY(mpg_autograd_read(array, read_recorded, &result));
+  return result;
+}
+
 PyMethodDef mpg_py_autograd_methods[] = {
+    {"recorded", recorded, METH_O,
+     "recorded(array)\n--\n\nWhat the array was recorded as: a list of nodes, and the node and "
+     "output "
+     "that it is. A node is (op, parameters, inputs), or None, a variable."},
     {"record", KEYWORDS(record), METH_FASTCALL | METH_KEYWORDS,
      "record(train_mode=True)\n--\n\nA scope for a with-statement in which ops are recorded for "
      "backward."},

@@ -1,0 +1,22 @@
+"""Symbols of recorded computations."""
+
+from .. import _core
+from ..name import NameManager
+from ._graph import Node
+from .symbol import Symbol
+
+
+def symbol_of(array):
+    """The symbol of an array on the tape."""
+    recorded, (number, output) = _core.recorded(array)
+    nodes, variables = [], 0
+    for node in recorded:
+        if node is None:
+            nodes.append(Node(f"var{variables}", {}))
+            variables += 1
+            continue
+        op, params, inputs = node
+        name = NameManager.current().get(None, op.lower().lstrip("_"))
+        sources = tuple((nodes[source], index) for source, index in inputs)
+        nodes.append(Node(name, params, _core.OpCall(op, params), sources))
+    return Symbol([(nodes[number], output)])
