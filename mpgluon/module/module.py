@@ -434,7 +434,7 @@ class Module(BaseModule):
                     initializer(InitDesc(name, attributes.get(name)), array)
                 elif self.params_initialized:
                     there[name].copyto(array)
-                values[name] = array
+                values[name] = array.tostype(there[name].stype)
             found.append(values)
         self._spread(*found)
 

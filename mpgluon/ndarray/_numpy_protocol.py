@@ -416,7 +416,8 @@ def _chosen(op):
         elif not keepdims:
             shape = []
         found = _op(op)(a if wide else a.astype("float32", copy=False), axis=axis)
-        return _shaped(found.astype("int64"), shape)
+        # Of all elements: an index for lists. Along an axis: what programs compare with labels
+        return _shaped(found.astype("int64") if axis is None else found, shape)
 
     return function
 

@@ -14,7 +14,7 @@ from ._functions import Function, is_number, node_of
 from .symbol import Symbol, var
 
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any
 
     from .._types import DType, ShapeLike, SymbolLike, SymbolOperator
 
@@ -194,11 +194,20 @@ def linspace(
 
 def histogram(
     a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: Any
-) -> NoReturn:
-    """NotSupportedError: this build has no histogram op; ``nd.histogram`` computes one."""
-    raise _core.NotSupportedError(
-        "sym.histogram: there is no histogram op; use nd.histogram on the arrays"
-    )
+) -> Symbol:
+    """Counts and edges: `bins` equal bins over `range`, or between the edges in a Symbol.
+
+    Examples
+    --------
+    >>> counts, edges = mx.sym.histogram(mx.sym.var("x"), bins=2, range=(0, 4))
+    >>> counts.eval(x=nd.array([1, 2, 2, 4]))[0].asnumpy()
+    array([1, 3])
+    """
+    if isinstance(bins, Symbol):
+        return _call("_histogram", data=a, bins=bins, **kwargs)
+    if not isinstance(bins, (int, np.integer)) or range is None:
+        raise ValueError("histogram: bins is a Symbol, or an integer that goes with a range")
+    return _call("_histogram", data=a, bin_cnt=bins, range=range, **kwargs)
 
 
 def split_v2(

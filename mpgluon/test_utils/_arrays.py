@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import io, ndarray as nd
-from ..base import NotSupportedError
+from ._comparison import assign_each
 from ._environment import default_context, default_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, NoReturn
+    from typing import Any
 
     from .._core import Context, NDArray
     from .._types import DType, Shape
@@ -85,10 +85,12 @@ def rand_ndarray(
     distribution: str | None = None,
     ctx: Context | None = None,
 ) -> NDArray:
-    """An array of uniform values in [-1, 1), drawn by numpy.random. Only stype "default": arrays
-    are dense here, NotSupportedError for others; what describes sparse arrays has no effect."""
+    """A random array: of stype "default" of uniform values in [-1, 1), drawn by numpy.random; else
+    as `rand_sparse_ndarray` makes it."""
     if stype != "default":
-        raise _no_sparse("rand_ndarray", stype)
+        return rand_sparse_ndarray(
+            shape, stype, density, dtype, distribution, modifier_func=modifier_func, ctx=ctx
+        )[0]
     return nd.array(
         np.random.uniform(-1, 1, shape),
         ctx=ctx or default_context(),
@@ -96,8 +98,16 @@ def rand_ndarray(
     )
 
 
-def _no_sparse(function, stype):
-    return NotSupportedError(f"{function}: arrays are dense; stype {stype!r} is not supported")
+def _places(rows, columns, density, distribution):
+    """Which elements of a random csr matrix are stored, as truth values."""
+    if distribution == "uniform":
+        return np.random.uniform(size=(rows, columns)) < density
+    places, left, count = np.zeros((rows, columns), bool), int(rows * columns * density), 1
+    for row in range(rows):  # each row has twice as many as the one before
+        taken = min(count, columns, left)
+        places[row, :taken] = True
+        left, count = left - taken, count * 2
+    return places
 
 
 def rand_sparse_ndarray(
@@ -111,9 +121,53 @@ def rand_sparse_ndarray(
     modifier_func: Callable[[Any], Any] | None = None,
     shuffle_csr_indices: bool = False,
     ctx: Context | None = None,
-) -> NoReturn:
-    """NotSupportedError: arrays are dense."""
-    raise _no_sparse("rand_sparse_ndarray", stype)
+) -> tuple[Any, tuple[Any, ...]]:
+    """A random sparse array and its parts: (values, indices) of a row_sparse array, (indptr,
+    indices, data) of a csr matrix.
+
+    Parameters
+    ----------
+    shape, stype, dtype, ctx
+        Of the array.
+    density : float, optional
+        The part of the rows or elements that is stored; default: random.
+    distribution : {'uniform', 'powerlaw'}
+        Of the elements of a csr matrix; 'powerlaw': each row has twice as many as the one before.
+    data_init : float, optional
+        All values; default: uniform in [0, 1).
+    rsp_indices : sequence of int, optional
+        The rows that are stored.
+    modifier_func : function, optional
+        Is given each value, and returns the one in its place.
+    shuffle_csr_indices : bool
+        Of no effect: the columns of each row ascend.
+    """
+    ctx, dtype = ctx or default_context(), dtype or default_dtype()
+    density = np.random.uniform() if density is None else density
+    distribution = distribution or "uniform"
+    if distribution not in ("uniform", "powerlaw") or (stype, distribution) == (
+        "row_sparse",
+        "powerlaw",
+    ):
+        raise ValueError(f"rand_sparse_ndarray: no distribution {distribution!r} of {stype}")
+    if stype == "row_sparse":
+        rows = np.arange(shape[0])[np.random.uniform(size=shape[0]) < density]
+        if rsp_indices is not None:
+            rows = np.sort(np.asarray(rsp_indices, "int64"))
+        parts = _random_values((len(rows), *shape[1:]), data_init, modifier_func, dtype), rows
+        return nd.sparse.row_sparse_array(parts, shape=shape, ctx=ctx, dtype=dtype), parts
+    if stype != "csr":
+        raise ValueError(f"rand_sparse_ndarray: no stype {stype!r}")
+    places = _places(*shape, density, distribution)
+    values = _random_values(int(places.sum()), data_init, modifier_func, dtype)
+    parts = (values, np.nonzero(places))
+    array = nd.sparse.csr_matrix(parts, shape=shape, ctx=ctx, dtype=dtype)
+    return array, (array.indptr, array.indices, array.data)
+
+
+def _random_values(shape, data_init, modifier_func, dtype):
+    values = np.random.uniform(size=shape) if data_init is None else np.full(shape, data_init)
+    return (values if modifier_func is None else assign_each(values, modifier_func)).astype(dtype)
 
 
 def create_sparse_array(
@@ -125,9 +179,17 @@ def create_sparse_array(
     modifier_func: Callable[[Any], Any] | None = None,
     density: float = 0.5,
     shuffle_csr_indices: bool = False,
-) -> NoReturn:
-    """NotSupportedError: arrays are dense."""
-    raise _no_sparse("create_sparse_array", stype)
+) -> Any:
+    """The array of `rand_sparse_ndarray`."""
+    return rand_sparse_ndarray(
+        shape,
+        stype,
+        density,
+        dtype,
+        data_init=data_init,
+        rsp_indices=rsp_indices,
+        modifier_func=modifier_func,
+    )[0]
 
 
 def create_sparse_array_zd(
@@ -139,9 +201,13 @@ def create_sparse_array_zd(
     dtype: DType | None = None,
     modifier_func: Callable[[Any], Any] | None = None,
     shuffle_csr_indices: bool = False,
-) -> NoReturn:
-    """NotSupportedError: arrays are dense."""
-    raise _no_sparse("create_sparse_array_zd", stype)
+) -> Any:
+    """The same, except that a row_sparse array without `rsp_indices` has no row."""
+    if stype == "row_sparse":
+        density = 0.0
+    return create_sparse_array(
+        shape, stype, data_init, rsp_indices, dtype, modifier_func, density, shuffle_csr_indices
+    )
 
 
 def shuffle_csr_column_indices(csr: Any) -> None:

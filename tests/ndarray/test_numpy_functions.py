@@ -59,7 +59,7 @@ EXACT = {
     "round": lambda a: np.round(a, 1),
     "floor": lambda a: np.floor(a * 3),
     "argmax": lambda a: np.argmax(a),
-    "argmin": lambda a: np.argmin(a, axis=0, keepdims=True),
+    "argmin": lambda a: np.argmin(a, keepdims=True),
     "argsort": lambda a: np.argsort(a, axis=None, kind="stable"),
     "mean": lambda a: np.mean(a),
     "mean in float64": lambda a: np.mean(a, dtype="float64"),
@@ -222,3 +222,9 @@ def test_bfloat16_and_devices():
     y = np.concatenate([np.exp(x), VALUES])
     assert y.dtype is mx.bfloat16 and y.context == mx.cpu(1) and np.sum(y).dtype is mx.bfloat16
     assert np.concatenate([x, nd.array(VALUES, ctx=mx.cpu(1))]).dtype == np.float32
+
+
+def test_places_compare_with_labels():
+    x = nd.array(VALUES)
+    assert (np.argmax(x, axis=1) == nd.array([2, 1])).asnumpy().all()
+    assert "abcdef"[np.argmax(x)] == "e"

@@ -459,3 +459,33 @@ def test_mark_variables():
     assert same(gradients[0], OTHER) and same(gradients[1], VALUES)
     with pytest.raises(ValueError):
         mx.autograd.mark_variables([x, y], gradients[:1])
+
+
+def test_random_arrays():
+    rows, (values, indices) = mx.test_utils.rand_sparse_ndarray(
+        (5, 2), "row_sparse", rsp_indices=[3, 1], data_init=2, modifier_func=lambda x: x + 1
+    )
+    assert rows.indices.asnumpy().tolist() == indices.tolist() == [1, 3]
+    assert (values == 3).all() and rows.asnumpy().sum() == 12
+    csr = mx.test_utils.rand_ndarray((4, 16), "csr", density=0.5, distribution="powerlaw")
+    assert np.diff(csr.indptr.asnumpy()).tolist() == [1, 2, 4, 8]
+    csr = mx.test_utils.rand_ndarray((50, 40), "csr", density=0.3, dtype="float64")
+    csr.check_format()
+    assert csr.dtype == np.float64 and 0.2 < csr.data.size / 2000 < 0.4
+    with pytest.raises(ValueError, match="powerlaw"):
+        mx.test_utils.rand_ndarray((4, 4), "row_sparse", distribution="powerlaw")
+
+
+@pytest.mark.parametrize("stype", ["row_sparse", "csr"])
+def test_largest_and_smallest(stype):
+    a, b = (mx.test_utils.rand_ndarray((7, 5), stype, density=0.4) - 0.5 * n for n in (0, 0))
+    a, b = (x.tostype(stype) * 2 for x in (a, -b))
+    for op in ("maximum", "minimum", "hypot"):
+        result = getattr(nd._internal, f"_{op}")(a, b)
+        assert result.stype == stype
+        np.testing.assert_allclose(
+            result.asnumpy(), getattr(np, op)(a.asnumpy(), b.asnumpy()), rtol=1e-6
+        )
+    if stype == "csr":
+        product = nd.elemwise_mul(a, nd.full((7, 5), 3))
+        assert product.stype == "csr" and (product.asnumpy() == a.asnumpy() * 3).all()

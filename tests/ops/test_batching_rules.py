@@ -22,6 +22,7 @@ OPS = [
 ] + ["_softmax_ce"]
 # Updates of parameters have no batch; the others are refused wherever rows are divided.
 WITHOUT_RULE = {
+    "_contrib_count_sketch",
     "_contrib_index_copy",
     "_scatter_set_nd",
     "_grad_add",

@@ -773,3 +773,13 @@ def test_small_products_have_the_bits_of_larger_ones():
             small = mx.nd.batch_dot(a, b).asnumpy()
             wide = mx.nd.concat(b, mx.nd.zeros((40, k, 33), dtype=dtype), dim=2)
             assert (mx.nd.batch_dot(a, wide).asnumpy()[:, :, :n] == small).all(), (m, n, k)
+
+
+def test_correlation_of_equal_elements():
+    """The derivative of the size of a difference is 1 where it is 0."""
+    a, b = mx.nd.ones((1, 1, 1, 1)), mx.nd.ones((1, 1, 1, 1))
+    a.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.Correlation(a, b, max_displacement=0, is_multiply=False)
+    y.backward()
+    assert y.asscalar() == 0 and a.grad.asscalar() == 1

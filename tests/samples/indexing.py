@@ -146,6 +146,15 @@ def fill_element(lhs, mhs, rhs):
 
 
 LENGTHS = ints(1, 3, 0, 9)
+
+
+def sketched(data, places, signs, out_dim):
+    out = np.zeros((*data.shape[:-1], out_dim))
+    for i, (place, sign) in enumerate(zip(places.reshape(-1).astype(int), signs.reshape(-1))):
+        out[..., place] += data[..., i] * sign
+    return out
+
+
 SAMPLES = {
     "take": [
         Sample([(5, 3), ints(0, 4, -2, 9, 1, 1)], None, take, grad=[0], grad2=True, dtypes=MOVES),
@@ -230,6 +239,15 @@ SAMPLES = {
             grad=[1],
             name="empty",
         ),
+    ],
+    "_contrib_count_sketch": [
+        Sample(
+            [(2, 3, 2, 4), ints(2, 0, 2, 1, dtype="float32").reshape(1, 4), (1, 4)],
+            {"out_dim": 5},
+            sketched,
+            grad=[0, 2],
+        ),
+        Sample([(2, 4), ints(2, 0, 2, 1), (4,)], {"out_dim": 3}, sketched, grad=[0, 2]),
     ],
     "batch_take": [
         Sample([(3, 4), ints(0, 3, 9)], None, lambda a, i: pick(a, i), grad=False, dtypes=MOVES)

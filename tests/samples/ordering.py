@@ -66,7 +66,19 @@ def scatter(data, indices, axis, size):
     return result
 
 
+def histogram(x, edges=None, bin_cnt=None, range=None):
+    return np.histogram(x, edges if bin_cnt is None else bin_cnt, range)
+
+
+EDGES = np.array([-2, -0.5, 0, 0.25, 0.5, 1.5], "float32")
+
 SAMPLES = {
+    "_histogram": [
+        Sample([(30, 7)], {"bin_cnt": 5, "range": (-0.5, 1.0)}, histogram, grad=False),
+        Sample([(50,), EDGES], None, histogram, grad=False, dtypes=("float32",), name="edges"),
+        Sample([np.array([0, 1, 3, 3, 4, 5], "int32")], {"bin_cnt": 4, "range": (0, 4)}, histogram),
+        Sample([(0, 2)], {"bin_cnt": 1, "range": (0, 1)}, histogram, grad=False, name="empty"),
+    ],
     "sort": [
         Sample([(3, 7)], None, sort, grad2=True, dtypes=HALVES),
         Sample([(3, 7)], {"is_ascend": False, "axis": 0}, sort),

@@ -225,7 +225,7 @@ SAMPLES = {
         ),
         Sample(
             [distinct(2, 2, 5)],
-            dict(kernel=(2,), stride=(2,), pooling_convention="same"),
+            dict(kernel=(2,), stride=(2,), pad=(0, 0, 0), pooling_convention="same"),
             pooling,
             grad=[0],
             name="max_same",

@@ -80,3 +80,70 @@ def test_module_of_csr():
         initializer=mx.init.Zero(),
     )
     assert module.score(data, metric)[0][1] > 0.9
+
+
+def run(symbol, *arrays):
+    names = symbol.list_arguments()
+    executor = symbol.bind(mx.cpu(), dict(zip(names, arrays)))
+    return executor.forward()[0]
+
+
+def test_ops_of_sparse_arrays_alone():
+    rows = mx.test_utils.rand_ndarray((6, 3), "row_sparse", density=0.5)
+    x, y = mx.sym.var("x", stype="row_sparse"), mx.sym.var("y")
+    dense = rows.asnumpy()
+    for symbol, arrays, wanted, stype in (
+        (mx.sym.cast_storage(x, stype="default"), [rows], dense, "default"),
+        (
+            mx.sym.sparse.retain(x, y),
+            [rows, nd.array([1, 4])],
+            dense * [[n in (1, 4)] for n in range(6)],
+            "row_sparse",
+        ),
+        (
+            mx.sym._internal._square_sum(x, axis=1, keepdims=True),
+            [rows],
+            (dense**2).sum(1, keepdims=True),
+            "row_sparse",
+        ),
+        (mx.sym._internal._square_sum(x, axis=0), [rows], (dense**2).sum(0), "default"),
+        (
+            mx.sym._internal._scatter_plus_scalar(x, scalar=2),
+            [rows],
+            (dense + 2) * dense.any(1, keepdims=True),
+            "row_sparse",
+        ),
+        (
+            mx.sym._internal._scatter_elemwise_div(x, y),
+            [rows, nd.full((6, 3), 2)],
+            dense / 2,
+            "row_sparse",
+        ),
+        (mx.sym._internal._maximum(x, y), [rows, rows * 2], dense * 2, "row_sparse"),
+    ):
+        result = run(symbol, *arrays)
+        assert result.stype == stype
+        np.testing.assert_allclose(result.asnumpy(), wanted, rtol=1e-6)
+
+
+def test_lookup_in_a_weight_of_sparse_gradient():
+    lookup = mx.sym.contrib.SparseEmbedding(
+        mx.sym.var("x"), mx.sym.var("w"), input_dim=5, output_dim=2, deterministic=True
+    )
+    executor = lookup.simple_bind(mx.cpu(), x=(3,), grad_req={"x": "null", "w": "write"})
+    executor.arg_dict["x"][:] = nd.array([4, 1, 4])
+    executor.forward(is_train=True)
+    executor.backward(nd.ones((3, 2)))
+    gradient = executor.grad_dict["w"]
+    assert gradient.stype == "row_sparse"
+    assert gradient.asnumpy()[:, 0].tolist() == [0, 1, 0, 0, 2]
+
+
+def test_parameters_of_modules_are_stored_as_declared():
+    x, w = mx.sym.var("data"), mx.sym.var("w", shape=(4, 1), init=mx.init.One(), stype="row_sparse")
+    module = mx.mod.Module(mx.sym.dot(x, w), data_names=["data"], label_names=None)
+    module.bind([("data", (2, 4))], for_training=False)
+    module.init_params()
+    parameter = module.get_params()[0]["w"]
+    assert parameter.stype == "row_sparse"
+    assert parameter.asnumpy().tolist() == [[1]] * 4

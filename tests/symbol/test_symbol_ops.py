@@ -87,3 +87,27 @@ def test_draws_like_an_array(name, params):
         mx.random.seed(3)
         draws.append(draw().asnumpy())
     assert np.array_equal(draws[0], draws[1]) and np.array_equal(draws[0], draws[2])
+
+
+def test_either_array_tells_of_the_other():
+    correlation = mx.sym.Correlation(mx.sym.var("a"), mx.sym.var("b"), max_displacement=1)
+    assert correlation.infer_type(b="float16")[0] == [np.float16] * 2
+    shapes, (out,), _ = correlation.infer_shape(b=(1, 2, 5, 6))
+    assert shapes == [(1, 2, 5, 6)] * 2 and out == (1, 9, 3, 4)
+
+
+def test_histogram():
+    x, edges = mx.sym.var("x"), mx.sym.var("edges")
+    values, bounds = (
+        np.array([0.1, 0.5, 0.9, 3, np.nan], "float32"),
+        np.array([0, 0.5, 1], "float32"),
+    )
+    for symbol in (mx.sym.histogram(x, bins=2, range=(0, 1)), mx.sym.histogram(x, bins=edges)):
+        given = {"x": values, "edges": bounds}
+        arrays = {name: mx.nd.array(given[name]) for name in symbol.list_arguments()}
+        counts, found = symbol.eval(**arrays)
+        assert counts.asnumpy().tolist() == [1, 2] and (found.asnumpy() == bounds).all()
+    with pytest.raises(ValueError, match="range"):
+        mx.sym.histogram(x, bins=2)
+    with pytest.raises(mx.MXNetError, match="low < high"):
+        mx.sym.histogram(x, bins=2, range=(1, 1)).infer_shape(x=(3,))

@@ -105,6 +105,23 @@ void mpg_gradient_embedding(mpg_gradient *g) {
   if (g->needed[1]) g->in_grads[1] = take_back(g, 0, 0, &weight, g->out_grads[0], g->inputs[0]);
 }
 
+void mpg_compose_count_sketch(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  GRADIENT_PARAMS(count_sketch, params);
+  mpg_shape shape = mpg_value_desc(g, inputs[0])->shape;
+  int last = shape.ndim - 1;
+  for (int i = 1; i < 3; i++)
+    if (last < 0 || mpg_shape_size(&mpg_value_desc(g, inputs[i])->shape) != shape.dims[last]) {
+      mpg_gradient_fail(g, "h and s have a number for each element along the last axis of data");
+      return;
+    }
+  if (!mpg_same_dtype(g, 0, 2)) return;
+  mpg_shape row = {.ndim = 1, .dims = {shape.dims[last]}};
+  mpg_value signs = mpg_emit_reshape(g, inputs[2], &row),
+            places = mpg_emit_reshape(g, inputs[1], &row);
+  shape.dims[last] = params->out_dim;
+  outputs[0] = take_back(g, last, 0, &shape, mpg_multiply(g, inputs[0], signs), places);
+}
+
 /* --- pick ------------------------------------------------------------------------------------- */
 
 /* Checks that `index` has the positions of `data` without `axis`, or with it as 1. */

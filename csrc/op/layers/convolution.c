@@ -418,7 +418,12 @@ static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape
   *result = MPG_SHAPE_UNKNOWN;
   if (p->pool_type == MPG_POOL_LP && !p->p_value.present)
     return mpg_infer_fail(infer, "pool_type='lp' needs p_value");
-  if (!p->global_pool) MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, &p->pad));
+  bool same = p->pooling_convention == CONVENTION_SAME;
+  if (!p->global_pool)
+    MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, same ? &(mpg_tuple){0} : &p->pad));
+  for (int i = 0; i < p->pad.count && same && !p->global_pool; i++)
+    if (p->pad.values[i])
+      return mpg_infer_fail(infer, "pooling_convention='same' goes without pad");
   if (data->shape.ndim < 0) return MPG_OK;
   int ndim = p->global_pool ? data->shape.ndim - 2 : p->kernel.count;
   if (data->shape.ndim < 3 || data->shape.ndim > 5)
@@ -442,8 +447,7 @@ static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape
     if (in + 2 * pad < kernel)
       return mpg_infer_fail(infer, "the window is larger than the padded data along axis %d",
                             i + 2);
-    if (p->pooling_convention == CONVENTION_SAME) {
-      if (pad) return mpg_infer_fail(infer, "pooling_convention='same' goes without pad");
+    if (same) {
       out.dims[i + 2] = (in + stride - 1) / stride;
     } else {
       int64_t steps = in + 2 * pad - kernel;

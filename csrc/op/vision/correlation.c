@@ -159,6 +159,12 @@ static mpg_value summed(mpg_gradient *g, mpg_value data, int64_t kernel, int64_t
   return mpg_emit1(g, MPG_OP_Pooling, &params, data);
 }
 
+/* |x|, whose derivative is 1 at 0. */
+static mpg_value size_of(mpg_gradient *g, mpg_value x) {
+  mpg_value positive = mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, x, 0);
+  return mpg_multiply(g, x, mpg_plus(g, mpg_times(g, positive, 2), -1));
+}
+
 /* Sums over channels of the sizes of differences, at every displacement. */
 static mpg_value differences(mpg_gradient *g, mpg_value first, mpg_value second, const window *w,
                              int64_t radius, int64_t stride) {
@@ -172,24 +178,28 @@ static mpg_value differences(mpg_gradient *g, mpg_value first, mpg_value second,
   for (int64_t i = 0; i < across * across; i++) {
     mpg_value moved =
         part(g, second, w, (i / across - radius) * stride, (i % across - radius) * stride);
-    maps[i] = mpg_emit_reduce(g, MPG_OP_sum,
-                              mpg_emit1(g, MPG_OP_abs, NULL, mpg_subtract(g, first, moved)), 1);
+    maps[i] = mpg_emit_reduce(g, MPG_OP_sum, size_of(g, mpg_subtract(g, first, moved)), 1);
   }
   result = mpg_emit_concat(g, maps, (int)(across * across), 1);
   mpg_free(maps);
   return result;
 }
 
+mpg_status mpg_infer_correlation(mpg_infer *infer) {
+  MPG_TRY(mpg_infer_same_dtype(infer));
+  for (int i = 0; i < 2; i++)
+    if (mpg_shape_known(&infer->inputs[1 - i].shape))
+      MPG_TRY(mpg_infer_expect_shape(infer, i, &infer->inputs[1 - i].shape));
+  return mpg_infer_composed(infer);
+}
+
 void mpg_compose_correlation(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_correlation_params *params = g->params;
   char text[MPG_SHAPE_TEXT_SIZE];
-  if (!mpg_same_dtype(g, 0, 1)) return;
   mpg_shape shape = mpg_value_desc(g, inputs[0])->shape;
   mpg_dtype dtype = mpg_value_desc(g, inputs[0])->dtype;
-  if (shape.ndim != 4 || !mpg_shape_equal(&shape, &mpg_value_desc(g, inputs[1])->shape)) {
-    mpg_gradient_fail(g,
-                      "data1 and data2 must be (batch, channels, height, width), both alike; "
-                      "data1 is %s",
+  if (shape.ndim != 4) {
+    mpg_gradient_fail(g, "data1 and data2 must be (batch, channels, height, width); data1 is %s",
                       mpg_shape_text(&shape, text, sizeof text));
     return;
   }

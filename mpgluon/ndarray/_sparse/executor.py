@@ -42,7 +42,11 @@ def _of_product(attrs, stypes):
     return {1: "row_sparse"} if stypes[0] == "csr" else {}
 
 
-_GRADIENT_STYPES = {"Embedding": _of_lookup, "dot": _of_product}
+_GRADIENT_STYPES = {
+    "Embedding": _of_lookup,
+    "_contrib_SparseEmbedding": lambda attrs, stypes: {1: "row_sparse"},
+    "dot": _of_product,
+}
 
 
 def gradient_stypes(op, attrs, stypes):

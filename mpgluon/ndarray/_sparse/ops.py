@@ -196,6 +196,16 @@ def retain(
     return result if out is None else _put(result, out)
 
 
+@_form("_sparse_retain")
+def _retain(op, data, indices):
+    return retain(data, indices) if isinstance(data, RowSparseNDArray) else NotImplemented
+
+
+@_form("cast_storage")
+def _cast_storage(op, data, stype):
+    return cast_storage(data, stype)
+
+
 # --- Functions of each element --------------------------------------------------------------------
 # Those that are 0 at 0.
 _ZERO_AT_ZERO = (
@@ -333,7 +343,28 @@ def _mul(op, lhs, rhs):
         return NotImplemented
     if sparse.stype == "row_sparse" and sparse.shape == other.shape:
         return sparse.with_values(sparse.values * take_rows(other, sparse.index))
+    if sparse.stype == "csr" and sparse.shape == other.shape:
+        places = index_array(_keys(sparse), sparse.context)
+        return sparse.with_values(sparse.values * take_rows(other.reshape((-1,)), places))
     return _scaled(op, lhs, rhs)
+
+
+@_form(
+    "_maximum", "_minimum", "_hypot", "broadcast_maximum", "broadcast_minimum", "broadcast_hypot"
+)
+def _of_both(op, lhs, rhs):
+    if not _alike(lhs, rhs):
+        return NotImplemented
+    keys = np.union1d(_keys(lhs), _keys(rhs))
+    left, right = (
+        add_rows(
+            part.values,
+            index_array(np.searchsorted(keys, _keys(part)), lhs.context),
+            len(keys),
+        )
+        for part in (lhs, rhs)
+    )
+    return _at_keys(lhs, op(left, right), keys)
 
 
 @_form("broadcast_div")
@@ -507,7 +538,7 @@ def _take(op, a, indices, axis=0, mode="clip"):
     )
 
 
-@_form("Embedding")
+@_form("Embedding", "_contrib_SparseEmbedding")
 def _embedding(op, data, weight, input_dim=None, output_dim=None, **options):
     if isinstance(weight, RowGradientWeight) and not isinstance(data, BaseSparseNDArray):
         return rows_of(weight, data)
