@@ -148,10 +148,8 @@ static mpg_status own(mpg_backward_pass *pass, uint32_t graph_node, mpg_tape_nod
   return MPG_OK;
 }
 
-static mpg_status bind(mpg_backward_pass *pass, uint32_t value, mpg_tape_node *node,
-                       uint32_t slot) {
+static void bind(mpg_backward_pass *pass, uint32_t value, mpg_tape_node *node, uint32_t slot) {
   pass->saved_places[value] = (mpg_saved_place){node, slot};
-  return MPG_OK;
 }
 
 static mpg_status add_variable(mpg_backward_pass *pass, mpg_tape_node *node) {
@@ -179,12 +177,34 @@ static mpg_status add_parameter_set(mpg_backward_pass *pass, const mpg_tape_node
   return own(pass, value->node, NULL);
 }
 
+/* Whether an input's saved contents are others than those that the value has so far: it was
+ * overwritten between two ops that read it. */
+static bool was_overwritten(const mpg_backward_pass *pass, mpg_value value,
+                            const mpg_saved *saved) {
+  const mpg_saved_place *place = &pass->saved_places[mpg_value_index(&pass->graph, value)];
+  if (!place->node) return false;
+  const mpg_saved *first = &place->node->saved[place->slot];
+  return first->storage != saved->storage || first->version != saved->version;
+}
+
+/* The same value of the tape with its later contents. */
+static mpg_status add_later_contents(mpg_backward_pass *pass, mpg_tape_node *source,
+                                     mpg_value *value) {
+  const mpg_graph_value of = *mpg_graph_at(&pass->graph, *value);
+  uint32_t number;
+  MPG_TRY(mpg_graph_known(&pass->graph, mpg_op_get(MPG_OP__copy), NULL, NULL, value, 1, 1,
+                          of.device, &number));
+  pass->graph.values[pass->graph.nodes[number].values] = of;
+  *value = (mpg_value){number, 0};
+  return own(pass, number, source);
+}
+
 static mpg_status add_op(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_graph *graph = &pass->graph;
   bool together = node->parameters && pass->together;
   uint32_t num_inputs = node->num_inputs + num_parameters(pass, node) + together;
   MPG_TRY(mpg_grow((void **)&pass->edges, &pass->edges_capacity, num_inputs, sizeof *pass->edges));
-  size_t most = graph->num_values + num_inputs + node->num_outputs;
+  size_t most = graph->num_values + 2 * (size_t)num_inputs + node->num_outputs;
   MPG_TRY(mpg_grow((void **)&pass->saved_places, &pass->saved_places_capacity, most,
                    sizeof *pass->saved_places));
   for (size_t i = graph->num_values; i < most; i++)
@@ -204,8 +224,10 @@ static mpg_status add_op(mpg_backward_pass *pass, mpg_tape_node *node) {
                               &pass->edges[i]));
       MPG_TRY(own(pass, pass->edges[i].node, NULL));
     }
-    if (saves && node->saved[i].storage)
-      MPG_TRY(bind(pass, mpg_value_index(graph, pass->edges[i]), node, i));
+    if (!saves || !node->saved[i].storage) continue;
+    if (source && was_overwritten(pass, pass->edges[i], &node->saved[i]))
+      MPG_TRY(add_later_contents(pass, source, &pass->edges[i]));
+    bind(pass, mpg_value_index(graph, pass->edges[i]), node, i);
   }
   uint32_t number;
   MPG_TRY(mpg_graph_known(
@@ -221,7 +243,7 @@ static mpg_status add_op(mpg_backward_pass *pass, mpg_tape_node *node) {
     uint32_t slot = node->num_inputs + i;
     graph->values[graph_node->values + i] =
         (mpg_graph_value){node->descs[slot], node->devices[slot]->id};
-    if (saves && node->saved[slot].storage) MPG_TRY(bind(pass, graph_node->values + i, node, slot));
+    if (saves && node->saved[slot].storage) bind(pass, graph_node->values + i, node, slot);
   }
   node->graph_node = number;
   return own(pass, number, node);

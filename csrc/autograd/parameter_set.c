@@ -11,20 +11,23 @@ void mpg_parameter_set_release(mpg_parameter_set *parameters) {
     mpg_tensor_release(&parameters->tensors[i]);
     mpg_tape_release(parameters->variables[i]);
   }
-  mpg_parameter_versions_release(parameters->latest);
+  mpg_free(parameters->latest); /* no call holds it, as these have references to the set */
   mpg_free(parameters);
 }
 
 mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
                                   mpg_parameter_set **result) {
   size_t size =
-      sizeof(mpg_parameter_set) + count * (2 * sizeof(mpg_tensor) + sizeof(mpg_tape_node *));
+      sizeof(mpg_parameter_set) +
+      count * (2 * sizeof(mpg_tensor) + sizeof(mpg_tape_node *) + sizeof *(*result)->saved);
   mpg_parameter_set *parameters = mpg_malloc(size);
   if (!parameters) return mpg_out_of_host_memory(size);
   *parameters = (mpg_parameter_set){
       .references = 1, .count = count, .number = ++numbers, .distinct = true, .quiet = UINT64_MAX};
   parameters->gradients = parameters->tensors + count;
   parameters->variables = (mpg_tape_node **)(parameters->gradients + count);
+  parameters->saved = (bool *)(parameters->variables + count);
+  memset(parameters->saved, 0, count * sizeof *parameters->saved);
   for (uint32_t i = 0; i < count; i++) {
     mpg_tape_node *variable = arrays[i]->node;
     MPG_ASSERT(!variable || variable->kind == MPG_TAPE_VARIABLE);
@@ -36,7 +39,7 @@ mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
     if (!variable || variable->request == MPG_GRAD_NULL) continue;
     parameters->variables[i] = mpg_tape_retain(variable);
     parameters->gradients[i] = variable->gradient;
-    variable->gradient.storage->tracked = true;
+    mpg_contents_track(variable->gradient.storage);
     if (variable->parameter_set_number == parameters->number) parameters->distinct = false;
     variable->parameter_set_number = parameters->number;
   }
@@ -44,30 +47,75 @@ mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
   return MPG_OK;
 }
 
+/* Counts the calls that hold these versions as one saver of each parameter. */
+static void count_savers(mpg_late_savers *savers) {
+  mpg_parameter_versions *versions = (mpg_parameter_versions *)savers;
+  const mpg_parameter_set *parameters = versions->parameters;
+  versions->counted = true;
+  for (uint32_t i = 0; i < parameters->count; i++) {
+    mpg_storage *storage = parameters->tensors[i].storage;
+    versions->saved[i] = parameters->saved[i] && storage->version == versions->versions[i];
+    if (versions->saved[i]) mpg_contents_add_saver(storage);
+  }
+}
+
+static void uncount_savers(mpg_parameter_versions *versions) {
+  const mpg_parameter_set *parameters = versions->parameters;
+  versions->counted = false;
+  for (uint32_t i = 0; i < parameters->count; i++)
+    if (versions->saved[i])
+      mpg_contents_remove_saver(parameters->tensors[i].storage, versions->versions[i]);
+}
+
+/* Whether a reference is of the set's own or of calls. */
+static int32_t calls_of(const mpg_parameter_versions *versions) {
+  return versions->references - (versions->parameters->latest == versions);
+}
+
 mpg_status mpg_parameter_set_versions(mpg_parameter_set *parameters,
                                       mpg_parameter_versions **result) {
   uint64_t watched = mpg_storage_watched_writes();
   mpg_parameter_versions *versions = parameters->latest;
   if (!versions || versions->watched != watched) {
-    if (!versions || versions->references > 1) {
-      size_t size = sizeof *versions + parameters->count * sizeof *versions->versions;
+    if (!versions || calls_of(versions)) {
+      size_t size = sizeof *versions + parameters->count * (sizeof *versions->versions + 1);
       versions = mpg_malloc(size);
       if (!versions) return mpg_out_of_host_memory(size);
-      mpg_parameter_versions_release(parameters->latest);
+      if (parameters->latest) parameters->latest->references--; /* the calls' are left */
+      *versions = (mpg_parameter_versions){
+          .savers = {.count = count_savers}, .references = 1, .parameters = parameters};
+      versions->saved = (bool *)(versions->versions + parameters->count);
       parameters->latest = versions;
-      versions->references = 1;
     }
     versions->watched = watched;
     for (uint32_t i = 0; i < parameters->count; i++)
       versions->versions[i] = parameters->tensors[i].storage->version;
   }
+  if (!versions->counted) mpg_late_savers_add(&versions->savers);
   versions->references++;
   *result = versions;
   return MPG_OK;
 }
 
 void mpg_parameter_versions_release(mpg_parameter_versions *versions) {
-  if (versions && --versions->references == 0) mpg_free(versions);
+  if (!versions) return;
+  versions->references--;
+  if (calls_of(versions)) return;
+  mpg_late_savers_remove(&versions->savers);
+  if (versions->counted) uncount_savers(versions);
+  if (versions->references == 0) mpg_free(versions);
+}
+
+void mpg_parameter_set_save(mpg_parameter_set *parameters, const bool *saved) {
+  mpg_parameter_versions *latest = parameters->latest;
+  bool more = false;
+  for (uint32_t i = 0; i < parameters->count; i++) {
+    more |= saved[i] && !parameters->saved[i];
+    parameters->saved[i] |= saved[i];
+  }
+  if (!more || !latest || !latest->counted) return;
+  uncount_savers(latest); /* to be counted again, with these */
+  if (calls_of(latest)) mpg_late_savers_add(&latest->savers);
 }
 
 bool mpg_parameter_set_unread(mpg_parameter_set *parameters) {

@@ -12,9 +12,12 @@
 
 #include "autograd/tape.h"
 
-/* Versions of the contents at one time. */
+/* Versions of the contents at one time. Calls that hold them save the contents. */
 typedef struct mpg_parameter_versions {
+  mpg_late_savers savers; /* in the list while calls hold them, or counted */
+  bool counted, *saved;   /* which parameters these count for */
   int32_t references;
+  mpg_parameter_set *parameters; /* borrowed: who has a reference to these has one to them, too */
   uint64_t watched; /* mpg_storage_watched_writes then: while it is the same, so are the versions */
   uint32_t versions[];
 } mpg_parameter_versions;
@@ -27,9 +30,10 @@ struct mpg_parameter_set {
   bool distinct;   /* no variable is there twice */
   uint64_t quiet;  /* mpg_storage_foreign_reads when no other device was reading a gradient;
                       UINT64_MAX: not known */
-  mpg_parameter_versions *latest; /* owned reference */
+  mpg_parameter_versions *latest; /* owned reference, which saves nothing */
   mpg_tape_node **variables;      /* owned references; NULL: no gradient is wanted */
   mpg_tensor *gradients;          /* borrowed from the variables; empty where there are none */
+  bool *saved;                    /* which ones some call's backward reads */
   mpg_tensor tensors[];
 };
 
@@ -40,11 +44,13 @@ static inline mpg_parameter_set *mpg_parameter_set_retain(mpg_parameter_set *par
   return parameters;
 }
 
-/* The versions of the contents now, with a reference. Allocates only where an older one is still
- * held. */
+/* The versions of the contents now, with a reference, which saves the contents of those that are
+ * `saved`. Allocates only where an older one is still held. */
 mpg_status mpg_parameter_set_versions(mpg_parameter_set *parameters,
                                       mpg_parameter_versions **versions);
 void mpg_parameter_versions_release(mpg_parameter_versions *versions); /* NULL is allowed */
+/* A call's backward reads these, from now on. */
+void mpg_parameter_set_save(mpg_parameter_set *parameters, const bool *saved);
 /* True when no other device may still be reading a gradient. */
 bool mpg_parameter_set_unread(mpg_parameter_set *parameters);
 /* Backward has written the gradients. */

@@ -36,22 +36,17 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
         mpg_saved_place place = pass->saved_places[value];
         if (!pass->uses[value] || !place.node) continue;
         mpg_tensor tensor;
-        if (!take) {
-          MPG_TRY(mpg_tape_saved(place.node, place.slot, &tensor));
-          continue;
-        }
-        mpg_saved *saved = &place.node->saved[place.slot];
-        pass->arrays[value].tensor =
-            (mpg_tensor){saved->storage, saved->offset, place.node->descs[place.slot]};
-        if (retain || create_graph)
-          mpg_storage_retain(saved->storage);
-        else
-          saved->storage =
-              NULL; /* the tape's reference moves here, so that the last use frees it */
+        MPG_TRY(mpg_tape_saved(place.node, place.slot, &tensor));
+        if (!take) continue;
+        mpg_tensor_retain(&tensor);
+        pass->arrays[value].tensor = tensor;
+        if (!retain && !create_graph) /* then the last use here frees it */
+          mpg_contents_release(&place.node->saved[place.slot]);
         if (create_graph) {
           mpg_tape_node *owner = pass->owners[n];
           pass->arrays[value].node = mpg_tape_retain(owner);
-          pass->arrays[value].output = i;
+          pass->arrays[value].output = /* later contents are those of their input on the tape */
+              owner && owner->graph_node != n ? mpg_node_inputs(graph, node)[0].output : i;
         }
       }
     }

@@ -93,11 +93,8 @@ static void drop_contents(mpg_tape_node *node) {
     mpg_tape_release(source);
   }
   if (node->kind == MPG_TAPE_OP) {
-    for (uint32_t i = 0; i < node->num_inputs + node->num_outputs; i++) {
-      mpg_storage *storage = node->saved[i].storage;
-      node->saved[i].storage = NULL;
-      if (storage) mpg_storage_release(storage);
-    }
+    for (uint32_t i = 0; i < node->num_inputs + node->num_outputs; i++)
+      mpg_contents_release(&node->saved[i]);
   }
   if (node->call && node->state) {
     void *state = node->state;
@@ -170,26 +167,30 @@ const char *mpg_tape_name(const mpg_tape_node *node) {
   return node->op ? node->op->name : node->call ? node->call->name : "variable";
 }
 
+static mpg_status saved_lost(const mpg_tape_node *node, uint32_t slot, bool no_memory) {
+  char name[64], shape[MPG_SHAPE_TEXT_SIZE], origin[256] = "";
+  const char *path = mpg_scope_text(node->scope);
+  if (node->origin) mpg_host_origin_text(node->origin, origin, sizeof origin);
+  if (slot < node->num_inputs)
+    mpg_op_input_name(node->op, (int)slot, name, sizeof name);
+  else
+    memcpy(name, "result", sizeof "result");
+  return mpg_fail(
+      MPG_ERROR,
+      "%s%s%s%s%s: its %s (%s %s on %s) was overwritten after the forward pass, the gradient needs "
+      "the old contents, and %s. Write into another array, or copy before you write",
+      node->op->name, *path ? " in block " : "", path, *origin ? " at " : "", origin, name,
+      mpg_dtype_name(node->descs[slot].dtype),
+      mpg_shape_text(&node->descs[slot].shape, shape, sizeof shape),
+      mpg_device_text(node->devices[slot]), mpg_contents_lost_text(no_memory));
+}
+
 mpg_status mpg_tape_saved(const mpg_tape_node *node, uint32_t slot, mpg_tensor *tensor) {
   const mpg_saved *saved = &node->saved[slot];
   MPG_ASSERT(saved->storage);
-  if (saved->storage->version != saved->version) {
-    char name[64], shape[MPG_SHAPE_TEXT_SIZE], origin[256] = "";
-    const char *path = mpg_scope_text(node->scope);
-    if (node->origin) mpg_host_origin_text(node->origin, origin, sizeof origin);
-    if (slot < node->num_inputs)
-      mpg_op_input_name(node->op, (int)slot, name, sizeof name);
-    else
-      memcpy(name, "result", sizeof "result");
-    return mpg_fail(MPG_ERROR,
-                    "%s%s%s%s%s: its %s (%s %s on %s) was overwritten after the forward pass, and "
-                    "the gradient needs the old "
-                    "contents. Write into another array, or copy before you write",
-                    node->op->name, *path ? " in block " : "", path, *origin ? " at " : "", origin,
-                    name, mpg_dtype_name(node->descs[slot].dtype),
-                    mpg_shape_text(&node->descs[slot].shape, shape, sizeof shape),
-                    mpg_device_text(node->devices[slot]));
-  }
-  *tensor = (mpg_tensor){saved->storage, saved->offset, node->descs[slot]};
+  bool no_memory;
+  mpg_storage *storage = mpg_contents_find(saved->storage, saved->version, &no_memory);
+  if (!storage) return saved_lost(node, slot, no_memory);
+  *tensor = (mpg_tensor){storage, saved->offset, node->descs[slot]};
   return MPG_OK;
 }

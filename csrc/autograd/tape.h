@@ -1,8 +1,8 @@
 /* Nodes of the tape: variables, ops that ran while recording, callbacks, and compiled calls.
  *
  * A node says what backward needs: where its inputs came from (edges), what shape, dtype and device
- * every input and output had, and the contents that its gradient reads ("saved", with the storage's
- * version, so that overwriting is noticed). All of it lies in one block of memory; blocks are kept
+ * every input and output had, and the contents that its gradient reads ("saved", which stay as
+ * they were: tensor/contents.h). All of it lies in one block of memory; blocks are kept
  * for reuse. After a backward that does not retain the graph a node is consumed: it has given up
  * edges and contents and cannot be differentiated again.
  *
@@ -16,6 +16,7 @@
 #include "base/host.h"
 #include "graph/ir/graph.h"
 #include "op/invoke.h"
+#include "tensor/contents.h"
 
 typedef enum mpg_tape_kind { MPG_TAPE_VARIABLE, MPG_TAPE_OP, MPG_TAPE_CALL } mpg_tape_kind;
 
@@ -23,12 +24,6 @@ typedef struct mpg_tape_edge {
   mpg_tape_node *node; /* owned; NULL: not on the tape */
   uint32_t output;
 } mpg_tape_edge;
-
-typedef struct mpg_saved {
-  mpg_storage *storage; /* owned; NULL: not saved */
-  size_t offset;
-  uint32_t version;
-} mpg_saved;
 
 /* The destination of a variable's gradient. */
 typedef struct mpg_target {
@@ -116,11 +111,10 @@ static inline bool mpg_tape_wants(const mpg_tape_node *node) {
 /* Name for errors: the op's, the call's, "variable". */
 const char *mpg_tape_name(const mpg_tape_node *node);
 /* The saved contents of slot `slot` (inputs, then outputs) as a tensor, borrowed; MPG_ERROR when
- * they were overwritten. */
+ * they were overwritten and could not be kept. */
 mpg_status mpg_tape_saved(const mpg_tape_node *node, uint32_t slot, mpg_tensor *tensor);
 static inline void mpg_tape_save(mpg_tape_node *node, uint32_t slot, const mpg_tensor *tensor) {
-  mpg_storage_retain(tensor->storage);
-  node->saved[slot] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
+  node->saved[slot] = mpg_contents_save(tensor->storage, tensor->offset);
 }
 
 /* Says where the node's input i comes from on the tape. */

@@ -65,8 +65,8 @@ static void recorded_release(void *state) {
     mpg_release_blocks(call->state.blocks, 0, c->plan.num_blocks);
     mpg_call_release_saved(&call->state);
   }
-  mpg_parameter_set_release(call->parameters);
   mpg_parameter_versions_release(call->versions);
+  mpg_parameter_set_release(call->parameters);
   mpg_poison(call, recorded_size(c));
   call->next = c->spare;
   c->spare = call;
@@ -99,6 +99,8 @@ typedef struct backward_space {
   mpg_compiled_backward *b;
   mpg_tensor *externals;
   mpg_storage **blocks;
+  mpg_tensor
+      *former; /* the parameter set where some of it was overwritten; NULL: it is as it was */
 } backward_space;
 
 /* The parts of bound inputs: a parameter set, as one or one by one, or else inputs like the others.
@@ -111,38 +113,72 @@ static mpg_launching launching_of(const recorded_call *call, const backward_spac
   const mpg_tensor *in_grads = space->externals + mpg_compiled_in_grad(c, 0),
                    *sums = space->externals + mpg_compiled_sum(c, 0);
   return (mpg_launching){
-      .parts = {space->externals, parameters ? parameters->tensors : space->externals + own,
+      .parts = {space->externals,
+                space->former ? space->former
+                : parameters  ? parameters->tensors
+                              : space->externals + own,
                 space->externals + own + c->num_bound,
                 together ? parameters->gradients : in_grads + own, in_grads + own + c->num_bound,
                 together ? NULL : sums + own, sums + own + c->num_bound},
-      .binding = together ? parameters->number : 0,
+      .binding = together && !space->former ? parameters->number : 0,
       .blocks = space->blocks};
 }
 
-static mpg_status check_parameters(const recorded_call *call) {
+/* Where the contents of parameter i are that the call read. NULL: lost, or not saved. */
+static mpg_storage *parameter_at(const recorded_call *call, uint32_t i) {
+  uint32_t own = mpg_compiled_first_fixed(call->state.compiled);
+  return call->state.compiled->saved_external[own + i]
+             ? mpg_contents_at(call->parameters->tensors[i].storage, call->versions->versions[i])
+             : NULL;
+}
+
+/* Finds the contents that the call read, where some of its parameters were written since. */
+static mpg_status find_parameters(const recorded_call *call, backward_space *space) {
   const mpg_compiled *c = call->state.compiled;
   const mpg_parameter_set *parameters = call->parameters;
   uint32_t own = mpg_compiled_first_fixed(c);
-  if (call->versions->watched == mpg_storage_watched_writes()) return MPG_OK;
-  for (uint32_t i = 0; i < parameters->count; i++)
-    if (c->saved_external[own + i] &&
-        parameters->tensors[i].storage->version != call->versions->versions[i])
-      return mpg_call_overwritten(c, own + i, BLOCK);
+  mpg_storage *found;
+  if (!parameters || call->versions->watched == mpg_storage_watched_writes()) return MPG_OK;
+  for (uint32_t i = 0; i < parameters->count; i++) {
+    mpg_storage *storage = parameters->tensors[i].storage;
+    if (!c->saved_external[own + i] || storage->version == call->versions->versions[i]) continue;
+    MPG_TRY(mpg_call_find_saved(c, own + i, storage, call->versions->versions[i], BLOCK, &found));
+    size_t size = parameters->count * sizeof *space->former;
+    if (!space->former) {
+      if (!(space->former = mpg_malloc(size))) return mpg_out_of_host_memory(size);
+      memcpy(space->former, parameters->tensors, size);
+    }
+    space->former[i].storage = found;
+  }
   return MPG_OK;
 }
 
-/* The last check before a backward is queued: the arrays that it reads must be as the forward left
- * them. */
+/* The last check before a backward is queued: the contents that it reads are still where they were
+ * found. */
 typedef struct last_look {
   const recorded_call *call;
+  const backward_space *space;
   bool together;
+  bool *moved; /* they are not: nothing was queued */
 } last_look;
+
+static bool parameters_moved(const recorded_call *call, const backward_space *space) {
+  const mpg_parameter_set *parameters = call->parameters;
+  if (call->versions->watched == mpg_storage_watched_writes()) return false;
+  const mpg_tensor *tensors = space->former ? space->former : parameters->tensors;
+  for (uint32_t i = 0; i < parameters->count; i++) {
+    const mpg_storage *storage = parameter_at(call, i);
+    if (storage && storage != tensors[i].storage) return true;
+  }
+  return false;
+}
 
 static mpg_status look(const void *looking, bool *unread) {
   const last_look *last = looking;
   const recorded_call *call = last->call;
-  MPG_TRY(mpg_call_check_saved(&call->state, BLOCK));
-  if (call->parameters) MPG_TRY(check_parameters(call));
+  *last->moved = mpg_call_saved_moved(&call->state, last->space->externals) ||
+                 (call->parameters && parameters_moved(call, last->space));
+  if (*last->moved) return mpg_fail(MPG_ERROR, "backward of %s: its inputs were written", BLOCK);
   *unread = last->together && mpg_parameter_set_unread(call->parameters);
   return MPG_OK;
 }
@@ -154,7 +190,6 @@ static mpg_status gather(const recorded_call *call, const backward_space *space,
   const mpg_compiled_backward *b = space->b;
   mpg_tensor *externals = space->externals;
   uint32_t count = together ? c->num_inputs - c->num_bound : c->num_inputs;
-  mpg_call_get_saved(&call->state, externals);
   for (uint32_t i = 0; i < c->num_outputs; i++)
     externals[mpg_compiled_out_grad(c, i)] = out_grads[i]->tensor;
   for (uint32_t k = 0; k < count; k++) {
@@ -256,17 +291,25 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   if (c->plan.num_blocks)
     memcpy(space.blocks, call->state.blocks, c->plan.num_blocks * sizeof *space.blocks);
   MPG_GOTO(gather(call, &space, together, out_grads, sums, targets, in_grads));
-  mpg_launching launching = launching_of(call, &space, together);
-  launching.random = space.b->programs->num_random > c->graph.num_random
-                         ? mpg_random_next(space.b->programs->num_random)
-                         : call->random;
-  launching.scope = node->scope;
-  launching.origin = node->origin;
-  launching.steps = call->steps;
-  const last_look last = {call, together};
-  launching.look = look;
-  launching.looking = &last;
-  MPG_GOTO(mpg_launch(space.b->programs, &launching));
+  bool moved = false;
+  const last_look last = {call, &space, together, &moved};
+  mpg_random_key random = space.b->programs->num_random > c->graph.num_random
+                              ? mpg_random_next(space.b->programs->num_random)
+                              : call->random;
+  do {
+    mpg_release_blocks(space.blocks, c->plan.num_blocks, num_blocks);
+    MPG_GOTO(mpg_call_get_saved(&call->state, BLOCK, space.externals));
+    MPG_GOTO(find_parameters(call, &space));
+    mpg_launching launching = launching_of(call, &space, together);
+    launching.random = random;
+    launching.scope = node->scope;
+    launching.origin = node->origin;
+    launching.steps = call->steps;
+    launching.look = look;
+    launching.looking = &last;
+    status = mpg_launch(space.b->programs, &launching);
+  } while (moved);
+  MPG_GOTO(status);
   for (uint32_t k = 0; k < count; k++) {
     bool placed = m.places[k] == MPG_PLACE_WRITE || m.places[k] == MPG_PLACE_ADD;
     targets[k].done = placed && space.b->reached[input_of(c, k)];
@@ -278,6 +321,7 @@ fail:
     mpg_release_blocks(space.blocks, c->plan.num_blocks, num_blocks);
     give_space(&space.b->space, space.externals);
   }
+  mpg_free(space.former);
   if (arrives != few) mpg_free(arrives);
   return status;
 }
@@ -305,6 +349,14 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
   return status;
 }
 
+/* Where contents were overwritten and kept, these are the input. */
+static void use_former(mpg_tensor *tensor, uint32_t *version) {
+  mpg_storage *former = mpg_contents_at(tensor->storage, *version);
+  if (!former || former == tensor->storage) return;
+  tensor->storage = former;
+  *version = former->version;
+}
+
 static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   recorded_call *call = node->state;
   const mpg_compiled *c = call->state.compiled;
@@ -316,11 +368,13 @@ static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   for (uint32_t k = 0; k < num_single(c, parameters); k++) {
     inputs[input_of(c, k)] = call->inputs[k];
     versions[input_of(c, k)] = call->state.saved[input_of(c, k)].version;
+    use_former(&inputs[input_of(c, k)].tensor, &versions[input_of(c, k)]);
   }
   for (uint32_t i = 0; parameters && i < c->num_bound; i++) {
     inputs[own + i] =
         (mpg_array){.tensor = parameters->tensors[i], .node = parameters->variables[i]};
     versions[own + i] = call->versions->versions[i];
+    use_former(&inputs[own + i].tensor, &versions[own + i]);
   }
   mpg_status status = mpg_compiled_replay(call->state.compiled, inputs, versions, call->random,
                                           node->sequence + 1, outputs);
@@ -421,7 +475,12 @@ static mpg_status end_record(const call_space *space, const mpg_inputs *inputs,
   mpg_compiled *c = space->c;
   recorded_call *call = node->state;
   uint32_t num_inputs = node->num_inputs, own = mpg_compiled_first_fixed(c);
-  if (call->parameters) MPG_TRY(mpg_parameter_set_versions(call->parameters, &call->versions));
+  if (call->parameters) {
+    if (c->saved_in != call->parameters->number)
+      mpg_parameter_set_save(call->parameters, c->saved_external + own);
+    c->saved_in = call->parameters->number;
+    MPG_TRY(mpg_parameter_set_versions(call->parameters, &call->versions));
+  }
   call->random = random;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
     call->state.blocks[i] = space->blocks[i];

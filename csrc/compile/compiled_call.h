@@ -139,9 +139,10 @@ typedef struct mpg_compiled {
   int *invariant_threads; /* per slot of that plan: of the device when it ran; layouts may depend on
                             it */
   mpg_compiled_backward *backwards;
-  mpg_binding *binding;            /* of the latest call; owned reference */
-  uint64_t bindings;               /* made so far */
-  void *space;                     /* for the next call's bookkeeping; owned */
+  uint64_t saved_in;    /* number of the parameter set that was last told of saved_external */
+  mpg_binding *binding; /* of the latest call; owned reference */
+  uint64_t bindings;    /* made so far */
+  void *space;          /* for the next call's bookkeeping; owned */
   struct mpg_recorded_call *spare; /* for the next recorded call: a list; owned */
   uint64_t calls, last_used;
   size_t held; /* bytes of frames that wait for their backward */

@@ -265,8 +265,11 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     if (!mpg_shape_equal(&inv->outputs[o].desc.shape, &output_descs[o].shape) ||
         inv->outputs[o].desc.dtype != output_descs[o].dtype)
       return output_mismatch(inv, o, &output_descs[o]);
+    mpg_storage_before_write(inv->outputs[o].storage);
   }
   if (!may_alias_all(inv)) return invoke_aside(inv);
+  for (int i = 0; written_inputs && i < inv->num_inputs; i++)
+    if (mpg_op_input_mutable(op, i)) mpg_storage_before_write(inv->inputs[i].storage);
   if ((op->flags & MPG_OP_VIEW) && !inv->separate && !inv->outputs[0].storage &&
       inv->num_outputs == 1) {
     inv->outputs[0] = (mpg_tensor){inv->inputs[0].storage, inv->inputs[0].offset, output_descs[0]};

@@ -78,7 +78,10 @@ static void update_discard(void *payload) { drop(((update_task *)payload)->updat
 /* --- Calling ---------------------------------------------------------------------------------- */
 
 static bool runs_inline(const mpg_multi_update *u) {
-  if (u->elements > MPG_INLINE_ELEMENTS || !mpg_device_runs_inline(u->device)) return false;
+  if (u->elements > MPG_INLINE_ELEMENTS) return false;
+  for (uint32_t i = 0; i < num_arrays(u); i++)
+    if (u->uses[i].writes) mpg_storage_before_write(u->arrays[i].storage);
+  if (!mpg_device_runs_inline(u->device)) return false;
   for (uint32_t i = 0; i < num_arrays(u); i++)
     if (u->uses[i].writes && !mpg_storage_writable_now(u->arrays[i].storage)) return false;
   return true;

@@ -60,6 +60,8 @@ static void note(void *state, const mpg_tick *ticks) {
 
 mpg_status mpg_kernel_submit(const mpg_kernel_submission *submission) {
   queued_kernel q = {.submission = submission};
+  for (uint32_t i = 0; i < submission->num_uses; i++)
+    if (submission->uses[i].writes) mpg_storage_before_write(submission->uses[i].storage);
   return mpg_device_queue(&(mpg_queuing){.devices = submission->devices,
                                          .count = submission->num_devices,
                                          .prepare = prepare,

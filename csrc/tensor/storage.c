@@ -102,6 +102,7 @@ mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void 
 }
 
 void mpg_storage_destroy(mpg_storage *storage) {
+  if (__builtin_expect(storage->kept != NULL, 0)) mpg_contents_hand_over(storage);
   if (leaving) mpg_storage_collect();
   if (!storage->release) {
     mpg_pool_free(storage->device->pool, &storage->block);

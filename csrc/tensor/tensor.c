@@ -3,6 +3,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
+#include "tensor/contents.h"
 
 mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor) {
   size_t bytes;
@@ -160,6 +161,39 @@ mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy) {
   return status;
 }
 
+/* A copy of a whole storage: at once where it is small and nothing queued is in the way, else in
+ * the order of the device's work. */
+static mpg_status copy_whole(mpg_storage *storage, mpg_tensor *copy) {
+  enum { COPIED_AT_ONCE = 1 << 16 };
+  const mpg_tensor whole = {.storage = storage,
+                            .desc = {{.ndim = 1, .dims = {(int64_t)storage->size}}, MPG_UINT8}};
+  mpg_device *device = storage->device;
+  bool at_once = device->backend->host_accessible && storage->size <= COPIED_AT_ONCE;
+  MPG_TRY(make_like(&whole, at_once, copy));
+  mpg_status status;
+  if (at_once && readable(&whole) && writable(copy) && mpg_storage_failure(storage) == MPG_OK) {
+    status = device->backend->copy_to_host(device, mpg_tensor_data(copy), mpg_tensor_data(&whole),
+                                           storage->size);
+    if (status == MPG_OK) mpg_storage_add_write(copy->storage, 0);
+  } else {
+    status = queue_copy(&whole, copy);
+  }
+  if (status != MPG_OK) mpg_tensor_release(copy);
+  return status;
+}
+
+void mpg_storage_copy_contents(mpg_storage *storage) {
+  mpg_tensor copy = {0};
+  if (storage->watched) mpg_late_savers_count();
+  if (!storage->savers || mpg_contents_kept(storage)) return;
+  mpg_storage_retain(storage); /* making room may let others run */
+  uint32_t version = storage->version;
+  (void)copy_whole(storage, &copy); /* else they are lost, which who reads them is told */
+  bool late = storage->version != version || mpg_contents_kept(storage);
+  if (late || mpg_contents_keep(storage, copy.storage) != MPG_OK) mpg_tensor_release(&copy);
+  mpg_storage_release(storage);
+}
+
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host) {
   mpg_device *device = mpg_tensor_device(tensor);
   if (!readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
@@ -196,6 +230,7 @@ static mpg_status write_in_order(mpg_tensor *tensor, const void *host) {
 mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
+  mpg_storage_before_write(storage);
   /* Part of a storage whose last write failed stays failed. */
   if (mpg_tensor_is_part(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));

@@ -13,6 +13,8 @@
 #include "device/pool.h"
 #include "tensor/shape.h"
 
+typedef struct mpg_kept_contents mpg_kept_contents; /* contents.h */
+
 typedef struct mpg_storage {
   int32_t references;
   uint32_t version; /* 0: never written, so whatever work the block's uses tell of was not for this
@@ -21,7 +23,9 @@ typedef struct mpg_storage {
   bool tracked;     /* reads by other devices are counted */
   bool exposed;     /* others hold its address and may write without a word: memory from outside, or
                        given out (DLPack) */
+  uint32_t savers;  /* who needs the present contents for a gradient: contents.h */
   mpg_device *device;
+  mpg_kept_contents *kept;      /* owned: copies of contents that were overwritten; mostly NULL */
   size_t size;                  /* bytes asked for */
   uint64_t born;                /* number of storages made up to this one */
   void (*release)(void *owner); /* memory from outside: called instead of freeing, when no queued
@@ -103,6 +107,15 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
  * device's work. */
 mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy);
 
+/* To be called before work that writes a storage is queued, or runs: contents that somebody has
+ * saved for a gradient are copied (contents.h). */
+void mpg_storage_copy_contents(mpg_storage *storage);
+bool mpg_late_savers_exist(void);
+static inline void mpg_storage_before_write(mpg_storage *storage) {
+  if (__builtin_expect(storage->savers || (storage->watched && mpg_late_savers_exist()), 0))
+    mpg_storage_copy_contents(storage);
+}
+
 /* The points that work on `device` must wait for before it reads or writes the storage, or both:
  * added to the list, each once, but for those that are reached and have not failed. Own-device
  * order needs no waiting, but for a reader the last write is listed for failures; who writes only a
@@ -156,7 +169,9 @@ static inline void mpg_storage_add_read(mpg_storage *storage, mpg_device *device
     storage->block.uses.read = tick;
 }
 void mpg_storage_note_watched(void);
+void mpg_contents_hand_over(mpg_storage *storage);
 static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
+  if (__builtin_expect(storage->savers || storage->kept, 0)) mpg_contents_hand_over(storage);
   storage->block.uses.write = tick;
   storage->version++;
   if (storage->watched) mpg_storage_note_watched();

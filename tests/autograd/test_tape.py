@@ -167,19 +167,6 @@ def test_detach_and_pause():
     assert x.grad.asscalar() == 9 + 15
 
 
-def test_saved_contents_overwritten():
-    x, w = variable([1.0, 2.0]), variable([3.0, 4.0])
-    with autograd.record():
-        y = x * w
-    w[:] = 0
-    with pytest.raises(mx.MXNetError, match="overwritten"):
-        y.backward()
-    with autograd.record():
-        y = x * w
-    y.backward()  # the process goes on
-    assert np.array_equal(x.grad.asnumpy(), [0, 0])
-
-
 def test_what_is_not_saved_may_be_overwritten():
     x, w = variable([1.0, 2.0]), variable([3.0, 4.0])
     with autograd.record():

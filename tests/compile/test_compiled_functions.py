@@ -565,17 +565,6 @@ def test_arrays_kept_from_a_trace_are_dead():
         _core.CachedOp(lambda x: [x + kept[0]], {})(nd.ones((2,)))
 
 
-def test_inputs_overwritten_before_backward():
-    op = _core.CachedOp(lambda x, w: [x * w], {})
-    x, w = nd.ones((2,)), nd.ones((2,))
-    w.attach_grad()
-    with autograd.record():
-        y = op(x, w)[0]
-    x[:] = 5
-    with pytest.raises(mx.MXNetError, match="overwritten"):
-        y.backward()
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_thousand_layers(devices):
     def function(x):

@@ -279,11 +279,7 @@ class Arrays:
             live.array[...] = values
 
         def commit(_):  # nobody is told, so what was saved for a backward is other numbers now
-            self.tapes = [
-                tape
-                for tape in self.tapes
-                if all(memory is not live.memory for memory, _ in tape[-1])
-            ]
+            self.tapes = [tape for tape in self.tapes if live.memory not in tape[-1]]
 
         return Plan(
             act,

@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 
-import mpgluon as mx
 from mpgluon import autograd, nd
 from programs.stateful_model import FLOATS, Live, Memory, Plan, ProgramBlock, fits
 from programs.stateful_networks import MOST_ARRAYS
@@ -81,12 +80,12 @@ class Gradients:
         def commit(results):
             results = list(results) if isinstance(results, (list, tuple)) else [results]
             self.commit_values(program, inputs, block is not None, taped=True)(results)
-            memories = [
+            memories = {
                 live.memory
                 for live in self.lives
                 if live.memory in {i.memory for i in inputs}
                 or any(live.array is r for r in results)
-            ]
+            }
             outputs = program.depend([i for i, leaf in enumerate(leaves) if leaf])
             heads = [
                 result
@@ -101,7 +100,7 @@ class Gradients:
                         leaves,
                         values,
                         heads,
-                        [(memory, memory.writes) for memory in memories],
+                        memories,
                     )
                 )
 
@@ -111,7 +110,7 @@ class Gradients:
         if not self.tapes:
             return None
         number = rng.randrange(len(self.tapes))
-        program, outputs, leaves, values, results, written = self.tapes[number]
+        program, outputs, leaves, values, results, _ = self.tapes[number]
         keep = rng.random() < 0.4
         heads = [self.numbers(rng, values[n].values.shape) for n in outputs]
         ones = rng.random() < 0.3
@@ -133,20 +132,13 @@ class Gradients:
         # Inputs that are one array are one variable, but are different inputs of the program.
         if not new or not all(fits(grad, memory.dtype) for memory, grad in new.items()):
             return self.drop_tape(number)
-        stale = any(memory.writes != writes for memory, writes in written)
         arrays = [
             nd.array(head, ctx=result.context, dtype=program.dtype)
             for head, result in zip(heads, results)
         ]
-        refused = []
 
         def act():
-            try:
-                autograd.backward(results, None if ones else arrays, retain_graph=keep)
-            except mx.MXNetError as error:
-                if isinstance(error, MemoryError) or not stale or "overwritten" not in str(error):
-                    raise
-                refused.append(error)
+            autograd.backward(results, None if ones else arrays, retain_graph=keep)
 
         plan = Plan(
             act, text=f"{'retain ' if keep else ''}{program!r}", after_failure=self.tapes.clear
@@ -154,20 +146,10 @@ class Gradients:
         plan.writes = list(new.items())
 
         def commit(_):
-            if not keep or refused:
+            if not keep:
                 del self.tapes[number]
 
         plan.commit = commit
-        if stale:  # refused or right: as behind a failure
-            plan.calm = True
-            inner = plan.act
-
-            def act_stale():
-                inner()
-                if refused:
-                    plan.writes.clear()
-
-            plan.act = act_stale
         return plan
 
     def drop_tape(self, number):

@@ -81,7 +81,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         done, result = self.attempt(plan, trouble, amount)
         if done:
             for memory, values in plan.writes:
-                memory.write(np.array(values, "float64").ravel())
+                memory.values = np.array(values, "float64").ravel()
             if plan.close:
                 self.adopt(plan)
             plan.commit(result)
@@ -221,7 +221,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
                         new[part] = found
                 except MemoryError:
                     gone = True
-            memory.write(new)
+            memory.values = new
             if gone:
                 self.forget(memory)
         plan.after_failure()

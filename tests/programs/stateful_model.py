@@ -64,11 +64,6 @@ class Memory:
 
     def __init__(self, values, dtype, ctx):
         self.values, self.dtype, self.ctx = np.array(values, "float64").ravel(), dtype, ctx
-        self.writes = 0
-
-    def write(self, values):
-        self.values = values
-        self.writes += 1
 
     def with_part(self, offset, part):
         """All values, with some others from `offset` on."""

@@ -360,6 +360,7 @@ WRITABLE = {
     "csrc/python/context": "cached current",
     "csrc/python/graph/trace": "aside",
     "csrc/python/module": "mpg_py state",
+    "csrc/tensor/contents": "late_savers tracked_savers",
     "csrc/tensor/storage": "births foreign_reads free_storages leaving num_free watched_writes",
     "kernels/cpu/vendor/onednn": (
         "onednn_attributes onednn_available onednn_functions onednn_loaded"

@@ -236,13 +236,29 @@ static mpg_status save(mpg_micro_batch *micro_batch) {
   return MPG_OK;
 }
 
+/* The backward reads contents where they are now, if they were written since. */
+static mpg_status find_saved(mpg_micro_batch *micro_batch) {
+  const mpg_call_state *state = &micro_batch->state;
+  uint32_t count = mpg_compiled_forward_externals(state->compiled);
+  for (uint32_t i = 0; i < count; i++) {
+    mpg_storage *found, **used = &micro_batch->externals[i].storage;
+    if (!state->saved[i].storage) continue;
+    MPG_TRY(mpg_call_find_saved(state->compiled, i, state->saved[i].storage,
+                                state->saved[i].version, BLOCK, &found));
+    if (found == *used) continue;
+    mpg_storage_retain(found);
+    mpg_storage_release(*used);
+    *used = found;
+  }
+  return MPG_OK;
+}
+
 static mpg_status run_backward(mpg_tape_node *node, mpg_array *const *out_grads,
                                mpg_array *const *sums, const bool *needed, mpg_target *targets,
                                mpg_array *in_grads, bool retain, bool train, bool together) {
   mpg_pipeline_run *run = node->state;
   (void)sums, (void)together;
-  for (uint32_t k = 0; k < run->num_micro_batches; k++)
-    MPG_TRY(mpg_call_check_saved(&run->micro_batches[k].state, BLOCK));
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) MPG_TRY(find_saved(&run->micro_batches[k]));
   MPG_TRY(mpg_pipeline_run_differentiate(run, out_grads, needed, targets, in_grads, retain, train));
   MPG_TRY(run->schedule->backward(run, run->driver));
   if (!retain) mpg_pipeline_run_finish(run);

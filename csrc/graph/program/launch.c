@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "graph/program/program.h"
+#include "tensor/contents.h"
 
 static mpg_storage *access_storage(const mpg_launching *call, const mpg_access *access) {
   return access->part == MPG_MAX_PARTS ? call->blocks[access->index]
@@ -32,6 +33,19 @@ static mpg_status collect_points(const mpg_program_set *set, const mpg_program_s
                                access->writes, points));
   }
   return MPG_OK;
+}
+
+/* Contents of external arrays that the segment overwrites are copied first, where a gradient still
+ * reads them. A backward writes gradients and arrays of its own: among the fixed ones only
+ * gradients, of which hardly ever one is saved. */
+static void before_writes(const mpg_program_segment *segment, const mpg_launching *call) {
+  bool all = !call->binding || !call->look || mpg_contents_tracked_savers();
+  uint32_t count = all ? segment->num_written : segment->num_checked;
+  for (uint32_t i = 0; i < count; i++) {
+    const mpg_access *access = &segment->accesses[i];
+    if (access->writes && access->part != MPG_MAX_PARTS)
+      mpg_storage_before_write(access_storage(call, access));
+  }
 }
 
 static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
@@ -181,6 +195,7 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   l.call = call;
   for (int k = 0; k < count; k++) devices[k] = set->programs[set->segments[k].slot].device;
   MPG_TRY(allocate_blocks(set, call->blocks));
+  for (int k = 0; k < count; k++) before_writes(&set->segments[k], call);
   if (!count) {
     bool unread;
     return call->look ? call->look(call->looking, &unread) : MPG_OK;
@@ -296,6 +311,7 @@ mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t number,
   staged_segment state = {
       .staged_call = staged_call, .number = number, .stage = stage, .micro_batch = micro_batch};
   MPG_TRY(resolve_bases(staged_call, segment));
+  before_writes(segment, &staged_call->call);
   mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = &device,
                                                       .count = 1,
                                                       .prepare = prepare_segment,
