@@ -17,7 +17,7 @@ import numpy as np
 
 from ... import _core
 from ..._core import Context, MXNetError, NDArray
-from .rows import add_rows, index_array, pointers, row_numbers, take_rows
+from .rows import add_rows, index_array, occurring, pointers, row_numbers, take_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -513,9 +513,31 @@ class CSRNDArray(BaseSparseNDArray):
             rows = self._host["rows"] = row_numbers(self.numbers("pointers"))
         return rows
 
+    def row_index(self) -> NDArray:
+        """The same on the matrix's device; kept."""
+        self._refresh()
+        index = self._host.get("row index")
+        if index is None:
+            index = self._host["row index"] = index_array(self.rows(), self.context)
+        return index
+
+    def columns_used(self) -> tuple[NDArray, NDArray]:
+        """The columns that have elements, and the place among them of each element's column, on
+        the matrix's device; kept."""
+        self._refresh()
+        parts = self._host.get("columns used")
+        if parts is None:
+            parts = occurring(self.numbers(), self._shape[1])
+            parts = tuple([index_array(part, self.context) for part in parts])
+            self._host["columns used"] = parts
+        return parts
+
     def with_values(self, values: NDArray) -> CSRNDArray:
         """The matrix with other values in the same places."""
-        return CSRNDArray(values, self.index, self.pointers, self._shape)
+        other = CSRNDArray(values, self.index, self.pointers, self._shape)
+        if other.context == self.context:
+            other._host = self._host  # what is known of the places; other places get another dict
+        return other
 
     def _on(self, ctx):
         parts = [part.copyto(ctx) for part in (self.values, self.index, self.pointers)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _op = _core.get_op
+_add_products = _op("_add_products")
 _FORMS = {}
 
 
@@ -563,6 +564,9 @@ def _fully_connected(op, data, weight, bias=None, *args, **kwargs):
 def _times(csr, dense, columns, rows, count):
     """The product of a csr matrix, or of its transpose where rows and columns change places, with a
     dense matrix: each element times a row of it, added up."""
+    plain = csr.dtype in (np.float32, np.float64) and csr.dtype == dense.dtype
+    if plain and csr.context.device_type == "cpu" and dense.shape[0]:
+        return _add_products(csr.values, rows, columns, dense, count=count)
     values = csr.values.reshape((-1, *[1] * (dense.ndim - 1)))
     products = take_rows(dense, columns) * values
     return add_rows(products, rows, count)
@@ -581,27 +585,24 @@ def _dot(op, lhs, rhs, transpose_a=False, transpose_b=False, forward_stype=None)
 def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):
     if isinstance(lhs, CSRNDArray) and not transpose_b and not isinstance(rhs, CSRNDArray):
         _check_product(lhs.shape[0 if transpose_a else 1], rhs)
-        ctx = lhs.context
+        rows = lhs.row_index()
         if isinstance(rhs, RowGradientWeight) and _core.is_recording() and not transpose_a:
-            used, places = np.unique(lhs.numbers(), return_inverse=True)
-            dense = rows_of(rhs, index_array(used, ctx))
-            columns = index_array(places.reshape(-1), ctx)
-            return _times(lhs, dense, columns, index_array(lhs.rows(), ctx), lhs.shape[0])
+            used, columns = lhs.columns_used()
+            return _times(lhs, rows_of(rhs, used), columns, rows, lhs.shape[0])
         dense = _dense(rhs)
         if not transpose_a:
-            return _times(lhs, dense, lhs.index, index_array(lhs.rows(), ctx), lhs.shape[0])
-        rows = index_array(lhs.rows(), ctx)
+            return _times(lhs, dense, lhs.index, rows, lhs.shape[0])
         if forward_stype == "default":
             return _times(lhs, dense, rows, lhs.index, lhs.shape[1])
-        used, places = np.unique(lhs.numbers(), return_inverse=True)
-        values = _times(lhs, dense, rows, index_array(places.reshape(-1), ctx), len(used))
-        return RowSparseNDArray(values, index_array(used, ctx), (lhs.shape[1], *rhs.shape[1:]))
+        used, columns = lhs.columns_used()
+        values = _times(lhs, dense, rows, columns, used.shape[0])
+        return RowSparseNDArray(values, used, (lhs.shape[1], *rhs.shape[1:]))
     if isinstance(rhs, CSRNDArray) and not transpose_a and isinstance(lhs, NDArray):
         if isinstance(lhs, BaseSparseNDArray) or lhs.ndim != 2:
             return NotImplemented
         # lhs . rhs is (rhs.T . lhs.T).T
         _check_product(rhs.shape[1 if transpose_b else 0], lhs.T)
-        rows = index_array(rhs.rows(), rhs.context)
+        rows = rhs.row_index()
         parts = (rhs.index, rows) if transpose_b else (rows, rhs.index)
         product = _times(rhs, lhs.T, *parts, rhs.shape[0 if transpose_b else 1]).T
         if forward_stype is None and not transpose_b:

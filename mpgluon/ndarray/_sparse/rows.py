@@ -50,6 +50,16 @@ def sum_equal(rows, numbers, ctx):
     return add_rows(rows, index_array(places.reshape(-1), ctx), len(unique)), unique
 
 
+def occurring(numbers, size):
+    """The numbers, below `size`, that occur, ascending; and the place among them of each."""
+    if size > 16 * len(numbers) + 1024:
+        used, places = np.unique(numbers, return_inverse=True)
+        return used, places.reshape(-1)
+    found = np.zeros(size, bool)
+    found[numbers] = True
+    return np.flatnonzero(found), (np.cumsum(found) - 1)[numbers]
+
+
 def row_numbers(indptr):
     """The row of each element of a csr matrix."""
     return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
