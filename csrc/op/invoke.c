@@ -5,7 +5,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
-#include "op/extension.h"
+#include "op/user/extension.h"
 #include "op/fused.h"
 #include "op/placement.h"
 #include "op/submit.h"

@@ -2,8 +2,8 @@
  *
  * A descriptor says everything about an op but its kernels, which are one column per backend
  * (op/kernel.h). They are constant after mpg_registry_init, but that libraries of users may add
- * some (op/extension.h), under the host lock. Any thread may read a descriptor; names are found
- * under the host lock.
+ * some (op/user/extension.h), under the host lock. Any thread may read a descriptor; names are
+ * found under the host lock.
  */
 #ifndef MPG_OP_OP_H
 #define MPG_OP_OP_H
@@ -17,7 +17,7 @@ typedef enum mpg_op_id {
 #include "op/ops.def"
 #undef MPG_OP_ROW
 #undef MPG_COMPOSED_ROW
-  MPG_OP_COUNT, /* the rows of libraries (op/extension.h) come behind */
+  MPG_OP_COUNT, /* the rows of libraries (op/user/extension.h) come behind */
   MPG_OP_ADDED = 512,
   MPG_OP_LIMIT = MPG_OP_COUNT + MPG_OP_ADDED
 } mpg_op_id;

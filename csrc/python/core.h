@@ -254,7 +254,8 @@ int mpg_py_shape_from(PyObject *object, mpg_shape *shape,
 extern PyMethodDef mpg_py_op_methods[];
 /* The _core.Op of a row under its name, which `_core.ops` has then; new reference. */
 PyObject *mpg_py_op_add(const mpg_op *op);
-extern PyMethodDef mpg_py_extension_methods[]; /* extension.c */
+extern PyMethodDef mpg_py_extension_methods[];  /* extension.c */
+extern PyMethodDef mpg_py_gpu_module_methods[]; /* gpu_module.c */
 
 /* --- Autograd (autograd.c), runtime settings (runtime.c) -------------------------------------- */
 int mpg_py_autograd_init(PyObject *module);

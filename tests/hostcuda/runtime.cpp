@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "cuda_runtime.h"
 #include "fibers.h"
@@ -469,6 +470,8 @@ struct CUlib_st {
 struct CUkern_st { // see kernels/cuda/fusion/specialise.cu
   void (*run)(const void *argument);
   size_t size;
+  void (*call)(void **arguments); // a user's; see libraries/nvrtc.cpp
+  const unsigned long *sizes;
 };
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned,
                                 void *, void **, unsigned) {
@@ -481,14 +484,32 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
   void *run = dlsym(library->handle, (std::string(name) + "_run").c_str()),
        *size = dlsym(library->handle, (std::string(name) + "_size").c_str());
+  void *call = dlsym(library->handle, (std::string(name) + "_call").c_str()),
+       *sizes = dlsym(library->handle, (std::string(name) + "_sizes").c_str());
+  if (call && sizes) {
+    *kernel =
+        new CUkern_st{nullptr, 0, (void (*)(void **))call, ((const unsigned long *(*)())sizes)()};
+    return cudaSuccess;
+  }
   if (!run) run = dlsym(library->handle, name); // without arguments
   if (!run) return note(cudaErrorInvalidValue);
-  *kernel = new CUkern_st{(void (*)(const void *))run, size ? *(const size_t *)size : 0};
+  *kernel = new CUkern_st{(void (*)(const void *))run, size ? *(const size_t *)size : 0, nullptr,
+                          nullptr};
   return cudaSuccess;
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *which,
                                 void **arguments) {
   const CUkern_st *kernel = (const CUkern_st *)which;
+  if (kernel->call) {
+    std::vector<std::vector<char>> values;
+    for (int i = 0; kernel->sizes[i]; i++)
+      values.emplace_back((char *)arguments[i], (char *)arguments[i] + kernel->sizes[i]);
+    return hostcuda_launch(config, [kernel, values] {
+      std::vector<void *> places;
+      for (const std::vector<char> &value : values) places.push_back((void *)value.data());
+      kernel->call(places.data());
+    });
+  }
   std::shared_ptr<void> copy(malloc(kernel->size), free);
   memcpy(copy.get(), arguments[0], kernel->size);
   num_specialised++;

@@ -100,11 +100,26 @@ typedef struct mpg_gpu_driver {
   const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */
 } mpg_gpu_driver;
 
+/* Kernels in CUDA C++ that users write. What is made of them lives as long as the process. */
+typedef struct mpg_gpu_source {
+  const char *text;
+  int num_options, num_exports;
+  const char *const *options, *const *exports; /* NVRTC's; names that are not extern "C" */
+} mpg_gpu_source;
+typedef struct mpg_gpu_modules {
+  mpg_status (*compile)(const mpg_gpu_source *source, void **module);
+  mpg_status (*kernel)(void *module, const char *name, const void **kernel);
+  /* Running work. arguments: where each is. */
+  mpg_status (*launch)(const void *kernel, void *stream, const uint32_t grid[3],
+                       const uint32_t block[3], uint32_t shared, void **arguments);
+} mpg_gpu_modules;
+
 /* The table that the library exports, by mpg_gpu_library_open. `stamp` tells builds from different
  * sources apart. */
 typedef struct mpg_gpu_library {
   uint64_t stamp;
   const mpg_gpu_driver *driver;
+  const mpg_gpu_modules *modules;
   const void *kernels; /* const mpg_kernel_fn[MPG_OP_COUNT], NULL where there is none yet: of
                           op/kernel.h, above this layer */
   void (*fused)(void); /* an mpg_kernel_fn for fused groups; NULL: none */

@@ -1,5 +1,5 @@
 /* _core.load_library: ops of libraries that users compile. */
-#include "op/extension.h"
+#include "op/user/extension.h"
 
 #include "python/core.h"
 

@@ -10,7 +10,6 @@
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "kernels/common/formula.h"
-#include "kernels/cuda/vendor/library.h"
 #include "kernels/cuda/vendor/nvrtc.h"
 #include "kernels/cuda/fusion/specialise.h"
 }
@@ -156,17 +155,12 @@ struct made { /* one text */
   const void *kernel;
 };
 
-struct functions {
-  MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION)
-};
-
 enum { BUCKETS = 1024 };
 struct { /* under the mutex */
   pthread_mutex_t mutex;
   bool looked, there; /* there: NVRTC, which compiles for the card */
-  functions nvrtc;
   made *buckets[BUCKETS];
-} specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}, {}};
+} specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}};
 
 /* The key of a text: all that it depends on, as bytes. */
 size_t write_key(const mpg_step_program *p, unsigned char *key) {
@@ -210,89 +204,33 @@ void write_dump(const char *name, const text *t) {
   fclose(file);
 }
 
-/* Makes the program of a text into the card's code. */
-mpg_nvrtc_result make_code(mpg_nvrtc_program_handle program, void **code) {
-  const functions *nvrtc = &specialised.nvrtc;
-  int card = 0, major = 9, minor = 0;
-  cudaGetDevice(&card);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card);
-  char architecture[40];
-  snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d%d", major, minor);
-  const char *options[] = {architecture, "--fmad=false", "--std=c++17", "-default-device"};
-  mpg_nvrtc_result result =
-      nvrtc->nvrtcCompileProgram(program, sizeof options / sizeof *options, options);
-  size_t size = 0;
-  if (result == 0) result = nvrtc->nvrtcGetCUBINSize(program, &size);
-  if (result == 0 && (*code = mpg_malloc(size)))
-    result = nvrtc->nvrtcGetCUBIN(program, (char *)*code);
-  return result;
-}
-
-mpg_status fail_compilation(const char *name, const char *why) {
-  return mpg_fail(MPG_ERROR,
-                  "NVRTC at %s could not compile %s; with MPGLUON_CUDA_NVRTC=0 ops are not fused: "
-                  "%.600s",
-                  mpg_cuda_library_path(MPG_CUDA_NVRTC), name, why);
-}
-
-mpg_status load(const char *name, const void *code, const void **kernel) {
-#if CUDART_VERSION >= 12080
-  cudaLibrary_t library;
-  cudaKernel_t found;
-  cudaError_t error = cudaLibraryLoadData(&library, code, NULL, NULL, 0, NULL, NULL, 0);
-  if (error == cudaSuccess) error = cudaLibraryGetKernel(&found, library, name);
-  if (error == cudaSuccess) {
-    *kernel = (const void *)found;
-    return MPG_OK;
-  }
-  cudaGetLastError();
-  return fail_compilation(name, cudaGetErrorString(error));
-#else
-  (void)code;
-  (void)kernel;
-  return fail_compilation(name, "the CUDA runtime is older than 12.8");
-#endif
-}
-
 /* The kernel of a text. */
-mpg_status compile(const char *source, const char *name, const void **kernel) {
-  const functions *nvrtc = &specialised.nvrtc;
-  mpg_nvrtc_program_handle program = NULL;
-  int headers = 0;
-  while (mpg_cuda_source_names[headers]) headers++;
-  mpg_nvrtc_result result = nvrtc->nvrtcCreateProgram(&program, source, name, headers,
-                                                      mpg_cuda_source_texts, mpg_cuda_source_names);
-  if (result != 0) return fail_compilation(name, nvrtc->nvrtcGetErrorString(result));
-  void *code = NULL;
-  mpg_status status;
-  result = make_code(program, &code);
-  if (result != 0) {
-    size_t length = 0;
-    char *log = nvrtc->nvrtcGetProgramLogSize(program, &length) == 0
-                    ? (char *)mpg_calloc(length + 1, 1)
-                    : NULL;
-    bool told = log && nvrtc->nvrtcGetProgramLog(program, log) == 0 && *log;
-    status = fail_compilation(name, told ? log : nvrtc->nvrtcGetErrorString(result));
-    mpg_free(log);
-  } else {
-    status = code ? load(name, code, kernel) : mpg_out_of_host_memory(0);
-  }
-  nvrtc->nvrtcDestroyProgram(&program);
-  mpg_free(code);
-  return status;
+mpg_status compile(const char *text, const char *name, const void **kernel) {
+  static const char *const options[] = {"--fmad=false", "--std=c++17", "-default-device"};
+  mpg_nvrtc_source source = {};
+  source.text = text;
+  source.name = name;
+  source.hint = "with MPGLUON_CUDA_NVRTC=0 ops are not fused";
+  while (mpg_cuda_source_names[source.num_headers]) source.num_headers++;
+  source.header_texts = mpg_cuda_source_texts;
+  source.header_names = mpg_cuda_source_names;
+  source.num_options = sizeof options / sizeof *options;
+  source.options = options;
+  mpg_nvrtc_code code;
+  void *library;
+  mpg_status status = mpg_nvrtc_compile(&source, &code);
+  if (status == MPG_OK) status = mpg_nvrtc_load(&code, &library);
+  mpg_nvrtc_free(&code);
+  return status == MPG_OK ? mpg_nvrtc_kernel(library, name, kernel) : status;
 }
 
 /* Once: whether there is an NVRTC, and what it makes is loaded. */
 void look_for_nvrtc() {
   const char *setting = getenv("MPGLUON_CUDA_NVRTC");
-  static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   const void *kernel;
   specialised.looked = true;
   if (setting && !strcmp(setting, "0")) return;
-  if (mpg_cuda_library_functions(MPG_CUDA_NVRTC, names, sizeof names / sizeof *names,
-                                 &specialised.nvrtc) != MPG_OK)
-    return;
+  if (mpg_nvrtc_find() != MPG_OK) return;
   text t = {};
   t.add("extern \"C\" __global__ void mpg_probe() {}\n");
   specialised.there = !t.failed && compile(t.data, "mpg_probe", &kernel) == MPG_OK;

@@ -35,6 +35,7 @@ mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
                   "%.*s failed: %s", (int)strcspn(what, "("), what, cudaGetErrorString(error));
 }
 
+extern const mpg_gpu_modules mpg_cuda_modules; /* modules.cu */
 extern const mpg_kernel_fn mpg_cuda_table[MPG_OP_COUNT];
 mpg_status mpg_cuda_fused(const mpg_kernel_call *call); /* fused.cu */
 bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_dtype *dtypes, int count);
@@ -45,6 +46,7 @@ __attribute__((visibility("default"))) const mpg_gpu_library *mpg_gpu_library_op
   mpg_cuda_services = services;
   library = (mpg_gpu_library){.stamp = mpg_kernel_stamp(),
                               .driver = &mpg_cuda_driver,
+                              .modules = &mpg_cuda_modules,
                               .kernels = mpg_cuda_table,
                               .fused = (void (*)(void))mpg_cuda_fused,
                               .fuses = (void (*)(void))mpg_cuda_fuses};

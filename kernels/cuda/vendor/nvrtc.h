@@ -1,23 +1,52 @@
-/* The parts of NVRTC in use, declared here: see library.h. */
+/* NVRTC, which compiles C++ for the card at run time. The parts of it in use are declared here: see
+ * library.h.
+ *
+ * Ownership: loaded code lives as long as the process. Threads: any.
+ */
 #ifndef KERNELS_CUDA_VENDOR_NVRTC_H
 #define KERNELS_CUDA_VENDOR_NVRTC_H
 
-#include <stddef.h>
+#include "base/status.h"
 
 typedef int mpg_nvrtc_result; /* 0: success */
 typedef struct mpg_nvrtc_program *mpg_nvrtc_program_handle;
 
-#define MPG_NVRTC_FUNCTIONS(X)                                                          \
-  X(mpg_nvrtc_result, nvrtcCreateProgram,                                               \
-    (mpg_nvrtc_program_handle *, const char *source, const char *name, int headers,     \
-     const char *const *texts, const char *const *names))                               \
-  X(mpg_nvrtc_result, nvrtcCompileProgram,                                              \
-    (mpg_nvrtc_program_handle, int count, const char *const *options))                  \
-  X(mpg_nvrtc_result, nvrtcGetCUBINSize, (mpg_nvrtc_program_handle, size_t *size))      \
-  X(mpg_nvrtc_result, nvrtcGetCUBIN, (mpg_nvrtc_program_handle, char *code))            \
-  X(mpg_nvrtc_result, nvrtcGetProgramLogSize, (mpg_nvrtc_program_handle, size_t *size)) \
-  X(mpg_nvrtc_result, nvrtcGetProgramLog, (mpg_nvrtc_program_handle, char *log))        \
-  X(mpg_nvrtc_result, nvrtcDestroyProgram, (mpg_nvrtc_program_handle *))                \
+#define MPG_NVRTC_FUNCTIONS(X)                                                                    \
+  X(mpg_nvrtc_result, nvrtcCreateProgram,                                                         \
+    (mpg_nvrtc_program_handle *, const char *source, const char *name, int headers,               \
+     const char *const *texts, const char *const *names))                                         \
+  X(mpg_nvrtc_result, nvrtcAddNameExpression, (mpg_nvrtc_program_handle, const char *expression)) \
+  X(mpg_nvrtc_result, nvrtcCompileProgram,                                                        \
+    (mpg_nvrtc_program_handle, int count, const char *const *options))                            \
+  X(mpg_nvrtc_result, nvrtcGetLoweredName,                                                        \
+    (mpg_nvrtc_program_handle, const char *expression, const char **name))                        \
+  X(mpg_nvrtc_result, nvrtcGetCUBINSize, (mpg_nvrtc_program_handle, size_t *size))                \
+  X(mpg_nvrtc_result, nvrtcGetCUBIN, (mpg_nvrtc_program_handle, char *code))                      \
+  X(mpg_nvrtc_result, nvrtcGetProgramLogSize, (mpg_nvrtc_program_handle, size_t *size))           \
+  X(mpg_nvrtc_result, nvrtcGetProgramLog, (mpg_nvrtc_program_handle, char *log))                  \
+  X(mpg_nvrtc_result, nvrtcDestroyProgram, (mpg_nvrtc_program_handle *))                          \
   X(const char *, nvrtcGetErrorString, (mpg_nvrtc_result))
+
+enum { MPG_NVRTC_MAX_OPTIONS = 64, MPG_NVRTC_MAX_EXPORTS = 64 };
+
+typedef struct mpg_nvrtc_source {
+  const char *text, *name, *hint; /* errors have the name, and the hint if there is one */
+  int num_headers, num_options, num_exports;
+  const char *const *header_texts, *const *header_names, *const *options;
+  const char *const *exports; /* expressions that name kernels: "axpy<float>" */
+} mpg_nvrtc_source;
+
+typedef struct mpg_nvrtc_code { /* for mpg_nvrtc_free */
+  void *code;
+  char *names[MPG_NVRTC_MAX_EXPORTS]; /* of the exports in it */
+} mpg_nvrtc_code;
+
+/* Opens it; fails where it is missing. */
+mpg_status mpg_nvrtc_find(void);
+/* Compiles for the current card. */
+mpg_status mpg_nvrtc_compile(const mpg_nvrtc_source *source, mpg_nvrtc_code *code);
+void mpg_nvrtc_free(mpg_nvrtc_code *code);
+mpg_status mpg_nvrtc_load(const mpg_nvrtc_code *code, void **library);
+mpg_status mpg_nvrtc_kernel(void *library, const char *name, const void **kernel);
 
 #endif

@@ -8,8 +8,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <string>
 #include <unistd.h>
+#include <vector>
 
 #include "cuda_runtime.h"
 #include "kernels/cuda/vendor/nvrtc.h"
@@ -21,6 +23,7 @@ namespace files = std::filesystem;
 struct mpg_nvrtc_program {
   files::path folder; // of the headers
   std::string source, made, log;
+  std::vector<std::string> exports;
 };
 
 static std::string read(const files::path &path) {
@@ -75,17 +78,74 @@ EXPORT mpg_nvrtc_result nvrtcCreateProgram(mpg_nvrtc_program **program, const ch
   std::string all = HOSTCUDA_COMPILER + read(HOSTCUDA_INCLUDE "/cuda_runtime.h") +
                     read(HOSTCUDA_INCLUDE "/cuda_runtime_api.h");
   for (int i = 0; i < headers; i++) all += std::string(names[i]) + texts[i];
-  auto *p =
-      new mpg_nvrtc_program{(cache ? cache : HOSTCUDA_CACHE) + ("/" + digest(all)), source, "", ""};
-  if (!files::exists(p->folder)) prepare(p->folder, headers, texts, names, &p->log);
+  auto *p = new mpg_nvrtc_program{
+      (cache ? cache : HOSTCUDA_CACHE) + ("/" + digest(all)), source, "", "", {}};
+  if (headers && !files::exists(p->folder)) prepare(p->folder, headers, texts, names, &p->log);
   *program = p;
   return 0;
 }
+// A user's kernel: how it is called with its arguments, wherever they are, and the sizes of these.
+static const char *const CALLS = R"(
+namespace hostcuda_calls {
+template <int... I> struct places {};
+template <int N, int... I> struct count : count<N - 1, N - 1, I...> {};
+template <int... I> struct count<0, I...> { typedef places<I...> type; };
+template <class... A, int... I> void call(void (*f)(A...), void **p, places<I...>) {
+  f(*(A *)p[I]...);
+}
+template <class... A> void call(void (*f)(A...), void **p) {
+  call(f, p, typename count<sizeof...(A)>::type());
+}
+template <class... A> const unsigned long *sizes(void (*)(A...)) {
+  static const unsigned long all[] = {sizeof(A)..., 0};
+  return all;
+}
+}
+)";
+
+static void add_call(std::string *source, const std::string &name, const std::string &expression) {
+  *source += "extern \"C\" void " + name + "_call(void **p) { hostcuda_calls::call(&" + expression +
+             ", p); }\nextern \"C\" const unsigned long *" + name +
+             "_sizes() { return hostcuda_calls::sizes(&" + expression + "); }\n";
+}
+
+static void add_calls(mpg_nvrtc_program *p) {
+  static const std::regex kernel("extern\\s+\"C\"\\s+__global__\\s+void\\s+(\\w+)\\s*\\(");
+  std::string all = "#include <cuda_runtime.h>\n" + p->source + CALLS;
+  for (std::sregex_iterator m(p->source.begin(), p->source.end(), kernel), end; m != end; ++m)
+    add_call(&all, (*m)[1], (*m)[1]);
+  for (size_t i = 0; i < p->exports.size(); i++)
+    add_call(&all, "hostcuda_export_" + std::to_string(i), p->exports[i]);
+  p->source = all;
+}
+
+EXPORT mpg_nvrtc_result nvrtcAddNameExpression(mpg_nvrtc_program *p, const char *expression) {
+  p->exports.push_back(expression);
+  return 0;
+}
+EXPORT mpg_nvrtc_result nvrtcGetLoweredName(mpg_nvrtc_program *p, const char *expression,
+                                            const char **name) {
+  static const char *const names[] = {"hostcuda_export_0", "hostcuda_export_1", "hostcuda_export_2",
+                                      "hostcuda_export_3"};
+  for (size_t i = 0; i < p->exports.size() && i < 4; i++)
+    if (p->exports[i] == expression) {
+      *name = names[i];
+      return 0;
+    }
+  return 10;
+}
+
 EXPORT mpg_nvrtc_result nvrtcCompileProgram(mpg_nvrtc_program *p, int count,
                                             const char *const *options) {
-  bool plain = false; // no contraction
+  bool plain = false, card = false; // no contraction, as the core's own kernels want it
   for (int i = 0; i < count; i++) plain |= !strcmp(options[i], "--fmad=false");
-  if (!plain) return 5;
+  for (int i = 0; i < count; i++) card |= !strncmp(options[i], "--gpu-architecture=", 19);
+  if (!card) return 5;
+  if (!plain) add_calls(p);
+  for (int i = 0; i < count; i++) // "-DNAME=VALUE"
+    if (!plain && !strncmp(options[i], "-D", 2) && strchr(options[i], '='))
+      p->source = "#define " + std::string(options[i] + 2, strcspn(options[i] + 2, "=")) + " " +
+                  (strchr(options[i], '=') + 1) + "\n" + p->source;
   if (!p->log.empty()) return 6;
   p->made = p->folder / (digest(p->source) + ".so");
   if (files::exists(p->made)) return 0;

@@ -5,8 +5,8 @@
  * closed once their ops are added: rows point into them, and live as long as the process. Threads:
  * host lock; kernels are called by the thread that runs the device's work.
  */
-#ifndef MPG_OP_EXTENSION_H
-#define MPG_OP_EXTENSION_H
+#ifndef MPG_OP_USER_EXTENSION_H
+#define MPG_OP_USER_EXTENSION_H
 
 #include "op/kernel.h"
 

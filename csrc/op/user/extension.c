@@ -1,6 +1,6 @@
 /* Ops of libraries that users compile: their table is checked, rows are made of it, and calls are
  * handed over to its functions. */
-#include "op/extension.h"
+#include "op/user/extension.h"
 
 #include <ctype.h>
 #include <dlfcn.h>

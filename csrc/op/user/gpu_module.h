@@ -1,0 +1,36 @@
+/* Kernels that users write in CUDA C++ (mx.rtc).
+ *
+ * A module is compiled when it is made. Modules and kernels live as long as the process; of equal
+ * texts there is one. Threads: host lock.
+ */
+#ifndef MPG_OP_USER_GPU_MODULE_H
+#define MPG_OP_USER_GPU_MODULE_H
+
+#include "device/gpu/gpu.h"
+#include "tensor/tensor.h"
+
+enum { MPG_GPU_MAX_ARGUMENTS = 128 };
+
+/* An array, or a number as the kernel takes it. */
+typedef struct mpg_gpu_argument {
+  const mpg_tensor *tensor; /* borrowed; NULL: a number */
+  bool writes;
+  unsigned char number[8];
+} mpg_gpu_argument;
+
+typedef struct mpg_gpu_launch {
+  const void *kernel;
+  const char *name;
+  mpg_device *device;
+  uint32_t grid[3], block[3], shared;
+  int num_arguments;
+  const mpg_gpu_argument *arguments;
+} mpg_gpu_launch;
+
+/* Fails where there is no GPU, with the reason. */
+mpg_status mpg_gpu_module_compile(const mpg_gpu_source *source, void **module);
+mpg_status mpg_gpu_module_kernel(void *module, const char *name, const void **kernel);
+/* Queues it. */
+mpg_status mpg_gpu_module_launch(const mpg_gpu_launch *launch);
+
+#endif

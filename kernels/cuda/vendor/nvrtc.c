@@ -1,0 +1,120 @@
+/* Opens NVRTC and compiles C++ with it. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/vendor/library.h"
+#include "kernels/cuda/vendor/nvrtc.h"
+
+static struct {
+  pthread_mutex_t mutex;
+  bool looked;
+  mpg_status found;
+  struct {
+    MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION)
+  } functions;
+} nvrtc = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+mpg_status mpg_nvrtc_find(void) {
+  static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
+  _Static_assert(sizeof nvrtc.functions == sizeof names, "one name for each function");
+  pthread_mutex_lock(&nvrtc.mutex);
+  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* once more for the text of the error */
+    nvrtc.found = mpg_cuda_library_functions(MPG_CUDA_NVRTC, names,
+                                             (int)(sizeof names / sizeof *names), &nvrtc.functions);
+  nvrtc.looked = true;
+  mpg_status status = nvrtc.found;
+  pthread_mutex_unlock(&nvrtc.mutex);
+  return status;
+}
+
+static mpg_status fail(mpg_nvrtc_program_handle program, const mpg_nvrtc_source *s,
+                       mpg_nvrtc_result result) {
+  size_t length = 0;
+  char *log = NULL;
+  if (program && nvrtc.functions.nvrtcGetProgramLogSize(program, &length) == 0)
+    log = mpg_calloc(length + 1, 1);
+  bool told = log && nvrtc.functions.nvrtcGetProgramLog(program, log) == 0 && *log;
+  mpg_status status =
+      mpg_fail(MPG_ERROR, "NVRTC at %s could not compile %s%s%s: %.700s",
+               mpg_cuda_library_path(MPG_CUDA_NVRTC), s->name, s->hint ? "; " : "",
+               s->hint ? s->hint : "", told ? log : nvrtc.functions.nvrtcGetErrorString(result));
+  mpg_free(log);
+  return status;
+}
+
+/* The options, behind the one for the card, unless they have one. */
+static mpg_nvrtc_result run_compiler(mpg_nvrtc_program_handle program, const mpg_nvrtc_source *s) {
+  char architecture[40];
+  const char *options[MPG_NVRTC_MAX_OPTIONS + 1] = {architecture};
+  int card = 0, major = 9, minor = 0, count = 1;
+  cudaGetDevice(&card);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card);
+  snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d%d", major, minor);
+  for (int i = 0; i < s->num_options; i++)
+    if (!strncmp(s->options[i], "--gpu-architecture", 18) || !strncmp(s->options[i], "-arch", 5))
+      count = 0;
+  for (int i = 0; i < s->num_options && i < MPG_NVRTC_MAX_OPTIONS; i++)
+    options[count++] = s->options[i];
+  return nvrtc.functions.nvrtcCompileProgram(program, count, options);
+}
+
+mpg_status mpg_nvrtc_compile(const mpg_nvrtc_source *s, mpg_nvrtc_code *result) {
+  mpg_nvrtc_program_handle program = NULL;
+  mpg_status status = MPG_OK;
+  size_t size = 0;
+  *result = (mpg_nvrtc_code){NULL, {NULL}};
+  MPG_TRY(mpg_nvrtc_find());
+  mpg_nvrtc_result error = nvrtc.functions.nvrtcCreateProgram(
+      &program, s->text, s->name, s->num_headers, s->header_texts, s->header_names);
+  for (int i = 0; i < s->num_exports && error == 0; i++)
+    error = nvrtc.functions.nvrtcAddNameExpression(program, s->exports[i]);
+  if (error == 0) error = run_compiler(program, s);
+  if (error == 0) error = nvrtc.functions.nvrtcGetCUBINSize(program, &size);
+  if (error == 0 && !(result->code = mpg_malloc(size))) MPG_GOTO(mpg_out_of_host_memory(size));
+  if (error == 0) error = nvrtc.functions.nvrtcGetCUBIN(program, result->code);
+  for (int i = 0; i < s->num_exports && error == 0; i++) {
+    const char *name;
+    error = nvrtc.functions.nvrtcGetLoweredName(program, s->exports[i], &name);
+    if (error == 0 && !(result->names[i] = mpg_strdup(name)))
+      MPG_GOTO(mpg_out_of_host_memory(strlen(name)));
+  }
+  if (error != 0) status = fail(program, s, error);
+fail:
+  if (program) nvrtc.functions.nvrtcDestroyProgram(&program);
+  if (status != MPG_OK) mpg_nvrtc_free(result);
+  return status;
+}
+
+void mpg_nvrtc_free(mpg_nvrtc_code *code) {
+  for (int i = 0; i < MPG_NVRTC_MAX_EXPORTS; i++) mpg_free(code->names[i]);
+  mpg_free(code->code);
+  *code = (mpg_nvrtc_code){NULL, {NULL}};
+}
+
+mpg_status mpg_nvrtc_load(const mpg_nvrtc_code *code, void **library) {
+#if CUDART_VERSION >= 12080
+  cudaLibrary_t loaded;
+  MPG_CUDA_TRY(cudaLibraryLoadData(&loaded, code->code, NULL, NULL, 0, NULL, NULL, 0));
+  *library = loaded;
+  return MPG_OK;
+#else
+  (void)code, (void)library;
+  return mpg_fail(MPG_NOT_IMPLEMENTED, "the CUDA runtime is older than 12.8");
+#endif
+}
+
+mpg_status mpg_nvrtc_kernel(void *library, const char *name, const void **kernel) {
+#if CUDART_VERSION >= 12080
+  cudaKernel_t found;
+  MPG_CUDA_TRY(cudaLibraryGetKernel(&found, (cudaLibrary_t)library, name));
+  *kernel = (const void *)found;
+  return MPG_OK;
+#else
+  (void)library, (void)name, (void)kernel;
+  return mpg_fail(MPG_NOT_IMPLEMENTED, "the CUDA runtime is older than 12.8");
+#endif
+}

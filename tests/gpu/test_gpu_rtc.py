@@ -1,0 +1,161 @@
+"""`mx.rtc`: kernels in CUDA C++. Signatures and arguments are checked everywhere."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd, gluon, nd
+from mpgluon.rtc import CudaKernel, _parsed
+from support.processes import output_of
+
+needs_gpu = pytest.mark.skipif(not mx.num_gpus(), reason="needs a GPU")
+
+AXPY = r"""
+extern "C" __global__ void axpy(const float *x, float *y, float alpha) {
+    int i = threadIdx.x + blockIdx.x * blockDim.x;
+    y[i] += alpha * x[i];
+}
+"""
+SIGNATURE = "const float *x, float *y, float alpha"
+
+
+@needs_gpu
+@pytest.mark.parametrize("card", [0, 1])
+def test_a_kernel_runs_after_what_its_arrays_wait_for(card):
+    if card >= mx.num_gpus():
+        pytest.skip("needs two GPUs")
+    ctx = mx.gpu(card)
+    axpy = mx.rtc.CudaModule(AXPY).get_kernel("axpy", SIGNATURE)
+    x = nd.ones((10,), ctx=ctx)
+    y = nd.zeros((10,), ctx=ctx)
+    for _ in range(20):
+        y = y + 1
+        axpy.launch([x, y, 3.0], ctx, (2, 1, 1), (5, 1, 1))
+        x = x * 1
+    assert y.asnumpy().tolist() == [80.0] * 10
+    part = nd.arange(30, ctx=ctx)[10:20]
+    axpy.launch((x, part, np.float32(0.5)), ctx, (1, 1, 1), (10, 1, 1), 0)
+    np.testing.assert_array_equal(part.asnumpy(), np.arange(10, 20) + 0.5)
+
+
+@needs_gpu
+def test_templates_are_exported_by_name():
+    source = r"""
+    template <typename T>
+    __global__ void fill(T *y, const T first, int64_t step, char sign) {
+        extern __shared__ char space[];
+        int i = threadIdx.x;
+        y[i] = sign * (first + (T)(i * step * SCALE));
+    }
+    """.replace("extern __shared__ char space[];", "").replace("int64_t", "long long")
+    module = mx.rtc.CudaModule(source, "-DSCALE=2", ["fill<double>", "fill<int>"])
+    for name, kind in (("double", "float64"), ("int", "int32")):
+        fill = module.get_kernel(f"fill<{name}>", f"{name} *, const {name} first, int64_t, char")
+        y = nd.zeros((4,), dtype=kind, ctx=mx.gpu(0))
+        fill.launch([y, 3, 10, -1], mx.gpu(0), (1, 1, 1), (4, 1, 1), 16)
+        assert y.asnumpy().tolist() == [-3, -23, -43, -63]
+    assert mx.rtc.CudaModule(source, ("-DSCALE=2",), ("fill<double>", "fill<int>"))
+    with pytest.raises(mx.MXNetError, match='CudaModule: there is no kernel "fill<float>"'):
+        module.get_kernel("fill<float>", "float *")
+
+
+@needs_gpu
+def test_errors_of_the_compiler_are_those_of_the_module():
+    with pytest.raises(
+        mx.MXNetError, match="NVRTC at .* could not compile a CudaModule: (.|\\n)*nonsense"
+    ):
+        mx.rtc.CudaModule(AXPY.replace("alpha *", "nonsense *"))
+
+
+@needs_gpu
+def test_arguments_that_do_not_fit():
+    axpy = mx.rtc.CudaModule(AXPY).get_kernel("axpy", SIGNATURE)
+    x, y, far = (
+        nd.ones((4,), ctx=mx.gpu(0)),
+        nd.ones((4,), ctx=mx.gpu(0)),
+        nd.ones((4,), ctx=mx.cpu(0)),
+    )
+    one, four = (1, 1, 1), (4, 1, 1)
+    for args, ctx, grid, block, error, text in [
+        ([x, y], mx.gpu(0), one, four, AssertionError, "takes 3 arguments, got 2"),
+        ([x, 2, 3], mx.gpu(0), one, four, AssertionError, "argument 1 is an NDArray, not a int"),
+        ([x, y, x], mx.gpu(0), one, four, AssertionError, "argument 2 is a number, not a NDArray"),
+        ([x, y, 3], mx.cpu(0), one, four, AssertionError, "on a GPU, not on cpu"),
+        ([x, y, 3], mx.gpu(0), (1, 1), four, AssertionError, "grid_dims is a tuple of 3 integers"),
+        ([x, y, 3], mx.gpu(0), one, (4.0, 1, 1), AssertionError, "block_dims is a tuple of 3"),
+        ([x, y, 3], mx.gpu(0), one, (0, 1, 1), mx.MXNetError, "block_dims"),
+        ([x.astype("float64"), y, 3], mx.gpu(0), one, four, mx.MXNetError, "of float32, not of fl"),
+        ([far, y, 3], mx.gpu(0), one, four, mx.MXNetError, r"argument 0 is on cpu\(0\).*gpu\(0\)"),
+    ]:
+        with pytest.raises(error, match=text):
+            axpy.launch(args, ctx, grid, block)
+    y = y * 1
+    axpy.launch([x, y, 3], mx.gpu(0), one, (2000, 1, 1))  # more than a block has
+    with pytest.raises(mx.MXNetError, match=r"CudaKernel\(axpy\): a kernel launch failed"):
+        y.asnumpy()
+
+
+@needs_gpu
+def test_autograd_notices_what_is_written_over():
+    axpy = mx.rtc.CudaModule(AXPY).get_kernel("axpy", SIGNATURE)
+    x, y = nd.ones((4,), ctx=mx.gpu(0)), nd.ones((4,), ctx=mx.gpu(0))
+    x.attach_grad()
+    with autograd.record():
+        z = x * y
+    axpy.launch([x, y, 3], mx.gpu(0), (1, 1, 1), (4, 1, 1))
+    with pytest.raises(mx.MXNetError, match="overwritten"):
+        z.backward()
+
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            axpy.launch([x, x, 3], mx.gpu(0), (1, 1, 1), (4, 1, 1))
+            return x
+
+    net = Net()
+    net.hybridize()
+    with pytest.raises(mx.MXNetError, match="CudaKernel.launch"):
+        net(x)
+
+
+def test_signatures():
+    float32, int32 = np.dtype("float32"), np.dtype("int32")
+    for text in (SIGNATURE, "const float *, float*, float", "const float*x ,float * y,  float  a"):
+        assert _parsed(text) == [
+            (float32, True, True),
+            (float32, True, False),
+            (float32, False, False),
+        ]
+    assert _parsed("const int n,\n int32_t *m") == [(int32, False, True), (int32, True, False)]
+    kinds = {"__half": "float16", "uint8_t": "uint8", "int8_t": "int8", "char": "int8"}
+    kinds.update({"int64_t": "int64", "double": "float64"})
+    for name, kind in kinds.items():
+        assert _parsed(name + " *") == [(np.dtype(kind), True, False)]
+    for text in ("", "float **x", "const", "float x y", "float &x", "float *x,"):
+        with pytest.raises(ValueError, match="not of the form"):
+            _parsed(text)
+    with pytest.raises(TypeError, match='type of "unsigned n" is not supported; .* int64_t'):
+        _parsed("unsigned n")
+
+
+def test_numbers_are_packed_as_the_kernel_takes_them():
+    kernel = CudaKernel(None, "k", ())
+    for value, kind in [(3, "int32"), (2.5, "float16"), (-1, "int8"), (1e300, "float64")]:
+        packed = kernel._packed(0, value, np.dtype(kind), False, False)
+        assert np.frombuffer(packed, kind)[0] == value
+
+
+def test_without_a_gpu_the_module_says_so():
+    printed = output_of(
+        f"""
+        import mpgluon as mx
+        try:
+            mx.rtc.CudaModule({AXPY!r})
+        except mx.MXNetError as error:
+            print(type(error).__name__, error)
+        """,
+        MPGLUON_CUDA_LIBRARY="0",
+        MPGLUON_TEST_DEVICES="",
+    )
+    assert printed.startswith("NotSupportedError CudaModule: there is no GPU: GPUs are turned off")
+    with pytest.raises(TypeError):
+        _core.cuda_module("", ["a"], ())
