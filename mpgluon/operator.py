@@ -7,12 +7,14 @@ two parts, and reads and writes arrays as everywhere.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
+from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd, profiler
 from .base import MXNetError, is_floating
+from .context import current_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CustomOp",
     "CustomOpProp",
+    "NDArrayOp",
+    "NumpyOp",
     "OperatorArguments",
+    "PythonOp",
     "get_all_registered_operators",
     "get_operator_arguments",
     "register",
@@ -160,6 +165,34 @@ class CustomOpProp:
             [in_type[0]] * len(self.list_auxiliary_states()),
         )
 
+    def infer_storage_type(self, in_stype: list[str]) -> tuple[Any, ...]:
+        """Likewise for storages: 'default', 'row_sparse' or 'csr'. An op whose inputs may be sparse
+        has a function of its own."""
+        for i, stype in enumerate(in_stype):
+            if stype != "default":
+                raise ValueError(
+                    f"input {i} is {stype}; an op that takes sparse arrays has an "
+                    "infer_storage_type of its own"
+                )
+        return (
+            in_stype,
+            ["default"] * len(self.list_outputs()),
+            ["default"] * len(self.list_auxiliary_states()),
+        )
+
+    def infer_storage_type_backward(
+        self,
+        ograd_stype: list[str],
+        in_stype: list[str],
+        out_stype: list[str],
+        igrad_stype: list[str],
+        aux_stype: list[str],
+    ) -> tuple[Any, ...]:
+        """Storages of the gradients of outputs, the inputs, outputs, gradients of inputs and
+        auxiliary states. Gradients are dense here, whatever it gives."""
+        lists = (ograd_stype, in_stype, out_stype, igrad_stype, aux_stype)
+        return tuple(["default"] * len(stypes) for stypes in lists)
+
     def declare_backward_dependency(
         self, out_grad: list[int], in_data: list[int], out_data: list[int]
     ) -> list[int]:
@@ -169,6 +202,166 @@ class CustomOpProp:
     def create_operator(self, ctx: Context, in_shapes: list[Any], in_dtypes: list[Any]) -> CustomOp:
         """The CustomOp for inputs of these shapes and dtypes."""
         raise NotImplementedError(f"{type(self).__name__}.create_operator is not defined")
+
+
+class PythonOp:
+    """The base of ops in Python as in old programs; `CustomOp` is today's. A call with symbols, or
+    `get_symbol`, makes a node.
+
+    Parameters
+    ----------
+    need_top_grad : bool, default True
+        Whether backward reads the gradients of the outputs; a loss does not.
+
+    Examples
+    --------
+    >>> issubclass(mx.operator.NumpyOp, mx.operator.PythonOp)
+    True
+    """
+
+    def __init__(self, need_top_grad: bool = True) -> None:
+        self.need_top_grad_ = need_top_grad
+        warnings.warn(f"{type(self).__name__}: old ops are deprecated; use CustomOp", stacklevel=2)
+
+    def __call__(self, *args: Symbol, **kwargs: Any) -> Symbol:
+        """`get_symbol`."""
+        return self.get_symbol(*args, **kwargs)
+
+    def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
+        """A node that calls the op on symbols, by position or by the names of its arguments."""
+        raise NotImplementedError("get_symbol: an op is a NumpyOp or an NDArrayOp")
+
+    def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
+        """Writes ``out_data[i][:]``; the first input as it is, unless it is defined anew."""
+        out_data[0][:] = in_data[0]
+
+    def backward(
+        self, out_grad: list[Any], in_data: list[Any], out_data: list[Any], in_grad: list[Any]
+    ) -> None:
+        """Writes ``in_grad[i][:]``; ones, unless it is defined anew."""
+        in_grad[0][:] = 1.0
+
+    def infer_shape(self, in_shape: list[Any]) -> tuple[Any, ...]:
+        """``(input shapes, output shapes)`` from the inputs' shapes."""
+        return in_shape, [in_shape[0]]
+
+    def list_outputs(self) -> list[str]:
+        """The names of the outputs."""
+        return ["output"]
+
+    def list_arguments(self) -> list[str]:
+        """The names of the inputs."""
+        return ["data"]
+
+    def need_top_grad(self) -> bool:
+        """Whether backward reads the gradients of the outputs."""
+        return self.need_top_grad_
+
+
+class NumpyOp(PythonOp):
+    """An op whose functions get arrays of NumPy.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> class Square(mx.operator.NumpyOp):
+    ...     def forward(self, in_data, out_data):
+    ...         out_data[0][:] = in_data[0] ** 2
+    ...     def backward(self, out_grad, in_data, out_data, in_grad):
+    ...         in_grad[0][:] = 2 * in_data[0] * out_grad[0]
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     square = Square()
+    >>> square(mx.sym.var("x")).eval(x=nd.array([1, 3]))[0].asnumpy()
+    array([1., 9.], dtype=float32)
+    """
+
+    def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
+        """A node that calls the op on symbols, by position or by the names of its arguments."""
+        return _old_symbol(self, _NumpyOp(self), args, kwargs)
+
+
+class NDArrayOp(PythonOp):
+    """An op whose functions get NDArrays.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> class Square(mx.operator.NDArrayOp):
+    ...     def forward(self, in_data, out_data):
+    ...         out_data[0][:] = in_data[0] ** 2
+    ...     def backward(self, out_grad, in_data, out_data, in_grad):
+    ...         in_grad[0][:] = 2 * in_data[0] * out_grad[0]
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     square = Square()
+    >>> square(mx.sym.var("x")).eval(x=nd.array([1, 3]))[0].asnumpy()
+    array([1., 9.], dtype=float32)
+    """
+
+    def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
+        """A node that calls the op on symbols, by position or by the names of its arguments."""
+        return _old_symbol(self, _NDArrayOp(self), args, kwargs)
+
+    def declare_backward_dependency(
+        self, out_grad: list[int], in_data: list[int], out_data: list[int]
+    ) -> list[int]:
+        """The arrays that backward reads; everything is kept for it anyway."""
+        return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
+
+
+class _NDArrayOp(CustomOp):
+    """The functions of an old op."""
+
+    def __init__(self, op):
+        self.op = op
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.op.forward(in_data=in_data, out_data=out_data)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        arrived = out_grad if self.op.need_top_grad() else []
+        self.op.backward(out_grad=arrived, in_data=in_data, out_data=out_data, in_grad=in_grad)
+
+
+class _NumpyOp(_NDArrayOp):
+    """The same on arrays of NumPy; what they are then is written back."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        out = _host(out_data)
+        super().forward(is_train, req, _host(in_data), out, aux)
+        for target, kind, value in zip(out_data, req, out):
+            self.assign(target, kind, value)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        grads = _host(in_grad)
+        super().backward(req, _host(out_grad), _host(in_data), _host(out_data), grads, aux)
+        for target, kind, value in zip(in_grad, req, grads):
+            self.assign(target, kind, value)
+
+
+def _host(arrays):
+    return [array.asnumpy() for array in arrays]
+
+
+class _OldProp(CustomOpProp):
+    """The descriptions of an old op."""
+
+    def __init__(self, op, functions):
+        super().__init__(need_top_grad=op.need_top_grad())
+        self.functions = functions
+        self.list_arguments, self.list_outputs = op.list_arguments, op.list_outputs
+        self.infer_shape = op.infer_shape
+
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return self.functions
+
+
+def _old_symbol(op, functions, args, kwargs):
+    """A node that calls an old op, which is registered under a name of its own."""
+    name = f"{type(op).__name__}_{len(_props)}"
+    _props[name] = lambda: _OldProp(op, functions)
+    return custom_symbol(*args, op_type=name, **kwargs)
 
 
 _props = {}
@@ -271,7 +464,7 @@ class CustomCall(_graph_breaks.PythonCall):
 
     def _infer_shapes(self, shapes):
         args, total = shapes[: len(self.arguments)], len(shapes) + len(self.outputs)
-        if not args or not all(map(_known, args[:1])):
+        if not all(map(_known, args[:1])):
             return [None] * total
         try:
             found = self.prop.infer_shape([list(shape or ()) for shape in args])
@@ -295,7 +488,7 @@ class CustomCall(_graph_breaks.PythonCall):
 
     def _infer_dtypes(self, dtypes):
         args = dtypes[: len(self.arguments)]
-        if not args or args[0] is None:
+        if args and args[0] is None:
             return [None] * (len(dtypes) + len(self.outputs))
         given = [
             np.dtype(name or args[0]).type if (name or args[0]) != "bfloat16" else _core.bfloat16
@@ -326,7 +519,7 @@ class CustomCall(_graph_breaks.PythonCall):
         count = len(self.arguments)
         inputs = [*_device_groups.gathered(inputs[:count]), *inputs[count:]]
         descs = [(array.shape, _core.dtype_name(array.dtype)) for array in inputs]
-        ctx = inputs[0].context if inputs else device
+        ctx = (inputs[0].context if inputs else device) or current_context()
         strays = [
             f"{name} on {array.context}"
             for name, array in zip(self.input_names(len(inputs)), inputs)
@@ -338,6 +531,7 @@ class CustomCall(_graph_breaks.PythonCall):
                 f"{', '.join(strays)}, the others on {ctx}; move one with as_in_context"
             )
         _, found = self.infer(descs, [], autograd.is_training())
+        stypes = self._infer_storages([array.stype for array in inputs[:count]])
         if any(array._in_trace for array in inputs):
             tracer = _graph_breaks.current()
             if tracer is None:
@@ -347,24 +541,46 @@ class CustomCall(_graph_breaks.PythonCall):
                 )
             return tracer.host(
                 f"Custom {self.op_type}",
-                lambda arrays: self._compute(arrays, found, ctx),
+                lambda arrays: self._compute(arrays, found, ctx, stypes),
                 inputs,
                 [(shape, dtype, ctx) for shape, dtype in found],
             )
-        return self._compute(inputs, found, ctx)
+        return self._compute(inputs, found, ctx, stypes)
 
-    def _compute(self, inputs, found, ctx):
+    def _infer_storages(self, stypes):
+        """The storages of the outputs."""
+        found = self._ask("infer_storage_type", lambda: self.prop.infer_storage_type(stypes))
+        groups = [list(group) for group in (*found, ())[:3]]
+        self._check("infer_storage_type", groups)
+        return groups[1]
+
+    def _run(self, what, name, ctx, function):
+        """The result of the user's code for values: on the device, and with a name in profiles."""
+        path = "/".join(filter(None, (_core.current_scope(), name)))
+        profiler.custom_scopes[path] = name
+        span = profiler.Task("Custom Operator", f"{name}::pure_python")
+        with _core.Scope((_core.set_scope, _core.intern_scope(path))), ctx:
+            span.start()
+            try:
+                return self._ask(what, function)
+            finally:
+                span.stop()
+
+    def _compute(self, inputs, found, ctx, stypes):
         count = len(self.arguments)
         args, aux = (
             [array.detach() for array in inputs[:count]],
             [array.detach() for array in inputs[count:]],
         )
-        outputs = [nd.zeros(shape, ctx=ctx, dtype=dtype) for shape, dtype in found]
+        outputs = [
+            nd.zeros(shape, ctx=ctx, dtype=dtype, stype=stype)
+            for (shape, dtype), stype in zip(found, stypes)
+        ]
         train = autograd.is_training()
 
         def forward():
             op = self.prop.create_operator(
-                str(ctx), [array.shape for array in args], [array.dtype for array in args]
+                ctx, [array.shape for array in args], [array.dtype for array in args]
             )
             op.forward(
                 is_train=train,
@@ -376,20 +592,22 @@ class CustomCall(_graph_breaks.PythonCall):
             return op
 
         with autograd.pause(train_mode=train):
-            op = self._ask("forward", forward)
+            op = self._run("forward", self.op_type, ctx, forward)
         if not autograd.is_recording():
             return outputs
 
         def backward(*out_grads):
-            grads = [nd.zeros_like(array) for array in args]
+            grads = [_dense_zeros(array) for array in args]
             tops = [
-                nd.zeros_like(array) if grad is None else grad
+                _dense_zeros(array) if grad is None else grad
                 for grad, array in zip(out_grads, outputs)
             ]
             req = ["write" if is_floating(array.dtype) else "null" for array in args]
             with autograd.pause(train_mode=train):
-                self._ask(
+                self._run(
                     "backward",
+                    f"_backward_{self.op_type}",
+                    ctx,
                     lambda: op.backward(
                         req=req,
                         out_grad=tops,
@@ -401,7 +619,12 @@ class CustomCall(_graph_breaks.PythonCall):
                 )
             return grads
 
-        return _core.record_function(backward, list(inputs[:count]), outputs)
+        dense = [array.tostype("default") for array in (*inputs[:count], *outputs)]
+        return _core.record_function(backward, dense[:count], dense[count:])
+
+
+def _dense_zeros(array):
+    return nd.zeros(array.shape, ctx=array.context, dtype=array.dtype)
 
 
 def custom_array(

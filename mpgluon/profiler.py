@@ -39,6 +39,7 @@ __all__ = [
 _config = {"filename": "profile.json", "aggregate_stats": True}
 # Rows of the trace that the program makes, with the name of a domain in place of a row's number
 _marks = []
+custom_scopes: dict[str, str] = {}  # block path -> the Custom op that runs there
 _recording = False
 _KEYS = (
     "device",
@@ -240,8 +241,12 @@ def dumps(
     groups, kinds = {}, {}  # milliseconds, by device and op
     for event in events():
         name = event["name"] + (" (backward)" if event["backward"] else "")
+        custom = custom_scopes.get(event["scope"])
+        if custom:
+            name = f"{custom}::{name}"
         groups.setdefault((event["device"], name), []).append((event["end"] - event["begin"]) * 1e3)
-        kinds[name] = "operator" if event["kind"] == "op" else event["kind"]
+        kind = "operator" if event["kind"] == "op" else event["kind"]
+        kinds[name] = "Custom Operator" if custom else kind
     spans = [mark for mark in _marks if mark["ph"] == "X"]
     if reset:
         _marks.clear()

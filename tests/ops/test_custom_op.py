@@ -1,6 +1,7 @@
 """Ops written in Python, eager, in hybridized blocks and in symbols."""
 
 import gc
+import json
 import weakref
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from support.devices import on
 
 
 class Power(mx.operator.CustomOp):
@@ -254,3 +256,179 @@ def test_groups_of_blocks_move_their_inputs(hybrid):
     net.initialize(group2ctx={"a": mx.cpu(1), "b": mx.cpu(2)})
     net.hybridize(hybrid)
     assert net(mx.nd.ones((2, 3))).context == mx.cpu(2)
+
+
+# Old ops
+
+
+def old(kind, **functions):
+    with pytest.warns(UserWarning, match="old ops are deprecated; use CustomOp"):
+        return type("Old", (kind,), functions)()
+
+
+def softmax_of(array, host):
+    """The functions of a softmax with a loss, for arrays of NumPy or NDArrays."""
+
+    def forward(self, in_data, out_data):
+        assert all(isinstance(x, array) for x in (*in_data, *out_data))
+        x = host(in_data[0])
+        y = np.exp(x - x.max(axis=1, keepdims=True))
+        out_data[0][:] = y / y.sum(axis=1, keepdims=True)
+
+    def backward(self, out_grad, in_data, out_data, in_grad):
+        assert out_grad == []  # a loss
+        grad, label = host(out_data[0]).copy(), host(in_data[1]).astype(int)
+        grad[np.arange(len(label)), label] -= 1
+        in_grad[0][:] = grad
+
+    return {
+        "list_arguments": lambda self: ["data", "label"],
+        "infer_shape": lambda self, shapes: ([shapes[0], shapes[0][:1]], [shapes[0]]),
+        "need_top_grad": lambda self: False,
+        "forward": forward,
+        "backward": backward,
+    }
+
+
+@pytest.mark.parametrize("kind", ["NumpyOp", "NDArrayOp"])
+def test_old_ops_are_nodes_of_symbols(kind):
+    array, host = (
+        (np.ndarray, np.asarray) if kind == "NumpyOp" else (nd.NDArray, nd.NDArray.asnumpy)
+    )
+    op = old(getattr(mx.operator, kind), **softmax_of(array, host))
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    sym, right = op(data, name="softmax"), mx.sym.SoftmaxOutput(data, name="softmax")
+    assert sym.list_arguments() == ["data", "fc_weight", "fc_bias", "softmax_label"]
+    random, results = np.random.RandomState(0), []
+    values = {"data": random.rand(3, 5), "fc_weight": random.rand(4, 5), "fc_bias": random.rand(4)}
+    for one in (sym, right):
+        executor = one.simple_bind(mx.cpu(0), data=(3, 5))
+        for name, value in {**values, "softmax_label": np.array([1, 0, 3])}.items():
+            executor.arg_dict[name][:] = value
+        output = executor.forward(is_train=True)[0].asnumpy()
+        executor.backward()
+        results.append([output, executor.grad_dict["fc_weight"].asnumpy()])
+    for found, wanted in zip(*results):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_what_old_ops_do_by_themselves():
+    """The first input goes through, and its gradient is ones."""
+    op = old(mx.operator.NumpyOp)
+    x, grad = nd.array([1, 2, 3]), nd.zeros((3,))
+    executor = op.get_symbol(mx.sym.var("x"), name="same").bind(mx.cpu(0), [x], {"x": grad})
+    assert executor.forward(is_train=True)[0].asnumpy().tolist() == [1, 2, 3]
+    executor.backward(nd.array([5, 5, 5]))
+    assert grad.asnumpy().tolist() == [1, 1, 1]
+    deps = old(mx.operator.NDArrayOp).declare_backward_dependency
+    assert deps([1], [2, 3], [4]) == [1, 2, 3, 4]
+    with pytest.raises(NotImplementedError, match="NumpyOp or an NDArrayOp"):
+        old(mx.operator.PythonOp)(mx.sym.var("x"))
+
+
+# Storages, devices, profiles
+
+
+class Squares(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.seen = [array.stype for array in (*in_data, *out_data)]
+        assert mx.current_context() == in_data[0].context
+        self.assign(out_data[0], req[0], nd.sparse.square(in_data[0]))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], 2 * in_data[0].tostype("default") * out_grad[0])
+
+
+class SquaresProp(mx.operator.CustomOpProp):
+    made = []
+
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        assert isinstance(ctx, mx.Context)
+        self.made.append(Squares())
+        return self.made[-1]
+
+
+@mx.operator.register("test_squares")
+class SparseSquaresProp(SquaresProp):
+    def infer_storage_type(self, in_stype):
+        return in_stype, in_stype, []
+
+
+mx.operator.register("test_dense_squares")(SquaresProp)
+
+
+def test_sparse_inputs_and_outputs():
+    dense = nd.array([[0, 2, 0], [3, 0, 0]])
+    x = dense.tostype("csr")
+    y = nd.Custom(x, op_type="test_squares")
+    assert y.stype == "csr" and SquaresProp.made.pop().seen == ["csr", "csr"]
+    np.testing.assert_array_equal(y.asnumpy(), dense.asnumpy() ** 2)
+    x.attach_grad()
+    with autograd.record():
+        y = nd.Custom(x, op_type="test_squares")
+    y.backward()
+    np.testing.assert_array_equal(x.grad.asnumpy(), 2 * dense.asnumpy())
+    assert nd.Custom(dense, op_type="test_squares").stype == "default"
+    with pytest.raises(mx.MXNetError, match="test_dense_squares.*input 0 is csr; an op that takes"):
+        nd.Custom(x, op_type="test_dense_squares")
+    prop = SquaresProp()
+    assert prop.infer_storage_type_backward(["csr"], ["csr"], ["csr"], ["csr"], []) == (
+        *[["default"]] * 4,
+        [],
+    )
+
+
+@pytest.mark.parametrize("way", ["eager", "hybridized", "symbol"])
+def test_profiles_name_the_op_that_ran_others(way):
+    mx.profiler.start()
+    x = nd.array([1, 2], ctx=on(1))
+    x.attach_grad()
+    if way == "symbol":
+        sym = mx.sym.Custom(mx.sym.var("x"), op_type="test_squares")
+        executor = sym.bind(on(1), [x], {"x": nd.zeros((2,), ctx=on(1))})
+        executor.forward(is_train=True)
+        executor.backward(nd.ones((2,), ctx=on(1)))
+    else:
+        net = gluon.nn.HybridLambda(lambda F, x: F.Custom(x, op_type="test_squares"))
+        if way == "hybridized":
+            net.hybridize()
+        with autograd.record():
+            y = net(x)
+        y.backward()
+    nd.waitall()
+    mx.profiler.stop()
+    times = json.loads(mx.profiler.dumps(format="json"))["Time"]["Custom Operator"]
+    for name in ("", "_backward_"):
+        assert times[f"{name}test_squares::pure_python"]["Count"] == 1
+    assert times["test_squares::square"]["Count"] == 1
+    assert "_backward_test_squares::_mul_scalar" in times
+    assert "test_squares::square" in mx.profiler.dumps()
+
+
+@mx.operator.register("test_no_input")
+class NoInputProp(mx.operator.CustomOpProp):
+    def __init__(self, length):
+        super().__init__()
+        self.length = int(length)
+
+    def list_arguments(self):
+        return []
+
+    def infer_shape(self, in_shape):
+        return [], [(self.length,)], []
+
+    def infer_type(self, in_type):
+        return [], [np.float64], []
+
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        class Counts(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                self.assign(out_data[0], req[0], np.arange(out_data[0].size))
+
+        return Counts()
+
+
+def test_an_op_without_inputs():
+    with autograd.record():
+        y = nd.Custom(length=3, op_type="test_no_input")
+    assert y.dtype == np.float64 and y.asnumpy().tolist() == [0, 1, 2]
