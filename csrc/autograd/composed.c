@@ -2,6 +2,7 @@
 #include "autograd/composed.h"
 
 #include "autograd/autograd.h"
+#include "autograd/mixed_precision.h"
 #include "base/memory.h"
 
 enum { BLOCK = 32, MOST_BLOCKS = 64 };
@@ -67,7 +68,7 @@ static mpg_status call_emitted(mpg_builder *builder, const mpg_op *op, const voi
   if (!results) MPG_GOTO(mpg_out_of_host_memory((size_t)visible * sizeof *results));
   for (int i = 0; i < num_inputs; i++) arguments[i] = array_at(b, inputs[i].node);
   for (int i = 0; i < visible; i++) results[i] = (mpg_array){0};
-  MPG_GOTO(mpg_call(op, params, arguments, num_inputs, results, visible, NULL));
+  MPG_GOTO(mpg_call_plain(op, params, arguments, num_inputs, results, visible));
   for (int i = 0; i < visible; i++) {
     mpg_array *array;
     if (status == MPG_OK) status = add(b, &array, &outputs[i]);

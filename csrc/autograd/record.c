@@ -3,10 +3,12 @@
 
 #include "autograd/composed.h"
 #include "autograd/groups.h"
+#include "autograd/mixed_precision.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "base/host.h"
 #include "op/placement.h"
+#include "op/precision/precision.h"
 
 /* The thread's mode for the ops it calls. One struct, so that a call looks it up once. */
 typedef struct call_mode {
@@ -233,11 +235,10 @@ mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inpu
   return mpg_call_as(op, params, inputs, num_inputs, outputs, num_visible, out, false);
 }
 
-mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
-                       int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
-                       bool separate) {
+static inline __attribute__((always_inline)) mpg_status
+call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs,
+        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out, bool separate) {
   const call_mode *now = &mode;
-  mpg_trace *trace = find_trace(now->trace, op, inputs, num_inputs);
   if (__builtin_expect(now->group.active, 0) && !(op->flags & (MPG_OP_COPY | MPG_OP_SPANS)))
     return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
                           separate);
@@ -275,4 +276,26 @@ mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *i
       call.device = mpg_tensor_device(&out[0]->tensor);
   }
   return run_and_record(&call, inputs, outputs, num_visible, out, now->recording);
+}
+
+mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                       int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
+                       bool separate) {
+  mpg_trace *trace = find_trace(mode.trace, op, inputs, num_inputs);
+  if (__builtin_expect(mpg_precision_on, 0))
+    return mpg_precision_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
+                              separate);
+  return call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+}
+
+mpg_status mpg_call_in(mpg_trace *trace, const mpg_op *op, const void *params,
+                       mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
+                       int num_visible, mpg_array *const *out, bool separate) {
+  return call_in(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+}
+
+mpg_status mpg_call_plain(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                          int num_inputs, mpg_array *outputs, int num_visible) {
+  return call_in(find_trace(mode.trace, op, inputs, num_inputs), op, params, inputs, num_inputs,
+                 outputs, num_visible, NULL, false);
 }

@@ -1,6 +1,8 @@
 /* The signature cache of a compiled function. */
 #include "compile/call_cache.h"
 
+#include "op/precision/precision.h"
+
 static bool input_fits(const mpg_signature_input *input, const mpg_array *array, bool recording) {
   const mpg_tensor *tensor = &array->tensor;
   return input->wanted == (recording && mpg_cache_wants(array)) &&
@@ -10,7 +12,8 @@ static bool input_fits(const mpg_signature_input *input, const mpg_array *array,
 
 static bool fits(mpg_cache_entry *entry, const mpg_inputs *inputs, bool train, bool recording) {
   if (entry->num_inputs != mpg_inputs_count(inputs) || entry->num_bound != inputs->num_bound ||
-      entry->train != train || entry->recording != recording)
+      entry->train != train || entry->recording != recording ||
+      entry->precision != mpg_precision_changes())
     return false;
   for (uint32_t i = 0; i < inputs->num_given; i++)
     if (!input_fits(&entry->inputs[i], inputs->given[i], recording)) return false;
@@ -66,9 +69,9 @@ mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train,
     drop(&cache->entries[place]);
     cache->dropped++;
   }
-  cache->entries[place] =
-      (mpg_cache_entry){signature, num_inputs,      inputs->num_bound, train,
-                        recording, inputs->binding, ++cache->clock,    compiled};
+  cache->entries[place] = (mpg_cache_entry){signature,      num_inputs, inputs->num_bound,
+                                            train,          recording,  inputs->binding,
+                                            ++cache->clock, compiled,   mpg_precision_changes()};
   return MPG_OK;
 }
 

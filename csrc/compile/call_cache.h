@@ -22,6 +22,7 @@ typedef struct mpg_cache_entry {
   uint64_t binding; /* a binding whose arrays are known to fit */
   uint64_t last_used;
   mpg_compiled *compiled; /* owned reference */
+  uint64_t precision;     /* mpg_precision_changes when it was compiled */
 } mpg_cache_entry;
 
 typedef struct mpg_cache {

@@ -6,6 +6,7 @@
 
 #include "op/batching/batching.h"
 #include "op/infer.h"
+#include "op/precision/precision.h"
 
 #define MPG_OP_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_cost,    \
                    op_gradient, op_num_inputs, op_num_outputs, op_saves, op_flags, op_dtypes, \
@@ -172,7 +173,7 @@ mpg_status mpg_registry_init(void) {
       alias += alias_length;
     }
   }
-  return MPG_OK;
+  return mpg_precision_init();
 }
 
 int mpg_registry_room(void) { return MPG_OP_ADDED - num_added; }

@@ -256,6 +256,7 @@ extern PyMethodDef mpg_py_op_methods[];
 PyObject *mpg_py_op_add(const mpg_op *op);
 extern PyMethodDef mpg_py_extension_methods[];  /* extension.c */
 extern PyMethodDef mpg_py_gpu_module_methods[]; /* gpu_module.c */
+extern PyMethodDef mpg_py_precision_methods[];  /* precision.c */
 
 /* --- Autograd (autograd.c), runtime settings (runtime.c) -------------------------------------- */
 int mpg_py_autograd_init(PyObject *module);

@@ -1,8 +1,9 @@
 """``mx.contrib``: the ops that MXNet keeps under ``contrib``, by the names ``mx.contrib.nd`` and
-``mx.contrib.sym``, and vocabularies and word vectors, ``mx.contrib.text``."""
+``mx.contrib.sym``; vocabularies and word vectors, ``mx.contrib.text``; and mixed precision,
+``mx.contrib.amp``."""
 
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
-from . import text
+from . import amp, text
 
-__all__ = ["nd", "ndarray", "sym", "symbol", "text"]
+__all__ = ["amp", "nd", "ndarray", "sym", "symbol", "text"]

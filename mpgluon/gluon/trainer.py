@@ -92,6 +92,9 @@ class Trainer(TrainerStore):
     [[0.5, 0.5]]
     """
 
+    _amp_loss_scaler: Any = None  # contrib.amp: a LossScaler, and the scale without it
+    _amp_original_scale: float = 1.0
+
     def __init__(
         self,
         params: Block | ParameterDict | Mapping[str, Parameter] | Sequence[Parameter],
@@ -235,6 +238,8 @@ class Trainer(TrainerStore):
         if not plan.fresh():
             self._check_stale(plan, ignore_stale_grad)
         with autograd.pause():
+            if self._overflows(plan):
+                return
             if self._max_norm is not None:
                 self._clip(plan)
             self._sum_in_store()
@@ -354,6 +359,8 @@ class Trainer(TrainerStore):
             self._check_stale(plan, ignore_stale_grad)
             work = [group.fresh() for group in work]
         with autograd.pause():
+            if self._amp_loss_scaler is not None and self._overflows(plan):
+                return
             if self._max_norm is not None:
                 self._clip(plan)
             if self._unequal:
@@ -385,6 +392,21 @@ class Trainer(TrainerStore):
             _core.at_once(*steps)
             for index, param in plan.sparse:
                 self._update_rows(index, param)
+
+    def _overflows(self, plan):
+        """Whether there are infinite gradients, or NaN; they count as used then."""
+        if self._amp_loss_scaler is None:
+            return False
+        grads = [grad for group in plan.work for grad in group.grads]
+        grads += [grad for _, param in plan.sparse for grad in param.gradients.values()]
+        if not self._amp_loss_scaler.overflows(grads):
+            return False
+        ended = self._ended(plan) if plan.buckets or self._accumulate > 1 else []
+        _core.at_once((_core.gradients_used, plan.weights), *ended)
+        for _, param in plan.sparse:
+            for grad in param.gradients.values():
+                grad.used()
+        return True
 
     def _update_rows(self, index, param):
         """Updates a parameter by its row_sparse gradients."""
@@ -682,6 +704,21 @@ def take_over_states(
 ) -> None:
     """Goes on with the states and numbers of updates of another trainer, by index; all at once."""
     trainer._take_over(header, loaded, counts)
+
+
+def loss_scaling(trainer: Trainer) -> Any:
+    """The scaler of a trainer's losses, or None."""
+    return trainer._amp_loss_scaler
+
+
+def set_loss_scaler(trainer: Trainer, scaler: Any) -> None:
+    """From now on a trainer leaves out updates whose gradients overflow."""
+    vars(trainer).update(_amp_loss_scaler=scaler, _amp_original_scale=trainer._scale)
+
+
+def scaled_by(trainer: Trainer, scale: float) -> None:
+    """The next step divides gradients by this scale of the losses."""
+    trainer._scale = trainer._amp_original_scale / scale
 
 
 absent(Trainer, TRAINER)

@@ -30,12 +30,18 @@ __all__ = [
     "clip_global_norm",
     "check_sha1",
     "download",
+    "replace_file",
     "shape_is_known",
 ]
 
 # Their names in MXNet, which packages import.
 _get_repo_url = repository_url
 _get_repo_file_url = repository_file_url
+
+
+def replace_file(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> None:
+    """Moves a file to another name, where it takes the place of what is there, at once."""
+    os.replace(src, dst)
 
 
 def split_data(

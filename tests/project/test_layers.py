@@ -351,6 +351,7 @@ WRITABLE = {
     "csrc/op/user/extension": "libraries num_libraries",
     "csrc/op/invoke": "kernel_tables random_state",
     "csrc/op/params": "intern_table",
+    "csrc/op/precision/precision": "mpg_precision_on rules",
     "csrc/op/registry": "added names num_added signatures",
     "csrc/python/array/array": "unused",
     "csrc/python/array/exchange": "mpg_numpy_api mpg_numpy_apiPyArray_RUNTIME_VERSION",

@@ -240,10 +240,11 @@ def _complete(op, name, args, kwargs):
         given = {**dict(zip([*inputs, *params], args)), **kwargs}
         arrays = {key: given[key] for key in inputs if given.get(key) is not None}
         options = {key: value for key, value in given.items() if key in params}
+    mixed = unknown._param.dtype if _core.precision_is_mixed() else None  # the op casts the others
     descs = [
         (array._param.shape, array._param.dtype)
         if isinstance(array, Unknown)
-        else (array.shape, array.dtype)
+        else (array.shape, mixed or array.dtype)
         for array in arrays.values()
     ]
     inferred, _ = _core.infer_shape(info["name"], descs, options)

@@ -9,6 +9,6 @@ symbols describe.
 from ._block import Block as Block
 from ._formats import flatten as _flatten, regroup as _regroup
 from ._hybrid_block import HybridBlock as HybridBlock
-from ._symbol_block import SymbolBlock as SymbolBlock
+from ._symbol_block import SymbolBlock as SymbolBlock, symbol_of as symbol_of
 
 __all__ = ["Block", "HybridBlock", "SymbolBlock"]

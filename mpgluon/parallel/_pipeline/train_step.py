@@ -9,6 +9,7 @@ from ... import autograd, ndarray as nd
 from ...base import MXNetError, counted
 from ...gluon._compiled.programs import CompiledPrograms
 from ...gluon.block import HybridBlock
+from ...gluon.trainer import loss_scaling, scaled_by
 from .._mesh import placement
 from .driver import Driver
 from .pipeline import Pipeline, PipelinedCall
@@ -230,14 +231,24 @@ class TrainStep:
         call = PipelinedCall(_Losses(self._net, self._loss, len(labels), False), self._flags)
         with autograd.train_mode():
             run, entry, _ = call.begin((*data, *labels), True)
-            run.train(self._heads(entry, run.outputs()))
+            run.train(self._heads(entry, run.outputs(), 1))
             return Driver(entry, self._pipeline).peaks(run)
 
     @staticmethod
-    def _heads(entry, outputs):
-        """Ones for the losses, and nothing for what else there is."""
+    def _heads(entry, outputs, scale):
+        """The scale for the losses, and nothing for what else there is."""
         num_losses = len(entry.signature.outputs[1]) - 1
-        return [nd.ones_like(out) if i < num_losses else None for i, out in enumerate(outputs)]
+        return [
+            nd.full_like(out, scale) if i < num_losses else None for i, out in enumerate(outputs)
+        ]
+
+    def _scale(self):
+        """The scale of losses (contrib.amp), by which the trainer divides gradients."""
+        scaler = None if self._trainer is None else loss_scaling(self._trainer)
+        if scaler is None:
+            return 1
+        scaled_by(self._trainer, scaler.loss_scale)
+        return scaler.loss_scale
 
     def _check_labels(self, data, labels):
         """A label that is not divided would meet each micro-batch whole: unless that was said, its
@@ -258,7 +269,7 @@ class TrainStep:
         with autograd.train_mode():
             run, entry, update = call.begin(args, True)
             outputs = run.outputs()
-            run.train(self._heads(entry, outputs))
+            run.train(self._heads(entry, outputs, self._scale()))
             Driver(entry, self._pipeline).train(run)
             if update is not None:
                 update(outputs[-update.count :])

@@ -1,0 +1,91 @@
+/* Rules of mixed precision from Python. */
+#include "op/precision/precision.h"
+
+#include "python/core.h"
+
+static const char *const kinds[] = {"any", "low", "half", "full", "widest", "loss"};
+_Static_assert(sizeof kinds / sizeof *kinds == MPG_PRECISION_KINDS, "a word for each kind");
+
+static const mpg_op *find_op(PyObject *name) {
+  const char *text = PyUnicode_AsUTF8(name);
+  const mpg_op *op = text ? mpg_op_find(text) : NULL;
+  if (text && !op) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", text);
+  return op;
+}
+
+static int choose(PyObject *rules) {
+  PyObject *name, *kind;
+  for (Py_ssize_t at = 0; PyDict_Next(rules, &at, &name, &kind);) {
+    const mpg_op *op = find_op(name);
+    const char *word = op ? PyUnicode_AsUTF8(kind) : NULL;
+    int found = 0;
+    if (!word) return -1;
+    while (found < MPG_PRECISION_KINDS && strcmp(kinds[found], word) != 0) found++;
+    if (found == MPG_PRECISION_KINDS) {
+      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no kind of precision '%s'", word);
+      return -1;
+    }
+    mpg_precision_choose(op, (mpg_precision)found);
+  }
+  return 0;
+}
+
+static int set_conditions(PyObject *conditions) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(conditions); i++) {
+    PyObject *name;
+    const char *param, *value;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(conditions, i), "Uss", &name, &param, &value)) return -1;
+    const mpg_op *op = find_op(name);
+    if (!op) return -1;
+    MPG_PY_TRY_INT(mpg_precision_full_if(op, param, value));
+  }
+  return 0;
+}
+
+static PyObject *set_precision(PyObject *Py_UNUSED(module), PyObject *args) {
+  const char *low;
+  PyObject *rules, *conditions;
+  if (!PyArg_ParseTuple(args, "zO!O!:set_precision", &low, &PyDict_Type, &rules, &PyList_Type,
+                        &conditions))
+    return NULL;
+  mpg_dtype dtype = low == NULL                    ? MPG_DTYPE_NONE
+                    : strcmp(low, "float16") == 0  ? MPG_FLOAT16
+                    : strcmp(low, "bfloat16") == 0 ? MPG_BFLOAT16
+                                                   : MPG_FLOAT64;
+  if (dtype == MPG_FLOAT64)
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                        "the low precision is float16 or bfloat16, not %s", low);
+  mpg_precision_set(dtype);
+  if (choose(rules) == 0 && set_conditions(conditions) == 0) Py_RETURN_NONE;
+  mpg_precision_set(MPG_DTYPE_NONE);
+  return NULL;
+}
+
+static PyObject *precision_of(PyObject *Py_UNUSED(module), PyObject *name) {
+  const mpg_op *op = find_op(name);
+  return op ? Py_BuildValue("ss", op->name, kinds[mpg_op_precision(op)]) : NULL;
+}
+
+static PyObject *precision_is_mixed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  return PyBool_FromLong(mpg_precision_on);
+}
+
+static PyObject *set_loss_scale(PyObject *Py_UNUSED(module), PyObject *number) {
+  double scale = PyFloat_AsDouble(number);
+  if (scale == -1 && PyErr_Occurred()) return NULL;
+  mpg_precision_set_loss_scale(scale);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef mpg_py_precision_methods[] = {
+    {"set_precision", set_precision, METH_VARARGS,
+     "set_precision(low, rules, conditions)\n--\n\nTurns mixed precision on, or with None off. "
+     "rules: a dict of ops and kinds that differ from the table's; conditions: a list of (op, "
+     "parameter, value) that are computed in float32."},
+    {"precision_of", precision_of, METH_O,
+     "precision_of(op)\n--\n\nThe canonical name of an op, and its kind by the table: 'any', "
+     "'low', 'half', 'full', 'widest' or 'loss'."},
+    {"precision_is_mixed", precision_is_mixed, METH_NOARGS, "Whether mixed precision is on."},
+    {"set_loss_scale", set_loss_scale, METH_O,
+     "set_loss_scale(scale)\n--\n\nThe factor of gradients that output layers make."},
+    {0}};

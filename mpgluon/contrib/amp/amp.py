@@ -1,0 +1,368 @@
+"""Automatic mixed precision: products in float16 or bfloat16, sums and losses in float32.
+
+`init` says once that ops called from now on cast what they are given, by what kind of op they are;
+parameters and their gradients stay float32. Hybridized blocks hold the casts in their graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ... import _core
+from ...base import MXNetAssertionError
+from ...gluon import HybridBlock, SymbolBlock, Trainer
+from ...gluon.block import symbol_of
+from ...gluon.trainer import loss_scaling, scaled_by, set_loss_scaler
+from ...optimizer import Optimizer
+from ...symbol import Symbol, var
+from ...symbol._precision import with_casts
+from ._rules import CONDITIONS, Rules, low_dtype, names_of
+from .loss_scaler import LossScaler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..._core import Context, NDArray
+    from ..._types import DType
+
+    Conditions = Sequence[tuple[str, str, Sequence[str]]]
+
+__all__ = [
+    "convert_hybrid_block",
+    "convert_model",
+    "convert_symbol",
+    "init",
+    "init_trainer",
+    "list_conditional_fp32_ops",
+    "list_fp32_ops",
+    "list_loss_output_functions",
+    "list_lp16_fp32_ops",
+    "list_lp16_ops",
+    "list_lp16_use_fp32_params",
+    "list_widest_type_cast",
+    "scale_loss",
+    "turn_off",
+    "unscale",
+]
+
+_amp_initialized = False
+_amp_loss_scale_initialized = False
+_loss_scaler: LossScaler | None = None
+
+
+def init(
+    target_dtype: DType = "float16",
+    target_precision_ops: Sequence[str] | None = None,
+    conditional_fp32_ops: Conditions | None = None,
+    fp32_ops: Sequence[str] | None = None,
+) -> None:
+    """Turns mixed precision on, for all ops that are called from now on; a second call changes
+    nothing.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16'}
+        The low precision. bfloat16 has the range of float32, and needs no scale of losses.
+    target_precision_ops, fp32_ops : list of str, optional
+        Ops that compute in the low precision, and in float32, in place of `list_lp16_ops` and
+        `list_fp32_ops`.
+    conditional_fp32_ops : list of (str, str, list of str), optional
+        (op, parameter, values) that compute in float32, in place of `list_conditional_fp32_ops`.
+
+    Examples
+    --------
+    >>> from mpgluon.contrib import amp
+    >>> amp.init("bfloat16")
+    >>> nd.FullyConnected(nd.ones((1, 2)), nd.ones((3, 2)), no_bias=True, num_hidden=3).dtype
+    <class 'mpgluon.bfloat16'>
+    >>> amp.turn_off()
+    """
+    global _amp_initialized, _loss_scaler
+    if _amp_initialized:
+        return
+    Rules(target_dtype, target_precision_ops, fp32_ops, conditional_fp32_ops).turn_on()
+    _amp_initialized = True
+    _loss_scaler = LossScaler()
+    logging.info("Using AMP")
+
+
+def turn_off() -> None:
+    """Ops that are called from now on take their arrays as they are; trainers keep their scales."""
+    global _amp_initialized, _amp_loss_scale_initialized
+    _core.set_precision(None, {}, [])
+    _amp_initialized = _amp_loss_scale_initialized = False
+
+
+def _require_trainer(trainer):
+    if isinstance(trainer, Optimizer):
+        raise TypeError("AMP: takes a gluon.Trainer, not an Optimizer")
+    if not isinstance(trainer, Trainer):
+        raise TypeError(f"AMP: takes a gluon.Trainer, not {type(trainer).__name__}")
+
+
+def init_trainer(optimizer_or_trainer: Trainer) -> None:
+    """Gives a Trainer a scale of losses: a step whose gradients overflow is left out and halves
+    it. Call `init` before; see `scale_loss`."""
+    global _amp_loss_scale_initialized
+    if not _amp_initialized:
+        raise MXNetAssertionError("AMP not initialized, did you forget to call amp.init()?")
+    _require_trainer(optimizer_or_trainer)
+    scaler = LossScaler() if _amp_loss_scale_initialized else _loss_scaler
+    _amp_loss_scale_initialized = True
+    if scaler is _loss_scaler:
+        scaler.scale_outputs()
+    set_loss_scaler(optimizer_or_trainer, scaler)
+
+
+def _scale_of(trainer):
+    """The scale of losses of a trainer."""
+    _require_trainer(trainer)
+    scaler = loss_scaling(trainer)
+    if scaler is None:
+        raise MXNetAssertionError(
+            "Loss scaler is not initialized, did you forget to call amp.init_trainer()?"
+        )
+    return scaler.loss_scale
+
+
+@contextlib.contextmanager
+def scale_loss(loss: Any, optimizer_or_trainer: Trainer) -> Iterator[Any]:
+    """``with amp.scale_loss(loss, trainer) as scaled: autograd.backward(scaled)``: the loss, or
+    each of a list, times the scale; the Trainer's next step divides gradients by it."""
+    scale = _scale_of(optimizer_or_trainer)
+    scaled_by(optimizer_or_trainer, scale)
+    if isinstance(loss, (list, tuple)):
+        yield [one * scale for one in loss]
+    else:
+        yield loss * scale
+
+
+def unscale(optimizer_or_trainer: Trainer) -> None:
+    """Divides the gradients by the scale now, before something looks at them (clipping); the next
+    step does not."""
+    factor = 1 / _scale_of(optimizer_or_trainer)
+    for param in optimizer_or_trainer.parameters:
+        for grad in (param.gradients or {}).values():
+            grad[:] = grad * factor
+    scaled_by(optimizer_or_trainer, 1)
+
+
+def convert_symbol(
+    sym: Symbol,
+    target_dtype: DType = "float16",
+    target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None,
+    conditional_fp32_ops: Conditions | None = None,
+    excluded_sym_names: Sequence[str] | None = None,
+    data_names: Sequence[str] | None = None,
+    cast_optional_params: bool = False,
+) -> Symbol:
+    """A symbol with casts (`amp_cast`, `amp_multicast`) in front of ops, by the kinds of ops.
+
+    Parameters
+    ----------
+    sym : Symbol
+        A network in float32.
+    target_dtype : {'float16', 'bfloat16'}
+        The low precision.
+    target_dtype_ops, fp32_ops, conditional_fp32_ops : list, optional
+        As for `init`.
+    excluded_sym_names : list of str, optional
+        Nodes that stay in float32.
+    data_names : list of str, optional
+        Variables that are no parameters.
+    cast_optional_params : bool, default False
+        Whether parameters that only ops of the low precision use are of that dtype, rather than
+        cast.
+
+    Examples
+    --------
+    >>> y = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2, name="fc")
+    >>> mx.contrib.amp.convert_symbol(y).get_internals().list_outputs()[:2]
+    ['x', 'x_amp_cast_float16_output']
+    """
+    if not isinstance(sym, Symbol):
+        raise MXNetAssertionError("First argument to convert_symbol should be Symbol")
+    if excluded_sym_names is not None and not isinstance(excluded_sym_names, (list, tuple)):
+        raise MXNetAssertionError("excluded_sym_names should be a list of strs")
+    rules = Rules(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops)
+    attributes = sym.attr_dict()
+    if data_names is None:
+        data_names = [
+            name for name in sym.list_inputs() if "__dtype__" not in attributes.get(name, {})
+        ]
+    optional = set(sym.list_arguments()) - set(data_names) if cast_optional_params else ()
+    return with_casts(sym, rules.low, rules.of, excluded_sym_names or (), optional)
+
+
+def _cast_params(symbol, params):
+    """Arrays by name, in the dtypes that the symbol's variables say."""
+    types = {"2": "float16", "12": "bfloat16"}
+    attributes = symbol.attr_dict()
+    cast = {}
+    for name, array in params.items():
+        dtype = types.get(attributes.get(name, {}).get("__dtype__"))
+        cast[name] = array if dtype is None else array.astype(dtype)
+    return cast
+
+
+def convert_model(
+    sym: Symbol,
+    arg_params: dict[str, NDArray],
+    aux_params: dict[str, NDArray],
+    target_dtype: DType = "float16",
+    target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None,
+    conditional_fp32_ops: Conditions | None = None,
+    excluded_sym_names: Sequence[str] | None = None,
+    cast_optional_params: bool = False,
+) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
+    """`convert_symbol` of a symbol with its parameters: (symbol, arg_params, aux_params)."""
+    for name, value, kind in (
+        ("First", sym, Symbol),
+        ("Second", arg_params, dict),
+        ("Third", aux_params, dict),
+    ):
+        if not isinstance(value, kind):
+            raise MXNetAssertionError(
+                f"{name} argument to convert_model should be a {kind.__name__}"
+            )
+    names = [name for name in sym.list_inputs() if name not in {**arg_params, **aux_params}]
+    converted = convert_symbol(
+        sym,
+        target_dtype,
+        target_dtype_ops,
+        fp32_ops,
+        conditional_fp32_ops,
+        excluded_sym_names,
+        names,
+        cast_optional_params,
+    )
+    return converted, _cast_params(converted, arg_params), _cast_params(converted, aux_params)
+
+
+def convert_hybrid_block(
+    block: HybridBlock,
+    target_dtype: DType = "float16",
+    target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None,
+    conditional_fp32_ops: Conditions | None = None,
+    excluded_sym_names: Sequence[str] | None = None,
+    ctx: Context | Sequence[Context] | None = None,
+    cast_optional_params: bool = False,
+) -> SymbolBlock:
+    """A block for prediction in mixed precision, made of one that was hybridized and called.
+
+    ctx: the devices of its parameters; by default those of the block's. The other parameters:
+    `convert_symbol`.
+    """
+    if not isinstance(block, HybridBlock):
+        raise MXNetAssertionError("block input should be a HybridBlock")
+    symbol, params = symbol_of(block), block.collect_params()
+    names = [name for name in symbol.list_inputs() if name not in params.keys()]
+    converted = convert_symbol(
+        symbol,
+        target_dtype,
+        target_dtype_ops,
+        fp32_ops,
+        conditional_fp32_ops,
+        excluded_sym_names,
+        names,
+        cast_optional_params,
+    )
+    made = SymbolBlock(converted, [var(name) for name in names])
+    used = set(converted.list_inputs())
+    values = _cast_params(
+        converted, {name: param.reduced() for name, param in params.items() if name in used}
+    )
+    for name, param in made.collect_params().items():
+        param.cast(values[name].dtype)
+        param.shape = values[name].shape
+        param.initialize(ctx=ctx if ctx is not None else params[name].list_ctx(), init="zeros")
+        param.set_data(values[name])
+    return made
+
+
+def list_lp16_ops(target_dtype: DType) -> list[str]:
+    """Ops that compute in the low precision.
+
+    Examples
+    --------
+    >>> mx.contrib.amp.list_lp16_ops("bfloat16")
+    ['FullyConnected', 'Convolution']
+    """
+    return names_of(target_dtype, "low")
+
+
+def list_fp32_ops(target_dtype: DType) -> list[str]:
+    """Ops that compute in float32.
+
+    Examples
+    --------
+    >>> "softmax" in mx.contrib.amp.list_fp32_ops("float16")
+    True
+    """
+    return names_of(target_dtype, "full", "loss")
+
+
+def list_lp16_fp32_ops(target_dtype: DType) -> list[str]:
+    """Ops that compute in the dtype of their input.
+
+    Examples
+    --------
+    >>> "transpose" in mx.contrib.amp.list_lp16_fp32_ops("float16")
+    True
+    """
+    conditional = {name for name, _, _ in CONDITIONS}
+    return [name for name in names_of(target_dtype, "any") if name not in conditional]
+
+
+def list_widest_type_cast(target_dtype: DType) -> list[str]:
+    """Ops that compute in the widest dtype of their inputs.
+
+    Examples
+    --------
+    >>> "dot" in mx.contrib.amp.list_widest_type_cast("float16")
+    True
+    """
+    conditional = {name for name, _, _ in CONDITIONS}
+    return [name for name in names_of(target_dtype, "widest") if name not in conditional]
+
+
+def list_conditional_fp32_ops(target_dtype: DType) -> list[tuple[str, str, list[str]]]:
+    """(op, parameter, values) that compute in float32.
+
+    Examples
+    --------
+    >>> mx.contrib.amp.list_conditional_fp32_ops("float16")[0]
+    ('Activation', 'act_type', ['softrelu'])
+    """
+    low_dtype(target_dtype)
+    return [(name, param, list(values)) for name, param, values in CONDITIONS]
+
+
+def list_loss_output_functions(target_dtype: DType) -> list[str]:
+    """Output layers, which make the gradient themselves, times the scale of losses.
+
+    Examples
+    --------
+    >>> "SoftmaxOutput" in mx.contrib.amp.list_loss_output_functions("float16")
+    True
+    """
+    low = low_dtype(target_dtype)
+    return names_of(low, "loss")
+
+
+def list_lp16_use_fp32_params(target_dtype: DType) -> dict[str, list[str]] | None:
+    """Inputs that stay float32 in ops whose data is of the low precision.
+
+    Examples
+    --------
+    >>> mx.contrib.amp.list_lp16_use_fp32_params("bfloat16")["BatchNorm"]
+    ['', 'gamma', 'beta', 'moving_mean', 'moving_var']
+    """
+    if low_dtype(target_dtype) == "float16":
+        return None
+    return {"BatchNorm": ["", "gamma", "beta", "moving_mean", "moving_var"]}

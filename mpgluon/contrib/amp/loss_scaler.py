@@ -1,0 +1,87 @@
+"""The scale of losses, which follows the gradients that overflow."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ... import _core, autograd, ndarray as nd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..._core import NDArray
+    from ...gluon import Parameter
+
+__all__ = ["LossScaler"]
+
+_AT_ONCE = 200  # arrays in one call
+
+
+def all_finite(arrays: Iterable[Any]) -> bool:
+    """Whether no array has an infinity or a NaN; waits for them once."""
+    by_device: dict[Any, list[NDArray]] = {}
+    for array in arrays:
+        dense = array if array.stype == "default" else array.data
+        if dense.size:
+            by_device.setdefault(dense.context, []).append(dense)
+    flags = []
+    with autograd.pause():
+        for ctx, own in by_device.items():
+            flag = nd.ones((1,), ctx=ctx)
+            for begin in range(0, len(own), _AT_ONCE):
+                some = own[begin : begin + _AT_ONCE]
+                nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=flag)
+            flags.append(flag)
+        return all(flag.asscalar() != 0 for flag in flags)
+
+
+class LossScaler:
+    """A scale that is halved by an overflow, and doubled behind 2000 updates without one.
+
+    Examples
+    --------
+    >>> mx.contrib.amp.LossScaler().loss_scale
+    65536.0
+    """
+
+    def __init__(self) -> None:
+        self._loss_scale = self._next_loss_scale = 2.0**16
+        self._max_loss_scale = 2.0**24
+        self._scale_seq_len = 2000
+        self._unskipped = 0
+        self._scales_outputs = False
+
+    def scale_outputs(self) -> None:
+        """From now on output layers (SoftmaxOutput) multiply the gradient that they make by it."""
+        self._scales_outputs = True
+        _core.set_loss_scale(self._loss_scale)
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of losses now."""
+        return self._loss_scale
+
+    def has_overflow(self, params: Iterable[Parameter]) -> bool:
+        """Whether the gradients of parameters, on any device, have an infinity or a NaN; the next
+        update has the scale that follows from it."""
+        return self.overflows(grad for param in params for grad in (param.gradients or {}).values())
+
+    def overflows(self, gradients: Iterable[Any]) -> bool:
+        """The same, of arrays."""
+        finite = all_finite(gradients)
+        scale = self._next_loss_scale
+        if finite:
+            self._unskipped += 1
+        else:
+            self._unskipped = 0
+            scale = max(scale / 2, 2.0**-24)
+            logging.info("AMP: decreasing loss scale to %f", scale)
+        if self._unskipped == self._scale_seq_len:
+            self._unskipped = 0
+            scale = min(self._max_loss_scale, scale * 2)
+            logging.info("AMP: increasing loss scale to %f", scale)
+        self._loss_scale = self._next_loss_scale = scale
+        if self._scales_outputs:
+            _core.set_loss_scale(scale)
+        return not finite

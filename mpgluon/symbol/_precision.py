@@ -1,0 +1,61 @@
+"""Symbols with the casts of mixed precision among their nodes."""
+
+from .. import _core
+from ._graph import Node, entries_of, rebuild, topological
+from ._infer import NUMBERS
+from .symbol import Symbol
+
+
+def with_casts(symbol, low, kind_of, excluded=(), optional=()):
+    """A symbol whose ops get their inputs in the precision that they are to have.
+
+    kind_of: of a call, 'low', 'full', 'widest' or 'any'; ops named in `excluded` are 'full'.
+    optional: names of parameters that may be of the low precision themselves: those that are used
+    so are, and need no cast.
+    """
+    entries = rebuild(entries_of(symbol), {})
+    order = topological(entries)
+    made = {}  # (entry, dtype) -> the entry of the cast
+    known = {}  # entry -> its dtype, where it is known
+    for node in order:
+        if node.call is None:
+            known[node, 0] = "float32"
+    kinds = {
+        node: "full" if node.name in excluded else kind_of(node.call)
+        for node in order
+        if node.call is not None
+    }
+    for node, kind in kinds.items():
+        states = node.call.states(len(node.inputs))
+        for (source, _), state in zip(node.inputs, states):
+            if kind == "low" and source.call is None and source.name in optional and not state:
+                known[source, 0] = low
+                source.attrs["__dtype__"] = str(NUMBERS[low])
+
+    def cast(entry, dtype):
+        if known.get(entry) == dtype:
+            return entry
+        if (entry, dtype) not in made:
+            name = f"{entry[0].output_name(entry[1])}_amp_cast_{dtype}"
+            call = _core.OpCall("amp_cast", {"dtype": dtype})
+            made[entry, dtype] = (Node(name, {"dtype": dtype}, call, (entry,)), 0)
+        return made[entry, dtype]
+
+    for node, kind in kinds.items():
+        states = node.call.states(len(node.inputs))
+        if kind in ("low", "full"):
+            dtype = low if kind == "low" else "float32"
+            node.inputs = tuple(
+                [
+                    entry if state else cast(entry, dtype)
+                    for entry, state in zip(node.inputs, states)
+                ]
+            )
+            known.update({(node, index): dtype for index in range(node.num_outputs)})
+        elif kind == "widest" and len(node.inputs) > 1:
+            count = len(node.inputs)
+            call = _core.OpCall("amp_multicast", {"num_outputs": count})
+            texts = {"num_outputs": str(count)}
+            joined = Node(f"{node.name}_amp_multicast", texts, call, node.inputs)
+            node.inputs = tuple([(joined, place) for place in range(count)])
+    return Symbol(entries)

@@ -1,0 +1,351 @@
+"""Automatic mixed precision."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.contrib import amp
+from mpgluon.gluon import nn
+from support.compare import same_bits
+from support.devices import on
+
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+@pytest.fixture(params=["bfloat16", "float16"])
+def low(request):
+    amp.init(request.param)
+    yield request.param
+    amp.turn_off()
+
+
+def name_of(array):
+    return np.dtype(array.dtype).name if array.dtype != mx.bfloat16 else "bfloat16"
+
+
+def test_kinds_of_ops(low):
+    x, half = nd.ones((2, 3)), nd.ones((2, 3), dtype=low)
+    double, whole = nd.ones((2, 3), dtype="float64"), nd.ones((2, 3), dtype="int32")
+    for op, arrays, dtype in (
+        (lambda a: nd.FullyConnected(a, nd.ones((4, 3)), no_bias=True, num_hidden=4), [x], low),
+        (lambda a: a + a, [half], low),
+        (lambda a, b: a + b, [x, half], "float32"),
+        (lambda a, b: nd.concat(a, b, dim=1), [half, x], "float32"),
+        (nd.softmax, [half], "float32"),
+        (lambda a: a**2, [half], "float32"),
+        (lambda a: a.sum(), [half], "float32"),
+        (nd.relu, [half], low),
+        (nd.transpose, [x], "float32"),
+        (lambda a: nd.Activation(a, "softrelu"), [half], "float32"),
+        (lambda a: nd.Activation(a, act_type="tanh"), [half], low),
+        (lambda a: nd.LeakyReLU(a, act_type="elu"), [half], "float32"),
+        (lambda a: nd.LeakyReLU(a, act_type="leaky"), [half], low),
+        (lambda a: nd.FullyConnected(a, a, no_bias=True, num_hidden=2), [double], "float64"),
+        (lambda a: a.sum(), [whole], "int32"),
+    ):
+        assert name_of(op(*arrays)) == dtype
+    out = nd.zeros((2, 3), dtype=low)
+    nd.broadcast_add(x, half, out=out)
+    assert out.asnumpy().tolist() == [[2] * 3] * 2
+    weight = nd.ones((1, 3))
+    weight.attach_grad()
+    with autograd.record():
+        y = nd.FullyConnected(x, weight, no_bias=True, num_hidden=1)
+    y.backward()
+    assert name_of(weight.grad) == "float32" and weight.grad.asnumpy().tolist() == [[2, 2, 2]]
+
+
+def test_states_of_layers_stay_float32(low):
+    layer = nn.BatchNorm(in_channels=3)
+    layer.initialize()
+    with autograd.record():
+        out = layer(nd.random.normal(3, 1, (8, 3), dtype=low))
+    assert name_of(out) == low and name_of(layer.running_mean.data()) == "float32"
+    assert layer.running_mean.data().asnumpy().all()
+
+
+def network(seed=1, split=None, **options):
+    mx.random.seed(seed)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(
+            nn.Conv2D(8, 3, padding=1, activation="relu"),
+            nn.BatchNorm(),
+            nn.MaxPool2D(2),
+            nn.Flatten(),
+            nn.Dense(16, activation="tanh"),
+            nn.LayerNorm(),
+            nn.Dense(4),
+        )
+    return net
+
+
+class Split(gluon.HybridBlock):
+    """The network on two devices, or on one."""
+
+    def __init__(self, net, devices):
+        super().__init__(prefix="split_")
+        self.net, self.devices = net, devices
+        for i, layer in enumerate(net):
+            layer.initialize(mx.init.Xavier(), ctx=devices[i > 3])
+
+    def hybrid_forward(self, F, x):
+        for i, layer in enumerate(self.net):
+            x = layer(x.as_in_context(self.devices[i > 3]))
+        return x
+
+
+def scale(trainer, start=128.0):
+    """Gives a trainer a scale of losses that these networks do not overflow with."""
+    amp.init_trainer(trainer)
+    vars(trainer._amp_loss_scaler).update(_loss_scale=start, _next_loss_scale=start)
+
+
+def batch(number):
+    random = np.random.RandomState(number)
+    return nd.array(random.randn(16, 3, 8, 8)), nd.array(random.randint(0, 4, 16))
+
+
+def trained(devices, hybridize, scaled=False, pipeline=None):
+    net = Split(network(), devices)
+    if hybridize:
+        net.hybridize(exact=True, pipeline=pipeline)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    if scaled:
+        scale(trainer)
+    losses = []
+    for number in range(6):
+        x, y = batch(number)
+        with autograd.record():
+            loss = LOSS(net(x), y.as_in_context(devices[1]))
+            if scaled:
+                with amp.scale_loss(loss, trainer) as scaled_loss:
+                    autograd.backward(scaled_loss)
+        if not scaled:
+            loss.backward()
+        trainer.step(16)
+        losses.append(loss.mean().asscalar())
+    params = net.collect_params().values()
+    assert {name_of(param.list_data()[0]) for param in params} == {"float32"}
+    return losses, [param.list_data()[0].asnumpy() for param in params]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_training(scaled):
+    expected, _ = trained([on(0), on(0)], False)
+    for dtype in ("bfloat16", "float16"):
+        amp.init(dtype)
+        try:
+            losses, weights = trained([on(0), on(0)], False, scaled)
+            np.testing.assert_allclose(losses, expected, rtol=0.03 if dtype == "bfloat16" else 3e-3)
+            for devices, hybridize in ((0, True), (1, False), (1, True)):
+                same_bits(trained([on(0), on(devices)], hybridize, scaled)[1], weights)
+        finally:
+            amp.turn_off()
+
+
+def test_training_in_a_pipeline(low):
+    """The last layers alone: BatchNorm's statistics are those of micro-batches."""
+
+    def run(pipeline):
+        mx.random.seed(2)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(8, activation="tanh", in_units=6), nn.Dense(3, in_units=8))
+        net.initialize(mx.init.Xavier())
+        if pipeline is not None:
+            net.hybridize(exact=True, pipeline=pipeline)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        scale(trainer)
+        for number in range(3):
+            random = np.random.RandomState(number)
+            with autograd.record():
+                loss = LOSS(net(nd.array(random.randn(8, 6))), nd.array(random.randint(0, 3, 8)))
+                with amp.scale_loss(loss, trainer) as scaled:
+                    autograd.backward(scaled)
+            trainer.step(8)
+        return [param.data().asnumpy() for param in net.collect_params().values()]
+
+    expected = run(None)
+    for found, wanted in zip(run(mx.parallel.Pipeline(micro_batches=4)), expected):
+        np.testing.assert_allclose(found, wanted, rtol=0.02, atol=0.02)
+
+
+def test_train_steps_scale_their_losses(low):
+    results = []
+    for scaled in (False, True):
+        mx.random.seed(3)
+        net = nn.Dense(3, in_units=6)
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        if scaled:
+            scale(trainer)
+        step = mx.parallel.TrainStep(net, LOSS, trainer, mx.parallel.Pipeline(micro_batches=2))
+        step(nd.random.normal(shape=(8, 6)), nd.zeros(8))
+        assert (trainer._scale != 1) == scaled
+        results.append(net.weight.data().asnumpy())
+    np.testing.assert_allclose(*results, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("update_on_kvstore", [None, False])
+def test_overflow_leaves_a_step_out(devices, update_on_kvstore):
+    amp.init()
+    try:
+        contexts = [on(i) for i in range(devices)]
+        net = nn.Dense(2, in_units=2, use_bias=False)
+        net.initialize("ones", ctx=contexts)
+        trainer = gluon.Trainer(
+            net.collect_params(),
+            "sgd",
+            {"learning_rate": 1.0, "momentum": 0.9},
+            update_on_kvstore=update_on_kvstore,
+        )
+        amp.init_trainer(trainer)
+        scaler = trainer._amp_loss_scaler
+
+        def step(factor):
+            with autograd.record():
+                losses = [(net(nd.ones((1, 2), ctx=ctx)) * factor).sum() for ctx in contexts]
+                with amp.scale_loss(losses, trainer) as scaled:
+                    autograd.backward(scaled)
+            trainer.step(devices)
+            return [weight.asnumpy().tolist() for weight in net.weight.list_data()]
+
+        assert scaler.loss_scale == 2**16
+        # 65536 is infinite in float16
+        assert step(1) == [[[1, 1], [1, 1]]] * devices and scaler.loss_scale == 2**15
+        assert step(1) == [[[0, 0], [0, 0]]] * devices and scaler.loss_scale == 2**15
+        assert step(4) == [[[0, 0], [0, 0]]] * devices and scaler.loss_scale == 2**14
+        with pytest.raises(UserWarning, match="has not been updated"):
+            trainer.step(1)
+        scaler._scale_seq_len = 2
+        step(0.5), step(0.5)
+        assert scaler.loss_scale == 2**15
+    finally:
+        amp.turn_off()
+
+
+def test_gradients_can_be_unscaled():
+    amp.init("bfloat16")
+    try:
+        net = nn.Dense(1, in_units=2, use_bias=False)
+        net.initialize("ones")
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
+        with pytest.raises(AssertionError, match="init_trainer"):
+            amp.unscale(trainer)
+        amp.init_trainer(trainer)
+        with autograd.record(), amp.scale_loss(net(nd.ones((1, 2))), trainer) as scaled:
+            autograd.backward(scaled)
+        amp.unscale(trainer)
+        assert net.weight.grad().asnumpy().tolist() == [[1, 1]]
+        trainer.step(1)
+        assert net.weight.data().asnumpy().tolist() == [[0, 0]]
+    finally:
+        amp.turn_off()
+
+
+def test_output_layers_follow_the_scale(low):
+    trainer = gluon.Trainer([], "sgd")
+    amp.init_trainer(trainer)
+    x = nd.zeros((1, 2))
+    x.attach_grad()
+    with autograd.record():
+        out = nd.SoftmaxOutput(x, nd.zeros(1), grad_scale=2)
+    out.backward()
+    assert x.grad.asnumpy().tolist() == [[-(2.0**16), 2.0**16]]
+
+    class Layer(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, label):
+            return F.SoftmaxOutput(x, label)
+
+    layer = Layer()
+    layer.hybridize()
+    with pytest.raises(mx.MXNetError, match="changing scale"):
+        layer(x, nd.zeros(1))
+
+
+def test_blocks_are_compiled_again():
+    net = nn.Dense(2, in_units=2)
+    net.initialize()
+    net.hybridize()
+    x = nd.ones((1, 2))
+    assert name_of(net(x)) == "float32"
+    amp.init("bfloat16")
+    assert name_of(net(x)) == "bfloat16"
+    amp.turn_off()
+    assert name_of(net(x)) == "float32"
+
+
+def test_lists_that_users_give():
+    amp.init("float16", ["dot"], [("Activation", "act_type", ["relu"])], ["tanh"])
+    try:
+        half, x = nd.ones((2, 2), dtype="float16"), nd.ones((2, 2))
+        assert name_of(nd.dot(x, x)) == "float16" and name_of(nd.tanh(half)) == "float32"
+        assert name_of(nd.FullyConnected(x, x, no_bias=True, num_hidden=2)) == "float32"
+        assert name_of(nd.exp(half)) == "float16"
+        assert name_of(nd.Activation(half, "relu")) == "float32"
+    finally:
+        amp.turn_off()
+    for lists in ((["dot"], None, ["dot"]), (["nothing"],), ("dot",)):
+        with pytest.raises((AssertionError, ValueError)):
+            amp.init("float16", *lists)
+    with pytest.raises(AssertionError, match="not"):
+        amp.init("float32")
+    with pytest.raises(AssertionError, match="init"):
+        amp.init_trainer(gluon.Trainer([], "sgd"))
+    every = [
+        name
+        for get in (
+            amp.list_lp16_ops,
+            amp.list_fp32_ops,
+            amp.list_lp16_fp32_ops,
+            amp.list_widest_type_cast,
+        )
+        for name in get("float16")
+    ] + [name for name, _, _ in amp.list_conditional_fp32_ops("float16")]
+    assert len(every) == len(set(every)) > 400
+    assert amp.list_lp16_use_fp32_params("float16") is None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("optional", [False, True])
+def test_converted_networks(dtype, optional):
+    net = network()
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    x = batch(0)[0]
+    expected = net(x).asnumpy()
+    converted = amp.convert_hybrid_block(net, dtype, cast_optional_params=optional)
+    found = converted(x)
+    np.testing.assert_allclose(found.astype("float32").asnumpy(), expected, rtol=0.05, atol=0.05)
+    types = {name: name_of(p.data()) for name, p in converted.collect_params().items()}
+    assert types["net_conv0_weight"] == (dtype if optional else "float32")
+    assert types["net_batchnorm0_running_var"] == types["net_layernorm0_gamma"] == "float32"
+
+    symbol = net(mx.sym.var("data"))
+    params = {name: p.data() for name, p in net.collect_params().items()}
+    states = set(symbol.list_auxiliary_states())
+    args = {name: value for name, value in params.items() if name not in states}
+    aux = {name: params[name] for name in states}
+    casts, args, aux = amp.convert_model(
+        symbol,
+        args,
+        aux,
+        dtype,
+        excluded_sym_names=["net_dense1_fwd"],
+        cast_optional_params=optional,
+    )
+    assert args["net_dense1_weight"].dtype == np.float32
+    texts = [node for node in casts.get_internals().list_outputs() if "amp_cast" in node]
+    assert any(text.endswith(f"amp_cast_{dtype}_output") for text in texts)
+    out = casts.bind(mx.cpu(), {**args, "data": x}, aux_states=aux).forward()[0]
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out.asnumpy(), expected, rtol=0.05, atol=0.05)
+    assert "amp_cast" not in casts.tojson() and "amp_cast" in casts.tojson(remove_amp_cast=False)
+    x = mx.sym.var("x")
+    both = amp.convert_symbol(mx.sym.broadcast_add(mx.sym.relu(x), x), dtype)
+    assert "amp_multicast" in both.tojson(remove_amp_cast=False)
+    with pytest.raises(AssertionError):
+        amp.convert_symbol(net)
