@@ -140,14 +140,10 @@ def UpSampling(
     return _op("Deconvolution")(*arrays, **bilinear_upsampling(scale, num_filter), **kwargs)
 
 
-def _filled(shape, value, ctx, dtype, out):
-    return _op("_full")(
-        shape=shape,
-        value=value,
-        ctx=ctx,
-        dtype="float32" if dtype is None else dtype,
-        **({} if out is None else {"out": out}),
-    )
+def _filled(op, shape, ctx, dtype, out, **value):
+    if out is not None:
+        value["out"] = out
+    return _op(op)(shape=shape, ctx=ctx, dtype="float32" if dtype is None else dtype, **value)
 
 
 def zeros(
@@ -170,7 +166,7 @@ def zeros(
         from . import sparse
 
         return sparse.zeros(stype, shape, ctx, dtype)
-    return _filled(shape, 0, ctx, dtype, out)
+    return _filled("_zeros", shape, ctx, dtype, out)
 
 
 def ones(
@@ -187,7 +183,7 @@ def ones(
     >>> nd.ones((2,), dtype="int32").asnumpy()
     array([1, 1], dtype=int32)
     """
-    return _filled(shape, 1, ctx, dtype, out)
+    return _filled("_ones", shape, ctx, dtype, out)
 
 
 def full(
@@ -204,7 +200,7 @@ def full(
     >>> nd.full((2,), 7).asnumpy()
     array([7., 7.], dtype=float32)
     """
-    return _filled(shape, val, ctx, dtype, out)
+    return _filled("_full", shape, ctx, dtype, out, value=val)
 
 
 def empty(
