@@ -429,6 +429,7 @@ MISTAKES = {
     'PARAM("k", 6, NULL, NULL)': "the parameter k has a kind that there is not: 6",
     'PARAM("k", MPGLUON_NUMBER, "many", NULL)': "parameter k takes a number, not 'many'",
     'PARAM("k", MPGLUON_NUMBER, "3", "0..1")': "k = 3 is outside its range",
+    'PARAM("k", MPGLUON_TEXT, "required", NULL)': "the default of k cannot be .required.",
     'PARAM("k", MPGLUON_NUMBER, NULL, "small")': '"small" is no range of the parameter k',
     'PARAM("k", MPGLUON_CHOICE, NULL, NULL)': '"" is no range of the parameter k',
     'PARAM("k", MPGLUON_CHOICE, "c", "a|b")': '"c" is none of the words of the parameter k',

@@ -323,6 +323,8 @@ static mpg_status make_param(mpg_extension *e, int index) {
   if (*range ? !words && !(numbers && strstr(range, "..")) : words)
     return mpg_fail(MPG_ERROR, "%s: \"%s\" is no range of the parameter %s", e->op.name, range,
                     name);
+  if (given->initial && !strcmp(given->initial, "required")) /* how tables say that there is none */
+    return mpg_fail(MPG_ERROR, "%s: the default of %s cannot be \"required\"", e->op.name, name);
   *param = (mpg_param){.name = name,
                        .default_text = given->initial ? given->initial : "required",
                        .constraint = range,

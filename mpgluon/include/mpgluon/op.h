@@ -126,8 +126,7 @@ typedef struct mpgluon_call {
   uint32_t wanted;
   int32_t train;
   int32_t num_threads; /* that it may use */
-  void *
-      stream; /* on a GPU, whose device is the current one: the cudaStream_t to queue all work on */
+  void *stream; /* on a GPU, which is the current one: the cudaStream_t to queue all work on */
   /* Memory until the function returns (on a GPU: until the work it has queued is done), aligned to
    * 64 bytes; on a GPU it is the GPU's. The next call of it gives the same memory. NULL: there is
    * not enough. */
@@ -158,8 +157,8 @@ enum { MPGLUON_BACKWARD_READS_OUTPUTS = 1 };
 typedef struct mpgluon_op {
   const char *name;    /* a C identifier */
   const char *doc;     /* for users; lines ">>> ..." at its end are an example. Or NULL */
-  const char *inputs;  /* names in order: "data, weight". "!state": forward writes it, too; what its
-                          variable in a symbol is called auxiliary. At least one */
+  const char *inputs;  /* names in order: "data, weight"; one at least. "!calls" is a state, which
+                          forward writes, too: an auxiliary state of symbols */
   const char *outputs; /* likewise, without states */
   const mpgluon_param *params;
   int32_t num_params;
