@@ -96,7 +96,7 @@ static void move_row(int64_t item, const char *in, char *out, int64_t count, int
     case 16: row_item16(in, out, count, in_step, out_step); return;
     default:
       for (int64_t i = 0; i < count; i++)
-        memcpy(out + i * out_step, in + i * in_step, (size_t)item);
+        mpg_copy_run(out + i * out_step, in + i * in_step, (size_t)item);
   }
 }
 

@@ -32,24 +32,6 @@ static inline uint64_t key_of_double(double value) {
   memcpy(&bits, &value, sizeof bits);
   return bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
 }
-static inline uint32_t narrow_key(const mpg_view *view, int64_t i) {
-  switch (view->desc.dtype) {
-    case MPG_FLOAT32: return key_of_float(((const float *)view->data)[i]);
-    case MPG_FLOAT16: return key_of_float(mpg_half_to_float(((const uint16_t *)view->data)[i]));
-    case MPG_BFLOAT16:
-      return key_of_float(mpg_bfloat16_to_float(((const uint16_t *)view->data)[i]));
-    case MPG_INT32: return (uint32_t)((const int32_t *)view->data)[i] ^ 0x80000000u;
-    case MPG_INT8: return (uint32_t)(((const int8_t *)view->data)[i] + 128);
-    default: return ((const uint8_t *)view->data)[i];
-  }
-}
-static inline uint64_t wide_key(const mpg_view *view, int64_t i) {
-  if (view->desc.dtype == MPG_FLOAT64) return key_of_double(((const double *)view->data)[i]);
-  if (view->desc.dtype == MPG_INT64)
-    return (uint64_t)((const int64_t *)view->data)[i] ^ (uint64_t)1 << 63;
-  return narrow_key(view, i);
-}
-
 /* --- Sorting ---------------------------------------------------------------------------------- */
 
 /* The two forms differ in what is compared and how digits are read. */
@@ -96,22 +78,21 @@ static inline uint64_t wide_key(const mpg_view *view, int64_t i) {
     }                                                                                              \
     heap[at] = item;                                                                               \
   }                                                                                                \
-  /* The k smallest of n items, in order. */                                                       \
-  static type *first_##name(type *items, type *other, int64_t n, int64_t k) {                      \
-    if (n <= SMALL || k > n / 8) return sort_##name(items, other, n);                              \
-    for (int64_t i = k / 2 - 1; i >= 0; i--) sift_##name(items, k, i);                             \
-    for (int64_t i = k; i < n; i++)                                                                \
-      if (less(items[i], items[0])) {                                                              \
-        items[0] = items[i];                                                                       \
-        sift_##name(items, k, 0);                                                                  \
-      }                                                                                            \
-    for (int64_t size = k - 1; size > 0; size--) {                                                 \
-      type largest = items[0];                                                                     \
-      items[0] = items[size];                                                                      \
-      items[size] = largest;                                                                       \
-      sift_##name(items, size, 0);                                                                 \
+  static void make_heap_##name(type *items, int64_t n) {                                           \
+    for (int64_t i = n / 2 - 1; i >= 0; i--) sift_##name(items, n, i);                             \
+  }                                                                                                \
+  static inline void offer_##name(type *heap, int64_t size, type item) {                           \
+    if (!less(item, heap[0])) return;                                                              \
+    heap[0] = item;                                                                                \
+    sift_##name(heap, size, 0);                                                                    \
+  }                                                                                                \
+  static void sort_heap_##name(type *heap, int64_t size) {                                         \
+    while (--size > 0) {                                                                           \
+      type largest = heap[0];                                                                      \
+      heap[0] = heap[size];                                                                        \
+      heap[size] = largest;                                                                        \
+      sift_##name(heap, size, 0);                                                                  \
     }                                                                                              \
-    return items;                                                                                  \
   }
 #define PACKED_LESS(a, b) ((a) < (b))
 #define PACKED_DIGIT(a, shift) ((a) >> (32 + (shift)) & 255)
@@ -141,6 +122,95 @@ static inline void copy_item(char *to, const char *from, size_t bytes) {
   }
 }
 
+/* Few out of many: a heap of them, and one pass over the others. */
+static bool takes_few(const ordering *p) { return p->n > SMALL && p->k <= p->n / 8; }
+
+/* The keys of a row's elements from i on. */
+#define KEYS(type, key_of)                                                          \
+  {                                                                                 \
+    const type *x = (const type *)p->data->data + start + i * p->after;             \
+    if (p->after == 1)                                                              \
+      for (int64_t j = 0; j < count; j++) keys[j] = flip ^ key_of(x[j]);            \
+    else                                                                            \
+      for (int64_t j = 0; j < count; j++) keys[j] = flip ^ key_of(x[j * p->after]); \
+    return;                                                                         \
+  }
+static inline uint32_t key_of_half(uint16_t x) { return key_of_float(mpg_half_to_float(x)); }
+static inline uint32_t key_of_bfloat16(uint16_t x) {
+  return key_of_float(mpg_bfloat16_to_float(x));
+}
+static inline uint32_t key_of_int32(int32_t x) { return (uint32_t)x ^ 0x80000000u; }
+static inline uint32_t key_of_int8(int8_t x) { return (uint32_t)(x + 128); }
+static inline uint32_t key_of_byte(uint8_t x) { return x; }
+static void load_keys(const ordering *p, int64_t start, int64_t i, int64_t count, uint32_t *keys) {
+  const uint32_t flip = p->ascending ? 0 : UINT32_MAX;
+  switch (p->data->desc.dtype) {
+    case MPG_FLOAT32: KEYS(float, key_of_float)
+    case MPG_FLOAT16: KEYS(uint16_t, key_of_half)
+    case MPG_BFLOAT16: KEYS(uint16_t, key_of_bfloat16)
+    case MPG_INT32: KEYS(int32_t, key_of_int32)
+    case MPG_INT8: KEYS(int8_t, key_of_int8)
+    default: KEYS(uint8_t, key_of_byte)
+  }
+}
+#undef KEYS
+
+enum { KEY_BLOCK = 128 };
+
+static int64_t block_end(int64_t i, int64_t n) { return i + KEY_BLOCK < n ? i + KEY_BLOCK : n; }
+
+static void load_items(const ordering *p, int64_t start, int64_t n, uint64_t *items) {
+  uint32_t keys[KEY_BLOCK];
+  for (int64_t i = 0; i < n; i += KEY_BLOCK) {
+    int64_t count = block_end(i, n) - i;
+    load_keys(p, start, i, count, keys);
+    for (int64_t j = 0; j < count; j++) items[i + j] = (uint64_t)keys[j] << 32 | (uint64_t)(i + j);
+  }
+}
+
+/* The first of a row whose keys are packed, in order. Blocks in which no key is better than the
+ * worst one so far are passed over; of equal keys the earlier one is better. */
+static const uint64_t *order_packed(const ordering *p, int64_t start, uint64_t *items) {
+  if (!takes_few(p)) {
+    load_items(p, start, p->n, items);
+    return sort_packed(items, items + p->n, p->n);
+  }
+  uint32_t keys[KEY_BLOCK];
+  load_items(p, start, p->k, items);
+  make_heap_packed(items, p->k);
+  for (int64_t i = p->k; i < p->n; i += KEY_BLOCK) {
+    int64_t count = block_end(i, p->n) - i;
+    uint32_t worst = (uint32_t)(items[0] >> 32), better = 0;
+    load_keys(p, start, i, count, keys);
+    for (int64_t j = 0; j < count; j++) better |= keys[j] < worst;
+    for (int64_t j = 0; better && j < count; j++)
+      offer_packed(items, p->k, (uint64_t)keys[j] << 32 | (uint64_t)(i + j));
+  }
+  sort_heap_packed(items, p->k);
+  return items;
+}
+
+static uint64_t wide_key(const ordering *p, int64_t start, int64_t i) {
+  const uint64_t flip = p->ascending ? 0 : UINT64_MAX;
+  int64_t at = start + i * p->after;
+  uint32_t narrow; /* of an axis whose indices do not fit into 32 bits */
+  switch (p->data->desc.dtype) {
+    case MPG_FLOAT64: return flip ^ key_of_double(((const double *)p->data->data)[at]);
+    case MPG_INT64:
+      return flip ^ (uint64_t)((const int64_t *)p->data->data)[at] ^ (uint64_t)1 << 63;
+    default: load_keys(p, start, i, 1, &narrow); return narrow;
+  }
+}
+
+static const pair *order_pairs(const ordering *p, int64_t start, pair *items) {
+  for (int64_t i = 0; i < p->n; i++) items[i] = (pair){wide_key(p, start, i), (uint64_t)i};
+  if (!takes_few(p)) return sort_pairs(items, items + p->n, p->n);
+  make_heap_pairs(items, p->k);
+  for (int64_t i = p->k; i < p->n; i++) offer_pairs(items, p->k, items[i]);
+  sort_heap_pairs(items, p->k);
+  return items;
+}
+
 static void order_rows(void *context, int64_t begin, int64_t end) {
   const ordering *p = context;
   char *buffer = p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes;
@@ -150,27 +220,10 @@ static void order_rows(void *context, int64_t begin, int64_t end) {
             start = outer * p->n * p->after + column;
     const uint64_t *numbers = NULL;
     const pair *pairs = NULL;
-    if (p->packed) {
-      uint64_t *items = (uint64_t *)(void *)buffer;
-      uint32_t flip = p->ascending ? 0 : UINT32_MAX;
-      if (p->data->desc.dtype == MPG_FLOAT32 && p->after == 1) {
-        const float *x = (const float *)p->data->data + start;
-        for (int64_t i = 0; i < p->n; i++)
-          items[i] = (uint64_t)(key_of_float(x[i]) ^ flip) << 32 | (uint64_t)i;
-      } else {
-        for (int64_t i = 0; i < p->n; i++)
-          items[i] =
-              (uint64_t)(narrow_key(p->data, start + i * p->after) ^ flip) << 32 | (uint64_t)i;
-      }
-      numbers = first_packed(items, items + p->n, p->n, p->k);
-    } else {
-      pair *items = (pair *)(void *)buffer;
-      for (int64_t i = 0; i < p->n; i++) {
-        uint64_t key = wide_key(p->data, start + i * p->after);
-        items[i] = (pair){p->ascending ? key : ~key, (uint64_t)i};
-      }
-      pairs = first_pairs(items, items + p->n, p->n, p->k);
-    }
+    if (p->packed)
+      numbers = order_packed(p, start, (uint64_t *)(void *)buffer);
+    else
+      pairs = order_pairs(p, start, (pair *)(void *)buffer);
     int64_t target = outer * p->k * p->after + column;
     for (int64_t i = 0; i < p->k; i++, target += p->after) {
       int64_t index = (int64_t)(p->packed ? numbers[i] & UINT32_MAX : pairs[i].index),

@@ -16,6 +16,7 @@ enum {
   GRAIN = 8192,
   MPG_SOFTMAX_TILE = 512,
   TILE_BYTES = 524288,
+  LEAST_COLUMNS = 128, /* what a row of a tile has of a strided array: several cache lines */
   SHORT_ROW = 16
 };
 enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };
@@ -76,6 +77,7 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
       p->n <= TILE_BYTES / (16 * (int64_t)sizeof(double))) {
     int64_t item = wide ? sizeof(double) : sizeof(float), columns = p->before * p->after;
     p->tile = TILE_BYTES / (p->n * item) / 16 * 16;
+    if (p->tile < LEAST_COLUMNS) p->tile = LEAST_COLUMNS;
     if (p->tile > MPG_SOFTMAX_TILE) p->tile = MPG_SOFTMAX_TILE;
     if (p->tile > (columns + 15) / 16 * 16) p->tile = (columns + 15) / 16 * 16;
     p->buffer_bytes = (size_t)((inputs + 1) * p->tile * p->n * item);
