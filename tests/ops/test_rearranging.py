@@ -1,0 +1,38 @@
+"""Sorted and joined arrays of more than one block of a kernel."""
+
+import numpy as np
+import pytest
+
+from mpgluon import nd
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8", "uint8", "float64"])
+@pytest.mark.parametrize("ascending", [False, True])
+def test_top_k_of_rows_of_several_blocks(dtype, ascending):
+    """Equal elements in the order of their indices, whichever block they are in."""
+    rng = np.random.RandomState(5)
+    for n, k in ((49, 6), (128, 1), (129, 16), (300, 7), (1000, 125), (1000, 3)):
+        x = rng.randint(0, 40, (3, n, 2)).astype(dtype)
+        for axis, values in ((1, x), (-1, np.moveaxis(x, 1, -1).copy())):
+            found, places = nd.topk(
+                nd.array(values, dtype=dtype),
+                k=k,
+                axis=axis,
+                ret_typ="both",
+                is_ascend=ascending,
+                dtype="int32",
+            )
+            order = values.astype("float64") * (1 if ascending else -1)
+            expected = np.take(np.argsort(order, axis, kind="stable"), range(k), axis)
+            assert (places.asnumpy() == expected).all()
+            assert (found.asnumpy() == np.take_along_axis(values, expected, axis)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_arrays_are_joined_by_runs_of_any_length(dtype):
+    rng = np.random.RandomState(6)
+    for rows in (1, 63, 64, 100):
+        for widths in ((300, 300), (1000, 1), (257, 64, 2000), (40000, 3), (64,)):
+            parts = [rng.randint(0, 100, (rows, width)).astype(dtype) for width in widths]
+            found = nd.concat(*[nd.array(part, dtype=dtype) for part in parts], dim=1)
+            assert (found.asnumpy() == np.concatenate(parts, 1)).all()
