@@ -26,6 +26,7 @@ ARRAY = {
     "half": "x.astype('float16')",
     "long": "x.astype('int64')",
     "int": "x.astype('int32')",
+    "contiguous": "x itself; arrays lie contiguously",
     "dim": "x.ndim",
     "numel": "x.size",
     "requires_grad_": "x.attach_grad()",
@@ -107,6 +108,7 @@ FUNCTIONS = {
     "Tensor": "nd.NDArray",
     "device": "mx.Context, or mx.gpu(0)",
     "cuda": "mx.gpu and mx.context",
+    "functional": "nd",
     "optim": "mx.optimizer and mx.gluon.Trainer",
     "utils": "mx.gluon.utils and mx.gluon.data",
 }
@@ -133,6 +135,40 @@ AUTOGRAD = {
     "no_grad": "autograd.pause",
     "enable_grad": "autograd.record",
     "set_grad_enabled": "autograd.set_recording",
+}
+
+# Ops of MXNet's contrib that there are none of.
+_QUANTIZED = "computes with float32: dequantize what goes in, and quantize_v2 what comes out"
+CONTRIB = {
+    **{
+        f"quantized_{op}": f"the op {name} {_QUANTIZED}"
+        for op, name in {
+            "act": "Activation",
+            "batch_norm": "BatchNorm",
+            "concat": "concat",
+            "conv": "Convolution",
+            "elemwise_add": "elemwise_add",
+            "elemwise_mul": "elemwise_mul",
+            "embedding": "Embedding",
+            "flatten": "flatten",
+            "fully_connected": "FullyConnected",
+            "pooling": "Pooling",
+            "rnn": "RNN",
+        }.items()
+    },
+    "calibrate_entropy": "give quantize_v2 the range min_calib_range, max_calib_range",
+    "hawkesll": "its sum can be written with nd.contrib.foreach",
+    **dict.fromkeys(
+        [
+            "dgl_adjacency",
+            "dgl_csr_neighbor_non_uniform_sample",
+            "dgl_csr_neighbor_uniform_sample",
+            "dgl_graph_compact",
+            "dgl_subgraph",
+            "edge_id",
+        ],
+        "graphs are sampled by other packages, such as scipy.sparse.csgraph",
+    ),
 }
 
 # The attributes that Block.__init__ makes.
@@ -202,6 +238,17 @@ def of_module(module, name, ways, prefix=""):
     else:
         text = "" if name.startswith("_") else near(name, dir(sys.modules[module]))
     return AttributeError(f"module '{module}' has no attribute '{name}'{text}", name=name)
+
+
+def of_contrib(module, name):
+    """The error for an op that MXNet's contrib has, or any name."""
+    if name not in CONTRIB:
+        return of_module(module, name, {})
+    return AttributeError(
+        f"module '{module}' has no attribute '{name}': this op of MXNet is not available; "
+        f"{CONTRIB[name]}",
+        name=name,
+    )
 
 
 def of_package(module, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import _core, autograd as _autograd
+from .._hints import of_contrib as _of_contrib
 from ..base import NotSupportedError as _NotSupportedError
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import _namespaces, _zipfian, random as _random
@@ -394,3 +395,9 @@ def rand_zipfian(
         num_sampled,
         range_max,
     )
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        raise _of_contrib(__name__, name)

@@ -479,6 +479,8 @@ def test_foreign_names_are_not_offered():
         (net, _hints.BLOCK),
         (nn, _hints.LAYERS),
         (nd, _hints.FUNCTIONS),
+        (nd.contrib, _hints.CONTRIB),
+        (mx.sym.contrib, _hints.CONTRIB),
         (autograd, _hints.AUTOGRAD),
         (gluon.loss, _hints.LOSSES),
         (gluon.Trainer([], "sgd"), _hints.TRAINER),
