@@ -316,7 +316,7 @@ def test_what_old_ops_do_by_themselves():
     """The first input goes through, and its gradient is ones."""
     op = old(mx.operator.NumpyOp)
     x, grad = nd.array([1, 2, 3]), nd.zeros((3,))
-    executor = op.get_symbol(mx.sym.var("x"), name="same").bind(mx.cpu(0), [x], {"x": grad})
+    executor = op.get_symbol(mx.sym.var("x"), name="same").bind(on(0), [x], {"x": grad})
     assert executor.forward(is_train=True)[0].asnumpy().tolist() == [1, 2, 3]
     executor.backward(nd.array([5, 5, 5]))
     assert grad.asnumpy().tolist() == [1, 1, 1]

@@ -335,6 +335,40 @@ def test_pipelines_refuse_ops_that_may_go_across_the_batch():
             net(x)
 
 
+def test_mixed_precision_gives_them_what_they_take(path):
+    printed = output_of(
+        f"""
+        import mpgluon as mx
+        from mpgluon import autograd, gluon, nd
+        from mpgluon.contrib import amp
+
+        mx.library.load({path!r}, verbose=False)
+        amp.init("float16")
+
+
+        class Net(gluon.HybridBlock):
+            def __init__(self):
+                super().__init__()
+                self.dense = gluon.nn.Dense(4, in_units=4)
+
+            def hybrid_forward(self, F, x):
+                return F.tests_mix(self.dense(x), x)[0]
+
+
+        for hybridized in (False, True):
+            net, x = Net(), nd.ones((2, 4))
+            net.initialize(mx.init.One())
+            if hybridized:
+                net.hybridize()
+            with autograd.record():
+                y = net(x)
+            y.backward()
+            print(y.dtype.__name__, y.asnumpy()[0, 0], net.dense.weight.grad().asnumpy()[0, 0])
+        """
+    )
+    assert printed.split() == ["float32", "4.5", "2.0"] * 2
+
+
 def test_the_profiler_names_them():
     mx.profiler.set_config(profile_all=True)
     mx.profiler.start()

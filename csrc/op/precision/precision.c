@@ -102,6 +102,9 @@ mpg_dtype mpg_precision_target(const mpg_op *op, const void *params, const mpg_d
                                int num_inputs, mpg_dtype out) {
   mpg_precision kind = (mpg_precision)rules.kinds[op->id];
   if (rules.num_conditions && meets_condition(op, params)) kind = MPG_PRECISION_FULL;
+  if (kind == MPG_PRECISION_ANY && op->extension && !(op->dtypes >> rules.low & 1) &&
+      op->dtypes >> MPG_FLOAT32 & 1) /* of a library, which has no function for it */
+    kind = MPG_PRECISION_FULL;
   if (kind == MPG_PRECISION_ANY) return MPG_DTYPE_NONE;
   mpg_dtype widest = MPG_DTYPE_NONE;
   for (int i = 0; i < num_inputs; i++) {
