@@ -74,9 +74,9 @@ def data_dir() -> str:
     return _os.environ.get("MXNET_HOME") or _os.path.join(_os.path.expanduser("~"), ".mxnet")
 
 
-def py_str(value: bytes) -> str:
-    """The text of UTF-8 bytes."""
-    return value.decode("utf-8")
+def py_str(value: bytes | str) -> str:
+    """The text of UTF-8 bytes; text as it is."""
+    return value if isinstance(value, str) else value.decode("utf-8")
 
 
 def counted(number: int, noun: str) -> str:

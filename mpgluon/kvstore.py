@@ -11,19 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import optimizer as optimizers
-from ._core import write_file
+from ._core import NotSupportedError, write_file
 from .base import MXNetError, MXNetValueError
 from .ndarray import NDArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, ClassVar
+    from typing import Any, ClassVar, NoReturn
 
     from ._types import Arrays, Class, Keys, Values
     from .optimizer import Optimizer
 
 
-__all__ = ["KVStore", "KVStoreBase", "TestStore", "create"]
+__all__ = ["KVStore", "KVStoreBase", "KVStoreServer", "TestStore", "create"]
 
 _KINDS = (
     "local",
@@ -327,6 +327,29 @@ class TestStore(KVStoreBase):
     @property
     def type(self) -> str:
         return "teststore"
+
+
+class KVStoreServer:
+    """A process that keeps values for others. There are none here: everything is in one process, or
+    in ranks that are equal.
+
+    Examples
+    --------
+    >>> try:
+    ...     mx.kvstore.KVStoreServer(mx.kv.create("local")).run()
+    ... except mx.base.NotSupportedError as error:
+    ...     print(error)
+    KVStoreServer: there are no servers; processes of one program are ranks (mpirun)
+    """
+
+    def __init__(self, kvstore: KVStore) -> None:
+        self.kvstore: KVStore = kvstore
+
+    def run(self) -> NoReturn:
+        """NotSupportedError."""
+        raise NotSupportedError(
+            "KVStoreServer: there are no servers; processes of one program are ranks (mpirun)"
+        )
 
 
 def check_name(name: str) -> None:

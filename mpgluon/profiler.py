@@ -31,6 +31,7 @@ __all__ = [
     "profiler_set_state",
     "resume",
     "set_config",
+    "set_kvstore_handle",
     "set_state",
     "start",
     "stop",
@@ -55,6 +56,15 @@ _KEYS = (
     "begin",
     "end",
 )
+
+
+def set_kvstore_handle(handle: Any) -> None:
+    """Takes the handle of a store that spans machines, of which there is none: nothing to do.
+
+    Examples
+    --------
+    >>> mx.profiler.set_kvstore_handle(None)
+    """
 
 
 def set_config(**kwargs: Any) -> None:

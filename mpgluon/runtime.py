@@ -17,8 +17,17 @@ class Feature:
     """
 
     def __init__(self, name: str, enabled: bool) -> None:
-        self.name = name
-        self.enabled: bool = bool(enabled)
+        self._name, self._enabled = name, bool(enabled)
+
+    @property
+    def name(self) -> str:
+        """The name of the part."""
+        return self._name
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is there."""
+        return self._enabled
 
     def __repr__(self) -> str:
         return f"{'✔' if self.enabled else '✖'} {self.name}"

@@ -9,6 +9,7 @@ dimensions and of zero size always exist.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from . import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from ._core import Context
     from ._types import Function
@@ -33,6 +34,7 @@ __all__ = [
     "makedirs",
     "np_array",
     "np_shape",
+    "np_ufunc_legal_option",
     "reset_np",
     "set_module",
     "set_np",
@@ -41,7 +43,68 @@ __all__ = [
     "use_np",
     "use_np_array",
     "use_np_shape",
+    "wrap_np_binary_func",
+    "wrap_np_unary_func",
 ]
+
+_UFUNC_OPTIONS = {
+    "where": True,
+    "casting": "same_kind",
+    "order": "K",
+    "dtype": None,
+    "subok": True,
+}
+_UFUNC_DTYPES = ("int8", "uint8", "int32", "int64", "float16", "float32", "float64")
+
+
+def np_ufunc_legal_option(key: str, value: Any) -> bool:
+    """Whether NumPy's functions take such an option.
+
+    Examples
+    --------
+    >>> mx.util.np_ufunc_legal_option("casting", "safe")
+    True
+    """
+    if key == "where":
+        return True
+    if key == "casting":
+        return value in ("no", "equiv", "safe", "same_kind", "unsafe")
+    if key == "order":
+        return isinstance(value, str)
+    if key == "dtype":
+        return getattr(value, "__name__", value) in _UFUNC_DTYPES
+    return key == "subok" and isinstance(value, bool)
+
+
+def _wrapped(func, count):
+    """A function of `count` arrays and `out` that takes NumPy's options if they are the
+    defaults."""
+
+    @functools.wraps(func)
+    def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if len(args) > count:
+            args, out = args[:count], args[count]
+        for key, value in kwargs.items():
+            if key not in _UFUNC_OPTIONS:
+                raise TypeError(f"{key} is an invalid keyword to function '{func.__name__}'")
+            if value == _UFUNC_OPTIONS[key]:
+                continue
+            if np_ufunc_legal_option(key, value):
+                raise NotImplementedError(f"{func.__name__}: {key}={value} is not implemented")
+            raise TypeError(f"{func.__name__}: {key}={value} not understood")
+        return func(*args, out=out)
+
+    return call
+
+
+def wrap_np_unary_func(func: Function) -> Function:
+    """A function of one array that checks NumPy's options."""
+    return _wrapped(func, 1)
+
+
+def wrap_np_binary_func(func: Function) -> Function:
+    """A function of two arrays that checks NumPy's options."""
+    return _wrapped(func, 2)
 
 
 def getenv(name: str) -> str | None:

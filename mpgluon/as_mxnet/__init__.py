@@ -37,9 +37,15 @@ VERSION = "1.9.1"
 MODULES = {
     "contrib.ndarray": "ndarray.contrib",
     "contrib.symbol": "symbol.contrib",
+    "executor_manager": "as_mxnet.executor_manager",
+    "gluon.contrib.cnn.conv_layers": "gluon.contrib.cnn",
     "gluon.contrib.nn.basic_layers": "gluon.contrib.nn",
     "kvstore.base": "kvstore",
     "kvstore.kvstore": "kvstore",
+    "kvstore.kvstore_server": "kvstore",
+    "kvstore_server": "kvstore",
+    "misc": "as_mxnet.misc",
+    "module.executor_group": "as_mxnet.executor_manager",
     "ndarray.utils": "ndarray",
 }
 

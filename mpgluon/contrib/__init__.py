@@ -4,6 +4,17 @@
 
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
-from . import amp, text
+from . import amp, autograd, io, quantization, tensorboard, text
 
-__all__ = ["amp", "nd", "ndarray", "sym", "symbol", "text"]
+__all__ = [
+    "amp",
+    "autograd",
+    "io",
+    "nd",
+    "ndarray",
+    "quantization",
+    "sym",
+    "symbol",
+    "tensorboard",
+    "text",
+]

@@ -176,6 +176,22 @@ class PearsonCorrelation(EvalMetric):
         super().reset_local()
         self._moments = numpy.zeros(6)
 
+    def reset_micro(self) -> None:
+        """Forgets the moments of all values."""
+        self._moments = numpy.zeros(6)
+
+    def update_variance(self, new_values: Any, *aggregate: Any) -> tuple[Any, Any, Any]:
+        """(count, mean, sum of squares about it), these and with more values."""
+        count, mean, squares = aggregate
+        values = numpy.asarray(new_values, numpy.float64)
+        total, step = count + values.size, values.mean() - mean
+        squares += ((values - values.mean()) ** 2).sum() + step**2 * count * values.size / total
+        return total, mean + step * values.size / total, squares
+
+    def update_cov(self, label: Any, pred: Any) -> None:
+        """Adds the products of values about the means so far."""
+        self._moments[5] += ((label - self._moments[1]) * (pred - self._moments[2])).sum()
+
     def _merge(self, label, pred):
         """Adds values to the moments, about the means, so that large offsets lose nothing."""
         count, mean_l, mean_p, square_l, square_p, product = self._moments

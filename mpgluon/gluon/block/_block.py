@@ -194,6 +194,15 @@ class Block(TreeNode):
         """Calls ``hook(block, inputs)`` before every forward. Returns a handle with `detach`."""
         return HookHandle(self._forward_pre_hooks, hook)
 
+    def register_op_hook(
+        self, callback: Callable[[str, str, nd.NDArray], Any], monitor_all: bool = False
+    ) -> None:
+        """Calls ``callback(name, op, array)`` with the result of each op that HybridBlocks among
+        the descendants call through ``F``, and with their inputs if `monitor_all`. They are not
+        compiled from then on."""
+        for child in self._children.values():
+            child.register_op_hook(callback, monitor_all)
+
     def apply(self, fn: Callable[[Block], Any]) -> Self:
         """Calls `fn` on every descendant, children first, and on the block itself, which is
         returned."""

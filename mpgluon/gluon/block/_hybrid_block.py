@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import _core, ndarray as nd
 from ..._device_groups import check as check_groups
-from ...base import MXNetError, MXNetTypeError
+from ...base import MXNetError, MXNetTypeError, is_floating
 from ...context import current_context
 from .._block_path import block_path
 from .._compiled import grouped, recompute, tracing
@@ -19,8 +19,11 @@ from .._tree import Compilable
 from ..parameter import DeferredInitializationError
 from ..utils import brief, shape_is_known
 from ._block import Block, overridable
+from ._op_hook import WatchedOps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Never
 
     from ..._types import DType
@@ -65,6 +68,8 @@ class HybridBlock(Block, Compilable):
     >>> net(nd.array([1, 2])).asnumpy().tolist()
     [1.0, 2.0]
     """
+
+    _op_hook: Any = None  # (callback, whether it sees inputs)
 
     def __init__(
         self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
@@ -173,8 +178,24 @@ class HybridBlock(Block, Compilable):
         anything."""
         CompiledCall(self, {}).discover(args)
 
+    def register_op_hook(
+        self, callback: Callable[[str, str, nd.NDArray], Any], monitor_all: bool = False
+    ) -> None:
+        super().register_op_hook(callback, monitor_all)
+        self._clear_compiled()
+        self._op_hook = callback, monitor_all
+
+    def infer_type(self, *args: Any) -> None:
+        """Casts the parameters to the dtype of the first input (array) of a floating dtype, as far
+        as layers have it (`cast`)."""
+        dtype = next((arg.dtype for arg in args if is_floating(arg.dtype)), None)
+        if dtype is not None:
+            self.cast(dtype)
+
     def _run(self, *args):
         if self._active and tracing.current() is None and not is_symbolic(args):
+            if self._op_hook is not None:
+                return self.forward(*args)
             return (self._compiled_call or self._new_call())(args)
         if self._active and self._flags.get("recompute") is True and _core.begin_recompute():
             try:
@@ -234,9 +255,12 @@ class HybridBlock(Block, Compilable):
         params = self.collect_params()
         return [var(name) for name in symbol.list_inputs() if name not in params], symbol
 
+    def _hooked(self, ops):
+        return WatchedOps(ops, self.prefix, *self._op_hook)
+
     def _forward_arrays(self, ctx, x, *args):
         if not self._reg_params:
-            return self.hybrid_forward(nd, x, *args)
+            return self.hybrid_forward(nd if self._op_hook is None else self._hooked(nd), x, *args)
         if ctx is None:
             raise ValueError(
                 f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with "
@@ -273,6 +297,8 @@ class HybridBlock(Block, Compilable):
             strays = strays or stray
             arrays[name] = param.arrays[device] if trace is None else trace.parameter(param, device)
         ops = nd if unknown is None else tracing.InferringOps()
+        if self._op_hook is not None:
+            ops = self._hooked(ops)
         try:
             return self.hybrid_forward(ops, x, *args, **arrays)
         except MXNetError as error:

@@ -402,6 +402,10 @@ class SequentialRNNCell(_CellStack, RecurrentCell):
     def forward(self, inputs: Any, states: Any) -> Any:
         return self._step(inputs, states)
 
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
+        """The same, whatever `F`: the cells know."""
+        return self._step(inputs, states)
+
 
 class HybridSequentialRNNCell(_CellStack, HybridRecurrentCell):
     """Hybridizable cells on top of each other.

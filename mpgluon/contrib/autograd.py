@@ -1,0 +1,111 @@
+"""``mx.contrib.autograd``: recording by the names that it had before `mx.autograd`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+from .. import autograd, ndarray as nd
+from ..autograd import mark_variables as mark_variables
+from ..base import MXNetAssertionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ..ndarray import NDArray
+
+__all__ = [
+    "backward",
+    "compute_gradient",
+    "grad",
+    "grad_and_loss",
+    "mark_variables",
+    "set_is_training",
+    "test_section",
+    "train_section",
+]
+
+
+def set_is_training(is_train: bool) -> bool:
+    """Turns recording and the train mode on or off; returns whether recording was on."""
+    autograd.set_training(is_train)
+    return autograd.set_recording(is_train)
+
+
+@contextlib.contextmanager
+def _section(is_train: bool) -> Iterator[None]:
+    training, recording = autograd.set_training(is_train), autograd.set_recording(is_train)
+    try:
+        yield
+    finally:
+        autograd.set_training(training)
+        autograd.set_recording(recording)
+
+
+def train_section() -> contextlib.AbstractContextManager[None]:
+    """``with train_section():`` is ``with autograd.record():``."""
+    return _section(True)
+
+
+def test_section() -> contextlib.AbstractContextManager[None]:
+    """``with test_section():`` is ``with autograd.pause():``."""
+    return _section(False)
+
+
+test_section.__test__ = False  # no test, whatever its name suggests
+
+
+def backward(
+    outputs: Sequence[NDArray], out_grads: Sequence[Any] | None = None, retain_graph: bool = False
+) -> None:
+    """The gradients of a list of outputs, into the variables' arrays."""
+    if not isinstance(outputs, (list, tuple)):
+        raise MXNetAssertionError("outputs must be a list or tuple of NDArrays")
+    autograd.backward(list(outputs), out_grads, retain_graph)
+
+
+def compute_gradient(outputs: Sequence[NDArray]) -> None:
+    """`backward` of a list of outputs."""
+    backward(outputs)
+
+
+def grad_and_loss(
+    func: Callable[..., Any], argnum: int | Sequence[int] | None = None
+) -> Callable[..., Any]:
+    """A function that returns (gradients by the arguments, or by those numbered, and the result).
+
+    Examples
+    --------
+    >>> gradients, result = mx.contrib.autograd.grad_and_loss(lambda x: x * x)(nd.array([3.0]))
+    >>> gradients[0].asnumpy().tolist(), result.asnumpy().tolist()
+    ([6.0], [9.0])
+    """
+
+    @functools.wraps(func)
+    def wrapped(*args: Any) -> Any:
+        places = (
+            range(len(args)) if argnum is None else [argnum] if isinstance(argnum, int) else argnum
+        )
+        variables = [args[place] for place in places]
+        if not all(isinstance(x, nd.NDArray) for x in variables):
+            raise MXNetAssertionError("type of autograd input should NDArray.")
+        gradients = [nd.zeros_like(x) for x in variables]
+        mark_variables(variables, gradients)
+        with train_section():
+            outputs = func(*args)
+        backward([outputs] if isinstance(outputs, nd.NDArray) else outputs)
+        return gradients, outputs
+
+    return wrapped
+
+
+def grad(func: Callable[..., Any], argnum: int | Sequence[int] | None = None) -> Callable[..., Any]:
+    """A function that returns the gradients alone; see `grad_and_loss`."""
+    both = grad_and_loss(func, argnum)
+
+    @functools.wraps(both)
+    def wrapped(*args: Any) -> Any:
+        return both(*args)[0]
+
+    return wrapped

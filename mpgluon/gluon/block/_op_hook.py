@@ -1,0 +1,65 @@
+"""Functions that are told of every op that a block calls through ``F``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ... import _core
+from ..._core import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class WatchedOps:
+    """A namespace of ops, as ``F`` of `hybrid_forward`, whose ops tell a function of their results.
+
+    Parameters
+    ----------
+    ops : module
+        The namespace.
+    prefix : str
+        Of the block: in front of names.
+    tell : function
+        Called with the name of the array, that of the op, and the array.
+    inputs : bool
+        Whether it is told of the inputs, too.
+    """
+
+    def __init__(
+        self, ops: Any, prefix: str, tell: Callable[[str, str, NDArray], Any], inputs: bool
+    ) -> None:
+        self._ops, self._prefix, self._tell, self._inputs = ops, prefix, tell, inputs
+        self._counts: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._ops, name)
+        if callable(found):
+            return self._watched(name, found)
+        if hasattr(found, "__all__"):  # F.contrib, F.random, ...
+            inner = WatchedOps(found, self._prefix, self._tell, self._inputs)
+            inner._counts = self._counts
+            return inner
+        return found
+
+    def _watched(self, name, function):
+        def call(*args, **kwargs):
+            out = function(*args, **kwargs)
+            known = _core.ops().get(name)
+            op = known.describe() if known is not None else {"name": name, "inputs": ()}
+            number = self._counts[name] = self._counts.get(name, -1) + 1
+            node = f"{self._prefix}{kwargs.get('name') or name.lower() + str(number)}"
+            if self._inputs:
+                names = [entry["name"] for entry in op["inputs"]]
+                given = {**dict(zip(names, args)), **kwargs}
+                for key in names:
+                    if isinstance(given.get(key), NDArray):
+                        self._tell(f"{node}_{key}", op["name"], given[key])
+            results = out if isinstance(out, (list, tuple)) else [out]
+            for place, array in enumerate(results):
+                if isinstance(array, NDArray):
+                    suffix = "output" if len(results) == 1 else f"output{place}"
+                    self._tell(f"{node}_{suffix}", op["name"], array)
+            return out
+
+        return call

@@ -1,0 +1,158 @@
+"""Modules that MXNet keeps for older programs, and names that packages import."""
+
+import importlib
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import gluon, nd
+from support.processes import output_of
+
+
+def test_rows_of_devices():
+    module = mx.executor_manager
+    assert module._split_input_slice(7, [1, 1]) == [slice(0, 4), slice(4, 7)]
+    with pytest.raises(ValueError, match="Too many"):
+        module._split_input_slice(1, [1, 1])
+    batch = mx.io.DataBatch([nd.arange(4)], [nd.ones(4)])
+    whole, parts = nd.zeros(4), [nd.zeros(1), nd.zeros(3)]
+    module._load_data(batch, [[(slice(0, 1), parts[0]), (slice(1, 4), parts[1])]])
+    module._load_label(batch, [whole])
+    assert parts[1].asnumpy().tolist() == [1, 2, 3] and whole.asnumpy().all()
+    x = mx.sym.var("x")
+    module._check_arguments(x + mx.sym.var("y"))
+    with pytest.raises(ValueError, match="two of the argument 'x'"):
+        module._check_arguments(x + mx.sym.var("x"))
+    with pytest.raises(mx.base.NotSupportedError, match="Module"):
+        module.DataParallelExecutorManager(x)
+
+
+def test_old_rates():
+    scheduler = mx.misc.FactorScheduler(2, 0.5)
+    scheduler.base_lr = 1.0
+    assert [scheduler(i) for i in range(5)] == [1, 1, 0.5, 0.5, 0.25]
+    for arguments in ((0,), (1, 1.0)):
+        with pytest.raises(ValueError):
+            mx.misc.FactorScheduler(*arguments)
+
+
+def test_loaders_for_modules():
+    data = gluon.data.ArrayDataset(np.random.rand(10, 3), np.arange(10) % 2)
+    batches = mx.contrib.io.DataLoaderIter(gluon.data.DataLoader(data, 4))
+    assert batches.provide_data[0].shape == (4, 3)
+    for _ in range(2):
+        seen = [(batch.data[0].shape, batch.pad) for batch in batches]
+        assert seen == [((4, 3), 0), ((4, 3), 0), ((4, 3), 2)]
+        batches.reset()
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2)
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
+    module.fit(batches, num_epoch=1)
+
+
+def test_old_autograd():
+    old = mx.contrib.autograd
+    x, y = nd.array([2.0]), nd.array([3.0])
+    gradients, result = old.grad_and_loss(lambda a, b: a * b, argnum=1)(x, y)
+    assert [g.asscalar() for g in gradients] == [2] and result.asscalar() == 6
+    assert [g.asscalar() for g in old.grad(lambda a, b: a * b)(x, y)] == [3, 2]
+    with old.train_section():
+        assert mx.autograd.is_recording() and mx.autograd.is_training()
+        with old.test_section():
+            assert not mx.autograd.is_recording() and not mx.autograd.is_training()
+    assert not mx.autograd.is_recording()
+    assert old.set_is_training(True) is False and old.set_is_training(False) is True
+    with pytest.raises(AssertionError):
+        old.backward(result)
+
+
+def test_metrics_for_tensorboard(monkeypatch):
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def add_scalar(self, name, value, global_step):
+            written.append((self.folder, name, value, global_step))
+
+    fake = types.ModuleType("mxboard")
+    fake.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "mxboard", fake)
+    metric = mx.metric.Accuracy()
+    metric.update([nd.array([1])], [nd.array([[0, 1]])])
+    callback = mx.contrib.tensorboard.LogMetricsCallback("logs", prefix="train")
+    callback(mx.model.BatchEndParam(3, 1, metric, None))
+    callback(mx.model.BatchEndParam(3, 1, None, None))
+    assert written == [("logs", "train-accuracy", 1.0, 3)]
+    for name in ("mxboard", "tensorboardX", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="install"):
+        mx.contrib.tensorboard.LogMetricsCallback("logs")
+
+
+def test_errors_say_so():
+    for name in mx.contrib.quantization.__all__:
+        with pytest.raises(mx.base.NotSupportedError, match=name):
+            getattr(mx.contrib.quantization, name)(None)
+    with pytest.raises(mx.base.NotSupportedError, match="ranks"):
+        mx.kvstore.KVStoreServer(None).run()
+    mx.profiler.set_kvstore_handle(None)
+
+
+def test_names_of_small_things():
+    assert mx.util.np_ufunc_legal_option("dtype", np.float32)
+    assert not mx.util.np_ufunc_legal_option("dtype", "text")
+    for option, legal in (("where", True), ("order", True), ("subok", False), ("other", False)):
+        assert mx.util.np_ufunc_legal_option(option, "C") == legal
+    plus = mx.util.wrap_np_binary_func(lambda a, b, out=None: a + b)
+    assert plus(1, 2, casting="same_kind") == 3
+    square = mx.util.wrap_np_unary_func(lambda a, out=None: a * a)
+    for options, error in (
+        ({"casting": "no"}, NotImplementedError),
+        ({"casting": "never"}, TypeError),
+        ({"other": 1}, TypeError),
+    ):
+        with pytest.raises(error):
+            square(2, **options)
+    feature = mx.runtime.Feature("A", 1)
+    assert feature.name == "A" and feature.enabled is True
+    with pytest.raises(AttributeError):
+        feature.enabled = False
+    metric = mx.metric.PearsonCorrelation(average="micro")
+    metric.update([nd.array([1, 2, 3])], [nd.array([2, 4, 7])])
+    count, mean, squares = metric.update_variance(np.array([4.0, 6.0]), 1, 2.0, 0.0)
+    assert (count, mean, squares) == (3, 4, 8)
+    before = metric.get()[1]
+    metric.update_cov(np.array([3.0]), np.array([7.0]))
+    assert metric.get()[1] > before
+    metric.reset_micro()
+    assert np.isnan(metric.get()[1])
+    lists = importlib.import_module("mpgluon.contrib.amp.lists")
+    assert "RNN" in lists.symbol_fp16.FP16_FUNCS and "RNN" in lists.symbol_bf16.FP32_FUNCS
+    cells = gluon.rnn.SequentialRNNCell()
+    cells.add(gluon.rnn.RNNCell(2, input_size=3))
+    cells.initialize()
+    state = cells.begin_state(batch_size=1)
+    one, other = cells(nd.ones((1, 3)), state), cells.hybrid_forward(nd, nd.ones((1, 3)), state)
+    assert (one[0] == other[0]).asnumpy().all()
+
+
+def test_modules_under_the_old_name():
+    names = (
+        "contrib.amp.lists",
+        "contrib.autograd",
+        "contrib.io",
+        "contrib.quantization",
+        "contrib.tensorboard",
+        "executor_manager",
+        "gluon.contrib.cnn.conv_layers",
+        "kvstore.kvstore_server",
+        "misc",
+        "module.executor_group",
+    )
+    imports = "; ".join(f"import mxnet.{name}" for name in names)
+    code = f"import mpgluon; mpgluon.as_mxnet(); {imports}; print(mxnet.misc.__name__)"
+    assert output_of(code).strip() == "mpgluon.as_mxnet.misc"
