@@ -360,6 +360,46 @@ def _bounds_of(options):
     return bounds, {name: value for name, value in options.items() if name not in bounds}
 
 
+def group_adagrad_update(
+    weight: NDArray,
+    grad: NDArray,
+    history: NDArray,
+    lr: float,
+    rescale_grad: float = 1.0,
+    clip_gradient: float = -1.0,
+    epsilon: float = 1e-5,
+    out: NDArray | None = None,
+    name: str | None = None,
+) -> NDArray:
+    """One step of AdaGrad with one learning rate for each row of a matrix; `history`, of shape
+    (rows, 1), is written.
+
+    Examples
+    --------
+    >>> weight, history = nd.array([[1, 2]]), nd.zeros((1, 1))
+    >>> nd.contrib.group_adagrad_update(
+    ...     weight, nd.array([[1, 1]]), history, lr=0.5, out=weight
+    ... ).asnumpy().round(3)
+    array([[0.5, 1.5]], dtype=float32)
+    >>> history.asscalar().item()
+    1.0
+    """
+    if weight.ndim != 2 or history.shape != (weight.shape[0], 1):
+        raise _core.MXNetValueError(
+            "group_adagrad_update: the weight is a matrix, and its history of shape (rows, 1), not "
+            f"{weight.shape} and {history.shape}"
+        )
+    get = _core.get_op
+    with _autograd.pause():
+        grad = grad * rescale_grad
+        if clip_gradient > 0:
+            grad = get("clip")(grad, -clip_gradient, clip_gradient)
+        sums = history + get("mean")(get("square")(grad), axis=1, keepdims=True)
+        new = weight - get("broadcast_div")(lr * grad, get("sqrt")(sums + epsilon))
+        sums.copyto(history)
+        return new if out is None else new.copyto(out)
+
+
 def rand_zipfian(
     true_classes: NDArray, num_sampled: int, range_max: int, ctx: Context | None = None
 ) -> tuple[NDArray, NDArray, NDArray]:

@@ -17,7 +17,7 @@ from .creation import full
 from .symbol import Group as _Group, Symbol as _Symbol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ..symbol import Symbol
@@ -166,6 +166,143 @@ def mp_adamw_update(
     return _function("_mp_adamw_update")(
         weight, grad, mean, var, weight32, _rescale(rescale_grad), lr=lr, eta=eta, **options
     )
+
+
+def _bounds_of(options):
+    """The options of LAMB's second phase, and those of its first."""
+    bounds = {name: options[name] for name in ("lower_bound", "upper_bound") if name in options}
+    return bounds, {name: value for name, value in options.items() if name not in bounds}
+
+
+def _each(update, symbols, rates):
+    return _Group([update(*some, *rate) for some, rate in zip(zip(*symbols), zip(*rates))])
+
+
+def multi_adamw_update(
+    weights: Sequence[Symbol],
+    grads: Sequence[Symbol],
+    mean: Sequence[Symbol],
+    var: Sequence[Symbol],
+    rescale_grad: Symbol | float,
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    etas: Sequence[float],
+    size: int = 0,
+    **options: Any,
+) -> Symbol:
+    """`adamw_update` of each of a list of weights, with rates of their own: a group of them.
+
+    Examples
+    --------
+    >>> w, g, m, v = ([mx.sym.var(name)] for name in "wgmv")
+    >>> mx.sym.contrib.multi_adamw_update(
+    ...     w, g, m, v, 1.0, lrs=[0.1], wds=[0], etas=[1]
+    ... ).list_auxiliary_states()
+    ['m', 'v']
+    """
+
+    def update(weight, grad, mean, var, lr, wd, eta):
+        return adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, wd=wd, **options)
+
+    return _each(update, (weights, grads, mean, var), (lrs, wds, etas))
+
+
+def multi_mp_adamw_update(
+    weights: Sequence[Symbol],
+    grads: Sequence[Symbol],
+    mean: Sequence[Symbol],
+    var: Sequence[Symbol],
+    weights32: Sequence[Symbol],
+    rescale_grad: Symbol | float,
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    etas: Sequence[float],
+    size: int = 0,
+    **options: Any,
+) -> Symbol:
+    """`mp_adamw_update` of each of a list of weights, with rates of their own: a group of them.
+
+    Examples
+    --------
+    >>> w, g, m, v, copy = ([mx.sym.var(name)] for name in ["w", "g", "m", "v", "copy"])
+    >>> mx.sym.contrib.multi_mp_adamw_update(
+    ...     w, g, m, v, copy, 1.0, lrs=[0.1], wds=[0], etas=[1]
+    ... ).list_auxiliary_states()
+    ['m', 'v', 'copy']
+    """
+
+    def update(weight, grad, mean, var, weight32, lr, wd, eta):
+        return mp_adamw_update(
+            weight, grad, mean, var, weight32, rescale_grad, lr, eta, wd=wd, **options
+        )
+
+    return _each(update, (weights, grads, mean, var, weights32), (lrs, wds, etas))
+
+
+def multi_lamb_update(
+    weights: Sequence[Symbol],
+    grads: Sequence[Symbol],
+    mean: Sequence[Symbol],
+    var: Sequence[Symbol],
+    step_count: Sequence[int],
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    num_tensors: int = 0,
+    **options: Any,
+) -> Symbol:
+    """One step of LAMB for each of a list of weights, as `mx.nd.contrib.multi_lamb_update`: a group
+    of the new weights; `mean` and `var` are auxiliary states.
+
+    Examples
+    --------
+    >>> w, g, m, v = ([mx.sym.var(name)] for name in "wgmv")
+    >>> mx.sym.contrib.multi_lamb_update(
+    ...     w, g, m, v, step_count=[1], lrs=[0.1], wds=[0]
+    ... ).list_auxiliary_states()
+    ['m', 'v']
+    """
+    bounds, options = _bounds_of(options)
+
+    def update(weight, grad, mean, var, t, lr, wd):
+        step = _function("lamb_update_phase1")(weight, grad, mean, var, t=t, wd=wd, **options)
+        norms = [_function("norm")(one) for one in (weight, step)]
+        return _function("lamb_update_phase2")(weight, step, *norms, lr=lr, **bounds)
+
+    return _each(update, (weights, grads, mean, var), (step_count, lrs, wds))
+
+
+def multi_mp_lamb_update(
+    weights: Sequence[Symbol],
+    grads: Sequence[Symbol],
+    mean: Sequence[Symbol],
+    var: Sequence[Symbol],
+    weights32: Sequence[Symbol],
+    step_count: Sequence[int],
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    num_tensors: int = 0,
+    **options: Any,
+) -> Symbol:
+    """`multi_lamb_update` of float32 copies of the weights, `weights32`, which are states, too.
+
+    Examples
+    --------
+    >>> w, g, m, v, copy = ([mx.sym.var(name)] for name in ["w", "g", "m", "v", "copy"])
+    >>> mx.sym.contrib.multi_mp_lamb_update(
+    ...     w, g, m, v, copy, step_count=[1], lrs=[0.1], wds=[0]
+    ... ).list_auxiliary_states()
+    ['m', 'v', 'copy']
+    """
+    bounds, options = _bounds_of(options)
+
+    def update(weight, grad, mean, var, weight32, t, lr, wd):
+        step = _function("mp_lamb_update_phase1")(
+            weight, grad, mean, var, weight32, t=t, wd=wd, **options
+        )
+        norms = [_function("norm")(one) for one in (weight32, step)]
+        return _function("mp_lamb_update_phase2")(weight, step, *norms, weight32, lr=lr, **bounds)
+
+    return _each(update, (weights, grads, mean, var, weights32), (step_count, lrs, wds))
 
 
 def rand_zipfian(

@@ -111,3 +111,42 @@ def test_histogram():
         mx.sym.histogram(x, bins=2)
     with pytest.raises(mx.MXNetError, match="low < high"):
         mx.sym.histogram(x, bins=2, range=(1, 1)).infer_shape(x=(3,))
+
+
+@pytest.mark.parametrize("name", ["adamw", "mp_adamw", "lamb", "mp_lamb"])
+def test_updates_of_several_weights(name):
+    """As of arrays."""
+    kinds = ["weight", "grad", "mean", "var"] + ["copy"] * name.startswith("mp")
+    values = np.random.RandomState(0).uniform(0.1, 1, (len(kinds), 2, 3)).astype("float32")
+    if name.startswith("mp"):
+        values[4] = values[0]
+    rates = {"lrs": [0.1, 0.2], "wds": [0.01, 0]}
+    rates.update(
+        {"step_count": [1, 3]} if "lamb" in name else {"etas": [1, 0.5], "rescale_grad": 1.0}
+    )
+    arrays = [[mx.nd.array(one) for one in both] for both in values]
+    expected = getattr(mx.nd.contrib, f"multi_{name}_update")(*arrays, **rates)
+    names = [[f"{kind}{i}" for i in range(2)] for kind in kinds]
+    symbols = [[mx.sym.var(one) for one in both] for both in names]
+    group = getattr(mx.sym.contrib, f"multi_{name}_update")(*symbols, **rates)
+    given = {one: mx.nd.array(x) for both, xs in zip(names, values) for one, x in zip(both, xs)}
+    states = {one: given[one] for one in group.list_auxiliary_states()}
+    bound = {one: given[one] for one in group.list_arguments()}
+    results = group.bind(mx.cpu(), bound, aux_states=states).forward()
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result.asnumpy(), wanted.asnumpy(), rtol=1e-6)
+    for both, kept in zip(names[2:4], arrays[2:4]):
+        for one, array in zip(both, kept):
+            np.testing.assert_allclose(states[one].asnumpy(), array.asnumpy(), rtol=1e-6)
+
+
+def test_one_rate_for_each_row():
+    weight, history = mx.nd.array([[1, 2], [3, 4]]), mx.nd.array([[0], [3]])
+    grad = mx.nd.array([[2, 2], [30, 30]])
+    mx.nd.contrib.group_adagrad_update(
+        weight, grad, history, lr=1, rescale_grad=0.5, clip_gradient=1, epsilon=0, out=weight
+    )
+    assert history.asnumpy().tolist() == [[1], [4]]
+    assert weight.asnumpy().tolist() == [[0, 1], [2.5, 3.5]]
+    with pytest.raises(mx.MXNetError, match="history"):
+        mx.nd.contrib.group_adagrad_update(weight, grad, weight, lr=1)
