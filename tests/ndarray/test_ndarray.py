@@ -103,7 +103,8 @@ def test_split_leaves_no_axis():
 
 @pytest.mark.parametrize(
     "shape, k, expected",
-    [((3, 3), 5, (0,)), ((3, 3), -3, (0,)), ((3, 4, 5), -3, (5, 0)), ((2, 3, 4), 9, (4, 0))],
+    [((3, 3), 5, (0,)), ((3, 3), -3, (0,)), ((3, 4, 5), -3, (5, 0)), ((2, 3, 4), 9, (4, 0))]
+    + [((1, 2, 3, 4), sign * (2**63 - 1), (3, 4, 0)) for sign in (-1, 1)],
 )
 def test_diagonals_beyond_the_plane_are_empty(shape, k, expected):
     x = nd.ones(shape)
