@@ -111,7 +111,7 @@ def compare_optimizer(
     dtype : str or type
         Of the weight.
     w_stype, g_stype : str, default "default"
-        NotSupportedError for others: arrays are dense.
+        Storage of the weight and of the gradient: "default", "row_sparse" or "csr".
     rtol, atol : float
         See `assert_almost_equal`.
     compare_states : bool, default True

@@ -36,8 +36,10 @@ def test_random_shapes_and_arrays():
     )
     array = test_utils.rand_ndarray((3, 4), ctx=mx.cpu(1))
     assert array.shape == (3, 4) and array.context == mx.cpu(1)
-    with pytest.raises(NotImplementedError):
-        test_utils.rand_ndarray((3, 4), "csr")
+    for stype in ("csr", "row_sparse"):
+        array = test_utils.rand_ndarray((40, 30), stype, density=0.3, ctx=mx.cpu(1))
+        assert array.stype == stype and array.shape == (40, 30) and array.context == mx.cpu(1)
+        assert 0 < np.count_nonzero(array.asnumpy()) < 1200
 
 
 def test_simple_forward():
@@ -193,8 +195,13 @@ def test_comparison_of_optimizers():
     )
     with pytest.raises(AssertionError):
         test_utils.compare_optimizer(mx.opt.SGD(), mx.opt.SGD(wd=0.5), (9,), "float32", rtol=1e-6)
-    with pytest.raises(mx.base.NotSupportedError):
-        test_utils.compare_optimizer(mx.opt.SGD(), mx.opt.SGD(), (9,), "float32", "row_sparse")
+    for stypes in (("row_sparse", "row_sparse"), ("default", "row_sparse")):
+        np.random.seed(1)
+        test_utils.compare_optimizer(mx.opt.SGD(), mx.opt.SGD(), (9, 2), "float32", *stypes)
+        with pytest.raises(AssertionError):
+            test_utils.compare_optimizer(
+                mx.opt.SGD(), mx.opt.SGD(wd=0.5), (9, 2), "float32", *stypes, rtol=1e-6
+            )
 
 
 def test_distributions():
