@@ -119,6 +119,102 @@ def test_make_loss_and_svm_ignore_what_arrives():
         np.testing.assert_allclose(grad, -sign * np.where(sign * X < 0.7, slope, 0), rtol=1e-9)
 
 
+class Sparse(mx.gluon.HybridBlock):
+    """Activations kept sparse, by an average that is a parameter."""
+
+    def __init__(self, **params):
+        super().__init__()
+        self.penalised = params
+        self.average = self.params.get("average", shape=(3,), init="zeros", grad_req="null")
+
+    def hybrid_forward(self, F, x, average):
+        return F.IdentityAttachKLSparseReg(x, average, **self.penalised)
+
+
+SPARSE = {"sparseness_target": 0.2, "penalty": 0.3, "momentum": 0.7}
+
+
+def penalised(x, average, head, sparseness_target, penalty, momentum):
+    """The gradient and the new average, by MXNet's formula."""
+    average = momentum * average + (1 - momentum) * x.mean(0)
+    slope = -sparseness_target / average + (1 - sparseness_target) / (1 - average)
+    return head + penalty * slope, average
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_sparse_regularization_of_several_steps_and_devices(hybrid):
+    random = np.random.RandomState(9)
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = Sparse(**SPARSE)
+    net.initialize(ctx=contexts)
+    if hybrid:
+        net.hybridize()
+    averages = [np.zeros(3)] * 2
+    for _ in range(3):
+        for i, ctx in enumerate(contexts):
+            value, head = random.uniform(0.1, 0.9, (5, 3)), random.randn(5, 3)
+            x = mx.nd.array(value, ctx=ctx)
+            x.attach_grad()
+            with autograd.record():
+                y = net(x)
+            y.backward(mx.nd.array(head, ctx=ctx))
+            expected, averages[i] = penalised(value, averages[i], head, **SPARSE)
+            assert (y.asnumpy() == x.asnumpy()).all()
+            np.testing.assert_allclose(x.grad.asnumpy(), expected, rtol=1e-5, atol=1e-5)
+            average = net.average.data(ctx)
+            np.testing.assert_allclose(average.asnumpy(), averages[i], rtol=1e-5)
+            net(x)  # predicts: the average stays
+            assert (average.asnumpy() == net.average.data(ctx).asnumpy()).all()
+            np.testing.assert_allclose(average.asnumpy(), averages[i], rtol=1e-5)
+
+
+def test_sparse_regularization_of_a_symbol():
+    x = np.random.RandomState(10).uniform(0.1, 0.9, (4, 3))
+    out = mx.sym.IdentityAttachKLSparseReg(mx.sym.sigmoid(mx.sym.var("x")), name="kl", **SPARSE)
+    assert out.list_auxiliary_states() == ["kl_moving_avg"]
+    executor = mx.sym.load_json(out.tojson()).simple_bind(mx.cpu(), x=x.shape)
+    executor.arg_dict["x"][:] = x
+    active, average = 1 / (1 + np.exp(-x)), np.zeros(3)
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones(x.shape))
+        grad, average = penalised(active, average, 1.0, **SPARSE)
+        np.testing.assert_allclose(
+            executor.grad_dict["x"].asnumpy(), grad * active * (1 - active), rtol=1e-5
+        )
+        np.testing.assert_allclose(executor.aux_dict["kl_moving_avg"].asnumpy(), average, rtol=1e-5)
+    executor.forward(is_train=False)
+    np.testing.assert_allclose(executor.aux_dict["kl_moving_avg"].asnumpy(), average, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float64", 1e-12), ("float16", 2e-3), ("bfloat16", 2e-2)])
+def test_sparse_regularization_of_other_dtypes(dtype, rtol):
+    value = np.random.RandomState(11).uniform(0.1, 0.9, (64, 5))
+    x = mx.nd.array(value, dtype=dtype)
+    average = mx.nd.full((5,), 0.25, dtype="float64" if dtype == "float64" else "float32")
+    x.attach_grad()
+    with autograd.record():
+        y = mx.nd.IdentityAttachKLSparseReg(x, average, **SPARSE)
+    y.backward()
+    exact = x.astype("float64").asnumpy()
+    grad, after = penalised(exact, 0.25, 1.0, **SPARSE)
+    assert x.grad.dtype == x.dtype and y.dtype == x.dtype
+    np.testing.assert_allclose(average.asnumpy(), after, rtol=max(rtol * 1e-3, 1e-12))
+    np.testing.assert_allclose(
+        x.grad.astype("float64").asnumpy(), np.broadcast_to(grad, (64, 5)), rtol=rtol, atol=rtol
+    )
+
+
+def test_misuse_of_sparse_regularization():
+    call = mx.nd.IdentityAttachKLSparseReg
+    for shape, average in [((2, 3, 3), 3), ((3,), 3), ((2, 3), 4)]:
+        with pytest.raises(mx.MXNetError, match="IdentityAttachKLSparseReg"):
+            call(mx.nd.ones(shape), mx.nd.zeros(average))
+    for params in ({"sparseness_target": 1.5}, {"momentum": -0.1}):
+        with pytest.raises(mx.MXNetError, match="outside its range"):
+            call(mx.nd.ones((2, 3)), mx.nd.zeros(3), **params)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_fused_cross_entropy_has_the_bits_of_its_parts(dtype):
     values = np.random.RandomState(5).randn(33, 700).astype(dtype)

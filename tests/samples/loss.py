@@ -150,4 +150,21 @@ SAMPLES = {
         for name, more, params in CTC
     ],
     "MakeLoss": [Sample([(3, 4)], {"grad_scale": 2.0}, same, grad=False)],
+    "IdentityAttachKLSparseReg": [
+        Sample(
+            [(3, 4), (4,)],
+            {"penalty": 0.5, "momentum": 0.5},
+            same,
+            dtypes=("float32", "float64"),
+            ranges=[(0.1, 0.9), (0.1, 0.9)],
+            train=True,
+            grad=False,
+            name="train",
+        ),
+        Sample([(3, 4), (4,)], None, same, dtypes=("float32", "float64"), grad=(0,)),
+    ],
+    "_attach_gradient": [
+        Sample([(3, 4), (4,)], None, same, grad=False),
+        Sample([(3, 4), (3, 4)], None, same, grad=False, name="whole"),
+    ],
 }

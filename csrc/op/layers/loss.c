@@ -154,3 +154,50 @@ void mpg_gradient_make_loss_layer(mpg_gradient *g) {
   for (one.ndim = 0; one.ndim < data.shape.ndim; one.ndim++) one.dims[one.ndim] = 1;
   g->in_grads[0] = mpg_emit_broadcast_to(g, mpg_emit_reshape(g, scale, &one), &data.shape);
 }
+
+/* --- IdentityAttachKLSparseReg ---------------------------------------------------------------- */
+mpg_status mpg_infer_sparse_reg(mpg_infer *infer) {
+  const mpg_desc *data = &infer->inputs[0];
+  MPG_TRY(mpg_infer_expect_dtype(infer, 1, mpg_dtype_of_sums(data->dtype)));
+  infer->outputs[0] = *data;
+  if (data->shape.ndim < 0) return MPG_OK;
+  if (data->shape.ndim != 2) return mpg_infer_fail(infer, "data has two dimensions");
+  mpg_shape units = {.ndim = 1, .dims = {data->shape.dims[1]}};
+  return mpg_infer_expect_shape(infer, 1, &units);
+}
+
+mpg_status mpg_infer_attach_gradient(mpg_infer *infer) {
+  infer->outputs[0] = infer->inputs[0];
+  return MPG_OK;
+}
+
+void mpg_gradient_attach_gradient(mpg_gradient *g) {
+  if (!g->needed[0]) return;
+  mpg_value sum = mpg_add(g, mpg_widen(g, g->out_grads[0]), g->inputs[1]);
+  if (g->status == MPG_OK)
+    g->in_grads[0] = mpg_emit_cast(g, sum, mpg_value_desc(g, g->inputs[0])->dtype);
+}
+
+void mpg_compose_sparse_reg(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  GRADIENT_PARAMS(sparse_reg, params);
+  if (!g->train) {
+    outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
+    return;
+  }
+  const int64_t rows = 0;
+  double target = params->sparseness_target;
+  mpg_value data = mpg_widen(g, mpg_emit1(g, MPG_OP__detach, NULL, inputs[0]));
+  mpg_value mean = mpg_emit_mean_over(g, data, 1, &rows);
+  /* The average is the momentum of an optimizer whose weight is 0: the step writes it, and is the
+   * new one. */
+  mpg_sgd_mom_params step = {.lr = params->momentum - 1,
+                             .momentum = params->momentum,
+                             .rescale_grad = 1,
+                             .clip_gradient = -1};
+  mpg_value average = mpg_emit3(g, MPG_OP_sgd_mom_update, &step,
+                                mpg_emit_full_like(g, inputs[1], 0), mean, inputs[1]);
+  mpg_value derivative = mpg_subtract(g, mpg_over(g, 1 - target, mpg_minus_from(g, 1, average)),
+                                      mpg_over(g, target, average));
+  outputs[0] = mpg_emit2(g, MPG_OP__attach_gradient, NULL, inputs[0],
+                         mpg_times(g, derivative, params->penalty));
+}
