@@ -10,10 +10,9 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "kernels/common/view.h"
+#include "kernels/common/real.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/index.h"
-#include "kernels/cpu/real.h"
 
 typedef struct ctc {
   const mpg_view *data, *label, *frames,

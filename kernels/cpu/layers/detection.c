@@ -1,14 +1,14 @@
 /* Boxes: anchors, their targets, detections, and the suppression of those that overlap.
  *
- * Computed in the precision of float32, or of float64 for arrays of that dtype: what is compared
- * with thresholds is rounded after every operation, so that the same boxes stay as in MXNet. A
- * sample is computed by one thread; samples are dealt out to as many groups as there are threads.
+ * The arithmetic is that of kernels/common/boxes.h. A sample is computed by one thread; samples are
+ * dealt out to as many groups as there are threads.
  */
 #include <math.h>
 #include <string.h>
 
 #include "base/memory.h"
-#include "kernels/cpu/real.h"
+#include "kernels/common/boxes.h"
+#include "kernels/cpu/cpu.h"
 
 typedef struct job {
   const mpg_kernel_call *call;
@@ -20,7 +20,6 @@ typedef struct job {
   int64_t boxes, width, others; /* of a sample; `others`: classes, objects, or rows */
 } job;
 
-static inline double round_of(const job *t, double x) { return t->wide ? x : (double)(float)x; }
 static inline double at(const job *t, int input, int64_t i) {
   return mpg_real_at(&t->call->inputs[input], i);
 }
@@ -70,41 +69,14 @@ static void sort_falling(const double *keys, int64_t *order, int64_t *spare, int
 
 /* --- Overlaps --------------------------------------------------------------------------------- */
 
-enum { CORNER, CENTER };
-
-/* How long two intervals are together, along the axis of box[0]. */
-static double common(const job *t, const double *a, const double *b, int format) {
-  double low_a = a[0], high_a = a[2], low_b = b[0], high_b = b[2];
-  if (format == CENTER) {
-    low_a = round_of(t, a[0] - a[2] / 2), high_a = round_of(t, a[0] + a[2] / 2);
-    low_b = round_of(t, b[0] - b[2] / 2), high_b = round_of(t, b[0] + b[2] / 2);
-  }
-  double length = round_of(t, fmin(high_a, high_b) - fmax(low_a, low_b));
-  return length > 0 ? length : 0;
-}
-
-static double area(const job *t, const double *box, int format) {
-  double width = format == CENTER ? box[2] : round_of(t, box[2] - box[0]),
-         height = format == CENTER ? box[3] : round_of(t, box[3] - box[1]);
-  return width < 0 || height < 0 ? 0 : round_of(t, width * height);
-}
-
-static double overlap(const job *t, const double *a, const double *b, double area_a, double area_b,
-                      int format) {
-  double both = round_of(t, common(t, a, b, format) * common(t, a + 1, b + 1, format));
-  return both > 0 ? round_of(t, both / round_of(t, round_of(t, area_a + area_b) - both)) : 0;
-}
-
 static void iou_rows(void *context, int64_t begin, int64_t end) {
   const job *t = context;
   const mpg_box_iou_params *p = t->call->params;
   for (int64_t i = begin; i < end; i++) {
-    double a[4], b[4];
-    for (int k = 0; k < 4; k++) a[k] = at(t, 0, 4 * i + k);
+    mpg_box a = mpg_box_at(&t->call->inputs[0], 4 * i, p->format, false, t->wide);
     for (int64_t j = 0; j < t->others; j++) {
-      for (int k = 0; k < 4; k++) b[k] = at(t, 1, 4 * j + k);
-      put(t, 0, i * t->others + j,
-          overlap(t, a, b, area(t, a, p->format), area(t, b, p->format), p->format));
+      mpg_box b = mpg_box_at(&t->call->inputs[1], 4 * j, p->format, false, t->wide);
+      put(t, 0, i * t->others + j, mpg_box_overlap(&a, &b, p->format, t->wide));
     }
   }
 }
@@ -117,60 +89,31 @@ MPG_CPU_KERNEL(box_iou) {
   return MPG_OK;
 }
 
-/* Intersection as part of the union, as MXNet's multibox ops compute it. */
-static double share(const job *t, const double *a, const double *b, bool negative_is_none) {
-  double both = round_of(t, common(t, a, b, CORNER) * common(t, a + 1, b + 1, CORNER));
-  double area_a = round_of(t, round_of(t, a[2] - a[0]) * round_of(t, a[3] - a[1])),
-         area_b = round_of(t, round_of(t, b[2] - b[0]) * round_of(t, b[3] - b[1]));
-  double all = round_of(t, round_of(t, area_a + area_b) - both);
-  return all == 0 || (negative_is_none && all < 0) ? 0 : round_of(t, both / all);
-}
-
 /* --- Suppression ------------------------------------------------------------------------------ */
-
-static void convert_box(double *box, int from) {
-  double x = box[0], y = box[1], z = box[2], w = box[3];
-  if (from == CENTER)
-    box[0] = x - z / 2, box[1] = y - w / 2, box[2] = x + z / 2, box[3] = y + w / 2;
-  else
-    box[0] = (x + z) / 2, box[1] = (y + w) / 2, box[2] = z - x, box[3] = w - y;
-}
 
 static void suppress(const job *t, int64_t n, double *scratch) {
   const mpg_box_nms_params *p = t->call->params;
   int64_t boxes = t->boxes, width = t->width, first = n * boxes, count = 0, kept = 0,
           *record = (int64_t *)t->call->outputs[1].data + first;
-  double *keys = scratch, *areas = keys + boxes, *corners = areas + boxes;
-  int64_t *order = (int64_t *)(void *)(corners + 4 * boxes), *spare = order + boxes;
-  for (int64_t i = 0; i < boxes; i++) {
-    const int64_t row = (first + i) * width;
-    keys[i] = at(t, 0, row + p->score_index);
-    if (!(keys[i] > round_of(t, p->valid_thresh))) continue;
-    if (p->id_index >= 0 && at(t, 0, row + p->id_index) == (double)p->background_id) continue;
-    for (int k = 0; k < 4; k++) corners[4 * i + k] = at(t, 0, row + p->coord_start + k);
-    areas[i] = area(t, corners + 4 * i, p->in_format);
-    order[count++] = i;
-  }
+  double *keys = scratch;
+  int64_t *order = (int64_t *)(void *)(keys + boxes), *spare = order + boxes;
+  mpg_box *candidates = (mpg_box *)(void *)(spare + boxes);
+  for (int64_t i = 0; i < boxes; i++)
+    if (mpg_nms_candidate(p, &t->call->inputs[0], (first + i) * width, t->wide, &candidates[i]))
+      keys[i] = candidates[i].score, order[count++] = i;
   sort_falling(keys, order, spare, count);
   if (p->topk >= 0 && p->topk < count) count = p->topk;
   for (int64_t i = 0; i < count; i++) {
-    int64_t one = order[i], row = (first + one) * width;
+    int64_t one = order[i];
     if (one < 0) continue;
-    for (int64_t j = i + 1; j < count; j++) {
-      int64_t other = order[j];
-      if (other < 0) continue;
-      if (!p->force_suppress && p->id_index >= 0 &&
-          at(t, 0, row + p->id_index) != at(t, 0, (first + other) * width + p->id_index))
-        continue;
-      if (overlap(t, corners + 4 * one, corners + 4 * other, areas[one], areas[other],
-                  p->in_format) > round_of(t, p->overlap_thresh))
+    for (int64_t j = i + 1; j < count; j++)
+      if (order[j] >= 0 && mpg_nms_covers(p, &candidates[one], &candidates[order[j]], t->wide))
         order[j] = -1;
-    }
-    int64_t to = (first + kept) * width;
+    int64_t row = (first + one) * width, to = (first + kept) * width;
     for (int64_t k = 0; k < width; k++) put(t, 0, to + k, at(t, 0, row + k));
     if (p->in_format != p->out_format) {
-      convert_box(corners + 4 * one, p->in_format);
-      for (int k = 0; k < 4; k++) put(t, 0, to + p->coord_start + k, corners[4 * one + k]);
+      mpg_box_convert(candidates[one].at, p->in_format);
+      for (int k = 0; k < 4; k++) put(t, 0, to + p->coord_start + k, candidates[one].at[k]);
     }
     record[kept++] = one;
   }
@@ -193,7 +136,7 @@ MPG_CPU_KERNEL(box_nms) {
   const mpg_box_nms_params *p = call->params;
   job t = rows_of(call, &call->inputs[0]);
   t.sample = suppress;
-  if (p->topk != 0) return run(&t, 8, 0);
+  if (p->topk != 0) return run(&t, 3 + sizeof(mpg_box) / sizeof(double), 0);
   /* as it is */
   memcpy(call->outputs[0].data, call->inputs[0].data, bytes_of(&call->inputs[0]));
   for (int64_t i = 0; i < t.samples * t.boxes; i++)
@@ -254,26 +197,12 @@ MPG_CPU_KERNEL(bipartite_matching) {
 
 MPG_CPU_KERNEL(multibox_prior) {
   const mpg_multibox_prior_params *p = call->params;
-  const mpg_view *out = &call->outputs[0];
-  int64_t height = call->inputs[0].desc.shape.dims[2], width = call->inputs[0].desc.shape.dims[3],
-          to = 0;
-  float step_y = (float)p->steps.values[0], step_x = (float)p->steps.values[1],
-        offset_y = (float)p->offsets.values[0], offset_x = (float)p->offsets.values[1];
-  if (step_y <= 0 || step_x <= 0) step_y = 1.0f / (float)height, step_x = 1.0f / (float)width;
-  for (int64_t r = 0; r < height; r++)
-    for (int64_t c = 0; c < width; c++) {
-      float y = ((float)r + offset_y) * step_y, x = ((float)c + offset_x) * step_x;
-      for (int i = 0; i < p->sizes.count + p->ratios.count - 1; i++) {
-        int by_ratio = i - p->sizes.count + 1;
-        float size = (float)p->sizes.values[by_ratio > 0 ? 0 : i],
-              ratio = sqrtf((float)p->ratios.values[by_ratio > 0 ? by_ratio : 0]);
-        float half_width = size * (float)height / (float)width * ratio / 2,
-              half_height = size / ratio / 2;
-        float box[4] = {x - half_width, y - half_height, x + half_width, y + half_height};
-        for (int k = 0; k < 4; k++)
-          mpg_real_store(out, to++, p->clip ? fminf(fmaxf(box[k], 0), 1) : box[k]);
-      }
-    }
+  const int64_t *picture = call->inputs[0].desc.shape.dims;
+  float box[4];
+  for (int64_t i = 0; i < call->outputs[0].desc.shape.dims[1]; i++) {
+    mpg_prior_box(p, picture[2], picture[3], i, box);
+    for (int k = 0; k < 4; k++) mpg_real_store(&call->outputs[0], 4 * i + k, box[k]);
+  }
   return MPG_OK;
 }
 
@@ -281,55 +210,37 @@ MPG_CPU_KERNEL(multibox_prior) {
 
 static void detect(const job *t, int64_t n, double *scratch) {
   const mpg_multibox_detection_params *p = t->call->params;
-  const double *v = p->variances.values;
   int64_t boxes = t->boxes, count = 0;
-  double *rows = scratch, *keys = rows + 6 * boxes;
+  double *keys = scratch;
   int64_t *order = (int64_t *)(void *)(keys + boxes), *spare = order + boxes;
+  mpg_box *found = (mpg_box *)(void *)(spare + boxes);
   for (int64_t i = 0; i < boxes; i++) {
-    double score = -1, a[4], l[4], *row = rows + 6 * count;
-    int64_t id = 0;
-    for (int64_t k = 1; k < t->others; k++) {
-      double one = at(t, 0, (n * t->others + k) * boxes + i);
-      if (one > score) score = one, id = k;
-    }
-    if (id == 0 || score < round_of(t, p->threshold)) continue;
-    for (int k = 0; k < 4; k++)
-      a[k] = at(t, 2, 4 * i + k), l[k] = at(t, 1, (n * boxes + i) * 4 + k);
-    double width = a[2] - a[0], height = a[3] - a[1];
-    double x = l[0] * v[0] * width + (a[0] + a[2]) / 2,
-           y = l[1] * v[1] * height + (a[1] + a[3]) / 2;
-    double half_width = exp(l[2] * v[2]) * width / 2, half_height = exp(l[3] * v[3]) * height / 2;
-    row[0] = (double)(id - 1);
-    row[1] = score;
-    row[2] = x - half_width, row[3] = y - half_height, row[4] = x + half_width,
-    row[5] = y + half_height;
-    for (int k = 2; k < 6; k++) row[k] = round_of(t, p->clip ? fmin(fmax(row[k], 0), 1) : row[k]);
-    keys[count] = score;
+    found[count] = mpg_detection(p, t->call->inputs, n, i, t->wide);
+    if (found[count].id < 0) continue;
+    keys[count] = found[count].score;
     order[count] = count;
     count++;
   }
-  int64_t looked = count, to = n * boxes * 6;
-  if (p->nms_threshold > 0 && p->nms_threshold <= 1) {
+  int64_t looked = count;
+  if (mpg_detection_suppresses(p)) {
     sort_falling(keys, order, spare, count);
     if (p->nms_topk > 0 && p->nms_topk < count) looked = p->nms_topk;
     for (int64_t i = looked; i < count; i++) order[i] = i; /* those beyond stay as they were */
   }
-  for (int64_t i = 0; i < boxes; i++)
-    for (int k = 0; k < 6; k++) put(t, 0, to + 6 * i + k, i < count ? rows[6 * order[i] + k] : -1);
-  for (int64_t i = looked; i < count; i++) put(t, 0, to + 6 * i, -1);
-  if (!(p->nms_threshold > 0 && p->nms_threshold <= 1)) return;
-  for (int64_t i = 0; i < looked; i++) {
-    const double *one = rows + 6 * order[i];
-    if (keys[order[i]] < -1) continue;
-    for (int64_t j = i + 1; j < looked; j++) {
-      const double *other = rows + 6 * order[j];
-      if (keys[order[j]] < -1 || (!p->force_suppress && one[0] != other[0])) continue;
-      if (share(t, one + 2, other + 2, true) >= round_of(t, p->nms_threshold)) {
-        keys[order[j]] = -2;
-        put(t, 0, to + 6 * j, -1);
-      }
-    }
+  for (int64_t i = 0; i < boxes; i++) {
+    const mpg_box *one = i < count ? &found[order[i]] : NULL;
+    int64_t to = (n * boxes + i) * 6;
+    put(t, 0, to, one && i < looked ? one->id : -1);
+    put(t, 0, to + 1, one ? one->score : -1);
+    for (int k = 0; k < 4; k++) put(t, 0, to + 2 + k, one ? one->at[k] : -1);
   }
+  if (!mpg_detection_suppresses(p)) return;
+  for (int64_t i = 0; i < looked; i++)
+    for (int64_t j = i + 1; order[i] >= 0 && j < looked; j++)
+      if (order[j] >= 0 && mpg_detection_covers(p, &found[order[i]], &found[order[j]], t->wide)) {
+        order[j] = -1;
+        put(t, 0, (n * boxes + j) * 6, -1);
+      }
 }
 
 MPG_CPU_KERNEL(multibox_detection) {
@@ -339,7 +250,7 @@ MPG_CPU_KERNEL(multibox_detection) {
            .samples = shape->dims[0],
            .boxes = shape->dims[2],
            .others = shape->dims[1]};
-  return run(&t, 9, 0);
+  return run(&t, 3 + sizeof(mpg_box) / sizeof(double), 0);
 }
 
 /* --- Targets ---------------------------------------------------------------------------------- */
@@ -353,16 +264,6 @@ static int64_t best_object(const double *overlaps, int64_t objects, double *most
     if (overlaps[k] > overlaps[best]) best = k;
   *most = overlaps[best];
   return best;
-}
-
-/* How sure a prediction is that an anchor is background. */
-static double background(const job *t, int64_t n, int64_t j, int64_t classes) {
-  double most = -INFINITY, sum = 0, first = at(t, 2, n * classes * t->boxes + j);
-  for (int64_t k = 0; k < classes; k++)
-    most = fmax(most, at(t, 2, (n * classes + k) * t->boxes + j));
-  for (int64_t k = 0; k < classes; k++)
-    sum += exp(at(t, 2, (n * classes + k) * t->boxes + j) - most);
-  return round_of(t, exp(first - most) / sum);
 }
 
 /* Each object in turn takes the free anchor that overlaps most, over all pairs; returns how many
@@ -385,25 +286,6 @@ static int64_t match_objects(const job *t, const double *overlaps, int64_t objec
   return matched;
 }
 
-static void put_target(const job *t, int64_t n, int64_t j, int64_t row) {
-  const mpg_multibox_target_params *p = t->call->params;
-  const double *v = p->variances.values;
-  float a[4], l[4];
-  for (int k = 0; k < 4; k++)
-    a[k] = (float)at(t, 0, 4 * j + k), l[k] = (float)at(t, 1, row + 1 + k);
-  float width = a[2] - a[0], height = a[3] - a[1], x = (a[0] + a[2]) * 0.5f,
-        y = (a[1] + a[3]) * 0.5f;
-  double found[4] = {((l[0] + l[2]) * 0.5f - x) / width / (float)v[0],
-                     ((l[1] + l[3]) * 0.5f - y) / height / (float)v[1],
-                     log((double)((l[2] - l[0]) / width)) / v[2],
-                     log((double)((l[3] - l[1]) / height)) / v[3]};
-  put(t, 2, n * t->boxes + j, at(t, 1, row) + 1);
-  for (int k = 0; k < 4; k++) {
-    put(t, 0, (n * t->boxes + j) * 4 + k, found[k]);
-    put(t, 1, (n * t->boxes + j) * 4 + k, 1);
-  }
-}
-
 static void target(const job *t, int64_t n, double *scratch) {
   const mpg_multibox_target_params *p = t->call->params;
   int64_t boxes = t->boxes, objects = 0, positive, count = 0, row = n * t->others * t->width;
@@ -412,40 +294,37 @@ static void target(const job *t, int64_t n, double *scratch) {
           *order = match + boxes, *spare = order + boxes, *taken = spare + boxes;
   while (objects < t->others && at(t, 1, row + objects * t->width) != -1) objects++;
   for (int64_t j = 0; j < boxes; j++) {
-    double a[4], l[4];
-    for (int k = 0; k < 4; k++) a[k] = at(t, 0, 4 * j + k);
+    mpg_box anchor = mpg_box_at(&t->call->inputs[0], 4 * j, MPG_CORNER, true, t->wide);
     for (int64_t i = 0; i < objects; i++) {
-      for (int k = 0; k < 4; k++) l[k] = at(t, 1, row + i * t->width + 1 + k);
-      overlaps[j * t->others + i] = share(t, a, l, false);
+      mpg_box object =
+          mpg_box_at(&t->call->inputs[1], row + i * t->width + 1, MPG_CORNER, true, t->wide);
+      overlaps[j * t->others + i] = mpg_box_share(&anchor, &object, false, t->wide);
     }
     kind[j] = IGNORED;
+    match[j] = -1;
     most[j] = -1;
-    put(t, 2, n * boxes + j, p->ignore_label);
-    for (int k = 0; k < 4; k++)
-      put(t, 0, (n * boxes + j) * 4 + k, 0), put(t, 1, (n * boxes + j) * 4 + k, 0);
   }
-  if (objects == 0) return;
   positive = match_objects(t, overlaps, objects, kind, match, most, taken);
-  for (int64_t j = 0; j < boxes; j++) {
+  for (int64_t j = 0; objects > 0 && j < boxes; j++) {
     if (kind[j] == OBJECT) continue;
     match[j] = best_object(overlaps + j * t->others, objects, &most[j]);
-    if (p->overlap_threshold > 0 && most[j] > round_of(t, p->overlap_threshold))
+    if (p->overlap_threshold > 0 && most[j] > mpg_region_round(p->overlap_threshold, t->wide))
       kind[j] = OBJECT, positive++;
+    else if (!(p->negative_mining_ratio > 0))
+      kind[j] = BACKGROUND;
   }
-  if (p->negative_mining_ratio > 0) {
-    int64_t wanted = (int64_t)fmin((double)positive * p->negative_mining_ratio, (double)boxes);
+  if (objects > 0 && p->negative_mining_ratio > 0) {
+    int64_t wanted = mpg_background_wanted(p, positive, boxes);
     for (int64_t j = 0; wanted > 0 && j < boxes; j++)
-      if (kind[j] != OBJECT && most[j] < round_of(t, p->negative_mining_thresh))
-        keys[j] = -background(t, n, j, t->call->inputs[2].desc.shape.dims[1]), order[count++] = j;
+      if (kind[j] != OBJECT && most[j] < mpg_region_round(p->negative_mining_thresh, t->wide))
+        keys[j] = -mpg_background(&t->call->inputs[2], n, j, t->wide), order[count++] = j;
     sort_falling(keys, order, spare, count);
     for (int64_t i = 0; i < count && i < wanted; i++) kind[order[i]] = BACKGROUND;
   }
-  for (int64_t j = 0; j < boxes; j++) {
-    if (kind[j] == OBJECT)
-      put_target(t, n, j, row + match[j] * t->width);
-    else if (kind[j] == BACKGROUND || !(p->negative_mining_ratio > 0))
-      put(t, 2, n * boxes + j, 0);
-  }
+  for (int64_t j = 0; j < boxes; j++)
+    mpg_put_target(p, t->call->inputs, t->call->outputs, n, j,
+                   kind[j] == OBJECT ? n * t->others + match[j] : -1,
+                   kind[j] == BACKGROUND ? 0 : p->ignore_label);
 }
 
 MPG_CPU_KERNEL(multibox_target) {

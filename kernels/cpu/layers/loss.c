@@ -1,8 +1,7 @@
 /* The gradient of SoftmaxOutput. */
 
-#include "kernels/common/view.h"
+#include "kernels/common/real.h"
 #include "kernels/cpu/index.h"
-#include "kernels/cpu/real.h"
 
 enum { GRAIN = 4096 };
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };

@@ -3,8 +3,9 @@
 #include <math.h>
 
 #include "kernels/common/index.h"
+#include "kernels/common/real.h"
 #include "kernels/common/regions.h"
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/cpu.h"
 
 typedef struct job {
   const mpg_kernel_call *call;

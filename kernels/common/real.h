@@ -1,13 +1,12 @@
 /* Elements of floating arrays as doubles, one at a time: exact for every dtype, and what is
  * computed from them is rounded once. Stateless; any thread. */
-#ifndef KERNELS_CPU_REAL_H
-#define KERNELS_CPU_REAL_H
+#ifndef KERNELS_COMMON_REAL_H
+#define KERNELS_COMMON_REAL_H
 
-#include "kernels/common/view.h"
-#include "kernels/cpu/cpu.h"
 #include "kernels/common/half.h"
+#include "kernels/common/view.h"
 
-static inline double mpg_real_at(const mpg_view *view, int64_t i) {
+MPG_ANYWHERE double mpg_real_at(const mpg_view *view, int64_t i) {
   switch (view->desc.dtype) {
     case MPG_FLOAT32: return ((const float *)view->data)[i];
     case MPG_FLOAT64: return ((const double *)view->data)[i];
@@ -16,7 +15,7 @@ static inline double mpg_real_at(const mpg_view *view, int64_t i) {
   }
 }
 
-static inline void mpg_real_store(const mpg_view *view, int64_t i, double value) {
+MPG_ANYWHERE void mpg_real_store(const mpg_view *view, int64_t i, double value) {
   switch (view->desc.dtype) {
     case MPG_FLOAT32: ((float *)view->data)[i] = (float)value; return;
     case MPG_FLOAT64: ((double *)view->data)[i] = value; return;
