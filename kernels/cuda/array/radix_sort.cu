@@ -80,6 +80,11 @@ __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t
   }
 }
 
+__global__ void rows_kernel(const int32_t *order, int64_t n, int64_t count, uint64_t *keys) {
+  int64_t at = MPG_CUDA_INDEX;
+  if (at < count) keys[at] = (uint64_t)(order[at] / n);
+}
+
 } // namespace
 
 size_t mpg_cuda_sort_bytes(int64_t count) {
@@ -103,5 +108,43 @@ mpg_status mpg_cuda_sort(const mpg_kernel_call *call, uint64_t *const keys[2],
                             keys[1 - *side], values[1 - *side]));
     *side = 1 - *side;
   }
+  return MPG_OK;
+}
+
+mpg_status mpg_cuda_rows_new(const mpg_kernel_call *call, int64_t rows, int64_t n, bool wide,
+                             size_t more, mpg_cuda_rows *out, void **memory) {
+  int64_t count = rows * n;
+  if (count > INT32_MAX)
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 elements on a GPU", call->op->name);
+  size_t keys = mpg_align_up((size_t)count * sizeof(uint64_t), 64),
+         places = mpg_align_up((size_t)count * sizeof(int32_t), 64),
+         spare = mpg_cuda_sort_bytes(count);
+  char *scratch = (char *)mpg_device_scratch(call->device, 2 * keys + 2 * places + spare + more);
+  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+  char *behind = scratch + 2 * keys;
+  *out = {rows,
+          n,
+          wide,
+          {(uint64_t *)scratch, (uint64_t *)(scratch + keys)},
+          {(int32_t *)behind, (int32_t *)(behind + places)},
+          behind + 2 * places};
+  if (memory) *memory = behind + 2 * places + spare;
+  return MPG_OK;
+}
+
+mpg_status mpg_cuda_rows_sort(const mpg_kernel_call *call, const mpg_cuda_rows *rows,
+                              int32_t **order) {
+  int64_t count = rows->rows * rows->n;
+  int row_bits = 0, side, again = 0;
+  while (rows->rows > (int64_t)1 << row_bits) row_bits++;
+  MPG_TRY(mpg_cuda_sort(call, rows->keys, rows->places, count, rows->wide ? 64 : 32 + row_bits,
+                        rows->spare, &side));
+  int32_t *sorted[2] = {rows->places[side], rows->places[1 - side]};
+  if (rows->wide && rows->rows > 1) {
+    MPG_TRY(mpg_cuda_launch(call, rows_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                            (const int32_t *)sorted[0], rows->n, count, rows->keys[0]));
+    MPG_TRY(mpg_cuda_sort(call, rows->keys, sorted, count, row_bits, rows->spare, &again));
+  }
+  *order = sorted[again];
   return MPG_OK;
 }

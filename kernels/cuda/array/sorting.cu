@@ -1,31 +1,18 @@
-/* Sorting, top-k, arg-reductions.
- *
- * An element becomes an unsigned key whose order is the element's (descending: inverted). All rows
- * are sorted together, stably, by (row, key): the row is put above keys of up to 32 bits; longer
- * keys are sorted first, and then by row.
- */
+/* Sorting, top-k, arg-reductions. An element becomes an unsigned key whose order is the element's
+ * (descending: inverted); radix_sort.cu sorts them. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/array/move.h"
 #include "kernels/cuda/array/radix_sort.h"
 
 namespace {
 
-/* NaN is the largest; -0 is 0. */
 __device__ __forceinline__ uint64_t key_of(const mpg_untyped &data, int64_t i) {
   switch (data.dtype) {
-    case MPG_FLOAT64: {
-      double value = ((const double *)data.data)[i] + 0.0;
-      uint64_t bits = (uint64_t)__double_as_longlong(value);
-      return value != value ? UINT64_MAX : bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
-    }
+    case MPG_FLOAT64: return mpg_cuda_sort_key(data.load<double>(i));
     case MPG_INT64: return (uint64_t)((const int64_t *)data.data)[i] ^ (uint64_t)1 << 63;
     case MPG_FLOAT32:
     case MPG_FLOAT16:
-    case MPG_BFLOAT16: {
-      float value = data.load<float>(i) + 0.0f;
-      uint32_t bits = __float_as_uint(value);
-      return value != value ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000u;
-    }
+    case MPG_BFLOAT16: return mpg_cuda_sort_key(data.load<float>(i));
     default: return (uint32_t)data.load<int32_t>(i) ^ 0x80000000u;
   }
 }
@@ -48,19 +35,11 @@ __device__ __forceinline__ int64_t place_of(const extent &e, int64_t row, int64_
   return (row / e.after * e.n + i) * e.after + row % e.after;
 }
 
-__global__ void keys_kernel(mpg_untyped data, extent e, int64_t count, bool ascending,
-                            bool with_row, uint64_t *keys, int32_t *order) {
+__global__ void keys_kernel(mpg_untyped data, extent e, bool ascending, mpg_cuda_rows rows) {
   int64_t at = MPG_CUDA_INDEX;
-  if (at >= count) return;
+  if (at >= rows.rows * rows.n) return;
   uint64_t key = key_of(data, place_of(e, at / e.n, at % e.n));
-  if (!ascending) key = with_row ? ~key & UINT32_MAX : ~key;
-  keys[at] = with_row ? (uint64_t)(at / e.n) << 32 | key : key;
-  order[at] = (int32_t)at;
-}
-
-__global__ void rows_kernel(const int32_t *order, int64_t n, int64_t count, uint64_t *keys) {
-  int64_t at = MPG_CUDA_INDEX;
-  if (at < count) keys[at] = (uint64_t)(order[at] / n);
+  rows.put(at, ascending ? key : ~key);
 }
 
 struct results { /* data NULL: not wanted */
@@ -88,38 +67,17 @@ mpg_status order(const mpg_kernel_call *call, const results &r, const mpg_opt_in
   extent e = extent_of(&data->desc.shape, axis);
   int64_t rows = e.before * e.after, count = rows * e.n;
   if (count == 0) return MPG_OK;
-  if (count > INT32_MAX)
-    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 elements on a GPU", call->op->name);
   if (k <= 0) k = e.n;
-  size_t key_bytes = mpg_align_up((size_t)count * sizeof(uint64_t), 64),
-         order_bytes = mpg_align_up((size_t)count * sizeof(int32_t), 64);
-  char *scratch = (char *)mpg_device_scratch(
-      call->device, 2 * key_bytes + 2 * order_bytes + mpg_cuda_sort_bytes(count));
-  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
-  uint64_t *keys[2] = {(uint64_t *)scratch, (uint64_t *)(scratch + key_bytes)};
-  int32_t *places[2] = {(int32_t *)(scratch + 2 * key_bytes),
-                        (int32_t *)(scratch + 2 * key_bytes + order_bytes)};
-  void *memory = scratch + 2 * key_bytes + 2 * order_bytes;
-  bool long_keys = wide(data->desc.dtype);
-  int row_bits = 0, side;
-  while (rows > (int64_t)1 << row_bits) row_bits++;
+  mpg_cuda_rows keys;
+  int32_t *places;
+  MPG_TRY(mpg_cuda_rows_new(call, rows, e.n, wide(data->desc.dtype), 0, &keys, NULL));
   MPG_TRY(mpg_cuda_launch(call, keys_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
-                          mpg_untyped_view(data), e, count, ascending, !long_keys, keys[0],
-                          places[0]));
-  MPG_TRY(mpg_cuda_sort(call, keys, places, count, long_keys ? 64 : 32 + row_bits, memory, &side));
-  if (long_keys && rows > 1) {
-    uint64_t *row_keys[2] = {keys[0], keys[1]};
-    int32_t *sorted[2] = {places[side], places[1 - side]};
-    int again;
-    MPG_TRY(mpg_cuda_launch(call, rows_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
-                            (const int32_t *)sorted[0], e.n, count, row_keys[0]));
-    MPG_TRY(mpg_cuda_sort(call, row_keys, sorted, count, row_bits, memory, &again));
-    side ^= again;
-  }
-  MPG_CUDA_SIZE(item_of(data), T,
-                return mpg_cuda_launch(call, results_kernel<T>, mpg_cuda_blocks(rows * k),
-                                       MPG_CUDA_THREADS, 0, (const T *)data->data, e, k, rows * k,
-                                       (const int32_t *)places[side], r));
+                          mpg_untyped_view(data), e, ascending, keys));
+  MPG_TRY(mpg_cuda_rows_sort(call, &keys, &places));
+  MPG_CUDA_SIZE(
+      item_of(data), T,
+      return mpg_cuda_launch(call, results_kernel<T>, mpg_cuda_blocks(rows * k), MPG_CUDA_THREADS,
+                             0, (const T *)data->data, e, k, rows * k, (const int32_t *)places, r));
   return MPG_OK;
 }
 
