@@ -12,11 +12,4 @@ MISSING = {
     "_winograd_convolution",
     # Products of csr matrices: made of other ops there
     "_add_products",
-    # Not written yet
-    "_backward_box_nms",
-    "_contrib_MultiBoxDetection",
-    "_contrib_MultiBoxPrior",
-    "_contrib_MultiBoxTarget",
-    "_contrib_box_iou",
-    "_contrib_box_nms",
 }
