@@ -95,6 +95,44 @@ static inline mpg_law mpg_law_of_sample(mpg_op_id id) {
   return law;
 }
 
+/* Which of the numbers a and b of an op sample_* no distribution has: 0 or 1, else -1. */
+MPG_ANYWHERE int mpg_law_violation(mpg_distribution kind, double a, double b) {
+  switch (kind) {
+    case MPG_DRAW_UNIFORM: return a <= b ? -1 : 0;
+    case MPG_DRAW_NORMAL: return b >= 0 ? -1 : 1;
+    case MPG_DRAW_EXPONENTIAL:
+    case MPG_DRAW_POISSON: return a >= 0 ? -1 : 0;
+    case MPG_DRAW_NEGATIVE_BINOMIAL: return !(a >= 0) ? 0 : b >= 0 && b <= 1 ? -1 : 1;
+    default: return !(a >= 0) ? 0 : b >= 0 ? -1 : 1;
+  }
+}
+
+/* The error of that, for the op's name and the number of the element. */
+static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) {
+  switch (kind) {
+    case MPG_DRAW_UNIFORM: return "%s: low must not be above high, or NaN; element %lld is";
+    case MPG_DRAW_NORMAL: return "%s: sigma must not be negative or NaN; element %lld is";
+    case MPG_DRAW_EXPONENTIAL:
+    case MPG_DRAW_POISSON: return "%s: lam must not be negative or NaN; element %lld is";
+    case MPG_DRAW_NEGATIVE_BINOMIAL:
+      return violation ? "%s: p has to be in 0..1; element %lld is not"
+                       : "%s: k must not be negative or NaN; element %lld is";
+    case MPG_DRAW_GAMMA:
+      return violation ? "%s: beta must not be negative or NaN; element %lld is"
+                       : "%s: alpha must not be negative or NaN; element %lld is";
+    default:
+      return violation ? "%s: alpha must not be negative or NaN; element %lld is"
+                       : "%s: mu must not be negative or NaN; element %lld is";
+  }
+}
+
+/* Running sums of probabilities that a distribution cannot have end in NaN, 0 or infinity. */
+MPG_ANYWHERE double mpg_probability_of(double value) { return value >= 0 ? value : (double)NAN; }
+MPG_ANYWHERE bool mpg_probabilities_fit(double sum) { return sum > 0 && sum < INFINITY; }
+#define MPG_PROBABILITIES_REFUSAL                                                      \
+  "%s: the probabilities of row %lld have to be finite numbers, none negative and at " \
+  "least one above 0"
+
 /* One element's own tries. */
 typedef struct mpg_tries {
   mpg_random_key key;

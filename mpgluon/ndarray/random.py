@@ -33,9 +33,11 @@ __all__ = [
 _OPS = _core.ops()
 
 
-def _draw(name, params, shape, dtype, ctx, out):
+def _draw(name, params, shape, dtype, ctx, out, options):
+    """`options`: what else was given, for the op to refuse."""
     arrays = [isinstance(param, _core.NDArray) for param in params]
-    options = {"out": out} if out is not None else {}
+    if out is not None:
+        options["out"] = out
     if dtype is not None:
         options["dtype"] = dtype
     if any(arrays):
@@ -80,7 +82,7 @@ def uniform(
     >>> draws.shape, bool((draws.asnumpy() < 10).all())
     ((2, 3), True)
     """
-    return _draw("uniform", (low, high), shape, dtype, ctx, out)
+    return _draw("uniform", (low, high), shape, dtype, ctx, out, kwargs)
 
 
 def normal(
@@ -99,7 +101,7 @@ def normal(
     >>> nd.random.normal(5, 0.1, shape=(2,)).shape
     (2,)
     """
-    return _draw("normal", (loc, scale), shape, dtype, ctx, out)
+    return _draw("normal", (loc, scale), shape, dtype, ctx, out, kwargs)
 
 
 def randn(
@@ -118,7 +120,7 @@ def randn(
     >>> nd.random.randn(2, 3).shape
     (2, 3)
     """
-    return _draw("normal", (loc, scale), shape or None, dtype, ctx, out)
+    return _draw("normal", (loc, scale), shape or None, dtype, ctx, out, kwargs)
 
 
 def poisson(
@@ -136,7 +138,7 @@ def poisson(
     >>> nd.random.poisson(4, shape=(2,)).shape
     (2,)
     """
-    return _draw("poisson", (lam,), shape, dtype, ctx, out)
+    return _draw("poisson", (lam,), shape, dtype, ctx, out, kwargs)
 
 
 def exponential(
@@ -154,7 +156,7 @@ def exponential(
     >>> nd.random.exponential(0.5, shape=(2,)).shape
     (2,)
     """
-    return _draw("exponential", (1.0 / scale,), shape, dtype, ctx, out)
+    return _draw("exponential", (1.0 / scale,), shape, dtype, ctx, out, kwargs)
 
 
 def gamma(
@@ -173,7 +175,7 @@ def gamma(
     >>> nd.random.gamma(2, 1, shape=(2,)).shape
     (2,)
     """
-    return _draw("gamma", (alpha, beta), shape, dtype, ctx, out)
+    return _draw("gamma", (alpha, beta), shape, dtype, ctx, out, kwargs)
 
 
 def negative_binomial(
@@ -192,7 +194,7 @@ def negative_binomial(
     >>> nd.random.negative_binomial(3, 0.5, shape=(2,)).shape
     (2,)
     """
-    return _draw("negative_binomial", (k, p), shape, dtype, ctx, out)
+    return _draw("negative_binomial", (k, p), shape, dtype, ctx, out, kwargs)
 
 
 def generalized_negative_binomial(
@@ -211,7 +213,7 @@ def generalized_negative_binomial(
     >>> nd.random.generalized_negative_binomial(2, 0.3, shape=(2,)).shape
     (2,)
     """
-    return _draw("generalized_negative_binomial", (mu, alpha), shape, dtype, ctx, out)
+    return _draw("generalized_negative_binomial", (mu, alpha), shape, dtype, ctx, out, kwargs)
 
 
 def randint(
@@ -230,7 +232,7 @@ def randint(
     >>> int(nd.random.randint(3, 4).asscalar())
     3
     """
-    return _draw("randint", (low, high), shape, dtype, ctx, out)
+    return _draw("randint", (low, high), shape, dtype, ctx, out, kwargs)
 
 
 def multinomial(
@@ -249,10 +251,11 @@ def multinomial(
     >>> nd.random.multinomial(nd.array([0, 1, 0]), shape=4).asnumpy()
     array([1, 1, 1, 1], dtype=int32)
     """
-    options = {} if out is None else {"out": out}
+    if out is not None:
+        kwargs["out"] = out
     if shape is not None:
-        options["shape"] = shape
-    return _OPS["_sample_multinomial"](data, get_prob=get_prob, dtype=dtype, **options)
+        kwargs["shape"] = shape
+    return _OPS["_sample_multinomial"](data, get_prob=get_prob, dtype=dtype, **kwargs)
 
 
 def shuffle(data: NDArray, **kwargs: Any) -> NDArray:

@@ -87,6 +87,31 @@ def test_a_bad_index_is_told_where_the_result_is_waited_for(name, how):
     np.testing.assert_array_equal(right.asnumpy(), function(*arrays(mx.cpu(0))[:2]).asnumpy())
 
 
+DRAWS = {
+    "normal": (lambda p: mx.nd.random.normal(p, p), "_sample_normal: sigma must .* element 1 is"),
+    "gamma": (lambda p: mx.nd.random.gamma(p, p, 9), "_sample_gamma: alpha must .* element 1 is"),
+    "negative_binomial": (
+        lambda p: mx.nd.random.negative_binomial(p * 0, p),
+        "_sample_negative_binomial: p has to .* element 1 is not",
+    ),
+    "multinomial": (
+        lambda p: mx.nd.random.multinomial(p.reshape((2, 2))),
+        "probabilities of row 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_parameters_that_no_distribution_has(name):
+    function, text = DRAWS[name]
+    good = function(mx.nd.array([1, 0.5, 0.25, 1], ctx=mx.gpu(0)))
+    wrong = function(mx.nd.array([1, -2, 3, -4], ctx=mx.gpu(0)))
+    with pytest.raises(ValueError, match=text):
+        wrong.wait_to_read()
+    mx.nd.waitall()
+    assert good.asnumpy().shape == good.shape
+
+
 @pytest.mark.parametrize("how", ["idle", "busy"])
 def test_what_depends_on_it_fails_on_all_devices(how):
     other = mx.gpu(mx.num_gpus() - 1)

@@ -250,6 +250,57 @@ def test_wrong_calls(call, words):
         assert word in str(caught.value)
 
 
+NAN, INFINITY = float("nan"), float("inf")
+DOMAINS = {  # of the parameters of draws: numbers that a distribution has, and that none has
+    "uniform": ([(0, 0), (-2, 3), (-INFINITY, 1)], [(1, 0), (NAN, 1), (0, NAN)]),
+    "normal": ([(NAN, 1), (-1, 0)], [(0, -1), (0, NAN), (0, -INFINITY)]),
+    "gamma": ([(0, 1), (2, 0)], [(-1, 1), (1, -1), (NAN, 1), (1, NAN)]),
+    "exponential": ([(1,), (INFINITY,)], [(-1,), (NAN,)]),
+    "poisson": ([(0,), (3,)], [(-1,), (NAN,)]),
+    "negative_binomial": ([(0, 0.5), (2, 0.5), (2, 1)], [(-1, 0.5), (2, -0.1), (2, 1.1), (2, NAN)]),
+    "generalized_negative_binomial": ([(0, 1), (1, 0)], [(-1, 1), (1, -1), (NAN, 1), (1, NAN)]),
+}
+
+
+def test_all_samplers_have_a_domain():
+    samplers = {name[8:] for name in dir(nd.op) + dir(nd._internal) if name.startswith("_sample_")}
+    assert samplers - {"multinomial", "unique_zipfian"} == set(DOMAINS)
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_parameters_that_no_distribution_has(name):
+    """As numbers, and as elements of arrays, of which the error names the first that is wrong."""
+    right, wrong = DOMAINS[name]
+    sampler, sample = getattr(nd.random, name), getattr(nd, "sample_" + name)
+    for params in right:
+        assert sample(*(nd.array([p] * 3) for p in params), shape=2).asnumpy().shape == (3, 2)
+    for params in wrong:
+        arrays = [nd.array([[0.5, 1], [p, p]]) for p in params]
+        if name == "uniform":
+            arrays[0][0] = 0
+        for draw in (sampler, sample):
+            with pytest.raises(mx.MXNetError, match=f"_sample_{name}: .* element 2 is"):
+                draw(*arrays, shape=500).wait_to_read()
+        if name != "exponential":  # whose number is its inverse
+            with pytest.raises(mx.MXNetError, match=f"_random_{name}: "):
+                sampler(*params, shape=2)
+
+
+@pytest.mark.parametrize("row", [[-0.1, 1.1], [0, 0], [NAN, 1], [INFINITY, 1]])
+def test_probabilities_that_no_distribution_has(row):
+    with pytest.raises(mx.MXNetError, match="_sample_multinomial: the probabilities of row 1 "):
+        nd.random.multinomial(nd.array([[0.25, 0.75], row]), shape=4).wait_to_read()
+
+
+@pytest.mark.parametrize("name", nd.random.__all__)
+def test_samplers_refuse_misspelt_options(name):
+    if name == "shuffle":  # has none
+        return
+    args = {"randint": (0, 5), "multinomial": (nd.ones(2),)}.get(name, ())
+    with pytest.raises(TypeError, match="has no parameter 'shpe'"):
+        getattr(nd.random, name)(*args, shpe=2)
+
+
 def test_ops_without_parameters_pass_over_them():
     with pytest.warns(UserWarning, match="broadcast_maximum has no parameters; 'axis' is ignored"):
         assert nd.broadcast_maximum(

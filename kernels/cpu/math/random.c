@@ -179,6 +179,23 @@ MPG_CPU_KERNEL(random) {
   return MPG_OK;
 }
 
+static mpg_status check_law(const mpg_kernel_call *call, const draw_plan *p, int64_t params) {
+  mpg_block_buffer first, second;
+  for (int64_t done = 0; done < params; done += MPG_CPU_BLOCK) {
+    int64_t n = params - done < MPG_CPU_BLOCK ? params - done : MPG_CPU_BLOCK;
+    const double *a = mpg_cpu_load(MPG_COMPUTE_F64, p->param_dtype, p->as, done, n, &first);
+    const double *b =
+        p->bs ? mpg_cpu_load(MPG_COMPUTE_F64, p->param_dtype, p->bs, done, n, &second) : a;
+    for (int64_t i = 0; i < n; i++) {
+      int violation = mpg_law_violation(p->law.kind, a[i], b[i]);
+      if (violation >= 0)
+        return mpg_fail(MPG_VALUE_ERROR, mpg_law_refusal(p->law.kind, violation), call->op->name,
+                        (long long)(done + i));
+    }
+  }
+  return MPG_OK;
+}
+
 MPG_CPU_KERNEL(sample) {
   const mpg_view *out = &call->outputs[0], *first = &call->inputs[0];
   int64_t count = mpg_shape_size(&out->desc.shape), params = mpg_shape_size(&first->desc.shape);
@@ -190,6 +207,7 @@ MPG_CPU_KERNEL(sample) {
                  .param_dtype = first->desc.dtype,
                  .bs = call->num_inputs > 1 ? call->inputs[1].data : NULL,
                  .each = params ? count / params : 1};
+  if (count) MPG_TRY(check_law(call, &p, params));
   mpg_cpu_parallel_for(call, count, grain_of(p.law.kind), run_draw, &p);
   return MPG_OK;
 }
@@ -212,7 +230,7 @@ static void run_sums(void *context, int64_t begin, int64_t end) {
       int64_t n = p->outcomes - done < MPG_CPU_BLOCK ? p->outcomes - done : MPG_CPU_BLOCK;
       const double *values = mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data,
                                           row * p->outcomes + done, n, &buffer);
-      for (int64_t j = 0; j < n; j++) sums[done + j] = sum += values[j] > 0 ? values[j] : 0;
+      for (int64_t j = 0; j < n; j++) sums[done + j] = sum += mpg_probability_of(values[j]);
     }
   }
 }
@@ -255,6 +273,9 @@ MPG_CPU_KERNEL(sample_multinomial) {
   p.sums = mpg_device_scratch(call->device, (size_t)(rows * p.outcomes) * sizeof(double));
   if (!p.sums) return MPG_DEVICE_OUT_OF_MEMORY;
   mpg_cpu_parallel_for(call, rows, 16384 / p.outcomes + 1, run_sums, &p);
+  for (int64_t row = 0; row < rows; row++)
+    if (!mpg_probabilities_fit(p.sums[(row + 1) * p.outcomes - 1]))
+      return mpg_fail(MPG_VALUE_ERROR, MPG_PROBABILITIES_REFUSAL, call->op->name, (long long)row);
   mpg_cpu_parallel_for(call, count, 1024, run_choices, &p);
   return MPG_OK;
 }

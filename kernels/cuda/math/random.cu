@@ -1,6 +1,7 @@
 /* Random numbers, by the scheme at the head of kernels/cpu/math/random.c: a thread an element.
  * Multinomial draws sum up a row's probabilities first. */
 #include "kernels/cuda/access.h"
+#include "kernels/cuda/runtime/device_assert.h"
 #define MPG_MATH_WITHOUT_FMA
 #include "kernels/common/draw.h"
 
@@ -12,6 +13,7 @@ struct plan {
   mpg_untyped out;
   mpg_untyped as, bs; /* parameters by element, each for `each` results; as.data NULL: the law's */
   int64_t each;
+  unsigned long long *bad; /* the first parameters that no distribution has */
 };
 
 __device__ __forceinline__ uint32_t word(const mpg_random_key &key, uint64_t w) {
@@ -77,6 +79,8 @@ __global__ void draw_kernel(plan p, int64_t count) {
     if (p.as.data) {
       a = p.as.load<double>(i / p.each);
       if (p.bs.data) b = p.bs.load<double>(i / p.each);
+      if (mpg_law_violation(p.law.kind, a, b) >= 0)
+        atomicMin(p.bad, (unsigned long long)(i / p.each));
     }
     if (p.law.kind == MPG_DRAW_INTEGERS) {
       uint64_t bits = (uint64_t)word(key, 2 * position) << 32 | word(key, 2 * position + 1);
@@ -91,6 +95,13 @@ __global__ void draw_kernel(plan p, int64_t count) {
       p.out.store(i, draw_float(p, key, position, (float)a, (float)b));
     }
   }
+}
+
+__global__ void refuse_kernel(plan p, mpg_cuda_assert of_a, mpg_cuda_assert of_b) {
+  if (*p.bad == MPG_CUDA_NONE) return;
+  int64_t k = (int64_t)*p.bad;
+  double a = p.as.load<double>(k), b = p.bs.data ? p.bs.load<double>(k) : a;
+  (mpg_law_violation(p.law.kind, a, b) ? of_b : of_a).raise(k);
 }
 
 mpg_status launch(const mpg_kernel_call *call, const plan &p) {
@@ -120,21 +131,33 @@ MPG_CUDA_KERNEL(sample) {
   p.as = mpg_untyped_view(&call->inputs[0]);
   if (call->num_inputs > 1) p.bs = mpg_untyped_view(&call->inputs[1]);
   p.each = params ? count / params : 1;
-  return launch(call, p);
+  if (!count) return MPG_OK;
+  p.bad = (unsigned long long *)mpg_device_scratch(call->device, sizeof *p.bad);
+  if (!p.bad) return MPG_DEVICE_OUT_OF_MEMORY;
+  MPG_TRY(mpg_cuda_nothing_wrong(call, p.bad));
+  MPG_TRY(launch(call, p));
+  mpg_cuda_assert of_a, of_b;
+  MPG_TRY(mpg_cuda_assert_make(call, MPG_VALUE_ERROR, mpg_law_refusal(p.law.kind, 0), &of_a));
+  MPG_TRY(mpg_cuda_assert_make(call, MPG_VALUE_ERROR, mpg_law_refusal(p.law.kind, 1), &of_b));
+  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, p, of_a, of_b);
 }
 
 /* --- Multinomial ------------------------------------------------------------------------------ */
 namespace {
 
 /* A thread a row: running sums, in order. */
-__global__ void sums_kernel(mpg_untyped data, double *sums, int64_t rows, int64_t outcomes) {
+__global__ void sums_kernel(mpg_untyped data, double *sums, int64_t rows, int64_t outcomes,
+                            unsigned long long *bad) {
   int64_t row = MPG_CUDA_INDEX;
   if (row >= rows) return;
   double sum = 0;
-  for (int64_t k = 0; k < outcomes; k++) {
-    double value = data.load<double>(row * outcomes + k);
-    sums[row * outcomes + k] = sum += value > 0 ? value : 0;
-  }
+  for (int64_t k = 0; k < outcomes; k++)
+    sums[row * outcomes + k] = sum += mpg_probability_of(data.load<double>(row * outcomes + k));
+  if (!mpg_probabilities_fit(sum)) atomicMin(bad, (unsigned long long)row);
+}
+
+__global__ void refuse_rows_kernel(const unsigned long long *bad, mpg_cuda_assert assertion) {
+  if (*bad != MPG_CUDA_NONE) assertion.raise((int64_t)*bad);
 }
 
 __global__ void choices_kernel(mpg_cuda_key given, mpg_untyped data, const double *sums,
@@ -166,12 +189,18 @@ MPG_CUDA_KERNEL(sample_multinomial) {
           outcomes = shape->dims[shape->ndim - 1], count = count_of(&call->outputs[0]);
   if (count == 0) return MPG_OK;
   double *sums =
-      (double *)mpg_device_scratch(call->device, (size_t)(rows * outcomes) * sizeof(double));
+      (double *)mpg_device_scratch(call->device, (size_t)(rows * outcomes + 1) * sizeof(double));
   if (!sums) return MPG_DEVICE_OUT_OF_MEMORY;
+  unsigned long long *bad = (unsigned long long *)(sums + rows * outcomes);
+  mpg_cuda_assert assertion;
+  MPG_TRY(mpg_cuda_assert_make(call, MPG_VALUE_ERROR, MPG_PROBABILITIES_REFUSAL, &assertion));
+  MPG_TRY(mpg_cuda_nothing_wrong(call, bad));
   mpg_untyped chance = {NULL, MPG_FLOAT32};
   if (call->num_outputs > 1) chance = mpg_untyped_view(&call->outputs[1]);
   MPG_TRY(mpg_cuda_launch(call, sums_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0,
-                          mpg_untyped_view(data), sums, rows, outcomes));
+                          mpg_untyped_view(data), sums, rows, outcomes, bad));
+  MPG_TRY(mpg_cuda_launch(call, refuse_rows_kernel, 1, 1, 0, (const unsigned long long *)bad,
+                          assertion));
   return mpg_cuda_launch(call, choices_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
                          mpg_cuda_key_of(call), mpg_untyped_view(data), (const double *)sums,
                          outcomes, count / rows, mpg_untyped_view(&call->outputs[0]), chance,
