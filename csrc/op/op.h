@@ -287,8 +287,8 @@ struct mpg_op {
   mpg_arity_fn num_outputs; /* NULL: as many as the names */
   uint32_t saves;
   uint32_t flags;
-  mpg_dtype_set
-      dtypes; /* of the first input (or output without inputs); inference checks the rest */
+  mpg_dtype_set dtypes; /* of the first input (all of a list; the output where there is none);
+                           inference checks the rest */
   mpg_batching_fn batching;
   const char *doc;
   const mpg_extension *extension; /* NULL: a row of ops.def */
@@ -341,6 +341,9 @@ mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, 
 /* Runs inference with the common checks around the op's own. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                         int num_inputs, mpg_desc *outputs, int num_outputs);
+/* MPG_VALUE_ERROR where the size of an output does not fit, whatever its dtype: what makes an array
+ * checks it, and so must what only notes its shape. */
+mpg_status mpg_op_check_outputs(const mpg_op *op, const mpg_desc *outputs, int num_outputs);
 /* The same with the inputs' contents available, for DYNAMIC ops. */
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,

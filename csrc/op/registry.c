@@ -318,14 +318,27 @@ mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_de
   return mpg_op_infer_values(op, params, train, inputs, num_inputs, NULL, outputs, num_outputs);
 }
 
+mpg_status mpg_op_check_outputs(const mpg_op *op, const mpg_desc *outputs, int num_outputs) {
+  for (int i = 0; i < num_outputs; i++) {
+    if (!mpg_shape_known(&outputs[i].shape)) continue;
+    mpg_status status = mpg_shape_check(&outputs[i].shape, MPG_FLOAT64, NULL);
+    if (status != MPG_OK) return mpg_fail_prefix(status, "%s", op->name);
+  }
+  return MPG_OK;
+}
+
 static mpg_status check(const mpg_infer *infer) {
   const mpg_op *op = infer->op;
   int expected = mpg_op_num_inputs(op, infer->params, infer->num_inputs);
   if (expected != infer->num_inputs)
     return mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s), %d given", op->name, expected,
                     op->inputs, infer->num_inputs);
-  mpg_dtype first = infer->num_inputs ? infer->inputs[0].dtype : MPG_DTYPE_NONE;
-  return first == MPG_DTYPE_NONE || op->dtypes >> first & 1 ? MPG_OK : fail_dtype(infer, first);
+  int alike = op->inputs[0] == '*' ? infer->num_inputs : infer->num_inputs > 0;
+  for (int i = 0; i < alike; i++) {
+    mpg_dtype dtype = infer->inputs[i].dtype;
+    if (dtype != MPG_DTYPE_NONE && !(op->dtypes >> dtype & 1)) return fail_dtype(infer, dtype);
+  }
+  return MPG_OK;
 }
 
 mpg_status mpg_op_check(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs) {

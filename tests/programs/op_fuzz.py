@@ -1,8 +1,8 @@
 """Calls every op, hidden ones too, with hostile parameters, shapes and values. A program of its
 own, since what it looks for ends the process:
 
-    python tests/programs/op_fuzz.py [--seed N] [--seconds S | --calls N] [--ops NAME ...] [--log
-    FILE]
+    python tests/programs/op_fuzz.py [--seed N] [--first N] [--seconds S | --calls N] [--ops
+    NAME ...] [--log FILE]
 
 Each op is called about as often as any other. What is called next is written to the log first, so
 that the last line of it is what ended the process; a call that takes longer than a minute ends it,
@@ -239,6 +239,7 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--calls", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first call")
     parser.add_argument("--ops", nargs="*")
     parser.add_argument("--log")
     args = parser.parse_args(arguments)
@@ -248,7 +249,7 @@ def main(arguments=None):
     for device in DEVICES:
         mx.context.set_memory_limit(device, 1 << 28)
     started, made, failed = time.monotonic(), 0, 0
-    for number in itertools.count():
+    for number in itertools.count(args.first):
         if time.monotonic() - started > args.seconds if args.seconds else made >= args.calls:
             break
         op = ops[number % len(ops)]

@@ -2,10 +2,13 @@
 own."""
 
 import os
+import random
 
 import pytest
 
 import mpgluon as mx
+from mpgluon import _core
+from programs import op_fuzz
 from support.processes import output_of
 
 # Values that empty the container they are in when they are looked at, behind items that are freed
@@ -153,3 +156,47 @@ def test_numbers_at_the_ends_of_their_range():
             refused()
     for k in (most, least):
         assert mx.nd.diag(mx.nd.ones((5, 2)), k=k).shape == (0,)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: mx.nd.tile(x, reps=(2**62, 2**32, 0, 5)),
+        lambda x: mx.nd.tile(x, reps=(2**40, 2**40)),
+        lambda x: mx.nd.repeat(x, repeats=2**62),
+        lambda x: mx.nd.one_hot(x, depth=2**61),
+        lambda x: mx.nd.broadcast_to(x.reshape((1, 2)), shape=(2**62, 2)),
+        lambda x: mx.nd.zeros((2**40, 2**40)) + x,
+        lambda x: mx.nd.pad(
+            x.reshape((1, 1, 2, 1)),
+            mode="constant",
+            pad_width=(0, 0, 0, 0, 2**61, 2**61, 0, 0),
+            constant_value=1,
+        ),
+    ],
+)
+def test_results_of_impossible_sizes_are_refused(call, traced):
+    x = mx.nd.ones((2,))
+    with pytest.raises(mx.MXNetError, match="too large|does not fit|out of memory|too many"):
+        _core.CachedOp(lambda x: [call(x)], {})(x) if traced else call(x).wait_to_read()
+
+
+def test_lists_of_arrays_are_checked_to_the_last():
+    """A dtype that the op has no kernel for is refused wherever it stands in the list."""
+    refused, rng = 0, random.Random(0)
+    for op in map(_core.get_op, _core.list_ops()):
+        row = op.describe()
+        if not row["inputs"] or not row["inputs"][0]["variadic"]:
+            continue
+        params = {
+            param["name"]: 3 if param["kind"] == "integer" else op_fuzz.plain(rng, param)
+            for param in row["params"]
+            if param["required"]
+        }
+        for dtype in {"uint8", "int32", "bool", "float64"} - set(row["dtypes"]):
+            arrays = [mx.nd.ones((1,)), mx.nd.ones((1,)).astype(dtype), mx.nd.ones((1,))]
+            with pytest.raises(mx.MXNetError, match=f"dtype {dtype} is not supported"):
+                op(*arrays, **params)
+            refused += 1
+    assert refused > 20

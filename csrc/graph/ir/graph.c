@@ -202,6 +202,7 @@ mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params
   for (int i = 0; i < num_outputs; i++)
     out[i] = (mpg_desc){.shape = {.ndim = -1}, .dtype = MPG_DTYPE_NONE};
   MPG_TRY(mpg_op_infer(op, params, graph->train, in, num_inputs, out, num_outputs));
+  MPG_TRY(mpg_op_check_outputs(op, out, num_outputs));
   if (params && op->params->size && !graph->borrow_params) {
     params = mpg_arena_copy(&graph->arena, params, op->params->size);
     if (!params) return mpg_out_of_host_memory(op->params->size);

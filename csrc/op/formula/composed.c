@@ -68,6 +68,7 @@ static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const vo
     b->values[inputs[i].node]->uses++;
   }
   MPG_TRY(mpg_op_infer(op, params, b->train, descs, num_inputs, descs + num_inputs, num_outputs));
+  MPG_TRY(mpg_op_check_outputs(op, descs + num_inputs, num_outputs));
   int visible = mpg_op_visible_outputs(op, params, num_inputs);
   for (int i = 0; i < visible; i++) MPG_TRY(add_desc(b, &descs[num_inputs + i], &outputs[i]));
   return MPG_OK;

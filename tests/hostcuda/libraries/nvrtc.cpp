@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <regex>
+#include <sstream>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -110,10 +110,17 @@ static void add_call(std::string *source, const std::string &name, const std::st
 }
 
 static void add_calls(mpg_nvrtc_program *p) {
-  static const std::regex kernel("extern\\s+\"C\"\\s+__global__\\s+void\\s+(\\w+)\\s*\\(");
   std::string all = "#include <cuda_runtime.h>\n" + p->source + CALLS;
-  for (std::sregex_iterator m(p->source.begin(), p->source.end(), kernel), end; m != end; ++m)
-    add_call(&all, (*m)[1], (*m)[1]);
+  std::istringstream words(p->source);
+  std::string word, last[4];
+  while (words >> word) {
+    if (last[0] + last[1] + last[2] + last[3] == "extern \"C\" __global__ void ") {
+      std::string name = word.substr(0, word.find('('));
+      add_call(&all, name, name);
+    }
+    for (int i = 0; i < 3; i++) last[i] = last[i + 1];
+    last[3] = word + " ";
+  }
   for (size_t i = 0; i < p->exports.size(); i++)
     add_call(&all, "hostcuda_export_" + std::to_string(i), p->exports[i]);
   p->source = all;
