@@ -12,6 +12,7 @@ from ..._device_groups import running as groups_running
 from ..._hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ...base import MXNetError
 from ...name import NameManager, Prefix
+from .. import _placement
 from .._block_path import add_path, block_path, is_call
 from .._compiled import grouped
 from .._compiled.programs import CompiledPrograms
@@ -297,12 +298,54 @@ class Block(TreeNode):
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
     def place(self, where: Any, *args: Any, **options: Any) -> Self:
-        """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh`
-        and `Plan`. Returns the block."""
+        """Places the block on devices; its code stays as it is.
+
+        Parameters
+        ----------
+        where : dict of str to Context, Plan or Mesh
+            A dict names blocks inside this one by their paths, such as ``'features'`` and
+            ``'encoder.layers.0'``, or by regular expressions of whole paths, such as
+            ``'features[.][0-4]'``; the first that matches counts, and a block's device goes for
+            what is inside it. Their parameters move to the device, and they compute there: what
+            they get is moved to them. A block that is not named computes where its parameters are
+            or, without any, where its input is. A `mpgluon.parallel.Plan` says all of this; a
+            `mpgluon.parallel.Mesh` has replicas and split layers, and more arguments.
+        verbose : bool, default True
+            With a dict: whether to print which blocks are where now, their parameters and bytes.
+
+        Returns
+        -------
+        Block
+            The block itself. Optimizer states follow with the next step of a Trainer. `reset_ctx`
+            takes the placement back.
+
+        Raises
+        ------
+        ValueError
+            A name or pattern matches no block.
+        MXNetError
+            A parameter is not initialized, or a block belongs to a group of devices already.
+
+        Examples
+        --------
+        >>> net = gluon.nn.HybridSequential()
+        >>> net.add(gluon.nn.Dense(8, in_units=4), gluon.nn.Dense(2, in_units=8))
+        >>> net.initialize()
+        >>> _ = net.place({'0': mx.cpu(0), '1': mx.cpu(1)})
+          blocks  device  parameters  bytes
+          0       cpu(0)           2    160
+          1       cpu(1)           2     72
+        2 parameters moved
+        >>> net(nd.ones((3, 4))).context
+        cpu(1)
+        """
+        if isinstance(where, dict):
+            _placement.place(self, where, *args, **options)
+            return self
         if not hasattr(where, "place"):
             raise TypeError(
-                f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by "
-                "as_in_context and reset_ctx"
+                f"place: {type(where).__name__} is no Plan, no Mesh and no dict, as in "
+                "{'features': mx.cpu(0), 'output': mx.cpu(1)}"
             )
         return where.place(self, *args, **options)
 
@@ -311,7 +354,10 @@ class Block(TreeNode):
         self.collect_params().zero_grad()
 
     def reset_ctx(self, ctx: Devices) -> None:
-        """Moves all parameters to `ctx`, a Context or list of Context."""
+        """Moves all parameters to `ctx`, a Context or list of Context; what `place` did with a dict
+        or a plan is taken back."""
+        if _placement.is_placed(self):
+            _placement.forget(self)
         self.collect_params().reset_ctx(ctx)
 
     def cast(self, dtype: DType) -> None:
