@@ -113,7 +113,7 @@ class Block(TreeNode):
         self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
     ) -> None:
         if kwargs:
-            raise unknown_option(self, kwargs)
+            raise unknown_option(type(self), kwargs)
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
