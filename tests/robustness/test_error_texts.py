@@ -487,7 +487,7 @@ def test_all_classes_name_the_option_that_they_do_not_have(module):
             if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
         }
         text = text_of(TypeError, lambda: kind(**required, prefxi=1))
-        assert text.startswith(f"{kind.__name__} has no option 'prefxi'")
+        assert text.startswith(kind.__name__) and "'prefxi'" in text
 
 
 @pytest.mark.parametrize("namespace", [nd, mx.sym])
