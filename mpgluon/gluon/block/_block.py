@@ -41,7 +41,6 @@ class _NameScope(_core.Scope):
 
     def __init__(self, block):
         self._block = block
-        self._counter = {}
 
     @staticmethod
     def create(prefix, params, hint):
@@ -56,8 +55,9 @@ class _NameScope(_core.Scope):
             )
             return prefix, params
         if prefix is None:
-            count = scope._counter.get(hint, 0)
-            scope._counter[hint] = count + 1
+            counts = scope._block._child_counts
+            count = counts.get(hint, 0)
+            counts[hint] = count + 1
             prefix = f"{hint}{count}_"
         if shared is None:
             params = scope._block.params.of_child(prefix)
@@ -74,6 +74,15 @@ class _NameScope(_core.Scope):
 def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a method for type checkers: what overrides it may take any arguments."""
     return method
+
+
+def _hides_block(value, known):
+    """Whether nested lists and dicts hold a block that is not among the known ones."""
+    if isinstance(value, (list, tuple)):
+        return any(_hides_block(item, known) for item in value)
+    if isinstance(value, dict):
+        return any(_hides_block(item, known) for item in value.values())
+    return isinstance(value, Block) and not any(value is child for child in known)
 
 
 class Block(TreeNode):
@@ -117,7 +126,7 @@ class Block(TreeNode):
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
-        self._scope = _NameScope(self)
+        self._child_counts = {}  # how many blocks of each kind were made in `name_scope`
         TreeNode.__init__(self)
         self._scope_ids = {}  # scope of the calling block -> scope of this one
 
@@ -176,7 +185,7 @@ class Block(TreeNode):
 
     def name_scope(self) -> AbstractContextManager[Any]:
         """A context manager: blocks made inside it get this block's prefix in front of theirs."""
-        return self._scope
+        return _NameScope(self)
 
     def register_child(self, block: Block, name: str | None = None) -> None:
         """Adds a child, under `name` or its number."""
@@ -241,20 +250,11 @@ class Block(TreeNode):
         return collected
 
     def _warn_of_hidden_children(self):
-        def hides_block(value):
-            if isinstance(value, (list, tuple)):
-                return any(hides_block(item) for item in value)
-            if isinstance(value, dict):
-                return any(hides_block(item) for item in value.values())
-            return isinstance(value, Block) and not any(
-                value is child for child in self._children.values()
-            )
-
         for name, value in self.__dict__.items():
             if (
                 isinstance(value, (list, tuple, dict))
                 and name != "_children"
-                and hides_block(value)
+                and _hides_block(value, self._children.values())
             ):
                 warnings.warn(
                     f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, "

@@ -254,7 +254,7 @@ class Parameter(MXNetNames):
         self._shape = shape
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_trainer": None, "_var": None, "_calls": None}
+        return {**self.__dict__, "_trainer_reference": None, "_var": None, "_calls": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
