@@ -123,6 +123,7 @@ ARRAY = {
     "nonzero": "np.nonzero(x)",
     "mul_": "x *= y",
     "is_cuda": "x.context.device_type == 'gpu'",
+    "handle": "x itself: there are no handles of a C library here",
 }
 
 BLOCK = {

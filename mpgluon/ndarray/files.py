@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import warnings
 from typing import TYPE_CHECKING
 
@@ -176,3 +177,11 @@ def save_tobuffer(data: NDArray | list[NDArray] | dict[str, NDArray]) -> bytes:
     True
     """
     return _core.save_arrays_to_bytes(*_arrays_and_names(data))
+
+
+def of_state(state: Any) -> NDArray:
+    """The array in a pickle that MXNet has made: its state has the bytes of one array in a file."""
+    if not (isinstance(state, dict) and isinstance(state.get("handle"), (bytes, bytearray))):
+        raise TypeError("__setstate__: this is no array of MXNet: its state has no bytes")
+    head, names = struct.pack("<QQQ", 0x112, 0, 1), struct.pack("<Q", 0)
+    return load_frombuffer(head + state["handle"] + names)[0]
