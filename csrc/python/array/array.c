@@ -350,15 +350,9 @@ static PyObject *derived_new(PyTypeObject *type) {
   return self;
 }
 
-static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+static PyObject *array_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
+                           PyObject *Py_UNUSED(kwargs)) {
   if (type != mpg_py->array_type) return derived_new(type);
-  /* As pickles of MXNet make one, which __setstate__ then fills. */
-  if (PyTuple_GET_SIZE(args) == 1 && PyTuple_GET_ITEM(args, 0) == Py_None) {
-    PyObject *module = PyImport_ImportModule("mpgluon._core");
-    PyObject *array = module ? PyObject_CallMethod(module, "array", "[]") : NULL;
-    Py_XDECREF(module);
-    return array;
-  }
   PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
                   "NDArray is not called; make arrays with nd.array, nd.zeros, nd.empty, ...");
   return NULL;

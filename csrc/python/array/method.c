@@ -399,29 +399,6 @@ static PyObject *reduce(PyObject *self, PyObject *Py_UNUSED(unused)) {
   return Py_BuildValue("N(NNs)", rebuild, values, context,
                        mpg_dtype_name(array->tensor.desc.dtype));
 }
-/* The state in a pickle that MXNet has made: {"handle": the bytes of one array in a file}. Only new
- * arrays, as NDArray(None) makes them, are filled. */
-static PyObject *set_state(PyObject *self, PyObject *state) {
-  mpg_array *mine = mpg_py_expect_array(self, "__setstate__");
-  PyObject *module = mine ? PyImport_ImportModule("mpgluon.ndarray.files") : NULL;
-  PyObject *array = module ? PyObject_CallMethod(module, "of_state", "O", state) : NULL;
-  Py_XDECREF(module);
-  mpg_array *read = array ? mpg_py_expect_array(array, "__setstate__") : NULL;
-  if (read != NULL &&
-      (mine->bound || mine->node || mine->trace || mpg_shape_size(&mine->tensor.desc.shape) != 0)) {
-    PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
-                    "__setstate__: the array has values; write x[:] = values");
-    read = NULL;
-  }
-  if (read != NULL) {
-    mpg_array former = *mine;
-    *mine = *read;
-    *read = former;
-  }
-  Py_XDECREF(array);
-  return read == NULL ? NULL : Py_NewRef(Py_None);
-}
-
 static PyObject *deepcopy(PyObject *self, PyObject *Py_UNUSED(memo)) { return copy(self, NULL); }
 
 PyMethodDef mpg_py_array_methods[] = {
@@ -441,7 +418,6 @@ PyMethodDef mpg_py_array_methods[] = {
     {"__copy__", copy, METH_NOARGS, NULL},
     {"__deepcopy__", deepcopy, METH_O, NULL},
     {"__reduce__", reduce, METH_NOARGS, NULL},
-    {"__setstate__", set_state, METH_O, NULL},
     {"as_in_context", as_in_context, METH_O,
      "as_in_context(context)\n--\n\nThe array on that device: itself (on the tape a view of it) "
      "when it is there, else a copy. Differentiable,\nand traced as an op."},

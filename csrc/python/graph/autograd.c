@@ -266,7 +266,8 @@ static int request_of(PyObject *object, mpg_grad_req *request) {
       *request = known[i].request;
       return 0;
     }
-  mpg_py_refuse(MPG_KEY_ERROR, object, "grad_req is 'write', 'add' or 'null'");
+  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "grad_req is 'write', 'add' or 'null', got %R",
+               object);
   return -1;
 }
 

@@ -7,7 +7,8 @@ static int wrong(const mpg_param *param, const char *op, PyObject *value, const 
       !PyErr_ExceptionMatches(PyExc_OverflowError))
     return -1;
   PyErr_Clear();
-  mpg_py_refuse(MPG_TYPE_ERROR, value, "%s: %s has to be %s", op, param->name, expected);
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: %s has to be %s, got %R", op, param->name,
+               expected, value);
   return -1;
 }
 
@@ -200,8 +201,8 @@ static int from_enum(const target *to, void *field, PyObject *value) {
     *position =
         mpg_param_enum_find(param->constraint, param->default_text, strlen(param->default_text));
   if (*position < 0)
-    mpg_py_refuse(MPG_VALUE_ERROR, value, "%s: %s is one of %s", to->op, param->name,
-                  param->constraint);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s is one of %s, got %R", to->op,
+                 param->name, param->constraint, value);
   Py_XDECREF(text);
   return *position < 0 ? -1 : 0;
 }
