@@ -123,7 +123,6 @@ ARRAY = {
     "nonzero": "np.nonzero(x)",
     "mul_": "x *= y",
     "is_cuda": "x.context.device_type == 'gpu'",
-    "handle": "x itself: there are no handles of a C library here",
 }
 
 BLOCK = {
@@ -195,7 +194,6 @@ FUNCTIONS = {
     "functional": "nd",
     "optim": "mx.optimizer and mx.gluon.Trainer",
     "utils": "mx.gluon.utils and mx.gluon.data",
-    "imdecode": "mx.image.imdecode, whose images are of uint8 and the shape (height, width, 3)",
 }
 
 TRAINER = {
@@ -222,7 +220,7 @@ AUTOGRAD = {
     "set_grad_enabled": "autograd.set_recording",
 }
 
-# Ops of MXNet's contrib that there are none of, or none of symbols.
+# Ops of MXNet's contrib that there are none of.
 _QUANTIZED = "computes with float32: dequantize what goes in, and quantize_v2 what comes out"
 CONTRIB = {
     **{
@@ -242,9 +240,6 @@ CONTRIB = {
         }.items()
     },
     "calibrate_entropy": "give quantize_v2 the range min_calib_range, max_calib_range",
-    "getnnz": "it counts the elements of csr arrays: use nd.contrib.getnnz",
-    "group_adagrad_update": "use nd.contrib.group_adagrad_update, or "
-    "mx.optimizer.contrib.GroupAdaGrad",
     "hawkesll": "its sum can be written with nd.contrib.foreach",
     **dict.fromkeys(
         [
@@ -339,12 +334,6 @@ def of_contrib(module, name):
     )
 
 
-def of_op(name):
-    """The way on from an op, by the name that files have, that there is none of; or nothing."""
-    way = CONTRIB.get(name.removeprefix("_contrib_"))
-    return f"; {way}" if way else near(name, _core.ops())
-
-
 def of_package(module, name):
     """A name that MXNet has in a module, and its package has here."""
     package = sys.modules[module.rpartition(".")[0]]
@@ -353,36 +342,20 @@ def of_package(module, name):
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def check_options(kind, given):
-    """`unknown_option`, where the constructor takes neither the options nor any further ones."""
-    code = getattr(kind.__init__, "__code__", None)
-    if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
-        return
-    taken = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    if any(name not in taken for name in given):
-        raise unknown_option(kind, given)
-
-
 def unknown_option(kind, given):
     """The error for options that no constructor of the class and its bases has."""
-    options = set()
-    for base in kind.__mro__[:-1]:
-        if "__init__" not in vars(base):
-            continue
-        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
-        kinds = {parameter.kind for parameter in parameters}
-        options.update(
-            parameter.name
-            for parameter in parameters
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        )
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            break  # its base is given nothing else
-    options = sorted(options)
+    options = sorted(
+        name
+        for base in kind.__mro__[:-1]
+        if "__init__" in vars(base)
+        for name, parameter in list(inspect.signature(base.__init__).parameters.items())[1:]
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    )
+    options = list(dict.fromkeys(options))
     name = next((name for name in given if name not in options), next(iter(given)))
     return TypeError(
         f"{kind.__name__} has no option {name!r}{near_option(name, options)}; it takes "
-        f"{', '.join(options) or 'none'}"
+        f"{', '.join(options)}"
     )
 
 

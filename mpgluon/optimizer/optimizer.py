@@ -183,8 +183,6 @@ class Optimizer:
     @staticmethod
     def create_optimizer(name: str, **kwargs: Any) -> Optimizer:
         """Makes the optimizer of that name (in any case); ValueError when there is none."""
-        if not isinstance(name, str):
-            raise TypeError(f"an optimizer is given by name, not a {type(name).__name__}")
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             raise ValueError(

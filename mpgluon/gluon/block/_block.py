@@ -19,7 +19,7 @@ from .._compiled.programs import CompiledPrograms
 from .._nested import is_symbolic
 from .._tree import TreeNode, children, compiled_call, is_hybridized
 from ..parameter._parameter import Parameter, load_values
-from ..parameter._parameter_dict import ParameterDict, check_names
+from ..parameter._parameter_dict import ParameterDict, check_names, renamed
 from ..utils import HookHandle, brief, indent
 from ._structure_file import load_structure, save_structure
 
@@ -381,8 +381,8 @@ class Block(TreeNode):
         self.load_parameters(f"{prefix}-model.params")
 
     def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
-        """Writes the parameters into a ``.params`` file, named by their place in the tree
-        (``output.weight``).
+        """Writes the parameters into a file, named by their place in the tree
+        (``output.weight``): in MXNet's format, or that of safetensors or npz by the suffix.
 
         Parameters
         ----------
@@ -409,9 +409,10 @@ class Block(TreeNode):
         ignore_extra: bool = False,
         cast_dtype: bool = False,
         dtype_source: str = "current",
+        name_map: dict[str, str | None] | Callable[[str], str | None] | None = None,
     ) -> None:
-        """Reads parameters from a ``.params`` file: one of `save_parameters`, or one with
-        parameters' full names.
+        """Reads parameters from a file that `nd.load` reads: one of `save_parameters`, one with
+        parameters' full names or, by a `name_map`, one from elsewhere.
 
         Parameters
         ----------
@@ -429,6 +430,11 @@ class Block(TreeNode):
             stays.
         dtype_source : {'current', 'saved'}, default 'current'
             Whose dtype stays where they differ, with `cast_dtype`.
+        name_map : dict or callable, optional
+            What the names in the file are called here, before anything else looks at them: a dict
+            of names or of regular expressions of whole names, of which the first that matches
+            counts, to names in which ``\\1`` is a group's text; or a function of a name. None
+            leaves an array out; a name that the dict does not know stays.
 
         Raises
         ------
@@ -444,6 +450,8 @@ class Block(TreeNode):
                     f"{source} holds arrays without names, so they belong to no parameters"
                 )
             return
+        if name_map is not None:
+            loaded = renamed(loaded, name_map, source)
         structured = self._collect_params_with_prefix()
         if not any("." in name for name in loaded) and not any(
             name in structured for name in loaded

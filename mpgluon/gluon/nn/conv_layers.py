@@ -10,7 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from ..block import HybridBlock
-from .activations import Activation, activation_name, after
+from .activations import Activation, activation_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,7 +153,9 @@ class _Conv(Layer):
                 self.bias = self.params.get(
                     "bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True
                 )
-            self.act: Activation | None = after(type(self).__name__, activation)
+            self.act: Activation | None = (
+                None if activation is None else Activation(activation, prefix=activation + "_")
+            )
 
     def _weight_channels(self, in_channels, groups):
         return self._channels, in_channels // groups

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
 from ..block import Block, HybridBlock
-from ..nn.activations import LeakyReLU, check_activation
+from ..nn.activations import LeakyReLU
 from ._sequences import arranged, functions_of, is_one, masked, steps_of
 
 if TYPE_CHECKING:
@@ -164,11 +164,6 @@ class RecurrentCell(Block):
             ]
             outputs = masked(outputs, len(steps), layout, valid_length, True)
         return arranged(outputs, len(steps), layout, merge_outputs), states
-
-    def _check_activations(self, *activations):
-        for activation in activations:
-            if isinstance(activation, str):
-                check_activation(type(self).__name__, activation)
 
     def _activate(self, F, x, activation, name):
         if isinstance(activation, str):

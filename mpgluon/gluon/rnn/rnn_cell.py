@@ -147,7 +147,6 @@ class RNNCell(_GatedCell):
             prefix,
             params,
         )
-        self._check_activations(activation)
         self._activation = activation
 
     def _alias(self):
@@ -223,7 +222,6 @@ class LSTMCell(_GatedCell):
             prefix,
             params,
         )
-        self._check_activations(activation, recurrent_activation)
         self._activation = activation
         self._recurrent_activation = recurrent_activation
 
