@@ -7,43 +7,6 @@ import sys
 
 from . import _core
 
-OPTIONS = {  # of layers, optimizers and ops: the first that the thing called has
-    "lr": ("learning_rate",),
-    "weight_decay": ("wd",),
-    "betas": ("beta1",),
-    "eps": ("epsilon",),
-    "bias": ("use_bias", "no_bias"),
-    "in_features": ("in_units",),
-    "out_features": ("units",),
-    "out_channels": ("channels",),
-    "stride": ("strides",),
-    "padding": ("pad",),
-    "dilation": ("dilate",),
-    "groups": ("num_group",),
-    "kernel_size": ("kernel", "pool_size"),
-    "num_embeddings": ("input_dim",),
-    "embedding_dim": ("output_dim",),
-    "num_features": ("in_channels",),
-    "normalized_shape": ("in_channels",),
-    "batch_first": ("layout",),
-    "p": ("rate",),
-    "dim": ("axis",),
-    "dims": ("axis", "axes"),
-    "keepdim": ("keepdims",),
-    "device": ("ctx",),
-    "size": ("shape",),
-    "input": ("data",),
-    "min": ("a_min",),
-    "max": ("a_max",),
-    "descending": ("is_ascend",),
-    "largest": ("is_ascend",),
-    "negative_slope": ("alpha", "slope"),
-    "step_size": ("step",),
-    "milestones": ("step",),
-    "gamma": ("factor",),
-    "drop_last": ("last_batch",),
-}
-
 ARRAY = {
     "to": "x.as_in_context(mx.gpu(0)) moves it, x.astype('float16') converts it",
     "cuda": "x.as_in_context(mx.gpu(0))",
@@ -75,52 +38,6 @@ ARRAY = {
     "any": "(x != 0).sum() > 0",
     "all": "(x == 0).sum() == 0",
     "add_": "x += y",
-    "unsqueeze_": "x = x.expand_dims(axis)",
-    "squeeze_": "x = x.squeeze(axis)",
-    "bool": "x.astype('bool')",
-    "byte": "x.astype('uint8')",
-    "type": "x.astype(dtype)",
-    "type_as": "x.astype(y.dtype)",
-    "bfloat16": "x.astype('bfloat16')",
-    "gather": "nd.pick(x, index, axis) for one element a row, nd.gather_nd(x, indices)",
-    "scatter": "nd.scatter_nd(values, indices, shape)",
-    "scatter_": "x[indices] = values",
-    "index_select": "x.take(indices, axis=axis)",
-    "masked_select": "nd.contrib.boolean_mask(x, mask)",
-    "masked_fill_": "x[:] = nd.where(mask, value, x)",
-    "expand": "x.broadcast_to(shape)",
-    "expand_as": "x.broadcast_like(y)",
-    "view_as": "x.reshape_like(y)",
-    "repeat_interleave": "x.repeat(repeats, axis=axis)",
-    "chunk": "x.split(num_outputs, axis=axis)",
-    "unbind": "x.split(num_outputs, axis=axis, squeeze_axis=True)",
-    "narrow": "x.slice_axis(axis, begin, end)",
-    "cat": "nd.concat(x, y, dim=axis)",
-    "var": "((x - x.mean()) ** 2).mean(), or nd.moments(x, axes)",
-    "amax": "x.max(axis)",
-    "amin": "x.min(axis)",
-    "cumsum": "nd.cumsum(x, axis)",
-    "logsumexp": "nd.log(nd.exp(x - x.max()).sum()) + x.max()",
-    "nelement": "x.size",
-    "ravel": "x.reshape(-1)",
-    "eq": "x == y",
-    "ne": "x != y",
-    "pow": "x ** y",
-    "add": "x + y",
-    "sub": "x - y",
-    "mul": "x * y",
-    "div": "x / y",
-    "div_": "x /= y",
-    "copy_": "y.copyto(x), or x[:] = y",
-    "uniform_": "nd.random.uniform(low, high, shape=x.shape, out=x)",
-    "normal_": "nd.random.normal(loc, scale, shape=x.shape, out=x)",
-    "clamp_": "x[:] = x.clip(a_min, a_max)",
-    "new_zeros": "nd.zeros(shape, ctx=x.context, dtype=x.dtype)",
-    "detach_": "x = x.detach()",
-    "data": "x itself, or x.detach()",
-    "triu": "nd.linalg.extracttrian, or a product with a mask",
-    "tril": "nd.linalg.extracttrian, or a product with a mask",
-    "nonzero": "np.nonzero(x)",
     "mul_": "x *= y",
     "is_cuda": "x.context.device_type == 'gpu'",
 }
@@ -342,8 +259,9 @@ def of_package(module, name):
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def unknown_option(kind, given):
-    """The error for options that no constructor of the class and its bases has."""
+def unknown_option(instance, given):
+    """The error for options that no constructor of the object's classes has."""
+    kind = type(instance)
     options = sorted(
         name
         for base in kind.__mro__[:-1]
@@ -351,18 +269,11 @@ def unknown_option(kind, given):
         for name, parameter in list(inspect.signature(base.__init__).parameters.items())[1:]
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     )
-    options = list(dict.fromkeys(options))
-    name = next((name for name in given if name not in options), next(iter(given)))
+    name = next(iter(given))
     return TypeError(
-        f"{kind.__name__} has no option {name!r}{near_option(name, options)}; it takes "
-        f"{', '.join(options)}"
+        f"{kind.__name__} has no option {name!r}{near(name, options)}; it takes "
+        f"{', '.join(dict.fromkeys(options))}"
     )
-
-
-def near_option(name, known):
-    """As `near`, and for the options of other frameworks."""
-    ways = [way for way in OPTIONS.get(name, ()) if way in known]
-    return f"; did you mean {ways[0]!r}?" if ways else near(name, known)
 
 
 def near(name, known):

@@ -4,7 +4,7 @@
 
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
-from . import amp, autograd, io, quantization, tensorboard, text
+from . import amp, autograd, io, onnx, quantization, tensorboard, text
 
 __all__ = [
     "amp",
@@ -12,6 +12,7 @@ __all__ = [
     "io",
     "nd",
     "ndarray",
+    "onnx",
     "quantization",
     "sym",
     "symbol",

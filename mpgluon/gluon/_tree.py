@@ -63,19 +63,6 @@ def set_children(block, blocks):
     block._children = blocks
 
 
-def walk(block, path=""):
-    """The blocks below one: (parent, its name for the block, path, block)."""
-    for name, child in list(children(block).items()):
-        place = f"{path}.{name}" if path else name
-        yield block, name, place, child
-        yield from walk(child, place)
-
-
-def blocks_by_path(block):
-    """A block, of path '', and those below it: a dict."""
-    return {"": block, **{path: child for _, _, path, child in walk(block)}}
-
-
 def own_parameters(block):
     """The parameters that are a block's own, not its children's, by the names that
     ``hybrid_forward`` gets them under: the block's own dict."""

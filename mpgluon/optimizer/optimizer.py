@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import os
@@ -11,14 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import ndarray as nd
 from .._core import at_once, versions
-from .._hints import constructed, near, of_package, unknown_option
+from .._hints import constructed, near, of_package
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from typing_extensions import Never
 
     from .._types import Class, NDArray, Symbol
     from ..gluon.parameter import Parameter
@@ -94,8 +93,6 @@ class Optimizer:
         Their `lr_mult` and `wd_mult` take precedence.
     sym : Symbol, optional
         Attributes ``__lr_mult__`` and ``__wd_mult__`` of its variables become multipliers.
-    **kwargs
-        No others: a TypeError names those that there are.
 
     A subclass defines `create_state(index, weight)` and `update(index, weight, grad, state)` for
     single arrays. One that sets `aggregate_num` above 0 is given lists of at most so many, all on
@@ -121,10 +118,7 @@ class Optimizer:
         begin_num_update: int = 0,
         multi_precision: bool = False,
         param_dict: dict[int, Parameter] | None = None,
-        **kwargs: Never,
     ) -> None:
-        if kwargs:
-            raise unknown_option(type(self), kwargs)
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
         if learning_rate is not None:
@@ -189,7 +183,24 @@ class Optimizer:
                 f"there is no optimizer named {name!r}{near(name, Optimizer.opt_registry)}; there "
                 f"are {', '.join(sorted(Optimizer.opt_registry))}"
             )
-        return klass(**kwargs)
+        try:
+            return klass(**kwargs)
+        except TypeError:
+            options = sorted(
+                {
+                    option
+                    for kind in klass.__mro__[:-1]
+                    for option in inspect.signature(kind.__init__).parameters
+                }
+                - {"self", "kwargs"}
+            )
+            wrong = [option for option in kwargs if option not in options]
+            if not wrong:
+                raise
+            raise TypeError(
+                f"optimizer {name!r} has no option {wrong[0]!r}{near(wrong[0], options)}; it takes "
+                f"{', '.join(options)}"
+            ) from None
 
     def __repr__(self) -> str:
         options = constructed(self, ("wd",)).partition("(")[2]

@@ -11,7 +11,6 @@ from .. import autograd, ndarray as nd
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
 from ..gluon._tree import (
-    blocks_by_path,
     children,
     devices_of_groups,
     forget_compiled,
@@ -25,7 +24,7 @@ from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
 from ._tensor_parallel.layers import SplitLayer, lie_on
 from ._tensor_parallel.parameters import HomeParameter
-from ._tensor_parallel.splitting import every_layer, matches, split_layers
+from ._tensor_parallel.splitting import every_layer, matches, split_layers, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -354,7 +353,7 @@ class Mesh:
                 for stage, blocks in enumerate(stages)
                 for block in (blocks if isinstance(blocks, (list, tuple)) else [blocks])
             ]
-        paths = blocks_by_path(net)
+        paths = {"": net, **{path: block for _, _, path, block in walk(net)}}
         known = set(paths.values())
         assigned = {}
         for block, stage in listed:

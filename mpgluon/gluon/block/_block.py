@@ -12,14 +12,13 @@ from ..._device_groups import running as groups_running
 from ..._hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ...base import MXNetError
 from ...name import NameManager, Prefix
-from .. import _placement
 from .._block_path import add_path, block_path, is_call
 from .._compiled import grouped
 from .._compiled.programs import CompiledPrograms
 from .._nested import is_symbolic
 from .._tree import TreeNode, children, compiled_call, is_hybridized
 from ..parameter._parameter import Parameter, load_values
-from ..parameter._parameter_dict import ParameterDict, check_names, renamed
+from ..parameter._parameter_dict import ParameterDict, check_names
 from ..utils import HookHandle, brief, indent
 from ._structure_file import load_structure, save_structure
 
@@ -41,6 +40,7 @@ class _NameScope(_core.Scope):
 
     def __init__(self, block):
         self._block = block
+        self._counter = {}
 
     @staticmethod
     def create(prefix, params, hint):
@@ -55,9 +55,8 @@ class _NameScope(_core.Scope):
             )
             return prefix, params
         if prefix is None:
-            counts = scope._block._child_counts
-            count = counts.get(hint, 0)
-            counts[hint] = count + 1
+            count = scope._counter.get(hint, 0)
+            scope._counter[hint] = count + 1
             prefix = f"{hint}{count}_"
         if shared is None:
             params = scope._block.params.of_child(prefix)
@@ -74,15 +73,6 @@ class _NameScope(_core.Scope):
 def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a method for type checkers: what overrides it may take any arguments."""
     return method
-
-
-def _hides_block(value, known):
-    """Whether nested lists and dicts hold a block that is not among the known ones."""
-    if isinstance(value, (list, tuple)):
-        return any(_hides_block(item, known) for item in value)
-    if isinstance(value, dict):
-        return any(_hides_block(item, known) for item in value.values())
-    return isinstance(value, Block) and not any(value is child for child in known)
 
 
 class Block(TreeNode):
@@ -122,11 +112,11 @@ class Block(TreeNode):
         self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
     ) -> None:
         if kwargs:
-            raise unknown_option(type(self), kwargs)
+            raise unknown_option(self, kwargs)
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
-        self._child_counts = {}  # how many blocks of each kind were made in `name_scope`
+        self._scope = _NameScope(self)
         TreeNode.__init__(self)
         self._scope_ids = {}  # scope of the calling block -> scope of this one
 
@@ -185,7 +175,7 @@ class Block(TreeNode):
 
     def name_scope(self) -> AbstractContextManager[Any]:
         """A context manager: blocks made inside it get this block's prefix in front of theirs."""
-        return _NameScope(self)
+        return self._scope
 
     def register_child(self, block: Block, name: str | None = None) -> None:
         """Adds a child, under `name` or its number."""
@@ -250,11 +240,20 @@ class Block(TreeNode):
         return collected
 
     def _warn_of_hidden_children(self):
+        def hides_block(value):
+            if isinstance(value, (list, tuple)):
+                return any(hides_block(item) for item in value)
+            if isinstance(value, dict):
+                return any(hides_block(item) for item in value.values())
+            return isinstance(value, Block) and not any(
+                value is child for child in self._children.values()
+            )
+
         for name, value in self.__dict__.items():
             if (
                 isinstance(value, (list, tuple, dict))
                 and name != "_children"
-                and _hides_block(value, self._children.values())
+                and hides_block(value)
             ):
                 warnings.warn(
                     f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, "
@@ -298,54 +297,12 @@ class Block(TreeNode):
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
     def place(self, where: Any, *args: Any, **options: Any) -> Self:
-        """Places the block on devices; its code stays as it is.
-
-        Parameters
-        ----------
-        where : dict of str to Context, Plan or Mesh
-            A dict names blocks inside this one by their paths, such as ``'features'`` and
-            ``'encoder.layers.0'``, or by regular expressions of whole paths, such as
-            ``'features[.][0-4]'``; the first that matches counts, and a block's device goes for
-            what is inside it. Their parameters move to the device, and they compute there: what
-            they get is moved to them. A block that is not named computes where its parameters are
-            or, without any, where its input is. A `mpgluon.parallel.Plan` says all of this; a
-            `mpgluon.parallel.Mesh` has replicas and split layers, and more arguments.
-        verbose : bool, default True
-            With a dict: whether to print which blocks are where now, their parameters and bytes.
-
-        Returns
-        -------
-        Block
-            The block itself. Optimizer states follow with the next step of a Trainer. `reset_ctx`
-            takes the placement back.
-
-        Raises
-        ------
-        ValueError
-            A name or pattern matches no block.
-        MXNetError
-            A parameter is not initialized, or a block belongs to a group of devices already.
-
-        Examples
-        --------
-        >>> net = gluon.nn.HybridSequential()
-        >>> net.add(gluon.nn.Dense(8, in_units=4), gluon.nn.Dense(2, in_units=8))
-        >>> net.initialize()
-        >>> _ = net.place({'0': mx.cpu(0), '1': mx.cpu(1)})
-          blocks  device  parameters  bytes
-          0       cpu(0)           2    160
-          1       cpu(1)           2     72
-        2 parameters moved
-        >>> net(nd.ones((3, 4))).context
-        cpu(1)
-        """
-        if isinstance(where, dict):
-            _placement.place(self, where, *args, **options)
-            return self
+        """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh`
+        and `Plan`. Returns the block."""
         if not hasattr(where, "place"):
             raise TypeError(
-                f"place: {type(where).__name__} is no Plan, no Mesh and no dict, as in "
-                "{'features': mx.cpu(0), 'output': mx.cpu(1)}"
+                f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by "
+                "as_in_context and reset_ctx"
             )
         return where.place(self, *args, **options)
 
@@ -354,10 +311,7 @@ class Block(TreeNode):
         self.collect_params().zero_grad()
 
     def reset_ctx(self, ctx: Devices) -> None:
-        """Moves all parameters to `ctx`, a Context or list of Context; what `place` did with a dict
-        or a plan is taken back."""
-        if _placement.is_placed(self):
-            _placement.forget(self)
+        """Moves all parameters to `ctx`, a Context or list of Context."""
         self.collect_params().reset_ctx(ctx)
 
     def cast(self, dtype: DType) -> None:
@@ -381,8 +335,8 @@ class Block(TreeNode):
         self.load_parameters(f"{prefix}-model.params")
 
     def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
-        """Writes the parameters into a file, named by their place in the tree
-        (``output.weight``): in MXNet's format, or that of safetensors or npz by the suffix.
+        """Writes the parameters into a ``.params`` file, named by their place in the tree
+        (``output.weight``).
 
         Parameters
         ----------
@@ -409,10 +363,9 @@ class Block(TreeNode):
         ignore_extra: bool = False,
         cast_dtype: bool = False,
         dtype_source: str = "current",
-        name_map: dict[str, str | None] | Callable[[str], str | None] | None = None,
     ) -> None:
-        """Reads parameters from a file that `nd.load` reads: one of `save_parameters`, one with
-        parameters' full names or, by a `name_map`, one from elsewhere.
+        """Reads parameters from a ``.params`` file: one of `save_parameters`, or one with
+        parameters' full names.
 
         Parameters
         ----------
@@ -430,11 +383,6 @@ class Block(TreeNode):
             stays.
         dtype_source : {'current', 'saved'}, default 'current'
             Whose dtype stays where they differ, with `cast_dtype`.
-        name_map : dict or callable, optional
-            What the names in the file are called here, before anything else looks at them: a dict
-            of names or of regular expressions of whole names, of which the first that matches
-            counts, to names in which ``\\1`` is a group's text; or a function of a name. None
-            leaves an array out; a name that the dict does not know stays.
 
         Raises
         ------
@@ -450,8 +398,6 @@ class Block(TreeNode):
                     f"{source} holds arrays without names, so they belong to no parameters"
                 )
             return
-        if name_map is not None:
-            loaded = renamed(loaded, name_map, source)
         structured = self._collect_params_with_prefix()
         if not any("." in name for name in loaded) and not any(
             name in structured for name in loaded

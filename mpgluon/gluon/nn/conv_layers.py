@@ -15,8 +15,6 @@ from .activations import Activation, activation_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from typing_extensions import Never
-
     from ..._types import Init, Layer
     from ..parameter import Parameter, ParameterDict
 else:
@@ -124,9 +122,8 @@ class _Conv(Layer):
         in_channels: int = 0,
         prefix: str | None = None,
         params: ParameterDict | None = None,
-        **kwargs: Never,
     ) -> None:
-        super().__init__(prefix=prefix, params=params, **kwargs)
+        super().__init__(prefix=prefix, params=params)
         ndim = self._ndim
         layout = check_layout(layout, ndim)
         kernel = per_axis(kernel_size, ndim, "kernel_size")
@@ -275,7 +272,6 @@ class _ConvTranspose(_Conv):
         in_channels: int = 0,
         prefix: str | None = None,
         params: ParameterDict | None = None,
-        **kwargs: Never,
     ) -> None:
         super().__init__(
             channels,
@@ -292,7 +288,6 @@ class _ConvTranspose(_Conv):
             in_channels,
             prefix,
             params,
-            **kwargs,
         )
         self.outpad: tuple[int, ...] = per_axis(output_padding, self._ndim, "output_padding")
         self._kwargs["adj"] = self.outpad
@@ -365,9 +360,8 @@ class _Pooling(Layer):
         count_include_pad: bool | None = None,
         prefix: str | None = None,
         params: ParameterDict | None = None,
-        **kwargs: Never,
     ) -> None:
-        super().__init__(prefix=prefix, params=params, **kwargs)
+        super().__init__(prefix=prefix, params=params)
         layout = check_layout(layout, self._ndim)
         kernel = per_axis(pool_size, self._ndim, "pool_size")
         self._kwargs = {

@@ -12,8 +12,6 @@ from ._sequences import arranged, functions_of, is_one, masked, steps_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from typing_extensions import Never
-
     from ..parameter import ParameterDict
 
 
@@ -48,10 +46,8 @@ class RecurrentCell(Block):
     [1.0, 2.0, 3.0]
     """
 
-    def __init__(
-        self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
-    ) -> None:
-        super().__init__(prefix=prefix, params=params, **kwargs)
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
+        super().__init__(prefix=prefix, params=params)
         self._modified = False
         self.reset()
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ..._tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
-from ...gluon._placement import assign
-from ...gluon._tree import blocks_by_path
+from ...gluon._compiled import recompute
+from ...gluon._tree import forget_compiled, group_of, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
 from .._pipeline.report import Report, draw_spans, new_figure
+from .._tensor_parallel.splitting import walk
 from ..schedules import SCHEDULES, named
 from . import layer_measurement, layer_profile
 from .memory_measurement import MemoryMeter, best_within
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Plan", "plan"]
 
 FORMAT = "mpgluon plan 1"
+GROUP = "plan:"  # in front of the names of the groups that a plan makes
 
 
 def plan(
@@ -468,7 +470,8 @@ class Plan(layer_profile.SavedAsJson, Tabular):
             The plan is for another network, or the network is not initialized or belongs to groups
             of its own.
         """
-        found = blocks_by_path(net)
+        found = {path: block for _, _, path, block in walk(net)}
+        placement = self.placement
         for layer in self.profile.layers:
             if not layer.path:
                 continue
@@ -479,7 +482,40 @@ class Plan(layer_profile.SavedAsJson, Tabular):
                     f"Plan.place: the plan is for another network: it has a {layer.kind} at "
                     f"{layer.path!r}, and here is {there}"
                 )
-        assign(net, self.placement, "Plan.place")
+            missing = [
+                p.name
+                for p in block.collect_params().values()
+                if p.arrays is None and not p.deferred_init
+            ]
+            if missing:
+                raise MXNetError(
+                    f"Plan.place: parameter '{missing[0]}' is not initialized; call "
+                    "net.initialize() before"
+                )
+        other = [
+            path
+            for path, block in found.items()
+            if group_of(block) is not None and not group_of(block).startswith(GROUP)
+        ]
+        if other:
+            raise MXNetError(
+                f"Plan.place: block {other[0]!r} belongs to the group "
+                f"{group_of(found[other[0]])!r} already"
+            )
+        moved = set()
+        for block in found.values():
+            set_group(block, None)
+        for path, ctx in placement.items():
+            set_group(found[path], f"{GROUP}{ctx}")
+            for param in found[path].collect_params().values():
+                if param not in moved:  # one that layers share goes to the first
+                    moved.add(param)
+                    if param.list_ctx() != [ctx]:
+                        param.reset_ctx(ctx)
+        set_devices_of_groups(net, {f"{GROUP}{ctx}": ctx for ctx in self.devices})
+        for block in (net, *found.values()):
+            forget_compiled(block)
+        recompute.changes += 1  # what contains the network is compiled anew, too
         return net
 
     def compare(self, report: Report) -> Comparison:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ... import initializer, random
 from ...base import MXNetError
 from ...gluon import nn, rnn
-from ...gluon._tree import children, forget_compiled, own_parameters, walk
+from ...gluon._tree import children, forget_compiled, own_parameters
 from ...gluon.block import Block, HybridBlock
 from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments, layer_norm_arguments
 from ...gluon.nn.conv_layers import convolution_arguments
@@ -20,7 +20,7 @@ from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, Vocab
 from .recurrent import ParallelLSTM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ...context import Context
 
@@ -100,6 +100,14 @@ _KINDS = {
 
 # layer -> how it is split where every layer is to be
 _EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LSTM: "gates"}
+
+
+def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]]:
+    """The blocks below one: (parent, its name for the block, path, block)."""
+    for name, child in list(children(block).items()):
+        place = f"{path}.{name}" if path else name
+        yield block, name, place, child
+        yield from walk(child, place)
 
 
 def _take_over(old, new):

@@ -1,0 +1,343 @@
+"""Export: from a Symbol and its parameters, or a HybridBlock, to an ONNX file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..symbol import Group, Symbol, load as load_symbol, var
+from ..symbol._graph import entries_of, topological
+from . import _ops as _ops
+from ._graph import Builder, Value, value
+from ._package import NUMBERS, OPSET, ONNXError, onnx_package
+from ._sizes import Dynamic, Inferred, check_known, dtype_name, dynamic_axes
+from ._table import EXPORTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..gluon import HybridBlock
+
+_log = logging.getLogger(__name__)
+
+
+def get_operator_support(opset_version: int | None = None) -> list[str]:
+    """The ops that can be exported, in order.
+
+    Parameters
+    ----------
+    opset_version : int, optional
+        There is one opset that exports use, 17; files of an older one can't be written.
+
+    Examples
+    --------
+    >>> "Convolution" in mx.onnx.get_operator_support()
+    True
+    """
+    if opset_version is not None and opset_version < OPSET:
+        return []
+    return sorted(EXPORTS)
+
+
+def export_model(
+    sym: Symbol | HybridBlock | str,
+    params: dict[str, Any] | Sequence[dict[str, Any]] | str | None = None,
+    in_shapes: Sequence[tuple[int, ...]] | None = None,
+    in_types: Any = np.float32,
+    onnx_file_path: str = "model.onnx",
+    verbose: bool = False,
+    dynamic: bool = False,
+    dynamic_input_shapes: Sequence[tuple[int | str | None, ...]] | None = None,
+    run_shape_inference: bool = False,
+    input_type: Any = None,
+    input_shape: Sequence[tuple[int, ...]] | None = None,
+    large_model: bool = False,
+) -> str:
+    """Writes a network as an ONNX file, of opset 17, for inference.
+
+    Parameters
+    ----------
+    sym : Symbol, HybridBlock or str
+        The network: a symbol, the path of its JSON file, or a block, whose parameters go along.
+    params : dict, list of two dicts or str, optional
+        Parameters by name, with or without ``arg:`` and ``aux:``; arguments' and states' apart; or
+        the path of a ``.params`` file. Not for a block.
+    in_shapes : list of tuple
+        The shapes of the inputs, in their order.
+    in_types : dtype or list of dtype, default float32
+        Their dtypes.
+    onnx_file_path : str, default 'model.onnx'
+        The file to write.
+    verbose : bool, default False
+        Whether each node is logged.
+    dynamic : bool, default False
+        Whether sizes may differ from call to call.
+    dynamic_input_shapes : list of tuple, optional
+        With `dynamic`: like `in_shapes`, with None or a name in place of each size that may differ;
+        equal names are equal sizes. By default it is every size that the network lets differ, or
+        else every first size.
+    run_shape_inference : bool, default False
+        Whether the shapes of all values between are written, too.
+    input_type, input_shape : optional
+        Older names of `in_types` and `in_shapes`.
+    large_model : bool, default False
+        Whether parameters are written to a file beside it (``model.onnx.data``): a model of more
+        than 2 GB needs that.
+
+    Returns
+    -------
+    str
+        The path of the file.
+
+    Raises
+    ------
+    MXNetError
+        When an op has no conversion; the error names it and its node.
+
+    Notes
+    -----
+    Needs the ``onnx`` package: ``pip install 'mpgluon[onnx]'``. A network that spans devices
+    becomes one graph without them.
+
+    Examples
+    --------
+    >>> net = gluon.nn.Dense(3, in_units=4)
+    >>> net.initialize()
+    >>> mx.onnx.export_model(net, in_shapes=[(1, 4)], onnx_file_path="dense.onnx")  # doctest: +SKIP
+    'dense.onnx'
+    """
+    onnx = onnx_package()
+    shapes = _listed(in_shapes if input_shape is None else input_shape, "in_shapes")
+    shapes = [tuple(shape) for shape in shapes]
+    types = in_types if input_type is None else input_type
+    types = list(types) if isinstance(types, (list, tuple)) else [types] * len(shapes)
+    if len(types) != len(shapes):
+        raise ValueError(f"in_types has {len(types)} dtypes for {len(shapes)} in_shapes")
+    symbol, arrays = _network(sym, params, len(shapes))
+    graph = _Graph(onnx, symbol, arrays, shapes, [dtype_name(dtype) for dtype in types])
+    model = graph.dynamic_model(dynamic_input_shapes, verbose) if dynamic else graph.model(verbose)
+    if run_shape_inference:
+        model = onnx.shape_inference.infer_shapes(model)
+    _save(onnx, model, onnx_file_path, large_model)
+    return onnx_file_path
+
+
+def _listed(shapes, what):
+    if shapes is None or (shapes and all(isinstance(size, int) for size in shapes)):
+        raise ValueError(f"{what} is a list of the inputs' shapes, such as [(1, 3, 224, 224)]")
+    return list(shapes)
+
+
+def _save(onnx, model, path, large):
+    folder, name = os.path.split(os.path.abspath(path))
+    beside = os.path.join(folder, f"{name}.data")
+    if large and os.path.exists(beside):
+        os.remove(beside)  # what is there already would be written behind
+    if not large and model.ByteSize() >= 1 << 31:
+        raise ONNXError("the model is larger than 2 GB: export it with large_model=True")
+    external = {"save_as_external_data": True, "location": f"{name}.data"} if large else {}
+    onnx.save_model(model, path, **external)
+    onnx.checker.check_model(path)
+
+
+def _network(sym, params, count):
+    """The symbol, and its parameters as arrays by name."""
+    from ..gluon import HybridBlock
+
+    if isinstance(sym, HybridBlock):
+        if params is not None:
+            raise ValueError("a block's parameters are its own; leave params out")
+        return _symbol_of(sym, count), {
+            name: param.reduced() for name, param in sym.collect_params().items()
+        }
+    if isinstance(sym, (str, os.PathLike)):
+        sym = load_symbol(os.fspath(sym))
+    if not isinstance(sym, Symbol):
+        raise TypeError(f"sym is a Symbol, a HybridBlock or a path, not {type(sym).__name__}")
+    if isinstance(params, (str, os.PathLike)):
+        params = nd.load(os.fspath(params))
+    parts = params if isinstance(params, (list, tuple)) else [params or {}]
+    if not all(isinstance(part, dict) for part in parts):
+        raise TypeError("params is a dict of arrays by name, a list of two, or a path")
+    return sym, {
+        name.split(":", 1)[1] if name.startswith(("arg:", "aux:")) else name: array
+        for part in parts
+        for name, array in part.items()
+    }
+
+
+def _symbol_of(block, count):
+    """The symbol of a block of so many inputs; it need not have been hybridized."""
+    from ..gluon import SymbolBlock
+    from ..gluon._nested import count as arrays_in
+    from ..gluon._tree import compiled_call
+    from ..gluon.block._symbol_block import symbol_of
+
+    call = compiled_call(block)
+    structure = None if call is None else call.structure()
+    if isinstance(block, SymbolBlock) or (structure is not None and arrays_in(structure) == count):
+        return symbol_of(block)
+    outputs = block(*[var("data" if count == 1 else f"data{i}") for i in range(count)])
+    found: list[Symbol] = []
+    _flatten(outputs, found)
+    return found[0] if len(found) == 1 else Group(found)
+
+
+def _flatten(outputs, found):
+    if isinstance(outputs, Symbol):
+        found.append(outputs)
+    else:
+        for item in outputs:
+            _flatten(item, found)
+
+
+class _Graph:
+    """One export."""
+
+    def __init__(self, onnx, symbol, arrays, shapes, types) -> None:
+        self._onnx, self._arrays = onnx, arrays
+        self._entries = entries_of(symbol)
+        self._names = symbol.list_outputs()
+        self._order = topological(self._entries)
+        inputs = [node.name for node in self._read() if node.name not in arrays]
+        if len(inputs) != len(shapes):
+            raise ValueError(
+                f"{len(shapes)} in_shapes for the inputs {', '.join(inputs) or '(none)'}; what is "
+                "no input has to be in params"
+            )
+        given = dict(zip(inputs, shapes))
+        check_known(given)
+        shapes = {**{name: array.shape for name, array in arrays.items()}, **given}
+        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
+        dtypes.update(zip(inputs, types))
+        self._inputs, self._shapes, self._dtypes = inputs, shapes, dtypes
+
+    def dynamic_model(self, told: Any, verbose: bool) -> Any:
+        """The model, with sizes that may differ."""
+        if told is not None and len(told) != len(self._inputs):
+            raise ValueError(
+                f"dynamic_input_shapes has {len(told)} shapes for {len(self._inputs)} inputs"
+            )
+        axes = dynamic_axes(self._entries, self._shapes, self._dtypes, self._inputs, told)
+        try:
+            return self.model(verbose, axes)
+        except ONNXError as error:
+            first = {key: label for key, label in axes.items() if key[1] == 0}
+            if told is not None or first == axes:
+                raise
+            try:
+                return self.model(verbose, first)
+            except MXNetError:
+                raise error from None
+
+    def _read(self):
+        """The variables that inference reads: labels of losses are none of them."""
+        read = set()
+        for node in self._order:
+            row = None if node.call is None else EXPORTS.get(node.call.name)
+            for place, (source, _) in enumerate(node.inputs):
+                if row is None or place not in row.unread:
+                    read.add(source)
+        read.update(node for node, _ in self._entries)
+        return [node for node in self._order if node.call is None and node in read]
+
+    def model(self, verbose: bool, axes: dict[tuple[str, int], str] | None = None) -> Any:
+        self._axes = axes or {}
+        self._inferred = Inferred(self._entries, self._shapes, self._dtypes, self._axes)
+        g = Builder(self._onnx)
+        values: dict[Any, list[Value]] = {}
+        read = set(self._read())
+        for node in self._order:
+            if node.call is None:
+                if node in read:
+                    values[node] = [self._variable(g, node)]
+                continue
+            row = EXPORTS.get(node.call.name)
+            sources = [
+                values[source][index]
+                for place, (source, index) in enumerate(node.inputs)
+                if row is None or place not in row.unread
+            ]
+            outputs = [self._inferred.of(node, index) for index in range(node.num_outputs)]
+            begin = len(g.nodes)
+            values[node] = g.convert(node, sources, outputs)
+            if verbose:
+                made = ", ".join(item.op_type for item in g.nodes[begin:]) or "nothing"
+                _log.info("%s (%s) became %s", node.name, node.call.name, made)
+        return self._made(g, values)
+
+    def _variable(self, g, node):
+        shape, dtype = self._inferred.of(node, 0)
+        if node.name not in self._arrays:
+            g.inputs.append(value(g.unique(node.name), shape, dtype))
+            return g.inputs[-1]
+        array = self._arrays[node.name].asnumpy()
+        return value(g.constant(array, dtype, node.name), shape, dtype, array)
+
+    def _made(self, g, values):
+        """The model, of the nodes that results need."""
+        helper, outputs, given, renamed = self._onnx.helper, [], set(), {}
+        for (node, index), name in zip(self._entries, self._names):
+            if index >= len(values[node]):
+                raise ONNXError(
+                    f"ONNX export: node '{node.name}' (op {node.call.name}): its output {name} has "
+                    "no conversion; export the symbol's other outputs, as in sym[0]"
+                )
+            source = values[node][index]
+            known = renamed.get(source, str(source))
+            if known != name or name in given:
+                name = g.unique(name)
+                if known in given or not g.rename(known, name):
+                    g.nodes.append(helper.make_node("Identity", [known], [name], name=name))
+                else:
+                    renamed[str(source)] = name
+            given.add(name)
+            outputs.append(self._info(name, source.shape, source.dtype))
+        nodes = _needed(g.nodes, {info.name for info in outputs})
+        used = {name for node in nodes for name in node.input}
+        graph = helper.make_graph(
+            nodes,
+            "mpgluon",
+            [self._info(item, item.shape, item.dtype) for item in g.inputs],
+            outputs,
+            [
+                g.tensor(name, array, g.dtypes[name])
+                for name, array in g.constants.items()
+                if name in used
+            ],
+        )
+        return helper.make_model(
+            graph,
+            producer_name="mpgluon",
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=8,
+        )
+
+    def _info(self, name, shape, dtype):
+        sizes = [self._size_name(size) for size in shape]
+        return self._onnx.helper.make_tensor_value_info(str(name), NUMBERS[dtype], sizes)
+
+    def _size_name(self, size):
+        """A fixed size, or the name of a dynamic one: an input's where it is equal to that."""
+        if not isinstance(size, Dynamic):
+            return size
+        for (name, axis), label in self._axes.items():
+            node = next(item for item in self._order if item.name == name)
+            if self._inferred.of(node, 0)[0][axis] == size:
+                return label
+        return None
+
+
+def _needed(nodes, wanted):
+    kept = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(node.input)
+    return kept[::-1]

@@ -1,0 +1,319 @@
+"""Import: from an ONNX file to a Symbol and its parameters, or to a block."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _core, ndarray as nd, symbol as sym
+from ..base import MXNetError
+from ..name import NameManager
+from ..symbol import Group, Symbol, var
+from ..symbol._graph import entries_of, states, topological
+from . import _ops as _ops
+from ._fold import FOLDS
+from ._package import DOMAINS, OPSET, ONNXError, dtype_of, onnx_package
+from ._source import WAYS, Open, Shapes, Source, told_shape, told_sizes
+from ._table import IMPORTS
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .._types import Devices, NDArray
+    from ..gluon import SymbolBlock
+
+# Files of later opsets are read as long as their ops are known.
+OLDEST = 7
+
+
+def import_model(
+    model_file: str,
+) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
+    """Reads an ONNX file.
+
+    Parameters
+    ----------
+    model_file : str
+        Its path.
+
+    Returns
+    -------
+    sym : Symbol
+    arg_params, aux_params : dict of str to NDArray
+        What the file holds: parameters, and states such as BatchNorm's running means.
+
+    Raises
+    ------
+    MXNetError
+        When the file is none of ONNX's, is damaged, or has an op that can't be converted; the
+        error names it.
+    """
+    graph = _read(model_file)
+    return graph.symbols(), *graph.parameters()
+
+
+def import_to_gluon(model_file: str, ctx: Devices | None = None) -> SymbolBlock:
+    """Reads an ONNX file as a block.
+
+    Parameters
+    ----------
+    model_file : str
+        Its path.
+    ctx : Context or list of Context, optional
+        Where its parameters live.
+    """
+    from ..gluon import SymbolBlock
+
+    graph = _read(model_file)
+    symbol = graph.symbols()
+    if not graph.inputs:
+        raise ONNXError(f"{model_file} has no inputs, and a block has some; see import_model")
+    arguments, auxiliary = graph.parameters()
+    arrays = {**arguments, **auxiliary}
+    inputs = [var(name, dtype=dtype) for name, _, dtype in graph.inputs]
+    block = SymbolBlock(symbol, inputs)
+    block.collect_params().load_dict(
+        arrays, ctx, filename=model_file, cast_dtype=True, dtype_source="saved"
+    )
+    return block
+
+
+def get_model_metadata(model_file: str) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """The names and shapes of the inputs and outputs of an ONNX file.
+
+    Parameters
+    ----------
+    model_file : str
+        Its path.
+
+    Returns
+    -------
+    dict
+        ``input_tensor_data`` and ``output_tensor_data``: lists of (name, shape), with 0 for sizes
+        that the file leaves open.
+    """
+    model = _loaded(onnx_package(), model_file)
+    held = {tensor.name for tensor in model.graph.initializer}
+    inputs = [info for info in model.graph.input if info.name not in held]
+    return {
+        key: [(info.name, told_shape(info)[0] or ()) for info in infos]
+        for key, infos in (
+            ("input_tensor_data", inputs),
+            ("output_tensor_data", model.graph.output),
+        )
+    }
+
+
+def _loaded(onnx, path):
+    """The model in a file, checked."""
+    path = os.fspath(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        model = onnx.load(path)
+        if not model.graph.node and not model.graph.output:
+            raise ONNXError("it has no graph")
+        onnx.checker.check_model(path)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # of protobuf, of the checker, of the files beside it
+        raise ONNXError(f"{path} is no valid ONNX file: {error}") from None
+    return model
+
+
+def _read(path):
+    """The graph of a file, with sizes for those it leaves open that go with it."""
+    onnx = onnx_package()
+    model, error = _loaded(onnx, path), None
+    for way in WAYS:
+        try:
+            return _Graph(onnx, path, model, way)
+        except ONNXError as failure:
+            error = error or failure
+    raise error or ONNXError("no sizes to try")
+
+
+def _array(onnx, tensor, folder):
+    """A tensor of a file as (array, dtype)."""
+    dtype = dtype_of(tensor.data_type)
+    try:
+        found = onnx.numpy_helper.to_array(tensor, folder)
+    except (ValueError, TypeError, OSError) as error:
+        raise ONNXError(f"the tensor {tensor.name} is damaged: {error}") from None
+    return (found if dtype == "bfloat16" else found.astype(dtype, copy=False)), dtype
+
+
+class _Graph:
+    """One import: `values` has a Symbol or the array of a constant for each name."""
+
+    def __init__(self, onnx, path, model, way) -> None:
+        self._onnx, self._path = onnx, os.fspath(path)
+        versions = [item.version for item in model.opset_import if item.domain in DOMAINS]
+        self.opset = max(versions, default=0)
+        if self.opset < OLDEST:
+            raise ONNXError(
+                f"{path} is of opset {self.opset}; {OLDEST} and newer ones are read. Convert it "
+                "with onnx.version_converter"
+            )
+        self._proto = model.graph
+        self.values: dict[str, Any] = {}
+        self.shapes = Shapes()
+        self.inputs: list[tuple[str, Any, str]] = []
+        self._parameters: dict[str, NDArray] = {}
+        self._names: set[str] = set()
+        self.used = {name for node in model.graph.node for name in node.input}
+        self.used.update(info.name for info in model.graph.output)
+        self._read_tensors(way)
+        with NameManager():
+            for node in model.graph.node:
+                self._convert(node)
+
+    def _read_tensors(self, way):
+        names: dict[str, int] = {}
+        folder = os.path.dirname(os.path.abspath(self._path))
+        for tensor in self._proto.initializer:
+            self.values[tensor.name] = _array(self._onnx, tensor, folder)[0]
+        for info in self._proto.input:
+            if info.name in self.values:
+                continue
+            shape, dtype = told_shape(info)
+            shape = told_sizes(info, shape, way, names)
+            self.inputs.append((info.name, shape, dtype))
+            self._names.add(info.name)
+            self.values[info.name] = symbol = var(info.name)
+            self.shapes.tell(symbol, shape, dtype)
+        if self._proto.sparse_initializer:
+            raise ONNXError(f"{self._path} has sparse tensors, which are not read")
+
+    def tensor(self, tensor: Any) -> Any:
+        """A tensor inside a node as an array."""
+        return _array(self._onnx, tensor, os.path.dirname(os.path.abspath(self._path)))[0]
+
+    def node_name(self, node: Any) -> str:
+        """A name for the symbol of a node: its first result's."""
+        base = next((name for name in node.output if name), node.name or node.op_type)
+        name, number = base, 0
+        while name in self._names or name in self.values:
+            number += 1
+            name = f"{base}_{number}"
+        self._names.add(name)
+        return name
+
+    def symbol(self, name: str) -> Symbol:
+        """A value as a Symbol: constants become parameters."""
+        found = self.values[name]
+        if isinstance(found, Symbol):
+            return found
+        if found.dtype == object:
+            return self._counted(found)
+        return self.parameter(name, found)
+
+    def _counted(self, sizes):
+        """Sizes, some of them open, as an array that is computed when the graph runs."""
+        parts = [
+            sym.sum(sym.ones_like(self.vector(size, 0, 1)))
+            if isinstance(size, Open)
+            else sym.full(shape=(1,), val=int(size))
+            for size in sizes.flat
+        ]
+        found = parts[0] if len(parts) == 1 else sym.concat(*parts, dim=0)
+        return sym.cast(found, dtype="int64")
+
+    def vector(self, size: Open, axis: int, ndim: int) -> Symbol:
+        """Zeros of an open size along one of so many axes, of size 1 along the others."""
+        for value in self.values.values():
+            shape = self.shapes.of(value)[0] if isinstance(value, Symbol) else None
+            if shape is None or size not in shape:
+                continue
+            for other in range(len(shape)):
+                if other != shape.index(size):
+                    value = sym.slice_axis(value, axis=other, begin=0, end=1)
+            sizes = [1] * ndim
+            sizes[axis] = -1
+            return sym.reshape(sym.zeros_like(value), shape=tuple(sizes))
+        raise ONNXError("it depends on a size that no array has, computed from one left open")
+
+    def parameter(self, name: str, array: Any) -> Symbol:
+        """An array as a parameter of that name; once for each name."""
+        array = np.asarray(array)
+        if array.dtype == object:
+            array = array.astype(np.int64)
+        dtype = _core.dtype_name(array.dtype)
+        known = self._parameters.get(name)
+        if known is None or known.shape != (array.shape or (1,)):
+            while name in self._parameters:
+                name += "_"
+            # No array here is without axes
+            self._parameters[name] = nd.array(array.reshape(array.shape or (1,)), dtype=dtype)
+        known = self._parameters[name]
+        symbol = var(name, shape=known.shape, dtype=dtype)
+        self.shapes.tell(symbol, known.shape, dtype)
+        return symbol
+
+    def _convert(self, node):
+        convert = IMPORTS.get(node.op_type) if node.domain in DOMAINS else None
+        if convert is None and (node.domain not in DOMAINS or node.op_type not in FOLDS):
+            raise ONNXError(
+                f"ONNX import: {self._path}: node '{node.name or node.output[0]}': the op "
+                f"{node.domain + '.' if node.domain else ''}{node.op_type} has no conversion"
+            )
+        source = Source(self, node, self._onnx)
+        try:
+            results = self._folded(source)
+            if results is None:
+                results = (
+                    convert(source)
+                    if convert
+                    else source.refuse(
+                        "it depends on values that are only known when the graph runs"
+                    )
+                )
+        except (MemoryError, KeyboardInterrupt):
+            raise
+        except (MXNetError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ONNXError(
+                f"ONNX import: {self._path}: node '{node.name or node.output[0]}' (op "
+                f"{node.op_type}): {error}"
+            ) from None
+        results = results if isinstance(results, list) else [results]
+        for name, result in zip(node.output, results):
+            if name:
+                self.values[name] = result
+        for name in node.output[len(results) :]:
+            if name in self.used:
+                raise ONNXError(
+                    f"ONNX import: {self._path}: node '{node.name}' (op {node.op_type}): its "
+                    f"output {name} is not available"
+                )
+
+    def _folded(self, source):
+        """The results of a node that computes constants; None where it is to be run later."""
+        fold = FOLDS.get(source.op)
+        if fold is None:
+            return None
+        if source.op != "Shape" and any(
+            isinstance(self.values[name], Symbol) for name in source.inputs if name
+        ):
+            return None
+        return fold(source)
+
+    def symbols(self) -> Symbol:
+        """The results of the graph."""
+        outputs = [self.symbol(info.name) for info in self._proto.output]
+        return outputs[0] if len(outputs) == 1 else Group(outputs)
+
+    def parameters(self) -> Any:
+        """(arguments, states) that the symbols read, by name."""
+        order = topological(entries_of(self.symbols()))
+        written = {node.name for node in states(order)}
+        read = {node.name for node in order if node.call is None}
+        arguments, auxiliary = {}, {}
+        for name, array in self._parameters.items():
+            if name in read:
+                (auxiliary if name in written else arguments)[name] = array
+        return arguments, auxiliary
+
+
+__all__ = ["OPSET", "get_model_metadata", "import_model", "import_to_gluon"]

@@ -1,0 +1,175 @@
+"""Recurrent layers: each layer of an `RNN` is a node, and the other way round."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ... import symbol as sym
+from .._table import exports, imports
+
+
+class Kind(NamedTuple):
+    """A kind of cell: its op, the order in which ONNX has its gates, and the attributes."""
+
+    op: str
+    gates: tuple[int, ...]  # ONNX's k-th gate is number gates[k] here
+    attributes: dict[str, object]
+
+
+# Here LSTM's gates are input, forget, cell, output, and GRU's reset, update, new; ONNX has input,
+# output, forget, cell, and update, reset, new.
+KINDS = {
+    "lstm": Kind("LSTM", (0, 3, 1, 2), {}),
+    "gru": Kind("GRU", (1, 0, 2), {"linear_before_reset": 1}),
+    "rnn_tanh": Kind("RNN", (0,), {"activations": ["Tanh"]}),
+    "rnn_relu": Kind("RNN", (0,), {"activations": ["Relu"]}),
+}
+
+
+def _reordered(array, gates):
+    """The gates of weights or biases in another order."""
+    parts = np.split(array, len(gates))
+    return np.concatenate([parts[gate] for gate in gates])
+
+
+def _layers(call, parameters, inputs):
+    """For each layer (W, R, B) as ONNX has them, of all directions."""
+    kind, hidden = KINDS[call["mode"]], call["state_size"]
+    directions, layers = 1 + bool(call["bidirectional"]), call["num_layers"]
+    rows, place, cells = hidden * len(kind.gates), 0, []
+
+    def part(*shape):
+        nonlocal place
+        size = int(np.prod(shape))
+        place += size
+        return _reordered(parameters[place - size : place].reshape(shape), kind.gates)
+
+    for layer in range(layers):
+        width = inputs if layer == 0 else hidden * directions
+        for _ in range(directions):
+            cells.append([part(rows, width), part(rows, hidden)])
+    for cell in cells:
+        cell.append(np.concatenate([part(rows), part(rows)]))
+    return [
+        [np.stack(parts) for parts in zip(*cells[begin : begin + directions])]
+        for begin in range(0, len(cells), directions)
+    ]
+
+
+def _is_zero(state):
+    return state.array is not None and not state.array.any()
+
+
+@exports("RNN", "LSTM, GRU or RNN, one for each layer")
+def rnn(g, call, x, parameters, state, cell=None):
+    if parameters.array is None:
+        call.refuse("its parameters are computed when the graph runs; they have to be constants")
+    for key in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max"):
+        if call[key] is not None:
+            call.refuse(f"{key} can't be converted")
+    if call["use_sequence_length"]:
+        call.refuse("use_sequence_length=True can't be converted")
+    kind, hidden = KINDS[call["mode"]], call["state_size"]
+    directions = 1 + bool(call["bidirectional"])
+    attributes = {"hidden_size": hidden, **kind.attributes}
+    if directions == 2:
+        attributes["direction"] = "bidirectional"
+        if "activations" in attributes:
+            attributes["activations"] = attributes["activations"] * 2
+    states = [part for part in (state, cell) if part is not None]
+    last, found = [[] for _ in states], x
+    for layer, weights in enumerate(_layers(call, parameters.array, x.size(2))):
+        begin = layer * directions
+        first = [
+            None if _is_zero(part) else g.Slice(part, [begin], [begin + directions], [0])
+            for part in states
+        ]
+        matrices = [g.constant(array, x.dtype) for array in weights]
+        made = g.emit(
+            kind.op, found, *matrices, None, *first, outputs=1 + len(states), **attributes
+        )
+        found = g.Transpose(made[0], perm=[0, 2, 1, 3])
+        found = g.Reshape(found, [0, 0, directions * hidden])
+        for names, name in zip(last, made[1:]):
+            names.append(name)
+    if len(call.outputs) == 1:
+        return found
+    return [found, *[g.Concat(*names, axis=0) if len(names) > 1 else names[0] for names in last]]
+
+
+# --- Import ---------------------------------------------------------------------------------------
+
+# The activations that a file may name, or leave out, and the mode here.
+MODES = {
+    ("LSTM", ()): "lstm",
+    ("LSTM", ("Sigmoid", "Tanh", "Tanh")): "lstm",
+    ("GRU", ()): "gru",
+    ("GRU", ("Sigmoid", "Tanh")): "gru",
+    ("RNN", ()): "rnn_tanh",
+    ("RNN", ("Tanh",)): "rnn_tanh",
+    ("RNN", ("Relu",)): "rnn_relu",
+}
+
+
+def _mode(node, directions):
+    told = [item.decode() for item in node.attribute("activations") or []]
+    each = told[: len(told) // directions]
+    mode = MODES.get((node.op, tuple(each)))
+    if mode is None or told != each * directions:
+        return node.refuse(f"the activations {told} are not available")
+    for key, needed in KINDS[mode].attributes.items():
+        if isinstance(needed, int) and node.attribute(key, 0) != needed:
+            return node.refuse(f"{key} has to be {needed}, as in Gluon's layers")
+    return mode
+
+
+def _packed(node, mode, hidden):
+    """The parameters as one array."""
+    gates = KINDS[mode].gates
+    order = tuple(int(place) for place in np.argsort(gates))
+    weights, recurrent = node.constant(1, "W"), node.constant(2, "R")
+    directions, rows = weights.shape[0], hidden * len(gates)
+    bias = node.constant(3, "B")
+    bias = np.zeros((directions, 2 * rows), weights.dtype) if bias is None else bias
+    parts = []
+    for place in range(directions):
+        parts += [weights[place], recurrent[place]]
+    for place in range(directions):
+        parts += [bias[place, :rows], bias[place, rows:]]
+    return np.concatenate([_reordered(part, order).reshape(-1) for part in parts])
+
+
+@imports("LSTM GRU RNN")
+def rnn_back(node):
+    hidden, direction = node.attribute("hidden_size"), node.attribute("direction", "forward")
+    for key in ("clip", "layout", "input_forget"):
+        if node.attribute(key, 0):
+            return node.refuse(f"{key} is not available")
+    if node.has(4) or node.has(7):
+        return node.refuse("lengths of sequences, and peepholes, are not available")
+    directions = 1 + (direction == "bidirectional")
+    mode = _mode(node, directions)
+    x = node.symbol(0)
+    if direction == "reverse":
+        x = sym.reverse(x, axis=0)
+    count = 2 if mode == "lstm" else 1
+    zeros = sym.zeros_like(sym.slice(x, begin=(0, None, 0), end=(1, None, 1)))
+    zeros = sym.tile(zeros, reps=(directions, 1, hidden))
+    states = [node.symbol(5 + i) if node.has(5 + i) else zeros for i in range(count)]
+    parameters = node.graph.parameter(f"{node.name}_parameters", _packed(node, mode, hidden))
+    found = sym.RNN(
+        x,
+        parameters,
+        *states,
+        state_size=hidden,
+        num_layers=1,
+        bidirectional=directions == 2,
+        mode=mode,
+        state_outputs=True,
+        name=node.name,
+    )
+    steps = sym.reverse(found[0], axis=0) if direction == "reverse" else found[0]
+    steps = sym.reshape(steps, shape=(0, 0, directions, hidden))
+    return [sym.transpose(steps, axes=(0, 2, 1, 3)), *[found[1 + i] for i in range(count)]]

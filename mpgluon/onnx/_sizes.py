@@ -1,0 +1,171 @@
+"""The sizes of all values of a graph, some of them dynamic.
+
+Inference runs with the sizes given, and twice more with others in place of the dynamic ones. A size
+that stays the same is an int; one that changes is a `Dynamic`, the three sizes it had: by these it
+is known again elsewhere in the graph.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import _core
+from ..base import MXNetError
+from ..symbol._infer import Inference, known
+from ._package import ONNXError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+# Sizes in place of dynamic ones, in the other runs: the first way that fits the graph. Multiples
+# suit layers that halve and double sizes; a table of positions may allow only a few more, or fewer.
+PRIMES = ((2, 3, 5, 7, 11, 13, 17, 19), (23, 29, 31, 37, 41, 43, 47, 53))
+WAYS = (
+    lambda size, place, run: size * (PRIMES[run][place % 8] + place // 8 * 60),
+    lambda size, place, run: size + 1 + place + run * (2 + place),
+    lambda size, place, run: size - 1 - place - run * (1 + place),
+)
+
+
+class Dynamic(tuple):
+    """A size that differs from call to call: what it was in each run."""
+
+    __slots__ = ()
+
+
+Size = int | Dynamic
+
+
+class Inferred:
+    """The shapes and dtypes of all values.
+
+    Parameters
+    ----------
+    entries : list of (Node, int)
+    shapes, dtypes : dict
+        Those of all variables, by name.
+    axes : dict of (str, int) to str
+        The dynamic axes of variables, and the names of their sizes; equal names are equal sizes.
+    """
+
+    def __init__(self, entries, shapes, dtypes, axes: dict[tuple[str, int], str]) -> None:
+        self._runs = [_infer(entries, shapes, dtypes), *_others(entries, shapes, dtypes, axes)]
+        self.order = self._runs[0].order
+
+    def of(self, node: Any, index: int) -> tuple[tuple[Size, ...], str]:
+        """(shape, dtype) of a value."""
+        descs = [run.values[run.place[node]][index] for run in self._runs]
+        shape, dtype = descs[0]
+        if any(desc[0] is None or (0 in desc[0]) for desc in descs) or dtype is None:
+            raise ONNXError(
+                f"the shape or dtype of {node.output_name(index)} is not known: {shape}, {dtype}; "
+                "give the shapes of all inputs in in_shapes"
+            )
+        if len({len(desc[0]) for desc in descs}) > 1:
+            raise ONNXError(f"{node.output_name(index)} has no fixed number of axes")
+        return tuple([_size(sizes) for sizes in zip(*[desc[0] for desc in descs])]), dtype
+
+
+def _others(entries, shapes, dtypes, axes):
+    """The runs with other sizes."""
+    names, error = list(dict.fromkeys(axes.values())), None
+    if not names:
+        return []
+    for way in WAYS:
+        try:
+            return [
+                _infer(entries, _resized(shapes, axes, names, way, run), dtypes) for run in (0, 1)
+            ]
+        except MXNetError as failure:
+            error = error or failure
+    raise error or ONNXError("no other sizes")
+
+
+def _resized(shapes, axes, names, way, run):
+    other = {name: list(shape) for name, shape in shapes.items()}
+    for (name, axis), label in axes.items():
+        other[name][axis] = way(other[name][axis], names.index(label), run)
+        if other[name][axis] <= 0:
+            raise ONNXError(f"axis {axis} of {name} can't be smaller")
+    return other
+
+
+def _size(sizes):
+    return sizes[0] if len(set(sizes)) == 1 else Dynamic(sizes)
+
+
+def _infer(entries, shapes, dtypes):
+    found = Inference(entries, shapes, dtypes)
+    found.assume("float32")
+    return found
+
+
+def dynamic_axes(entries, shapes, dtypes, inputs, told) -> dict[tuple[str, int], str]:
+    """The dynamic axes of the inputs, and names of their sizes, as far as the graph allows them.
+
+    told : list of tuple, or None
+        For each input its sizes, None or a name for dynamic ones; None for all that can be.
+    """
+    if told is None:
+        return _all_dynamic(entries, shapes, dtypes, inputs)
+    named, open_axes = {}, []
+    for name, sizes in zip(inputs, told):
+        if len(sizes) != len(shapes[name]):
+            raise ValueError(f"dynamic_input_shapes: {name} has {len(shapes[name])} axes: {sizes}")
+        for axis, size in enumerate(sizes):
+            if isinstance(size, str):
+                named[name, axis] = size
+            elif size is None:
+                open_axes.append((name, axis))
+    # Sizes without names are equal where they have to be
+    error = None
+    for label in (
+        lambda name, axis: f"{name}_{axis}",
+        lambda name, axis: f"axis{axis}_{shapes[name][axis]}",
+        lambda name, axis: f"size{shapes[name][axis]}",
+    ):
+        axes = {**named, **{key: label(*key) for key in open_axes}}
+        try:
+            Inferred(entries, shapes, dtypes, axes)
+        except MXNetError as failure:
+            error = error or failure
+        else:
+            return axes
+    raise ONNXError(
+        f"the graph does not fit other sizes of the dynamic axes {told}: it has sizes of its own "
+        f"that go with those of in_shapes. Make fewer axes dynamic. {error}"
+    )
+
+
+def _all_dynamic(entries, shapes, dtypes, inputs):
+    """The axes that may have any size: each by itself, or with all others of its size."""
+    axes: dict[tuple[str, int], str] = {}
+    rest = [(name, axis) for name in inputs for axis in range(len(shapes[name]))]
+    groups = [[key] for key in rest]
+    groups += [
+        [key for key in rest if shapes[key[0]][key[1]] == size]
+        for size in dict.fromkeys(shapes[name][axis] for name, axis in rest)
+    ]
+    for group in groups:
+        group = [key for key in group if key not in axes]
+        if not group:
+            continue
+        label = f"{group[0][0]}_{group[0][1]}"
+        tried = {**axes, **dict.fromkeys(group, label)}
+        try:
+            Inferred(entries, shapes, dtypes, tried)
+        except MXNetError:
+            continue
+        axes = tried
+    return axes
+
+
+def check_known(shapes: dict[str, tuple[int, ...]]) -> None:
+    """ValueError where the shape of an input is not wholly given."""
+    for name, shape in shapes.items():
+        if not known(shape) or not all(isinstance(size, int) for size in shape):
+            raise ValueError(f"the shape of {name} has to be of positive sizes, not {shape}")
+
+
+def dtype_name(dtype: Any) -> str:
+    return _core.dtype_name(dtype)

@@ -1,0 +1,50 @@
+"""The conversion table: what each op becomes in ONNX, and what each ONNX op becomes here.
+
+A family of ops is one file of ``_ops``; both directions of an op stand together there. An exporter
+is ``f(g, call, *inputs)``: it adds nodes to the `Builder` g and returns the name of the result, or
+a list of them. An importer is ``f(node)``: it returns a Symbol, or a list of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Export(NamedTuple):
+    convert: Callable[..., Any]
+    onnx: str  # what it becomes, for the table in the docs
+    unread: tuple[int, ...]  # inputs that only training reads
+
+
+EXPORTS: dict[str, Export] = {}
+IMPORTS: dict[str, Callable[..., Any]] = {}
+
+
+def exports(names: str, onnx: str, unread: tuple[int, ...] = ()) -> Callable[..., Any]:
+    """Enters a function as the exporter of ops."""
+
+    def enter(function):
+        for name in names.split():
+            if name in EXPORTS:
+                raise AssertionError(f"{name} has two exporters")
+            EXPORTS[name] = Export(function, onnx, unread)
+        return function
+
+    return enter
+
+
+def imports(names: str) -> Callable[..., Any]:
+    """Enters a function as the importer of ONNX ops."""
+
+    def enter(function):
+        for name in names.split():
+            if name in IMPORTS:
+                raise AssertionError(f"{name} has two importers")
+            IMPORTS[name] = function
+        return function
+
+    return enter

@@ -1,0 +1,431 @@
+"""ONNX files of other programs: nodes as older and newer opsets have them, and damaged files."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon.gluon import nn
+from mpgluon.onnx._package import ONNXError
+from support.onnx_files import error, listed, onnx, run
+
+TYPES = {np.dtype("float32"): 1, np.dtype("int32"): 6, np.dtype("int64"): 7}
+
+
+def random(*shape):
+    return np.random.RandomState(sum(shape)).uniform(-2, 2, shape).astype(np.float32)
+
+
+def integers(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def save(path, nodes, inputs, constants=(), opset=17, outputs=("out",), sizes=None):
+    """Writes a graph; `inputs` and `constants` are dicts of arrays, `sizes` the shapes told."""
+    make = onnx.helper
+    graph = make.make_graph(
+        nodes,
+        "g",
+        [
+            make.make_tensor_value_info(
+                name, TYPES[array.dtype], (sizes or {}).get(name, array.shape)
+            )
+            for name, array in inputs.items()
+        ],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [onnx.numpy_helper.from_array(array, name) for name, array in dict(constants).items()],
+    )
+    opsets = [make.make_opsetid("", opset)]
+    model = make.make_model(graph, opset_imports=opsets, ir_version=8 if opset < 19 else 10)
+    model = onnx.shape_inference.infer_shapes(model)  # the types of the outputs
+    for info in model.graph.output:
+        if not info.type.HasField("tensor_type"):
+            info.type.CopyFrom(model.graph.input[0].type)
+    onnx.save_model(model, str(path))
+    return str(path)
+
+
+def node(op, count=1, outputs=("out",), **attributes):
+    return onnx.helper.make_node(op, [f"x{i}" for i in range(count)], list(outputs), **attributes)
+
+
+# (op, opset, inputs, attributes); inputs that are in a tuple are constants of the file.
+NODES = {
+    "clip-7": ("Clip", 7, [random(3, 4)], {"min": -0.5, "max": 1.0}),
+    "clip-13": ("Clip", 13, [random(3, 4), (np.float32(-1),), (np.float32(1),)], {}),
+    "clip-13-above": ("Clip", 13, [random(3, 4), (np.float32(-1),)], {}),
+    "softmax-11": ("Softmax", 11, [random(2, 3, 4)], {"axis": 1}),
+    "softmax-13": ("Softmax", 13, [random(2, 3, 4)], {"axis": 1}),
+    "log-softmax-9": ("LogSoftmax", 9, [random(2, 3, 4)], {"axis": -1}),
+    "gemm": ("Gemm", 13, [random(2, 3), (random(4, 3),), (random(4),)], {"transB": 1}),
+    "gemm-scaled": (
+        "Gemm",
+        11,
+        [random(3, 2), (random(3, 4),), (random(2, 1),)],
+        {"transA": 1, "alpha": 0.5, "beta": 2.0},
+    ),
+    "matmul-vector": ("MatMul", 13, [random(2, 3, 4), random(4)], {}),
+    "matmul-stack": ("MatMul", 13, [random(5, 2, 3, 4), random(5, 2, 4, 3)], {}),
+    "matmul-broadcast": ("MatMul", 13, [random(5, 2, 3, 4), random(2, 4, 3)], {}),
+    "conv-same": (
+        "Conv",
+        11,
+        [random(1, 2, 6, 7), (random(3, 2, 4, 3),)],
+        {"auto_pad": "SAME_UPPER", "strides": [2, 1]},
+    ),
+    "conv-same-lower": (
+        "Conv",
+        11,
+        [random(1, 2, 6, 7), (random(3, 2, 4, 4),)],
+        {"auto_pad": "SAME_LOWER"},
+    ),
+    "conv-one-side": (
+        "Conv",
+        11,
+        [random(1, 2, 6, 7), (random(3, 2, 3, 3),), (random(3),)],
+        {"pads": [1, 0, 0, 2], "kernel_shape": [3, 3]},
+    ),
+    "conv-1d": (
+        "Conv",
+        11,
+        [random(1, 2, 9), (random(3, 2, 3),)],
+        {"pads": [2, 0], "dilations": [2]},
+    ),
+    "conv-3d": ("Conv", 11, [random(1, 2, 4, 4, 5), (random(2, 1, 2, 2, 2),)], {"group": 2}),
+    "conv-transpose": (
+        "ConvTranspose",
+        11,
+        [random(1, 2, 4, 4), (random(2, 3, 3, 3),), (random(3),)],
+        {"strides": [2, 2], "output_padding": [1, 1], "pads": [1, 1, 1, 1]},
+    ),
+    "max-pool": (
+        "MaxPool",
+        12,
+        [random(1, 2, 7, 7)],
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 0, 1, 1]},
+    ),
+    "max-pool-ceil": (
+        "MaxPool",
+        12,
+        [random(1, 2, 6, 6)],
+        {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
+    ),
+    "average-pool-one-side": (
+        "AveragePool",
+        11,
+        [random(1, 2, 6, 6)],
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 0, 1, 1]},
+    ),
+    "average-pool-counted": (
+        "AveragePool",
+        11,
+        [random(1, 2, 6, 6)],
+        {"kernel_shape": [3, 3], "pads": [1, 0, 1, 1], "count_include_pad": 1},
+    ),
+    "lp-normalization": ("LpNormalization", 7, [random(3, 4)], {"axis": 1, "p": 2}),
+    "lrn": ("LRN", 13, [random(1, 5, 3, 3)], {"size": 3, "alpha": 0.1, "bias": 2.0}),
+    "batch-norm-9": (
+        "BatchNormalization",
+        9,
+        [random(2, 3, 4), *[(np.abs(random(3)) + k,) for k in range(4)]],
+        {"epsilon": 1e-3},
+    ),
+    "layer-norm": (
+        "LayerNormalization",
+        17,
+        [random(2, 3, 4), (random(3, 4),), (random(3, 4),)],
+        {"axis": 1},
+    ),
+    "layer-norm-no-bias": ("LayerNormalization", 17, [random(2, 3, 4), (random(4),)], {}),
+    "group-norm-21": (
+        "GroupNormalization",
+        21,
+        [random(2, 4, 3), (random(4),), (random(4),)],
+        {"num_groups": 2},
+    ),
+    "gelu-20": ("Gelu", 20, [random(3, 4)], {}),
+    "gelu-20-tanh": ("Gelu", 20, [random(3, 4)], {"approximate": "tanh"}),
+    "mish-18": ("Mish", 18, [random(3, 4)], {}),
+    "hard-swish": ("HardSwish", 14, [random(3, 4)], {}),
+    "hard-sigmoid": ("HardSigmoid", 7, [random(3, 4)], {"alpha": 0.3}),
+    "selu": ("Selu", 7, [random(3, 4)], {"alpha": 1.5, "gamma": 0.7}),
+    "elu": ("Elu", 7, [random(3, 4)], {"alpha": 0.3}),
+    "leaky": ("LeakyRelu", 16, [random(3, 4)], {}),
+    "prelu": ("PRelu", 16, [random(2, 3, 4), (random(3, 1),)], {}),
+    "softplus": ("Softplus", 7, [random(3, 4)], {}),
+    "sum": ("Sum", 13, [random(3, 4), random(4), random(3, 1)], {}),
+    "mean": ("Mean", 13, [random(3, 4), random(4)], {}),
+    "max": ("Max", 13, [random(3, 4), random(4)], {}),
+    "min": ("Min", 13, [random(3, 4), random(4)], {}),
+    "pow": ("Pow", 15, [np.abs(random(3, 4)), (np.float32(1.5),)], {}),
+    "reduce-mean-13": ("ReduceMean", 13, [random(2, 3, 4)], {"axes": [1, -1], "keepdims": 0}),
+    "reduce-mean-18": ("ReduceMean", 18, [random(2, 3, 4), (integers(1),)], {}),
+    "reduce-sum-11": ("ReduceSum", 11, [random(2, 3, 4)], {"axes": [0]}),
+    "reduce-sum-13": ("ReduceSum", 13, [random(2, 3, 4), (integers(2),)], {"keepdims": 0}),
+    "reduce-l2": ("ReduceL2", 13, [random(2, 3, 4)], {"axes": [1]}),
+    "reduce-log-sum-exp": ("ReduceLogSumExp", 13, [random(2, 3)], {"axes": [1], "keepdims": 0}),
+    "reduce-prod": ("ReduceProd", 13, [random(2, 3)], {"axes": [1]}),
+    "argmax": ("ArgMax", 13, [random(2, 3, 4)], {"axis": 1, "keepdims": 0}),
+    "cumsum": ("CumSum", 14, [random(2, 3), (np.array(1),)], {"reverse": 1}),
+    "squeeze-11": ("Squeeze", 11, [random(1, 3, 1)], {"axes": [0]}),
+    "squeeze-13": ("Squeeze", 13, [random(1, 3, 1), (integers(-1),)], {}),
+    "unsqueeze-11": ("Unsqueeze", 11, [random(3, 4)], {"axes": [0, 3]}),
+    "unsqueeze-13": ("Unsqueeze", 13, [random(3, 4), (integers(-1, 0),)], {}),
+    "flatten": ("Flatten", 13, [random(2, 3, 4)], {"axis": 2}),
+    "flatten-0": ("Flatten", 13, [random(2, 3, 4)], {"axis": 0}),
+    "reshape": ("Reshape", 14, [random(2, 3, 4), (integers(0, -1),)], {}),
+    "transpose": ("Transpose", 13, [random(2, 3, 4)], {}),
+    "slice-9": ("Slice", 9, [random(5, 6)], {"starts": [1, -3], "ends": [4, 100], "axes": [0, 1]}),
+    "slice-13": (
+        "Slice",
+        13,
+        [
+            random(5, 6),
+            (integers(4, 0),),
+            (integers(-100, 5),),
+            (integers(0, 1),),
+            (integers(-2, 2),),
+        ],
+        {},
+    ),
+    "gather": ("Gather", 13, [random(5, 3), (integers([0, -1], [2, 4]),)], {}),
+    "gather-one": ("Gather", 13, [random(5, 3), (np.array(-1),)], {"axis": 1}),
+    "gather-nd": ("GatherND", 13, [random(5, 3), (integers([0, 1], [4, 2]),)], {}),
+    "expand": ("Expand", 13, [random(3, 1), (integers(2, 1, 4),)], {}),
+    "tile": ("Tile", 13, [random(2, 3), (integers(2, 1),)], {}),
+    "pad-7": ("Pad", 7, [random(1, 2, 3, 3)], {"pads": [0, 0, 1, 0, 0, 0, 2, 1], "value": 3.0}),
+    "pad-13": ("Pad", 13, [random(2, 3), (integers(1, 0, 0, 2),), (np.float32(2),)], {}),
+    "pad-reflect": (
+        "Pad",
+        13,
+        [random(1, 2, 4, 4), (integers(0, 0, 1, 1, 0, 0, 1, 2),)],
+        {"mode": "reflect"},
+    ),
+    "one-hot": (
+        "OneHot",
+        11,
+        [np.array([0, 2, 1]), (np.array(4),), (np.array([1, 5], dtype=np.float32),)],
+        {},
+    ),
+    "upsample-9": (
+        "Upsample",
+        9,
+        [random(1, 2, 3, 4), (np.array([1, 1, 2, 2], dtype=np.float32),)],
+        {"mode": "nearest"},
+    ),
+    "depth-to-space-crd": (
+        "DepthToSpace",
+        13,
+        [random(1, 8, 2, 3)],
+        {"blocksize": 2, "mode": "CRD"},
+    ),
+    "space-to-depth": ("SpaceToDepth", 13, [random(1, 2, 4, 6)], {"blocksize": 2}),
+    "det": ("Det", 11, [random(2, 3, 3)], {}),
+    "trilu": ("Trilu", 14, [random(3, 4), (np.array(1),)], {"upper": 0}),
+    "mod": ("Mod", 13, [integers(-5, 5, 7), integers(3, -3, 4)], {}),
+    "dropout": ("Dropout", 13, [random(3, 4)], {}),
+    "rnn-reverse": (
+        "RNN",
+        14,
+        [random(4, 2, 3), (random(1, 5, 3),), (random(1, 5, 5),)],
+        {"hidden_size": 5, "direction": "reverse"},
+    ),
+    "lstm-no-bias": (
+        "LSTM",
+        14,
+        [random(4, 2, 3), (random(2, 20, 3),), (random(2, 20, 5),)],
+        {"hidden_size": 5, "direction": "bidirectional"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(NODES))
+def test_node(name, tmp_path):
+    op, opset, given, attributes = NODES[name]
+    inputs, constants = {}, {}
+    for i, array in enumerate(given):
+        if isinstance(array, tuple):
+            constants[f"x{i}"] = np.asarray(array[0])
+        else:
+            inputs[f"x{i}"] = array
+    nodes = [node(op, len(given), **attributes)]
+    path = save(tmp_path / "a.onnx", nodes, inputs, constants, opset)
+    expected = run(path, list(inputs.values()))
+    block = mx.onnx.import_to_gluon(path)
+    arrays = [mx.nd.array(array, dtype=array.dtype) for array in inputs.values()]
+    assert error(listed(block(*arrays)), expected) < 1e-4
+
+
+def test_nodes_with_several_results(tmp_path):
+    x = random(2, 7)
+    constants = {"x1": integers(3, 4), "k": integers(2)}
+    nodes = [
+        onnx.helper.make_node("Split", ["x0", "x1"], ["a", "b"], axis=1),
+        onnx.helper.make_node("TopK", ["b", "k"], ["values", "places"]),
+        onnx.helper.make_node("Split", ["values"], ["c", "d"], axis=1),
+    ]
+    outputs = ("a", "values", "places", "d")
+    path = save(tmp_path / "a.onnx", nodes, {"x0": x}, constants, outputs=outputs)
+    found = listed(mx.onnx.import_to_gluon(path)(mx.nd.array(x)))
+    assert error(found, run(path, [x])) < 1e-6
+
+
+def test_choice_of_shapes_that_broadcast(tmp_path):
+    x, y = random(3, 1), random(4)
+    nodes = [
+        onnx.helper.make_node("Greater", ["x0", "x1"], ["c"]),
+        onnx.helper.make_node("Where", ["c", "x0", "low"], ["out"]),
+    ]
+    constants = {"low": np.array(-np.inf, dtype=np.float32)}
+    path = save(tmp_path / "a.onnx", nodes, {"x0": x, "x1": y}, constants)
+    found = listed(mx.onnx.import_to_gluon(path)(mx.nd.array(x), mx.nd.array(y)))
+    assert error(found, run(path, [x, y])) == 0
+
+
+def test_sizes_that_are_computed(tmp_path):
+    """Shapes taken from an input whose sizes the file leaves open."""
+    make = onnx.helper.make_node
+    nodes = [
+        make("Shape", ["x0"], ["shape"]),
+        make("Gather", ["shape", "zero"], ["batch"]),
+        make("Gather", ["shape", "one"], ["steps"]),
+        make("Unsqueeze", ["batch", "axes"], ["batch1"]),
+        make("Unsqueeze", ["steps", "axes"], ["steps1"]),
+        make("Concat", ["batch1", "steps1", "four"], ["sizes"], axis=0),
+        make("Reshape", ["x0", "sizes"], ["apart"]),
+        make("ConstantOfShape", ["sizes"], ["zeros"]),
+        make("Concat", ["steps1", "four"], ["row"], axis=0),
+        make("Expand", ["half", "row"], ["rows"]),
+        make("Add", ["apart", "zeros"], ["sum"]),
+        make("Add", ["sum", "rows"], ["out"]),
+    ]
+    constants = {
+        "zero": np.array(0),
+        "one": np.array(1),
+        "axes": integers(0),
+        "four": integers(4),
+        "half": np.array([0.5], dtype=np.float32),
+    }
+    x = random(2, 3, 4)
+    sizes = {"x0": ("batch", "steps", 4)}
+    path = save(tmp_path / "a.onnx", nodes, {"x0": x}, constants, sizes=sizes)
+    block = mx.onnx.import_to_gluon(path)
+    for array in (x, random(5, 2, 4)):
+        assert error(listed(block(mx.nd.array(array))), run(path, [array])) < 1e-6
+
+
+# --- Files that are refused ---------------------------------------------------------------------
+
+
+def small(path):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(2, 3, in_channels=1), nn.BatchNorm(in_channels=2), nn.MaxPool2D(2))
+    net.add(nn.Flatten(), nn.Dense(2, in_units=8))
+    net.initialize()
+    mx.onnx.export_model(net, in_shapes=[(1, 1, 6, 6)], onnx_file_path=str(path))
+    return path.read_bytes()
+
+
+def test_damaged_files(tmp_path):
+    """Cut off or changed anywhere, a file is read or is an error, never anything else."""
+    path = tmp_path / "a.onnx"
+    whole, draw = small(path), np.random.RandomState(0)
+    damaged = [whole[:size] for size in draw.randint(0, len(whole), 40)]
+    for _ in range(150):
+        changed = bytearray(whole)
+        for place in draw.randint(0, len(whole), draw.randint(1, 4)):
+            changed[place] = draw.randint(256)
+        damaged.append(bytes(changed))
+    refused = 0
+    for data in damaged:
+        path.write_bytes(data)
+        try:
+            mx.onnx.import_model(str(path))
+        except mx.MXNetError:
+            refused += 1
+    assert refused > 60
+
+
+@pytest.mark.parametrize("data", (b"", b"no model", b"{}", bytes(1000), b"\x08\x08\x3a\x00"))
+def test_other_files(data, tmp_path):
+    path = tmp_path / "a.onnx"
+    path.write_bytes(data)
+    for function in (
+        mx.onnx.import_model,
+        mx.onnx.import_to_gluon,
+        mx.onnx.get_model_metadata,
+    ):
+        with pytest.raises(mx.MXNetError, match="no valid ONNX file"):
+            function(str(path))
+        with pytest.raises(FileNotFoundError):
+            function(str(tmp_path))
+
+
+def refused(path, match):
+    with pytest.raises(ONNXError, match=match):
+        mx.onnx.import_model(path)
+
+
+def test_nodes_that_are_refused(tmp_path):
+    """The error names the op and its node."""
+    path, x = tmp_path / "a.onnx", {"x0": random(2, 3)}
+    loop = onnx.helper.make_node("NonZero", ["x0"], ["out"], name="where")
+    refused(save(path, [loop], x), "node 'where': the op NonZero has no conversion")
+    gru = node("GRU", 3, hidden_size=5)
+    weights = {"x1": random(1, 15, 3), "x2": random(1, 15, 5)}
+    refused(
+        save(path, [gru], {"x0": random(4, 2, 3)}, weights),
+        r"node 'out' \(op GRU\): linear_before_reset",
+    )
+    shapes = [onnx.helper.make_node("Reshape", ["x0", "x1"], ["out"])]
+    refused(save(path, shapes, {**x, "x1": integers(3, 2)}), "has to be a constant")
+    model = onnx.load(save(path, [node("Relu")], x))
+    model.opset_import[0].version = 6
+    onnx.save_model(model, str(path))
+    refused(str(path), "opset 6")
+    own = onnx.helper.make_node("Relu", ["x0"], ["out"], domain="of.mine")
+    model.graph.node[0].CopyFrom(own)
+    model.opset_import[0].version = 17
+    model.opset_import.append(onnx.helper.make_opsetid("of.mine", 1))
+    onnx.save_model(model, str(path))
+    refused(str(path), "of.mine.Relu")
+
+
+def test_huge_sizes_are_refused(tmp_path):
+    path, x = tmp_path / "a.onnx", {"x0": random(2, 3)}
+    huge = [
+        onnx.helper.make_node("ConstantOfShape", ["n"], ["a"]),
+        onnx.helper.make_node("Add", ["x0", "a"], ["out"]),
+    ]
+    refused(save(path, huge, x, {"n": integers(1 << 40, 3)}), "too large")
+    many = [
+        onnx.helper.make_node("Range", ["a", "n", "b"], ["c"]),
+        onnx.helper.make_node("Add", ["x0", "c"], ["out"]),
+    ]
+    numbers = {"a": np.array(0), "b": np.array(1), "n": np.array(1 << 50)}
+    refused(save(path, many, x, numbers), "too long")
+    model = onnx.load(save(path, [node("Add", 2)], x, {"x1": random(2, 3)}))
+    model.graph.initializer[0].dims[:] = [1 << 40, 1 << 40]
+    onnx.save_model(model, str(path))
+    refused(str(path), "no valid ONNX file")
+
+
+def test_tensors_outside_the_folder(tmp_path):
+    """A file may not name others that lie elsewhere."""
+    (tmp_path / "secret").write_bytes(bytes(24))
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "a.onnx"
+    model = onnx.load(save(path, [node("Add", 2)], {"x0": random(2, 3)}, {"x1": random(2, 3)}))
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../secret")
+    path.write_bytes(model.SerializeToString())
+    refused(str(path), "no valid ONNX file")
+
+
+def test_the_package_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    with pytest.raises(ImportError, match=r"mpgluon\[onnx\]"):
+        mx.onnx.import_model(str(tmp_path / "a.onnx"))
+    with pytest.raises(ImportError, match=r"mpgluon\[onnx\]"):
+        mx.onnx.export_model(nn.Dense(1), in_shapes=[(1, 1)])

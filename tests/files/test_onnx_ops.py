@@ -1,0 +1,147 @@
+"""Every op that becomes ONNX, on its samples: onnxruntime computes the same, and so does the file,
+read back."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core
+from mpgluon.onnx._package import ONNXError
+from mpgluon.onnx._table import EXPORTS, IMPORTS
+from mpgluon.symbol._functions import node_of
+from samples.base import all_samples
+from support.onnx_files import error, listed, onnx, run
+from support.sample_calls import call, place
+
+SAMPLES = all_samples()
+# Ops of which a part has no conversion, and words of the error that says so.
+IN_PART = {
+    "BatchNorm": "output_mean_var",
+    "Dropout": "mode='always'",
+    "GroupNorm": "output_mean_var",
+    "LayerNorm": "output_mean_var",
+    "LeakyReLU": "no conversion",  # the mask that rrelu gives, too
+    "Pooling": "pooling_convention='same'",
+    "RNN": "lstm_state_clip_min",
+    "_contrib_MultiBoxDetection": "contrib.box_nms",
+    "_contrib_ROIAlign": "position_sensitive",
+    "_linalg_gemm": "axis=-2",
+    "_linalg_gemm2": "axis=-2",
+    "diag": "two axes",
+}
+# ONNX does not say what these are: the largest where there is NaN, and integers by 0.
+OF_NAN = {"argmax", "argmin", "max", "min"}
+UNDEFINED = {("broadcast_div", np.int32), ("broadcast_mod", np.int32)}
+# Valid files that onnxruntime has no kernels for.
+NO_KERNEL = {("depth_to_space", np.int32), ("space_to_depth", np.int32)}
+
+
+class Case:
+    """A sample as a symbol of one op: the arrays of its inputs, and those that are parameters."""
+
+    def __init__(self, op, sample):
+        dtype = "float32" if "float32" in sample.dtypes else sample.dtypes[0]
+        arrays = [
+            array.astype("float32") if array.dtype == np.float64 else array
+            for array in place(sample, dtype)
+        ]
+        count = len(arrays)
+        states = _core.OpCall(op, sample.params or {}).states(count)
+        fixed = {i for i in range(count) if states[i]} | ({1} if op == "RNN" else set())
+        self.symbol = node_of(
+            op, op.lower(), [mx.sym.var(f"in{i}") for i in range(count)], sample.params
+        )
+        self.params = {f"in{i}": arrays[i] for i in fixed}
+        read = set(range(count)) - set(EXPORTS[op].unread if op in EXPORTS else ()) - fixed
+        self.inputs = [arrays[i] for i in sorted(read)]
+        self.op, self.dtypes = op, {array.dtype for array in arrays}
+        with mx.autograd.predict_mode():
+            self.expected = listed(call(op, arrays, sample.params))[: len(self.symbol)]
+        self.empty = any(0 in array.shape for array in (*arrays, *self.expected))
+        self.odd = op in OF_NAN and any(np.isnan(array.asnumpy()).any() for array in arrays)
+
+    def export(self, path, **more):
+        shapes = [array.shape for array in self.inputs]
+        types = [array.dtype for array in self.inputs]
+        mx.onnx.export_model(self.symbol, self.params, shapes, types, path, **more)
+
+    def check(self, path):
+        if not any((self.op, dtype) in NO_KERNEL for dtype in self.dtypes):
+            found = run(path, [array.asnumpy() for array in self.inputs])
+            assert error(found, self.expected) < 1e-4
+
+
+def cases(op):
+    for sample in SAMPLES[op]:
+        case = Case(op, sample)
+        undefined = any((op, dtype) in UNDEFINED for dtype in case.dtypes)
+        if not (case.empty or case.odd or undefined):
+            yield case
+
+
+def export(case, path, **more):
+    """Whether it was written; where not, the error is one of those that are known."""
+    try:
+        case.export(path, **more)
+    except ONNXError as failure:
+        assert IN_PART[case.op] in str(failure)
+        assert f"(op {case.op})" in str(failure)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("op", sorted(EXPORTS))
+def test_op(op, tmp_path):
+    path = str(tmp_path / "op.onnx")
+    for case in cases(op):
+        if not export(case, path):
+            continue
+        onnx.checker.check_model(path, full_check=True)
+        case.check(path)
+        readable = all(
+            node.op_type in IMPORTS or node.op_type == "Constant"
+            for node in onnx.load(path).graph.node
+        )
+        if not readable or not case.inputs:
+            continue
+        try:
+            block = mx.onnx.import_to_gluon(path)
+        except ONNXError as failure:
+            assert op in UNREADABLE and UNREADABLE[op] in str(failure)
+            continue
+        found = listed(block(*case.inputs))
+        found = [one.astype(other.dtype) for one, other in zip(found, case.expected)]
+        assert error(found, case.expected) < 1e-4
+
+
+# Ops whose nodes importing knows, but not with these inputs.
+UNREADABLE = {
+    "Pad": "mode 'reflect'",
+    "SequenceLast": "batch_dims",
+    "_contrib_box_nms": "NonMaxSuppression",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", sorted(EXPORTS))
+def test_op_of_dynamic_sizes(op, tmp_path):
+    path = str(tmp_path / "op.onnx")
+    for case in cases(op):
+        try:
+            case.export(path, dynamic=True)
+        except ONNXError as failure:
+            assert op in str(failure)
+            continue
+        case.check(path)
+
+
+@pytest.mark.parametrize("op", sorted(set(_core.list_ops()) - set(EXPORTS)))
+def test_op_without_conversion(op, tmp_path):
+    """The error names the op, its node and a way out."""
+    found = [case for case in (Case(op, sample) for sample in SAMPLES[op][:1]) if case.inputs]
+    if not found:
+        return
+    (case,) = found
+    with pytest.raises(ONNXError, match=r"get_operator_support|shape or dtype") as failure:
+        case.export(str(tmp_path / "op.onnx"))
+    assert op in str(failure.value) or "shape or dtype" in str(failure.value)
