@@ -74,3 +74,9 @@ def test_terms_of_the_glossary_are_in_the_code():
 def test_the_page_of_operators_is_that_of_the_registry():
     with open(operators_page.PAGE) as page:
         assert page.read() == operators_page.page(), "python -m support.operators_page, in tests/"
+
+
+def test_the_page_of_onnx_has_the_conversions():
+    """Each op, and what it becomes."""
+    with open(operators_page.ONNX_PAGE, encoding="utf-8") as page:
+        assert page.read() == operators_page.onnx_page(), "python -m support.operators_page"

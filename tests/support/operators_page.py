@@ -1,15 +1,21 @@
-"""docs/operators.md, made of the registry and of the samples, which say what gradients are tested:
-python -m support.operators_page, in tests/."""
+"""docs/operators.md, made of the registry and of the samples, which say what gradients are tested;
+and the tables of docs/onnx.md, of those conversions: python -m support.operators_page, in tests/.
+"""
 
 import os
+import textwrap
 
 from mpgluon import _core
+from mpgluon.onnx._fold import FOLDS
+from mpgluon.onnx._table import EXPORTS, IMPORTS
 from samples.base import FIRST_ORDER_ONLY, all_samples
 
 from .gpu_kernels import MISSING
 from .paths import ROOT
 
 PAGE = os.path.join(ROOT, "docs", "operators.md")
+ONNX_PAGE = os.path.join(ROOT, "docs", "onnx.md")
+GENERATED = "Generated from the conversion table (`mpgluon/onnx/_ops`).\n"
 TEXT = """# Operators
 
 Generated from the rows of the registry and the tests' samples; `mx.nd.<name>.describe()` has all
@@ -69,6 +75,22 @@ def page():
     return TEXT + "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |") + "\n"
 
 
+def onnx_page():
+    """The text of docs/onnx.md: what it says, and new tables."""
+    with open(ONNX_PAGE, encoding="utf-8") as file:
+        text = file.read().split(GENERATED)[0] + GENERATED
+    rows = [
+        f"| `{name}` | {row.onnx} |"
+        for name, row in sorted(EXPORTS.items(), key=lambda item: item[0].lstrip("_").lower())
+    ]
+    lines = ["", "| exported op | becomes |", "| --- | --- |", *rows, "", "Ops that are imported:"]
+    read = ", ".join(f"`{name}`" for name in sorted({*IMPORTS, *FOLDS}))
+    return text + "\n".join([*lines, *textwrap.wrap(f"{read}.", 100)]) + "\n"
+
+
 if __name__ == "__main__":
     with open(PAGE, "w") as file:
         file.write(page())
+    written = onnx_page()
+    with open(ONNX_PAGE, "w", encoding="utf-8") as file:
+        file.write(written)
