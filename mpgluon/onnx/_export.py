@@ -205,7 +205,10 @@ class _Graph:
         self._entries = entries_of(symbol)
         self._names = symbol.list_outputs()
         self._order = topological(self._entries)
+        free = [node.name for node in self._order if node.call is None and node.name not in arrays]
         inputs = [node.name for node in self._read() if node.name not in arrays]
+        if len(shapes) == len(free):
+            inputs = free  # labels, too, which nothing in the file reads
         if len(inputs) != len(shapes):
             raise ValueError(
                 f"{len(shapes)} in_shapes for the inputs {', '.join(inputs) or '(none)'}; what is "
@@ -252,7 +255,7 @@ class _Graph:
         self._inferred = Inferred(self._entries, self._shapes, self._dtypes, self._axes)
         g = Builder(self._onnx)
         values: dict[Any, list[Value]] = {}
-        read = set(self._read())
+        read = {*self._read(), *[node for node in self._order if node.name in self._inputs]}
         for node in self._order:
             if node.call is None:
                 if node in read:

@@ -116,6 +116,20 @@ class States(gluon.HybridBlock):
         return out, hidden, cell
 
 
+def test_recurrent_parameters_as_inputs(tmp_path):
+    """Cut up when the file runs."""
+    names = ("data", "parameters", "state", "cell")
+    options = {"state_size": 6, "num_layers": 2, "bidirectional": True, "state_outputs": True}
+    size = sum(2 * 24 * (width + 6 + 2) for width in (4, 12))
+    arrays = arrays_of([(5, 3, 4), (size,), (4, 3, 6), (4, 3, 6)])
+    symbol = mx.sym.RNN(*map(mx.sym.var, names), mode="lstm", **options)
+    path = str(tmp_path / "a.onnx")
+    mx.onnx.export_model(symbol, {}, [array.shape for array in arrays], onnx_file_path=path)
+    given = [mx.nd.array(array) for array in arrays]
+    expected = listed(mx.nd.RNN(*given, mode="lstm", **options))
+    assert error(run(path, arrays), expected) < 1e-4
+
+
 def test_states_of_recurrent_layers(tmp_path):
     """As inputs and outputs."""
     arrays = arrays_of([(5, 3, 4), (4, 3, 6), (4, 3, 6)])
@@ -304,6 +318,10 @@ def test_symbols_and_parameters(tmp_path):
     executor = symbol.bind(mx.cpu(), {**arguments, **inputs}, aux_states=states)
     (expected,) = executor.forward(is_train=False)
     assert all(error([found], [expected.asnumpy()]) < 1e-5 for found in files)
+    mx.onnx.export_model(symbol, [arguments, states], [(2, 4), (2,)], onnx_file_path=path)
+    assert [info.name for info in onnx.load(path).graph.input] == ["data", "out_label"]
+    assert error(run(path, [x, np.zeros(2, np.float32)]), [expected.asnumpy()]) < 1e-5
+    mx.onnx.export_model(symbol, [arguments, states], [(2, 4)], onnx_file_path=path)
     metadata = mx.contrib.onnx.get_model_metadata(path)
     assert metadata == {
         "input_tensor_data": [("data", (2, 4))],

@@ -10,6 +10,7 @@ from . import (
     losses as losses,
     normalization as normalization,
     products as products,
+    random as random,
     recurrent as recurrent,
     reductions as reductions,
     shapes as shapes,

@@ -197,6 +197,8 @@ def _pooled(g, call, x):
     stride, pad = _each(call["stride"], count, 1), _each(call["pad"], count, 0)
     pads, ceil = _ends(call, x, kernel, stride, pad)
     window = {"kernel_shape": kernel, "strides": stride}
+    if any(end >= size for end, size in zip(pads[count:], kernel)):
+        x, pads, pad = _padded_ends(g, call, x, pads)
     if kind == "max":
         return g.MaxPool(x, pads=pads, ceil_mode=ceil, **window)
     if kind == "lp":
@@ -211,6 +213,17 @@ def _pooled(g, call, x):
     counted = int(kind == "sum" or pads == pad * 2)
     found = g.AveragePool(x, pads=pads, ceil_mode=ceil, count_include_pad=counted, **window)
     return g.Mul(found, float(math.prod(kernel))) if kind == "sum" else found
+
+
+def _padded_ends(g, call, x, pads):
+    """The places that windows reach beyond the end as elements: onnxruntime wants padding to be
+    smaller than the window. Returns (x, padding on both sides, padding)."""
+    count = len(pads) // 2
+    if call["pool_type"] != "max":
+        call.refuse("pooling_convention='full' with windows that lie outside can't be converted")
+    low = float(np.finfo(np.float16 if x.dtype == "float16" else np.float32).min)
+    x = g.Pad(x, [0, 0, *pads[:count], 0, 0, *pads[count:]], low, mode="constant")
+    return x, [0] * (2 * count), [0] * count
 
 
 def _ends(call, x, kernel, stride, pad):

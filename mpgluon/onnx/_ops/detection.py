@@ -140,17 +140,19 @@ def roi_align(g, call, x, rois):
     if call["position_sensitive"]:
         call.refuse("position_sensitive=True can't be converted")
     height, width = call["pooled_size"]
-    numbers = g.Squeeze(g.cast(_columns(g, rois, 0, 1), "int64"), [1])
-    return g.RoiAlign(
+    numbers, zero = g.Squeeze(g.cast(_columns(g, rois, 0, 1), "int64"), [1]), g.number(0, "int64")
+    found = g.RoiAlign(
         x,
         _columns(g, rois, 1, 5),
-        numbers,
+        g.Max(numbers, zero),
         output_height=height,
         output_width=width,
         sampling_ratio=max(call["sample_ratio"], 0),
         spatial_scale=float(call["spatial_scale"]),
         coordinate_transformation_mode="half_pixel" if call["aligned"] else "output_half_pixel",
     )
+    none = g.Unsqueeze(g.Less(numbers, zero), [1, 2, 3])  # a region of no picture: zeros
+    return g.Where(none, 0.0, found)
 
 
 @exports("ROIPooling", "MaxRoiPool")

@@ -189,9 +189,10 @@ def isfinite(g, call, x):
 
 
 def _modulo(g, x, y):
+    none = g.Equal(y, 0.0)  # by 0 it is 0 here
     if g.call.dtype in INTEGERS:
-        return g.Mod(x, y)
-    return g.Sub(x, g.Mul(g.Floor(g.Div(x, y)), y))
+        return g.Mod(x, g.Where(none, 1, y))
+    return g.Where(none, 0.0, g.Sub(x, g.Mul(g.Floor(g.Div(x, y)), y)))
 
 
 def _hypot(g, x, y):

@@ -34,6 +34,45 @@ def _reordered(array, gates):
     return np.concatenate([parts[gate] for gate in gates])
 
 
+class Known:
+    """Parameters that are known, cut up at once."""
+
+    def __init__(self, g, parameters) -> None:
+        self._g, self._array, self._dtype = g, parameters.array, parameters.dtype
+
+    def part(self, begin, shape, gates):
+        flat = self._array[begin : begin + int(np.prod(shape))]
+        return _reordered(flat.reshape(shape), gates)
+
+    def joined(self, parts):
+        return np.concatenate(parts)
+
+    def stacked(self, parts):
+        return self._g.constant(np.stack(parts), self._dtype)
+
+
+class Computed:
+    """Parameters that are computed when the graph runs, cut up there."""
+
+    def __init__(self, g, parameters) -> None:
+        self._g, self._name = g, parameters
+
+    def part(self, begin, shape, gates):
+        g = self._g
+        flat = g.Slice(self._name, [begin], [begin + int(np.prod(shape))], [0])
+        found = g.Reshape(flat, shape)
+        if len(gates) == 1:
+            return found
+        parts = g.Split(found, axis=0, outputs=len(gates))
+        return self.joined([parts[gate] for gate in gates])
+
+    def joined(self, parts):
+        return self._g.Concat(*parts, axis=0)
+
+    def stacked(self, parts):
+        return self.joined([self._g.Unsqueeze(part, [0]) for part in parts])
+
+
 def _layers(call, parameters, inputs):
     """For each layer (W, R, B) as ONNX has them, of all directions."""
     kind, hidden = KINDS[call["mode"]], call["state_size"]
@@ -42,18 +81,17 @@ def _layers(call, parameters, inputs):
 
     def part(*shape):
         nonlocal place
-        size = int(np.prod(shape))
-        place += size
-        return _reordered(parameters[place - size : place].reshape(shape), kind.gates)
+        begin, place = place, place + int(np.prod(shape))
+        return parameters.part(begin, shape, kind.gates)
 
     for layer in range(layers):
         width = inputs if layer == 0 else hidden * directions
         for _ in range(directions):
             cells.append([part(rows, width), part(rows, hidden)])
     for cell in cells:
-        cell.append(np.concatenate([part(rows), part(rows)]))
+        cell.append(parameters.joined([part(rows), part(rows)]))
     return [
-        [np.stack(parts) for parts in zip(*cells[begin : begin + directions])]
+        [parameters.stacked(parts) for parts in zip(*cells[begin : begin + directions])]
         for begin in range(0, len(cells), directions)
     ]
 
@@ -64,8 +102,6 @@ def _is_zero(state):
 
 @exports("RNN", "LSTM, GRU or RNN, one for each layer")
 def rnn(g, call, x, parameters, state, cell=None):
-    if parameters.array is None:
-        call.refuse("its parameters are computed when the graph runs; they have to be constants")
     for key in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max"):
         if call[key] is not None:
             call.refuse(f"{key} can't be converted")
@@ -80,13 +116,13 @@ def rnn(g, call, x, parameters, state, cell=None):
             attributes["activations"] = attributes["activations"] * 2
     states = [part for part in (state, cell) if part is not None]
     last, found = [[] for _ in states], x
-    for layer, weights in enumerate(_layers(call, parameters.array, x.size(2))):
+    cut = Computed(g, parameters) if parameters.array is None else Known(g, parameters)
+    for layer, matrices in enumerate(_layers(call, cut, x.size(2))):
         begin = layer * directions
         first = [
             None if _is_zero(part) else g.Slice(part, [begin], [begin + directions], [0])
             for part in states
         ]
-        matrices = [g.constant(array, x.dtype) for array in weights]
         made = g.emit(
             kind.op, found, *matrices, None, *first, outputs=1 + len(states), **attributes
         )
