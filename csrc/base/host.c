@@ -12,8 +12,8 @@ static void no_origin_text(uint32_t origin, char *buffer, size_t size) {
 }
 static void no_collect(void) {}
 
-static const mpg_host no_host = {no_release, no_acquire,     no_interrupt,
-                                 no_origin,  no_origin_text, no_collect};
+static const mpg_host no_host = {no_release,     no_acquire, no_interrupt, no_origin,
+                                 no_origin_text, no_collect, NULL};
 static const mpg_host *current_host = &no_host; /* runtime state: set once at start */
 /* runtime state, under the host lock; so is what follows */
 static uint64_t turns;
@@ -59,6 +59,8 @@ uint32_t mpg_host_origin(void) {
 void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size) {
   current_host->origin_text(origin, buffer, size);
 }
+
+bool mpg_host_alone(void) { return !current_host->alone || current_host->alone(); }
 
 void mpg_host_collect(void) {
   if (collecting) return;

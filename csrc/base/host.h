@@ -25,6 +25,8 @@ typedef struct mpg_host {
                       size_t size); /* lock held; "file.py:12 in f" */
   /* lock held; memory is short: drops what the host keeps without need, as garbage in cycles */
   void (*collect)(void);
+  /* optional; lock held: whether the host has no other thread, which could submit work */
+  bool (*alone)(void);
 } mpg_host;
 
 /* Set once, before any other call, by the host; the default does nothing and knows nothing (a
@@ -38,6 +40,7 @@ mpg_status mpg_host_check_interrupt(void);
 /* looking for the line makes objects, and the host may collect garbage then */
 uint32_t mpg_host_origin(void);
 void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size);
+bool mpg_host_alone(void);
 void mpg_host_collect(void); /* nothing while it is under way already */
 /* Says that what follows may run the host's code: releasing what the host owns. */
 void mpg_host_yield(void);

@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "device/gpu/gpu.h"
 #include "device/internal.h"
+#include "device/meeting.h"
 #include "device/pool.h"
 #include "device/profiler.h"
 
@@ -179,9 +180,7 @@ static mpg_status wait_for_room(mpg_device *device) {
   if (count % LOOK_INTERVAL || count < RECENT) return MPG_OK;
   if (mpg_tick_reached(device, device->recent[(count + LOOK_INTERVAL) % RECENT].last))
     return MPG_OK;
-  return mpg_point_wait(
-      (mpg_point){.device = device, .tick = device->recent[(count + RECENT / 2) % RECENT].last},
-      false);
+  return mpg_room_wait(device, device->recent[(count + RECENT / 2) % RECENT].last);
 }
 
 static void discard(const mpg_submission *submission) {
@@ -503,6 +502,7 @@ void mpg_device_free_kernel_cache(mpg_device *device) {
 void mpg_device_shutdown(void) {
   if (table.shut_down) return;
   table.shut_down = true;
+  mpg_meetings_close();
   for (int i = 0; i < table.count; i++) table.devices[i]->backend->stop(table.devices[i]);
   for (int i = 0; i < table.count; i++) table.devices[i]->backend->close(table.devices[i]);
 }

@@ -214,6 +214,7 @@ struct mpg_device {
     _Atomic(uint32_t) scope;
     _Atomic(int32_t) peer;  /* 1 + ordinal of the device it waits for; 0: it does not wait */
     _Atomic(mpg_tick) tick; /* that it waits for */
+    _Atomic(bool) meeting;  /* it waits for others of its kind (meeting.h) */
     _Atomic(int) core;      /* 1 + the core that its worker was last seen on; 0: none */
   } at;
   _Alignas(64) _Atomic(mpg_tick)

@@ -76,6 +76,8 @@ bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns);
 /* Waits however long it takes. Host lock: given up while blocking if `give_up_lock`. No interrupts.
  */
 void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
+/* The same, interruptible; not while the device waits for what the host has yet to queue. */
+mpg_status mpg_room_wait(mpg_device *device, mpg_tick tick);
 int64_t mpg_spin_limit_ns(void); /* the longest spin that pays here: 0 on one core */
 int64_t mpg_idle_spin_ns(void);  /* the same for workers that have nothing to do (MPGLUON_SPIN) */
 bool mpg_idle_spin_begin(

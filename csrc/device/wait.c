@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/host.h"
 #include "device/internal.h"
+#include "device/meeting.h"
 
 static const int64_t SPIN_NS = 30000, INTERRUPT_SLICE_NS = 50000000;
 
@@ -25,29 +26,43 @@ bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns) {
   return mpg_tick_reached(device, tick);
 }
 
-/* Spins, then blocks in slices. With `interruptible` the host is asked after each whether to go on.
- */
-static mpg_status wait_for(mpg_device *device, mpg_tick tick, bool give_up_lock,
-                           bool interruptible) {
+/* How a thread waits: whether others may run meanwhile, whether the host is asked after each slice
+ * to go on, and whether it waits no longer than until the device waits for what the host has yet to
+ * queue. */
+typedef struct manner {
+  bool give_up_lock, interruptible, for_room;
+} manner;
+
+/* Spins, then blocks in slices. */
+static mpg_status wait_for(mpg_device *device, mpg_tick tick, manner how) {
   /* In shuffled order nothing happens until backend->wait does it. */
   bool reached = mpg_tick_spin(device, tick,
                                device->backend == &mpg_shuffle_backend ? 0 : mpg_spin_limit_ns());
-  while (!reached) {
-    void *token = give_up_lock ? mpg_host_release_lock() : NULL;
+  mpg_standstill seen = {0};
+  while (!reached && !(how.for_room && atomic_load(&device->at.meeting))) {
+    void *token = how.give_up_lock ? mpg_host_release_lock() : NULL;
     reached = device->backend->wait(device, tick, INTERRUPT_SLICE_NS);
-    if (give_up_lock) mpg_host_acquire_lock(token);
-    if (interruptible && !reached) MPG_TRY(mpg_host_check_interrupt());
+    if (how.give_up_lock) mpg_host_acquire_lock(token);
+    if (how.interruptible && !reached) MPG_TRY(mpg_host_check_interrupt());
+    if (!reached) mpg_meetings_look(&seen);
   }
   return MPG_OK;
 }
 
 void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock) {
-  if (!mpg_tick_reached(device, tick)) wait_for(device, tick, give_up_lock, false);
+  if (!mpg_tick_reached(device, tick))
+    wait_for(device, tick, (manner){.give_up_lock = give_up_lock});
+}
+
+mpg_status mpg_room_wait(mpg_device *device, mpg_tick tick) {
+  return mpg_tick_reached(device, tick) ? MPG_OK
+                                        : wait_for(device, tick, (manner){true, true, true});
 }
 
 mpg_status mpg_point_wait(mpg_point point, bool keep_lock) {
   if (!mpg_tick_reached(point.device, point.tick))
-    MPG_TRY(wait_for(point.device, point.tick, !keep_lock, true));
+    MPG_TRY(wait_for(point.device, point.tick,
+                     (manner){.give_up_lock = !keep_lock, .interruptible = true}));
   return point.data ? mpg_device_failure(point.device, point.tick) : MPG_OK;
 }
 

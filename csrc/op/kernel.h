@@ -1,11 +1,12 @@
 /* The kernel interface: what an op's implementation on a backend sees.
  *
  * A kernel is one function. It gets resolved addresses, shapes and parameters, computes, and
- * returns. It does not allocate (mpg_device_scratch is there for work space), lock, or wait. It may
- * use call->num_threads threads. The bits it produces depend on shapes, dtypes, parameters, inputs
- * and call->num_threads alone, and where it can on the first four alone (reductions in chunks of
- * fixed size). Zero-size arrays are valid. A backend's kernels are listed in a table made from
- * ops.def: a promised kernel that is missing is a link error.
+ * returns. It does not allocate (mpg_device_scratch is there for work space), lock, or wait, but
+ * for ops that meet others (MPG_OP_MEETS). It may use call->num_threads threads. The bits it
+ * produces depend on shapes, dtypes, parameters, inputs and call->num_threads alone, and where it
+ * can on the first four alone (reductions in chunks of fixed size). Zero-size arrays are valid. A
+ * backend's kernels are listed in a table made from ops.def: a promised kernel that is missing is a
+ * link error.
  */
 #ifndef MPG_OP_KERNEL_H
 #define MPG_OP_KERNEL_H

@@ -259,6 +259,9 @@ typedef enum mpg_op_flags {
   MPG_OP_RESIZES = 1 << 29,
   /* Of its other inputs than the first it reads the shapes alone (broadcast_like). */
   MPG_OP_LIKE = 1 << 30,
+  /* It waits for the same op on other devices (device/meeting.h): such ops keep their order, and
+   * each runs once a call, by a device's worker. */
+  MPG_OP_MEETS = INT32_MIN, /* 1 << 31 */
 } mpg_op_flags;
 
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params,

@@ -297,7 +297,19 @@ static PyObject *set_threads(PyObject *Py_UNUSED(module), PyObject *object) {
   Py_RETURN_NONE;
 }
 
+static PyObject *side_context(PyObject *Py_UNUSED(module), PyObject *ctx) {
+  mpg_device_id id;
+  mpg_device *device, *side;
+  if (mpg_py_device_id(ctx, &id) < 0) return NULL;
+  MPG_PY_TRY(mpg_device_get(id, &device));
+  MPG_PY_TRY(mpg_device_side(device, &side));
+  return side != NULL ? mpg_py_context(side->id) : Py_NewRef(ctx);
+}
+
 PyMethodDef mpg_py_context_methods[] = {
+    {"side_context", side_context, METH_O,
+     "side_context(ctx)\n--\n\nA second queue of a CPU device, which goes on while the device "
+     "waits for others; `ctx` itself of other devices."},
     {"cpu", (PyCFunction)(void (*)(void))cpu, METH_FASTCALL | METH_KEYWORDS,
      "cpu(device_id=0)\n--\n\nThe CPU device of that number: a worker thread with its own memory "
      "pool."},

@@ -27,6 +27,7 @@ static int fill_module(PyObject *module) {
   if (mpg_py_errors_init(module) < 0) return -1;
   if (mpg_py_host_init(module) < 0) return -1;
   mpg_kernels_set(MPG_CPU, mpg_cpu_kernel_table(), mpg_cpu_fused_kernel());
+  mpg_kernels_set(MPG_CPU_SIDE, mpg_cpu_kernel_table(), mpg_cpu_fused_kernel());
   mpg_gpu_library_on_open(gpus_opened, mpg_kernel_stamp());
   mpg_status status = mpg_registry_init();
   if (status == MPG_OK) status = mpg_device_init();

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from .. import _core, autograd as _autograd
 from .._hints import of_contrib as _of_contrib
-from ..base import NotSupportedError as _NotSupportedError
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import _namespaces, _zipfian, random as _random
 from ._control import boolean_mask, cond, foreach, while_loop  # noqa: F401
@@ -48,58 +47,6 @@ def BatchNormWithReLU(
     result = _core.get_op("BatchNorm")(data, gamma, beta, moving_mean, moving_var, **kwargs)
     relu = _core.get_op("relu")
     return [relu(result[0]), *result[1:]] if isinstance(result, list) else relu(result)
-
-
-def SyncBatchNorm(
-    data: NDArray,
-    gamma: NDArray,
-    beta: NDArray,
-    moving_mean: NDArray,
-    moving_var: NDArray,
-    key: str,
-    ndev: int = 1,
-    output_mean_var: bool = False,
-    **kwargs: Any,
-) -> NDArray | list[NDArray]:
-    """`BatchNorm` over axis 1; in train mode on one device only.
-
-    Parameters
-    ----------
-    data, gamma, beta, moving_mean, moving_var : NDArray
-        As in `BatchNorm`.
-    key : str
-        MXNet finds the devices' calls by it; of no effect.
-    ndev : int, default 1
-        The devices that would normalise together.
-    output_mean_var : bool, default False
-        Return the mean and the variance as well.
-    **kwargs
-        eps, momentum, fix_gamma, use_global_stats, out.
-
-    Raises
-    ------
-    NotSupportedError
-        In train mode with `ndev` above 1.
-
-    Examples
-    --------
-    >>> x, one, zero = nd.array([[1], [3]]), nd.ones(1), nd.zeros(1)
-    >>> with mx.autograd.train_mode():
-    ...     y = nd.contrib.SyncBatchNorm(x, one, zero, zero.copy(), one.copy(), key="norm")
-    >>> y.asnumpy().round(2).tolist()
-    [[-1.0], [1.0]]
-    """
-    if ndev > 1 and _autograd.is_training() and not kwargs.get("use_global_stats"):
-        raise _NotSupportedError(
-            "SyncBatchNorm: statistics over several devices are not supported in train mode; "
-            "use ndev=1, which takes those of each device, or one device"
-        )
-    if not output_mean_var:
-        return _core.get_op("BatchNorm")(data, gamma, beta, moving_mean, moving_var, **kwargs)
-    out, mean, inverse = _core.get_op("BatchNorm")(
-        data, gamma, beta, moving_mean, moving_var, output_mean_var=True, **kwargs
-    )
-    return [out, mean, 1 / (inverse * inverse) - kwargs.get("eps", 1e-3)]
 
 
 def _rescale(value, like):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from .._hints import of_contrib as _of_contrib
-from ..base import NotSupportedError as _NotSupportedError
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from ..ndarray import _zipfian
 from . import random as _random
@@ -52,52 +51,6 @@ def BatchNormWithReLU(
     result = _function("BatchNorm")(data, **given, name=name, **kwargs)
     parts = [_function("relu")(result[0]), *(result[i] for i in range(1, len(result)))]
     return parts[0] if len(parts) == 1 else _Group(parts)
-
-
-def SyncBatchNorm(
-    data: Symbol,
-    gamma: Symbol | None = None,
-    beta: Symbol | None = None,
-    moving_mean: Symbol | None = None,
-    moving_var: Symbol | None = None,
-    key: str | None = None,
-    ndev: int = 1,
-    name: str | None = None,
-    **kwargs: Any,
-) -> Symbol:
-    """``sym.BatchNorm`` over axis 1, on one device.
-
-    Parameters
-    ----------
-    data, gamma, beta, moving_mean, moving_var : Symbol
-        As in `BatchNorm`; those that are not given become variables.
-    key : str
-        Of no effect.
-    ndev : int, default 1
-        The devices that would normalise together: 1.
-    name : str, optional
-        Of the node.
-    **kwargs
-        eps, momentum, fix_gamma, use_global_stats.
-
-    Raises
-    ------
-    NotSupportedError
-        With `ndev` above 1, unless use_global_stats is set.
-
-    Examples
-    --------
-    >>> mx.sym.contrib.SyncBatchNorm(mx.sym.var("x"), key="k", name="norm").list_arguments()
-    ['x', 'norm_gamma', 'norm_beta']
-    """
-    if ndev > 1 and not kwargs.get("use_global_stats"):
-        raise _NotSupportedError(
-            "SyncBatchNorm: statistics over several devices are not supported; use ndev=1, which "
-            "takes those of each device"
-        )
-    arrays = {"gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var}
-    given = {key: value for key, value in arrays.items() if value is not None}
-    return _function("BatchNorm")(data, **given, name=name, **kwargs)
 
 
 def _function(op):

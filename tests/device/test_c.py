@@ -7,6 +7,7 @@ another.
 
 import glob
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from support.paths import ROOT
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
-PROGRAMS = ["test_device", "test_memory", "test_oversubscription"]
+PROGRAMS = ["test_device", "test_meeting", "test_memory", "test_oversubscription"]
 VARIANTS = {
     "plain": ["-O2"],
     "thread": ["-O1", "-fsanitize=thread"],
@@ -33,7 +34,7 @@ def test_names(program):
     """The tests of a program, from its table, so that collecting needs no compiler."""
     with open(os.path.join(ROOT, "tests", "c", program + ".c")) as f:
         table = f.read().split("static const test tests[] = {")[1].split("};")[0]
-    return [line.split('"')[1] for line in table.splitlines() if '"' in line]
+    return re.findall(r'\{"(\w+)"', table)
 
 
 test_names.__test__ = False

@@ -243,22 +243,6 @@ def test_sync_batch_norm_of_one_device():
         gluon.contrib.nn.SyncBatchNorm()
 
 
-def test_sync_batch_norm_of_several_devices_predicts_only():
-    x, layer = values(3, 2, 4), gluon.contrib.nn.SyncBatchNorm(num_devices=2)
-    layer.initialize()
-    layer.hybridize()
-    np.testing.assert_allclose(layer(x).asnumpy(), x.asnumpy(), rtol=1e-4)
-    with pytest.raises(mx.base.NotSupportedError, match="over 2 devices"), autograd.record():
-        layer(x)
-    arrays = [nd.ones(2), nd.zeros(2), nd.zeros(2), nd.ones(2)]
-    with pytest.raises(mx.base.NotSupportedError, match="ndev=1"), autograd.train_mode():
-        nd.contrib.SyncBatchNorm(x, *arrays, key="k", ndev=2)
-    with autograd.train_mode():
-        _, mean, var = nd.contrib.SyncBatchNorm(x, *arrays, key="k", output_mean_var=True)
-    np.testing.assert_allclose(mean.asnumpy(), x.asnumpy().mean((0, 2)), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(var.asnumpy(), x.asnumpy().var((0, 2)), rtol=1e-4)
-
-
 class Named(gluon.Block):
     """Children are held under names that differ from network to network."""
 

@@ -35,6 +35,7 @@ WITHOUT_RULE = {
 # that this test draws itself; of the part's own size; of one number, whatever the rows.
 OWN = {
     "BatchNorm",
+    "_contrib_SyncBatchNorm",
     "_dropout_part",
     "_contrib_BilinearResize2D",
     "_contrib_quantize_asym",

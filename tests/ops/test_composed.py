@@ -172,9 +172,14 @@ def test_gradients_go_through_bound_symbols(name):
     made = function(*(mx.sym.var(f"x{i}") for i in range(len(arrays))), **sample.params or {})
     executor = made.simple_bind(mx.cpu(), **{f"x{i}": a.shape for i, a in enumerate(arrays)})
     mx.random.seed(3)
-    executor.forward(True, **{f"x{i}": array for i, array in enumerate(arrays)})
+    given = {f"x{i}": array for i, array in enumerate(arrays)}
+    for i in states(name):
+        executor.aux_dict[f"x{i}"][:] = given.pop(f"x{i}")
+    executor.forward(True, **given)
     executor.backward([nd.ones_like(output) for output in outputs])
     for i, array in enumerate(arrays):
+        if i in states(name):
+            continue
         np.testing.assert_allclose(
             executor.grad_dict[f"x{i}"].asnumpy(), array.grad.asnumpy(), rtol=1e-5, atol=1e-6
         )

@@ -12,8 +12,14 @@ from mpgluon.gluon import nn
 from samples.base import all_samples
 
 SAMPLES = all_samples()
-# Ops that use a library's threads, or are made for one, but do no arithmetic.
-MOVES = {"_collective", "_pack_convolution", "_pack_fully_connected", "_pack_winograd"}
+# Ops that use a library's threads, are made for one, or wait, but do no arithmetic.
+MOVES = {
+    "_collective",
+    "_pack_convolution",
+    "_pack_fully_connected",
+    "_pack_winograd",
+    "_replicas",
+}
 # Those whose arithmetic is more than some steps for each element, but which run inline when they
 # are small.
 WINDOWS = {

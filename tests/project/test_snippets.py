@@ -149,19 +149,30 @@ def test_parallel(tmp_path, monkeypatch, capsys):
     def planned():
         return ready(chain(8, 16, 12, 4))
 
+    def synchronised():
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4), gluon.contrib.nn.SyncBatchNorm(num_devices=2))
+        xs, ys = (
+            [array[8 * i : 8 * i + 8].as_in_context(mx.cpu(i)) for i in (0, 1)]
+            for array in (names(net)["x"], names(net)["y"])
+        )
+        return names(net, xs=xs, ys=ys, batch_size=16)
+
     given = [
         meshed,
+        synchronised,
         lambda: ready(chain(8, 4), scaler=1024.0),
         staged,
         lambda: names(Attention()),
         planned,
     ]
     results = run("docs/parallel.md", given, tmp_path, monkeypatch, capsys)
-    (mesh, _), (saved, _), (pipelined, report), (split, _), (plan, printed) = results
+    (mesh, _), (synced, _), (saved, _), (pipelined, report), (split, _), (plan, printed) = results
     assert (
         len({param.list_ctx()[0] for param in mesh["net"].collect_params().values()}) == 4
         and len(mesh["losses"]) == 2
     )
+    assert all(np.isfinite(loss.asnumpy()).all() for loss in synced["losses"])
     assert (
         saved["found"]["position"] == {"epoch": 3, "batch": 120}
         and saved["found"]["loss_scale"] == 1024.0

@@ -49,6 +49,11 @@ def predicted(*inputs, **params):
     return batch_norm(False, *inputs, **params)
 
 
+def alone(train, *inputs, key, ndev=1, **params):
+    """SyncBatchNorm where it waits for nobody."""
+    return batch_norm(train, *inputs, **params)
+
+
 def batch_norm_relu(train, *inputs, add=False, **params):
     added = batch_norm(train, *inputs[:5], axis=-1, **params)
     return np.maximum(added + inputs[5] if add else added, 0)
@@ -177,6 +182,7 @@ def batch_norm_sample(
     vectors=None,
     grad=(0, 1, 2),
     name="",
+    reference=batch_norm,
     **params,
 ):
     inputs = [shape] + (vectors or [(channels,)] * 4)
@@ -184,7 +190,7 @@ def batch_norm_sample(
     return Sample(
         inputs,
         params,
-        trained if train else predicted,
+        partial(reference, train),
         grad=grad,
         dtypes=dtypes,
         ranges=ranges,
@@ -379,6 +385,44 @@ SAMPLES = {
             dtypes=("float32", "float64"),
             name="columns",
             **LOOSE,
+        ),
+    ],
+    "_contrib_SyncBatchNorm": [
+        batch_norm_sample(
+            (4, 3, 2, 3), 3, True, reference=alone, fix_gamma=False, key="k", name="train"
+        ),
+        batch_norm_sample((4, 3), 3, True, reference=alone, grad=(0, 2), key="k", name="fix_gamma"),
+        batch_norm_sample(
+            (4, 3, 5), 3, False, reference=alone, fix_gamma=False, key="k", ndev=2, name="predict"
+        ),
+        batch_norm_sample(
+            (4, 3, 5),
+            3,
+            True,
+            reference=alone,
+            use_global_stats=True,
+            fix_gamma=False,
+            key="k",
+            ndev=2,
+            name="global_stats",
+        ),
+    ],
+    "_replicas": [
+        Sample(
+            [(3, 4)],
+            dict(key="k", ndev=1),
+            lambda x, **_: x[None],
+            dtypes=("float32", "float64"),
+            grad2=True,
+            name="all",
+        ),
+        Sample(
+            [(1, 3, 4)],
+            dict(key="k", ndev=1, sum=True),
+            lambda x, **_: x[0],
+            dtypes=("float32", "float64"),
+            grad2=True,
+            name="sum",
         ),
     ],
     "_backward_LayerNorm": [

@@ -46,8 +46,8 @@ static bool can_repeat(const mpg_program_set *set, const mpg_program *program,
                        const mpg_instruction *instruction) {
   if (instruction->kind == MPG_COPY)
     return set->programs[instruction->peer].device->backend == program->device->backend;
-  if (instruction->op && instruction->op->flags & MPG_OP_SPANS)
-    return false; /* it involves other devices' streams */
+  if (instruction->op && instruction->op->flags & (MPG_OP_SPANS | MPG_OP_MEETS))
+    return false; /* it involves other devices' streams, or waits for them */
   return !(instruction->fused && instruction->fused->num_draws); /* whose keys are arguments */
 }
 

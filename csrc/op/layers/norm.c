@@ -19,23 +19,28 @@ static mpg_status expect_vectors(mpg_infer *infer, int first, int last, int64_t 
 }
 
 /* --- BatchNorm -------------------------------------------------------------------------------- */
-mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
-  const mpg_batch_norm_params *p = infer->params;
+/* The inputs of BatchNorm and its kin; output 0 is like data, the others are statistics. */
+static mpg_status infer_channels(mpg_infer *infer, int64_t axis_param) {
   const mpg_desc *data = &infer->inputs[0];
   mpg_dtype statistics = mpg_dtype_of_sums(data->dtype);
   for (int i = 1; i < 5; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, statistics));
   infer->outputs[0].dtype = data->dtype;
-  infer->outputs[1].dtype = infer->outputs[2].dtype = statistics;
+  for (int i = 1; i < infer->num_outputs; i++) infer->outputs[i].dtype = statistics;
   if (data->shape.ndim < 0) return MPG_OK;
   int axis;
-  MPG_TRY(channels_axis(infer, p->axis, &axis));
+  MPG_TRY(channels_axis(infer, axis_param, &axis));
   mpg_shape channels = {.ndim = 1, .dims = {data->shape.dims[axis]}};
   MPG_TRY(expect_vectors(infer, 1, 4, channels.dims[0]));
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
-  mpg_infer_set(infer, 1, &channels, statistics);
-  mpg_infer_set(infer, 2, &channels, statistics);
+  for (int i = 1; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &channels, statistics);
   return MPG_OK;
 }
+
+mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
+  return infer_channels(infer, ((const mpg_batch_norm_params *)infer->params)->axis);
+}
+
+mpg_status mpg_infer_sync_batch_norm(mpg_infer *infer) { return infer_channels(infer, 1); }
 
 /* The shared shape of all backward ops here: gradients have the descs of data, gamma and beta
  * (which is as gamma is). */

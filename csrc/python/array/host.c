@@ -155,8 +155,13 @@ static void collect_garbage(void) {
   PyErr_Restore(type, value, traceback);
 }
 
+static bool alone(void) {
+  return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) == NULL;
+}
+
 static const mpg_host python_host = {release_lock,   acquire_lock, check_interrupt,
-                                     current_origin, origin_text,  collect_garbage};
+                                     current_origin, origin_text,  collect_garbage,
+                                     alone};
 
 /* Tests: what runs wherever others may. */
 static PyObject *intruder; /* owned */

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import autograd, initializer, ndarray as nd, random
-from ..._core import at_once, dtype_name, set_attributes
+from ..._core import at_once, dtype_name, set_attributes, side_context
 from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
@@ -568,24 +568,29 @@ class Parameter(MXNetNames):
                 f"Cannot initialize Parameter '{self.name}' because it has invalid shape: "
                 f"{self._shape}. Give in_units, in_channels, input_size, ... when the layer is made"
             )
+        # In the forward pass of one replica its device may be waiting for the next one's.
+        many = len(contexts) > 1 and autograd.is_training()
+        place = side_context(contexts[0]) if many else contexts[0]
+        waits = place != contexts[0]
         with autograd.pause():
             if value is None:
-                value = nd.zeros(self._shape, ctx=contexts[0], dtype=self.dtype)
-                with random.calls_at(key):
+                value = nd.zeros(self._shape, ctx=place, dtype=self.dtype)
+                with place if waits else current_context(), random.calls_at(key):
                     initializer.create(default_init)(
                         initializer.InitDesc(self.name, {"__init__": init}), value
                     )
-                self._take(value, contexts)
+                if waits:  # the memory that all copy from is not to be used again before
+                    value = nd.from_numpy(value.asnumpy())
+                self._take(value, contexts, own=not waits)
             else:
                 self._init_impl(value, contexts)
 
-    def _take(self, value, contexts):
-        """Makes `value`, which nobody else holds and which lies on the first device, the first
-        copy."""
-        self._hold_data(
-            {ctx: value if ctx == contexts[0] else value.copyto(ctx) for ctx in contexts},
-            self._grad_req,
-        )
+    def _take(self, value, contexts, own=True):
+        """Takes copies of `value`. own: nobody else holds it, and it is the copy on its device."""
+        data = {c: value if own and c == value.context else value.copyto(c) for c in contexts}
+        if not own:
+            data = {ctx: array.astype(self.dtype, copy=False) for ctx, array in data.items()}
+        self._hold_data(data, self._grad_req)
 
     def _init_impl(self, value, contexts):
         value = value.tostype("default").astype(self.dtype, copy=False)

@@ -6,8 +6,7 @@ import warnings
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .... import autograd, ndarray as nd
-from ....base import NotSupportedError
+from .... import ndarray as nd
 from ....context import num_gpus
 from ...block import Block, HybridBlock
 from ...nn import BatchNorm, HybridSequential, Sequential
@@ -243,8 +242,12 @@ class SparseEmbedding(Block):
 
 
 class SyncBatchNorm(BatchNorm):
-    """`BatchNorm` over axis 1 that would take its statistics over several devices; it trains on one
-    device only, and predicts on any number.
+    """`BatchNorm` over axis 1 whose replicas on several devices take their statistics from the
+    batches of all of them in training.
+
+    Call the block on each device, one call after the other, before a result is read: each waits for
+    the others in its device's queue. Batches may differ in size; each element counts once. The
+    running averages are the same on all devices.
 
     Parameters
     ----------
@@ -261,19 +264,18 @@ class SyncBatchNorm(BatchNorm):
     use_global_stats : bool, default False
         Whether to use the running averages in training too.
     **kwargs
-        The initial values, as in `BatchNorm`; `prefix` and `params`.
-
-    Raises
-    ------
-    NotSupportedError
-        When it is called in train mode with `num_devices` above 1.
+        The initial values, as in `BatchNorm`; `prefix` and `params`. The replicas find each other
+        by the prefix.
 
     Examples
     --------
-    >>> layer = gluon.contrib.nn.SyncBatchNorm(num_devices=1)
-    >>> layer.initialize()
-    >>> layer(nd.zeros((2, 3, 4, 4))).shape
-    (2, 3, 4, 4)
+    >>> layer, devices = gluon.contrib.nn.SyncBatchNorm(num_devices=2), [mx.cpu(0), mx.cpu(1)]
+    >>> layer.initialize(ctx=devices)
+    >>> with mx.autograd.record():
+    ...     parts = [layer(nd.array([[i]], ctx=ctx)) for i, ctx in enumerate(devices)]
+    >>> mx.autograd.backward(parts)
+    >>> [part.asnumpy().round(2).tolist() for part in parts]
+    [[[-1.0]], [[1.0]]]
     """
 
     def __init__(
@@ -308,10 +310,17 @@ class SyncBatchNorm(BatchNorm):
     def hybrid_forward(
         self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
     ) -> Any:
-        own = self._num_devices == 1 or self._kwargs["use_global_stats"]
-        if not own and autograd.is_training():
-            raise NotSupportedError(
-                f"{self.name}: statistics over {self._num_devices} devices are not supported in "
-                "train mode; use num_devices=1, which takes those of each device, or one device"
-            )
-        return super().hybrid_forward(F, x, gamma, beta, running_mean, running_var)
+        if self._num_devices == 1:
+            return super().hybrid_forward(F, x, gamma, beta, running_mean, running_var)
+        options = {name: value for name, value in self._kwargs.items() if name != "axis"}
+        return F.contrib.SyncBatchNorm(
+            x,
+            gamma,
+            beta,
+            running_mean,
+            running_var,
+            ndev=self._num_devices,
+            key=self.prefix,
+            name="fwd",
+            **options,
+        )

@@ -1,0 +1,188 @@
+/* BatchNorm with the statistics of several devices' batches, composed of others around the one op
+ * in which the devices wait for each other. */
+#include <stdio.h>
+#include <string.h>
+
+#include "device/meeting.h"
+#include "op/formula/arithmetic.h"
+#include "op/infer.h"
+#include "op/layers/replicas.h"
+
+/* --- The exchange ----------------------------------------------------------------------------- */
+
+mpg_status mpg_infer_replicas(mpg_infer *infer) {
+  const mpg_replicas_params *p = infer->params;
+  mpg_shape shape = infer->inputs[0].shape;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
+  if (infer->inputs[0].dtype != MPG_FLOAT32 && infer->inputs[0].dtype != MPG_FLOAT64)
+    return mpg_infer_fail(infer, "data must be float32 or float64");
+  if (p->sum ? shape.ndim < 1 || shape.dims[0] != p->ndev : shape.ndim >= MPG_MAX_NDIM)
+    return mpg_infer_fail(
+        infer, p->sum ? "data has a row for each of the ndev replicas" : "data has too many axes");
+  if (p->sum) {
+    shape.ndim--;
+    memmove(shape.dims, shape.dims + 1, (size_t)shape.ndim * sizeof *shape.dims);
+  } else {
+    memmove(shape.dims + 1, shape.dims, (size_t)shape.ndim * sizeof *shape.dims);
+    shape.dims[0] = p->ndev;
+    shape.ndim++;
+  }
+  mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
+  return MPG_OK;
+}
+
+/* Everybody's gradients of a row go to whom it came from. */
+void mpg_gradient_replicas(mpg_gradient *g) {
+  mpg_replicas_params back = *(const mpg_replicas_params *)g->params;
+  back.sum = !back.sum;
+  g->in_grads[0] = mpg_emit1(g, MPG_OP__replicas, &back, g->out_grads[0]);
+}
+
+/* out[i] = the sum of rows[r][i], in the order of the rows. */
+#define SUM_ROWS(T)                                                        \
+  for (int64_t i = 0; i < count; i++) {                                    \
+    double sum = 0;                                                        \
+    for (int r = 0; r < p->ndev; r++)                                      \
+      sum += ((const T *)mpg_meeting_data(meeting, r))[place * count + i]; \
+    ((T *)output)[i] = (T)sum;                                             \
+  }
+
+mpg_status mpg_replicas_exchange(const mpg_kernel_call *call, const void *data, void *output) {
+  const mpg_replicas_params *p = call->params;
+  const mpg_desc *in = &call->inputs[0].desc;
+  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  size_t size = (size_t)mpg_shape_size(&in->shape) * mpg_dtype_size(in->dtype);
+  char shape[MPG_SHAPE_TEXT_SIZE], form[MPG_SHAPE_TEXT_SIZE + 32];
+  mpg_meeting *meeting;
+  int place;
+  if (p->ndev == 1) {
+    memcpy(output, data, size);
+    return MPG_OK;
+  }
+  snprintf(form, sizeof form, "%s %s", mpg_dtype_name(in->dtype),
+           mpg_shape_text(&in->shape, shape, sizeof shape));
+  MPG_TRY(mpg_meet(&(mpg_participant){.device = call->device,
+                                      .key = p->key,
+                                      .who = p->sum ? "gradients of SyncBatchNorm"
+                                                    : "statistics of SyncBatchNorm",
+                                      .count = (int)p->ndev,
+                                      .form = form,
+                                      .data = data,
+                                      .size = size},
+                   &meeting, &place));
+  if (!p->sum)
+    for (int r = 0; r < p->ndev; r++)
+      memcpy((char *)output + (size_t)r * size, mpg_meeting_data(meeting, r), size);
+  else if (in->dtype == MPG_FLOAT32)
+    SUM_ROWS(float)
+  else
+    SUM_ROWS(double)
+  mpg_meeting_leave(meeting);
+  return MPG_OK;
+}
+
+/* --- The layer -------------------------------------------------------------------------------- */
+
+int mpg_arity_sync_batch_norm(const mpg_op *op, const void *params, int given) {
+  (void)op, (void)given;
+  return ((const mpg_sync_batch_norm_params *)params)->output_mean_var ? 3 : 1;
+}
+
+/* With statistics of its own, or the varying ones. */
+static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  const mpg_sync_batch_norm_params *p = g->params;
+  mpg_batch_norm_params params;
+  mpg_params_defaults(&mpg_batch_norm_table, &params);
+  params.eps = p->eps;
+  params.momentum = p->momentum;
+  params.fix_gamma = p->fix_gamma;
+  params.use_global_stats = p->use_global_stats;
+  params.output_mean_var = p->output_mean_var;
+  mpg_emit_all(g, MPG_OP_BatchNorm, &params, 5, inputs, outputs);
+  if (p->output_mean_var) /* there it is 1 / sqrt(variance + eps) */
+    outputs[2] =
+        mpg_plus(g, mpg_over(g, 1, mpg_emit1(g, MPG_OP_square, NULL, outputs[2])), -p->eps);
+}
+
+/* average = momentum * average + (1 - momentum) * value, as a step of an optimizer. */
+static void update(mpg_gradient *g, mpg_value average, mpg_value value, double momentum) {
+  mpg_sgd_mom_params params;
+  mpg_params_defaults(&mpg_sgd_mom_table, &params);
+  params.lr = momentum - 1;
+  params.momentum = momentum;
+  value = mpg_emit1(g, MPG_OP_BlockGrad, NULL, value);
+  mpg_emit3(g, MPG_OP_sgd_mom_update, &params, value, value, average);
+}
+
+typedef struct statistics {
+  mpg_value mean, variance; /* of all replicas, (1, 1, channels) */
+} statistics;
+
+/* data: in the statistics' dtype. Each replica brings its mean, its sum of squared distances from
+ * that, and how many elements they are of: the variance does not suffer from a large mean. */
+static statistics gather(mpg_gradient *g, mpg_value data) {
+  const mpg_sync_batch_norm_params *p = g->params;
+  mpg_desc desc = *mpg_value_desc(g, data);
+  int64_t channels = desc.shape.dims[1];
+  mpg_shape line = {.ndim = 2, .dims = {1, channels}};
+  mpg_reduce_params along;
+  memset(&along, 0, sizeof along);
+  along.keepdims = true;
+  for (int i = 0; i < desc.shape.ndim; i++)
+    if (i != 1) along.axis.values[along.axis.count++] = i;
+  mpg_value mean = mpg_emit1(g, MPG_OP_mean, &along, data);
+  mpg_value distances = mpg_emit1(g, MPG_OP_square, NULL, mpg_subtract(g, data, mean));
+  double elements = channels ? (double)(mpg_shape_size(&desc.shape) / channels) : 0;
+  mpg_value own[3] = {mpg_emit_reshape(g, mean, &line),
+                      mpg_emit_reshape(g, mpg_emit1(g, MPG_OP_sum, &along, distances), &line),
+                      mpg_emit_full(g, data, &line, desc.dtype, elements)};
+  mpg_replicas_params params;
+  memset(&params, 0, sizeof params);
+  params.key = p->key;
+  params.ndev = p->ndev;
+  mpg_value all = mpg_emit1(g, MPG_OP__replicas, &params, mpg_emit_concat(g, own, 3, 0)), part[3];
+  for (int i = 0; i < 3; i++) part[i] = mpg_emit_slice(g, all, 1, i, i + 1);
+  mpg_value counts = mpg_emit1(g, MPG_OP_BlockGrad, NULL, part[2]);
+  mpg_value total = mpg_emit_reduce(g, MPG_OP_sum, counts, 0);
+  mpg_value weights = mpg_divide(g, counts, total);
+  statistics s;
+  s.mean = mpg_emit_reduce(g, MPG_OP_sum, mpg_multiply(g, weights, part[0]), 0);
+  mpg_value apart = mpg_emit1(g, MPG_OP_square, NULL, mpg_subtract(g, part[0], s.mean));
+  mpg_value squares = mpg_add(g, mpg_divide(g, part[1], total), mpg_multiply(g, weights, apart));
+  s.variance = mpg_emit_reduce(g, MPG_OP_sum, squares, 0);
+  return s;
+}
+
+void mpg_compose_sync_batch_norm(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  const mpg_sync_batch_norm_params *p = g->params;
+  if (p->ndev == 1 || p->use_global_stats || !g->train) {
+    compose_alone(g, inputs, outputs);
+    return;
+  }
+  if (g->builder->device(g->builder, inputs[0]).type == MPG_GPU) {
+    g->status = mpg_fail(MPG_NOT_IMPLEMENTED,
+                         "%s: statistics of several GPUs are not supported in train mode; ndev=1 "
+                         "(num_devices=1) takes those of each GPU",
+                         g->op->name);
+    return;
+  }
+  mpg_desc desc = *mpg_value_desc(g, inputs[0]);
+  mpg_shape vector = {.ndim = 1, .dims = {desc.shape.dims[1]}}, line = desc.shape;
+  for (int i = 0; i < line.ndim; i++) line.dims[i] = i == 1 ? line.dims[i] : 1;
+  mpg_value data = mpg_widen(g, inputs[0]);
+  statistics s = gather(g, data);
+  mpg_value scale = mpg_emit1(g, MPG_OP_rsqrt, NULL, mpg_plus(g, s.variance, p->eps));
+  scale = mpg_emit_reshape(g, scale, &line);
+  if (!p->fix_gamma) scale = mpg_multiply(g, scale, mpg_emit_reshape(g, inputs[1], &line));
+  mpg_value centered = mpg_subtract(g, data, mpg_emit_reshape(g, s.mean, &line));
+  mpg_value result =
+      mpg_add(g, mpg_multiply(g, centered, scale), mpg_emit_reshape(g, inputs[2], &line));
+  outputs[0] = mpg_emit_cast(g, result, desc.dtype);
+  mpg_value mean = mpg_emit_reshape(g, s.mean, &vector),
+            variance = mpg_emit_reshape(g, s.variance, &vector);
+  update(g, inputs[3], mean, p->momentum);
+  update(g, inputs[4], variance, p->momentum);
+  if (!p->output_mean_var) return;
+  outputs[1] = mean;
+  outputs[2] = variance;
+}

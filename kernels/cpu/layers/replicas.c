@@ -1,0 +1,8 @@
+/* The exchange between replicas, of which each is on a device. */
+#include "op/layers/replicas.h"
+
+#include "kernels/cpu/cpu.h"
+
+MPG_CPU_KERNEL(replicas) {
+  return mpg_replicas_exchange(call, call->inputs[0].data, call->outputs[0].data);
+}
