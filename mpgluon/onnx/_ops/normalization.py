@@ -17,8 +17,7 @@ def _axis_second(g, x, axis, function):
     return g.Transpose(function(g.Transpose(x, perm=order)), perm=back)
 
 
-@exports("BatchNorm", "BatchNormalization")
-def batch_norm(g, call, x, gamma, beta, mean, variance):
+def _batch_norm(g, call, axis, x, gamma, beta, mean, variance):
     if len(call.outputs) > 1:
         call.refuse("output_mean_var=True can't be converted")
     if call["fix_gamma"]:
@@ -27,9 +26,19 @@ def batch_norm(g, call, x, gamma, beta, mean, variance):
     return _axis_second(
         g,
         x,
-        call.axis(),
+        axis,
         lambda y: g.BatchNormalization(y, gamma, beta, mean, variance, epsilon=epsilon),
     )
+
+
+@exports("BatchNorm", "BatchNormalization")
+def batch_norm(g, call, *arrays):
+    return _batch_norm(g, call, call.axis(), *arrays)
+
+
+@exports("_contrib_SyncBatchNorm", "BatchNormalization")
+def sync_batch_norm(g, call, *arrays):
+    return _batch_norm(g, call, 1, *arrays)
 
 
 @imports("BatchNormalization")
