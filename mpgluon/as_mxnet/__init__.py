@@ -17,6 +17,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import multiprocessing.pool
 import os
 import runpy
 import sys
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base import MXNetError
+from . import imported_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,6 +122,7 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         if module.__name__ == "mxnet":
             module.libinfo = importlib.import_module("mxnet.libinfo")
+            module.rnd = importlib.import_module(f"{OURS}.random")
         elif not isinstance(module, _Renamed):
             module.__spec__ = self._spec  # which the import under the other name has replaced
 
@@ -181,6 +184,7 @@ def install(numpy_names: bool = False) -> None:
     if present is None or _is_wheel(present):
         sys.modules.pop("mxnet", None)
         importlib.import_module("mxnet")
+    imported_names.give(OURS)
     if numpy_names:
         for name, value in NUMPY_NAMES.items():
             if name not in vars(np):

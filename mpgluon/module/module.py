@@ -43,6 +43,7 @@ class ExecutorGroup(NamedTuple):
     contexts: list[Context]
     param_names: list[str]
     aux_names: list[str]
+    batch_size: int
 
 
 def _descs(shapes):
@@ -153,6 +154,7 @@ class Module(BaseModule):
         # name -> the largest array so far of a data or label, which all buckets use
         self._buffers = [{} for _ in self._context]
         self._data_shapes = self._label_shapes = None
+        self._batch_size = 0
 
     @staticmethod
     def load(prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
@@ -186,7 +188,9 @@ class Module(BaseModule):
 
     @property
     def _exec_group(self):
-        return ExecutorGroup(self._execs, self._context, self._param_names, self._aux_names)
+        return ExecutorGroup(
+            self._execs, self._context, self._param_names, self._aux_names, self._batch_size
+        )
 
     @property
     def _total_exec_bytes(self):

@@ -74,6 +74,29 @@ def test_scripts_and_modules(tmp_path):
     assert found.returncode == 2 and "there is no file absent.py" in found.stderr
 
 
+def test_names_that_modules_of_mxnet_import():
+    code = """
+        import multiprocessing
+        import mpgluon
+        mpgluon.as_mxnet()
+        import mxnet as mx
+        from mxnet.gluon.block import DeferredInitializationError, Parameter
+        from mxnet.io.io import MNISTIter
+        from mxnet.metric import ndarray, string_types
+        from mxnet.optimizer.optimizer import sgd_update
+        from mxnet.rnn.rnn_cell import FusedRNNCell
+        print(ndarray is mx.nd, string_types, Parameter is mx.gluon.Parameter, mx.rnd is mx.random)
+        x = [mx.nd.ones(1), mx.sym.var("x"), 1]
+        print([isinstance(one, mx.gluon.tensor_types) for one in x])
+        print(sgd_update(x[0], x[0], lr=0.5).asscalar(), multiprocessing.pool.Pool.__name__)
+    """
+    assert output_of(code).splitlines() == [
+        "True (<class 'str'>,) True True",
+        "[True, True, False]",
+        "0.5 Pool",
+    ]
+
+
 @pytest.mark.skipif(
     not os.path.isdir(os.path.join(ROOT, "tools")), reason="the sources are not here"
 )

@@ -316,6 +316,8 @@ def test_batches_of_other_sizes():
             module.get_outputs()[0].shape == (size, 2)
             and module._execs[0].arg_dict["fc1_weight"] is weight
         )
+    module.reshape([("data", (5, 6))], [("softmax_label", (5,))])
+    assert module._exec_group.batch_size == 5  # which Keras reads
     module.forward(mx.io.DataBatch([mx.nd.ones((3, 6))]), is_train=False)
     assert module.get_outputs()[0].shape == (3, 2)
 
