@@ -162,6 +162,7 @@ mpg_status mpg_meet(const mpg_participant *p, mpg_meeting **meeting, int *place)
   if (!data) return mpg_out_of_host_memory(p->size);
   memcpy(data, p->data, p->size);
   mpg_meeting *met = NULL;
+  if (p->device->backend->work_waits) p->device->backend->work_waits(p->device);
   pthread_mutex_lock(&meetings.lock);
   mpg_status status = come(p, &data, &met);
   pthread_mutex_unlock(&meetings.lock);
@@ -205,7 +206,7 @@ void mpg_meetings_look(mpg_standstill *seen) {
   bool stands = !none && !any_runs(&progress) && progress == seen->progress;
   seen->looks = stands ? seen->looks + 1 : 0;
   seen->progress = progress;
-  if (seen->looks < (mpg_host_alone() ? ALONE : WITH_OTHERS)) return;
+  if (seen->looks < ALONE || (seen->looks < WITH_OTHERS && !mpg_host_alone())) return;
   pthread_mutex_lock(&meetings.lock);
   while (meetings.open && meetings.arrivals == arrivals) give_up(meetings.open);
   pthread_mutex_unlock(&meetings.lock);

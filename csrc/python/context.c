@@ -301,6 +301,7 @@ static PyObject *side_context(PyObject *Py_UNUSED(module), PyObject *ctx) {
   mpg_device_id id;
   mpg_device *device, *side;
   if (mpg_py_device_id(ctx, &id) < 0) return NULL;
+  if (id.type == MPG_GPU) id = (mpg_device_id){MPG_CPU, 0};
   MPG_PY_TRY(mpg_device_get(id, &device));
   MPG_PY_TRY(mpg_device_side(device, &side));
   return side != NULL ? mpg_py_context(side->id) : Py_NewRef(ctx);
@@ -308,8 +309,8 @@ static PyObject *side_context(PyObject *Py_UNUSED(module), PyObject *ctx) {
 
 PyMethodDef mpg_py_context_methods[] = {
     {"side_context", side_context, METH_O,
-     "side_context(ctx)\n--\n\nA second queue of a CPU device, which goes on while the device "
-     "waits for others; `ctx` itself of other devices."},
+     "side_context(ctx)\n--\n\nA second queue of a CPU device (the first one for a GPU), "
+     "which goes on while `ctx` waits for others."},
     {"cpu", (PyCFunction)(void (*)(void))cpu, METH_FASTCALL | METH_KEYWORDS,
      "cpu(device_id=0)\n--\n\nThe CPU device of that number: a worker thread with its own memory "
      "pool."},

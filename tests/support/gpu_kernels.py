@@ -10,8 +10,6 @@ MISSING = {
     "_packed_fully_connected",
     "_winograd_backward_weight",
     "_winograd_convolution",
-    # Replicas on GPUs do not exchange statistics yet
-    "_replicas",
     # Products of csr matrices: made of other ops there
     "_add_products",
 }

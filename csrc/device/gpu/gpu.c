@@ -231,6 +231,8 @@ static void gpu_run_signal(mpg_run *run, mpg_tick tick) {
   publish_issued(device, state); /* a CPU device may wait for it */
 }
 
+static void gpu_work_waits(mpg_device *device) { publish_issued(device, state_of(device)); }
+
 /* The worker waits until its own stream has passed `tick`, which has been issued. 0: not at all. */
 static void settle(mpg_device *device, gpu_state *state, mpg_tick tick) {
   if (!tick) return;
@@ -484,6 +486,7 @@ const mpg_backend mpg_gpu_backend = {
     .capture_keys = gpu_capture_keys,
     .issued = gpu_issued,
     .work_failed = gpu_work_failed,
+    .work_waits = gpu_work_waits,
     .collect = gpu_collect,
     .host_accessible = false,
     .runs_inline = false,

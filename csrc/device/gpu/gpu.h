@@ -17,6 +17,7 @@
 #define MPG_DEVICE_GPU_GPU_H
 
 #include "device/device.h"
+#include "device/meeting.h"
 
 typedef struct mpg_gpu mpg_gpu; /* the driver's state of one (logical) device */
 
@@ -46,6 +47,10 @@ typedef struct mpg_gpu_services {
   /* For running work: a kernel that it issues next may write *report, if that is still empty, and
    * then sets *raised. Waits while too many works have open checks. */
   mpg_status (*check)(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
+  /* As in meeting.h. */
+  mpg_status (*meet)(const mpg_participant *participant, mpg_meeting **meeting, int *place);
+  const void *(*meeting_data)(const mpg_meeting *meeting, int place);
+  void (*meeting_leave)(mpg_meeting *meeting);
 } mpg_gpu_services;
 
 enum { MPG_GPU_EVENTS = 64 };

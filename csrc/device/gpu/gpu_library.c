@@ -61,7 +61,10 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
                                             .error_text = mpg_error_text,
                                             .scratch = mpg_device_scratch_slot,
                                             .folders = mpg_library_folders,
-                                            .check = mpg_gpu_check};
+                                            .check = mpg_gpu_check,
+                                            .meet = mpg_meet,
+                                            .meeting_data = mpg_meeting_data,
+                                            .meeting_leave = mpg_meeting_leave};
   *reason = gpu_library.reason;
   if (gpu_library.library || gpu_library.reason[0]) return gpu_library.library;
   char path[480];

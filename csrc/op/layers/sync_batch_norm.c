@@ -1,12 +1,9 @@
 /* BatchNorm with the statistics of several devices' batches, composed of others around the one op
  * in which the devices wait for each other. */
-#include <stdio.h>
 #include <string.h>
 
-#include "device/meeting.h"
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
-#include "op/layers/replicas.h"
 
 /* --- The exchange ----------------------------------------------------------------------------- */
 
@@ -36,49 +33,6 @@ void mpg_gradient_replicas(mpg_gradient *g) {
   mpg_replicas_params back = *(const mpg_replicas_params *)g->params;
   back.sum = !back.sum;
   g->in_grads[0] = mpg_emit1(g, MPG_OP__replicas, &back, g->out_grads[0]);
-}
-
-/* out[i] = the sum of rows[r][i], in the order of the rows. */
-#define SUM_ROWS(T)                                                        \
-  for (int64_t i = 0; i < count; i++) {                                    \
-    double sum = 0;                                                        \
-    for (int r = 0; r < p->ndev; r++)                                      \
-      sum += ((const T *)mpg_meeting_data(meeting, r))[place * count + i]; \
-    ((T *)output)[i] = (T)sum;                                             \
-  }
-
-mpg_status mpg_replicas_exchange(const mpg_kernel_call *call, const void *data, void *output) {
-  const mpg_replicas_params *p = call->params;
-  const mpg_desc *in = &call->inputs[0].desc;
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
-  size_t size = (size_t)mpg_shape_size(&in->shape) * mpg_dtype_size(in->dtype);
-  char shape[MPG_SHAPE_TEXT_SIZE], form[MPG_SHAPE_TEXT_SIZE + 32];
-  mpg_meeting *meeting;
-  int place;
-  if (p->ndev == 1) {
-    memcpy(output, data, size);
-    return MPG_OK;
-  }
-  snprintf(form, sizeof form, "%s %s", mpg_dtype_name(in->dtype),
-           mpg_shape_text(&in->shape, shape, sizeof shape));
-  MPG_TRY(mpg_meet(&(mpg_participant){.device = call->device,
-                                      .key = p->key,
-                                      .who = p->sum ? "gradients of SyncBatchNorm"
-                                                    : "statistics of SyncBatchNorm",
-                                      .count = (int)p->ndev,
-                                      .form = form,
-                                      .data = data,
-                                      .size = size},
-                   &meeting, &place));
-  if (!p->sum)
-    for (int r = 0; r < p->ndev; r++)
-      memcpy((char *)output + (size_t)r * size, mpg_meeting_data(meeting, r), size);
-  else if (in->dtype == MPG_FLOAT32)
-    SUM_ROWS(float)
-  else
-    SUM_ROWS(double)
-  mpg_meeting_leave(meeting);
-  return MPG_OK;
 }
 
 /* --- The layer -------------------------------------------------------------------------------- */
@@ -157,13 +111,6 @@ void mpg_compose_sync_batch_norm(mpg_gradient *g, const mpg_value *inputs, mpg_v
   const mpg_sync_batch_norm_params *p = g->params;
   if (p->ndev == 1 || p->use_global_stats || !g->train) {
     compose_alone(g, inputs, outputs);
-    return;
-  }
-  if (g->builder->device(g->builder, inputs[0]).type == MPG_GPU) {
-    g->status = mpg_fail(MPG_NOT_IMPLEMENTED,
-                         "%s: statistics of several GPUs are not supported in train mode; ndev=1 "
-                         "(num_devices=1) takes those of each GPU",
-                         g->op->name);
     return;
   }
   mpg_desc desc = *mpg_value_desc(g, inputs[0]);

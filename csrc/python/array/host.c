@@ -156,7 +156,7 @@ static void collect_garbage(void) {
 }
 
 static bool alone(void) {
-  return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) == NULL;
+  return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Main())) == NULL;
 }
 
 static const mpg_host python_host = {release_lock,   acquire_lock, check_interrupt,

@@ -1,5 +1,5 @@
 /* The exchange between replicas, of which each is on a device. */
-#include "op/layers/replicas.h"
+#include "kernels/common/replicas.h"
 
 #include "kernels/cpu/cpu.h"
 

@@ -28,6 +28,14 @@ void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t 
   return mpg_cuda_services->scratch(device, slot, size);
 }
 
+mpg_status mpg_meet(const mpg_participant *participant, mpg_meeting **meeting, int *place) {
+  return mpg_cuda_services->meet(participant, meeting, place);
+}
+const void *mpg_meeting_data(const mpg_meeting *meeting, int place) {
+  return mpg_cuda_services->meeting_data(meeting, place);
+}
+void mpg_meeting_leave(mpg_meeting *meeting) { mpg_cuda_services->meeting_leave(meeting); }
+
 mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return MPG_OK;
   cudaGetLastError(); /* said here, and by nobody later */
