@@ -1,4 +1,5 @@
-"""Nested arguments and results: arrays in lists and tuples, taken apart and put together again."""
+"""Nested arguments and results: arrays in lists, tuples and dicts, taken apart and put together
+again."""
 
 import sys
 
@@ -19,8 +20,8 @@ _STATIC = (type(None), bool, int, float, str, _core.Context)
 
 
 def flatten(value, flat, what):
-    """Appends the arrays in `value` (nested lists and tuples) to `flat`; returns its structure,
-    which can be a dict key."""
+    """Appends the arrays in `value` (nested lists, tuples and dicts) to `flat`; returns its
+    structure, which can be a dict key."""
     if isinstance(value, nd.NDArray):
         flat.append(value)
         return ARRAY
@@ -29,11 +30,13 @@ def flatten(value, flat, what):
             list if isinstance(value, list) else tuple,
             *[flatten(item, flat, what) for item in value],
         )
+    if type(value) is dict:
+        return (dict, *value, flatten(list(value.values()), flat, what))
     if isinstance(value, _STATIC):
         return (type(value), value) if value is not None else None
     raise ValueError(
-        f"{what} of a hybridized block must be NDArrays (nd.array makes one of numbers), in lists "
-        f"or tuples as may be, but got {type(value).__name__}: {repr(value)[:60]}"
+        f"{what} of a hybridized block must be NDArrays (nd.array makes one of numbers), in lists, "
+        f"tuples or dicts as may be, but got {type(value).__name__}: {repr(value)[:60]}"
     )
 
 
@@ -49,6 +52,8 @@ def regroup(structure, arrays):
         return [regroup(item, arrays) for item in structure[1:]]
     if kind is tuple:
         return tuple([regroup(item, arrays) for item in structure[1:]])
+    if kind is dict:
+        return dict(zip(structure[1:-1], regroup(structure[-1], arrays)))
     return structure[1]
 
 
@@ -58,6 +63,8 @@ def count(structure):
         return 1
     if isinstance(structure, tuple) and structure[0] in (list, tuple):
         return sum(map(count, structure[1:]))
+    if isinstance(structure, tuple) and structure[0] is dict:
+        return count(structure[-1])
     return 0
 
 
@@ -65,6 +72,8 @@ def first_context(value):
     """The device of the first array in `value`, or None."""
     if isinstance(value, nd.NDArray):
         return value.context
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
         for item in value:
             ctx = first_context(item)
@@ -83,7 +92,9 @@ def is_symbolic(args):
 
 
 def holds(value, kind):
-    """Whether there is something of a kind in nested lists and tuples."""
+    """Whether there is something of a kind in nested lists, tuples and dicts."""
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
         return any(holds(item, kind) for item in value)
     return isinstance(value, kind)

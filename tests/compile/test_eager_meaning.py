@@ -406,3 +406,32 @@ def test_gradients_that_nothing_leads_to_in_a_training_step():
         except UserWarning:
             assert not reached, name
         assert (net.b.weight.data().asnumpy() == 1).all() == (not reached), name
+
+
+class ByName(mx.gluon.HybridBlock):
+    """Takes arrays by name and gives them so, as Sockeye's losses do."""
+
+    def forward(self, outputs, labels):
+        return super().forward(outputs["scores"], labels["target"])
+
+    def hybrid_forward(self, F, x, y):
+        return {"sum": F.sum(x * y), "parts": [x + y, {"product": x * y}]}
+
+
+def test_arrays_in_dicts():
+    x, y = mx.nd.array([1, 2]), mx.nd.array([3, 4])
+    x.attach_grad()
+    for active in (False, True):
+        net = ByName()
+        net.hybridize(active)
+        for labels in ({"target": y}, {"other": x, "target": y}, {"target": 2 * y}):
+            with mx.autograd.record():
+                found = net({"scores": x}, labels)
+            found["sum"].backward()
+            target = labels["target"].asnumpy()
+            assert x.grad.asnumpy().tolist() == target.tolist()
+            assert found["parts"][0].asnumpy().tolist() == (x.asnumpy() + target).tolist()
+            product = found["parts"][1]["product"]
+            assert product.asnumpy().sum() == found["sum"].asscalar()
+    with pytest.raises(ValueError, match="in lists, tuples or dicts as may be, but got object"):
+        net({"scores": object()}, {"target": y})

@@ -254,6 +254,8 @@ def _symbols_like(structure, names):
         return None
     if structure[0] in (list, tuple):
         return structure[0]([_symbols_like(item, names) for item in structure[1:]])
+    if structure[0] is dict:
+        return dict(zip(structure[1:-1], _symbols_like(structure[-1], names)))
     return structure[1]
 
 
