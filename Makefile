@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
 
-.PHONY: demo test lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
+.PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
   hostcuda-asan cuda-build gpu-check clean
 
@@ -48,6 +48,10 @@ $(VENV)/.types: $(VENV)/.test Makefile
 
 slow-test: $(VENV)/.test
 	cd tests && $(abspath $(BIN))/pytest . -m slow
+
+# Packages that were written for MXNet, which a package index must have.
+clients: $(VENV)/.test
+	$(BIN)/python tests/clients/run.py .venv-clients
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
