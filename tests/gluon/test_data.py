@@ -379,3 +379,23 @@ def test_workers_end_with_the_loader():
     del loader
     assert not any(alive(pid) for pid in pids)
     assert len(os.listdir("/proc/self/fd")) < descriptors
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "thread_pool": True}]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", "int64", "bool"])
+def test_batches_have_memory_of_their_own(options, dtype):
+    values = np.arange(24).reshape(6, 4).astype(dtype)
+    dataset = data.ArrayDataset(values, list(range(6)))
+    batches = list(data.DataLoader(dataset, 3, **options))
+    for batch, _ in batches:
+        batch[:] = 1
+    np.testing.assert_array_equal(values, np.arange(24).reshape(6, 4).astype(dtype))
+    for (batch, labels), begin in zip(data.DataLoader(dataset, 3, **options), (0, 3)):
+        assert batch.dtype == values.dtype and batch.context == mx.cpu(0)
+        np.testing.assert_array_equal(batch.asnumpy(), values[begin : begin + 3])
+        np.testing.assert_array_equal(labels.asnumpy(), range(begin, begin + 3))
+    with mx.cpu(1):  # which the threads of a pool do not know
+        (batch, _), *_ = data.DataLoader(dataset, 3, **options)
+        assert batch.context == mx.cpu(0 if "thread_pool" in options else 1)

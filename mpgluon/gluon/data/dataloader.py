@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import ndarray as nd
+from ...context import cpu, current_context
 from . import sampler as _sampler
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ _MXNET_NAMES = {
     "_worker_fn": "worker_fn",
     "_worker_initializer": "worker_initializer",
 }
+
+_HOST = cpu(0)
+_SHARED = [np.dtype(name) for name in ("float32", "float64", "float16", "uint8", "int32", "int64")]
 
 __all__ = ["DataLoader", "default_batchify_fn", "default_mp_batchify_fn"]
 
@@ -52,6 +56,9 @@ def _gather(data, stack, convert):
 
 
 def _to_array(values):
+    """An NDArray of a NumPy array that nobody else has: of its memory, where that is possible."""
+    if current_context() == _HOST and values.dtype in _SHARED and values.flags.carray:
+        return nd.from_dlpack(values)
     return nd.array(values, dtype=values.dtype)
 
 
