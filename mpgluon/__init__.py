@@ -149,6 +149,8 @@ _LAZY = {
     "name": "name",
     "np": "numpy",
     "numpy": "numpy",
+    "numpy_extension": "numpy_extension",
+    "npx": "numpy_extension",
     "onnx": "onnx",
     "opt": "optimizer",
     "optimizer": "optimizer",

@@ -85,15 +85,21 @@ def test_names_that_modules_of_mxnet_import():
         from mxnet.metric import ndarray, string_types
         from mxnet.optimizer.optimizer import sgd_update
         from mxnet.rnn.rnn_cell import FusedRNNCell
+        from mxnet import np, npx
         print(ndarray is mx.nd, string_types, Parameter is mx.gluon.Parameter, mx.rnd is mx.random)
         x = [mx.nd.ones(1), mx.sym.var("x"), 1]
         print([isinstance(one, mx.gluon.tensor_types) for one in x])
         print(sgd_update(x[0], x[0], lr=0.5).asscalar(), multiprocessing.pool.Pool.__name__)
+        try:
+            npx.set_np()
+        except mx.base.NotSupportedError as error:
+            print(type(error).__name__)
     """
     assert output_of(code).splitlines() == [
         "True (<class 'str'>,) True True",
         "[True, True, False]",
         "0.5 Pool",
+        "NotSupportedError",
     ]
 
 
