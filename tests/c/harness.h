@@ -54,8 +54,12 @@ static void origin_text(uint32_t number, char *buffer, size_t size) {
   snprintf(buffer, size, "script.py:%u in main", number);
 }
 static void collect(void) {}
-static const mpg_host test_host = {release_lock, acquire_lock, check_interrupt,
-                                   origin,       origin_text,  collect};
+static const mpg_host test_host = {.release_lock = release_lock,
+                                   .acquire_lock = acquire_lock,
+                                   .check_interrupt = check_interrupt,
+                                   .origin = origin,
+                                   .origin_text = origin_text,
+                                   .collect = collect};
 
 static inline void sleep_ms(int ms) {
   nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
