@@ -176,12 +176,13 @@ def _symbol_of(block, count):
     """The symbol of a block of so many inputs; it need not have been hybridized."""
     from ..gluon import SymbolBlock
     from ..gluon._nested import count as arrays_in
-    from ..gluon._tree import compiled_call
+    from ..gluon._tree import compiled_call, export_form
     from ..gluon.block._symbol_block import symbol_of
 
     call = compiled_call(block)
     structure = None if call is None else call.structure()
-    if isinstance(block, SymbolBlock) or (structure is not None and arrays_in(structure) == count):
+    form = None if structure is None else export_form(block, structure)[0]
+    if isinstance(block, SymbolBlock) or (form is not None and arrays_in(form) == count):
         return symbol_of(block)
     outputs = block(*[var("data" if count == 1 else f"data{i}") for i in range(count)])
     found: list[Symbol] = []

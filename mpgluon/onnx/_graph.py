@@ -240,8 +240,11 @@ class Builder:
 
     def tensor(self, name: str, array: Any, dtype: str) -> Any:
         """An array as ONNX keeps it."""
+        data = array
+        if dtype == "bfloat16":  # the upper halves of the float32 that NumPy has for it
+            data = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
         return self._onnx.TensorProto(
-            name=name, data_type=NUMBERS[dtype], dims=array.shape, raw_data=array.tobytes()
+            name=name, data_type=NUMBERS[dtype], dims=array.shape, raw_data=data.tobytes()
         )
 
     # --- Nodes ---------------------------------------------------------------------------------

@@ -151,6 +151,29 @@ class Cells(gluon.HybridBlock):
         return self.cell.unroll(3, x, layout="NTC", merge_outputs=True)[0]
 
 
+@pytest.mark.parametrize("hybrid", (False, True))
+def test_recurrent_layers_by_themselves(hybrid, tmp_path):
+    """As blocks: what `in_shapes` has says whether the states are inputs."""
+
+    def layer_of():
+        layer = initialized(rnn.LSTM(6, input_size=4))
+        if hybrid:
+            layer.hybridize()
+        return layer
+
+    layer, path = layer_of(), str(tmp_path / "a.onnx")
+    x, *states = arrays_of([(5, 3, 4), (1, 3, 6), (1, 3, 6)])
+    expected = results(layer, [x])
+    mx.onnx.export_model(layer, in_shapes=[x.shape], onnx_file_path=path)
+    assert error(run(path, [x]), expected) < 1e-4
+    if hybrid:
+        layer = layer_of()
+        expected = listed(layer(mx.nd.array(x), [mx.nd.array(state) for state in states]))
+        shapes = [array.shape for array in (x, *states)]
+        mx.onnx.export_model(layer, in_shapes=shapes, onnx_file_path=path)
+        assert error(run(path, [x, *states]), expected) < 1e-4
+
+
 def test_cells(tmp_path):
     check(initialized(Cells()), tmp_path / "a.onnx", arrays_of([(2, 3, 4)]))
 
@@ -251,6 +274,17 @@ def test_float16(tmp_path):
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     weights = [kind for name, kind in types.items() if name.endswith("weight")]
     assert weights == [onnx.TensorProto.FLOAT16] * 2
+
+
+def test_bfloat16(tmp_path):
+    """Which onnxruntime has no kernels for: read back."""
+    net, path = initialized(nn.Dense(3, in_units=4)), str(tmp_path / "a.onnx")
+    net.cast("bfloat16")
+    mx.onnx.export_model(net, in_shapes=[(2, 4)], in_types="bfloat16", onnx_file_path=path)
+    onnx.checker.check_model(path, full_check=True)
+    back, x = mx.onnx.import_to_gluon(path), mx.nd.array(arrays_of([(2, 4)])[0], dtype="bfloat16")
+    assert {param.dtype for param in back.collect_params().values()} == {mx.bfloat16}
+    assert error(listed(back(x)), listed(net(x))) == 0
 
 
 class Boxes(gluon.HybridBlock):
