@@ -56,21 +56,23 @@ def main(names):
         op = _core.get_op(name)
         for sample in samples[name][:4]:
             dtype = "float32"
-            arrays = [
-                mx.nd.array(v, dtype=dtype if sample.made(i) else v.dtype)
+            given = [
+                np.asarray(v, dtype if sample.made(i) else v.dtype)
                 for i, v in enumerate(sample.arrays(dtype, 0))
             ]
-            for i, array in enumerate(arrays):
-                values = array.asnumpy()
-                for shape in shapes_near(array.shape):
+            for i, values in enumerate(given):
+                for shape in shapes_near(values.shape):
+                    print(
+                        f"{name} ({sample.name}), input {i}: {shape} instead of {values.shape}",
+                        flush=True,
+                    )
                     other = (
                         np.resize(values, shape) if values.size else np.zeros(shape, values.dtype)
                     )
-                    print(
-                        f"{name} ({sample.name}), input {i}: {shape} instead of {array.shape}",
-                        flush=True,
-                    )
-                    changed = [*arrays[:i], mx.nd.array(other, dtype=array.dtype), *arrays[i + 1 :]]
+                    # new ones: what a failed call would have written into is lost
+                    changed = [
+                        mx.nd.array(v, dtype=v.dtype) for v in (*given[:i], other, *given[i + 1 :])
+                    ]
                     for scope in (mx.autograd.train_mode, mx.autograd.predict_mode):
                         try:
                             with scope():
