@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core, autograd, ndarray as nd, optimizer as opt
 from .._hints import TRAINER, absent, present
-from ..base import MXNetAssertionError, MXNetError
+from ..base import MXNetAssertionError, MXNetError, counted
 from ..optimizer._lazy import sum_rows
 from ..optimizer._nested_states import cast_state, check_state, copy_state, put_together, take_apart
 from ..optimizer.optimizer import HALF
+from ..optimizer.updater import is_pickle, read_trainer_states
 from ._trainer_store import NO_STATE as _NO_STATE, TrainerStore, unique_names
 from ._tree import parameters_by_path
 from ._update_plan import Plan
@@ -583,7 +584,8 @@ class Trainer(TrainerStore):
         )
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Reads what `save_states` wrote; parameters may live on other devices than they did.
+        """Reads what `save_states` wrote, here or in MXNet 1.x (without running code that such a
+        file could hold); parameters may live on other devices than they did.
 
         Raises
         ------
@@ -593,6 +595,9 @@ class Trainer(TrainerStore):
         """
         if not os.path.exists(fname):
             raise FileNotFoundError(f"Trainer.load_states: there is no file '{fname}'")
+        if is_pickle(fname):
+            self._load_pickle(fname)
+            return
         try:
             arrays = nd.load(fname)
         except MemoryError:
@@ -638,6 +643,28 @@ class Trainer(TrainerStore):
                 if name in self._param2idx
             },
         )
+
+    def _load_pickle(self, fname):
+        """Reads a file of MXNet's, which has states by the parameters' numbers."""
+        try:
+            with open(fname, "rb") as file:
+                states, name, saved = read_trainer_states(file.read())
+            if name != type(self._optimizer).__name__:
+                raise MXNetError(f"it is of the optimizer {name}")
+            if sorted(states) != list(range(len(self._params))):
+                raise MXNetError(f"it has states of {len(states)} parameters")
+            for index, state in states.items():
+                check_state(state, self._params[index], fname)
+            self._take_over(
+                {"num_update": int(saved["num_update"]), "learning_rate": float(saved["lr"])},
+                states,
+                {index: int(count) for index, count in saved["_index_update_count"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, MXNetError) as error:
+            raise MXNetError(
+                f"'{fname}' is a pickle that this trainer, with {type(self._optimizer).__name__} "
+                f"and {counted(len(self._params), 'parameter')}, can't load: {error}"
+            ) from error
 
     def _take_over(self, header, loaded, counts):
         """Goes on with the states and numbers of updates of another trainer, by index; all at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import struct
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,46 @@ class _Unpickler(pickle.Unpickler):
             f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save "
             "them with dump_optimizer=False"
         )
+
+
+class _SavedObject:
+    """Stands for an optimizer or scheduler of MXNet's in a pickle: its attributes."""
+
+
+class _TrainerStates(pickle.Unpickler):
+    """Reads a Trainer's file of MXNet's, and makes nothing but arrays, numbers and containers."""
+
+    def find_class(self, module, name):
+        if module.startswith("mxnet.") and name == "NDArray":
+            return _SavedArray
+        if module.startswith(("mxnet.optimizer.", "mxnet.lr_scheduler")):
+            return type(name, (_SavedObject,), {})
+        if (module, name) in (("builtins", "bytearray"), ("builtins", "set")):
+            return super().find_class(module, name)
+        raise MXNetError(f"it holds a {module}.{name}, and only arrays and numbers are read")
+
+
+def is_pickle(fname: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a pickle does, and its suffix says nothing else."""
+    with open(fname, "rb") as file:
+        return file.read(1) == pickle.PROTO and not os.fspath(fname).endswith(".safetensors")
+
+
+def read_trainer_states(data: bytes) -> tuple[dict[int, Any], str, dict[str, Any]]:
+    """What ``Trainer.save_states`` of MXNet 1.x has written: the states by index, and the name and
+    the attributes of the optimizer. MXNetError where it is something else; no code in the file
+    runs."""
+    try:
+        loaded = _TrainerStates(io.BytesIO(data)).load()
+        states, optimizer = loaded
+        states = {index: _taken_over(state) for index, state in states.items()}
+    except MXNetError:
+        raise
+    except Exception as error:  # a pickle that is damaged or of something else raises anything
+        raise MXNetError(f"it is no pickle of a Trainer's states: {error}") from error
+    if not isinstance(optimizer, _SavedObject):
+        raise MXNetError("it holds no optimizer")
+    return states, type(optimizer).__name__, vars(optimizer)
 
 
 def _taken_over(state):
