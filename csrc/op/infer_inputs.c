@@ -129,6 +129,11 @@ mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *i
   if (num_outputs < 1 || num_inputs < 1) return MPG_OK;
   const mpg_shape *out = &outputs[0].shape;
   if (op->id == MPG_OP_SliceChannel) return slice_channel(op, params, inputs, outputs, num_outputs);
+  if (op->id == MPG_OP_amp_multicast) {
+    for (int i = 0; i < num_inputs && i < num_outputs; i++)
+      if (outputs[i].shape.ndim >= 0) MPG_TRY(merge(op, &inputs[i].shape, &outputs[i].shape));
+    return MPG_OK;
+  }
   if (out->ndim < 0) return MPG_OK;
   switch (op->id) {
     case MPG_OP_FullyConnected: return fully_connected(op, params, inputs, out);
@@ -139,6 +144,7 @@ mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *i
     case MPG_OP_Flatten:
     case MPG_OP_expand_dims: same_size(&inputs[0].shape, out); return MPG_OK;
     case MPG_OP_Cast:
+    case MPG_OP_amp_cast:
     case MPG_OP_Dropout:
     case MPG_OP_softmax:
     case MPG_OP_log_softmax:

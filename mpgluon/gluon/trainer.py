@@ -239,7 +239,7 @@ class Trainer(TrainerStore):
         if not plan.fresh():
             self._check_stale(plan, ignore_stale_grad)
         with autograd.pause():
-            if self._overflows(plan):
+            if self._overflows(plan, plan.work):
                 return
             if self._max_norm is not None:
                 self._clip(plan)
@@ -360,7 +360,7 @@ class Trainer(TrainerStore):
             self._check_stale(plan, ignore_stale_grad)
             work = [group.fresh() for group in work]
         with autograd.pause():
-            if self._amp_loss_scaler is not None and self._overflows(plan):
+            if self._amp_loss_scaler is not None and self._overflows(plan, work):
                 return
             if self._max_norm is not None:
                 self._clip(plan)
@@ -394,19 +394,20 @@ class Trainer(TrainerStore):
             for index, param in plan.sparse:
                 self._update_rows(index, param)
 
-    def _overflows(self, plan):
-        """Whether there are infinite gradients, or NaN; they count as used then."""
+    def _overflows(self, plan, work):
+        """Whether there are infinite gradients, or NaN, among those of the groups `work` and the
+        fresh ones of rows; all count as used then."""
         if self._amp_loss_scaler is None:
             return False
-        grads = [grad for group in plan.work for grad in group.grads]
-        grads += [grad for _, param in plan.sparse for grad in param.gradients.values()]
+        grads = [grad for group in work for grad in group.grads]
+        rows = [grad for _, param in plan.sparse for grad in param.gradients.values()]
+        grads += [grad for grad in rows if grad.fresh]
         if not self._amp_loss_scaler.overflows(grads):
             return False
         ended = self._ended(plan) if plan.buckets or self._accumulate > 1 else []
         _core.at_once((_core.gradients_used, plan.weights), *ended)
-        for _, param in plan.sparse:
-            for grad in param.gradients.values():
-                grad.used()
+        for grad in rows:
+            grad.used()
         return True
 
     def _update_rows(self, index, param):
@@ -734,18 +735,34 @@ def take_over_states(
 
 
 def loss_scaling(trainer: Trainer) -> Any:
-    """The scaler of a trainer's losses, or None."""
-    return trainer._amp_loss_scaler
+    """The scaler of a trainer's losses, or None; of another class's, None."""
+    return getattr(trainer, "_amp_loss_scaler", None)
 
 
 def set_loss_scaler(trainer: Trainer, scaler: Any) -> None:
     """From now on a trainer leaves out updates whose gradients overflow."""
-    vars(trainer).update(_amp_loss_scaler=scaler, _amp_original_scale=trainer._scale)
+    if trainer._amp_loss_scaler is None:
+        trainer._amp_original_scale = trainer._scale
+    trainer._amp_loss_scaler = scaler
 
 
 def scaled_by(trainer: Trainer, scale: float) -> None:
     """The next step divides gradients by this scale of the losses."""
     trainer._scale = trainer._amp_original_scale / scale
+
+
+def scaled_losses(losses: list[Any], trainer: Trainer) -> list[Any]:
+    """The losses times the trainer's scale (contrib.amp), where it has one."""
+    scaler = loss_scaling(trainer)
+    if scaler is None:
+        return losses
+    scaled_by(trainer, scaler.loss_scale)
+    return [loss * scaler.loss_scale for loss in losses]
+
+
+def adds_up(trainer: Trainer) -> bool:
+    """Whether the next call of `step` leaves gradients for a later one to add to."""
+    return trainer._waiting[0] + 1 < trainer._accumulate
 
 
 absent(Trainer, TRAINER)

@@ -98,10 +98,29 @@ class BucketingModule(BaseModule):
         with NameManager():
             return self._sym_gen(key)
 
+    def converted(
+        self, convert: Callable[[Symbol], Symbol], params: tuple[dict[str, Any], dict[str, Any]]
+    ) -> BucketingModule:
+        """A module, not bound yet, with the symbol of every bucket converted and these arguments
+        and states."""
+        module = BucketingModule(
+            lambda key: (convert(self._symbol_of(key)), *self._generated(key)[1:]),
+            self._default_bucket_key,
+            **self._options,
+        )
+        module._params, module.params_initialized = params, True
+        return module
+
+    @property
+    def default_symbol(self) -> Symbol:
+        """The symbol of the default bucket."""
+        return self._symbol_of(self._default_bucket_key)
+
+    def _symbol_of(self, key):
+        return self._loaded[key] if key in self._loaded else self._generated(key)[0]
+
     def _module(self, key):
-        symbol, data_names, label_names = self._generated(key)
-        symbol = self._loaded.get(key, symbol)
-        return Module(symbol, data_names, label_names, **self._options)
+        return Module(self._symbol_of(key), *self._generated(key)[1:], **self._options)
 
     @property
     def data_names(self) -> Sequence[str]:

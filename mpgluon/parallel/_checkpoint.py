@@ -21,7 +21,7 @@ from .. import autograd, ndarray as nd, random
 from .._core import dtype_name
 from ..base import MXNetError, itemsize
 from ..gluon._tree import parameters_by_path
-from ..gluon.trainer import describe_states, take_over_states
+from ..gluon.trainer import describe_states, loss_scaling, take_over_states
 from ..gluon.utils import brief
 from ..optimizer._nested_states import put_together
 from . import _safetensors
@@ -193,7 +193,8 @@ def save(
     position : optional
         Where the data is, as anything that JSON takes: ``{'epoch': 3, 'batch': 120}``.
     loss_scale : float, or an object with an attribute loss_scale, optional
-        The factor of the loss in half precision, to be given back by `load`.
+        The factor of the loss in half precision, to be given back by `load`; by default that of
+        the trainer (``amp.init_trainer``), if it has one, which `load` gives to its trainer.
     extra : optional
         Anything else that JSON takes.
     background : bool, default False
@@ -240,10 +241,14 @@ def save(
             parts = [part._replace(read=part.read.asnumpy) for part in parts]
     if step is None and trainer is not None:
         step = trainer.optimizer.num_update
+    scaler = None if trainer is None else loss_scaling(trainer)
+    if loss_scale is None:
+        loss_scale = scaler
     index.update(
         step=step,
         position=position,
         loss_scale=getattr(loss_scale, "loss_scale", loss_scale),
+        loss_scaler=None if scaler is None else list(scaler.state),
         extra=extra,
         random=list(random.get_state()),
     )
@@ -475,7 +480,8 @@ def load(
         Initialized; what its parameters have is overwritten, and shapes that aren't known yet are
         taken over.
     trainer : Trainer, optional
-        Gets the optimizer states; the optimizer must be of the kind that was saved.
+        Gets the optimizer states, and the scale of losses if both trainers have one; the optimizer
+        must be of the kind that was saved.
     progress : bool, optional
         As for `save`.
 
@@ -548,6 +554,9 @@ def load(
                 if names[param][0] in counts
             },
         )
+        scaler = loss_scaling(trainer)
+        if scaler is not None and index.get("loss_scaler") is not None:
+            scaler.state = tuple(index["loss_scaler"])
     random.set_state(tuple(index["random"]))
     return {key: index[key] for key in ("step", "position", "loss_scale", "extra")}
 

@@ -349,3 +349,302 @@ def test_converted_networks(dtype, optional):
     assert "amp_multicast" in both.tojson(remove_amp_cast=False)
     with pytest.raises(AssertionError):
         amp.convert_symbol(net)
+
+
+def dense(seed=1, devices=None):
+    mx.random.seed(seed)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(
+            nn.Dense(16, activation="tanh", in_units=6),
+            nn.LayerNorm(in_channels=16),
+            nn.Dense(12, activation="relu", in_units=16),
+            nn.Dense(3, in_units=12),
+        )
+    return net
+
+
+def rows(number):
+    random = np.random.RandomState(number)
+    return nd.array(random.randn(16, 6)), nd.array(random.randint(0, 3, 16))
+
+
+def first_values(net):
+    return [param.list_data()[0].asnumpy() for param in net.collect_params().values()]
+
+
+class Weighted(gluon.loss.Loss):
+    """A loss that a weight of a sample can let overflow."""
+
+    def __init__(self):
+        super().__init__(weight=1.0, batch_axis=0)
+        self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def hybrid_forward(self, F, pred, label, weight):
+        return self.loss(pred, label) * weight
+
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble", "auto"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_pipelines_have_the_bits_of_one_device(low, schedule):
+    def by_hand():
+        net = dense()
+        net.initialize(mx.init.Xavier())
+        net.hybridize(exact=True)
+        net.collect_params().setattr("grad_req", "add")
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2})
+        scale(trainer)
+        for number in range(2):
+            net.collect_params().zero_grad()
+            for x, y in zip(*[array.split(4, axis=0) for array in rows(number)]):
+                with autograd.record(), amp.scale_loss(LOSS(net(x), y), trainer) as scaled:
+                    autograd.backward(scaled)
+            trainer.step(16)
+        return first_values(net)
+
+    def piped(stages):
+        net = dense()
+        mx.parallel.Mesh({"stage": stages}, [on(i) for i in range(stages)]).place(net)
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2})
+        scale(trainer)
+        pipeline = mx.parallel.Pipeline(4, schedule)
+        step = mx.parallel.TrainStep(net, LOSS, trainer, pipeline, exact=True)
+        for number in range(2):
+            step(*rows(number))
+        return first_values(net)
+
+    expected = by_hand()
+    for stages in (2, 4):
+        same_bits(piped(stages), expected)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_overflow_leaves_the_step_out_on_a_whole_mesh(low, schedule, replicas):
+    axes = {"data": replicas, "stage": 2, "model": 2}
+    net = dense()
+    mx.parallel.Mesh(axes, [on(i) for i in range(4 * replicas)]).place(net)
+    net.initialize(mx.init.Xavier())
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.2})
+    scale(trainer)
+    step = mx.parallel.TrainStep(net, Weighted(), trainer, mx.parallel.Pipeline(4, schedule))
+    steps = []
+    for factor in (1, 1e37, 1):
+        x, y = rows(0)
+        weights = nd.ones(16)
+        weights[13] = factor
+        step(x, [y, weights])
+        for param in net.collect_params().values():
+            values = [array.asnumpy() for array in param.list_data()]
+            same_bits(values, values[:1] * len(values))
+        steps.append(first_values(net))
+    same_bits(steps[0], steps[1])
+    assert all(np.isfinite(value).all() for value in steps[2])
+    assert any((a != b).any() for a, b in zip(steps[1], steps[2]))
+    assert trainer._amp_loss_scaler.loss_scale == 64 and trainer.optimizer.num_update == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"update_on_kvstore": True},
+        {"update_on_kvstore": False},
+        {"shard_updates": True, "accumulate": 2},
+        {"clip_global_norm": 1.0},
+        {"kvstore": None},
+    ],
+    ids=str,
+)
+def test_one_overflow_leaves_the_step_out_on_all_replicas(low, options):
+    devices = [on(i) for i in range(3)]
+    net = dense()
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.2}, **options)
+    scale(trainer)
+    steps = []
+    for factor in (1, 1e37, 1):
+        for number in range(options.get("accumulate", 1)):
+            x, y = rows(number)
+            with autograd.record():
+                losses = [
+                    LOSS(net(x.as_in_context(ctx)), y.as_in_context(ctx))
+                    * (factor if ctx == devices[1] else 1)
+                    for ctx in devices
+                ]
+                with amp.scale_loss(losses, trainer) as scaled:
+                    autograd.backward(scaled)
+            trainer.step(48)
+        for param in net.collect_params().values():
+            values = [array.asnumpy() for array in param.list_data()]
+            same_bits(values, values[:1] * 3)
+        steps.append(first_values(net))
+    same_bits(steps[0], steps[1])
+    assert any((a != b).any() for a, b in zip(steps[1], steps[2]))
+    assert trainer._amp_loss_scaler.loss_scale == 64 and trainer.optimizer.num_update == 2
+
+
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_stale_gradients_that_have_overflowed_do_not_count(low, stype):
+    used, left = [
+        nn.Embedding(3, 2, sparse_grad=stype == "row_sparse", weight_initializer="ones")
+        for _ in range(2)
+    ]
+    params = []
+    for net in (used, left):
+        net.initialize()
+        params += net.collect_params().values()
+    trainer = gluon.Trainer(params, "sgd", {"learning_rate": 1.0})
+    scale(trainer)
+
+    def step(net, factor):
+        with autograd.record(), amp.scale_loss(net(nd.array([1])) * factor, trainer) as scaled:
+            autograd.backward(scaled)
+        trainer.step(1, ignore_stale_grad=True)
+        return trainer._amp_loss_scaler.loss_scale, net.weight.data().asnumpy()[1, 0]
+
+    assert step(left, 1e37) == (64, 1)
+    assert step(used, 1) == (64, 0)
+    assert step(used, 1) == (64, -1)
+
+
+def test_unscaling_in_the_middle_of_an_accumulation(low):
+    results = []
+    for unscaled in (False, True):
+        net = dense()
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, accumulate=2)
+        scale(trainer)
+        for number in range(4):
+            x, y = rows(number)
+            with autograd.record(), amp.scale_loss(LOSS(net(x), y), trainer) as scaled:
+                autograd.backward(scaled)
+            if unscaled and number % 2 == 0:
+                with pytest.raises(mx.MXNetError, match="before the step that updates"):
+                    amp.unscale(trainer)
+            elif unscaled:
+                amp.unscale(trainer)
+            trainer.step(16)
+        results.append(first_values(net))
+    same_bits(*results)
+
+
+def test_a_trainer_may_be_given_a_scale_twice(low):
+    net = dense()
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    for _ in range(2):
+        scale(trainer)
+        with amp.scale_loss(nd.ones(1), trainer):
+            assert trainer._scale == 1 / 128
+    scaler = trainer._amp_loss_scaler
+    scaler.loss_scale = 1024
+    with amp.scale_loss(nd.ones(1), trainer) as scaled:
+        assert scaled.asscalar() == 1024
+    for wrong in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="positive"):
+            scaler.loss_scale = wrong
+
+
+def test_checkpoints_keep_the_scale(low, tmp_path):
+    def trainer_of(net):
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        amp.init_trainer(trainer)
+        return trainer
+
+    net = dense()
+    net.initialize()
+    trainer = trainer_of(net)
+    trainer._amp_loss_scaler.state = 512.0, 7
+    mx.parallel.save(tmp_path, net, trainer)
+    trainer.save_states(str(tmp_path / "states"))
+    other = trainer_of(net)
+    other.load_states(str(tmp_path / "states"))  # as in MXNet, the optimizer's alone
+    assert other._amp_loss_scaler.state == (2.0**16, 0)
+    assert mx.parallel.load(tmp_path, net, other)["loss_scale"] == 512
+    assert other._amp_loss_scaler.state == (512, 7)
+    amp.turn_off()
+    plain = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    assert mx.parallel.load(tmp_path, net, plain)["loss_scale"] == 512
+
+
+@pytest.mark.parametrize("pipeline", [None, mx.parallel.Pipeline(4)])
+def test_estimators_scale_losses(low, pipeline):
+    from mpgluon.gluon.contrib import estimator as est
+
+    def prepared():
+        net = dense()
+        if pipeline is not None:
+            mx.parallel.Mesh({"stage": 2}, [on(0), on(1)]).place(net)
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        scale(trainer)
+        return net, trainer
+
+    data = gluon.data.DataLoader(gluon.data.ArrayDataset(*rows(0)), 8)
+    net, trainer = prepared()
+    fitting = est.Estimator(net, LOSS, trainer=trainer, context=on(0), pipeline=pipeline)
+    fitting.logger.setLevel("ERROR")
+    fitting.fit(data, epochs=2)
+    expected, trainer = prepared()
+    step = mx.parallel.TrainStep(expected, LOSS, trainer, pipeline) if pipeline else None
+    for x, y in [*data, *data]:
+        if pipeline is not None:
+            step(x, y)
+            continue
+        with autograd.record(), amp.scale_loss(LOSS(expected(x), y), trainer) as scaled:
+            autograd.backward(scaled)
+        trainer.step(8)
+    assert fitting.trainer._scale == 1 / 128
+    same_bits(first_values(net), first_values(expected))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("optional", [False, True])
+def test_converted_buckets(dtype, optional):
+    def network_of(length):
+        x = mx.sym.Embedding(mx.sym.var("data"), input_dim=5, output_dim=4, name="embed")
+        y = mx.sym.FullyConnected(mx.sym.sum(x, axis=1), num_hidden=2, name="fc")
+        return mx.sym.SoftmaxOutput(y, name="softmax"), ("data",), ("softmax_label",)
+
+    def batch_of(length):
+        return mx.io.DataBatch(
+            [nd.array(np.arange(2 * length).reshape(2, length) % 5)],
+            [nd.zeros(2)],
+            bucket_key=length,
+            provide_data=[mx.io.DataDesc("data", (2, length))],
+            provide_label=[mx.io.DataDesc("softmax_label", (2,))],
+        )
+
+    module = mx.mod.BucketingModule(network_of, default_bucket_key=6)
+    with pytest.raises(AssertionError, match="bound"):
+        amp.convert_bucketing_module(module)
+    with pytest.raises(AssertionError, match="bucketing module"):
+        amp.convert_bucketing_module(None)
+    module.bind([("data", (2, 6))], [("softmax_label", (2,))])
+    module.init_params(mx.init.Xavier())
+    module.forward(batch_of(4), is_train=False)
+    converted = amp.convert_bucketing_module(module, dtype, cast_optional_params=optional)
+    converted.bind([("data", (2, 6))], [("softmax_label", (2,))], for_training=False)
+    for length in (6, 4, 3):
+        found = []
+        for one in (module, converted):
+            one.forward(batch_of(length), is_train=False)
+            found.append(one.get_outputs()[0].astype("float32").asnumpy())
+        np.testing.assert_allclose(*found, atol=0.02)
+        nodes = converted.symbol.get_internals().list_outputs()
+        assert any("amp_cast" in node for node in nodes)
+    weight = converted.get_params()[0]["fc_weight"]
+    assert name_of(weight) == (dtype if optional else "float32")
+
+
+def test_shapes_go_back_through_casts():
+    x, weight, bias = [mx.sym.var(name) for name in ("x", "weight", "bias")]
+    cast = mx.sym.amp_cast(weight, dtype="float16")
+    both = mx.sym.amp_multicast(cast, bias, num_outputs=2)
+    y = mx.sym.FullyConnected(x, both[0], both[1], num_hidden=2)
+    assert y.infer_shape(x=(3, 4)) == ([(3, 4), (2, 4), (2,)], [(3, 2)], [])

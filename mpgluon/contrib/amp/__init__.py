@@ -1,6 +1,7 @@
 """Automatic mixed precision: ``mx.contrib.amp``."""
 
 from .amp import (
+    convert_bucketing_module as convert_bucketing_module,
     convert_hybrid_block as convert_hybrid_block,
     convert_model as convert_model,
     convert_symbol as convert_symbol,
@@ -21,6 +22,7 @@ from .loss_scaler import LossScaler as LossScaler
 
 __all__ = [
     "LossScaler",
+    "convert_bucketing_module",
     "convert_hybrid_block",
     "convert_model",
     "convert_symbol",

@@ -11,10 +11,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ... import _core
-from ...base import MXNetAssertionError
+from ...base import MXNetAssertionError, MXNetError
 from ...gluon import HybridBlock, SymbolBlock, Trainer
 from ...gluon.block import symbol_of
-from ...gluon.trainer import loss_scaling, scaled_by, set_loss_scaler
+from ...gluon.trainer import adds_up, loss_scaling, scaled_by, set_loss_scaler
+from ...module import BucketingModule
 from ...optimizer import Optimizer
 from ...symbol import Symbol, var
 from ...symbol._precision import with_casts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Conditions = Sequence[tuple[str, str, Sequence[str]]]
 
 __all__ = [
+    "convert_bucketing_module",
     "convert_hybrid_block",
     "convert_model",
     "convert_symbol",
@@ -141,8 +143,14 @@ def scale_loss(loss: Any, optimizer_or_trainer: Trainer) -> Iterator[Any]:
 
 def unscale(optimizer_or_trainer: Trainer) -> None:
     """Divides the gradients by the scale now, before something looks at them (clipping); the next
-    step does not."""
+    step does not. MXNetError where the Trainer accumulates and more batches are to come: their
+    gradients would be added with the scale."""
     factor = 1 / _scale_of(optimizer_or_trainer)
+    if adds_up(optimizer_or_trainer):
+        raise MXNetError(
+            "AMP: this Trainer accumulates gradients, and those of later batches will have the "
+            "scale of losses: call amp.unscale before the step that updates"
+        )
     for param in optimizer_or_trainer.parameters:
         for grad in (param.gradients or {}).values():
             grad[:] = grad * factor
@@ -241,6 +249,42 @@ def convert_model(
         cast_optional_params,
     )
     return converted, _cast_params(converted, arg_params), _cast_params(converted, aux_params)
+
+
+def convert_bucketing_module(
+    bucketing_mod: BucketingModule,
+    target_dtype: DType = "float16",
+    target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None,
+    conditional_fp32_ops: Conditions | None = None,
+    excluded_sym_names: Sequence[str] | None = None,
+    cast_optional_params: bool = False,
+) -> BucketingModule:
+    """`convert_model` of the symbols of all buckets, also of those to come: a module that is to be
+    bound. The module that is given must have parameters."""
+    if not isinstance(bucketing_mod, BucketingModule):
+        raise MXNetAssertionError("module should be instance of bucketing module")
+    if not (bucketing_mod.binded and bucketing_mod.params_initialized):
+        raise MXNetAssertionError(
+            "AMP: the bucketing module must be bound and have parameters to be converted"
+        )
+    params = bucketing_mod.get_params()
+
+    def converted(symbol):
+        return convert_model(
+            symbol,
+            *params,
+            target_dtype,
+            target_dtype_ops,
+            fp32_ops,
+            conditional_fp32_ops,
+            excluded_sym_names,
+            cast_optional_params,
+        )
+
+    return bucketing_mod.converted(
+        lambda symbol: converted(symbol)[0], converted(bucketing_mod.default_symbol)[1:]
+    )
 
 
 def convert_hybrid_block(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, autograd, ndarray as nd
@@ -59,8 +60,29 @@ class LossScaler:
 
     @property
     def loss_scale(self) -> float:
-        """The factor of losses now."""
+        """The factor of losses now; may be set. ValueError for what is no positive number."""
         return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        if not 0 < scale < math.inf:
+            raise ValueError(f"LossScaler: a scale must be positive and finite, not {scale!r}")
+        self._go_on(float(scale), 0)
+
+    def _go_on(self, scale, unskipped):
+        self._loss_scale = self._next_loss_scale = scale
+        self._unskipped = unskipped
+        if self._scales_outputs:
+            _core.set_loss_scale(scale)
+
+    @property
+    def state(self) -> tuple[float, int]:
+        """The scale, and the number of updates since it has changed, for checkpoints."""
+        return self._next_loss_scale, self._unskipped
+
+    @state.setter
+    def state(self, state: tuple[float, int]) -> None:
+        self._go_on(*state)
 
     def has_overflow(self, params: Iterable[Parameter]) -> bool:
         """Whether the gradients of parameters, on any device, have an infinity or a NaN; the next
@@ -70,18 +92,14 @@ class LossScaler:
     def overflows(self, gradients: Iterable[Any]) -> bool:
         """The same, of arrays."""
         finite = all_finite(gradients)
-        scale = self._next_loss_scale
-        if finite:
-            self._unskipped += 1
-        else:
-            self._unskipped = 0
+        scale, unskipped = self._next_loss_scale, self._unskipped + 1
+        if not finite:
+            unskipped = 0
             scale = max(scale / 2, 2.0**-24)
             logging.info("AMP: decreasing loss scale to %f", scale)
-        if self._unskipped == self._scale_seq_len:
-            self._unskipped = 0
+        elif unskipped == self._scale_seq_len:
+            unskipped = 0
             scale = min(self._max_loss_scale, scale * 2)
             logging.info("AMP: increasing loss scale to %f", scale)
-        self._loss_scale = self._next_loss_scale = scale
-        if self._scales_outputs:
-            _core.set_loss_scale(scale)
+        self._go_on(scale, unskipped)
         return not finite

@@ -184,6 +184,31 @@ class TrainStep:
         ScheduleError
             A device's memory limit leaves less than the schedule needs.
         """
+        losses = self.gradients(data, labels, states)
+        if self._trainer is not None:
+            first = data[0] if isinstance(data, (list, tuple)) else data
+            self._trainer.step(
+                first.shape[self._pipeline.axis] if batch_size is None else batch_size
+            )
+        return losses
+
+    def gradients(
+        self,
+        data: nd.NDArray | Sequence[nd.NDArray],
+        labels: nd.NDArray | Sequence[nd.NDArray],
+        states: Any = None,
+    ) -> Any:
+        """A call without the update: ``trainer.step`` is left to you.
+
+        Parameters
+        ----------
+        data, labels, states
+            As for a call.
+
+        Returns
+        -------
+        What a call does.
+        """
         data = list(data) if isinstance(data, (list, tuple)) else [data]
         labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
         timewise = bool(self._pipeline.carry)
@@ -203,10 +228,6 @@ class TrainStep:
             losses, states = self._run(call, args)
         else:
             losses = self._run_replicas(replicas.mesh, call, data, labels)
-        if self._trainer is not None:
-            self._trainer.step(
-                data[0].shape[self._pipeline.axis] if batch_size is None else batch_size
-            )
         losses = losses[0] if len(losses) == 1 else losses
         return (losses, states) if timewise else losses
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .... import autograd
+from ...trainer import scaled_losses
 from ...utils import split_and_load
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class BatchProcessor:
             pred = [estimator.net(x) for x in data]
             label = _beside(label, pred)
             loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label)]
-        autograd.backward(loss)
+            scaled = scaled_losses(loss, estimator.trainer)
+        autograd.backward(scaled)
         return data, label, pred, loss
 
 
@@ -130,7 +132,7 @@ class PipelineBatchProcessor(BatchProcessor):
                 f"got {estimator.context}"
             )
         if self._step is None:
-            self._step = TrainStep(estimator.net, estimator.loss, None, self.pipeline)
+            self._step = TrainStep(estimator.net, estimator.loss, estimator.trainer, self.pipeline)
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
-        loss = self._step(data, label)
+        loss = self._step.gradients(data, label)
         return data, label, [], list(loss) if isinstance(loss, (list, tuple)) else [loss]
