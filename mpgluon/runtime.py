@@ -37,20 +37,37 @@ def _features():
     info = _core.build_info()
     libraries = {library["name"]: library["found"] for library in _core.libraries()}
     gpus = _core.num_gpus() > 0
+    vectors = info["isa"] != "base"
     return {
         "CUDA": gpus,
         "CUDNN": gpus,
         "NCCL": gpus,
+        "CUDA_RTC": gpus,
         "TENSORRT": False,
+        "CPU_SSE": True,
+        "CPU_SSE2": True,
+        "CPU_SSE3": vectors,
+        "CPU_SSE4_1": vectors,
+        "CPU_SSE4_2": vectors,
+        "CPU_SSE4A": False,
+        "CPU_AVX": vectors,
+        "CPU_AVX2": vectors,
         "OPENMP": True,
-        "F16C": info["isa"] != "base",
         "SSE": True,
+        "F16C": vectors,
+        "JEMALLOC": False,
         "BLAS_OPEN": libraries.get("OpenBLAS", False),
+        "BLAS_ATLAS": False,
+        "BLAS_MKL": False,
+        "BLAS_APPLE": False,
         "LAPACK": libraries.get("OpenBLAS", False),
         "MKLDNN": libraries.get("oneDNN", False),
         "ONEDNN": libraries.get("oneDNN", False),
         "OPENCV": False,
+        "CAFFE": False,
+        "PROFILER": True,
         "DIST_KVSTORE": False,
+        "CXX14": False,
         "INT64_TENSOR_SIZE": True,
         "SIGNAL_HANDLER": False,
         "DEBUG": info["debug"],
@@ -70,7 +87,7 @@ def feature_list() -> list[Feature]:
 
 
 class Features(dict[str, Feature]):
-    """The features by name, as a dict.
+    """The features by name, as a dict: one for the program.
 
     Examples
     --------
@@ -78,8 +95,16 @@ class Features(dict[str, Feature]):
     True
     """
 
+    _instance: Features | None = None
+
+    def __new__(cls) -> Features:
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+            cls._instance.update((feature.name, feature) for feature in feature_list())
+        return cls._instance
+
     def __init__(self) -> None:
-        super().__init__((feature.name, feature) for feature in feature_list())
+        """Nothing: its features are there already."""
 
     def __repr__(self) -> str:
         return str(list(self.values()))

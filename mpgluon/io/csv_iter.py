@@ -9,7 +9,7 @@ import numpy as np
 from .. import _core
 from ..base import MXNetError
 from .io import DataDesc
-from .mx_data_iter import MXDataIter, rows_of
+from .mx_data_iter import MXDataIter, rows_of, warn_of_unused
 
 if TYPE_CHECKING:
     from typing import Any
@@ -61,6 +61,8 @@ class CSVIter(MXDataIter):
         Names of the data and of the labels in a batch.
     prefetch_buffer : int, default 4
         Accepted; a batch is read when it is asked for.
+    **others
+        Of no effect, with a warning.
 
     Examples
     --------
@@ -85,7 +87,9 @@ class CSVIter(MXDataIter):
         data_name: str = "data",
         label_name: str = "softmax_label",
         prefetch_buffer: int = 4,
+        **others: Any,
     ) -> None:
+        warn_of_unused(type(self).__name__, others)
         dtype = np.dtype(_core.dtype_name(dtype or "float32"))
         self._data = _read(data_csv, tuple(data_shape), dtype)
         count = len(self._data)

@@ -13,6 +13,7 @@ from ._record_boxes import BoxSettings, CropSampler, changed
 from ._record_images import decode, resized, resized_short
 from .image_record_iter import RecordImages
 from .io import DataDesc
+from .mx_data_iter import warn_of_unused
 
 __all__ = ["ImageDetRecordIter"]
 
@@ -110,6 +111,8 @@ class ImageDetRecordIter(RecordImages):
         Images are multiplied by 1 - this to 1 + this.
     random_contrast_prob : float, default 0
         The probability of that.
+    **others
+        Of no effect, with a warning.
 
     Examples
     --------
@@ -189,7 +192,9 @@ class ImageDetRecordIter(RecordImages):
         random_illumination_prob: float = 0,
         max_random_contrast: float = 0,
         random_contrast_prob: float = 0,
+        **others: Any,
     ) -> None:
+        warn_of_unused(type(self).__name__, others)
         wanted = ["mean_img"] if mean_img else []
         wanted += ["aug_seq"] if aug_seq != "det_aug_default" else []
         wanted += ["dtype"] if dtype not in (None, "float32") else []

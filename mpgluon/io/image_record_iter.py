@@ -15,7 +15,7 @@ from ..base import MXNetError, NotSupportedError
 from ..image._lists import read_list
 from ._record_images import ImageSettings, changed, decode
 from .io import DataDesc
-from .mx_data_iter import MXDataIter
+from .mx_data_iter import MXDataIter, warn_of_unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,7 +236,8 @@ class ImageRecordIter(RecordImages):
     mirror, rand_mirror : bool, default False
         Whether images are mirrored: all, or with probability 0.5.
     mean_img : str, default ''
-        A file of `nd.save` with an array ``mean_img`` (channels, height, width).
+        A file of `nd.save` with an array ``mean_img`` (channels, height, width). Where there is no
+        such file the mean of this part's images is written to it first.
     mean_r, mean_g, mean_b, mean_a : float, default 0
         What is taken off the channels, where there is no `mean_img`.
     std_r, std_g, std_b, std_a : float, default 1
@@ -247,6 +248,8 @@ class ImageRecordIter(RecordImages):
         `contrast` above is drawn from 1 - this to 1 + this, `illumination` from -this to this.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
+    **others
+        Of no effect, with a warning.
 
     Examples
     --------
@@ -327,7 +330,9 @@ class ImageRecordIter(RecordImages):
         max_random_illumination: float = 0,
         data_name: str = "data",
         label_name: str = "softmax_label",
+        **others: Any,
     ) -> None:
+        warn_of_unused(type(self).__name__, others)
         name = type(self).__name__
         if aug_seq != "aug_default":
             raise NotSupportedError(f"{name}: aug_seq is 'aug_default' alone, not {aug_seq!r}")
@@ -348,10 +353,11 @@ class ImageRecordIter(RecordImages):
         if (std == 0).any():
             raise MXNetError(f"{name}: std_r, std_g, std_b and std_a are not 0")
         self._factor: np.ndarray[Any, Any] = (scale / std).astype(np.float32).reshape(column)
-        if mean_img:
+        makes_mean = mean_img and not os.path.isfile(mean_img)
+        if mean_img and not makes_mean:
             self._mean = _mean_image(mean_img, self._data_shape)
         self._normalizes: bool = bool(
-            self._mean.any() or (self._factor != 1).any() or any(self._jitter)
+            mean_img or self._mean.any() or (self._factor != 1).any() or any(self._jitter)
         )
         if self._normalizes and np.issubdtype(self._dtype, np.integer):
             raise MXNetError(
@@ -402,6 +408,8 @@ class ImageRecordIter(RecordImages):
             preprocess_threads,
             prefetch_buffer,
         )
+        if makes_mean:
+            self._mean = self._write_mean(mean_img)
         label_shape = (batch_size,) if label_width == 1 else (batch_size, label_width)
         self.provide_data: list[DataDesc] = [
             DataDesc(data_name, (batch_size, *self._data_shape), self._dtype)
@@ -414,13 +422,33 @@ class ImageRecordIter(RecordImages):
             raise MXNetError(f"{where} has {len(label)} labels, label_width is {self._label_width}")
         return label[0] if self._label_width == 1 else label[: self._label_width]
 
+    def _pixels(self, data, where, number):
+        """A record's image, changed but not normalized, and the random numbers that go on."""
+        draw = random.Random(f"{self._seed_aug} {number}")
+        values = changed(decode(data, self._data_shape[0], where), self._settings, draw)
+        return values.transpose(2, 0, 1), draw
+
+    def _write_mean(self, path):
+        """The mean of the images of an epoch, which the file has then."""
+        total = np.zeros(self._data_shape)
+        for begin in range(0, self._count, 256):  # that many records in memory at a time
+            futures = []
+            for place in range(begin, min(begin + 256, self._count)):
+                key = self._keys[place]
+                _, data = recordio.unpack(self._records.read_idx(key))
+                where = f"{self._records.uri}: record {key}"
+                futures.append(self._pool.submit(self._pixels, data, where, (0, place)))
+            for future in futures:
+                total += future.result()[0]
+        mean = (total / self._count).astype(np.float32)
+        nd.save(path, {"mean_img": nd.array(mean)})
+        return mean
+
     def _make(
         self, header: recordio.IRHeader, data: bytes, where: str, number: tuple[int, int]
     ) -> tuple[np.ndarray[Any, Any], Any]:
         label = self._label_of(header, where)
-        draw = random.Random(f"{self._seed_aug} {number}")
-        values = changed(decode(data, self._data_shape[0], where), self._settings, draw)
-        out = values.transpose(2, 0, 1)
+        out, draw = self._pixels(data, where, number)
         if self._normalizes:
             contrast, illumination = (draw.uniform(-limit, limit) for limit in self._jitter)
             out = (out.astype(np.float32) - self._mean) * np.float32(1 + contrast)
@@ -429,11 +457,6 @@ class ImageRecordIter(RecordImages):
 
 
 def _mean_image(path, shape):
-    if not os.path.isfile(path):
-        raise MXNetError(
-            f"ImageRecordIter: {path} is not there; store the mean of your images with "
-            f'mx.nd.save(path, {{"mean_img": ...}})'
-        )
     arrays = nd.load(path)
     if not isinstance(arrays, dict) or "mean_img" not in arrays:
         raise MXNetError(f"ImageRecordIter: {path} has no array mean_img")

@@ -11,7 +11,7 @@ from .. import ndarray as nd
 from ..base import MXNetError
 from ..ndarray.sparse import csr_matrix
 from .io import DataDesc
-from .mx_data_iter import MXDataIter, rows_of
+from .mx_data_iter import MXDataIter, rows_of, warn_of_unused
 
 if TYPE_CHECKING:
     from typing import Any
@@ -96,6 +96,8 @@ class LibSVMIter(MXDataIter):
         Names of the data and of the labels in a batch.
     prefetch_buffer : int, default 4
         Accepted; the file is read as a whole.
+    **others
+        Of no effect, with a warning.
 
     Examples
     --------
@@ -124,7 +126,9 @@ class LibSVMIter(MXDataIter):
         data_name: str = "data",
         label_name: str = "softmax_label",
         prefetch_buffer: int = 4,
+        **others: Any,
     ) -> None:
+        warn_of_unused(type(self).__name__, others)
         if not 0 <= part_index < num_parts:
             raise MXNetError(f"LibSVMIter: there is no part {part_index} of {num_parts}")
         self._label, self._data = _read(data_libsvm, _width(data_shape, "data_shape"))

@@ -9,7 +9,7 @@ import numpy as np
 from ..base import MXNetError
 from .idx_file import read_idx
 from .io import DataDesc
-from .mx_data_iter import MXDataIter, rows_of
+from .mx_data_iter import MXDataIter, rows_of, warn_of_unused
 
 if TYPE_CHECKING:
     from typing import Any
@@ -50,6 +50,8 @@ class MNISTIter(MXDataIter):
         float32, or another floating dtype of data and labels; MXNetError for others.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
+    **others
+        Of no effect, with a warning.
 
     Raises
     ------
@@ -87,7 +89,9 @@ class MNISTIter(MXDataIter):
         dtype: str | None = None,
         data_name: str = "data",
         label_name: str = "softmax_label",
+        **others: Any,
     ) -> None:
+        warn_of_unused(type(self).__name__, others)
         kind = np.dtype(dtype or "float32")
         if kind.kind != "f":
             raise MXNetError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,6 +89,15 @@ class MXDataIter(WholeBatchIter):
         """From now on every batch is the first one: for measuring what is done with batches."""
         self._always_first = True
         logging.info("%s gives its first batch from now on", type(self).__name__)
+
+
+def warn_of_unused(name: str, parameters: dict[str, Any]) -> None:
+    """A warning where an iterator is given parameters that it does not have: MXNet's iterators
+    take any."""
+    if parameters:
+        plural = "s" if len(parameters) > 1 else ""
+        text = f"{name} has no parameter{plural} {', '.join(parameters)}: of no effect"
+        warnings.warn(text, stacklevel=3)
 
 
 def rows_of(values: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> NDArray:

@@ -100,8 +100,47 @@ def test_mean_images(numbers, tmp_path):
         nd.save(path, {"mean_img" if shape != SHAPE else "other": nd.zeros(shape)})
         with pytest.raises(MXNetError, match=words):
             io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path)
-    with pytest.raises(MXNetError, match="mx.nd.save"):
-        io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path + "x")
+
+
+def test_mean_images_are_made(numbers, tmp_path):
+    path = str(tmp_path / "mean.bin")
+    plain = [b.data[0].asnumpy() for b in io.ImageRecordIter(numbers, SHAPE, 5, rand_crop=True)]
+    made = io.ImageRecordIter(numbers, SHAPE, 5, mean_img=path, scale=0.5, rand_crop=True)
+    mean = nd.load(path)["mean_img"].asnumpy()
+    np.testing.assert_allclose(mean, np.concatenate(plain).mean(0), rtol=1e-6)
+    for batch, raw in zip(made, plain, strict=True):
+        np.testing.assert_allclose(batch.data[0].asnumpy(), (raw - mean) / 2, rtol=1e-5, atol=1e-4)
+    with open(path, "rb") as file:
+        whole = file.read()
+    io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path)
+    with open(path, "rb") as file:
+        assert file.read() == whole  # what is there is used
+    with pytest.raises(MXNetError, match="uint8 are not normalized"):
+        io.ImageRecordUInt8Iter(numbers, SHAPE, 2, mean_img=path + "x")
+    assert not (tmp_path / "mean.binx").exists()
+
+
+def test_parameters_of_no_iterator(numbers):
+    with pytest.warns(UserWarning, match="ImageRecordIter has no parameters and_mirror, input"):
+        io.ImageRecordIter(numbers, SHAPE, 2, and_mirror=True, input="x")
+    with pytest.warns(UserWarning, match="ImageRecordIter has no parameter suffle: of no effect"):
+        io.ImageRecordUInt8Iter(numbers, SHAPE, 2, suffle=True)
+    for make in (io.CSVIter, io.LibSVMIter):
+        with (
+            pytest.warns(UserWarning, match=f"{make.__name__} has no parameter suffle"),
+            pytest.raises((MXNetError, OSError)),
+        ):
+            make("nowhere", data_shape=(1,), suffle=True)
+    with (
+        pytest.warns(UserWarning, match="MNISTIter has no parameter data_shape"),
+        pytest.raises(OSError),
+    ):
+        io.MNISTIter("nowhere", data_shape=(784,))
+    with (
+        pytest.warns(UserWarning, match="ImageDetRecordIter has no parameter suffle"),
+        pytest.raises(MXNetError),
+    ):
+        io.ImageDetRecordIter("nowhere", SHAPE, 2, suffle=True)
 
 
 def test_labels(numbers, tmp_path):
@@ -271,7 +310,6 @@ def test_wrong_arguments(numbers, tmp_path):
         (dict(aug_seq="other"), NotSupportedError, "aug_default"),
         (dict(inter_method=7), MXNetError, "0 to 4, 9 or 10"),
         (dict(std_r=0), MXNetError, "are not 0"),
-        (dict(rotates=3), TypeError, "rotates"),
     ):
         with pytest.raises(error, match=words):
             io.ImageRecordIter(**{**good, **settings})
@@ -450,7 +488,6 @@ def test_wrong_boxes(boxes, tmp_path):
         (dict(resize_mode="crop"), MXNetError, "resize_mode"),
         (dict(data_shape=(3, 0, 4)), MXNetError, "data_shape"),
         (dict(label_width=9), MXNetError, "label_width is 9"),
-        (dict(rotate=3), TypeError, "rotate"),
     ):
         with pytest.raises(error, match=words):
             io.ImageDetRecordIter(

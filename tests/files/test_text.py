@@ -30,6 +30,7 @@ def test_tokens_are_counted():
         "good": 1,
         ".": 1,
     }
+    assert count("aSbsc", "s", "\n", to_lower=True) == {"asb": 1, "c": 1}  # as it is written
     before = collections.Counter({"is": 2})
     assert count(" is  so ", counter_to_update=before) is before
     assert before == {"is": 3, "so": 1}

@@ -121,6 +121,10 @@ def test_names_of_small_things():
     assert feature.name == "A" and feature.enabled is True
     with pytest.raises(AttributeError):
         feature.enabled = False
+    features = mx.runtime.Features()
+    assert features is mx.runtime.Features()
+    assert {"CPU_AVX2", "BLAS_MKL", "JEMALLOC", "PROFILER", "CXX14"} <= set(features)
+    assert [feature.name for feature in mx.runtime.feature_list()] == list(features)
     metric = mx.metric.PearsonCorrelation(average="micro")
     metric.update([nd.array([1, 2, 3])], [nd.array([2, 4, 7])])
     count, mean, squares = metric.update_variance(np.array([4.0, 6.0]), 1, 2.0, 0.0)

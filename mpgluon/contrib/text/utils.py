@@ -41,8 +41,7 @@ def count_tokens_from_str(
     >>> sorted(count("Life is great!\\nlife is good.", to_lower=True).items())
     [('good.', 1), ('great!', 1), ('is', 2), ('life', 2)]
     """
-    text = source_str.lower() if to_lower else source_str
-    tokens = filter(None, re.split(f"{token_delim}|{seq_delim}", text))
+    tokens = filter(None, re.split(f"{token_delim}|{seq_delim}", source_str))
     counter = collections.Counter() if counter_to_update is None else counter_to_update
-    counter.update(tokens)
+    counter.update(token.lower() if to_lower else token for token in tokens)
     return counter
