@@ -280,6 +280,29 @@ def test_more_signatures_than_are_kept():
 
 
 @needs_gpu
+def test_captures_outlive_the_plans_of_others():
+    """Captured convolutions go on after very many other ones."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(*(mx.gluon.nn.Conv2D(2, 1, in_channels=2) for _ in range(4)))
+    net.initialize(mx.init.Xavier(), ctx=mx.gpu(0))
+    net.hybridize()
+    with mx.gpu(0):
+        x = mx.nd.arange(18).reshape((1, 2, 3, 3))
+        first = [net(x).asnumpy() for _ in range(4)][0]
+        weight = mx.nd.ones((1, 2, 1, 1))
+        for i in range(1100):
+            mx.nd.Convolution(
+                mx.nd.ones((1, 2, 1 + i % 40, 1 + i // 40)),
+                weight,
+                kernel=(1, 1),
+                num_filter=1,
+                no_bias=True,
+            )
+        for _ in range(4):
+            assert (net(x).asnumpy() == first).all()
+
+
+@needs_gpu
 def test_syrk_is_symmetric():
     with mx.gpu(0):
         for transpose in (False, True):

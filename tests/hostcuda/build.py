@@ -120,8 +120,11 @@ def build():
     command = cxx + ["-std=c++17"] + flags + nvrtc_definitions(flags, folder, library)
     tools.compile_all([(source, os.path.join(folder, source + ".o"), command)])
     others.append((source, os.path.join(folder, source + ".o"), None))
-    for (_, target, _), name in zip(others, [*LIBRARIES.values(), "libnvrtc.so.13"]):
-        command = [target, library, "-Wl,-rpath,$ORIGIN", "-Wl,-soname," + name]
+    targets = [target for _, target, _ in others]
+    names = [*LIBRARIES.values(), "libnvrtc.so.13", "libnvrtc-builtins.so.13.0"]
+    for target, name in zip([*targets, None], names):  # the last one is only opened
+        command = [target] if target else []
+        command += [library, "-Wl,-rpath,$ORIGIN", "-Wl,-soname," + name]
         if not tools.run(link + command + ["-o", os.path.join(folder, name)]):
             sys.exit("hostcuda: the linker failed")
     forget_old_groups(folder)

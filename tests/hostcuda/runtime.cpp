@@ -432,6 +432,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 
 void hostcuda_break(int device) { cards[device].broken = true; }
 void hostcuda_break_after(int device, long launches) { cards[device].launches_left = launches; }
+int hostcuda_captures(cudaStream_t stream) { return stream->captured != nullptr; }
 cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data), const void *data,
                          size_t size) {
   std::shared_ptr<void> copy(malloc(size), free);

@@ -1,5 +1,5 @@
 /* Plans by signature: what a kernel prepares once for a kind of call (descriptors, an algorithm)
- * and keeps, the MPG_PLANS used last. Belongs to what it lies in; by the device's worker.
+ * and keeps, the MPG_PLANS used last, or all. Belongs to what it lies in; by the device's worker.
  *
  * A Plan has a signature `key`, compared as bytes (no padding, a multiple of 8), and three links:
  * next, newer, older. It is made by mpg_calloc.
@@ -18,6 +18,7 @@ enum { MPG_PLANS = 1024, MPG_PLAN_PLACES = 2048 };
 template <class Plan>
 struct mpg_plans {
   int count;
+  bool all_stay;         /* more are kept, too */
   Plan *newest, *oldest; /* by use */
   Plan *table[MPG_PLAN_PLACES];
 };
@@ -78,7 +79,7 @@ static mpg_status mpg_plans_find(mpg_plans<Plan> *all, const Key &key, Build bui
       destroy(p);
       return status;
     }
-    if (all->count == MPG_PLANS) {
+    if (all->count >= MPG_PLANS && !all->all_stay) {
       Plan *last = all->oldest, **link = &all->table[mpg_plan_hash(last->key) % MPG_PLAN_PLACES];
       while (*link != last) link = &(*link)->next;
       *link = last->next;

@@ -7,6 +7,7 @@
 extern "C" {
 #include "kernels/cuda/runtime/cache.h"
 #include "kernels/cuda/vendor/library.h"
+#include "kernels/cuda/vendor/nvrtc.h"
 #include "op/layers/convolution.h"
 }
 #include "kernels/cuda/layers/convolution.h"
@@ -18,6 +19,8 @@ namespace {
 
 enum { MOST_CONFIGS = 64, MOST_NOTES = 16, LAST_ERROR = 256 };
 enum { DATA, WEIGHT, OUT, BIAS, SUM, TENSORS, OPERANDS = OUT + 1 }; /* SUM: before the bias */
+/* From this version on a capture keeps what it needs of the plans that it was made from. */
+const size_t CAPTURES_KEEP_KERNELS = 92800;
 const int64_t WORKSPACE =
     (int64_t)1 << 30; /* at most: what MXNet's parameter `workspace` has been by default */
 
@@ -72,6 +75,8 @@ mpg_status make(void **contents) {
       mpg_cuda_library_functions(MPG_CUDA_CUDNN, names, sizeof names / sizeof *names, &all->dnn);
   if (status == MPG_OK) status = mpg_cuda_tf32(&all->tf32);
   if (status == MPG_OK) {
+    mpg_nvrtc_find(); /* with all that cuDNN's own use of it needs; that may be none */
+    all->plans.all_stay = all->dnn.cudnnGetVersion() < CAPTURES_KEEP_KERNELS;
     cudnnStatus_t result = all->dnn.cudnnCreate(&all->handle);
     if (result != MPG_CUDNN_STATUS_SUCCESS) {
       all->handle = NULL;
@@ -278,17 +283,19 @@ void make_graph(builder *b, const library *all, mpg_cudnn_plan *p) {
 }
 
 /* Whether an engine's results are what ours are to be: the same each time, and as exact as the
- * dtype. */
+ * dtype; and whether it is there at once: compiling one takes seconds for each signature. */
 bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   cudnnBackendDescriptor_t engine = NULL;
-  int notes[MOST_NOTES];
-  int64_t count = 0;
+  int notes[MOST_NOTES], behaviors[MOST_NOTES];
+  int64_t count = 0, num_behaviors = 0;
   b.create((cudnnBackendDescriptorType_t)MPG_CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine);
   b.get(config, MPG_CUDNN_ATTR_ENGINECFG_ENGINE, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count,
         &engine);
   b.get(engine, MPG_CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, MPG_CUDNN_TYPE_NUMERICAL_NOTE, MOST_NOTES,
         &count, notes);
+  b.get(engine, MPG_CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, MPG_CUDNN_TYPE_BEHAVIOR_NOTE, MOST_NOTES,
+        &num_behaviors, behaviors);
   destroy(&all->dnn, &engine);
   bool allowed = b.status == MPG_CUDNN_STATUS_SUCCESS,
        half = key.dtype == MPG_FLOAT16 || key.dtype == MPG_BFLOAT16;
@@ -298,14 +305,16 @@ bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: /* these lose digits */
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6:
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13: allowed = false; break;
-      case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD:
-      case MPG_CUDNN_NUMERICAL_NOTE_FFT: allowed = !half; break;
+      case MPG_CUDNN_NUMERICAL_NOTE_FFT: allowed = false; break; /* of the largest sum */
+      case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD: allowed = !half; break;
       case MPG_CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
       case MPG_CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS:
         allowed = key.dtype != MPG_FLOAT32 || all->tf32;
         break;
       default: break;
     }
+  for (int64_t i = 0; i < num_behaviors && i < MOST_NOTES; i++)
+    if (behaviors[i] == MPG_CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) allowed = false;
   return allowed;
 }
 

@@ -46,6 +46,7 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
   X(CUDNN_TYPE_NUMERICAL_NOTE, 11)                                      \
   X(CUDNN_TYPE_POINTWISE_MODE, 14)                                      \
   X(CUDNN_TYPE_BACKEND_DESCRIPTOR, 15)                                  \
+  X(CUDNN_TYPE_BEHAVIOR_NOTE, 19)                                       \
   X(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, 0)                              \
   X(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, 1)                            \
   X(CUDNN_BACKEND_ENGINE_DESCRIPTOR, 2)                                 \
@@ -111,6 +112,8 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
   X(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, 1001)                        \
   X(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, 1003)                            \
   X(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, 1303)                             \
+  X(CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, 1305)                              \
+  X(CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION, 0)                         \
   X(CUDNN_HEUR_MODE_FALLBACK, 2)                                        \
   X(CUDNN_HEUR_MODE_A, 3)                                               \
   X(CUDNN_NUMERICAL_NOTE_TENSOR_CORE, 0)                                \
@@ -127,6 +130,7 @@ enum { MPG_CUDNN_CONSTANTS(MPG_CUDNN_CONSTANT_) };
 
 /* X(result, name, parameters) */
 #define MPG_CUDNN_FUNCTIONS(X)                                                                    \
+  X(size_t, cudnnGetVersion, (void))                                                              \
   X(cudnnStatus_t, cudnnCreate, (cudnnHandle_t *))                                                \
   X(cudnnStatus_t, cudnnDestroy, (cudnnHandle_t))                                                 \
   X(cudnnStatus_t, cudnnSetStream, (cudnnHandle_t, cudaStream_t))                                 \

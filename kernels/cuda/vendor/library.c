@@ -116,4 +116,12 @@ mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const 
   return MPG_OK;
 }
 
+void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file) {
+  const char *own = opened[id].path, *end = strrchr(own, '/');
+  char path[sizeof opened[id].path];
+  if (!end) return; /* found by the loader, which finds the other one, too */
+  int length = snprintf(path, sizeof path, "%.*s/%s", (int)(end - own), own, file);
+  if (length > 0 && (size_t)length < sizeof path) dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
 const char *mpg_cuda_library_path(mpg_cuda_library_id id) { return opened[id].path; }

@@ -30,6 +30,9 @@ typedef enum mpg_cuda_library_id {
  * one of them is missing, with the pip command that brings it. */
 mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const *names, int count,
                                       void *functions);
+/* Opens another file of the folder where an opened library lies, and keeps it open, for a library
+ * that looks for the file by its name alone. Nothing where there is no such file. */
+void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file);
 /* The file it was found in; "" when it was not, or not looked for yet. */
 const char *mpg_cuda_library_path(mpg_cuda_library_id id);
 

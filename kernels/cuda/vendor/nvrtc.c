@@ -17,6 +17,16 @@ static struct {
   } functions;
 } nvrtc = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
+/* When it compiles, NVRTC opens the file of its built-in functions by that file's plain name. In
+ * NVIDIA's wheels it has no path to search for it, and finds it only where it is open already. */
+static void open_builtins(void) {
+  int major, minor;
+  char file[64];
+  if (nvrtc.functions.nvrtcVersion(&major, &minor) != 0) return;
+  snprintf(file, sizeof file, "libnvrtc-builtins.so.%d.%d", major, minor);
+  mpg_cuda_library_open_beside(MPG_CUDA_NVRTC, file);
+}
+
 mpg_status mpg_nvrtc_find(void) {
   static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   _Static_assert(sizeof nvrtc.functions == sizeof names, "one name for each function");
@@ -24,6 +34,7 @@ mpg_status mpg_nvrtc_find(void) {
   if (!nvrtc.looked || nvrtc.found != MPG_OK) /* once more for the text of the error */
     nvrtc.found = mpg_cuda_library_functions(MPG_CUDA_NVRTC, names,
                                              (int)(sizeof names / sizeof *names), &nvrtc.functions);
+  if (!nvrtc.looked && nvrtc.found == MPG_OK) open_builtins();
   nvrtc.looked = true;
   mpg_status status = nvrtc.found;
   pthread_mutex_unlock(&nvrtc.mutex);

@@ -12,6 +12,7 @@ typedef int mpg_nvrtc_result; /* 0: success */
 typedef struct mpg_nvrtc_program *mpg_nvrtc_program_handle;
 
 #define MPG_NVRTC_FUNCTIONS(X)                                                                    \
+  X(mpg_nvrtc_result, nvrtcVersion, (int *major, int *minor))                                     \
   X(mpg_nvrtc_result, nvrtcCreateProgram,                                                         \
     (mpg_nvrtc_program_handle *, const char *source, const char *name, int headers,               \
      const char *const *texts, const char *const *names))                                         \

@@ -185,6 +185,7 @@ HOSTCUDA_SHARED int hostcuda_memory_card(const void *memory,
 HOSTCUDA_SHARED int hostcuda_stream_card(cudaStream_t stream);
 /* Work of a stand-in library, in the stream's order: function(a copy of the data), every time that
  * it runs, as it may be captured. */
+HOSTCUDA_SHARED int hostcuda_captures(cudaStream_t stream);
 HOSTCUDA_SHARED cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data),
                                          const void *data, size_t size);
 

@@ -38,6 +38,7 @@ struct attribute {
 };
 struct descriptor {
   int type;
+  long serial; // no two have the same, while addresses come again
   bool final = false;
   int engine = 0; // of a configuration or an engine
   std::map<int, attribute> attributes;
@@ -52,6 +53,9 @@ struct descriptor {
 
 std::mutex lock;              // of what follows
 std::set<const void *> alive; // descriptors and handles
+std::set<long> serials;       // of the descriptors
+long made;
+const size_t VERSION = 91900; // before captures keep the kernels of plans that are destroyed
 struct report {
   ~report() { // at the process' end
     if (getenv("HOSTCUDA_REPORT")) fprintf(stderr, "cudnn stand-in: %zu left\n", alive.size());
@@ -348,7 +352,7 @@ convolution graph_of(const descriptor *graph) { // that was finalized
 }
 
 // --- Engines -------------------------------------------------------------------------------------
-enum { HASTY = 1, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD, WINOGRAD };
+enum { HASTY = 1, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD, WINOGRAD, TRANSFORMED, COMPILED };
 std::vector<int> engines_of(const convolution &c, int mode) {
   bool same = true, first = true;
   for (const tensor &t : c.tensors) {
@@ -363,7 +367,7 @@ std::vector<int> engines_of(const convolution &c, int mode) {
     return c.adds ? std::vector<int>{} : std::vector<int>{GOOD};
   if (mode != MPG_CUDNN_HEUR_MODE_A) return {};
   if (c.tensors[0].ndim == 5) return {HASTY, NEVER}; // only the fallback has more
-  return {HASTY, WINOGRAD, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD};
+  return {HASTY, WINOGRAD, TRANSFORMED, COMPILED, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD};
 }
 std::vector<int> notes_of(int engine) {
   switch (engine) {
@@ -372,6 +376,7 @@ std::vector<int> notes_of(int engine) {
       return {MPG_CUDNN_NUMERICAL_NOTE_TENSOR_CORE, MPG_CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
     case WINOGRAD:
       return {MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD, MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4};
+    case TRANSFORMED: return {MPG_CUDNN_NUMERICAL_NOTE_FFT};
     default: return {};
   }
 }
@@ -410,6 +415,7 @@ struct work {
   convolution c;
   void *arrays[4], *workspace; // data, weight, out, the bias
   int64_t workspace_bytes;
+  long plan; // of captured work: which is to live as long; 0: of other work
 };
 
 int64_t place(const tensor &t, int64_t a, int64_t b, int64_t z, int64_t y, int64_t x) {
@@ -420,6 +426,10 @@ int64_t place(const tensor &t, int64_t a, int64_t b, int64_t z, int64_t y, int64
 
 void convolve(const void *opaque) {
   const work *w = (const work *)opaque;
+  if (w->plan) {
+    std::lock_guard<std::mutex> hold(lock);
+    if (!serials.count(w->plan)) wrong("captured work of a plan that was destroyed");
+  }
   const convolution &c = w->c;
   const tensor &data = c.tensors[0], &weight = c.tensors[1], &out = c.tensors[2];
   if (w->workspace_bytes) memset(w->workspace, 0xdd, (size_t)w->workspace_bytes);
@@ -483,6 +493,7 @@ void convolve(const void *opaque) {
 
 } // namespace
 
+EXPORT size_t cudnnGetVersion() { return VERSION; }
 EXPORT cudnnStatus_t cudnnCreate(cudnnHandle_t *handle) {
   int device;
   cudaGetDevice(&device);
@@ -516,12 +527,14 @@ EXPORT void cudnnGetLastErrorString(char *text, size_t size) {
 }
 
 EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
-                                                  cudnnBackendDescriptor_t *made) {
+                                                  cudnnBackendDescriptor_t *result) {
   descriptor *d = new descriptor;
   d->type = type;
-  *made = d;
+  *result = d;
   std::lock_guard<std::mutex> hold(lock);
+  d->serial = ++made;
   alive.insert(d);
+  serials.insert(d->serial);
   return MPG_CUDNN_STATUS_SUCCESS;
 }
 EXPORT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t which) {
@@ -529,6 +542,7 @@ EXPORT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t whic
   {
     std::lock_guard<std::mutex> hold(lock);
     alive.erase(d);
+    serials.erase(d->serial);
   }
   delete d;
   return MPG_CUDNN_STATUS_SUCCESS;
@@ -604,6 +618,12 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t which,
     for (int64_t i = 0; i < std::min(wanted, *count); i++) ((int *)values)[i] = notes[(size_t)i];
     return MPG_CUDNN_STATUS_SUCCESS;
   }
+  if (name == MPG_CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE && type == MPG_CUDNN_TYPE_BEHAVIOR_NOTE &&
+      d->type == MPG_CUDNN_BACKEND_ENGINE_DESCRIPTOR) {
+    *count = d->engine == COMPILED;
+    if (*count && wanted) *(int *)values = MPG_CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION;
+    return MPG_CUDNN_STATUS_SUCCESS;
+  }
   if (name == MPG_CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && type == MPG_CUDNN_TYPE_INT64 &&
       wanted == 1 && d->type == MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
     const descriptor *config = d->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
@@ -633,12 +653,12 @@ EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescr
   work made = {graph_of(graph),
                {},
                *(void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE),
-               0},
+               0,
+               hostcuda_captures(handle->stream) ? plan->serial : 0},
        *w = &made;
   static_assert(std::is_trivially_copyable<work>::value, "it is copied byte by byte");
   w->c.engine = config->engine;
-  if (w->c.engine == HASTY || w->c.engine == WINOGRAD || w->c.engine == HUGE_WORKSPACE)
-    wrong("this engine was not to be used");
+  if (w->c.engine != ROUNDING && w->c.engine != GOOD) wrong("this engine was not to be used");
   w->workspace_bytes = workspace_of(w->c, w->c.engine);
   if (w->workspace_bytes && (!w->workspace || (uintptr_t)w->workspace % 256))
     wrong("the workspace is missing, or not aligned to 256 bytes");
