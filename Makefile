@@ -14,7 +14,7 @@ test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their sub
 
 .PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
-  hostcuda-asan cuda-build gpu-check clean
+  hostcuda-asan cuda-build cuda-table gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -160,6 +160,14 @@ hostcuda-asan: .venv-asan/.made
 # nothing.
 cuda-build:
 	python3 tools/native_build.py
+
+# Whether the hot kernels are still as docs/measurements/cuda-kernels.md says, in what cuda-build has
+# compiled. tools/sass_table.py without --check writes the page.
+cuda-table: $(VENV)/.sass
+	$(BIN)/python tools/sass_table.py --check
+$(VENV)/.sass: $(BIN)/python Makefile
+	$(BIN)/python -m pip install -q nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37
+	touch $@
 
 # Everything on a real card, within ten minutes, into the folder OUT: see
 # tests/programs/gpu_check.py. Needs no internet.

@@ -96,18 +96,14 @@ def cuda_sources():
     return sorted(found) + [os.path.join(ROOT, name) for name in CUDA_SHARED]
 
 
-def build_cuda(nvcc, output):
-    """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is
-    first called."""
-    temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
-    host = warnings() + ["-fPIC", "-fvisibility=hidden"]
-    common = [
-        nvcc,
-        "-O3",
-        "-I" + os.path.join(ROOT, "csrc"),
-        "-I" + ROOT,
-        "-Xcompiler=" + ",".join(host),
-    ]
+def cuda_folder():
+    """Where the objects of the GPU library are."""
+    return os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
+
+
+def cuda_jobs(nvcc):
+    """The jobs that compile its sources."""
+    common = cuda_flags(nvcc)
     device = (
         common
         + ["-std=c++17", "--fmad=false", "-lineinfo"]
@@ -118,9 +114,27 @@ def build_cuda(nvcc, output):
     for source in cuda_sources():
         relative = os.path.relpath(source, ROOT)
         command = device if source.endswith(".cu") else common + ["-Xcompiler=-std=gnu11"]
-        jobs.append((relative, os.path.join(temp, relative + ".o"), command))
-    embedded = embed_sources(temp)
-    jobs.append((embedded, embedded + ".o", common + ["-Xcompiler=-std=gnu11"]))
+        jobs.append((relative, os.path.join(cuda_folder(), relative + ".o"), command))
+    return jobs
+
+
+def cuda_flags(nvcc):
+    host = warnings() + ["-fPIC", "-fvisibility=hidden"]
+    return [
+        nvcc,
+        "-O3",
+        "-I" + os.path.join(ROOT, "csrc"),
+        "-I" + ROOT,
+        "-Xcompiler=" + ",".join(host),
+    ]
+
+
+def build_cuda(nvcc, output):
+    """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is
+    first called."""
+    jobs = cuda_jobs(nvcc)
+    embedded = embed_sources(cuda_folder())
+    jobs.append((embedded, embedded + ".o", cuda_flags(nvcc) + ["-Xcompiler=-std=gnu11"]))
     compile_all(jobs)
     if not run(
         [nvcc, "-shared", "-cudart=static", "-Xlinker=--no-undefined", "-Xlinker=-z,defs"]
@@ -134,7 +148,7 @@ def build_groups(nvcc, folder):
     """Compiles the sources of specialised groups that tests have left in a folder
     (MPGLUON_CUDA_GROUPS), many at a time. Runs nothing."""
     found = sorted(glob.glob(os.path.join(folder, "*.cu")))
-    temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}", "groups")
+    temp = os.path.join(cuda_folder(), "groups")
     os.makedirs(temp, exist_ok=True)
     flags = [
         nvcc,

@@ -1,0 +1,292 @@
+"""The table of hot CUDA kernels: registers, spills, and what the machine code (SASS) of their hot
+loops costs an element. Needs nvcc, cuobjdump and nvdisasm, but no card.
+
+    python tools/sass_table.py            writes docs/measurements/cuda-kernels.md
+    python tools/sass_table.py --check    fails where a kernel is worse than the page says
+"""
+
+import argparse
+import collections
+import datetime
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import native_build
+from native_build import ROOT
+
+PAGE = os.path.join(ROOT, "docs", "measurements", "cuda-kernels.md")
+
+# Hot kernels: file, instance, threads of a block, and how many elements a thread handles in one
+# iteration of its hot loop (for attention: scores).
+KERNELS = [
+    ("layers/batch_norm.cu", "sums_last_kernel<mpg_bfloat16, float>", 256, 4),
+    ("layers/batch_norm.cu", "apply_kernel<mpg_bfloat16, float>", 256, 4),
+    ("layers/batch_norm.cu", "apply_relu_kernel<mpg_bfloat16, float>", 256, 2),
+    ("layers/batch_norm.cu", "back_kernel<mpg_bfloat16, float>", 256, 2),
+    ("layers/batch_norm.cu", "sums_kernel<float, float>", 256, 4),
+    ("layers/batch_norm.cu", "back_kernel<float, float>", 256, 4),
+    ("layers/pooling.cu", "pool_kernel<mpg_bfloat16, (kind)0, false>", 256, 4),
+    ("layers/pooling.cu", "back_kernel<mpg_bfloat16, (kind)0>", 256, 2),
+    ("layers/pooling.cu", "pool_kernel<float, (kind)1, false>", 256, 16),
+    ("layers/dropout.cu", "dropout_kernel<mpg_bfloat16, float>", 256, 4),
+    ("layers/dropout.cu", "apply_kernel<mpg_bfloat16, float>", 256, 4),
+    ("array/move.cu", "move_kernel<item16, unsigned int>", 256, 4),
+    ("array/move.cu", "transpose_kernel<unsigned short>", 256, 16),
+    ("array/indexing.cu", "gather_kernel<item16>", 256, 4),
+    ("math/reduce.cu", "columns_kernel<mpg_bfloat16, float>", 256, 4),
+    ("math/elementwise.cu", "unary_kernel<row::sigmoid, mpg_bfloat16>", 256, 8),
+    ("math/binary.cu", "linear_kernel<row::add, mpg_bfloat16>", 256, 8),
+    (
+        "math/softmax.cu",
+        "forward_kernel<warp, float, mpg_typed<mpg_bfloat16>, mpg_typed<mpg_bfloat16> >",
+        256,
+        16,
+    ),
+    ("math/softmax.cu", "ce_kernel<float, mpg_typed<mpg_bfloat16> >", 256, 1),
+    (
+        "math/softmax.cu",
+        "ce_back_kernel<float, mpg_typed<mpg_bfloat16>, mpg_typed<mpg_bfloat16> >",
+        256,
+        1,
+    ),
+    ("layers/norm.cu", "layer_norm_kernel<mpg_bfloat16, float, false>", 256, 16),
+    ("layers/norm.cu", "layer_norm_back_kernel<mpg_bfloat16, float, false>", 256, 8),
+    ("layers/norm.cu", "layer_norm_columns_kernel<mpg_bfloat16, float>", 256, 8),
+    ("layers/attention_tensor.cu", "forward_kernel<mpg_bfloat16, 64>", 128, 32),
+    ("layers/attention_tensor.cu", "rows_kernel<mpg_bfloat16, 64>", 128, 32),
+    ("layers/attention_tensor.cu", "keys_kernel<mpg_bfloat16, 64>", 128, 32),
+    ("layers/optimizer.cu", "update_kernel<rule::adam, float, true>", 256, 1),
+]
+
+COLUMNS = [
+    "file",
+    "kernel",
+    "threads",
+    "elements",
+    "registers",
+    "warps",
+    "spills",
+    "shared",
+    "instructions",
+    "load",
+    "store",
+]
+INTRODUCTION = """\
+# Hot CUDA kernels in machine code
+
+What nvcc makes of the kernels that training spends its time in, without a card: written by `python
+tools/sass_table.py` on {date}, with nvcc {nvcc} for sm_90. `make cuda-table` fails where a kernel
+has become worse: fewer warps, more spills, over 10 % more instructions an element, or narrower
+accesses.
+
+- warps: resident on a multiprocessor (of 64) with that many registers and threads a block
+- spills: loads and stores of local memory; shared: bytes of static shared memory of a block
+- instructions: those of the hot loop, divided by the elements that a thread handles in one of its
+  iterations. The hot loop is the innermost one with the widest loads, of several the one that
+  moves the most; it is the whole kernel where wider loads are outside of loops, and the loop of
+  the matrix products where there are any. Branches that are rarely taken count, and functions that
+  are called (64-bit divisions) do not.
+- load, store: the mean bytes of its accesses to global memory
+
+"""
+
+Row = collections.namedtuple("Row", COLUMNS)
+Instruction = collections.namedtuple("Instruction", "address name text")
+
+
+def parse(dump):
+    """What cuobjdump -res-usage -sass prints: registers and shared bytes, and instructions, by
+    kernel."""
+    usage, code, name = {}, {}, None
+    for line in dump.splitlines():
+        if found := re.match(r"\s*Function ?: ?(\S+?):?$", line) or re.match(
+            r"\s*Function (\S+):$", line
+        ):
+            name = found[1]
+        elif found := re.match(r"\s*REG:(\d+) .*SHARED:(\d+)", line):
+            usage[name] = int(found[1]), int(found[2])
+        elif found := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+((?:@!?U?P\w+ +)?(\S+)[^;]*);", line):
+            code.setdefault(name, []).append(Instruction(int(found[1], 16), found[3], found[2]))
+    return usage, code
+
+
+def access(instruction):
+    """Whether an instruction loads or stores global memory, and how many bytes."""
+    found = re.match(r"(LDG|LDGSTS|STG|RED|ATOMG)\.(.*)", instruction.name + ".")
+    if not found:
+        return None, 0
+    kind = "load" if found[1] in ("LDG", "LDGSTS") else "store"
+    width = re.search(r"\b[US](8|16)\b|\b(64|128)\b", found[2])
+    return kind, int(width[1] or width[2]) // 8 if width else 4
+
+
+def hot_loop(code):
+    """The instructions of the innermost loop with the widest loads, of several the one that moves
+    the most; all instructions where a wider load is outside of loops. With matrix products the
+    smallest loop that has half of them."""
+    loops = []
+    for one in code:
+        target = re.search(r"\b0x([0-9a-f]+)", one.text)
+        if one.name.startswith("BRA") and target and int(target[1], 16) < one.address:
+            begin = int(target[1], 16)
+            loops.append([other for other in code if begin <= other.address <= one.address])
+
+    def products(part):
+        return sum(one.name.startswith("HMMA") for one in part)
+
+    if products(code):
+        return min((loop for loop in loops if 2 * products(loop) >= products(code)), key=len)
+
+    def widest(part):
+        return max((access(one)[1] for one in part if access(one)[0] == "load"), default=0)
+
+    def size(loop):
+        return widest(loop), sum(access(one)[1] for one in loop), len(loop)
+
+    inside = {one for loop in loops for one in loop}
+    innermost = [loop for loop in loops if not any(set(other) < set(loop) for other in loops)]
+    hot = max(innermost, key=size, default=[])
+    return code if widest(hot) < widest(set(code) - inside) else hot
+
+
+def row(kernel, registers, shared, code):
+    """A kernel's row of the table."""
+    file, name, threads, elements = kernel
+    allocated = -(-registers * 32 // 256) * 256 * (threads // 32)  # by warps, in units of 256
+    loop = [one for one in hot_loop(code) if one.name != "NOP"]
+    widths = {kind: [w for k, w in map(access, loop) if k == kind] for kind in ("load", "store")}
+    mean = {kind: f"{sum(w) / len(w):.1f}" if w else "" for kind, w in widths.items()}
+    return Row(
+        *(file, f"`{name}`", str(threads), str(elements), str(registers)),
+        str(min(64, 65536 // allocated * (threads // 32))),
+        str(sum(one.name.startswith(("LDL", "STL")) for one in code)),
+        str(shared),
+        f"{len(loop) / elements:.1f}",
+        mean["load"],
+        mean["store"],
+    )
+
+
+def measure(nvcc, cuobjdump):
+    """The rows of all kernels, from the objects that the GPU library is linked of."""
+    jobs = {os.path.relpath(job[0], ROOT): job for job in native_build.cuda_jobs(nvcc)}
+    files = dict.fromkeys("kernels/cuda/" + kernel[0] for kernel in KERNELS)
+    native_build.compile_all([jobs[file] for file in files])
+    rows = []
+    for file in files:
+        dump = output(cuobjdump, "-arch", "sm_90", "-res-usage", "-sass", jobs[file][1])
+        usage, code = parse(dump)
+        plain = output("c++filt", input="\n".join(code)).splitlines()
+        names = {demangled(name): mangled for name, mangled in zip(plain, code)}
+        for kernel in KERNELS:
+            if "kernels/cuda/" + kernel[0] != file:
+                continue
+            if kernel[1] not in names:
+                raise SystemExit(f"{file} has no {kernel[1]}, but: {', '.join(sorted(names))}")
+            mangled = names[kernel[1]]
+            rows.append(row(kernel, *usage[mangled], code[mangled]))
+    return rows
+
+
+def demangled(name):
+    """`void (anonymous namespace)::f<int>(...)` as f<int>."""
+    name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    depth = 0
+    for at, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            return name[:at]
+    return name
+
+
+def output(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def written(rows, date, nvcc):
+    """The page."""
+    table = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return INTRODUCTION.format(date=date, nvcc=nvcc) + "".join(
+        "| " + " | ".join(cells).replace(" |  |", " | |") + " |\n" for cells in table
+    )
+
+
+def read(page):
+    """The rows of a page, and the release of nvcc that they are for."""
+    rows = [
+        Row(*(cell.strip() for cell in line.strip("|").split("|")))
+        for line in page.splitlines()
+        if line.startswith("| ") and "`" in line
+    ]
+    found = re.search(r"with nvcc (\S+)", page)
+    return rows, found and found[1]
+
+
+def worse(now, before):
+    """What has become worse than in the table, in words."""
+    table = {(row.file, row.kernel): row for row in before}
+    problems = []
+    for one in now:
+        old = table.pop((one.file, one.kernel), None)
+        if old is None or (old.threads, old.elements) != (one.threads, one.elements):
+            problems.append(f"{one.file} {one.kernel}: the table has no such row")
+            continue
+        for column, limit, sign in [
+            ("warps", 1, -1),
+            ("spills", 1, 1),
+            ("instructions", 1.1, 1),
+            ("load", 1, -1),
+            ("store", 1, -1),
+        ]:
+            is_now, was = (float(getattr(row, column) or 0) for row in (one, old))
+            if sign * is_now > sign * was * limit + 1e-6:
+                problems.append(f"{one.file} {one.kernel}: {column} {is_now:g}, was {was:g}")
+    problems += [f"{file} {kernel}: no longer measured" for file, kernel in table]
+    return problems
+
+
+def find_tools():
+    """cuobjdump, with nvdisasm on the PATH, which it calls."""
+    folders = [os.path.join(home, "bin") for home in native_build.toolkits()]
+    os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *folders])
+    tools = [shutil.which(name) for name in ("cuobjdump", "nvdisasm", "c++filt")]
+    if not all(tools):
+        raise SystemExit(
+            "the table of CUDA kernels needs cuobjdump, nvdisasm and c++filt: pip install "
+            "nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm, and binutils"
+        )
+    return tools[0]
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    nvcc = native_build.find_nvcc()
+    if not nvcc:
+        print("nvcc was not found: the table of CUDA kernels is not checked")
+        return
+    release = re.search(r"release (\S+),", output(nvcc, "--version"))[1]
+    rows = measure(nvcc, find_tools())
+    if not check:
+        with open(PAGE, "w") as page:
+            page.write(written(rows, datetime.date.today(), release))
+        return
+    with open(PAGE) as page:
+        before, made_with = read(page.read())
+    if made_with != release:
+        raise SystemExit(f"{PAGE} is for nvcc {made_with}; this is {release}: write it anew")
+    if problems := worse(rows, before):
+        raise SystemExit("\n".join(["worse than docs/measurements/cuda-kernels.md:", *problems]))
+    print(f"{len(rows)} CUDA kernels are as docs/measurements/cuda-kernels.md says, or better")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
