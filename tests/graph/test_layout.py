@@ -7,6 +7,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
+from mpgluon.gluon.model_zoo.vision import BasicBlockV1
 from support.devices import on
 from support.graphs import array, dump, ops, run
 
@@ -73,6 +74,55 @@ def test_golden():
     ]
     assert any("add=True" in line for line in lines)
     assert "_convolution_channels_last" not in ops(block, X, W, V, exact=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_have_their_channels_last(dtype):
+    """Residual blocks of ResNet cast to a half: what the graph has, and results and gradients as
+    near to float32's as eager ones are."""
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(16, 7, 2, 3, in_channels=3, use_bias=False),
+        nn.BatchNorm(in_channels=16),
+        nn.Activation("relu"),
+        nn.MaxPool2D(3, 2, 1),
+        BasicBlockV1(16, 1, in_channels=16),
+        BasicBlockV1(24, 2, downsample=True, in_channels=16),
+        nn.GlobalAvgPool2D(),
+    )
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier(), ctx=on(0))
+    images = array((4, 3, 20, 24), 5)
+    net(images)
+    values = [p.data().asnumpy() for p in net.collect_params().values()]
+
+    def results(dtype, hybridize):
+        net.cast(dtype)
+        net.hybridize(hybridize)
+        for p, value in zip(net.collect_params().values(), values):
+            p.set_data(nd.array(value, dtype=p.dtype))
+        x = images.astype(dtype)
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+            loss = (y.astype("float32") * array(y.shape, 6)).sum()
+        loss.backward()
+        found = [y, x.grad] + [
+            p.grad() for p in net.collect_params().values() if p.grad_req != "null"
+        ]
+        return [a.astype("float32").asnumpy() for a in found]
+
+    truth, eager, compiled = (
+        results("float32", False),
+        results(dtype, False),
+        results(dtype, True),
+    )
+    ran = names(dump(net, images.astype(dtype), train=True))
+    assert ran.count("_convolution_channels_last") == 6 and "Convolution" not in ran
+    assert ran.count("_batch_norm_relu") == 5
+    assert "_max_pooling_channels_last" in ran and ran.count("transpose") <= 2
+    for found, allowed in zip(distance(compiled, truth), distance(eager, truth), strict=True):
+        assert found < 0.002 + 2 * allowed
 
 
 def test_transposes_meet():

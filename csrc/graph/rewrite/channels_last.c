@@ -1,7 +1,7 @@
 /* The rule that lets convolutions work with the channels last, the layout their primitives are
  * fastest in.
  *
- * Every convolution of float32 data becomes a transpose, a channels-last convolution, and a
+ * Every convolution (not of float64) becomes a transpose, a channels-last convolution, and a
  * transpose back; other ops follow where their inputs came by such a transpose back: they are moved
  * in front of it. A transpose that meets its inverse vanishes, and a transpose back that nobody
  * reads is left out, so transposes remain only where data comes in, goes out, or meets an op that
@@ -243,8 +243,8 @@ static bool fuse_relu(mpg_rewrite *r, const relu_behind *found) {
 static bool convolution(mpg_rewrite *r, const mpg_node *node) {
   const mpg_convolution_params *p = node->params;
   const mpg_desc *desc = shown_desc(r);
-  if ((desc->dtype != MPG_FLOAT32 && desc->dtype != MPG_BFLOAT16) ||
-      mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST || mpg_shape_size(&desc->shape) == 0)
+  if (desc->dtype == MPG_FLOAT64 || mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST ||
+      mpg_shape_size(&desc->shape) == 0)
     return false;
   mpg_convolution_params params = *p;
   params.layout = -1;
