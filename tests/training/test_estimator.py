@@ -165,6 +165,74 @@ def test_checkpoints_and_resuming(tmp_path):
         est.CheckpointHandler(folder, save_best=True)
 
 
+def placed(axes, pipeline=None):
+    """An estimator of a network on a mesh."""
+    mesh = mx.parallel.Mesh(axes, [mx.cpu(i) for i in range(8)][: np.prod([*axes.values()])])
+    net = mesh.place(network())
+    net.initialize("xavier")
+    devices = mx.cpu(0) if pipeline else mesh.line("data")
+    one = est.Estimator(net, LOSS(), trainer=trainer_of(net), context=devices, pipeline=pipeline)
+    one.logger.setLevel("ERROR")
+    return one
+
+
+@pytest.mark.parametrize(
+    "axes, schedule",
+    [
+        ({"stage": 2}, None),
+        ({"data": 2, "stage": 2}, None),
+        ({"stage": 2, "model": 2}, None),
+        ({"stage": 2}, "1f1b"),
+        ({"data": 2, "stage": 2}, "zero_bubble"),
+        ({"data": 2, "stage": 2, "model": 2}, "gpipe"),
+    ],
+)
+def test_meshes_and_pipelines(tmp_path, axes, schedule):
+    """Fits as the loop one would write, resumes by epochs and batches, evaluates and stops."""
+
+    def made():
+        return placed(axes, mx.parallel.Pipeline(2, schedule) if schedule else None)
+
+    whole, first, rest, loop = made(), made(), made(), made()
+    whole.fit(loader(), loader(16), epochs=3)
+    handler = est.CheckpointHandler(str(tmp_path), monitor=first.val_metrics[1], save_best=True)
+    first.fit(loader(), loader(16), epochs=2, event_handlers=handler)
+    assert (tmp_path / "model-symbol.json").exists() == ("model" not in axes and not schedule)
+    again = est.CheckpointHandler(str(tmp_path), resume_from_checkpoint=True)
+    rest.fit(loader(), loader(16), epochs=3, event_handlers=again)
+    if schedule:
+        pipeline = mx.parallel.Pipeline(2, schedule)
+        step = mx.parallel.TrainStep(loop.net, LOSS(), loop.trainer, pipeline)
+    for x, y in [*loader()] * 3:
+        if schedule:
+            step(x, y)
+            continue
+        parts = [gluon.utils.split_and_load(array, loop.context) for array in (x, y)]
+        with autograd.record():
+            outputs = [loop.net(part) for part in parts[0]]
+            losses = [
+                LOSS()(out, y.as_in_context(out.context)) for out, y in zip(outputs, parts[1])
+            ]
+        autograd.backward(losses)
+        loop.trainer.step(len(x))
+    for one in (rest, loop):
+        for left, right in zip(values(one.net), values(whole.net)):
+            assert np.array_equal(left.asnumpy(), right.asnumpy())
+    loop.evaluate(loader(16))
+    assert [m.get() for m in loop.val_metrics] == [m.get() for m in whole.val_metrics]
+    stop = est.EarlyStoppingHandler(loop.val_metrics[1], min_delta=10.0, patience=1)
+    loop.fit(loader(), loader(16), epochs=9, event_handlers=stop)
+    assert stop.current_epoch == 2
+
+    periods = {"epoch_period": None, "batch_period": 3, "model_prefix": "batches"}
+    whole, rest = made(), made()
+    saving = est.CheckpointHandler(str(tmp_path), **periods)
+    whole.fit(loader(), batches=4, event_handlers=saving)
+    again = est.CheckpointHandler(str(tmp_path), **periods, resume_from_checkpoint=True)
+    rest.fit(loader(), batches=4, event_handlers=again)
+    assert rest.max_batch == 1 and rest.trainer.optimizer.num_update == 4
+
+
 def test_early_stopping():
     class Constant(mx.metric.EvalMetric):
         def update(self, labels, preds):

@@ -8,6 +8,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING
 
+from ....base import MXNetError
 from ....metric import CompositeEvalMetric, EvalMetric
 from ._events import BatchEnd, EpochEnd, TrainBegin, TrainEnd
 
@@ -159,13 +160,15 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
 
         path = self._path(self.model_prefix, "-symbol.json")
         net = estimator.net
+        reason: object = "the network is no hybridized HybridBlock"
         if isinstance(net, HybridBlock) and getattr(net, "_active", False):
-            symbol_of(net).save(path)
-        else:
-            estimator.logger.info(
-                "CheckpointHandler: %s is not written: the network is no hybridized HybridBlock",
-                path,
-            )
+            try:
+                symbol_of(net).save(path)
+                return
+            except (MXNetError, RuntimeError) as error:
+                # Layers that are split have none; nor does a network that a pipeline alone calls.
+                reason = error
+        estimator.logger.info("CheckpointHandler: %s is not written: %s", path, reason)
 
     def _save_checkpoint(self, estimator, batches):
         epoch, batch = self.current_epoch, self.current_batch
@@ -245,9 +248,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
             estimator.max_epoch = rest
         else:
             estimator.max_batch = rest
-        # Parameters that span several devices are loaded where they are.
-        devices = None if estimator.spans_devices else estimator.context
-        estimator.net.load_parameters(self._path(name, ".params"), ctx=devices)
+        estimator.net.load_parameters(self._path(name, ".params"))  # where they are
         estimator.trainer.load_states(self._path(name, ".states"))
         estimator.logger.warning(
             "CheckpointHandler: training goes on from the checkpoint of epoch %d, batch %d, for "
