@@ -50,7 +50,7 @@ class ModelParallelLM(gluon.HybridBlock):
         out, state2 = self.lstm2(out.as_in_context(self.ctx2), state2)
         return self.decoder(out), state1, state2
 
-    def place(self, init: Any) -> "ModelParallelLM":
+    def initialized(self, init: Any) -> "ModelParallelLM":
         """Initialises every child on its own device."""
         for child, ctx in (
             (self.embed, self.ctx1),
@@ -182,7 +182,7 @@ def build(
     exact: bool = False,
 ) -> Any:
     mx.random.seed(options.seed)
-    net = ModelParallelLM(vocab, options.hidden, ctx1, ctx2, prefix="lm_").place(
+    net = ModelParallelLM(vocab, options.hidden, ctx1, ctx2, prefix="lm_").initialized(
         mx.init.Uniform(0.1)
     )
     if hybridize:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import autograd, ndarray as nd
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
+from ..gluon._compiled import recompute
 from ..gluon._tree import (
     children,
     devices_of_groups,
@@ -274,7 +275,7 @@ class Mesh:
             raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
         assigned = self._assign(net, stages)
         for block in assigned:
-            if group_of(block) is not None and not group_of(block).startswith(_GROUP):
+            if group_of(block) is not None and not is_placement(group_of(block)):
                 raise MXNetError(
                     f"Mesh.place: block '{block.name}' belongs to ctx_group {group_of(block)!r} "
                     "already; place networks without groups"
@@ -297,7 +298,7 @@ class Mesh:
             net, work, lambda layer: self.line("model", stage=stage_of[layer]), "Mesh.place"
         )
         assigned = {made.get(block, block): stage for block, stage in assigned.items()}
-        net.apply(_forget)
+        forget_placement(net)
         for block, stage in assigned.items():
             set_group(block, f"{_GROUP}{stage}")
         for block, stage in _stages(net, assigned).items():
@@ -394,10 +395,10 @@ class Replicas:
     dicts : list of dict of str to Context
         For each replica, the device of each group.
     mesh : Mesh
-        Named in errors.
+        The mesh; for a network that is on none, the text that names its devices in errors.
     """
 
-    def __init__(self, dicts: list[dict[str, Context]], mesh: Mesh) -> None:
+    def __init__(self, dicts: list[dict[str, Context]], mesh: Any) -> None:
         self.dicts, self.mesh = dicts, mesh
         self._by_device = {ctx: groups for groups in dicts for ctx in groups.values()}
 
@@ -442,13 +443,25 @@ def placement(block: Block) -> Replicas | None:
     return groups if isinstance(groups, Replicas) else None
 
 
-def _forget(block):
-    """Takes back an earlier placement."""
-    if group_of(block) is not None and group_of(block).startswith(_GROUP):
-        set_group(block, None)
-    if placement(block) is not None:
-        set_devices_of_groups(block, None)
-    forget_compiled(block)
+def is_placement(group: str) -> bool:
+    """Whether a group is one of those by which networks are placed."""
+    return group.startswith((_GROUP, "plan:", "place:"))
+
+
+def forget_placement(net: Block) -> None:
+    """Takes back an earlier placement of a network or of blocks in it."""
+
+    def forget(block):
+        group = group_of(block)
+        groups = devices_of_groups(block)
+        if group is not None and is_placement(group):
+            set_group(block, None)
+        if groups is not None and (not isinstance(groups, dict) or any(map(is_placement, groups))):
+            set_devices_of_groups(block, None)
+        forget_compiled(block)
+
+    net.apply(forget)
+    recompute.changes += 1  # what contains the network is compiled anew, too
 
 
 def _stages(net, assigned):

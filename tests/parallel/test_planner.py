@@ -566,7 +566,7 @@ def test_errors(tmp_path):
         match="there is no placement for interleaved and 1 micro-batches of 7 layers on 2 devices",
     ):
         plan(net, x, CPU[:2], schedules="interleaved", micro_batches=1, repeats=1, progress=False)
-    with pytest.raises(TypeError, match="place: str is neither a Mesh nor a Plan"):
+    with pytest.raises(TypeError, match="a Mesh or a Plan, not str"):
         net.place("cpu")
     made = small_plan(net)
     with pytest.raises(

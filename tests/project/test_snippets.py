@@ -159,6 +159,7 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         return names(net, xs=xs, ys=ys, batch_size=16)
 
     given = [
+        lambda: names(None),
         meshed,
         synchronised,
         lambda: ready(chain(8, 4), scaler=1024.0),
@@ -167,7 +168,19 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         planned,
     ]
     results = run("docs/parallel.md", given, tmp_path, monkeypatch, capsys)
-    (mesh, _), (synced, _), (saved, _), (pipelined, report), (split, _), (plan, printed) = results
+    (
+        (placed, where),
+        (mesh, _),
+        (synced, _),
+        (saved, _),
+        (pipelined, report),
+        (split, _),
+        (plan, printed),
+    ) = results
+    text = re.sub(r"'resnet.*'", "'resnetv10'", where)
+    with open(os.path.join(ROOT, "docs", "parallel.md")) as file:
+        assert f"```text\n{text}```" in file.read()
+    assert placed["net"].output.weight.list_ctx() == [mx.cpu(1)]
     assert (
         len({param.list_ctx()[0] for param in mesh["net"].collect_params().values()}) == 4
         and len(mesh["losses"]) == 2

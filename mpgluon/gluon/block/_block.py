@@ -11,6 +11,7 @@ from ... import _core, ndarray as nd
 from ..._device_groups import running as groups_running
 from ..._hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ...base import MXNetError
+from ...context import Context
 from ...name import NameManager, Prefix
 from .._block_path import add_path, block_path, is_call
 from .._compiled import grouped
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Never, Self
 
     from ..._types import Devices, DType, Init, NDArray
-    from ...context import Context
 
 
 class _NameScope(_core.Scope):
@@ -296,15 +296,73 @@ class Block(TreeNode):
         else:
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
-    def place(self, where: Any, *args: Any, **options: Any) -> Self:
-        """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh`
-        and `Plan`. Returns the block."""
-        if not hasattr(where, "place"):
+    def place(self, where: Any, *args: Any, verbose: bool = True, **options: Any) -> Self:
+        """Places the block on devices, and prints what is where.
+
+        Blocks compute on the device that they are given, with what is in them; what they take from
+        elsewhere is moved there. Their code stays as it is. Works before `initialize`, which then
+        puts parameters where they belong, and after it, keeping values; optimizer states follow
+        with the next step. Placing again takes the former placement back.
+
+        Parameters
+        ----------
+        where : dict of str to Context, Context, Mesh or Plan
+            By the path of a block as in ``'features.0'``, its name, or a pattern (a regular
+            expression of a whole path or name; ``''`` is the block itself): its device. The first
+            entry that fits counts, and that of an inner block more than that of an outer one. What
+            no entry names stays where its parameters are; without parameters it runs where its
+            first input is. A Context is for all. `Plan.placement` is such a dict; a `Mesh` or
+            `Plan` places by ``where.place(block, ...)``.
+        verbose : bool, default True
+            Whether it prints.
+        args, options
+            For `Mesh.place`.
+
+        Returns
+        -------
+        Block
+            This one.
+
+        Raises
+        ------
+        ValueError, TypeError
+            An entry fits no block, or is none.
+        MXNetError
+            A device is not there, or blocks belong to groups of their own.
+
+        Examples
+        --------
+        >>> net = nn.HybridSequential(prefix="net_")
+        >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+        >>> net.initialize()
+        >>> net = net.place({"0": mx.cpu(0), "1": mx.cpu(1)})
+        HybridSequential 'net':
+          cpu(0): 0 (2 parameters, 0.16 KB)
+          cpu(1): 1 (2 parameters, 0.072 KB)
+          arrays move before 1, from cpu(0) to cpu(1)
+          moved: 2 parameters, 0.072 KB
+        >>> net(nd.ones((1, 4))).context
+        cpu(1)
+        """
+        from ...parallel._placing import described, devices_now, place
+
+        before = devices_now(self)
+        if isinstance(where, Context):
+            where = {"": where}
+        if isinstance(where, dict):
+            if args or options:
+                raise TypeError("place: a dict takes no further arguments")
+            place(self, where)
+        elif hasattr(where, "place"):
+            where.place(self, *args, **options)
+        else:
             raise TypeError(
-                f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by "
-                "as_in_context and reset_ctx"
+                "place: a dict of blocks and devices, a Context, a Mesh or a Plan, not "
+                f"{type(where).__name__}"
             )
-        return where.place(self, *args, **options)
+        if verbose:
+            print(described(self, before))
+        return self
 
     def zero_grad(self) -> None:
         """Sets the gradients of all parameters to zero."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ..._tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
-from ...gluon._compiled import recompute
-from ...gluon._tree import forget_compiled, group_of, set_devices_of_groups, set_group
+from ...gluon._tree import group_of, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
+from .._mesh import forget_placement, is_placement
 from .._pipeline.report import Report, draw_spans, new_figure
 from .._tensor_parallel.splitting import walk
 from ..schedules import SCHEDULES, named
@@ -495,7 +495,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         other = [
             path
             for path, block in found.items()
-            if group_of(block) is not None and not group_of(block).startswith(GROUP)
+            if group_of(block) is not None and not is_placement(group_of(block))
         ]
         if other:
             raise MXNetError(
@@ -503,8 +503,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
                 f"{group_of(found[other[0]])!r} already"
             )
         moved = set()
-        for block in found.values():
-            set_group(block, None)
+        forget_placement(net)
         for path, ctx in placement.items():
             set_group(found[path], f"{GROUP}{ctx}")
             for param in found[path].collect_params().values():
@@ -513,9 +512,6 @@ class Plan(layer_profile.SavedAsJson, Tabular):
                     if param.list_ctx() != [ctx]:
                         param.reset_ctx(ctx)
         set_devices_of_groups(net, {f"{GROUP}{ctx}": ctx for ctx in self.devices})
-        for block in (net, *found.values()):
-            forget_compiled(block)
-        recompute.changes += 1  # what contains the network is compiled anew, too
         return net
 
     def compare(self, report: Report) -> Comparison:

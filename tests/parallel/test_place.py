@@ -1,0 +1,219 @@
+"""`net.place({...})`: blocks on devices by name."""
+
+import re
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.gluon.model_zoo import vision
+from support.compare import same_bits
+from support.devices import on
+
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+class Net(gluon.HybridBlock):
+    """Layers, one of them with parameters of its own beside children, and ops between them."""
+
+    def __init__(self, **settings):
+        super().__init__(prefix="net_", **settings)
+        with self.name_scope():
+            self.features = nn.HybridSequential()
+            self.features.add(
+                nn.Dense(8, activation="relu", in_units=6),
+                nn.BatchNorm(in_channels=8),
+                nn.Dense(8, in_units=8),
+                nn.Dropout(0.3),
+            )
+            self.shift = self.params.get("shift", shape=(1, 8), init="ones")
+            self.output = nn.Dense(4, in_units=8)
+
+    def hybrid_forward(self, F, x, shift):
+        y = self.features(x)
+        return self.output(F.tanh(y + shift) * 2)
+
+
+def made(where=None, first=False, hybridize=False):
+    mx.random.seed(3)
+    net = Net()
+    if where is not None and first:
+        net.place(where, verbose=False)
+    net.initialize(mx.init.Xavier())
+    if where is not None and not first:
+        net.place(where, verbose=False)
+    if hybridize:
+        net.hybridize(exact=True)
+    return net
+
+
+def trained(net, steps=3, trainer=None):
+    trainer = trainer or gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}
+    )
+    random, losses = np.random.RandomState(0), []
+    mx.random.seed(5)
+    for _ in range(steps):
+        x = nd.array(random.randn(8, 6), ctx=on(0))
+        with autograd.record():
+            out = net(x)
+            loss = LOSS(out, nd.array(random.randint(0, 4, 8), ctx=out.context))
+        loss.backward()
+        trainer.step(8)
+        losses.append(loss.asnumpy())
+    return [*losses, *(param.list_data()[0].asnumpy() for param in net.collect_params().values())]
+
+
+WHERE = [
+    {"features": on(0), "output": on(1)},
+    {"output": on(1)},
+    {"features.[01]": on(1), "net_dense2": on(2)},
+    {"": on(2), "features": on(1)},
+    {"features": on(1), "features.2": on(0), "output": on(2)},
+    {".*": on(1)},
+]
+
+
+@pytest.mark.parametrize("where", WHERE, ids=str)
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_bits_of_one_device(where, hybridize):
+    expected = trained(made(hybridize=hybridize))
+    for first in (False, True):
+        same_bits(trained(made(where, first, hybridize)), expected)
+
+
+def test_where_parameters_go():
+    net = made({"features": on(1), "features.2": on(2)})
+    found = {path: param.list_ctx() for path, param in net._collect_params_with_prefix().items()}
+    assert found["features.0.weight"] == found["features.1.gamma"] == [on(1)]
+    assert found["features.2.weight"] == [on(2)]
+    assert found["output.weight"] == found["shift"] == [on(0)]
+    later = made({"output": on(1)}, first=True)
+    assert later.output.weight.list_ctx() == later.features[0].weight.list_ctx() == [on(1)]
+    with pytest.raises(ValueError, match="leave ctx out"):
+        later.initialize(ctx=on(0), force_reinit=True)
+    later.initialize(force_reinit=True)
+    assert later.output.weight.list_ctx() == [on(1)]
+
+
+def test_placing_again_while_training(capsys):
+    expected = trained(made(), 6)
+    net = made(hybridize=True)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    random = np.random.RandomState(0)
+    mx.random.seed(5)
+    mesh = mx.parallel.Mesh({"stage": 2}, [on(0), on(1)])
+    losses = []
+    placements = [{"output": on(1)}, mesh, {"features.2": on(2)}, on(0), {".*": on(1)}, mesh]
+    for where in placements:
+        if isinstance(where, mx.parallel.Mesh):
+            net.place(where, stages=[["features"], ["output"]])
+        else:
+            assert net.place(where) is net
+        x = nd.array(random.randn(8, 6), ctx=on(0))
+        with autograd.record():
+            out = net(x)
+            loss = LOSS(out, nd.array(random.randint(0, 4, 8), ctx=out.context))
+        loss.backward()
+        trainer.step(8)
+        losses.append(loss.asnumpy())
+    same_bits(losses, expected[:6])
+    assert capsys.readouterr().out.count("moved:") == len(placements)
+
+
+def test_what_is_printed(capsys):
+    made().place({"output": on(1)})
+    assert capsys.readouterr().out == (
+        "Net 'net':\n"
+        f"  {on(1)}: output (2 parameters, 0.144 KB)\n"
+        f"  {on(0)}: features.0, features.1, features.2 (8 parameters, 0.64 KB)\n"
+        "  not placed: 1 parameter, 0.032 KB\n"
+        f"  arrays move before output, from {on(0)} to {on(1)}\n"
+        "  moved: 2 parameters, 0.144 KB\n"
+    )
+    made().place({"": on(1)}, verbose=False)
+    assert capsys.readouterr().out == ""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3))
+    net.place(on(0))
+    assert re.fullmatch(
+        rf"HybridSequential '.*':\n  {re.escape(str(on(0)))}: all \(2 parameters\)\n"
+        "  moved: 0 parameters\n",
+        capsys.readouterr().out,
+    )
+
+
+def test_plans_and_their_placement(capsys):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, in_units=6), nn.Dense(8, in_units=8), nn.Dense(4, in_units=8))
+    net.initialize()
+    x = nd.random.normal(shape=(8, 6), ctx=on(0))
+    expected = net(x).asnumpy()
+    plan = mx.parallel.plan(
+        net, x, [on(0), on(1)], micro_batches=2, repeats=1, trials=0, progress=False
+    )
+    plan.move("0", on(0)).move("1", on(1)).move("2", on(1))
+    for where in (plan, plan.placement, plan):
+        net.place(where)
+        assert [layer.weight.list_ctx() for layer in net] == [[on(0)], [on(1)], [on(1)]]
+        assert f"  {on(1)}: 1, 2 (4 param" in capsys.readouterr().out
+        same_bits([net(x).asnumpy()], [expected])
+    net.place(on(0))
+    assert net(x).context == on(0)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2_0.25", "resnet18_v1", "squeezenet1.1"])
+def test_zoo_models(name):
+    def run(devices):
+        mx.random.seed(1)
+        net = vision.get_model(name, classes=4)
+        layers = list(net.features._children)
+        later = layers[len(layers) // 2 :]
+        net.initialize(mx.init.Xavier())
+        if devices > 1:
+            net.place({**{f"features.{k}": on(1) for k in later}, "output": on(1)}, verbose=False)
+        net.hybridize(exact=True)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        x = nd.random.uniform(shape=(2, 3, 224, 224) if "squeeze" in name else (2, 3, 32, 32))
+        with autograd.record():
+            loss = LOSS(net(x), nd.array([0, 1], ctx=on(devices - 1)))
+        loss.backward()
+        trainer.step(2)
+        params = net.collect_params().values()
+        return [loss.asnumpy(), *(param.list_data()[0].asnumpy() for param in params)]
+
+    nd.ones(1, ctx=on(1)).wait_to_read()  # devices share the threads from now on
+    same_bits(run(2), run(1))
+
+
+@pytest.mark.parametrize(
+    "where, error, text",
+    [
+        ({"nothing": on(1)}, ValueError, "'nothing' is the path or name of no block of 'net'"),
+        ({".*": on(0), "output": on(1)}, ValueError, "'output' is .* only of such that an earlier"),
+        ({}, ValueError, "the dict is empty"),
+        ({"(": on(0)}, ValueError, "no regular expression"),
+        ({1: on(0)}, TypeError, "names of blocks and devices"),
+        ({"output": "cpu(1)"}, TypeError, "names of blocks and devices"),
+        ({"output": mx.gpu(99)}, mx.MXNetError, "is not there"),
+        (3, TypeError, "a Mesh or a Plan, not int"),
+    ],
+)
+def test_errors_change_nothing(where, error, text):
+    net = made({"output": on(1)})
+    with pytest.raises(error, match=text):
+        net.place(where)
+    assert net.output.weight.list_ctx() == [on(1)]
+    same_bits(trained(net), trained(made()))
+
+
+def test_groups_of_ones_own_and_arguments():
+    net = made()
+    with pytest.raises(TypeError, match="no further arguments"):
+        net.place({"output": on(1)}, split=None)
+    with mx.AttrScope(ctx_group="mine"):
+        net.output = nn.Dense(4, in_units=8)
+    with pytest.raises(mx.MXNetError, match="'output' belongs to ctx_group 'mine' already"):
+        net.place({"features": on(1)})
