@@ -38,6 +38,11 @@ VERSION = "1.9.1"
 # Modules of MXNet whose names are elsewhere here.
 MODULES = {
     "contrib.ndarray": "ndarray.contrib",
+    "contrib.onnx.mx2onnx": "onnx",
+    "contrib.onnx.mx2onnx.export_model": "onnx",
+    "contrib.onnx.onnx2mx": "contrib.onnx",
+    "contrib.onnx.onnx2mx.import_model": "contrib.onnx",
+    "contrib.onnx.onnx2mx.import_to_gluon": "contrib.onnx",
     "contrib.symbol": "symbol.contrib",
     "executor_manager": "as_mxnet.executor_manager",
     "gluon.contrib.cnn.conv_layers": "gluon.contrib.cnn",
@@ -48,7 +53,10 @@ MODULES = {
     "kvstore_server": "kvstore",
     "misc": "as_mxnet.misc",
     "module.executor_group": "as_mxnet.executor_manager",
+    "ndarray.register": "as_mxnet.register",
     "ndarray.utils": "ndarray",
+    "onnx.mx2onnx": "onnx",
+    "symbol.register": "as_mxnet.register",
 }
 
 # Names that NumPy 1.24 and 2 have removed, and what they meant.
@@ -122,7 +130,6 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         if module.__name__ == "mxnet":
             module.libinfo = importlib.import_module("mxnet.libinfo")
-            module.rnd = importlib.import_module(f"{OURS}.random")
         elif not isinstance(module, _Renamed):
             module.__spec__ = self._spec  # which the import under the other name has replaced
 
@@ -196,6 +203,17 @@ def _is_wheel(module: types.ModuleType) -> bool:
     return bool(getattr(module, "provided_by_mpgluon", False))
 
 
+def _give_to_children(numpy_names: bool) -> None:
+    """Processes that the program starts find mxnet here: those of multiprocessing by the path that
+    they are given, others by PYTHONPATH."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
+    sys.path.insert(0, folder)
+    paths = [folder, os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if numpy_names:
+        os.environ["MPGLUON_NUMPY_NAMES"] = "1"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a script, or a module, for which mxnet is mpgluon."""
     parser = argparse.ArgumentParser(
@@ -211,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.module and not os.path.exists(options.program):
         parser.error(f"there is no file {options.program}")
     install(options.numpy_names)
+    _give_to_children(options.numpy_names)
     sys.argv = [options.program, *options.arguments]
     if options.module:
         sys.path.insert(0, os.getcwd())

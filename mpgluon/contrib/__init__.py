@@ -4,7 +4,7 @@
 
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
-from . import amp, autograd, io, onnx, quantization, tensorboard, text
+from . import amp, autograd, io, onnx, quantization, svrg_optimization, tensorboard, text
 
 __all__ = [
     "amp",
@@ -14,6 +14,7 @@ __all__ = [
     "ndarray",
     "onnx",
     "quantization",
+    "svrg_optimization",
     "sym",
     "symbol",
     "tensorboard",

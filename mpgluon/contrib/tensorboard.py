@@ -1,17 +1,75 @@
-"""``mx.contrib.tensorboard``: metrics for TensorBoard."""
+"""``mx.contrib.tensorboard``: metrics and arrays for TensorBoard."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._core import NDArray
+from ..base import dtype_name
+
 if TYPE_CHECKING:
     from ..model import BatchEndParam
 
-__all__ = ["LogMetricsCallback"]
+__all__ = ["LogMetricsCallback", "SummaryWriter"]
+
+
+class SummaryWriter:
+    """The writer of event files that mxboard, tensorboardX or PyTorch has, whose methods take
+    arrays of any device, too.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        For that writer: the folder of its file first.
+
+    Raises
+    ------
+    ImportError
+        When none of the packages is installed.
+
+    Examples
+    --------
+    >>> def watch(net, loss, step):
+    ...     with mx.contrib.tensorboard.SummaryWriter("logs") as writer:
+    ...         writer.add_scalar("loss", loss.mean(), step)
+    ...         for name, parameter in net.collect_params().items():
+    ...             writer.add_histogram(name, parameter.data(), step)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._writer: Any = _writer()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._writer, name)
+        if not callable(method):
+            return method
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return method(*_as_numpy(args), **_as_numpy(kwargs))
+
+        return call
+
+    def __enter__(self) -> SummaryWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+
+def _as_numpy(value: Any) -> Any:
+    """A value with NumPy's arrays in place of ours."""
+    if isinstance(value, NDArray):
+        wide = dtype_name(value.dtype) == "bfloat16"  # which NumPy does not have
+        return (value.astype("float32") if wide else value).asnumpy()
+    if type(value) in (list, tuple):
+        return type(value)(_as_numpy(part) for part in value)
+    if type(value) is dict:
+        return {key: _as_numpy(part) for key, part in value.items()}
+    return value
 
 
 class LogMetricsCallback:
-    """A callback that writes metrics into an event file.
+    """A callback that writes metrics into an event file; `summary_writer` is its `SummaryWriter`.
 
     Parameters
     ----------
@@ -34,7 +92,7 @@ class LogMetricsCallback:
 
     def __init__(self, logging_dir: str, prefix: str | None = None) -> None:
         self.prefix = prefix
-        self.summary_writer: Any = _writer()(logging_dir)
+        self.summary_writer: SummaryWriter = SummaryWriter(logging_dir)
 
     def __call__(self, param: BatchEndParam) -> None:
         if param.eval_metric is None:
@@ -50,4 +108,4 @@ def _writer() -> Any:
             return __import__(module, fromlist=["SummaryWriter"]).SummaryWriter
         except ImportError:
             continue
-    raise ImportError("LogMetricsCallback: install mxboard, tensorboardX or tensorboard with torch")
+    raise ImportError("TensorBoard: install mxboard, tensorboardX or tensorboard with torch")

@@ -213,6 +213,9 @@ class BaseModule:
         """Reads what `save_params` wrote. ValueError for files of other kinds."""
         self.set_params(*split_params(nd.load(fname), fname, True))
 
+    def _begin_epoch(self, epoch, train_data):
+        """What `fit` does before the batches of an epoch: nothing, unless a subclass has any."""
+
     def _batches(self, eval_data, num_batch, reset):
         self._require(params=True)
         if reset:
@@ -394,6 +397,7 @@ class BaseModule:
         for epoch in range(begin_epoch, num_epoch):
             start = time.time()
             eval_metric.reset()
+            self._begin_epoch(epoch, train_data)
             values = []
             for number, batch in enumerate(train_data):
                 if monitor is not None:

@@ -766,6 +766,11 @@ class Module(BaseModule):
             mon.install(executor)
 
 
+def executors(module: Module) -> list[Executor]:
+    """The executors of a bound module, one for each context."""
+    return module._execs
+
+
 def give_back(module: Module) -> None:
     """Gives back what the last forward keeps."""
     for executor in module._execs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from .. import _core
 from .._core import NDArray
 from .._hints import ARRAY, absent, present
+from ..base import MXNetError, MXNetTypeError
 from ._numpy_protocol import array_function, array_ufunc
 
 if TYPE_CHECKING:
@@ -184,6 +186,31 @@ def _to_dlpack_for_write(self) -> Any:
     return _core.to_dlpack_for_write(self)
 
 
+def __sync_copyfrom(self, source_array: Any) -> None:
+    """Takes the values of something like a NumPy array of the same shape."""
+    source = np.asarray(source_array)
+    if source.dtype.kind not in "biufV":
+        raise TypeError(f"values of {source.dtype} cannot be copied into an array of {self.dtype}")
+    if source.shape != self.shape:
+        raise ValueError(
+            f"values of shape {source.shape} cannot be copied into an array of shape {self.shape}"
+        )
+    _core.array(source, self.context, _core.dtype_name(self.dtype)).copyto(self)
+
+
+def ___setstate__(self, state: dict[str, Any]) -> None:
+    """Takes over what MXNet has pickled of an array: its record in an array file."""
+    record = state.get("handle") if isinstance(state, dict) else None
+    if not isinstance(record, (bytes, bytearray)):
+        raise MXNetTypeError("the state of an array is a dict with the bytes of it, 'handle'")
+    # As one array of an array file: its magic number, a reserved one, and how many arrays; no names
+    head, tail = struct.pack("<QQQ", 0x112, 0, 1), struct.pack("<Q", 0)
+    (array,), *_ = _core.load_arrays_from_bytes(head + bytes(record) + tail)
+    if not isinstance(array, NDArray):
+        raise MXNetError("the state of an array holds none that is dense")
+    _core.replace_array(self, array)
+
+
 def add_methods(ops: dict[str, _core.Op]) -> None:
     """Gives NDArray its methods; called once."""
     for name in OPS:
@@ -214,6 +241,8 @@ def add_methods(ops: dict[str, _core.Op]) -> None:
         _as_np_ndarray,
         _slice_assign,
         _slice_assign_scalar,
+        __sync_copyfrom,
+        ___setstate__,
         _to_dlpack_for_read,
         _to_dlpack_for_write,
     ):

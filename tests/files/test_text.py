@@ -165,3 +165,65 @@ def test_published_files_are_fetched(tmp_path, monkeypatch):
     monkeypatch.setitem(text.embedding.GloVe.pretrained_file_name_sha1, name, "0" * 40)
     with pytest.raises(ValueError, match="is not the glove.twitter.27B.25d.txt that MXNet"):
         text.embedding.GloVe(name, root)
+
+
+TOKENS = " \n = Title = \n \n a b <unk> a \n\n b c \n"
+
+
+def test_language_models(tmp_path):
+    for folder, make in (
+        ("wikitext-2", mx.gluon.contrib.data.text.WikiText2),
+        ("wikitext-103", mx.gluon.contrib.data.text.WikiText103),
+    ):
+        root = tmp_path / folder
+        for segment in ("train", "valid", "test"):
+            written(root, f"wiki.{segment}.tokens", TOKENS.rstrip("\n"))
+        data = make(str(root), seq_len=4)
+        words = "= Title = <eos> a b <unk> a <eos> b c <eos>".split()
+        assert len(data) == 2 and data.frequencies["a"] == 2 and data.frequencies["<eos>"] == 0
+        known = data.vocabulary.to_tokens
+        for row, begin in enumerate((0, 4)):
+            sample, label = data[row]
+            assert sample.dtype == label.dtype == np.int32
+            assert known(sample.asnumpy().tolist()) == words[begin : begin + 4]
+            assert known(label.asnumpy().tolist()) == words[begin + 1 : begin + 5]
+        written(root, "wiki.valid.tokens", "zebra a b c")
+        other = make(str(root), "validation", data.vocabulary, 2)
+        assert other.vocabulary is data.vocabulary
+        assert known(other[0][0].asnumpy().tolist()) == ["<unk>", "a"]
+        assert other.frequencies == {"zebra": 1, "a": 1, "b": 1, "c": 1}
+        archive = tmp_path / "archive"
+        archive.mkdir(exist_ok=True)
+        with zipfile.ZipFile(archive / f"{folder}-v1.zip", "w") as file:
+            file.writestr(f"{folder}/", "")
+            file.writestr(f"{folder}/wiki.test.tokens", TOKENS)
+        assert len(make(str(archive), "test", seq_len=11)) == 1
+
+
+def test_language_models_of_wrong_files(tmp_path):
+    make = mx.gluon.contrib.data.text.WikiText2
+    with pytest.raises(FileNotFoundError, match=r"wiki\.valid\.tokens in .*wikitext-2-v1\.zip"):
+        make(str(tmp_path), "validation")
+    for options, message in (
+        (dict(segment="valid"), "train, validation, test, not 'valid'"),
+        (dict(seq_len=0), "seq_len is at least 1"),
+    ):
+        with pytest.raises(mx.MXNetError, match=message):
+            make(str(tmp_path), **options)
+    written(tmp_path, "wiki.train.tokens", "a b c")
+    with pytest.raises(mx.MXNetError, match=r"tokens has 4 tokens, seq_len is 35"):
+        make(str(tmp_path))
+    (tmp_path / "wiki.train.tokens").write_bytes(b"a \xff b")
+    with pytest.raises(mx.MXNetError, match=r"wiki\.train\.tokens is damaged"):
+        make(str(tmp_path))
+    archive = tmp_path / "wikitext-2-v1.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("../wiki.test.tokens", TOKENS)
+    whole = archive.read_bytes()
+    assert len(make(str(tmp_path), "test", seq_len=3)) == 3 and not list(
+        tmp_path.parent.glob("wiki*")
+    )
+    for end in range(len(whole)):
+        archive.write_bytes(whole[:end])
+        with pytest.raises(mx.MXNetError, match=r"wikitext-2-v1\.zip is damaged"):
+            make(str(tmp_path), "test")

@@ -619,3 +619,48 @@ def test_results_of_ops_are_arrays_of_their_own():
         x.squeeze(1, inplace=True)
     with pytest.raises(ValueError):
         x.expand_dims(7, inplace=True)
+
+
+class PickledByMXNet:
+    """Is pickled as MXNet pickles an array: a call, and the record of an array file."""
+
+    def __init__(self, record):
+        self.record = record
+
+    def __reduce__(self):
+        return nd.NDArray, (None,), {"handle": self.record}
+
+
+def test_pickles_of_mxnet():
+    x = nd.array([[1, 2, 3], [4, 5, 6]], dtype="int8")
+    record = bytearray(nd.save_tobuffer([x])[24:-8])
+    found = pickle.loads(pickle.dumps(PickledByMXNet(record)))
+    np.testing.assert_array_equal(found.asnumpy(), x.asnumpy())
+    assert type(found) is nd.NDArray and found.dtype == np.int8
+    found += 1
+    np.testing.assert_array_equal(found.asnumpy(), x.asnumpy() + 1)
+    for wrong in (None, "text", b"", record[:-1], record + b"0", b"\xff" * len(record)):
+        array = nd.ones((2,))
+        with pytest.raises(mx.MXNetError):
+            array.__setstate__({"handle": wrong})
+        np.testing.assert_array_equal(array.asnumpy(), np.ones(2))
+    sparse = nd.save_tobuffer([x.tostype("csr")])[24:-8]
+    with pytest.raises(mx.MXNetError, match="none that is dense"):
+        nd.ones(1).__setstate__({"handle": sparse})
+    with pytest.raises(mx.MXNetError, match="'handle'"):
+        nd.ones(1).__setstate__([])
+
+
+def test_values_of_arrays_by_the_old_name():
+    x = nd.zeros((2, 2), dtype="int32")
+    before = x
+    x._sync_copyfrom([[1, 2.9], [3, 4]])
+    np.testing.assert_array_equal(before.asnumpy(), np.array([[1, 2], [3, 4]]))
+    half = nd.zeros((), dtype="bfloat16")
+    half._sync_copyfrom(np.float64(1.5))
+    assert half.asscalar() == 1.5
+    with pytest.raises(ValueError, match=r"shape \(4,\) cannot be copied .* shape \(2, 2\)"):
+        x._sync_copyfrom(np.arange(4))
+    with pytest.raises(TypeError, match="cannot be copied"):
+        x._sync_copyfrom("text")
+    np.testing.assert_array_equal(x.asnumpy(), np.array([[1, 2], [3, 4]]))

@@ -74,6 +74,51 @@ def test_scripts_and_modules(tmp_path):
     assert found.returncode == 2 and "there is no file absent.py" in found.stderr
 
 
+STARTS_OTHERS = """
+import multiprocessing
+import subprocess
+import sys
+import numpy
+import mxnet as mx
+
+class Numbers(mx.gluon.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return mx.nd.full((2,), index)
+
+def doubled(x):
+    return mx.__version__, hasattr(numpy, "product"), (x * 2).asnumpy().tolist()
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    worker = multiprocessing.Process(target=doubled, args=(mx.nd.ones(1),))
+    worker.start()
+    worker.join(100)
+    assert worker.exitcode == 0, worker.exitcode
+    with multiprocessing.Pool(1) as pool:
+        print(pool.map_async(doubled, [mx.nd.ones(2)]).get(100))
+    batches = mx.gluon.data.DataLoader(Numbers(), 2, num_workers=1)
+    print([batch.asnumpy()[:, 0].tolist() for batch in batches])
+    code = "import mxnet.gluon.nn as nn; print(nn.Dense.__module__)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("names", [[], ["--numpy-names"]])
+def test_processes_that_a_program_starts(tmp_path, method, names):
+    (tmp_path / "script.py").write_text(STARTS_OTHERS)
+    found = ran("-u", "-m", "mpgluon.as_mxnet", *names, "script.py", method, cwd=tmp_path)
+    old = bool(names) or hasattr(np, "product")
+    assert found.stdout.splitlines() == [
+        f"[('1.9.1', {old}, [2.0, 2.0])]",
+        "[[0.0, 1.0], [2.0, 3.0]]",
+        "mpgluon.gluon.nn.basic_layers",
+    ], found.stderr
+
+
 def test_names_that_modules_of_mxnet_import():
     code = """
         import multiprocessing

@@ -87,10 +87,39 @@ def test_metrics_for_tensorboard(monkeypatch):
     callback(mx.model.BatchEndParam(3, 1, metric, None))
     callback(mx.model.BatchEndParam(3, 1, None, None))
     assert written == [("logs", "train-accuracy", 1.0, 3)]
+    SummaryWriter.add_histogram = lambda self, *args, **named: written.append((args, named))
+    SummaryWriter.close = lambda self: written.append("closed")
+    half = nd.array([1, 2], dtype="bfloat16")
+    with mx.contrib.tensorboard.SummaryWriter("logs") as writer:
+        assert writer.folder == "logs"
+        writer.add_histogram(
+            "weights", half, parts=[nd.array([3]), {"a": nd.array(4)}], bins="auto"
+        )
+        with pytest.raises(AttributeError, match="add_image"):
+            writer.add_image("image", half)
+    (name, values), named = written[1]
+    assert name == "weights" and values.dtype == "float32" and values.tolist() == [1, 2]
+    assert named["parts"][0].tolist() == [3] and named["parts"][1]["a"].shape == ()
+    assert isinstance(named["parts"][0], np.ndarray) and named["bins"] == "auto"
+    assert written[2] == "closed"
     for name in ("mxboard", "tensorboardX", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="install"):
         mx.contrib.tensorboard.LogMetricsCallback("logs")
+
+
+def test_errors_by_name():
+    @mx.error.register
+    class Odd(mx.MXNetError):
+        pass
+
+    assert mx.error.register("Odder", ValueError) is ValueError
+    assert mx.error.register("Odd")(Odd) is Odd
+    with pytest.raises(mx.MXNetError, match="went wrong\nhint: .*report") as caught:
+        raise mx.error.InternalError("went wrong")
+    assert str(mx.error.InternalError("wrong; hint: none")) == "wrong; hint: none"
+    assert type(caught.value).__module__ == "mpgluon.error"
+    assert mx.rnd is mx.random
 
 
 def test_errors_say_so():

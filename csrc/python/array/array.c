@@ -335,8 +335,7 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
   return result;
 }
 
-/* An object of a Python subclass begins as an array of no elements. */
-static PyObject *derived_new(PyTypeObject *type) {
+static PyObject *without_elements(PyTypeObject *type) {
   mpg_device *device;
   mpg_tensor tensor;
   mpg_desc desc = {.shape = {.ndim = 1}, .dtype = MPG_FLOAT32};
@@ -350,9 +349,11 @@ static PyObject *derived_new(PyTypeObject *type) {
   return self;
 }
 
-static PyObject *array_new(PyTypeObject *type, PyObject *Py_UNUSED(args),
-                           PyObject *Py_UNUSED(kwargs)) {
-  if (type != mpg_py->array_type) return derived_new(type);
+/* An object of a Python subclass begins as an array of no elements, and so does NDArray(None): a
+ * pickle of MXNet's calls that, and gives the array its state then. */
+static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+  bool unpickled = PyTuple_GET_SIZE(args) == 1 && PyTuple_GET_ITEM(args, 0) == Py_None;
+  if (type != mpg_py->array_type || unpickled) return without_elements(type);
   PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
                   "NDArray is not called; make arrays with nd.array, nd.zeros, nd.empty, ...");
   return NULL;

@@ -1,5 +1,6 @@
 """Automatic mixed precision: ``mx.contrib.amp``."""
 
+from . import lists as lists
 from .amp import (
     convert_bucketing_module as convert_bucketing_module,
     convert_hybrid_block as convert_hybrid_block,

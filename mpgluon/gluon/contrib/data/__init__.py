@@ -1,6 +1,6 @@
-"""Samplers beyond the usual ones."""
+"""Samplers beyond the usual ones, and texts for language models."""
 
-from . import sampler
+from . import sampler, text
 from .sampler import *
 
-__all__ = [*sampler.__all__]
+__all__ = [*sampler.__all__, "text"]

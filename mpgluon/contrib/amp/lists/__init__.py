@@ -1,0 +1,5 @@
+"""The lists of ops, by MXNet's names of them."""
+
+from . import symbol_bf16 as symbol_bf16, symbol_fp16 as symbol_fp16
+
+__all__ = ["symbol_bf16", "symbol_fp16"]

@@ -1,0 +1,87 @@
+"""Kinds of errors by name, as custom errors of programs are registered: ``mx.error``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, overload
+
+from .base import MXNetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["InternalError", "MXNetError", "register"]
+
+Kind = TypeVar("Kind", bound=type[BaseException])
+
+_KINDS: dict[str, type[BaseException]] = {
+    kind.__name__: kind
+    for kind in (
+        MXNetError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        NotImplementedError,
+    )
+}
+
+
+@overload
+def register(func_name: Kind, cls: None = None) -> Kind: ...
+@overload
+def register(func_name: str, cls: None = None) -> Callable[[Kind], Kind]: ...
+@overload
+def register(func_name: str, cls: Kind) -> Kind: ...
+def register(func_name: str | Kind, cls: Kind | None = None) -> Kind | Callable[[Kind], Kind]:
+    """Registers a class of errors by its name, or by another. mpgluon raises its own errors from
+    their classes; names are for programs that look for them.
+
+    Parameters
+    ----------
+    func_name : str or type
+        The name, or the class, as of a decorator.
+    cls : type, optional
+        The class; without one the result of a name is a decorator.
+
+    Returns
+    -------
+    type or function
+
+    Examples
+    --------
+    >>> @mx.error.register
+    ... class WrongWeights(mx.MXNetError):
+    ...     pass
+    >>> issubclass(WrongWeights, mx.MXNetError)
+    True
+    """
+    if not isinstance(func_name, str):
+        _KINDS[func_name.__name__] = func_name
+        return func_name
+
+    def add(kind: Kind) -> Kind:
+        _KINDS[func_name] = kind
+        return kind
+
+    return add if cls is None else add(cls)
+
+
+@register
+class InternalError(MXNetError):
+    """An error inside the package.
+
+    Parameters
+    ----------
+    msg : str
+        What happened.
+
+    Examples
+    --------
+    >>> issubclass(mx.error.InternalError, mx.MXNetError)
+    True
+    """
+
+    def __init__(self, msg: str) -> None:
+        if "hint:" not in msg:
+            msg += "\nhint: this is an error inside mpgluon; please report it with its program"
+        super().__init__(msg)

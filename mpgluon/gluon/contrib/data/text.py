@@ -1,0 +1,177 @@
+"""Texts for language models, from files. Nothing is downloaded: where a file is missing, the error
+says which, and where it belongs."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .... import ndarray as nd
+from ....base import MXNetError, data_dir
+from ...data import Dataset
+
+if TYPE_CHECKING:
+    import collections
+
+    from ...._core import NDArray
+    from ....contrib.text.vocab import Vocabulary
+
+__all__ = ["WikiText2", "WikiText103"]
+
+EOS_TOKEN = "<eos>"
+SEGMENTS = {"train": "train", "validation": "valid", "test": "test"}
+
+
+class _WikiText(Dataset):
+    """Lines of tokens, each with <eos> at its end, as pieces of equal length."""
+
+    _folder: str  # below $MXNET_HOME/datasets
+
+    def __init__(
+        self, root: str | None, segment: str, vocab: Vocabulary | None, seq_len: int
+    ) -> None:
+        from ....contrib import text as texts  # which imports this package
+
+        name = type(self).__name__
+        if segment not in SEGMENTS:
+            raise MXNetError(f"{name}: segment is one of {', '.join(SEGMENTS)}, not {segment!r}")
+        if seq_len < 1:
+            raise MXNetError(f"{name}: seq_len is at least 1, not {seq_len}")
+        if root is None:
+            root = os.path.join(data_dir(), "datasets", self._folder)
+        self._root = os.path.expanduser(root)
+        text, path = self._text(f"wiki.{SEGMENTS[segment]}.tokens")
+        self._counter = texts.utils.count_tokens_from_str(text)
+        if vocab is None:
+            vocab = texts.vocab.Vocabulary(self._counter, reserved_tokens=[EOS_TOKEN])
+        self._vocab = vocab
+        tokens = []
+        for line in text.splitlines():
+            words = line.split()
+            if words:
+                tokens += [*words, EOS_TOKEN]
+        indices = np.array(self._vocab.to_indices(tokens), np.int32)
+        rows = max(len(indices) - 1, 0) // seq_len
+        if rows == 0:
+            raise MXNetError(f"{name}: {path} has {len(indices)} tokens, seq_len is {seq_len}")
+        size = rows * seq_len
+        self._data = nd.array(indices[:size].reshape((rows, seq_len)), dtype="int32")
+        self._label = nd.array(indices[1 : size + 1].reshape((rows, seq_len)), dtype="int32")
+
+    def _text(self, name):
+        """The text of a file, which may be in the archive still, and the file's path."""
+        archive = os.path.join(self._root, f"{self._folder}-v1.zip")
+        path = os.path.join(self._root, name)
+        try:
+            if os.path.isfile(path):
+                with open(path, encoding="utf-8") as file:
+                    return file.read(), path
+            if os.path.isfile(archive):
+                path = archive
+                with zipfile.ZipFile(archive) as file:
+                    (member,) = [one for one in file.namelist() if os.path.basename(one) == name]
+                    return file.read(member).decode("utf-8"), archive
+        except (ValueError, OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as e:
+            raise MXNetError(f"{path} is damaged, or has no {name}: {e}") from None
+        raise FileNotFoundError(
+            f"{type(self).__name__} needs the file {name} in {self._root}, or "
+            f"{os.path.basename(archive)}, which has it; put it there, or name its folder with "
+            "`root`"
+        )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary: of the indices, and tokens."""
+        return self._vocab
+
+    @property
+    def frequencies(self) -> collections.Counter[str]:
+        """How often each token is in the file."""
+        return self._counter
+
+    def __getitem__(self, idx: int) -> tuple[NDArray, NDArray]:
+        return self._data[idx], self._label[idx]
+
+    def __len__(self) -> int:
+        return len(self._label)
+
+
+class WikiText2(_WikiText):
+    """WikiText-2, two million words of Wikipedia: samples are (data, label), arrays of `seq_len`
+    indices, of which the label is one token ahead. Each line has ``<eos>`` at its end.
+
+    The files are `wiki.train.tokens` and so on, or `wikitext-2-v1.zip`, which has them.
+
+    Parameters
+    ----------
+    root : str, default $MXNET_HOME/datasets/wikitext-2
+        The folder of the files; `$MXNET_HOME` is `~/.mxnet` where it is not set.
+    segment : {'train', 'validation', 'test'}, default 'train'
+        Which of them is read.
+    vocab : contrib.text.vocab.Vocabulary, optional
+        The indices of tokens; by default a vocabulary of all tokens in the file.
+    seq_len : int, default 35
+        Tokens of a sample.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the file is not there; it names it.
+    MXNetError
+        When the file is damaged, or shorter than a sample.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with open(os.path.join(folder, "wiki.test.tokens"), "w") as file:
+    ...     _ = file.write("a b a\\n\\nb a\\n")
+    >>> text = gluon.contrib.data.text.WikiText2(folder, "test", seq_len=3)
+    >>> [text.vocabulary.to_tokens([int(i) for i in part.asnumpy()]) for part in text[0]]
+    [['a', 'b', 'a'], ['b', 'a', '<eos>']]
+    """
+
+    _folder = "wikitext-2"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        segment: str = "train",
+        vocab: Vocabulary | None = None,
+        seq_len: int = 35,
+    ) -> None:
+        super().__init__(root, segment, vocab, seq_len)
+
+
+class WikiText103(_WikiText):
+    """WikiText-103, a hundred million words of Wikipedia, as `WikiText2`; the archive is
+    `wikitext-103-v1.zip`.
+
+    Parameters
+    ----------
+    root : str, default $MXNET_HOME/datasets/wikitext-103
+        The folder of the files.
+    segment, vocab, seq_len
+        As of `WikiText2`.
+
+    Examples
+    --------
+    >>> gluon.contrib.data.text.WikiText103(root="nowhere")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: WikiText103 needs the file wiki.train.tokens in nowhere, ...
+    """
+
+    _folder = "wikitext-103"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        segment: str = "train",
+        vocab: Vocabulary | None = None,
+        seq_len: int = 35,
+    ) -> None:
+        super().__init__(root, segment, vocab, seq_len)

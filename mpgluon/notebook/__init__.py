@@ -1,0 +1,5 @@
+"""Callbacks for notebooks: ``mx.notebook``."""
+
+from . import callback as callback
+
+__all__ = ["callback"]
