@@ -30,6 +30,16 @@ def current():
     return _state.key
 
 
+def is_placement(group):
+    """Whether a group is one of those by which `Block.place` places networks."""
+    return group.startswith(("mesh stage ", "plan:", "place:"))
+
+
+def group():
+    """The name of the running group, or None."""
+    return None if _state.key is None else _state.key[1]
+
+
 def device():
     """The device of the running group, or None."""
     return _state.device
@@ -125,10 +135,23 @@ def spread(value, devices, array_type):
     return move(value, devices[0], array_type)
 
 
-def move(value, ctx, array_type):
-    """`value` with its arrays, in lists and tuples as may be, on that device."""
-    if isinstance(value, array_type):
-        return _core.move_to(value, ctx)
-    if isinstance(value, (list, tuple)):
-        return type(value)([move(item, ctx, array_type) for item in value])
-    return value
+def move(value, ctx, array_type, within=False):
+    """`value` with its arrays, in lists and tuples as may be, on that device. within: those that
+    are there already stay as they are, and one that occurs twice is copied once; otherwise they
+    become views with gradients of their own."""
+    copies = {}
+
+    def moved(value):
+        if isinstance(value, array_type):
+            if not within:
+                return _core.move_to(value, ctx)
+            if value.context == ctx:
+                return value
+            if id(value) not in copies:
+                copies[id(value)] = _core.move_to(value, ctx)
+            return copies[id(value)]
+        if isinstance(value, (list, tuple)):
+            return type(value)([moved(item) for item in value])
+        return value
+
+    return moved(value)

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import autograd, ndarray as nd
+from .._device_groups import is_placement
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
 from ..gluon._compiled import recompute
@@ -441,11 +442,6 @@ def placement(block: Block) -> Replicas | None:
     """The `Replicas` a block was placed on, or None."""
     groups = devices_of_groups(block)
     return groups if isinstance(groups, Replicas) else None
-
-
-def is_placement(group: str) -> bool:
-    """Whether a group is one of those by which networks are placed."""
-    return group.startswith((_GROUP, "plan:", "place:"))
 
 
 def forget_placement(net: Block) -> None:

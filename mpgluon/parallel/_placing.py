@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from .. import autograd
+from .._device_groups import is_placement
 from ..base import MXNetError, counted, itemsize
 from ..context import Context, num_gpus
 from ..gluon._tree import (
@@ -18,7 +19,7 @@ from ..gluon._tree import (
     set_group,
 )
 from ..gluon.utils import brief, shape_is_known
-from ._mesh import Replicas, forget_placement, is_placement
+from ._mesh import Replicas, forget_placement
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import walk
 
@@ -47,7 +48,9 @@ def place(net: Block, where: dict[str, Context]) -> None:
     used = {group_of(block) for block in blocks.values()} - {None}
     found = dict.fromkeys([*devices, *sum(homes.values(), [])])
     groups = {_GROUP + str(ctx): ctx for ctx in found if _GROUP + str(ctx) in used}
-    set_devices_of_groups(net, _Placed(groups, homes))
+    placed = _Placed(groups, homes)
+    for block in blocks.values():  # those inside, too: methods of the network may call them
+        set_devices_of_groups(block, placed)
     wanted = devices_of_groups(net).homes(net)
     with autograd.pause():
         for param in net.collect_params().values():

@@ -46,6 +46,49 @@ def trained(net, loss_of, steps=2, rate=1e-3, optimizer="sgd"):
     return f"loss {losses[0]:.4g} to {losses[-1]:.4g}"
 
 
+def over_two(make, where, loss_of, optimizer="sgd"):
+    """Trains a hybridized network on one device, and with the blocks that `where` names on a second
+    one: losses and weights have the same bits."""
+    nd.ones(1, ctx=mx.cpu(1)).wait_to_read()  # devices share the threads from now on
+    found = []
+    for placed in (False, True):
+        mx.random.seed(7)
+        np.random.seed(7)
+        net = make()
+        if placed:
+            net.place(dict.fromkeys(where, mx.cpu(1)), verbose=False)
+        net.hybridize()
+        loss_of(net)  # shapes that are not known yet
+        trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-3})
+        arrays = []
+        for _ in range(2):
+            with autograd.record():
+                loss = loss_of(net)
+            loss.backward()
+            trainer.step(1, ignore_stale_grad=True)
+            arrays.append(loss.asnumpy())
+        params = net.collect_params().values()
+        found.append(arrays + [param.list_data()[0].asnumpy() for param in params])
+        devices = {str(ctx) for param in params for ctx in param.list_ctx()}
+    assert devices == {"cpu(0)", "cpu(1)"}, devices
+    assert all(np.isfinite(array).all() for array in found[0])
+    different = sum(not np.array_equal(one, two) for one, two in zip(*found))
+    assert not different, f"{different} of {len(found[0])} arrays differ"
+    return f"{len(found[0])} arrays with the bits of one device"
+
+
+def classified(size, labels=(0, 1)):
+    """The loss of two random images."""
+    x = nd.random.uniform(shape=(2, 3, size, size))
+
+    def loss_of(net):
+        out = net(x)
+        out = out[0] if isinstance(out, (list, tuple)) else out
+        return gluon.loss.SoftmaxCrossEntropyLoss()(out, nd.array(labels, ctx=out.context))
+
+    return loss_of
+
+
 def no_torch():
     """Hides PyTorch from GluonCV, which refuses versions of today."""
     sys.modules["torch"] = None
@@ -83,6 +126,19 @@ def cv_classification():
         trained(net, lambda: loss(net(x), nd.array([1, 2])))
         said.append(name)
     return " ".join(said)
+
+
+@flow("gluoncv")
+def cv_two_devices():
+    said = [
+        over_two(lambda: cv(name, **options), where, classified(size))
+        for name, options, where, size in (
+            ("resnet18_v1b", {"classes": 10}, ["layer[34]", "fc"], 64),
+            ("resnest14", {"classes": 10}, ["layer[34]", "fc"], 64),
+            ("cifar_resnet20_v1", {}, [r"features\.[345]", "output"], 32),
+        )
+    ]
+    return "; ".join(said)
 
 
 @flow("gluoncv")
@@ -279,6 +335,39 @@ def nlp_bert():
 
 
 @flow("gluonnlp")
+def nlp_bert_two_devices():
+    from gluonnlp.model import BERTModel
+    from gluonnlp.model.bert import BERTClassifier, BERTEncoder
+
+    def make():
+        encoder = BERTEncoder(
+            num_layers=4, units=32, hidden_size=64, max_length=16, num_heads=4, dropout=0.1
+        )
+        bert = BERTModel(
+            encoder,
+            vocab_size=100,
+            token_type_vocab_size=2,
+            units=32,
+            embed_size=32,
+            use_classifier=False,
+            use_decoder=False,
+        )
+        net = BERTClassifier(bert, num_classes=2, dropout=0.1)
+        net.initialize(mx.init.Normal(0.02))
+        return net
+
+    words = nd.array(np.random.RandomState(0).randint(0, 100, (2, 12)))
+    kinds, lengths = nd.zeros((2, 12)), nd.array([12, 7])
+
+    def loss_of(net):
+        out = net(words, kinds, lengths)
+        return gluon.loss.SoftmaxCrossEntropyLoss()(out, nd.array([0, 1], ctx=out.context))
+
+    later = [r"bert\.encoder\.transformer_cells\.[23]", r"bert\.pooler", "classifier"]
+    return over_two(make, later, loss_of, "bertadam")
+
+
+@flow("gluonnlp")
 def nlp_language_models():
     import gluonnlp as nlp
     from gluonnlp.model import AWDRNN, StandardRNN
@@ -311,10 +400,9 @@ def nlp_language_models():
     return "; ".join(said) + " " + finite(out, *raw, *dropped)
 
 
-@flow("gluonnlp")
-def nlp_transformer():
+def translator():
+    """A small Transformer, and its vocabulary."""
     import gluonnlp as nlp
-    from gluonnlp.model import BeamSearchSampler, BeamSearchScorer
     from gluonnlp.model.transformer import get_transformer_encoder_decoder
     from gluonnlp.model.translation import NMTModel
 
@@ -333,6 +421,35 @@ def nlp_transformer():
         tie_weights=True,
     )
     net.initialize(mx.init.Xavier())
+    return net, vocab
+
+
+@flow("gluonnlp")
+def nlp_transformer_two_devices():
+    import gluonnlp as nlp
+
+    words, lengths = nd.array(np.random.RandomState(0).randint(4, 14, (2, 7))), nd.array([7, 5])
+
+    def loss_of(net):
+        out, _ = net(words, words[:, :-1], lengths, lengths - 1)
+        given = [array.as_in_context(out.context) for array in (words[:, 1:], lengths - 1)]
+        return nlp.loss.MaskedSoftmaxCELoss()(out, *given)
+
+    return "; ".join(
+        over_two(lambda: translator()[0], where, loss_of, "adam")
+        for where in (
+            ["decoder", "one_step_ahead_decoder", "tgt_proj"],
+            ["encoder"],
+        )
+    )
+
+
+@flow("gluonnlp")
+def nlp_transformer():
+    import gluonnlp as nlp
+    from gluonnlp.model import BeamSearchSampler, BeamSearchScorer
+
+    net, vocab = translator()
     net.hybridize()
     words = nd.array(np.random.RandomState(0).randint(4, len(vocab), (2, 7)))
     lengths = nd.array([7, 5])
@@ -432,6 +549,21 @@ def cv2_nets():
         finite(plain)
         said.append(name)
     return " ".join(said)
+
+
+@flow("gluoncv2")
+def cv2_two_devices():
+    from gluoncv2.model_provider import get_model
+
+    def made(name):
+        net = get_model(name, pretrained=False)
+        net.initialize(mx.init.Xavier())
+        return net
+
+    return "; ".join(
+        over_two(lambda: made(name), [r"features\.[3-9]", "output"], classified(224))
+        for name in ("resnet18", "mobilenetv2_w1", "seresnet10")
+    )
 
 
 # GluonTS

@@ -84,6 +84,70 @@ def test_bits_of_one_device(where, hybridize):
         same_bits(trained(made(where, first, hybridize)), expected)
 
 
+class Cell(gluon.HybridBlock):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        with self.name_scope():
+            self.key, self.value, self.query = [
+                nn.Dense(6, in_units=6, use_bias=False, flatten=False) for _ in range(3)
+            ]
+
+    def hybrid_forward(self, F, x, memory):
+        weights = F.softmax(F.batch_dot(self.query(x), self.key(memory), transpose_b=True))
+        return x + F.batch_dot(weights, self.value(memory))
+
+
+class Translating(gluon.Block):
+    """Cells that all use one array several times, behind methods."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.encoder = Cell()
+            self.decoder = nn.HybridSequential()
+            self.decoder.add(Cell(), Cell())
+
+    def decode(self, x, memory):
+        for cell in self.decoder:
+            x = cell(x, memory)
+        return x
+
+    def forward(self, x):
+        memory = self.encoder(x, x)
+        return self.decode(memory * 2, memory)
+
+
+@pytest.mark.parametrize(
+    "pattern, hybridize",
+    [
+        ("encoder", False),
+        ("decoder.1", False),
+        ("decoder.1", True),
+        (r".*\.(key|query)", False),
+        (r".*\.(key|query)", True),
+    ],
+)
+def test_sums_of_gradients_are_those_of_one_device(pattern, hybridize):
+    found = []
+    for placed in (False, True):
+        mx.random.seed(2)
+        net = Translating()
+        net.initialize(mx.init.Xavier())
+        if placed:
+            net.place({pattern: on(1)}, verbose=False)
+        if hybridize:
+            net.hybridize(exact=True)
+        x = nd.random.normal(shape=(2, 5, 6), ctx=on(0))
+        x.attach_grad()
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        grads = [param.list_grad()[0].asnumpy() for param in net.collect_params().values()]
+        # A method of the network calls blocks inside, which know their devices
+        found.append([loss.asnumpy(), x.grad.asnumpy(), *grads, net.decode(x, x).asnumpy()])
+    same_bits(*found)
+
+
 def test_where_parameters_go():
     net = made({"features": on(1), "features.2": on(2)})
     found = {path: param.list_ctx() for path, param in net._collect_params_with_prefix().items()}

@@ -83,12 +83,15 @@ def group(block, symbolic):
     return AttrScope(ctx_group=group_of(block))
 
 
-def moved(block, args, symbolic):
-    """`args` on the device of the running group."""
+def moved(block, args, symbolic, outer):
+    """`args` on the device of the running group; `outer` is the group around the block. Inside of
+    a group, and where blocks are placed, gradients are added up as they are without groups."""
     device = None if symbolic else _device_groups.device()
     if device is None or spans_devices(block):
         return args
-    return _device_groups.move(args, device, nd.NDArray)
+    group = _device_groups.group()
+    within = group == outer or group is not None and _device_groups.is_placement(group)
+    return _device_groups.move(args, device, nd.NDArray, within)
 
 
 def near(contexts):

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, ndarray as nd
-from ..._device_groups import running as groups_running
+from ..._device_groups import group as running_group, running as groups_running
 from ..._hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ...base import MXNetError
 from ...context import Context
@@ -582,9 +582,9 @@ class Block(TreeNode):
         return self._scope_ids[outer]
 
     def _run_in_group(self, args):
-        symbolic = is_symbolic(args)
+        symbolic, outer = is_symbolic(args), running_group()
         with grouped.replica(self, args, symbolic), grouped.group(self, symbolic):
-            return self._run(*grouped.moved(self, args, symbolic))
+            return self._run(*grouped.moved(self, args, symbolic, outer))
 
     def _run(self, *args):
         return self.forward(*args)

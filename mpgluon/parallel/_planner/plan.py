@@ -6,13 +6,14 @@ from __future__ import annotations
 import numbers
 from typing import TYPE_CHECKING, Any
 
+from ..._device_groups import is_placement
 from ..._tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
 from ...gluon._tree import group_of, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
-from .._mesh import forget_placement, is_placement
+from .._mesh import forget_placement
 from .._pipeline.report import Report, draw_spans, new_figure
 from .._tensor_parallel.splitting import walk
 from ..schedules import SCHEDULES, named
