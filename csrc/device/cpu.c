@@ -36,13 +36,13 @@ static mpg_status cpu_open(mpg_device *device) {
 /* --- Timeline --------------------------------------------------------------------------------- */
 
 static void reach(mpg_device *device, cpu_state *state, mpg_tick tick) {
-  atomic_store(&device->completed, tick); /* sequentially consistent: against wake_at */
+  atomic_store(device->completed, tick); /* sequentially consistent: against wake_at */
   mpg_sleepers_passed(&state->sleepers, &state->queue, tick);
 }
 
 static bool cpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
   cpu_state *state = device->backend_state;
-  return mpg_sleepers_wait(&state->sleepers, &state->queue, &device->completed, tick, timeout_ns,
+  return mpg_sleepers_wait(&state->sleepers, &state->queue, device->completed, tick, timeout_ns,
                            false);
 }
 

@@ -94,16 +94,16 @@ mpg_status mpg_device_set_threads(int n) {
 }
 
 static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
-  enum { PAGE = 4096 }; /* a device has its pages to itself: a GPU may write to its own */
   mpg_status status = mpg_grow((void **)&table.devices, &table.capacity, (size_t)table.count + 1,
                                sizeof(mpg_device *));
   if (status != MPG_OK) return status;
-  mpg_device *device = mpg_aligned_malloc(PAGE, mpg_align_up(sizeof *device, PAGE));
+  mpg_device *device = mpg_aligned_malloc(_Alignof(mpg_device), sizeof *device);
   if (!device) return mpg_out_of_host_memory(sizeof *device);
   memset(device, 0, sizeof *device);
   device->id = id;
   device->ordinal = table.count;
   device->backend = backend;
+  device->completed = &device->own_completed;
   atomic_store_explicit(&device->num_threads, 1, memory_order_relaxed);
   device->name = mpg_device_id_text(id);
   device->recent = mpg_calloc(RECENT, sizeof *device->recent);

@@ -106,6 +106,20 @@ typedef struct mpg_memory_stats {
   uint64_t system_allocations; /* of these, by asking the system */
 } mpg_memory_stats;
 
+/* Memory shared with other libraries that use the same hardware, on streams of their own. */
+typedef struct mpg_sharing {
+  int (*card)(mpg_device *device); /* the number of the hardware, as all libraries count it */
+  /* A producer's work that is put before the end of this stream comes before our work that is
+   * queued after `received`. */
+  void *(*stream)(mpg_device *device);
+  mpg_status (*received)(mpg_device *device);
+  mpg_status (*arrived)(
+      mpg_device *device); /* blocks until what copy_from_host has read is there */
+  /* What others have put onto their default stream comes before our work that is queued now. */
+  mpg_status (*follow_default)(mpg_device *device);
+  mpg_status (*settle)(mpg_device *device); /* blocks until all work of the hardware is done */
+} mpg_sharing;
+
 /* A backend. Every slot is required unless it says otherwise. */
 typedef struct mpg_backend {
   const char *name; /* "cpu" */
@@ -166,8 +180,9 @@ typedef struct mpg_backend {
   /* Optional: records the failures that the device itself has reported (mpg_device.raised). Any
    * thread. */
   void (*collect)(mpg_device *device);
-  bool host_accessible; /* its memory can be read and written by the host directly */
-  bool runs_inline;     /* small work may run in the submitting thread on an idle device */
+  const mpg_sharing *sharing; /* NULL: only the host shares its memory */
+  bool host_accessible;       /* its memory can be read and written by the host directly */
+  bool runs_inline;           /* small work may run in the submitting thread on an idle device */
 } mpg_backend;
 
 enum { MPG_CAPTURE_KEYS = 64 }; /* random keys that a capture may have */
@@ -191,9 +206,11 @@ struct mpg_device {
   bool captures;        /* its backend does, and it is not turned off */
   mpg_random_key *keys; /* MPG_CAPTURE_KEYS in the device's own memory, which captured work reads
                            when it runs; NULL: none yet. Running work */
-  mpg_tick submitted;   /* host lock */
-  _Atomic(bool) failed; /* some work has failed: look failures up */
-  _Atomic(int) num_threads; /* what work on it may use now; CPU devices */
+  _Atomic(mpg_tick) *completed; /* any thread reads; the backend writes: `own_completed`, or where
+                                   its hardware can write it */
+  mpg_tick submitted;           /* host lock */
+  _Atomic(bool) failed;         /* some work has failed: look failures up */
+  _Atomic(int) num_threads;     /* what work on it may use now; CPU devices */
   mpg_pool *pool;
   struct {
     void *memory;
@@ -220,8 +237,7 @@ struct mpg_device {
     _Atomic(bool) meeting;  /* it waits for others of its kind (meeting.h) */
     _Atomic(int) core;      /* 1 + the core that its worker was last seen on; 0: none */
   } at;
-  _Alignas(64) _Atomic(mpg_tick)
-      completed; /* any thread reads; the backend writes. On a separate cache line. */
+  _Alignas(64) _Atomic(mpg_tick) own_completed; /* on a separate cache line */
 };
 
 /* The device of that type and index, opened on first use. Borrowed. MPG_ERROR says why there is
@@ -281,7 +297,7 @@ static inline mpg_tick mpg_device_next_tick(const mpg_device *device) {
 }
 
 static inline bool mpg_tick_reached(const mpg_device *device, mpg_tick tick) {
-  return atomic_load_explicit(&((mpg_device *)device)->completed, memory_order_acquire) >= tick;
+  return atomic_load_explicit(device->completed, memory_order_acquire) >= tick;
 }
 /* The caller, holding the host lock, may run work of this device itself until it next submits or
  * gives the lock up. */

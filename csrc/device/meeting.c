@@ -189,7 +189,7 @@ const void *mpg_meeting_data(const mpg_meeting *meeting, int place) {
 static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
-    *progress += atomic_load(&device->completed) + device->submissions;
+    *progress += atomic_load(device->completed) + device->submissions;
     if (!mpg_device_idle(device) && !atomic_load(&device->at.meeting) &&
         !atomic_load_explicit(&device->at.peer, memory_order_relaxed))
       return true;

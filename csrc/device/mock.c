@@ -157,8 +157,7 @@ static void run_next(shuffle_queue *queue) {
   shuffle.running = false;
   if (done) {
     take_first(&queue->published);
-    atomic_store_explicit(&device->completed, mpg_task_last_tick(&kept->task),
-                          memory_order_release);
+    atomic_store_explicit(device->completed, mpg_task_last_tick(&kept->task), memory_order_release);
     mpg_free(kept);
   }
   pthread_cond_broadcast(&shuffle.changed);
@@ -193,7 +192,7 @@ static bool shuffle_run_wait(mpg_run *run, mpg_point point) {
 
 static void shuffle_run_signal(mpg_run *run, mpg_tick tick) {
   pthread_mutex_lock(&shuffle.lock);
-  atomic_store_explicit(&run->device->completed, tick, memory_order_release);
+  atomic_store_explicit(run->device->completed, tick, memory_order_release);
   pthread_cond_broadcast(&shuffle.changed);
   pthread_mutex_unlock(&shuffle.lock);
 }
@@ -211,8 +210,7 @@ static void shuffle_close(mpg_device *device) {
   while (queue->published.first) {
     kept_task *kept = take_first(&queue->published);
     mpg_task_drop(device, &kept->task);
-    atomic_store_explicit(&device->completed, mpg_task_last_tick(&kept->task),
-                          memory_order_release);
+    atomic_store_explicit(device->completed, mpg_task_last_tick(&kept->task), memory_order_release);
     mpg_free(kept);
   }
   pthread_cond_broadcast(&shuffle.changed);

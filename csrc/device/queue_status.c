@@ -17,7 +17,7 @@ static const mpg_submitted *find(const mpg_device *device, mpg_tick tick) {
 
 mpg_queue_status mpg_device_queue_status(const mpg_device *device) {
   mpg_device *d = (mpg_device *)device;
-  mpg_queue_status queue_status = {.completed = atomic_load(&d->completed),
+  mpg_queue_status queue_status = {.completed = atomic_load(d->completed),
                                    .submitted = device->submitted};
   if (queue_status.completed >= queue_status.submitted) return queue_status;
   queue_status.work = find(device, queue_status.completed + 1);

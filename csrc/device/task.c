@@ -14,7 +14,7 @@ static void discard(const mpg_task *task) {
 static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
   mpg_tick done = device->backend->issued
                       ? device->backend->issued(device)
-                      : atomic_load_explicit(&device->completed, memory_order_relaxed);
+                      : atomic_load_explicit(device->completed, memory_order_relaxed);
   return done >= task->first_tick ? done + 1 : task->first_tick;
 }
 

@@ -126,7 +126,7 @@ static void test_backpressure(void) {
   uint64_t longest = 0;
   for (int i = 0; i < 10000; i++) {
     submit(cpu(0), nothing, NULL, 0, NULL, 0);
-    uint64_t queued = cpu(0)->submitted - atomic_load(&cpu(0)->completed);
+    uint64_t queued = cpu(0)->submitted - atomic_load(cpu(0)->completed);
     if (queued > longest) longest = queued;
   }
   CHECK(longest > 100 && longest < 4000);

@@ -265,6 +265,8 @@ def test_the_library_has_one_door():
         "cudaSetDevice",
         "cudaLaunchHostFunc",
         "cudaMemcpyAsync",
+        "cudaStreamCreateWithFlags",
+        "cudaDeviceSynchronize",
     }
     assert names <= {"mpg_gpu_library_open"} | (stand_in if ON_STAND_IN else set())
     assert ctypes.CDLL(_core.__file__)

@@ -1,6 +1,8 @@
 // Devices, streams, events and memory. A stream is a thread with a queue; everything here lives as
 // long as the process. Settings: HOSTCUDA_DEVICES (cards, default 2), HOSTCUDA_MEMORY (bytes of
-// each, default 4 GiB).
+// each, default 4 GiB), HOSTCUDA_DELAY (microseconds that copies from the host may take at most, a
+// random share of them each, default 0), HOSTCUDA_REUSE=1 (memory that is freed is what the next
+// allocation of that size gets), HOSTCUDA_STREAM_WRITES=0 (streams cannot write values).
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -11,7 +13,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
+#include <sys/mman.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -71,10 +76,29 @@ std::map<char *, allocation> &allocations() {
   return *all;
 }
 
+// Freed memory by card and size, for HOSTCUDA_REUSE; under memory_lock.
+std::map<std::pair<int, size_t>, std::vector<void *>> &freed() {
+  static auto *all = new std::map<std::pair<int, size_t>, std::vector<void *>>;
+  return *all;
+}
+bool reuses() {
+  static const bool set = setting("HOSTCUDA_REUSE", 0);
+  return set;
+}
+bool take_freed(void **memory, size_t size, int device) {
+  std::lock_guard<std::mutex> guard(memory_lock);
+  auto at = freed().find({device, size});
+  if (at == freed().end() || at->second.empty()) return false;
+  *memory = at->second.back();
+  at->second.pop_back();
+  return true;
+}
+
 cudaError_t take(void **memory, size_t size, int device) {
   if (state_of(device) != cudaSuccess) return state_of(device);
   size_t before = cards[device].used.fetch_add(size);
-  if (before + size > capacity() || posix_memalign(memory, 256, size ? size : 1)) {
+  if (before + size > capacity() ||
+      (!take_freed(memory, size, device) && posix_memalign(memory, 256, size ? size : 1))) {
     cards[device].used -= size;
     return cudaErrorMemoryAllocation;
   }
@@ -90,8 +114,11 @@ cudaError_t give(void *memory) {
   auto at = allocations().find((char *)memory);
   if (at == allocations().end()) return cudaErrorInvalidValue;
   cards[at->second.device].used -= at->second.size;
+  if (reuses())
+    freed()[{at->second.device, at->second.size}].push_back(memory);
+  else
+    free(memory);
   allocations().erase(at);
-  free(memory);
   return cudaSuccess;
 }
 
@@ -150,6 +177,29 @@ struct CUstream_st {
   }
 };
 
+static std::mutex streams_lock; // of the list
+static std::vector<cudaStream_t> &streams() {
+  static auto *all = new std::vector<cudaStream_t>;
+  return *all;
+}
+static cudaStream_t make_stream(int device) {
+  auto *stream = new CUstream_st;
+  stream->device = device;
+  std::lock_guard<std::mutex> guard(streams_lock);
+  streams().push_back(stream);
+  return stream;
+}
+// The default stream of the current card has a number in place of an address.
+static cudaStream_t named(cudaStream_t stream) {
+  static cudaStream_t defaults[64];
+  if (stream != cudaStreamLegacy) return stream;
+  static std::mutex making;
+  std::lock_guard<std::mutex> guard(making);
+  cudaStream_t *made = &defaults[current_card];
+  if (!*made) *made = make_stream(current_card);
+  return *made;
+}
+
 struct CUevent_st {
   std::mutex lock;
   std::shared_ptr<moment> latest; // none: never recorded
@@ -166,6 +216,7 @@ struct CUmemPoolHandle_st {
 // What is queued on a broken card is not done, but events and waits go through, so that nobody
 // hangs.
 static cudaError_t put_work(cudaStream_t stream, std::function<void()> work) {
+  stream = named(stream);
   return note(stream->put([stream, work = std::move(work)] {
     if (state_of(stream->device) == cudaSuccess) work();
   }));
@@ -210,7 +261,16 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
   }
   return note(cudaErrorInvalidValue);
 }
-cudaError_t cudaDeviceSynchronize(void) { return note(state_of(current_card)); }
+cudaError_t cudaDeviceSynchronize(void) {
+  std::vector<cudaStream_t> all;
+  {
+    std::lock_guard<std::mutex> guard(streams_lock);
+    for (cudaStream_t stream : streams())
+      if (stream->device == current_card) all.push_back(stream);
+  }
+  for (cudaStream_t stream : all) stream->drain();
+  return note(state_of(current_card));
+}
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
   *can = device != peer;
   return cudaSuccess;
@@ -255,8 +315,7 @@ const char *cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
-  *stream = new CUstream_st;
-  (*stream)->device = current_card;
+  *stream = make_stream(current_card);
   return note(state_of(current_card));
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { // its thread stays
@@ -276,6 +335,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 // Events in captures would tie other streams to them; we have none.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  stream = named(stream);
   if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
   std::shared_ptr<moment> at;
   {
@@ -296,6 +356,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  stream = named(stream);
   if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
   auto at = std::make_shared<moment>();
   cudaError_t error = stream->put([at] { at->reach(); });
@@ -373,15 +434,22 @@ cudaError_t cudaFree(void *memory) { return note(give(memory)); }
 cudaError_t cudaHostAlloc(void **memory, size_t size, unsigned) {
   return cudaMallocHost(memory, size);
 }
+// Memory of the driver's, which a forked child does not have.
 cudaError_t cudaMallocHost(void **memory, size_t size) {
-  return posix_memalign(memory, 4096, size) ? note(cudaErrorMemoryAllocation) : cudaSuccess;
-}
-cudaError_t cudaFreeHost(void *memory) {
-  free(memory);
+  size_t page = (size_t)sysconf(_SC_PAGESIZE), length = (size + 2 * page - 1) / page * page;
+  char *made =
+      (char *)mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED) return note(cudaErrorMemoryAllocation);
+  madvise(made, length, MADV_DONTFORK);
+  *(size_t *)made = length;
+  *memory = made + page;
   return cudaSuccess;
 }
-cudaError_t cudaHostRegister(void *, size_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
+cudaError_t cudaFreeHost(void *memory) {
+  char *made = (char *)memory - sysconf(_SC_PAGESIZE);
+  munmap(made, *(size_t *)made);
+  return cudaSuccess;
+}
 cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned) {
   *device = host;
   return cudaSuccess;
@@ -405,9 +473,17 @@ cudaError_t cudaMallocFromPoolAsync(void **memory, size_t size, cudaMemPool_t po
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
   return note(stream->put([memory] { give(memory); }));
 }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind,
+static void delay() {
+  static const long most = setting("HOSTCUDA_DELAY", 0);
+  static thread_local std::minstd_rand random{7};
+  if (most) usleep((unsigned)(random() % (unsigned long)most));
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return put_work(stream, [=] { memmove(to, from, size); });
+  return put_work(stream, [=] {
+    if (kind == cudaMemcpyHostToDevice) delay();
+    memmove(to, from, size);
+  });
 }
 cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t size,
                                 cudaStream_t stream) {
@@ -421,11 +497,19 @@ cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int) { re
 static int write_value(cudaStream_t stream, unsigned long long address, uint64_t value, unsigned) {
   return put_work(stream, [=] { __atomic_store_n((uint64_t *)address, value, __ATOMIC_RELEASE); });
 }
+static int attribute(int *value, int which, int card) {
+  *value = which == 122 && setting("HOSTCUDA_STREAM_WRITES", 1);
+  return card >= 0 && card < num_cards() ? 0 : 1;
+}
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned,
                                              unsigned long long,
                                              enum cudaDriverEntryPointQueryResult *result) {
-  if (strcmp(symbol, "cuStreamWriteValue64")) return note(cudaErrorNotSupported);
-  *function = (void *)write_value;
+  if (!strcmp(symbol, "cuStreamWriteValue64"))
+    *function = (void *)write_value;
+  else if (!strcmp(symbol, "cuDeviceGetAttribute"))
+    *function = (void *)attribute;
+  else
+    return note(cudaErrorNotSupported);
   *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

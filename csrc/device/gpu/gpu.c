@@ -54,8 +54,7 @@ static mpg_status gpu_open(mpg_device *device) {
   state->driver = library->driver;
   device->backend_state = state;
   mpg_status status = mpg_issued_init(&state->history);
-  if (status == MPG_OK)
-    status = state->driver->open(device->id.index, &device->completed, &state->gpu);
+  if (status == MPG_OK) status = state->driver->open(device->id.index, &state->gpu);
   if (status != MPG_OK) {
     mpg_issued_close(&state->history);
     return status;
@@ -63,6 +62,7 @@ static mpg_status gpu_open(mpg_device *device) {
   device->stream = state->driver->stream(state->gpu);
   state->history.reports = state->driver->reports(state->gpu);
   device->raised = &state->history.reports->raised;
+  device->completed = &state->history.reports->completed;
   const char *graphs = getenv("MPGLUON_CUDA_GRAPHS");
   device->captures = !graphs || strcmp(graphs, "0") != 0;
   return MPG_OK;
@@ -72,7 +72,7 @@ static mpg_status gpu_open(mpg_device *device) {
 
 /* Records the failure of all that was issued and is not completed. The mutex is held. */
 static void fail_issued(mpg_device *device, gpu_state *state) {
-  mpg_tick done = atomic_load(&device->completed), issued = atomic_load(&state->issued);
+  mpg_tick done = atomic_load(device->completed), issued = atomic_load(&state->issued);
   if (issued <= done) return;
   const mpg_issued_work *first = mpg_issued_after(&state->history, done);
   mpg_submission work = {0};
@@ -83,7 +83,7 @@ static void fail_issued(mpg_device *device, gpu_state *state) {
                             .stage = first->stage,
                             .micro_batch = first->micro_batch};
   mpg_device_fail(device, done + 1, issued, MPG_ERROR, first ? &work : NULL);
-  atomic_store(&device->completed, issued);
+  atomic_store(device->completed, issued);
 }
 
 /* The error of everything that is asked of a device which has been lost. */
@@ -329,14 +329,15 @@ static void gpu_close(mpg_device *device) {
   mpg_queue_join(&state->queue);
   state->driver->close(
       state->gpu); /* all issued work is done; driver calls of this thread go to this GPU */
-  mpg_device_free_kernel_cache(device);
+  if (!atomic_load(&state->lost)) /* on a lost card NVIDIA's libraries may hang */
+    mpg_device_free_kernel_cache(device);
   while (!mpg_queue_empty(&state->queue)) {
     mpg_record *left = mpg_queue_front(&state->queue);
     mpg_task_drop(device, &left->task);
     mpg_tick last = mpg_task_last_tick(&left->task);
     mpg_queue_pop(&state->queue, left);
     atomic_store(&state->issued, last);
-    atomic_store(&device->completed, last);
+    atomic_store(device->completed, last);
   }
 }
 
@@ -372,6 +373,11 @@ static void gpu_fork_done(mpg_device *device, bool child) {
   }
   mpg_queue_forget_worker(&state->queue);
   state->forked = true;
+  /* The driver's memory stays with the parent. */
+  atomic_store(&device->own_completed, device->submitted);
+  device->completed = &device->own_completed;
+  device->raised = NULL;
+  state->history.reports = NULL;
 }
 
 /* --- Memory ----------------------------------------------------------------------------------- */
@@ -426,6 +432,38 @@ static mpg_status gpu_copy_from_host(mpg_device *device, void *memory, const voi
   return note_loss(
       device, state_of(device)->driver->copy_from_host(state_of(device)->gpu, memory, host, size));
 }
+
+/* --- Sharing ---------------------------------------------------------------------------------- */
+
+static int gpu_card(mpg_device *device) {
+  return state_of(device)->driver->card(state_of(device)->gpu);
+}
+static void *gpu_arrivals(mpg_device *device) {
+  return state_of(device)->driver->arrivals(state_of(device)->gpu);
+}
+static mpg_status sharing(mpg_device *device, mpg_status (*act)(mpg_gpu *gpu)) {
+  MPG_TRY(usable(device));
+  return note_loss(device, act(state_of(device)->gpu));
+}
+static mpg_status gpu_received(mpg_device *device) {
+  return sharing(device, state_of(device)->driver->received);
+}
+static mpg_status gpu_arrived(mpg_device *device) {
+  return sharing(device, state_of(device)->driver->arrived);
+}
+static mpg_status gpu_follow_default(mpg_device *device) {
+  return sharing(device, state_of(device)->driver->follow_default);
+}
+static mpg_status gpu_settle(mpg_device *device) {
+  return sharing(device, state_of(device)->driver->settle);
+}
+
+static const mpg_sharing gpu_sharing = {.card = gpu_card,
+                                        .stream = gpu_arrivals,
+                                        .received = gpu_received,
+                                        .arrived = gpu_arrived,
+                                        .follow_default = gpu_follow_default,
+                                        .settle = gpu_settle};
 
 static mpg_status gpu_memory(mpg_device *device, size_t *free_bytes, size_t *total) {
   MPG_TRY(usable(device));
@@ -488,6 +526,7 @@ const mpg_backend mpg_gpu_backend = {
     .work_failed = gpu_work_failed,
     .work_waits = gpu_work_waits,
     .collect = gpu_collect,
+    .sharing = &gpu_sharing,
     .host_accessible = false,
     .runs_inline = false,
 };

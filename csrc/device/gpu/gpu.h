@@ -6,9 +6,9 @@
  *
  * A device's work is issued by its worker, in order, onto its one compute stream. A tick is
  * *issued* when all its work is on the stream, and completed when the stream has passed it: the
- * stream itself writes the number to where the host reads it (mpg_device.completed, whose page the
- * GPU may write). Between two GPUs a wait is an event of one stream that the other waits for; the
- * host does not wait. Between a GPU and a CPU device it is the worker that waits.
+ * stream itself writes the number to host memory (mpg_device.completed). Between two GPUs a wait is
+ * an event of one stream that the other waits for; the host does not wait. Between a GPU and a CPU
+ * device it is the worker that waits.
  *
  * Ownership: library and driver live as long as the process; an mpg_gpu as long as its device.
  * Threads: any, unless said otherwise; functions that fail set the thread's error text.
@@ -21,9 +21,10 @@
 
 typedef struct mpg_gpu mpg_gpu; /* the driver's state of one (logical) device */
 
-/* Device-side assertions: errors that kernels find in their inputs. Host memory, which the card
- * writes in the order of the work: the report first, `raised` then, and `completed` behind the
- * work. Pointers are the host's. */
+/* What a card tells the host: the tick that its stream has passed, and device-side assertions,
+ * errors that kernels find in their inputs. Host memory, which the card writes in the order of the
+ * work: the report first, `raised` then, and `completed` behind the work. Pointers are the host's.
+ * A forked child may not have it. */
 enum { MPG_GPU_REPORTS = 64 };
 typedef struct mpg_gpu_report {
   const char *format; /* for mpg_fail: of the op's name (%s) and four int64_t (%lld); as long-lived
@@ -34,7 +35,8 @@ typedef struct mpg_gpu_report {
   int32_t status;
 } mpg_gpu_report;
 typedef struct mpg_gpu_reports {
-  _Atomic(uint32_t) raised;
+  _Alignas(64) _Atomic(mpg_tick) completed;
+  _Alignas(64) _Atomic(uint32_t) raised;
   mpg_gpu_report list[MPG_GPU_REPORTS];
 } mpg_gpu_reports;
 
@@ -58,9 +60,7 @@ enum { MPG_GPU_EVENTS = 64 };
 typedef struct mpg_gpu_driver {
   /* The number of devices; 0: *reason (static) says why. */
   int (*count)(const char **reason);
-  /* Opens one. The stream writes ticks to `completed`, which lies in a page that only this device
-   * uses. */
-  mpg_status (*open)(int index, _Atomic(mpg_tick) *completed, mpg_gpu **gpu);
+  mpg_status (*open)(int index, mpg_gpu **gpu);
   mpg_gpu_reports *(*reports)(mpg_gpu *gpu); /* zeroed; lives as long as the process */
   void (*close)(mpg_gpu *gpu);  /* after its work, which it waits for; what kernels keep is freed by
                                    this thread afterwards */
@@ -82,6 +82,13 @@ typedef struct mpg_gpu_driver {
    * `host`; work issued from then on sees the bytes. */
   mpg_status (*copy_to_host)(mpg_gpu *gpu, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_gpu *gpu, void *memory, const void *host, size_t size);
+  /* As in mpg_sharing (device.h). */
+  int (*card)(mpg_gpu *gpu);
+  void *(*arrivals)(mpg_gpu *gpu);
+  mpg_status (*received)(mpg_gpu *gpu);
+  mpg_status (*arrived)(mpg_gpu *gpu);
+  mpg_status (*follow_default)(mpg_gpu *gpu);
+  mpg_status (*settle)(mpg_gpu *gpu);
   /* In the order of the compute stream; called by the issuing thread. `to`, `from`: NULL for host
    * memory, which may be written or read until the stream has finished the copy. */
   mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source,

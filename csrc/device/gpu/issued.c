@@ -135,7 +135,7 @@ static void fail(mpg_issued *issued, mpg_device *device, int check) {
 }
 
 void mpg_issued_collect(mpg_issued *issued, mpg_device *device) {
-  mpg_tick done = atomic_load_explicit(&device->completed, memory_order_acquire);
+  mpg_tick done = atomic_load_explicit(device->completed, memory_order_acquire);
   if (!issued->reports) return;
   atomic_store(&issued->reports->raised, BEING_READ);
   for (uint64_t left = open_checks(issued); left; left &= left - 1) {

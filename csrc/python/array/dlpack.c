@@ -58,6 +58,7 @@ typedef struct exported {
     dl_versioned versioned;
   };
   mpg_tensor tensor; /* owned reference */
+  bool on_default;   /* the consumer works on its default stream; else on one that may be gone */
   int64_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } exported;
 
@@ -67,14 +68,22 @@ static bool finalizing(void) { return Py_IsFinalizing(); }
 static bool finalizing(void) { return _Py_IsFinalizing(); }
 #endif
 
+static void let_go(exported *self) {
+  mpg_tensor_release(&self->tensor);
+  PyMem_RawFree(self);
+}
+
 static void release(exported *self) {
   if (!Py_IsInitialized()) return; /* the process ends: so does the memory */
   /* likewise: the lock is given to no other thread any more, which would end waiting for it */
   if (finalizing() && !PyGILState_Check()) return;
+  mpg_device *device = mpg_tensor_device(&self->tensor);
+  const mpg_sharing *sharing = device->backend->sharing;
+  /* The consumer's work may still use the memory. What fails here is a lost device's. */
+  if (sharing) (self->on_default ? sharing->follow_default : sharing->settle)(device);
   PyGILState_STATE state = PyGILState_Ensure(); /* consumers may let go in any thread */
-  mpg_tensor_release(&self->tensor);
+  let_go(self);
   PyGILState_Release(state);
-  PyMem_RawFree(self);
 }
 static void delete_plain(dl_managed *managed) { release(managed->context); }
 static void delete_versioned(dl_versioned *managed) { release(managed->context); }
@@ -89,11 +98,13 @@ static void capsule_versioned(PyObject *capsule) {
   if (managed != NULL && managed->deleter != NULL) managed->deleter(managed);
 }
 
-static dl_device device_of(mpg_device_id id) {
-  return id.type == MPG_GPU ? (dl_device){DL_CUDA, id.index} : (dl_device){DL_CPU, 0};
+static dl_device device_of(mpg_device *device) {
+  const mpg_sharing *sharing = device->backend->sharing;
+  return sharing ? (dl_device){DL_CUDA, sharing->card(device)} : (dl_device){DL_CPU, 0};
 }
 
-static PyObject *export(PyObject *self, bool write, bool versioned) {
+/* Everything is done on return, whatever the consumer's stream. */
+static PyObject *export(PyObject *self, bool write, bool versioned, bool on_default) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_readable(array, "DLPack") < 0) return NULL;
   exported *out = PyMem_RawCalloc(1, sizeof *out);
@@ -102,6 +113,9 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
   mpg_tensor_retain(&out->tensor);
   mpg_status status =
       write ? mpg_tensor_wait_write(&out->tensor) : mpg_tensor_wait_read(&out->tensor);
+  mpg_device *device = mpg_tensor_device(&out->tensor);
+  if (status == MPG_OK && device->backend->sharing)
+    status = device->backend->sharing->arrived(device);
   if (status != MPG_OK) {
     mpg_tensor_release(&out->tensor);
     PyMem_RawFree(out);
@@ -109,13 +123,14 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
   }
   const mpg_desc *desc = &out->tensor.desc;
   dl_tensor tensor = {.data = mpg_tensor_data(&out->tensor),
-                      .device = device_of(mpg_tensor_device(&out->tensor)->id),
+                      .device = device_of(device),
                       .ndim = desc->shape.ndim,
                       .shape = out->shape,
                       .strides = out->strides};
   for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
     if (dtypes[i].dtype == desc->dtype)
       tensor.dtype = (dl_dtype){dtypes[i].code, dtypes[i].bits, 1};
+  out->on_default = on_default;
   int64_t stride = 1;
   for (int i = desc->shape.ndim - 1; i >= 0; i--) {
     out->shape[i] = desc->shape.dims[i];
@@ -140,6 +155,15 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
   return capsule;
 }
 
+/* The array's device, opened. NULL: an exception is set. */
+static mpg_device *own_device(PyObject *self) {
+  mpg_device *device;
+  mpg_status status = mpg_device_get(mpg_array_device_id(mpg_py_array_of(self)), &device);
+  if (status == MPG_OK) return device;
+  mpg_py_raise(status);
+  return NULL;
+}
+
 PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
   PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
@@ -154,7 +178,9 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (major == -1 && PyErr_Occurred()) return NULL;
   }
   if (device != Py_None) {
-    dl_device own = device_of(mpg_array_device_id(mpg_py_array_of(self)));
+    mpg_device *its = own_device(self);
+    if (its == NULL) return NULL;
+    dl_device own = device_of(its);
     int type, id;
     if (!PyTuple_Check(device))
       return PyErr_Format(PyExc_TypeError, "dl_device is a tuple (device type, device id)");
@@ -166,25 +192,32 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
       return NULL;
     }
   }
+  const long legacy = 1; /* as CUDA's and DLPack's numbers of the default stream */
+  bool on_default = stream == Py_None || (PyLong_Check(stream) && PyLong_AsLong(stream) == legacy);
+  if (PyErr_Occurred()) PyErr_Clear(); /* a handle beyond a long is no default stream */
   int copied = copy == Py_None ? 0 : PyObject_IsTrue(copy);
   if (copied < 0) return NULL;
   PyObject *source = copied
                          ? mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true)
                          : Py_NewRef(self);
   if (source == NULL) return NULL;
-  PyObject *capsule = export(source, false, major >= 1);
+  PyObject *capsule = export(source, false, major >= 1, on_default);
   Py_DECREF(source);
   return capsule;
 }
 PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *Py_UNUSED(unused)) {
-  dl_device device = device_of(mpg_array_device_id(mpg_py_array_of(self)));
+  mpg_device *own = own_device(self);
+  if (own == NULL) return NULL;
+  dl_device device = device_of(own);
   return Py_BuildValue("(ii)", device.type, device.id);
 }
 static PyObject *for_read(PyObject *Py_UNUSED(module), PyObject *object) {
-  return mpg_py_expect_array(object, "to_dlpack_for_read") ? export(object, false, false) : NULL;
+  return mpg_py_expect_array(object, "to_dlpack_for_read") ? export(object, false, false, false)
+                                                           : NULL;
 }
 static PyObject *for_write(PyObject *Py_UNUSED(module), PyObject *object) {
-  return mpg_py_expect_array(object, "to_dlpack_for_write") ? export(object, true, false) : NULL;
+  return mpg_py_expect_array(object, "to_dlpack_for_write") ? export(object, true, false, false)
+                                                            : NULL;
 }
 
 /* --- In --------------------------------------------------------------------------------------- */
@@ -275,11 +308,19 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
 static int take_back(exported *own, mpg_tensor *tensor) {
   *tensor = own->tensor;
   mpg_tensor_retain(tensor);
-  release(own);
+  let_go(own);
   return 0;
 }
 
-static PyObject *from_capsule(PyObject *capsule) {
+/* The array's later work comes behind what its producer has put onto the stream that it was given
+ * (`ordered`), or onto any. */
+static mpg_status receive(const mpg_array *array, bool ordered) {
+  mpg_device *device = mpg_tensor_device(&array->tensor);
+  const mpg_sharing *sharing = device->backend->sharing;
+  return sharing ? (ordered ? sharing->received : sharing->settle)(device) : MPG_OK;
+}
+
+static PyObject *from_capsule(PyObject *capsule, bool ordered) {
   mpg_array array = {0};
   bool versioned = PyCapsule_IsValid(capsule, versioned_name);
   if (!versioned && !PyCapsule_IsValid(capsule, plain_name)) {
@@ -314,31 +355,62 @@ static PyObject *from_capsule(PyObject *capsule) {
     PyCapsule_SetName(capsule, name);
     return NULL;
   }
+  mpg_status status = receive(&array, ordered);
+  if (status != MPG_OK) {
+    mpg_tensor_release(&array.tensor);
+    return mpg_py_raise(status);
+  }
   return mpg_py_array_take(&array);
 }
 
+/* The stream that a producer on a GPU is to put its work before, as a Python integer; None: the
+ * producer is on the host, or says nothing. NULL: an exception is set. */
+static PyObject *stream_for(PyObject *producer) {
+  int type, card;
+  PyObject *where = PyObject_CallMethod(producer, "__dlpack_device__", NULL);
+  if (where == NULL) {
+    PyErr_Clear(); /* a producer of another kind */
+    Py_RETURN_NONE;
+  }
+  bool told = PyTuple_Check(where) && PyArg_ParseTuple(where, "ii", &type, &card);
+  Py_DECREF(where);
+  if (!told) {
+    PyErr_Clear();
+    Py_RETURN_NONE;
+  }
+  mpg_device *device;
+  if (type != DL_CUDA) Py_RETURN_NONE;
+  MPG_PY_TRY(mpg_device_get((mpg_device_id){MPG_GPU, card}, &device));
+  return PyLong_FromVoidPtr(device->backend->sharing->stream(device));
+}
+
 static PyObject *from_dlpack(PyObject *Py_UNUSED(module), PyObject *object) {
-  if (PyCapsule_CheckExact(object)) return from_capsule(object);
+  if (PyCapsule_CheckExact(object)) return from_capsule(object, false);
   PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
   if (method == NULL) {
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "from_dlpack: %s has no __dlpack__",
                  Py_TYPE(object)->tp_name);
     return NULL;
   }
-  PyObject *version = Py_BuildValue("{s:(ii)}", "max_version", 1, 0), *none = PyTuple_New(0);
-  PyObject *capsule = version && none ? PyObject_Call(method, none, version) : NULL;
-  if (capsule == NULL &&
+  PyObject *stream = stream_for(object), *none = PyTuple_New(0), *capsule = NULL;
+  bool ordered = stream != NULL && stream != Py_None;
+  PyObject *how = stream == NULL ? NULL
+                  : ordered ? Py_BuildValue("{s:(ii)s:O}", "max_version", 1, 0, "stream", stream)
+                            : Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
+  if (how && none) capsule = PyObject_Call(method, none, how);
+  if (how && capsule == NULL &&
       PyErr_ExceptionMatches(PyExc_TypeError)) { /* a producer from before versions */
     PyErr_Clear();
-    capsule = PyObject_CallNoArgs(method);
+    if (PyDict_DelItemString(how, "max_version") == 0) capsule = PyObject_Call(method, none, how);
   }
-  Py_XDECREF(version);
+  Py_XDECREF(how);
   Py_XDECREF(none);
+  Py_XDECREF(stream);
   Py_DECREF(method);
   if (capsule == NULL) return NULL;
   PyObject *result = NULL;
   if (PyCapsule_CheckExact(capsule))
-    result = from_capsule(capsule);
+    result = from_capsule(capsule, ordered);
   else
     refuse("__dlpack__ returned no capsule");
   Py_DECREF(capsule);

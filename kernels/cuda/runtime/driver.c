@@ -14,35 +14,61 @@
 
 struct mpg_gpu {
   int card;
+  int index; /* of the device; its bit in a capture's `peers` */
   cudaStream_t compute, to_host, from_host;
   cudaStream_t capturing; /* never runs: what is put onto it becomes a graph */
   bool captures;          /* it is doing so; by whoever issues */
+  uint64_t peers;         /* other devices whose memory the capture uses */
   mpg_staging *staging;
   cudaEvent_t arrived;              /* behind the latest copy from the host */
   cudaStream_t allocating, freeing; /* memory comes and goes beside the work */
   cudaMemPool_t pool;
   cudaEvent_t events[MPG_GPU_EVENTS];
   cudaEvent_t issued;           /* scratch for ordering frees; by whoever issues */
-  unsigned long long completed; /* where the card sees `completed` */
+  bool writes_ticks;            /* its stream does; else a kernel */
+  unsigned long long completed; /* where the card sees that of the reports */
   mpg_gpu_reports *reports;
   mpg_random_key *keys; /* NULL: not asked for yet; by whoever issues */
   char description[320];
 };
 
-/* cuStreamWriteValue64, of the driver itself. */
+/* Functions of the driver itself: cuStreamWriteValue64, cuDeviceGetAttribute. */
 typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, uint64_t value,
                               unsigned flags);
+typedef int (*attribute_fn)(int *value, int attribute, int card);
+
+enum {
+  MOST_DEVICES = 64,
+  CAN_WRITE_64_BITS = 122 /* CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_... */
+};
 
 static struct { /* constant once counted; host lock before */
   int cards, devices;
-  _Atomic(mpg_gpu *) opened[64];
+  _Atomic(mpg_gpu *) opened[MOST_DEVICES];
   bool counted;
-  write_value_fn write_value;
+  write_value_fn write_value; /* NULL: the driver has none */
+  attribute_fn attribute;
   char reason[256];
 } cuda_state;
 
+static void *driver_function(const char *name) {
+  void *function = NULL;
+  enum cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
+#else
+  cudaError_t error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
+#endif
+  if (error == cudaSuccess && result == cudaDriverEntryPointSuccess) return function;
+  cudaGetLastError();
+  return NULL;
+}
+
 static void look_for_cards(void) {
   int version = 0;
+  /* The streams of a few devices have queues of their own then; the default is 8. */
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
   if (error != cudaSuccess || !cuda_state.cards) {
     cuda_state.cards = 0;
@@ -62,25 +88,13 @@ static void look_for_cards(void) {
                cudaGetErrorString(error));
     return;
   }
-  void *function = NULL;
-  enum cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-  error = cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &function, 12000,
-                                           cudaEnableDefault, &result);
-#else
-  error = cudaGetDriverEntryPoint("cuStreamWriteValue64", &function, cudaEnableDefault, &result);
-#endif
-  cuda_state.write_value = (write_value_fn)(uintptr_t)function;
-  if (error != cudaSuccess || !function) {
-    cudaGetLastError();
-    snprintf(
-        cuda_state.reason, sizeof cuda_state.reason,
-        "the NVIDIA driver has no stream memory operations (CUDA 12 or newer has them): update it");
-    return;
-  }
+  cuda_state.write_value = (write_value_fn)(uintptr_t)driver_function("cuStreamWriteValue64");
+  cuda_state.attribute = (attribute_fn)(uintptr_t)driver_function("cuDeviceGetAttribute");
   const char *logical = getenv("MPGLUON_GPU_LOGICAL");
   long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
-  cuda_state.devices = wanted > 0 && wanted <= 64 ? (int)wanted : cuda_state.cards;
+  cuda_state.devices = wanted > 0 && wanted <= MOST_DEVICES ? (int)wanted
+                       : cuda_state.cards <= MOST_DEVICES   ? cuda_state.cards
+                                                            : MOST_DEVICES;
 }
 
 static int driver_count(const char **reason) {
@@ -125,44 +139,41 @@ static mpg_status make_pool(mpg_gpu *gpu) {
   return MPG_OK;
 }
 
-static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu **result) {
+static mpg_status driver_open(int index, mpg_gpu **result) {
   mpg_gpu *gpu = mpg_calloc(1, sizeof *gpu);
   if (!gpu) return mpg_out_of_host_memory(sizeof *gpu);
+  gpu->index = index;
   gpu->card = index % cuda_state.cards;
   mpg_status status;
   struct cudaDeviceProp properties;
-  void *mapped, *page = (void *)((uintptr_t)completed & ~(uintptr_t)4095);
-  bool registered = false;
+  void *mapped;
   MPG_GOTO(mpg_cuda_check(cudaSetDevice(gpu->card), "cudaSetDevice"));
   MPG_GOTO(
       mpg_cuda_check(cudaGetDeviceProperties(&properties, gpu->card), "cudaGetDeviceProperties"));
   snprintf(gpu->description, sizeof gpu->description, "%s (compute capability %d.%d)",
            properties.name, properties.major, properties.minor);
-  MPG_GOTO(mpg_cuda_check(
-      cudaHostRegister(page, 4096, cudaHostRegisterMapped | cudaHostRegisterPortable),
-      "cudaHostRegister"));
-  registered = true;
-  MPG_GOTO(mpg_cuda_check(cudaHostGetDevicePointer(&mapped, page, 0), "cudaHostGetDevicePointer"));
-  gpu->completed = (unsigned long long)(uintptr_t)mapped + ((uintptr_t)completed & 4095);
   MPG_GOTO(mpg_cuda_check(cudaHostAlloc((void **)&gpu->reports, sizeof *gpu->reports,
                                         cudaHostAllocMapped | cudaHostAllocPortable),
                           "cudaHostAlloc"));
   memset(gpu->reports, 0, sizeof *gpu->reports);
+  MPG_GOTO(mpg_cuda_check(cudaHostGetDevicePointer(&mapped, gpu->reports, 0),
+                          "cudaHostGetDevicePointer"));
+  gpu->completed = (unsigned long long)(uintptr_t)mapped + offsetof(mpg_gpu_reports, completed);
+  int can = 0;
+  gpu->writes_ticks = cuda_state.write_value && cuda_state.attribute &&
+                      cuda_state.attribute(&can, CAN_WRITE_64_BITS, gpu->card) == 0 && can;
   MPG_GOTO(make_streams(gpu));
   MPG_GOTO(make_pool(gpu));
-  if (index < 64) atomic_store(&cuda_state.opened[index], gpu);
+  atomic_store(&cuda_state.opened[index], gpu);
   *result = gpu;
   return MPG_OK;
-fail:
-  if (registered)
-    cudaHostUnregister(
-        page); /* its memory may serve the next try; streams and the like go with the process */
+fail: /* streams and the like go with the process */
   mpg_free(gpu);
   return status;
 }
 
 mpg_status mpg_cuda_device_card(int index, int *card, cudaEvent_t *arrived) {
-  mpg_gpu *gpu = index >= 0 && index < 64 ? atomic_load(&cuda_state.opened[index]) : NULL;
+  mpg_gpu *gpu = index >= 0 && index < MOST_DEVICES ? atomic_load(&cuda_state.opened[index]) : NULL;
   if (!gpu) return mpg_fail(MPG_ERROR, "gpu(%d) is not open", index);
   *card = gpu->card;
   *arrived = gpu->arrived;
@@ -195,7 +206,7 @@ static void *driver_stream(mpg_gpu *gpu) { return gpu->compute; }
 
 /* Gives back what the pools of the card keep in other sizes, and what is being freed. */
 static void trim_card(int card) {
-  for (int i = 0; i < 64; i++) {
+  for (int i = 0; i < MOST_DEVICES; i++) {
     mpg_gpu *gpu = atomic_load(&cuda_state.opened[i]);
     if (!gpu || gpu->card != card) continue;
     cudaStreamSynchronize(gpu->freeing);
@@ -217,6 +228,7 @@ static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
 }
 
 static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
+  cudaStreamWaitEvent(gpu->freeing, gpu->arrived, 0); /* bytes may still be on their way to it */
   if (after && cudaEventRecord(gpu->issued, gpu->compute) == cudaSuccess)
     cudaStreamWaitEvent(gpu->freeing, gpu->issued, 0);
   cudaFreeAsync(memory, gpu->freeing);
@@ -224,6 +236,8 @@ static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
 }
 
 static mpg_status driver_publish(mpg_gpu *gpu, mpg_tick tick) {
+  if (!gpu->writes_ticks)
+    return mpg_cuda_write_tick(gpu->compute, (uint64_t *)(uintptr_t)gpu->completed, tick);
   int error = cuda_state.write_value(gpu->compute, gpu->completed, tick, 0);
   return error ? mpg_fail(MPG_ERROR, "cuStreamWriteValue64 failed: %s",
                           cudaGetErrorString((cudaError_t)error))
@@ -261,12 +275,45 @@ static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memo
   return mpg_staging_read(gpu->staging, gpu->to_host, host, memory, size);
 }
 
+static mpg_status driver_received(mpg_gpu *gpu);
+
 /* The bytes arrive before whatever is issued from now on. */
 static mpg_status driver_copy_from_host(mpg_gpu *gpu, void *memory, const void *host, size_t size) {
   MPG_CUDA_TRY(cudaSetDevice(gpu->card));
   MPG_TRY(mpg_staging_write(gpu->staging, gpu->from_host, memory, host, size));
+  return driver_received(gpu);
+}
+
+/* --- Sharing with other libraries ------------------------------------------------------------- */
+
+static int driver_card(mpg_gpu *gpu) { return gpu->card; }
+static void *driver_arrivals(mpg_gpu *gpu) { return gpu->from_host; }
+
+/* As copies from the host do. */
+static mpg_status driver_received(mpg_gpu *gpu) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
   MPG_CUDA_TRY(cudaEventRecord(gpu->arrived, gpu->from_host));
   return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
+}
+
+static mpg_status driver_arrived(mpg_gpu *gpu) {
+  return mpg_cuda_check(cudaEventSynchronize(gpu->arrived), "cudaEventSynchronize");
+}
+
+static mpg_status driver_follow_default(mpg_gpu *gpu) {
+  cudaEvent_t event;
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  MPG_CUDA_TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  cudaError_t error = cudaEventRecord(event, cudaStreamLegacy);
+  if (error == cudaSuccess) error = cudaStreamWaitEvent(gpu->from_host, event, 0);
+  cudaEventDestroy(event);
+  MPG_TRY(mpg_cuda_check(error, "cudaEventRecord"));
+  return driver_received(gpu);
+}
+
+static mpg_status driver_settle(mpg_gpu *gpu) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  return mpg_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from,
@@ -274,7 +321,11 @@ static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *
   cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
   if (!to) return mpg_staging_push(gpu->staging, stream, target, source, size);
   if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
-  if (from != gpu && !gpu->captures) MPG_CUDA_TRY(cudaStreamWaitEvent(stream, from->arrived, 0));
+  mpg_gpu *peer = from != gpu ? from : to; /* to whose memory bytes of the host may be on the way */
+  if (gpu->captures)
+    gpu->peers |= peer != gpu ? (uint64_t)1 << peer->index : 0;
+  else if (peer != gpu)
+    MPG_CUDA_TRY(cudaStreamWaitEvent(stream, peer->arrived, 0));
   if (to->card != from->card)
     return mpg_cuda_check(cudaMemcpyPeerAsync(target, to->card, source, from->card, size, stream),
                           "a copy between devices");
@@ -289,44 +340,65 @@ static mpg_status driver_memory(mpg_gpu *gpu, size_t *free_bytes, size_t *total)
 
 /* --- Captures --------------------------------------------------------------------------------- */
 
+typedef struct capture {
+  cudaGraphExec_t exec;
+  uint64_t peers;
+} capture;
+
+static void driver_capture_free(void *which) {
+  capture *c = which;
+  if (c->exec) cudaGraphExecDestroy(c->exec);
+  cudaGetLastError();
+  mpg_free(c);
+}
+
 static mpg_status driver_capture_begin(mpg_gpu *gpu, void **stream) {
   MPG_CUDA_TRY(cudaStreamBeginCapture(gpu->capturing, cudaStreamCaptureModeRelaxed));
   gpu->captures = true;
+  gpu->peers = 0;
   *stream = gpu->capturing;
   return MPG_OK;
 }
 
-static mpg_status driver_capture_end(mpg_gpu *gpu, bool keep, void **capture) {
+/* Makes the graph what the capture runs. */
+static mpg_status instantiate(capture *c, cudaGraph_t graph) {
+  cudaGraphExecUpdateResultInfo info;
+  if (c->exec && cudaGraphExecUpdate(c->exec, graph, &info) == cudaSuccess) return MPG_OK;
+  cudaGetLastError(); /* not the same kernels: made anew */
+  if (c->exec) cudaGraphExecDestroy(c->exec);
+  c->exec = NULL;
+  return mpg_cuda_check(cudaGraphInstantiate(&c->exec, graph, 0), "cudaGraphInstantiate");
+}
+
+static mpg_status driver_capture_end(mpg_gpu *gpu, bool keep, void **result) {
   cudaGraph_t graph = NULL;
+  capture *c = *result;
   gpu->captures = false;
   cudaError_t error = cudaStreamEndCapture(gpu->capturing, &graph);
-  if (error != cudaSuccess || !keep) {
-    cudaGetLastError();
-    if (graph) cudaGraphDestroy(graph);
-    return keep ? mpg_cuda_check(error, "cudaStreamEndCapture") : MPG_OK;
+  mpg_status status = keep ? mpg_cuda_check(error, "cudaStreamEndCapture") : MPG_OK;
+  if (!keep) cudaGetLastError();
+  if (keep && status == MPG_OK && !c && !(c = mpg_calloc(1, sizeof *c)))
+    status = mpg_out_of_host_memory(sizeof *c);
+  if (keep && status == MPG_OK) {
+    c->peers = gpu->peers;
+    status = instantiate(c, graph);
   }
-  cudaGraphExec_t exec = *capture;
-  cudaGraphExecUpdateResultInfo info;
-  if (exec && cudaGraphExecUpdate(exec, graph, &info) !=
-                  cudaSuccess) { /* not the same kernels: made anew */
-    cudaGetLastError();
-    cudaGraphExecDestroy(exec);
-    *capture = exec = NULL;
+  if (graph) cudaGraphDestroy(graph);
+  if (keep && status != MPG_OK && c) {
+    driver_capture_free(c);
+    c = NULL;
   }
-  mpg_status status =
-      exec ? MPG_OK : mpg_cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-  cudaGraphDestroy(graph);
-  if (status == MPG_OK) *capture = exec;
+  *result = c;
   return status;
 }
 
-static mpg_status driver_capture_run(mpg_gpu *gpu, void *capture) {
-  return mpg_cuda_check(cudaGraphLaunch(capture, gpu->compute), "cudaGraphLaunch");
-}
-
-static void driver_capture_free(void *capture) {
-  cudaGraphExecDestroy(capture);
-  cudaGetLastError();
+static mpg_status driver_capture_run(mpg_gpu *gpu, void *which) {
+  const capture *c = which;
+  for (uint64_t left = c->peers; left; left &= left - 1) {
+    const mpg_gpu *peer = atomic_load(&cuda_state.opened[__builtin_ctzll(left)]);
+    MPG_CUDA_TRY(cudaStreamWaitEvent(gpu->compute, peer->arrived, 0));
+  }
+  return mpg_cuda_check(cudaGraphLaunch(c->exec, gpu->compute), "cudaGraphLaunch");
 }
 
 static mpg_status driver_keys(mpg_gpu *gpu, mpg_random_key **keys) {
@@ -356,6 +428,12 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .check = driver_check,
     .copy_to_host = driver_copy_to_host,
     .copy_from_host = driver_copy_from_host,
+    .card = driver_card,
+    .arrivals = driver_arrivals,
+    .received = driver_received,
+    .arrived = driver_arrived,
+    .follow_default = driver_follow_default,
+    .settle = driver_settle,
     .copy = driver_copy,
     .memory = driver_memory,
     .capture_begin = driver_capture_begin,

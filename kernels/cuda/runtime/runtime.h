@@ -16,6 +16,9 @@ mpg_status mpg_cuda_device_card(int index, int *card, cudaEvent_t *arrived);
  * `keys`, at most MPG_CAPTURE_KEYS. In random_keys.cu. */
 mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_key *keys, int count,
                                mpg_random_key *to);
+/* Behind what was issued to `stream`, `tick` is written to host memory that the card sees there. In
+ * ticks.cu. */
+mpg_status mpg_cuda_write_tick(cudaStream_t stream, uint64_t *to, uint64_t tick);
 /* MPG_OK, or MPG_ERROR with "<what> failed: <CUDA's text>". */
 mpg_status mpg_cuda_check(cudaError_t error, const char *what);
 #define MPG_CUDA_TRY(call) MPG_TRY(mpg_cuda_check((call), #call))
