@@ -162,7 +162,19 @@ struct { /* under the mutex */
   made *buckets[BUCKETS];
 } specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}};
 
-/* The key of a text: all that it depends on, as bytes. */
+/* Ten times the major version and the minor one, of the current card. Under the mutex. */
+int compute_capability() {
+  static int known[64];
+  int card = 0, major = 0, minor = 0;
+  cudaGetDevice(&card);
+  if (card >= 0 && card < 64 && known[card]) return known[card];
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card);
+  if (card >= 0 && card < 64) known[card] = 10 * major + minor;
+  return 10 * major + minor;
+}
+
+/* The key of a kernel: the card that it is for, and all that its text depends on, as bytes. */
 size_t write_key(const mpg_step_program *p, unsigned char *key) {
   bool whole = true;
   size_t size = 0;
@@ -171,7 +183,8 @@ size_t write_key(const mpg_step_program *p, unsigned char *key) {
     size += bytes;
   };
   for (int i = 0; i < p->num_operands; i++) whole &= p->operands[i].whole;
-  int counts[] = {p->num_steps, p->num_operands, p->num_constants, p->num_registers, whole};
+  int counts[] = {compute_capability(), p->num_steps,     p->num_operands,
+                  p->num_constants,     p->num_registers, whole};
   add(counts, sizeof counts);
   add(p->steps, (size_t)p->num_steps * sizeof *p->steps);
   for (int i = 0; i < p->num_operands; i++) {

@@ -163,19 +163,29 @@ cublasStatus_t set_epilogue(const functions *lt, plan *p, uint32_t epilogue, con
              : status;
 }
 
+/* Of every matrix of a batch, where the first one's address is aligned. */
+uint32_t alignment_of(const signature &key, int64_t step) {
+  uint64_t bytes = key.count > 1 ? (uint64_t)step * mpg_dtype_size((mpg_dtype)key.dtype) : 0;
+  return (uint32_t)((bytes | ALIGNMENT) & -(bytes | ALIGNMENT));
+}
+
 /* The best algorithm by cuBLASLt's heuristics, which know sizes and card. Partial sums are kept in
  * the type of the sum. */
 cublasStatus_t choose(const products *all, plan *p) {
-  static const int alignments[] = {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                                   MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                                   MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                                   MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+  const struct {
+    int preference;
+    int64_t step;
+  } operands[] = {/* cuBLASLt's are ours by columns: b comes first */
+                  {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p->key.b_step},
+                  {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p->key.a_step},
+                  {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p->key.c_step},
+                  {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p->key.c_step}};
   const functions *lt = &all->lt;
   cublasLtMatmulPreference_t preference;
   cublasLtMatmulHeuristicResult_t result;
   int found = 0;
   uint64_t workspace = WORKSPACE;
-  uint32_t schemes = MPG_CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = ALIGNMENT;
+  uint32_t schemes = MPG_CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   cublasStatus_t status = lt->cublasLtMatmulPreferenceCreate(&preference);
   if (status != MPG_CUBLAS_STATUS_SUCCESS) return status;
   status = lt->cublasLtMatmulPreferenceSetAttribute(
@@ -183,9 +193,11 @@ cublasStatus_t choose(const products *all, plan *p) {
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
     status = lt->cublasLtMatmulPreferenceSetAttribute(
         preference, MPG_CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
-  for (int i = 0; i < 4 && status == MPG_CUBLAS_STATUS_SUCCESS; i++)
-    status = lt->cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
-                                                      sizeof alignment);
+  for (int i = 0; i < 4 && status == MPG_CUBLAS_STATUS_SUCCESS; i++) {
+    uint32_t alignment = alignment_of(p->key, operands[i].step);
+    status = lt->cublasLtMatmulPreferenceSetAttribute(preference, operands[i].preference,
+                                                      &alignment, sizeof alignment);
+  }
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
     status = lt->cublasLtMatmulAlgoGetHeuristic(all->handle, p->desc, p->b, p->a, p->c, p->c,
                                                 preference, 1, &result, &found);

@@ -175,8 +175,11 @@ void mpg_nccl_close(int card) {
              cudaStreamSynchronize(c->clique.streams[i]) == cudaSuccess;
       cudaGetLastError();
     }
+    /* Together: one that is destroyed may wait for the others to be. */
+    if (good) nccl.functions.ncclGroupStart();
     for (int i = 0; i < c->clique.count; i++)
       (good ? nccl.functions.ncclCommDestroy : nccl.functions.ncclCommAbort)(c->clique.comms[i]);
+    if (good) nccl.functions.ncclGroupEnd();
     mpg_free(c);
   }
   pthread_mutex_unlock(&issuing);

@@ -47,7 +47,7 @@ struct report {
 }
 
 struct choice { // in the algorithm's bytes
-  uint64_t magic, workspace, alignment, unused[5];
+  uint64_t magic, workspace, alignment[4], unused[2];
 };
 const uint64_t MAGIC = 0x6d70676c7500;
 
@@ -129,6 +129,7 @@ bool fits(const mpg_cublaslt_layout *layout, bool transposed, uint64_t rows, uin
          layout->columns > 0;
 }
 
+int64_t size_of(int type) { return type == MPG_CUDA_R_64F ? 8 : type == MPG_CUDA_R_32F ? 4 : 2; }
 bool aligned(const void *address, uint64_t alignment) {
   return (uintptr_t)address % alignment == 0;
 }
@@ -259,8 +260,8 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
   if (biased && wide) return MPG_CUBLAS_STATUS_NOT_SUPPORTED;
   memset(results, 0, sizeof *results);
   uint64_t workspace = k >= 64 ? 4 * c->rows * c->columns : 0; // as if the sum were split
-  choice chosen = {
-      MAGIC, workspace <= preference->workspace ? workspace : 0, preference->alignment[0], {}};
+  choice chosen = {MAGIC, workspace <= preference->workspace ? workspace : 0, {}, {}};
+  for (int i = 0; i < 4; i++) chosen.alignment[i] = preference->alignment[i];
   memcpy(&results->algo, &chosen, sizeof chosen);
   results->workspaceSize = chosen.workspace;
   *found = 1;
@@ -281,10 +282,17 @@ EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   cudaGetDevice(&device);
   if (chosen.magic != MAGIC) wrong("this algorithm was not chosen by the heuristics");
   if (device != handle->device) wrong("the handle is another card's");
-  if (!aligned(a, chosen.alignment) || !aligned(b, chosen.alignment) ||
-      !aligned(c, chosen.alignment) || !aligned(d, chosen.alignment))
-    wrong("an operand is not aligned as the heuristics were told");
-  if (desc->epilogue == MPG_CUBLASLT_EPILOGUE_BIAS && !aligned(desc->bias, chosen.alignment))
+  const struct {
+    const void *first;
+    cublasLtMatrixLayout_t layout;
+  } operands[] = {{a, a_layout}, {b, b_layout}, {c, c_layout}, {d, d_layout}};
+  for (int i = 0; i < 4; i++)
+    for (int64_t batch = 0; batch < operands[i].layout->count; batch++)
+      if (!aligned((const char *)operands[i].first +
+                       batch * operands[i].layout->step * size_of(operands[i].layout->type),
+                   chosen.alignment[i]))
+        wrong("an operand is not aligned as the heuristics were told");
+  if (desc->epilogue == MPG_CUBLASLT_EPILOGUE_BIAS && !aligned(desc->bias, 16))
     wrong("the bias is not aligned");
   if (workspace_bytes < chosen.workspace || (chosen.workspace && !aligned(workspace, 256)))
     wrong("the workspace is too small or not aligned to 256 bytes");

@@ -286,10 +286,14 @@ EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *car
   alive += count;
   return MPG_ncclSuccess;
 }
-EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+static ncclResult_t destroy(ncclComm_t comm) {
   delete comm;
   alive--;
   return MPG_ncclSuccess;
+}
+EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (!depth) wrong("a rank is destroyed by itself, and would wait for the others");
+  return destroy(comm);
 }
 EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   {
@@ -297,7 +301,7 @@ EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
     comm->all->aborted = true;
     comm->all->ended.notify_all();
   }
-  return ncclCommDestroy(comm);
+  return destroy(comm);
 }
 EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
   *error = (ncclResult_t)comm->all->error.load();
