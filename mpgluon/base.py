@@ -29,7 +29,7 @@ from ._core import (
 from .libinfo import __version__  # noqa: F401 - found here in MXNet, too
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from ._types import DType
@@ -93,6 +93,25 @@ def itemsize(dtype: DType) -> int:
     """Bytes of an element."""
     # NumPy knows no bfloat16.
     return 2 if dtype_name(dtype) == "bfloat16" else _np.dtype(dtype).itemsize
+
+
+def lines_of(path: str | _os.PathLike[str], encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers, from 1. MXNetError when it is no text.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "some.txt")
+    >>> with open(path, "w") as file:
+    ...     _ = file.write("a\\nb")
+    >>> list(mx.base.lines_of(path))
+    [(1, 'a\\n'), (2, 'b')]
+    """
+    with open(path, encoding=encoding) as lines:
+        try:
+            yield from enumerate(lines, 1)
+        except UnicodeDecodeError as error:
+            raise MXNetError(f"{_os.fspath(path)} is no text: {error}") from None
 
 
 def _as_list(value):

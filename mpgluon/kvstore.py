@@ -295,7 +295,10 @@ class KVStore(KVStoreBase):
         if not isinstance(self._updater, optimizers.Updater):
             raise AssertionError("load_optimizer_states: the store has no optimizer")
         with open(fname, "rb") as file:
-            self._updater.set_states(file.read())
+            try:
+                self._updater.set_states(file.read())
+            except MXNetError as error:
+                raise MXNetError(f"{fname}: {error}") from None
 
 
 @KVStoreBase.register

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .base import MXNetAssertionError, MXNetError, MXNetValueError
+from .base import MXNetAssertionError, MXNetError, MXNetValueError, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -271,14 +271,13 @@ class MXIndexedRecordIO(MXRecordIO):
             if self.writable:
                 self.fidx = open(self.idx_path, "w", buffering=1)
             else:
-                with open(self.idx_path) as lines:
-                    self._read_index(lines)
+                self._read_index()
         except BaseException:
             super().close()
             raise
 
-    def _read_index(self, lines):
-        for number, line in enumerate(lines, 1):
+    def _read_index(self):
+        for number, line in lines_of(self.idx_path):
             try:
                 key, place = line.strip().split("\t")
                 key, place = self.key_type(key), int(place)
@@ -331,7 +330,10 @@ class MXIndexedRecordIO(MXRecordIO):
             When there is no record at its place.
         """
         self.seek(idx)
-        record = self.read()
+        try:
+            record = self.read()
+        except MXNetError as error:
+            raise MXNetError(f"{error}; or {self.idx_path} is wrong about it") from None
         if record is None:
             raise MXNetError(
                 f"{self.uri} ends before the place of record {idx!r}, byte {self.idx[idx]}: it is "

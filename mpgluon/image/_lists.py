@@ -4,26 +4,25 @@ from numbers import Number
 
 import numpy as np
 
-from ..base import MXNetError, MXNetValueError
+from ..base import MXNetError, MXNetValueError, lines_of
 
 
 def read_list(path, dtype="float32"):
     """[(number, array of labels, path)] of a file."""
     found = []
-    with open(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            parts = line.strip().split("\t")
-            try:
-                key, labels = int(parts[0]), np.array(parts[1:-1], np.float64).astype(dtype)
-            except ValueError:
-                labels = ()
-            if not len(labels):
-                raise MXNetError(
-                    f"{path}: line {number} is not a number, labels and a path, between tabs"
-                )
-            found.append((key, labels, parts[-1]))
+    for number, line in lines_of(path):
+        if not line.strip():
+            continue
+        parts = line.strip().split("\t")
+        try:
+            key, labels = int(parts[0]), np.array(parts[1:-1], np.float64).astype(dtype)
+        except ValueError:
+            labels = ()
+        if not len(labels) or "\0" in parts[-1]:
+            raise MXNetError(
+                f"{path}: line {number} is not a number, labels and a path, between tabs"
+            )
+        found.append((key, labels, parts[-1]))
     return found
 
 

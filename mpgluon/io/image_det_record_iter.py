@@ -273,15 +273,14 @@ class ImageDetRecordIter(RecordImages):
         """How many numbers the longest label has."""
         longest = 0
         for key in self._keys:
-            header, _ = recordio.unpack(self._records.read_idx(key))
-            longest = max(
-                longest, len(self._label_of(header, f"{self._records.uri}: record {key}"))
-            )
+            header, _, where = self._record(key)
+            longest = max(longest, len(self._label_of(header, where)))
         return longest
 
     def _label_of(self, header, where):
         label = self._labels_of(header, where)
-        before, width = (int(label[0]), int(label[1])) if len(label) > 1 else (0, 0)
+        known = len(label) > 1 and np.isfinite(label[:2]).all()
+        before, width = (int(label[0]), int(label[1])) if known else (0, 0)
         if before < 2 or width < 5 or len(label) < before or (len(label) - before) % width:
             raise MXNetError(
                 f"{where}: the label of an image with boxes is (2, numbers of an object, 5 or "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd, recordio
-from ..base import MXNetError, NotSupportedError
+from ..base import MXNetError, MXNetValueError, NotSupportedError
 from ..image._lists import read_list
 from ._record_images import ImageSettings, changed, decode
 from .io import DataDesc
@@ -120,13 +120,20 @@ class RecordImages(MXDataIter):
         self._epoch += 1
         self._shuffle_keys()
 
+    def _record(self, key):
+        """The header and the image's bytes of a record, and how errors name it."""
+        where = f"{self._records.uri}: record {key}"
+        try:
+            return *recordio.unpack(self._records.read_idx(key)), where
+        except MXNetValueError as error:
+            raise MXNetError(f"{where}: {error}") from None
+
     def _request(self, begin):
         """The samples of the batch that begins there, as futures."""
         futures = []
         for place in range(begin, begin + self.batch_size):
             key = self._keys[place % self._count]
-            header, data = recordio.unpack(self._records.read_idx(key))
-            where = f"{self._records.uri}: record {key}"
+            header, data, where = self._record(key)
             futures.append(self._pool.submit(self._make, header, data, where, (self._epoch, place)))
         return futures
 
@@ -435,8 +442,7 @@ class ImageRecordIter(RecordImages):
             futures = []
             for place in range(begin, min(begin + 256, self._count)):
                 key = self._keys[place]
-                _, data = recordio.unpack(self._records.read_idx(key))
-                where = f"{self._records.uri}: record {key}"
+                _, data, where = self._record(key)
                 futures.append(self._pool.submit(self._pixels, data, where, (0, place)))
             for future in futures:
                 total += future.result()[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import ndarray as nd
-from ..base import MXNetError
+from ..base import MXNetError, lines_of
 from ..ndarray.sparse import csr_matrix
 from .io import DataDesc
 from .mx_data_iter import MXDataIter, rows_of, warn_of_unused
@@ -28,11 +28,10 @@ def _lines(path):
     if os.path.isdir(path):
         files = sorted(os.path.join(path, name) for name in os.listdir(path))
     for file in files:
-        with open(file, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                text = line.partition("#")[0].strip()
-                if text:
-                    yield file, number, text
+        for number, line in lines_of(file):
+            text = line.partition("#")[0].strip()
+            if text:
+                yield file, number, text
 
 
 def _read(path, width):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from typing import TYPE_CHECKING
@@ -211,7 +212,12 @@ class BaseModule:
 
     def load_params(self, fname: str) -> None:
         """Reads what `save_params` wrote. ValueError for files of other kinds."""
-        self.set_params(*split_params(nd.load(fname), fname, True))
+        try:
+            self.set_params(*split_params(nd.load(fname), fname, True))
+        except RuntimeError as error:
+            if os.fspath(fname) in str(error):
+                raise
+            raise type(error)(f"{os.fspath(fname)}: {error}") from None
 
     def _begin_epoch(self, epoch, train_data):
         """What `fit` does before the batches of an epoch: nothing, unless a subclass has any."""

@@ -148,10 +148,11 @@ def load(fname: str) -> Any:
     try:
         return _as_saved(*_core.load_arrays(fname))
     except _core.MXNetError as error:
-        way = _way(fname, 0)
-        if not way or not os.path.exists(fname):
-            raise
-        raise type(error)(f"{error}; {way}") from None
+        path, text = os.fspath(fname), str(error)
+        if path not in text:  # an error of making an array, not of reading
+            text = f"{path}: {text}"
+        way = _way(fname, 0) if os.path.exists(fname) else ""
+        raise type(error)(f"{text}; {way}" if way else text) from None
 
 
 def load_frombuffer(buf: bytes | bytearray | memoryview) -> Any:

@@ -97,13 +97,16 @@ def get_model_metadata(model_file: str) -> dict[str, list[tuple[str, tuple[int, 
     model = _loaded(onnx_package(), model_file)
     held = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in held]
-    return {
-        key: [(info.name, told_shape(info)[0] or ()) for info in infos]
-        for key, infos in (
-            ("input_tensor_data", inputs),
-            ("output_tensor_data", model.graph.output),
-        )
-    }
+    try:
+        return {
+            key: [(info.name, told_shape(info)[0] or ()) for info in infos]
+            for key, infos in (
+                ("input_tensor_data", inputs),
+                ("output_tensor_data", model.graph.output),
+            )
+        }
+    except ONNXError as error:
+        raise ONNXError(f"{os.fspath(model_file)}: {error}") from None
 
 
 def _loaded(onnx, path):

@@ -214,7 +214,9 @@ class Updater:
         The bytes are a pickle: load only what you trust. MXNetError when they are no states."""
         try:
             loaded = _Unpickler(io.BytesIO(states)).load()
-        except (pickle.UnpicklingError, EOFError, struct.error) as error:
+        except MXNetError:
+            raise
+        except Exception as error:  # a pickle that is damaged raises anything
             raise MXNetError(f"these bytes are no states of an optimizer: {error}") from None
         optimizer = self.optimizer
         if isinstance(loaded, tuple) and len(loaded) == 2:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ... import ndarray as nd
-from ...base import MXNetAssertionError, data_dir
+from ...base import MXNetAssertionError, data_dir, lines_of
 from ...gluon._archives import fetch_unpacked
 from ...gluon._repository import repository_file_url
 from ...gluon.utils import check_sha1
@@ -52,31 +52,30 @@ class _TokenEmbedding(Vocabulary):
         if not os.path.isfile(path):
             raise ValueError(f"there is no file {path} of token vectors")
         vectors, of_unknown = [], None
-        with open(path, encoding=encoding) as file:
-            for number, line in enumerate(file, 1):
-                token, vector = self._parse(line, elem_delim, f"{path}, line {number}")
-                if token == self._unknown_token and of_unknown is None:
-                    of_unknown = vector
-                elif token in self._token_to_idx:
-                    warnings.warn(
-                        f"{path}, line {number}: {token} is there already; this vector is skipped",
-                        stacklevel=4,
-                    )
-                elif len(vector) == 1:
-                    warnings.warn(
-                        f"{path}, line {number}: one number behind {token} is likely a header, "
-                        "and skipped",
-                        stacklevel=4,
-                    )
-                elif vectors and len(vector) != len(vectors[0]):
-                    raise MXNetAssertionError(
-                        f"{path}, line {number}: {token} has {len(vector)} numbers, the tokens "
-                        f"before have {len(vectors[0])}"
-                    )
-                else:
-                    vectors.append(vector)
-                    self._token_to_idx[token] = len(self._idx_to_token)
-                    self._idx_to_token.append(token)
+        for number, line in lines_of(path, encoding):
+            token, vector = self._parse(line, elem_delim, f"{path}, line {number}")
+            if token == self._unknown_token and of_unknown is None:
+                of_unknown = vector
+            elif token in self._token_to_idx:
+                warnings.warn(
+                    f"{path}, line {number}: {token} is there already; this vector is skipped",
+                    stacklevel=4,
+                )
+            elif len(vector) == 1:
+                warnings.warn(
+                    f"{path}, line {number}: one number behind {token} is likely a header, "
+                    "and skipped",
+                    stacklevel=4,
+                )
+            elif vectors and len(vector) != len(vectors[0]):
+                raise MXNetAssertionError(
+                    f"{path}, line {number}: {token} has {len(vector)} numbers, the tokens "
+                    f"before have {len(vectors[0])}"
+                )
+            else:
+                vectors.append(vector)
+                self._token_to_idx[token] = len(self._idx_to_token)
+                self._idx_to_token.append(token)
         if not vectors:
             raise ValueError(f"{path} has no token vectors")
         self._vec_len = len(vectors[0])
