@@ -216,8 +216,40 @@ def test_private_names_that_packages_import():
         2,
     )
     assert mx.image.image._get_interp_method(9, (2, 2, 4, 4)) == 2
+    cell = mx.gluon.rnn.LSTMCell(2)
+    for activation in ("relu", "softrelu", mx.gluon.nn.LeakyReLU(0.5), lambda x: x.relu()):
+        found = cell._get_activation(mx.nd, mx.nd.array([-2, 0, 3]), activation, name="a")
+        assert found[2].asscalar() >= 3
+    assert cell._get_activation(mx.sym, mx.sym.var("x"), "tanh", name="a").name == "a"
     assert mx.gluon.utils._indent("a\nb", 2) == "a\n  b"
     assert mx.gluon.utils._brief_print_list(["a", "b"]) == "'a', 'b'"
+
+
+def test_connections_that_packages_wrap():
+    ends = multiprocessing.Pipe()
+    here, there = (mx.gluon.data.dataloader.ConnectionWrapper(end) for end in ends)
+    here.send({"x": mx.nd.array([1, 2])})
+    assert there.poll(10) and there.recv()["x"].asnumpy().tolist() == [1, 2]
+    here.close()
+    with pytest.raises(EOFError):
+        there.recv()
+    with pytest.raises(AttributeError, match="nothing"):
+        there.nothing
+
+
+def test_data_sets_that_packages_derive(tmp_path):
+    base = mx.gluon.data.dataset._DownloadedDataset
+
+    class Squares(base):
+        def _get_data(self):
+            self._data, self._label = mx.nd.arange(3), [i * i for i in range(3)]
+
+    data = Squares(str(tmp_path / "new"), None)
+    assert len(data) == 3 and data[2][0].asscalar() == 2 and data[2][1] == 4
+    assert (tmp_path / "new").is_dir()
+    assert Squares(str(tmp_path), lambda x, y: y + 1)[2] == 5
+    with pytest.raises(NotImplementedError, match="does not define _get_data"):
+        base(str(tmp_path), None)
 
 
 class Everyother(mx.gluon.data.dataloader._MultiWorkerIter):

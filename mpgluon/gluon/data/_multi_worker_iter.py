@@ -8,6 +8,24 @@ from multiprocessing.reduction import ForkingPickler
 _dataset = None  # of a worker process
 
 
+class ConnectionWrapper:
+    """A connection of multiprocessing that sends objects by `ForkingPickler`."""
+
+    def __init__(self, conn):
+        self._conn = conn
+
+    def send(self, obj):
+        buffer = io.BytesIO()
+        ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(obj)
+        self._conn.send_bytes(buffer.getvalue())
+
+    def recv(self):
+        return pickle.loads(self._conn.recv_bytes())
+
+    def __getattr__(self, name):
+        return getattr(self._conn, name)
+
+
 def worker_initializer(dataset):
     """Gives a worker process its data set."""
     global _dataset

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Loaded when a package asks for them: MXNet's names.
 _MXNET_NAMES = {
+    "ConnectionWrapper": "ConnectionWrapper",
     "ForkingPickler": "ForkingPickler",
     "_MultiWorkerIter": "MultiWorkerIter",
     "_as_in_context": "as_in_context",

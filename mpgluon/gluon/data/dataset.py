@@ -208,3 +208,26 @@ class _First:
 
     def __call__(self, first, *others):
         return (self._fn(first), *others) if others else self._fn(first)
+
+
+class _DownloadedDataset(Dataset):
+    """The base of data sets of packages that are read as a whole from the folder `root`: a subclass
+    defines `_get_data`, which sets `_data` and `_label`."""
+
+    def __init__(self, root: str, transform: Callable[[Any, Any], Any] | None) -> None:
+        self._transform = transform
+        self._data: Any = None
+        self._label: Any = None
+        self._root = os.path.expanduser(root)
+        os.makedirs(self._root, exist_ok=True)
+        self._get_data()
+
+    def _get_data(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} does not define _get_data")
+
+    def __getitem__(self, idx: int) -> Any:
+        sample = self._data[idx], self._label[idx]
+        return sample if self._transform is None else self._transform(*sample)
+
+    def __len__(self) -> int:
+        return len(self._label)

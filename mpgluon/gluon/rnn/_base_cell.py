@@ -170,6 +170,10 @@ class RecurrentCell(Block):
             return F.LeakyReLU(x, act_type="leaky", slope=activation.slope, name=name)
         return activation(x)
 
+    def _get_activation(self, F, inputs, activation, **kwargs):
+        """`_activate`, as cells of packages know it."""
+        return self._activate(F, inputs, activation, kwargs.get("name"))
+
 
 class HybridRecurrentCell(RecurrentCell, HybridBlock):
     """The base of cells that can be hybridized.
