@@ -146,6 +146,7 @@ def core_sources(settings):
     python = ["-isystem", sysconfig.get_paths()["include"], "-isystem", numpy.get_include()]
     for source in [*c_files("csrc"), DISPATCH]:
         more = python if source.startswith(os.path.join("csrc", "python")) else []
+        more += tools.stamp_flags() if source == tools.STAMP else []
         yield source, settings.object_of(source), settings.flags + more + settings.extra
 
 

@@ -96,6 +96,21 @@ def cuda_sources():
     return sorted(found) + [os.path.join(ROOT, name) for name in CUDA_SHARED]
 
 
+STAMP = os.path.join("csrc", "op", "stamp.c")
+
+
+def stamp_flags():
+    """Flags of the file that is compiled into the core and into the GPU library: a number of the
+    sources of kernels. A library that was built from others is refused."""
+    whole = hashlib.sha256()
+    for folder in ("kernels/cuda", "kernels/common"):
+        for path in sorted(glob.glob(os.path.join(ROOT, folder, "**", "*.*"), recursive=True)):
+            whole.update(os.path.relpath(path, ROOT).encode() + digest(path).encode())
+    for name in CUDA_SHARED:
+        whole.update(digest(os.path.join(ROOT, name)).encode())
+    return [f"-DMPG_KERNEL_SOURCES=0x{whole.hexdigest()[:16]}"]
+
+
 def cuda_folder():
     """Where the objects of the GPU library are."""
     return os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
@@ -114,6 +129,8 @@ def cuda_jobs(nvcc):
     for source in cuda_sources():
         relative = os.path.relpath(source, ROOT)
         command = device if source.endswith(".cu") else common + ["-Xcompiler=-std=gnu11"]
+        if relative == STAMP:
+            command = command + stamp_flags()
         jobs.append((relative, os.path.join(cuda_folder(), relative + ".o"), command))
     return jobs
 

@@ -1,4 +1,5 @@
-/* The stamp that a library of kernels must have in common with the core; compiled into both. */
+/* The stamp that a library of kernels must have in common with the core; compiled into both.
+ * MPG_KERNEL_SOURCES is a number of the kernels' sources (tools/native_build.py). */
 #include "device/gpu/gpu.h"
 #include "op/fused.h"
 
@@ -22,5 +23,7 @@ uint64_t mpg_kernel_stamp(void) {
 #include "op/ops.def"
 #undef MPG_OP_ROW
       "";
-  return mix(mix(UINT64_C(14695981039346656037), sizes, sizeof sizes), names, sizeof names);
+  static const uint64_t sources = MPG_KERNEL_SOURCES;
+  uint64_t hash = mix(UINT64_C(14695981039346656037), sizes, sizeof sizes);
+  return mix(mix(hash, names, sizeof names), &sources, sizeof sources);
 }

@@ -127,6 +127,32 @@ def test_a_missing_library_is_named(code, setting, text, wheel, tmp_path):
     )
 
 
+@needs_stand_in
+def test_a_library_of_other_kernels_is_refused(tmp_path, monkeypatch):
+    """The sources of kernels have a number that core and library share."""
+    monkeypatch.syspath_prepend(os.path.join(ROOT, "tools"))
+    import native_build
+
+    (flag,) = native_build.stamp_flags()
+    number = int(flag.split("=")[1], 16).to_bytes(8, "little")
+    with open(STAND_IN, "rb") as file:
+        whole = file.read()
+    assert number in whole
+    other = tmp_path / "mpgluon_hostcuda.so"
+    other.write_bytes(whole.replace(number, bytes(8)))
+    out = output_of(
+        """
+        import mpgluon as mx
+        try:
+            mx.nd.ones((1,), ctx=mx.gpu(0))
+        except mx.base.MXNetError as error:
+            print(mx.num_gpus(), error)
+        """,
+        MPGLUON_CUDA_LIBRARY=str(other),
+    )
+    assert out.startswith("0 ") and "was built from other sources than mpgluon itself" in out
+
+
 @needs_gpu
 @pytest.mark.parametrize("code", [PRODUCT, CONVOLUTION], ids=["product", "convolution"])
 def test_tf32_is_a_setting(code):

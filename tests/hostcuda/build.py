@@ -92,7 +92,9 @@ def build():
             command = cc + ["-std=gnu11"] + flags
         else:  # kernels are not to be warned about what nvcc alone knows
             command = cxx + ["-std=c++17", "-x", "c++", "-Wno-unknown-pragmas"] + flags
-        jobs.append((source, target, command))
+        jobs.append(
+            (source, target, command + (tools.stamp_flags() if source == tools.STAMP else []))
+        )
     embedded = tools.embed_sources(folder)
     jobs.append((embedded, embedded + ".o", cc + ["-std=gnu11"] + flags))
     others = []
