@@ -143,7 +143,7 @@ HOSTCUDA_ASAN = cd tests && \
 	  HOSTCUDA_DEVICES=8 \
 	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' $(UNDER_ASAN)
 HOSTCUDA_ASAN_TESTS = \
-  $(call test_files,gpu,gpu_fused gpu_libraries gpu_device gpu_graphs gpu_alarms) \
+  $(call test_files,gpu,gpu_boxes gpu_fused gpu_libraries gpu_device gpu_graphs gpu_alarms) \
   $(call test_files,compile,compiled_functions random_graphs) $(call test_files,graph,fusion) \
   $(call test_files,parallel,model_parallel collectives) \
   $(call test_files,pipeline,pipeline pipeline_failures) $(call test_files,device,memory)

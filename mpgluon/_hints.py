@@ -7,6 +7,43 @@ import sys
 
 from . import _core
 
+OPTIONS = {  # of layers, optimizers and ops: the first that the thing called has
+    "lr": ("learning_rate",),
+    "weight_decay": ("wd",),
+    "betas": ("beta1",),
+    "eps": ("epsilon",),
+    "bias": ("use_bias", "no_bias"),
+    "in_features": ("in_units",),
+    "out_features": ("units",),
+    "out_channels": ("channels",),
+    "stride": ("strides",),
+    "padding": ("pad",),
+    "dilation": ("dilate",),
+    "groups": ("num_group",),
+    "kernel_size": ("kernel", "pool_size"),
+    "num_embeddings": ("input_dim",),
+    "embedding_dim": ("output_dim",),
+    "num_features": ("in_channels",),
+    "normalized_shape": ("in_channels",),
+    "batch_first": ("layout",),
+    "p": ("rate",),
+    "dim": ("axis",),
+    "dims": ("axis", "axes"),
+    "keepdim": ("keepdims",),
+    "device": ("ctx",),
+    "size": ("shape",),
+    "input": ("data",),
+    "min": ("a_min",),
+    "max": ("a_max",),
+    "descending": ("is_ascend",),
+    "largest": ("is_ascend",),
+    "negative_slope": ("alpha", "slope"),
+    "step_size": ("step",),
+    "milestones": ("step",),
+    "gamma": ("factor",),
+    "drop_last": ("last_batch",),
+}
+
 ARRAY = {
     "to": "x.as_in_context(mx.gpu(0)) moves it, x.astype('float16') converts it",
     "cuda": "x.as_in_context(mx.gpu(0))",
@@ -38,8 +75,55 @@ ARRAY = {
     "any": "(x != 0).sum() > 0",
     "all": "(x == 0).sum() == 0",
     "add_": "x += y",
+    "unsqueeze_": "x = x.expand_dims(axis)",
+    "squeeze_": "x = x.squeeze(axis)",
+    "bool": "x.astype('bool')",
+    "byte": "x.astype('uint8')",
+    "type": "x.astype(dtype)",
+    "type_as": "x.astype(y.dtype)",
+    "bfloat16": "x.astype('bfloat16')",
+    "gather": "nd.pick(x, index, axis) for one element a row, nd.gather_nd(x, indices)",
+    "scatter": "nd.scatter_nd(values, indices, shape)",
+    "scatter_": "x[indices] = values",
+    "index_select": "x.take(indices, axis=axis)",
+    "masked_select": "nd.contrib.boolean_mask(x, mask)",
+    "masked_fill_": "x[:] = nd.where(mask, value, x)",
+    "expand": "x.broadcast_to(shape)",
+    "expand_as": "x.broadcast_like(y)",
+    "view_as": "x.reshape_like(y)",
+    "repeat_interleave": "x.repeat(repeats, axis=axis)",
+    "chunk": "x.split(num_outputs, axis=axis)",
+    "unbind": "x.split(num_outputs, axis=axis, squeeze_axis=True)",
+    "narrow": "x.slice_axis(axis, begin, end)",
+    "cat": "nd.concat(x, y, dim=axis)",
+    "var": "((x - x.mean()) ** 2).mean(), or nd.moments(x, axes)",
+    "amax": "x.max(axis)",
+    "amin": "x.min(axis)",
+    "cumsum": "nd.cumsum(x, axis)",
+    "logsumexp": "nd.log(nd.exp(x - x.max()).sum()) + x.max()",
+    "nelement": "x.size",
+    "ravel": "x.reshape(-1)",
+    "eq": "x == y",
+    "ne": "x != y",
+    "pow": "x ** y",
+    "add": "x + y",
+    "sub": "x - y",
+    "mul": "x * y",
+    "div": "x / y",
+    "div_": "x /= y",
+    "copy_": "y.copyto(x), or x[:] = y",
+    "uniform_": "nd.random.uniform(low, high, shape=x.shape, out=x)",
+    "normal_": "nd.random.normal(loc, scale, shape=x.shape, out=x)",
+    "clamp_": "x[:] = x.clip(a_min, a_max)",
+    "new_zeros": "nd.zeros(shape, ctx=x.context, dtype=x.dtype)",
+    "detach_": "x = x.detach()",
+    "data": "x itself, or x.detach()",
+    "triu": "nd.linalg.extracttrian, or a product with a mask",
+    "tril": "nd.linalg.extracttrian, or a product with a mask",
+    "nonzero": "np.nonzero(x)",
     "mul_": "x *= y",
     "is_cuda": "x.context.device_type == 'gpu'",
+    "handle": "x itself: there are no handles of a C library here",
 }
 
 BLOCK = {
@@ -111,6 +195,7 @@ FUNCTIONS = {
     "functional": "nd",
     "optim": "mx.optimizer and mx.gluon.Trainer",
     "utils": "mx.gluon.utils and mx.gluon.data",
+    "imdecode": "mx.image.imdecode, whose images are of uint8 and the shape (height, width, 3)",
 }
 
 TRAINER = {
@@ -137,7 +222,7 @@ AUTOGRAD = {
     "set_grad_enabled": "autograd.set_recording",
 }
 
-# Ops of MXNet's contrib that there are none of.
+# Ops of MXNet's contrib that there are none of, or none of symbols.
 _QUANTIZED = "computes with float32: dequantize what goes in, and quantize_v2 what comes out"
 CONTRIB = {
     **{
@@ -157,6 +242,9 @@ CONTRIB = {
         }.items()
     },
     "calibrate_entropy": "give quantize_v2 the range min_calib_range, max_calib_range",
+    "getnnz": "it counts the elements of csr arrays: use nd.contrib.getnnz",
+    "group_adagrad_update": "use nd.contrib.group_adagrad_update, or "
+    "mx.optimizer.contrib.GroupAdaGrad",
     "hawkesll": "its sum can be written with nd.contrib.foreach",
     **dict.fromkeys(
         [
@@ -251,6 +339,12 @@ def of_contrib(module, name):
     )
 
 
+def of_op(name):
+    """The way on from an op, by the name that files have, that there is none of; or nothing."""
+    way = CONTRIB.get(name.removeprefix("_contrib_"))
+    return f"; {way}" if way else near(name, _core.ops())
+
+
 def of_package(module, name):
     """A name that MXNet has in a module, and its package has here."""
     package = sys.modules[module.rpartition(".")[0]]
@@ -259,21 +353,43 @@ def of_package(module, name):
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def unknown_option(instance, given):
-    """The error for options that no constructor of the object's classes has."""
-    kind = type(instance)
-    options = sorted(
-        name
-        for base in kind.__mro__[:-1]
-        if "__init__" in vars(base)
-        for name, parameter in list(inspect.signature(base.__init__).parameters.items())[1:]
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    )
-    name = next(iter(given))
+def check_options(kind, given):
+    """`unknown_option`, where the constructor takes neither the options nor any further ones."""
+    code = getattr(kind.__init__, "__code__", None)
+    if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
+        return
+    taken = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if any(name not in taken for name in given):
+        raise unknown_option(kind, given)
+
+
+def unknown_option(kind, given):
+    """The error for options that no constructor of the class and its bases has."""
+    options = set()
+    for base in kind.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+        kinds = {parameter.kind for parameter in parameters}
+        options.update(
+            parameter.name
+            for parameter in parameters
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        )
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break  # its base is given nothing else
+    options = sorted(options)
+    name = next((name for name in given if name not in options), next(iter(given)))
     return TypeError(
-        f"{kind.__name__} has no option {name!r}{near(name, options)}; it takes "
-        f"{', '.join(dict.fromkeys(options))}"
+        f"{kind.__name__} has no option {name!r}{near_option(name, options)}; it takes "
+        f"{', '.join(options) or 'none'}"
     )
+
+
+def near_option(name, known):
+    """As `near`, and for the options of other frameworks."""
+    ways = [way for way in OPTIONS.get(name, ()) if way in known]
+    return f"; did you mean {ways[0]!r}?" if ways else near(name, known)
 
 
 def near(name, known):

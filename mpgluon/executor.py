@@ -517,7 +517,12 @@ class Executor:
                             f"{target.shape}"
                         )
                     if array is not target:
-                        changes.append((array.astype(target.dtype, copy=False).copyto, target))
+                        value = array.astype(target.dtype, copy=False)
+                        changes += (
+                            target.changes_to_copy(value)
+                            if is_sparse(target)
+                            else [(value.tostype("default").copyto, target)]
+                        )
                 elif not allow_extra_params:
                     raise ValueError(f'Find name "{name}" that is not in the {what}')
         return changes

@@ -427,6 +427,11 @@ class Constant(Initializer):
         return object.__hash__(self)
 
 
+def _check_not_negative(name, value):
+    if not value >= 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
+
+
 @register
 class Uniform(Initializer):
     """Uniform in [-scale, scale).
@@ -439,6 +444,7 @@ class Uniform(Initializer):
 
     def __init__(self, scale: float = 0.07) -> None:
         super().__init__(scale=scale)
+        _check_not_negative("scale", scale)
         self.scale = scale
 
     def _init_weight(self, _, arr):
@@ -457,6 +463,7 @@ class Normal(Initializer):
 
     def __init__(self, sigma: float = 0.01) -> None:
         super().__init__(sigma=sigma)
+        _check_not_negative("sigma", sigma)
         self.sigma = sigma
 
     def _init_weight(self, _, arr):
@@ -520,6 +527,7 @@ class Xavier(Initializer):
         self.rnd_type = rnd_type
         self.factor_type = factor_type
         self.magnitude: float = float(magnitude)
+        _check_not_negative("magnitude", self.magnitude)
 
     def _init_weight(self, name, arr):
         shape = arr.shape

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import optimizer as optimizers
 from ._core import NotSupportedError, write_file
+from ._hints import near
 from .base import MXNetError, MXNetValueError
 from .ndarray import NDArray
 
@@ -387,9 +388,9 @@ def create(name: str = "local") -> KVStoreBase | Any:
             f"create: the store {name!r} spans machines, which this package does not; there are "
             f"{', '.join(_KINDS)}"
         )
+    known = (*_KINDS, *KVStoreBase.kv_registry)
     raise MXNetValueError(
-        f"create: unknown store {name!r}; there are "
-        f"{', '.join((*_KINDS, *KVStoreBase.kv_registry))}"
+        f"create: unknown store {name!r}{near(name, known)}; there are {', '.join(known)}"
     )
 
 

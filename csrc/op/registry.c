@@ -275,6 +275,7 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
 /* --- Inference with the checks every op shares ------------------------------------------------ */
 static void append_inputs(mpg_text *text, const mpg_infer *infer) {
   char name[64], shape[MPG_SHAPE_TEXT_SIZE];
+  if (infer->num_inputs == 0) return;
   mpg_text_append(text, " (");
   for (int i = 0; i < infer->num_inputs; i++) {
     if (i == 8) {

@@ -260,10 +260,9 @@ static PyObject *set_memory_limit(PyObject *Py_UNUSED(module), PyObject *args) {
                                  : -1; /* beyond the largest: the largest */
     if (bytes == -1 && PyErr_Occurred()) return NULL;
     if (bytes < 0)
-      return PyErr_Format(
-          mpg_py->errors[PyIndex_Check(limit) ? MPG_VALUE_ERROR : MPG_TYPE_ERROR],
-          "set_memory_limit: the limit is a number of bytes, or 0 or None for no limit; got %R",
-          limit);
+      return mpg_py_refuse(
+          PyIndex_Check(limit) ? MPG_VALUE_ERROR : MPG_TYPE_ERROR, limit,
+          "set_memory_limit: the limit is a number of bytes, or 0 or None for no limit");
   }
   MPG_PY_TRY(mpg_pool_set_limit(device->pool, (size_t)bytes));
   Py_RETURN_NONE;

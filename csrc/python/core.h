@@ -132,6 +132,10 @@ PyObject *mpg_py_array_take_all(mpg_array *arrays,
                                 Py_ssize_t count); /* new; a list, each array moved in like that */
 /* The array of `object`; else TypeError "what: expected an NDArray, got ...". Borrowed. */
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what);
+/* A wrong value as messages name it: its repr, shortened; arrays by shape and dtype. New. */
+PyObject *mpg_py_brief(PyObject *value);
+/* Raises "<format>, got <the value in brief>"; NULL. */
+PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ...);
 /* Fails for arrays being traced: they have no value. `what` is the method's name. */
 int mpg_py_expect_value(const mpg_array *array, const char *what);
 /* And its value may steer what comes: while a block is traced, not that of an array from outside,

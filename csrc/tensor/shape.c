@@ -21,7 +21,7 @@ mpg_status mpg_shape_check(const mpg_shape *shape, mpg_dtype dtype, size_t *byte
   for (int i = 0; i < shape->ndim; i++) {
     int64_t dim = shape->dims[i];
     if (dim < 0)
-      return mpg_fail(MPG_VALUE_ERROR, "negative dimension in shape %s",
+      return mpg_fail(MPG_VALUE_ERROR, "negative dimension %" PRId64 " in shape %s", dim,
                       mpg_shape_text(shape, text, sizeof text));
     if (dim == 0)
       empty = true;

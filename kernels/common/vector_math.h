@@ -234,14 +234,26 @@ MPG_INLINE float mpg_erff(float x) {
 /* The probability of a normal number below x. That of one above |x| is 2^-(x^2 / (2 ln 2) +
  * r(|x|)); beyond 5, r hardly grows. */
 MPG_INLINE float mpg_normal_cdff(float x) {
-  float magnitude = fabsf(x), u = magnitude > 5.0f ? 5.0f : magnitude;
-  float r = MPG_POLY(mpg_fma, u, -0x1.75bab8p-23f, 0x1.160b1ep-18f, -0x1.4aee1ap-15f,
-                     0x1.51eecep-13f, 0x1.de04c4p-13f, -0x1.d818a6p-8f, 0x1.aee5d4p-5f,
-                     -0x1.0c7752p-2f, 0x1.26af1ap+0f, 0x1.fffffep-1f);
-  float power = mpg_fma(-0x1.715476p-1f * x, x, -r), bounded = power < -126.0f ? -126.0f : power;
+  /* Bounded as whole numbers, which takes one instruction; NaN stays in x. */
+  uint32_t magnitude = mpg_float_bits(x) & 0x7fffffffu, five = 0x40a00000u;
+  float u = mpg_float_from_bits(magnitude < five ? magnitude : five);
+  /* Polynomials in pairs of terms: chains of operations that wait for each other are short. */
+  float u2 = u * u, u4 = u2 * u2;
+  float tail = mpg_fma(-0x1.75bab8p-23f, u, 0x1.160b1ep-18f);
+  float high = mpg_fma(mpg_fma(-0x1.4aee1ap-15f, u, 0x1.51eecep-13f), u2,
+                       mpg_fma(0x1.de04c4p-13f, u, -0x1.d818a6p-8f));
+  float low = mpg_fma(mpg_fma(0x1.aee5d4p-5f, u, -0x1.0c7752p-2f), u2,
+                      mpg_fma(0x1.26af1ap+0f, u, 0x1.fffffep-1f));
+  float r = mpg_fma(mpg_fma(tail, u4, high), u4, low);
+  float power = mpg_fma(-0x1.715476p-1f * x, x, -r);
+  uint32_t bits = mpg_float_bits(power), lowest = 0xc2fc0000u; /* -126 */
+  float bounded = mpg_float_from_bits(bits < lowest ? bits : lowest);
   float shifted = bounded + MPG_ROUNDER, rest = bounded - (shifted - MPG_ROUNDER);
-  float y = MPG_POLY(mpg_fma, rest, 0x1.44402p-13f, 0x1.5f48eep-10f, 0x1.3b2a1cp-7f, 0x1.c6aeccp-5f,
-                     0x1.ebfbep-3f, 0x1.62e43p-1f, 1.0f);
+  float rest2 = rest * rest;
+  float rate = mpg_fma(mpg_fma(0x1.44402p-13f, rest, 0x1.5f48eep-10f), rest2,
+                       mpg_fma(0x1.3b2a1cp-7f, rest, 0x1.c6aeccp-5f));
+  rate = mpg_fma(rate, rest2, mpg_fma(0x1.ebfbep-3f, rest, 0x1.62e43p-1f));
+  float y = mpg_fma(rate, rest, 1.0f);
   y *= mpg_power_of_two((int32_t)(mpg_float_bits(shifted) - 0x4b400000u));
   float above = power < -126.0f ? 0.0f : y;
   return x > 0.0f ? 1.0f - above : above;

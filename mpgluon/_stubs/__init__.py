@@ -160,6 +160,8 @@ def generate_namespace(space: str, *, symbol: bool) -> str:
         if known and where == space and not hidden and short.isidentifier():
             found[short] = _op_stub(op, short, symbol=symbol)
     head = _SYMBOL_HEAD if symbol else _ARRAY_HEAD
+    if space == "op":  # MXNet keeps it there, too
+        head += f"from .{'creation' if symbol else 'functions'} import Custom as Custom\n"
     return head + "\n" + "\n".join(found.values())
 
 

@@ -208,6 +208,8 @@ def ___setstate__(self, state: dict[str, Any]) -> None:
     (array,), *_ = _core.load_arrays_from_bytes(head + bytes(record) + tail)
     if not isinstance(array, NDArray):
         raise MXNetError("the state of an array holds none that is dense")
+    if self.shape != (0,):
+        raise MXNetTypeError("__setstate__: the array has values; write x[:] = values")
     _core.replace_array(self, array)
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .. import _core
+from ..base import bfloat16
 from ._sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray
 
 if TYPE_CHECKING:
@@ -81,18 +87,9 @@ def _as_saved(arrays, names):
     return found
 
 
-# Formats of others, by the suffix of the file: how to read and write them.
+# Formats that are neither read nor written here, by the suffix of the file: how to do it.
 _FORMATS = {
-    ".npz": (
-        "{name: nd.array(values) for name, values in numpy.load(file).items()}",
-        "numpy.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})",
-    ),
     ".npy": ("nd.array(numpy.load(file))", "numpy.save(file, array.asnumpy())"),
-    ".safetensors": (
-        "{name: nd.array(values) for name, values in safetensors.numpy.load_file(file).items()}",
-        "safetensors.numpy.save_file({name: array.asnumpy() for name, array in arrays.items()}, "
-        "file)",
-    ),
     ".pt": (
         "{name: nd.from_dlpack(tensor) for name, tensor in torch.load(file).items()}",
         "torch.save({name: torch.from_dlpack(array) for name, array in arrays.items()}, file)",
@@ -100,16 +97,126 @@ _FORMATS = {
 }
 
 
+def _suffix(fname):
+    return os.path.splitext(os.fspath(fname))[1].lower()
+
+
 def _way(fname, writing):
-    ways = _FORMATS.get(os.path.splitext(os.fspath(fname))[1])
+    ways = _FORMATS.get(_suffix(fname))
     return f"for that format use {ways[writing]}" if ways else ""
 
 
+@contextmanager
+def _replacing(fname):
+    """The path of a new file, which takes the place of another at the end. Where there is an
+    error, it is removed."""
+    path = f"{os.fspath(fname)}.{os.getpid()}-{threading.get_ident()}.new"
+    try:
+        yield path
+        os.replace(path, fname)
+    except OSError as error:
+        raise _core.MXNetIOError(
+            f"save: '{os.fspath(fname)}' can't be written: {error.strerror}"
+        ) from error
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(path)
+
+
+def _named_dense(fname, data):
+    """The names and arrays for a file of a format that has only these."""
+    arrays, names = _arrays_and_names(data)
+    if names is None:
+        raise _core.MXNetValueError(
+            f"save: arrays in '{os.fspath(fname)}' need names; give a dict of them"
+        )
+    sparse = next((name for name, array in zip(names, arrays) if isinstance(array, tuple)), None)
+    if sparse is not None:
+        raise _core.MXNetValueError(
+            f"save: {sparse!r} is sparse, and '{os.fspath(fname)}' can't hold such arrays; convert "
+            "it with tostype('default'), or save as .params"
+        )
+    return dict(zip(names, arrays))
+
+
+def _contents(array):
+    """A NumPy array: of bfloat16 in float32."""
+    return (array.astype("float32") if array.dtype is bfloat16 else array).asnumpy()
+
+
+def _save_safetensors(fname, data):
+    from . import _safetensors  # with json, which no other import needs
+
+    arrays = [
+        (name, _core.dtype_name(array.dtype), array.shape, partial(_contents, array))
+        for name, array in _named_dense(fname, data).items()
+    ]
+    with _replacing(fname) as path:
+        _safetensors.write(path, arrays, lambda size: None)
+
+
+def _load_safetensors(fname):
+    from . import _safetensors
+
+    file = _safetensors.File(os.fspath(fname))
+    return {
+        name: _array(file.read(name), dtype, name, fname)
+        for name, (dtype, *_) in file.entries.items()
+    }
+
+
+def _save_npz(fname, data):
+    arrays = _named_dense(fname, data)
+    half = next((name for name, array in arrays.items() if array.dtype is bfloat16), None)
+    if half is not None:
+        raise _core.MXNetValueError(
+            f"save: {half!r} is bfloat16, which NumPy's files do not know; save as .params or "
+            ".safetensors, or convert it with astype('float32')"
+        )
+    with _replacing(fname) as path, open(path, "wb") as file:
+        np.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _load_npz(fname):
+    try:
+        with np.load(fname, allow_pickle=False) as file:
+            return {name: _array(file[name], None, name, fname) for name in file.files}
+    except _core.MXNetError:
+        raise
+    except Exception as error:  # zipfile and NumPy have many, of what they read
+        raise _core.MXNetIOError(
+            f"load: '{os.fspath(fname)}' is no readable npz file: {error}"
+        ) from error
+
+
+def _begins(fname, magic):
+    """Whether a file that is there begins so: one of MXNet's format may have any name."""
+    if not os.path.isfile(fname):
+        return False
+    with open(fname, "rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _array(values, dtype, name, fname):
+    """An array of what a file holds."""
+    dtype = values.dtype if dtype is None else dtype
+    try:
+        return _core.array(values, dtype=dtype)
+    except TypeError as error:
+        raise _core.NotSupportedError(
+            f"load: array {name!r} of '{os.fspath(fname)}' is {dtype}, which no array here can "
+            "be; convert it with NumPy"
+        ) from error
+
+
 def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None:
-    """Writes arrays to a file.
+    """Writes arrays to a file: in MXNet's format, or by the suffix of its name in that of
+    safetensors or NumPy's npz.
 
     data : NDArray, list of NDArray, or dict of str to NDArray, on any devices, of any dtype and in
-    any storage.
+    any storage; a dict of dense arrays for the other formats.
     The file is complete or, after an error or when the program is killed, what it was before.
     MXNetError when it cannot be written.
 
@@ -121,17 +228,22 @@ def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None
     >>> nd.load(file)["weight"].shape
     (2, 3)
     """
-    if os.fspath(fname).endswith((".safetensors", ".pt")):
+    if _suffix(fname) == ".safetensors":
+        _save_safetensors(fname, data)
+    elif _suffix(fname) == ".npz":
+        _save_npz(fname, data)
+    elif _suffix(fname) == ".pt":
         raise _core.MXNetValueError(
             f"save: {os.fspath(fname)} is named like a file of another format, and this writes "
             f"MXNet's; {_way(fname, 1)}"
         )
-    _core.save_arrays(fname, *_arrays_and_names(data))
+    else:
+        _core.save_arrays(fname, *_arrays_and_names(data))
 
 
 def load(fname: str) -> Any:
     """Reads arrays from a file written by `save` of this package or of MXNet, in any version of the
-    format.
+    format, or from a file of safetensors (by the suffix of its name) or NumPy's npz.
 
     Returns a list of NDArray, or a dict of str to NDArray where they were saved with names. They
     lie on cpu(0), or on the GPU they were saved from where there is one of that number. MXNetError,
@@ -145,6 +257,10 @@ def load(fname: str) -> Any:
     >>> [array.shape for array in nd.load(file)]
     [(2, 3), (4,)]
     """
+    if _suffix(fname) == ".safetensors":
+        return _load_safetensors(fname)
+    if _suffix(fname) == ".npz" and _begins(fname, b"PK"):
+        return _load_npz(fname)
     try:
         return _as_saved(*_core.load_arrays(fname))
     except _core.MXNetError as error:

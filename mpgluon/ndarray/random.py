@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
-from . import _namespaces
+from . import _namespaces, _rates
 
 if TYPE_CHECKING:
     from typing import Any
@@ -156,7 +156,7 @@ def exponential(
     >>> nd.random.exponential(0.5, shape=(2,)).shape
     (2,)
     """
-    return _draw("exponential", (1.0 / scale,), shape, dtype, ctx, out, kwargs)
+    return _draw("exponential", (_rates.rate_of(scale),), shape, dtype, ctx, out, kwargs)
 
 
 def gamma(

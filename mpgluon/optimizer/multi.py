@@ -4,6 +4,7 @@ few numbers for each step."""
 from __future__ import annotations
 
 import math
+import weakref
 from typing import TYPE_CHECKING
 
 from .._core import MultiUpdate, holds, set_attributes
@@ -60,12 +61,8 @@ class MultiStep:
 
     def __init__(self, updater: Updater, parts: Any, changes: int) -> None:
         optimizer = updater.optimizer
-        self._optimizer, self._states, self._params = (
-            optimizer,
-            updater.states,
-            optimizer.param_dict,
-        )
-        self._numbers = multi_numbers(optimizer)
+        self._optimizer = weakref.ref(optimizer)  # which keeps this: see `counting_steps`
+        self._states, self._params = updater.states, optimizer.param_dict
         self._changes = changes
         self.indices: list[Any] = []
         self._held, self._updates, self._rates = [], [], []
@@ -121,7 +118,7 @@ class MultiStep:
     def holds(self, updater: Updater) -> bool:
         """Whether the updater still has the states that this was made for."""
         return (
-            updater.optimizer is self._optimizer
+            updater.optimizer is self._optimizer()
             and updater.states is self._states
             and holds(self._states, self.indices, self._held)
         )
@@ -129,7 +126,7 @@ class MultiStep:
     def step(self, steps: list[Any], device_id: int, changes: int, num_update: int) -> int | None:
         """Adds to `steps` the changes (`_core.at_once`) that update the weights and count it.
         Returns what `num_update` is then, or None when something else is not what it was."""
-        optimizer = self._optimizer
+        optimizer = self._optimizer()
         if optimizer.param_dict is not self._params:
             return None
         if (
@@ -152,7 +149,7 @@ class MultiStep:
         largest_lr, largest_wd = self._largest
         if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
             return None
-        correction, options = self._numbers(count)
+        correction, options = multi_numbers(optimizer)(count)
         for update in self._updates:
             steps.append((update, lr, correction, wd, options))
         steps.append((set_attributes, self, "count", count))

@@ -23,8 +23,8 @@ from ..base import MXNetError, itemsize
 from ..gluon._tree import parameters_by_path
 from ..gluon.trainer import describe_states, loss_scaling, take_over_states
 from ..gluon.utils import brief
+from ..ndarray import _safetensors
 from ..optimizer._nested_states import put_together
-from . import _safetensors
 from ._tensor_parallel.parameters import ShardedParameter, complete_whole
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
+from .._hints import near_option
 from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager
@@ -151,9 +152,10 @@ class Function:
                     f"{op} has no parameters; {key!r} is ignored, as in MXNet", stacklevel=2
                 )
             else:
+                known = [*self._inputs, *self._params]
                 raise MXNetError(
-                    f"{op} has no parameter {key!r}; it takes "
-                    f"{', '.join([*self._inputs, *self._params]) or 'none'}, name, attr"
+                    f"{op} has no parameter {key!r}{near_option(key, known)}; it takes "
+                    f"{', '.join(known) or 'none'}, name, attr"
                 )
         attrs = attributes(attr, extra)
         for key in [key for key in attrs if key in self._params]:

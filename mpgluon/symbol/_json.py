@@ -5,6 +5,7 @@ import json
 import textwrap
 
 from .. import _core
+from .._hints import of_op
 from ..base import MXNetError
 from ..ndarray.functions import bilinear_upsampling
 from ..util import is_np_shape
@@ -252,7 +253,7 @@ def _op_node(op, name, attrs, inputs, version):
     except MemoryError:
         raise
     except MXNetError:
-        raise MXNetError(f"{name}: there is no op {op!r} in this build") from None
+        raise MXNetError(f"{name}: there is no op {op!r} in this build{of_op(op)}") from None
     if "hidden" in described["flags"]:
         raise MXNetError(
             f"{name}: {op} is a part of other ops' gradients or of compiled networks; files don't "

@@ -1,5 +1,6 @@
 """The ops of the registry, as functions of symbols."""
 
 from ._namespaces import fill
+from .creation import Custom  # noqa: F401
 
 fill("op", globals())

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
+from ..ndarray import _rates
 from ._functions import Function
 from ._namespaces import fill
 from .symbol import Symbol
@@ -124,7 +125,7 @@ def exponential(
     >>> mx.sym.random.exponential(4, shape=(2, 4)).eval()[0].shape
     (2, 4)
     """
-    return _draw("exponential", (1.0 / scale,), shape, dtype, kwargs)
+    return _draw("exponential", (_rates.rate_of(scale),), shape, dtype, kwargs)
 
 
 def gamma(

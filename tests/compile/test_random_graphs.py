@@ -368,7 +368,7 @@ def close(found, wanted, truth):
             a,
             b,
             rtol=0,
-            atol=4e-6 * scale + 4 * error,
+            atol=4e-6 * scale + 6 * error,
             err_msg=f"default against eager, result {i}",
         )
 

@@ -10,7 +10,7 @@ import tempfile
 import warnings
 
 import mpgluon as mx
-from mpgluon.parallel import _safetensors
+from mpgluon.ndarray import _safetensors
 
 FOLDER = tempfile.TemporaryDirectory()
 PATH = os.path.join(FOLDER.name, "file")

@@ -1,13 +1,15 @@
 """Blocks: names, registration, files, hooks, errors, hybridize."""
 
 import copy
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from support.devices import on
 
@@ -602,3 +604,35 @@ def test_arrays_made_in_a_block_are_beside_its_input():
     assert eager.context == block(x).context == on(1)
     assert (eager.asnumpy() == block(x).asnumpy()).all()
     assert mx.context.current_context() == on(0)
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_networks_are_freed_at_once(hybridized, trained):
+    """Without the garbage collector, as large arrays don't make it run."""
+
+    def values():
+        net = nn.HybridSequential()
+        with net.name_scope():
+            net.add(nn.Dense(4, flatten=False), gluon.rnn.LSTM(3), nn.BatchNorm(), nn.Dense(2))
+        net.initialize()
+        if hybridized:
+            net.hybridize()
+        if trained:
+            trainer = gluon.Trainer(net.collect_params(), "adam")
+        x = nd.ones((2, 2, 3))
+        for _ in range(2):
+            with autograd.record():
+                loss = net(x).sum()
+            loss.backward()
+            if trained:
+                trainer.step(1)
+        params = net.collect_params().values()
+        return [weakref.ref(param) for param in params]
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert all(param() is None for param in values())
+    finally:
+        gc.enable()

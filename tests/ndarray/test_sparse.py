@@ -380,6 +380,16 @@ def test_retain():
 DENSE = np.arange(12, dtype="float32").reshape(4, 3)
 
 
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_products_with_csr_on_the_right_are_csr(transpose_b):
+    x, y = nd.array([[1, 2], [0, 3]]), nd.array([[0, 4], [5, 6]])
+    expected = nd.dot(x, y, transpose_b=transpose_b).asnumpy()
+    for forward_stype, stype in ((None, "csr"), ("csr", "csr"), ("default", "default")):
+        product = nd.dot(x, y.tostype("csr"), transpose_b=transpose_b, forward_stype=forward_stype)
+        assert product.stype == stype
+        np.testing.assert_array_equal(product.asnumpy(), expected)
+
+
 @pytest.mark.parametrize("right", ["default", "row_sparse"])
 @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(1)])
 def test_products_of_csr(right, ctx):

@@ -261,9 +261,10 @@ void mpg_compose_l2_normalization(mpg_gradient *g, const mpg_value *inputs, mpg_
   const mpg_desc *data = mpg_value_desc(g, inputs[0]);
   int ndim = data->shape.ndim, end = p->mode == CHANNEL ? 2 : ndim;
   mpg_dtype dtype = data->dtype;
-  mpg_reduce_params along;
-  memset(&along, 0, sizeof along);
+  mpg_reduce_norm_params along;
+  mpg_params_defaults(mpg_op_get(MPG_OP_norm)->params, &along);
   along.keepdims = true;
+  along.axis.count = 0;
   for (int axis = p->mode == SPATIAL ? 2 : 1; axis < end; axis++)
     along.axis.values[along.axis.count++] = axis;
   if (ndim < (p->mode == INSTANCE ? 1 : p->mode == CHANNEL ? 2 : 3)) {
@@ -273,8 +274,9 @@ void mpg_compose_l2_normalization(mpg_gradient *g, const mpg_value *inputs, mpg_
                                            : "spatial");
     return;
   }
-  mpg_value x = mpg_widen(g, inputs[0]), squares = mpg_emit1(g, MPG_OP_square, NULL, x);
-  if (along.axis.count) squares = mpg_emit1(g, MPG_OP_sum, &along, squares);
+  mpg_value x = mpg_widen(g, inputs[0]), norm = x;
+  if (along.axis.count) norm = mpg_emit1(g, MPG_OP_norm, &along, x);
+  mpg_value squares = mpg_emit1(g, MPG_OP_square, NULL, norm);
   mpg_value inverse = mpg_emit1(g, MPG_OP_rsqrt, NULL, mpg_plus(g, squares, p->eps));
   outputs[0] = mpg_emit_cast(g, mpg_multiply(g, x, inverse), dtype);
 }

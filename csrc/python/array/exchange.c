@@ -28,6 +28,44 @@ mpg_dtype mpg_py_from_numpy_type(int type) {
 }
 
 bool mpg_py_is_numpy(PyObject *object) { return PyArray_Check(object); }
+
+PyObject *mpg_py_brief(PyObject *value) {
+  enum { LIMIT = 200 };
+  if (mpg_py_is_array(value)) {
+    const mpg_desc *desc = mpg_array_desc(mpg_py_array_of(value));
+    char text[MPG_SHAPE_TEXT_SIZE];
+    return PyUnicode_FromFormat("an NDArray of shape %s and dtype %s",
+                                mpg_shape_text(&desc->shape, text, sizeof text),
+                                mpg_dtype_name(desc->dtype));
+  }
+  if (PyArray_Check(value)) {
+    PyObject *shape = PyObject_GetAttrString(value, "shape"), *result = NULL;
+    if (shape != NULL)
+      result = PyUnicode_FromFormat("a NumPy array of shape %R and dtype %S", shape,
+                                    (PyObject *)PyArray_DESCR((PyArrayObject *)value));
+    Py_XDECREF(shape);
+    return result;
+  }
+  PyObject *text = PyObject_Repr(value);
+  if (text == NULL || PyUnicode_GET_LENGTH(text) <= LIMIT) return text;
+  PyObject *start = PyUnicode_Substring(text, 0, LIMIT);
+  PyObject *result = start ? PyUnicode_FromFormat("%U...", start) : NULL;
+  Py_XDECREF(start);
+  Py_DECREF(text);
+  return result;
+}
+
+PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  PyObject *expected = PyUnicode_FromFormatV(format, args), *brief = mpg_py_brief(value);
+  va_end(args);
+  if (expected != NULL && brief != NULL)
+    PyErr_Format(mpg_py->errors[kind], "%U, got %U", expected, brief);
+  Py_XDECREF(expected);
+  Py_XDECREF(brief);
+  return NULL;
+}
 bool mpg_py_is_scalar(PyObject *object) {
   return PyFloat_Check(object) || PyLong_Check(object) || PyArray_IsScalar(object, Number) ||
          PyArray_IsScalar(object, Bool) ||
@@ -60,11 +98,13 @@ mpg_dtype mpg_py_dtype(PyObject *object) {
     Py_DECREF(descr);
   }
   PyErr_Clear();
-  if (dtype == MPG_DTYPE_NONE)
+  PyObject *brief = dtype == MPG_DTYPE_NONE ? mpg_py_brief(object) : NULL;
+  if (brief != NULL)
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                 "%R is no dtype of arrays: float16, bfloat16, float32, float64, uint8, int8, "
+                 "%U is no dtype of arrays: float16, bfloat16, float32, float64, uint8, int8, "
                  "int32, int64 and bool are",
-                 object);
+                 brief);
+  Py_XDECREF(brief);
   return dtype;
 }
 

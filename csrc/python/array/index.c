@@ -22,8 +22,11 @@ typedef struct basic_key {
 
 static int too_many(PyObject *key, const mpg_shape *shape) {
   char text[MPG_SHAPE_TEXT_SIZE];
-  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "too many indices in %R for an array of shape %s",
-               key, mpg_shape_text(shape, text, sizeof text));
+  PyObject *brief = mpg_py_brief(key);
+  if (brief != NULL)
+    PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "too many indices in %U for an array of shape %s",
+                 brief, mpg_shape_text(shape, text, sizeof text));
+  Py_XDECREF(brief);
   return -1;
 }
 
@@ -195,9 +198,14 @@ static PyObject *get_basic(PyObject *self, PyObject *key) {
 
 /* --- Keys with arrays ------------------------------------------------------------------------- */
 static PyObject *no_index(PyObject *entry) {
-  return PyErr_Format(
-      mpg_py->errors[MPG_VALUE_ERROR],
-      "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can", entry);
+  PyObject *brief = mpg_py_brief(entry);
+  if (brief != NULL)
+    PyErr_Format(
+        mpg_py->errors[MPG_VALUE_ERROR],
+        "%U can't be an index: integers, slices, ..., None and integer or boolean arrays can",
+        brief);
+  Py_XDECREF(brief);
+  return NULL;
 }
 
 /* An entry as NumPy understands it: NDArrays by value, floats as integers (MXNet allows them as

@@ -266,8 +266,7 @@ static int request_of(PyObject *object, mpg_grad_req *request) {
       *request = known[i].request;
       return 0;
     }
-  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "grad_req is 'write', 'add' or 'null', got %R",
-               object);
+  mpg_py_refuse(MPG_KEY_ERROR, object, "grad_req is 'write', 'add' or 'null'");
   return -1;
 }
 

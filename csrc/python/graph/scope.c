@@ -227,9 +227,11 @@ static PyObject *scope_getstate(PyObject *object, PyObject *Py_UNUSED(unused)) {
 
 /* --- Changes that stay ------------------------------------------------------------------------ */
 
+/* A function written in Python could be interrupted in its middle. */
 static bool is_call(PyObject *change) {
-  return PyTuple_CheckExact(change) && PyTuple_GET_SIZE(change) >= 1 &&
-         PyCallable_Check(PyTuple_GET_ITEM(change, 0));
+  if (!PyTuple_CheckExact(change) || PyTuple_GET_SIZE(change) < 1) return false;
+  PyObject *function = PyTuple_GET_ITEM(change, 0);
+  return PyCallable_Check(function) && !PyFunction_Check(function) && !PyMethod_Check(function);
 }
 
 static PyObject *at_once(PyObject *Py_UNUSED(module), PyObject *const *changes, Py_ssize_t count) {

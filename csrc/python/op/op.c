@@ -98,11 +98,16 @@ static int unknown_keyword(const op_object *self, PyObject *keyword) {
                             "%s has no parameters; '%U' is ignored, as in MXNet", self->op->name,
                             keyword);
   PyObject *comma = PyUnicode_FromString(", "),
-           *list = comma ? PyUnicode_Join(comma, self->names) : NULL;
-  if (list != NULL)
+           *list = comma ? PyUnicode_Join(comma, self->names) : NULL,
+           *hints = list ? PyImport_ImportModule("mpgluon._hints") : NULL,
+           *near =
+               hints ? PyObject_CallMethod(hints, "near_option", "OO", keyword, self->names) : NULL;
+  if (near != NULL)
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                 "%s has no parameter '%U'; it takes: %U%sout, name", self->op->name, keyword, list,
-                 PyTuple_GET_SIZE(self->names) ? ", " : "");
+                 "%s has no parameter '%U'%U; it takes: %U%sout, name", self->op->name, keyword,
+                 near, list, PyTuple_GET_SIZE(self->names) ? ", " : "");
+  Py_XDECREF(near);
+  Py_XDECREF(hints);
   Py_XDECREF(comma);
   Py_XDECREF(list);
   return -1;

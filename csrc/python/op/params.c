@@ -7,8 +7,7 @@ static int wrong(const mpg_param *param, const char *op, PyObject *value, const 
       !PyErr_ExceptionMatches(PyExc_OverflowError))
     return -1;
   PyErr_Clear();
-  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: %s has to be %s, got %R", op, param->name,
-               expected, value);
+  mpg_py_refuse(MPG_TYPE_ERROR, value, "%s: %s has to be %s", op, param->name, expected);
   return -1;
 }
 
@@ -201,8 +200,8 @@ static int from_enum(const target *to, void *field, PyObject *value) {
     *position =
         mpg_param_enum_find(param->constraint, param->default_text, strlen(param->default_text));
   if (*position < 0)
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s is one of %s, got %R", to->op,
-                 param->name, param->constraint, value);
+    mpg_py_refuse(MPG_VALUE_ERROR, value, "%s: %s is one of %s", to->op, param->name,
+                  param->constraint);
   Py_XDECREF(text);
   return *position < 0 ? -1 : 0;
 }

@@ -571,25 +571,18 @@ MPG_CUDA_KERNEL(boolean_mask_back) { return masked(call, true); }
 
 MPG_CUDA_KERNEL(shuffle) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
-  int64_t rows = in->desc.shape.ndim ? in->desc.shape.dims[0] : 1;
+  int64_t count = in->desc.shape.ndim ? in->desc.shape.dims[0] : 1;
+  mpg_cuda_rows keys;
+  int32_t *order;
+  void *positions;
   if (count_of(in) == 0) return MPG_OK;
-  if (rows > INT32_MAX)
-    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 rows on a GPU", call->op->name);
-  size_t key_bytes = mpg_align_up((size_t)rows * sizeof(uint64_t), 64),
-         order_bytes = mpg_align_up((size_t)rows * sizeof(int32_t), 64);
-  char *memory = (char *)mpg_device_scratch(call->device, add_bytes(rows) + key_bytes);
-  if (!memory) return MPG_DEVICE_OUT_OF_MEMORY;
-  uint64_t *keys[2] = {(uint64_t *)memory, (uint64_t *)(memory + key_bytes)};
-  int32_t *order[2] = {(int32_t *)(memory + 2 * key_bytes),
-                       (int32_t *)(memory + 2 * key_bytes + order_bytes)};
-  int64_t *positions = (int64_t *)(memory + add_bytes(rows));
-  int side;
-  MPG_TRY(mpg_cuda_launch(call, shuffle_keys_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0,
-                          mpg_cuda_key_of(call), rows, keys[0], order[0]));
   MPG_TRY(
-      mpg_cuda_sort(call, keys, order, rows, 64, memory + 2 * key_bytes + 2 * order_bytes, &side));
-  MPG_TRY(mpg_cuda_launch(call, order_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0,
-                          (const int32_t *)order[side], rows, positions));
-  return gather_rows(call, in->data, out->data, positions, 1, rows, rows,
-                     (size_t)(count_of(in) / rows) * item_of(in));
+      mpg_cuda_rows_new(call, 1, count, true, (size_t)count * sizeof(int64_t), &keys, &positions));
+  MPG_TRY(mpg_cuda_launch(call, shuffle_keys_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                          mpg_cuda_key_of(call), count, keys.keys[0], keys.places[0]));
+  MPG_TRY(mpg_cuda_rows_sort(call, &keys, &order));
+  MPG_TRY(mpg_cuda_launch(call, order_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                          (const int32_t *)order, count, (int64_t *)positions));
+  return gather_rows(call, in->data, out->data, (const int64_t *)positions, 1, count, count,
+                     (size_t)(count_of(in) / count) * item_of(in));
 }

@@ -64,7 +64,10 @@ class SVRGOptimizer(optimizers.Optimizer):
     """
 
     def __init__(self, default_optimizer: str | optimizers.Optimizer, **kwargs: Any) -> None:
-        super().__init__(**{key: kwargs[key] for key in BASE_PARAMETERS if key in kwargs})
+        named = isinstance(default_optimizer, str)
+        super().__init__(
+            **{key: value for key, value in kwargs.items() if not named or key in BASE_PARAMETERS}
+        )
         if isinstance(default_optimizer, str):
             default_optimizer = optimizers.create(default_optimizer, **kwargs)
         self.default_opt: optimizers.Optimizer = default_optimizer

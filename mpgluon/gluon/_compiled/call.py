@@ -4,6 +4,7 @@
 of the core. Signatures that are new trace the block's `forward`.
 """
 
+import weakref
 from itertools import count
 
 from ... import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
@@ -28,7 +29,7 @@ class Signature:
     mode."""
 
     def __init__(self, block, path, structure, training):
-        self.block = block
+        self._block = weakref.ref(block)
         self.path = path
         self.structure = structure
         self.training = training
@@ -46,6 +47,10 @@ class Signature:
         self.row_gradients = False  # parameters that it uses have sparse gradients
         self.tapped = {}  # then: shapes of the arguments -> TappedCall
         self.last_used = 0
+
+    @property
+    def block(self):
+        return self._block()
 
     def discover(self, flat):
         """Traces the block to see which copies of parameters it uses, whether it has to be cut, and
@@ -165,11 +170,18 @@ class Signature:
             return self._forward(arrays)
 
 
+def _weakly(method):
+    """A function that calls a method and does not keep its object."""
+    method = weakref.WeakMethod(method)
+    return lambda *arrays: method()(*arrays)
+
+
 class CompiledCall:
-    """The compiled form of one hybridized block: a `_core.CachedOp` for each signature."""
+    """The compiled form of one hybridized block: a `_core.CachedOp` for each signature. The block
+    keeps it, so it does not keep the block: networks that are given up are freed at once."""
 
     def __init__(self, block, flags):
-        self._block = block
+        self._block_reference = weakref.ref(block)
         self._flags = {
             name: value
             for name, value in flags.items()
@@ -179,6 +191,10 @@ class CompiledCall:
         self._signatures = {}
         self._dropped = 0
         self._changes, self._repeats = recompute.changes, None
+
+    @property
+    def _block(self):
+        return self._block_reference()
 
     def __call__(self, args):
         if self._changes != recompute.changes:
@@ -276,9 +292,9 @@ class CompiledCall:
             self._repeats = recompute.of_descendants(self._block)
         signature = self._make(key[0], flat, key[2])
         if signature.splits:
-            signature.op = _graph_breaks.Split(signature.trace_parts, self._flags)
+            signature.op = _graph_breaks.Split(_weakly(signature.trace_parts), self._flags)
         else:
-            signature.op = _core.CachedOp(signature.trace, self._flags)
+            signature.op = _core.CachedOp(_weakly(signature.trace), self._flags)
         if len(self._signatures) >= LIMIT:
             used = sorted(
                 (other.last_used, number, old)

@@ -19,7 +19,7 @@ from .._compiled.programs import CompiledPrograms
 from .._nested import is_symbolic
 from .._tree import TreeNode, children, compiled_call, is_hybridized
 from ..parameter._parameter import Parameter, load_values
-from ..parameter._parameter_dict import ParameterDict, check_names
+from ..parameter._parameter_dict import ParameterDict, check_names, renamed
 from ..utils import HookHandle, brief, indent
 from ._structure_file import load_structure, save_structure
 
@@ -40,7 +40,6 @@ class _NameScope(_core.Scope):
 
     def __init__(self, block):
         self._block = block
-        self._counter = {}
 
     @staticmethod
     def create(prefix, params, hint):
@@ -55,8 +54,9 @@ class _NameScope(_core.Scope):
             )
             return prefix, params
         if prefix is None:
-            count = scope._counter.get(hint, 0)
-            scope._counter[hint] = count + 1
+            counts = scope._block._child_counts
+            count = counts.get(hint, 0)
+            counts[hint] = count + 1
             prefix = f"{hint}{count}_"
         if shared is None:
             params = scope._block.params.of_child(prefix)
@@ -73,6 +73,15 @@ class _NameScope(_core.Scope):
 def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a method for type checkers: what overrides it may take any arguments."""
     return method
+
+
+def _hides_block(value, known):
+    """Whether nested lists and dicts hold a block that is not among the known ones."""
+    if isinstance(value, (list, tuple)):
+        return any(_hides_block(item, known) for item in value)
+    if isinstance(value, dict):
+        return any(_hides_block(item, known) for item in value.values())
+    return isinstance(value, Block) and not any(value is child for child in known)
 
 
 class Block(TreeNode):
@@ -112,11 +121,11 @@ class Block(TreeNode):
         self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
     ) -> None:
         if kwargs:
-            raise unknown_option(self, kwargs)
+            raise unknown_option(type(self), kwargs)
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
-        self._scope = _NameScope(self)
+        self._child_counts = {}  # how many blocks of each kind were made in `name_scope`
         TreeNode.__init__(self)
         self._scope_ids = {}  # scope of the calling block -> scope of this one
 
@@ -175,7 +184,7 @@ class Block(TreeNode):
 
     def name_scope(self) -> AbstractContextManager[Any]:
         """A context manager: blocks made inside it get this block's prefix in front of theirs."""
-        return self._scope
+        return _NameScope(self)
 
     def register_child(self, block: Block, name: str | None = None) -> None:
         """Adds a child, under `name` or its number."""
@@ -240,20 +249,11 @@ class Block(TreeNode):
         return collected
 
     def _warn_of_hidden_children(self):
-        def hides_block(value):
-            if isinstance(value, (list, tuple)):
-                return any(hides_block(item) for item in value)
-            if isinstance(value, dict):
-                return any(hides_block(item) for item in value.values())
-            return isinstance(value, Block) and not any(
-                value is child for child in self._children.values()
-            )
-
         for name, value in self.__dict__.items():
             if (
                 isinstance(value, (list, tuple, dict))
                 and name != "_children"
-                and hides_block(value)
+                and _hides_block(value, self._children.values())
             ):
                 warnings.warn(
                     f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, "
@@ -393,8 +393,8 @@ class Block(TreeNode):
         self.load_parameters(f"{prefix}-model.params")
 
     def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
-        """Writes the parameters into a ``.params`` file, named by their place in the tree
-        (``output.weight``).
+        """Writes the parameters into a file, named by their place in the tree
+        (``output.weight``): in MXNet's format, or that of safetensors or npz by the suffix.
 
         Parameters
         ----------
@@ -421,9 +421,10 @@ class Block(TreeNode):
         ignore_extra: bool = False,
         cast_dtype: bool = False,
         dtype_source: str = "current",
+        name_map: dict[str, str | None] | Callable[[str], str | None] | None = None,
     ) -> None:
-        """Reads parameters from a ``.params`` file: one of `save_parameters`, or one with
-        parameters' full names.
+        """Reads parameters from a file that `nd.load` reads: one of `save_parameters`, one with
+        parameters' full names or, by a `name_map`, one from elsewhere.
 
         Parameters
         ----------
@@ -441,6 +442,11 @@ class Block(TreeNode):
             stays.
         dtype_source : {'current', 'saved'}, default 'current'
             Whose dtype stays where they differ, with `cast_dtype`.
+        name_map : dict or callable, optional
+            What the names in the file are called here, before anything else looks at them: a dict
+            of names or of regular expressions of whole names, of which the first that matches
+            counts, to names in which ``\\1`` is a group's text; or a function of a name. None
+            leaves an array out; a name that the dict does not know stays.
 
         Raises
         ------
@@ -456,6 +462,8 @@ class Block(TreeNode):
                     f"{source} holds arrays without names, so they belong to no parameters"
                 )
             return
+        if name_map is not None:
+            loaded = renamed(loaded, name_map, source)
         structured = self._collect_params_with_prefix()
         if not any("." in name for name in loaded) and not any(
             name in structured for name in loaded

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import initializer
+from ..._hints import near
+from ...base import MXNetTypeError, MXNetValueError
 from ..block import HybridBlock
 
 if TYPE_CHECKING:
@@ -15,6 +17,31 @@ else:
 
 
 __all__ = ["Activation", "LeakyReLU", "PReLU", "ELU", "SELU", "GELU", "Swish"]
+
+
+_NAMES = ("relu", "sigmoid", "softrelu", "softsign", "tanh")
+
+
+def check_activation(layer: str, name: str, known: tuple[str, ...] = _NAMES) -> None:
+    """Fails where a layer is given another function."""
+    if not isinstance(name, str):
+        raise MXNetTypeError(
+            f"{layer}: the activation is a name, one of {', '.join(known)}, not a "
+            f"{type(name).__name__}; add layers behind this one for other functions"
+        )
+    if name not in known:
+        raise MXNetValueError(
+            f"{layer}: there is no activation {name!r}{near(name, known)}; there are "
+            f"{', '.join(known)}"
+        )
+
+
+def after(layer: str, activation: str | None) -> Activation | None:
+    """The activation that a layer ends with."""
+    if activation is None:
+        return None
+    check_activation(layer, activation)
+    return Activation(activation, prefix=activation + "_")
 
 
 class Activation(Layer):
@@ -32,6 +59,7 @@ class Activation(Layer):
     """
 
     def __init__(self, activation: str, **kwargs: Any) -> None:
+        check_activation(type(self).__name__, activation)
         self._act_type = activation
         super().__init__(**kwargs)
 

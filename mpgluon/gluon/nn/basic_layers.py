@@ -9,7 +9,7 @@ from ... import autograd, ndarray as nd
 from ..._core import dtype_name
 from .._compiled import running_statistics
 from ..block import Block, HybridBlock
-from .activations import Activation, activation_name
+from .activations import Activation, activation_name, after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -188,9 +188,7 @@ class Dense(Layer):
                     dtype=dtype,
                     allow_deferred_init=True,
                 )
-            self.act: Activation | None = (
-                None if activation is None else Activation(activation, prefix=activation + "_")
-            )
+            self.act: Activation | None = after(type(self).__name__, activation)
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         if bias is None:

@@ -10,10 +10,12 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from ..block import HybridBlock
-from .activations import Activation, activation_name
+from .activations import Activation, activation_name, after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from typing_extensions import Never
 
     from ..._types import Init, Layer
     from ..parameter import Parameter, ParameterDict
@@ -122,8 +124,9 @@ class _Conv(Layer):
         in_channels: int = 0,
         prefix: str | None = None,
         params: ParameterDict | None = None,
+        **kwargs: Never,
     ) -> None:
-        super().__init__(prefix=prefix, params=params)
+        super().__init__(prefix=prefix, params=params, **kwargs)
         ndim = self._ndim
         layout = check_layout(layout, ndim)
         kernel = per_axis(kernel_size, ndim, "kernel_size")
@@ -150,9 +153,7 @@ class _Conv(Layer):
                 self.bias = self.params.get(
                     "bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True
                 )
-            self.act: Activation | None = (
-                None if activation is None else Activation(activation, prefix=activation + "_")
-            )
+            self.act: Activation | None = after(type(self).__name__, activation)
 
     def _weight_channels(self, in_channels, groups):
         return self._channels, in_channels // groups
@@ -272,6 +273,7 @@ class _ConvTranspose(_Conv):
         in_channels: int = 0,
         prefix: str | None = None,
         params: ParameterDict | None = None,
+        **kwargs: Never,
     ) -> None:
         super().__init__(
             channels,
@@ -288,6 +290,7 @@ class _ConvTranspose(_Conv):
             in_channels,
             prefix,
             params,
+            **kwargs,
         )
         self.outpad: tuple[int, ...] = per_axis(output_padding, self._ndim, "output_padding")
         self._kwargs["adj"] = self.outpad
@@ -360,8 +363,9 @@ class _Pooling(Layer):
         count_include_pad: bool | None = None,
         prefix: str | None = None,
         params: ParameterDict | None = None,
+        **kwargs: Never,
     ) -> None:
-        super().__init__(prefix=prefix, params=params)
+        super().__init__(prefix=prefix, params=params, **kwargs)
         layout = check_layout(layout, self._ndim)
         kernel = per_axis(pool_size, self._ndim, "pool_size")
         self._kwargs = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
@@ -27,6 +28,7 @@ class MXNetNames:
     deferred_init: tuple[Any, ...]
     stype: str
     grad_stype: str
+    _trainer_reference: weakref.ref[Trainer] | None
 
     @property
     def _data(self) -> list[NDArray] | None:
@@ -104,6 +106,15 @@ class MXNetNames:
     @_grad_stype.setter
     def _grad_stype(self, stype: str) -> None:
         self.grad_stype = stype
+
+    @property
+    def _trainer(self) -> Trainer | None:
+        """The one that updates the parameter, which it does not keep: the Trainer keeps it."""
+        return None if self._trainer_reference is None else self._trainer_reference()
+
+    @_trainer.setter
+    def _trainer(self, trainer: Trainer | None) -> None:
+        self._trainer_reference = None if trainer is None else weakref.ref(trainer)
 
     def _set_trainer(self, trainer: Trainer | None) -> None:
         self.set_trainer(trainer)

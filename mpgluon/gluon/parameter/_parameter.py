@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import autograd, initializer, ndarray as nd, random
-from ..._core import at_once, dtype_name, set_attributes, side_context
+from ..._core import at_once, dtype_name, mark_variables, set_attributes, side_context
 from ...base import MXNetAssertionError, MXNetError
 from ...context import Context, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
@@ -254,7 +254,7 @@ class Parameter(MXNetNames):
         self._shape = shape
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_trainer": None, "_var": None, "_calls": None}
+        return {**self.__dict__, "_trainer_reference": None, "_var": None, "_calls": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -612,7 +612,7 @@ class Parameter(MXNetNames):
                 ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype)
                 for ctx, array in data.items()
             }
-            marks = [(autograd.mark_variables, list(data.values()), list(grad.values()), req)]
+            marks = [(mark_variables, list(data.values()), list(grad.values()), req)]
         self._hold(*marks, arrays=data, gradients=grad, _grad_req=req, deferred_init=())
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):

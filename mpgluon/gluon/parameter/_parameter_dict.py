@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -314,6 +315,46 @@ def check_names(
                     f"ParameterDict, which contains parameters: {brief(params)}. Set "
                     "ignore_extra=True to ignore."
                 )
+
+
+def _name_in(name_map, name):
+    """A name by a dict of names or patterns."""
+    if name in name_map:
+        return name_map[name]
+    for pattern, new in name_map.items():
+        try:
+            match = re.fullmatch(pattern, name)
+            if match:
+                return match.expand(new) if isinstance(new, str) else new
+        except re.error as error:
+            raise ValueError(
+                f"name_map: {pattern!r}: {new!r} is no regular expression and its replacement: "
+                f"{error}"
+            ) from error
+    return name
+
+
+def renamed(arrays: Mapping[str, NDArray], name_map: Any, source: str) -> dict[str, NDArray]:
+    """The arrays of a file under the names of a `name_map` (`Block.load_parameters`)."""
+    if not callable(name_map) and not isinstance(name_map, dict):
+        raise TypeError(
+            "name_map is a dict of names or patterns to names, or a function of a name, not "
+            f"{type(name_map).__name__}"
+        )
+    found: dict[str, NDArray] = {}
+    origins: dict[str, str] = {}
+    for name, array in arrays.items():
+        new = name_map(name) if callable(name_map) else _name_in(name_map, name)
+        if new is not None and not isinstance(new, str):
+            raise TypeError(f"name_map: gave {new!r} for '{name}', which is no name")
+        if new is None:
+            continue
+        if new in found:
+            raise ValueError(
+                f"name_map: both '{origins[new]}' and '{name}' of {source} become '{new}'"
+            )
+        found[new], origins[new] = array, name
+    return found
 
 
 def find_parameter(params: ParameterDict, name: str) -> Parameter | None:

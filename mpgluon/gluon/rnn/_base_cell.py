@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
 from ..block import Block, HybridBlock
-from ..nn.activations import LeakyReLU
+from ..nn.activations import LeakyReLU, check_activation
 from ._sequences import arranged, functions_of, is_one, masked, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from typing_extensions import Never
 
     from ..parameter import ParameterDict
 
@@ -46,8 +48,10 @@ class RecurrentCell(Block):
     [1.0, 2.0, 3.0]
     """
 
-    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
-        super().__init__(prefix=prefix, params=params)
+    def __init__(
+        self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
+    ) -> None:
+        super().__init__(prefix=prefix, params=params, **kwargs)
         self._modified = False
         self.reset()
 
@@ -160,6 +164,11 @@ class RecurrentCell(Block):
             ]
             outputs = masked(outputs, len(steps), layout, valid_length, True)
         return arranged(outputs, len(steps), layout, merge_outputs), states
+
+    def _check_activations(self, *activations):
+        for activation in activations:
+            if isinstance(activation, str):
+                check_activation(type(self).__name__, activation)
 
     def _activate(self, F, x, activation, name):
         if isinstance(activation, str):

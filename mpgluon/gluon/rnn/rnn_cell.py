@@ -147,6 +147,7 @@ class RNNCell(_GatedCell):
             prefix,
             params,
         )
+        self._check_activations(activation)
         self._activation = activation
 
     def _alias(self):
@@ -222,6 +223,7 @@ class LSTMCell(_GatedCell):
             prefix,
             params,
         )
+        self._check_activations(activation, recurrent_activation)
         self._activation = activation
         self._recurrent_activation = recurrent_activation
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
 from ..block import HybridBlock
+from ..nn.activations import check_activation
 from . import _projected, rnn_cell
 from ._base_cell import state_options
 
@@ -353,6 +354,7 @@ class RNN(_RNNLayer):
         dtype: DType = "float32",
         **kwargs: Any,
     ) -> None:
+        check_activation(type(self).__name__, activation, ("relu", "tanh"))
         super().__init__(
             "rnn_" + activation,
             hidden_size,

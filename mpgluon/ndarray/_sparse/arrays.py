@@ -309,6 +309,13 @@ class BaseSparseNDArray(NDArray):
 
     def copy_from(self, source: NDArray) -> BaseSparseNDArray:
         """Takes over the values of an array, sparse or dense; returns this one."""
+        with _core.pause():
+            _core.at_once(*self.changes_to_copy(source))
+        return self
+
+    def changes_to_copy(self, source: NDArray) -> list[tuple[Any, ...]]:
+        """The changes (`_core.at_once`) by which the array takes over the values of another. For
+        the package's other modules."""
         if source.shape != self.shape:
             raise _core.MXNetValueError(
                 f"an array of shape {source.shape} can't be copied to one of {self.shape}"
@@ -317,8 +324,14 @@ class BaseSparseNDArray(NDArray):
             source = source.tostype("default")
         copy = cast_storage(source, self.stype) if source.stype == "default" else source.copy()
         copy = copy.astype(self.dtype, copy=False).as_in_context(self.context)
-        self._take_over(copy.detach())
-        return self
+        copy = copy.detach()
+        state = [
+            item for name in ("values", *self.aux) for item in (f"_{name}", getattr(copy, name))
+        ]
+        if self._gradient is None:
+            return [(_core.set_attributes, self, *state, "_host", {}, "_variable", None)]
+        dense = copy.tostype("default")
+        return [(dense.copyto, self._variable), (_core.set_attributes, self, *state, "_host", {})]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Only ``x[:] = value`` is there."""

@@ -605,7 +605,7 @@ def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):
         rows = rhs.row_index()
         parts = (rhs.index, rows) if transpose_b else (rows, rhs.index)
         product = _times(rhs, lhs.T, *parts, rhs.shape[0 if transpose_b else 1]).T
-        if forward_stype is None and not transpose_b:
+        if forward_stype is None:
             return cast_storage(product, "csr")
         return product
     return NotImplemented

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...block import HybridBlock
-from ...nn import Activation
+from ...nn.activations import Activation, after
 from ...nn.conv_layers import per_axis
 
 if TYPE_CHECKING:
@@ -129,9 +129,7 @@ class DeformableConvolution(HybridBlock):
             )
             self.deformable_conv_weight: Parameter = weight
             self.deformable_conv_bias: Parameter | None = bias
-            self.act: Activation | None = (
-                None if activation is None else Activation(activation, prefix=activation + "_")
-            )
+            self.act: Activation | None = after(type(self).__name__, activation)
 
     def _parameters(
         self, name: str, options: dict[str, Any], weight: Init | None, bias: Init

@@ -47,6 +47,7 @@ class _ConvCell(HybridRecurrentCell):
         self._hidden_channels = hidden_channels
         self._input_shape = tuple(input_shape)
         self._conv_layout = conv_layout
+        self._check_activations(activation)
         self._activation = activation
         self._channel_axis = conv_layout.find("C")
         i2h_kernel, h2h_kernel = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...._hints import near as _near
 from .alexnet import *
 from .alexnet import __all__ as _alexnet
 from .densenet import *
@@ -98,6 +99,11 @@ def get_model(name: str, **kwargs: Any) -> HybridBlock:
     >>> type(net).__name__
     'ResNetV1'
     """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a model is a str, not {type(name).__name__}")
     if name.lower() not in _MODELS:
-        raise ValueError(f"there is no model {name!r}; there are {', '.join(sorted(_MODELS))}")
+        raise ValueError(
+            f"there is no model {name!r}{_near(name, _MODELS)}; there are "
+            f"{', '.join(sorted(_MODELS))}"
+        )
     return _MODELS[name.lower()](**kwargs)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .._core import NotSupportedError
 from ..base import MXNetError, itemsize
 
 _NAMES = {
@@ -23,15 +24,15 @@ _NAMES = {
     "bfloat16": "BF16",
     "int64": "I64",
     "int32": "I32",
-    "int16": "I16",
     "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
     "uint8": "U8",
     "bool": "BOOL",
 }
 _DTYPES = {code: name for name, code in _NAMES.items()}
+_OTHERS = (  # that no array here can have
+    *("I16", "U16", "U32", "U64", "C64"),
+    *("F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4"),
+)
 _LARGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
 
@@ -39,7 +40,7 @@ _CHUNK = 4 << 20
 def encode(value: Any, dtype: str) -> Any:
     """A NumPy array as it is stored. bfloat16 comes as float32, of which the upper half is all
     there is."""
-    value = np.ascontiguousarray(value)
+    value = np.ascontiguousarray(value).reshape(np.shape(value))  # () becomes (1,)
     if dtype == "bfloat16":
         value = (value.astype("<f4", copy=False).view("<u4") >> 16).astype("<u2")
     return value.astype(value.dtype.newbyteorder("<"), copy=False)
@@ -106,13 +107,15 @@ class File:
                     raise self.damaged("it is cut off in its header")
                 text = file.read(length)
         except OSError as error:
-            raise MXNetError(f"checkpoint shard '{path}' can't be read: {error}") from error
+            raise MXNetError(f"safetensors file '{path}' can't be read: {error}") from error
         self.header_sum = zlib.crc32(text)
         self._begin = 8 + length
         try:
             header = json.loads(text)
             self.entries = {
-                name: self._entry(entry) for name, entry in header.items() if name != "__metadata__"
+                name: self._entry(name, entry)
+                for name, entry in header.items()
+                if name != "__metadata__"
             }
             cut = next(
                 (
@@ -129,9 +132,14 @@ class File:
 
     def damaged(self, why: str) -> MXNetError:
         """The error that says so."""
-        return MXNetError(f"checkpoint shard '{self.path}' is damaged: {why}")
+        return MXNetError(f"safetensors file '{self.path}' is damaged: {why}")
 
-    def _entry(self, entry):
+    def _entry(self, name, entry):
+        if entry["dtype"] in _OTHERS:
+            raise NotSupportedError(
+                f"safetensors file '{self.path}': '{name}' is {entry['dtype']}, which no array "
+                "here can be; convert it with the program that wrote it"
+            )
         dtype, shape, (begin, end) = (
             _DTYPES[entry["dtype"]],
             tuple(entry["shape"]),

@@ -1,0 +1,79 @@
+"""Arrays in pickles that MXNet 1.9.1 has made, read under the name mxnet."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpgluon import nd
+from mpgluon.base import MXNetError
+
+# pickle.dumps(nd.array([[1, 2], [3, 4]]), 2), of MXNet 1.9.1.
+WRITTEN = """
+gAJjbXhuZXQubmRhcnJheS5uZGFycmF5Ck5EQXJyYXkKcQBOhXEBUnECfXEDWAYAAABoYW5kbGVx
+BGNfX2J1aWx0aW5fXwpieXRlYXJyYXkKcQVjX2NvZGVjcwplbmNvZGUKcQZYPgAAAMOJw7rCk8O5
+AAAAAAIAAAACAAAAAAAAAAIAAAAAAAAAAQAAAAAAAAAAAAAAAADCgD8AAABAAABAQAAAwoBAcQdY
+BgAAAGxhdGluMXEIhnEJUnEKhXELUnEMc2Iu
+"""
+SCRIPT = """
+import base64, pickle, sys
+import mpgluon
+mpgluon.as_mxnet()
+import mxnet
+array = pickle.loads(base64.b64decode(sys.argv[1]))
+assert type(array) is mxnet.nd.NDArray
+print(array.asnumpy().tolist(), (array * 2).sum().asscalar())
+"""
+
+
+def test_pickles_of_mxnet():
+    # In a process of its own: the name mxnet stays.
+    run = subprocess.run([sys.executable, "-c", SCRIPT, WRITTEN], capture_output=True, text=True)
+    assert run.stdout == "[[1.0, 2.0], [3.0, 4.0]] 20.0\n", run.stderr
+
+
+def state_of(array):
+    """As in MXNet: an array's part of a file of one array."""
+    return bytearray(nd.save_tobuffer([array])[24:-8])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "uint8", "int32", "int64"])
+def test_states_of_all_dtypes(dtype):
+    source = nd.array(np.arange(6).reshape(2, 3), dtype=dtype)
+    array = nd.NDArray(None)
+    array.__setstate__({"handle": state_of(source)})
+    assert array.dtype == source.dtype
+    np.testing.assert_array_equal(array.asnumpy(), source.asnumpy())
+    assert (pickle.loads(pickle.dumps(array)) == source).asnumpy().all()
+
+
+def test_states_that_are_wrong():
+    state = state_of(nd.ones((2, 3)))
+    for wrong in (
+        None,
+        3,
+        {},
+        {"handle": None},
+        {"handle": "text"},
+        {"handle": state_of(nd.ones((2, 3)).tostype("csr"))},
+        *({"handle": state[:size]} for size in range(len(state))),
+        {"handle": state + b"0"},
+    ):
+        array = nd.NDArray(None)
+        with pytest.raises((TypeError, MXNetError, OSError)):
+            array.__setstate__(wrong)
+        assert array.shape == (0,)
+    for array in (nd.ones((2,)), nd.ones((2,)).tostype("row_sparse")):
+        with pytest.raises(TypeError):
+            array.__setstate__({"handle": state})
+    assert nd.ones((2,)).asnumpy().tolist() == [1, 1]
+
+
+def test_calls_of_the_class_itself():
+    for args in ((), (3,), (None, None)):
+        with pytest.raises(TypeError, match=r"make arrays with nd\.array"):
+            nd.NDArray(*args)
+    with pytest.raises(AttributeError, match="use x itself: there are no handles"):
+        nd.ones((2,)).handle

@@ -1,0 +1,238 @@
+"""Names and options that there are none of, and values of the wrong kind: errors say what there
+is."""
+
+import importlib
+import inspect
+import pkgutil
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, gluon, nd
+from mpgluon.base import MXNetError
+from mpgluon.gluon import nn
+
+# Ops of MXNet 1.9.1 that came last here, or have not come: what is there works under mx.nd and
+# mx.sym, and what is not tells of another way.
+LATER = """
+    op.cast_storage
+    contrib.SparseEmbedding contrib.calibrate_entropy contrib.count_sketch contrib.dequantize
+    contrib.dgl_adjacency contrib.dgl_csr_neighbor_non_uniform_sample
+    contrib.dgl_csr_neighbor_uniform_sample contrib.dgl_graph_compact contrib.dgl_subgraph
+    contrib.edge_id contrib.getnnz contrib.group_adagrad_update contrib.hawkesll contrib.quantize
+    contrib.quantize_asym contrib.quantize_v2 contrib.quantized_act contrib.quantized_batch_norm
+    contrib.quantized_concat contrib.quantized_conv contrib.quantized_elemwise_add
+    contrib.quantized_elemwise_mul contrib.quantized_embedding contrib.quantized_flatten
+    contrib.quantized_fully_connected contrib.quantized_pooling contrib.quantized_rnn
+    contrib.requantize
+""".split()
+PLACES = {
+    "op": [(mx.nd, "op"), (mx.nd, None), (mx.sym, "op"), (mx.sym, None)],
+    "contrib": [
+        (mx.nd, "contrib"),
+        (mx.sym, "contrib"),
+        *((mx.contrib, name) for name in ("nd", "ndarray", "sym", "symbol")),
+    ],
+}
+
+
+@pytest.mark.parametrize("op", LATER)
+def test_ops_that_are_not_available(op):
+    space, name = op.split(".")
+    for package, module in PLACES[space]:
+        module = getattr(package, module) if module else package
+        try:
+            assert callable(getattr(module, name))
+        except AttributeError as error:
+            assert f"'{name}': this op of MXNet is not available; " in str(error)
+    graph = {
+        "nodes": [{"op": f"_contrib_{name}", "name": "one", "attrs": {}, "inputs": []}],
+        "arg_nodes": [],
+        "heads": [[0, 0, 0]],
+    }
+    if f"_contrib_{name}" not in _core.ops() and space == "contrib":
+        with pytest.raises(MXNetError, match=f"there is no op '_contrib_{name}' in this build; "):
+            mx.symbol.fromjson(str(graph).replace("'", '"'))
+
+
+def test_other_names_of_mxnet():
+    for package in (mx.nd, mx.sym):
+        assert package.op.Custom is package.Custom
+    assert nd.op.CachedOp is nd.CachedOp
+    with pytest.raises(AttributeError, match=r"use mx\.image\.imdecode"):
+        nd.imdecode
+
+
+def classes_of(base):
+    for module in pkgutil.walk_packages(mx.__path__, "mpgluon."):
+        if "__main__" not in module.name:
+            importlib.import_module(module.name)
+    found, waiting = set(), [base]
+    while waiting:
+        kind = waiting.pop()
+        ours = kind.__module__.startswith("mpgluon.") and "parallel" not in kind.__module__
+        if kind not in found and ours:
+            found.add(kind)
+            waiting += kind.__subclasses__()
+    return sorted(found, key=lambda kind: (kind.__module__, kind.__qualname__))
+
+
+@pytest.mark.parametrize("base", [gluon.Block, mx.optimizer.Optimizer])
+def test_all_classes_name_the_option_that_they_do_not_have(base):
+    classes = [kind for kind in classes_of(base) if not kind.__name__.startswith("_")]
+    assert len(classes) > 10
+    for kind in classes:
+        required = {
+            p.name: "relu" if p.name == "activation" else 1
+            for p in inspect.signature(kind).parameters.values()
+            if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
+        }
+        with pytest.raises(TypeError) as caught:
+            kind(**required, prefxi=1)
+        assert str(caught.value).startswith(f"{kind.__name__} has no option 'prefxi'")
+
+
+def test_options_that_a_class_does_not_take_are_not_offered():
+    class Own(gluon.Block):
+        def __init__(self, width):
+            super().__init__()
+
+    for call, text in (
+        (
+            lambda: Own(2, widht=3),
+            "Own has no option 'widht'; did you mean 'width'?; it takes width",
+        ),
+        (lambda: Own(2, prefix="a"), "Own has no option 'prefix'; it takes width"),
+        (lambda: nn.LayerNorm(eps=1e-3), "LayerNorm has no option 'eps'; did you mean 'epsilon'?"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert str(caught.value).startswith(text)
+    assert str(inspect.signature(gluon.Block)).startswith("(prefix:")
+
+
+CELL = gluon.contrib.rnn.Conv2DLSTMCell
+NEAR = {
+    "kvstore": (lambda: mx.kv.create("devise"), "device"),
+    "model": (lambda: gluon.model_zoo.vision.get_model("resnet50"), "resnet50_v"),
+    "optimizer": (lambda: mx.optimizer.create("adamm"), "adam"),
+    "metric": (lambda: mx.metric.create("acuracy"), "accuracy"),
+    "initializer": (lambda: mx.init.create("xavir"), "xavier"),
+    "Activation": (lambda: nn.Activation("rulu"), "relu"),
+    "Dense": (lambda: nn.Dense(3, activation="rulu"), "relu"),
+    "Conv": (lambda: nn.Conv2D(3, 3, activation="sigmiod"), "sigmoid"),
+    "Deformable": (
+        lambda: gluon.contrib.cnn.DeformableConvolution(3, activation="rulu"),
+        "relu",
+    ),
+    "RNN": (lambda: gluon.rnn.RNN(3, activation="rulu"), "relu"),
+    "RNNCell": (lambda: gluon.rnn.RNNCell(3, activation="tnah"), "tanh"),
+    "LSTMCell": (lambda: gluon.rnn.LSTMCell(3, recurrent_activation="sigmoyd"), "sigmoid"),
+    "Conv2DLSTMCell": (lambda: CELL((3, 8, 8), 3, 3, 3, activation="rulu"), "relu"),
+}
+
+
+@pytest.mark.parametrize("case", NEAR)
+def test_unknown_names_suggest_the_nearest(case):
+    call, name = NEAR[case]
+    with pytest.raises((ValueError, AssertionError)) as caught:
+        call()
+    assert f"; did you mean '{name}" in str(caught.value)
+
+
+def test_names_that_are_no_strings():
+    array = nd.ones((2,))
+    for call in (
+        lambda: mx.kv.create(array),
+        lambda: gluon.model_zoo.vision.get_model(array),
+        lambda: mx.optimizer.create(array),
+        lambda: mx.metric.create(array),
+        lambda: mx.init.create(array),
+        lambda: nn.Dense(2, activation=nn.LeakyReLU(0.1)),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert "NDArray" in str(caught.value) or "LeakyReLU" in str(caught.value)
+
+
+def test_arrays_as_parameters_are_named_by_shape_and_dtype():
+    """Of every op: never by their numbers."""
+    values = nd.ones((2, 2)), nd.ones((20,)) / 2
+    told = 0
+    for name, op in _core.ops().items():
+        about = op.describe()
+        inputs = [values[0]] * sum(not one["optional"] for one in about["inputs"])
+        for param in about["params"]:
+            for wrong in (values[1], values[1].asnumpy()):
+                try:
+                    op(*inputs, **{param["name"]: wrong})
+                except Exception as error:  # of any kind: what it says is looked at
+                    assert "<NDArray" not in str(error) and "0.5" not in str(error), name
+                    told += "of shape (20,) and dtype float32" in str(error)
+    assert told > 1000
+
+
+def test_other_wrong_values_are_short():
+    for call in (
+        lambda: nd.zeros((2,), dtype=nd.ones((2,))),
+        lambda: nd.zeros((2,), dtype="x" * 5000),
+        lambda: nd.ones((2,)).astype(np.ones(2000)),
+        lambda: nd.sum(nd.ones((2,)), axis="x" * 5000),
+        lambda: nd.ones((2,))["x" * 5000],
+        lambda: nd.ones((2,))[(0,) * 5000],
+    ):
+        with pytest.raises((TypeError, ValueError, IndexError)) as caught:
+            call()
+        assert len(str(caught.value)) < 400 and "<NDArray" not in str(caught.value)
+
+
+def test_errors_of_ops_without_inputs():
+    for call, end in (
+        (lambda: nd.arange(0, 1, 0), "step must not be 0"),
+        (lambda: nd.random.randint(5, 2), "they are 5 and 2"),
+        (lambda: nd.random.uniform(dtype="int8"), "of dtype int8"),
+        (lambda: nd.random.uniform(3, 2), "they are 3 and 2"),
+        (lambda: nd.zeros((-3, 2)), "negative dimension -3 in shape (?, 2)"),
+    ):
+        with pytest.raises(MXNetError) as caught:
+            call()
+        assert str(caught.value).endswith(end)
+
+
+@pytest.mark.parametrize("name", mx.nd.random.__all__)
+def test_draws_with_parameters_of_0(name):
+    """The limit, as in docs/porting.md, or an error of ours."""
+    for space in (nd, mx.sym):
+        function = getattr(space.random, name)
+        count = sum(
+            parameter.name
+            in ("low", "high", "loc", "scale", "lam", "alpha", "beta", "k", "p", "mu")
+            for parameter in inspect.signature(function).parameters.values()
+        )
+        if not count or name == "randn":
+            continue
+        for zero in (0, 0.0, np.float32(0)):
+            try:
+                drawn = function(*[zero] * count, shape=(2,))
+                drawn = drawn.eval()[0] if space is mx.sym else drawn
+                assert (drawn.asnumpy() == 0).all()
+            except MXNetError as error:
+                assert name in ("randint", "negative_binomial")
+                assert "0" in str(error)
+    assert nd.random.exponential(0, shape=(3,)).asnumpy().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: mx.init.Xavier(magnitude=value),
+        lambda value: mx.init.Uniform(value),
+        lambda value: mx.init.Normal(value),
+    ],
+)
+def test_initializers_with_negative_widths(make):
+    for value in (-3, float("nan")):
+        with pytest.raises(ValueError, match="must not be negative, got"):
+            make(value)
+    make(0)
