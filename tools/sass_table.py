@@ -22,12 +22,15 @@ PAGE = os.path.join(ROOT, "docs", "measurements", "cuda-kernels.md")
 # Hot kernels: file, instance, threads of a block, and how many elements a thread handles in one
 # iteration of its hot loop (for attention: scores).
 KERNELS = [
-    ("layers/batch_norm.cu", "sums_last_kernel<mpg_bfloat16, float>", 256, 4),
-    ("layers/batch_norm.cu", "apply_kernel<mpg_bfloat16, float>", 256, 4),
-    ("layers/batch_norm.cu", "apply_relu_kernel<mpg_bfloat16, float>", 256, 2),
-    ("layers/batch_norm.cu", "back_kernel<mpg_bfloat16, float>", 256, 2),
-    ("layers/batch_norm.cu", "sums_kernel<float, float>", 256, 4),
-    ("layers/batch_norm.cu", "back_kernel<float, float>", 256, 4),
+    ("layers/batch_norm.cu", "statistics_last_kernel<mpg_bfloat16, float, true>", 256, 32),
+    ("layers/batch_norm.cu", "apply_last_kernel<mpg_bfloat16, float, true, (behind)0>", 256, 16),
+    ("layers/batch_norm.cu", "apply_last_kernel<mpg_bfloat16, float, true, (behind)1>", 256, 16),
+    ("layers/batch_norm.cu", "apply_last_kernel<mpg_bfloat16, float, true, (behind)2>", 256, 16),
+    ("layers/batch_norm.cu", "gradient_sums_last_kernel<mpg_bfloat16, float, true, true>", 256, 16),
+    ("layers/batch_norm.cu", "back_last_kernel<mpg_bfloat16, float, true, (behind)1>", 256, 16),
+    ("layers/batch_norm.cu", "back_last_kernel<mpg_bfloat16, float, true, (behind)2>", 256, 16),
+    ("layers/batch_norm.cu", "statistics_first_kernel<float, float, 4, true>", 256, 4),
+    ("layers/batch_norm.cu", "back_first_kernel<float, float, 4, true>", 256, 4),
     ("layers/pooling.cu", "pool_kernel<mpg_bfloat16, (kind)0, false>", 256, 4),
     ("layers/pooling.cu", "back_kernel<mpg_bfloat16, (kind)0>", 256, 2),
     ("layers/pooling.cu", "pool_kernel<float, (kind)1, false>", 256, 16),

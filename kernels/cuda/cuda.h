@@ -189,6 +189,18 @@ struct __align__(16) mpg_pack { /* what one thread loads or stores at once */
   enum { COUNT = 16 / sizeof(T) };
   T values[COUNT];
 };
+/* 16 bytes by one instruction; of a struct's members nvcc may make several. */
+__device__ __forceinline__ void mpg_store_words(void *to, const uint32_t (&words)[4]) {
+#ifdef __CUDA_ARCH__
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(to)), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+               : "memory");
+#else
+  memcpy(to, words, sizeof words);
+#endif
+}
 static inline bool mpg_cuda_aligned(const void *address) { return ((uintptr_t)address & 15) == 0; }
 
 /* --- Sums over warps and blocks --------------------------------------------------------------- */

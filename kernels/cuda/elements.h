@@ -74,27 +74,34 @@ MPG_ANYWHERE float mpg_widen(mpg_bfloat16 value) { return mpg_bfloat16_to_float(
 MPG_ANYWHERE int32_t mpg_widen(mpg_boolean value) { return value.bits != 0; }
 template <>
 struct mpg_convert<mpg_half> {
-  static MPG_MEMBER mpg_half of_float(float value) {
-    mpg_half result;
+  static MPG_MEMBER uint32_t pair(float first, float second) {
 #ifdef __CUDA_ARCH__
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+    uint32_t both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
 #else
-    result.bits = mpg_float_to_half(value);
+    return mpg_float_to_half(first) | (uint32_t)mpg_float_to_half(second) << 16;
 #endif
-    return result;
   }
   template <class C>
   static MPG_MEMBER mpg_half from(C value) {
-    return of_float((float)value);
+    return {(uint16_t)pair((float)value, 0)};
   }
 };
 template <>
 struct mpg_convert<mpg_bfloat16> {
+  static MPG_MEMBER uint32_t pair(float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 /* NaN becomes 0x7fff */
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
+#else
+    return mpg_float_to_bfloat16(first) | (uint32_t)mpg_float_to_bfloat16(second) << 16;
+#endif
+  }
   template <class C>
   static MPG_MEMBER mpg_bfloat16 from(C value) {
-    mpg_bfloat16 result;
-    result.bits = mpg_float_to_bfloat16((float)value);
-    return result;
+    return {(uint16_t)pair((float)value, 0)};
   }
 };
 template <>
@@ -128,6 +135,12 @@ struct mpg_convert<int8_t> {
 template <class T, class S>
 MPG_ANYWHERE T mpg_to(S value) {
   return mpg_convert<T>::from(mpg_widen(value));
+}
+
+/* Two halves in a word, the first one below. */
+template <class T>
+MPG_ANYWHERE uint32_t mpg_halves(float first, float second) {
+  return mpg_convert<T>::pair(first, second);
 }
 
 #endif

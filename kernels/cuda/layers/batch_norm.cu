@@ -1,20 +1,42 @@
 /* BatchNorm, alone and with an addition and relu behind it.
  *
- * Data is (outer, channels, inner). Sums over a channel are taken by chunks of a fixed length, in
- * float (double for float64), and chunks added in double by one thread a channel, so bits depend on
- * shapes alone. Normalised are distances from the mean as it is, not as rounding left it. What
- * elements are then multiplied with and shifted by lies in scratch memory: results of the size of
- * the channels may be written over parameters of that size.
+ * Data is (outer, channels, inner). With the channels last (inner 1) a thread takes eight
+ * neighbouring channels of some rows: 16 bytes of a half, and a byte of relu's mask. Otherwise a
+ * block takes a chunk of one channel, whose planes lie apart. Every array is read once for sums and
+ * once to be normalised.
+ *
+ * Sums over a channel are taken by threads in float (double for float64), in chunks that depend on
+ * shapes alone, and these in double, so bits depend on shapes alone. A thread sums distances from
+ * the first element that it meets: squares of these are at most as many times its variance as it
+ * has elements (THREAD_ROWS), wherever the data lies. Means are relative to the channel's first
+ * element, which they are small against, if at all, by no more than the data's own spread; and
+ * normalised are distances from the mean as it is, not as rounding left it. What elements are then
+ * multiplied with and shifted by lies in scratch memory: results of the size of the channels may be
+ * written over parameters of that size.
  */
 #include "kernels/cuda/access.h"
+#include "kernels/cuda/neighbours.h"
 
 namespace {
 
-enum { WARP = 32, ROWS = 8, CHUNK = 8192, ROW_CHUNK = 1024, SUMS = 3 };
+enum { WARP = 32, SUMS = 3 };
+enum {
+  EIGHT = 8,         /* channels of a thread */
+  THREAD_ROWS = 256, /* rows that a thread sums, at most */
+  BLOCKS = 1024,     /* that sum with the channels last, about; threads have at least LEAST_ROWS */
+  LEAST_ROWS = 8,
+  APPLY_ROWS = 16, /* rows that a thread normalises */
+  CHUNK = 8192,    /* elements of a channel that a block sums, otherwise */
+  GRID = 65535     /* blocks along the grid's y at most */
+};
 
 struct extent {
   int64_t outer, channels, inner, chunks;
-  bool last; /* inner is 1: neighbours are channels */
+  bool last;             /* inner is 1: neighbours are channels */
+  int rows;              /* channels last: of a chunk */
+  int64_t planes, parts; /* otherwise: planes of a chunk, or chunks of a plane; one of them is 1 */
+  int across; /* 2^across of a block's threads lie across channels, or along a plane; the others
+                 down the rows, or are for further planes */
 };
 
 template <class T, class C>
@@ -36,107 +58,485 @@ struct batch_norm {
   C *center, *scale, *shift, *slope; /* per channel */
 };
 
-/* The gradient before relu: 0 where it cut off, NaN where it was given NaN. */
-template <class T, class C>
-__device__ __forceinline__ C through(const batch_norm<T, C> &t, int64_t row, int64_t c, C value) {
-  if (!t.mask) return value;
-  const uint8_t *mask = t.mask + row * (2 * t.mask_bytes + 1);
-  if (mask[2 * t.mask_bytes] && mask[t.mask_bytes + c / 8] >> c % 8 & 1) return (C)NAN;
-  return mask[c / 8] >> c % 8 & 1 ? value : (C)0;
+/* What all elements of eight channels need; 0 for channels that there are not. */
+template <bool FULL, class C>
+__device__ __forceinline__ void of_channels(const C *from, int live, C (&values)[EIGHT]) {
+  mpg_neighbours<C, EIGHT, FULL> data = {};
+  if (live) data.load(from, live);
+#pragma unroll
+  for (int k = 0; k < EIGHT; k++) values[k] = data.template get<C>(k);
 }
 
-enum sums { VALUES, DISTANCES, GRADIENTS };
+MPG_ANYWHERE int smaller(int64_t a, int b) { return a < b ? (int)a : b; }
 
-template <class T, class C>
-__device__ __forceinline__ void add_terms(const batch_norm<T, C> &t, sums what, int64_t at,
-                                          int64_t row, int64_t c, C center, C *first, C *second,
-                                          C *third) {
-  C x = mpg_to<C>(t.x[at]) - center;
-  if (what == GRADIENTS) {
-    C g = through(t, row, c, mpg_to<C>(t.dy[at]));
-    *first += g;
-    *second += g * x;
-    *third += x;
-  } else {
-    *first += x;
-    *second += x * x; /* of distances only */
+/* --- Channels last: a block is (threads across channels, threads down rows) ------------------- */
+
+/* How many of the channels from c on there are, of eight. */
+MPG_ANYWHERE int live_channels(const extent &e, int64_t c) {
+  return e.channels <= c ? 0 : smaller(e.channels - c, EIGHT);
+}
+/* How many of `rows` the threads with threadIdx.y == y have. */
+MPG_ANYWHERE int rows_of(const extent &e, int rows, int y) {
+  int down = MPG_CUDA_THREADS >> e.across;
+  return rows <= y ? 0 : ((rows - y - 1) / down) + 1;
+}
+
+/* Mean, relative to row 0, and the sum of squared distances from it of each channel in a chunk. */
+template <class T, class C, bool FULL>
+__global__ void statistics_last_kernel(batch_norm<T, C> t) {
+  enum { AHEAD = sizeof(T) == 2 ? 4 : 2 };
+  typedef mpg_neighbours<T, EIGHT, FULL> eight;
+  __shared__ C means[MPG_CUDA_THREADS * EIGHT], squares[MPG_CUDA_THREADS * EIGHT];
+  int64_t begin = (int64_t)blockIdx.x * t.e.rows, stride = blockDim.y * t.e.channels;
+  int rows = smaller(t.e.outer - begin, t.e.rows), count = rows_of(t.e, rows, threadIdx.y),
+      columns = blockDim.x * EIGHT, me = threadIdx.y * blockDim.x + threadIdx.x,
+      mine = threadIdx.y * columns + threadIdx.x * EIGHT;
+  for (int64_t tile = blockIdx.y; tile * columns < t.e.channels; tile += gridDim.y) {
+    int64_t c = tile * columns + threadIdx.x * EIGHT;
+    int live = live_channels(t.e, c), todo = live ? count : 0;
+    const T *x = t.x + (begin + threadIdx.y) * t.e.channels + c;
+    C pilot[EIGHT], sum[EIGHT] = {}, square[EIGHT] = {};
+    eight first = {};
+    if (todo) first.load(x, live);
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++) pilot[k] = first.template get<C>(k);
+    for (int row = 0; row < todo; row += AHEAD, x += AHEAD * stride) {
+      eight data[AHEAD];
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++)
+        if (row + u < todo) data[u].load(x + u * stride, live);
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++)
+        if (row + u < todo)
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++) {
+            C away = data[u].template get<C>(k) - pilot[k];
+            sum[k] += away;
+            square[k] = fma(away, away, square[k]);
+          }
+    }
+    if (todo) first.load(t.x + c, live);
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++) {
+      C mean = todo ? sum[k] / (C)todo : (C)0, rest = square[k] - sum[k] * mean;
+      means[mine + k] = pilot[k] - first.template get<C>(k) + mean;
+      squares[mine + k] = rest < 0 ? (C)0 : rest;
+    }
+    __syncthreads();
+    int64_t channel = tile * columns + me;
+    if (me < columns && channel < t.e.channels) {
+      double mean = 0, rest = 0;
+      for (int y = 0; y < (int)blockDim.y; y++)
+        mean += (double)rows_of(t.e, rows, y) * (double)means[y * columns + me];
+      mean /= (double)rows;
+      for (int y = 0; y < (int)blockDim.y; y++) {
+        double away = (double)means[y * columns + me] - mean;
+        rest += (double)squares[y * columns + me] + (double)rows_of(t.e, rows, y) * away * away;
+      }
+      C *partial = t.partial + (int64_t)blockIdx.x * SUMS * t.e.channels + channel;
+      partial[0] = (C)mean;
+      partial[t.e.channels] = (C)rest;
+    }
+    __syncthreads();
   }
 }
 
-/* Channels last: a block takes 32 channels of a chunk of rows. */
-template <class T, class C>
-__global__ void sums_last_kernel(batch_norm<T, C> t, sums what) {
-  __shared__ C parts[SUMS][ROWS][WARP];
-  int64_t tiles = (t.e.channels + WARP - 1) / WARP;
-  int64_t c = blockIdx.x % tiles * WARP + threadIdx.x, chunk = blockIdx.x / tiles;
-  int64_t end = (chunk + 1) * ROW_CHUNK < t.e.outer ? (chunk + 1) * ROW_CHUNK : t.e.outer;
-  C first = 0, second = 0, third = 0;
-  if (c < t.e.channels) {
-    C center = what == VALUES ? (C)0 : t.center[c];
-    for (int64_t row = chunk * ROW_CHUNK + threadIdx.y; row < end; row += ROWS)
-      add_terms(t, what, row * t.e.channels + c, row, c, center, &first, &second, &third);
+/* What relu let through of eight neighbours. */
+struct relu_mask {
+  unsigned passes, nans;
+  __device__ __forceinline__ void load(const uint8_t *at, int64_t bytes, int64_t byte) {
+    passes = at[0];
+    nans = at[2 * bytes - byte] ? at[bytes] : 0;
   }
-  parts[0][threadIdx.y][threadIdx.x] = first;
-  parts[1][threadIdx.y][threadIdx.x] = second;
-  parts[2][threadIdx.y][threadIdx.x] = third;
+  /* Gradients before relu: 0 where it cut off, NaN where it was given NaN. */
+  template <class C>
+  __device__ __forceinline__ void apply(C (&gradients)[EIGHT]) const {
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++)
+      if (!(passes >> k & 1)) gradients[k] = 0;
+    if (nans)
+#pragma unroll
+      for (int k = 0; k < EIGHT; k++)
+        if (nans >> k & 1) gradients[k] = (C)NAN;
+  }
+};
+
+/* Adds up what the threads down a block have of each channel. The block's first threads return a
+ * sum each, in order. */
+template <class C>
+__device__ __forceinline__ C down_rows(C *shared, const C (&values)[EIGHT]) {
+  int columns = blockDim.x * EIGHT, me = threadIdx.y * blockDim.x + threadIdx.x;
+#pragma unroll
+  for (int k = 0; k < EIGHT; k++)
+    shared[threadIdx.y * columns + threadIdx.x * EIGHT + k] = values[k];
   __syncthreads();
-  if (threadIdx.y < SUMS && c < t.e.channels) {
-    C total = 0;
-    for (int k = 0; k < ROWS; k++) total += parts[threadIdx.y][k][threadIdx.x];
-    t.partial[(chunk * SUMS + threadIdx.y) * t.e.channels + c] = total;
-  }
-}
-
-/* A block takes a chunk of one channel. */
-template <class T, class C>
-__global__ void sums_kernel(batch_norm<T, C> t, sums what) {
-  int64_t c = blockIdx.x % t.e.channels, chunk = blockIdx.x / t.e.channels,
-          count = t.e.outer * t.e.inner;
-  int64_t end = (chunk + 1) * CHUNK < count ? (chunk + 1) * CHUNK : count;
-  C center = what == VALUES ? (C)0 : t.center[c], first = 0, second = 0, third = 0;
-  for (int64_t i = chunk * CHUNK + threadIdx.x; i < end; i += blockDim.x)
-    add_terms(t, what, (i / t.e.inner * t.e.channels + c) * t.e.inner + i % t.e.inner, (int64_t)0,
-              c, center, &first, &second, &third);
-  first = mpg_block_reduce(first, (C)0, mpg_plus());
-  second = mpg_block_reduce(second, (C)0, mpg_plus());
-  third = mpg_block_reduce(third, (C)0, mpg_plus());
-  if (threadIdx.x == 0) {
-    t.partial[chunk * SUMS * t.e.channels + c] = first;
-    t.partial[(chunk * SUMS + 1) * t.e.channels + c] = second;
-    t.partial[(chunk * SUMS + 2) * t.e.channels + c] = third;
-  }
-}
-
-template <class T, class C>
-__device__ __forceinline__ double total_of(const batch_norm<T, C> &t, int which, int64_t c) {
   double total = 0;
-  for (int64_t k = 0; k < t.e.chunks; k++)
-    total += (double)t.partial[(k * SUMS + which) * t.e.channels + c];
-  return total;
+  for (int y = 0; me < columns && y < (int)blockDim.y; y++)
+    total += (double)shared[y * columns + me];
+  __syncthreads();
+  return (C)total;
 }
 
+/* Sums of gradients, of their products with distances from the mean, and of these distances. */
+template <class T, class C, bool FULL, bool MASKED>
+__global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
+  enum { AHEAD = sizeof(T) == 2 ? 2 : 1 };
+  typedef mpg_neighbours<T, EIGHT, FULL> eight;
+  __shared__ C shared[MPG_CUDA_THREADS * EIGHT];
+  int64_t begin = (int64_t)blockIdx.x * t.e.rows, stride = blockDim.y * t.e.channels,
+          mask_row = 2 * t.mask_bytes + 1;
+  int count = rows_of(t.e, smaller(t.e.outer - begin, t.e.rows), threadIdx.y),
+      columns = blockDim.x * EIGHT, me = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int64_t tile = blockIdx.y; tile * columns < t.e.channels; tile += gridDim.y) {
+    int64_t c = tile * columns + threadIdx.x * EIGHT, at = (begin + threadIdx.y) * t.e.channels + c;
+    int live = live_channels(t.e, c), todo = live ? count : 0;
+    C center[EIGHT], sums[EIGHT] = {}, products[EIGHT] = {}, distances[EIGHT] = {};
+    of_channels<FULL>(t.mean + c, live, center);
+    const T *x = t.x + at, *dy = t.dy + at;
+    const uint8_t *masks = MASKED ? t.mask + (begin + threadIdx.y) * mask_row + c / EIGHT : NULL;
+    for (int row = 0; row < todo; row += AHEAD, x += AHEAD * stride, dy += AHEAD * stride,
+             masks += AHEAD * blockDim.y * mask_row) {
+      eight data[AHEAD], gradients[AHEAD];
+      relu_mask mask[AHEAD];
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++)
+        if (row + u < todo) {
+          data[u].load(x + u * stride, live);
+          gradients[u].load(dy + u * stride, live);
+          if (MASKED) mask[u].load(masks + u * blockDim.y * mask_row, t.mask_bytes, c / EIGHT);
+        }
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++)
+        if (row + u < todo) {
+          C g[EIGHT];
+          gradients[u].get(g);
+          if (MASKED) mask[u].apply(g);
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++) {
+            C away = data[u].template get<C>(k) - center[k];
+            sums[k] += g[k];
+            products[k] = fma(g[k], away, products[k]);
+            distances[k] += away;
+          }
+        }
+    }
+    int64_t channel = tile * columns + me;
+    bool mine = me < columns && channel < t.e.channels;
+    C *partial = t.partial + (int64_t)blockIdx.x * SUMS * t.e.channels + channel;
+    C total = down_rows(shared, sums);
+    if (mine) partial[0] = total;
+    total = down_rows(shared, products);
+    if (mine) partial[t.e.channels] = total;
+    total = down_rows(shared, distances);
+    if (mine) partial[2 * t.e.channels] = total;
+  }
+}
+
+enum behind { NOTHING, RELU, ADD_AND_RELU };
+
+/* All threads of a warp go round together. */
+template <class T, class C, bool FULL, behind WHAT>
+__global__ void apply_last_kernel(batch_norm<T, C> t) {
+  enum { AHEAD = 2 };
+  typedef mpg_neighbours<T, EIGHT, FULL> eight;
+  int64_t begin = (int64_t)blockIdx.x * blockDim.y * APPLY_ROWS, mask_row = 2 * t.mask_bytes + 1,
+          stride = blockDim.y * t.e.channels;
+  int rows = smaller(t.e.outer - begin, blockDim.y * APPLY_ROWS), columns = blockDim.x * EIGHT;
+  unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % WARP,
+           lanes = (blockDim.x < WARP ? 1u << blockDim.x : 0u) - 1u; /* of a row, from its first */
+  for (int64_t tile = blockIdx.y; tile * columns < t.e.channels; tile += gridDim.y) {
+    int64_t c = tile * columns + threadIdx.x * EIGHT, at = (begin + threadIdx.y) * t.e.channels + c;
+    int live = live_channels(t.e, c), todo = live ? rows : 0;
+    C center[EIGHT], scale[EIGHT], shift[EIGHT];
+    of_channels<FULL>(t.center + c, live, center);
+    of_channels<FULL>(t.scale + c, live, scale);
+    of_channels<FULL>(t.shift + c, live, shift);
+    const T *x = t.x + at, *residuals = WHAT == ADD_AND_RELU ? t.residual + at : NULL;
+    T *y = t.y + at;
+    uint8_t *mask = WHAT == NOTHING ? NULL : t.mask + (begin + threadIdx.y) * mask_row + c / EIGHT;
+    for (int first = 0; first < rows; first += AHEAD * blockDim.y) {
+      eight data[AHEAD], residual[AHEAD];
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++) {
+        if (first + (int)threadIdx.y + u * (int)blockDim.y < todo) {
+          data[u].load(x, live);
+          if (WHAT == ADD_AND_RELU) residual[u].load(residuals, live);
+        }
+        x += stride;
+        if (WHAT == ADD_AND_RELU) residuals += stride;
+      }
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++) {
+        bool mine = first + (int)threadIdx.y + u * (int)blockDim.y < todo;
+        unsigned passes = 0, nans = 0;
+        if (mine) {
+          C values[EIGHT];
+          data[u].get(values);
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++)
+            values[k] = fma(values[k] - center[k], scale[k], shift[k]);
+          if (WHAT != NOTHING) mpg_round_all<T>(values); /* as BatchNorm's result is */
+          if (WHAT == ADD_AND_RELU) {
+#pragma unroll
+            for (int k = 0; k < EIGHT; k++) values[k] = residual[u].template get<C>(k) + values[k];
+            mpg_round_all<T>(values);
+          }
+          if (WHAT != NOTHING) {
+            C zeros = 0; /* NaN if a value is, or infinite */
+#pragma unroll
+            for (int k = 0; k < EIGHT; k++) {
+              zeros = fma(values[k], (C)0, zeros);
+              passes |= values[k] <= 0 ? 0 : 1u << k;
+              values[k] = values[k] <= 0 ? (C)0 : values[k];
+            }
+            if (zeros != zeros)
+#pragma unroll
+              for (int k = 0; k < EIGHT; k++) nans |= (unsigned)(values[k] != values[k]) << k;
+          }
+          mpg_store<FULL>(y, live, values);
+        }
+        if (WHAT != NOTHING) {
+          unsigned found = __ballot_sync(0xffffffffu, nans != 0) >> lane & lanes;
+          if (mine) {
+            mask[0] = (uint8_t)(passes & ~nans);
+            mask[t.mask_bytes] = (uint8_t)nans;
+            if (t.mask_bytes <= WARP ? c == 0 : nans != 0) /* else 0 by no_nan_kernel */
+              mask[2 * t.mask_bytes - c / EIGHT] = t.mask_bytes > WARP || found;
+          }
+          mask += blockDim.y * mask_row;
+        }
+        y += stride;
+      }
+    }
+  }
+}
+
+/* Rows that several warps share have no NaN yet. */
 template <class T, class C>
-__global__ void mean_kernel(batch_norm<T, C> t) {
-  int64_t c = MPG_CUDA_INDEX;
-  if (c < t.e.channels)
-    t.center[c] = (C)(total_of(t, 0, c) / ((double)t.e.outer * (double)t.e.inner));
+__global__ void no_nan_kernel(batch_norm<T, C> t) {
+  for (int64_t row = MPG_CUDA_INDEX; row < t.e.outer; row += MPG_CUDA_STRIDE)
+    t.mask[row * (2 * t.mask_bytes + 1) + 2 * t.mask_bytes] = 0;
+}
+
+template <class T, class C, bool FULL, behind WHAT>
+__global__ void back_last_kernel(batch_norm<T, C> t) {
+  enum { AHEAD = sizeof(T) == 2 ? 2 : 1 };
+  typedef mpg_neighbours<T, EIGHT, FULL> eight;
+  int64_t begin = (int64_t)blockIdx.x * blockDim.y * APPLY_ROWS, mask_row = 2 * t.mask_bytes + 1,
+          stride = blockDim.y * t.e.channels;
+  int rows = smaller(t.e.outer - begin, blockDim.y * APPLY_ROWS), columns = blockDim.x * EIGHT;
+  for (int64_t tile = blockIdx.y; tile * columns < t.e.channels; tile += gridDim.y) {
+    int64_t c = tile * columns + threadIdx.x * EIGHT, at = (begin + threadIdx.y) * t.e.channels + c;
+    int live = live_channels(t.e, c), todo = live ? rows : 0;
+    C center[EIGHT], scale[EIGHT], shift[EIGHT], slope[EIGHT];
+    of_channels<FULL>(t.center + c, live, center);
+    of_channels<FULL>(t.scale + c, live, scale);
+    of_channels<FULL>(t.shift + c, live, shift);
+    of_channels<FULL>(t.slope + c, live, slope);
+    const T *x = t.x + at, *dy = t.dy + at;
+    T *dx = t.y + at, *dresidual = WHAT == ADD_AND_RELU ? t.dresidual + at : NULL;
+    const uint8_t *masks =
+        WHAT == NOTHING ? NULL : t.mask + (begin + threadIdx.y) * mask_row + c / EIGHT;
+    for (int first = threadIdx.y; first < todo; first += AHEAD * blockDim.y) {
+      eight data[AHEAD], gradients[AHEAD];
+      relu_mask mask[AHEAD];
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++) {
+        if (first + u * (int)blockDim.y < todo) {
+          data[u].load(x, live);
+          gradients[u].load(dy, live);
+          if (WHAT != NOTHING) mask[u].load(masks, t.mask_bytes, c / EIGHT);
+        }
+        x += stride;
+        dy += stride;
+        if (WHAT != NOTHING) masks += blockDim.y * mask_row;
+      }
+#pragma unroll
+      for (int u = 0; u < AHEAD; u++) {
+        if (first + u * (int)blockDim.y < todo) {
+          C values[EIGHT], g[EIGHT];
+          data[u].get(values);
+          gradients[u].get(g);
+          if (WHAT != NOTHING) mask[u].apply(g);
+          if (WHAT == ADD_AND_RELU) mpg_store<FULL>(dresidual, live, g);
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++)
+            values[k] = fma(center[k] - values[k], slope[k], g[k] - shift[k]) * scale[k];
+          mpg_store<FULL>(dx, live, values);
+        }
+        dx += stride;
+        if (WHAT == ADD_AND_RELU) dresidual += stride;
+      }
+    }
+  }
+}
+
+/* --- Channels first: a block has a channel, chunk after chunk --------------------------------- */
+
+/* each(place in the data) for every N neighbours of a chunk that are a thread's. */
+template <int N, class F>
+__device__ __forceinline__ void in_chunk(const extent &e, int64_t chunk, F each) {
+  int x = threadIdx.x & ((1 << e.across) - 1), y = threadIdx.x >> e.across;
+  int64_t plane = chunk * e.planes, last = plane + e.planes < e.outer ? plane + e.planes : e.outer,
+          from = 0, to = e.inner;
+  if (e.parts > 1) {
+    plane = chunk / e.parts;
+    last = plane + 1;
+    from = (chunk - plane * e.parts) * CHUNK;
+    to = from + CHUNK < e.inner ? from + CHUNK : e.inner;
+  }
+  for (plane += y; plane < last; plane += MPG_CUDA_THREADS >> e.across) {
+    int64_t begin = (plane * e.channels + blockIdx.x) * e.inner + from;
+    for (int i = x * N, length = (int)(to - from); i < length; i += N << e.across) each(begin + i);
+  }
+}
+
+template <class T, class C, int N, bool FULL>
+__global__ void statistics_first_kernel(batch_norm<T, C> t) {
+  C origin = mpg_to<C>(t.x[blockIdx.x * t.e.inner]);
+  for (int64_t chunk = blockIdx.y; chunk < t.e.chunks; chunk += gridDim.y) {
+    C pilot = 0, sum = 0, square = 0;
+    int count = 0;
+    in_chunk<N>(t.e, chunk, [&](int64_t at) {
+      mpg_neighbours<T, N, FULL> data;
+      data.load(t.x + at, N);
+      if (!count) pilot = data.template get<C>(0);
+      count += N;
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        C away = data.template get<C>(k) - pilot;
+        sum += away;
+        square = fma(away, away, square);
+      }
+    });
+    C mean = count ? sum / (C)count : (C)0, rest = square - sum * mean;
+    double own = count ? (double)(pilot - origin + mean) : 0,
+           total = mpg_block_reduce((double)count, 0.0, mpg_plus()),
+           common = mpg_block_reduce((double)count * own, 0.0, mpg_plus()) / total;
+    double squares = mpg_block_reduce(
+        (double)(rest < 0 ? (C)0 : rest) + (double)count * (own - common) * (own - common), 0.0,
+        mpg_plus());
+    C *partial = t.partial + chunk * SUMS * t.e.channels + blockIdx.x;
+    if (threadIdx.x == 0) {
+      partial[0] = (C)common;
+      partial[t.e.channels] = (C)squares;
+    }
+  }
+}
+
+template <class T, class C, int N, bool FULL>
+__global__ void gradient_sums_first_kernel(batch_norm<T, C> t) {
+  C center = t.mean[blockIdx.x];
+  for (int64_t chunk = blockIdx.y; chunk < t.e.chunks; chunk += gridDim.y) {
+    C sum = 0, product = 0, distance = 0;
+    in_chunk<N>(t.e, chunk, [&](int64_t at) {
+      mpg_neighbours<T, N, FULL> data, gradients;
+      data.load(t.x + at, N);
+      gradients.load(t.dy + at, N);
+#pragma unroll
+      for (int k = 0; k < N; k++) {
+        C away = data.template get<C>(k) - center, g = gradients.template get<C>(k);
+        sum += g;
+        product = fma(g, away, product);
+        distance += away;
+      }
+    });
+    sum = mpg_block_reduce(sum, (C)0, mpg_plus());
+    product = mpg_block_reduce(product, (C)0, mpg_plus());
+    distance = mpg_block_reduce(distance, (C)0, mpg_plus());
+    C *partial = t.partial + chunk * SUMS * t.e.channels + blockIdx.x;
+    if (threadIdx.x == 0) {
+      partial[0] = sum;
+      partial[t.e.channels] = product;
+      partial[2 * t.e.channels] = distance;
+    }
+  }
+}
+
+template <class T, class C, int N, bool FULL>
+__global__ void apply_first_kernel(batch_norm<T, C> t) {
+  C center = t.center[blockIdx.x], scale = t.scale[blockIdx.x], shift = t.shift[blockIdx.x];
+  for (int64_t chunk = blockIdx.y; chunk < t.e.chunks; chunk += gridDim.y)
+    in_chunk<N>(t.e, chunk, [&](int64_t at) {
+      mpg_neighbours<T, N, FULL> data;
+      C values[N];
+      data.load(t.x + at, N);
+#pragma unroll
+      for (int k = 0; k < N; k++) values[k] = fma(data.template get<C>(k) - center, scale, shift);
+      mpg_store<FULL>(t.y + at, N, values);
+    });
+}
+
+template <class T, class C, int N, bool FULL>
+__global__ void back_first_kernel(batch_norm<T, C> t) {
+  C center = t.center[blockIdx.x], scale = t.scale[blockIdx.x], shift = t.shift[blockIdx.x],
+    slope = t.slope[blockIdx.x];
+  for (int64_t chunk = blockIdx.y; chunk < t.e.chunks; chunk += gridDim.y)
+    in_chunk<N>(t.e, chunk, [&](int64_t at) {
+      mpg_neighbours<T, N, FULL> data, gradients;
+      C values[N];
+      data.load(t.x + at, N);
+      gradients.load(t.dy + at, N);
+#pragma unroll
+      for (int k = 0; k < N; k++)
+        values[k] =
+            fma(center - data.template get<C>(k), slope, gradients.template get<C>(k) - shift) *
+            scale;
+      mpg_store<FULL>(t.y + at, N, values);
+    });
+}
+
+/* --- What chunks add up to: a block is (WARP channels, WARP threads for the chunks) ----------- */
+
+MPG_ANYWHERE int64_t elements_of(const extent &e, int64_t chunk) {
+  if (e.last) return smaller(e.outer - chunk * e.rows, e.rows);
+  if (e.parts > 1) return smaller(e.inner - chunk % e.parts * CHUNK, CHUNK);
+  int64_t left = e.outer - chunk * e.planes;
+  return (left < e.planes ? left : e.planes) * e.inner;
+}
+
+/* each(chunk) added up for the channel, in the same order everywhere. */
+template <class F>
+__device__ __forceinline__ double over_chunks(const extent &e, bool live, F each) {
+  __shared__ double parts[WARP][WARP];
+  double total = 0;
+  for (int64_t k = threadIdx.y; live && k < e.chunks; k += WARP) total += each(k);
+  parts[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  total = 0;
+  for (int y = 0; y < WARP; y++) total += parts[y][threadIdx.x];
+  __syncthreads();
+  return total;
 }
 
 /* The statistics of a channel, and what its elements are to be multiplied with and shifted by. */
 template <class T, class C>
 __global__ void statistics_kernel(batch_norm<T, C> t) {
-  int64_t c = MPG_CUDA_INDEX;
-  if (c >= t.e.channels) return;
+  int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x, channels = t.e.channels;
+  bool live = c < channels;
+  double count = (double)t.e.outer * (double)t.e.inner, away = 0, squares = 0;
+  if (t.batch_stats) {
+    away = over_chunks(t.e, live,
+                       [&](int64_t k) {
+                         return (double)elements_of(t.e, k) *
+                                (double)t.partial[k * SUMS * channels + c];
+                       }) /
+           count;
+    squares = over_chunks(t.e, live, [&](int64_t k) {
+      double distance = (double)t.partial[k * SUMS * channels + c] - away;
+      return (double)t.partial[(k * SUMS + 1) * channels + c] +
+             (double)elements_of(t.e, k) * distance * distance;
+    });
+  }
+  if (!live || threadIdx.y) return;
   C gamma = t.gamma ? t.gamma[c] : (C)1, mean, variance;
   double rest = 0; /* what rounding takes from the mean */
   if (t.batch_stats) {
     C m = (C)t.momentum;
-    double count = (double)t.e.outer * (double)t.e.inner, away = total_of(t, 0, c) / count,
-           exact = (double)t.center[c] + away;
-    double squares = total_of(t, 1, c) / count - away * away;
+    double exact = mpg_to<double>(t.x[c * t.e.inner]) + away;
     mean = (C)exact;
     rest = exact - (double)mean;
-    variance = (C)(squares < 0 ? 0 : squares);
+    variance = (C)(squares / count);
     t.moving_mean[c] = t.moving_mean[c] * m + mean * (1 - m);
     t.moving_var[c] = t.moving_var[c] * m + variance * (1 - m);
   } else {
@@ -151,53 +551,22 @@ __global__ void statistics_kernel(batch_norm<T, C> t) {
   t.inverse[c] = inverse;
 }
 
-template <class T, class C>
-__global__ void apply_kernel(batch_norm<T, C> t) {
-  for (int64_t i = MPG_CUDA_INDEX; i < t.e.outer * t.e.channels * t.e.inner; i += MPG_CUDA_STRIDE) {
-    int64_t c = i / t.e.inner % t.e.channels;
-    t.y[i] = mpg_to<T>((mpg_to<C>(t.x[i]) - t.center[c]) * t.scale[c] + t.shift[c]);
-  }
-}
-
-/* With relu, channels last: a block a row, a thread eight channels, so that each writes its bytes
- * of the mask. */
-template <class T, class C>
-__global__ void apply_relu_kernel(batch_norm<T, C> t) {
-  for (int64_t row = blockIdx.x; row < t.e.outer; row += gridDim.x) {
-    uint8_t *mask = t.mask + row * (2 * t.mask_bytes + 1);
-    int any = 0;
-    for (int64_t byte = threadIdx.x; byte < t.mask_bytes; byte += blockDim.x) {
-      unsigned passes = 0, nans = 0;
-      for (int k = 0; k < 8 && byte * 8 + k < t.e.channels; k++) {
-        int64_t c = byte * 8 + k, i = row * t.e.channels + c;
-        C value = mpg_to<C>(mpg_to<T>((mpg_to<C>(t.x[i]) - t.center[c]) * t.scale[c] +
-                                      t.shift[c])); /* rounded, as BatchNorm's result is */
-        if (t.residual) value = mpg_to<C>(mpg_to<T>(mpg_to<C>(t.residual[i]) + value));
-        bool nan = value != value, passing = value > 0;
-        passes |= (unsigned)passing << k;
-        nans |= (unsigned)nan << k;
-        t.y[i] = mpg_to<T>(nan || passing ? value : (C)0);
-      }
-      mask[byte] = (uint8_t)passes;
-      mask[t.mask_bytes + byte] = (uint8_t)nans;
-      any |= nans != 0;
-    }
-    any = mpg_block_reduce(any, 0, mpg_larger());
-    if (threadIdx.x == 0) mask[2 * t.mask_bytes] = (uint8_t)any;
-  }
-}
-
 /* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, the
  * means only with batch statistics. */
 template <class T, class C>
 __global__ void gradients_kernel(batch_norm<T, C> t) {
-  int64_t c = MPG_CUDA_INDEX;
-  if (c >= t.e.channels) return;
-  double sum = total_of(t, 0, c), product = total_of(t, 1, c),
-         count = (double)t.e.outer * (double)t.e.inner;
+  int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x, channels = t.e.channels;
+  double totals[SUMS], count = (double)t.e.outer * (double)t.e.inner;
+  for (int which = 0; which < SUMS; which++)
+    totals[which] = over_chunks(t.e, c < channels, [&](int64_t k) {
+      return (double)t.partial[(k * SUMS + which) * channels + c];
+    });
+  if (c >= channels || threadIdx.y) return;
+  double sum = totals[0], product = totals[1];
   if (t.batch_stats && count > 0)
-    product -= total_of(t, 2, c) / count * sum; /* about the mean itself, not as it was rounded */
+    product -= totals[2] / count * sum; /* about the mean itself, not as it was rounded */
   C inverse = t.inverse[c], gamma = t.gamma ? t.gamma[c] : (C)1;
+  t.center[c] = t.mean[c];
   t.scale[c] = inverse * gamma;
   t.slope[c] = t.batch_stats ? (C)(product / count * inverse * inverse) : (C)0;
   t.shift[c] = t.batch_stats ? (C)(sum / count) : (C)0;
@@ -205,31 +574,7 @@ __global__ void gradients_kernel(batch_norm<T, C> t) {
   t.dbeta[c] = (C)sum;
 }
 
-template <class T, class C>
-__global__ void center_kernel(batch_norm<T, C> t) {
-  int64_t c = MPG_CUDA_INDEX;
-  if (c < t.e.channels) t.center[c] = t.mean[c];
-}
-
-template <class T, class C>
-__global__ void back_kernel(batch_norm<T, C> t) {
-  for (int64_t i = MPG_CUDA_INDEX; i < t.e.outer * t.e.channels * t.e.inner; i += MPG_CUDA_STRIDE) {
-    int64_t c = i / t.e.inner % t.e.channels;
-    C g = through(t, i / t.e.channels, c, mpg_to<C>(t.dy[i])), x = mpg_to<C>(t.x[i]);
-    if (t.dresidual) t.dresidual[i] = mpg_to<T>(g);
-    t.y[i] = mpg_to<T>((g - t.shift[c] - (x - t.center[c]) * t.slope[c]) * t.scale[c]);
-  }
-}
-
-template <class T, class C>
-mpg_status launch_sums(const mpg_kernel_call *call, const batch_norm<T, C> &t, sums what) {
-  if (t.e.last)
-    return mpg_cuda_launch(call, sums_last_kernel<T, C>,
-                           mpg_cuda_blocks((t.e.channels + WARP - 1) / WARP * t.e.chunks, 1),
-                           dim3(WARP, ROWS), 0, t, what);
-  return mpg_cuda_launch(call, sums_kernel<T, C>, mpg_cuda_blocks(t.e.channels * t.e.chunks, 1),
-                         MPG_CUDA_THREADS, 0, t, what);
-}
+/* --- On the host ------------------------------------------------------------------------------ */
 
 template <class T, class C>
 mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
@@ -239,8 +584,23 @@ mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
   e->channels = shape->dims[axis];
   e->inner = mpg_shape_product(shape, axis + 1, shape->ndim);
   e->last = e->inner == 1;
-  int64_t count = e->outer * e->inner, chunk = e->last ? ROW_CHUNK : CHUNK;
-  e->chunks = (count + chunk - 1) / chunk;
+  e->planes = e->parts = 1;
+  if (e->last) {
+    while (e->across < 5 && EIGHT << e->across < e->channels) e->across++;
+    int64_t down = MPG_CUDA_THREADS >> e->across, wide = EIGHT << e->across,
+            tiles = (e->channels + wide - 1) / wide,
+            each = (e->outer * tiles / BLOCKS + down - 1) / down; /* rows of a thread */
+    if (each < LEAST_ROWS) each = LEAST_ROWS;
+    if (each > THREAD_ROWS) each = THREAD_ROWS;
+    e->rows = (int)(down * each);
+    e->chunks = (e->outer + e->rows - 1) / e->rows;
+  } else {
+    int64_t each = e->inner % mpg_pack<T>::COUNT ? 1 : (int64_t)mpg_pack<T>::COUNT;
+    while (e->across < 8 && each << e->across < e->inner) e->across++;
+    e->planes = e->inner && e->inner < CHUNK ? CHUNK / e->inner : 1;
+    e->parts = e->inner > CHUNK ? (e->inner + CHUNK - 1) / CHUNK : 1;
+    e->chunks = e->inner ? (e->outer + e->planes - 1) / e->planes * e->parts : 0;
+  }
   t->mask_bytes = (e->channels + 7) / 8;
   size_t vector = mpg_align_up((size_t)e->channels * sizeof(C), 64);
   char *scratch = (char *)mpg_device_scratch(
@@ -254,33 +614,90 @@ mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
   return MPG_OK;
 }
 
+/* Blocks for rows and tiles of channels. */
 template <class T, class C>
-mpg_status forward(const mpg_kernel_call *call, batch_norm<T, C> t) {
-  unsigned channels = mpg_cuda_blocks(t.e.channels);
-  int64_t count = t.e.outer * t.e.channels * t.e.inner;
-  if (t.batch_stats) {
-    MPG_TRY(launch_sums(call, t, VALUES));
-    MPG_TRY(mpg_cuda_launch(call, mean_kernel<T, C>, channels, MPG_CUDA_THREADS, 0, t));
-    MPG_TRY(launch_sums(call, t, DISTANCES));
-  }
-  MPG_TRY(mpg_cuda_launch(call, statistics_kernel<T, C>, channels, MPG_CUDA_THREADS, 0, t));
-  if (t.mask)
-    return mpg_cuda_launch(call, apply_relu_kernel<T, C>, mpg_cuda_blocks(count ? t.e.outer : 0, 1),
-                           t.e.channels <= 512 ? 64 : MPG_CUDA_THREADS, 0, t);
-  return mpg_cuda_launch(call, apply_kernel<T, C>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS),
-                         MPG_CUDA_THREADS, 0, t);
+mpg_status launch_last(const mpg_kernel_call *call, const batch_norm<T, C> &t,
+                       void (*kernel)(batch_norm<T, C>), int64_t rows_per_block) {
+  int64_t wide = EIGHT << t.e.across, tiles = (t.e.channels + wide - 1) / wide;
+  dim3 grid(mpg_cuda_blocks(t.e.outer, rows_per_block),
+            (unsigned)(tiles < GRID ? tiles : (int64_t)GRID)),
+      block(1u << t.e.across, MPG_CUDA_THREADS >> t.e.across);
+  return mpg_cuda_launch(call, kernel, grid, block, 0, t);
+}
+/* Blocks for channels and chunks. */
+template <class T, class C>
+mpg_status launch_first(const mpg_kernel_call *call, const batch_norm<T, C> &t,
+                        void (*kernel)(batch_norm<T, C>)) {
+  dim3 grid(mpg_cuda_blocks(t.e.channels, 1),
+            (unsigned)(t.e.chunks < GRID ? t.e.chunks : (int64_t)GRID));
+  return mpg_cuda_launch(call, kernel, grid, MPG_CUDA_THREADS, 0, t);
+}
+template <class T, class C>
+mpg_status launch_channels(const mpg_kernel_call *call, const batch_norm<T, C> &t,
+                           void (*kernel)(batch_norm<T, C>)) {
+  return mpg_cuda_launch(call, kernel, mpg_cuda_blocks(t.e.channels, WARP), dim3(WARP, WARP), 0, t);
+}
+
+template <class T, class C, bool FULL>
+mpg_status forward_last(const mpg_kernel_call *call, const batch_norm<T, C> &t) {
+  if (t.batch_stats) MPG_TRY(launch_last(call, t, statistics_last_kernel<T, C, FULL>, t.e.rows));
+  MPG_TRY(launch_channels(call, t, statistics_kernel<T, C>));
+  if (!t.mask)
+    return launch_last(call, t, apply_last_kernel<T, C, FULL, NOTHING>,
+                       (MPG_CUDA_THREADS >> t.e.across) * APPLY_ROWS);
+  if (t.mask_bytes > WARP)
+    MPG_TRY(mpg_cuda_launch(call, no_nan_kernel<T, C>, mpg_cuda_blocks(t.e.outer), MPG_CUDA_THREADS,
+                            0, t));
+  return launch_last(call, t,
+                     t.residual ? apply_last_kernel<T, C, FULL, ADD_AND_RELU>
+                                : apply_last_kernel<T, C, FULL, RELU>,
+                     (MPG_CUDA_THREADS >> t.e.across) * APPLY_ROWS);
+}
+
+template <class T, class C, bool FULL>
+mpg_status backward_last(const mpg_kernel_call *call, const batch_norm<T, C> &t) {
+  MPG_TRY(launch_last(call, t,
+                      t.mask ? gradient_sums_last_kernel<T, C, FULL, true>
+                             : gradient_sums_last_kernel<T, C, FULL, false>,
+                      t.e.rows));
+  MPG_TRY(launch_channels(call, t, gradients_kernel<T, C>));
+  return launch_last(call, t,
+                     t.dresidual ? back_last_kernel<T, C, FULL, ADD_AND_RELU>
+                     : t.mask    ? back_last_kernel<T, C, FULL, RELU>
+                                 : back_last_kernel<T, C, FULL, NOTHING>,
+                     (MPG_CUDA_THREADS >> t.e.across) * APPLY_ROWS);
+}
+
+template <class T, class C, int N, bool FULL>
+mpg_status forward_first(const mpg_kernel_call *call, const batch_norm<T, C> &t) {
+  if (t.batch_stats) MPG_TRY(launch_first(call, t, statistics_first_kernel<T, C, N, FULL>));
+  MPG_TRY(launch_channels(call, t, statistics_kernel<T, C>));
+  return launch_first(call, t, apply_first_kernel<T, C, N, FULL>);
+}
+
+template <class T, class C, int N, bool FULL>
+mpg_status backward_first(const mpg_kernel_call *call, const batch_norm<T, C> &t) {
+  MPG_TRY(launch_first(call, t, gradient_sums_first_kernel<T, C, N, FULL>));
+  MPG_TRY(launch_channels(call, t, gradients_kernel<T, C>));
+  return launch_first(call, t, back_first_kernel<T, C, N, FULL>);
 }
 
 template <class T, class C>
-mpg_status backward(const mpg_kernel_call *call, const batch_norm<T, C> &t) {
-  unsigned channels = mpg_cuda_blocks(t.e.channels);
-  MPG_TRY(mpg_cuda_launch(call, center_kernel<T, C>, channels, MPG_CUDA_THREADS, 0, t));
-  MPG_TRY(launch_sums(call, t, GRADIENTS));
-  MPG_TRY(mpg_cuda_launch(call, gradients_kernel<T, C>, channels, MPG_CUDA_THREADS, 0, t));
-  return mpg_cuda_launch(
-      call, back_kernel<T, C>,
-      mpg_cuda_blocks(t.e.outer * t.e.channels * t.e.inner, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS,
-      0, t);
+mpg_status run(const mpg_kernel_call *call, const batch_norm<T, C> &t) {
+  enum { N = mpg_pack<T>::COUNT };
+  bool aligned = sizeof(T) < 8; /* float64 need not be fast */
+  for (const void *array :
+       {(const void *)t.x, (const void *)t.dy, (const void *)t.residual, (const void *)t.y,
+        (const void *)t.dresidual, (const void *)(t.dy ? t.mean : NULL)})
+    aligned &= mpg_cuda_aligned(array);
+#define RUN_AS(layout, ...)                             \
+  (t.dy ? backward_##layout<T, C, __VA_ARGS__>(call, t) \
+        : forward_##layout<T, C, __VA_ARGS__>(call, t))
+  if (t.e.last)
+    return aligned && t.e.channels % EIGHT == 0 ? RUN_AS(last, (sizeof(T) < 8))
+                                                : RUN_AS(last, false);
+  if (t.e.inner % N) return RUN_AS(first, 1, false);
+  return aligned ? RUN_AS(first, N, (sizeof(T) < 8)) : RUN_AS(first, N, false);
 }
 
 template <class T, class C>
@@ -302,7 +719,7 @@ mpg_status run_forward(const mpg_kernel_call *call, bool fix_gamma, bool use_glo
   MPG_TRY(prepare(call, &t, axis));
   t.batch_stats = call->train && !use_global_stats &&
                   t.e.outer * t.e.inner > 0; /* an empty batch has no statistics */
-  return forward(call, t);
+  return run(call, t);
 }
 
 template <class T, class C>
@@ -321,7 +738,7 @@ mpg_status run_backward(const mpg_kernel_call *call, bool fix_gamma, bool batch_
   t.dresidual = add ? (T *)call->outputs[3].data : NULL;
   t.batch_stats = batch_stats;
   MPG_TRY(prepare(call, &t, axis));
-  return backward(call, t);
+  return run(call, t);
 }
 
 #define RUN(dtype, function, ...)                                          \
