@@ -183,6 +183,45 @@ def test_more_convolutions_than_are_kept():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("channels", [3, 16, 270])
+@pytest.mark.parametrize("pool_type", ["max", "avg", "sum"])
+def test_poolings_have_the_bits_of_the_other_layout(pool_type, channels, dtype):
+    """Channels last against channels first, forward and backward, at any address; windows with NaN
+    and of -infinity alone."""
+    random = np.random.RandomState(channels)
+    images = random.randn(2, 9, 7, channels).astype("float32")
+    images[0, :4, :4] = -np.inf if pool_type == "max" else 1
+    images[1, 5, 5] = np.nan
+    for kernel, stride, pad in ((3, 2, 1), (2, 2, 0), (3, 1, 1)):
+        found = []
+        for layout, place in (("NCHW", 0), ("NHWC", 0), ("NHWC", 1)):
+            last = layout == "NHWC"
+            turned = images if last else images.transpose(0, 3, 1, 2)
+            flat = mx.nd.zeros(images.size + place, ctx=mx.gpu(0), dtype=dtype)
+            flat[place:] = mx.nd.array(turned.reshape(-1), ctx=mx.gpu(0)).astype(dtype)
+            x = flat[place:].reshape(turned.shape)
+            x.attach_grad()
+            with autograd.record():
+                y = mx.nd.Pooling(
+                    x,
+                    kernel=(kernel,) * 2,
+                    stride=(stride,) * 2,
+                    pad=(pad,) * 2,
+                    pool_type=pool_type,
+                    layout=layout,
+                )
+            shape = y.shape if last else (y.shape[0], *y.shape[2:], y.shape[1])
+            slopes = np.arange(y.size).reshape(shape).astype("float32") % 17 - 8
+            slopes = slopes if last else slopes.transpose(0, 3, 1, 2)
+            y.backward(mx.nd.array(slopes, ctx=mx.gpu(0)).astype(dtype))
+            arrays = [a.astype("float64").asnumpy() for a in (y, x.grad)]
+            found.append([a if last else a.transpose(0, 2, 3, 1) for a in arrays])
+        for other in found[1:]:
+            for a, b in zip(found[0], other):
+                assert np.array_equal(a, b, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     "pool_type, p", [("max", None), ("avg", None), ("sum", None), ("lp", 1), ("lp", 2), ("lp", 3)]
 )

@@ -5,6 +5,7 @@
 #include <float.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/neighbours.h"
 extern "C" {
 #include "op/layers/convolution.h"
 }
@@ -13,13 +14,14 @@ namespace {
 
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 enum kind { MAX, SUM, SQUARES, CUBES };
+enum { EIGHT = 8 }; /* channels of a thread, where they are last */
 enum {
   WARP_WINDOW = 64
 }; /* elements of a window that a warp shares; only where neighbours in it are neighbours in memory
     */
 
-struct pooling : mpg_window { /* of three axes */
-  int64_t channels, plane, places;
+struct pooling : mpg_window {              /* of three axes */
+  int64_t channels, planes, plane, places; /* planes: channels last, of all channels each */
   bool last, count_pad, average;
 };
 
@@ -222,6 +224,259 @@ __global__ void back_kernel(pooling t, gradients g, const T *in, T *out, int64_t
   out[i] = mpg_to<T>(sum);
 }
 
+/* --- Channels last: a block a line of windows, a thread eight channels -------------------------
+ */
+
+/* Along an axis: where a window begins, and what of it lies in the data. */
+struct clip {
+  int start, from, to, span; /* span: what an average counts, with padding */
+};
+__device__ __forceinline__ clip clip_of(const pooling &t, int axis, int at) {
+  clip c;
+  c.start = at * (int)t.stride[axis] - (int)t.pad[axis];
+  int size = (int)t.in[axis], end = c.start + (int)t.kernel[axis], pad = (int)t.pad[axis];
+  if (end > size + pad) end = size + pad;
+  c.span = end - c.start;
+  c.from = c.start < 0 ? 0 : c.start;
+  c.to = end < size ? end : size;
+  return c;
+}
+
+/* Line `row` of planes of `first` x `second` lines. */
+struct line {
+  int64_t plane;
+  int at[2];
+};
+__device__ __forceinline__ line line_of(int64_t row, int64_t first, int64_t second) {
+  line l;
+  l.plane = row / (first * second);
+  unsigned rest = (unsigned)(row - l.plane * first * second);
+  l.at[0] = (int)(rest / (unsigned)second);
+  l.at[1] = (int)(rest - (unsigned)l.at[0] * (unsigned)second);
+  return l;
+}
+
+__device__ __forceinline__ int live_of(const pooling &t, int64_t c) {
+  return t.channels - c < 0 ? 0 : t.channels - c < EIGHT ? (int)(t.channels - c) : (int)EIGHT;
+}
+
+template <bool FULL>
+__device__ __forceinline__ void write_bytes(uint8_t *to, int live, const uint8_t (&bytes)[EIGHT]) {
+  if (FULL) {
+    uint2 words;
+    memcpy(&words, bytes, sizeof words);
+    *(uint2 *)to = words;
+  } else {
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++)
+      if (k < live) to[k] = bytes[k];
+  }
+}
+template <bool FULL>
+__device__ __forceinline__ void read_bytes(const uint8_t *from, int live, uint8_t (&bytes)[EIGHT]) {
+  if (FULL) {
+    uint2 words = *(const uint2 *)from;
+    memcpy(bytes, &words, sizeof words);
+  } else {
+#pragma unroll
+    for (int k = 0; k < EIGHT; k++) bytes[k] = k < live ? from[k] : 0;
+  }
+}
+
+template <class T, kind K, bool FULL>
+__global__ void pool_last_kernel(pooling t, const T *in, results r, int64_t lines) {
+  typedef mpg_compute_t<T> C;
+  int columns = blockDim.x * EIGHT;
+  for (int64_t row = blockIdx.x; row < lines; row += gridDim.x) {
+    line l = line_of(row, t.out[0], t.out[1]);
+    clip za = clip_of(t, 0, l.at[0]), zb = clip_of(t, 1, l.at[1]);
+    for (int64_t tile = blockIdx.y; tile * columns < t.channels; tile += gridDim.y) {
+      int64_t c = tile * columns + threadIdx.x * EIGHT;
+      int live = live_of(t, c);
+      for (int w = threadIdx.y; live && w < (int)t.out[2]; w += blockDim.y) {
+        clip zc = clip_of(t, 2, w);
+        bool any = za.from < za.to && zb.from < zb.to && zc.from < zc.to;
+        C values[EIGHT];
+        int where[EIGHT], first = -1; /* in the window or in the plane, as is to be written */
+#pragma unroll
+        for (int k = 0; k < EIGHT; k++) {
+          values[k] = K == SUM ? (C)0 : any ? -(C)INFINITY : lowest((const T *)NULL);
+          where[k] = -1;
+        }
+        for (int a = za.from; a < za.to; a++)
+          for (int b = zb.from; b < zb.to; b++) {
+            int64_t begin = ((l.plane * t.in[0] + a) * t.in[1] + b) * t.in[2] + zc.from;
+            const T *at = in + begin * t.channels + c;
+            int place =
+                r.index ? ((a - za.start) * (int)t.kernel[1] + b - zb.start) * (int)t.kernel[2] -
+                              zc.start
+                        : (a * (int)t.in[1] + b) * (int)t.in[2];
+            if (first < 0) first = place + zc.from;
+            for (int e = zc.from; e < zc.to; e++, at += t.channels) {
+              mpg_neighbours<T, EIGHT, FULL> data;
+              data.load(at, live);
+#pragma unroll
+              for (int k = 0; k < EIGHT; k++) {
+                C x = data.template get<C>(k);
+                if (K == SUM) {
+                  values[k] += x;
+                } else if (x > values[k] || x != x) {
+                  values[k] = x;
+                  where[k] = place + e;
+                }
+              }
+            }
+          }
+        int64_t window = (row * t.out[2] + w) * t.channels + c;
+        if (K == SUM && t.average) {
+          int counted = t.count_pad ? za.span * zb.span * zc.span
+                                    : (za.to - za.from) * (zb.to - zb.from) * (zc.to - zc.from);
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++)
+            if (counted > 0) values[k] = values[k] / (C)counted;
+        }
+        if (K == MAX) {
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++)
+            if (where[k] < 0) where[k] = first; /* all are -infinity, or there is none */
+        }
+        if (r.values) {
+          const T *from = (const T *)r.values + l.plane * t.plane * t.channels + c;
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++)
+            if (k < live)
+              values[k] = where[k] < 0 ? (C)0 : mpg_to<C>(from[where[k] * t.channels + k]);
+        }
+        if (r.out) mpg_store<FULL>((T *)r.out + window, live, values);
+        if (r.at)
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++)
+            if (k < live) r.at[window + k] = where[k];
+        if (r.index) {
+          uint8_t bytes[EIGHT];
+#pragma unroll
+          for (int k = 0; k < EIGHT; k++)
+            bytes[k] = (uint8_t)(where[k] < 0 ? (int)MPG_POOLING_INDEX_NONE : where[k]);
+          write_bytes<FULL>(r.index + window, live, bytes);
+        }
+      }
+    }
+  }
+}
+
+/* From `low` to `high` windows have element `at` along an axis. */
+__device__ __forceinline__ void windows_at(const pooling &t, int axis, int at, int *low,
+                                           int *high) {
+  int stride = (int)t.stride[axis], place = at + (int)t.pad[axis],
+      first = place - (int)t.kernel[axis] + 1, last = place / stride + 1;
+  low[axis] = first <= 0 ? 0 : (first + stride - 1) / stride;
+  high[axis] = last < (int)t.out[axis] ? last : (int)t.out[axis];
+}
+
+/* Eight channels of an element of the data gather from the windows it lies in. */
+template <class T, kind K, bool FULL>
+__global__ void back_last_kernel(pooling t, gradients g, T *out, int64_t lines) {
+  typedef mpg_compute_t<T> C;
+  int columns = blockDim.x * EIGHT;
+  for (int64_t row = blockIdx.x; row < lines; row += gridDim.x) {
+    line l = line_of(row, t.in[0], t.in[1]);
+    int low[3], high[3];
+    windows_at(t, 0, l.at[0], low, high);
+    windows_at(t, 1, l.at[1], low, high);
+    for (int64_t tile = blockIdx.y; tile * columns < t.channels; tile += gridDim.y) {
+      int64_t c = tile * columns + threadIdx.x * EIGHT;
+      int live = live_of(t, c);
+      for (int w = threadIdx.y; live && w < (int)t.in[2]; w += blockDim.y) {
+        windows_at(t, 2, w, low, high);
+        C sums[EIGHT] = {};
+        int place = (l.at[0] * (int)t.in[1] + l.at[1]) * (int)t.in[2] + w;
+        for (int a = low[0]; a < high[0]; a++)
+          for (int b = low[1]; b < high[1]; b++) {
+            int64_t window =
+                (((l.plane * t.out[0] + a) * t.out[1] + b) * t.out[2] + low[2]) * t.channels + c;
+            clip za = clip_of(t, 0, a), zb = clip_of(t, 1, b);
+            int inside =
+                ((l.at[0] - za.start) * (int)t.kernel[1] + l.at[1] - zb.start) * (int)t.kernel[2];
+            for (int e = low[2]; e < high[2]; e++, window += t.channels) {
+              mpg_neighbours<T, EIGHT, FULL> slopes;
+              slopes.load((const T *)g.grad + window, live);
+              clip zc = clip_of(t, 2, e);
+              if (K == SUM) {
+                int counted = !t.average ? 1
+                              : t.count_pad
+                                  ? za.span * zb.span * zc.span
+                                  : (za.to - za.from) * (zb.to - zb.from) * (zc.to - zc.from);
+#pragma unroll
+                for (int k = 0; k < EIGHT; k++) {
+                  C slope = slopes.template get<C>(k);
+                  sums[k] += counted > 1 ? slope / (C)counted : slope;
+                }
+              } else if (g.at) {
+#pragma unroll
+                for (int k = 0; k < EIGHT; k++)
+                  if (k < live && g.at[window + k] == place) sums[k] += slopes.template get<C>(k);
+              } else {
+                uint8_t bytes[EIGHT];
+                read_bytes<FULL>(g.index + window, live, bytes);
+#pragma unroll
+                for (int k = 0; k < EIGHT; k++)
+                  if (bytes[k] == inside + w - zc.start) sums[k] += slopes.template get<C>(k);
+              }
+            }
+          }
+        mpg_store<FULL>(out + (row * t.in[2] + w) * t.channels + c, live, sums);
+      }
+    }
+  }
+}
+
+/* Offsets in a plane and a window are counted in 32 bits. */
+bool lines_do(const pooling &t, kind k) {
+  int64_t window = 1;
+  bool small = t.last && k <= SUM && t.plane < (int64_t)1 << 30 && t.places < (int64_t)1 << 30;
+  for (int axis = 0; axis < 3; axis++) {
+    small &= t.kernel[axis] < 1 << 15 && t.pad[axis] < 1 << 15 && t.stride[axis] < 1 << 15;
+    window *= small ? t.kernel[axis] : 1;
+    small &= window < (int64_t)1 << 30;
+    small &= (t.out[axis] + 1) * t.stride[axis] < (int64_t)1 << 30;
+  }
+  return small;
+}
+template <class... P, class... A>
+mpg_status launch_lines(const mpg_kernel_call *call, const pooling &t, void (*kernel)(P...),
+                        int64_t lines, A... arguments) {
+  unsigned across = 1;
+  while (across < 32 && across * EIGHT < t.channels) across *= 2;
+  int64_t tiles = (t.channels + across * EIGHT - 1) / (across * EIGHT);
+  dim3 grid(mpg_cuda_blocks(lines, 1), (unsigned)(tiles < 65535 ? tiles : 65535)),
+      block(across, MPG_CUDA_THREADS / across);
+  return mpg_cuda_launch(call, kernel, grid, block, 0, arguments..., lines);
+}
+bool aligned_channels(const pooling &t, std::initializer_list<const void *> arrays) {
+  bool aligned = t.channels % EIGHT == 0;
+  for (const void *array : arrays) aligned &= mpg_cuda_aligned(array);
+  return aligned;
+}
+
+template <class T, kind K>
+mpg_status pool_last(const mpg_kernel_call *call, const pooling &t, const void *in,
+                     const results &r) {
+  constexpr bool WIDE = sizeof(T) < 8;
+  bool aligned = WIDE && aligned_channels(t, {in, r.out, r.index});
+  int64_t lines = t.places ? t.planes * t.out[0] * t.out[1] : 0;
+  return launch_lines(call, t,
+                      aligned ? pool_last_kernel<T, K, WIDE> : pool_last_kernel<T, K, false>, lines,
+                      t, (const T *)in, r);
+}
+template <class T, kind K>
+mpg_status back_last(const mpg_kernel_call *call, const pooling &t, const gradients &g, void *out) {
+  constexpr bool WIDE = sizeof(T) < 8;
+  bool aligned = WIDE && aligned_channels(t, {out, g.grad, g.index});
+  return launch_lines(call, t,
+                      aligned ? back_last_kernel<T, K, WIDE> : back_last_kernel<T, K, false>,
+                      t.plane ? t.planes * t.in[0] * t.in[1] : 0, t, g, (T *)out);
+}
+
 pooling pooling_of(const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out) {
   mpg_window w;
   mpg_pooling_window(p, data, out, &w);
@@ -231,6 +486,7 @@ pooling pooling_of(const mpg_pooling_params *p, const mpg_shape *data, const mpg
   t.channels = data->dims[t.last ? data->ndim - 1 : 1];
   t.plane = t.in[0] * t.in[1] * t.in[2];
   t.places = t.out[0] * t.out[1] * t.out[2];
+  t.planes = data->dims[0] * (t.last ? 1 : t.channels);
   t.count_pad = p->count_include_pad;
   t.average = p->pool_type == POOL_AVG;
   return t;
@@ -246,6 +502,8 @@ kind kind_of(const mpg_pooling_params *p) {
 template <class T, kind K>
 mpg_status pool(const mpg_kernel_call *call, const pooling &t, const void *in, const results &r,
                 int64_t count) {
+  if (K == MAX || K == SUM)
+    if (lines_do(t, K)) return pool_last<T, K == SUM ? SUM : MAX>(call, t, in, r);
   int64_t window = 1; /* at most */
   for (int k = 0; k < 3; k++) window *= t.kernel[k] < t.in[k] ? t.kernel[k] : t.in[k];
   if (!t.last && window >= WARP_WINDOW && window < (int64_t)1 << 31)
@@ -275,10 +533,11 @@ mpg_status back_any(const mpg_kernel_call *call, const pooling &t, kind k, const
 #define BACK(K)                                                                               \
   mpg_cuda_launch(call, back_kernel<T, K>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, g, \
                   (const T *)in, (T *)out->data, count)
+  bool lines = lines_do(t, k);
   MPG_CUDA_FLOAT_DTYPE(
       out->desc.dtype, T, switch (k) {
-        case MAX: return BACK(MAX);
-        case SUM: return BACK(SUM);
+        case MAX: return lines ? back_last<T, MAX>(call, t, g, out->data) : BACK(MAX);
+        case SUM: return lines ? back_last<T, SUM>(call, t, g, out->data) : BACK(SUM);
         case SQUARES: return BACK(SQUARES);
         default: return BACK(CUBES);
       });
