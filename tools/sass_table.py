@@ -36,11 +36,13 @@ KERNELS = [
     ("layers/pooling.cu", "back_last_kernel<mpg_bfloat16, (kind)0, true>", 256, 8),
     ("layers/pooling.cu", "pool_kernel<float, (kind)0, false>", 256, 16),
     ("layers/pooling.cu", "back_kernel<float, (kind)0>", 256, 4),
-    ("layers/dropout.cu", "dropout_kernel<mpg_bfloat16, float>", 256, 4),
-    ("layers/dropout.cu", "apply_kernel<mpg_bfloat16, float>", 256, 4),
+    ("layers/dropout.cu", "dropout_kernel<mpg_bfloat16, float, true>", 256, 8),
+    ("layers/dropout.cu", "apply_kernel<mpg_bfloat16, float, true>", 256, 8),
     ("array/move.cu", "move_kernel<item16, unsigned int>", 256, 4),
-    ("array/move.cu", "transpose_kernel<unsigned short>", 256, 16),
-    ("array/indexing.cu", "gather_kernel<item16>", 256, 4),
+    ("array/move.cu", "transpose_kernel<unsigned short, unsigned int>", 256, 4),
+    ("array/indexing.cu", "gather_rows_kernel<item16>", 256, 1),
+    ("array/indexing.cu", "gather_kernel<unsigned int, unsigned int>", 256, 4),
+    ("math/reduce.cu", "column_sums_kernel<mpg_bfloat16>", 256, 32),
     ("math/reduce.cu", "columns_kernel<mpg_bfloat16, float>", 256, 4),
     ("math/elementwise.cu", "unary_kernel<row::sigmoid, mpg_bfloat16>", 256, 8),
     ("math/binary.cu", "linear_kernel<row::add, mpg_bfloat16>", 256, 8),
@@ -147,6 +149,8 @@ def hot_loop(code):
 
     def widest(part):
         return max((access(one)[1] for one in part if access(one)[0] == "load"), default=0)
+
+    loops = [loop for loop in loops if widest(loop)]
 
     def size(loop):
         return widest(loop), sum(access(one)[1] for one in loop), len(loop)

@@ -134,13 +134,25 @@ size_t widest(const void *a, const void *b, size_t bytes) {
     MPG_CUDA_SIZE(width, T, __VA_ARGS__)
 
 /* out (before, count, items) = in (before, length, items) at positions[count]. */
-template <class T>
+template <class T, class I>
 __global__ void gather_kernel(const T *in, T *out, const int64_t *positions, int64_t before,
                               int64_t count, int64_t length, int64_t items) {
   for (int64_t i = MPG_CUDA_INDEX; i < before * count * items; i += MPG_CUDA_STRIDE) {
-    int64_t row = i / items;
-    out[i] = in[(row / count * length + positions[row % count]) * items + i % items];
+    I row = (I)i / (I)items, item = (I)i - row * (I)items, outer = row / (I)count;
+    out[i] = in[((int64_t)outer * length + positions[row - outer * (I)count]) * items + item];
   }
+}
+/* Rows that are long enough for threads of their own: a block is (threads along a row, rows). */
+template <class T>
+__global__ void gather_rows_kernel(const T *in, T *out, const int64_t *positions, int64_t before,
+                                   int64_t count, int64_t length, int64_t items) {
+  for (int64_t outer = blockIdx.y; outer < before; outer += gridDim.y)
+    for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < count;
+         row += (int64_t)gridDim.x * blockDim.y) {
+      const T *from = in + (outer * length + positions[row]) * items;
+      T *to = out + (outer * count + row) * items;
+      for (int64_t i = threadIdx.x; i < items; i += blockDim.x) to[i] = from[i];
+    }
 }
 
 mpg_status gather_rows(const mpg_kernel_call *call, const void *in, void *out,
@@ -149,10 +161,21 @@ mpg_status gather_rows(const mpg_kernel_call *call, const void *in, void *out,
   if (!bytes) return MPG_OK;
   size_t width = widest(in, out, bytes);
   int64_t items = (int64_t)(bytes / width);
+  int64_t total = before * count * items;
+  if (items >= 16 && count * items >= MPG_CUDA_THREADS) {
+    unsigned along = 16;
+    while (along < MPG_CUDA_THREADS && along < items) along *= 2;
+    dim3 block(along, MPG_CUDA_THREADS / along),
+        grid(mpg_cuda_blocks(count, block.y), (unsigned)(before < 65535 ? before : 65535));
+    BY_WIDTH(width, T,
+             return mpg_cuda_launch(call, gather_rows_kernel<T>, grid, block, 0, (const T *)in,
+                                    (T *)out, positions, before, count, length, items));
+  }
   BY_WIDTH(width, T,
-           return mpg_cuda_launch(call, gather_kernel<T>, mpg_cuda_blocks(before * count * items),
-                                  MPG_CUDA_THREADS, 0, (const T *)in, (T *)out, positions, before,
-                                  count, length, items));
+           return mpg_cuda_launch(
+               call, total <= INT32_MAX ? gather_kernel<T, uint32_t> : gather_kernel<T, uint64_t>,
+               mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0, (const T *)in, (T *)out, positions,
+               before, count, length, items));
   return MPG_OK;
 }
 
@@ -270,13 +293,13 @@ __global__ void winners_kernel(const int64_t *positions, int64_t count,
   if (i < count) atomicMax(&winners[positions[i]], (unsigned long long)i + 1);
 }
 
-template <class T>
+template <class T, class I>
 __global__ void put_kernel(const T *values, T *out, const int64_t *positions,
                            const unsigned long long *winners, int64_t count, int64_t items) {
   for (int64_t i = MPG_CUDA_INDEX; i < count * items; i += MPG_CUDA_STRIDE) {
-    int64_t row = i / items;
+    I row = (I)i / (I)items, item = (I)i - row * (I)items;
     if (winners[positions[row]] == (unsigned long long)row + 1)
-      out[positions[row] * items + i % items] = values[i];
+      out[positions[row] * items + item] = values[i];
   }
 }
 
@@ -294,9 +317,11 @@ mpg_status put_rows(const mpg_kernel_call *call, const void *values, void *out,
                           positions, count, winners));
   size_t width = widest(values, out, bytes);
   int64_t items = (int64_t)(bytes / width);
+  bool small = count * items <= INT32_MAX;
   BY_WIDTH(width, T,
-           return mpg_cuda_launch(call, put_kernel<T>, mpg_cuda_blocks(count * items),
-                                  MPG_CUDA_THREADS, 0, (const T *)values, (T *)out, positions,
+           return mpg_cuda_launch(call, small ? put_kernel<T, uint32_t> : put_kernel<T, uint64_t>,
+                                  mpg_cuda_blocks(count * items), MPG_CUDA_THREADS, 0,
+                                  (const T *)values, (T *)out, positions,
                                   (const unsigned long long *)winners, count, items));
   return MPG_OK;
 }
@@ -420,13 +445,14 @@ __global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t cou
 }
 
 /* out[i] = in[positions[i]], zeros where that is -1. */
-template <class T>
+template <class T, class I>
 __global__ void gather_or_zero_kernel(const T *in, T *out, const int64_t *positions, int64_t count,
                                       int64_t items) {
   for (int64_t i = MPG_CUDA_INDEX; i < count * items; i += MPG_CUDA_STRIDE) {
-    int64_t from = positions[i / items];
+    I row = (I)i / (I)items, item = (I)i - row * (I)items;
+    int64_t from = positions[row];
     T nothing = {};
-    out[i] = from < 0 ? nothing : in[from * items + i % items];
+    out[i] = from < 0 ? nothing : in[from * items + item];
   }
 }
 
@@ -443,10 +469,13 @@ mpg_status masked(const mpg_kernel_call *call, bool backward) {
                           length, known, backward, positions));
   size_t width = widest(in->data, out->data, bytes);
   int64_t items = (int64_t)(bytes / width);
-  BY_WIDTH(width, T,
-           return mpg_cuda_launch(call, gather_or_zero_kernel<T>, mpg_cuda_blocks(rows * items),
-                                  MPG_CUDA_THREADS, 0, (const T *)in->data, (T *)out->data,
-                                  (const int64_t *)positions, rows, items));
+  bool small = rows * items <= INT32_MAX;
+  BY_WIDTH(
+      width, T,
+      return mpg_cuda_launch(
+          call, small ? gather_or_zero_kernel<T, uint32_t> : gather_or_zero_kernel<T, uint64_t>,
+          mpg_cuda_blocks(rows * items), MPG_CUDA_THREADS, 0, (const T *)in->data, (T *)out->data,
+          (const int64_t *)positions, rows, items));
   return MPG_OK;
 }
 

@@ -57,23 +57,28 @@ __global__ void spread_kernel(plan p, T element, T *out) {
 
 /* Planes: `rows` lie side by side in the input, `columns` in the output. One tile a block; p counts
  * the planes. */
-template <class T>
+template <class T, class I>
 __global__ void transpose_kernel(plan p, int64_t rows, int64_t columns, int64_t in_step,
                                  int64_t out_step, const T *in, T *out) {
   __shared__ T tile[TILE][TILE + 1];
-  int64_t tiles_across = (columns + TILE - 1) / TILE, tiles_down = (rows + TILE - 1) / TILE;
-  for (int64_t block = blockIdx.x; block < p.count * tiles_across * tiles_down;
+  I across = (I)((columns + TILE - 1) / TILE), down = (I)((rows + TILE - 1) / TILE);
+  for (int64_t block = blockIdx.x; block < p.count * (int64_t)across * (int64_t)down;
        block += gridDim.x) {
-    int64_t column = block % tiles_across * TILE, row = block / tiles_across % tiles_down * TILE,
-            from, to;
-    places<int64_t>(p, block / (tiles_across * tiles_down), &from, &to);
-    for (int j = threadIdx.y; j < TILE; j += TILE_ROWS)
-      if (row + threadIdx.x < rows && column + j < columns)
-        tile[j][threadIdx.x] = in[from + (column + j) * in_step + row + threadIdx.x];
+    I line = (I)block / across, plane = line / down;
+    int64_t column = (int64_t)((I)block - line * across) * TILE,
+            row = (int64_t)(line - plane * down) * TILE, from, to;
+    places<I>(p, plane, &from, &to);
+    const T *source = in + from + (column + threadIdx.y) * in_step + row + threadIdx.x;
+    T *target = out + to + (row + threadIdx.y) * out_step + column + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < TILE; j += TILE_ROWS, source += TILE_ROWS * in_step)
+      if (row + threadIdx.x < rows && column + threadIdx.y + j < columns)
+        tile[threadIdx.y + j][threadIdx.x] = *source;
     __syncthreads();
-    for (int j = threadIdx.y; j < TILE; j += TILE_ROWS)
-      if (column + threadIdx.x < columns && row + j < rows)
-        out[to + (row + j) * out_step + column + threadIdx.x] = tile[threadIdx.x][j];
+#pragma unroll
+    for (int j = 0; j < TILE; j += TILE_ROWS, target += TILE_ROWS * out_step)
+      if (column + threadIdx.x < columns && row + threadIdx.y + j < rows)
+        *target = tile[threadIdx.x][threadIdx.y + j];
     __syncthreads();
   }
 }
@@ -133,9 +138,10 @@ mpg_status launch_transpose(const mpg_kernel_call *call, mpg_move m, int plane, 
   m.ndim--;
   plan p = plan_of(m, item);
   int64_t tiles = p.count * ((rows + TILE - 1) / TILE) * ((columns + TILE - 1) / TILE);
-  return mpg_cuda_launch(call, transpose_kernel<T>, mpg_cuda_blocks(tiles, 1),
-                         dim3(TILE, TILE_ROWS), 0, p, rows, columns, in_step, out_step,
-                         (const T *)in, (T *)out);
+  return mpg_cuda_launch(
+      call, tiles <= INT32_MAX ? transpose_kernel<T, uint32_t> : transpose_kernel<T, uint64_t>,
+      mpg_cuda_blocks(tiles, 1), dim3(TILE, TILE_ROWS), 0, p, rows, columns, in_step, out_step,
+      (const T *)in, (T *)out);
 }
 
 } // namespace

@@ -1,10 +1,11 @@
-/* Dropout: the masks of kernels/cpu/math/random.c, number for number. A thread has four neighbours,
- * which mostly take their words from one Philox block. */
+/* Dropout: the masks of kernels/cpu/math/random.c, number for number. A thread has eight
+ * neighbours, which mostly take their words from two Philox blocks. */
 #include "kernels/cuda/access.h"
+#include "kernels/cuda/neighbours.h"
 
 namespace {
 
-enum { EACH = 4 };
+enum { EACH = 8 };
 
 struct plan {
   mpg_cuda_key key;
@@ -17,11 +18,11 @@ struct plan {
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 };
 
-/* Draws the mask's elements [first, first + count), count <= EACH. */
-__device__ __forceinline__ void draw(const plan &p, mpg_random_key key, int64_t first, int count,
-                                     uint8_t *kept) {
+/* Draws the mask's elements [first, first + count), count <= EACH: a byte each. */
+__device__ __forceinline__ uint64_t draw(const plan &p, mpg_random_key key, int64_t first,
+                                         int count) {
   mpg_philox_block words = {{0, 0, 0, 0}};
-  uint64_t block = 0;
+  uint64_t block = 0, kept = 0;
   bool have = false;
   for (int k = 0; k < count; k++) {
     int64_t at = first + k;
@@ -32,8 +33,11 @@ __device__ __forceinline__ void draw(const plan &p, mpg_random_key key, int64_t 
       words = mpg_philox(key.seed, key.call, block);
       have = true;
     }
-    kept[k] = (words.value[position & 3] >> 8) < p.threshold;
+    uint32_t low = position & 1 ? words.value[1] : words.value[0],
+             high = position & 1 ? words.value[3] : words.value[2];
+    kept |= (uint64_t)(((position & 2 ? high : low) >> 8) < p.threshold) << 8 * k;
   }
+  return kept;
 }
 
 __device__ __forceinline__ mpg_random_key key_of(const plan &p) {
@@ -43,42 +47,83 @@ __device__ __forceinline__ mpg_random_key key_of(const plan &p) {
 __global__ void mask_kernel(plan p, uint8_t *mask, int64_t count) {
   mpg_random_key key = key_of(p);
   for (int64_t i = MPG_CUDA_INDEX * EACH; i < count; i += MPG_CUDA_STRIDE * EACH) {
-    uint8_t kept[EACH];
     int n = count - i < EACH ? (int)(count - i) : EACH;
-    draw(p, key, i, n, kept);
-    for (int k = 0; k < n; k++) mask[i + k] = kept[k];
+    uint64_t kept = draw(p, key, i, n);
+    for (int k = 0; k < n; k++) mask[i + k] = (uint8_t)(kept >> 8 * k);
   }
 }
 
-/* The mask drawn, and what it keeps. */
-template <class T, class C>
+/* The mask drawn, and what it keeps. FULL: by 16 bytes, where elements that follow each other do so
+ * in the whole array, and the first one begins a Philox block. */
+template <class T, class C, bool FULL>
 __global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64_t count) {
   mpg_random_key key = key_of(p);
   C scale = (C)p.scale;
-  for (int64_t i = MPG_CUDA_INDEX * EACH; i < count; i += MPG_CUDA_STRIDE * EACH) {
-    uint8_t kept[EACH];
+  int64_t i = MPG_CUDA_INDEX * EACH, step = MPG_CUDA_STRIDE * EACH;
+  uint64_t begin = key.position + key.first;
+  bool blocks = FULL && !p.part && !key.run && begin % 4 == 0;
+  for (; blocks && i + EACH <= count; i += step) {
+    mpg_neighbours<T, EACH, FULL> data;
+    C values[EACH];
+    uint32_t kept[2] = {};
+    data.load(in + i, EACH);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      mpg_philox_block words =
+          mpg_philox(key.seed, key.call, (begin + (uint64_t)i) / 4 + (unsigned)half);
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        bool keep = (words.value[k] >> 8) < p.threshold;
+        kept[half] |= (uint32_t)keep << 8 * k;
+        values[4 * half + k] = keep ? data.template get<C>(4 * half + k) * scale : (C)0;
+      }
+    }
+    *(uint2 *)(mask + i) = {kept[0], kept[1]};
+    mpg_store<FULL>(out + i, EACH, values);
+  }
+  for (; i < count; i += step) {
     int n = count - i < EACH ? (int)(count - i) : EACH;
-    draw(p, key, i, n, kept);
-    for (int k = 0; k < n; k++) {
-      mask[i + k] = kept[k];
-      out[i + k] = mpg_to<T>(kept[k] ? mpg_to<C>(in[i + k]) * scale : (C)0);
+    uint64_t kept = draw(p, key, i, n);
+    for (int k = 0; k < n; k++, kept >>= 8) {
+      mask[i + k] = (uint8_t)kept;
+      out[i + k] = mpg_to<T>(kept & 255 ? mpg_to<C>(in[i + k]) * scale : (C)0);
     }
   }
 }
 
-/* Keeps and scales the elements that a mask keeps. */
-template <class T, class C>
+/* Keeps and scales the elements that a mask keeps: of the data's shape. */
+template <class T, class C, bool FULL>
 __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, int64_t count) {
   C scale = (C)p.scale;
+  int64_t i = MPG_CUDA_INDEX * EACH, step = MPG_CUDA_STRIDE * EACH;
+  for (; FULL && i + EACH <= count; i += step) {
+    mpg_neighbours<T, EACH, FULL> data;
+    C values[EACH];
+    data.load(in + i, EACH);
+    uint2 kept = *(const uint2 *)(mask + i);
+#pragma unroll
+    for (int k = 0; k < EACH; k++)
+      values[k] =
+          (k < 4 ? kept.x : kept.y) >> k % 4 * 8 & 255 ? data.template get<C>(k) * scale : (C)0;
+    mpg_store<FULL>(out + i, EACH, values);
+  }
+  for (; i < count; i += step)
+    for (int64_t k = i; k < i + EACH && k < count; k++)
+      out[k] = mpg_to<T>(mask[k] ? mpg_to<C>(in[k]) * scale : (C)0);
+}
+
+/* The same with a mask that is shared along axes. */
+template <class T, class C, class I>
+__global__ void apply_shared_kernel(plan p, const T *in, T *out, const uint8_t *mask,
+                                    int64_t count) {
+  C scale = (C)p.scale;
   for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE) {
-    int64_t at = i;
-    if (p.ndim) {
-      int64_t rest = i;
-      at = 0;
-      for (int d = p.ndim - 1; d >= 0; d--) {
-        at += rest % p.dims[d] * p.strides[d];
-        rest /= p.dims[d];
-      }
+    I left = (I)i;
+    int64_t at = 0;
+    for (int d = p.ndim - 1; d >= 0; d--) {
+      I rest = left / (I)p.dims[d];
+      at += (int64_t)(left - rest * (I)p.dims[d]) * p.strides[d];
+      left = rest;
     }
     out[i] = mpg_to<T>(mask[at] ? mpg_to<C>(in[i]) * scale : (C)0);
   }
@@ -92,22 +137,40 @@ __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, i
     default: return LAUNCH(mpg_bfloat16, float);      \
   }
 
+bool aligned(const mpg_view *data, const mpg_kernel_call *call) {
+  return mpg_cuda_aligned(data->data) && mpg_cuda_aligned(call->outputs[0].data);
+}
+
 mpg_status apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data,
                  const uint8_t *mask) {
   int64_t count = count_of(data);
+  const void *in = data->data;
+  void *out = call->outputs[0].data;
+  bool full = aligned(data, call) && mpg_cuda_aligned(mask);
 #define APPLY(T, C)                                                                                \
-  mpg_cuda_launch(call, apply_kernel<T, C>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS),          \
-                  MPG_CUDA_THREADS, 0, p, (const T *)data->data, (T *)call->outputs[0].data, mask, \
-                  count)
+  p.ndim ? mpg_cuda_launch(call,                                                                   \
+                           count <= INT32_MAX ? apply_shared_kernel<T, C, uint32_t>                \
+                                              : apply_shared_kernel<T, C, uint64_t>,               \
+                           mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p,   \
+                           (const T *)in, (T *)out, mask, count)                                   \
+         : mpg_cuda_launch(call,                                                                   \
+                           full ? apply_kernel<T, C, (sizeof(T) < 8)> : apply_kernel<T, C, false>, \
+                           mpg_cuda_blocks(count, EACH * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0,   \
+                           p, (const T *)in, (T *)out, mask, count)
   BY_DTYPE(data->desc.dtype, APPLY)
 }
 
 mpg_status draw_and_apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data) {
   int64_t count = count_of(data);
+  const void *in = data->data;
+  void *out = call->outputs[0].data;
+  uint8_t *mask = (uint8_t *)call->outputs[1].data;
+  bool full = aligned(data, call) && mpg_cuda_aligned(mask);
 #define DROPOUT(T, C)                                                                         \
-  mpg_cuda_launch(call, dropout_kernel<T, C>, mpg_cuda_blocks(count, EACH *MPG_CUDA_THREADS), \
-                  MPG_CUDA_THREADS, 0, p, (const T *)data->data, (T *)call->outputs[0].data,  \
-                  (uint8_t *)call->outputs[1].data, count)
+  mpg_cuda_launch(call,                                                                       \
+                  full ? dropout_kernel<T, C, (sizeof(T) < 8)> : dropout_kernel<T, C, false>, \
+                  mpg_cuda_blocks(count, EACH * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p,    \
+                  (const T *)in, (T *)out, mask, count)
   BY_DTYPE(data->desc.dtype, DROPOUT)
 }
 
