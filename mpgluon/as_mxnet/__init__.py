@@ -91,6 +91,16 @@ NUMPY_NAMES: dict[str, Any] = {
 }
 
 
+_text_of_numbers = np.fromstring
+
+
+def _fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", **more: Any):
+    """``np.fromstring`` with bytes, which NumPy 2.3 refuses."""
+    if sep:
+        return _text_of_numbers(string, dtype, count, sep=sep, **more)
+    return np.frombuffer(string, dtype, count).copy()
+
+
 class _Renamed(types.ModuleType):
     """A module with MXNet's version and otherwise the names of one of ours."""
 
@@ -196,6 +206,8 @@ def install(numpy_names: bool = False) -> None:
         for name, value in NUMPY_NAMES.items():
             if name not in vars(np):
                 setattr(np, name, value)
+        if np.fromstring is not _fromstring:
+            np.fromstring = _fromstring
 
 
 def _is_wheel(module: types.ModuleType) -> bool:

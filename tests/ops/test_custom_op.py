@@ -432,3 +432,60 @@ def test_an_op_without_inputs():
     with autograd.record():
         y = nd.Custom(length=3, op_type="test_no_input")
     assert y.dtype == np.float64 and y.asnumpy().tolist() == [0, 1, 2]
+
+
+@mx.operator.register("test_row_scale")
+class RowScaleProp(mx.operator.CustomOpProp):
+    def list_arguments(self):
+        return ["data", "scale", "shift"]
+
+    def list_auxiliary_states(self):
+        return ["calls"]
+
+    def infer_shape(self, in_shape):
+        rows, columns = in_shape[0]
+        return [in_shape[0], (columns,), (rows, 1)], [in_shape[0]], [(1,)]
+
+    def create_operator(self, ctx, shapes, dtypes):
+        class RowScale(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                aux[0][:] += 1
+                self.assign(out_data[0], req[0], in_data[0] * in_data[1] + in_data[2])
+
+            def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+                self.assign(in_grad[0], req[0], out_grad[0] * in_data[1])
+                self.assign(in_grad[1], req[1], (out_grad[0] * in_data[0]).sum(axis=0))
+                self.assign(in_grad[2], req[2], out_grad[0].sum(axis=1, keepdims=True))
+
+        return RowScale()
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_shapes_of_parameters_follow_from_infer_shape(hybridize, by_name):
+    class Layer(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            for name, shape, init in (
+                ("scale", (0,), "ones"),
+                ("shift", (0, 0), "ones"),
+                ("calls", (0,), "zeros"),
+            ):
+                param = self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
+                setattr(self, name, param)
+
+        def hybrid_forward(self, F, x, scale, shift, calls):
+            if by_name:
+                return F.Custom(x, calls=calls, shift=shift, scale=scale, op_type="test_row_scale")
+            return F.Custom(x, scale, shift, calls, op_type="test_row_scale")
+
+    layer = Layer()
+    layer.initialize()
+    if hybridize:
+        layer.hybridize()
+    with autograd.record():
+        out = layer(nd.array([[1, 2, 3], [4, 5, 6]]))
+    out.backward()
+    assert out.asnumpy().tolist() == [[2, 3, 4], [5, 6, 7]]
+    assert layer.scale.grad().asnumpy().tolist() == [5, 7, 9]
+    assert layer.shift.grad().asnumpy().tolist() == [[3], [3]] and layer.calls.shape == (1,)

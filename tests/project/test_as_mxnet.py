@@ -197,6 +197,14 @@ def test_names_that_numpy_removed():
         print(np.float is float, np.product([2, 3]), np.alltrue([1, 0]), np.Inf, np.in1d([1], [1]))
     """
     assert output_of(code).strip() == "True\nTrue 6 False inf [ True]"
+    code = """
+        import numpy as np, mpgluon
+        mpgluon.as_mxnet(numpy_names=True)
+        numbers = np.fromstring(b"\\x01\\x02\\x03", dtype=np.int8, count=2)
+        numbers += 1
+        print(numbers, np.fromstring("1 2", sep=" "), np.fromstring(b"\\0" * 8))
+    """
+    assert output_of(code).strip() == "[2 3] [1. 2.] [0.]"
     kept = np.bool_  # NumPy's own names stay what they are
     code = "import numpy as np, mpgluon\nmpgluon.as_mxnet(numpy_names=True)\nprint(np.bool_)"
     assert output_of(code).strip() == str(kept)

@@ -225,6 +225,9 @@ def _complete(op, name, args, kwargs):
     """The arguments of operator `op` with arrays in place of `Unknown`s."""
     unknown = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Unknown))
     where = unknown._path()
+    if name == "Custom":
+        arrays, inferred = _inferred_custom(args, kwargs)
+        return _resolved(where, name, args, kwargs, arrays, inferred)
     if not isinstance(op, _core.Op):
         raise MXNetError(
             f"{where}: {name} is no operator, so the {size_of_unknown(unknown)} can't be found "
@@ -248,8 +251,36 @@ def _complete(op, name, args, kwargs):
         for array in arrays.values()
     ]
     inferred, _ = _core.infer_shape(info["name"], descs, options)
+    return _resolved(where, name, args, kwargs, list(arrays.values()), inferred)
+
+
+def _inferred_custom(args, kwargs):
+    """The inputs of a Custom op in their order, and what its own code finds out about them."""
+    from ...operator import CustomCall
+
+    is_input = {
+        key: isinstance(value, (nd.NDArray, Unknown))
+        for key, value in kwargs.items()
+        if key not in ("op_type", "name")
+    }
+    params = {key: kwargs[key] for key, given in is_input.items() if not given}
+    call = CustomCall(kwargs.get("op_type"), params)
+    named = {key: kwargs[key] for key, given in is_input.items() if given}
+    names = call.input_names(call.num_inputs(0))
+    arrays = [*args, *(named[key] for key in names[len(args) :] if key in named)]
+    descs = [
+        (array._param.shape, _core.dtype_name(array._param.dtype))
+        if isinstance(array, Unknown)
+        else (array.shape, _core.dtype_name(array.dtype))
+        for array in arrays
+    ]
+    return arrays, call.infer(descs, [], True)[0]
+
+
+def _resolved(where, name, args, kwargs, arrays, inferred):
+    """The arguments with arrays in place of `Unknown`s, for inputs of which that is inferred."""
     known = {}
-    for array, (shape, _dtype) in zip(arrays.values(), inferred):
+    for array, (shape, _dtype) in zip(arrays, inferred):
         if isinstance(array, Unknown):
             param = array._param
             if not shape_is_known(shape):
