@@ -46,10 +46,16 @@ static struct {
 int mpg_device_count(void) { return table.count; }
 mpg_device *mpg_device_at(int ordinal) { return table.devices[ordinal]; }
 
-int mpg_gpu_count(void) {
+int mpg_gpu_count(const char **reason) {
+  const char *why;
+  if (!reason) reason = &why;
+  const mpg_gpu_library *library = mpg_gpu_library_get(reason);
+  return library ? library->driver->count(reason) : 0;
+}
+
+const mpg_library *mpg_gpu_vendor_library(int number) {
   const char *reason;
-  const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
-  return library ? library->driver->count(&reason) : 0;
+  return mpg_gpu_count(&reason) ? mpg_gpu_library_get(&reason)->driver->library(number) : NULL;
 }
 
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count) {

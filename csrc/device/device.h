@@ -252,7 +252,10 @@ mpg_device *mpg_device_at(int ordinal);
 /* MPG_OK if these devices can take part in collectives as single ops, that is through NCCL: GPUs on
  * cards of their own, and the library is there. Else why not. Host lock. */
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
-int mpg_gpu_count(void); /* GPUs that could be opened; 0 without driver or library */
+int mpg_gpu_count(const char **reason); /* GPUs that could be opened; 0: *reason (static) says why;
+                                           NULL: it is not asked for */
+/* NVIDIA's library of that number (base/library.h); NULL: none of it, or no GPU. Host lock. */
+const struct mpg_library *mpg_gpu_vendor_library(int number);
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes,
                              size_t *total); /* of a GPU; a limit counts as its size */
 static inline const char *mpg_device_text(const mpg_device *device) { return device->name.text; }

@@ -218,7 +218,7 @@ static PyObject *current_context(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
   return mpg_py_context(mpg_py_current_device());
 }
 static PyObject *num_gpus(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
-  return PyLong_FromLong(mpg_gpu_count());
+  return PyLong_FromLong(mpg_gpu_count(NULL));
 }
 
 static mpg_device *device_of(PyObject *object) {

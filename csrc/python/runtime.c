@@ -86,20 +86,39 @@ static PyObject *set_library_folders(PyObject *Py_UNUSED(module), PyObject *fold
   Py_RETURN_NONE;
 }
 
+static PyObject *library_dict(const mpg_library *library) {
+  return Py_BuildValue("{s:s,s:O,s:s,s:s,s:s,s:s}", "name", library->name, "found",
+                       library->handle ? Py_True : Py_False, "version", library->version, "path",
+                       library->path, "reason", library->reason, "setting", library->setting);
+}
+
 static PyObject *libraries(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   PyObject *list = PyList_New(MPG_LIBRARY_COUNT);
   for (int i = 0; list != NULL && i < MPG_LIBRARY_COUNT; i++) {
-    const mpg_library *library = mpg_library_get((mpg_library_id)i);
-    PyObject *item =
-        Py_BuildValue("{s:s,s:O,s:s,s:s,s:s,s:s}", "name", library->name, "found",
-                      library->handle ? Py_True : Py_False, "version", library->version, "path",
-                      library->path, "reason", library->reason, "setting", library->setting);
+    PyObject *item = library_dict(mpg_library_get((mpg_library_id)i));
     if (item == NULL)
       Py_CLEAR(list);
     else
       PyList_SET_ITEM(list, i, item);
   }
   return list;
+}
+
+static PyObject *gpu_libraries(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  PyObject *list = PyList_New(0);
+  const mpg_library *library;
+  for (int i = 0; list != NULL && (library = mpg_gpu_vendor_library(i)) != NULL; i++) {
+    PyObject *item = library_dict(library);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+static PyObject *gpu_reason(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  const char *reason;
+  if (mpg_gpu_count(&reason)) Py_RETURN_NONE;
+  return PyUnicode_FromString(reason);
 }
 
 static PyObject *memory_fail_after(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -206,6 +225,11 @@ PyMethodDef mpg_py_runtime_methods[] = {
     {"libraries", libraries, METH_NOARGS,
      "libraries()\n--\n\nThe optional libraries: a dict each with name, found, version, path, "
      "reason."},
+    {"gpu_libraries", gpu_libraries, METH_NOARGS,
+     "gpu_libraries()\n--\n\nNVIDIA's libraries, opened by the call, as dicts like those of "
+     "`libraries`; none without a GPU."},
+    {"gpu_reason", gpu_reason, METH_NOARGS,
+     "gpu_reason()\n--\n\nWhy there is no GPU; None where there is one."},
     {"_memory_free_kept", memory_free_kept, METH_NOARGS,
      "Frees work space that is kept for further calls; for tests."},
     {"_memory_until_failure", memory_until_failure, METH_NOARGS,

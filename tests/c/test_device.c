@@ -588,7 +588,7 @@ static void test_table(void) {
   CHECK(cpu(1000000)->ordinal == 0 && cpu(3)->ordinal == 1 && cpu(1000000) == mpg_device_at(0));
   CHECK(strcmp(mpg_device_text(cpu(3)), "cpu(3)") == 0);
   CHECK_OK(mpg_device_get((mpg_device_id){MPG_CPU_PINNED, 3}, &device));
-  CHECK(device == cpu(3) && mpg_device_count() == 2 && mpg_gpu_count() == 0);
+  CHECK(device == cpu(3) && mpg_device_count() == 2 && mpg_gpu_count(NULL) == 0);
   int cores = mpg_machine_cores();
   CHECK(cores >= 1 && device->num_threads == (cores / 2 > 1 ? cores / 2 : 1));
   CHECK_OK(mpg_device_set_threads(5));

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
+from mpgluon.base import counted
 from support.paths import ROOT
 from support.processes import finished, output_of
 from support.stand_in import ON_STAND_IN, STAND_IN, needs_gpu, needs_stand_in
@@ -108,7 +110,7 @@ FACTORS = """
 @pytest.mark.parametrize(
     "code, setting, text, wheel",
     [
-        (PRODUCT, "MPGLUON_CUBLAS", "cuBLAS (libcublasLt.so.13)", "nvidia-cublas"),
+        (PRODUCT, "MPGLUON_CUBLAS", "cuBLASLt (libcublasLt.so.13)", "nvidia-cublas"),
         (FACTORS, "MPGLUON_CUBLAS", "cuBLAS (libcublas.so.13)", "nvidia-cublas"),
         (FACTORS, "MPGLUON_CUSOLVER", "cuSOLVER (libcusolver.so.12)", "nvidia-cusolver"),
         (CONVOLUTION, "MPGLUON_CUDNN", "cuDNN (libcudnn.so.9)", "nvidia-cudnn-cu13"),
@@ -125,6 +127,37 @@ def test_a_missing_library_is_named(code, setting, text, wheel, tmp_path):
         and f"pip install {wheel}, or name its folder with {setting}" in out
         and "[2. 2.]" in out
     )
+
+
+INFO = """
+    from mpgluon import info
+    print("\\n".join(info.lines()))
+"""
+LIBRARIES = ("cuBLASLt", "cuBLAS", "cuSOLVER", "cuDNN", "NCCL", "NVRTC", "driver")
+
+
+@needs_gpu
+def test_info_tries_each_library():
+    """Found where, which version, and whether a call of it works."""
+    found = dict(line.split(maxsplit=1) for line in output_of(INFO).splitlines())
+    assert found["CUDA"].startswith(counted(mx.num_gpus(), "GPU"))
+    for name in LIBRARIES:
+        line = r"\d+\.\d+\S* \(.*\.so.*\), (works|not tried: .*)"
+        assert re.fullmatch(line, found[name]), (name, found[name])
+    tried = [name for name in LIBRARIES if found[name].endswith("works")]
+    assert set(LIBRARIES) - set(tried) <= {"NCCL"}  # which takes two cards
+
+
+@needs_stand_in
+def test_info_names_what_is_missing_or_broken(tmp_path):
+    alone = shutil.copy(STAND_IN, tmp_path / "mpgluon_hostcuda.so")
+    library = os.path.join(os.path.dirname(STAND_IN), "libcublas.so.13")
+    shutil.copy(library, tmp_path / "libcublasLt.so.13")  # has none of cuBLASLt's functions
+    settings = dict.fromkeys(("MPGLUON_CUBLAS", "MPGLUON_CUDNN"), str(tmp_path))
+    out = output_of(INFO, MPGLUON_CUDA_LIBRARY=str(alone), HOSTCUDA_DEVICES="1", **settings)
+    assert re.search(r"cuBLASLt .*DOES NOT WORK: .*cublasLt", out)
+    assert re.search(r"cuDNN +not found: .*pip install nvidia-cudnn", out)
+    assert "NCCL" in out and "driver" in out
 
 
 @needs_stand_in

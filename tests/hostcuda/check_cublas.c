@@ -13,3 +13,5 @@ MPG_CUBLAS_FUNCTIONS(SIGNATURE)
 #define DOUBLE(name, parameters) cublasStatus_t(*check_D##name) parameters = cublasD##name;
 MPG_CUBLAS_ROUTINES(SINGLE, float)
 MPG_CUBLAS_ROUTINES(DOUBLE, double)
+
+cublasStatus_t (*check_property)(libraryPropertyType, int *) = cublasGetProperty;

@@ -19,3 +19,5 @@ _Static_assert(sizeof(cublasStatus_t) == sizeof(int) &&
                    sizeof(cublasComputeType_t) == sizeof(int) &&
                    sizeof(cudaDataType) == sizeof(int),
                "");
+
+cublasStatus_t (*check_property)(libraryPropertyType, int *) = cublasLtGetProperty;

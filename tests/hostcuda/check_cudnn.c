@@ -14,3 +14,5 @@ _Static_assert(sizeof(cudnnStatus_t) == sizeof(int) &&
                    sizeof(cudnnBackendAttributeName_t) == sizeof(int) &&
                    sizeof(cudnnBackendDescriptor_t) == sizeof(void *),
                "");
+
+cudnnStatus_t (*check_property)(libraryPropertyType, int *) = cudnnGetProperty;

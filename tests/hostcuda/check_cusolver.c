@@ -13,3 +13,5 @@ MPG_CUSOLVER_FUNCTIONS(SIGNATURE)
 #define DOUBLE(name, parameters) cusolverStatus_t(*check_D##name) parameters = cusolverDnD##name;
 MPG_CUSOLVER_ROUTINES(SINGLE, float)
 MPG_CUSOLVER_ROUTINES(DOUBLE, double)
+
+cusolverStatus_t (*check_property)(libraryPropertyType, int *) = cusolverGetProperty;

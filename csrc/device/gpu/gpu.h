@@ -16,6 +16,7 @@
 #ifndef MPG_DEVICE_GPU_GPU_H
 #define MPG_DEVICE_GPU_GPU_H
 
+#include "base/library.h"
 #include "device/device.h"
 #include "device/meeting.h"
 
@@ -109,6 +110,9 @@ typedef struct mpg_gpu_driver {
   /* MPG_OK if the devices of these numbers can take part in one collective; else why not. Host
    * lock. */
   mpg_status (*collectives)(const int *indices, int count);
+  /* NVIDIA's library of that number, opened by the call; NULL: there is none of it. `reason` of one
+   * that is not there says how to get it. */
+  const mpg_library *(*library)(int number);
   const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */
 } mpg_gpu_driver;
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "kernels/cuda/vendor/library.h"
 #include "kernels/cuda/vendor/nccl.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "kernels/cuda/runtime/staging.h"
@@ -102,6 +103,18 @@ static int driver_count(const char **reason) {
   cuda_state.counted = true;
   *reason = cuda_state.reason;
   return cuda_state.devices;
+}
+
+/* The driver counts as the library behind NVIDIA's others; its version is the newest CUDA's that it
+ * runs. */
+static const mpg_library *driver_library(int number) {
+  static mpg_library driver = {.name = "driver", .path = "libcuda.so.1"};
+  if (number != MPG_CUDA_LIBRARIES) return mpg_cuda_library_found(number);
+  int version = 0;
+  cudaDriverGetVersion(&version);
+  snprintf(driver.version, sizeof driver.version, "%d.%d", version / 1000, version % 1000 / 10);
+  driver.handle = version ? &driver : NULL;
+  return &driver;
 }
 
 static mpg_status make_streams(mpg_gpu *gpu) {
@@ -443,5 +456,6 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .keys = driver_keys,
     .write_keys = driver_write_keys,
     .collectives = driver_collectives,
+    .library = driver_library,
     .describe = driver_describe,
 };

@@ -17,7 +17,7 @@ static const struct {
       *folder;              /* folder: of the wheels for CUDA 12, below nvidia/ */
   const char *files[FILES]; /* the fitting one first */
 } known[MPG_CUDA_LIBRARIES] = {
-    [MPG_CUDA_CUBLASLT] = {"cuBLAS",
+    [MPG_CUDA_CUBLASLT] = {"cuBLASLt",
                            "MPGLUON_CUBLAS",
                            "nvidia-cublas",
                            "cublas",
@@ -46,11 +46,8 @@ static const struct {
                          MAJOR >= 13 ? "libnvrtc.so.12" : "libnvrtc.so.13"}},
 };
 
-static struct {
-  bool tried;
-  void *handle;
-  char path[512], reason[256];
-} opened[MPG_CUDA_LIBRARIES];
+static mpg_library opened[MPG_CUDA_LIBRARIES];
+static bool tried[MPG_CUDA_LIBRARIES];
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 static bool try_open(mpg_cuda_library_id id, const char *folder, const char *between,
@@ -93,13 +90,59 @@ static bool look_for(mpg_cuda_library_id id, const char *file) {
   return try_open(id, "", "", file);
 }
 
+/* Which is told in one of three ways. */
+static void ask_version(mpg_cuda_library_id id) {
+  static const char *const properties[MPG_CUDA_LIBRARIES] = {
+      [MPG_CUDA_CUBLASLT] = "cublasLtGetProperty",
+      [MPG_CUDA_CUBLAS] = "cublasGetProperty",
+      [MPG_CUDA_CUSOLVER] = "cusolverGetProperty",
+      [MPG_CUDA_CUDNN] = "cudnnGetProperty"};
+  int v[3] = {0};
+  void *handle = opened[id].handle, *function;
+  if (properties[id] && (function = dlsym(handle, properties[id]))) {
+    int (*property)(int which, int *value) = (int (*)(int, int *))(uintptr_t)function;
+    for (int i = 0; i < 3; i++) property(i, &v[i]); /* libraryPropertyType: major, minor, patch */
+  } else if (id == MPG_CUDA_NCCL && (function = dlsym(handle, "ncclGetVersion"))) {
+    int whole = 0;
+    ((int (*)(int *))(uintptr_t)function)(&whole);
+    v[0] = whole / 10000, v[1] = whole / 100 % 100, v[2] = whole % 100;
+  } else if (id == MPG_CUDA_NVRTC && (function = dlsym(handle, "nvrtcVersion"))) {
+    ((int (*)(int *, int *))(uintptr_t)function)(&v[0], &v[1]);
+  }
+  snprintf(opened[id].version, sizeof opened[id].version, "%d.%d.%d", v[0], v[1], v[2]);
+}
+
+static void open_once(mpg_cuda_library_id id) {
+  pthread_mutex_lock(&opening);
+  opened[id].name = known[id].name;
+  opened[id].setting = known[id].setting;
+  for (int i = 0; !tried[id] && i < FILES && !opened[id].handle && known[id].files[i]; i++)
+    look_for(id, known[id].files[i]);
+  if (!tried[id] && opened[id].handle) ask_version(id);
+  tried[id] = true;
+  pthread_mutex_unlock(&opening);
+}
+
+const mpg_library *mpg_cuda_library_found(int number) {
+  if (number < 0 || number >= MPG_CUDA_LIBRARIES) return NULL;
+  static mpg_library shown[MPG_CUDA_LIBRARIES];
+  mpg_cuda_library_id id = (mpg_cuda_library_id)number;
+  open_once(id);
+  pthread_mutex_lock(&opening);
+  shown[id] = opened[id];
+  if (!opened[id].handle)
+    snprintf(shown[id].reason, sizeof shown[id].reason,
+             "%.120s%spip install %s, or name its folder "
+             "with %s",
+             opened[id].reason, opened[id].reason[0] ? "; " : "", known[id].package,
+             known[id].setting);
+  pthread_mutex_unlock(&opening);
+  return &shown[id];
+}
+
 mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const *names, int count,
                                       void *functions) {
-  pthread_mutex_lock(&opening);
-  for (int i = 0; !opened[id].tried && i < FILES && !opened[id].handle && known[id].files[i]; i++)
-    look_for(id, known[id].files[i]);
-  opened[id].tried = true;
-  pthread_mutex_unlock(&opening);
+  open_once(id);
   if (!opened[id].handle)
     return mpg_fail(MPG_ERROR,
                     "%s (%s) is needed for this on a GPU and was not found%s%s: pip install %s, or "

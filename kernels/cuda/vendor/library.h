@@ -11,6 +11,7 @@
 #ifndef KERNELS_CUDA_VENDOR_LIBRARY_H
 #define KERNELS_CUDA_VENDOR_LIBRARY_H
 
+#include "base/library.h"
 #include "base/status.h"
 
 typedef enum mpg_cuda_library_id {
@@ -33,6 +34,8 @@ mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const 
 /* Opens another file of the folder where an opened library lies, and keeps it open, for a library
  * that looks for the file by its name alone. Nothing where there is no such file. */
 void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file);
+/* What is known of the library of that number, which this opens; NULL: there is none of it. */
+const mpg_library *mpg_cuda_library_found(int number);
 /* The file it was found in; "" when it was not, or not looked for yet. */
 const char *mpg_cuda_library_path(mpg_cuda_library_id id);
 
