@@ -19,10 +19,6 @@ struct mpg_typed {
   MPG_MEMBER void store(int64_t i, C value) const {
     data[i] = mpg_to<T>(value);
   }
-  template <class C>
-  MPG_MEMBER C round(C value) const {
-    return mpg_to<C>(mpg_to<T>(value));
-  } /* as an element has it */
 };
 
 struct mpg_untyped {

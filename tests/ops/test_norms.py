@@ -1,5 +1,6 @@
-"""Normalisation of arrays that have no elements."""
+"""Normalisation of arrays that have no elements, and of halves."""
 
+import numpy as np
 import pytest
 
 import mpgluon as mx
@@ -30,3 +31,45 @@ def test_norms_of_nothing(name, shape, dtype):
     assert y.shape == shape and y.asnumpy().size == 0
     for array in arrays[1:]:
         assert (array.grad.astype("float32").asnumpy() == 0).all()
+
+
+ROWS = {
+    "LayerNorm": (lambda x, g, b, **kw: mx.nd.LayerNorm(x, g, b, **kw), 90),
+    "LayerNorm along axis 1": (lambda x, g, b, **kw: mx.nd.LayerNorm(x, g, b, axis=1, **kw), 6),
+    "GroupNorm": (lambda x, g, b, **kw: mx.nd.GroupNorm(x, g, b, num_groups=3, **kw), 3),
+    "InstanceNorm": (lambda x, g, b: mx.nd.InstanceNorm(x, g, b), 6),
+}
+
+
+def gradients(name, values, dtype, **params):
+    """Of data, gamma and beta, and what else the op returns."""
+    call, size = ROWS[name]
+    arrays = [values.astype(dtype)]
+    arrays += [mx.nd.linspace(low, 2, size).astype("bfloat16").astype(dtype) for low in (1, -1)]
+    for array in arrays:
+        array.attach_grad()
+    with mx.autograd.record():
+        y = call(*arrays, **params)
+    y, *more = y if isinstance(y, list) else [y]
+    y.backward(
+        mx.nd.array(np.random.RandomState(4).randn(*y.shape)).astype("bfloat16").astype(dtype)
+    )
+    return [array.grad.astype("float32").asnumpy() for array in arrays], more
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_halves_are_rounded_once(name, dtype):
+    """Rows far from 0, whose mean and deviation a half has few digits of: gradients are those of
+    float32, rounded."""
+    values = mx.nd.array(np.random.RandomState(3).randn(4, 6, 90) + 30).astype("bfloat16")
+    close = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    halves, _ = gradients(name, values, dtype)
+    for half, single in zip(halves, gradients(name, values, "float32")[0], strict=True):
+        np.testing.assert_allclose(half, single, rtol=1.01 * close, atol=1e-5)
+    if name == "InstanceNorm":
+        return
+    shown, moments = gradients(name, values, dtype, output_mean_var=True)
+    assert [m.dtype for m in moments] == [values.astype(dtype).dtype] * 2  # as in MXNet
+    for a, b in zip(halves, shown, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -64,6 +64,15 @@ mpg_status mpg_infer_batch_norm_backward(mpg_infer *infer) {
   return expect_vectors(infer, 2, 4, data->dims[axis]);
 }
 
+/* Mean and deviation of LayerNorm and its kin. */
+static mpg_status expect_moments(mpg_infer *infer, const mpg_shape *shape) {
+  for (int i = 3; i <= 4; i++) {
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, mpg_dtype_of_sums(infer->inputs[1].dtype)));
+    MPG_TRY(mpg_infer_expect_shape(infer, i, shape));
+  }
+  return MPG_OK;
+}
+
 mpg_status mpg_infer_layer_norm_backward(mpg_infer *infer) {
   const mpg_layer_norm_backward_params *p = infer->params;
   mpg_shape moments = infer->inputs[1].shape;
@@ -73,8 +82,7 @@ mpg_status mpg_infer_layer_norm_backward(mpg_infer *infer) {
   MPG_TRY(mpg_axis_normalize(p->axis, moments.ndim, infer->op->name, &axis));
   MPG_TRY(expect_vectors(infer, 2, 2, moments.dims[axis]));
   moments.dims[axis] = 1;
-  MPG_TRY(mpg_infer_expect_shape(infer, 3, &moments));
-  return mpg_infer_expect_shape(infer, 4, &moments);
+  return expect_moments(infer, &moments);
 }
 
 mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) {
@@ -85,19 +93,22 @@ mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) {
     return mpg_infer_fail(infer,
                           "gamma has an element for each group, which axis 1 of data divides into");
   mpg_shape moments = {.ndim = 2, .dims = {data->dims[0], gamma->dims[0]}};
-  MPG_TRY(mpg_infer_expect_shape(infer, 3, &moments));
-  return mpg_infer_expect_shape(infer, 4, &moments);
+  return expect_moments(infer, &moments);
 }
 
 /* Emits a backward op on (out_grad, data, gamma, mean, deviation); gradients that flow into the
  * statistics are not followed, as in MXNet. */
-static void emit_backward(mpg_gradient *g, mpg_op_id op, const void *params) {
+static void emit_backward_with(mpg_gradient *g, mpg_op_id op, const void *params,
+                               const mpg_value *outputs) {
   if (!mpg_has_value(g->out_grads[0])) return;
-  mpg_value inputs[5] = {g->out_grads[0], g->inputs[0], g->inputs[1], g->outputs[1], g->outputs[2]},
+  mpg_value inputs[5] = {g->out_grads[0], g->inputs[0], g->inputs[1], outputs[1], outputs[2]},
             grads[3];
   mpg_emit_all(g, op, params, 5, inputs, grads);
   for (int i = 0; i < 3; i++)
     if (g->needed[i]) g->in_grads[i] = grads[i];
+}
+static void emit_backward(mpg_gradient *g, mpg_op_id op, const void *params) {
+  emit_backward_with(g, op, params, g->outputs);
 }
 
 void mpg_gradient_batch_norm(mpg_gradient *g) {
@@ -195,31 +206,57 @@ void mpg_gradient_batch_norm_relu(mpg_gradient *g) {
 }
 
 /* --- LayerNorm, GroupNorm, InstanceNorm ------------------------------------------------------- */
+/* Mean and deviation, of the shape `moments`: of halves in float32, as gradients lose digits by
+ * others. `shown` to the user they have the dtype of the data, as in MXNet. */
+static void set_moments(mpg_infer *infer, const mpg_shape *moments, bool shown) {
+  mpg_dtype dtype = infer->inputs[0].dtype;
+  for (int i = 1; i <= 2; i++)
+    mpg_infer_set(infer, i, moments, shown ? dtype : mpg_dtype_of_sums(dtype));
+}
+
+/* `hidden`: the parameters of the op with which it does not show its moments. Where it did, and
+ * rounded them, they are worked out once more. */
+static void emit_row_backward(mpg_gradient *g, mpg_op_id op, const void *params,
+                              const void *hidden) {
+  mpg_dtype dtype = mpg_value_desc(g, g->inputs[0])->dtype;
+  if (mpg_value_desc(g, g->outputs[1])->dtype == mpg_dtype_of_sums(dtype)) {
+    emit_backward(g, op, params);
+    return;
+  }
+  mpg_value inputs[3] = {g->inputs[0], g->inputs[1], g->inputs[1]}, outputs[3];
+  mpg_emit_all(g, g->op->id, hidden, 3, inputs, outputs);
+  if (g->status == MPG_OK) emit_backward_with(g, op, params, outputs);
+}
+
 mpg_status mpg_infer_layer_norm(mpg_infer *infer) {
   const mpg_layer_norm_params *p = infer->params;
   MPG_TRY(mpg_infer_same_dtype(infer));
   const mpg_desc *data = &infer->inputs[0];
+  mpg_shape moments = data->shape;
+  set_moments(infer, &moments, p->output_mean_var);
   if (data->shape.ndim < 0) return MPG_OK;
   int axis;
   MPG_TRY(channels_axis(infer, p->axis, &axis));
   MPG_TRY(expect_vectors(infer, 1, 2, data->shape.dims[axis]));
-  mpg_shape moments = data->shape;
   moments.dims[axis] = 1;
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
-  mpg_infer_set(infer, 1, &moments, data->dtype);
-  mpg_infer_set(infer, 2, &moments, data->dtype);
+  set_moments(infer, &moments, p->output_mean_var);
   return MPG_OK;
 }
 
 void mpg_gradient_layer_norm(mpg_gradient *g) {
   const mpg_layer_norm_params *p = g->params;
   mpg_layer_norm_backward_params params = {.axis = p->axis, .eps = p->eps};
-  emit_backward(g, MPG_OP__backward_LayerNorm, &params);
+  mpg_layer_norm_params hidden = *p;
+  hidden.output_mean_var = false;
+  emit_row_backward(g, MPG_OP__backward_LayerNorm, &params, &hidden);
 }
 
-static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups) { /* 0: as many as channels */
+/* num_groups 0: as many as channels. */
+static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups, bool shown) {
   MPG_TRY(mpg_infer_same_dtype(infer));
   const mpg_desc *data = &infer->inputs[0];
+  set_moments(infer, &data->shape, shown);
   if (data->shape.ndim < 0) return MPG_OK;
   if (data->shape.ndim < 3)
     return mpg_infer_fail(infer, "data must have at least 3 axes: (batch, channels, ...)");
@@ -231,20 +268,22 @@ static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups) { /* 0: as 
   MPG_TRY(expect_vectors(infer, 1, 2, num_groups));
   mpg_shape moments = {.ndim = 2, .dims = {data->shape.dims[0], num_groups}};
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
-  mpg_infer_set(infer, 1, &moments, data->dtype);
-  mpg_infer_set(infer, 2, &moments, data->dtype);
+  set_moments(infer, &moments, shown);
   return MPG_OK;
 }
 
 mpg_status mpg_infer_group_norm(mpg_infer *infer) {
-  return infer_groups(infer, ((const mpg_group_norm_params *)infer->params)->num_groups);
+  const mpg_group_norm_params *p = infer->params;
+  return infer_groups(infer, p->num_groups, p->output_mean_var);
 }
-mpg_status mpg_infer_instance_norm(mpg_infer *infer) { return infer_groups(infer, 0); }
+mpg_status mpg_infer_instance_norm(mpg_infer *infer) { return infer_groups(infer, 0, false); }
 
 void mpg_gradient_group_norm(mpg_gradient *g) {
   const mpg_group_norm_params *p = g->params;
   mpg_group_norm_backward_params params = {.num_groups = p->num_groups, .eps = p->eps};
-  emit_backward(g, MPG_OP__backward_GroupNorm, &params);
+  mpg_group_norm_params hidden = *p;
+  hidden.output_mean_var = false;
+  emit_row_backward(g, MPG_OP__backward_GroupNorm, &params, &hidden);
 }
 
 void mpg_gradient_instance_norm(mpg_gradient *g) {

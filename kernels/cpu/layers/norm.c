@@ -44,6 +44,7 @@ typedef struct layer_norm {
   double eps;
   const void *x, *dy, *gamma, *beta;
   void *y, *mean, *deviation, *dgamma, *dbeta;
+  bool rounded;    /* mean and deviation, to the dtype of x; else in the computing type */
   double *partial; /* GroupNorm backward: per row its share of dgamma and dbeta */
   /* LayerNorm along the last axis, in the computing type: rows of each thread; backward sums for
    * dgamma and dbeta of pieces of rows. */
@@ -210,7 +211,8 @@ static layer_norm forward_of(const mpg_kernel_call *call) {
                       .beta = call->inputs[2].data,
                       .y = call->outputs[0].data,
                       .mean = call->outputs[1].data,
-                      .deviation = call->outputs[2].data};
+                      .deviation = call->outputs[2].data,
+                      .rounded = call->outputs[1].desc.dtype == call->inputs[0].desc.dtype};
 }
 
 static layer_norm backward_of(const mpg_kernel_call *call) {

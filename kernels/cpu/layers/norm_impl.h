@@ -294,6 +294,16 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
 
 /* --- LayerNorm along the last axis: gamma, beta and rows are A in memory, where they lie or
  * converted --- */
+static void NAME(put_moments)(const layer_norm *t, int64_t r, A mean, A deviation) {
+  if (t->rounded) {
+    ((S *)t->mean)[r] = STORE(mean);
+    ((S *)t->deviation)[r] = STORE(deviation);
+  } else {
+    ((A *)t->mean)[r] = mean;
+    ((A *)t->deviation)[r] = deviation;
+  }
+}
+
 static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   const A *gamma = t->gamma, *beta = t->beta;
@@ -312,8 +322,7 @@ static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
     MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) y[i] =
         (x[i] - mean) * inverse * gamma[i] + beta[i];
     if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, y);
-    ((S *)t->mean)[r] = STORE(mean);
-    ((S *)t->deviation)[r] = STORE(deviation);
+    NAME(put_moments)(t, r, mean, deviation);
   }
 }
 
@@ -333,8 +342,7 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
       const A *x = direct ? (const A *)t->x + r * n : x_row,
               *dy = direct ? (const A *)t->dy + r * n : dy_row;
       A *dx = direct ? (A *)t->y + r * n : scaled;
-      A mean = (A)LOAD(((const S *)t->mean)[r]),
-        inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
+      A mean = ((const A *)t->mean)[r], inverse = 1 / ((const A *)t->deviation)[r];
       if (!direct) {
         mpg_cpu_load_all(COMPUTE, DTYPE, t->x, r * n, n, x_row);
         mpg_cpu_load_all(COMPUTE, DTYPE, t->dy, r * n, n, dy_row);
@@ -390,8 +398,7 @@ static void NAME(layer_norm_inner)(void *context, int64_t begin, int64_t end) {
     for (int j = 0; j < width; j++) {
       A deviation = (A)sqrt((A)(sums[j] / (double)n) + (A)t->eps);
       inverse[j] = 1 / deviation;
-      ((S *)t->mean)[o * inner + at + j] = STORE(mean[j]);
-      ((S *)t->deviation)[o * inner + at + j] = STORE(deviation);
+      NAME(put_moments)(t, o * inner + at + j, mean[j], deviation);
     }
     for (int64_t k = 0; k < n; k++) {
       A gamma = (A)LOAD(((const S *)t->gamma)[k]), beta = (A)LOAD(((const S *)t->beta)[k]);
@@ -412,8 +419,8 @@ static void NAME(layer_norm_backward_inner)(void *context, int64_t begin, int64_
     A mean[NAME(COLUMNS)], inverse[NAME(COLUMNS)];
     double sum[NAME(COLUMNS)] = {0}, product[NAME(COLUMNS)] = {0};
     for (int j = 0; j < width; j++) {
-      mean[j] = (A)LOAD(((const S *)t->mean)[o * inner + at + j]);
-      inverse[j] = 1 / (A)LOAD(((const S *)t->deviation)[o * inner + at + j]);
+      mean[j] = ((const A *)t->mean)[o * inner + at + j];
+      inverse[j] = 1 / ((const A *)t->deviation)[o * inner + at + j];
     }
     for (int64_t k = 0; k < n; k++) {
       A gamma = (A)LOAD(((const S *)t->gamma)[k]);
@@ -444,11 +451,11 @@ static void NAME(layer_norm_backward_affine)(void *context, int64_t begin, int64
     for (int64_t o = 0; o < t->outer; o++) {
       const S *x = (const S *)t->x + (o * t->n + k) * t->inner,
               *dy = (const S *)t->dy + (o * t->n + k) * t->inner;
-      const S *mean = (const S *)t->mean + o * t->inner,
-              *deviation = (const S *)t->deviation + o * t->inner;
+      const A *mean = (const A *)t->mean + o * t->inner,
+              *deviation = (const A *)t->deviation + o * t->inner;
       A g = 0;
       for (int64_t i = 0; i < t->inner; i++)
-        g += (A)LOAD(dy[i]) * (((A)LOAD(x[i]) - (A)LOAD(mean[i])) / (A)LOAD(deviation[i]));
+        g += (A)LOAD(dy[i]) * (((A)LOAD(x[i]) - mean[i]) / deviation[i]);
       dgamma += (double)g;
       dbeta += NAME(sum)(dy, t->inner);
     }
@@ -473,8 +480,7 @@ static void NAME(group_norm_rows)(void *context, int64_t begin, int64_t end) {
       scale = gamma / deviation;
     A shift = (A)((double)beta - rest * (double)scale);
     NAME(normalise)(x, y, n, mean, scale, shift);
-    ((S *)t->mean)[r] = STORE(mean);
-    ((S *)t->deviation)[r] = STORE(deviation);
+    NAME(put_moments)(t, r, mean, deviation);
   }
 }
 
@@ -485,7 +491,7 @@ static void NAME(group_norm_backward_rows)(void *context, int64_t begin, int64_t
     const S *x = (const S *)t->x + r * n, *dy = (const S *)t->dy + r * n;
     S *dx = (S *)t->y + r * n;
     A gamma = (A)LOAD(((const S *)t->gamma)[r % t->inner]);
-    A mean = (A)LOAD(((const S *)t->mean)[r]), inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
+    A mean = ((const A *)t->mean)[r], inverse = 1 / ((const A *)t->deviation)[r];
     double sum = 0, away = 0, product = 0;
     NAME(add_products)(x, dy, n, mean, &sum, &away, &product);
     product = about_mean(product, sum, away, (double)n);

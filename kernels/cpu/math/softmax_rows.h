@@ -386,14 +386,7 @@ static void NAME(ce_back_rows)(void *context, int64_t begin, int64_t end) {
     T max = NAME(load_one)(p->max, row), log_sum = NAME(load_one)(p->log_sum, row),
       grad = NAME(load_one)(p->loss, row);
     int64_t label = mpg_index_clip(mpg_index_at(p->label, row), p->n);
-    if (p->direct) {
-      for (int64_t i = 0; i < p->n; i++) out[i] = EXP((x[i] - max) - log_sum) * grad;
-    } else { /* log_softmax would have been rounded to the dtype */
-      for (int64_t i = 0; i < p->n; i++) out[i] = (x[i] - max) - log_sum;
-      NAME(scatter)(p->out, row * p->n, p->n, 1, 1, out);
-      NAME(gather)(p->out, row * p->n, p->n, 1, 1, out);
-      for (int64_t i = 0; i < p->n; i++) out[i] = EXP(out[i]) * grad;
-    }
+    for (int64_t i = 0; i < p->n; i++) out[i] = EXP((x[i] - max) - log_sum) * grad;
     out[label] = -grad + out[label];
     if (!p->direct) NAME(scatter)(p->out, row * p->n, p->n, 1, 1, out);
   }

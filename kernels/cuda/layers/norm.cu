@@ -19,7 +19,20 @@ struct layer_norm {
   int64_t outer, n, inner;
   double eps;
   const T *x, *dy, *gamma, *beta;
-  T *y, *mean, *deviation, *dgamma, *dbeta;
+  T *y, *dgamma, *dbeta;
+  void *mean, *deviation; /* a number a row, in the type computed in */
+  bool rounded;           /* of T instead, which only results are */
+
+  template <class C>
+  __device__ __forceinline__ void put_moments(int64_t row, C mean_is, C deviation_is) const {
+    if (rounded) {
+      ((T *)mean)[row] = mpg_to<T>(mean_is);
+      ((T *)deviation)[row] = mpg_to<T>(deviation_is);
+    } else {
+      ((C *)mean)[row] = mean_is;
+      ((C *)deviation)[row] = deviation_is;
+    }
+  }
 };
 
 /* A row of `n` elements `step` apart, by all threads of a block, or by one (`whole` false). */
@@ -60,10 +73,7 @@ __global__ void layer_norm_kernel(layer_norm<T> t) {
       y[i * t.inner] =
           mpg_to<T>((mpg_to<C>(x[i * t.inner]) - mean) * inverse * mpg_to<C>(t.gamma[i]) +
                     mpg_to<C>(t.beta[i]));
-    if (G::first() == 0) {
-      t.mean[row] = mpg_to<T>(mean);
-      t.deviation[row] = mpg_to<T>(deviation);
-    }
+    if (G::first() == 0) t.put_moments(row, mean, deviation);
   }
 }
 
@@ -74,7 +84,7 @@ __global__ void layer_norm_back_kernel(layer_norm<T> t) {
     int64_t start = row / t.inner * t.n * t.inner + row % t.inner;
     const T *x = t.x + start, *dy = t.dy + start;
     T *dx = t.y + start;
-    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0,
+    C mean = ((const C *)t.mean)[row], inverse = 1 / ((const C *)t.deviation)[row], sum = 0,
       product = 0;
     for (int64_t i = G::first(); i < t.n; i += G::step()) {
       C g = mpg_to<C>(dy[i * t.inner]) * mpg_to<C>(t.gamma[i]);
@@ -102,8 +112,8 @@ __global__ void layer_norm_columns_kernel(layer_norm<T> t, C *partial) {
   if (column < t.n)
     for (int64_t row = chunk * ROW_CHUNK + threadIdx.y; row < end; row += ROWS) {
       C g = mpg_to<C>(t.dy[row * t.n + column]);
-      gamma += g * ((mpg_to<C>(t.x[row * t.n + column]) - mpg_to<C>(t.mean[row])) /
-                    mpg_to<C>(t.deviation[row]));
+      gamma += g * ((mpg_to<C>(t.x[row * t.n + column]) - ((const C *)t.mean)[row]) /
+                    ((const C *)t.deviation)[row]);
       beta += g;
     }
   parts[0][threadIdx.y][threadIdx.x] = gamma;
@@ -124,7 +134,8 @@ __global__ void layer_norm_affine_kernel(layer_norm<T> t, C *partial) {
     for (int64_t row = threadIdx.x; row < t.outer * t.inner; row += blockDim.x) {
       int64_t at = (row / t.inner * t.n + k) * t.inner + row % t.inner;
       C g = mpg_to<C>(t.dy[at]);
-      gamma += g * ((mpg_to<C>(t.x[at]) - mpg_to<C>(t.mean[row])) / mpg_to<C>(t.deviation[row]));
+      gamma +=
+          g * ((mpg_to<C>(t.x[at]) - ((const C *)t.mean)[row]) / ((const C *)t.deviation)[row]);
       beta += g;
     }
     gamma = mpg_block_reduce(gamma, (C)0, mpg_plus());
@@ -168,8 +179,9 @@ layer_norm<T> forward_of(const mpg_kernel_call *call) {
   t.gamma = (const T *)call->inputs[1].data;
   t.beta = (const T *)call->inputs[2].data;
   t.y = (T *)call->outputs[0].data;
-  t.mean = (T *)call->outputs[1].data;
-  t.deviation = (T *)call->outputs[2].data;
+  t.mean = call->outputs[1].data;
+  t.deviation = call->outputs[2].data;
+  t.rounded = call->outputs[1].desc.dtype == call->inputs[0].desc.dtype;
   return t;
 }
 template <class T>
@@ -178,8 +190,8 @@ layer_norm<T> backward_of(const mpg_kernel_call *call) {
   t.dy = (const T *)call->inputs[0].data;
   t.x = (const T *)call->inputs[1].data;
   t.gamma = (const T *)call->inputs[2].data;
-  t.mean = (T *)call->inputs[3].data;
-  t.deviation = (T *)call->inputs[4].data;
+  t.mean = call->inputs[3].data;
+  t.deviation = call->inputs[4].data;
   t.y = (T *)call->outputs[0].data;
   t.dgamma = (T *)call->outputs[1].data;
   t.dbeta = (T *)call->outputs[2].data;
@@ -253,10 +265,7 @@ __global__ void group_norm_kernel(layer_norm<T> t) {
         (C)((double)mpg_to<C>(t.beta[row % t.inner]) - (exact - (double)mean) * (double)scale);
     for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x)
       t.y[row * t.n + i] = mpg_to<T>((mpg_to<C>(x[i]) - mean) * scale + shift);
-    if (threadIdx.x == 0) {
-      t.mean[row] = mpg_to<T>(mean);
-      t.deviation[row] = mpg_to<T>(deviation);
-    }
+    if (threadIdx.x == 0) t.put_moments(row, mean, deviation);
   }
 }
 
@@ -264,7 +273,7 @@ template <class T, class C>
 __global__ void group_norm_back_kernel(layer_norm<T> t, C *partial) {
   for (int64_t row = blockIdx.x; row < t.outer; row += gridDim.x) {
     const T *x = t.x + row * t.n, *dy = t.dy + row * t.n;
-    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0,
+    C mean = ((const C *)t.mean)[row], inverse = 1 / ((const C *)t.deviation)[row], sum = 0,
       product = 0, away = 0, n = t.n ? (C)t.n : (C)1;
     for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) {
       C g = mpg_to<C>(dy[i]), d = mpg_to<C>(x[i]) - mean;

@@ -267,7 +267,7 @@ __global__ void total_kernel(const C *losses, mpg_untyped out, int64_t rows) {
   if (threadIdx.x == 0) out.store(0, total);
 }
 
-/* log_softmax would have been rounded to the dtype: so it is here. */
+/* Rounded once, at the end. */
 template <class C, class S, class O>
 __global__ void ce_back_kernel(S data, mpg_untyped label, mpg_untyped grad, mpg_untyped max,
                                mpg_untyped log_sum, O out, int64_t rows, int64_t n) {
@@ -276,9 +276,8 @@ __global__ void ce_back_kernel(S data, mpg_untyped label, mpg_untyped grad, mpg_
     int64_t chosen = mpg_index_clip(mpg_cuda_index_at(label, row), n);
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
       int64_t at = row * n + i;
-      C value =
-          exp_of(out.template round<C>((data.template load<C>(at) - largest) - log_total)) * g;
-      out.store(at, i == chosen ? -g + out.template round<C>(value) : value);
+      C value = exp_of((data.template load<C>(at) - largest) - log_total) * g;
+      out.store(at, i == chosen ? value - g : value);
     }
   }
 }
