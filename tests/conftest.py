@@ -8,11 +8,15 @@ import pytest
 import mpgluon as mx
 from support.devices import test_devices
 from support.gpu_kernels import MISSING
+from support.stand_in import ON_STAND_IN
 
 
 def pytest_configure():
     """What test modules make when they are imported lies on the first of the test devices, too.
-    Jobs in the background are started with interrupts ignored, which tests send to themselves."""
+    Jobs in the background are started with interrupts ignored, which tests send to themselves.
+    Nothing of the stand-in is kept in the user's cache folder."""
+    if ON_STAND_IN:
+        os.environ.setdefault("MPGLUON_CUDA_CACHE", "0")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     test_devices()[0].__enter__()

@@ -4,14 +4,13 @@ one, one compilation for each text."""
 import glob
 import os
 import re
-import shutil
 import sys
 
 import pytest
 
 from support.paths import ROOT
 from support.processes import finished
-from support.stand_in import needs_gpu, needs_stand_in
+from support.stand_in import failing, needs_gpu, needs_stand_in
 
 pytestmark = [needs_stand_in, needs_gpu]
 
@@ -83,20 +82,6 @@ def test_groups_have_the_bits_of_ops_one_by_one(one_by_one, tmp_path):
     assert any("place_1" in text for text in texts) and any(
         "mpg_bfloat16" in text for text in texts
     )
-
-
-def failing(tmp_path, condition):
-    """Settings for a compiler that fails on some files."""
-    compiler = tmp_path / "c++"
-    compiler.write_text(f"""#!/bin/sh
-if {condition}; then echo 'no such architecture' >&2; exit 1; fi
-exec {shutil.which("c++")} "$@"
-""")
-    compiler.chmod(0o755)
-    return {
-        "HOSTCUDA_NVRTC_CACHE": str(tmp_path / "cache"),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
 
 
 def test_where_nvrtc_cannot_compile_nothing_is_fused_and_that_is_said_once(one_by_one, tmp_path):

@@ -1,6 +1,7 @@
 """Marks of the tests of GPUs, with the stand-in for one (docs/cuda.md) or without."""
 
 import os
+import shutil
 
 import pytest
 
@@ -12,3 +13,17 @@ needs_gpu = pytest.mark.skipif(
     mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)"
 )
 needs_stand_in = pytest.mark.skipif(not ON_STAND_IN, reason="needs the stand-in (docs/cuda.md)")
+
+
+def failing(tmp_path, condition):
+    """Settings with which the stand-in for NVRTC fails on some files."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(f"""#!/bin/sh
+if {condition}; then echo 'no such architecture' >&2; exit 1; fi
+exec {shutil.which("c++")} "$@"
+""")
+    compiler.chmod(0o755)
+    return {
+        "HOSTCUDA_NVRTC_CACHE": str(tmp_path / "cache"),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }

@@ -231,8 +231,7 @@ mpg_status compile(const char *text, const char *name, const void **kernel) {
   source.options = options;
   mpg_nvrtc_code code;
   void *library;
-  mpg_status status = mpg_nvrtc_compile(&source, &code);
-  if (status == MPG_OK) status = mpg_nvrtc_load(&code, &library);
+  mpg_status status = mpg_nvrtc_build(&source, &code, &library);
   mpg_nvrtc_free(&code);
   return status == MPG_OK ? mpg_nvrtc_kernel(library, name, kernel) : status;
 }

@@ -53,8 +53,7 @@ mpg_status make(const mpg_gpu_source *s, module *m) {
   source.options = s->options;
   source.num_exports = s->num_exports;
   source.exports = s->exports;
-  MPG_TRY(mpg_nvrtc_compile(&source, &m->code));
-  MPG_TRY(mpg_nvrtc_load(&m->code, &m->library));
+  MPG_TRY(mpg_nvrtc_build(&source, &m->code, &m->library));
   const char *at = m->key;
   for (m->num_exports = 0; *at; at += strlen(at) + 1) m->exports[m->num_exports++] = at;
   return MPG_OK;

@@ -2,11 +2,12 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/memory.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "kernels/cuda/vendor/library.h"
-#include "kernels/cuda/vendor/nvrtc.h"
+#include "kernels/cuda/vendor/nvrtc_cache.h"
 
 static struct {
   pthread_mutex_t mutex;
@@ -56,36 +57,41 @@ static mpg_status fail(mpg_nvrtc_program_handle program, const mpg_nvrtc_source 
   return status;
 }
 
-/* The options, behind the one for the card, unless they have one. */
-static mpg_nvrtc_result run_compiler(mpg_nvrtc_program_handle program, const mpg_nvrtc_source *s) {
+/* How a source is compiled for the current card: its options, behind the one for the card unless
+ * they have one. */
+typedef struct choices {
+  int count;
+  const char *options[MPG_NVRTC_MAX_OPTIONS + 1];
   char architecture[40];
-  const char *options[MPG_NVRTC_MAX_OPTIONS + 1] = {architecture};
-  int card = 0, major = 9, minor = 0, count = 1;
+} choices;
+
+static void choose(const mpg_nvrtc_source *s, choices *c) {
+  int card = 0, major = 9, minor = 0;
   cudaGetDevice(&card);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card);
-  snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d%d", major, minor);
+  snprintf(c->architecture, sizeof c->architecture, "--gpu-architecture=sm_%d%d", major, minor);
+  c->options[0] = c->architecture;
+  c->count = 1;
   for (int i = 0; i < s->num_options; i++)
     if (!strncmp(s->options[i], "--gpu-architecture", 18) || !strncmp(s->options[i], "-arch", 5))
-      count = 0;
+      c->count = 0;
   for (int i = 0; i < s->num_options && i < MPG_NVRTC_MAX_OPTIONS; i++)
-    options[count++] = s->options[i];
-  return nvrtc.functions.nvrtcCompileProgram(program, count, options);
+    c->options[c->count++] = s->options[i];
 }
 
-mpg_status mpg_nvrtc_compile(const mpg_nvrtc_source *s, mpg_nvrtc_code *result) {
+static mpg_status compile(const mpg_nvrtc_source *s, const choices *c, mpg_nvrtc_code *result) {
   mpg_nvrtc_program_handle program = NULL;
   mpg_status status = MPG_OK;
-  size_t size = 0;
-  *result = (mpg_nvrtc_code){NULL, {NULL}};
-  MPG_TRY(mpg_nvrtc_find());
+  *result = (mpg_nvrtc_code){0};
   mpg_nvrtc_result error = nvrtc.functions.nvrtcCreateProgram(
       &program, s->text, s->name, s->num_headers, s->header_texts, s->header_names);
   for (int i = 0; i < s->num_exports && error == 0; i++)
     error = nvrtc.functions.nvrtcAddNameExpression(program, s->exports[i]);
-  if (error == 0) error = run_compiler(program, s);
-  if (error == 0) error = nvrtc.functions.nvrtcGetCUBINSize(program, &size);
-  if (error == 0 && !(result->code = mpg_malloc(size))) MPG_GOTO(mpg_out_of_host_memory(size));
+  if (error == 0) error = nvrtc.functions.nvrtcCompileProgram(program, c->count, c->options);
+  if (error == 0) error = nvrtc.functions.nvrtcGetCUBINSize(program, &result->size);
+  if (error == 0 && !(result->code = mpg_malloc(result->size)))
+    MPG_GOTO(mpg_out_of_host_memory(result->size));
   if (error == 0) error = nvrtc.functions.nvrtcGetCUBIN(program, result->code);
   for (int i = 0; i < s->num_exports && error == 0; i++) {
     const char *name;
@@ -100,13 +106,38 @@ fail:
   return status;
 }
 
-void mpg_nvrtc_free(mpg_nvrtc_code *code) {
-  for (int i = 0; i < MPG_NVRTC_MAX_EXPORTS; i++) mpg_free(code->names[i]);
-  mpg_free(code->code);
-  *code = (mpg_nvrtc_code){NULL, {NULL}};
+/* Whether the code depends on nothing but the given texts: what it includes is among them, and no
+ * option names a file. Paths to search are of no account then. */
+static bool complete(const mpg_nvrtc_source *s) {
+  static const char *const reads_files[] = {"-include", "--pre-include", "-optf", "--options-file"};
+  if (!s->num_headers && strstr(s->text, "include")) return false;
+  for (int i = 0; i < s->num_options; i++)
+    for (size_t k = 0; k < sizeof reads_files / sizeof *reads_files; k++)
+      if (!strncmp(s->options[i], reads_files[k], strlen(reads_files[k]))) return false;
+  return true;
 }
 
-mpg_status mpg_nvrtc_load(const mpg_nvrtc_code *code, void **library) {
+static mpg_nvrtc_key key_of(const mpg_nvrtc_source *s, const choices *c) {
+  mpg_nvrtc_key key = {{0}};
+  struct stat found = {0};
+  int major = 0, minor = 0;
+  char about[120];
+  nvrtc.functions.nvrtcVersion(&major, &minor);
+  stat(mpg_cuda_library_path(MPG_CUDA_NVRTC), &found); /* its size tells releases apart */
+  snprintf(about, sizeof about, "%d.%d %lld; %d %d %d", major, minor, (long long)found.st_size,
+           c->count, s->num_exports, s->num_headers);
+  mpg_nvrtc_key_add(&key, about);
+  for (int i = 0; i < c->count; i++) mpg_nvrtc_key_add(&key, c->options[i]);
+  for (int i = 0; i < s->num_exports; i++) mpg_nvrtc_key_add(&key, s->exports[i]);
+  for (int i = 0; i < s->num_headers; i++) {
+    mpg_nvrtc_key_add(&key, s->header_names[i]);
+    mpg_nvrtc_key_add(&key, s->header_texts[i]);
+  }
+  mpg_nvrtc_key_add(&key, s->text);
+  return key;
+}
+
+static mpg_status load(const mpg_nvrtc_code *code, void **library) {
 #if CUDART_VERSION >= 12080
   cudaLibrary_t loaded;
   MPG_CUDA_TRY(cudaLibraryLoadData(&loaded, code->code, NULL, NULL, 0, NULL, NULL, 0));
@@ -116,6 +147,32 @@ mpg_status mpg_nvrtc_load(const mpg_nvrtc_code *code, void **library) {
   (void)code, (void)library;
   return mpg_fail(MPG_NOT_IMPLEMENTED, "the CUDA runtime is older than 12.8");
 #endif
+}
+
+mpg_status mpg_nvrtc_build(const mpg_nvrtc_source *s, mpg_nvrtc_code *code, void **library) {
+  choices c;
+  bool kept;
+  *code = (mpg_nvrtc_code){0};
+  MPG_TRY(mpg_nvrtc_find());
+  MPG_TRY(mpg_nvrtc_cache_open(&kept));
+  kept = kept && complete(s);
+  choose(s, &c);
+  mpg_nvrtc_key key = key_of(s, &c);
+  if (kept && mpg_nvrtc_cache_read(&key, s->num_exports, code)) {
+    if (load(code, library) == MPG_OK) return MPG_OK;
+    mpg_nvrtc_free(code); /* whatever it is: made anew */
+  }
+  MPG_TRY(compile(s, &c, code));
+  mpg_status status = load(code, library);
+  if (status == MPG_OK && kept) mpg_nvrtc_cache_write(&key, s->num_exports, code);
+  if (status != MPG_OK) mpg_nvrtc_free(code);
+  return status;
+}
+
+void mpg_nvrtc_free(mpg_nvrtc_code *code) {
+  for (int i = 0; i < MPG_NVRTC_MAX_EXPORTS; i++) mpg_free(code->names[i]);
+  mpg_free(code->code);
+  *code = (mpg_nvrtc_code){0};
 }
 
 mpg_status mpg_nvrtc_kernel(void *library, const char *name, const void **kernel) {

@@ -39,15 +39,16 @@ typedef struct mpg_nvrtc_source {
 
 typedef struct mpg_nvrtc_code { /* for mpg_nvrtc_free */
   void *code;
+  size_t size;
   char *names[MPG_NVRTC_MAX_EXPORTS]; /* of the exports in it */
 } mpg_nvrtc_code;
 
 /* Opens it; fails where it is missing. */
 mpg_status mpg_nvrtc_find(void);
-/* Compiles for the current card. */
-mpg_status mpg_nvrtc_compile(const mpg_nvrtc_source *source, mpg_nvrtc_code *code);
+/* Compiles for the current card, or takes what is kept of an earlier time (nvrtc_cache.h), and
+ * loads it. */
+mpg_status mpg_nvrtc_build(const mpg_nvrtc_source *source, mpg_nvrtc_code *code, void **library);
 void mpg_nvrtc_free(mpg_nvrtc_code *code);
-mpg_status mpg_nvrtc_load(const mpg_nvrtc_code *code, void **library);
 mpg_status mpg_nvrtc_kernel(void *library, const char *name, const void **kernel);
 
 #endif
