@@ -1,5 +1,5 @@
-"""Moves of long rows, and dropout, on a GPU as on a CPU, bit for bit: sizes and addresses that take
-16 bytes at a time, and those that do not."""
+"""Rows on a GPU as on a CPU: sizes and addresses that take 16 bytes at a time, and those that do
+not. Moves of long rows, and dropout, bit for bit; softmax and its kin, to rounding."""
 
 import numpy as np
 import pytest
@@ -76,3 +76,121 @@ def test_sums_of_columns(shape, dtype):
     close = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
     np.testing.assert_allclose(found[1], found[0], rtol=close, atol=close * np.abs(found[0]).max())
     assert np.array_equal(found[1], found[2])
+
+
+CLOSE = {"float64": 1e-12, "float32": 1e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+LENGTHS = [
+    1,
+    7,
+    8,
+    64,
+    65,
+    256,
+    511,
+    512,
+    768,
+    1000,
+    1024,
+    1025,
+    2048,
+    3001,
+    4096,
+    8192,
+    8200,
+    65537,
+]
+
+
+def as_on_a_cpu(function, dtype):
+    """function(ctx, place): its results on a CPU and on a GPU are equal but for rounding, and on a
+    GPU an address changes no bit."""
+    found = []
+    for ctx, place in ((mx.cpu(0), 0), (mx.gpu(0), 0), (mx.gpu(0), 1)):
+        found.append([a.astype("float64").asnumpy() for a in function(ctx, place)])
+    close = CLOSE[dtype]
+    for on_cpu, on_gpu, elsewhere in zip(*found, strict=True):
+        scale = np.nanmax(np.abs(on_cpu), initial=0, where=np.isfinite(on_cpu))
+        np.testing.assert_allclose(on_gpu, on_cpu, rtol=close, atol=close * scale)
+        np.testing.assert_array_equal(on_gpu, elsewhere)
+
+
+def at(values, ctx, dtype, place):
+    """The values in an array that begins `place` elements into its memory."""
+    flat = nd.zeros(values.size + place, ctx=ctx, dtype=dtype)
+    flat[place:] = nd.array(values.reshape(-1), ctx=ctx, dtype="float32").astype(dtype)
+    return flat[place:].reshape(values.shape)
+
+
+def recorded(call, *arrays):
+    """Results of a call, and the gradients of its arrays."""
+    for array in arrays:
+        array.attach_grad()
+    with autograd.record():
+        y = call(*arrays)
+    head = (nd.arange(y.size, ctx=y.ctx).reshape(y.shape) % 7 - 3).astype(y.dtype)
+    y.backward(head)
+    return [y, *(array.grad for array in arrays)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_softmax(length, dtype):
+    values = np.random.RandomState(length).randn(5, length) * 3
+
+    def function(ctx, place):
+        x = at(values, ctx, dtype, place)
+        lengths = nd.array([0, 1, length // 2, length, length - 1], ctx=ctx, dtype="int32")
+        return [
+            *recorded(nd.softmax, x),
+            *recorded(nd.log_softmax, x),
+            *recorded(lambda x: nd.softmin(x, temperature=2), x),
+            nd.softmax(x, lengths, use_length=True),
+        ]
+
+    as_on_a_cpu(function, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [5, 64, 1000, 2048, 65537])
+def test_softmax_of_infinities(length, dtype):
+    """Masked parts of rows, as large as what a thread has; wholly masked rows; NaN."""
+    values = np.random.RandomState(length).randn(6, length)
+    values[0, : length // 2] = values[1, length // 2 :] = values[2] = -np.inf
+    values[3, -1] = np.inf
+    values[4, 0] = np.nan
+
+    def function(ctx, place):
+        x = at(values, ctx, dtype, place)
+        return [nd.softmax(x), nd.log_softmax(x)]
+
+    as_on_a_cpu(function, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_cross_entropy(length, dtype):
+    """And where labels are at the ends of rows, and beyond them."""
+    random = np.random.RandomState(length)
+    values = random.randn(37, length) * 3
+    labels = np.concatenate([[0, length - 1, -5, length + 9], random.randint(0, length, 33)])
+
+    def function(ctx, place):
+        x = at(values, ctx, dtype, place)
+        label = nd.array(labels, ctx=ctx, dtype="int32")
+        return [
+            *recorded(lambda x: nd._internal._softmax_ce(x, label), x),
+            *recorded(lambda x: nd.softmax_cross_entropy(x, label), x),
+        ]
+
+    as_on_a_cpu(function, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_fused_cross_entropy_has_the_bits_of_its_parts(length, dtype):
+    x = at(np.random.RandomState(length).randn(5, length), mx.gpu(0), dtype, 0)
+    label = nd.array([0, length // 3, length // 2, length - 1, 0], ctx=mx.gpu(0), dtype="int32")
+    fused = recorded(lambda x: nd._internal._softmax_ce(x, label), x)
+    parts = recorded(lambda x: -nd.pick(nd.log_softmax(x), label), x)
+    for a, b in zip(fused, parts, strict=True):
+        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())

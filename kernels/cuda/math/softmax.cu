@@ -1,14 +1,18 @@
 /* Softmax, its logarithm, cross-entropy, and their gradients. Arrays are (before, n, after). Rows
- * that lie together (after 1) go to a warp each, or to a block where they are long; else a thread
- * goes along each row, and neighbouring threads along neighbouring rows. Halves compute in float,
- * and round where a result is stored.
+ * that lie together (after 1) are in the registers of a warp or a block, which reads them once
+ * (rows.h); of rows too long for that the sum of exponentials is found in one pass, which follows
+ * the largest element. Where dtypes are mixed, or float64, a warp or a block goes along a row;
+ * where rows do not lie together a thread does, and neighbouring threads along neighbouring rows.
+ * Halves compute in float, and round where a result is stored.
  */
 #include "kernels/cuda/access.h"
+#include "kernels/cuda/rows.h"
 
 namespace {
 
 enum kind { SOFTMAX, LOG_SOFTMAX, SOFTMAX_BACK, LOG_SOFTMAX_BACK };
 enum { WARP = 32, SHORT = 1024 };
+MPG_ANYWHERE bool is_forward(kind what) { return what == SOFTMAX || what == LOG_SOFTMAX; }
 
 MPG_ANYWHERE float exp_of(float x) { return expf(x); }
 MPG_ANYWHERE double exp_of(double x) { return exp(x); }
@@ -28,6 +32,7 @@ struct extent {
 
 /* Threads that share a row: all of a block, a warp, or one. */
 struct whole_block {
+  enum { THREADS = MPG_CUDA_THREADS };
   static __device__ __forceinline__ int first() { return threadIdx.x; }
   static __device__ __forceinline__ int step() { return blockDim.x; }
   template <class C, class F>
@@ -36,6 +41,7 @@ struct whole_block {
   }
 };
 struct warp {
+  enum { THREADS = WARP };
   static __device__ __forceinline__ int first() { return threadIdx.x % WARP; }
   static __device__ __forceinline__ int step() { return WARP; }
   template <class C, class F>
@@ -44,6 +50,7 @@ struct warp {
   }
 };
 struct alone {
+  enum { THREADS = 1 };
   static __device__ __forceinline__ int first() { return 0; }
   static __device__ __forceinline__ int step() { return 1; }
   template <class C, class F>
@@ -57,16 +64,24 @@ __device__ __forceinline__ int64_t start_of(const extent &e, int64_t row) {
   return row / e.after * e.n * e.after + row % e.after;
 }
 
-template <class G, class C, class S, class O>
-__device__ void forward_row(kind what, const S &in, const O &out, const extent &e, int64_t start,
-                            int64_t length) {
+/* The largest element, and the sum of exponentials of what the elements are less. */
+template <class G, class C, class S>
+__device__ void statistics(const S &in, const extent &e, int64_t start, int64_t length, C *max_is,
+                           C *sum_is) {
   C scale = (C)e.scale, max = -(C)INFINITY, sum = 0;
   for (int64_t i = G::first(); i < length; i += G::step())
     max = larger()(max, in.template load<C>(start + i * e.after) * scale);
-  max = G::reduce(max, -(C)INFINITY, larger());
+  *max_is = max = G::reduce(max, -(C)INFINITY, larger());
   for (int64_t i = G::first(); i < length; i += G::step())
     sum += exp_of(in.template load<C>(start + i * e.after) * scale - max);
-  sum = G::reduce(sum, (C)0, mpg_plus());
+  *sum_is = G::reduce(sum, (C)0, mpg_plus());
+}
+
+template <class G, class C, class S, class O>
+__device__ void forward_row(kind what, const S &in, const O &out, const extent &e, int64_t start,
+                            int64_t length) {
+  C scale = (C)e.scale, max, sum;
+  statistics<G>(in, e, start, length, &max, &sum);
   if (what == SOFTMAX) {
     C inverse = 1 / sum;
     for (int64_t i = G::first(); i < e.n; i += G::step()) {
@@ -109,16 +124,16 @@ __device__ __forceinline__ int64_t row_stride() {
   return (int64_t)gridDim.x * ((int)blockDim.x / G::step());
 }
 
+__device__ __forceinline__ int64_t length_of(const mpg_untyped &lengths, int64_t row, int64_t n) {
+  if (!lengths.data) return n;
+  int64_t length = mpg_cuda_index_at(lengths, row);
+  return length < 0 ? 0 : length > n ? n : length;
+}
+
 template <class G, class C, class S, class O>
 __global__ void forward_kernel(kind what, S in, O out, extent e, mpg_untyped lengths) {
-  for (int64_t row = first_row<G>(); row < e.before * e.after; row += row_stride<G>()) {
-    int64_t length = e.n;
-    if (lengths.data) {
-      length = mpg_cuda_index_at(lengths, row);
-      length = length < 0 ? 0 : length > e.n ? e.n : length;
-    }
-    forward_row<G, C>(what, in, out, e, start_of(e, row), length);
-  }
+  for (int64_t row = first_row<G>(); row < e.before * e.after; row += row_stride<G>())
+    forward_row<G, C>(what, in, out, e, start_of(e, row), length_of(lengths, row, e.n));
 }
 
 template <class G, class C, class S, class O>
@@ -127,29 +142,212 @@ __global__ void back_kernel(kind what, S grad, S y, O out, extent e) {
     back_row<G, C>(what, grad, y, out, e, start_of(e, row));
 }
 
-template <class C, class S, class O>
-mpg_status launch(const mpg_kernel_call *call, kind what, S in, S second, O out, const extent &e,
-                  mpg_untyped lengths) {
-  int64_t rows = e.before * e.after;
-  unsigned threads = MPG_CUDA_THREADS;
-#define LAUNCH(G, blocks)                                                                          \
-  (what == SOFTMAX || what == LOG_SOFTMAX                                                          \
-       ? mpg_cuda_launch(call, forward_kernel<G, C, S, O>, blocks, threads, 0, what, in, out, e,   \
-                         lengths)                                                                  \
-       : mpg_cuda_launch(call, back_kernel<G, C, S, O>, blocks, threads, 0, what, in, second, out, \
-                         e))
-  if (e.after > 1) return LAUNCH(alone, mpg_cuda_blocks(rows));
-  if (e.n <= SHORT) return LAUNCH(warp, mpg_cuda_blocks(rows, threads / WARP));
-  return LAUNCH(whole_block, mpg_cuda_blocks(rows, 1));
-#undef LAUNCH
+template <class G, class C, class S, class O>
+mpg_status launch_by(const mpg_kernel_call *call, kind what, S in, S second, O out, const extent &e,
+                     mpg_untyped lengths) {
+  unsigned blocks = mpg_cuda_blocks(e.before * e.after, MPG_CUDA_THREADS / G::THREADS);
+  if (is_forward(what))
+    return mpg_cuda_launch(call, forward_kernel<G, C, S, O>, blocks, MPG_CUDA_THREADS, 0, what, in,
+                           out, e, lengths);
+  return mpg_cuda_launch(call, back_kernel<G, C, S, O>, blocks, MPG_CUDA_THREADS, 0, what, in,
+                         second, out, e);
+}
+template <class C>
+mpg_status launch_untyped(const mpg_kernel_call *call, kind what, mpg_untyped in,
+                          mpg_untyped second, mpg_untyped out, const extent &e,
+                          mpg_untyped lengths) {
+  if (e.after > 1) return launch_by<alone, C>(call, what, in, second, out, e, lengths);
+  if (e.n <= SHORT) return launch_by<warp, C>(call, what, in, second, out, e, lengths);
+  return launch_by<whole_block, C>(call, what, in, second, out, e, lengths);
+}
+
+/* --- Rows in registers: R is an mpg_row ------------------------------------------------------- */
+struct larger_float { /* NaN loses */
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+/* A chunk of a row from `begin` on, scaled; -infinity from `length` on. */
+template <class R>
+__device__ __forceinline__ void read(const typename R::element *x, int64_t begin, int64_t n,
+                                     int64_t length, float scale, float (&values)[R::SIZE]) {
+  int left = R::left(n, begin);
+  R::load(x + begin, left, -INFINITY, values);
+  if (scale != 1)
+#pragma unroll
+    for (int i = 0; i < R::SIZE; i++)
+      if (R::there(i / R::EACH, i % R::EACH, left)) values[i] *= scale;
+  if (length < n)
+#pragma unroll
+    for (int i = 0; i < R::SIZE; i++)
+      if (begin + R::at(i / R::EACH) + i % R::EACH >= length) values[i] = -INFINITY;
+}
+
+template <int SIZE>
+__device__ __forceinline__ float largest(const float (&values)[SIZE]) {
+  float max = values[0];
+#pragma unroll
+  for (int i = 1; i < SIZE; i++) max = fmaxf(max, values[i]);
+  return max;
+}
+/* KEPT: the exponentials take the place of the values. */
+template <bool KEPT, int SIZE>
+__device__ __forceinline__ float sum_of_exps(float (&values)[SIZE], float max) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < SIZE; i++) {
+    float value = expf(values[i] - max);
+    sum += value;
+    if (KEPT) values[i] = value;
+  }
+  return sum;
+}
+
+/* As above. Rows that are held stay in `values`, KEPT: as exponentials. */
+template <class R, bool KEPT>
+__device__ __forceinline__ void row_statistics(const typename R::element *x, int64_t n,
+                                               int64_t length, float scale,
+                                               float (&values)[R::SIZE], float *max_is,
+                                               float *sum_is) {
+  if constexpr (R::held) {
+    read<R>(x, 0, n, length, scale, values);
+    *max_is = R::reduce(largest(values), -INFINITY, larger_float());
+    *sum_is = R::sum(sum_of_exps<KEPT>(values, *max_is));
+  } else {
+    float max = -INFINITY, base = 0, sum = 0; /* base: max, or 0 where there is none yet */
+    for (int64_t begin = 0; begin < n; begin += R::CHUNK) {
+      read<R>(x, begin, n, length, scale, values);
+      float now = fmaxf(max, largest(values)), now_base = now == -INFINITY ? 0 : now;
+      sum = sum * expf(base - now_base) + sum_of_exps<false>(values, now_base);
+      max = now;
+      base = now_base;
+    }
+    *max_is = R::reduce(max, -INFINITY, larger_float());
+    *sum_is = R::sum(sum ? sum * expf(base - *max_is) : sum);
+  }
+}
+
+/* Results of the chunk `values`. */
+template <class R, kind WHAT>
+__device__ __forceinline__ void write(typename R::element *out, int64_t begin, int64_t n,
+                                      int64_t length, float max, float sum,
+                                      float (&values)[R::SIZE]) {
+  float inverse = 1 / sum, log_sum = logf(sum);
+#pragma unroll
+  for (int i = 0; i < R::SIZE; i++)
+    values[i] = WHAT == LOG_SOFTMAX ? (values[i] - max) - log_sum
+                                    : (R::held ? values[i] : expf(values[i] - max)) * inverse;
+  if (length < n)
+#pragma unroll
+    for (int i = 0; i < R::SIZE; i++)
+      if (begin + R::at(i / R::EACH) + i % R::EACH >= length) values[i] = 0;
+  R::store(out + begin, R::left(n, begin), values);
+}
+
+template <class R, kind WHAT>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
+    forward_rows_kernel(const typename R::element *in, typename R::element *out, int64_t rows,
+                        int64_t n, float scale, mpg_untyped lengths) {
+  int64_t row = (int64_t)blockIdx.x * R::ROWS + R::row(), length = 0;
+  if (row < rows)
+    length = length_of(lengths, row, n);
+  else
+    n = 0;
+  in += row * n;
+  out += row * n;
+  float values[R::SIZE], max, sum;
+  row_statistics<R, WHAT == SOFTMAX>(in, n, length, scale, values, &max, &sum);
+  if constexpr (R::held) {
+    write<R, WHAT>(out, 0, n, length, max, sum, values);
+  } else {
+    typedef typename R::half H;
+    for (int64_t begin = 0; begin < n; begin += H::CHUNK) {
+      float some[H::SIZE];
+      read<H>(in, begin, n, length, scale, some);
+      write<H, WHAT>(out, begin, n, length, max, sum, some);
+    }
+  }
+}
+
+/* The gradient of a chunk, in the place of the gradient given. */
+template <class R>
+__device__ __forceinline__ void write_back(kind what, typename R::element *out, int left,
+                                           float (&g)[R::SIZE], const float (&y)[R::SIZE],
+                                           float sum, float scale) {
+  if (what == SOFTMAX_BACK)
+#pragma unroll
+    for (int i = 0; i < R::SIZE; i++) g[i] = y[i] * (g[i] - sum) * scale;
+  else
+#pragma unroll
+    for (int i = 0; i < R::SIZE; i++) g[i] = (g[i] - expf(y[i]) * sum) * scale;
+  R::store(out, left, g);
+}
+template <class R>
+__device__ __forceinline__ float sum_of(kind what, const float (&g)[R::SIZE],
+                                        const float (&y)[R::SIZE]) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < R::SIZE; i++) sum += what == SOFTMAX_BACK ? g[i] * y[i] : g[i];
+  return sum;
+}
+
+template <class R>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
+    back_rows_kernel(kind what, const typename R::element *grad, const typename R::element *y,
+                     typename R::element *out, int64_t rows, int64_t n, float scale) {
+  int64_t row = (int64_t)blockIdx.x * R::ROWS + R::row();
+  if (row >= rows) n = 0;
+  grad += row * n;
+  y += row * n;
+  out += row * n;
+  if constexpr (R::held) {
+    float g[R::SIZE], value[R::SIZE];
+    R::load(grad, (int)n, 0, g);
+    R::load(y, (int)n, 0, value);
+    write_back<R>(what, out, (int)n, g, value, R::sum(sum_of<R>(what, g, value)), scale);
+  } else {
+    typedef typename R::half H;
+    float g[H::SIZE], value[H::SIZE], sum = 0;
+    for (int64_t begin = 0; begin < n; begin += H::CHUNK) {
+      H::load(grad + begin, H::left(n, begin), 0, g);
+      H::load(y + begin, H::left(n, begin), 0, value);
+      sum += sum_of<H>(what, g, value);
+    }
+    sum = H::sum(sum);
+    for (int64_t begin = 0; begin < n; begin += H::CHUNK) {
+      H::load(grad + begin, H::left(n, begin), 0, g);
+      H::load(y + begin, H::left(n, begin), 0, value);
+      write_back<H>(what, out + begin, H::left(n, begin), g, value, sum, scale);
+    }
+  }
+}
+
+/* Whether rows of n are whole packs, at such addresses. */
+template <class T>
+bool are_packs(int64_t n, const mpg_view *a, const mpg_view *b, const mpg_view *c) {
+  return n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(a->data) && mpg_cuda_aligned(b->data) &&
+         mpg_cuda_aligned(c->data);
 }
 
 template <class T>
 mpg_status launch_typed(const mpg_kernel_call *call, kind what, const mpg_view *in,
                         const mpg_view *second, const mpg_view *out, const extent &e,
                         mpg_untyped lengths) {
-  return launch<float>(call, what, mpg_typed_view<T>(in), mpg_typed_view<T>(second),
-                       mpg_typed_view<T>(out), e, lengths);
+  if (e.after > 1)
+    return launch_by<alone, float>(call, what, mpg_typed_view<T>(in), mpg_typed_view<T>(second),
+                                   mpg_typed_view<T>(out), e, lengths);
+  const T *a = (const T *)in->data, *b = (const T *)second->data;
+  T *to = (T *)out->data;
+  float scale = (float)e.scale;
+  return mpg_with_row<T>(e.n, are_packs<T>(e.n, in, second, out), [&](auto form) {
+    typedef decltype(form) R;
+    if (is_forward(what))
+      return mpg_cuda_launch(
+          call,
+          what == SOFTMAX ? forward_rows_kernel<R, SOFTMAX> : forward_rows_kernel<R, LOG_SOFTMAX>,
+          R::blocks(e.before), MPG_CUDA_THREADS, 0, a, to, e.before, e.n, scale, lengths);
+    return mpg_cuda_launch(call, back_rows_kernel<R>, R::blocks(e.before), MPG_CUDA_THREADS, 0,
+                           what, a, b, to, e.before, e.n, scale);
+  });
 }
 
 mpg_status run(const mpg_kernel_call *call, kind what, const mpg_view *second,
@@ -170,8 +368,8 @@ mpg_status run(const mpg_kernel_call *call, kind what, const mpg_view *second,
   mpg_untyped from = mpg_untyped_view(in), other = mpg_untyped_view(second),
               to = mpg_untyped_view(out);
   if (from.dtype == MPG_FLOAT64 || other.dtype == MPG_FLOAT64 || to.dtype == MPG_FLOAT64)
-    return launch<double>(call, what, from, other, to, e, lengths);
-  return launch<float>(call, what, from, other, to, e, lengths);
+    return launch_untyped<double>(call, what, from, other, to, e, lengths);
+  return launch_untyped<float>(call, what, from, other, to, e, lengths);
 }
 
 extent along(const mpg_shape *shape, int64_t axis_param, double scale) {
@@ -230,31 +428,45 @@ MPG_CUDA_KERNEL(softmax_output) {
 /* --- Cross-entropy ---------------------------------------------------------------------------- */
 namespace {
 
-/* Row after row, a block each: the loss, and for the gradient the largest score and the logarithm
- * of the sum. `sum`: losses as they are computed. */
-template <class C, class S>
-__global__ void ce_kernel(S data, mpg_untyped label, mpg_untyped loss, mpg_untyped max_out,
-                          mpg_untyped log_sum_out, C *sum, int64_t rows, int64_t n) {
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    C max = -(C)INFINITY, total = 0;
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-      max = larger()(max, data.template load<C>(row * n + i));
-    max = mpg_block_reduce(max, -(C)INFINITY, larger());
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
-      total += exp_of(data.template load<C>(row * n + i) - max);
-    total = mpg_block_reduce(total, (C)0, mpg_plus());
-    if (threadIdx.x) continue;
-    C log_sum = log_of(total),
-      value = -((data.template load<C>(row * n + mpg_index_clip(mpg_cuda_index_at(label, row), n)) -
-                 max) -
-                log_sum);
-    if (sum) {
-      sum[row] = value;
-    } else {
-      loss.store(row, value);
-      max_out.store(row, max);
-      log_sum_out.store(row, log_sum);
+/* For the gradient come the largest score and the logarithm of the sum. `losses`: losses as they
+ * are computed, instead. */
+template <class C>
+struct ce_results {
+  mpg_untyped loss;
+  C *max, *log_sum, *losses;
+  __device__ __forceinline__ void put(int64_t row, C chosen, C largest, C sum) const {
+    C log_total = log_of(sum), value = -((chosen - largest) - log_total);
+    if (losses) {
+      losses[row] = value;
+      return;
     }
+    loss.store(row, value);
+    max[row] = largest;
+    log_sum[row] = log_total;
+  }
+};
+
+/* The statistics are log_softmax's, to the bit. */
+template <class R>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
+    ce_rows_kernel(const typename R::element *data, mpg_untyped label, ce_results<float> results,
+                   int64_t rows, int64_t n) {
+  int64_t row = (int64_t)blockIdx.x * R::ROWS + R::row(), length = row < rows ? n : 0;
+  const typename R::element *x = data + row * n;
+  float values[R::SIZE], max, sum;
+  row_statistics<R, false>(x, length, length, 1, values, &max, &sum);
+  if (row < rows && R::me() == 0)
+    results.put(row, mpg_to<float>(x[mpg_index_clip(mpg_cuda_index_at(label, row), n)]), max, sum);
+}
+template <class G>
+__global__ void ce_kernel(mpg_typed<double> data, mpg_untyped label, ce_results<double> results,
+                          extent e) {
+  for (int64_t row = first_row<G>(); row < e.before; row += row_stride<G>()) {
+    double max, sum;
+    statistics<G>(data, e, row * e.n, e.n, &max, &sum);
+    if (G::first() == 0)
+      results.put(row, data.data[row * e.n + mpg_index_clip(mpg_cuda_index_at(label, row), e.n)],
+                  max, sum);
   }
 }
 
@@ -267,64 +479,120 @@ __global__ void total_kernel(const C *losses, mpg_untyped out, int64_t rows) {
   if (threadIdx.x == 0) out.store(0, total);
 }
 
-/* Rounded once, at the end. */
-template <class C, class S, class O>
-__global__ void ce_back_kernel(S data, mpg_untyped label, mpg_untyped grad, mpg_untyped max,
-                               mpg_untyped log_sum, O out, int64_t rows, int64_t n) {
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    C largest = max.load<C>(row), log_total = log_sum.load<C>(row), g = grad.load<C>(row);
-    int64_t chosen = mpg_index_clip(mpg_cuda_index_at(label, row), n);
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-      int64_t at = row * n + i;
-      C value = exp_of((data.template load<C>(at) - largest) - log_total) * g;
-      out.store(at, i == chosen ? value - g : value);
+template <class T, class C>
+struct ce_back {
+  const T *data, *grad;
+  mpg_untyped label;
+  const C *max, *log_sum;
+  T *out;
+  int64_t rows, n;
+};
+
+/* Chunk by chunk, each element by itself. */
+template <class R>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
+    ce_back_rows_kernel(ce_back<typename R::element, float> t) {
+  int64_t row = (int64_t)blockIdx.x * R::ROWS + R::row();
+  if (row >= t.rows) return;
+  float max = t.max[row], log_sum = t.log_sum[row], g = mpg_to<float>(t.grad[row]);
+  int64_t chosen = mpg_index_clip(mpg_cuda_index_at(t.label, row), t.n);
+  for (int64_t begin = 0; begin < t.n; begin += R::CHUNK) {
+    int left = R::left(t.n, begin),
+        place = chosen >= begin && chosen - begin < left ? (int)(chosen - begin) : -1;
+    float values[R::SIZE];
+    R::load(t.data + row * t.n + begin, left, 0, values);
+#pragma unroll
+    for (int i = 0; i < R::SIZE; i++) values[i] = expf((values[i] - max) - log_sum) * g;
+#pragma unroll
+    for (int p = 0; p < R::SIZE / R::EACH; p++)
+      if ((unsigned)(place - R::at(p)) < R::EACH)
+#pragma unroll
+        for (int k = 0; k < R::EACH; k++)
+          if (place == R::at(p) + k) values[p * R::EACH + k] -= g;
+    R::store(t.out + row * t.n + begin, left, values);
+  }
+}
+__global__ void ce_back_kernel(ce_back<double, double> t) {
+  for (int64_t row = blockIdx.x; row < t.rows; row += gridDim.x) {
+    int64_t chosen = mpg_index_clip(mpg_cuda_index_at(t.label, row), t.n), start = row * t.n;
+    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) {
+      double value = exp((t.data[start + i] - t.max[row]) - t.log_sum[row]) * t.grad[row];
+      t.out[start + i] = i == chosen ? value - t.grad[row] : value;
     }
   }
 }
 
-template <class C, class S>
-mpg_status launch_ce(const mpg_kernel_call *call, S data, bool sum) {
-  const mpg_shape *shape = &call->inputs[0].desc.shape;
-  int64_t n = shape->dims[shape->ndim - 1], rows = mpg_shape_product(shape, 0, shape->ndim - 1);
-  mpg_untyped label = mpg_untyped_view(&call->inputs[1]),
-              loss = mpg_untyped_view(&call->outputs[0]);
-  mpg_untyped max = sum ? loss : mpg_untyped_view(&call->outputs[1]),
-              log_sum = sum ? loss : mpg_untyped_view(&call->outputs[2]);
-  C *losses = NULL;
-  if (sum && rows > 0 &&
-      !(losses = (C *)mpg_device_scratch(call->device, (size_t)rows * sizeof(C))))
-    return MPG_DEVICE_OUT_OF_MEMORY;
-  if (n == 0) rows = 0;
-  unsigned threads = n <= 256 ? 64 : MPG_CUDA_THREADS;
-  MPG_TRY(mpg_cuda_launch(call, ce_kernel<C, S>, mpg_cuda_blocks(rows, 1), threads, 0, data, label,
-                          loss, max, log_sum, losses, rows, n));
-  return sum ? mpg_cuda_launch(call, total_kernel<C>, 1, MPG_CUDA_THREADS, 0, (const C *)losses,
-                               loss, rows)
+template <class T, class C>
+mpg_status launch_ce(const mpg_kernel_call *call, bool sum) {
+  const mpg_view *data = &call->inputs[0];
+  extent e = along(&data->desc.shape, -1, 1);
+  mpg_untyped label = mpg_untyped_view(&call->inputs[1]);
+  ce_results<C> results = {mpg_untyped_view(&call->outputs[0]), NULL, NULL, NULL};
+  if (!sum) {
+    results.max = (C *)call->outputs[1].data;
+    results.log_sum = (C *)call->outputs[2].data;
+  } else if (e.before > 0) {
+    results.losses = (C *)mpg_device_scratch(call->device, (size_t)e.before * sizeof(C));
+    if (!results.losses) return MPG_DEVICE_OUT_OF_MEMORY;
+  }
+  if (e.n == 0) e.before = 0;
+  if constexpr (sizeof(C) == 4) {
+    MPG_TRY(mpg_with_row<T>(e.n, are_packs<T>(e.n, data, data, data), [&](auto form) {
+      typedef decltype(form) R;
+      return mpg_cuda_launch(call, ce_rows_kernel<R>, R::blocks(e.before), MPG_CUDA_THREADS, 0,
+                             (const T *)data->data, label, results, e.before, e.n);
+    }));
+  } else {
+    mpg_typed<double> in = mpg_typed_view<double>(data);
+    int64_t per_block = e.n <= SHORT ? MPG_CUDA_THREADS / WARP : 1;
+    MPG_TRY(mpg_cuda_launch(call, e.n <= SHORT ? ce_kernel<warp> : ce_kernel<whole_block>,
+                            mpg_cuda_blocks(e.before, per_block), MPG_CUDA_THREADS, 0, in, label,
+                            results, e));
+  }
+  return sum ? mpg_cuda_launch(call, total_kernel<C>, 1, MPG_CUDA_THREADS, 0,
+                               (const C *)results.losses, results.loss, e.before)
              : MPG_OK;
 }
 
 mpg_status cross_entropy(const mpg_kernel_call *call, bool sum) {
-  const mpg_view *data = &call->inputs[0];
-  switch (data->desc.dtype) {
-    case MPG_FLOAT32: return launch_ce<float>(call, mpg_typed_view<float>(data), sum);
-    case MPG_FLOAT16: return launch_ce<float>(call, mpg_typed_view<mpg_half>(data), sum);
-    case MPG_BFLOAT16: return launch_ce<float>(call, mpg_typed_view<mpg_bfloat16>(data), sum);
-    default: return launch_ce<double>(call, mpg_typed_view<double>(data), sum);
+  switch (call->inputs[0].desc.dtype) {
+    case MPG_FLOAT32: return launch_ce<float, float>(call, sum);
+    case MPG_FLOAT16: return launch_ce<mpg_half, float>(call, sum);
+    case MPG_BFLOAT16: return launch_ce<mpg_bfloat16, float>(call, sum);
+    default: return launch_ce<double, double>(call, sum);
   }
 }
 
-template <class C, class T>
+template <class T, class C>
+ce_back<T, C> ce_back_of(const mpg_kernel_call *call) {
+  const mpg_view *data = &call->inputs[1];
+  extent e = along(&data->desc.shape, -1, 1);
+  return {(const T *)data->data,
+          (const T *)call->inputs[0].data,
+          mpg_untyped_view(&call->inputs[2]),
+          (const C *)call->inputs[3].data,
+          (const C *)call->inputs[4].data,
+          (T *)call->outputs[0].data,
+          e.n ? e.before : 0,
+          e.n};
+}
+
+template <class T, int LANES, int PACKS>
+mpg_status launch_ce_back_by(const mpg_kernel_call *call, const ce_back<T, float> &t, bool full) {
+  typedef mpg_row<T, LANES, PACKS, true, false> packed;
+  typedef mpg_row<T, LANES, PACKS, false, false> loose;
+  return mpg_cuda_launch(call, full ? ce_back_rows_kernel<packed> : ce_back_rows_kernel<loose>,
+                         packed::blocks(t.rows), MPG_CUDA_THREADS, 0, t);
+}
+template <class T>
 mpg_status launch_ce_back(const mpg_kernel_call *call) {
   const mpg_view *data = &call->inputs[1];
-  const mpg_shape *shape = &data->desc.shape;
-  int64_t n = shape->dims[shape->ndim - 1],
-          rows = n ? mpg_shape_product(shape, 0, shape->ndim - 1) : 0;
-  mpg_typed<T> in = mpg_typed_view<T>(data), out = mpg_typed_view<T>(&call->outputs[0]);
-  return mpg_cuda_launch(call, ce_back_kernel<C, mpg_typed<T>, mpg_typed<T>>,
-                         mpg_cuda_blocks(rows, 1), n <= 256 ? 64 : MPG_CUDA_THREADS, 0, in,
-                         mpg_untyped_view(&call->inputs[2]), mpg_untyped_view(&call->inputs[0]),
-                         mpg_untyped_view(&call->inputs[3]), mpg_untyped_view(&call->inputs[4]),
-                         out, rows, n);
+  ce_back<T, float> t = ce_back_of<T, float>(call);
+  bool full = are_packs<T>(t.n, data, data, &call->outputs[0]);
+  if (t.n <= MPG_ROW_FEW * mpg_pack<T>::COUNT)
+    return launch_ce_back_by<T, MPG_ROW_FEW, 1>(call, t, full);
+  if (t.n <= MPG_ROW_WARP) return launch_ce_back_by<T, WARP, 1>(call, t, full);
+  return launch_ce_back_by<T, MPG_CUDA_THREADS, 2>(call, t, full);
 }
 
 } // namespace
@@ -334,9 +602,11 @@ MPG_CUDA_KERNEL(softmax_ce) { return cross_entropy(call, false); }
 
 MPG_CUDA_KERNEL(softmax_ce_back) {
   switch (call->inputs[1].desc.dtype) {
-    case MPG_FLOAT32: return launch_ce_back<float, float>(call);
-    case MPG_FLOAT16: return launch_ce_back<float, mpg_half>(call);
-    case MPG_BFLOAT16: return launch_ce_back<float, mpg_bfloat16>(call);
-    default: return launch_ce_back<double, double>(call);
+    case MPG_FLOAT32: return launch_ce_back<float>(call);
+    case MPG_FLOAT16: return launch_ce_back<mpg_half>(call);
+    case MPG_BFLOAT16: return launch_ce_back<mpg_bfloat16>(call);
+    default: break;
   }
+  ce_back<double, double> t = ce_back_of<double, double>(call);
+  return mpg_cuda_launch(call, ce_back_kernel, mpg_cuda_blocks(t.rows, 1), MPG_CUDA_THREADS, 0, t);
 }

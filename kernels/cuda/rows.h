@@ -1,0 +1,110 @@
+/* Rows of neighbouring elements in registers: a row is shared by some lanes of a warp or by a whole
+ * block, whose threads load and store 16 bytes at a time. Which element is whose depends on the
+ * row's length and dtype alone, so bits do, too: not on addresses. Include in .cu files only. */
+#ifndef KERNELS_CUDA_ROWS_H
+#define KERNELS_CUDA_ROWS_H
+
+#include "kernels/cuda/neighbours.h"
+
+/* How LANES threads (MPG_CUDA_THREADS: a block of them) hold CHUNK elements of a row, each
+ * PACKS times 16 bytes of elements. FULL: rows are whole 16 bytes and begin at such addresses.
+ * HELD: rows have no more than a chunk; otherwise a block goes along them. Elements are float or
+ * halves, and float in registers. */
+template <class T, int LANES, int PACKS, bool FULL, bool HELD>
+struct mpg_row {
+  typedef T element;
+  typedef mpg_row<T, LANES, PACKS / 2, FULL, HELD> half; /* with fewer registers */
+  enum {
+    EACH = mpg_pack<T>::COUNT,
+    SIZE = PACKS * EACH, /* of a thread */
+    CHUNK = LANES * SIZE,
+    ROWS = MPG_CUDA_THREADS / LANES, /* of a block */
+    COLUMNS = LANES * EACH           /* of a row that lie side by side, one pack a thread */
+  };
+  static const bool held = HELD, full = FULL;
+
+  static __device__ __forceinline__ int me() { return threadIdx.x % LANES; }
+  static __device__ __forceinline__ int row() { return threadIdx.x / LANES; }
+  /* Where a thread's elements p * EACH, ... of a chunk are. */
+  static __device__ __forceinline__ int at(int p) { return (p * LANES + me()) * EACH; }
+  /* Whether element p * EACH + k is among the first n. */
+  static __device__ __forceinline__ bool there(int p, int k, int n) {
+    return at(p) + (FULL ? 0 : k) < n;
+  }
+
+  /* The first n elements of a chunk, `fill` behind them. */
+  static __device__ __forceinline__ void load(const T *from, int n, float fill,
+                                              float (&values)[SIZE]) {
+    mpg_neighbours<T, EACH, FULL> packs[PACKS];
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+      if (at(p) < n) packs[p].load(from + at(p), n - at(p));
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+#pragma unroll
+      for (int k = 0; k < EACH; k++)
+        values[p * EACH + k] = there(p, k, n) ? packs[p].template get<float>(k) : fill;
+  }
+  static __device__ __forceinline__ void store(T *to, int n, const float (&values)[SIZE]) {
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+      float part[EACH];
+#pragma unroll
+      for (int k = 0; k < EACH; k++) part[k] = values[p * EACH + k];
+      if (at(p) < n) mpg_store<FULL>(to + at(p), n - at(p), part);
+    }
+  }
+
+  /* Of all threads of a row, which get the result. All threads of a block take part. */
+  template <class F>
+  static __device__ __forceinline__ float reduce(float value, float neutral, F combine) {
+    if constexpr (LANES == MPG_CUDA_THREADS) {
+      return mpg_block_reduce(value, neutral, combine);
+    } else {
+#pragma unroll
+      for (int lanes = LANES / 2; lanes; lanes /= 2)
+        value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+      return value;
+    }
+  }
+  static __device__ __forceinline__ float sum(float value) {
+    return reduce(value, 0.0f, mpg_plus());
+  }
+
+  /* What is left of n elements from `begin` on, a chunk at most. */
+  static __device__ __forceinline__ int left(int64_t n, int64_t begin) {
+    return n - begin < CHUNK ? (int)(n - begin) : (int)CHUNK;
+  }
+  static unsigned blocks(int64_t rows) { return mpg_cuda_blocks(rows, ROWS); }
+};
+
+enum {
+  MPG_ROW_FEW = 8,      /* lanes of a short row */
+  MPG_ROW_WARP = 1024,  /* elements that a warp has at most */
+  MPG_ROW_BLOCK = 8192, /* and a block */
+};
+
+/* f(the mpg_row for rows of n elements). */
+template <class T, class F>
+mpg_status mpg_with_row(int64_t n, bool full, F f) {
+  enum { EACH = mpg_pack<T>::COUNT, MOST = 32 / EACH, BLOCK = MPG_CUDA_THREADS };
+  if (n <= MPG_ROW_FEW * EACH)
+    return full ? f(mpg_row<T, MPG_ROW_FEW, 1, true, true>())
+                : f(mpg_row<T, MPG_ROW_FEW, 1, false, true>());
+  if (n > MPG_ROW_BLOCK)
+    return full ? f(mpg_row<T, BLOCK, MOST, true, false>())
+                : f(mpg_row<T, BLOCK, MOST, false, false>());
+  if (n <= MPG_ROW_WARP) {
+    if (!full) return f(mpg_row<T, 32, MOST, false, true>());
+    if (n <= MPG_ROW_WARP / 4) return f(mpg_row<T, 32, MOST / 4, true, true>());
+    if (n <= MPG_ROW_WARP / 2) return f(mpg_row<T, 32, MOST / 2, true, true>());
+    if (n <= MPG_ROW_WARP / 4 * 3) return f(mpg_row<T, 32, MOST / 4 * 3, true, true>());
+    return f(mpg_row<T, 32, MOST, true, true>());
+  }
+  if (!full) return f(mpg_row<T, BLOCK, MOST, false, true>());
+  if (n <= MPG_ROW_BLOCK / 4) return f(mpg_row<T, BLOCK, MOST / 4, true, true>());
+  if (n <= MPG_ROW_BLOCK / 2) return f(mpg_row<T, BLOCK, MOST / 2, true, true>());
+  return f(mpg_row<T, BLOCK, MOST, true, true>());
+}
+
+#endif
