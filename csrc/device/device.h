@@ -165,9 +165,10 @@ typedef struct mpg_backend {
   /* Optional: running work has failed, and the error text says how; if that is because the device
    * itself is lost, it says so from then on. */
   void (*work_failed)(mpg_device *device, mpg_status status);
-  /* Optional: running work is about to wait for others that may come behind a wait of the host:
-   * what was done before becomes known. */
-  void (*work_waits)(mpg_device *device);
+  /* Optional: running work, whose stream has passed all that it needs, is about to wait for others
+   * that may come behind a wait of the host: what was done before becomes known. Fails if a check
+   * that the work depends on has failed meanwhile: then nobody is to get its data. */
+  mpg_status (*work_waits)(mpg_device *device);
   /* Optional: captures, work issued once and then again as one (gpu.h says how); by running work,
    * the last by any thread. */
   mpg_status (*capture_begin)(mpg_device *device, void **stream);

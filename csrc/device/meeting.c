@@ -158,11 +158,11 @@ mpg_status mpg_meet(const mpg_participant *p, mpg_meeting **meeting, int *place)
                     "'%s': %s of several devices need them to run side by side, and not in the "
                     "engine's mode '%s', which waits for each piece of work; use the mode 'async'",
                     p->key, p->who, mpg_engine_get_mode() == MPG_ENGINE_SYNC ? "sync" : "shuffle");
+  if (p->device->backend->work_waits) MPG_TRY(p->device->backend->work_waits(p->device));
   void *data = mpg_malloc(p->size ? p->size : 1);
   if (!data) return mpg_out_of_host_memory(p->size);
   memcpy(data, p->data, p->size);
   mpg_meeting *met = NULL;
-  if (p->device->backend->work_waits) p->device->backend->work_waits(p->device);
   pthread_mutex_lock(&meetings.lock);
   mpg_status status = come(p, &data, &met);
   pthread_mutex_unlock(&meetings.lock);

@@ -231,7 +231,10 @@ static void gpu_run_signal(mpg_run *run, mpg_tick tick) {
   publish_issued(device, state); /* a CPU device may wait for it */
 }
 
-static void gpu_work_waits(mpg_device *device) { publish_issued(device, state_of(device)); }
+static mpg_status gpu_work_waits(mpg_device *device) {
+  publish_issued(device, state_of(device));
+  return mpg_device_failure(device, atomic_load(&state_of(device)->issued) + 1);
+}
 
 /* The worker waits until its own stream has passed `tick`, which has been issued. 0: not at all. */
 static void settle(mpg_device *device, gpu_state *state, mpg_tick tick) {
