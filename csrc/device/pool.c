@@ -31,7 +31,8 @@ enum {
 };
 
 typedef struct size_class {
-  mpg_block *cached; /* a stack, so that blocks in caches are reused first */
+  mpg_block *cached; /* a stack, so that blocks in caches are reused first; where work is
+                        captured a heap, the block at the lowest address first */
   size_t count;
   size_t capacity; /* at least as many as there are blocks of this class, so that giving one back
                       cannot fail */
@@ -187,6 +188,46 @@ void mpg_pool_destroy(mpg_pool *pool) {
   mpg_free(pool);
 }
 
+/* --- Cached blocks ---------------------------------------------------------------------------- */
+
+static bool is_below(const mpg_block *a, const mpg_block *b) {
+  return (uintptr_t)a->memory < (uintptr_t)b->memory;
+}
+
+static void swap(mpg_block *a, mpg_block *b) {
+  mpg_block kept = *a;
+  *a = *b;
+  *b = kept;
+}
+
+static void rise(mpg_block *heap, size_t at) {
+  for (; at && is_below(&heap[at], &heap[(at - 1) / 2]); at = (at - 1) / 2)
+    swap(&heap[at], &heap[(at - 1) / 2]);
+}
+
+static void sink(mpg_block *heap, size_t count, size_t at) {
+  for (size_t child; (child = 2 * at + 1) < count; at = child) {
+    if (child + 1 < count && is_below(&heap[child + 1], &heap[child])) child++;
+    if (!is_below(&heap[child], &heap[at])) return;
+    swap(&heap[child], &heap[at]);
+  }
+}
+
+static void put(const mpg_pool *pool, size_class *class, const mpg_block *block) {
+  class->cached[class->count++] = *block;
+  if (pool->device->captures) rise(class->cached, class->count - 1);
+}
+
+static mpg_block take_out(const mpg_pool *pool, size_class *class, size_t index) {
+  mpg_block block = class->cached[index];
+  class->cached[index] = class->cached[--class->count];
+  if (pool->device->captures && index < class->count) {
+    rise(class->cached, index);
+    sink(class->cached, class->count, index);
+  }
+  return block;
+}
+
 /* --- The system's memory ---------------------------------------------------------------------- */
 
 /* Both peaks are also raised by the device's worker when scratch grows: keep the larger. */
@@ -197,8 +238,7 @@ static void raise_peak(_Atomic size_t *peak, size_t value) {
 }
 
 static void release_cached(mpg_pool *pool, size_class *class, size_t index) {
-  mpg_block block = class->cached[index];
-  class->cached[index] = class->cached[--class->count];
+  mpg_block block = take_out(pool, class, index);
   class->blocks--;
   SET(held, GET(held) - block.size);
   unpoison(pool, &block);
@@ -227,6 +267,7 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
         }
       }
       release_cached(pool, class, j);
+      if (j < class->count) j++; /* another one is there now */
     }
   }
   return MPG_OK;
@@ -303,17 +344,15 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
 /* The block at the lowest address of those that need no waiting; class->count: none. The choice
  * depends on the blocks handed out, not on the order in which they came back. So a repeated step
  * gets the same addresses, which captures contain. */
-static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool host_access) {
-  size_t chosen = class->count;
-  for (size_t i = 0; i < class->count; i++) {
-    const mpg_block *block = &class->cached[i];
-    if (chosen < class->count && (uintptr_t)block->memory > (uintptr_t)class->cached[chosen].memory)
-      continue;
-    if ((host_access || block->uses.num_foreign) && !mpg_uses_finished(&block->uses, pool->device))
-      continue;
-    chosen = i;
-  }
-  return chosen;
+static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool host_access,
+                            size_t at, size_t chosen) {
+  if (at >= class->count) return chosen;
+  const mpg_block *block = &class->cached[at];
+  if (chosen < class->count && is_below(&class->cached[chosen], block)) return chosen;
+  if (!(host_access || block->uses.num_foreign) || mpg_uses_finished(&block->uses, pool->device))
+    return at; /* those below it in the heap are at higher addresses */
+  chosen = choose_steady(pool, class, host_access, 2 * at + 1, chosen);
+  return choose_steady(pool, class, host_access, 2 * at + 2, chosen);
 }
 
 /* Whether the block that came back last can be used without waiting: work on its own device is in
@@ -329,7 +368,7 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
   const mpg_block *cached = class->cached;
   if (top_is_good(pool, class, host_access)) return top;
   if (pool->device->captures) {
-    size_t steady = choose_steady(pool, class, host_access);
+    size_t steady = choose_steady(pool, class, host_access, 0, class->count);
     return steady < class->count || host_access ? steady : top;
   }
   for (size_t i = 0; i < LOOK_BACK && i <= top;
@@ -370,8 +409,7 @@ static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t
       *block = class->cached[--class->count];
     }
   } else {
-    *block = class->cached[chosen];
-    class->cached[chosen] = class->cached[--class->count];
+    *block = take_out(pool, class, chosen);
   }
   return MPG_OK;
 }
@@ -424,8 +462,9 @@ void mpg_pool_free(mpg_pool *pool, const mpg_block *block) {
   bool found = find_class(block->size, &index, &rounded);
   MPG_ASSERT(found && rounded == block->size);
   size_class *class = &pool->classes[index];
-  class->cached[class->count++] = *block;
-  if (__builtin_expect(pool->poison, 0)) poison(pool, &class->cached[class->count - 1]);
+  put(pool, class, block);
+  if (__builtin_expect(pool->poison, 0)) /* devices that capture are not poisoned */
+    poison(pool, &class->cached[class->count - 1]);
   SET(in_use, GET(in_use) - block->size);
 }
 

@@ -32,19 +32,20 @@ extern "C" {
 /* --- Launching -------------------------------------------------------------------------------- */
 /* mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). No blocks:
  * nothing to do. */
+template <class... P>
+static cudaError_t mpg_cuda_launch_values(void (*kernel)(P...), dim3 grid, dim3 block,
+                                          size_t shared, cudaStream_t stream, P... values) {
+  void *pointers[] = {(void *)&values..., NULL};
+  return cudaLaunchKernel(kernel, grid, block, pointers, shared, stream);
+}
 template <class... P, class... A>
 static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P...), dim3 grid,
                                   dim3 block, size_t shared, A... arguments) {
   if (!grid.x || !grid.y || !grid.z) return MPG_OK;
-  if (shared > 48 * 1024)
-    MPG_CUDA_TRY(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared;
-  config.stream = (cudaStream_t)call->stream;
-  return mpg_cuda_check(cudaLaunchKernelEx(&config, kernel, (P)arguments...), "a kernel launch");
+  if (shared > 48 * 1024) MPG_TRY(mpg_cuda_allow_shared((const void *)kernel, shared));
+  return mpg_cuda_check(mpg_cuda_launch_values<P...>(kernel, grid, block, shared,
+                                                     (cudaStream_t)call->stream, (P)arguments...),
+                        "a kernel launch");
 }
 
 enum { MPG_CUDA_THREADS = 256 };

@@ -242,3 +242,62 @@ def test_all_logical_devices_of_a_lost_card_are_lost():
     lines = output_of(LOST, MPGLUON_GPU_LOGICAL="4", HOSTCUDA_DEVICES="2").splitlines()
     assert [line.startswith("error:") for line in lines] == [True, True, False, True, False], lines
     assert "gpu(2) is lost: " in lines[3] and "an illegal memory access" in lines[3]
+
+
+@needs_stand_in
+def test_a_kernel_is_allowed_its_shared_memory_once():
+    out = output_of("""
+        import mpgluon as mx
+        from mpgluon import nd
+        from gpu.test_gpu import CASES, call, place
+        from gpu.test_gpu_graphs import Counts
+
+        sample = next(case.values[1] for case in CASES if case.values[0] == "_attention")
+        counts, asked = Counts(), []
+        for _ in range(3):
+            for card in (0, 1):
+                with mx.gpu(card):
+                    call("_attention", place(sample, "float32", mx.gpu(card)), sample.params)
+                nd.waitall()
+                asked.append(counts.library.hostcuda_count(b"attribute"))
+        print(asked)
+    """)
+    assert out == "[1, 2, 2, 2, 2, 2]\n"
+
+
+@needs_stand_in
+def test_memory_that_was_freed_comes_back_by_its_address():
+    """Whatever the order in which it was freed: so a repeated step has the same addresses."""
+    out = output_of("""
+        import ctypes, random
+        import mpgluon as mx
+        from mpgluon import nd
+
+        def address(array):
+            api = ctypes.pythonapi.PyCapsule_GetPointer
+            api.restype, api.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+            capsule = array.__dlpack__(stream=-1)
+            return ctypes.cast(api(capsule, b"dltensor"), ctypes.POINTER(ctypes.c_void_p))[0]
+
+        draw = random.Random(5)
+        held = [nd.ones((50,), ctx=mx.gpu(0)) for _ in range(60)]
+        nd.waitall()
+        for _ in range(20):
+            dropped = draw.randrange(1, 60)
+            for _ in range(dropped):
+                nd.waitall()
+                del held[draw.randrange(len(held))]
+            taken = [nd.ones((50,), ctx=mx.gpu(0)) for _ in range(dropped)]
+            places = [address(array) for array in taken]
+            assert places == sorted(places) and len(set(places)) == dropped
+            held += taken
+            del taken
+            if draw.random() < 0.3:
+                dropped = len(held)
+                held = held[: dropped // 2]
+                mx.gpu(0).empty_cache()
+                held += [nd.ones((50,), ctx=mx.gpu(0)) for _ in range(dropped - len(held))]
+                nd.waitall()
+        print("done")
+    """)
+    assert out == "done\n"

@@ -49,7 +49,7 @@ cudaError_t state_of(int device) {
 }
 
 std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs,
-    num_launched, num_specialised;
+    num_launched, num_specialised, num_attributes;
 
 struct moment { // of an event
   std::mutex lock;
@@ -492,7 +492,14 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t siz
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t size, cudaStream_t stream) {
   return put_work(stream, [=] { memset(memory, value, size); });
 }
-cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int) { return cudaSuccess; }
+static std::mutex shared_lock;
+static std::map<std::pair<const void *, int>, size_t> shared_bytes; // of kernels on cards
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute, int value) {
+  std::lock_guard<std::mutex> guard(shared_lock);
+  num_attributes++;
+  shared_bytes[{kernel, current_card}] = (size_t)value;
+  return cudaSuccess;
+}
 
 static int write_value(cudaStream_t stream, unsigned long long address, uint64_t value, unsigned) {
   return put_work(stream, [=] { __atomic_store_n((uint64_t *)address, value, __ATOMIC_RELEASE); });
@@ -541,6 +548,7 @@ long hostcuda_count(const char *what) {
                 {"update", &num_updated},
                 {"graph", &num_graphs},
                 {"launch", &num_launched},
+                {"attribute", &num_attributes},
                 {"specialised", &num_specialised}};
   for (auto &one : counts)
     if (!strcmp(one.name, what)) return *one.count;
@@ -599,6 +607,13 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *wh
   memcpy(copy.get(), arguments[0], kernel->size);
   num_specialised++;
   return hostcuda_launch(config, [kernel, copy] { kernel->run(copy.get()); });
+}
+
+bool hostcuda_may_share(const void *kernel, size_t bytes) {
+  if (bytes <= 48 * 1024) return true;
+  std::lock_guard<std::mutex> guard(shared_lock);
+  auto found = shared_bytes.find({kernel, current_card});
+  return found != shared_bytes.end() && found->second >= bytes;
 }
 
 cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread) {

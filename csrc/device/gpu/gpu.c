@@ -2,7 +2,8 @@
  *
  * A worker takes tasks as a CPU device's does, but running one means issuing it: kernels and copies
  * go onto the compute stream and the worker goes on. Publishing ticks costs a stream operation, so
- * it is done when the worker runs out of work, before it blocks, and every PUBLISH_EVERY tasks.
+ * it is done when the worker runs out of work, before it blocks, and once in a while: more often
+ * when a thread waits.
  */
 #define _GNU_SOURCE
 #include "device/gpu/gpu.h"
@@ -10,6 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 #include <time.h>
 
 #include "base/clock.h"
@@ -17,15 +21,17 @@
 #include "device/gpu/issued.h"
 #include "device/queue.h"
 
-enum { PUBLISH_EVERY = 16 };
-static const int64_t LINGER_NS = 3000, POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000,
-                     WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
+enum { PUBLISH_EVERY = 64, PUBLISH_EVERY_WAITED = 16 }; /* tasks */
+static const int64_t SPIN_NS = 200000 /* results of small steps come within it */, LINGER_NS = 3000,
+                     POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000,
+                     CHECK_EVERY_NS = 5000000;
 
 typedef struct gpu_state {
   mpg_queue queue; /* its mutex also guards the events, the loss and the checks */
   mpg_gpu *gpu;
   const mpg_gpu_driver *driver;
   mpg_sleepers sleepers; /* until work is issued */
+  _Atomic(int) waiting;  /* threads, for a tick */
   _Atomic(bool) lost;
   char loss[600]; /* what the driver said; does not change once `lost` is set */
   bool forked;    /* host lock: this is a child process, where the driver cannot be used */
@@ -282,7 +288,9 @@ static void *worker_main(void *argument) {
     if (state->published != atomic_load_explicit(&state->issued, memory_order_relaxed)) {
       int64_t end = mpg_clock_ns() + (mpg_spin_limit_ns() ? LINGER_NS : 0);
       while (mpg_queue_empty(&state->queue) && mpg_clock_ns() < end) mpg_cpu_pause();
-      if (mpg_queue_empty(&state->queue) || state->unpublished >= PUBLISH_EVERY)
+      int most = atomic_load_explicit(&state->waiting, memory_order_relaxed) ? PUBLISH_EVERY_WAITED
+                                                                             : PUBLISH_EVERY;
+      if (mpg_queue_empty(&state->queue) || state->unpublished >= most)
         publish_issued(device, state);
     }
     mpg_record *next = mpg_queue_next(&state->queue);
@@ -346,12 +354,25 @@ static void gpu_close(mpg_device *device) {
 
 /* --- The host's side -------------------------------------------------------------------------- */
 
-static bool gpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
-  int64_t end = mpg_clock_ns() + timeout_ns, checked = mpg_clock_ns(), pause = POLL_FIRST_NS;
-  if (!wait_issued(device, tick, timeout_ns, false)) return mpg_tick_reached(device, tick);
+/* How far the system may put off the end of this thread's sleeps, in ns: 50,000 by itself, which
+ * is longer than the sleeps here. Returns what it was. */
+static int set_timer_slack(int ns) {
+#ifdef __linux__
+  int before = prctl(PR_GET_TIMERSLACK);
+  prctl(PR_SET_TIMERSLACK, (unsigned long)ns);
+  return before;
+#else
+  return ns;
+#endif
+}
+
+/* The tick has been issued. Sleeps a little longer each time. */
+static bool sleep_until(mpg_device *device, mpg_tick tick, int64_t end) {
+  int64_t checked = mpg_clock_ns(), pause = POLL_FIRST_NS;
+  int slack = set_timer_slack(1);
   while (!mpg_tick_reached(device, tick)) {
     int64_t now = mpg_clock_ns();
-    if (now >= end) return false;
+    if (now >= end) break;
     if (now - checked >= CHECK_EVERY_NS) {
       checked = now;
       if (found_lost(device)) continue; /* everything issued counts as completed */
@@ -359,7 +380,19 @@ static bool gpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
     nanosleep(&(struct timespec){.tv_nsec = pause}, NULL);
     if (pause < POLL_LAST_NS) pause *= 2;
   }
-  return true;
+  if (slack > 0) set_timer_slack(slack);
+  return mpg_tick_reached(device, tick);
+}
+
+static bool gpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
+  gpu_state *state = state_of(device);
+  int64_t end = mpg_clock_ns() + timeout_ns;
+  atomic_fetch_add_explicit(&state->waiting, 1, memory_order_relaxed);
+  if (wait_issued(device, tick, timeout_ns, false) &&
+      !mpg_tick_spin(device, tick, mpg_spin_limit_ns() ? SPIN_NS : 0))
+    sleep_until(device, tick, end);
+  atomic_fetch_sub_explicit(&state->waiting, 1, memory_order_relaxed);
+  return mpg_tick_reached(device, tick);
 }
 
 static mpg_tick gpu_issued(mpg_device *device) { return atomic_load(&state_of(device)->issued); }

@@ -19,6 +19,9 @@ mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_key *keys, 
 /* Behind what was issued to `stream`, `tick` is written to host memory that the card sees there. In
  * ticks.cu. */
 mpg_status mpg_cuda_write_tick(cudaStream_t stream, uint64_t *to, uint64_t tick);
+/* Lets a kernel have so many bytes of shared memory on the current card; remembered, as asking
+ * CUDA takes longer than a launch. */
+mpg_status mpg_cuda_allow_shared(const void *kernel, size_t bytes);
 /* MPG_OK, or MPG_ERROR with "<what> failed: <CUDA's text>". */
 mpg_status mpg_cuda_check(cudaError_t error, const char *what);
 #define MPG_CUDA_TRY(call) MPG_TRY(mpg_cuda_check((call), #call))

@@ -43,6 +43,25 @@ mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
                   "%.*s failed: %s", (int)strcspn(what, "("), what, cudaGetErrorString(error));
 }
 
+mpg_status mpg_cuda_allow_shared(const void *kernel, size_t bytes) {
+  enum { REMEMBERED = 64 };
+  static _Thread_local struct {
+    const void *kernel;
+    int card;
+    size_t bytes;
+  } allowed[REMEMBERED];
+  int card, at = (int)((uintptr_t)kernel / 16 % REMEMBERED);
+  MPG_CUDA_TRY(cudaGetDevice(&card));
+  if (allowed[at].kernel == kernel && allowed[at].card == card && allowed[at].bytes >= bytes)
+    return MPG_OK;
+  MPG_CUDA_TRY(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+  allowed[at].kernel = kernel;
+  allowed[at].card = card;
+  allowed[at].bytes = bytes;
+  return MPG_OK;
+}
+
 extern const mpg_gpu_modules mpg_cuda_modules; /* modules.cu */
 extern const mpg_kernel_fn mpg_cuda_table[MPG_OP_COUNT];
 mpg_status mpg_cuda_fused(const mpg_kernel_call *call); /* fused.cu */

@@ -116,6 +116,7 @@ static inline unsigned __umulhi(unsigned a, unsigned b) {
 #include <functional>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 /* --- Launching -------------------------------------------------------------------------------- */
 typedef struct cudaLaunchAttribute {
@@ -132,15 +133,21 @@ typedef struct cudaLaunchConfig_t {
 cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread);
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel,
                                 void **arguments); /* of a cudaKernel_t with one argument */
-template <class... P, class... A>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...),
-                               A &&...arguments) {
-  std::tuple<std::decay_t<P>...> values(std::forward<A>(arguments)...);
+/* Whether the kernel may have so much shared memory on the current card. */
+bool hostcuda_may_share(const void *kernel, size_t bytes);
+template <class... P, size_t... I>
+cudaError_t hostcuda_launch_values(void (*kernel)(P...), const cudaLaunchConfig_t *config,
+                                   void **arguments, std::index_sequence<I...>) {
+  (void)arguments;
+  std::tuple<std::decay_t<P>...> values(*(std::decay_t<P> *)arguments[I]...);
   return hostcuda_launch(config, [kernel, values] { std::apply(kernel, values); });
 }
-template <class T>
-cudaError_t cudaFuncSetAttribute(T *function, enum cudaFuncAttribute attribute, int value) {
-  return cudaFuncSetAttribute((const void *)function, attribute, value);
+template <class... P>
+cudaError_t cudaLaunchKernel(void (*kernel)(P...), dim3 grid, dim3 block, void **arguments,
+                             size_t shared, cudaStream_t stream) {
+  cudaLaunchConfig_t config = {grid, block, shared, stream, nullptr, 0};
+  if (!hostcuda_may_share((const void *)kernel, shared)) return cudaErrorInvalidValue;
+  return hostcuda_launch_values(kernel, &config, arguments, std::index_sequence_for<P...>());
 }
 
 /* --- What a block's threads do together ------------------------------------------------------- */

@@ -173,8 +173,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 /* The stand-in's own, for tests: from now on everything on that card fails, as after an illegal
  * access; or from the launch of a kernel on that so many others come before. And how often things
  * were called: "synchronize" (waits of the host for the card), "capture", "instantiate", "update",
- * "graph" (launches of one), "launch" (kernels, by themselves or into a graph), "specialised"
- * (those of these that NVRTC's stand-in made). */
+ * "graph" (launches of one), "launch" (kernels, by themselves or into a graph), "attribute" (of
+ * kernels), "specialised" (those of the launches that NVRTC's stand-in made). */
 HOSTCUDA_SHARED void hostcuda_break(int device);
 HOSTCUDA_SHARED void hostcuda_break_after(int device, long launches);
 HOSTCUDA_SHARED long hostcuda_count(const char *what);
