@@ -72,7 +72,20 @@ KERNELS = [
     ("layers/attention_tensor.cu", "forward_kernel<mpg_bfloat16, 64>", 128, 32),
     ("layers/attention_tensor.cu", "rows_kernel<mpg_bfloat16, 64>", 128, 32),
     ("layers/attention_tensor.cu", "keys_kernel<mpg_bfloat16, 64>", 128, 32),
-    ("layers/optimizer.cu", "update_kernel<rule::adam, float, true>", 256, 1),
+    ("layers/optimizer.cu", "update_kernel<rule::adam, float, float, float, float>", 256, 4),
+    (
+        "layers/optimizer.cu",
+        "update_kernel<rule::adamw, float, float, mpg_bfloat16, mpg_bfloat16>",
+        256,
+        4,
+    ),
+    (
+        "layers/optimizer.cu",
+        "update_kernel<rule::sgd_momentum, float, float, mpg_bfloat16, mpg_bfloat16>",
+        256,
+        4,
+    ),
+    ("layers/optimizer.cu", "finite_kernel<mpg_bfloat16>", 256, 8),
 ]
 
 COLUMNS = [

@@ -8,7 +8,7 @@
 
 namespace {
 
-enum { AT_ONCE = 32, ITEMS = 8, STRETCH = MPG_CUDA_THREADS * ITEMS };
+enum { AT_ONCE = 32, ITEMS = 8, STRETCH = MPG_CUDA_THREADS * ITEMS, PACK = 4 };
 
 struct segment {
   const void *weight, *grad; /* weight: the float32 copy in mixed precision */
@@ -19,6 +19,7 @@ struct segment {
   double lr, wd;
   uint32_t first_block;
   int8_t weight_dtype, grad_dtype, out_dtype;
+  bool packed; /* all arrays are aligned to PACK elements */
 };
 
 struct table {
@@ -68,27 +69,114 @@ namespace rule {
 #include "kernels/common/update.def"
 }
 
-/* Views of a segment's arrays, for float32 throughout or for any dtypes. */
-template <bool fast>
-struct arrays;
-template <>
-struct arrays<true> {
-  template <class T>
-  static MPG_MEMBER mpg_typed<float> view(const void *data, mpg_dtype) {
-    return {(float *)data};
-  }
+/* How many states a rule has. */
+template <class R>
+struct rule_id;
+#define STEP(name, ...)                                   \
+  template <>                                             \
+  struct rule_id<rule::name> {                            \
+    static const mpg_update_rule value = MPG_RULE_##name; \
+  };
+#include "kernels/common/update.def"
+__host__ __device__ constexpr int states_of(mpg_update_rule which) {
+#define UPDATE(op, params, rule, states, ...) \
+  if (which == MPG_RULE_##rule) return states;
+#include "kernels/common/update.def"
+  return 0;
+}
+
+/* Views of a segment's arrays, of a dtype known here or of any. */
+struct any {};
+template <class D>
+struct array {
+  static const bool known = true;
+  static MPG_MEMBER mpg_typed<D> view(const void *data, int) { return {(D *)data}; }
 };
 template <>
-struct arrays<false> {
-  template <class T>
-  static MPG_MEMBER mpg_untyped view(const void *data, mpg_dtype dtype) {
-    return {(void *)data, dtype};
+struct array<any> {
+  static const bool known = false;
+  static MPG_MEMBER mpg_untyped view(const void *data, int dtype) {
+    return {(void *)data, (mpg_dtype)dtype};
   }
 };
 
-template <class R, class T, bool fast>
+/* N elements from i on: one, or PACK in one access. */
+template <class D>
+struct alignas(PACK * sizeof(D)) few {
+  D values[PACK];
+};
+template <int N, class T, class D>
+__device__ __forceinline__ void load_few(const mpg_typed<D> &from, int64_t i, T (&to)[N]) {
+  if (N == 1) {
+    to[0] = from.template load<T>(i);
+  } else {
+    few<D> values = *(const few<D> *)(from.data + i);
+    for (int k = 0; k < N; k++) to[k] = mpg_to<T>(values.values[k]);
+  }
+}
+template <int N, class T>
+__device__ __forceinline__ void load_few(const mpg_untyped &from, int64_t i, T (&to)[N]) {
+  for (int k = 0; k < N; k++) to[k] = from.load<T>(i + k);
+}
+/* In one access, which assigning a struct is not always. */
+__device__ __forceinline__ void store_words(void *to, const uint32_t (&words)[2]) {
+#ifdef __CUDA_ARCH__
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};"
+               :
+               : "l"(__cvta_generic_to_global(to)), "r"(words[0]), "r"(words[1])
+               : "memory");
+#else
+  memcpy(to, words, sizeof words);
+#endif
+}
+__device__ __forceinline__ void store_words(void *to, const uint32_t (&words)[4]) {
+  mpg_store_words(to, words);
+}
+template <int N, class T, class D>
+__device__ __forceinline__ void store_few(const mpg_typed<D> &to, int64_t i, const T (&from)[N]) {
+  if (N == 1) {
+    to.store(i, from[0]);
+  } else {
+    few<D> values;
+    for (int k = 0; k < N; k++) values.values[k] = mpg_to<D>(from[k]);
+    uint32_t words[sizeof(few<D>) / 4 > 2 ? 4 : 2];
+    memcpy(words, &values, sizeof words);
+    store_words(to.data + i, words);
+  }
+}
+template <int N, class T>
+__device__ __forceinline__ void store_few(const mpg_untyped &to, int64_t i, const T (&from)[N]) {
+  for (int k = 0; k < N; k++) to.store(i + k, from[k]);
+}
+
+/* W, G, O: dtypes of weight and states, gradient, result. */
+template <int N, class R, class T, class W, class G, class O>
+__device__ __forceinline__ void update_few(const segment &s, const numbers<T> &n, int64_t i) {
+  enum { STATES = states_of(rule_id<R>::value) };
+  T weight[N], grad[N], states[STATES > 0 ? STATES : 1][N];
+  load_few<N>(array<W>::view(s.weight, s.weight_dtype), i, weight);
+  load_few<N>(array<G>::view(s.grad, s.grad_dtype), i, grad);
+#pragma unroll
+  for (int j = 0; j < STATES; j++)
+    load_few<N>(array<W>::view(s.states[j], s.weight_dtype), i, states[j]);
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    T own[MPG_UPDATE_STATES] = {0, 0, 0};
+#pragma unroll
+    for (int j = 0; j < STATES; j++) own[j] = states[j][k];
+    weight[k] = R::at(n, weight[k], grad[k], own);
+#pragma unroll
+    for (int j = 0; j < STATES; j++) states[j][k] = own[j];
+  }
+#pragma unroll
+  for (int j = 0; j < STATES; j++)
+    store_few<N>(array<W>::view(s.states[j], s.weight_dtype), i, states[j]);
+  if (s.master) store_few<N>(mpg_typed<float>{s.master}, i, weight);
+  store_few<N>(array<O>::view(s.out, s.out_dtype), i, weight);
+}
+
+template <class R, class T, class W, class G, class O>
 __global__ void update_kernel(table t) {
-  typedef arrays<fast> A;
   int k = 0;
   while (k + 1 < t.count && t.segments[k + 1].first_block <= blockIdx.x) k++;
   const segment &s = t.segments[k];
@@ -97,8 +185,6 @@ __global__ void update_kernel(table t) {
     lr = (T)*s.rates[0];
     wd = (T)*s.rates[1];
   }
-  auto weight = A::template view<T>(s.weight, (mpg_dtype)s.weight_dtype);
-  auto out = A::template view<T>(s.out, (mpg_dtype)s.out_dtype);
   int64_t begin = (int64_t)(blockIdx.x - s.first_block) * STRETCH,
           end = begin + STRETCH < s.count ? begin + STRETCH : s.count;
   if (t.rescale.data) {
@@ -106,7 +192,8 @@ __global__ void update_kernel(table t) {
     if (!isfinite(factor) || factor == 0) { /* an overflow of mixed precision: the weight stays */
       if (s.out != s.weight && !s.master)
         for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x)
-          out.store(i, weight.template load<T>(i));
+          array<O>::view(s.out, s.out_dtype)
+              .store(i, array<W>::view(s.weight, s.weight_dtype).template load<T>(i));
       return;
     }
     rescale = (T)factor;
@@ -120,34 +207,45 @@ __global__ void update_kernel(table t) {
     lr = (T)rate;
   }
   numbers<T> n = {lr, wd, rescale, t.c.clip >= 0 ? (T)t.c.clip : (T)INFINITY, &t.c};
-  auto grad = A::template view<T>(s.grad, (mpg_dtype)s.grad_dtype);
-  for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    T states[MPG_UPDATE_STATES] = {0, 0, 0};
-#pragma unroll
-    for (int j = 0; j < MPG_UPDATE_STATES; j++)
-      if (j < t.num_states)
-        states[j] = A::template view<T>(s.states[j], (mpg_dtype)s.weight_dtype).template load<T>(i);
-    T result = R::at(n, weight.template load<T>(i), grad.template load<T>(i), states);
-#pragma unroll
-    for (int j = 0; j < MPG_UPDATE_STATES; j++)
-      if (j < t.num_states)
-        A::template view<T>(s.states[j], (mpg_dtype)s.weight_dtype).store(i, states[j]);
-    if (s.master) s.master[i] = (float)result;
-    out.store(i, result);
-  }
+  int64_t packed = array<W>::known && s.packed ? begin + (end - begin) / PACK * PACK : begin;
+#pragma unroll 1
+  for (int64_t i = begin + threadIdx.x * PACK; i < packed; i += MPG_CUDA_THREADS * PACK)
+    update_few<PACK, R, T, W, G, O>(s, n, i);
+#pragma unroll 1
+  for (int64_t i = packed + threadIdx.x; i < end; i += MPG_CUDA_THREADS)
+    update_few<1, R, T, W, G, O>(s, n, i);
 }
 
-bool all_float32(const segment &s) {
-  return s.weight_dtype == MPG_FLOAT32 && s.grad_dtype == MPG_FLOAT32 && s.out_dtype == MPG_FLOAT32;
+/* The dtypes that have kernels of their own: one for weights, gradients and results, or halves with
+ * a float32 copy. The others are computed in float, or in double. */
+enum { OF_FLOATS, OF_BFLOATS, OF_HALVES, BFLOATS_BY_COPY, HALVES_BY_COPY, ANY, ANY_DOUBLE, KINDS };
+int kind_of(const segment &s) {
+  const int weight = s.weight_dtype, grad = s.grad_dtype, out = s.out_dtype;
+  if (weight == MPG_FLOAT64) return ANY_DOUBLE;
+  if (grad != out) return ANY;
+  if (weight == grad)
+    return weight == MPG_FLOAT32    ? OF_FLOATS
+           : weight == MPG_BFLOAT16 ? OF_BFLOATS
+           : weight == MPG_FLOAT16  ? OF_HALVES
+                                    : ANY;
+  if (weight != MPG_FLOAT32) return ANY;
+  return grad == MPG_BFLOAT16 ? BFLOATS_BY_COPY : grad == MPG_FLOAT16 ? HALVES_BY_COPY : ANY;
 }
 
 template <class R>
 mpg_status launch_rule(const mpg_kernel_call *call, const table &t, unsigned blocks, int kind) {
-  if (kind == 0)
-    return mpg_cuda_launch(call, update_kernel<R, float, true>, blocks, MPG_CUDA_THREADS, 0, t);
-  if (kind == 1)
-    return mpg_cuda_launch(call, update_kernel<R, float, false>, blocks, MPG_CUDA_THREADS, 0, t);
-  return mpg_cuda_launch(call, update_kernel<R, double, false>, blocks, MPG_CUDA_THREADS, 0, t);
+#define CASE(number, T, W, G, O) \
+  case number:                   \
+    return mpg_cuda_launch(call, update_kernel<R, T, W, G, O>, blocks, MPG_CUDA_THREADS, 0, t);
+  switch (kind) {
+    CASE(OF_FLOATS, float, float, float, float)
+    CASE(OF_BFLOATS, float, mpg_bfloat16, mpg_bfloat16, mpg_bfloat16)
+    CASE(OF_HALVES, float, mpg_half, mpg_half, mpg_half)
+    CASE(BFLOATS_BY_COPY, float, float, mpg_bfloat16, mpg_bfloat16)
+    CASE(HALVES_BY_COPY, float, float, mpg_half, mpg_half)
+    CASE(ANY, float, any, any, any)
+    default: CASE(ANY_DOUBLE, double, any, any, any)
+  }
 }
 
 mpg_status launch(const mpg_kernel_call *call, mpg_update_rule which, table *t, int kind) {
@@ -162,6 +260,11 @@ mpg_status launch(const mpg_kernel_call *call, mpg_update_rule which, table *t, 
 #include "kernels/common/update.def"
     default: return MPG_OK;
   }
+}
+
+/* Addresses of elements of the dtype. */
+bool aligned_to_pack(const void *data, int dtype) {
+  return (uintptr_t)data % (PACK * mpg_dtype_size((mpg_dtype)dtype)) == 0;
 }
 
 /* A weight from inputs [weight, grad, states..., float32 copy if mixed]. */
@@ -180,18 +283,20 @@ segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, 
   s.out_dtype = (int8_t)out->desc.dtype;
   for (int k = 0; k < num_states; k++) s.states[k] = inputs[2 + k].data;
   if (mixed) s.master = (float *)weight->data;
+  s.packed = aligned_to_pack(s.weight, s.weight_dtype) && aligned_to_pack(s.grad, s.grad_dtype) &&
+             aligned_to_pack(s.out, s.out_dtype) && aligned_to_pack(s.master, MPG_FLOAT32);
+  for (int k = 0; k < num_states; k++) s.packed &= aligned_to_pack(s.states[k], s.weight_dtype);
   return s;
 }
 
-/* Weights of one kind (0: float32 throughout, 1: computed in float, 2: in double) go together. */
+/* Weights of one kind go together. */
 mpg_status run(const mpg_kernel_call *call, mpg_update_rule which, table *t,
                const segment *segments, int count) {
-  for (int kind = 0; kind < 3; kind++) {
+  for (int kind = 0; kind < KINDS; kind++) {
     t->count = 0;
     for (int k = 0; k < count; k++) {
       const segment &s = segments[k];
-      int own = s.weight_dtype == MPG_FLOAT64 ? 2 : all_float32(s) ? 0 : 1;
-      if (own == kind && s.count) t->segments[t->count++] = s;
+      if (kind_of(s) == kind && s.count) t->segments[t->count++] = s;
     }
     if (t->count) MPG_TRY(launch(call, which, t, kind));
   }
@@ -252,19 +357,39 @@ MPG_CUDA_KERNEL(multi_update) {
 
 namespace {
 
-__global__ void finite_kernel(mpg_untyped array, int64_t count, float *out) {
-  for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE)
-    if (!isfinite(array.load<double>(i))) *out = 0; /* whoever writes, writes the same */
+template <class D>
+__global__ void finite_kernel(const D *array, int64_t count, float *out) {
+  enum { N = mpg_pack<D>::COUNT };
+  bool finite = true;
+  int64_t packs = (uintptr_t)array % 16 ? 0 : count / N;
+  for (int64_t i = MPG_CUDA_INDEX; i < packs; i += MPG_CUDA_STRIDE) {
+    mpg_pack<D> pack = ((const mpg_pack<D> *)array)[i];
+#pragma unroll
+    for (int k = 0; k < N; k++) finite &= isfinite(mpg_to<mpg_compute_t<D>>(pack.values[k])) != 0;
+  }
+  for (int64_t i = packs * N + MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE)
+    finite &= isfinite(mpg_to<mpg_compute_t<D>>(array[i])) != 0;
+  if (!finite) *out = 0; /* whoever writes, writes the same */
 }
 
 __global__ void finite_begin_kernel(float *out, bool fresh) {
   *out = fresh || *out != 0 ? 1.0f : 0.0f;
 }
 
-__global__ void scale_kernel(mpg_untyped array, int64_t count, const float *factor) {
-  for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE)
-    array.store(i, array.dtype == MPG_FLOAT64 ? array.load<double>(i) * *factor
-                                              : array.load<float>(i) * *factor);
+template <class D>
+__global__ void scale_kernel(D *array, int64_t count, const float *factor) {
+  typedef mpg_compute_t<D> C;
+  enum { N = mpg_pack<D>::COUNT };
+  C by = (C)*factor;
+  int64_t packs = (uintptr_t)array % 16 ? 0 : count / N;
+  for (int64_t i = MPG_CUDA_INDEX; i < packs; i += MPG_CUDA_STRIDE) {
+    mpg_pack<D> pack = ((mpg_pack<D> *)array)[i];
+#pragma unroll
+    for (int k = 0; k < N; k++) pack.values[k] = mpg_to<D>(mpg_to<C>(pack.values[k]) * by);
+    ((mpg_pack<D> *)array)[i] = pack;
+  }
+  for (int64_t i = packs * N + MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE)
+    array[i] = mpg_to<D>(mpg_to<C>(array[i]) * by);
 }
 
 } // namespace
@@ -281,9 +406,12 @@ MPG_CUDA_KERNEL(all_finite) {
   float *out = (float *)call->outputs[0].data;
   MPG_TRY(mpg_cuda_launch(call, finite_begin_kernel, 1, 1, 0, out, fresh));
   for (int i = 0; i < call->num_inputs; i++) {
-    int64_t count = count_of(&call->inputs[i]);
-    MPG_TRY(mpg_cuda_launch(call, finite_kernel, mpg_cuda_blocks(count, 8 * MPG_CUDA_THREADS),
-                            MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[i]), count, out));
+    const mpg_view *in = &call->inputs[i];
+    MPG_CUDA_FLOAT_DTYPE(
+        in->desc.dtype, D,
+        MPG_TRY(mpg_cuda_launch(call, finite_kernel<D>,
+                                mpg_cuda_blocks(count_of(in), 8 * MPG_CUDA_THREADS),
+                                MPG_CUDA_THREADS, 0, (const D *)in->data, count_of(in), out)));
   }
   return MPG_OK;
 }
@@ -291,10 +419,13 @@ MPG_CUDA_KERNEL(all_finite) {
 MPG_CUDA_KERNEL(multi_scale) {
   int last = call->num_inputs - 1;
   for (int i = 0; i < last; i++) {
-    int64_t count = count_of(&call->inputs[i]);
-    MPG_TRY(mpg_cuda_launch(call, scale_kernel, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS),
-                            MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[i]), count,
-                            (const float *)call->inputs[last].data));
+    const mpg_view *in = &call->inputs[i];
+    MPG_CUDA_FLOAT_DTYPE(
+        in->desc.dtype, D,
+        MPG_TRY(mpg_cuda_launch(call, scale_kernel<D>,
+                                mpg_cuda_blocks(count_of(in), 4 * MPG_CUDA_THREADS),
+                                MPG_CUDA_THREADS, 0, (D *)in->data, count_of(in),
+                                (const float *)call->inputs[last].data)));
   }
   return MPG_OK;
 }
