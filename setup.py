@@ -209,10 +209,14 @@ def build_cuda(library, settings):
 
 class BuildPython(build_py):
     """Leaves no module in the build's folder that is no longer among the sources: it would be
-    installed, and a file may hide the package that took its place."""
+    installed, and a file may hide the package that took its place. The list of differences from
+    MXNet, which `mpgluon.port` reads, is copied to it."""
 
     def run(self):
         super().run()
+        if not self.editable_mode:
+            page = os.path.join(ROOT, "docs", "porting.md")
+            self.copy_file(page, os.path.join(self.build_lib, "mpgluon", "port", "porting.md"))
         sources = {os.path.abspath(path) for path in self.get_outputs(include_bytecode=False)}
         package = os.path.join(os.path.abspath(self.build_lib), "mpgluon")
         for path in glob.glob(os.path.join(package, "**", "*.py"), recursive=True):

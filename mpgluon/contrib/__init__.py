@@ -4,7 +4,17 @@
 
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
-from . import amp, autograd, io, onnx, quantization, svrg_optimization, tensorboard, text
+from . import (
+    amp,
+    autograd,
+    io,
+    onnx,
+    quantization,
+    quantization as quant,
+    svrg_optimization,
+    tensorboard,
+    text,
+)
 
 __all__ = [
     "amp",
@@ -13,6 +23,7 @@ __all__ = [
     "nd",
     "ndarray",
     "onnx",
+    "quant",
     "quantization",
     "svrg_optimization",
     "sym",

@@ -1,0 +1,170 @@
+"""Reads programs for MXNet, without running them, and reports what they need to run here::
+
+    python -m mpgluon.port PATH ...
+
+PATH is a Python file, a notebook, or a folder of them. The report says line by line which imports
+change, what does something else here (as the page *Porting MXNet programs* lists it), what is
+missing, and where several Trainers or copies by hand can become one block. ``--write`` changes the
+imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from . import _sources, _text
+from ._check import KINDS as KINDS, Check, Finding as Finding
+from ._sources import Unreadable
+
+__all__ = ["KINDS", "Finding", "Report", "main", "read"]
+
+_CHANGED = ("import", "device")
+
+
+@dataclasses.dataclass
+class Report:
+    """The needs of a file.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    findings : list of Finding
+        What is to be said, by line.
+    unreadable : bool
+        Whether the file, or a cell of the notebook, could not be read; a finding of the kind
+        'error' says why.
+    written : bool
+        Whether the file was changed.
+
+    Examples
+    --------
+    >>> from mpgluon import port
+    >>> report = port.Report("file.py", [port.Finding(1, 8, "import", "mxnet", "mpgluon")])
+    >>> report.lines_that_use_mxnet, report.kinds["import"]
+    (1, 1)
+    """
+
+    path: str
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    unreadable: bool = False
+    written: bool = False
+
+    def _lines(self, kinds):
+        return {(one.cell, one.line) for one in self.findings if one.kind in kinds}
+
+    @property
+    def lines_that_use_mxnet(self) -> int:
+        """How many lines have a name of MXNet's."""
+        return len(self._lines(set(KINDS) - {"error", "python", "one block", "package"}))
+
+    @property
+    def lines_that_run(self) -> int:
+        """How many of them run as they are."""
+        return len(self._lines({"runs"}) - self._lines(set(KINDS) - {"runs", "one block"}))
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many findings there are of each kind."""
+        return Counter(one.kind for one in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as ``--json`` prints it."""
+        return {
+            "path": self.path,
+            "lines": self.lines_that_use_mxnet,
+            "lines_that_run": self.lines_that_run,
+            "unreadable": self.unreadable,
+            "written": self.written,
+            "findings": [dataclasses.asdict(one) for one in self.findings],
+        }
+
+
+def read(paths: Iterable[str], write: bool = False, cpu: bool = False) -> list[Report]:
+    """Reads files and the files in folders. Those that cannot be read say why; the others go on.
+
+    Parameters
+    ----------
+    paths : iterable of str
+        Python files, notebooks, or folders.
+    write : bool, default False
+        Whether to change imports of mxnet, where this is sure, in the files. A file is replaced at
+        once; all but the names in the imports stays as it is, and a second time changes nothing.
+    cpu : bool, default False
+        Whether ``mx.gpu`` becomes ``mx.cpu``, to try programs for several GPUs on CPU devices.
+
+    Returns
+    -------
+    list of Report
+
+    Examples
+    --------
+    >>> from mpgluon import port
+    >>> [report.findings[0].text for report in port.read(["/no/such/file.py"])]
+    ['No such file or directory']
+    """
+    return [
+        _report(path, error, write, cpu) for given in paths for path, error in _sources.find(given)
+    ]
+
+
+def _report(path, error, write, cpu):
+    try:
+        if error is not None:
+            raise error
+        source = _sources.read(path)
+        check = Check(source, cpu)
+    except Unreadable as error:
+        return Report(path, [Finding(error.line, 1, "error", "", str(error), error.cell)], True)
+    except RecursionError:
+        return Report(path, [Finding(0, 1, "error", "", "is nested too deeply")], True)
+    problems = [Finding(one.line, 1, "error", "", str(one), one.cell) for one in source.problems]
+    report = Report(path, check.found + problems, bool(problems))
+    if write and check.edits:
+        try:
+            _sources.write(path, _sources.changed(source, check.edits))
+        except OSError as failure:
+            text = f"cannot be written: {failure.strerror or failure}"
+            report.findings.append(Finding(0, 1, "error", "", text))
+            report.unreadable = True
+        else:
+            report.written = True
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Its status is 0 where all that is used is there, and 1 where something is
+    missing or a file cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mpgluon.port",
+        description="Reads programs for MXNet, without running them, and reports what they need to "
+        "run here.",
+        epilog="Status: 0 where all names are there, 1 where some are missing or a file cannot be "
+        "read, 2 for wrong arguments.",
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, a notebook, or a folder")
+    parser.add_argument(
+        "--write", action="store_true", help="change the imports of mxnet in the files"
+    )
+    parser.add_argument(
+        "--cpu", action="store_true", help="with --write, change mx.gpu to mx.cpu, too"
+    )
+    parser.add_argument("--all", action="store_true", help="list what runs as it is, too")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    options = parser.parse_args(arguments)
+    if options.cpu and not options.write:
+        parser.error("--cpu goes with --write")
+    reports = read(options.paths, options.write, options.cpu)
+    if options.json:
+        json.dump([report.as_dict() for report in reports], sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(_text.lines_of(reports, options.all)))
+    bad = any(report.unreadable or report.kinds["missing"] for report in reports)
+    return int(bad)
