@@ -483,9 +483,8 @@ class Attending(gluon.HybridBlock):
         scores = F.batch_dot(q, k, transpose_b=True) / (self.units // self.heads) ** 0.5
         rows = F.arange(0, 12).reshape((-1, 1))
         hidden = F.broadcast_lesser(rows, F.arange(0, 12).reshape((1, -1)))
-        weights = self.drop(
-            F.softmax(F.broadcast_add(scores, F.expand_dims(hidden * -1e9, 0)), axis=-1)
-        )
+        hidden = F.cast(F.expand_dims(hidden * -1e9, 0), dtype=scores.dtype)
+        weights = self.drop(F.softmax(F.broadcast_add(scores, hidden), axis=-1))
         y = F.reshape(
             F.transpose(
                 F.reshape(F.batch_dot(weights, v), (-4, -1, self.heads, 0, 0)), (0, 2, 1, 3)

@@ -274,6 +274,7 @@ mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_progra
   kept->used = captured->calls;
   if (captured->num_draws) MPG_TRY(write_keys(run->device, frame, program, captured));
   MPG_TRY(run->device->backend->capture_run(run->device, kept->capture));
+  atomic_fetch_add_explicit(&program->replayed, 1, memory_order_relaxed);
   if (captured->last_signal != UINT32_MAX)
     mpg_run_signal(run, run->first_tick + captured->last_signal);
   *next = captured->end;

@@ -96,6 +96,7 @@ typedef struct mpg_program {
   size_t operands_capacity, views_capacity;
   struct mpg_captures
       *replays; /* see capture.h; NULL: not made yet. Used by the thread that runs the program */
+  _Atomic(uint64_t) replayed; /* how many captures have run; any thread reads it */
 } mpg_program;
 
 typedef struct mpg_call_frame mpg_call_frame;

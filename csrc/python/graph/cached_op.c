@@ -550,7 +550,8 @@ static PyMethodDef cached_op_methods[] = {
      "programs, which run after these were\n"
      "written), total, and alive (what no plan of forward and backward in this order can do "
      "without). 'copies' lists what moves\n"
-     "between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
+     "between devices. 'replays': how often a device has run work as a captured graph. 'calls', "
+     "'frames' and 'bytes_held' say how often\n"
      "it ran, and what waits for its backward now. 'ops': how many ops the graph has. 'inputs': "
      "(shape, dtype, device, needs a gradient)."},
     {"bind", cached_op_bind, METH_O,

@@ -142,6 +142,10 @@ static size_t kept_bytes(const mpg_compiled *c, mpg_device_id id) {
   return bytes;
 }
 
+static uint64_t replayed(const mpg_program_set *set, uint32_t slot) {
+  return atomic_load_explicit(&set->programs[slot].replayed, memory_order_relaxed);
+}
+
 static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
   PyObject *dict = PyDict_New();
   if (dict == NULL) return NULL;
@@ -159,6 +163,8 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
   size_t alive = here ? c->plan.alive[slot] : 0; /* the most of both phases */
   if (there && c->backwards->plan.alive[back_slot] > alive)
     alive = c->backwards->plan.alive[back_slot];
+  uint64_t replays =
+      (here ? replayed(c->programs, slot) : 0) + (there ? replayed(backward, back_slot) : 0);
   PyObject *planned_dict = PyDict_New();
   bool done = planned_dict != NULL &&
               put(planned_dict, "forward", PyLong_FromSize_t(forward_bytes)) == 0 &&
@@ -176,6 +182,7 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
     return NULL;
   }
   if (put(dict, "planned", planned_dict) < 0 ||
+      put(dict, "replays", PyLong_FromUnsignedLongLong(replays)) < 0 ||
       put(dict, "forward", here ? describe_program(c->programs, slot) : PyList_New(0)) < 0 ||
       put(dict, "backward", there ? describe_program(backward, back_slot) : PyList_New(0)) < 0 ||
       put(dict, "invariants",
