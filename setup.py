@@ -230,6 +230,8 @@ class BuildCore(build_ext):
 
     def build_extension(self, ext):
         settings = Settings()
+        if not settings.sanitize:
+            tools.find_nvcc()  # a missing one that is asked for is said before anything is compiled
         objects = [job for folder in (core_sources, kernel_sources) for job in folder(settings)]
         tools.compile_all(
             [(source, target, settings.compiler + options) for source, target, options in objects]

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import textwrap
 
 import pytest
 
@@ -69,6 +70,24 @@ def test_where_it_must_be_there_the_error_says_what_to_do(tools, monkeypatch):
         "install nvidia-cuda-nvcc",
     ):
         tools.find_nvcc()
+
+
+def test_it_is_missed_before_anything_is_compiled(tmp_path):
+    program = f"""
+        import concurrent.futures, runpy, shutil, sys
+        shutil.which = lambda *place, **more: None
+        concurrent.futures.ThreadPoolExecutor = None  # which compiles
+        sys.argv = ["setup.py", "build_ext", "-b", {str(tmp_path)!r}, "-t", {str(tmp_path)!r}]
+        runpy.run_path("setup.py", run_name="__main__")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        env=dict(os.environ, MPGLUON_CUDA="1", MPGLUON_SANITIZE=""),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode and "MPGLUON_CUDA=1, but nvcc was not found" in done.stderr
 
 
 def test_source_distribution_has_every_file(tmp_path):
