@@ -14,7 +14,7 @@ test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their sub
 
 .PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
-  hostcuda-asan cuda-build cuda-table gpu-check clean
+  hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -169,11 +169,22 @@ $(VENV)/.sass: $(BIN)/python Makefile
 	$(BIN)/python -m pip install -q nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37
 	touch $@
 
-# Everything on a real card, within ten minutes, into the folder OUT: see
-# tests/programs/gpu_check.py. Needs no internet.
+# Wheels with the GPU kernels, and packages to carry, for machines that have neither a compiler nor a
+# package index: see tools/gpu_wheel.py. Needs nvcc, no card.
+GPU_WHEELS ?= build/gpu-wheel
+gpu-wheel:
+	$(PYTHON) tools/gpu_wheel.py '$(GPU_WHEELS)' $(ARGS)
+
+# On a real card, into the folder OUT, within ten minutes each and without internet: first what is
+# measured, then the suites. See tests/programs/gpu_check.py. WHEEL: of gpu-wheel, a file or the
+# folder; without one that fits, the sources are built.
+WHEEL ?= $(wildcard $(GPU_WHEELS))
+GPU_CHECK = @test -n '$(OUT)' || { echo 'make $@ OUT=folder [WHEEL=file]'; exit 2; }; \
+	$(PYTHON) tests/programs/gpu_check.py '$(OUT)' --wheel '$(WHEEL)'
 gpu-check:
-	@test -n '$(OUT)' || { echo 'make gpu-check OUT=folder'; exit 2; }
-	$(PYTHON) tests/programs/gpu_check.py '$(OUT)' --tests "$(HOSTCUDA_TESTS)" $(ARGS)
+	$(GPU_CHECK) --do check $(ARGS)
+gpu-check-suites:
+	$(GPU_CHECK) --do suites --tests "$(HOSTCUDA_TESTS)" $(ARGS)
 
 TSAN_TESTS = $(call test_files,device,device context memory shuffle threads) \
   $(call test_files,ops,op_calls) $(call test_files,ndarray,dlpack) \

@@ -1,20 +1,28 @@
-"""Everything that can be checked on a real GPU, in one command and ten minutes:
-`make gpu-check OUT=folder`.
+"""What can be checked on a real GPU, as two commands of ten minutes each:
+`make gpu-check OUT=folder WHEEL=folder`, and `make gpu-check-suites` with the same.
 
-    python3 tests/programs/gpu_check.py FOLDER [--parts build,gpt,...] [--minutes 9.6] [--tiny]
+    python3 tests/programs/gpu_check.py FOLDER [--do check|suites] [--wheel PATH]
+        [--parts build,gpt,...] [--minutes 9.5] [--work FOLDER] [--tiny]
 
-Needs a machine with a card, nvcc, and a Python that has NumPy, pytest, setuptools and PyTorch; no
-internet. It builds and installs a copy into FOLDER/site (the Python's own packages stay as they
-are), measures mpgluon against that PyTorch (benchmarks/gpu.py), runs the test suites on the card as
-one GPU and as four logical ones, and compute-sanitizer on a sample. Benchmarks have the card to
-themselves; suites run several at a time.
+check   installs mpgluon; tries an op of every family; compares captures and fused kernels with ops
+        one by one, bit for bit; measures mpgluon against the installed PyTorch (benchmarks/gpu.py),
+        what matters first
+suites  installs mpgluon; runs the test suites on the card, as one GPU and as four logical ones, and
+        compute-sanitizer's memcheck and racecheck on samples
 
-FOLDER gets gpu-check.json and gpu-check.md, written anew after every part, and a log of each. A
-part that fails or takes longer than it may keeps no other from running; so does one for which no
-time is left, which counts as failed. Exit status: 0 when all parts held.
+Needs a machine with a card and a Python that has NumPy, and PyTorch for `check`; no internet. With
+--wheel, a wheel or a folder of `make gpu-wheel`, it needs no compiler, nvcc, pip or pytest. Where
+no wheel fits, or it was made from other sources, it builds these, which takes nvcc, a C compiler,
+pip and setuptools. The Python's own packages stay as they are.
+
+FOLDER gets three files: gpu-check.json and gpu-check.md (gpu-suites.*), written anew after every
+part, and at the end gpu-check-logs.tar.xz. All else is in --work, by default build/gpu-check. After
+a build that failed nothing else runs. Any other part that fails or takes longer than it may keeps
+none from running; so does one for which no time is left, which counts as failed. Exit status: 0
+when all parts held.
 
 --tiny tries the whole with tiny sizes, for machines without a card: with the stand-in
-(MPGLUON_CUDA_LIBRARY), without installing anything.
+(MPGLUON_CUDA_LIBRARY), without installing anything unless a wheel is given.
 """
 
 import argparse
@@ -27,10 +35,15 @@ import platform
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
+
+from programs.gpu_parts import package
+from programs.gpu_parts.report import count, report, unfinished
+from programs.gpu_parts.running import Runner
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(TESTS)
@@ -48,9 +61,12 @@ SUITES = [
     "gluon/test_trainer.py",
 ]
 ONE_GPU = ("gpu/", "ops/test_ops")  # what makes sense on one; all the others span devices
-RESERVED = 150  # seconds that the benchmarks leave to the suites
+FUSED = ("gpu/", "graph/", "compile/test_random")  # suites with fused kernels; others need them not
 LONG = ("ops/test_ops.py", "gpu/test_gpu.py")
+FIRST = {"families": "gpu/test_gpu_families.py", "bits": "gpu/test_gpu_bits.py"}
 SANITIZED = "gpu/test_gpu.py -k test_values_are_those_of_the_cpu"
+SANITIZERS = {"memcheck": "0/20", "racecheck": "3/60"}  # each: its share of these tests
+FILES = {"check": "gpu-check", "suites": "gpu-suites"}
 
 
 def own_package():
@@ -59,94 +75,65 @@ def own_package():
     return os.path.dirname(os.path.dirname(found.origin)) if found else ROOT
 
 
-def python_with(*folders):
+def path_of(*folders):
     return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 class Check:
     def __init__(self, arguments):
         self.folder, self.tiny = os.path.abspath(arguments.folder), arguments.tiny
-        self.end = time.monotonic() + arguments.minutes * 60
+        self.do, self.wheel = arguments.do, arguments.wheel and os.path.abspath(arguments.wheel)
         self.wanted = arguments.parts.split(",") if arguments.parts else None
         self.suites = (
             [name.removeprefix("tests/") for name in arguments.tests.split()]
             if arguments.tests
             else SUITES
         )
-        self.workers = arguments.workers or max(1, min(12, (os.cpu_count() or 1) - 2))
-        self.threads = str(max(1, (os.cpu_count() or 1) // self.workers))  # of a suite's process
-        self.site = os.path.join(self.folder, "site")
+        cores = os.cpu_count() or 1
+        self.workers = arguments.workers or max(1, min(12, cores - 2))
+        self.threads = str(max(1, cores // self.workers))  # of a suite's process
+        work = os.path.abspath(arguments.work)
+        self.site = os.path.join(work, "site")
         self.lock = threading.Lock()
-        self.running = set()
         self.results = {
             "date": datetime.date.today().isoformat(),
+            "do": self.do,
             "tiny": self.tiny,
             "machine": {},
+            "package": {},
             "parts": {},
             "cases": {},
             "suites": {},
         }
         os.makedirs(self.folder, exist_ok=True)
-        self.environment = dict(
+        environment = dict(
             os.environ,
             PYTHONUNBUFFERED="1",
-            PYTHONPATH=python_with(own_package() if self.tiny else self.site),
+            PYTHONPATH=path_of(own_package() if self.tiny and not self.wheel else self.site),
+            MPGLUON_CUDA_CACHE=os.environ.get("MPGLUON_CUDA_CACHE", os.path.join(work, "kernels")),
         )
-        self.environment.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
+        environment.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
         if self.tiny:
-            self.environment["GPU_CHECK_TINY"] = "1"
+            environment["GPU_CHECK_TINY"] = "1"
+        self.runner = Runner(
+            os.path.join(work, "logs-" + self.do),
+            time.monotonic() + arguments.minutes * 60,
+            environment,
+        )
 
     # --- Running ----------------------------------------------------------------------------------
 
-    def left(self):
-        return self.end - time.monotonic()
-
     def run(self, name, command, limit, cwd=ROOT, **settings):
-        """(exit status, None where it was stopped; seconds; the log's text). The whole process
-        group is stopped."""
-        limit, begin = min(limit, self.left()), time.monotonic()
-        path = os.path.join(self.folder, name + ".log")
-        with open(path, "w") as log:
-            if limit < 1:
-                log.write("there was no time left for it\n")
-                code = None
-            else:
-                try:
-                    process = subprocess.Popen(
-                        command,
-                        cwd=cwd,
-                        env=dict(self.environment, **settings),
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
-                    self.running.add(process.pid)
-                    code = self.wait(process, limit)
-                    self.running.discard(process.pid)
-                except OSError as error:
-                    log.write(f"{error}\n")
-                    code = 127
-        with open(path, errors="replace") as log:
-            return code, time.monotonic() - begin, log.read()
+        return self.runner.run(name, command, limit, cwd, **settings)
 
-    @staticmethod
-    def wait(process, limit):
-        try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return None
+    def python(self, name, *arguments, limit, **settings):
+        return self.run(name, [sys.executable, *arguments], limit, **settings)
 
     def stopped(self, number, frame):
         """Somebody ends the check: what it has found is written already, and what it started does
         not go on."""
-        for pid in list(self.running):
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it has just ended
+        self.runner.stop()
+        self.pack()
         os._exit(128 + number)
 
     def note(self, part, held, seconds, told=""):
@@ -176,130 +163,97 @@ class Check:
             cores=os.cpu_count(),
             python=platform.python_version(),
         )
+        query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
         for key, command in (
-            (
-                "card",
-                [
-                    "nvidia-smi",
-                    "--query-gpu=name,memory.total,driver_version",
-                    "--format=csv,noheader",
-                ],
-            ),
-            ("nvcc", [self.nvcc() or "nvcc", "--version"]),
+            ("card", ["nvidia-smi", *query]),
+            ("nvcc", [package.tool("native_build").find_nvcc() or "nvcc", "--version"]),
         ):
             code, _, text = self.run(key, command, 20)
             found[key] = text.strip().splitlines()[-1] if code == 0 and text.strip() else None
-        for name in ("numpy", "torch", "pytest"):
-            code, _, text = self.run(
-                "has-" + name,
-                [sys.executable, "-c", f"import {name}; print({name}.__version__)"],
-                60,
-            )
-            found[name] = text.strip().splitlines()[-1] if code == 0 else None
+        for name in ("numpy", "torch"):
+            found[name] = self.version(name)
 
-    @staticmethod
-    def tools():
-        spec = importlib.util.spec_from_file_location(
-            "mpgluon_build", os.path.join(ROOT, "tools", "native_build.py")
+    def version(self, name):
+        code, _, text = self.python(
+            "has-" + name, "-c", f"import {name}; print({name}.__version__)", limit=60
         )
-        tools = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(tools)
-        return tools
-
-    def nvcc(self):
-        return self.tools().find_nvcc()
+        return text.strip().splitlines()[-1] if code == 0 else None
 
     def build(self):
-        if self.tiny:
-            held = "hostcuda" in os.environ.get("MPGLUON_CUDA_LIBRARY", "")
-            return self.note(
-                "build",
-                held,
-                0,
-                ""
-                if held
-                else "--tiny needs MPGLUON_CUDA_LIBRARY=build/hostcuda/mpgluon_hostcuda.so",
-            )
+        """Installs the package; whether it computes on a GPU."""
+        begin = time.monotonic()
         shutil.rmtree(self.site, ignore_errors=True)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-build-isolation",
-            "--no-deps",
-            "--no-index",
-            "--target",
-            self.site,
-            ".",
-        ]
-        isa = "v4" if "avx512dq" in open("/proc/cpuinfo").read() else "v3"
-        code, seconds, text = self.run("build", command, 240, MPGLUON_CUDA="1", MPGLUON_ISA=isa)
-        code_info, more, info = self.run(
-            "info", [sys.executable, "-m", "mpgluon.info"], 60, cwd=self.folder
+        found = self.results["package"]
+        error = self.installed(found)
+        if not error:
+            self.results["machine"]["pytest"] = self.version("pytest")
+            error = self.tried(found)
+        told = error or f"from {found['from']}"
+        self.note("build", not error, time.monotonic() - begin, told)
+        return not error
+
+    def installed(self, found):
+        """Notes where the package is from; an error's text, or None."""
+        if self.tiny and not self.wheel:
+            found.update({"from": "the package that is there", "why": None, "carried": []})
+            stand_in = "hostcuda" in os.environ.get("MPGLUON_CUDA_LIBRARY", "")
+            return None if stand_in else "--tiny needs the stand-in, as MPGLUON_CUDA_LIBRARY"
+        wheel, why = package.choose(self.wheel)
+        found.update({"from": os.path.basename(wheel) if wheel else "the sources", "why": why})
+        found["carried"] = package.carried(self.wheel, self.site)
+        if wheel:
+            return package.unpack(wheel, self.site)
+        return why if self.tiny else self.built_from_sources(why)
+
+    def tried(self, found):
+        """What mpgluon says of the machine, and one op; an error's text, or None."""
+        code, _, text = self.python("info", "-m", "mpgluon.info", limit=120, cwd=self.folder)
+        found["info"] = text.strip().splitlines()
+        if code == 0:
+            probe = "import mpgluon as mx; print((mx.nd.ones((2,), ctx=mx.gpu(0)) + 1).asnumpy())"
+            code, _, text = self.python("gpu", "-c", probe, limit=60, cwd=self.folder)
+        return None if code == 0 else text
+
+    def built_from_sources(self, why):
+        """An error's text, or None."""
+        isa = "v3"
+        if os.path.exists("/proc/cpuinfo"):
+            with open("/proc/cpuinfo") as f:
+                isa = "v4" if "avx512dq" in f.read() else "v3"
+        options = ["-q", "--no-build-isolation", "--no-deps", "--no-index", "--target", self.site]
+        settings = {"MPGLUON_CUDA": "1", "MPGLUON_ISA": isa}
+        code, _, text = self.python(
+            "build", "-m", "pip", "install", *options, ".", limit=300, **settings
         )
-        code_gpu, again, found = self.run(
-            "gpu",
-            [
-                sys.executable,
-                "-c",
-                "import mpgluon as mx; print((mx.nd.ones((2,), ctx=mx.gpu(0)) + 1).asnumpy())",
-            ],
-            60,
-            cwd=self.folder,
-        )
-        held = code == 0 and code_info == 0 and code_gpu == 0
-        self.note(
-            "build",
-            held,
-            seconds + more + again,
-            "" if held else text if code else info if code_info else found,
-        )
+        return None if code == 0 else f"{text}\nThe sources were built because {why}."
 
     def warm_pytorch(self):
-        """PyTorch compiles its models while we build ours, so that its cache has them."""
-        for case in ("gpt", "resnet"):
-            self.run(
-                "warm-" + case,
-                [
-                    sys.executable,
-                    "gpu.py",
-                    case,
-                    "--libraries",
-                    "PyTorch",
-                    "--seconds",
-                    "0",
-                    "--limit",
-                    "200",
-                ],
-                210,
-                cwd=BENCHMARKS,
-            )
+        """PyTorch compiles its models, both at a time, so that its cache has them when they are
+        measured."""
+        threads = [threading.Thread(target=self.warm, args=(case,)) for case in ("gpt", "resnet")]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def warm(self, case):
+        options = ["--libraries", "PyTorch", "--seconds", "0", "--limit", "200"]
+        self.python("warm-" + case, "gpu.py", case, *options, limit=210, cwd=BENCHMARKS)
+
+    def first_tests(self):
+        """The families and the bits, at the same time."""
+        jobs = [(part, name, {}) for part, name in FIRST.items() if self.has(part)]
+        with concurrent.futures.ThreadPoolExecutor(len(FIRST)) as pool:
+            for _ in pool.map(lambda job: self.suite(job, limit=200), jobs):
+                pass
 
     def benchmarks(self, cases):
         for case in cases:
             if not self.has(case.name):
                 continue
             seconds, limit = (0.2, 60) if self.tiny else (4, 75)
-            most = (
-                min(2 * limit + 5, self.left() - RESERVED)
-                if self.has("suites-1") or self.has("suites-4")
-                else 2 * limit + 5
-            )
-            code, taken, text = self.run(
-                case.name,
-                [
-                    sys.executable,
-                    "gpu.py",
-                    case.name,
-                    "--seconds",
-                    str(seconds),
-                    "--limit",
-                    str(limit),
-                ],
-                most,
-                cwd=BENCHMARKS,
+            options = ["--seconds", str(seconds), "--limit", str(limit)]
+            code, taken, text = self.python(
+                case.name, "gpu.py", case.name, *options, limit=2 * limit + 5, cwd=BENCHMARKS
             )
             lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"case"')]
             with self.lock:
@@ -309,7 +263,7 @@ class Check:
             self.note(case.name, held, taken, "\n".join(errors) or ("" if held else text))
 
     def suite_jobs(self, gpus):
-        """(part's name, pytest's arguments, settings) of the suites on so many logical GPUs."""
+        """(part's name, file, settings) of the suites on so many logical GPUs."""
         # Tests want two
         devices = ",".join(f"gpu({i})" for i in range(gpus)) if gpus > 1 else "gpu(0),gpu(0)"
         for name in self.suites:
@@ -323,6 +277,8 @@ class Check:
                     "MPGLUON_CPU_THREADS": self.threads,
                     "OMP_NUM_THREADS": self.threads,
                 }
+                if not name.startswith(FUSED):
+                    settings["MPGLUON_CUDA_NVRTC"] = "0"
                 if shards > 1:
                     settings["MPGLUON_TEST_SHARD"] = f"{shard}/{shards}"
                 label = f"{os.path.basename(name)[5:-3]}-{gpus}" + (
@@ -330,52 +286,30 @@ class Check:
                 )
                 yield label, name, settings
 
-    def suite(self, job):
+    def suite(self, job, limit=300):
         label, name, settings = job
-        few = ["-k", "relu or copies"] if self.tiny else []
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-vv",
-            "--tb=short",
-            "-m",
-            "not slow",
-            name,
-            *few,
-        ]
-        code, seconds, text = self.run(label, command, 300, cwd=TESTS, **settings)
+        few = ["-k", "relu or copies or loss"] if self.tiny else []
+        options = ["-p", "no:cacheprovider", "-vv", "--tb=short", "-m", "not slow"]
+        code, seconds, text = self.python(
+            label, "-m", "pytest", *options, name, *few, limit=limit, cwd=TESTS, **settings
+        )
         counts, failed = count(text)
         with self.lock:
             self.results["suites"][label] = {
                 "file": name,
-                "gpus": int(settings["MPGLUON_GPU_LOGICAL"]),
+                "gpus": int(settings.get("MPGLUON_GPU_LOGICAL", 1)),
                 "seconds": round(seconds, 1),
                 **counts,
                 "failures": failed[:50],
             }
         ran = code == 0 or (code == 5 and self.tiny)  # 5: -k chose none
         stopped = "" if code is not None else f"stopped at: {unfinished(text)}"
-        self.note(
-            label,
-            ran,
-            seconds,
-            ""
-            if ran
-            else "\n".join(
-                [*failed[:10], stopped, "" if failed or stopped else text[-600:]]
-            ).strip(),
-        )
+        told = [*failed[:10], stopped, "" if failed or stopped else text[-600:]]
+        self.note(label, ran, seconds, "" if ran else "\n".join(told).strip())
 
     def suites_and_sanitizer(self):
         with concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
-            waiting = [
-                pool.submit(self.sanitizer, tool)
-                for tool in ("memcheck", "racecheck")
-                if self.has("sanitizer")
-            ]
+            waiting = [pool.submit(self.sanitizer, t) for t in SANITIZERS if self.has(t)]
             for gpus in (1, 4):
                 if self.has(f"suites-{gpus}"):
                     waiting += [pool.submit(self.suite, job) for job in self.suite_jobs(gpus)]
@@ -383,198 +317,92 @@ class Check:
                 one.result()
 
     def sanitizer(self, tool):
-        places = [
-            os.path.dirname(os.path.realpath(self.nvcc() or "")),
-            *(
-                os.path.join(home, part)
-                for home in self.tools().toolkits()
-                for part in ("bin", "compute-sanitizer")
-            ),
-        ]
-        program = next(
-            filter(
-                None,
-                (
-                    shutil.which(place)
-                    for place in [
-                        "compute-sanitizer",
-                        *(os.path.join(p, "compute-sanitizer") for p in places),
-                    ]
-                ),
-            ),
-            "compute-sanitizer",
-        )
-        command = [
-            program,
-            "--tool",
-            tool,
-            "--error-exitcode",
-            "9",
-            "--target-processes",
-            "all",
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            *SANITIZED.split(),
-        ]
+        build = package.tool("native_build")
+        places = [os.path.dirname(os.path.realpath(build.find_nvcc() or ""))]
+        for home in build.toolkits():
+            places += [os.path.join(home, part) for part in ("bin", "compute-sanitizer")]
+        name = "compute-sanitizer"
+        paths = [name, *(os.path.join(place, name) for place in places)]
+        program = next(filter(None, map(shutil.which, paths)), name)
         if self.tiny and not shutil.which(program):
             return self.note(tool, True, 0, "left out: a card's, and there is none")
-        share = "0/20" if tool == "memcheck" else "3/60"
+        command = [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
+        command += [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
         code, seconds, text = self.run(
-            tool, command, 280, cwd=TESTS, MPGLUON_TEST_SHARD=share, MPGLUON_TEST_DEVICES="gpu(0)"
+            tool,
+            [*command, *SANITIZED.split()],
+            280,
+            cwd=TESTS,
+            MPGLUON_TEST_SHARD=SANITIZERS[tool],
+            MPGLUON_TEST_DEVICES="gpu(0)",
         )
         found = re.findall(r"ERROR SUMMARY: .*|RACECHECK SUMMARY: .*", text)
         self.note(tool, code == 0, seconds, found[-1] if found else text[-600:])
 
     # --- Results ----------------------------------------------------------------------------------
 
+    def file(self, ending):
+        return os.path.join(self.folder, FILES[self.do] + ending)
+
     def write(self):
-        for name, text in (
-            ("gpu-check.json", json.dumps(self.results, indent=1)),
-            ("gpu-check.md", "\n".join(report(self.results)) + "\n"),
+        for path, text in (
+            (self.file(".json"), json.dumps(self.results, indent=1)),
+            (self.file(".md"), "\n".join(report(self.results)) + "\n"),
         ):
-            path = os.path.join(self.folder, name)
             with open(path + ".new", "w") as f:
                 f.write(text)
             os.replace(path + ".new", path)  # whole at any moment
 
+    def pack(self):
+        self.runner.pack(self.file("-logs.tar.xz"))
 
-def count(text):
-    """How pytest -v says its tests ended, also where it was stopped; and the names of those that
-    failed."""
-    ended = re.findall(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", text, re.M)
-    counts = {
-        key: sum(1 for _, how in ended if how == how_said)
-        for key, how_said in (
-            ("passed", "PASSED"),
-            ("failed", "FAILED"),
-            ("errors", "ERROR"),
-            ("skipped", "SKIPPED"),
-        )
-    }
-    return counts, [name for name, how in ended if how in ("FAILED", "ERROR")]
-
-
-def unfinished(text):
-    last = text.strip().splitlines()[-1] if text.strip() else ""
-    return last[:200]
-
-
-def report(results):
-    """Markdown lines."""
-    from on_gpu import cases as gpu_cases
-
-    machine, card = results["machine"], results["machine"].get("card")
-    yield f"# GPU check of {results['date']}\n"
-    if results["tiny"]:
-        yield "Tiny sizes, to try the check itself: the figures mean nothing.\n"
-    yield (
-        f"{card or 'no card'}; {machine.get('cores')} cores; Python {machine.get('python')}, NumPy "
-        f"{machine.get('numpy')}, PyTorch {machine.get('torch')}.\n"
-    )
-    yield "| case | mpgluon | PyTorch | rate against it | wanted | of the product's rate |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    products = [
-        line["seconds"]
-        for line in results["cases"].get("product", {}).values()
-        if "seconds" in line
-    ]
-    peak = gpu_cases.BY_NAME["product"].flops() / min(products) if products else 0
-    for case in gpu_cases.CASES:
-        found = results["cases"].get(case.name)
-        if not found:
-            continue
-        yield row(
-            case,
-            found,
-            results["cases"].get(case.against, {}).get("mpgluon", {})
-            if case.against
-            else found.get("PyTorch", {}),
-            peak,
-        )
-    yield "\n| suite | GPUs | passed | failed | skipped |"
-    yield "| --- | --- | --- | --- | --- |"
-    sums = {}
-    for found in results["suites"].values():
-        total = sums.setdefault((found["file"], found["gpus"]), [0, 0, 0])
-        for i, value in enumerate(
-            (found["passed"], found["failed"] + found["errors"], found["skipped"])
-        ):
-            total[i] += value
-    for (name, gpus), total in sorted(sums.items()):
-        yield f"| {name} | {gpus} | {total[0]} | {total[1]} | {total[2]} |"
-    failed = {part: found for part, found in results["parts"].items() if not found["held"]}
-    yield f"\n{len(results['parts']) - len(failed)} of {len(results['parts'])} parts held."
-    for part, found in failed.items():
-        yield f"\n## {part}, after {found['seconds']} s\n\n```\n{found['told'].strip()}\n```"
-
-
-def row(case, found, other, peak):
-    ours, theirs = found.get("mpgluon", {}), found.get("PyTorch", {})
-    ratio = other["seconds"] / ours["seconds"] if "seconds" in ours and "seconds" in other else None
-
-    def rate(line):
-        if "seconds" not in line:
-            return "failed" if "error" in line else ""
-        if case.items:
-            return f"{case.items / line['seconds']:,.0f} {case.unit}"
-        return f"{line['seconds'] * 1e3:.3f} ms"
-
-    share = (
-        f"{case.flops() / ours['seconds'] / peak:.0%}"
-        if case.flops() and peak and "seconds" in ours
-        else ""
-    )
-    told = "" if ratio is None else f"{ratio:.2f}x" + (" (of one GPU)" if case.against else "")
-    wanted = (
-        ""
-        if case.wanted is None
-        else f">= {case.wanted}"
-        + ("" if ratio is None else ", holds" if ratio >= case.wanted else ", MISSED")
-    )
-    return f"| {case.title} | {rate(ours)} | {rate(theirs)} | {told} | {wanted} | {share} |"
+    def all_parts(self, cases):
+        """What is to be done; PyTorch's compilations go on beside the first of it."""
+        self.machine()
+        warming = []
+        if self.do == "check" and not self.tiny and self.has("gpt"):
+            warming = self.warm_pytorch()
+        if self.has("build") and not self.build():
+            return self.runner.stop()
+        if self.do == "suites":
+            return self.suites_and_sanitizer()
+        self.first_tests()
+        for thread in warming:
+            thread.join()
+        self.benchmarks(cases)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder")
+    parser.add_argument("--do", choices=list(FILES), default="check")
+    parser.add_argument("--wheel", default="", help="a wheel, or a folder of `make gpu-wheel`")
     parser.add_argument(
         "--parts",
-        help="of: build, suites-1, suites-4, sanitizer, and the cases of "
-        "benchmarks/on_gpu/cases.py; default: all",
+        help="of: build, families, bits and the cases of benchmarks/on_gpu/cases.py; or build, "
+        "suites-1, suites-4, memcheck, racecheck; default: all",
     )
-    parser.add_argument(
-        "--minutes", type=float, default=9.6, help="after which everything has ended"
-    )
+    parser.add_argument("--minutes", type=float, default=9.5, help="after which all has ended")
+    parser.add_argument("--work", default=os.path.join(ROOT, "build", "gpu-check"))
     parser.add_argument("--tests", default="", help="test files of the suites")
     parser.add_argument("--workers", type=int, default=0, help="processes of the suites at a time")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
-    sys.path.insert(0, BENCHMARKS)
     if arguments.tiny:
         os.environ["GPU_CHECK_TINY"] = "1"
+    sys.path.insert(0, BENCHMARKS)
     from on_gpu import cases as gpu_cases
 
     check = Check(arguments)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, check.stopped)
-    check.machine()
-    warming = threading.Thread(
-        target=check.warm_pytorch if not check.tiny and check.has("gpt") else lambda: None
-    )
-    warming.start()
-    if check.has("build"):
-        check.build()
-    warming.join()
-    check.benchmarks(gpu_cases.CASES)
-    check.suites_and_sanitizer()
+    check.all_parts(gpu_cases.CASES)
     check.write()
-    with open(os.path.join(check.folder, "gpu-check.md")) as f:
+    check.pack()
+    with open(check.file(".md")) as f:
         print(f.read())
-    sys.exit(not all(part["held"] for part in check.results["parts"].values()))
+    parts = check.results["parts"].values()
+    sys.exit(not (parts and all(part["held"] for part in parts)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What tests/programs/gpu_check.py is made of."""

@@ -1,0 +1,208 @@
+"""Wheels for machines with a GPU that have no compiler, no nvcc and no package index, and what else
+`make gpu-check` needs there.
+
+    python3 tools/gpu_wheel.py FOLDER [--python PATH ...]
+
+Needs nvcc and a package index, no GPU. FOLDER gets
+
+  mpgluon-*-cpXY-*.whl  one for each Python: 3.12, where this machine has one, and the running one,
+                        or those of --python. They hold the GPU kernels for sm_90 and as PTX
+                        (MPGLUON_CUDA_ARCH names others) and CPU kernels for v3 and v4
+                        (MPGLUON_ISA). Their files are packed by LZMA, which pip unpacks where
+                        Python has the module lzma; a package index would not take them.
+  packages/*.whl        packages that a machine may lack: pytest, hypothesis, what these need,
+                        tqdm, and OpenBLAS
+
+A wheel says in SOURCES which sources it was made from, so that a check of others refuses it.
+"""
+
+import argparse
+import base64
+import glob
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import native_build
+
+ROOT = native_build.ROOT
+WANTED = (3, 12)  # the Python of the machines with GPUs that are checked
+CARRIED = [
+    "pytest",
+    "pluggy",
+    "iniconfig",
+    "packaging",
+    "pygments",
+    "hypothesis",
+    "sortedcontainers",
+    "tqdm",
+    "scipy-openblas32",
+]
+PLATFORMS = [f"manylinux_2_{n}" for n in range(28, 16, -1)] + ["manylinux2014"]
+MOST_BYTES = 60 << 20  # of all; what may have to be carried with it is not ours to know
+SUFFIXES = (".py", ".c", ".h", ".def", ".inc", ".cu", ".toml")
+
+
+def sources_digest(root=ROOT):
+    """A hash of all files that a wheel is made from."""
+    whole = hashlib.sha256()
+    paths = [os.path.join(root, name) for name in ("setup.py", "pyproject.toml")]
+    for folder in ("csrc", "kernels", "mpgluon", "tools"):
+        paths += glob.glob(os.path.join(root, folder, "**", "*"), recursive=True)
+    for path in sorted(paths):
+        if path.endswith(SUFFIXES) and os.path.isfile(path):
+            with open(path, "rb") as f:
+                content = f.read()
+            whole.update(os.path.relpath(path, root).encode() + b"\0")
+            whole.update(hashlib.sha256(content).digest())
+    return whole.hexdigest()
+
+
+def version_of(python):
+    """(3, 12) of an interpreter, or None where it cannot be run."""
+    code = "import sys; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True)
+    except OSError:
+        return None
+    return tuple(map(int, done.stdout.split())) if done.returncode == 0 else None
+
+
+def find_python(wanted):
+    """An interpreter of that version with the headers that extensions need: on the PATH, or of a
+    tool that keeps several. None: there is none."""
+    name = "python{}.{}".format(*wanted)
+    home = os.path.expanduser("~")
+    kept = [
+        os.environ.get("PYENV_ROOT") or os.path.join(home, ".pyenv"),
+        os.environ.get("UV_PYTHON_INSTALL_DIR") or os.path.join(home, ".local/share/uv/python"),
+        os.path.join(home, ".local/share/mise/installs/python"),
+        "/opt",
+    ]
+    places = [name, f"/usr/bin/{name}", f"/usr/local/bin/{name}"]
+    for folder in kept:
+        for pattern in (f"versions/*/bin/{name}", f"*/bin/{name}"):
+            places += sorted(glob.glob(os.path.join(folder, pattern)), reverse=True)
+    for place in places:
+        found = shutil.which(place)
+        if found and version_of(found) == wanted and has_headers(found):
+            return found
+    return None
+
+
+def has_headers(python):
+    code = (
+        "import os, sysconfig; print(os.path.exists(sysconfig.get_paths()['include']+'/Python.h'))"
+    )
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True)
+    return done.stdout.strip() == "True"
+
+
+def build(python, folder):
+    """The path of the wheel that an interpreter's pip makes of the sources."""
+    environment = dict(os.environ, MPGLUON_CUDA="1")
+    environment.setdefault("MPGLUON_ISA", "v3,v4")
+    with tempfile.TemporaryDirectory() as temp:
+        subprocess.run([python, "-m", "venv", temp + "/env"], check=True)
+        command = [temp + "/env/bin/python", "-m", "pip", "wheel", "-q", "--no-deps"]
+        command += ["-w", temp, ROOT]
+        if subprocess.run(command, env=environment, cwd=ROOT).returncode:
+            raise SystemExit(f"gpu-wheel: {python} could not build the wheel")
+        (made,) = glob.glob(temp + "/*.whl")
+        return repacked(made, folder)
+
+
+def repacked(wheel, folder):
+    """The wheel with its files packed by LZMA, and SOURCES among them; its path in the folder."""
+    path = os.path.join(folder, os.path.basename(wheel))
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path + ".new", "w") as new:
+        infos = old.infolist()
+        if not any(info.filename == "mpgluon/_cuda.so" for info in infos):
+            raise SystemExit("gpu-wheel: the wheel has no GPU kernels")
+        record = next(info for info in infos if info.filename.endswith(".dist-info/RECORD"))
+        stamp = record.filename.removesuffix("RECORD") + "SOURCES"
+        for info in infos:
+            content = old.read(info)
+            if info is record:
+                content += record_line(stamp, sources_digest().encode()).encode()
+            new.writestr(member(info), content, zipfile.ZIP_LZMA)
+        new.writestr(stamp, sources_digest(), zipfile.ZIP_DEFLATED)
+    os.replace(path + ".new", path)
+    return path
+
+
+def member(info):
+    """The entry of a file, of the same name, date and mode."""
+    fresh = zipfile.ZipInfo(info.filename, info.date_time)
+    fresh.external_attr = info.external_attr
+    return fresh
+
+
+def record_line(name, content):
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    return f"{name},sha256={digest},{len(content)}\n"
+
+
+def download(versions, folder):
+    """Wheels of the packages in CARRIED, for each version of Python."""
+    os.makedirs(folder, exist_ok=True)
+    for version in versions:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder]
+        command += ["--only-binary=:all:", "--implementation=cp"]
+        command += ["--python-version={}.{}".format(*version)]
+        command += [f"--platform={name}_x86_64" for name in PLATFORMS]
+        if subprocess.run([*command, *CARRIED]).returncode:
+            raise SystemExit("gpu-wheel: the packages to carry could not be fetched")
+
+
+def pythons(given):
+    """(version, path) of the interpreters to build for."""
+    found = {}
+    for path in given or [sys.executable]:
+        version = version_of(path)
+        if not version:
+            raise SystemExit(f"gpu-wheel: {path} is no Python that runs")
+        found[version] = path
+    if not given and WANTED not in found:
+        path = find_python(WANTED)
+        if path:
+            found[WANTED] = path
+        else:
+            print(
+                "gpu-wheel: no Python {0}.{1} with headers was found here, so there is no wheel "
+                "for it. Install one (pyenv install {0}.{1}, uv python install {0}.{1}, or a "
+                "system's python{0}.{1}-dev and -venv), or name one with --python.".format(*WANTED),
+                file=sys.stderr,
+            )
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder")
+    parser.add_argument("--python", action="append", help="an interpreter to build for; repeatable")
+    arguments = parser.parse_args()
+    os.environ["MPGLUON_CUDA"] = "1"
+    native_build.find_nvcc()  # or ends here
+    folder = os.path.abspath(arguments.folder)
+    os.makedirs(folder, exist_ok=True)
+    for old in glob.glob(folder + "/*.whl") + glob.glob(folder + "/packages/*.whl"):
+        os.remove(old)
+    found = pythons(arguments.python)
+    download(found, os.path.join(folder, "packages"))
+    for python in found.values():
+        print(build(python, folder), flush=True)
+    files = glob.glob(folder + "/**/*.whl", recursive=True)
+    total = sum(os.path.getsize(path) for path in files)
+    print(f"{len(files)} wheels, {total / 2**20:.1f} MiB, in {folder}")
+    if total > MOST_BYTES:
+        raise SystemExit(f"gpu-wheel: more than {MOST_BYTES >> 20} MiB; --python names fewer")
+
+
+if __name__ == "__main__":
+    main()
