@@ -56,6 +56,17 @@ Context.devtype2str = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared"}
 Context.devstr2type = {name: number for number, name in Context.devtype2str.items()}
 
 
+def computes(ctx: Context) -> Context:
+    """The device that computes on arrays of a context: `cpu(i)` for ``cpu_pinned(i)``.
+
+    Examples
+    --------
+    >>> mx.context.computes(mx.cpu_pinned(1)), mx.context.computes(mx.gpu(1))
+    (cpu(1), gpu(1))
+    """
+    return cpu(ctx.device_id) if ctx.device_type.startswith("cpu_") else ctx
+
+
 def opened_devices() -> list[tuple[Context, int]]:
     """The devices used so far: a list of ``(Context, threads)``.
 

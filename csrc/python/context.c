@@ -135,10 +135,15 @@ static PyObject *context_empty_cache(PyObject *self, PyObject *Py_UNUSED(unused)
   mpg_device *device = context_device(self);
   if (device == NULL) return NULL;
   MPG_PY_TRY(mpg_pool_trim(device->pool, true));
+  if (((context *)self)->id.type == MPG_CPU_PINNED) {
+    mpg_storage_collect();
+    mpg_pinned_trim();
+  }
   Py_RETURN_NONE;
 }
 static PyObject *get_device_type(PyObject *self, void *Py_UNUSED(unused)) {
-  return PyUnicode_FromString(mpg_device_type_name(((context *)self)->id.type));
+  int32_t type = ((context *)self)->id.type;
+  return PyUnicode_FromString(mpg_device_type_name(type == MPG_CPU_SIDE ? MPG_CPU : type));
 }
 static PyObject *get_device_typeid(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLong(((context *)self)->id.type);
@@ -316,7 +321,12 @@ PyMethodDef mpg_py_context_methods[] = {
     {"gpu", (PyCFunction)(void (*)(void))gpu, METH_FASTCALL | METH_KEYWORDS,
      "gpu(device_id=0)\n--\n\nThe GPU of that number."},
     {"cpu_pinned", (PyCFunction)(void (*)(void))cpu_pinned, METH_FASTCALL | METH_KEYWORDS,
-     "cpu_pinned(device_id=0)\n--\n\nHost memory that GPUs copy from directly."},
+     "cpu_pinned(device_id=0)\n--\n\nThe memory of cpu(device_id) that is "
+     "page-locked, where there is a GPU: copies to and from GPUs go on beside the program.\n\n"
+     "Examples\n--------\n"
+     ">>> x = nd.array([1, 2], ctx=mx.cpu_pinned())\n"
+     ">>> x.context, (x + 1).context\n"
+     "(cpu_pinned(0), cpu(0))"},
     {"current_context", current_context, METH_NOARGS,
      "current_context()\n--\n\nThe context that arrays are made on when none is named."},
     {"num_gpus", num_gpus, METH_NOARGS,

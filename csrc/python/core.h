@@ -173,6 +173,10 @@ PyObject *mpg_py_reshape(
     PyObject *self, const mpg_shape *shape); /* new; a view where that can be; sizes are equal */
 PyObject *mpg_py_cast(PyObject *self,
                       mpg_dtype dtype); /* new reference; self when the dtype is right */
+/* Where the array is, as users name it: memory that is pinned is cpu_pinned. */
+mpg_device_id mpg_py_context_id(const mpg_array *array);
+/* A new tensor on that device, in pinned memory if it is a cpu_pinned. */
+mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor);
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id,
                            bool copy); /* new reference; self when there already and !copy */
 PyObject *mpg_py_broadcast(PyObject *self,

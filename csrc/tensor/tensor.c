@@ -14,6 +14,23 @@ mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tenso
   return MPG_OK;
 }
 
+mpg_status mpg_tensor_create_pinned(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor) {
+  size_t bytes;
+  mpg_pinned *block;
+  mpg_storage *storage;
+  MPG_TRY(mpg_shape_check(&desc->shape, desc->dtype, &bytes));
+  MPG_TRY(mpg_pinned_allocate(bytes, &block));
+  mpg_status status = mpg_storage_wrap(device, mpg_pinned_memory(block), bytes, mpg_pinned_release,
+                                       block, &storage);
+  if (status != MPG_OK) {
+    mpg_pinned_release(block);
+    return status;
+  }
+  storage->exposed = false; /* nobody else has the address */
+  *tensor = (mpg_tensor){.storage = storage, .offset = 0, .desc = *desc};
+  return MPG_OK;
+}
+
 mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc,
                            void (*release)(void *), void *owner, mpg_tensor *tensor) {
   size_t bytes;

@@ -10,6 +10,7 @@
 #ifndef MPG_TENSOR_TENSOR_H
 #define MPG_TENSOR_TENSOR_H
 
+#include "device/gpu/pinned.h"
 #include "device/pool.h"
 #include "tensor/shape.h"
 
@@ -62,6 +63,8 @@ mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *des
 /* A new tensor in a new storage; the desc is checked (MPG_VALUE_ERROR for shapes that do not fit).
  * Contents undefined. */
 mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor);
+/* The same in pinned memory (device/gpu/pinned.h), for a device whose memory is the host's. */
+mpg_status mpg_tensor_create_pinned(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor);
 static inline void mpg_tensor_retain(const mpg_tensor *tensor) {
   if (tensor->storage) mpg_storage_retain(tensor->storage);
 }
@@ -71,6 +74,9 @@ static inline void mpg_tensor_release(mpg_tensor *tensor) {
 }
 static inline void *mpg_tensor_data(const mpg_tensor *tensor) { /* an address on its device */
   return (char *)tensor->storage->block.memory + tensor->offset;
+}
+static inline bool mpg_tensor_pinned(const mpg_tensor *tensor) {
+  return tensor->storage && tensor->storage->release == mpg_pinned_release;
 }
 static inline mpg_device *mpg_tensor_device(const mpg_tensor *tensor) {
   return tensor->storage->device;

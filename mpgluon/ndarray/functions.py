@@ -143,7 +143,10 @@ def UpSampling(
 def _filled(op, shape, ctx, dtype, out, **value):
     if out is not None:
         value["out"] = out
-    return _op(op)(shape=shape, ctx=ctx, dtype="float32" if dtype is None else dtype, **value)
+    result = _op(op)(shape=shape, ctx=ctx, dtype="float32" if dtype is None else dtype, **value)
+    if ctx is None or out is not None or _core.Context(ctx).device_type != "cpu_pinned":
+        return result
+    return result.as_in_context(ctx)
 
 
 def zeros(

@@ -192,6 +192,42 @@ def test_many_contexts_do_not_leak():
     assert abs(sys.getrefcount(mx.Context) - before) < 64
 
 
+def test_the_second_queue_of_a_device_has_a_type():
+    """Initializers run there, and may look."""
+    side = mx._core.side_context(mx.cpu(1))
+    assert (side.device_type, side.device_id, repr(side)) == ("cpu", 1, "cpu(1) side")
+
+
+def test_pinned_arrays():
+    pinned = mx.cpu_pinned(1)
+    made = [
+        mx.nd.array([1, 2], ctx=pinned),
+        mx.nd.array(mx.nd.ones((2,)), ctx=pinned),
+        mx.nd.empty((2,), ctx=pinned),
+        mx.nd.zeros((2,), ctx=pinned),
+        mx.nd.full((2,), 3, ctx="cpu_pinned(1)"),
+        mx.nd.ones((2,)).as_in_context(pinned),
+        mx.nd.ones((0,)).copyto(pinned),
+    ]
+    for x in made:
+        assert x.context == pinned and x.as_in_context(pinned) is x
+        assert x.copy().context == x[:].context == pinned
+        assert pickle.loads(pickle.dumps(x)).context == pinned
+        assert (x + 1).context == (x + mx.nd.ones((len(x),), ctx=mx.cpu(1))).context == mx.cpu(1)
+        plain = x.as_in_context(mx.cpu(1))
+        plain += 1
+        assert plain.context == mx.cpu(1) and (x.asnumpy() != plain.asnumpy()).all()
+    w = mx.nd.ones((3,))
+    w.attach_grad()
+    with mx.autograd.record():
+        y = (2 * w).as_in_context(pinned)
+        z = y * y
+    z.backward()
+    assert y.context == pinned and w.grad.asnumpy().tolist() == [8, 8, 8]
+    made.clear()
+    pinned.empty_cache()
+
+
 @pytest.mark.parametrize("text", ["cpu(0)", "cpu(12)", "gpu(3)", "cpu_pinned(1)", "cpu_shared(2)"])
 def test_names_read_back(text):
     context = mx.Context(text)

@@ -399,3 +399,32 @@ def test_batches_have_memory_of_their_own(options, dtype):
     with mx.cpu(1):  # which the threads of a pool do not know
         (batch, _), *_ = data.DataLoader(dataset, 3, **options)
         assert batch.context == mx.cpu(0 if "thread_pool" in options else 1)
+
+
+def test_pinned_batches(way):
+    """Whatever the structure; a network on `cpu(0)` takes them."""
+    pinned = mx.cpu_pinned(0)
+    samples = data.ArrayDataset(VALUES, LABELS)
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(3, in_units=2))
+    net.initialize()
+    for hybrid in (False, True):
+        net.hybridize(hybrid)
+        for x, y in data.DataLoader(samples, 4, pin_memory=True, **way):
+            assert (x.context, y.context) == (pinned, pinned)
+            with mx.autograd.record():
+                out = net(x)
+            out.backward()
+            assert out.context == mx.cpu(0) and (x + out.sum()).context == mx.cpu(0)
+            first = int(y[0].asscalar())
+            assert (x.asnumpy() == VALUES[first : first + 4]).all()
+    assert net[0].weight.data(pinned) is net[0].weight.data()
+
+    def batchify(batch):
+        return {"x": mx.nd.array([x for x, _ in batch]), "n": (len(batch), mx.nd.ones(1))}
+
+    for batch in data.DataLoader(
+        samples, 5, batchify_fn=batchify, pin_memory=True, pin_device_id=1, **way
+    ):
+        number, one = batch["n"]
+        assert number == 5 and batch["x"].context == one.context == mx.cpu_pinned(1)

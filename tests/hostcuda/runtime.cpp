@@ -2,7 +2,8 @@
 // long as the process. Settings: HOSTCUDA_DEVICES (cards, default 2), HOSTCUDA_MEMORY (bytes of
 // each, default 4 GiB), HOSTCUDA_DELAY (microseconds that copies from the host may take at most, a
 // random share of them each, default 0), HOSTCUDA_REUSE=1 (memory that is freed is what the next
-// allocation of that size gets), HOSTCUDA_STREAM_WRITES=0 (streams cannot write values).
+// allocation of that size gets), HOSTCUDA_LOCKED (most bytes of the host that are page-locked at
+// once), HOSTCUDA_STREAM_WRITES=0 (streams cannot write values).
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -49,7 +50,7 @@ cudaError_t state_of(int device) {
 }
 
 std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs,
-    num_launched, num_specialised, num_attributes;
+    num_launched, num_specialised, num_attributes, num_locked, num_direct;
 
 struct moment { // of an event
   std::mutex lock;
@@ -450,6 +451,42 @@ cudaError_t cudaFreeHost(void *memory) {
   munmap(made, *(size_t *)made);
   return cudaSuccess;
 }
+// Page-locked memory, by its end: address and size. In a forked child the driver does nothing.
+static std::mutex locked_lock;
+static std::map<const char *, size_t> locked;
+static const pid_t started_in = getpid();
+static bool is_locked(const void *memory, size_t size) {
+  std::lock_guard<std::mutex> guard(locked_lock);
+  auto at = locked.upper_bound((const char *)memory);
+  return at != locked.end() && at->first - at->second <= (const char *)memory &&
+         (const char *)memory + size <= at->first;
+}
+cudaError_t cudaHostRegister(void *memory, size_t size, unsigned) {
+  if (getpid() != started_in) return note(cudaErrorInitializationError);
+  if ((size_t)setting("HOSTCUDA_LOCKED", 1L << 40) < size) return note(cudaErrorMemoryAllocation);
+  std::lock_guard<std::mutex> guard(locked_lock);
+  auto next = locked.upper_bound((const char *)memory);
+  if (next != locked.end() && next->first - next->second < (const char *)memory + size)
+    return note(cudaErrorHostMemoryAlreadyRegistered);
+  locked[(const char *)memory + size] = size;
+  num_locked++;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void *memory) {
+  if (getpid() != started_in) return note(cudaErrorInitializationError);
+  std::lock_guard<std::mutex> guard(locked_lock);
+  auto at = locked.upper_bound((const char *)memory);
+  if (at == locked.end() || at->first - at->second != memory)
+    return note(cudaErrorHostMemoryNotRegistered);
+  locked.erase(at);
+  num_locked--;
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *memory) {
+  *attributes = {};
+  if (is_locked(memory, 1)) attributes->type = cudaMemoryTypeHost;
+  return cudaSuccess;
+}
 cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned) {
   *device = host;
   return cudaSuccess;
@@ -480,6 +517,8 @@ static void delay() {
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+  num_direct += (kind == cudaMemcpyHostToDevice && is_locked(from, size)) ||
+                (kind == cudaMemcpyDeviceToHost && is_locked(to, size));
   return put_work(stream, [=] {
     if (kind == cudaMemcpyHostToDevice) delay();
     memmove(to, from, size);
@@ -549,7 +588,9 @@ long hostcuda_count(const char *what) {
                 {"graph", &num_graphs},
                 {"launch", &num_launched},
                 {"attribute", &num_attributes},
-                {"specialised", &num_specialised}};
+                {"specialised", &num_specialised},
+                {"locked", &num_locked},
+                {"direct", &num_direct}};
   for (auto &one : counts)
     if (!strcmp(one.name, what)) return *one.count;
   return -1;

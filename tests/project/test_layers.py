@@ -343,6 +343,7 @@ WRITABLE = {
     "csrc/device/device": "table",
     "csrc/device/failure": "no_memory_cause passed_on",
     "csrc/device/gpu/gpu_library": "gpu_library",
+    "csrc/device/gpu/pinned": "pinned",
     "csrc/device/meeting": "meetings",
     "csrc/device/mock": "shuffle",
     "csrc/device/profiler": "latest_start mpg_profiling",

@@ -95,6 +95,9 @@ typedef struct mpg_gpu_driver {
   mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source,
                      size_t size);
   mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* of the card */
+  /* Whole pages of host memory, for all cards: copies of locked memory need no stage. */
+  mpg_status (*lock)(void *memory, size_t size);
+  void (*unlock)(void *memory);
   /* Captures of issued work, to be replayed as one. Called by the issuing thread: between the two
    * calls work goes to *stream and does not run. `keep`: *capture becomes the issued work, as an
    * update of the earlier capture if there is one. On failure *capture may be NULL, and the work
@@ -150,6 +153,8 @@ mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(ui
 /* gpu_library.c. Host lock. The library, opened on the first call; NULL: *reason (static) says why
  * there is none. */
 const mpg_gpu_library *mpg_gpu_library_get(const char **reason);
+/* True: it was opened before this process was forked, and its driver cannot be used here. */
+bool mpg_gpu_library_forked(void);
 /* Called with the library when it has been opened, before any device of it; set once at start by
  * the host. `stamp`: what the library's must be. */
 void mpg_gpu_library_on_open(void (*opened)(const mpg_gpu_library *library), uint64_t stamp);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/library.h"
 #include "device/gpu/gpu.h"
@@ -13,6 +14,7 @@ static struct { /* runtime state; host lock */
   const mpg_gpu_library *library;
   void (*opened)(const mpg_gpu_library *library);
   uint64_t stamp;
+  pid_t process;    /* that opened it */
   char reason[512]; /* why there is none; "": not tried yet */
 } gpu_library;
 
@@ -84,6 +86,9 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
     return NULL; /* the handle stays open: harmless */
   }
   gpu_library.library = library;
+  gpu_library.process = getpid();
   if (gpu_library.opened) gpu_library.opened(library);
   return library;
 }
+
+bool mpg_gpu_library_forked(void) { return gpu_library.library && gpu_library.process != getpid(); }

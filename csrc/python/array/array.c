@@ -286,9 +286,38 @@ PyObject *mpg_py_cast(PyObject *self, mpg_dtype dtype) {
   return mpg_py_call(mpg_op_get(MPG_OP_Cast), &params, &array, 1);
 }
 
+mpg_device_id mpg_py_context_id(const mpg_array *array) {
+  mpg_device_id id = mpg_array_device_id(array);
+  if (!array->trace && mpg_tensor_pinned(&array->tensor)) id.type = MPG_CPU_PINNED;
+  return id;
+}
+
+mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor) {
+  mpg_device *device;
+  MPG_TRY(mpg_device_get(id, &device));
+  return id.type == MPG_CPU_PINNED ? mpg_tensor_create_pinned(device, desc, tensor)
+                                   : mpg_tensor_create(device, desc, tensor);
+}
+
+static PyObject *copy_to_pinned(mpg_array *array, mpg_device_id id) {
+  PyObject *result = mpg_py_array_new();
+  if (result == NULL) return NULL;
+  mpg_array *target = mpg_py_array_of(result);
+  mpg_status status = mpg_py_tensor_create(id, &array->tensor.desc, &target->tensor);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    Py_CLEAR(result);
+    return NULL;
+  }
+  PyObject *copied = mpg_py_call_named("_copyto", &array, 1, target, "ctx", &id, NULL);
+  if (copied == NULL) Py_CLEAR(result);
+  Py_XDECREF(copied);
+  return result;
+}
+
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
   mpg_array *array = mpg_py_array_of(self);
-  mpg_device_id own = mpg_array_device_id(array);
+  mpg_device_id own = mpg_py_context_id(array);
   if (!copy && own.type == id.type && own.index == id.index) {
     if (!mpg_py_tracked(array)) return Py_NewRef(self);
     /* A view: gradients that arrive through it are summed before they join the others, as they are
@@ -297,6 +326,7 @@ PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
     mpg_tuple same = mpg_shape_tuple(&array->tensor.desc.shape);
     return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &same, NULL);
   }
+  if (id.type == MPG_CPU_PINNED && !mpg_array_traced(array)) return copy_to_pinned(array, id);
   mpg_copyto_params params;
   mpg_params_defaults(&mpg_copyto_table, &params);
   params.ctx = id;
@@ -378,7 +408,7 @@ static PyObject *array_repr(PyObject *self) {
                              (long long)desc->shape.dims[i]);
   if (!mpg_array_traced(array) && array->tensor.storage == NULL)
     return PyUnicode_FromString("<NDArray empty>");
-  PyObject *context = mpg_py_context(mpg_array_device_id(array)), *result = NULL;
+  PyObject *context = mpg_py_context(mpg_py_context_id(array)), *result = NULL;
   if (context == NULL) return NULL;
   if (mpg_array_traced(array)) {
     result = PyUnicode_FromFormat("<NDArray %s %s @%R, traced by hybridize()>", dims,

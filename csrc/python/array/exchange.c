@@ -194,12 +194,10 @@ PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device
                         PyArray_NDIM(source));
   mpg_desc desc = {.shape.ndim = PyArray_NDIM(source), .dtype = dtype};
   for (int i = 0; i < desc.shape.ndim; i++) desc.shape.dims[i] = PyArray_DIM(source, i);
-  mpg_device *device;
-  MPG_PY_TRY(mpg_device_get(id, &device));
   mpg_py_array *result = (mpg_py_array *)mpg_py_array_new();
   if (result == NULL) return NULL;
   mpg_tensor *tensor = &result->array.tensor;
-  mpg_status status = mpg_tensor_create(device, &desc, tensor);
+  mpg_status status = mpg_py_tensor_create(id, &desc, tensor);
   size_t count = (size_t)PyArray_SIZE(source);
   if (status == MPG_OK && count > 0) {
     if (dtype == MPG_BFLOAT16) {
@@ -387,14 +385,12 @@ static PyObject *py_empty(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     return PyErr_Format(PyExc_TypeError, "empty takes a shape, a context and a dtype");
   mpg_desc desc = {0};
   mpg_device_id id;
-  mpg_device *device;
   if (mpg_py_shape_from(args[0], &desc.shape, "empty") < 0 || mpg_py_device_id(args[1], &id) < 0)
     return NULL;
   if ((desc.dtype = mpg_py_dtype(args[2])) == MPG_DTYPE_NONE) return NULL;
-  MPG_PY_TRY(mpg_device_get(id, &device));
   PyObject *result = mpg_py_array_new();
   if (result == NULL) return NULL;
-  mpg_status status = mpg_tensor_create(device, &desc, &mpg_py_array_of(result)->tensor);
+  mpg_status status = mpg_py_tensor_create(id, &desc, &mpg_py_array_of(result)->tensor);
   if (status == MPG_OK) return result;
   Py_DECREF(result);
   return mpg_py_raise(status);

@@ -21,7 +21,7 @@ static PyObject *get_dtype(PyObject *self, void *Py_UNUSED(unused)) {
 static PyObject *get_context(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_array *array = mpg_py_array_of(self);
   if (!mpg_array_traced(array) && mpg_py_expect_value(array, "context") < 0) return NULL;
-  return mpg_py_context(mpg_array_device_id(array));
+  return mpg_py_context(mpg_py_context_id(array));
 }
 static PyObject *get_stype(PyObject *Py_UNUSED(self), void *Py_UNUSED(unused)) {
   return PyUnicode_FromString("default");
@@ -217,7 +217,7 @@ static PyObject *to_array(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 /* --- Copies ----------------------------------------------------------------------------------- */
 static PyObject *copy(PyObject *self, PyObject *Py_UNUSED(unused)) {
-  return mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true);
+  return mpg_py_to_device(self, mpg_py_context_id(mpg_py_array_of(self)), true);
 }
 static PyObject *as_in_context(PyObject *self, PyObject *context) {
   mpg_device_id id;
@@ -389,7 +389,7 @@ static PyObject *reduce(PyObject *self, PyObject *Py_UNUSED(unused)) {
            *rebuild = module ? PyObject_GetAttrString(module, "array") : NULL;
   Py_XDECREF(module);
   mpg_array *array = mpg_py_array_of(self);
-  PyObject *context = mpg_py_context(mpg_array_device_id(array));
+  PyObject *context = mpg_py_context(mpg_py_context_id(array));
   if (rebuild == NULL || context == NULL) {
     Py_XDECREF(rebuild);
     Py_XDECREF(context);

@@ -424,6 +424,14 @@ static mpg_status driver_write_keys(mpg_gpu *gpu, const mpg_random_key *keys, in
   return mpg_cuda_write_keys(gpu->compute, keys, count, gpu->keys);
 }
 
+static mpg_status driver_lock(void *memory, size_t size) {
+  return mpg_cuda_check(cudaHostRegister(memory, size, cudaHostRegisterPortable),
+                        "page-locking of host memory");
+}
+static void driver_unlock(void *memory) {
+  if (cudaHostUnregister(memory) != cudaSuccess) cudaGetLastError();
+}
+
 static const char *driver_describe(mpg_gpu *gpu) { return gpu->description; }
 
 const mpg_gpu_driver mpg_cuda_driver = {
@@ -449,6 +457,8 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .settle = driver_settle,
     .copy = driver_copy,
     .memory = driver_memory,
+    .lock = driver_lock,
+    .unlock = driver_unlock,
     .capture_begin = driver_capture_begin,
     .capture_end = driver_capture_end,
     .capture_run = driver_capture_run,

@@ -6,7 +6,11 @@
 
 #include "base/memory.h"
 
-enum { CHUNK = 512 << 10, SLOTS = 16 };
+enum {
+  CHUNK = 512 << 10,
+  SLOTS = 16,
+  SMALL = 64 << 10, /* below, asking where memory is costs about what a stage does */
+};
 
 typedef struct slot {
   cudaEvent_t used; /* recorded when the card has done with it; a push: when the host has, too */
@@ -59,6 +63,21 @@ static bool ready(ring *r) {
   return true;
 }
 
+/* Memory that is page-locked, by us or by others. */
+static bool is_locked(const void *host, size_t size) {
+  if (size < SMALL) return false;
+  const char *const ends[] = {host, (const char *)host + size - 1};
+  for (int i = 0; i < 2; i++) {
+    struct cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, ends[i]) != cudaSuccess) {
+      cudaGetLastError();
+      return false;
+    }
+    if (attributes.type != cudaMemoryTypeHost) return false;
+  }
+  return true;
+}
+
 static size_t chunk_at(size_t offset, size_t size) {
   return size - offset < CHUNK ? size - offset : CHUNK;
 }
@@ -100,7 +119,7 @@ mpg_status mpg_staging_read(mpg_staging *staging, cudaStream_t stream, void *hos
                             const void *memory, size_t size) {
   ring *r = &staging->reads;
   pthread_mutex_lock(&r->mutex);
-  bool staged = ready(r);
+  bool staged = !is_locked(host, size) && ready(r);
   mpg_status status =
       staged ? read_chunks(r, stream, host, memory, size)
              : mpg_cuda_check(cudaMemcpyAsync(host, memory, size, cudaMemcpyDeviceToHost, stream),
@@ -130,7 +149,7 @@ static mpg_status write_chunks(ring *r, cudaStream_t stream, char *memory, const
 static mpg_status write_through(ring *r, cudaStream_t stream, void *memory, const void *host,
                                 size_t size) {
   pthread_mutex_lock(&r->mutex);
-  bool staged = ready(r);
+  bool staged = !is_locked(host, size) && ready(r);
   mpg_status status =
       staged ? write_chunks(r, stream, memory, host, size)
              : mpg_cuda_check(cudaMemcpyAsync(memory, host, size, cudaMemcpyHostToDevice, stream),
@@ -148,6 +167,9 @@ mpg_status mpg_staging_write(mpg_staging *staging, cudaStream_t stream, void *me
 
 mpg_status mpg_staging_pull(mpg_staging *staging, cudaStream_t stream, void *memory,
                             const void *host, size_t size) {
+  if (is_locked(host, size))
+    return mpg_cuda_check(cudaMemcpyAsync(memory, host, size, cudaMemcpyHostToDevice, stream),
+                          "a copy from the host");
   return write_through(&staging->pulls, stream, memory, host, size);
 }
 
@@ -159,7 +181,7 @@ static void put_in_place(void *data) {
 mpg_status mpg_staging_push(mpg_staging *staging, cudaStream_t stream, void *host,
                             const void *memory, size_t size) {
   ring *r = &staging->pushes;
-  if (!ready(r))
+  if (is_locked(host, size) || !ready(r))
     return mpg_cuda_check(cudaMemcpyAsync(host, memory, size, cudaMemcpyDeviceToHost, stream),
                           "a copy to the host");
   for (size_t at = 0; at < size; at += CHUNK) {

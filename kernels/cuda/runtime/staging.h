@@ -4,7 +4,8 @@
  *
  * Ownership: a staging belongs to a device and lives as long as the process. Threads: any for the
  * blocking ones; push and pull by whoever issues the stream's work. Where no pinned memory can be
- * had, copies are the driver's own, slower.
+ * had, copies are the driver's own, slower. Host memory that is page-locked itself is copied
+ * directly; push and pull do not wait for it then, so it must stay until the stream has passed.
  */
 #ifndef KERNELS_CUDA_RUNTIME_STAGING_H
 #define KERNELS_CUDA_RUNTIME_STAGING_H

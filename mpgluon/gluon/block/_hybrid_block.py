@@ -10,7 +10,7 @@ import numpy as np
 from ... import _core, ndarray as nd
 from ..._device_groups import check as check_groups
 from ...base import MXNetError, MXNetTypeError, is_floating
-from ...context import current_context
+from ...context import computes, current_context
 from .._block_path import block_path
 from .._compiled import grouped, recompute, tracing
 from .._compiled.call import CompiledCall
@@ -331,6 +331,8 @@ class HybridBlock(Block, Compilable):
         contexts = param.list_ctx()
         if ctx in contexts or grouped.settled(param, ctx):
             return ctx, None
+        if ctx is not None and computes(ctx) in contexts:
+            return computes(ctx), None
         if len(contexts) == 1:
             # hybrid_forward may be about to move something there. If it isn't, the operator
             # complains.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import ndarray as nd
-from ...context import cpu, current_context
+from ...context import cpu, cpu_pinned, current_context
 from . import sampler as _sampler
 
 if TYPE_CHECKING:
@@ -206,7 +206,8 @@ class DataLoader:
         Processes (forked), or with `thread_pool` threads, that make batches ahead; 0: batches are
         made when asked for.
     pin_memory, pin_device_id
-        Accepted for compatibility.
+        Whether batches are put into pinned memory, ``mx.cpu_pinned(pin_device_id)``, from which
+        GPUs copy while the program goes on.
     prefetch : int
         How many batches are made ahead; default twice `num_workers`.
     timeout : float
@@ -327,6 +328,17 @@ class DataLoader:
             self._pool, self._batch_sampler, self._prefetch, seed, self._timeout, finish
         )
 
+    def _pinned(self, batch):
+        """The batch with its arrays in pinned memory."""
+        if isinstance(batch, nd.NDArray):
+            return batch.as_in_context(cpu_pinned(self._pin_device_id))
+        if isinstance(batch, dict):
+            return {key: self._pinned(part) for key, part in batch.items()}
+        if isinstance(batch, (list, tuple)):
+            parts = [self._pinned(part) for part in batch]
+            return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+        return batch
+
     def refresh(self) -> None:
         """Begins a round ahead of time: the next iteration takes it up."""
         self._ahead = self._round()
@@ -337,7 +349,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         batches, self._ahead = self._ahead or self._round(), None
-        yield from batches
+        yield from map(self._pinned, batches) if self._pin_memory else batches
         if self.auto_reload and self._ahead is None:
             self.refresh()
 

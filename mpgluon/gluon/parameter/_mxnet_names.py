@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
-from ...context import Context, current_context
+from ...context import Context, computes, current_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +135,7 @@ class MXNetNames:
             return arr_list[0]
         ctx = current_context() if ctx is None else ctx
         for array in arr_list:
-            if array.context == ctx:
+            if array.context in (ctx, computes(ctx)):
                 return array
         raise self.elsewhere_error(ctx)
 

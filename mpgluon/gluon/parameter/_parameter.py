@@ -12,7 +12,7 @@ import numpy as np
 from ... import autograd, initializer, ndarray as nd, random
 from ..._core import at_once, dtype_name, mark_variables, set_attributes, side_context
 from ...base import MXNetAssertionError, MXNetError
-from ...context import Context, current_context
+from ...context import Context, computes, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
 from .._compiled import tracing
 from ..utils import shape_is_known
@@ -307,9 +307,10 @@ class Parameter(MXNetNames):
             if len(contexts) == 1:
                 return contexts[0]
             ctx = current_context()
-        if ctx not in contexts:
+        home = ctx if ctx in contexts else computes(ctx)
+        if home not in contexts:
             raise self.elsewhere_error(ctx)
-        return ctx
+        return home
 
     def elsewhere_error(self, ctx: Context) -> MXNetError:
         """The error that says that there is no copy on that device."""
