@@ -46,6 +46,8 @@ class TreeNode:
 class Compilable:
     """The state of a `HybridBlock`: how it is hybridized, and what is compiled for it."""
 
+    _is_graph = False  # whether a call is always one of a graph
+
     def __init__(self) -> None:
         self._active: bool = False
         self._flags: dict[str, Any] = {}
@@ -111,6 +113,16 @@ def is_hybridized(block):
 def run_eagerly(block):
     """Calls of the block itself are not compiled from now on."""
     block._active = False
+
+
+def runs_compiled(block):
+    """Whether it is hybridized and could as well run eagerly: a SymbolBlock could not."""
+    return is_hybridized(block) and not block._is_graph
+
+
+def uncompiled(block):
+    """For `_core.Scope`: calls of the block are not compiled meanwhile."""
+    return vars(block), "_active", False
 
 
 def flags_of(block):

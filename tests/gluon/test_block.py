@@ -159,6 +159,56 @@ def test_summary(capsys):
     assert "Dense-" in text and f"Total params: {6 * 5 + 5 + 5 * 4 + 4 + 4 * 3 + 3}" in text
 
 
+def test_summary_of_a_hybridized_block_over_devices(capsys):
+    """It shows where parameters are and what they take; what is compiled stays."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=4), nn.HybridLambda(lambda F, x: x.as_in_context(on(1))))
+    net.add(nn.BatchNorm(axis=-1), nn.Dense(2))
+    net[0].initialize(ctx=on(0))
+    for layer in net[2:]:
+        layer.initialize(ctx=on(1))
+    net.hybridize()
+    x = inputs(2, 4)
+    y = net(x).asnumpy()
+    net.summary(x)
+    text = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line[:1] == " "}
+    first, second = str(on(0)), str(on(1))
+    assert rows["Input"] == ["(2,", "4)", "0", "0", first]
+    assert rows["Dense-1"] == ["(2,", "3)", "15", "60", first]
+    assert rows["HybridLambda-2"][-3:] == ["0", "0", second]
+    assert rows["BatchNorm-3"][-3:] == ["12", "48", second]
+    assert "Total params: 35" in text and "Non-trainable params: 6\n" in text
+    assert f"Bytes of parameters on {first}: 60\n" in text
+    assert f"Bytes of parameters on {second}: 80\n" in text
+    assert "called 1 time" in str(net.compiled())
+    np.testing.assert_array_equal(net(x).asnumpy(), y)
+    assert "called 2 times" in str(net.compiled())
+
+
+def test_summary_of_shared_parameters_and_graphs(capsys):
+    first = nn.Dense(4, in_units=4)
+    net = nn.HybridSequential()
+    net.add(first, nn.Dense(4, in_units=4, params=first.params), first)
+    net.initialize()
+    net.hybridize()
+    net.summary(inputs(2, 4))
+    text = capsys.readouterr().out
+    assert "Total params: 60" in text and "graph: 40" in text and "in model: 20" in text
+    graph = gluon.SymbolBlock(net(mx.sym.var("data")), mx.sym.var("data"), first.params)
+    graph.summary(inputs(2, 4))
+    assert "SymbolBlock-1" in capsys.readouterr().out
+
+
+def test_a_summary_that_fails_leaves_the_block_as_it_was():
+    net = make()
+    net.hybridize()
+    with pytest.raises(mx.MXNetError):
+        net.summary(inputs(2, 3, 4).astype("float64"))
+    net(inputs(2, 6))
+    assert "called 1 time" in str(net.compiled())
+
+
 # Files
 
 

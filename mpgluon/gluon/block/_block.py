@@ -626,10 +626,12 @@ class Block(TreeNode):
         return CompiledPrograms(entries, dropped)
 
     def summary(self, *inputs: Any) -> None:
-        """Runs the inputs through the network and prints each layer's output shape and number of
-        parameters.
+        """Runs the inputs through the network and prints for each layer that is called its output
+        shape, the number of its parameters, their bytes on each device, and the devices; then the
+        bytes on each device.
 
-        The network must be initialized and not hybridized.
+        The network must be initialized. Where it is hybridized, it runs eagerly this once, and what
+        is compiled stays.
         """
         from ._summary import print_summary
 

@@ -3,9 +3,9 @@
 import html
 
 from ... import _core, ndarray as nd
-from ..._tables import html_table
+from ..._tables import aligned, html_table
 from ...base import itemsize
-from .._tree import children, forward_hooks, is_hybridized, own_parameters
+from .._tree import children, forward_hooks, own_parameters, runs_compiled, uncompiled
 from ..utils import shape_is_known
 
 
@@ -19,52 +19,70 @@ def _shapes(value):
 
 
 def print_summary(net, inputs):
-    """Runs the network and prints a row for each block that is called."""
+    """Runs the network and prints a row for each block that is called. Blocks that are hybridized
+    run eagerly for this one call: what is compiled for them stays."""
     from ..nn.basic_layers import HybridSequential, Sequential
-    from ._hybrid_block import HybridBlock
 
-    rows = [("Input", ", ".join(_shapes(value) for value in inputs), 0)]
-    seen = set()
-    total = trainable = shared = 0
-    watched = []
+    titles = ("Layer (type)", "Output Shape", "Param #", "Bytes", "Device")
+    rows = [titles, ("Input", _joined(inputs), "0", "0", ", ".join(_devices_of(inputs)))]
+    called, seen = [], set()
+    watched, compiled = [], []
 
     def count(block, _, outputs):
-        nonlocal total, trainable, shared
-        size = 0
-        for param in block.params.values():
-            elements = 1
-            for length in param.shape if shape_is_known(param.shape) else ():
-                elements *= length
-            size += elements
-            trainable += elements if param.grad_req != "null" else 0
-            shared += elements if param in seen else 0
-            seen.add(param)
-        total += size
-        rows.append((f"{type(block).__name__}-{len(rows)}", _shapes(outputs), size))
+        params = list(own_parameters(block).values())
+        called.extend(params)
+        label = f"{type(block).__name__}-{len(rows) - 1}"
+        _, devices, elements, size = _row(label, params)
+        devices = devices or ", ".join(_devices_of(outputs))
+        rows.append((label, _shapes(outputs), elements, size, devices))
 
     def watch(block):
-        if isinstance(block, HybridBlock) and is_hybridized(block):
-            raise AssertionError(f'"{block.name}" must not be hybridized to print summary.')
+        if id(block) in seen:
+            return
+        seen.add(id(block))
+        compiled.extend([block] if runs_compiled(block) else [])
         if not isinstance(block, (Sequential, HybridSequential)):
             watched.append(block)
 
     net.apply(watch)
-    with _core.Scope(*[(forward_hooks(block), object(), count) for block in watched]):
+    hooks = [(forward_hooks(block), object(), count) for block in watched]
+    with _core.Scope(*hooks, *[uncompiled(block) for block in compiled]):
         net(*inputs)
-    line = "{:>20}  {:>42} {:>15}"
-    print("-" * 80)
-    print(line.format("Layer (type)", "Output Shape", "Param #"))
-    print("=" * 80)
-    for row in rows:
-        print(line.format(*row))
-    print("=" * 80)
+    lines = aligned(rows)
+    width = max(80, *map(len, lines))
+    print("-" * width, lines[0], "=" * width, *lines[1:], "=" * width, sep="\n")
+    _print_totals(called)
+    print("-" * width)
+
+
+def _print_totals(called):
+    """Numbers of parameters, of which some may be used by several blocks; then by device."""
+    total = sum(_elements(param) or 0 for param in called)
+    unique = dict.fromkeys(called)
+    trainable = sum(_elements(param) or 0 for param in called if param.grad_req != "null")
+    shared = total - sum(_elements(param) or 0 for param in unique)
     print("Parameters in forward computation graph, duplicate included")
     print(f"   Total params: {total}")
     print(f"   Trainable params: {trainable}")
     print(f"   Non-trainable params: {total - trainable}")
     print(f"Shared params in forward computation graph: {shared}")
     print(f"Unique parameters in model: {total - shared}")
-    print("-" * 80)
+    devices = dict.fromkeys(ctx for param in unique for ctx in _contexts(param))
+    for device in devices:
+        size = sum(_bytes(param) for param in unique if device in _contexts(param))
+        print(f"Bytes of parameters on {device}: {size:,}")
+
+
+def _joined(values):
+    return ", ".join(map(_shapes, values))
+
+
+def _devices_of(value):
+    """The devices of the arrays in nested lists, as text, each once."""
+    if isinstance(value, nd.NDArray):
+        return {str(value.context): None}
+    inside = value if isinstance(value, (list, tuple)) else ()
+    return {device: None for item in inside for device in _devices_of(item)}
 
 
 def _elements(param):
@@ -77,14 +95,22 @@ def _elements(param):
     return elements
 
 
+def _bytes(param):
+    return (_elements(param) or 0) * itemsize(param.dtype)
+
+
+def _contexts(param):
+    """The devices that a parameter is on, or will be on."""
+    return param.list_ctx() if param.arrays is not None or param.deferred_init else []
+
+
 def _row(layer, params):
     """The cells of a layer: its text, devices, parameters and bytes on each device."""
-    placed = [p for p in params if p.arrays is not None or p.deferred_init]
-    devices = dict.fromkeys(str(ctx) for param in placed for ctx in param.list_ctx())
+    devices = dict.fromkeys(str(ctx) for param in params for ctx in _contexts(param))
     counts = [_elements(param) for param in params]
     if None in counts:
         return layer, ", ".join(devices), "?", "?"
-    size = sum(count * itemsize(param.dtype) for count, param in zip(counts, params))
+    size = sum(map(_bytes, params))
     return layer, ", ".join(devices), f"{sum(counts):,}", f"{size:,}"
 
 

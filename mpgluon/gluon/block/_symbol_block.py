@@ -68,6 +68,8 @@ class SymbolBlock(HybridBlock):
     ((2, 3), ['dense_weight', 'dense_bias'])
     """
 
+    _is_graph = True
+
     def __init__(
         self,
         outputs: Symbol | Sequence[Symbol],
