@@ -1,10 +1,12 @@
 """Symbols as tables and as pictures."""
 
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
 import mpgluon as mx
+from support.devices import on
 
 
 def network():
@@ -127,6 +129,73 @@ def test_plot_network_errors(monkeypatch):
     twice = mx.sym.relu(mx.sym.relu(mx.sym.var("x"), name="r"), name="r")
     with pytest.warns(RuntimeWarning, match="Repeated names: r"):
         mx.viz.plot_network(twice)
+
+
+@pytest.fixture
+def without_dot(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+
+
+def texts(svg):
+    """All texts of a picture, which is well-formed, and the boxes of its nodes."""
+    root = ElementTree.fromstring(svg)
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [
+        tuple(float(one.get(key)) for key in ("x", "y", "width", "height"))
+        for one in root.iter(space + "rect")
+        if one.get("stroke") and float(one.get("width")) != 22
+    ]
+    return [one.text for one in root.iter(space + "text")], boxes
+
+
+def overlap(a, b):
+    return a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]
+
+
+def test_plot_network_without_the_program(without_dot, tmp_path):
+    pytest.importorskip("graphviz")
+    graph = mx.viz.plot_network(network(), shape=SHAPES, group2ctx={"a": on(0), "b": on(1)})
+    svg = graph._repr_mimebundle_()["image/svg+xml"]
+    assert graph._repr_mimebundle_(include=["image/png"]) == {}
+    words, boxes = texts(svg)
+    assert {"conv", "Convolution 3x3, 4", "fc1", "FullyConnected 8", "data", "devices"} <= {*words}
+    assert {str(on(0)), str(on(1)), "64"} <= {*words}
+    assert len(boxes) == 8 and 'stroke-width="2.5"' in svg
+    assert not any(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+    with pytest.raises(mx.MXNetError, match="apt install graphviz.*drawing.save"):
+        graph.render(str(tmp_path / "net"))
+    graph.format = "svg"
+    path = graph.render(str(tmp_path / "net"), cleanup=True)
+    assert path.endswith("net.svg") and open(path, encoding="utf-8").read() == svg
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["net.svg"]
+    assert graph.pipe() == svg.encode() and graph.pipe(encoding="utf-8") == svg
+
+
+def test_plot_network_without_the_package(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "mpgluon.visualization._dot", raising=False)
     monkeypatch.setitem(sys.modules, "graphviz", None)
-    with pytest.raises(ImportError, match="pip install graphviz"):
-        mx.viz.plot_network(network())
+    symbol = mx.sym.relu(mx.sym.var("<x>&"), name="a")
+    drawing = mx.viz.plot_network(symbol, title="<t>")
+    assert "2 nodes, 1 edges" in repr(drawing)
+    drawing.save(tmp_path / "a.svg")
+    words, _ = texts((tmp_path / "a.svg").read_text(encoding="utf-8"))
+    assert sorted(words) == ["<x>&", "a", "relu"]
+    assert texts(drawing._repr_svg_())[0] == words
+
+
+def test_drawings_of_wide_and_long_graphs():
+    """Edges over many layers bend around nodes; nothing overlaps."""
+    x = first = mx.sym.var("x")
+    branches = []
+    for i in range(6):
+        branch = mx.sym.relu(x, name=f"branch{i}")
+        for j in range(i):
+            branch = mx.sym.tanh(branch, name=f"b{i}_{j}")
+        branches.append(branch)
+    x = mx.sym.concat(*branches, name="all")
+    for i in range(30):
+        x = mx.sym.relu(x, name=f"step{i}")
+    nodes = len(mx.viz.plot_network(x + first).drawing.nodes)
+    _, boxes = texts(mx.viz.plot_network(x + first).drawing.svg())
+    assert len(boxes) == nodes == 1 + 6 + 15 + 1 + 30 + 1
+    assert not any(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])

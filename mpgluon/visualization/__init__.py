@@ -1,7 +1,7 @@
 """Symbols as pictures and as tables.
 
-`plot_network` needs the Python package graphviz; rendering its result needs Graphviz's program
-``dot``, too.
+With the Python package graphviz and Graphviz's program ``dot``, these lay pictures out; without
+them the pictures are SVG with a simpler layout.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from . import _core
-from .gluon import HybridBlock
-from .gluon.block._symbol_block import symbol_of
-from .symbol import Symbol
-from .symbol._graph import entries_of, placement, states, topological
-from .symbol._infer import Inference, known
+from .. import _core
+from ..gluon import HybridBlock
+from ..gluon.block._symbol_block import symbol_of
+from ..symbol import Symbol
+from ..symbol._graph import entries_of, placement, states, topological
+from ..symbol._infer import Inference, known
+from ._drawing import Drawing, Edge, Node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graphviz import Digraph
     from numpy.typing import DTypeLike
 
-    from .context import Context
+    from ..context import Context
+    from ._dot import NetworkGraph
 
 __all__ = ["plot_network", "print_summary"]
 
@@ -234,8 +235,8 @@ def plot_network(
     node_attrs: dict[str, str] | None = None,
     hide_weights: bool = True,
     group2ctx: dict[str, Context] | None = None,
-) -> Digraph:
-    """The graph of a symbol, for Graphviz.
+) -> NetworkGraph | Drawing:
+    """The graph of a symbol as a picture.
 
     Nodes are coloured by what they do; where ops belong to groups (``AttrScope(ctx_group=...)``),
     by group, and with `group2ctx` by device. Edges between two of them are drawn thick.
@@ -260,16 +261,21 @@ def plot_network(
 
     Returns
     -------
-    graphviz.Digraph
-        Jupyter shows it; ``view()`` and ``render()`` need the program ``dot``.
+    graphviz.Digraph or Drawing
+        Jupyter shows it. With the package graphviz it is a ``Digraph``, whose ``view()`` and
+        ``render()`` need the program ``dot`` for all formats but SVG. Where the program is missing,
+        its attribute ``drawing`` is shown, a `Drawing` with a layout of our own, which takes no
+        `node_attrs`. Without the package it is the `Drawing` itself; its ``save("net.svg")``
+        writes a file. Installing Graphviz (``pip install graphviz`` and ``apt install graphviz``)
+        brings its layout back.
+
+    Raises
+    ------
+    TypeError
+        When `symbol` is neither.
+    ValueError
+        When shapes or dtypes are asked for and do not follow from those given.
     """
-    try:
-        from graphviz import Digraph
-    except ImportError:
-        raise ImportError(
-            "plot_network needs the package graphviz: pip install graphviz (and, to render, the "
-            "program dot of Graphviz)"
-        ) from None
     parameters = {}
     if isinstance(symbol, HybridBlock):
         parameters = {name: param.list_ctx()[0] for name, param in symbol.collect_params().items()}
@@ -286,34 +292,54 @@ def plot_network(
     places, colours = _places(order, group2ctx, parameters)
     users = _users(order)
     hidden = {node for node in order if hide_weights and _is_parameter(node, users, shape or {})}
-    graph = Digraph(
-        name=title,
-        format=save_format,
-        node_attr={**_NODE, **(node_attrs or {})},
-        edge_attr={"fontname": "Helvetica", "fontsize": "9", "color": "#5b6270"},
-    )
-    graph.attr(rankdir="BT")
-    ids = {node: f"n{i}" for i, node in enumerate(order)}
-    shown = [node for node in order if node not in hidden]
-    for node in shown:
-        form = {"shape": "oval"} if node.call is None else {}
-        colour = _colour(node, places, colours)
-        graph.node(ids[node], _label(node), fillcolor=colour, **form)
+    drawing, boxes = Drawing(title), {}
+    for node in order:
+        if node not in hidden:
+            label = _label(node).split("\n")
+            boxes[node] = Node(label, _colour(node, places, colours), oval=node.call is None)
+    drawing.nodes = list(boxes.values())
     for node in order:
         for source, index in node.inputs:
             if source in hidden:
                 continue
             desc = inference.values[inference.place[source]][index]
             crosses = node in places and source in places and places[node] != places[source]
-            graph.edge(
-                ids[source],
-                ids[node],
-                label=_edge_label(desc, shape is not None, dtype is not None),
-                **({"penwidth": "2.5", "color": "#b3261e"} if crosses else {}),
-            )
+            label = _edge_label(desc, shape is not None, dtype is not None)
+            drawing.edges.append(Edge(boxes[source], boxes[node], label, crosses))
     if colours:
         devices = group2ctx or parameters or "(" in colours[0]
-        _draw_legend(graph, "devices" if devices else "groups", colours)
+        fills = {place: _place_colour(i) for i, place in enumerate(colours)}
+        drawing.legend = ("devices" if devices else "groups", fills)
+    return _for_graphviz(drawing, save_format, node_attrs or {})
+
+
+def _for_graphviz(drawing, save_format, node_attrs):
+    """The same for Graphviz, if its package is there; else the drawing itself."""
+    try:
+        from ._dot import NetworkGraph
+    except ImportError:
+        return drawing
+    graph = NetworkGraph(
+        name=drawing.title,
+        format=save_format,
+        node_attr={**_NODE, **node_attrs},
+        edge_attr={"fontname": "Helvetica", "fontsize": "9", "color": "#5b6270"},
+    )
+    graph.drawing = drawing
+    graph.attr(rankdir="BT")
+    ids = {id(node): f"n{i}" for i, node in enumerate(drawing.nodes)}
+    for node in drawing.nodes:
+        form = {"shape": "oval"} if node.oval else {}
+        graph.node(ids[id(node)], "\n".join(node.lines), fillcolor=node.fill, **form)
+    for edge in drawing.edges:
+        graph.edge(
+            ids[id(edge.source)],
+            ids[id(edge.target)],
+            label=edge.label,
+            **({"penwidth": "2.5", "color": "#b3261e"} if edge.strong else {}),
+        )
+    if drawing.legend[1]:
+        _draw_legend(graph, *drawing.legend)
     return graph
 
 
@@ -385,5 +411,5 @@ def _edge_label(desc, with_shape, with_dtype):
 def _draw_legend(graph, label, places):
     with graph.subgraph(name="cluster_places") as legend:
         legend.attr(label=label, fontname="Helvetica", color="#c4c8d0")
-        for i, place in reversed(list(enumerate(places))):
-            legend.node(f"place{i}", place, fillcolor=_place_colour(i), shape="box")
+        for i, (place, fill) in reversed(list(enumerate(places.items()))):
+            legend.node(f"place{i}", place, fillcolor=fill, shape="box")

@@ -1,0 +1,62 @@
+"""Graphs for Graphviz; where its program ``dot`` is missing, SVG is drawn without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+from graphviz import Digraph
+
+from ..base import MXNetError
+from ._drawing import Drawing
+
+
+class NetworkGraph(Digraph):
+    """A `graphviz.Digraph` with a `drawing`, which stands in where there is no program ``dot``."""
+
+    drawing: Drawing
+
+    def _without_dot(self, format):
+        """Whether there is no program; MXNetError if there is none and the format is not SVG."""
+        if shutil.which(self.engine) is not None:
+            return False
+        wanted = format or self.format
+        if wanted != "svg":
+            raise MXNetError(
+                f"plot_network: {wanted} needs Graphviz's program {self.engine}, which is not "
+                "there (apt install graphviz). Without it there is SVG: "
+                "plot.drawing.save('plot.svg'), or plot_network(..., save_format='svg')"
+            )
+        return True
+
+    def pipe(self, format: str | None = None, *args: Any, **options: Any) -> Any:
+        """The picture as bytes, or as text where an encoding is given; see Graphviz."""
+        if not self._without_dot(format):
+            return super().pipe(format, *args, **options)
+        text = self.drawing.svg()
+        encoding = options.get("encoding")
+        return text if encoding else text.encode("utf-8")
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **more: Any) -> Any:
+        """The picture for notebooks: SVG, whatever the format of files is."""
+        if shutil.which(self.engine) is not None:
+            return super()._repr_mimebundle_(include, exclude, **more)
+        wanted = {"image/svg+xml"} if include is None else set(include)
+        shown = "image/svg+xml" in wanted - set(exclude or ())
+        return {"image/svg+xml": self.drawing.svg()} if shown else {}
+
+    def render(
+        self, filename: Any = None, directory: Any = None, *args: Any, **options: Any
+    ) -> str:
+        """Writes the picture into a file and gives its name; see Graphviz."""
+        if not self._without_dot(options.get("format")):
+            return super().render(filename, directory, *args, **options)
+        outfile = options.get("outfile")
+        if outfile is None:
+            source = self.save(filename, directory=directory)
+            outfile = f"{source}.svg"
+            if options.get("cleanup"):
+                os.remove(source)
+        self.drawing.save(outfile)
+        return str(outfile)
