@@ -6,9 +6,13 @@ import os
 import shutil
 import tempfile
 import zipfile
+import zlib
 
 from ..base import MXNetError
 from .utils import check_sha1, download
+
+# What zipfile raises for archives that are damaged, besides OSError and ValueError.
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 
 
 def fetch_unpacked(url: str, path: str, sha1: str | None) -> None:
@@ -27,7 +31,7 @@ def fetch_unpacked(url: str, path: str, sha1: str | None) -> None:
                 open(unpacked, "wb") as target,
             ):
                 shutil.copyfileobj(source, target)
-        except (zipfile.BadZipFile, KeyError) as error:
+        except (KeyError, RuntimeError, *UNREADABLE) as error:
             raise MXNetError(f"{url} is not a zip file that has {file} in it: {error}") from error
         if sha1 and not check_sha1(unpacked, sha1):
             raise ValueError(

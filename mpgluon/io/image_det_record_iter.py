@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -79,7 +80,9 @@ class ImageDetRecordIter(RecordImages):
     scale : float, default 1
         What images are multiplied by.
     mean_img : str, default ''
-        NotSupportedError for others.
+        A file of `nd.save` with an array ``mean_img`` of the shape `data_shape`, which is taken off
+        images where no mean of channels is given. Where there is no such file the mean of this
+        part's images is written to it first.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     rand_crop_prob : float, default 0
@@ -195,8 +198,7 @@ class ImageDetRecordIter(RecordImages):
         **others: Any,
     ) -> None:
         warn_of_unused(type(self).__name__, others)
-        wanted = ["mean_img"] if mean_img else []
-        wanted += ["aug_seq"] if aug_seq != "det_aug_default" else []
+        wanted = ["aug_seq"] if aug_seq != "det_aug_default" else []
         wanted += ["dtype"] if dtype not in (None, "float32") else []
         if wanted:
             raise NotSupportedError(f"ImageDetRecordIter does not know {', '.join(wanted)}")
@@ -265,6 +267,9 @@ class ImageDetRecordIter(RecordImages):
             preprocess_threads,
             prefetch_buffer,
         )
+        if mean_img and not mean.any():
+            there = os.path.isfile(mean_img)
+            self._mean = self._read_mean(mean_img) if there else self._write_mean(mean_img)
         self._width: int = max(label_pad_width, self._longest() if label_pad_width < 1 else 0)
         self.provide_data: list[DataDesc] = [DataDesc(data_name, (batch_size, *data_shape))]
         self.provide_label: list[DataDesc] = [DataDesc(label_name, (batch_size, 4 + self._width))]
@@ -305,11 +310,29 @@ class ImageDetRecordIter(RecordImages):
     def _make(
         self, header: recordio.IRHeader, data: bytes, where: str, number: tuple[int, int]
     ) -> tuple[np.ndarray[Any, Any], Any]:
-        label = self._label_of(header, where)
+        values, label = self._changed(header, data, where, number)
         if len(label) > self._width:
             raise MXNetError(
                 f"{where}: the label has {len(label)} numbers, label_pad_width is {self._width}"
             )
+        rows, columns, channels = values.shape
+        out = np.zeros(self._data_shape, np.float32)
+        image = values.transpose(2, 0, 1).astype(np.float32)
+        out[:, :rows, :columns] = (image - self._mean[:, :rows, :columns]) * self._factor
+        found = np.full(4 + self._width, self._pad_value, np.float32)
+        found[:4] = channels, rows, columns, len(label)
+        found[4 : 4 + len(label)] = label
+        return out, found
+
+    def _plain(self, header, data, where, number):
+        values, _ = self._changed(header, data, where, number)
+        out = np.zeros(self._data_shape, np.float32)
+        out[:, : values.shape[0], : values.shape[1]] = values.transpose(2, 0, 1)
+        return out
+
+    def _changed(self, header, data, where, number):
+        """A record's image, changed and fitted, and its label."""
+        label = self._label_of(header, where)
         begin, width = int(label[0]), int(label[1])
         objects = label[begin:].reshape(-1, width)
         draw = random.Random(f"{self._seed} {number}")
@@ -318,15 +341,7 @@ class ImageDetRecordIter(RecordImages):
             values = resized_short(values, self._resize, self._method, draw)
         values, objects = changed(values, objects, self._settings, draw)
         label = np.concatenate([label[:begin], objects.ravel()])
-        values = self._fitted(values, draw)
-        rows, columns, channels = values.shape
-        out = np.zeros(self._data_shape, np.float32)
-        image = values.transpose(2, 0, 1).astype(np.float32)
-        out[:, :rows, :columns] = (image - self._mean) * self._factor
-        found = np.full(4 + self._width, self._pad_value, np.float32)
-        found[:4] = channels, rows, columns, len(label)
-        found[4 : 4 + len(label)] = label
-        return out, found
+        return self._fitted(values, draw), label
 
 
 def _for_each(name, values, count):

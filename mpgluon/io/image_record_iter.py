@@ -157,6 +157,37 @@ class RecordImages(MXDataIter):
         """The image and the label of a record."""
         raise NotImplementedError
 
+    def _plain(self, header, data, where, number):
+        """A record's image, changed but not normalized."""
+        raise NotImplementedError
+
+    def _read_mean(self, path):
+        """The mean image in a file."""
+        name, arrays = type(self).__name__, nd.load(path)
+        if not isinstance(arrays, dict) or "mean_img" not in arrays:
+            raise MXNetError(f"{name}: {path} has no array mean_img")
+        mean = arrays["mean_img"].asnumpy()
+        if mean.shape != self._data_shape:
+            raise MXNetError(
+                f"{name}: mean_img in {path} has the shape {mean.shape}, images have "
+                f"{self._data_shape}"
+            )
+        return mean.astype(np.float32)
+
+    def _write_mean(self, path):
+        """The mean of the images of an epoch, which the file has then."""
+        total = np.zeros(self._data_shape)
+        for begin in range(0, self._count, 256):  # that many records in memory at a time
+            futures = []
+            for place in range(begin, min(begin + 256, self._count)):
+                record = self._record(self._keys[place])
+                futures.append(self._pool.submit(self._plain, *record, (0, place)))
+            for future in futures:
+                total += future.result()
+        mean = (total / self._count).astype(np.float32)
+        nd.save(path, {"mean_img": nd.array(mean)})
+        return mean
+
 
 class ImageRecordIter(RecordImages):
     """Batches of images in a RecordIO file: data (batch_size, channels, height, width), labels of
@@ -362,7 +393,7 @@ class ImageRecordIter(RecordImages):
         self._factor: np.ndarray[Any, Any] = (scale / std).astype(np.float32).reshape(column)
         makes_mean = mean_img and not os.path.isfile(mean_img)
         if mean_img and not makes_mean:
-            self._mean = _mean_image(mean_img, self._data_shape)
+            self._mean = self._read_mean(mean_img)
         self._normalizes: bool = bool(
             mean_img or self._mean.any() or (self._factor != 1).any() or any(self._jitter)
         )
@@ -435,20 +466,8 @@ class ImageRecordIter(RecordImages):
         values = changed(decode(data, self._data_shape[0], where), self._settings, draw)
         return values.transpose(2, 0, 1), draw
 
-    def _write_mean(self, path):
-        """The mean of the images of an epoch, which the file has then."""
-        total = np.zeros(self._data_shape)
-        for begin in range(0, self._count, 256):  # that many records in memory at a time
-            futures = []
-            for place in range(begin, min(begin + 256, self._count)):
-                key = self._keys[place]
-                _, data, where = self._record(key)
-                futures.append(self._pool.submit(self._pixels, data, where, (0, place)))
-            for future in futures:
-                total += future.result()[0]
-        mean = (total / self._count).astype(np.float32)
-        nd.save(path, {"mean_img": nd.array(mean)})
-        return mean
+    def _plain(self, header, data, where, number):
+        return self._pixels(data, where, number)[0]
 
     def _make(
         self, header: recordio.IRHeader, data: bytes, where: str, number: tuple[int, int]
@@ -460,18 +479,6 @@ class ImageRecordIter(RecordImages):
             out = (out.astype(np.float32) - self._mean) * np.float32(1 + contrast)
             out = (out + np.float32(illumination)) * self._factor
         return out.astype(self._dtype), label
-
-
-def _mean_image(path, shape):
-    arrays = nd.load(path)
-    if not isinstance(arrays, dict) or "mean_img" not in arrays:
-        raise MXNetError(f"ImageRecordIter: {path} has no array mean_img")
-    mean = arrays["mean_img"].asnumpy()
-    if mean.shape != shape:
-        raise MXNetError(
-            f"ImageRecordIter: mean_img in {path} has the shape {mean.shape}, images have {shape}"
-        )
-    return mean.astype(np.float32)
 
 
 def _of_dtype(name: str, dtype: str) -> Callable[..., ImageRecordIter]:

@@ -9,6 +9,7 @@ import random
 import struct
 import tarfile
 import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -228,6 +229,48 @@ def exported(suffix):
     return make
 
 
+def wiki_text(path):
+    folder, name = os.path.dirname(path), "wiki.test.tokens"
+    words = " = A title = \n\n The cat sat on the mat .\n" * 8
+    if path.endswith(".zip"):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr(f"wikitext-2/{name}", words)
+    else:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(words)
+    data = gluon.contrib.data.text
+    return lambda: data.WikiText2(folder, segment="test", seq_len=60), None
+
+
+def model(suffix):
+    """`Block.load`, which reads two files."""
+
+    def make(path):
+        net, _ = trained()
+        prefix = os.path.join(os.path.dirname(path), "net")
+        net.hybridize()
+        net.save(prefix)
+        other = gluon.nn.HybridSequential(prefix="net_")
+        other.add(gluon.nn.Dense(2, in_units=3), gluon.nn.BatchNorm(in_channels=2))
+        other.initialize()
+        state = lambda: [list(other._children), other._active, other[0]._active, of_net(other)()]
+
+        return lambda: other.load(prefix), state
+
+    return make
+
+
+def profile(path):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(3, in_units=3), gluon.nn.Dense(2, in_units=3))
+    net.initialize()
+    devices = [mx.cpu(0), mx.cpu(1)]
+    made = mx.parallel.plan(net, nd.ones((2, 3)), devices, repeats=1, progress=False)
+    (made if path.endswith("plan.json") else made.profile).save(path)
+    kind = mx.parallel.Plan if path.endswith("plan.json") else mx.parallel.Profile
+    return lambda: kind.load(path), None
+
+
 # By name: the file, and what writes it and gives the reader, and what it must not change. Names
 # with a star: what is left of a file that was cut off may be a right one (lines, records, images
 # whose last bytes say only that they end).
@@ -265,6 +308,12 @@ READERS = {
         "v.txt",
         text("the 1.0 2.5\nof 3 4\né 5 6\n", mx.contrib.text.embedding.CustomEmbedding),
     ),
+    "text*": ("wiki.test.tokens", wiki_text),
+    "text archive*": ("wikitext-2-v1.zip", wiki_text),
+    "structure of a model": ("net-model.json", model("json")),
+    "parameters of a model": ("net-model.params", model("params")),
+    "profile": ("profile.json", profile),
+    "plan": ("plan.json", profile),
     "onnx": ("net.onnx", network(onnx.import_model)),
     "onnx block": ("net.onnx", network(lambda path: onnx.import_to_gluon(path, mx.cpu()))),
     "onnx names": ("net.onnx", network(onnx.get_model_metadata)),
@@ -334,6 +383,28 @@ def test_damaged_files(tmp_path, name):
         assert failed(junk, junk[:8]) or not junk.strip(b"\0") or name.endswith("*"), junk[:8]
     failed(whole, "whole")
     read()
+
+
+@pytest.mark.parametrize("suffix", ["json", "params"])
+def test_a_model_that_cannot_be_read_is_not_hybridized_either(tmp_path, suffix):
+    net, _ = trained()
+    net.hybridize()
+    net.save(str(tmp_path / "net"))
+    other = gluon.nn.HybridSequential(prefix="net_")
+    with other.name_scope():
+        other.register_child(gluon.nn.Dense(2, in_units=3), "first")
+        other.register_child(gluon.nn.BatchNorm(in_channels=2), "second")
+    other.initialize()
+    path = tmp_path / f"net-model.{suffix}"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    with pytest.raises((mx.MXNetError, ValueError), match=path.name):
+        other.load(str(tmp_path / "net"))
+    assert list(other._children) == ["first", "second"] and not other._active
+    path.write_bytes(whole)
+    other.load(str(tmp_path / "net"))
+    assert list(other._children) == ["0", "1"] and other._active
+    assert of_net(other)() == of_net(net)()
 
 
 def test_hostile_names(tmp_path):

@@ -463,6 +463,28 @@ def test_cropped_boxes(tmp_path, mode, thresh):
     assert counts == {1, 2}
 
 
+def test_mean_images_of_boxes(boxes, tmp_path):
+    """Made where there is none, used where there is; means of channels go first."""
+    path = str(tmp_path / "mean.bin")
+    batches = lambda **more: io.ImageDetRecordIter(boxes, SHAPE, 3, **more)
+    raw = next(batches()).data[0].asnumpy()
+    scaled = next(batches(mean_img=path, scale=0.5))
+    mean = nd.load(path)["mean_img"].asnumpy()
+    np.testing.assert_allclose(mean, raw.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(scaled.data[0].asnumpy(), (raw - mean) / 2, atol=1e-4)
+    nd.save(path, {"mean_img": nd.full(SHAPE, 7)})
+    np.testing.assert_array_equal(next(batches(mean_img=path)).data[0].asnumpy(), raw - 7)
+    channels = next(batches(mean_img=path, mean_r=1)).data[0].asnumpy()
+    np.testing.assert_array_equal(channels, raw - np.reshape([1, 0, 0], (3, 1, 1)))
+    part = next(batches(mean_img=path, resize_mode="fit")).data[0].asnumpy()
+    plain = next(batches(resize_mode="fit")).data[0].asnumpy()
+    there = (plain != part).any((1, 2, 3))
+    assert there.all() and set(np.unique(plain - part)) <= {0, 7}
+    nd.save(path, {"mean_img": nd.zeros((3, 5, 4))})
+    with pytest.raises(MXNetError, match="images have"):
+        batches(mean_img=path)
+
+
 def test_rectangles_that_do_not_fit(boxes):
     batch = next(io.ImageDetRecordIter(boxes, SHAPE, 2, rand_crop_prob=1, min_crop_overlaps=0.99))
     np.testing.assert_array_equal(batch.label[0].asnumpy()[0], label_of(0, 21))
@@ -484,7 +506,7 @@ def test_colors_of_images_with_boxes(tmp_path):
 def test_wrong_boxes(boxes, tmp_path):
     for settings, error, words in (
         (dict(rand_crop_prob=1, max_crop_scales=(0.1, 0.2)), MXNetError, "max_crop_scales has 2"),
-        (dict(mean_img="mean"), NotSupportedError, "mean_img"),
+        (dict(aug_seq="aug_default"), NotSupportedError, "aug_seq"),
         (dict(resize_mode="crop"), MXNetError, "resize_mode"),
         (dict(data_shape=(3, 0, 4)), MXNetError, "data_shape"),
         (dict(label_width=9), MXNetError, "label_width is 9"),

@@ -21,7 +21,7 @@ from .._tree import TreeNode, children, compiled_call, is_hybridized
 from ..parameter._parameter import Parameter, load_values
 from ..parameter._parameter_dict import ParameterDict, check_names, renamed
 from ..utils import HookHandle, brief, indent
-from ._structure_file import load_structure, save_structure
+from ._structure_file import save_structure, structure_of
 
 if TYPE_CHECKING:
     import os
@@ -389,8 +389,8 @@ class Block(TreeNode):
         """Reads the files of `save` into a network made of the same blocks in the same order: their
         names in the tree, which were hybridized, and the parameters. ValueError when it is another
         network."""
-        load_structure(self, f"{prefix}-model.json")
-        self.load_parameters(f"{prefix}-model.params")
+        with structure_of(f"{prefix}-model.json", self):
+            self.load_parameters(f"{prefix}-model.params")
 
     def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
         """Writes the parameters into a file, named by their place in the tree

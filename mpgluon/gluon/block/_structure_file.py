@@ -5,6 +5,7 @@ with its name, whether it was hybridized, the names under which it holds its chi
 entries.
 """
 
+import contextlib
 import json
 
 from ..._core import at_once, write_file
@@ -32,9 +33,11 @@ def _entry(block, counter):
     return key, {**entry, **dict(inner)}
 
 
-def load_structure(block, path):
-    """Gives the tree of blocks the children's names of the file, and hybridizes those that were.
-    ValueError when it is another tree, of which nothing was changed then."""
+@contextlib.contextmanager
+def structure_of(path, block):
+    """Gives the tree of blocks the children's names of the file, and hybridizes those that were;
+    undone where what is done with it fails. ValueError when it is another tree, of which nothing
+    was changed then."""
     with open(path, encoding="utf-8") as file:
         try:
             tree = json.load(file)
@@ -46,10 +49,14 @@ def load_structure(block, path):
         (vars(one), "_children", dict(zip(names, children(one).values())))
         for one, _, names in steps
     ]
-    at_once(
-        *changes,
-        *[(vars(one), "_active", True) for one, entry, _ in steps if entry.get("hybridized")],
-    )
+    changes += [(vars(one), "_active", True) for one, entry, _ in steps if entry.get("hybridized")]
+    former = [(owner, name, owner[name]) for owner, name, _ in changes]
+    at_once(*changes)
+    try:
+        yield
+    except BaseException:
+        at_once(*former)
+        raise
 
 
 def _match(block, counter, tree, path, steps):

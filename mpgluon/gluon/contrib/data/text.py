@@ -11,6 +11,7 @@ import numpy as np
 
 from .... import ndarray as nd
 from ....base import MXNetError, data_dir
+from ..._archives import UNREADABLE
 from ...data import Dataset
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class _WikiText(Dataset):
                 with zipfile.ZipFile(archive) as file:
                     (member,) = [one for one in file.namelist() if os.path.basename(one) == name]
                     return file.read(member).decode("utf-8"), archive
-        except (ValueError, OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as e:
+        except (ValueError, OSError, RuntimeError, *UNREADABLE) as e:
             raise MXNetError(f"{path} is damaged, or has no {name}: {e}") from None
         raise FileNotFoundError(
             f"{type(self).__name__} needs the file {name} in {self._root}, or "
