@@ -73,7 +73,7 @@ int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) {
 static mpg_status named_device(const mpg_op *op, const void *params, mpg_device **device) {
   mpg_device_id id = mpg_op_named_device(op, params);
   *device = NULL;
-  if (id.type == 0 && op->flags & MPG_OP_CREATES) id = (mpg_device_id){MPG_CPU, 0};
+  if (id.type == 0 && op->flags & MPG_OP_CREATES) id = (mpg_device_id){.type = MPG_CPU};
   return id.type ? mpg_device_get(id, device) : MPG_OK;
 }
 

@@ -15,6 +15,7 @@
 #include "device/meeting.h"
 #include "device/pool.h"
 #include "device/profiler.h"
+#include "device/ranks/engine.h"
 
 enum {
   RECENT = MPG_RECENT, /* submissions that may be queued on a device, about, before
@@ -76,12 +77,18 @@ mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count) {
 }
 
 static bool is_cpu(const mpg_device *device) {
-  return device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE;
+  return !device->remote && (device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE);
 }
 
+/* Those of this process's rank count, or those without a rank where these are more: work that all
+ * ranks share is on the one kind, what each does by itself on the other. */
 static void share_threads(void) {
-  int cpus = 0;
-  for (int i = 0; i < table.count; i++) cpus += table.devices[i]->id.type == MPG_CPU;
+  int of_rank = 0, own = 0;
+  for (int i = 0; i < table.count; i++) {
+    const mpg_device *device = table.devices[i];
+    if (device->id.type == MPG_CPU && !device->remote) device->id.rank ? of_rank++ : own++;
+  }
+  int cpus = of_rank > own ? of_rank : own;
   int threads = table.fixed_threads ? table.fixed_threads : mpg_machine_cores() / (cpus ? cpus : 1);
   if (threads < 1) threads = 1;
   for (int i = 0; i < table.count; i++)
@@ -109,6 +116,7 @@ static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg
   device->id = id;
   device->ordinal = table.count;
   device->backend = backend;
+  device->remote = backend == &mpg_remote_backend;
   device->completed = &device->own_completed;
   atomic_store_explicit(&device->num_threads, 1, memory_order_relaxed);
   device->name = mpg_device_id_text(id);
@@ -150,20 +158,29 @@ static mpg_status open_gpu(int32_t index, mpg_device **result) {
   if (index >= count)
     return mpg_fail(MPG_ERROR, "gpu(%d) is not there: GPUs here are numbered 0 to %d", index,
                     count - 1);
-  return open_device((mpg_device_id){MPG_GPU, index}, &mpg_gpu_backend, result);
+  return open_device((mpg_device_id){.type = MPG_GPU, .index = index}, &mpg_gpu_backend, result);
 }
 
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
   if (id.type == MPG_CPU_PINNED || id.type == MPG_CPU_SHARED) id.type = MPG_CPU;
   for (int i = 0; i < table.count; i++) {
     mpg_device *known = table.devices[i];
-    if (known->id.index == id.index && known->id.type == id.type) {
+    if (mpg_device_id_equal(known->id, id)) {
       *device = known;
       return MPG_OK;
     }
   }
   if (id.index < 0)
     return mpg_fail(MPG_ERROR, "there is no device of index %d: indices start at 0", id.index);
+  if (id.rank) {
+    if (mpg_device_rank(id) >= mpg_ranks_count())
+      return mpg_fail(MPG_VALUE_ERROR, "%s: there is no rank %d: this program has %d",
+                      mpg_device_id_text(id).text, mpg_device_rank(id), mpg_ranks_count());
+    if (id.type != MPG_CPU && id.type != MPG_CPU_SIDE)
+      return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: only CPU devices can be those of a rank so far",
+                      mpg_device_id_text(id).text);
+    if (mpg_device_rank(id) != mpg_ranks_own()) return open_device(id, &mpg_remote_backend, device);
+  }
   if (id.type == MPG_CPU || id.type == MPG_CPU_SIDE)
     return open_device(
         id, table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend, device);
@@ -174,7 +191,8 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side) {
   *side = NULL;
   return device->id.type == MPG_CPU
-             ? mpg_device_get((mpg_device_id){MPG_CPU_SIDE, device->id.index}, side)
+             ? mpg_device_get((mpg_device_id){MPG_CPU_SIDE, device->id.index, device->id.rank},
+                              side)
              : MPG_OK;
 }
 

@@ -39,15 +39,17 @@ typedef enum mpg_device_type {
 typedef struct mpg_device_id { /* MXNet's numbering; what `Context` holds */
   int32_t type;
   int32_t index;
+  int32_t rank; /* 1 + the rank of the process that it belongs to (ranks/ranks.h); 0: this one's
+                   own */
 } mpg_device_id;
 
-/* "cpu(0)" */
+/* "cpu(0)", "cpu(0, rank=1)" */
 typedef struct mpg_device_id_name {
-  char text[32];
+  char text[48];
 } mpg_device_id_name;
 mpg_device_id_name mpg_device_id_text(mpg_device_id id);
 static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) {
-  return a.type == b.type && a.index == b.index;
+  return a.type == b.type && a.index == b.index && a.rank == b.rank;
 }
 const char *mpg_device_type_name(int32_t type); /* "cpu"; NULL: there is no such type for users */
 /* One device at *text, which moves behind it; "cpu" is "cpu(0)". False: none is there. */
@@ -204,6 +206,7 @@ struct mpg_device {
   const mpg_backend *backend;
   void *backend_state;
   void *stream;         /* the backend's; NULL on CPU devices */
+  bool remote;          /* of another process: no memory, and no kernel runs (ranks/ranks.h) */
   bool captures;        /* its backend does, and it is not turned off */
   mpg_random_key *keys; /* MPG_CAPTURE_KEYS in the device's own memory, which captured work reads
                            when it runs; NULL: none yet. Running work */

@@ -81,6 +81,7 @@ static void list_devices(const mpg_meeting *meeting, char *text, size_t size) {
 }
 
 static bool before(mpg_device_id a, mpg_device_id b) {
+  if (a.rank != b.rank) return a.rank < b.rank;
   return a.type != b.type ? a.type < b.type : a.index < b.index;
 }
 

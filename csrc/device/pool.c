@@ -423,7 +423,7 @@ static __attribute__((noinline)) void make_usable(const mpg_pool *pool, size_cla
 }
 
 mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
-  if (size == 0) {
+  if (size == 0 || pool->device->remote) {
     *block = (mpg_block){.memory = MPG_NO_BYTES};
     return MPG_OK;
   }

@@ -322,7 +322,8 @@ mpg_record *mpg_queue_next(mpg_queue *queue) {
 bool mpg_queue_wait(mpg_queue *queue, mpg_device *device, mpg_point point) {
   if (mpg_tick_reached(point.device, point.tick)) return true;
   int64_t begin = mpg_clock_ns();
-  bool reached = mpg_tick_spin(point.device, point.tick, mpg_spin_limit_ns());
+  bool reached =
+      !point.device->remote && mpg_tick_spin(point.device, point.tick, mpg_spin_limit_ns());
   if (!reached) {
     atomic_store_explicit(&device->at.tick, point.tick, memory_order_relaxed);
     atomic_store_explicit(&device->at.peer, point.device->ordinal + 1, memory_order_relaxed);

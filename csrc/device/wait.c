@@ -35,9 +35,10 @@ typedef struct manner {
 
 /* Spins, then blocks in slices. */
 static mpg_status wait_for(mpg_device *device, mpg_tick tick, manner how) {
-  /* In shuffled order nothing happens until backend->wait does it. */
-  bool reached = mpg_tick_spin(device, tick,
-                               device->backend == &mpg_shuffle_backend ? 0 : mpg_spin_limit_ns());
+  /* In shuffled order, and for remote devices, nothing may happen until backend->wait does it. */
+  bool reached = mpg_tick_spin(
+      device, tick,
+      device->backend == &mpg_shuffle_backend || device->remote ? 0 : mpg_spin_limit_ns());
   mpg_standstill seen = {0};
   while (!reached && !(how.for_room && atomic_load(&device->at.meeting))) {
     void *token = how.give_up_lock ? mpg_host_release_lock() : NULL;

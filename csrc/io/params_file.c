@@ -224,7 +224,7 @@ static mpg_status take_name(reader *r, mpg_named_tensor *item) {
 
 /* Where the elements are put. */
 static mpg_status choose_device(mpg_device_id saved_on, mpg_device **device) {
-  mpg_device_id id = {MPG_CPU, 0};
+  mpg_device_id id = {.type = MPG_CPU};
   if (saved_on.type == MPG_GPU && saved_on.index >= 0 && saved_on.index < mpg_gpu_count(NULL))
     id = saved_on;
   return mpg_device_get(id, device);

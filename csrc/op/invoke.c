@@ -9,6 +9,7 @@
 #include "op/fused.h"
 #include "op/placement.h"
 #include "op/submit.h"
+#include "op/transfer.h"
 
 enum { STACK_ARRAYS = 16 };
 
@@ -121,7 +122,7 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
   inv->outputs = given;
   for (int i = 0; i < inv->num_outputs; i++) {
     if (status == MPG_OK && given[i].storage) {
-      mpg_copyto_params params = {{0, 0}};
+      mpg_copyto_params params = {{0}};
       mpg_invocation copy = {.op = mpg_op_get(MPG_OP__copyto),
                              .params = &params,
                              .num_inputs = 1,
@@ -172,6 +173,22 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device,
       if (mpg_op_input_mutable(inv->op, i) && !mpg_storage_writable_now(inv->inputs[i].storage))
         return false;
   return true;
+}
+
+/* They have been written, in this thread or nowhere. */
+static void note_writes(const mpg_invocation *inv, bool written_inputs) {
+  for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
+  for (int i = 0; written_inputs && i < inv->num_inputs; i++)
+    if (mpg_op_input_mutable(inv->op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
+}
+
+/* NONE for all that remote devices do by themselves. */
+static mpg_transfer_kind transfer_kind(const mpg_invocation *inv, const mpg_device *device) {
+  if (!(inv->op->flags & MPG_OP_COPY) || !inv->num_inputs)
+    return device->remote ? MPG_TRANSFER_NONE : MPG_TRANSFER_HERE;
+  const mpg_device *source = mpg_tensor_device(&inv->inputs[0]);
+  return source == device && !device->remote ? MPG_TRANSFER_HERE
+                                             : mpg_transfer_of(source->id, device->id);
 }
 
 /* Inference has read contents of the inputs: of these versions. */
@@ -291,6 +308,14 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     views[inv->num_inputs + o] = (mpg_view){mpg_tensor_data(&inv->outputs[o]), output_descs[o]};
   mpg_random_key random = {0};
   if (op->flags & MPG_OP_RANDOM) random = inv->random ? *inv->random : mpg_random_next(1);
+  mpg_transfer_kind transfer = transfer_kind(inv, device);
+  if (__builtin_expect(transfer != MPG_TRANSFER_HERE, 0)) {
+    if (op->flags & MPG_OP_COPY)
+      MPG_GOTO(mpg_invoke_transfer(inv, device, transfer));
+    else
+      note_writes(inv, written_inputs);
+    return MPG_OK;
+  }
   if (runs_inline(inv, device, output_descs, written_inputs) && (!by_values || unchanged(&seen))) {
     MPG_GOTO(check_failures(inv));
     const mpg_run run = {.device = device, .num_threads = 1};
@@ -302,10 +327,7 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
                              ? mpg_tensor_device(&inv->inputs[0])
                              : NULL;
     MPG_GOTO(mpg_kernel_run(kernel, &call, inv->scope, inv->backward, source));
-    for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
-    if (written_inputs)
-      for (int i = 0; i < inv->num_inputs; i++)
-        if (mpg_op_input_mutable(op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
+    note_writes(inv, written_inputs);
     return MPG_OK;
   }
   MPG_GOTO(mpg_op_submit(inv, kernel, &device, 1, views, random, by_values ? check_unchanged : NULL,

@@ -379,7 +379,7 @@ static void print_string(const mpg_param *param, const void *field, mpg_text *te
 static bool parse_device(const mpg_param *param, void *field, const char *text) {
   mpg_device_id *id = field;
   if (!means_none(param, text)) return mpg_device_id_parse(&text, id) && *text == 0;
-  *id = (mpg_device_id){0, 0};
+  *id = (mpg_device_id){0};
   return true;
 }
 static void print_device(const mpg_param *param, const void *field, mpg_text *text) {

@@ -8,7 +8,7 @@ mpg_device_id mpg_op_named_device(const mpg_op *op, const void *params) {
   for (int i = 0; params && i < table->count; i++)
     if (table->params[i].kind == MPG_PARAM_DEVICE)
       return *(const mpg_device_id *)((const char *)params + table->params[i].offset);
-  return (mpg_device_id){0, 0};
+  return (mpg_device_id){0};
 }
 
 static mpg_status devices_differ(const mpg_op *op, const void *inputs, int num_inputs,

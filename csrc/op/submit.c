@@ -58,10 +58,21 @@ static void note(void *state, const mpg_tick *ticks) {
   }
 }
 
+static mpg_status pass_over(const mpg_kernel_submission *s) {
+  bool done = false;
+  mpg_status status = s->ready ? s->ready(s->state, &done) : MPG_OK;
+  if (status == MPG_OK && s->work.discard && !done) s->work.discard((void *)s->work.payload);
+  for (uint32_t i = 0; status == MPG_OK && i < s->num_uses; i++)
+    if (s->uses[i].writes) mpg_storage_add_write(s->uses[i].storage, 0);
+  return status;
+}
+
 mpg_status mpg_kernel_submit(const mpg_kernel_submission *submission) {
   queued_kernel q = {.submission = submission};
   for (uint32_t i = 0; i < submission->num_uses; i++)
     if (submission->uses[i].writes) mpg_storage_before_write(submission->uses[i].storage);
+  if (__builtin_expect(submission->devices[0]->remote && !submission->transfers, 0))
+    return pass_over(submission);
   return mpg_device_queue(&(mpg_queuing){.devices = submission->devices,
                                          .count = submission->num_devices,
                                          .prepare = prepare,

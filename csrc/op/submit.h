@@ -23,6 +23,8 @@ typedef struct mpg_kernel_submission {
   mpg_device *const *devices; /* the first does the work; arrays that it writes on the others are
                                  written when these have waited for its end */
   int num_devices;
+  bool transfers;      /* it sends or receives, which is all that remote devices do: other work on
+                          them is done as soon as it is submitted */
   mpg_submission work; /* but for its points */
   const mpg_array_use *uses;
   uint32_t num_uses;

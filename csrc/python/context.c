@@ -1,4 +1,5 @@
 /* Context: the name of a device, and the stack of current contexts of each thread. */
+#include "device/ranks/ranks.h"
 #include "python/core.h"
 
 typedef struct context {
@@ -15,12 +16,13 @@ static _Thread_local struct {
 } current;
 
 mpg_device_id mpg_py_current_device(void) {
-  return current.depth ? current.stack[current.depth - 1] : (mpg_device_id){MPG_CPU, 0};
+  return current.depth ? current.stack[current.depth - 1] : (mpg_device_id){.type = MPG_CPU};
 }
 
 PyObject *mpg_py_context(mpg_device_id id) {
   PyObject **place = NULL;
-  if ((id.type == MPG_CPU || id.type == MPG_GPU) && id.index >= 0 && id.index < CACHED) {
+  if ((id.type == MPG_CPU || id.type == MPG_GPU) && id.rank == 0 && id.index >= 0 &&
+      id.index < CACHED) {
     place = &cached[id.type - 1][id.index];
     if (*place != NULL) return Py_NewRef(*place);
   }
@@ -33,7 +35,13 @@ PyObject *mpg_py_context(mpg_device_id id) {
 
 static int parse_text(const char *text, mpg_device_id *id) {
   const char *end = text;
-  if (mpg_device_id_parse(&end, id) && *end == 0) return 0;
+  if (mpg_device_id_parse(&end, id) && *end == 0) {
+    if (id->rank == 0) return 0;
+    PyObject *rank = PyLong_FromLong(mpg_device_rank(*id));
+    int result = rank ? mpg_py_resolve_rank(rank, id) : -1;
+    Py_XDECREF(rank);
+    return result;
+  }
   PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "no context is called '%s'; write cpu(0) or gpu(0)",
                text);
   return -1;
@@ -58,10 +66,11 @@ int mpg_py_device_id(PyObject *object, mpg_device_id *id) {
 }
 
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"device_type", "device_id", NULL};
-  PyObject *device_type;
+  static char *names[] = {"device_type", "device_id", "rank", NULL};
+  PyObject *device_type, *rank = Py_None;
   int index = INT_MIN; /* not given */
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:Context", names, &device_type, &index))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|iO:Context", names, &device_type, &index,
+                                   &rank))
     return NULL;
   mpg_device_id id;
   if (PyLong_Check(device_type)) {
@@ -73,7 +82,7 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
                    number);
       return NULL;
     }
-    id = (mpg_device_id){(int32_t)number, 0};
+    id = (mpg_device_id){.type = (int32_t)number};
   } else {
     if (mpg_py_device_id(device_type, &id) < 0) return NULL;
     if (PyObject_TypeCheck(device_type, mpg_py->context_type)) index = INT_MIN;
@@ -83,6 +92,7 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "a device number is 0 or more, got %d", id.index);
     return NULL;
   }
+  if (rank != Py_None && mpg_py_resolve_rank(rank, &id) < 0) return NULL;
   context *self = (context *)type->tp_alloc(type, 0);
   if (self != NULL) self->id = id;
   return (PyObject *)self;
@@ -99,13 +109,13 @@ static PyObject *context_repr(PyObject *self) {
 }
 static Py_hash_t context_hash(PyObject *self) {
   mpg_device_id id = ((context *)self)->id;
-  return (Py_hash_t)id.type * 1000003 + id.index + 7;
+  return (Py_hash_t)id.type * 1000003 + (Py_hash_t)id.rank * 10007 + id.index + 7;
 }
 static PyObject *context_compare(PyObject *a, PyObject *b, int operation) {
   if ((operation != Py_EQ && operation != Py_NE) || !PyObject_TypeCheck(b, mpg_py->context_type))
     Py_RETURN_NOTIMPLEMENTED;
   mpg_device_id x = ((context *)a)->id, y = ((context *)b)->id;
-  return PyBool_FromLong((x.type == y.type && x.index == y.index) == (operation == Py_EQ));
+  return PyBool_FromLong(mpg_device_id_equal(x, y) == (operation == Py_EQ));
 }
 static PyObject *context_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
   if (current.depth == MAX_DEPTH) {
@@ -121,7 +131,10 @@ static PyObject *context_exit(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(arg
 }
 static PyObject *context_reduce(PyObject *self, PyObject *Py_UNUSED(unused)) {
   mpg_device_id id = ((context *)self)->id;
-  return Py_BuildValue("O(si)", mpg_py->context_type, mpg_device_type_name(id.type), id.index);
+  const char *type = mpg_device_type_name(id.type);
+  return id.rank
+             ? Py_BuildValue("O(sii)", mpg_py->context_type, type, id.index, mpg_device_rank(id))
+             : Py_BuildValue("O(si)", mpg_py->context_type, type, id.index);
 }
 
 static mpg_device *context_device(PyObject *self) {
@@ -152,6 +165,15 @@ static PyObject *get_device_id(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLong(((context *)self)->id.index);
 }
 
+static PyObject *get_rank(PyObject *self, void *Py_UNUSED(unused)) {
+  mpg_device_id id = ((context *)self)->id;
+  return PyLong_FromLong(id.rank ? mpg_device_rank(id) : mpg_ranks_own());
+}
+static PyObject *get_is_remote(PyObject *self, void *Py_UNUSED(unused)) {
+  mpg_device_id id = ((context *)self)->id;
+  return PyBool_FromLong(id.rank && mpg_device_rank(id) != mpg_ranks_own());
+}
+
 static PyMethodDef context_methods[] = {
     {"__enter__", context_enter, METH_NOARGS, NULL},
     {"__exit__", context_exit, METH_VARARGS, NULL},
@@ -164,10 +186,13 @@ static PyGetSetDef context_properties[] = {
     {"device_typeid", get_device_typeid, NULL, "The number of the device type: 1 is cpu, 2 is gpu.",
      NULL},
     {"device_id", get_device_id, NULL, "The number of the device among those of its type.", NULL},
+    {"rank", get_rank, NULL, "The rank of the process that the device belongs to.", NULL},
+    {"is_remote", get_is_remote, NULL, "Whether that is another process than this one.", NULL},
     {0}};
 static PyType_Slot context_slots[] = {
     {Py_tp_doc,
-     "Context(device_type, device_id=0)\n--\n\nA device: where arrays live and ops run. In a "
+     "Context(device_type, device_id=0, rank=None)\n--\n\nA device: where arrays live and ops run. "
+     "In a "
      "with-statement it is the current one of the\n"
      "thread: where arrays are made that name no other.\n\nExamples\n--------\n"
      ">>> with mx.cpu(1):\n"
@@ -185,29 +210,33 @@ static PyType_Slot context_slots[] = {
 static PyType_Spec context_spec = {"mpgluon.context.Context", sizeof(context), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, context_slots};
 
-static PyObject *make(int32_t type, PyObject *const *args, Py_ssize_t count, const char *name) {
+static PyObject *make(int32_t type, PyObject *number, PyObject *rank, const char *name) {
   long index = 0;
-  if (count > 1) return PyErr_Format(PyExc_TypeError, "%s() takes one device number", name);
-  if (count == 1) {
-    index = PyLong_AsLong(args[0]);
+  if (number != NULL) {
+    index = PyLong_AsLong(number);
     if (index == -1 && PyErr_Occurred()) return NULL;
   }
   if (index < 0 || index > INT32_MAX)
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
                         "%s: a device number is 0 or more, got %ld", name, index);
-  return mpg_py_context((mpg_device_id){type, (int32_t)index});
+  mpg_device_id id = {.type = type, .index = (int32_t)index};
+  if (rank != NULL && mpg_py_resolve_rank(rank, &id) < 0) return NULL;
+  return mpg_py_context(id);
 }
 static PyObject *make_named(int32_t type, PyObject *const *args, Py_ssize_t count, PyObject *names,
                             const char *name) {
-  PyObject *values[1];
-  if (names != NULL && PyTuple_GET_SIZE(names) == 1 && count == 0 &&
-      PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "device_id") == 0) {
-    values[0] = args[0];
-    return make(type, values, 1, name);
+  PyObject *number = count > 0 ? args[0] : NULL, *rank = NULL;
+  Py_ssize_t given = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+  if (count > 1) return PyErr_Format(PyExc_TypeError, "%s() takes one device number", name);
+  for (Py_ssize_t i = 0; i < given; i++) {
+    PyObject *word = PyTuple_GET_ITEM(names, i);
+    bool is_rank = PyUnicode_CompareWithASCIIString(word, "rank") == 0;
+    PyObject **place = is_rank ? &rank : &number;
+    if ((!is_rank && PyUnicode_CompareWithASCIIString(word, "device_id") != 0) || *place != NULL)
+      return PyErr_Format(PyExc_TypeError, "%s() takes only device_id and rank, each once", name);
+    *place = args[count + i];
   }
-  if (names != NULL && PyTuple_GET_SIZE(names) > 0)
-    return PyErr_Format(PyExc_TypeError, "%s() takes only device_id", name);
-  return make(type, args, count, name);
+  return make(type, number, rank == Py_None ? NULL : rank, name);
 }
 #define MAKER(function, type)                                                          \
   static PyObject *function(PyObject *module, PyObject *const *args, Py_ssize_t count, \
@@ -305,7 +334,7 @@ static PyObject *side_context(PyObject *Py_UNUSED(module), PyObject *ctx) {
   mpg_device_id id;
   mpg_device *device, *side;
   if (mpg_py_device_id(ctx, &id) < 0) return NULL;
-  if (id.type == MPG_GPU) id = (mpg_device_id){MPG_CPU, 0};
+  if (id.type == MPG_GPU) id = (mpg_device_id){.type = MPG_CPU};
   MPG_PY_TRY(mpg_device_get(id, &device));
   MPG_PY_TRY(mpg_device_side(device, &side));
   return side != NULL ? mpg_py_context(side->id) : Py_NewRef(ctx);
@@ -316,12 +345,16 @@ PyMethodDef mpg_py_context_methods[] = {
      "side_context(ctx)\n--\n\nA second queue of a CPU device (the first one for a GPU), "
      "which goes on while `ctx` waits for others."},
     {"cpu", (PyCFunction)(void (*)(void))cpu, METH_FASTCALL | METH_KEYWORDS,
-     "cpu(device_id=0)\n--\n\nThe CPU device of that number: a worker thread with its own memory "
-     "pool."},
+     "cpu(device_id=0, *, rank=None)\n--\n\nThe CPU device of that number: a worker thread with "
+     "its "
+     "own "
+     "memory pool. rank: of the process that it belongs to, the same device for all; None: this "
+     "process's own."},
     {"gpu", (PyCFunction)(void (*)(void))gpu, METH_FASTCALL | METH_KEYWORDS,
-     "gpu(device_id=0)\n--\n\nThe GPU of that number."},
+     "gpu(device_id=0, *, rank=None)\n--\n\nThe GPU of that number, of this process or of another "
+     "one."},
     {"cpu_pinned", (PyCFunction)(void (*)(void))cpu_pinned, METH_FASTCALL | METH_KEYWORDS,
-     "cpu_pinned(device_id=0)\n--\n\nThe memory of cpu(device_id) that is "
+     "cpu_pinned(device_id=0, *, rank=None)\n--\n\nThe memory of cpu(device_id) that is "
      "page-locked, where there is a GPU: copies to and from GPUs go on beside the program.\n\n"
      "Examples\n--------\n"
      ">>> x = nd.array([1, 2], ctx=mx.cpu_pinned())\n"

@@ -243,6 +243,8 @@ PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *unused);
 /* --- Context (context.c) ---------------------------------------------------------------------- */
 int mpg_py_context_init(PyObject *module);
 PyObject *mpg_py_context(mpg_device_id id); /* new reference */
+/* Sets id->rank from the number of a rank; begins with MPI where that has started the program. */
+int mpg_py_resolve_rank(PyObject *rank, mpg_device_id *id);
 int mpg_py_device_id(PyObject *object,
                      mpg_device_id *id); /* a Context or its text; None: the current one */
 mpg_device_id mpg_py_current_device(void);
@@ -285,8 +287,9 @@ mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num
                                 mpg_array *outputs, uint32_t num_outputs);
 int mpg_py_routine_init(PyObject *module);      /* routine.c */
 int mpg_py_pipeline_run_init(PyObject *module); /* pipeline_run.c */
-int mpg_py_comm_init(PyObject *module);         /* comm.c */
-int mpg_py_update_init(PyObject *module);       /* update.c */
+int mpg_py_ranks_init(PyObject *module);
+int mpg_py_comm_init(PyObject *module);   /* comm.c */
+int mpg_py_update_init(PyObject *module); /* update.c */
 int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
 int mpg_py_symbol_init(PyObject *module); /* symbol.c */

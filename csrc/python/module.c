@@ -49,9 +49,10 @@ static int fill_module(PyObject *module) {
   if (mpg_py_cached_op_init(module) < 0 || mpg_py_io_init(module) < 0 ||
       mpg_py_gluon_init(module) < 0 || mpg_py_symbol_init(module) < 0 ||
       mpg_py_pipeline_run_init(module) < 0 || mpg_py_trace_init(module) < 0 ||
-      mpg_py_comm_init(module) < 0 || mpg_py_update_init(module) < 0 ||
-      mpg_py_routine_init(module) < 0 || mpg_py_scope_init(module) < 0 ||
-      mpg_py_absent_init(module) < 0 || mpg_py_sparse_init(module) < 0)
+      mpg_py_comm_init(module) < 0 || mpg_py_ranks_init(module) < 0 ||
+      mpg_py_update_init(module) < 0 || mpg_py_routine_init(module) < 0 ||
+      mpg_py_scope_init(module) < 0 || mpg_py_absent_init(module) < 0 ||
+      mpg_py_sparse_init(module) < 0)
     return -1;
   return 0;
 }

@@ -158,6 +158,10 @@ static void note_copy(void *state, const mpg_tick *ticks) {
 static mpg_status queue_copy(const mpg_tensor *from, const mpg_tensor *to) {
   copy_state state = {.from = from, .to = to, .origin = mpg_host_origin()};
   mpg_device *device = mpg_tensor_device(to);
+  if (device->remote) {
+    mpg_storage_add_write(to->storage, 0);
+    return MPG_OK;
+  }
   return mpg_device_queue(&(mpg_queuing){
       .devices = &device, .count = 1, .prepare = prepare_copy, .note = note_copy, .state = &state});
 }
@@ -213,8 +217,8 @@ void mpg_storage_copy_contents(mpg_storage *storage) {
 
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host) {
   mpg_device *device = mpg_tensor_device(tensor);
-  if (!readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
-  if (readable(tensor)) {
+  if (!readable(tensor) && !device->remote) MPG_TRY(mpg_tensor_wait(tensor));
+  if (readable(tensor) || device->remote) {
     MPG_TRY(mpg_storage_failure(tensor->storage));
     return device->backend->copy_to_host(device, host, mpg_tensor_data(tensor),
                                          mpg_tensor_bytes(tensor));
@@ -248,6 +252,10 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
   mpg_storage_before_write(storage);
+  if (device->remote) { /* the process that it is on has the same values */
+    mpg_storage_add_write(storage, 0);
+    return MPG_OK;
+  }
   /* Part of a storage whose last write failed stays failed. */
   if (mpg_tensor_is_part(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));

@@ -12,6 +12,7 @@ from ._pipeline.report import Report
 from ._pipeline.train_step import TrainStep
 from ._planner.layer_profile import Profile
 from ._planner.plan import Plan, plan
+from ._ranks import barrier, fetch, num_ranks, rank
 from ._single_device_check import check_against_single_device
 from ._tensor_parallel.attention import (
     ParallelSelfAttention,
@@ -65,12 +66,16 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "barrier",
     "broadcast",
     "check_against_single_device",
     "clip_global_norm",
+    "fetch",
     "gather",
     "load",
+    "num_ranks",
     "plan",
+    "rank",
     "reduce",
     "reduce_scatter",
     "save",

@@ -188,7 +188,7 @@ static mpg_device_id input_device(const void *inputs, int index) {
 mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
                           const mpg_value *inputs, int num_inputs, mpg_value like,
                           mpg_value *outputs) {
-  mpg_device_id device, otherwise = {MPG_CPU, 0};
+  mpg_device_id device, otherwise = {.type = MPG_CPU};
   if (op->flags & MPG_OP_COMPOSED)
     return mpg_op_compose(&graph->builder, op, params, graph->train, inputs, num_inputs, outputs);
   if (mpg_has_value(like)) otherwise = mpg_graph_at(graph, like)->device;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "device/ranks/ranks.h"
 #include "graph/program/program.h"
 #include "tensor/contents.h"
 
@@ -89,6 +90,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
                             .set = set,
                             .random = call->random,
                             .binding = call->binding,
+                            .transfers = mpg_transfers_take(set->num_transfers),
                             .first_ticks = frame->first_ticks};
   void **bases = frame->bases;
   uint32_t base = 0;
@@ -224,7 +226,7 @@ mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call
 }
 
 void mpg_staged_call_end(mpg_staged_call *staged_call) {
-  if (staged_call->frame) mpg_program_discard(&(mpg_program_payload){.frame = staged_call->frame});
+  if (staged_call->frame) mpg_call_frame_release(staged_call->frame);
   staged_call->frame = NULL;
 }
 

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/workspace.h"
+#include "device/ranks/ranks.h"
 #include "graph/program/lower_fused.h"
 #include "graph/program/program.h"
 
@@ -202,7 +203,11 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
       .random = node->random,
       .scope = node->scope,
       .origin = node->origin,
-      .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0};
+      .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0,
+      .transfer = l->set->num_transfers};
+  if (crosses)
+    l->set->num_transfers +=
+        (uint32_t)mpg_transfer_numbers(program->device->id, l->set->programs[slot].device->id);
   MPG_TRY(copy_params(l, node, &instruction.params));
   if (mpg_node_spans(node)) return lower_spanning(l, node, &instruction, runs_on);
   for (uint32_t i = 0; i < node->num_inputs; i++)

@@ -2,6 +2,7 @@
 #include "graph/program/program.h"
 
 #include "base/clock.h"
+#include "device/ranks/ranks.h"
 #include "graph/program/capture.h"
 #include "op/submit.h"
 
@@ -37,8 +38,80 @@ void mpg_program_set_release(mpg_program_set *set) {
   mpg_free(set);
 }
 
+/* --- Copies between ranks --------------------------------------------------------------------- */
+
+static mpg_transfer_kind transfer_of(const mpg_call_frame *frame, const mpg_program *program,
+                                     const mpg_instruction *instruction, mpg_transfer *transfer) {
+  *transfer = (mpg_transfer){.from = program->device->id,
+                             .to = frame->set->programs[instruction->peer].device->id,
+                             .number = frame->transfers + instruction->transfer,
+                             .size = instruction->bytes};
+  return mpg_transfer_of(transfer->from, transfer->to);
+}
+
+static void *operand_address(const mpg_call_frame *frame, const mpg_program *program,
+                             uint32_t operand) {
+  const mpg_location *location = &program->operands[operand];
+  return (char *)frame->bases[location->base] + location->offset;
+}
+
+/* The program of a remote device: of all it does, this process sees what it sends here. */
+static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
+  const mpg_call_frame *frame = state->frame;
+  const mpg_program_segment *segment = &frame->set->segments[state->segment];
+  const mpg_program *program = &frame->set->programs[segment->slot];
+  for (; state->next < segment->end; state->next++) {
+    const mpg_instruction *instruction = &program->instructions[state->next];
+    mpg_transfer transfer;
+    bool done;
+    if (instruction->kind == MPG_SIGNAL) mpg_run_signal(run, run->first_tick + instruction->tick);
+    if (instruction->kind != MPG_COPY ||
+        transfer_of(frame, program, instruction, &transfer) != MPG_TRANSFER_RECEIVE)
+      continue;
+    void *target = operand_address(frame, program, instruction->operands + 1);
+    MPG_TRY(mpg_transfer_receive(run, &transfer, target, &done));
+    if (!done) return MPG_OK;
+  }
+  return MPG_OK;
+}
+
+/* *here: the copy is also, or only, one within this process. */
+static mpg_status send(const mpg_call_frame *frame, const mpg_program *program,
+                       const mpg_instruction *instruction, bool *here) {
+  mpg_transfer transfer;
+  mpg_transfer_kind kind = transfer_of(frame, program, instruction, &transfer);
+  *here = kind == MPG_TRANSFER_HERE || kind == MPG_TRANSFER_SHARE;
+  return kind == MPG_TRANSFER_SEND || kind == MPG_TRANSFER_SHARE
+             ? mpg_transfer_send(&transfer, operand_address(frame, program, instruction->operands))
+             : MPG_OK;
+}
+
+/* Who waits for what a failed segment has not sent is told. */
+static void send_failures(const mpg_program_payload *state) {
+  const mpg_call_frame *frame = state->frame;
+  const mpg_program_segment *segment = &frame->set->segments[state->segment];
+  const mpg_program *program = &frame->set->programs[segment->slot];
+  if (state->next == segment->end || program->device->remote) return;
+  mpg_tick last = frame->first_ticks[state->segment] + segment->num_signals;
+  (void)mpg_device_failure(program->device, last); /* sets the text */
+  for (uint32_t i = state->next; i < segment->end; i++) {
+    mpg_transfer transfer;
+    if (program->instructions[i].kind != MPG_COPY) continue;
+    mpg_transfer_kind kind = transfer_of(frame, program, &program->instructions[i], &transfer);
+    if (kind == MPG_TRANSFER_SEND || kind == MPG_TRANSFER_SHARE)
+      mpg_transfer_send_failure(&transfer);
+  }
+}
+
+/* --- Calls ------------------------------------------------------------------------------------ */
+
 void mpg_program_discard(void *payload) {
-  mpg_call_frame *frame = ((mpg_program_payload *)payload)->frame;
+  mpg_program_payload *state = payload;
+  if (__builtin_expect(state->frame->set->num_transfers, 0)) send_failures(state);
+  mpg_call_frame_release(state->frame);
+}
+
+void mpg_call_frame_release(mpg_call_frame *frame) {
   if (atomic_fetch_sub_explicit(&frame->references, 1, memory_order_acq_rel) != 1) return;
   mpg_program_set *set = frame->set;
   mpg_free(frame->times);
@@ -194,6 +267,7 @@ static void note_event(const mpg_run *run, const mpg_program_set *set,
 
 mpg_status mpg_program_work(mpg_run *run, void *payload) {
   mpg_program_payload *state = payload;
+  if (__builtin_expect(run->device->remote, 0)) return run_remote(run, state);
   const mpg_call_frame *frame = state->frame;
   const mpg_program_segment *segment = &frame->set->segments[state->segment];
   mpg_program *program = &frame->set->programs[segment->slot];
@@ -228,7 +302,9 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
     }
     if (frame->times && !frame->times[state->segment].begin)
       frame->times[state->segment].begin = mpg_clock_ns();
-    MPG_TRY(mpg_program_issue(run, frame, program, instruction, NULL));
+    bool here = true;
+    if (instruction->kind == MPG_COPY) MPG_TRY(send(frame, program, instruction, &here));
+    if (here) MPG_TRY(mpg_program_issue(run, frame, program, instruction, NULL));
     if (profiling) note_event(run, frame->set, instruction, begin);
   }
   if (frame->times) frame->times[state->segment].end = mpg_clock_ns();

@@ -46,7 +46,8 @@ typedef struct mpg_instruction {
   uint32_t operands, num_inputs, num_outputs; /* first operand (view); inputs, then outputs */
   uint32_t random;                            /* call number within the graph; MPG_NO_RANDOM */
   uint32_t scope, origin;
-  size_t bytes; /* moved by a copy */
+  size_t bytes;      /* moved by a copy */
+  uint32_t transfer; /* of a copy between ranks: its first number in a call */
 } mpg_instruction;
 
 static inline const char *mpg_instruction_name(const mpg_instruction *instruction) {
@@ -115,6 +116,7 @@ typedef struct mpg_program_set {
   bool *block_lanes;
   uint32_t first_block; /* blocks before it come with the frame of the forward phase */
   uint32_t num_random;
+  uint32_t num_transfers; /* numbers that the copies between ranks take in a call */
   mpg_drawn *drawn; /* per random call: where the rows of a micro-batch lie in it; in the arena;
                        NULL: looked for */
   uint32_t num_drawn;
@@ -192,6 +194,7 @@ struct mpg_call_frame {
   mpg_call_frame *next;       /* in the set's lists */
   uint64_t binding;           /* whose addresses are among the bases */
   mpg_random_key random;
+  uint64_t transfers; /* the first number of its copies between ranks */
   mpg_rows rows;
   mpg_segment_time *times; /* per segment, filled in as they run; read when they have run; NULL: not
                               wanted. Owned while in use */
@@ -204,5 +207,6 @@ typedef struct mpg_program_payload {
 } mpg_program_payload;
 mpg_status mpg_program_work(mpg_run *run, void *payload);
 void mpg_program_discard(void *payload);
+void mpg_call_frame_release(mpg_call_frame *frame);
 
 #endif

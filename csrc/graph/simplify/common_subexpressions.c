@@ -29,8 +29,9 @@ static uint64_t mix(uint64_t hash, uint64_t word) {
 }
 
 static uint64_t hash_of(const mpg_graph *graph, const mpg_node *node) {
-  uint64_t hash =
-      mix(node->op->id, (uint64_t)node->device.type << 32 | (uint32_t)node->device.index);
+  uint64_t hash = mix(node->op->id, (uint64_t)node->device.type << 56 ^
+                                        (uint64_t)(uint32_t)node->device.rank << 32 ^
+                                        (uint32_t)node->device.index);
   size_t size = node->op->params->size, at = 0;
   for (; at + sizeof hash <= size; at += sizeof hash) {
     uint64_t word;

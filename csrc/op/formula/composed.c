@@ -52,7 +52,7 @@ static const mpg_desc *desc_of(mpg_builder *builder, mpg_value value) {
 static mpg_device_id some_device(mpg_builder *builder, mpg_value value) {
   (void)builder;
   (void)value;
-  return (mpg_device_id){MPG_CPU, 0};
+  return (mpg_device_id){.type = MPG_CPU};
 }
 
 static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const void *params,
@@ -161,7 +161,7 @@ mpg_status mpg_op_compose(mpg_builder *builder, const mpg_op *op, const void *pa
   enum { FEW = 16 };
   mpg_desc few[FEW], *descs = few;
   size_t total = (size_t)num_inputs + (size_t)mpg_op_num_outputs(op, params, num_inputs);
-  mpg_device_id device = {MPG_CPU, 0};
+  mpg_device_id device = {.type = MPG_CPU};
   MPG_TRY(mpg_op_place(op, params, &(placed_inputs){builder, inputs}, num_inputs, input_device,
                        device, &device));
   if (total > FEW && !(descs = mpg_malloc(total * sizeof *descs)))

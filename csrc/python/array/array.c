@@ -295,8 +295,9 @@ mpg_device_id mpg_py_context_id(const mpg_array *array) {
 mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor) {
   mpg_device *device;
   MPG_TRY(mpg_device_get(id, &device));
-  return id.type == MPG_CPU_PINNED ? mpg_tensor_create_pinned(device, desc, tensor)
-                                   : mpg_tensor_create(device, desc, tensor);
+  return id.type == MPG_CPU_PINNED && !device->remote
+             ? mpg_tensor_create_pinned(device, desc, tensor)
+             : mpg_tensor_create(device, desc, tensor);
 }
 
 static PyObject *copy_to_pinned(mpg_array *array, mpg_device_id id) {
@@ -318,7 +319,7 @@ static PyObject *copy_to_pinned(mpg_array *array, mpg_device_id id) {
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
   mpg_array *array = mpg_py_array_of(self);
   mpg_device_id own = mpg_py_context_id(array);
-  if (!copy && own.type == id.type && own.index == id.index) {
+  if (!copy && mpg_device_id_equal(own, id)) {
     if (!mpg_py_tracked(array)) return Py_NewRef(self);
     /* A view: gradients that arrive through it are summed before they join the others, as they are
      * where it is a copy. So the order of sums, and with it their bits, is the same on one device

@@ -255,9 +255,9 @@ static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes)
  * end; of a tensor with other strides than those of C a copy. -1: `owner` is the caller's still. */
 static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner,
                   mpg_tensor *tensor) {
-  mpg_device_id id = {MPG_CPU, 0};
+  mpg_device_id id = {.type = MPG_CPU};
   if (source->device.type == DL_CUDA)
-    id = (mpg_device_id){MPG_GPU, source->device.id};
+    id = (mpg_device_id){.type = MPG_GPU, .index = source->device.id};
   else if (source->device.type != DL_CPU && source->device.type != DL_CUDA_HOST)
     return refuse("the tensor is on a device of an unknown kind");
   if (source->ndim < 0 || source->ndim > MPG_MAX_NDIM)
@@ -380,7 +380,7 @@ static PyObject *stream_for(PyObject *producer) {
   }
   mpg_device *device;
   if (type != DL_CUDA) Py_RETURN_NONE;
-  MPG_PY_TRY(mpg_device_get((mpg_device_id){MPG_GPU, card}, &device));
+  MPG_PY_TRY(mpg_device_get((mpg_device_id){.type = MPG_GPU, .index = card}, &device));
   return PyLong_FromVoidPtr(device->backend->sharing->stream(device));
 }
 

@@ -1,0 +1,214 @@
+/* The engine: its thread, the numbers of transfers, and what running work asks of it. */
+#define _GNU_SOURCE
+#include "device/ranks/engine.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/host.h"
+#include "base/memory.h"
+
+mpg_engine mpg_the_engine = {
+    .size = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+static mpg_engine *const engine = &mpg_the_engine;
+static uint64_t next_number; /* runtime state; host lock */
+
+static const size_t MOST_UNDER_WAY = (size_t)512 << 20;
+
+/* --- Ranks ------------------------------------------------------------------------------------ */
+
+int mpg_ranks_count(void) { return engine->size; }
+int mpg_ranks_own(void) { return engine->rank; }
+
+mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size) {
+  if (engine->peers) return mpg_fail(MPG_ERROR, "the ranks have begun already");
+  if (size < 1 || rank < 0 || rank >= size || mpi->largest_tag < 1)
+    return mpg_fail(MPG_VALUE_ERROR, "rank %d of %d: there is no such rank", rank, size);
+  engine->peers = mpg_calloc((size_t)size, sizeof *engine->peers);
+  if (!engine->peers) return mpg_out_of_host_memory((size_t)size * sizeof *engine->peers);
+  engine->mpi = *mpi;
+  engine->rank = rank;
+  engine->size = size;
+  return MPG_OK;
+}
+
+mpg_transfer_kind mpg_transfer_of(mpg_device_id from, mpg_device_id to) {
+  int own = engine->rank + 1; /* as in the ids */
+  if (from.rank == to.rank)
+    return from.rank && from.rank != own ? MPG_TRANSFER_NONE : MPG_TRANSFER_HERE;
+  if (!from.rank) return to.rank == own ? MPG_TRANSFER_HERE : MPG_TRANSFER_NONE;
+  if (from.rank == own) return to.rank ? MPG_TRANSFER_SEND : MPG_TRANSFER_SHARE;
+  return !to.rank || to.rank == own ? MPG_TRANSFER_RECEIVE : MPG_TRANSFER_NONE;
+}
+
+uint64_t mpg_transfer_numbers(mpg_device_id from, mpg_device_id to) {
+  if (!from.rank || from.rank == to.rank) return 0;
+  return to.rank ? 1 : (uint64_t)engine->size;
+}
+
+uint64_t mpg_transfers_take(uint64_t count) {
+  uint64_t first = next_number;
+  next_number += count;
+  return first;
+}
+
+/* --- Waiting ---------------------------------------------------------------------------------- */
+
+void mpg_engine_pause(int *turns) {
+  enum { SPINS = 64, YIELDS = 400, SHORT_NS = 20000, LONG_NS = 200000, LONG_BEHIND = 2000 };
+  int turn = (*turns)++;
+  if (turn < SPINS && mpg_spin_limit_ns()) {
+    mpg_cpu_pause();
+  } else if (turn < YIELDS) {
+    sched_yield(); /* another rank of this machine may be the one that is waited for */
+  } else {
+    const struct timespec pause = {.tv_nsec = turn < LONG_BEHIND ? SHORT_NS : LONG_NS};
+    nanosleep(&pause, NULL);
+  }
+}
+
+bool mpg_engine_advance(bool *left) {
+  bool moved = mpg_messages_advance();
+  *left = false;
+  moved |= mpg_remote_advance(left);
+  *left |= engine->under_way != NULL;
+  return moved;
+}
+
+/* --- The thread ------------------------------------------------------------------------------- */
+
+static void *engine_main(void *unused) {
+  int turns = 0;
+  (void)unused;
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), "ranks");
+#endif
+  pthread_mutex_lock(&engine->lock);
+  while (!engine->stopping) {
+    bool left;
+    if (mpg_engine_advance(&left)) turns = 0;
+    if (!left) {
+      pthread_cond_wait(&engine->changed, &engine->lock);
+      turns = 0;
+      continue;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    mpg_engine_pause(&turns);
+    pthread_mutex_lock(&engine->lock);
+  }
+  pthread_mutex_unlock(&engine->lock);
+  return NULL;
+}
+
+mpg_status mpg_engine_start(void) {
+  if (engine->forked)
+    return mpg_fail(MPG_ERROR,
+                    "this process was forked from rank %d, and takes no part in "
+                    "transfers between ranks",
+                    engine->rank);
+  if (engine->started) return MPG_OK;
+  sigset_t all, before;
+  sigfillset(&all); /* signals are for the host's threads */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(&engine->thread, NULL, engine_main, NULL);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error)
+    return mpg_fail(MPG_ERROR, "the thread for ranks could not be started: %s", strerror(error));
+  engine->started = true;
+  return MPG_OK;
+}
+
+void mpg_engine_stop(void) {
+  pthread_mutex_lock(&engine->lock);
+  engine->stopping = true;
+  bool started = engine->started;
+  engine->started = false;
+  pthread_cond_broadcast(&engine->changed);
+  pthread_mutex_unlock(&engine->lock);
+  if (started) pthread_join(engine->thread, NULL);
+}
+
+void mpg_ranks_end(void) {
+  for (int i = 0; i < engine->size; i++)
+    if (i != engine->rank) mpg_ranks_lost(i, "the program has ended");
+  mpg_engine_stop();
+}
+
+/* --- Transfers -------------------------------------------------------------------------------- */
+
+static void make_room(void) { /* lock held */
+  bool left;
+  for (int turns = 0; engine->bytes_under_way > MOST_UNDER_WAY && !engine->stopping;) {
+    mpg_messages_advance();
+    (void)left;
+    pthread_mutex_unlock(&engine->lock);
+    mpg_engine_pause(&turns);
+    pthread_mutex_lock(&engine->lock);
+  }
+}
+
+/* To the target's rank, or to all others. */
+static mpg_status send(const mpg_transfer *t, const void *data, const char *failure) {
+  int to = mpg_device_rank(t->to);
+  mpg_status status = MPG_OK;
+  pthread_mutex_lock(&engine->lock);
+  if (!failure) make_room();
+  MPG_GOTO(mpg_engine_start());
+  if (to >= 0) {
+    status = mpg_message_send(t, to, t->number, data, failure);
+  } else {
+    for (int i = 1; i < engine->size && status == MPG_OK; i++) {
+      int rank = (engine->rank + i) % engine->size;
+      status = mpg_message_send(t, rank, t->number + (uint64_t)rank, data, failure);
+    }
+  }
+  pthread_cond_signal(&engine->changed);
+fail:
+  pthread_mutex_unlock(&engine->lock);
+  return status;
+}
+
+mpg_status mpg_transfer_send(const mpg_transfer *transfer, const void *data) {
+  return send(transfer, data, NULL);
+}
+
+void mpg_transfer_send_failure(const mpg_transfer *transfer) {
+  char text[MPG_NOTICE];
+  snprintf(text, sizeof text, "%s", mpg_error_text());
+  send(transfer, NULL, text); /* if that fails, the other side's time limit tells */
+}
+
+bool mpg_ranks_flushed(void) {
+  bool flushed = true;
+  pthread_mutex_lock(&engine->lock);
+  for (const mpg_message *m = engine->under_way; m; m = m->next) flushed &= !m->sends;
+  pthread_mutex_unlock(&engine->lock);
+  return flushed;
+}
+
+mpg_rank_statistics mpg_ranks_statistics(void) {
+  pthread_mutex_lock(&engine->lock);
+  const mpg_rank_statistics statistics = {next_number, engine->sent, engine->received,
+                                          engine->bytes_sent, engine->bytes_received};
+  pthread_mutex_unlock(&engine->lock);
+  return statistics;
+}
+
+void mpg_ranks_lost(int rank, const char *text) {
+  pthread_mutex_lock(&engine->lock);
+  if (rank >= 0 && rank < engine->size && engine->peers && !engine->peers[rank].lost[0]) {
+    snprintf(engine->peers[rank].lost, MPG_NOTICE, "%s", text);
+    for (mpg_message *m = engine->under_way; m; m = m->next) {
+      if (m->rank != rank || m->sends) continue;
+      m->done = true;
+      m->status = MPG_ERROR;
+      snprintf(m->text, sizeof m->text, "%s", text);
+    }
+    pthread_cond_signal(&engine->changed);
+  }
+  pthread_mutex_unlock(&engine->lock);
+}

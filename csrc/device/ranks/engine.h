@@ -1,0 +1,77 @@
+/* Internals shared by the files of this folder: the engine's state and its messages.
+ *
+ * Everything here is under the engine's lock, which is held for moments: MPI calls do not block.
+ */
+#ifndef MPG_DEVICE_RANKS_ENGINE_H
+#define MPG_DEVICE_RANKS_ENGINE_H
+
+#include <pthread.h>
+
+#include "device/internal.h"
+#include "device/ranks/ranks.h"
+
+enum {
+  MPG_HEADER = 64,      /* bytes in front of the data of a message */
+  MPG_NOTICE = 448,     /* bytes of the text of a failure */
+  MPG_SMALL = 64 << 10, /* data up to here comes with its header in one message */
+  MPG_PIECE = 1 << 30,  /* larger data comes in pieces of so many bytes */
+  MPG_CONTROL_TAG = 0,  /* tag of control messages; those of transfers are 1 and more */
+};
+
+typedef struct mpg_message mpg_message;
+struct mpg_message {
+  mpg_message *next; /* of those under way */
+  int rank;          /* to or from */
+  bool sends, control, done;
+  mpg_status status; /* of one that is done */
+  char text[MPG_NOTICE];
+  mpg_transfer transfer; /* of a receive */
+  char *buffer;          /* header, then small data or a notice; owned */
+  size_t buffer_size;
+  char *data;                   /* large data; owned if it is sent */
+  char *target;                 /* of a receive */
+  bool body;                    /* a receive of large data has its header */
+  int num_requests, num_tested; /* those before num_tested are done */
+  mpg_mpi_handle *requests;     /* owned */
+};
+
+typedef struct mpg_peer {
+  char lost[MPG_NOTICE]; /* why nothing comes from it any more; empty: it may */
+  int64_t heard_ns;      /* when something came last */
+  bool ended;            /* it has said that its script has ended */
+} mpg_peer;
+
+typedef struct mpg_engine {
+  mpg_mpi mpi;
+  int rank, size;
+  pthread_mutex_t lock;
+  pthread_cond_t changed; /* there is something to do */
+  pthread_t thread;
+  bool started, stopping, forked;
+  int forking;
+  mpg_message *under_way;
+  size_t bytes_under_way; /* copied and not sent yet */
+  uint64_t sent, received, bytes_sent, bytes_received;
+  mpg_peer *peers; /* by rank */
+} mpg_engine;
+extern mpg_engine mpg_the_engine; /* runtime state */
+
+/* messages.c */
+mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
+                            const void *data, const char *failure);
+mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message);
+void mpg_message_free(mpg_message *message);
+bool mpg_messages_advance(void); /* true: something was done */
+
+/* remote.c: lets the work of remote devices go on. True: something was done; *left: is queued. */
+bool mpg_remote_advance(bool *left);
+
+/* engine.c: all of it once. True: something was done; *left: something is under way. */
+bool mpg_engine_advance(bool *left);
+mpg_status mpg_engine_start(void); /* the thread, if it does not run */
+void mpg_engine_stop(void);
+void mpg_engine_pause(int *turns); /* between two looks: spins at first, then sleeps */
+
+extern const mpg_backend mpg_remote_backend;
+
+#endif

@@ -1,0 +1,227 @@
+/* Messages between ranks: headers, data in pieces, notices of failures. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "device/ranks/engine.h"
+
+typedef struct header {
+  uint64_t magic, number, size;
+  mpg_device_id from, to;
+  uint32_t failed; /* a text follows instead of data */
+  uint32_t unused;
+} header;
+_Static_assert(sizeof(header) <= MPG_HEADER, "it fits");
+
+static const uint64_t MAGIC = 0x6d7067726d736731;
+
+static mpg_engine *const engine = &mpg_the_engine;
+
+static int tag_of(uint64_t number) { return 1 + (int)(number % (uint64_t)engine->mpi.largest_tag); }
+
+void mpg_message_free(mpg_message *message) {
+  if (!message || message->num_tested < message->num_requests) return; /* MPI has it still: kept */
+  if (message->sends) engine->bytes_under_way -= message->buffer_size + message->transfer.size;
+  mpg_free(message->buffer);
+  if (message->sends) mpg_free(message->data);
+  mpg_free(message->requests);
+  mpg_free(message);
+}
+
+static mpg_status new_message(int rank, size_t buffer_size, int num_requests,
+                              mpg_message **result) {
+  mpg_message *message = mpg_calloc(1, sizeof *message);
+  if (!message) return mpg_out_of_host_memory(sizeof *message);
+  message->rank = rank;
+  message->buffer_size = buffer_size;
+  message->buffer = mpg_malloc(buffer_size);
+  message->requests = mpg_calloc((size_t)num_requests, sizeof *message->requests);
+  if (!message->buffer || !message->requests) {
+    mpg_message_free(message);
+    return mpg_out_of_host_memory(buffer_size);
+  }
+  *result = message;
+  return MPG_OK;
+}
+
+static int pieces_of(size_t size) {
+  return size > MPG_SMALL ? (int)((size + MPG_PIECE - 1) / MPG_PIECE) : 0;
+}
+static int piece_size(size_t size, int piece) {
+  size_t left = size - (size_t)piece * MPG_PIECE;
+  return (int)(left < MPG_PIECE ? left : MPG_PIECE);
+}
+
+static mpg_status isend(mpg_message *m, const void *data, int size, int tag) {
+  return mpg_mpi_check(&engine->mpi,
+                       engine->mpi.isend(data, size, engine->mpi.byte, m->rank, tag,
+                                         engine->mpi.communicator, &m->requests[m->num_requests++]),
+                       "MPI_Isend");
+}
+static mpg_status irecv(mpg_message *m, void *data, int size, int tag) {
+  return mpg_mpi_check(&engine->mpi,
+                       engine->mpi.irecv(data, size, engine->mpi.byte, m->rank, tag,
+                                         engine->mpi.communicator, &m->requests[m->num_requests++]),
+                       "MPI_Irecv");
+}
+
+static void put_under_way(mpg_message *message) {
+  message->next = engine->under_way;
+  engine->under_way = message;
+}
+
+mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
+                            const void *data, const char *failure) {
+  size_t size = failure ? 0 : transfer->size, small = size <= MPG_SMALL ? size : 0;
+  size_t length = failure ? strnlen(failure, MPG_NOTICE - 1) : 0;
+  mpg_message *m;
+  mpg_status status = MPG_OK;
+  if (engine->peers[rank].lost[0]) return mpg_fail(MPG_ERROR, "%s", engine->peers[rank].lost);
+  MPG_TRY(new_message(rank, MPG_HEADER + (failure ? length + 1 : small), 1 + pieces_of(size), &m));
+  m->sends = true;
+  m->transfer.size = size - small;
+  engine->bytes_under_way += m->buffer_size + m->transfer.size;
+  const header head = {.magic = MAGIC,
+                       .number = number,
+                       .size = transfer->size,
+                       .from = transfer->from,
+                       .to = transfer->to,
+                       .failed = failure != NULL};
+  memset(m->buffer, 0, MPG_HEADER);
+  memcpy(m->buffer, &head, sizeof head);
+  if (failure) {
+    memcpy(m->buffer + MPG_HEADER, failure, length);
+    m->buffer[MPG_HEADER + length] = 0;
+  } else if (small) {
+    memcpy(m->buffer + MPG_HEADER, data, small);
+  } else if (size) {
+    m->data = mpg_malloc(size);
+    if (!m->data) MPG_GOTO(mpg_out_of_host_memory(size));
+    memcpy(m->data, data, size);
+  }
+  MPG_GOTO(isend(m, m->buffer, (int)m->buffer_size, tag_of(number)));
+  for (int i = 0; m->data && i < pieces_of(size); i++)
+    MPG_GOTO(isend(m, m->data + (size_t)i * MPG_PIECE, piece_size(size, i), tag_of(number)));
+  put_under_way(m);
+  engine->sent++;
+  engine->bytes_sent += size;
+  return MPG_OK;
+fail:
+  if (m->num_requests) { /* MPI may still read it */
+    m->done = true;
+    m->num_tested = m->num_requests;
+    return status;
+  }
+  mpg_message_free(m);
+  return status;
+}
+
+mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message) {
+  size_t small = transfer->size <= MPG_SMALL ? transfer->size : 0;
+  size_t behind = small > MPG_NOTICE ? small : MPG_NOTICE;
+  int rank = mpg_device_rank(transfer->from);
+  mpg_message *m;
+  if (engine->peers[rank].lost[0]) return mpg_fail(MPG_ERROR, "%s", engine->peers[rank].lost);
+  MPG_TRY(new_message(rank, MPG_HEADER + behind, 1 + pieces_of(transfer->size), &m));
+  m->transfer = *transfer;
+  if (!transfer->to.rank) m->transfer.number += (uint64_t)engine->rank; /* one for each rank */
+  m->target = target;
+  mpg_status status = irecv(m, m->buffer, (int)m->buffer_size, tag_of(m->transfer.number));
+  if (status != MPG_OK) {
+    mpg_message_free(m);
+    return status;
+  }
+  put_under_way(m);
+  *message = m;
+  return MPG_OK;
+}
+
+static void finish(mpg_message *m, mpg_status status) {
+  m->done = true;
+  m->status = status;
+  if (status != MPG_OK) snprintf(m->text, sizeof m->text, "%s", mpg_error_text());
+}
+
+/* Whether the message is the one that this program expects. */
+static mpg_status check_header(const mpg_message *m, const header *head) {
+  const mpg_transfer *t = &m->transfer;
+  if (head->magic != MAGIC)
+    return mpg_fail(MPG_ERROR, "rank %d sent what is no transfer: it runs another version",
+                    m->rank);
+  if (head->number == t->number && head->size == t->size &&
+      mpg_device_id_equal(head->from, t->from) && mpg_device_id_equal(head->to, t->to))
+    return MPG_OK;
+  return mpg_fail(
+      MPG_ERROR,
+      "the ranks run different programs: rank %d expects, as transfer %llu, %zu bytes from %s to "
+      "%s, but rank %d sent as transfer %llu %llu bytes from %s to %s",
+      engine->rank, (unsigned long long)t->number, t->size, mpg_device_id_text(t->from).text,
+      mpg_device_id_text(t->to).text, m->rank, (unsigned long long)head->number,
+      (unsigned long long)head->size, mpg_device_id_text(head->from).text,
+      mpg_device_id_text(head->to).text);
+}
+
+/* The header of a receive has come. */
+static mpg_status begin_body(mpg_message *m) {
+  header head;
+  memcpy(&head, m->buffer, sizeof head);
+  MPG_TRY(check_header(m, &head));
+  if (head.failed) {
+    m->buffer[m->buffer_size - 1] = 0;
+    return mpg_fail(MPG_ERROR, "on rank %d: %s", m->rank, m->buffer + MPG_HEADER);
+  }
+  size_t size = m->transfer.size;
+  m->body = true;
+  if (size && size <= MPG_SMALL) memcpy(m->target, m->buffer + MPG_HEADER, size);
+  for (int i = 0; i < pieces_of(size); i++)
+    MPG_TRY(irecv(m, m->target + (size_t)i * MPG_PIECE, piece_size(size, i),
+                  tag_of(m->transfer.number)));
+  return MPG_OK;
+}
+
+/* True: something has come or gone. */
+static bool advance(mpg_message *m) {
+  bool moved = false;
+  while (m->num_tested < m->num_requests) {
+    _Alignas(16) char status[MPG_MPI_STATUS];
+    int done = 0;
+    mpg_status result = mpg_mpi_check(
+        &engine->mpi, engine->mpi.test(&m->requests[m->num_tested], &done, status), "MPI_Test");
+    if (result != MPG_OK) {
+      finish(m, result);
+      return true;
+    }
+    if (!done) return moved;
+    moved = true;
+    m->num_tested++;
+    engine->peers[m->rank].heard_ns = mpg_clock_ns();
+    if (m->sends || m->body) continue;
+    result = begin_body(m);
+    if (result != MPG_OK) {
+      finish(m, result);
+      return true;
+    }
+  }
+  if (!m->sends) {
+    engine->received++;
+    engine->bytes_received += m->transfer.size;
+  }
+  finish(m, MPG_OK);
+  return true;
+}
+
+bool mpg_messages_advance(void) {
+  bool moved = false;
+  for (mpg_message **link = &engine->under_way; *link;) {
+    mpg_message *m = *link;
+    moved |= advance(m);
+    if (!m->done) {
+      link = &m->next;
+      continue;
+    }
+    *link = m->next;
+    if (m->sends) mpg_message_free(m);
+  }
+  return moved;
+}

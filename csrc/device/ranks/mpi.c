@@ -1,0 +1,30 @@
+/* Finds MPI's functions. */
+#include "device/ranks/mpi.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+static mpg_status find(void *library, const char *name, void *function) {
+  void *symbol = dlsym(library, name);
+  if (!symbol) return mpg_fail(MPG_ERROR, "the MPI library has no %s: %s", name, dlerror());
+  memcpy(function, &symbol, sizeof symbol);
+  return MPG_OK;
+}
+
+mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path) {
+  void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL); /* one more reference; stays */
+  if (!library) return mpg_fail(MPG_ERROR, "the MPI library cannot be opened: %s", dlerror());
+  MPG_TRY(find(library, "MPI_Isend", &mpi->isend));
+  MPG_TRY(find(library, "MPI_Irecv", &mpi->irecv));
+  MPG_TRY(find(library, "MPI_Test", &mpi->test));
+  return find(library, "MPI_Error_string", &mpi->error_string);
+}
+
+mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function) {
+  enum { LONGEST = 8192 }; /* MPI_MAX_ERROR_STRING is 256 to 8192 */
+  char text[LONGEST + 1] = "";
+  int length = 0;
+  if (!code) return MPG_OK;
+  mpi->error_string(code, text, &length);
+  return mpg_fail(MPG_ERROR, "%s failed: %.400s", function, text);
+}

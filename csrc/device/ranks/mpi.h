@@ -1,0 +1,34 @@
+/* The MPI library that the host has opened: the few functions that are called, found when it is
+ * running. Nothing of MPI is needed to build.
+ *
+ * Implementations differ in what a handle is, an int or a pointer. Both are passed in a register as
+ * wide as a pointer, of which a callee that takes an int reads the lower half. So handles are words
+ * here, and requests are written into words. Threads: see each function of ranks.h; MPI itself runs
+ * with MPI_THREAD_MULTIPLE, which the host checks.
+ */
+#ifndef MPG_DEVICE_RANKS_MPI_H
+#define MPG_DEVICE_RANKS_MPI_H
+
+#include "base/status.h"
+
+typedef uintptr_t mpg_mpi_handle;
+
+typedef struct mpg_mpi {
+  int (*isend)(const void *buffer, int count, mpg_mpi_handle type, int to, int tag,
+               mpg_mpi_handle communicator, mpg_mpi_handle *request);
+  int (*irecv)(void *buffer, int count, mpg_mpi_handle type, int from, int tag,
+               mpg_mpi_handle communicator, mpg_mpi_handle *request);
+  int (*test)(mpg_mpi_handle *request, int *done, void *status);
+  int (*error_string)(int code, char *text, int *length);
+  mpg_mpi_handle communicator, byte;
+  int largest_tag;
+} mpg_mpi;
+
+enum { MPG_MPI_STATUS = 256 }; /* bytes, more than an MPI_Status has anywhere */
+
+/* Finds the functions in the library of that path, which is open already, and what it needs. */
+mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path);
+/* MPG_OK if the code is MPI's success; else its text. */
+mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function);
+
+#endif

@@ -1,0 +1,80 @@
+/* Ranks: the processes of one program, started together, which run the same script.
+ *
+ * A device that names a rank is the same device for all processes: one holds it, for the others it
+ * is *remote*, a device without memory. Every process submits all work to all devices in the same
+ * order. Work on a remote device takes ticks there, but computes nothing. A copy between two ranks
+ * is a *transfer*: a message that the one sends when it does the copy and the other receives.
+ * Transfers are numbered in the order in which they are queued, which is the same in all processes,
+ * and the number is the message's tag; so messages of any devices may overtake each other. Both
+ * sides compare number, size and devices, which tells programs that differ.
+ *
+ * A device without a rank is the process's own: each process has one, with the same values if the
+ * script gives them the same. So a copy from an own device to that of a rank moves nothing between
+ * processes, and a copy from the device of a rank to own devices goes to all.
+ *
+ * Who sends copies into a buffer and goes on. Receives are work of the remote device that the data
+ * comes from, queued like any other; when the data is there, so is the tick. They advance in the
+ * *engine*: by its thread, and by every thread that waits for a remote device. When work fails
+ * before it has sent, a notice goes in the data's place, and the receive fails with its text.
+ *
+ * Ownership: the engine owns messages under way. Threads: as said at each function.
+ */
+#ifndef MPG_DEVICE_RANKS_RANKS_H
+#define MPG_DEVICE_RANKS_RANKS_H
+
+#include "device/device.h"
+#include "device/ranks/mpi.h"
+
+/* Begins: from now on there are `size` ranks and this process is `rank`. Once. Host lock. */
+mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size);
+/* Stops: nothing is sent or received any more; what waits fails. Host lock not needed. */
+void mpg_ranks_end(void);
+int mpg_ranks_count(void); /* 1: not begun, or only one. Any thread */
+int mpg_ranks_own(void);   /* 0 then */
+
+/* A device of the process of that rank. */
+static inline int mpg_device_rank(mpg_device_id id) { return id.rank - 1; }
+
+/* What a copy between two devices is for this process. */
+typedef enum mpg_transfer_kind {
+  MPG_TRANSFER_HERE,    /* both are here, nobody else gets it: no transfer */
+  MPG_TRANSFER_NONE,    /* others' business, or each has it already */
+  MPG_TRANSFER_SEND,    /* to the rank of the target */
+  MPG_TRANSFER_SHARE,   /* copied here, and sent to all others */
+  MPG_TRANSFER_RECEIVE, /* from the rank of the source */
+} mpg_transfer_kind;
+mpg_transfer_kind mpg_transfer_of(mpg_device_id from, mpg_device_id to);
+/* How many numbers it takes: the same in all processes. */
+uint64_t mpg_transfer_numbers(mpg_device_id from, mpg_device_id to);
+/* The first of so many new numbers. Host lock. */
+uint64_t mpg_transfers_take(uint64_t count);
+
+typedef struct mpg_transfer {
+  mpg_device_id from, to;
+  uint64_t number; /* the first of the copy's */
+  size_t size;
+} mpg_transfer;
+
+/* SEND and SHARE: sends what is at `data` now to whoever gets it. Waits while very much is under
+ * way. Running work of the source's or target's device, or host lock. */
+mpg_status mpg_transfer_send(const mpg_transfer *transfer, const void *data);
+/* Instead: that it failed, with this thread's error text. Any thread. */
+void mpg_transfer_send_failure(const mpg_transfer *transfer);
+/* RECEIVE, by running work of the source's device. *done false: return MPG_OK, and call it again
+ * when called again. */
+mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, void *target,
+                                bool *done);
+
+/* Whether all that was sent has left (any thread); how much has been sent and received so far
+ * (host lock). */
+bool mpg_ranks_flushed(void);
+typedef struct mpg_rank_statistics {
+  uint64_t numbers, sent, received, bytes_sent, bytes_received;
+} mpg_rank_statistics;
+mpg_rank_statistics mpg_ranks_statistics(void);
+
+/* All receives from that rank fail from now on, with this text, and so does what is sent to it. Any
+ * thread. */
+void mpg_ranks_lost(int rank, const char *text);
+
+#endif

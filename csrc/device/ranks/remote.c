@@ -1,0 +1,259 @@
+/* The backend of remote devices: no memory, and of work only what other ranks send. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "device/ranks/engine.h"
+
+typedef struct kept_task { /* followed by its points and payload */
+  struct kept_task *next;
+  mpg_task task;
+  mpg_point blocked_on;
+} kept_task;
+
+typedef struct task_list {
+  kept_task *first, **last;
+} task_list;
+
+typedef struct remote_state {
+  mpg_device *device;
+  struct remote_state *next;
+  task_list published, enqueued; /* enqueued: the host lock's */
+  mpg_message *receiving;        /* what the running work waits for */
+} remote_state;
+
+static mpg_engine *const engine = &mpg_the_engine;
+static remote_state *remotes; /* runtime state; the engine's lock */
+
+static void clear(task_list *list) { *list = (task_list){.first = NULL, .last = &list->first}; }
+
+static void append(task_list *list, kept_task *task) {
+  task->next = NULL;
+  *list->last = task;
+  list->last = &task->next;
+}
+
+static kept_task *take_first(task_list *list) {
+  kept_task *task = list->first;
+  list->first = task->next;
+  if (!list->first) list->last = &list->first;
+  return task;
+}
+
+static mpg_status remote_open(mpg_device *device) {
+  remote_state *state = mpg_calloc(1, sizeof *state);
+  if (!state) return mpg_out_of_host_memory(sizeof *state);
+  state->device = device;
+  clear(&state->published);
+  clear(&state->enqueued);
+  device->backend_state = state;
+  pthread_mutex_lock(&engine->lock);
+  remote_state **last = &remotes;
+  while (*last) last = &(*last)->next;
+  *last = state;
+  pthread_mutex_unlock(&engine->lock);
+  return MPG_OK;
+}
+
+/* --- Submission ------------------------------------------------------------------------------- */
+
+static mpg_status remote_enqueue(mpg_device *device, const mpg_submission *submission,
+                                 mpg_tick first_tick) {
+  remote_state *state = device->backend_state;
+  size_t points_size = mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), 16);
+  size_t head = mpg_align_up(sizeof(kept_task), 16), size;
+  pthread_mutex_lock(&engine->lock);
+  mpg_status status = mpg_engine_start();
+  pthread_mutex_unlock(&engine->lock);
+  MPG_TRY(status);
+  if (!mpg_size_add(head + points_size, submission->payload_size, &size))
+    return mpg_out_of_host_memory(SIZE_MAX);
+  kept_task *kept = mpg_malloc(size);
+  if (!kept) return mpg_out_of_host_memory(size);
+  char *points = (char *)kept + head;
+  *kept = (kept_task){.task = {.submission = *submission, .first_tick = first_tick}};
+  kept->task.submission.points = (mpg_point *)points;
+  kept->task.submission.payload = points + points_size;
+  if (submission->num_points)
+    memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
+  if (submission->payload_size)
+    memcpy(points + points_size, submission->payload, submission->payload_size);
+  append(&state->enqueued, kept);
+  return MPG_OK;
+}
+
+static void remote_publish(mpg_device *device) {
+  remote_state *state = device->backend_state;
+  pthread_mutex_lock(&engine->lock);
+  while (state->enqueued.first) append(&state->published, take_first(&state->enqueued));
+  pthread_cond_signal(&engine->changed);
+  pthread_mutex_unlock(&engine->lock);
+}
+
+static void remote_retract(mpg_device *device) {
+  remote_state *state = device->backend_state;
+  while (state->enqueued.first) mpg_free(take_first(&state->enqueued));
+}
+
+/* --- Running, under the engine's lock --------------------------------------------------------- */
+
+static bool runnable(const remote_state *state) {
+  const kept_task *next = state->published.first;
+  if (!next) return false;
+  if (state->receiving) return state->receiving->done;
+  if (next->blocked_on.device)
+    return mpg_tick_reached(next->blocked_on.device, next->blocked_on.tick);
+  for (int i = 0; i < next->task.submission.num_points; i++)
+    if (!mpg_tick_reached(next->task.submission.points[i].device,
+                          next->task.submission.points[i].tick))
+      return false;
+  return true;
+}
+
+static void run_next(remote_state *state) {
+  kept_task *kept = state->published.first;
+  mpg_device *outer = mpg_worker_device();
+  mpg_worker_set_device(state->device);
+  bool done = mpg_task_advance(state->device, &kept->task, &kept->blocked_on);
+  mpg_worker_set_device(outer);
+  if (!done) return;
+  take_first(&state->published);
+  atomic_store(state->device->completed, mpg_task_last_tick(&kept->task));
+  mpg_free(kept);
+}
+
+bool mpg_remote_advance(bool *left) {
+  bool moved = false;
+  for (remote_state *state = remotes; state; state = state->next) {
+    for (; runnable(state); moved = true) run_next(state);
+    *left |= state->published.first != NULL;
+  }
+  return moved;
+}
+
+static bool remote_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
+  int64_t end = mpg_clock_ns() + timeout_ns;
+  for (int turns = 0; !mpg_tick_reached(device, tick);) {
+    bool left, moved = false;
+    if (pthread_mutex_trylock(&engine->lock) == 0) {
+      moved = mpg_engine_advance(&left);
+      pthread_mutex_unlock(&engine->lock);
+    }
+    if (moved) {
+      turns = 0;
+      continue;
+    }
+    if (mpg_clock_ns() > end) return mpg_tick_reached(device, tick);
+    mpg_engine_pause(&turns);
+  }
+  return true;
+}
+
+static bool remote_run_wait(mpg_run *run, mpg_point point) {
+  run->blocked_on = point;
+  return false;
+}
+
+static void remote_run_signal(mpg_run *run, mpg_tick tick) {
+  atomic_store(run->device->completed, tick);
+}
+
+mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, void *target,
+                                bool *done) {
+  remote_state *state = run->device->backend_state;
+  *done = false;
+  if (!state->receiving) MPG_TRY(mpg_message_receive(transfer, target, &state->receiving));
+  if (!state->receiving->done) {
+    run->blocked_on = (mpg_point){.device = run->device, .tick = run->last_tick};
+    return MPG_OK;
+  }
+  mpg_status status = state->receiving->status;
+  if (status != MPG_OK) mpg_fail(status, "%s", state->receiving->text);
+  mpg_message_free(state->receiving);
+  state->receiving = NULL;
+  *done = true;
+  return status;
+}
+
+/* --- Stopping and forking --------------------------------------------------------------------- */
+
+static void remote_stop(mpg_device *device) {
+  (void)device;
+  mpg_engine_stop();
+}
+
+static void remote_close(mpg_device *device) {
+  remote_state *state = device->backend_state;
+  pthread_mutex_lock(&engine->lock);
+  while (state->published.first) {
+    kept_task *kept = take_first(&state->published);
+    mpg_task_drop(device, &kept->task);
+    atomic_store(device->completed, mpg_task_last_tick(&kept->task));
+    mpg_free(kept);
+  }
+  pthread_mutex_unlock(&engine->lock);
+}
+
+static void remote_fork_prepare(mpg_device *device) {
+  (void)device;
+  if (engine->forking++ == 0) pthread_mutex_lock(&engine->lock);
+}
+
+static void remote_fork_done(mpg_device *device, bool child) {
+  (void)device;
+  if (--engine->forking > 0) return;
+  if (child) {
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_cond_init(&engine->changed, NULL);
+    engine->started = false;
+    engine->forked = true;
+  } else {
+    pthread_mutex_unlock(&engine->lock);
+  }
+}
+
+/* --- Memory: there is none here --------------------------------------------------------------- */
+
+static mpg_status remote_allocate(mpg_device *device, size_t size, void **memory) {
+  (void)device, (void)size;
+  *memory = MPG_NO_BYTES;
+  return MPG_OK;
+}
+static void remote_free(mpg_device *device, void *memory, size_t size) {
+  (void)device, (void)memory, (void)size;
+}
+
+static mpg_status remote_copy_to_host(mpg_device *device, void *host, const void *memory,
+                                      size_t size) {
+  (void)host, (void)memory, (void)size;
+  return mpg_fail(MPG_ERROR,
+                  "the array is on %s, and this is rank %d, which does not have its contents. "
+                  "mx.parallel.fetch(x), called by all ranks, brings them to all",
+                  mpg_device_text(device), engine->rank);
+}
+static mpg_status remote_copy_from_host(mpg_device *device, void *memory, const void *host,
+                                        size_t size) {
+  (void)device, (void)memory, (void)host, (void)size; /* the rank that it is on has the same */
+  return MPG_OK;
+}
+
+const mpg_backend mpg_remote_backend = {
+    .name = "remote",
+    .open = remote_open,
+    .stop = remote_stop,
+    .close = remote_close,
+    .allocate = remote_allocate,
+    .free = remote_free,
+    .enqueue = remote_enqueue,
+    .publish = remote_publish,
+    .retract = remote_retract,
+    .wait = remote_wait,
+    .fork_prepare = remote_fork_prepare,
+    .fork_done = remote_fork_done,
+    .run_wait = remote_run_wait,
+    .run_signal = remote_run_signal,
+    .copy_to_host = remote_copy_to_host,
+    .copy_from_host = remote_copy_from_host,
+    .host_accessible = false,
+    .runs_inline = false,
+};

@@ -1,0 +1,85 @@
+/* _core.ranks_*: the processes of a program. See device/ranks/ranks.h and the package _ranks. */
+#include "device/ranks/ranks.h"
+
+#include "python/core.h"
+
+static PyObject *ranks_begin(PyObject *Py_UNUSED(self), PyObject *args) {
+  const char *path;
+  int rank, size;
+  mpg_mpi mpi = {0};
+  unsigned long long communicator, byte;
+  if (!PyArg_ParseTuple(args, "siiKKi:ranks_begin", &path, &rank, &size, &communicator, &byte,
+                        &mpi.largest_tag))
+    return NULL;
+  mpi.communicator = (mpg_mpi_handle)communicator;
+  mpi.byte = (mpg_mpi_handle)byte;
+  MPG_PY_TRY(mpg_mpi_find(&mpi, path));
+  MPG_PY_TRY(mpg_ranks_begin(&mpi, rank, size));
+  Py_RETURN_NONE;
+}
+
+static PyObject *ranks_end(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  Py_BEGIN_ALLOW_THREADS;
+  mpg_ranks_end();
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+static PyObject *ranks_flushed(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  return PyBool_FromLong(mpg_ranks_flushed());
+}
+
+static PyObject *ranks_statistics(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  mpg_rank_statistics s = mpg_ranks_statistics();
+  return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K}", "transfers", (unsigned long long)s.numbers, "sent",
+                       (unsigned long long)s.sent, "received", (unsigned long long)s.received,
+                       "bytes_sent", (unsigned long long)s.bytes_sent, "bytes_received",
+                       (unsigned long long)s.bytes_received);
+}
+
+static PyObject *ranks_lost(PyObject *Py_UNUSED(self), PyObject *args) {
+  int rank;
+  const char *text;
+  if (!PyArg_ParseTuple(args, "is:ranks_lost", &rank, &text)) return NULL;
+  mpg_ranks_lost(rank, text);
+  Py_RETURN_NONE;
+}
+
+int mpg_py_resolve_rank(PyObject *object, mpg_device_id *id) {
+  long rank = PyLong_AsLong(object);
+  if (rank == -1 && PyErr_Occurred()) return -1;
+  PyObject *module = PyImport_ImportModule("mpgluon._ranks");
+  PyObject *count = module ? PyObject_CallMethod(module, "count", NULL) : NULL;
+  long ranks = count ? PyLong_AsLong(count) : -1;
+  Py_XDECREF(module);
+  Py_XDECREF(count);
+  if (ranks < 0) return -1;
+  if (rank < 0 || rank >= ranks) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 ranks == 1
+                     ? "there is no rank %ld: this program is one process, rank 0; start it with "
+                       "mpirun -n 2 or more"
+                     : "there is no rank %ld: this program's ranks are numbered 0 to %ld",
+                 rank, ranks - 1);
+    return -1;
+  }
+  id->rank = ranks == 1 ? 0 : (int32_t)rank + 1;
+  return 0;
+}
+
+static PyMethodDef methods[] = {
+    {"ranks_begin", ranks_begin, METH_VARARGS,
+     "ranks_begin(path, rank, size, communicator, byte, largest_tag)\n--\n\nFrom now on this "
+     "process is one of several, which talk through the MPI library of that path; handles as "
+     "numbers."},
+    {"ranks_end", ranks_end, METH_NOARGS,
+     "ranks_end()\n--\n\nNothing is sent or received any more."},
+    {"ranks_flushed", ranks_flushed, METH_NOARGS,
+     "ranks_flushed()\n--\n\nWhether all that was sent has left."},
+    {"ranks_statistics", ranks_statistics, METH_NOARGS,
+     "ranks_statistics()\n--\n\nNumbers of transfers, messages and bytes so far."},
+    {"ranks_lost", ranks_lost, METH_VARARGS,
+     "ranks_lost(rank, text)\n--\n\nWhat waits for that rank fails from now on, with this text."},
+    {NULL, NULL, 0, NULL}};
+
+int mpg_py_ranks_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

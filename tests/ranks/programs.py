@@ -1,0 +1,181 @@
+"""Programs over four devices, which ranks share: what each gives is printed by its bits.
+
+mpirun -n 2 python programs.py      or, all in one process:  python programs.py
+"""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon.gluon import nn
+
+PROGRAMS = {}
+
+
+def program(function):
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def inputs(seed, shape, ctx):
+    return nd.array(np.random.RandomState(seed).randn(*shape).astype("float32"), ctx=ctx)
+
+
+def train(net, devices, steps=3, optimizer="sgd", settings=None, shape=(8, 6), classes=3):
+    """Losses, and then all parameters."""
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    trainer = gluon.Trainer(
+        net.collect_params(),
+        optimizer,
+        {"learning_rate": 0.1, "momentum": 0.9} if settings is None else settings,
+    )
+    kept = []
+    for step in range(steps):
+        x = inputs(step, shape, devices[0])
+        label = nd.array(np.arange(shape[0]) % classes, ctx=devices[-1])
+        with autograd.record():
+            out = net(x)
+            loss = loss_of(out, label)
+        loss.backward()
+        trainer.step(shape[0])
+        kept.append(loss)
+    kept.append(net(x))
+    return kept + [p.data() for p in net.collect_params().values()]
+
+
+class Chain(gluon.HybridBlock):
+    """A layer on each device, in turn, dropout behind each."""
+
+    def __init__(self, devices, depth=5):
+        super().__init__()
+        self.devices = devices
+        with self.name_scope():
+            self.layers = nn.HybridSequential()
+            for i in range(depth):
+                self.layers.add(nn.Dense(12, activation="tanh", in_units=12 if i else 6))
+            self.drop = nn.Dropout(0.3)
+            self.output = nn.Dense(3, in_units=12)
+        for i, layer in enumerate(self.layers):
+            layer.initialize(mx.init.Xavier(), ctx=devices[i % len(devices)])
+        self.output.initialize(ctx=devices[-1])
+
+    def hybrid_forward(self, F, x):
+        for i, layer in enumerate(self.layers):
+            x = self.drop(layer(x.as_in_context(self.devices[i % len(self.devices)])))
+        return self.output(x.as_in_context(self.devices[-1]))
+
+
+class Branches(gluon.HybridBlock):
+    """Two branches on two devices, from an input on a third; one goes back and forth, and a layer
+    is used twice."""
+
+    def __init__(self, devices):
+        super().__init__()
+        self.devices = devices
+        with self.name_scope():
+            self.left = nn.Dense(10, activation="relu", in_units=6)
+            self.right = nn.Dense(10, activation="sigmoid", in_units=6)
+            self.shared = nn.Dense(10, in_units=10)
+            self.output = nn.Dense(3, in_units=10)
+        for layer, device in zip((self.left, self.right, self.shared, self.output), devices):
+            layer.initialize(mx.init.Xavier(), ctx=device)
+
+    def hybrid_forward(self, F, x):
+        d = self.devices
+        a = self.left(x.as_in_context(d[0]))
+        b = self.right(x.as_in_context(d[1]))
+        a = self.shared(a.as_in_context(d[2])).as_in_context(d[0]) + a
+        b = self.shared(b.as_in_context(d[2])).as_in_context(d[1]) * b
+        both = F.concat(a.as_in_context(d[3]), b.as_in_context(d[3]), dim=0)
+        return self.output(F.slice_axis(both, axis=0, begin=0, end=8))
+
+
+MODES = {"eager": None, "exact": {"exact": True}, "hybridized": {}}
+
+
+def in_mode(net, mode):
+    if MODES[mode] is not None:
+        net.hybridize(**MODES[mode])
+    return net
+
+
+for mode in MODES:
+
+    def chain(devices, mode=mode):
+        return train(in_mode(Chain(devices), mode), devices, optimizer="adam", settings={})
+
+    def branches(devices, mode=mode):
+        return train(in_mode(Branches(devices), mode), devices)
+
+    PROGRAMS[f"chain_{mode}"], PROGRAMS[f"branches_{mode}"] = chain, branches
+
+
+@program
+def copies(devices):
+    """Back and forth, of sizes up to some pieces; from a device of the process's own, and to it."""
+    kept = []
+    for size in (0, 1, 7, 1000, 16384, 16385, 300_000):
+        x = nd.arange(size, ctx=devices[0]) if size else nd.zeros((0, 2), ctx=devices[0])
+        for device in (*devices, *devices[::-1]):
+            x = x.as_in_context(device) + 1
+        kept.append(x)
+    own = nd.arange(5)  # each rank has one
+    for device in devices:
+        kept.append((own.as_in_context(device) * 2).as_in_context(own.context) + own)
+    out = nd.zeros((5,), ctx=devices[1])
+    own.copyto(out)
+    kept.append(out[1:3].copyto(devices[2]))
+    return kept
+
+
+@program
+def random_numbers(devices):
+    """Draws count, wherever they are made."""
+    kept = [nd.random.normal(shape=(3, 4), ctx=device) for device in devices]
+    kept += [nd.Dropout(nd.ones((4, 5), ctx=devices[3]), p=0.5, mode="always")]
+    return [*kept, nd.random.uniform(shape=(3,), ctx=devices[2])]
+
+
+@program
+def gradients(devices):
+    """autograd.grad, twice; grad_req add; a gradient that comes back to an own device."""
+    x = inputs(1, (4, 3), devices[0])
+    own = inputs(2, (4, 3), mx.cpu(0))
+    x.attach_grad("add")
+    own.attach_grad()
+    with autograd.record():
+        y = (x.as_in_context(devices[1]) ** 2 * own.as_in_context(devices[1])).sum()
+        first = autograd.grad(y, x, create_graph=True, retain_graph=True)[0]
+        z = (first.as_in_context(devices[3]) ** 2).sum() + y.as_in_context(devices[3])
+    z.backward()
+    return [first, x.grad, own.grad]
+
+
+def digest(arrays):
+    sha = hashlib.sha256()
+    for array in par.fetch(list(arrays)):
+        sha.update(str(array.shape).encode() + array.asnumpy().tobytes())
+    return sha.hexdigest()[:20]
+
+
+def main(names):
+    ranks = par.num_ranks()
+    devices = [mx.cpu(i // ranks, rank=i % ranks) for i in range(4)]
+    found = {}
+    for name in names or PROGRAMS:
+        mx.random.seed(11)
+        try:
+            found[name] = digest(PROGRAMS[name](devices))
+        except mx.MXNetError as error:  # on all ranks
+            found[name] = f"{type(error).__name__}: {error}"
+    par.barrier()
+    sys.stdout.write("\n" + json.dumps({"rank": par.rank(), "bits": found}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,34 @@
+"""Programs over several ranks give the bits that they give in one process."""
+
+import json
+import os
+
+import launching
+import pytest
+
+pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
+PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs.py")
+
+
+def bits_of(count):
+    """What each rank has printed: {program: bits}."""
+    done = launching.run(count, PROGRAMS)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
+    assert sorted(line["rank"] for line in lines) == list(range(count)), done.stdout
+    return [line["bits"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return bits_of(1)[0]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_ranks_give_the_bits_of_one_process(alone, count):
+    for found in bits_of(count):
+        assert found.keys() == alone.keys()
+        assert {
+            name: (bits, alone[name]) for name, bits in found.items() if bits != alone[name]
+        } == {}
+    assert not [bits for bits in alone.values() if len(bits) != 20]
