@@ -317,7 +317,7 @@ class Load:
             )
 
 
-class Mixed:
+class Mixed(Initializer):
     """Chooses the initializer by the name: the first of the regular expressions `patterns` that
     matches its beginning.
 
@@ -337,6 +337,7 @@ class Mixed:
             raise ValueError(
                 f"{len(patterns)} patterns need as many initializers, got {len(initializers)}"
             )
+        super().__init__()
         self.map: list[tuple[re.Pattern[str], Any]] = [
             (re.compile(pattern), init) for pattern, init in zip(patterns, initializers)
         ]
@@ -346,10 +347,16 @@ class Mixed:
         return f"{type(self).__name__}({patterns!r}, {[init for _, init in self.map]!r})"
 
     def __call__(self, name: str, arr: NDArray) -> None:
+        self._of(name)(name, arr)
+
+    def _init_weight(self, name, array):
+        chosen = self._of(name)
+        (chosen._init_weight if isinstance(chosen, Initializer) else chosen)(name, array)
+
+    def _of(self, name):
         for pattern, init in self.map:
             if pattern.match(name):
-                init(name, arr)
-                return
+                return init
         raise ValueError(
             f"{name!r} matches none of the patterns; add '.*' with a default initializer at the end"
         )

@@ -107,7 +107,8 @@ def get_create_func(base_class: type[Kind], nickname: str) -> Callable[..., Kind
             return create(**what)
         if not isinstance(what, str):
             raise TypeError(
-                f"a {nickname} is given by name or as an instance, got {type(what).__name__}"
+                f"create: the {nickname} is given by name or as an instance, got "
+                f"{type(what).__name__}"
             )
         if what[:1] in ("[", "{"):
             import json

@@ -251,7 +251,7 @@ class NDArrayIter(DataIter):
                         "last_batch_handle='discard'"
                     )
         for name, array in (*self.data, *self.label):
-            if array.shape[self._axis] < self.num_data and shuffle:
+            if array.shape[self._axis] < self.num_data:
                 raise ValueError(
                     f"NDArrayIter: {name} has {array.shape[self._axis]} samples, {self.data[0][0]} "
                     f"has {self.num_data}"

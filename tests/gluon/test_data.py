@@ -205,6 +205,23 @@ def test_wrong_arguments():
             data.DataLoader(LABELS, **options)
 
 
+@pytest.mark.parametrize(
+    "samples, error, words",
+    [
+        ([np.ones(2), np.ones(3)], ValueError, r"shapes '\(2,\)', '\(3,\)'.*batchify_fn"),
+        ([mx.nd.ones(2), mx.nd.ones(3)], mx.MXNetError, r"shapes '\(2,\)', '\(3,\)'"),
+        ([(1, mx.nd.ones(2)), (2, mx.nd.ones((2, 1)))], ValueError, r"shapes '\(2,\)', '\(2, 1\)'"),
+        ([[1, 2], [3]], ValueError, r"shapes '\(2,\)', '\(1,\)'"),
+        ([{"a": 1}] * 2, TypeError, "got dict; give a batchify_fn"),
+        (["x", "yy"], TypeError, "got str"),
+        ([None, None], TypeError, "got NoneType"),
+    ],
+)
+def test_samples_that_make_no_batch(way, samples, error, words):
+    with pytest.raises(error, match=words):
+        list(data.DataLoader(data.SimpleDataset(samples), 2, **way))
+
+
 # --- Worker processes ---
 
 

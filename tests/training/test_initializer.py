@@ -118,6 +118,9 @@ def test_text_form():
 
 def test_mixed_and_load():
     mixed = init.Mixed([".*bias", ".*"], [init.One(), init.Constant(3)])
+    net = mx.gluon.nn.Dense(2, in_units=1, bias_initializer=None)
+    net.initialize(mixed)
+    assert (net.weight.data().asnumpy() == 3).all() and (net.bias.data().asnumpy() == 1).all()
     for name, expected in (("a_weight", 3), ("bias_weight", 1)):
         array = mx.nd.zeros((2, 2))
         mixed(init.InitDesc(name), array)

@@ -109,3 +109,9 @@ def test_updates_in_a_store(weight_stype):
     out = nd.zeros((4, 2), stype=weight_stype)
     store.pull(0, out=out, ignore_sparse=False)
     assert out.asnumpy()[:, 0].tolist() == [-1.5, -4, 1, 1]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_arrays_of_fewer_samples_than_the_data(shuffle):
+    with pytest.raises(ValueError, match="label has 2 samples, data has 3"):
+        mx.io.NDArrayIter(np.ones((3, 2)), np.ones(2), shuffle=shuffle)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import ndarray as nd
+from ...base import MXNetError, MXNetTypeError, MXNetValueError
 from ...context import cpu, cpu_pinned, current_context
+from ..utils import brief
 from . import sampler as _sampler
 
 if TYPE_CHECKING:
@@ -49,11 +51,26 @@ def _gather(data, stack, convert):
     """Samples as one batch: arrays stacked by `stack`, tuples part by part, numbers by `convert` of
     their NumPy array."""
     first = data[0]
-    if isinstance(first, nd.NDArray):
-        return stack(data)
     if isinstance(first, tuple):
         return [_gather(part, stack, convert) for part in zip(*data)]
-    return convert(np.asarray(data))
+    try:
+        if isinstance(first, nd.NDArray):
+            return stack(data)
+        values = np.asarray(data)
+    except (ValueError, MXNetError):
+        shapes = list(dict.fromkeys(np.shape(sample) for sample in data))
+        if len(shapes) == 1:
+            raise
+        raise MXNetValueError(
+            f"DataLoader: the samples of a batch have the shapes {brief(shapes)}; bring them to "
+            "one, with dataset.transform, or give a batchify_fn"
+        ) from None
+    if values.dtype.kind in "OUS":
+        raise MXNetTypeError(
+            f"DataLoader: samples are arrays, numbers or tuples of these, got "
+            f"{type(first).__name__}; give a batchify_fn for others"
+        )
+    return convert(values)
 
 
 def _to_array(values):
