@@ -1,6 +1,6 @@
 """Samples per second that a DataLoader delivers, beside PyTorch's, with the same data and
 transforms: JPEG files that Pillow decodes, random crops of 224 x 224, flips, normalised floats;
-and arrays that are in memory.
+and arrays that are in memory. And images per second that `image.imdecode` decodes, beside Pillow.
 
     python benchmarks/dataloader.py [--images N] [--rounds N] [--workers 0 1 2]
 
@@ -8,6 +8,8 @@ The two take turns, and the best round of each counts.
 """
 
 import argparse
+import io
+import math
 import os
 import random
 import tempfile
@@ -18,7 +20,7 @@ import torch
 import torch.utils.data
 from PIL import Image
 
-from mpgluon import gluon
+from mpgluon import gluon, image
 from mpgluon.gluon.data.vision import transforms
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -85,6 +87,23 @@ def per_second(loader):
     return count / (time.perf_counter() - start)
 
 
+def decoded(path, rounds):
+    """Images per second of imdecode, and of Pillow."""
+    with open(path, "rb") as file:
+        data = file.read()
+    ways = (
+        lambda: image.imdecode(data).wait_to_read(),
+        lambda: np.asarray(Image.open(io.BytesIO(data)).convert("RGB")),
+    )
+    best = [math.inf, math.inf]
+    for _ in range(20 * rounds):
+        for i, decode in enumerate(ways):
+            start = time.perf_counter()
+            decode()
+            best[i] = min(best[i], time.perf_counter() - start)
+    return [1 / seconds for seconds in best]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", type=int, default=256)
@@ -124,6 +143,9 @@ def main():
                 rounds = [[per_second(loader) for loader in loaders] for _ in range(args.rounds)]
                 a, b = map(max, zip(*rounds))
                 print(f"| {name} | {workers} | {a:,.0f} | {b:,.0f} | {a / b:.2f} |", flush=True)
+        a, b = decoded(images.items[0][0], args.rounds)
+        print("\n| images | mpgluon | Pillow | ratio |\n| --- | --: | --: | --: |")
+        print(f"| JPEG of 500 x 375 | {a:,.0f} | {b:,.0f} | {a / b:.2f} |")
 
 
 if __name__ == "__main__":

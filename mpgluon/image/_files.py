@@ -24,7 +24,8 @@ def _plain(picture, channels):
         values = np.asarray(picture).astype(np.int64)
         picture = pillow().fromarray((values >> 8).clip(0, 255).astype(np.uint8))
     if channels is not None:
-        return picture.convert("L" if channels == 1 else "RGB")
+        mode = "L" if channels == 1 else "RGB"
+        return picture if picture.mode == mode else picture.convert(mode)  # which always copies
     if picture.mode in ("1", "L"):
         return picture.convert("L")
     alpha = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
