@@ -11,7 +11,7 @@ import zlib
 from ..base import MXNetError
 from .utils import check_sha1, download
 
-# What zipfile raises for archives that are damaged, besides OSError and ValueError.
+# Errors of zipfile for damaged archives, besides OSError and ValueError.
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 
 
