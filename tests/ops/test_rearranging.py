@@ -36,3 +36,15 @@ def test_arrays_are_joined_by_runs_of_any_length(dtype):
             parts = [rng.randint(0, 100, (rows, width)).astype(dtype) for width in widths]
             found = nd.concat(*[nd.array(part, dtype=dtype) for part in parts], dim=1)
             assert (found.asnumpy() == np.concatenate(parts, 1)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "float64"])
+def test_transposes_of_whole_tiles_and_what_is_left_over(dtype):
+    rng = np.random.RandomState(7)
+    for shape in ((16, 16), (48, 64), (17, 64), (128, 2048), (64, 1030), (2048, 33), (3, 5)):
+        x = rng.randint(-100, 100, shape).astype(dtype)
+        assert (nd.transpose(nd.array(x, dtype=dtype)).asnumpy() == x.T).all(), shape
+    x = rng.randint(-100, 100, (3, 32, 2, 64)).astype(dtype)
+    for axes in ((0, 3, 2, 1), (2, 0, 3, 1), (3, 1, 0, 2)):
+        found = nd.transpose(nd.array(x, dtype=dtype), axes).asnumpy()
+        assert (found == x.transpose(axes)).all(), axes

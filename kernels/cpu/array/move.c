@@ -3,17 +3,9 @@
 
 #include <string.h>
 
-enum { GRAIN_BYTES = 32768, TILE = 16 };
+#include "kernels/cpu/array/turn.h"
 
-/* Items as they are moved: several adjoining ones can move as one, which is then aligned only as
- * they are. */
-typedef uint8_t item1;
-typedef uint16_t item2 __attribute__((aligned(1), may_alias));
-typedef uint32_t item4 __attribute__((aligned(1), may_alias));
-typedef uint64_t item8 __attribute__((aligned(1), may_alias));
-typedef struct item16 {
-  item8 words[2];
-} item16;
+enum { GRAIN_BYTES = 32768, TILE = MPG_TURNED };
 
 /* A move without its inner part: outer dimensions, and an inner row (or a plane to transpose) that
  * one call handles. Bytes throughout. */
@@ -68,10 +60,7 @@ typedef struct plan {
   static void tile_##type(const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, \
                           int64_t row_out) {                                                       \
     if (rows == TILE && count == TILE) {                                                           \
-      for (int r = 0; r < TILE; r++)                                                               \
-        for (int c = 0; c < TILE; c++)                                                             \
-          ((type *)(void *)(out + r * row_out))[c] =                                               \
-              ((const type *)(const void *)(in + c * in_step))[r];                                 \
+      mpg_turn_##type(in, out, in_step, row_out);                                                  \
       return;                                                                                      \
     }                                                                                              \
     for (int64_t r = 0; r < rows; r++)                                                             \
@@ -213,11 +202,15 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
       p.in_strides[i] = p.in_strides[i + 1];
       p.out_strides[i] = p.out_strides[i + 1];
     }
-    if (p.rows % TILE == 0)
-      split_dim(&p, &p.rows, p.row_in, p.row_out,
-                2 * TILE <= p.rows && p.rows % (2 * TILE) == 0 ? 2 * TILE : TILE);
-    else if (p.count % TILE == 0)
-      split_dim(&p, &p.count, p.in_step, p.out_step, TILE);
+    /* Strips of the input's rows, a cache line of each row of the result wide: memory comes fastest
+     * where it is read on and on. */
+    int64_t line = item < 4 ? 64 / item : TILE;
+    split_dim(&p, &p.count, p.in_step, p.out_step, p.count % line == 0 ? line : TILE);
+    for (int64_t piece = 1024; piece >= TILE; piece /= 2)
+      if (piece < p.rows && p.rows % piece == 0) {
+        split_dim(&p, &p.rows, p.row_in, p.row_out, piece);
+        break;
+      }
   } else {
     bool spreads = p.spread > 0;
     int64_t *length = spreads ? &p.spread : &p.count;

@@ -3,6 +3,7 @@
  * Floats are summed in double. Threads share the outer index. An addition waits for the one before
  * it, so where `inner` is small, rows of several outer indices go along together.
  */
+#include "kernels/cpu/array/turn.h"
 #include "kernels/cpu/convert.h"
 
 typedef struct cumsum {
@@ -176,6 +177,49 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
+/* Lines of neighbours that are summed in double and stored as float or half: MPG_TURNED of them at
+ * a time, a tile after the other, turned, so that one vector has an element of each line. Halves
+ * and what is left over pass through a buffer. */
+static void turned_range(void *context, int64_t begin, int64_t end) {
+  enum { SIDE = MPG_TURNED, PIECE = 128 };
+  const cumsum *p = context;
+  const mpg_view *in = &p->call->inputs[0], *out = &p->call->outputs[0];
+  const int64_t size = sizeof(float), line = p->length * size;
+  float buffer[SIDE][PIECE] = {{0}}, tile[SIDE][SIDE];
+  for (int64_t outer = begin; outer < end; outer += SIDE) {
+    int lines = (int)(end - outer < SIDE ? end - outer : SIDE);
+    double sums[SIDE] = {0};
+    for (int64_t done = 0, steps; done < p->length; done += steps) {
+      steps = p->length - done < PIECE ? p->length - done : PIECE;
+      int64_t at = outer * p->length + (p->reverse ? p->length - done - steps : done);
+      bool whole = lines == SIDE && steps % SIDE == 0,
+           direct_in = whole && in->desc.dtype == MPG_FLOAT32,
+           direct_out = whole && out->desc.dtype == MPG_FLOAT32;
+      for (int r = 0; r < lines && !direct_in; r++)
+        mpg_cpu_load_all(MPG_COMPUTE_F32, in->desc.dtype, in->data, at + r * p->length, steps,
+                         buffer[r]);
+      const char *from = direct_in ? (const char *)in->data + at * size : (const char *)buffer;
+      char *to = direct_out ? (char *)out->data + at * size : (char *)buffer;
+      int64_t from_line = direct_in ? line : PIECE * size,
+              to_line = direct_out ? line : PIECE * size;
+      int64_t tiles = (steps + SIDE - 1) / SIDE;
+      for (int64_t i = 0; i < tiles; i++) {
+        int64_t first = (p->reverse ? tiles - 1 - i : i) * SIDE,
+                count = steps - first < SIDE ? steps - first : SIDE;
+        mpg_turn_item4(from + first * size, (char *)tile, from_line, SIDE * size);
+        for (int64_t k = 0; k < count; k++) {
+          float *row = tile[p->reverse ? count - 1 - k : k];
+          for (int r = 0; r < SIDE; r++) row[r] = (float)(sums[r] = sums[r] + (double)row[r]);
+        }
+        mpg_turn_item4((const char *)tile, to + first * size, SIDE * size, to_line);
+      }
+      for (int r = 0; r < lines && !direct_out; r++)
+        mpg_cpu_store(MPG_COMPUTE_F32, out->desc.dtype, out->data, at + r * p->length, steps,
+                      buffer[r]);
+    }
+  }
+}
+
 MPG_CPU_KERNEL(cumsum) {
   const mpg_cumsum_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
@@ -195,9 +239,10 @@ MPG_CPU_KERNEL(cumsum) {
   }
   if (mpg_shape_size(shape))
     mpg_cpu_parallel_for(call, outer, 1 + 16384 / (p.length * p.inner),
-                         p.inner == 1 && p.length <= SHORT ? short_range
-                         : p.inner < NARROW                ? narrow_range
-                                                           : cumsum_range,
+                         p.inner == 1 && p.length <= SHORT              ? short_range
+                         : p.inner == 1 && p.compute == MPG_COMPUTE_F32 ? turned_range
+                         : p.inner < NARROW                             ? narrow_range
+                                                                        : cumsum_range,
                          &p);
   return MPG_OK;
 }
