@@ -644,9 +644,10 @@ def test_powers_are_rounded_once():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_softmax_has_the_same_bits_along_every_axis(dtype):
-    """Rows, tiles of columns and turned short rows: one arithmetic."""
+    """Rows, tiles and streams of columns and turned short rows: one arithmetic."""
     random = np.random.RandomState(9)
-    for shape in ((3, 700), (40, 33), (100, 5), (1000, 20), (17, 1), (2, 1), (1, 9), (9000, 3)):
+    shapes = ((3, 700), (40, 33), (100, 5), (1000, 20), (17, 1), (2, 1), (1, 9), (9000, 3))
+    for shape in (*shapes, (2100, 70), (1030, 600)):
         values, grads = (random.standard_normal(shape) * 5 for _ in range(2))
         for op in (mx.nd.softmax, mx.nd.log_softmax):
             results = []
@@ -681,6 +682,7 @@ def test_cumsum_along_every_axis_in_the_order_of_its_definition(dtype):
         (20, 3),
         (9, 40),
         (17, 600),
+        (37, 145),
         (3, 700, 2),
         (2, 5, 15),
         (2, 600, 16),

@@ -17,6 +17,7 @@ enum {
   MPG_SOFTMAX_TILE = 512,
   TILE_BYTES = 524288,
   LEAST_COLUMNS = 128, /* what a row of a tile has of a strided array: several cache lines */
+  LEAST_STREAM = 32,
   SHORT_ROW = 16
 };
 enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };
@@ -73,9 +74,19 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
   bool wide = p->out->desc.dtype == MPG_FLOAT64, all_direct;
   for (int k = 0; k < inputs; k++) wide = wide || p->in[k]->desc.dtype == MPG_FLOAT64;
   mpg_dtype own = wide ? MPG_FLOAT64 : MPG_FLOAT32;
+  int64_t item = wide ? sizeof(double) : sizeof(float);
+  if (!p->length && p->after >= LEAST_STREAM && p->n > TILE_BYTES / (LEAST_COLUMNS * item)) {
+    p->tile = MPG_SOFTMAX_TILE;
+    p->buffer_bytes = (size_t)(16 * p->tile * item);
+    p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
+    if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
+    mpg_cpu_parallel_for(call, p->before * ((p->after + p->tile - 1) / p->tile), 1,
+                         wide ? run_streams_f64 : run_streams_f32, p);
+    return MPG_OK;
+  }
   if (!p->length && (p->after > 1 || p->n < SHORT_ROW) &&
       p->n <= TILE_BYTES / (16 * (int64_t)sizeof(double))) {
-    int64_t item = wide ? sizeof(double) : sizeof(float), columns = p->before * p->after;
+    int64_t columns = p->before * p->after;
     p->tile = TILE_BYTES / (p->n * item) / 16 * 16;
     if (p->tile < LEAST_COLUMNS) p->tile = LEAST_COLUMNS;
     if (p->tile > MPG_SOFTMAX_TILE) p->tile = MPG_SOFTMAX_TILE;

@@ -198,11 +198,19 @@ static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
 
 /* --- Many short or strided rows: columns of a tile -------------------------------------------- */
 
+static void NAME(scale_and_max)(const job *p, T *x, T *max, int64_t count) {
+  if (p->scale != 1)
+    for (int64_t j = 0; j < count; j++) x[j] *= (T)p->scale;
+  for (int64_t j = 0; j < count; j++) max[j] = x[j] > max[j] ? x[j] : max[j];
+}
+
 /* Row i of the tile has element i of `columns` rows of the array, from the `first` on; it is
- * `width` wide, zeros behind. */
+ * `width` wide, zeros behind. Tiles may be larger than a core's cache, so work is joined to each
+ * way through them. */
 static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first, int64_t columns,
-                               int64_t width, T *tile) {
+                               int64_t width, T *tile, T *max) {
   mpg_block_buffer buffer;
+  for (int64_t j = 0; max && j < width; j++) max[j] = -(T)INFINITY;
   if (columns < width)
     for (int64_t i = 0; i < p->n; i++)
       memset(tile + i * width + columns, 0, (size_t)(width - columns) * sizeof(T));
@@ -215,29 +223,35 @@ static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first
       for (int64_t j = 0; j < count; j++)
         for (int64_t i = 0; i < p->n; i++) tile[i * width + done + j] = from[j * p->n + i];
     }
+    for (int64_t i = 0; max && i < p->n; i++)
+      NAME(scale_and_max)(p, tile + i * width, max, columns);
     return;
   }
   for (int64_t done = 0, count; done < columns; done += count) {
     int64_t outer = (first + done) / p->after, column = (first + done) % p->after;
     count = p->after - column < columns - done ? p->after - column : columns - done;
-    for (int64_t i = 0; i < p->n; i++)
-      memcpy(tile + i * width + done,
-             mpg_cpu_load(COMPUTE, view->desc.dtype, view->data,
-                          (outer * p->n + i) * p->after + column, count, &buffer),
-             (size_t)count * sizeof(T));
+    for (int64_t i = 0; i < p->n; i++) {
+      T *row = tile + i * width + done;
+      mpg_cpu_load_all(COMPUTE, view->desc.dtype, view->data,
+                       (outer * p->n + i) * p->after + column, count, row);
+      if (max) NAME(scale_and_max)(p, row, max + done, count);
+    }
   }
 }
 
+/* `factors`: of each column; NULL: none. */
 static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int64_t width,
-                              const T *tile) {
+                              const T *tile, const T *factors) {
   const mpg_view *view = p->out;
+  T rows[MPG_CPU_BLOCK];
+  _Static_assert((int)MPG_SOFTMAX_TILE <= (int)MPG_CPU_BLOCK, "a row of a tile fits");
   if (p->after == 1) {
-    T rows[MPG_CPU_BLOCK];
     int64_t most = MPG_CPU_BLOCK / p->n;
     for (int64_t done = 0; done < columns; done += most) {
       int64_t count = columns - done < most ? columns - done : most;
       for (int64_t j = 0; j < count; j++)
-        for (int64_t i = 0; i < p->n; i++) rows[j * p->n + i] = tile[i * width + done + j];
+        for (int64_t i = 0; i < p->n; i++)
+          rows[j * p->n + i] = tile[i * width + done + j] * (factors ? factors[done + j] : 1);
       mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, (first + done) * p->n, count * p->n,
                     rows);
     }
@@ -246,15 +260,19 @@ static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int6
   for (int64_t done = 0, count; done < columns; done += count) {
     int64_t outer = (first + done) / p->after, column = (first + done) % p->after;
     count = p->after - column < columns - done ? p->after - column : columns - done;
-    for (int64_t i = 0; i < p->n; i++)
+    for (int64_t i = 0; i < p->n; i++) {
+      const T *row = tile + i * width + done;
+      for (int64_t j = 0; factors && j < count; j++) rows[j] = row[j] * factors[done + j];
       mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column,
-                    count, tile + i * width + done);
+                    count, factors ? rows : row);
+    }
   }
 }
 
 /* The sum of each column as fold_sum has it: element i in lane i % 16. Lanes without elements are
- * left out. */
-static void NAME(sum_columns)(const T *tile, int64_t n, int64_t width, T *sums) {
+ * left out. `max` not NULL: of exp(element - maximum of its column), which go to `exps`, too. */
+static void NAME(sum_columns)(const T *tile, const T *max, T *exps, int64_t n, int64_t width,
+                              T *sums) {
   enum { COLUMNS = 64 };
   T lane[16][COLUMNS];
   int lanes = n < 16 ? (int)n : 16;
@@ -263,6 +281,13 @@ static void NAME(sum_columns)(const T *tile, int64_t n, int64_t width, T *sums) 
     for (int64_t i = 0; i < n; i++) {
       const T *row = tile + i * width + c;
       T *sum = lane[i % 16];
+      if (max) {
+        const T *top = max + c;
+        T *exp = exps + i * width + c;
+        MPG_INDEPENDENT for (int64_t j = 0; j < count; j++) exp[j] =
+            EXP_NONPOSITIVE(row[j] - top[j]);
+        row = exp;
+      }
       if (i < 16)
         for (int64_t j = 0; j < count; j++)
           sum[j] = row[j] + 0; /* -0 becomes 0, as in a sum with it */
@@ -276,36 +301,22 @@ static void NAME(sum_columns)(const T *tile, int64_t n, int64_t width, T *sums) 
   }
 }
 
-/* softmax_row and its kin, column by column, with the same bits. */
-static void NAME(forward_columns)(const job *p, T *tile, int64_t n, int64_t width) {
-  T max[MPG_SOFTMAX_TILE], sums[MPG_SOFTMAX_TILE];
-  for (int64_t j = 0; j < width; j++) max[j] = -(T)INFINITY;
-  for (int64_t i = 0; i < n; i++) {
-    T *x = tile + i * width;
-    if (p->scale != 1)
-      for (int64_t j = 0; j < width; j++) x[j] *= (T)p->scale;
-    for (int64_t j = 0; j < width; j++) max[j] = x[j] > max[j] ? x[j] : max[j];
-  }
+/* softmax_row and its kin, column by column, with the same bits; `factors`: what is left to
+ * multiply each column with, if anything is. */
+static bool NAME(forward_columns)(const job *p, T *tile, const T *max, int64_t n, int64_t width,
+                                  T *factors) {
   if (p->kind == KIND_SOFTMAX) {
-    for (int64_t i = 0; i < n; i++) {
-      T *x = tile + i * width;
-      MPG_INDEPENDENT for (int64_t j = 0; j < width; j++) x[j] = EXP_NONPOSITIVE(x[j] - max[j]);
-    }
-    NAME(sum_columns)(tile, n, width, sums);
-    for (int64_t j = 0; j < width; j++) sums[j] = 1 / sums[j];
-    for (int64_t i = 0; i < n; i++)
-      for (int64_t j = 0; j < width; j++) tile[i * width + j] *= sums[j];
-    return;
+    NAME(sum_columns)(tile, max, tile, n, width, factors);
+    for (int64_t j = 0; j < width; j++) factors[j] = 1 / factors[j];
+    return true;
   }
-  T *exps = tile + n * width;
-  for (int64_t i = 0; i < n; i++)
-    MPG_INDEPENDENT for (int64_t j = 0; j < width; j++) exps[i * width + j] =
-        EXP_NONPOSITIVE(tile[i * width + j] - max[j]);
-  NAME(sum_columns)(exps, n, width, sums);
+  T sums[MPG_SOFTMAX_TILE];
+  NAME(sum_columns)(tile, max, tile + n * width, n, width, sums);
   for (int64_t j = 0; j < width; j++) sums[j] = LOG(sums[j]);
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < width; j++)
       tile[i * width + j] = (tile[i * width + j] - max[j]) - sums[j];
+  return false;
 }
 
 /* grad: where the result goes, too; products: memory. */
@@ -314,13 +325,13 @@ static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *product
   T sums[MPG_SOFTMAX_TILE], scale = (T)p->scale;
   if (p->kind == KIND_SOFTMAX_BACK) {
     for (int64_t i = 0; i < n * width; i++) products[i] = grad[i] * y[i];
-    NAME(sum_columns)(products, n, width, sums);
+    NAME(sum_columns)(products, NULL, NULL, n, width, sums);
     for (int64_t i = 0; i < n; i++)
       for (int64_t j = 0; j < width; j++)
         grad[i * width + j] = y[i * width + j] * (grad[i * width + j] - sums[j]) * scale;
     return;
   }
-  NAME(sum_columns)(grad, n, width, sums);
+  NAME(sum_columns)(grad, NULL, NULL, n, width, sums);
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < width; j++)
       grad[i * width + j] =
@@ -336,14 +347,106 @@ static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
   for (int64_t unit = begin; unit < end; unit++) {
     int64_t first = unit * p->tile, columns = all - first < p->tile ? all - first : p->tile,
             width = (columns + 15) / 16 * 16;
-    NAME(take_columns)(p, p->in[0], first, columns, width, tile);
-    if (p->kind < KIND_SOFTMAX_BACK) {
-      NAME(forward_columns)(p, tile, p->n, width);
+    T max[MPG_SOFTMAX_TILE], factors[MPG_SOFTMAX_TILE];
+    bool forward = p->kind < KIND_SOFTMAX_BACK, scaled = false;
+    NAME(take_columns)(p, p->in[0], first, columns, width, tile, forward ? max : NULL);
+    if (forward) {
+      for (int64_t j = columns; j < width; j++) max[j] = 0; /* what is behind them has a value */
+      scaled = NAME(forward_columns)(p, tile, max, p->n, width, factors);
     } else {
-      NAME(take_columns)(p, p->in[1], first, columns, width, second);
+      NAME(take_columns)(p, p->in[1], first, columns, width, second, NULL);
       NAME(backward_columns)(p, tile, second, third, p->n, width);
     }
-    NAME(put_columns)(p, first, columns, width, tile);
+    NAME(put_columns)(p, first, columns, width, tile, scaled ? factors : NULL);
+  }
+}
+
+/* --- Long strided rows: streams of columns ---------------------------------------------------- */
+
+/* `count` elements of row i, from `column` on, as T. */
+static const T *NAME(stream)(const job *p, const mpg_view *view, int64_t outer, int64_t i,
+                             int64_t column, int64_t count, mpg_block_buffer *buffer) {
+  return mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column,
+                      count, buffer);
+}
+
+/* lane[i % 16] += values, as sum_columns has it. */
+static void NAME(add_to_lane)(T *lanes, int64_t i, int64_t width, const T *values, int64_t count) {
+  T *lane = lanes + i % 16 * width;
+  if (i < 16)
+    for (int64_t j = 0; j < count; j++) lane[j] = values[j] + 0;
+  else
+    for (int64_t j = 0; j < count; j++) lane[j] += values[j];
+}
+static void NAME(fold_lanes)(T *lanes, int64_t n, int64_t width, int64_t count) {
+  for (int half = 8; half >= 1; half /= 2)
+    for (int k = 0; k < half && k + half < n; k++)
+      for (int64_t j = 0; j < count; j++) lanes[k * width + j] += lanes[(k + half) * width + j];
+}
+
+/* Units are pieces of p->tile columns. Their rows are too long to be kept: each pass reads them
+ * anew, and exponentials are taken twice, which is quicker than memory. The bits are those of rows.
+ */
+static void NAME(run_streams)(void *context, int64_t begin, int64_t end) {
+  const job *p = context;
+  int64_t pieces = (p->after + p->tile - 1) / p->tile;
+  T *lanes = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes);
+  mpg_block_buffer first, second, result;
+  T max[MPG_SOFTMAX_TILE], values[MPG_SOFTMAX_TILE], *sums = lanes, scale = (T)p->scale;
+  bool forward = p->kind < KIND_SOFTMAX_BACK;
+  for (int64_t unit = begin; unit < end; unit++) {
+    int64_t outer = unit / pieces, column = unit % pieces * p->tile,
+            count = p->after - column < p->tile ? p->after - column : p->tile;
+    for (int64_t j = 0; j < count; j++) max[j] = -(T)INFINITY;
+    for (int64_t i = 0; forward && i < p->n; i++) {
+      const T *x = NAME(stream)(p, p->in[0], outer, i, column, count, &first);
+      for (int64_t j = 0; j < count; j++) {
+        T scaled = x[j] * scale;
+        max[j] = scaled > max[j] ? scaled : max[j];
+      }
+    }
+    for (int64_t i = 0; i < p->n; i++) {
+      const T *x = NAME(stream)(p, p->in[0], outer, i, column, count, &first);
+      if (forward) {
+        MPG_INDEPENDENT for (int64_t j = 0; j < count; j++) values[j] =
+            EXP_NONPOSITIVE(x[j] * scale - max[j]);
+        x = values;
+      } else if (p->kind == KIND_SOFTMAX_BACK) {
+        const T *y = NAME(stream)(p, p->in[1], outer, i, column, count, &second);
+        for (int64_t j = 0; j < count; j++) values[j] = x[j] * y[j];
+        x = values;
+      }
+      NAME(add_to_lane)(lanes, i, p->tile, x, count);
+    }
+    NAME(fold_lanes)(lanes, p->n, p->tile, count);
+    if (p->kind == KIND_SOFTMAX)
+      for (int64_t j = 0; j < count; j++) sums[j] = 1 / sums[j];
+    if (p->kind == KIND_LOG_SOFTMAX)
+      for (int64_t j = 0; j < count; j++) sums[j] = LOG(sums[j]);
+    for (int64_t i = 0; i < p->n; i++) {
+      int64_t at = (outer * p->n + i) * p->after + column;
+      const T *x = NAME(stream)(p, p->in[0], outer, i, column, count, &first),
+              *y = forward ? NULL : NAME(stream)(p, p->in[1], outer, i, column, count, &second);
+      T *to = mpg_cpu_place(COMPUTE, p->out->desc.dtype, p->out->data, at, &result);
+      switch (p->kind) {
+        case KIND_SOFTMAX:
+          MPG_INDEPENDENT for (int64_t j = 0; j < count; j++) to[j] =
+              EXP_NONPOSITIVE(x[j] * scale - max[j]) * sums[j];
+          break;
+        case KIND_LOG_SOFTMAX:
+          MPG_INDEPENDENT for (int64_t j = 0; j < count; j++) to[j] =
+              (x[j] * scale - max[j]) - sums[j];
+          break;
+        case KIND_SOFTMAX_BACK:
+          MPG_INDEPENDENT for (int64_t j = 0; j < count; j++) to[j] =
+              y[j] * (x[j] - sums[j]) * scale;
+          break;
+        default:
+          MPG_INDEPENDENT for (int64_t j = 0; j < count; j++) to[j] =
+              (x[j] - EXP_NONPOSITIVE(y[j]) * sums[j]) * scale;
+      }
+      mpg_cpu_store(COMPUTE, p->out->desc.dtype, p->out->data, at, count, to);
+    }
   }
 }
 
