@@ -110,15 +110,21 @@ typedef LANE_INT NAME(places) __attribute__((vector_size(NAME(LANES) * sizeof(LA
 /* By address: as arguments they would depend on the instruction set. */
 static inline __attribute__((always_inline)) void NAME(load_lanes)(const S *from, int count,
                                                                    NAME(lanes) * v) {
-  A values[NAME(LANES)] = {0};
-  for (int j = 0; j < MIN(count, NAME(LANES)); j++) values[j] = (A)LOAD(from[j]);
+  A values[64 / sizeof(A)] = {0};
+  if (sizeof *v == 64 && count == NAME(LANES))
+    LOAD_LINE(values, from);
+  else
+    for (int j = 0; j < MIN(count, NAME(LANES)); j++) values[j] = (A)LOAD(from[j]);
   memcpy(v, values, sizeof *v);
 }
 static inline __attribute__((always_inline)) void NAME(store_lanes)(const NAME(lanes) * v, S *to,
                                                                     int count) {
-  A values[NAME(LANES)];
+  A values[64 / sizeof(A)];
   memcpy(values, v, sizeof *v);
-  for (int j = 0; j < MIN(count, NAME(LANES)); j++) to[j] = STORE(values[j]);
+  if (sizeof *v == 64 && count == NAME(LANES))
+    STORE_LINE(to, values);
+  else
+    for (int j = 0; j < MIN(count, NAME(LANES)); j++) to[j] = STORE(values[j]);
 }
 static inline __attribute__((always_inline)) void NAME(load_index)(const uint8_t *from, int count,
                                                                    NAME(places) * v) {
