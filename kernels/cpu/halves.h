@@ -5,6 +5,8 @@
 #ifndef KERNELS_CPU_HALVES_H
 #define KERNELS_CPU_HALVES_H
 
+#include <string.h>
+
 #include "kernels/common/half.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -65,6 +67,36 @@ MPG_HALVES_INLINE void mpg_store_bf16(const float *source, uint16_t *target) {
                       _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
 #else
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_float_to_bfloat16(source[i]);
+#endif
+}
+/* Of floats computed from halves: their NaNs are those of halves, or the processor's own, which
+ * rounding leaves NaNs. */
+MPG_HALVES_INLINE void mpg_store_computed_f16(const float *source, uint16_t *target) {
+  mpg_store_f16(source, target);
+}
+MPG_HALVES_INLINE void mpg_store_computed_bf16(const float *source, uint16_t *target) {
+#if defined(__AVX512F__)
+  __m512i bits = _mm512_loadu_si512(source);
+  __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  up = _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
+  _mm256_storeu_si256((__m256i *)target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
+#else
+  mpg_store_bf16(source, target);
+#endif
+}
+/* Of floats that halves have exactly, so that nothing is to be rounded. */
+MPG_HALVES_INLINE void mpg_store_exact_f16(const float *source, uint16_t *target) {
+  mpg_store_f16(source, target);
+}
+MPG_HALVES_INLINE void mpg_store_exact_bf16(const float *source, uint16_t *target) {
+#if defined(__AVX512F__)
+  __m512i bits = _mm512_loadu_si512(source);
+  _mm256_storeu_si256((__m256i *)target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+#else
+  uint32_t bits[MPG_HALVES];
+  memcpy(bits, source, sizeof bits);
+  for (int i = 0; i < MPG_HALVES; i++) target[i] = (uint16_t)(bits[i] >> 16);
 #endif
 }
 

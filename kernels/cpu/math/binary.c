@@ -54,7 +54,7 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
       float x = left[k], y = right[k];                                                          \
       results[k] = (expression);                                                                \
     }                                                                                           \
-    mpg_store_##suffix(results, out);                                                           \
+    mpg_store_computed_##suffix(results, out);                                                  \
   }                                                                                             \
   __attribute__((unused)) static void name##_##suffix(const void *pa, const void *pb, void *po, \
                                                       int64_t n, int varying) {                 \

@@ -24,9 +24,8 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
       target[i] = (expression);                                                                  \
     }                                                                                            \
   }
-/* Of halves, without a buffer between: for formulas that take less time than that. The last
- * elements are a group with zeros behind. */
-#define HALF_ROW(name, suffix, expression)                                                      \
+/* Of halves, without a buffer between. The last elements are a group with zeros behind. */
+#define HALF_ROW(name, suffix, store, expression)                                               \
   MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *source, uint16_t *target,        \
                                                const double *constants) {                       \
     (void)constants;                                                                            \
@@ -36,7 +35,7 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
       float x = values[k];                                                                      \
       results[k] = (expression);                                                                \
     }                                                                                           \
-    mpg_store_##suffix(results, target);                                                        \
+    store(suffix)(results, target);                                                             \
   }                                                                                             \
   __attribute__((unused)) static void name##_##suffix(const void *in, void *out, int64_t count, \
                                                       const double *numbers) {                  \
@@ -54,7 +53,13 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 #define FLOAT_ROWS(name, kind, expression_f, expression_d) \
   ROW(name, f32, float, expression_f)                      \
   ROW(name, f64, double, expression_d)                     \
-  HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
+  HALF_ROW(name, f16, STORE_##kind, expression_f)          \
+  HALF_ROW(name, bf16, STORE_##kind, expression_f)
+#define STORE_CHEAP(suffix) mpg_store_computed_##suffix
+#define STORE_EXACT(suffix) mpg_store_exact_##suffix
+#define STORE_DEAR STORE_CHEAP
+#define STORE_WHOLE STORE_CHEAP
+#define STORE_ROUNDING STORE_EXACT
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
 /* Two formulas, of which the first is right in a part of the range only; by element, whatever its
  * neighbours are. */
@@ -95,16 +100,22 @@ typedef struct unary_op {
   bool cheap;
 } unary_op;
 
-#define HALVES(name) name##_f16, name##_bf16, true
-#define CHEAP(name) {name##_f32, name##_f64, NULL, HALVES(name)}
-#define DEAR(name) {name##_f32, name##_f64, NULL, NULL, NULL, false}
-#define WHOLE(name) {name##_f32, name##_f64, name##_i64, HALVES(name)}
-#define ROUNDING(name) {name##_f32, name##_f64, whole_i64, HALVES(name)}
+#define HALVES(name) name##_f16, name##_bf16
+#define CHEAP(name) {name##_f32, name##_f64, NULL, HALVES(name), true}
+#define DEAR(name) {name##_f32, name##_f64, NULL, HALVES(name), false}
+#define LIMITED(name) {name##_f32, name##_f64, NULL, NULL, NULL, false}
+#define WHOLE(name) {name##_f32, name##_f64, name##_i64, HALVES(name), true}
+#define EXACT(name) WHOLE(name)
+#define ROUNDING(name) {name##_f32, name##_f64, whole_i64, HALVES(name), true}
 
 /* The formula of a call; NULL: it has a kernel of its own. */
 static const unary_op *find(const mpg_kernel_call *call) {
   static const unary_op formulas[MPG_FORMULA_COUNT] = {
 #define FLOAT_ROWS(name, kind, expression_f, expression_d) [MPG_UNARY_##name] = kind(name),
+#define LIMITED_FLOAT_ROWS(name, kind, right_f, near_f, far_f, expression_d) \
+  [MPG_UNARY_##name] = LIMITED(name),
+#define LIMITED_ROWS(name, kind, right_f, near_f, far_f, right_d, near_d, far_d) \
+  [MPG_UNARY_##name] = LIMITED(name),
 #include "kernels/common/unary.def"
   };
   const unary_op *found = &formulas[mpg_formula_of(call->op, call->params).id];

@@ -70,7 +70,7 @@ __global__ void unary_any_kernel(int row, bool whole, mpg_dtype dtype, const voi
                   row_of_double(row, mpg_load_any<double>(dtype, in, i), constants.values));
 }
 
-enum unary_kind { CHEAP, DEAR, WHOLE, ROUNDING };
+enum unary_kind { CHEAP, DEAR, WHOLE, EXACT, ROUNDING };
 
 template <class F, class T>
 mpg_status launch_fast(const mpg_kernel_call *call, const numbers &constants) {
@@ -92,7 +92,7 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
     case MPG_BFLOAT16: return launch_fast<F, mpg_bfloat16>(call, constants);
     default: break;
   }
-  bool whole = dtype != MPG_FLOAT64 && (kind == WHOLE || kind == ROUNDING);
+  bool whole = dtype != MPG_FLOAT64 && (kind == WHOLE || kind == EXACT || kind == ROUNDING);
   int64_t count = count_of(&call->outputs[0]);
   return mpg_cuda_launch(call, unary_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
                          kind == ROUNDING && whole ? (int)MPG_UNARY_whole : row, whole, dtype,
