@@ -339,17 +339,34 @@ def fixed_crop(
     >>> mx.image.fixed_crop(nd.ones((4, 6, 3)), 1, 1, 2, 3).shape
     (3, 2, 3)
     """
+    width, height = (w, h) if size is None else _checked(size)
     out = src[y0 : y0 + h, x0 : x0 + w]
-    if size is not None and (w, h) != tuple(size):
-        width, height = size
+    if not out.size:
+        raise MXNetValueError(
+            f"a rectangle of {w} x {h} at ({x0}, {y0}) has no pixel of an image of {src.shape[1]} "
+            f"x {src.shape[0]}"
+        )
+    if (w, h) != (width, height):
         out = imresize(out, width, height, interp=chosen_interp(interp, (h, w, height, width)))
     return out
+
+
+def _checked(size):
+    """The width and the height of a size."""
+    try:
+        width, height = size
+        fits = width > 0 and height > 0
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise MXNetValueError(f"a size is (width, height), both above 0, not {size!r}")
+    return width, height
 
 
 def _crop_at(src, size, interp, place):
     """A rectangle of the proportions of `size`; `place` gives where it begins on an axis."""
     height, width, _ = src.shape
-    new_width, new_height = scale_down((width, height), size)
+    new_width, new_height = scale_down((width, height), _checked(size))
     x0, y0 = place(width - new_width), place(height - new_height)
     out = fixed_crop(src, x0, y0, new_width, new_height, size, interp)
     return out, (x0, y0, new_width, new_height)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import image, nd
+from mpgluon import gluon, image, nd
 from mpgluon.base import MXNetError
 
 ROW = np.array([[10, 200, 30, 90, 250, 5]], np.float32)[:, :, None]
@@ -164,6 +164,24 @@ def test_crops():
         image.random_size_crop(values, (8, 9), 0.5, (0.9, 1.1), other=0.5)
     assert image.resize_short(values, 10, 9).shape == (10, 15, 3)
     assert image.fixed_crop(values, 1, 2, 3, 4, (6, 5), 1).shape == (5, 6, 3)
+
+
+@pytest.mark.parametrize("size", [(3,), (2, 0), (-1, -1), 4, None, "xy"])
+def test_sizes_of_crops_that_are_none(size):
+    picture = nd.zeros((5, 6, 3), dtype="uint8")
+    for crop in (
+        image.center_crop,
+        image.random_crop,
+        lambda src, size: image.random_size_crop(src, size, 0.5, (0.9, 1.1)),
+        lambda src, size: image.fixed_crop(src, 0, 0, 2, 2, size),
+    ):
+        if size is not None or crop in (image.center_crop, image.random_crop):
+            with pytest.raises(mx.MXNetError, match="a size is"):
+                crop(picture, size)
+    with pytest.raises(mx.MXNetError, match="a size is"):
+        gluon.data.vision.transforms.CenterCrop(-1)(picture)
+    with pytest.raises(mx.MXNetError, match=r"2 x 2 at \(7, 1\) has no pixel of an image of 6 x 5"):
+        image.fixed_crop(picture, 7, 1, 2, 2)
 
 
 def test_borders():
