@@ -6,9 +6,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.rtc import CudaKernel, _parsed
-from support.processes import output_of
-
-needs_gpu = pytest.mark.skipif(not mx.num_gpus(), reason="needs a GPU")
+from support.processes import ended, output_of
+from support.stand_in import ON_STAND_IN, needs_gpu
 
 AXPY = r"""
 extern "C" __global__ void axpy(const float *x, float *y, float alpha) {
@@ -115,6 +114,112 @@ def test_gradients_are_of_what_was_there_before():
     net.hybridize()
     with pytest.raises(mx.MXNetError, match="CudaKernel.launch"):
         net(x)
+
+
+class Cube(autograd.Function):
+    """An op of two kernels: x ** 3, and its gradient."""
+
+    SOURCE = r"""
+    extern "C" __global__ void cube(const float *x, float *y, int n) {
+        int i = threadIdx.x + blockIdx.x * blockDim.x;
+        if (i < n) y[i] = x[i] * x[i] * x[i];
+    }
+    extern "C" __global__ void cube_backward(const float *x, const float *dy, float *dx, int n) {
+        int i = threadIdx.x + blockIdx.x * blockDim.x;
+        if (i < n) dx[i] = 3 * x[i] * x[i] * dy[i];
+    }
+    """
+
+    def launched(self, name, signature, *arrays):
+        out = nd.empty(arrays[0].shape, ctx=arrays[0].context)
+        kernel = mx.rtc.CudaModule(self.SOURCE).get_kernel(name, signature)
+        blocks = (out.size + 127) // 128
+        kernel.launch([*arrays, out, out.size], out.context, (blocks, 1, 1), (128, 1, 1))
+        return out
+
+    def forward(self, x):
+        self.save_for_backward(x)
+        return self.launched("cube", "const float *, float *, int", x)
+
+    def backward(self, dy):
+        (x,) = self.saved_tensors
+        return self.launched("cube_backward", "const float *, const float *, float *, int", x, dy)
+
+
+@needs_gpu
+def test_kernels_as_an_op_with_a_gradient():
+    values = np.random.RandomState(0).uniform(-1, 1, (7, 50)).astype("float32")
+    x, w = nd.array(values, ctx=mx.gpu(0)), nd.array(values[:1], ctx=mx.gpu(0))
+    x.attach_grad()
+    w.attach_grad()
+    for _ in range(3):
+        with autograd.record():
+            y = (Cube()(x * w) * 2).sum()
+        y.backward()
+    inner = (values * values[:1]).astype("float64")
+    np.testing.assert_allclose(y.asscalar(), 2 * (inner**3).sum(), rtol=1e-5)
+    slope = 6 * inner**2
+    np.testing.assert_allclose(x.grad.asnumpy(), slope * values[:1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        w.grad.asnumpy(), (slope * values).sum(0, keepdims=True), rtol=1e-5, atol=1e-5
+    )
+
+
+FAULT = """
+    import ctypes, os
+    import mpgluon as mx
+    source = 'extern "C" __global__ void wild(float *x, long far) { x[threadIdx.x + far] *= 2; }'
+    wild = mx.rtc.CudaModule(source).get_kernel("wild", "float *x, int64_t far")
+    x, other = (mx.nd.ones((4,), ctx=ctx) for ctx in (mx.gpu(0), OTHER))
+    y = x * 1
+    mx.nd.waitall()
+    FAR
+    for k in range(20):
+        x = x + 1
+    wild.launch([x, far], mx.gpu(0), (1, 1, 1), (4, 1, 1))
+    for k in range(20):
+        x = x * 2
+    for array in (x, y, other):
+        try:
+            print((array + 1).asnumpy())
+        except mx.base.MXNetError as error:
+            print("error:", str(error).replace(chr(10), " "))
+"""
+
+
+@needs_gpu
+@pytest.mark.parametrize("at", [19, 20, 21])
+def test_a_fault_is_told_by_the_kernels_name_and_other_devices_go_on(at):
+    """And one of the op before or behind it by that op's."""
+    if not ON_STAND_IN and at != 20:
+        pytest.skip("ops of a card have no such faults")
+    broken = (
+        "far = 0; library = ctypes.CDLL(os.environ['MPGLUON_CUDA_LIBRARY']); "
+        f"library.hostcuda_break_after(0, {at})"
+    )
+    code = FAULT.replace("FAR", broken if ON_STAND_IN else "far = 1 << 45")
+    code = code.replace("OTHER", "mx.gpu(1)" if ON_STAND_IN else "mx.cpu(0)")
+    lines = output_of(code, MPGLUON_GPU_LOGICAL="").splitlines()
+    assert lines[0].startswith("error: gpu(0) is lost: ") and lines[1].startswith("error: gpu(0)")
+    assert lines[2] == "[2. 2. 2. 2.]"
+    names = [word for word in ("_plus_scalar", "wild", "_mul_scalar") if word in lines[0]]
+    # The ops before come in one burst, of which any may be named
+    assert names == [{19: "_plus_scalar", 20: "wild", 21: "_mul_scalar"}[at]], lines[0]
+
+
+@needs_gpu
+def test_vectors_that_are_not_aligned():
+    """A card refuses them, and so does the stand-in, with a message."""
+    code = """
+        import mpgluon as mx
+        source = 'extern "C" __global__ void take(float *x) { x[0] = ((float4 *)(x + 1))->w; }'
+        x = mx.nd.ones((8,), ctx=mx.gpu(0))
+        take = mx.rtc.CudaModule(source).get_kernel("take", "float *x")
+        take.launch([x], mx.gpu(0), (1, 1, 1), (1, 1, 1))
+        x.asnumpy()
+    """
+    done = ended(code)
+    assert done.returncode != 0 and "misaligned address" in done.stderr
 
 
 def test_signatures():

@@ -42,6 +42,7 @@ typedef struct gpu_state {
   /* The worker's. */
   mpg_tick published;
   int unpublished; /* tasks issued since */
+  bool apart;      /* the running work is published apart from what follows */
   _Alignas(64) _Atomic(mpg_tick) issued;
 } gpu_state;
 
@@ -239,6 +240,7 @@ static void gpu_run_signal(mpg_run *run, mpg_tick tick) {
 
 static mpg_status gpu_work_waits(mpg_device *device) {
   publish_issued(device, state_of(device));
+  state_of(device)->apart = true;
   return mpg_device_failure(device, atomic_load(&state_of(device)->issued) + 1);
 }
 
@@ -315,6 +317,8 @@ static void *worker_main(void *argument) {
     mpg_queue_pop(&state->queue, next);
     state->unpublished++;
     issue(device, state, last);
+    if (state->apart) publish_issued(device, state);
+    state->apart = false;
   }
   publish_issued(device, state);
   return NULL;

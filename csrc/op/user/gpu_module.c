@@ -40,8 +40,11 @@ typedef struct launch_task {
   uint64_t arguments[]; /* each where it begins */
 } launch_task;
 
+/* The kernel waits as work does that looks at its own stream: what comes before it and behind it is
+ * known to be done apart from it, so a fault that the card reports is told by the right name. */
 static mpg_status launch_work(mpg_run *run, void *payload) {
   launch_task *task = payload;
+  if (run->device->backend->work_waits) MPG_TRY(run->device->backend->work_waits(run->device));
   void *pointers[MPG_GPU_MAX_ARGUMENTS];
   for (int i = 0; i < task->num_arguments; i++) pointers[i] = &task->arguments[i];
   mpg_event event = {.name = task->name, .kind = MPG_EVENT_OP, .peer = -1};
@@ -50,7 +53,8 @@ static mpg_status launch_work(mpg_run *run, void *payload) {
                                             task->shared, pointers);
   event.end_ns = mpg_clock_ns();
   if (event.begin_ns) mpg_profiler_record(run->device, &event);
-  return status == MPG_OK ? status : mpg_fail_prefix(status, "CudaKernel(%s)", task->name);
+  if (status != MPG_OK) return mpg_fail_prefix(status, "CudaKernel(%s)", task->name);
+  return MPG_OK;
 }
 
 mpg_status mpg_gpu_module_launch(const mpg_gpu_launch *launch) {
