@@ -4,7 +4,7 @@ import math
 from functools import partial
 
 from .. import autograd, ndarray as nd
-from .._core import at_once, dtype_name, sum_replicas
+from .._core import at_once, collective_plan, dtype_name, sum_replicas
 
 _BUCKET = 1 << 20  # bytes; smaller arrays travel together
 _AT_ONCE = 16  # arrays that one call of an op writes
@@ -32,6 +32,7 @@ class Bucket:
         self._grads, self._weights = self._flat("gradients"), self._flat("arrays")
         self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
         self._flat_sums = None
+        self._by_library = {}  # by the transport of collectives: whether NCCL sums the gradients
 
     def sums(self):
         """By parameter, the arrays on the bucket's device that hold the sums after `sum`."""
@@ -92,12 +93,15 @@ class Bucket:
         return changes
 
     def sum(self, everywhere):
-        """Sums the gradients, in the order of the devices: on the bucket's own device, or
-        (`everywhere`) for all of them.
+        """Sums the gradients: on the bucket's own device, or (`everywhere`) for all of them.
 
-        Beside what the devices do: as soon as these gradients are final, while others are still
-        computed. Where a device can't do that, behind what it does.
+        Between several cards NCCL does it where it is the transport of collectives, in its own
+        order. Otherwise they are summed in the order of the devices, beside what these do: as soon
+        as these gradients are final, while others are still computed. Where a device can't do that,
+        behind what it does.
         """
+        if self._over_cards():
+            return self._sum_over_cards(everywhere)
         home = len(self.contexts) if self.apart else self.contexts.index(self.home)
         if sum_replicas(self._lists, home, everywhere, self.apart):
             return
@@ -113,6 +117,36 @@ class Bucket:
                 for change in self._hand_out(total, ctx, self._grads[ctx])
             ]
         )
+
+    def _over_cards(self):
+        """Whether NCCL sums the gradients: all devices are GPUs, and cards of their own."""
+        if not all(ctx.device_type == "gpu" for ctx in self.contexts):
+            return False
+        from ..parallel.collectives import default_transport
+
+        transport = default_transport()
+        if transport not in self._by_library:
+            firsts = [self._grads[ctx][0] for ctx in self.contexts]
+            plan = collective_plan(
+                "all_reduce", firsts, self.contexts, 0, 0, None, "auto", transport
+            )
+            self._by_library[transport] = plan["ops"] == ["_collective"]
+        return self._by_library[transport]
+
+    def _sum_over_cards(self, everywhere):
+        from ..parallel import collectives
+
+        parts = [self._joined(self._grads[ctx]) for ctx in self.contexts]
+        if self.apart:
+            total = collectives.reduce([part.reshape((-1,)) for part in parts], self.home)
+            total.copyto(self._flat_sums)
+        elif everywhere:
+            totals = zip(self.contexts, collectives.all_reduce(parts))
+            changes = [self._hand_out(total, ctx, self._grads[ctx]) for ctx, total in totals]
+            at_once(*[change for some in changes for change in some])
+        else:
+            total = collectives.reduce(parts, self.home)
+            at_once(*self._hand_out(total, self.home, self._grads[self.home]))
 
     def spread(self):
         """The changes (`_core.at_once`) that copy the weights of the bucket's own device to the

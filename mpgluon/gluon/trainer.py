@@ -39,9 +39,10 @@ class Trainer(TrainerStore):
     devices.
 
     Each parameter lives on one device or is replicated on several. Gradients of replicas are
-    summed, in the order of the parameter's devices, and all replicas get the same bits. Small ones
-    travel together; each replica sums about as many bytes. Updates run on each parameter's device,
-    many parameters at once, and nothing waits for them.
+    summed, in the order of the parameter's devices (between several cards by NCCL, in its own, see
+    `mx.parallel.collectives.transport`), and all replicas get the same bits. Small ones travel
+    together; each replica sums about as many bytes. Updates run on each parameter's device, many
+    parameters at once, and nothing waits for them.
 
     Parameters
     ----------

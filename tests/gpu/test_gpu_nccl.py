@@ -11,7 +11,8 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, nd, parallel as par
 from support.collective_cases import NAMES, Collective, arrays_of, cases
-from support.processes import finished
+from support.processes import finished, output_of
+from support.stand_in import ON_STAND_IN
 
 LIBRARY = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
 CARDS = 0 if os.environ.get("MPGLUON_GPU_LOGICAL") else mx.num_gpus()
@@ -232,6 +233,59 @@ def test_a_card_that_breaks_before_a_collective():
     )
     out = run(code)
     assert "[2. 2.]" in out and "failed:" in out
+
+
+GRADIENTS = """
+    import ctypes, os
+    import numpy as np
+    import mpgluon as mx
+    from mpgluon import autograd, gluon, nd
+    from mpgluon.gluon import nn
+
+    contexts = [mx.gpu(i) for i in range(3)]
+    mx.random.seed(3)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(600, in_units=700, activation="tanh"), nn.Dense(4, in_units=600))
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **OPTIONS)
+    random = np.random.RandomState(0)
+    for _ in range(3):
+        x = gluon.utils.split_and_load(nd.array(random.uniform(-1, 1, (12, 700))), contexts)
+        with autograd.record():
+            losses = [(net(part) ** 2).sum() for part in x]
+        autograd.backward(losses)
+        trainer.step(12)
+    for parameter in net.collect_params().values():
+        copies = [array.asnumpy() for array in parameter.list_data()]
+        assert all(np.array_equal(copies[0], copy) for copy in copies)
+        print(" ".join(map(repr, copies[0].astype(float).ravel()[:50].tolist())))
+    path = os.path.join(os.path.dirname(os.environ["MPGLUON_CUDA_LIBRARY"]), "libnccl.so.2")
+    count = ctypes.CDLL(path).hostcuda_nccl_count() if os.path.exists(path) else -1
+    print("collectives", count)
+"""
+
+
+@pytest.mark.parametrize(
+    "options", ["{}", "{'update_on_kvstore': False}", "{'clip_global_norm': 1.0}"]
+)
+def test_gradients_of_replicas_are_summed_by_nccl(options):
+    """Between cards; between logical GPUs, or where it is told to, in the process."""
+    if CARDS < 3:
+        pytest.skip("needs three cards")
+    code = GRADIENTS.replace("OPTIONS", options)
+    found, settings = {}, {"auto": {}, "local": {"MPGLUON_COLLECTIVES": "local"}}
+    if ON_STAND_IN:
+        settings["logical"] = {"MPGLUON_GPU_LOGICAL": "3", "HOSTCUDA_DEVICES": "2"}
+    for how, more in settings.items():
+        *lines, last = output_of(code, timeout=200, **more).splitlines()
+        found[how] = np.array([float(word) for line in lines for word in line.split()])
+        if ON_STAND_IN:
+            assert (int(last.split()[1]) > 0) == (how == "auto"), (how, last)
+    for values in found.values():
+        np.testing.assert_allclose(values, found["local"], rtol=1e-5, atol=1e-7)
+    if ON_STAND_IN:
+        assert np.array_equal(found["local"], found["logical"])
 
 
 def test_no_waiting_in_steps():
