@@ -52,6 +52,18 @@ cudaError_t state_of(int device) {
 std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs,
     num_launched, num_specialised, num_attributes, num_locked, num_direct;
 
+// Kernels that run now, and the most that ever did at the same time.
+std::atomic<long> num_running, most_running;
+struct running_kernel {
+  running_kernel() {
+    long now = ++num_running, most = most_running;
+    while (now > most && !most_running.compare_exchange_weak(most, now)) continue;
+    static const long least = setting("HOSTCUDA_KERNEL", 0);
+    if (least) usleep((useconds_t)least);
+  }
+  ~running_kernel() { num_running--; }
+};
+
 struct moment { // of an event
   std::mutex lock;
   std::condition_variable reached;
@@ -589,6 +601,7 @@ long hostcuda_count(const char *what) {
                 {"launch", &num_launched},
                 {"attribute", &num_attributes},
                 {"specialised", &num_specialised},
+                {"together", &most_running},
                 {"locked", &num_locked},
                 {"direct", &num_direct}};
   for (auto &one : counts)
@@ -671,6 +684,7 @@ cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void
                       cards[device].broken = true;
                       return;
                     }
+                    running_kernel running;
                     hostcuda_run(config, thread);
                   });
 }
