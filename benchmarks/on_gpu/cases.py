@@ -26,7 +26,7 @@ CASES = [  # what matters first
     Case(
         "gpt",
         "GPT-2 124M, training",
-        0.9,
+        1.0,
         flops=sizes.gpt_training,
         items=GPT_WORDS,
         unit="tokens/s",
@@ -34,7 +34,7 @@ CASES = [  # what matters first
     Case(
         "resnet",
         "ResNet-50, training",
-        0.9,
+        1.0,
         flops=sizes.resnet_training,
         items=sizes.RESNET_BATCH,
         unit="images/s",

@@ -63,7 +63,8 @@ SUITES = [
 ONE_GPU = ("gpu/", "ops/test_ops")  # what makes sense on one; all the others span devices
 FUSED = ("gpu/", "graph/", "compile/test_random")  # suites with fused kernels; others need them not
 LONG = ("ops/test_ops.py", "gpu/test_gpu.py")
-FIRST = {"families": "gpu/test_gpu_families.py", "bits": "gpu/test_gpu_bits.py"}
+# What is tried first: the file, and how many processes take its tests.
+FIRST = {"families": ("gpu/test_gpu_families.py", 1), "bits": ("gpu/test_gpu_bits.py", 4)}
 SANITIZED = "gpu/test_gpu.py -k test_values_are_those_of_the_cpu"
 SANITIZERS = {"memcheck": "0/20", "racecheck": "3/60"}  # each: its share of these tests
 FILES = {"check": "gpu-check", "suites": "gpu-suites"}
@@ -240,9 +241,14 @@ class Check:
         self.python("warm-" + case, "gpu.py", case, *options, limit=210, cwd=BENCHMARKS)
 
     def first_tests(self):
-        """The families and the bits, at the same time."""
-        jobs = [(part, name, {}) for part, name in FIRST.items() if self.has(part)]
-        with concurrent.futures.ThreadPoolExecutor(len(FIRST)) as pool:
+        """The families and the bits, at the same time; each test of the bits by itself."""
+        jobs = []
+        for part, (name, shards) in FIRST.items():
+            for shard in range(1 if self.tiny else shards) if self.has(part) else ():
+                label = f"{part}-{shard}" if shards > 1 and not self.tiny else part
+                settings = {} if label == part else {"MPGLUON_TEST_SHARD": f"{shard}/{shards}"}
+                jobs.append((label, name, settings))
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
             for _ in pool.map(lambda job: self.suite(job, limit=200), jobs):
                 pass
 
@@ -390,6 +396,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.tiny:
         os.environ["GPU_CHECK_TINY"] = "1"
+    os.environ.pop("MPGLUON_CUDA", None)  # that nvcc is missing is for the build to say
     sys.path.insert(0, BENCHMARKS)
     from on_gpu import cases as gpu_cases
 

@@ -340,7 +340,7 @@ def test_converted_networks(dtype, optional):
     assert args["net_dense1_weight"].dtype == np.float32
     texts = [node for node in casts.get_internals().list_outputs() if "amp_cast" in node]
     assert any(text.endswith(f"amp_cast_{dtype}_output") for text in texts)
-    out = casts.bind(mx.cpu(), {**args, "data": x}, aux_states=aux).forward()[0]
+    out = casts.bind(x.context, {**args, "data": x}, aux_states=aux).forward()[0]
     assert out.dtype == np.float32
     np.testing.assert_allclose(out.asnumpy(), expected, rtol=0.05, atol=0.05)
     assert "amp_cast" not in casts.tojson() and "amp_cast" in casts.tojson(remove_amp_cast=False)

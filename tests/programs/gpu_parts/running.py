@@ -12,7 +12,7 @@ class Runner:
 
     def __init__(self, logs, end, environment):
         self.logs, self.end, self.environment = logs, end, environment
-        self.running = set()
+        self.running, self.stopping = set(), False
         os.makedirs(logs, exist_ok=True)
         for name in os.listdir(logs):  # of an earlier check
             os.remove(os.path.join(logs, name))
@@ -50,7 +50,7 @@ class Runner:
             return 127
         self.running.add(process.pid)
         try:
-            return process.wait(limit)
+            return process.wait(0 if self.stopping else limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -59,7 +59,8 @@ class Runner:
             self.running.discard(process.pid)
 
     def stop(self):
-        """Ends all that runs."""
+        """Ends all that runs, and what begins from now on."""
+        self.stopping = True
         for pid in list(self.running):
             try:
                 os.killpg(pid, signal.SIGKILL)
