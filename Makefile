@@ -122,7 +122,8 @@ HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,
     pipeline_failures) \
   $(call test_files,autograd,tape autograd_api) \
   $(call test_files,gluon,nn block parameter trainer rnn sync_batch_norm) \
-  $(call test_files,device,memory) $(call test_files,files,checkpoint) $(call test_files,training,amp) \
+  $(call test_files,device,memory) $(call test_files,files,checkpoint) \
+  $(call test_files,training,amp) \
   $(call test_files,symbol,module executor symbol bucketing control_flow_symbols)
 hostcuda:
 	python3 tests/hostcuda/build.py

@@ -243,7 +243,8 @@ class BuildCore(build_ext):
             raise SystemExit("mpgluon: the linker failed")
         check_symbols(output)
         build_cuda(os.path.join(os.path.dirname(output), "_cuda.so"), settings)
-        self.write_stubs(os.path.abspath(os.path.dirname(output)))
+        if self.distribution.have_run.get("build_py"):  # else what is there may be of older sources
+            self.write_stubs(os.path.abspath(os.path.dirname(output)))
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()

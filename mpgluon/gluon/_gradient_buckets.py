@@ -32,6 +32,7 @@ class Bucket:
         self._grads, self._weights = self._flat("gradients"), self._flat("arrays")
         self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
         self._flat_sums = None
+        self._on_gpus = all(ctx.device_type == "gpu" for ctx in contexts)
         self._by_library = {}  # by the transport of collectives: whether NCCL sums the gradients
 
     def sums(self):
@@ -100,7 +101,7 @@ class Bucket:
         as these gradients are final, while others are still computed. Where a device can't do that,
         behind what it does.
         """
-        if self._over_cards():
+        if self._on_gpus and self._over_cards():
             return self._sum_over_cards(everywhere)
         home = len(self.contexts) if self.apart else self.contexts.index(self.home)
         if sum_replicas(self._lists, home, everywhere, self.apart):
@@ -119,9 +120,7 @@ class Bucket:
         )
 
     def _over_cards(self):
-        """Whether NCCL sums the gradients: all devices are GPUs, and cards of their own."""
-        if not all(ctx.device_type == "gpu" for ctx in self.contexts):
-            return False
+        """Whether NCCL sums the gradients on these GPUs: they are cards of their own."""
         from ..parallel.collectives import default_transport
 
         transport = default_transport()
