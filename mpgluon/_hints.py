@@ -223,25 +223,10 @@ AUTOGRAD = {
 }
 
 # Ops of MXNet's contrib that there are none of, or none of symbols.
-_QUANTIZED = "computes with float32: dequantize what goes in, and quantize_v2 what comes out"
 CONTRIB = {
-    **{
-        f"quantized_{op}": f"the op {name} {_QUANTIZED}"
-        for op, name in {
-            "act": "Activation",
-            "batch_norm": "BatchNorm",
-            "concat": "concat",
-            "conv": "Convolution",
-            "elemwise_add": "elemwise_add",
-            "elemwise_mul": "elemwise_mul",
-            "embedding": "Embedding",
-            "flatten": "flatten",
-            "fully_connected": "FullyConnected",
-            "pooling": "Pooling",
-            "rnn": "RNN",
-        }.items()
-    },
-    "calibrate_entropy": "give quantize_v2 the range min_calib_range, max_calib_range",
+    "quantized_rnn": "the op RNN computes with float32: dequantize what goes in, and quantize_v2 "
+    "what comes out",
+    "calibrate_entropy": "it looks at values: use nd.contrib.calibrate_entropy",
     "getnnz": "it counts the elements of csr arrays: use nd.contrib.getnnz",
     "group_adagrad_update": "use nd.contrib.group_adagrad_update, or "
     "mx.optimizer.contrib.GroupAdaGrad",

@@ -63,8 +63,8 @@ typedef struct signature {
   struct {
     const char *text;
     int length;
-    int use; /* the BOOL parameter use_<name> that an optional input comes with; -1: there is none
-              */
+    int use;     /* the BOOL parameter that an optional input comes with; -1: there is none */
+    bool unless; /* without it: use is no_bias, of "bias" and what belongs to it */
     bool has_initial;
     double initial; /* what a variable made for it starts with */
   } inputs[MPG_MAX_NAMED];
@@ -144,6 +144,10 @@ static mpg_status read_signature(const mpg_op *op) {
     char use[64];
     snprintf(use, sizeof use, "use_%.*s", length, name);
     s->inputs[s->num_inputs].use = marker == '?' ? mpg_params_find(op->params, use) : -1;
+    if (marker == '?' && length >= 4 && strncmp(name + length - 4, "bias", 4) == 0) {
+      s->inputs[s->num_inputs].use = mpg_params_find(op->params, "no_bias");
+      s->inputs[s->num_inputs].unless = true;
+    }
     if (marker == '?') s->optional_inputs |= 1u << s->num_inputs;
     if (marker == '!') s->mutable_inputs |= 1u << s->num_inputs;
     if (marker == '*') s->variadic = true;
@@ -219,7 +223,9 @@ bool mpg_op_input_initial(const mpg_op *op, int index, double *value) {
 
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index) {
   int use = signatures[op->id].inputs[index].use;
-  return use >= 0 && !*(const bool *)((const char *)params + op->params->params[use].offset);
+  if (use < 0) return false;
+  return *(const bool *)((const char *)params + op->params->params[use].offset) ==
+         signatures[op->id].inputs[index].unless;
 }
 
 int mpg_op_input_place(const mpg_op *op, const void *params, int index) {

@@ -34,19 +34,15 @@ def signature(op, symbol=False):
     """The `inspect.Signature` of an op: as a function of arrays or, with `symbol`, of Symbols,
     whose inputs may be left out."""
     info = op.describe()
-    kind, params = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
+    kind, params, optional = inspect.Parameter.POSITIONAL_OR_KEYWORD, [], symbol
     for entry in info["inputs"]:
         if entry["variadic"]:
             params.append(inspect.Parameter(entry["name"], inspect.Parameter.VAR_POSITIONAL))
             kind = inspect.Parameter.KEYWORD_ONLY
         else:
-            params.append(
-                inspect.Parameter(
-                    entry["name"],
-                    kind,
-                    default=None if symbol or entry["optional"] else inspect.Parameter.empty,
-                )
-            )
+            optional |= entry["optional"]  # and all behind it: they may be given by name
+            default = None if optional else inspect.Parameter.empty
+            params.append(inspect.Parameter(entry["name"], kind, default=default))
     params += [
         inspect.Parameter(param["name"], kind, default=_default(param)) for param in info["params"]
     ]

@@ -14,7 +14,7 @@ from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager
 from ..ndarray._signatures import signature
-from ._graph import HIDDEN, entries_of, hidden_key, make
+from ._graph import HIDDEN, INPUTS_EACH, entries_of, hidden_key, make
 
 if TYPE_CHECKING:
     import inspect
@@ -128,6 +128,10 @@ class Function:
                     arrays.append(single(item, f"{op}: argument {len(arrays)}"))
         else:
             names = self._inputs + self._params
+            if kwargs.get("no_bias") in (True, 1, "True", "1") and len(args) <= len(names):
+                used = tuple(key for key in self._inputs if not key.endswith("bias"))
+                if len(args) == len(used):  # all of those that are there
+                    names = used
             if len(args) > len(names):
                 raise TypeError(f"{op} takes at most {len(names)} arguments, got {len(args)}")
             for key, value in zip(names, args):
@@ -167,7 +171,7 @@ class Function:
                 )
         call = _core.OpCall(op, params)
         if self._variadic and "num_args" in self._params and "num_args" not in params:
-            params["num_args"] = len(arrays) + len(given)
+            params["num_args"] = (len(arrays) + len(given)) // INPUTS_EACH.get(op, 1)
         name = NameManager.current().get(name, self._hint)
         node = make(call, {**texts_of(call, params), **attrs}, name, arrays, given)
         return Symbol([(node, i) for i in range(node.num_outputs)])

@@ -9,6 +9,8 @@ composition works on copies. All traversals are iterative: chains may be very de
 from .. import _core, _device_groups
 
 # Attributes that MXNet knows; they are kept as ``__name__`` and answer to both spellings.
+# Inputs for each array that num_args counts, where they are several.
+INPUTS_EACH = {"_contrib_quantized_concat": 3}
 HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", "profiler_scope")
 
 

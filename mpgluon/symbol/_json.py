@@ -10,7 +10,7 @@ from ..base import MXNetError
 from ..ndarray.functions import bilinear_upsampling
 from ..util import is_np_shape
 from ._control import KINDS, MAX_DEPTH, Control
-from ._graph import HIDDEN, Node, initializer, topological
+from ._graph import HIDDEN, INPUTS_EACH, Node, initializer, topological
 
 VERSION = 10901
 # More nodes than any network has; a bound on what a damaged file can ask for.
@@ -274,7 +274,8 @@ def _op_node(op, name, attrs, inputs, version):
     except MXNetError as error:
         raise MXNetError(f"{name}: {error}") from None
     stated_inputs, stated = len(inputs), attrs.get("num_args")
-    if "num_args" in known and stated is not None and stated != str(len(inputs)):
+    counted = len(inputs) // INPUTS_EACH.get(op, 1)
+    if "num_args" in known and stated is not None and stated != str(counted):
         raise MXNetError(f"{name}: {op} has num_args={stated}, the file gives {len(inputs)} inputs")
     count = call.num_inputs(len(inputs))
     if len(inputs) > count:

@@ -41,6 +41,9 @@ OWN = {
     "_contrib_quantize_asym",
     "_contrib_quantize_v2",
     "_contrib_requantize",
+    "_contrib_quantized_batch_norm",
+    "_contrib_quantized_elemwise_add",
+    "_contrib_quantized_elemwise_mul",
 }
 
 

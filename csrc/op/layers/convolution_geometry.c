@@ -24,7 +24,10 @@ mpg_shape mpg_channels_last(const mpg_shape *shape) {
 
 mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params) {
   switch (op->id) {
-    case MPG_OP_Convolution: return mpg_layout_of(((const mpg_convolution_params *)params)->layout);
+    case MPG_OP_Convolution:
+    case MPG_OP__contrib_quantized_conv:
+    case MPG_OP__integer_convolution:
+      return mpg_layout_of(((const mpg_convolution_params *)params)->layout);
     case MPG_OP_Deconvolution:
       return mpg_layout_of(((const mpg_deconvolution_params *)params)->layout);
     case MPG_OP__convolution_channels_last: return MPG_CHANNELS_LAST_DATA;

@@ -1,8 +1,10 @@
 /* Numbers of 8 bits that stand for others by a range: rounded to the nearest, halves to even. */
 #include <string.h>
 
+#include "base/memory.h"
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
+#include "op/layers/convolution.h"
 
 enum { TYPE_INT8, TYPE_UINT8, TYPE_AUTO };
 static const mpg_shape one_number = {.ndim = 1, .dims = {1}};
@@ -212,4 +214,393 @@ void mpg_compose_requantize(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   outputs[0] = rounded(g, mpg_emit2(g, MPG_OP_broadcast_mul, NULL, data, scale), dtype);
   outputs[1] = mpg_times(g, most, dtype == MPG_INT8 ? -1 : 0);
   outputs[2] = most;
+}
+
+/* --- Layers: inference ------------------------------------------------------------------------ */
+enum { ENDS = 2 }; /* of a range: two inputs or outputs */
+
+int mpg_arity_quantized_fully_connected(const mpg_op *op, const void *params, int given) {
+  (void)op;
+  (void)given;
+  return (1 + ENDS) * (((const mpg_fully_connected_params *)params)->no_bias ? 2 : 3);
+}
+int mpg_arity_quantized_conv(const mpg_op *op, const void *params, int given) {
+  (void)op;
+  (void)given;
+  return (1 + ENDS) * (((const mpg_convolution_params *)params)->no_bias ? 2 : 3);
+}
+int mpg_arity_quantized_mul_outputs(const mpg_op *op, const void *params, int given) {
+  (void)op;
+  (void)given;
+  return ((const mpg_quantized_mul_params *)params)->enable_float_output ? 1 : 1 + ENDS;
+}
+
+static mpg_status expect_ends(mpg_infer *infer, int first, int count) {
+  for (int i = first; i < first + count; i++) {
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
+    MPG_TRY(mpg_infer_expect_shape(infer, i, &one_number));
+  }
+  return MPG_OK;
+}
+
+static mpg_status expect_small(const mpg_infer *infer, int input) {
+  char name[64];
+  mpg_dtype given = infer->inputs[input].dtype;
+  return given == MPG_DTYPE_NONE || is_small(given)
+             ? MPG_OK
+             : mpg_infer_fail(infer, "%s is int8 or uint8, not %s",
+                              mpg_op_input_name(infer->op, input, name, sizeof name),
+                              mpg_dtype_name(given));
+}
+
+/* Shapes by the rule of the layer of float32 that has the first `count` inputs. */
+static mpg_status infer_as_floats(mpg_infer *infer, mpg_infer_fn rule, int count) {
+  mpg_desc inputs[5], outputs[3];
+  mpg_infer layer = *infer;
+  layer.inputs = inputs;
+  layer.outputs = outputs;
+  layer.num_inputs = count;
+  layer.num_outputs = rule == mpg_infer_batch_norm ? 3 : 1;
+  for (int i = 0; i < count; i++)
+    inputs[i] = (mpg_desc){.shape = infer->inputs[i].shape, .dtype = MPG_FLOAT32};
+  for (int i = 0; i < layer.num_outputs; i++)
+    outputs[i] = (mpg_desc){.shape = MPG_SHAPE_UNKNOWN, .dtype = MPG_DTYPE_NONE};
+  MPG_TRY(rule(&layer));
+  for (int i = 0; i < count; i++) infer->inputs[i].shape = inputs[i].shape;
+  infer->outputs[0].shape = outputs[0].shape;
+  return MPG_OK;
+}
+
+/* One dtype for the result, and its range. */
+static void set_result(mpg_infer *infer, mpg_dtype dtype) {
+  infer->outputs[0].dtype = dtype;
+  for (int i = 1; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &one_number, MPG_FLOAT32);
+}
+
+static mpg_status infer_products(mpg_infer *infer, mpg_infer_fn rule, int arrays) {
+  MPG_TRY(expect_small(infer, 0));
+  for (int i = 1; i < arrays; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_INT8));
+  MPG_TRY(infer_as_floats(infer, rule, arrays));
+  set_result(infer, MPG_INT32);
+  return MPG_OK;
+}
+mpg_status mpg_infer_integer_fully_connected(mpg_infer *infer) {
+  return infer_products(infer, mpg_infer_fully_connected, 2);
+}
+mpg_status mpg_infer_integer_convolution(mpg_infer *infer) {
+  return infer_products(infer, mpg_infer_convolution, 2);
+}
+mpg_status mpg_infer_quantized_fully_connected(mpg_infer *infer) {
+  int arrays = infer->num_inputs / (1 + ENDS);
+  MPG_TRY(expect_ends(infer, arrays, ENDS * arrays));
+  return infer_products(infer, mpg_infer_fully_connected, arrays);
+}
+mpg_status mpg_infer_quantized_conv(mpg_infer *infer) {
+  int arrays = infer->num_inputs / (1 + ENDS);
+  MPG_TRY(expect_ends(infer, arrays, ENDS * arrays));
+  return infer_products(infer, mpg_infer_convolution, arrays);
+}
+
+/* Of one array, which keeps its dtype and range. */
+static mpg_status infer_kept(mpg_infer *infer, mpg_infer_fn rule) {
+  MPG_TRY(expect_small(infer, 0));
+  MPG_TRY(expect_ends(infer, 1, ENDS));
+  MPG_TRY(infer_as_floats(infer, rule, 1));
+  set_result(infer, infer->inputs[0].dtype);
+  return MPG_OK;
+}
+mpg_status mpg_infer_quantized_pooling(mpg_infer *infer) {
+  int type = ((const mpg_pooling_params *)infer->params)->pool_type;
+  if (type != MPG_POOL_MAX && type != MPG_POOL_AVG)
+    return mpg_infer_fail(infer, "pool_type is max or avg for numbers of 8 bits");
+  return infer_kept(infer, mpg_infer_pooling);
+}
+mpg_status mpg_infer_quantized_act(mpg_infer *infer) {
+  if (((const mpg_quantized_act_params *)infer->params)->act_type != 0)
+    return mpg_infer_fail(infer, "act_type is relu for numbers of 8 bits");
+  return infer_kept(infer, mpg_infer_same);
+}
+mpg_status mpg_infer_quantized_flatten(mpg_infer *infer) {
+  return infer_kept(infer, mpg_infer_flatten);
+}
+
+mpg_status mpg_infer_quantized_embedding(mpg_infer *infer) {
+  MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_INT8));
+  MPG_TRY(expect_ends(infer, 2, ENDS));
+  MPG_TRY(infer_as_floats(infer, mpg_infer_embedding, 2));
+  set_result(infer, MPG_INT8);
+  return MPG_OK;
+}
+
+static mpg_status infer_pair(mpg_infer *infer) {
+  MPG_TRY(expect_small(infer, 0));
+  MPG_TRY(expect_small(infer, 1));
+  MPG_TRY(expect_ends(infer, 2, 2 * ENDS));
+  return infer_as_floats(infer, mpg_infer_same, 2);
+}
+static mpg_dtype sum_dtype(const mpg_quantized_add_params *p, mpg_dtype left, mpg_dtype right) {
+  if (!p->min_calib_range.present || !p->max_calib_range.present) return MPG_INT32;
+  return left == right ? left : MPG_INT8;
+}
+mpg_status mpg_infer_quantized_elemwise_add(mpg_infer *infer) {
+  MPG_TRY(infer_pair(infer));
+  set_result(infer, sum_dtype(infer->params, infer->inputs[0].dtype, infer->inputs[1].dtype));
+  return MPG_OK;
+}
+static mpg_dtype product_dtype(const mpg_quantized_mul_params *p) {
+  if (p->enable_float_output) return MPG_FLOAT32;
+  return p->min_calib_range.present && p->max_calib_range.present ? MPG_INT8 : MPG_INT32;
+}
+mpg_status mpg_infer_quantized_elemwise_mul(mpg_infer *infer) {
+  MPG_TRY(infer_pair(infer));
+  set_result(infer, product_dtype(infer->params));
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_quantized_concat(mpg_infer *infer) {
+  int arrays = infer->num_inputs / (1 + ENDS);
+  if (infer->num_inputs % (1 + ENDS))
+    return mpg_infer_fail(infer,
+                          "takes three inputs for each array: it, and the two ends of its "
+                          "range behind all arrays");
+  mpg_dtype dtype = MPG_UINT8;
+  for (int i = 0; i < arrays; i++) {
+    MPG_TRY(expect_small(infer, i));
+    if (infer->inputs[i].dtype == MPG_INT8) dtype = MPG_INT8;
+  }
+  MPG_TRY(expect_ends(infer, arrays, ENDS * arrays));
+  mpg_desc output = {.shape = MPG_SHAPE_UNKNOWN};
+  mpg_infer layer = *infer;
+  layer.num_inputs = arrays;
+  layer.num_outputs = 1;
+  layer.outputs = &output;
+  mpg_desc *inputs = mpg_malloc((size_t)arrays * sizeof *inputs);
+  if (!inputs) return mpg_out_of_host_memory((size_t)arrays * sizeof *inputs);
+  for (int i = 0; i < arrays; i++)
+    inputs[i] = (mpg_desc){.shape = infer->inputs[i].shape, .dtype = MPG_FLOAT32};
+  layer.inputs = inputs;
+  mpg_status status = mpg_infer_concat(&layer);
+  for (int i = 0; i < arrays; i++) infer->inputs[i].shape = inputs[i].shape;
+  mpg_free(inputs);
+  MPG_TRY(status);
+  infer->outputs[0].shape = output.shape;
+  set_result(infer, dtype);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_quantized_batch_norm(mpg_infer *infer) {
+  const mpg_batch_norm_params *p = infer->params;
+  if (!p->min_calib_range.present || !p->max_calib_range.present)
+    return mpg_infer_fail(infer,
+                          "min_calib_range and max_calib_range, the range of the result, "
+                          "have to be given");
+  MPG_TRY(expect_small(infer, 0));
+  for (int i = 1; i < 5; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
+  MPG_TRY(expect_ends(infer, 5, ENDS));
+  MPG_TRY(infer_as_floats(infer, mpg_infer_batch_norm, 5));
+  set_result(infer, MPG_INT8);
+  return MPG_OK;
+}
+
+/* --- Layers: composition ---------------------------------------------------------------------- */
+static mpg_dtype dtype_at(mpg_gradient *g, mpg_value value) {
+  return g->status == MPG_OK ? mpg_value_desc(g, value)->dtype : MPG_INT8;
+}
+static mpg_value copied(mpg_gradient *g, mpg_value x) {
+  return mpg_emit1(g, MPG_OP__copy, NULL, x);
+}
+static mpg_value as_float(mpg_gradient *g, mpg_value x) { return mpg_emit_cast(g, x, MPG_FLOAT32); }
+static mpg_value scaled(mpg_gradient *g, mpg_value x, mpg_value scale) {
+  return mpg_emit2(g, MPG_OP_broadcast_mul, NULL, x, scale);
+}
+
+/* The size of a step of numbers of a dtype, by their range: as quantize_v2 counts. */
+static mpg_value step_of(mpg_gradient *g, mpg_dtype dtype, mpg_value low, mpg_value high) {
+  return mpg_times(g, reach(g, low, high), 1 / range_of(dtype));
+}
+
+/* The range that int32 stand for, whose steps are the products of those of two arrays; the largest
+ * number of 8 bits is that of the range here. */
+static void product_range(mpg_gradient *g, mpg_dtype left, const mpg_value *left_ends,
+                          mpg_dtype right, const mpg_value *right_ends, mpg_value *ends) {
+  mpg_value most =
+      mpg_multiply(g, reach(g, left_ends[0], left_ends[1]), reach(g, right_ends[0], right_ends[1]));
+  ends[1] = mpg_times(g, most, largest_int32 / (largest_of(left) * largest_of(right)));
+  ends[0] = mpg_times(g, ends[1], -1);
+}
+
+/* Whole numbers of a dtype, from float32 that are cut to it. */
+static mpg_value whole(mpg_gradient *g, mpg_value x, mpg_dtype dtype) {
+  if (dtype != MPG_INT32) return rounded(g, x, dtype);
+  mpg_clip_params limits;
+  memset(&limits, 0, sizeof limits);
+  limits.a_max = largest_int32 - 128; /* the largest float32 below */
+  limits.a_min = -limits.a_max;
+  return mpg_emit_cast(g, mpg_emit1(g, MPG_OP_clip, &limits, mpg_emit1(g, MPG_OP_rint, NULL, x)),
+                       MPG_INT32);
+}
+
+/* inputs: data, weight, maybe bias, and the ends of each. The bias counts in steps of the sums. */
+static void products(mpg_gradient *g, mpg_op_id op, const void *params, int bias_axis,
+                     const mpg_value *inputs, mpg_value *outputs) {
+  int arrays = g->num_inputs / (1 + ENDS);
+  const mpg_value *ends = inputs + arrays;
+  mpg_dtype dtype = dtype_at(g, inputs[0]);
+  outputs[0] = mpg_emit2(g, op, params, inputs[0], inputs[1]);
+  if (arrays == 3) {
+    mpg_value unit = mpg_multiply(g, step_of(g, dtype, ends[0], ends[1]),
+                                  step_of(g, MPG_INT8, ends[2], ends[3]));
+    mpg_value steps = mpg_divide(g, step_of(g, MPG_INT8, ends[4], ends[5]), divisor(g, unit));
+    mpg_value bias = whole(g, scaled(g, as_float(g, inputs[2]), steps), MPG_INT32);
+    if (g->status != MPG_OK) return;
+    mpg_shape shape = {.ndim = mpg_value_desc(g, outputs[0])->shape.ndim};
+    for (int i = 0; i < shape.ndim; i++) shape.dims[i] = 1;
+    int axis = bias_axis < 0 ? shape.ndim + bias_axis : bias_axis;
+    shape.dims[axis] = mpg_value_desc(g, bias)->shape.dims[0];
+    outputs[0] =
+        mpg_emit2(g, MPG_OP_broadcast_add, NULL, outputs[0], mpg_emit_reshape(g, bias, &shape));
+  }
+  product_range(g, dtype, ends, MPG_INT8, ends + ENDS, outputs + 1);
+}
+
+void mpg_compose_quantized_fully_connected(mpg_gradient *g, const mpg_value *inputs,
+                                           mpg_value *outputs) {
+  mpg_fully_connected_params params = *(const mpg_fully_connected_params *)g->params;
+  params.no_bias = true;
+  products(g, MPG_OP__integer_fully_connected, &params, -1, inputs, outputs);
+}
+
+void mpg_compose_quantized_conv(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  mpg_convolution_params params = *(const mpg_convolution_params *)g->params;
+  bool last = mpg_layout_of(params.layout) != MPG_CHANNELS_FIRST;
+  params.no_bias = true;
+  products(g, MPG_OP__integer_convolution, &params, last ? -1 : 1, inputs, outputs);
+}
+
+static void keep_range(mpg_gradient *g, const mpg_value *ends, mpg_value *outputs) {
+  outputs[1] = copied(g, ends[0]);
+  outputs[2] = copied(g, ends[1]);
+}
+
+void mpg_compose_quantized_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  mpg_value pooled = mpg_emit1(g, MPG_OP_Pooling, g->params, as_float(g, inputs[0]));
+  outputs[0] = rounded(g, pooled, dtype_at(g, inputs[0]));
+  keep_range(g, inputs + 1, outputs);
+}
+
+void mpg_compose_quantized_act(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  outputs[0] = mpg_emit_scalar(g, MPG_OP__maximum_scalar, inputs[0], 0);
+  keep_range(g, inputs + 1, outputs);
+}
+
+void mpg_compose_quantized_flatten(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  outputs[0] = mpg_emit1(g, MPG_OP_Flatten, NULL, inputs[0]);
+  keep_range(g, inputs + 1, outputs);
+}
+
+void mpg_compose_quantized_embedding(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  mpg_take_params params;
+  memset(&params, 0, sizeof params); /* along the first axis, cut to it */
+  outputs[0] = mpg_emit2(g, MPG_OP_take, &params, inputs[1], inputs[0]);
+  keep_range(g, inputs + 2, outputs);
+}
+
+void mpg_compose_quantized_elemwise_add(mpg_gradient *g, const mpg_value *inputs,
+                                        mpg_value *outputs) {
+  const mpg_quantized_add_params *p = g->params;
+  mpg_dtype left = dtype_at(g, inputs[0]), right = dtype_at(g, inputs[1]),
+            dtype = sum_dtype(p, left, right);
+  const mpg_value *ends = inputs + 2;
+  mpg_value most;
+  if (dtype == MPG_INT32) {
+    most = mpg_add(g, reach(g, ends[0], ends[1]), reach(g, ends[2], ends[3]));
+    outputs[1] = mpg_times(g, most, -1);
+    outputs[2] = copied(g, most);
+  } else {
+    outputs[1] = number(g, inputs[0], p->min_calib_range.value);
+    outputs[2] = number(g, inputs[0], p->max_calib_range.value);
+    most = reach(g, outputs[1], outputs[2]);
+  }
+  double range = dtype == MPG_INT32 ? largest_int32 : range_of(dtype);
+  mpg_value unit = divisor(g, mpg_times(g, most, 1 / range));
+  mpg_value lhs = scaled(g, as_float(g, inputs[0]),
+                         mpg_divide(g, step_of(g, left, ends[0], ends[1]), unit)),
+            rhs = scaled(g, as_float(g, inputs[1]),
+                         mpg_divide(g, step_of(g, right, ends[2], ends[3]), unit));
+  outputs[0] = whole(g, mpg_add(g, lhs, rhs), dtype);
+}
+
+void mpg_compose_quantized_elemwise_mul(mpg_gradient *g, const mpg_value *inputs,
+                                        mpg_value *outputs) {
+  const mpg_quantized_mul_params *p = g->params;
+  mpg_dtype left = dtype_at(g, inputs[0]), right = dtype_at(g, inputs[1]), dtype = product_dtype(p);
+  const mpg_value *ends = inputs + 2;
+  mpg_value product = mpg_multiply(g, as_float(g, inputs[0]), as_float(g, inputs[1]));
+  if (dtype == MPG_INT32) { /* exact: below 2^24 */
+    outputs[0] = mpg_emit_cast(g, product, MPG_INT32);
+    product_range(g, left, ends, right, ends + ENDS, outputs + 1);
+    return;
+  }
+  mpg_value unit =
+      mpg_multiply(g, step_of(g, left, ends[0], ends[1]), step_of(g, right, ends[2], ends[3]));
+  if (dtype == MPG_FLOAT32) {
+    outputs[0] = scaled(g, product, unit);
+    return;
+  }
+  outputs[1] = number(g, inputs[0], p->min_calib_range.value);
+  outputs[2] = number(g, inputs[0], p->max_calib_range.value);
+  mpg_value step = divisor(g, step_of(g, MPG_INT8, outputs[1], outputs[2]));
+  mpg_value steps = scaled(g, product, mpg_divide(g, unit, step));
+  outputs[0] = rounded(g, mpg_emit1(g, MPG_OP_trunc, NULL, steps), MPG_INT8); /* MXNet cuts */
+}
+
+void mpg_compose_quantized_concat(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  int arrays = g->num_inputs / (1 + ENDS);
+  const mpg_value *ends = inputs + arrays;
+  mpg_dtype dtype = MPG_UINT8;
+  mpg_value low = number(g, inputs[0], 0), high = low;
+  for (int i = 0; i < arrays; i++) {
+    if (dtype_at(g, inputs[i]) == MPG_INT8) dtype = MPG_INT8;
+    low = mpg_emit2(g, MPG_OP__minimum, NULL, low, ends[ENDS * i]);
+    high = mpg_emit2(g, MPG_OP__maximum, NULL, high, ends[ENDS * i + 1]);
+  }
+  outputs[1] = low;
+  outputs[2] = high;
+  mpg_value step = divisor(g, step_of(g, dtype, low, high));
+  mpg_value *parts = mpg_malloc((size_t)arrays * sizeof *parts);
+  if (!parts) {
+    g->status = mpg_out_of_host_memory((size_t)arrays * sizeof *parts);
+    return;
+  }
+  for (int i = 0; i < arrays; i++) {
+    mpg_value own = step_of(g, dtype_at(g, inputs[i]), ends[ENDS * i], ends[ENDS * i + 1]);
+    parts[i] = rounded(g, scaled(g, as_float(g, inputs[i]), mpg_divide(g, own, step)), dtype);
+  }
+  outputs[0] = mpg_emit_concat(g, parts, arrays, (int)((const mpg_concat_params *)g->params)->dim);
+  mpg_free(parts);
+}
+
+/* By arithmetic: BatchNorm itself would be asked to write the statistics. */
+void mpg_compose_quantized_batch_norm(mpg_gradient *g, const mpg_value *inputs,
+                                      mpg_value *outputs) {
+  const mpg_batch_norm_params *p = g->params;
+  mpg_dtype dtype = dtype_at(g, inputs[0]);
+  mpg_value x = scaled(g, as_float(g, inputs[0]), step_of(g, dtype, inputs[5], inputs[6]));
+  if (g->status != MPG_OK) return;
+  const mpg_shape *data = &mpg_value_desc(g, x)->shape;
+  mpg_shape channels = {.ndim = data->ndim};
+  int axis;
+  g->status = mpg_axis_normalize(p->axis, data->ndim, g->op->name, &axis);
+  if (g->status != MPG_OK) return;
+  for (int i = 0; i < channels.ndim; i++) channels.dims[i] = i == axis ? data->dims[i] : 1;
+  mpg_value vectors[4];
+  for (int i = 0; i < 4; i++) vectors[i] = mpg_emit_reshape(g, inputs[1 + i], &channels);
+  mpg_value factor = mpg_emit1(g, MPG_OP_rsqrt, NULL, mpg_plus(g, vectors[3], p->eps));
+  if (!p->fix_gamma) factor = mpg_multiply(g, factor, vectors[0]);
+  mpg_value offset = mpg_subtract(g, vectors[1], mpg_multiply(g, vectors[2], factor));
+  mpg_value y = mpg_emit2(g, MPG_OP_broadcast_add, NULL, scaled(g, x, factor), offset);
+  outputs[1] = number(g, inputs[0], p->min_calib_range.value);
+  outputs[2] = number(g, inputs[0], p->max_calib_range.value);
+  mpg_value steps = mpg_over(g, 1, divisor(g, step_of(g, MPG_INT8, outputs[1], outputs[2])));
+  outputs[0] = rounded(g, scaled(g, y, steps), MPG_INT8);
 }

@@ -186,7 +186,8 @@ static void close_gaps(call *c) {
 static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
   while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
-  if (c->num_arrays < c->self->min_inputs) {
+  if (c->num_arrays < c->self->min_inputs && /* and some that are not left out in their middle */
+      mpg_op_num_inputs(op, c->values, c->num_arrays) != c->num_arrays) {
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %U is missing", op->name,
                  PyTuple_GET_ITEM(c->self->names, c->num_arrays));
     return -1;

@@ -22,9 +22,10 @@ mpg_onednn_key mpg_onednn_convolution_key(const mpg_onednn_convolution *how) {
   const mpg_window *w = &c->window;
   const int64_t *const parts[6] = {w->in, w->out, w->kernel, w->stride, w->dilate, w->pad};
   mpg_onednn_key key = {
-      .count = 7,
+      .count = 8,
       .values = {c->batch, c->channels, c->filters, c->groups, w->ndim,
-                 how->bias | how->add << 1 | (int64_t)how->dtype << 2, (int64_t)c->layout}};
+                 how->bias | how->add << 1 | (int64_t)how->dtype << 2, (int64_t)c->layout,
+                 (int64_t)how->weight_dtype << 8 | (int64_t)how->result}};
   for (int part = 0; part < 6; part++)
     for (int i = 0; i < w->ndim; i++) key.values[key.count++] = parts[part][i];
   return key;
@@ -66,12 +67,17 @@ static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
   return dnnl->memory_desc_create_with_strides(desc, ndim, dims, dtype, strides) == dnnl_success;
 }
 
+static dnnl_data_type_t dtype_of(const mpg_onednn_convolution *how, int array) {
+  dnnl_data_type_t own = array == WEIGHT ? how->weight_dtype : array == OUT ? how->result : 0;
+  return own ? own : how->dtype;
+}
+
 static bool make_descs(const mpg_onednn *dnnl, const mpg_onednn_convolution *how, arrays *a) {
   for (int i = 0; i < (how->bias ? ADDED : BIAS); i++)
-    if (!our_desc(dnnl, &a->ours[i], a->ndim[i], how->dtype, a->dims[i], a->last[i],
+    if (!our_desc(dnnl, &a->ours[i], a->ndim[i], dtype_of(how, i), a->dims[i], a->last[i],
                   a->channel[i]) ||
         (i < BIAS &&
-         dnnl->memory_desc_create_with_tag(&a->any[i], a->ndim[i], a->dims[i], how->dtype,
+         dnnl->memory_desc_create_with_tag(&a->any[i], a->ndim[i], a->dims[i], dtype_of(how, i),
                                            dnnl_format_tag_any) != dnnl_success))
       return false;
   return true;

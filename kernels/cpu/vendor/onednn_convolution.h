@@ -13,6 +13,7 @@ enum { MPG_FORWARD, MPG_BACKWARD_DATA, MPG_BACKWARD_WEIGHT }; /* directions of a
 typedef struct mpg_onednn_convolution {
   const mpg_convolution *c;
   dnnl_data_type_t dtype;
+  dnnl_data_type_t weight_dtype, result; /* MPG_FORWARD; undef (0): as dtype */
   int direction;
   bool bias;   /* MPG_FORWARD */
   bool packed; /* MPG_FORWARD: the weight has the layout that the primitive chose */

@@ -16,7 +16,7 @@ static bool make_descs(const mpg_onednn *dnnl, const mpg_onednn_matmul *s, descs
 #define DESC(x, dtype)                                                                          \
   (dnnl->memory_desc_create_with_strides(&d->x, ndim, x + first, dtype, x##_strides + first) == \
    dnnl_success)
-  return DESC(a, s->dtype) && DESC(b, s->dtype) && DESC(c, s->result) &&
+  return DESC(a, s->dtype) && DESC(b, s->b_dtype ? s->b_dtype : s->dtype) && DESC(c, s->result) &&
          (!s->bias || DESC(bias, s->dtype));
 #undef DESC
 }
@@ -67,10 +67,10 @@ static bool build(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *c
 const mpg_onednn_prepared *mpg_cpu_onednn_matmul_find(const mpg_kernel_call *call,
                                                       const mpg_onednn_matmul *s) {
   mpg_onednn_key key = {.kind = MPG_ONEDNN_MATMUL,
-                        .count = 8,
+                        .count = 9,
                         .values = {s->batch, s->m, s->n, s->k, s->ldc,
                                    s->ta | s->tb << 1 | s->bias << 2 | s->add << 3,
-                                   (int64_t)s->dtype, (int64_t)s->result}};
+                                   (int64_t)s->dtype, (int64_t)s->result, (int64_t)s->b_dtype}};
   return mpg_cpu_onednn_find(call, &key, build, (void *)s);
 }
 #endif

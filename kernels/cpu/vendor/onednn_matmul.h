@@ -7,7 +7,8 @@
 #ifdef MPG_WITH_ONEDNN
 /* c = op(a) * op(b), for each of a batch; a, b and c lie without gaps, but for the rows of c. */
 typedef struct mpg_onednn_matmul {
-  dnnl_data_type_t dtype; /* of a, b and bias */
+  dnnl_data_type_t dtype;   /* of a, b and bias */
+  dnnl_data_type_t b_dtype; /* of b, where it is another; else undef (0) */
   dnnl_data_type_t result;
   int64_t batch, m, n, k;
   int64_t ldc; /* of one product; of several, n */
