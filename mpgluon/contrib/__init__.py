@@ -1,6 +1,6 @@
 """``mx.contrib``: the ops that MXNet keeps under ``contrib``, by the names ``mx.contrib.nd`` and
-``mx.contrib.sym``; vocabularies and word vectors, ``mx.contrib.text``; and mixed precision,
-``mx.contrib.amp``."""
+``mx.contrib.sym``; vocabularies and word vectors, ``mx.contrib.text``; mixed precision,
+``mx.contrib.amp``; and networks of 8-bit numbers, ``mx.contrib.quantization``."""
 
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol

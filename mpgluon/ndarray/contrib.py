@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .. import _core, autograd as _autograd
 from .._hints import of_contrib as _of_contrib
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
-from . import _namespaces, _zipfian, random as _random
+from . import _entropy, _namespaces, _zipfian, random as _random
 from ._control import boolean_mask, cond, foreach, while_loop  # noqa: F401
 from ._sparse.ops import getnnz  # noqa: F401
 
@@ -31,6 +31,12 @@ def BatchNormWithReLU(
     beta: NDArray,
     moving_mean: NDArray,
     moving_var: NDArray,
+    eps: float = 0.001,
+    momentum: float = 0.9,
+    fix_gamma: bool = True,
+    use_global_stats: bool = False,
+    output_mean_var: bool = False,
+    axis: int = 1,
     **kwargs: Any,
 ) -> NDArray | Any:
     """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters by name; a hybridized block
@@ -44,7 +50,20 @@ def BatchNormWithReLU(
     >>> y.asnumpy().round(2).tolist()
     [[0.0], [1.0]]
     """
-    result = _core.get_op("BatchNorm")(data, gamma, beta, moving_mean, moving_var, **kwargs)
+    result = _core.get_op("BatchNorm")(
+        data,
+        gamma,
+        beta,
+        moving_mean,
+        moving_var,
+        eps=eps,
+        momentum=momentum,
+        fix_gamma=fix_gamma,
+        use_global_stats=use_global_stats,
+        output_mean_var=output_mean_var,
+        axis=axis,
+        **kwargs,
+    )
     relu = _core.get_op("relu")
     return [relu(result[0]), *result[1:]] if isinstance(result, list) else relu(result)
 
@@ -65,6 +84,11 @@ def adamw_update(
     rescale_grad: NDArray | float,
     lr: float,
     eta: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    wd: float = 0,
+    clip_gradient: float = -1,
     out: NDArray | None = None,
     **options: Any,
 ) -> NDArray:
@@ -80,10 +104,18 @@ def adamw_update(
         Gradients are multiplied by it; where it is 0, inf or nan nothing is updated.
     lr, eta : float
         The learning rate, and the factor of the whole step (the schedule's multiplier).
+    beta1, beta2 : float
+        How much of the moving means is kept.
+    epsilon : float
+        Added to the root of `var`.
+    wd : float
+        The weight decay.
+    clip_gradient : float
+        Gradients are clipped to it, if it is not negative.
     out : NDArray, optional
         Where the new weight is written: `weight`, mostly.
     **options
-        beta1, beta2, epsilon, wd, clip_gradient.
+        name, which has no effect.
 
     Examples
     --------
@@ -93,7 +125,20 @@ def adamw_update(
     array([0.684], dtype=float32)
     """
     return _core.get_op("_adamw_update")(
-        weight, grad, mean, var, _rescale(rescale_grad, weight), lr=lr, eta=eta, out=out, **options
+        weight,
+        grad,
+        mean,
+        var,
+        _rescale(rescale_grad, weight),
+        lr=lr,
+        eta=eta,
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=epsilon,
+        wd=wd,
+        clip_gradient=clip_gradient,
+        out=out,
+        **options,
     )
 
 
@@ -106,6 +151,11 @@ def mp_adamw_update(
     rescale_grad: NDArray | float,
     lr: float,
     eta: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    wd: float = 0,
+    clip_gradient: float = -1,
     out: NDArray | None = None,
     **options: Any,
 ) -> NDArray:
@@ -129,6 +179,11 @@ def mp_adamw_update(
         _rescale(rescale_grad, weight),
         lr=lr,
         eta=eta,
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=epsilon,
+        wd=wd,
+        clip_gradient=clip_gradient,
         out=out,
         **options,
     )
@@ -382,6 +437,40 @@ def rand_zipfian(
         num_sampled,
         range_max,
     )
+
+
+def calibrate_entropy(
+    hist: NDArray, hist_edges: NDArray, num_quantized_bins: int = 255
+) -> tuple[NDArray, NDArray]:
+    """Where to cut the values of a histogram that are to be told in few steps, so that the least
+    information is lost. Computed on the host.
+
+    Parameters
+    ----------
+    hist : NDArray of shape (n,)
+        Counts of values; n is odd, and the bin in the middle is about 0.
+    hist_edges : NDArray of shape (n + 1,)
+        The edges of the bins.
+    num_quantized_bins : int, default 255
+        The steps.
+
+    Returns
+    -------
+    threshold, divergence : NDArray of shape (1,), float32
+        Values are cut to [-threshold, threshold]; the relative entropy of the cut to the values.
+
+    Examples
+    --------
+    >>> values = nd.concat(nd.random.normal(shape=10000), nd.array([100]), dim=0)
+    >>> threshold, loss = nd.contrib.calibrate_entropy(*nd.histogram(values, 2001, (-100, 100)))
+    >>> bool((threshold < 50).asscalar())
+    True
+    """
+    threshold, loss = _entropy.best_threshold(
+        hist.asnumpy(), hist_edges.asnumpy(), num_quantized_bins
+    )
+    ctx = hist.context
+    return _core.array([threshold], ctx=ctx), _core.array([loss], ctx=ctx)
 
 
 if not TYPE_CHECKING:

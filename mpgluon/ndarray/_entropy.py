@@ -1,0 +1,73 @@
+"""Where to cut a histogram that is to be told in few steps, by relative entropy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+SMALLEST = 1e-4  # what an empty bin counts, so that logarithms are finite
+
+
+def _smoothed(counts):
+    """A distribution without zeros, or None where there is none."""
+    empty = counts == 0
+    full = counts.size - empty.sum()
+    if not full or (taken := SMALLEST * empty.sum() / full) >= 1:
+        return None
+    counts = counts + np.where(empty, SMALLEST, -taken)
+    return counts / counts.sum() if (counts > 0).all() else None
+
+
+def _divergence(counts, bins):
+    """The relative entropy of clipped counts to the same in `bins` equal steps."""
+    clipped, inner = counts
+    merged = inner.size // bins
+    starts = np.arange(bins) * merged
+    sums = np.add.reduceat(inner, starts)
+    filled = np.add.reduceat((inner != 0).astype(np.int64), starts)
+    sizes = np.full(bins, merged)
+    sizes[-1] = inner.size - starts[-1]
+    means = np.divide(sums, filled, out=np.zeros(bins), where=filled > 0)
+    expanded = np.where(clipped != 0, np.repeat(means, sizes), 0.0)
+    p, q = _smoothed(clipped), _smoothed(expanded)
+    return np.inf if p is None or q is None else float((p * np.log(p / q)).sum())
+
+
+def best_threshold(hist, edges, bins=255):
+    """The threshold of a symmetric histogram at which clipping to `bins` steps loses the least
+    information (relative entropy), and that loss.
+
+    Parameters
+    ----------
+    hist : array of shape (n,)
+        Counts; n is odd, and the bin in the middle is about 0.
+    edges : array of shape (n + 1,)
+        The edges of the bins.
+    bins : int, default 255
+        Steps of a quantised number.
+
+    Returns
+    -------
+    (float, float)
+    """
+    hist, edges = np.asarray(hist, np.float64), np.asarray(edges)
+    if hist.ndim != 1 or edges.shape != (hist.size + 1,):
+        raise ValueError(f"hist of shape {hist.shape} needs one edge more, not {edges.shape}")
+    zero = hist.size // 2
+    if not 0 < bins <= 2 * zero + 1:
+        raise ValueError(f"{bins} steps cannot be told apart by a histogram of {hist.size} bins")
+    best = (float(edges[-1]), np.inf)
+    for reach in range(bins // 2, zero + 1):
+        start, stop = zero - reach, min(zero + reach + 1, hist.size)
+        clipped = hist[start:stop].copy()
+        inner = clipped.copy()
+        inner[0] = 0
+        clipped[0] += hist[:start].sum()
+        if stop < hist.size:
+            inner[-1] = hist[stop - 1]
+            clipped[-1] += hist[stop:].sum()
+        if inner.size < bins:
+            continue
+        loss = _divergence((clipped, inner), bins)
+        if loss < best[1]:
+            best = (float(edges[stop]), loss)
+    return best
