@@ -34,6 +34,12 @@ def BatchNormWithReLU(
     beta: Symbol | None = None,
     moving_mean: Symbol | None = None,
     moving_var: Symbol | None = None,
+    eps: float = 0.001,
+    momentum: float = 0.9,
+    fix_gamma: bool = True,
+    use_global_stats: bool = False,
+    output_mean_var: bool = False,
+    axis: int = 1,
     name: str | None = None,
     **kwargs: Any,
 ) -> Symbol:
@@ -48,7 +54,15 @@ def BatchNormWithReLU(
     """
     arrays = {"gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var}
     given = {key: value for key, value in arrays.items() if value is not None}
-    result = _function("BatchNorm")(data, **given, name=name, **kwargs)
+    options = {
+        "eps": eps,
+        "momentum": momentum,
+        "fix_gamma": fix_gamma,
+        "use_global_stats": use_global_stats,
+        "output_mean_var": output_mean_var,
+        "axis": axis,
+    }
+    result = _function("BatchNorm")(data, **given, **options, name=name, **kwargs)
     parts = [_function("relu")(result[0]), *(result[i] for i in range(1, len(result)))]
     return parts[0] if len(parts) == 1 else _Group(parts)
 
@@ -69,6 +83,11 @@ def adamw_update(
     rescale_grad: Symbol | float,
     lr: float,
     eta: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    wd: float = 0,
+    clip_gradient: float = -1,
     **options: Any,
 ) -> Symbol:
     """One step of AdamW, as `mx.nd.contrib.adamw_update`; `mean` and `var` are auxiliary states.
@@ -81,8 +100,16 @@ def adamw_update(
         Gradients are multiplied by it; where it is 0, inf or nan nothing is updated.
     lr, eta : float
         The learning rate, and the factor of the whole step.
+    beta1, beta2 : float
+        How much of the moving means is kept.
+    epsilon : float
+        Added to the root of `var`.
+    wd : float
+        The weight decay.
+    clip_gradient : float
+        Gradients are clipped to it, if it is not negative.
     **options
-        beta1, beta2, epsilon, wd, clip_gradient, name.
+        name.
 
     Examples
     --------
@@ -92,7 +119,19 @@ def adamw_update(
     ['m', 'v']
     """
     return _function("_adamw_update")(
-        weight, grad, mean, var, _rescale(rescale_grad), lr=lr, eta=eta, **options
+        weight,
+        grad,
+        mean,
+        var,
+        _rescale(rescale_grad),
+        lr=lr,
+        eta=eta,
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=epsilon,
+        wd=wd,
+        clip_gradient=clip_gradient,
+        **options,
     )
 
 
@@ -105,6 +144,11 @@ def mp_adamw_update(
     rescale_grad: Symbol | float,
     lr: float,
     eta: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    wd: float = 0,
+    clip_gradient: float = -1,
     **options: Any,
 ) -> Symbol:
     """`adamw_update` of a float32 copy of the weight, `weight32`, which is a state, too.
@@ -117,7 +161,20 @@ def mp_adamw_update(
     ['m', 'v', 'copy']
     """
     return _function("_mp_adamw_update")(
-        weight, grad, mean, var, weight32, _rescale(rescale_grad), lr=lr, eta=eta, **options
+        weight,
+        grad,
+        mean,
+        var,
+        weight32,
+        _rescale(rescale_grad),
+        lr=lr,
+        eta=eta,
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=epsilon,
+        wd=wd,
+        clip_gradient=clip_gradient,
+        **options,
     )
 
 

@@ -1,0 +1,74 @@
+"""Every operator of MXNet 1.9.1 is there under nd and sym, with its parameters and defaults."""
+
+import inspect
+import os
+
+import pytest
+
+import mpgluon as mx
+from mpgluon._hints import CONTRIB
+
+TABLE = os.path.join(os.path.dirname(__file__), "..", "data", "mxnet-1.9.1", "operators.tsv")
+# Defaults that mean the same, as MXNet writes them and as they are here.
+SAME = {("", None), ("None", False), ("None", True)}  # devices; cudnn_off; count_include_pad
+# Parameters that have no effect in MXNet or here, and are taken by **.
+WITHOUT_EFFECT = {
+    "BatchNormWithReLU": ("cudnn_off", "min_calib_range", "max_calib_range"),
+    "multi_adamw_update": ("name",),
+    "multi_mp_adamw_update": ("name",),
+    "multi_lamb_update": ("name",),
+    "multi_mp_lamb_update": ("name",),
+}
+ONLY_ND = {"getnnz", "group_adagrad_update", "calibrate_entropy"}
+
+
+def rows():
+    with open(TABLE) as file:
+        for line in file.read().splitlines()[1:]:
+            space, name, parameters = line.split("\t")
+            yield pytest.param(space, name, parameters.split(), id=f"{space}.{name}")
+
+
+def plain(value):
+    """A default as a number, or as a text without spaces and the kinds of brackets."""
+    text = str(value).replace(" ", "").replace("True", "1").replace("False", "0").strip("'")
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    if text[:1] in "([":
+        return [float(number) for number in text.strip("()[]").split(",") if number]
+    return text
+
+
+def same(mxnets, ours):
+    if (mxnets, ours) in SAME:
+        return True
+    a, b = plain(mxnets), plain(ours)
+    if isinstance(a, float) and isinstance(b, float):
+        return a == pytest.approx(b, rel=1e-6)
+    return a == b
+
+
+def test_the_table_is_there():
+    assert len(list(rows())) == 402
+
+
+@pytest.mark.parametrize("space, name, parameters", rows())
+def test_parameters_and_defaults(space, name, parameters):
+    packages = [mx.nd] if space.startswith("nd.") else [mx.nd, mx.sym]
+    space = space.removeprefix("nd.")
+    for package in packages:
+        if name in CONTRIB and (package is mx.sym or name not in ONLY_ND):
+            continue  # tests/robustness/test_unknown_names.py has what their errors say
+        module = package if space == "op" else getattr(package, space)
+        ours = inspect.signature(getattr(module, name)).parameters
+        kinds = {parameter.kind for parameter in ours.values()}
+        for item in parameters:
+            key, _, default = item.partition("=")
+            if key == "*":
+                assert kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+            elif key not in WITHOUT_EFFECT.get(name, ()):
+                assert key in ours, (package.__name__, key)
+                if "=" in item:
+                    assert same(default, ours[key].default), (package.__name__, item)
