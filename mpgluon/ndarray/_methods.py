@@ -11,6 +11,7 @@ from .. import _core
 from .._core import NDArray
 from .._hints import ARRAY, absent, present
 from ..base import MXNetError, MXNetTypeError
+from . import _numpy_compositions  # noqa: F401 - adds to what the protocol knows
 from ._numpy_protocol import array_function, array_ufunc
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ _WRITERS = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_al
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 
-def _implements(*names):
+def implements(*names):
     """Makes a function the one for NumPy's of these names, where this NumPy has them."""
 
     def register(function):
@@ -97,21 +97,21 @@ def _implements(*names):
 
 
 # --- Arguments ------------------------------------------------------------------------------------
-def _is_float(dtype):
+def is_float(dtype):
     return dtype is bfloat16 or np.dtype(dtype).kind == "f"
 
 
-def _real(x):
+def real_of(x):
     """An array of real numbers: whole ones as float32."""
-    return x if _is_float(x.dtype) else x.astype("float32")
+    return x if is_float(x.dtype) else x.astype("float32")
 
 
 def _wide(x):
     """Whole numbers as int64, in which NumPy adds them up."""
-    return x if _is_float(x.dtype) else x.astype("int64")
+    return x if is_float(x.dtype) else x.astype("int64")
 
 
-def _arrays(values, joined=True):
+def arrays_of(values, joined=True):
     """NDArrays of values, some of which are: on the device and, if `joined`, of the dtype that
     suits all; of what is no array the dtype follows."""
     ours = [value for value in values if isinstance(value, NDArray)]
@@ -123,7 +123,7 @@ def _arrays(values, joined=True):
     else:
         dtype = np.result_type(*kinds).type
     others = [value if isinstance(value, NDArray) else np.asarray(value) for value in values]
-    if not _is_float(dtype) and any(
+    if not is_float(dtype) and any(
         isinstance(value, np.ndarray) and value.dtype.kind == "f" for value in others
     ):
         dtype = np.float32
@@ -140,7 +140,7 @@ def _holds_array(value):
     )
 
 
-def _axes(axis, ndim):
+def axes_of(axis, ndim):
     """The axes of an argument of NumPy, as numbers from 0 on: None means all."""
     if axis is None:
         return tuple(range(ndim))
@@ -156,7 +156,7 @@ def _axes(axis, ndim):
     return tuple(found)
 
 
-def _shaped(x, shape):
+def shaped(x, shape):
     """An array in that exact shape; () too."""
     shape = tuple(shape)
     return x if x.shape == shape else _op("_reshape_exact")(x, shape=shape)
@@ -249,10 +249,10 @@ def _operands(ufunc, left, right):
     """The arguments of a function that is no operator: integers beside real numbers become
     real."""
     arrays = [x for x in (left, right) if isinstance(x, NDArray)]
-    if all(_is_float(x.dtype) for x in arrays):
+    if all(is_float(x.dtype) for x in arrays):
         return left, right
-    left, right = _arrays((left, right))
-    return (_real(left), _real(right)) if ufunc is np.hypot else (left, right)
+    left, right = arrays_of((left, right))
+    return (real_of(left), real_of(right)) if ufunc is np.hypot else (left, right)
 
 
 def _of_ufunc(ufunc, inputs):
@@ -260,12 +260,12 @@ def _of_ufunc(ufunc, inputs):
     if number is not None or ufunc in _BINARY:
         left, right = inputs
         if isinstance(left, (list, tuple)) or isinstance(right, (list, tuple)):
-            left, right = _arrays(inputs, joined=False)
+            left, right = arrays_of(inputs, joined=False)
         if number is not None:
             return _core._binary(number, left, right)
         return _BINARY[ufunc](*_operands(ufunc, left, right))
     if ufunc in _REAL:
-        return _op(_REAL[ufunc])(_real(inputs[0]))
+        return _op(_REAL[ufunc])(real_of(inputs[0]))
     if ufunc in _UNARY:
         return _op(_UNARY[ufunc])(inputs[0])
     if ufunc in _FUNCTIONS:
@@ -291,17 +291,17 @@ def array_function(
 
 
 # --- Ufuncs that are several ops ------------------------------------------------------------------
-@_implements("rint")
+@implements("rint")
 def _rint(x):
     """Halves go to the even neighbour."""
-    x = _real(x)
+    x = real_of(x)
     below = _op("rint")(x)  # the lower one
     return _op("where")(x - below == 0.5, below + below % 2, below)
 
 
-@_implements("exp2")
+@implements("exp2")
 def _exp2(x):
-    return functions.power(2, _real(x))
+    return functions.power(2, real_of(x))
 
 
 def _truth(op):
@@ -309,27 +309,27 @@ def _truth(op):
     return lambda x: _op(op)(x) if x._traced else NotImplemented
 
 
-_implements("isnan")(_truth("_contrib_isnan"))
-_implements("isinf")(_truth("_contrib_isinf"))
-_implements("isfinite")(_truth("_contrib_isfinite"))
+implements("isnan")(_truth("_contrib_isnan"))
+implements("isinf")(_truth("_contrib_isinf"))
+implements("isfinite")(_truth("_contrib_isfinite"))
 
 
-@_implements("matmul")
+@implements("matmul")
 def _matmul(a, b):
-    a, b = _arrays((a, b))
-    if not _is_float(a.dtype):
+    a, b = arrays_of((a, b))
+    if not is_float(a.dtype):
         return NotImplemented
     return _dot(a, b) if a.ndim == 1 or b.ndim == 1 else a @ b
 
 
 # --- Reductions -----------------------------------------------------------------------------------
 def _reduce(op, x, axis, keepdims, **params):
-    axes = _axes(axis, x.ndim)
+    axes = axes_of(axis, x.ndim)
     if not axes:
         return _op("_copy")(x)
     kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
     shape = kept if keepdims else [size for i, size in enumerate(x.shape) if i not in axes]
-    return _shaped(_op(op)(x, axis=axes, keepdims=True, **params), shape)
+    return shaped(_op(op)(x, axis=axes, keepdims=True, **params), shape)
 
 
 def _reduction(op, prepare, *names):
@@ -341,7 +341,7 @@ def _reduction(op, prepare, *names):
         return _into(_reduce(op, prepare(_cast(a, dtype)), axis, keepdims), out)
 
     if prepare is not None:
-        _implements(*names)(function)
+        implements(*names)(function)
         return
 
     def without_dtype(
@@ -349,7 +349,7 @@ def _reduction(op, prepare, *names):
     ):
         return function(a, axis, None, out, keepdims, initial, where)
 
-    _implements(*names)(without_dtype)
+    implements(*names)(without_dtype)
 
 
 _reduction("sum", _wide, "sum")
@@ -360,16 +360,16 @@ _reduction("max", None, "max", "amax")
 _reduction("min", None, "min", "amin")
 
 
-@_implements("mean")
+@implements("mean")
 def _mean(a, axis=None, dtype=None, out=None, keepdims=False, *, where=True):
     if where is not True or not isinstance(a, NDArray):
         return NotImplemented
-    return _into(_reduce("mean", _real(_cast(a, dtype)), axis, keepdims), out)
+    return _into(_reduce("mean", real_of(_cast(a, dtype)), axis, keepdims), out)
 
 
 def _variance(x, axis, dtype, ddof, keepdims):
-    x = _real(_cast(x, dtype))
-    count = math.prod(x.shape[i] for i in _axes(axis, x.ndim))
+    x = real_of(_cast(x, dtype))
+    count = math.prod(x.shape[i] for i in axes_of(axis, x.ndim))
     from_mean = _core._binary(1, x, _reduce("mean", x, axis, True))
     square = _op("square")(from_mean)
     if not ddof:
@@ -377,39 +377,39 @@ def _variance(x, axis, dtype, ddof, keepdims):
     return _reduce("sum", square, axis, keepdims) / max(count - ddof, 0)
 
 
-@_implements("var")
+@implements("var")
 def _var(a, axis=None, dtype=None, out=None, ddof=0, keepdims=False, *, where=True, **options):
     if where is not True or options:
         return NotImplemented
     return _into(_variance(a, axis, dtype, ddof, keepdims), out)
 
 
-@_implements("std")
+@implements("std")
 def _std(a, axis=None, dtype=None, out=None, ddof=0, keepdims=False, *, where=True, **options):
     if where is not True or options:
         return NotImplemented
     return _into(_op("sqrt")(_variance(a, axis, dtype, ddof, keepdims)), out)
 
 
-@_implements("linalg.norm")
+@implements("linalg.norm")
 def _norm(x, ord=None, axis=None, keepdims=False):
     vectors = isinstance(axis, int) or x.ndim == 1
     if not (ord is None or (vectors and ord in (1, 2))):
         return NotImplemented
-    return _reduce("norm", _real(x), axis, keepdims, ord=ord or 2)
+    return _reduce("norm", real_of(x), axis, keepdims, ord=ord or 2)
 
 
 def _chosen(op):
     def function(a, axis=None, out=None, *, keepdims=False):
         if not isinstance(a, NDArray) or not a.ndim or out is not None:
             return NotImplemented
-        length = a.size if axis is None else a.shape[_axes(axis, a.ndim)[0]]
+        length = a.size if axis is None else a.shape[axes_of(axis, a.ndim)[0]]
         wide = a.dtype in (np.float64, np.int64, np.int32)
         if length > 2**24 and not wide:
             return NotImplemented  # the op's indices are float32
         shape = [1] * a.ndim
         if axis is not None:
-            (axis,) = _axes(axis, a.ndim)
+            (axis,) = axes_of(axis, a.ndim)
             shape = [1 if i == axis else size for i, size in enumerate(a.shape)]
             if not keepdims:
                 del shape[axis]
@@ -417,31 +417,31 @@ def _chosen(op):
             shape = []
         found = _op(op)(a if wide else a.astype("float32", copy=False), axis=axis)
         # Of all elements: an index for lists. Along an axis: what programs compare with labels
-        return _shaped(found.astype("int64") if axis is None else found, shape)
+        return shaped(found.astype("int64") if axis is None else found, shape)
 
     return function
 
 
-_implements("argmax")(_chosen("argmax"))
-_implements("argmin")(_chosen("argmin"))
+implements("argmax")(_chosen("argmax"))
+implements("argmin")(_chosen("argmin"))
 
 
-@_implements("cumsum")
+@implements("cumsum")
 def _cumsum(a, axis=None, dtype=None, out=None):
     x = _wide(_cast(a, dtype))
     if axis is not None:
-        (axis,) = _axes(axis, x.ndim)
+        (axis,) = axes_of(axis, x.ndim)
     return _into(_op("cumsum")(x, axis=axis), out)
 
 
-@_implements("sort")
+@implements("sort")
 def _sort(a, axis=-1, kind=None, order=None, *, stable=None):
     if not a.ndim and axis is not None:
         return NotImplemented
     return _op("sort")(a if axis is not None else _ravel(a), axis=-1 if axis is None else axis)
 
 
-@_implements("argsort")
+@implements("argsort")
 def _argsort(a, axis=-1, kind=None, order=None, *, stable=None):
     if not a.ndim and axis is not None:
         return NotImplemented
@@ -450,7 +450,7 @@ def _argsort(a, axis=-1, kind=None, order=None, *, stable=None):
 
 
 # --- Elements -------------------------------------------------------------------------------------
-@_implements("clip")
+@implements("clip")
 def _clip(a, a_min=None, a_max=None, out=None, *, min=None, max=None, **options):
     lowest = min if a_min is None else a_min
     highest = max if a_max is None else a_max
@@ -459,16 +459,16 @@ def _clip(a, a_min=None, a_max=None, out=None, *, min=None, max=None, **options)
     limits = [limit for limit in (lowest, highest) if limit is not None]
     whole = all(isinstance(limit, (int, np.integer)) for limit in limits)
     if len(limits) == 2 and all(isinstance(limit, (int, float, np.number)) for limit in limits):
-        a = a if whole else _real(a)
+        a = a if whole else real_of(a)
         return _into(_op("clip")(a, a_min=lowest, a_max=highest), out)
     result = a if lowest is None else _of_ufunc(np.maximum, (a, lowest))
     result = result if highest is None else _of_ufunc(np.minimum, (result, highest))
     return _into(_op("_copy")(a) if result is a else result, out)
 
 
-@_implements("round", "around", "round_")
+@implements("round", "around", "round_")
 def _round(a, decimals=0, out=None):
-    if not _is_float(a.dtype):
+    if not is_float(a.dtype):
         return _into(_op("_copy")(a), out) if decimals >= 0 else NotImplemented
     scale = 10.0 ** abs(decimals)
     if decimals > 0:
@@ -476,12 +476,12 @@ def _round(a, decimals=0, out=None):
     return _into(_rint(a) if decimals == 0 else _rint(a / scale) * scale, out)
 
 
-@_implements("fix")
+@implements("fix")
 def _fix(x, out=None):
     return _into(_op("fix")(x), out)
 
 
-@_implements("where")
+@implements("where")
 def _where(condition, *values):
     if not values:
         return NotImplemented
@@ -489,51 +489,51 @@ def _where(condition, *values):
     if not isinstance(condition, NDArray):
         condition = functions.array(np.asarray(condition, bool), like.context)
     if any(isinstance(v, NDArray) for v in values):
-        left, right = _arrays(values)
+        left, right = arrays_of(values)
     else:
         left, right = (functions.array(v, like.context) for v in values)
     shape = np.broadcast_shapes(condition.shape, left.shape, right.shape)
     return _op("where")(*(_broadcast_to(x, shape) for x in (condition, left, right)))
 
 
-@_implements("zeros_like")
+@implements("zeros_like")
 def _zeros_like(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
     if shape is not None:
         return NotImplemented
     return _cast(_op("zeros_like")(a), dtype)
 
 
-@_implements("ones_like")
+@implements("ones_like")
 def _ones_like(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
     if shape is not None:
         return NotImplemented
     return _cast(_op("ones_like")(a), dtype)
 
 
-@_implements("copy")
+@implements("copy")
 def _copy(a, order="K", subok=False):
     return _op("_copy")(a)
 
 
 # --- Shapes ---------------------------------------------------------------------------------------
-@_implements("shape")
+@implements("shape")
 def _shape(a):
     return a.shape if isinstance(a, NDArray) else NotImplemented
 
 
-@_implements("ndim")
+@implements("ndim")
 def _ndim(a):
     return a.ndim if isinstance(a, NDArray) else NotImplemented
 
 
-@_implements("size")
+@implements("size")
 def _size(a, axis=None):
     if not isinstance(a, NDArray):
         return NotImplemented
-    return a.size if axis is None else math.prod(a.shape[i] for i in _axes(axis, a.ndim))
+    return a.size if axis is None else math.prod(a.shape[i] for i in axes_of(axis, a.ndim))
 
 
-@_implements("reshape")
+@implements("reshape")
 def _reshape(a, shape=None, order="C", *, newshape=None, copy=None):
     shape = newshape if shape is None else shape
     if order != "C" or shape is None:
@@ -547,96 +547,96 @@ def _reshape(a, shape=None, order="C", *, newshape=None, copy=None):
     return _op("_reshape_exact")(a, shape=tuple(shape))
 
 
-@_implements("ravel")
+@implements("ravel")
 def _ravel(a, order="C"):
-    return _shaped(a, (a.size,)) if order == "C" else NotImplemented
+    return shaped(a, (a.size,)) if order == "C" else NotImplemented
 
 
-@_implements("transpose", "permute_dims")
+@implements("transpose", "permute_dims")
 def _transpose(a, axes=None):
     if a.ndim < 2:
         return _op("_copy")(a)
-    return _op("transpose")(a) if axes is None else _op("transpose")(a, axes=_axes(axes, a.ndim))
+    return _op("transpose")(a) if axes is None else _op("transpose")(a, axes=axes_of(axes, a.ndim))
 
 
-@_implements("swapaxes")
+@implements("swapaxes")
 def _swapaxes(a, axis1, axis2):
     return _op("swapaxes")(a, dim1=axis1, dim2=axis2)
 
 
-@_implements("moveaxis")
+@implements("moveaxis")
 def _moveaxis(a, source, destination):
     return functions.moveaxis(a, source, destination)
 
 
-@_implements("expand_dims")
+@implements("expand_dims")
 def _expand_dims(a, axis):
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    new = _axes(axes, a.ndim + len(axes))
+    new = axes_of(axes, a.ndim + len(axes))
     sizes = iter(a.shape)
-    return _shaped(a, [1 if i in new else next(sizes) for i in range(a.ndim + len(axes))])
+    return shaped(a, [1 if i in new else next(sizes) for i in range(a.ndim + len(axes))])
 
 
-@_implements("squeeze")
+@implements("squeeze")
 def _squeeze(a, axis=None):
     if axis is None:
-        return _shaped(a, [size for size in a.shape if size != 1])
-    axes = _axes(axis, a.ndim)
+        return shaped(a, [size for size in a.shape if size != 1])
+    axes = axes_of(axis, a.ndim)
     if any(a.shape[i] != 1 for i in axes):
         raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
-    return _shaped(a, [size for i, size in enumerate(a.shape) if i not in axes])
+    return shaped(a, [size for i, size in enumerate(a.shape) if i not in axes])
 
 
-@_implements("broadcast_to")
+@implements("broadcast_to")
 def _broadcast_to(array, shape, subok=False):
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if array.shape == shape:
         return array
     if len(shape) < array.ndim or np.broadcast_shapes(array.shape, shape) != shape:
         raise ValueError(f"an array of shape {array.shape} can't be broadcast to {shape}")
-    whole = _shaped(array, (1,) * (len(shape) - array.ndim) + array.shape)
+    whole = shaped(array, (1,) * (len(shape) - array.ndim) + array.shape)
     return _op("broadcast_to")(whole, shape=shape)
 
 
-@_implements("concatenate", "concat")
+@implements("concatenate", "concat")
 def _concatenate(arrays, axis=0, out=None, *, dtype=None, casting="same_kind"):
     if isinstance(arrays, NDArray):
         arrays = list(arrays)
     if not any(isinstance(array, NDArray) for array in arrays):
         return NotImplemented
-    arrays = _arrays([*arrays])
+    arrays = arrays_of([*arrays])
     if axis is None:
         arrays, axis = [_ravel(array) for array in arrays], 0
-    (axis,) = _axes(axis, arrays[0].ndim)
+    (axis,) = axes_of(axis, arrays[0].ndim)
     return _into(_cast(_op("concat")(*arrays, dim=axis), dtype), out)
 
 
-@_implements("stack")
+@implements("stack")
 def _stack(arrays, axis=0, out=None, *, dtype=None, casting="same_kind"):
     if isinstance(arrays, NDArray):
         arrays = list(arrays)
     if not any(isinstance(array, NDArray) for array in arrays):
         return NotImplemented
-    arrays = _arrays([*arrays])
-    (axis,) = _axes(axis, arrays[0].ndim + 1)
+    arrays = arrays_of([*arrays])
+    (axis,) = axes_of(axis, arrays[0].ndim + 1)
     return _into(_cast(_op("stack")(*arrays, axis=axis), dtype), out)
 
 
-@_implements("vstack", "row_stack")
+@implements("vstack", "row_stack")
 def _vstack(tup, *, dtype=None, casting="same_kind"):
-    arrays = [_shaped(x, (1,) * (2 - x.ndim) + x.shape) for x in _arrays([*tup])]
+    arrays = [shaped(x, (1,) * (2 - x.ndim) + x.shape) for x in arrays_of([*tup])]
     return _concatenate(arrays, 0, dtype=dtype)
 
 
-@_implements("hstack")
+@implements("hstack")
 def _hstack(tup, *, dtype=None, casting="same_kind"):
-    arrays = [_shaped(x, x.shape or (1,)) for x in _arrays([*tup])]
+    arrays = [shaped(x, x.shape or (1,)) for x in arrays_of([*tup])]
     return _concatenate(arrays, 0 if arrays[0].ndim == 1 else 1, dtype=dtype)
 
 
-@_implements("split", "array_split")
+@implements("split", "array_split")
 def _split(ary, indices_or_sections, axis=0):
-    (axis,) = _axes(axis, ary.ndim)
+    (axis,) = axes_of(axis, ary.ndim)
     length = ary.shape[axis]
     if isinstance(indices_or_sections, (int, np.integer)):
         if indices_or_sections < 1 or length % indices_or_sections:
@@ -650,66 +650,66 @@ def _split(ary, indices_or_sections, axis=0):
     return [ary[(*pick, slice(start, max(start, end)))] for start, end in zip(starts, ends)]
 
 
-@_implements("tile")
+@implements("tile")
 def _tile(A, reps):
     return _op("tile")(A, reps=(reps,) if isinstance(reps, int) else tuple(reps))
 
 
-@_implements("repeat")
+@implements("repeat")
 def _repeat(a, repeats, axis=None):
     if not isinstance(repeats, (int, np.integer)):
         return NotImplemented
     return _op("repeat")(a, repeats=repeats, axis=axis)
 
 
-@_implements("flip")
+@implements("flip")
 def _flip(m, axis=None):
-    return _op("flip")(m, axis=_axes(axis, m.ndim))
+    return _op("flip")(m, axis=axes_of(axis, m.ndim))
 
 
-@_implements("take")
+@implements("take")
 def _take(a, indices, axis=None, out=None, mode="raise"):
     if not isinstance(a, NDArray):
         return NotImplemented
     if not isinstance(indices, NDArray):
         indices = functions.array(np.asarray(indices), a.context, "int64")
-    source, axis = (_ravel(a), 0) if axis is None else (a, _axes(axis, a.ndim)[0])
+    source, axis = (_ravel(a), 0) if axis is None else (a, axes_of(axis, a.ndim)[0])
     shape = source.shape[:axis] + indices.shape + source.shape[axis + 1 :]
     length = source.shape[axis]
     if mode == "raise":  # as the op has it, but negative ones count from the end
         indices = functions.add(indices, (indices < 0) * length)
-    return _into(_shaped(_op("take")(source, indices, axis=axis, mode=mode), shape), out)
+    return _into(shaped(_op("take")(source, indices, axis=axis, mode=mode), shape), out)
 
 
 # --- Products -------------------------------------------------------------------------------------
-@_implements("dot")
+@implements("dot")
 def _dot(a, b, out=None):
-    a, b = _arrays((a, b))
+    a, b = arrays_of((a, b))
     if not a.ndim or not b.ndim:
         return _into(a * b, out)
-    if b.ndim > 2 or not _is_float(a.dtype):
+    if b.ndim > 2 or not is_float(a.dtype):
         return NotImplemented
-    return _into(_shaped(_op("dot")(a, b), a.shape[:-1] + b.shape[1:]), out)
+    return _into(shaped(_op("dot")(a, b), a.shape[:-1] + b.shape[1:]), out)
 
 
-@_implements("outer")
+@implements("outer")
 def _outer(a, b, out=None):
-    a, b = _arrays((a, b))
-    return _into(_shaped(a, (a.size, 1)) * _shaped(b, (1, b.size)), out)
+    a, b = arrays_of((a, b))
+    return _into(shaped(a, (a.size, 1)) * shaped(b, (1, b.size)), out)
 
 
 def _of_matrices(op):
     def function(a):
-        return _shaped(_op(op)(_real(a)), a.shape[:-2] if op == "linalg_det" else a.shape)
+        return shaped(_op(op)(real_of(a)), a.shape[:-2] if op == "linalg_det" else a.shape)
 
     return function
 
 
-_implements("linalg.det")(_of_matrices("linalg_det"))
-_implements("linalg.inv")(_of_matrices("linalg_inverse"))
+implements("linalg.det")(_of_matrices("linalg_det"))
+implements("linalg.inv")(_of_matrices("linalg_inverse"))
 
 
 # --- Memory ---------------------------------------------------------------------------------------
-@_implements("shares_memory", "may_share_memory")
+@implements("shares_memory", "may_share_memory")
 def _shares_memory(a, b, max_work=None):
     return np.may_share_memory(np.asarray(a), np.asarray(b))
