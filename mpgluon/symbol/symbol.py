@@ -43,6 +43,8 @@ class Symbol(SymbolMethods, Entries):
     """
 
     __slots__ = ("__weakref__",)
+    # NumPy's numbers leave operators to the symbol; its functions are a TypeError.
+    __array_ufunc__ = None
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self._entries = entries

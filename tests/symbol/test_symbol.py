@@ -191,6 +191,19 @@ def test_operators(text):
     np.testing.assert_array_equal(got.asnumpy(), eval(text, dict(values)).asnumpy())
 
 
+@pytest.mark.parametrize("number", [np.float64(3), np.float32(3), np.int64(3)])
+def test_numbers_of_numpy_on_either_side(number):
+    x = mx.sym.var("x")
+    for text in ("n + x", "n - x", "n * x", "n / x", "n ** x", "n % x", "x - n", "n > x", "n == x"):
+        ours, plain = (eval(text, {"n": n, "x": x}) for n in (number, number.item()))
+        results = [y.eval(x=mx.nd.array([2]))[0].asscalar() for y in (ours, plain)]
+        assert results[0] == results[1], text
+    with pytest.raises(TypeError, match="does not support ufuncs"):
+        np.exp(x)
+    with pytest.raises(TypeError):
+        np.ones(3) * x
+
+
 def test_functions_of_symbols_or_numbers():
     x = mx.sym.var("x")
     value = mx.nd.array([1.0, 4.0])
