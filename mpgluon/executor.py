@@ -15,6 +15,7 @@ import numpy as np
 
 from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
 from .base import MXNetError
+from .context import computes
 from .ndarray._control import dynamic
 from .ndarray._sparse.executor import executor_inputs, is_handled, is_sparse, run_node
 from .ndarray._sparse.row_gradients import RowGradientWeight
@@ -261,7 +262,7 @@ class Executor:
                     f"the gradient array of {node.name} has the shape {grad.shape}, the argument "
                     f"{array.shape}"
                 )
-            if grad is not None and grad.context != array.context:
+            if grad is not None and computes(grad.context) != computes(array.context):
                 raise MXNetError(
                     f"the gradient array of {node.name} is on {grad.context}, the argument on "
                     f"{array.context}"

@@ -4,7 +4,7 @@ import numpy as np
 
 from .. import _core, ndarray as nd
 from ..base import MXNetError
-from ..context import Context
+from ..context import Context, computes
 from ..executor import Executor
 from ..ndarray._sparse.executor import gradient_stypes
 from ._graph import entries_of, placement, states, topological
@@ -106,7 +106,7 @@ def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_e
             node.call is not None and node.call.copies for node in topological(entries_of(symbol))
         )
         for name, array in zip((*names, *symbol.list_auxiliary_states()), (*args, *auxiliary)):
-            if array.context != ctx and not moves:
+            if computes(array.context) != computes(ctx) and not moves:
                 raise MXNetError(
                     f"bind: the array of {name} is on {array.context}, the executor on {ctx}; name "
                     "devices by group2ctx, or move the array"

@@ -482,3 +482,16 @@ def test_cached_ops_update_states():
     with mx.autograd.record():
         f(nd.array([[2.0], [4.0]]), nd.ones(1), nd.zeros(1), mean, nd.ones(1))
     assert mean.asscalar() == 1.5
+
+
+def test_arrays_in_pinned_memory():
+    """They belong to the CPU device of their number, with gradients there."""
+    x = nd.array([1, 2], ctx=mx.cpu_pinned(1))
+    for ctx in (mx.cpu(1), mx.cpu_pinned(1)):
+        grad = nd.zeros((2,), ctx=mx.cpu(1))
+        bound = (mx.sym.var("x") * 3).bind(ctx, {"x": x}, {"x": grad})
+        assert bound.forward(is_train=True)[0].asnumpy().tolist() == [3, 6]
+        bound.backward([nd.ones((2,), ctx=mx.cpu(1))])
+        assert grad.asnumpy().tolist() == [3, 3]
+    with pytest.raises(MXNetError, match=r"cpu_pinned\(1\), the executor on cpu\(0\)"):
+        (mx.sym.var("x") * 3).bind(mx.cpu(0), {"x": x})
