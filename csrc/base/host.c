@@ -13,7 +13,7 @@ static void no_origin_text(uint32_t origin, char *buffer, size_t size) {
 static void no_collect(void) {}
 
 static const mpg_host no_host = {no_release,     no_acquire, no_interrupt, no_origin,
-                                 no_origin_text, no_collect, NULL};
+                                 no_origin_text, no_collect, NULL,         NULL};
 static const mpg_host *current_host = &no_host; /* runtime state: set once at start */
 /* runtime state, under the host lock; so is what follows */
 static uint64_t turns;
@@ -61,6 +61,11 @@ void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size) {
 }
 
 bool mpg_host_alone(void) { return !current_host->alone || current_host->alone(); }
+
+mpg_status mpg_host_agree(const char *text) {
+  mpg_host_yield();
+  return current_host->agree ? current_host->agree(text) : MPG_OK;
+}
 
 void mpg_host_collect(void) {
   if (collecting) return;

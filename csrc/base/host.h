@@ -27,6 +27,9 @@ typedef struct mpg_host {
   void (*collect)(void);
   /* optional; lock held: whether the host has no other thread, which could submit work */
   bool (*alone)(void);
+  /* optional; lock held, and given up meanwhile: fails unless all processes of the program say the
+   * same; MPG_HOST_EXCEPTION */
+  mpg_status (*agree)(const char *text);
 } mpg_host;
 
 /* Set once, before any other call, by the host; the default does nothing and knows nothing (a
@@ -41,6 +44,7 @@ mpg_status mpg_host_check_interrupt(void);
 uint32_t mpg_host_origin(void);
 void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size);
 bool mpg_host_alone(void);
+mpg_status mpg_host_agree(const char *text);
 void mpg_host_collect(void); /* nothing while it is under way already */
 /* Says that what follows may run the host's code: releasing what the host owns. */
 void mpg_host_yield(void);

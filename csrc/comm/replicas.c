@@ -154,7 +154,7 @@ mpg_status mpg_comm_sum_replicas(const mpg_replicas *r, bool *done) {
   *done = r->num_replicas < MPG_MOST_TOGETHER;
   for (uint32_t k = 0; k < r->num_replicas && *done; k++) {
     mpg_device *device = r->arrays[k * r->num_arrays]->storage->device;
-    *done = device->id.type == MPG_CPU;
+    *done = device->id.type == MPG_CPU && device->id.rank == r->arrays[0]->storage->device->id.rank;
     if (written(r, k)) devices[count++] = device;
   }
   if (!*done) return MPG_OK;

@@ -386,6 +386,19 @@ static mpg_status keep_traced(mpg_compiled *c) {
   return MPG_OK;
 }
 
+/* Where devices of several processes take part, all must have traced the same. */
+static mpg_status agree(const mpg_graph *graph) {
+  bool shared = false;
+  for (size_t v = 0; v < graph->num_values && !shared; v++) shared = graph->values[v].device.rank;
+  if (!shared) return MPG_OK;
+  mpg_text text = {0};
+  mpg_graph_dump(graph, &text);
+  mpg_status status =
+      text.failed ? mpg_out_of_host_memory(0) : mpg_host_agree(mpg_text_string(&text));
+  mpg_text_free(&text);
+  return status;
+}
+
 mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
                        mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled) {
@@ -396,6 +409,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(new_compiled(num_inputs, num_outputs, options, &c));
   MPG_GOTO(take_trace(c, trace, inputs, outputs, options, separate));
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
+  MPG_GOTO(agree(&c->graph));
   MPG_GOTO(rewrite(c, trace));
   MPG_GOTO(separate_outputs(&c->graph, separate));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);

@@ -167,7 +167,12 @@ static PyObject *get_device_id(PyObject *self, void *Py_UNUSED(unused)) {
 
 static PyObject *get_rank(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_device_id id = ((context *)self)->id;
-  return PyLong_FromLong(id.rank ? mpg_device_rank(id) : mpg_ranks_own());
+  if (id.rank == 0) Py_RETURN_NONE;
+  return PyLong_FromLong(mpg_device_rank(id));
+}
+static PyObject *get_count_key(PyObject *self, void *Py_UNUSED(unused)) {
+  mpg_device_id id = ((context *)self)->id;
+  return PyLong_FromLongLong((long long)id.rank << 32 | id.index);
 }
 static PyObject *get_is_remote(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_device_id id = ((context *)self)->id;
@@ -186,7 +191,14 @@ static PyGetSetDef context_properties[] = {
     {"device_typeid", get_device_typeid, NULL, "The number of the device type: 1 is cpu, 2 is gpu.",
      NULL},
     {"device_id", get_device_id, NULL, "The number of the device among those of its type.", NULL},
-    {"rank", get_rank, NULL, "The rank of the process that the device belongs to.", NULL},
+    {"rank", get_rank, NULL,
+     "The rank of the process that the device belongs to, of several;\n"
+     "None: it is this process's own.",
+     NULL},
+    {"count_key", get_count_key, NULL,
+     "The number by which optimizers count updates: device_id, and for devices of ranks a larger "
+     "one.",
+     NULL},
     {"is_remote", get_is_remote, NULL, "Whether that is another process than this one.", NULL},
     {0}};
 static PyType_Slot context_slots[] = {

@@ -8,13 +8,14 @@ static PyObject *ranks_begin(PyObject *Py_UNUSED(self), PyObject *args) {
   int rank, size;
   mpg_mpi mpi = {0};
   unsigned long long communicator, byte;
-  if (!PyArg_ParseTuple(args, "siiKKi:ranks_begin", &path, &rank, &size, &communicator, &byte,
-                        &mpi.largest_tag))
+  double limit;
+  if (!PyArg_ParseTuple(args, "siiKKid:ranks_begin", &path, &rank, &size, &communicator, &byte,
+                        &mpi.largest_tag, &limit))
     return NULL;
   mpi.communicator = (mpg_mpi_handle)communicator;
   mpi.byte = (mpg_mpi_handle)byte;
   MPG_PY_TRY(mpg_mpi_find(&mpi, path));
-  MPG_PY_TRY(mpg_ranks_begin(&mpi, rank, size));
+  MPG_PY_TRY(mpg_ranks_begin(&mpi, rank, size, limit));
   Py_RETURN_NONE;
 }
 
@@ -67,11 +68,31 @@ int mpg_py_resolve_rank(PyObject *object, mpg_device_id *id) {
   return 0;
 }
 
+static PyObject *ranks_tell_end(PyObject *Py_UNUSED(self), PyObject *args) {
+  const char *failure = NULL;
+  if (!PyArg_ParseTuple(args, "|z:ranks_tell_end", &failure)) return NULL;
+  mpg_ranks_tell_end(failure);
+  Py_RETURN_NONE;
+}
+
+static PyObject *ranks_find_lost(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  char text[512] = "";
+  bool all_ended;
+  int rank = mpg_ranks_find_lost(text, sizeof text, &all_ended);
+  return Py_BuildValue("(isO)", rank, text, all_ended ? Py_True : Py_False);
+}
+
 static PyMethodDef methods[] = {
+    {"ranks_tell_end", ranks_tell_end, METH_VARARGS,
+     "ranks_tell_end(failure=None)\n--\n\nTells other ranks that this one has ended, or failed."},
+    {"ranks_find_lost", ranks_find_lost, METH_NOARGS,
+     "ranks_find_lost()\n--\n\nThe first rank that is lost (-1: none), why, and whether no other "
+     "goes on."},
     {"ranks_begin", ranks_begin, METH_VARARGS,
-     "ranks_begin(path, rank, size, communicator, byte, largest_tag)\n--\n\nFrom now on this "
+     "ranks_begin(path, rank, size, communicator, byte, largest_tag, limit)\n--\n\nFrom now on "
+     "this "
      "process is one of several, which talk through the MPI library of that path; handles as "
-     "numbers."},
+     "numbers; limit: seconds of silence."},
     {"ranks_end", ranks_end, METH_NOARGS,
      "ranks_end()\n--\n\nNothing is sent or received any more."},
     {"ranks_flushed", ranks_flushed, METH_NOARGS,

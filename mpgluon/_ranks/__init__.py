@@ -17,10 +17,13 @@ from ..base import MXNetError
 # Variables that launchers set in the processes that they start: Open MPI and PRRTE, MPICH's Hydra
 # and other PMI launchers, Slurm.
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "MPI_LOCALNRANKS")
+_LIMIT = "MPGLUON_RANKS_TIMEOUT"
 
 _world = None  # of MPI, with messages apart from the program's own; None: not begun, or one process
 _count = 0  # 0: not begun
 _own = 0
+_limit = 60.0  # seconds
+_failure = None  # the text of an exception that nobody has caught
 
 
 def count() -> int:
@@ -52,9 +55,20 @@ def _import_mpi():
     return MPI
 
 
+def _read_limit():
+    text = os.environ.get(_LIMIT, "")
+    try:
+        limit = float(text or 60)
+    except ValueError:
+        limit = -1
+    if not 1 <= limit <= 1e6:
+        raise ValueError(f"environment variable {_LIMIT} is {text!r}; it must be seconds, 1 to 1e6")
+    return limit
+
+
 def begin() -> None:
     """Begins, unless that has been done."""
-    global _world, _count, _own
+    global _world, _count, _own, _limit
     if _count:
         return
     if not launched():
@@ -70,6 +84,7 @@ def begin() -> None:
             "ranks need MPI with the thread level MPI_THREAD_MULTIPLE, and a rank of this program "
             "has less; leave mpi4py.rc.thread_level as it is, or install another MPI library"
         )
+    _limit = _read_limit()
     _world = mpi.COMM_WORLD.Dup()
     transfers = mpi.COMM_WORLD.Dup()
     _core.ranks_begin(
@@ -79,51 +94,81 @@ def begin() -> None:
         transfers.handle,
         mpi.BYTE.handle,
         transfers.Get_attr(mpi.TAG_UB),
+        _limit,
     )
     _own, _count = _world.rank, _world.size
-    _agree_on_version()
     atexit.register(_end)
+    _note_uncaught()
+    _agree_on_version()
+
+
+def _note_uncaught():
+    former = sys.excepthook
+
+    def hook(kind, error, trace):
+        global _failure
+        _failure = f"{kind.__name__}: {error}"
+        _core.ranks_tell_end(_failure)
+        former(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def _agree_on_version():
     from ..libinfo import __version__
 
-    versions = gather_text(f"mpgluon {__version__}")
+    versions = _gather("version", f"mpgluon {__version__}")
     if len(set(versions)) > 1:
         raise MXNetError(f"the ranks run different versions: {versions}")
 
 
-def _wait(request):
+def _wait(request, what):
     """Waits for MPI's request; Ctrl-C and other threads get their turns."""
     begin, pause = time.monotonic(), 0.0
     while not request.Test():
-        if time.monotonic() - begin > 0.001:
+        waited = time.monotonic() - begin
+        if waited > 0.001:
             pause = min(pause * 1.5 + 0.00002, 0.002)
+            lost, why, _ = _core.ranks_find_lost()
+            if lost >= 0:
+                raise MXNetError(f"{what}: {why}")
+            if waited > _limit:
+                raise MXNetError(
+                    f"{what}: rank {_own} has waited {waited:.0f} s for the others, of which one "
+                    f"at least has not come to this place ({_LIMIT})"
+                )
         time.sleep(pause)
 
 
-def gather_text(text: str) -> list[str]:
-    """The texts of all ranks, by rank. All ranks call it."""
+def _gather(what, text):
+    """The texts of all ranks, by rank. All ranks call it with the same `what`."""
     if count() == 1:
         return [text]
     import numpy
 
-    data = numpy.frombuffer(text.encode(), numpy.uint8)
+    data = numpy.frombuffer(f"{what}\0{text}".encode(), numpy.uint8)
     sizes = numpy.empty(_count, numpy.int64)
-    _wait(_world.Iallgather(numpy.array([len(data)], numpy.int64), sizes))
+    _wait(_world.Iallgather(numpy.array([len(data)], numpy.int64), sizes), what)
     starts = numpy.concatenate([[0], numpy.cumsum(sizes)[:-1]])
     everything = numpy.empty(int(sizes.sum()), numpy.uint8)
-    _wait(_world.Iallgatherv(data, (everything, (sizes, starts))))
-    return [
-        everything[start : start + size].tobytes().decode() for start, size in zip(starts, sizes)
+    _wait(_world.Iallgatherv(data, (everything, (sizes, starts))), what)
+    said = [
+        everything[start : start + size].tobytes().decode().split("\0", 1)
+        for start, size in zip(starts, sizes)
     ]
+    if any(place != what for place, _ in said):
+        raise MXNetError(
+            "the ranks run different programs; they wait for each other at different places: "
+            + ", ".join(f"rank {rank} at {place!r}" for rank, (place, _) in enumerate(said))
+        )
+    return [text for _, text in said]
 
 
 def barrier() -> None:
     """Returns when all ranks have called it. They must have queued the same transfers so far."""
     if count() == 1:
         return
-    transfers = gather_text(str(_core.ranks_statistics()["transfers"]))
+    transfers = _gather("barrier", str(_core.ranks_statistics()["transfers"]))
     if len(set(transfers)) > 1:
         raise MXNetError(
             "the ranks run different programs: so many transfers between ranks have been queued "
@@ -131,9 +176,44 @@ def barrier() -> None:
         )
 
 
+def agree_on_trace(text: str) -> None:
+    """Raises on all ranks, showing the first line that differs, unless all have traced the same
+    graph. Called by the core when it compiles one with devices of ranks."""
+    import hashlib
+
+    if len(set(_gather("a new graph", hashlib.sha256(text.encode()).hexdigest()))) == 1:
+        return
+    graphs = [other.splitlines() for other in _gather("graphs that differ", text)]
+    first = 0
+    while len({tuple(lines[first : first + 1]) for lines in graphs}) == 1:
+        first += 1
+    raise MXNetError(
+        "the ranks have traced different graphs; the first node that differs:\n"
+        + "\n".join(
+            f"  rank {rank}: {lines[first] if first < len(lines) else 'the end'}"
+            for rank, lines in enumerate(graphs)
+        )
+    )
+
+
 def _end():
-    """Other ranks may still wait for what this one has sent."""
-    while not _core.ranks_flushed():
+    """Others may still wait for data of this rank; and MPI ends on all ranks together."""
+    if _failure is None:
+        while not _core.ranks_flushed():
+            time.sleep(0.0005)
+        _core.ranks_tell_end()
+    begin = time.monotonic()
+    while True:
+        lost, _, all_ended = _core.ranks_find_lost()
+        waited = time.monotonic() - begin
+        if all_ended or (lost >= 0 and waited > 5) or (_failure is not None and waited > 10):
+            break
+        time.sleep(0.002)
+    flushed = time.monotonic()
+    while not _core.ranks_flushed() and time.monotonic() - flushed < 1:
         time.sleep(0.0005)
-    _wait(_world.Ibarrier())
     _core.ranks_end()
+    if not all_ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _world.Abort(1)  # the others have been told, or do not answer

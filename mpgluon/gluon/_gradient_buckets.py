@@ -147,10 +147,14 @@ class Bucket:
             total = collectives.reduce(parts, self.home)
             at_once(*self._hand_out(total, self.home, self._grads[self.home]))
 
+    def _on_cpus(self):
+        return all(ctx.device_type == "cpu" for ctx in self.contexts)
+
     def spread(self):
         """The changes (`_core.at_once`) that copy the weights of the bucket's own device to the
         others."""
-        if len(self.contexts) <= _MOST and all(ctx.device_type == "cpu" for ctx in self.contexts):
+        here = len({ctx.rank for ctx in self.contexts}) == 1
+        if here and len(self.contexts) <= _MOST and self._on_cpus():
             lists = [[param.arrays[ctx] for param in self.params] for ctx in self.contexts]
             return [(sum_replicas, lists, self.contexts.index(self.home), False, False, True)]
         weights, changes = self._weights[self.home], []

@@ -69,7 +69,7 @@ class _Group:
                 updater.alike(self.indices, self.grads, self.weights, size),
                 size,
             )
-        updater.update_alike(self.ctx.device_id, self.parts)
+        updater.update_alike(self.ctx.count_key, self.parts)
 
     def add(self, index, grad, weight):
         self.known.add(index)

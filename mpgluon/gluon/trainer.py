@@ -381,7 +381,7 @@ class Trainer(TrainerStore):
             steps, num_update = [], self._optimizer.num_update
             for group in work:
                 if group.multi is not None:
-                    counted = group.multi.step(steps, group.ctx.device_id, plan.changes, num_update)
+                    counted = group.multi.step(steps, group.ctx.count_key, plan.changes, num_update)
                     if counted is not None:
                         num_update = counted
                         steps.append(group.used)
@@ -448,10 +448,10 @@ class Trainer(TrainerStore):
         counts = self._optimizer.update_counts
         for index in plan.owners:
             (first, weight), *others = self._params[index].arrays.items()
-            known, count = self._updater(first).states, counts.get(first.device_id, {}).get(index)
+            known, count = self._updater(first).states, counts.get(first.count_key, {}).get(index)
             for ctx, other in others:
                 weight.copyto(other)
-                updater, its_counts = self._updater(ctx), counts.setdefault(ctx.device_id, {})
+                updater, its_counts = self._updater(ctx), counts.setdefault(ctx.count_key, {})
                 updater.states.pop(index, None)
                 its_counts.pop(index, None)
                 if index in known:
@@ -518,8 +518,8 @@ class Trainer(TrainerStore):
         for device, updater in list(self._by_device.items()):
             if index in updater.states and state is _NO_STATE:
                 state = updater.states[index]
-                if index in counts.get(device.device_id, ()):
-                    counts.setdefault(ctx.device_id, {})[index] = counts[device.device_id][index]
+                if index in counts.get(device.count_key, ()):
+                    counts.setdefault(ctx.count_key, {})[index] = counts[device.count_key][index]
             if device not in self._params[index].arrays:
                 updater.states.pop(index, None)
         if state is not _NO_STATE:
@@ -674,7 +674,7 @@ class Trainer(TrainerStore):
         optimizer = self._optimizer
         optimizer.settle_counts()
         every = {
-            ctx.device_id: dict(counts) for param in self._params for ctx in param.list_ctx()
+            ctx.count_key: dict(counts) for param in self._params for ctx in param.list_ctx()
         } or {0: {}}
         numbers = {
             "num_update": header["num_update"],

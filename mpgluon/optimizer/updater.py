@@ -151,7 +151,7 @@ class Updater:
         if not weights:
             return
         indices = [i.decode("utf-8") if isinstance(i, bytes) else i for i in indices]
-        self.optimizer.count_on(weights[0].context.device_id)
+        self.optimizer.count_on(weights[0].context.count_key)
         if any(isinstance(array, BaseSparseNDArray) for array in (*grads, *weights)):
             for one in zip(indices, grads, weights):
                 self._update_rows(*one)

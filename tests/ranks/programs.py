@@ -8,12 +8,13 @@ import json
 import sys
 
 import numpy as np
+from parallel_programs import PROGRAMS as PARALLEL
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn
 
-PROGRAMS = {}
+PROGRAMS = dict(PARALLEL)
 
 
 def program(function):

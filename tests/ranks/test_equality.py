@@ -24,7 +24,7 @@ def alone():
     return bits_of(1)[0]
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_give_the_bits_of_one_process(alone, count):
     for found in bits_of(count):
         assert found.keys() == alone.keys()

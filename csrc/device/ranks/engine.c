@@ -24,7 +24,7 @@ static const size_t MOST_UNDER_WAY = (size_t)512 << 20;
 int mpg_ranks_count(void) { return engine->size; }
 int mpg_ranks_own(void) { return engine->rank; }
 
-mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size) {
+mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit) {
   if (engine->peers) return mpg_fail(MPG_ERROR, "the ranks have begun already");
   if (size < 1 || rank < 0 || rank >= size || mpi->largest_tag < 1)
     return mpg_fail(MPG_VALUE_ERROR, "rank %d of %d: there is no such rank", rank, size);
@@ -33,7 +33,42 @@ mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size) {
   engine->mpi = *mpi;
   engine->rank = rank;
   engine->size = size;
-  return MPG_OK;
+  engine->limit_ns = (int64_t)(limit * 1e9);
+  pthread_mutex_lock(&engine->lock);
+  mpg_status status = MPG_OK;
+  for (int i = 0; i < size && status == MPG_OK; i++) {
+    engine->peers[i].heard_ns = mpg_clock_ns();
+    if (i != rank) status = mpg_news_listen(i);
+  }
+  if (status == MPG_OK) status = mpg_engine_start();
+  pthread_mutex_unlock(&engine->lock);
+  return status;
+}
+
+void mpg_ranks_tell_end(const char *failure) {
+  pthread_mutex_lock(&engine->lock);
+  engine->ended = true;
+  for (int i = 0; i < engine->size && engine->peers; i++)
+    if (i != engine->rank && (!engine->peers[i].lost[0] || engine->peers[i].ended_ns))
+      (void)mpg_news_tell(i, failure ? MPG_NEWS_FAILED : MPG_NEWS_ENDED, failure ? failure : "");
+  pthread_cond_signal(&engine->changed);
+  pthread_mutex_unlock(&engine->lock);
+}
+
+int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended) {
+  int found = -1;
+  pthread_mutex_lock(&engine->lock);
+  *all_ended = true;
+  for (int i = 0; i < engine->size && engine->peers; i++) {
+    const mpg_peer *peer = &engine->peers[i];
+    if (i == engine->rank) continue;
+    *all_ended &= peer->ended_ns != 0;
+    if (!peer->lost[0] || found >= 0) continue;
+    found = i;
+    snprintf(text, size, "%s", peer->lost);
+  }
+  pthread_mutex_unlock(&engine->lock);
+  return found;
 }
 
 mpg_transfer_kind mpg_transfer_of(mpg_device_id from, mpg_device_id to) {
@@ -75,14 +110,68 @@ bool mpg_engine_advance(bool *left) {
   bool moved = mpg_messages_advance();
   *left = false;
   moved |= mpg_remote_advance(left);
-  *left |= engine->under_way != NULL;
+  for (const mpg_message *m = engine->under_way; m && !*left; m = m->next)
+    *left = !m->control || m->sends;
   return moved;
 }
 
 /* --- The thread ------------------------------------------------------------------------------- */
 
+static const int64_t TELL_NS = 500000000, LOOK_NS = 100000000, SLEPT_NS = 3000000000,
+                     LATE_NS = 1000000000;
+
+void mpg_peer_lost(int rank, const char *text) {
+  mpg_peer *peer = &engine->peers[rank];
+  if (peer->lost[0]) return;
+  snprintf(peer->lost, MPG_NOTICE, "%s", text);
+  for (mpg_message *m = engine->under_way; m; m = m->next) {
+    if (m->rank != rank || m->control || m->done) continue;
+    m->done = true;
+    m->status = MPG_ERROR;
+    snprintf(m->text, sizeof m->text, "%s", peer->lost);
+  }
+}
+
+static bool waits_for(int rank) {
+  for (const mpg_message *m = engine->under_way; m; m = m->next)
+    if (m->rank == rank && !m->sends && !m->control) return true;
+  return false;
+}
+
+/* Tells the others that this rank is there, and looks who has been silent for too long. *seen: when
+ * this was done last; a process that was stopped itself has heard nobody. */
+static void look_around(int64_t *seen) {
+  int64_t now = mpg_clock_ns(), slept = now - *seen;
+  char text[MPG_NOTICE];
+  if (slept < LOOK_NS) return;
+  *seen = now;
+  bool tells = now - engine->told_ns >= TELL_NS && !engine->ended;
+  if (tells) engine->told_ns = now;
+  for (int i = 0; i < engine->size; i++) {
+    mpg_peer *peer = &engine->peers[i];
+    if (i == engine->rank || peer->lost[0]) continue;
+    if (slept > SLEPT_NS) peer->heard_ns += slept;
+    if (tells) (void)mpg_news_tell(i, MPG_NEWS_ALIVE, "");
+    if (peer->ended_ns) {
+      if (now - peer->ended_ns < LATE_NS || !waits_for(i)) continue;
+      snprintf(text, sizeof text,
+               "rank %d has ended, and has not sent what rank %d waits for: "
+               "the ranks run different programs",
+               i, engine->rank);
+      mpg_peer_lost(i, text);
+    } else if (now - peer->heard_ns > engine->limit_ns) {
+      snprintf(text, sizeof text,
+               "nothing has been heard of rank %d for %.1f s: it is stopped, "
+               "dead or cut off (MPGLUON_RANKS_TIMEOUT)",
+               i, (double)(now - peer->heard_ns) * 1e-9);
+      mpg_peer_lost(i, text);
+    }
+  }
+}
+
 static void *engine_main(void *unused) {
   int turns = 0;
+  int64_t seen = mpg_clock_ns();
   (void)unused;
 #ifdef __linux__
   pthread_setname_np(pthread_self(), "ranks");
@@ -91,8 +180,13 @@ static void *engine_main(void *unused) {
   while (!engine->stopping) {
     bool left;
     if (mpg_engine_advance(&left)) turns = 0;
+    look_around(&seen);
     if (!left) {
-      pthread_cond_wait(&engine->changed, &engine->lock);
+      struct timespec until;
+      clock_gettime(CLOCK_REALTIME, &until);
+      until.tv_nsec += LOOK_NS;
+      if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+      pthread_cond_timedwait(&engine->changed, &engine->lock, &until);
       turns = 0;
       continue;
     }
@@ -185,7 +279,8 @@ void mpg_transfer_send_failure(const mpg_transfer *transfer) {
 bool mpg_ranks_flushed(void) {
   bool flushed = true;
   pthread_mutex_lock(&engine->lock);
-  for (const mpg_message *m = engine->under_way; m; m = m->next) flushed &= !m->sends;
+  for (const mpg_message *m = engine->under_way; m; m = m->next)
+    flushed &= !m->sends || m->done || engine->peers[m->rank].lost[0];
   pthread_mutex_unlock(&engine->lock);
   return flushed;
 }
@@ -200,15 +295,7 @@ mpg_rank_statistics mpg_ranks_statistics(void) {
 
 void mpg_ranks_lost(int rank, const char *text) {
   pthread_mutex_lock(&engine->lock);
-  if (rank >= 0 && rank < engine->size && engine->peers && !engine->peers[rank].lost[0]) {
-    snprintf(engine->peers[rank].lost, MPG_NOTICE, "%s", text);
-    for (mpg_message *m = engine->under_way; m; m = m->next) {
-      if (m->rank != rank || m->sends) continue;
-      m->done = true;
-      m->status = MPG_ERROR;
-      snprintf(m->text, sizeof m->text, "%s", text);
-    }
-    pthread_cond_signal(&engine->changed);
-  }
+  if (rank >= 0 && rank < engine->size && engine->peers) mpg_peer_lost(rank, text);
+  pthread_cond_signal(&engine->changed);
   pthread_mutex_unlock(&engine->lock);
 }

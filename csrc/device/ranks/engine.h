@@ -38,8 +38,11 @@ struct mpg_message {
 typedef struct mpg_peer {
   char lost[MPG_NOTICE]; /* why nothing comes from it any more; empty: it may */
   int64_t heard_ns;      /* when something came last */
-  bool ended;            /* it has said that its script has ended */
+  int64_t ended_ns;      /* when it has said that its script has ended; 0: it has not */
 } mpg_peer;
+
+/* Every rank tells every other one now and then that it is there, and how it ended. */
+typedef enum mpg_news { MPG_NEWS_ALIVE, MPG_NEWS_ENDED, MPG_NEWS_FAILED } mpg_news;
 
 typedef struct mpg_engine {
   mpg_mpi mpi;
@@ -52,7 +55,9 @@ typedef struct mpg_engine {
   mpg_message *under_way;
   size_t bytes_under_way; /* copied and not sent yet */
   uint64_t sent, received, bytes_sent, bytes_received;
-  mpg_peer *peers; /* by rank */
+  mpg_peer *peers;           /* by rank */
+  int64_t limit_ns, told_ns; /* how long a rank may be silent; when others were told last */
+  bool ended;
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state */
 
@@ -61,7 +66,10 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
                             const void *data, const char *failure);
 mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message);
 void mpg_message_free(mpg_message *message);
-bool mpg_messages_advance(void); /* true: something was done */
+bool mpg_messages_advance(void);      /* true: something was done */
+mpg_status mpg_news_listen(int rank); /* to the next one */
+mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
+void mpg_peer_lost(int rank, const char *text); /* engine.c */
 
 /* remote.c: lets the work of remote devices go on. True: something was done; *left: is queued. */
 bool mpg_remote_advance(bool *left);

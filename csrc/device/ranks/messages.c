@@ -66,6 +66,13 @@ static mpg_status irecv(mpg_message *m, void *data, int size, int tag) {
                        "MPI_Irecv");
 }
 
+typedef struct news {
+  uint64_t magic;
+  uint32_t kind; /* mpg_news */
+  uint32_t unused;
+  char text[MPG_NOTICE];
+} news;
+
 static void put_under_way(mpg_message *message) {
   message->next = engine->under_way;
   engine->under_way = message;
@@ -137,6 +144,44 @@ mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_m
   return MPG_OK;
 }
 
+mpg_status mpg_news_listen(int rank) {
+  mpg_message *m;
+  MPG_TRY(new_message(rank, sizeof(news), 1, &m));
+  m->control = true;
+  mpg_status status = irecv(m, m->buffer, (int)sizeof(news), MPG_CONTROL_TAG);
+  if (status == MPG_OK) put_under_way(m);
+  return status;
+}
+
+mpg_status mpg_news_tell(int rank, mpg_news kind, const char *text) {
+  mpg_message *m;
+  MPG_TRY(new_message(rank, sizeof(news), 1, &m));
+  m->control = m->sends = true;
+  engine->bytes_under_way += m->buffer_size;
+  news said = {.magic = MAGIC, .kind = kind};
+  snprintf(said.text, sizeof said.text, "%s", text);
+  memcpy(m->buffer, &said, sizeof said);
+  mpg_status status = isend(m, m->buffer, (int)sizeof said, MPG_CONTROL_TAG);
+  if (status == MPG_OK) put_under_way(m);
+  return status;
+}
+
+/* News have come. */
+static void hear(const mpg_message *m) {
+  news heard;
+  char text[2 * MPG_NOTICE];
+  memcpy(&heard, m->buffer, sizeof heard);
+  heard.text[MPG_NOTICE - 1] = 0;
+  if (heard.magic != MAGIC) return;
+  if (heard.kind != MPG_NEWS_ALIVE) engine->peers[m->rank].ended_ns = mpg_clock_ns();
+  if (heard.kind == MPG_NEWS_FAILED) {
+    snprintf(text, sizeof text, "rank %d has failed: %s", m->rank, heard.text);
+    mpg_peer_lost(m->rank, text);
+  }
+  if (heard.kind == MPG_NEWS_ALIVE)
+    (void)mpg_news_listen(m->rank); /* if that fails, the rank counts as silent */
+}
+
 static void finish(mpg_message *m, mpg_status status) {
   m->done = true;
   m->status = status;
@@ -196,14 +241,15 @@ static bool advance(mpg_message *m) {
     moved = true;
     m->num_tested++;
     engine->peers[m->rank].heard_ns = mpg_clock_ns();
-    if (m->sends || m->body) continue;
+    if (m->sends || m->body || m->control) continue;
     result = begin_body(m);
     if (result != MPG_OK) {
       finish(m, result);
       return true;
     }
   }
-  if (!m->sends) {
+  if (m->control && !m->sends) hear(m);
+  if (!m->sends && !m->control) {
     engine->received++;
     engine->bytes_received += m->transfer.size;
   }
@@ -220,8 +266,9 @@ bool mpg_messages_advance(void) {
       link = &m->next;
       continue;
     }
+    while (*link != m) link = &(*link)->next; /* new ones come in front */
     *link = m->next;
-    if (m->sends) mpg_message_free(m);
+    if (m->sends || m->control) mpg_message_free(m);
   }
   return moved;
 }

@@ -25,8 +25,13 @@
 #include "device/device.h"
 #include "device/ranks/mpi.h"
 
-/* Begins: from now on there are `size` ranks and this process is `rank`. Once. Host lock. */
-mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size);
+/* Begins: from now on there are `size` ranks and this process is `rank`. A rank that is silent for
+ * `limit` seconds is lost. Once. Host lock. */
+mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit);
+/* Tells the others that this rank's script has ended, or how it failed. Any thread. */
+void mpg_ranks_tell_end(const char *failure);
+/* The first rank that is lost, and why; -1: none. *all_ended: no other rank goes on. Any thread. */
+int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended);
 /* Stops: nothing is sent or received any more; what waits fails. Host lock not needed. */
 void mpg_ranks_end(void);
 int mpg_ranks_count(void); /* 1: not begun, or only one. Any thread */

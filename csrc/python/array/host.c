@@ -159,9 +159,17 @@ static bool alone(void) {
   return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Main())) == NULL;
 }
 
-static const mpg_host python_host = {release_lock,   acquire_lock, check_interrupt,
-                                     current_origin, origin_text,  collect_garbage,
-                                     alone};
+/* All ranks compile the same graph, or get an error (the package's _ranks). */
+static mpg_status agree(const char *text) {
+  PyObject *module = PyImport_ImportModule("mpgluon._ranks");
+  PyObject *done = module ? PyObject_CallMethod(module, "agree_on_trace", "s", text) : NULL;
+  Py_XDECREF(module);
+  Py_XDECREF(done);
+  return done ? MPG_OK : mpg_py_host_exception();
+}
+
+static const mpg_host python_host = {release_lock, acquire_lock,    check_interrupt, current_origin,
+                                     origin_text,  collect_garbage, alone,           agree};
 
 /* Tests: what runs wherever others may. */
 static PyObject *intruder; /* owned */

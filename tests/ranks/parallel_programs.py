@@ -1,0 +1,200 @@
+"""More programs, with the ways of training in parallel; see programs.py, which runs them."""
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon.gluon import nn, rnn
+
+PROGRAMS = {}
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def program(function):
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def inputs(seed, shape, ctx):
+    return nd.array(np.random.RandomState(seed).randn(*shape).astype("float32"), ctx=ctx)
+
+
+def labels(count, classes, ctx):
+    return nd.array(np.arange(count) % classes, ctx=ctx)
+
+
+def values(net):
+    return [copy for p in net.collect_params().values() for copy in p.list_data()]
+
+
+class Layer(gluon.HybridBlock):
+    """A layer of a transformer."""
+
+    def __init__(self, width):
+        super().__init__()
+        with self.name_scope():
+            self.norm = nn.LayerNorm(in_channels=width)
+            self.qkv = nn.Dense(3 * width, in_units=width, flatten=False)
+            self.out = nn.Dense(width, in_units=width, flatten=False)
+            self.drop = nn.Dropout(0.2)
+
+    def hybrid_forward(self, F, x):
+        q, k, v = F.split(self.qkv(self.norm(x)), num_outputs=3, axis=-1)
+        weights = F.softmax(F.batch_dot(q, k, transpose_b=True) / 4)
+        return x + self.drop(self.out(F.batch_dot(weights, v)))
+
+
+class Transformer(gluon.HybridBlock):
+    def __init__(self, places, width=16):
+        super().__init__()
+        self.places = places
+        with self.name_scope():
+            self.layers = nn.HybridSequential()
+            for _ in places:
+                self.layers.add(Layer(width))
+            self.output = nn.Dense(5, in_units=width)
+        for layer, place in zip(self.layers, places):
+            layer.initialize(mx.init.Xavier(), ctx=place)
+        self.output.initialize(mx.init.Xavier(), ctx=places[-1])
+
+    def hybrid_forward(self, F, x):
+        for layer, place in zip(self.layers, self.places):
+            x = layer(x.as_in_context(place))
+        return self.output(F.mean(x, axis=1))
+
+
+def pipelined(places, steps=2, **settings):
+    net = Transformer(places)
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-2})
+    step = par.TrainStep(net, LOSS, trainer, par.Pipeline(micro_batches=4, **settings))
+    losses = [
+        step(inputs(i, (8, 3, 16), places[0]), labels(8, 5, places[-1])) for i in range(steps)
+    ]
+    return [*losses, *values(net)]
+
+
+for schedule in ("gpipe", "1f1b", "zero_bubble"):
+
+    def run(devices, schedule=schedule):
+        return pipelined(devices, schedule=schedule)
+
+    PROGRAMS["pipeline_" + schedule] = run
+
+
+@program
+def pipeline_interleaved(devices):
+    return pipelined([*devices[:2], *devices[:2]], schedule="interleaved")
+
+
+class LSTMs(gluon.HybridBlock):
+    """Two LSTMs on two devices."""
+
+    def __init__(self, devices):
+        super().__init__()
+        self.devices = devices
+        with self.name_scope():
+            self.embed = nn.Embedding(9, 8)
+            self.first = rnn.LSTM(8, input_size=8)
+            self.second = rnn.LSTM(8, input_size=8)
+            self.output = nn.Dense(9, in_units=8, flatten=False)
+        for block, device in zip((self.embed, self.first, self.second, self.output), (0, 0, 1, 1)):
+            block.initialize(mx.init.Xavier(), ctx=devices[device])
+
+    def hybrid_forward(self, F, x, a, b):
+        x, a = self.first(self.embed(x), a)
+        x, b = self.second(x.as_in_context(self.devices[1]), b)
+        return self.output(x), a, b
+
+
+@program
+def lstm(devices):
+    net = LSTMs(devices)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
+    kept = []
+    a, b = net.first.begin_state(4, ctx=devices[0]), net.second.begin_state(4, ctx=devices[1])
+    for i in range(2):
+        x = labels(24, 9, devices[0]).reshape((6, 4))
+        y = labels(24, 7, devices[1]).reshape((6, 4))
+        a, b = [s.detach() for s in a], [s.detach() for s in b]
+        with autograd.record():
+            out, a, b = net(x, a, b)
+            loss = LOSS(out, y)
+        loss.backward()
+        trainer.step(24)
+        kept += [loss, *a, *b]
+    return kept + values(net)
+
+
+@program
+def collectives(devices):
+    x = [inputs(i, (5, 3), device) for i, device in enumerate(devices)]
+    for one in x:
+        one.attach_grad()
+    with autograd.record():
+        total = par.all_reduce(x)
+        parts = par.reduce_scatter(x)
+        joined = par.all_gather(parts)
+        turned = par.all_to_all(x, 0, 1)
+        everything = [a * b for a, b in zip(total, joined)]
+    autograd.backward(everything)
+    big = par.all_reduce([inputs(i, (90_000,), device) for i, device in enumerate(devices)])
+    return [*total, *parts, *turned, *[one.grad for one in x], *big, *par.broadcast(x[0], devices)]
+
+
+@program
+def split_layers(devices):
+    """Tensor parallelism over all devices, and a pipeline in between."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(12, activation="tanh", in_units=6), nn.Dense(10, in_units=12))
+    net.add(nn.Dense(4, in_units=10))
+    par.shard(net, {"0": "column", "1": "row"}, devices)
+    net.initialize(mx.init.Xavier(), ctx=devices[0])
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-2})
+    kept = []
+    for i in range(2):
+        with autograd.record():
+            loss = LOSS(net(inputs(i, (8, 6), devices[0])), labels(8, 4, devices[0]))
+        loss.backward()
+        trainer.step(8)
+        kept.append(loss)
+    return kept + values(net)
+
+
+def replicated(devices, axes, **settings):
+    """Replicas, stages and shards."""
+    mesh = par.Mesh(axes, devices=devices)
+    net = nn.HybridSequential()
+    for units in (12, 12, 12, 4):
+        net.add(nn.Dense(units, activation="tanh", in_units=12 if len(net) else 6))
+    net.place(mesh)
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-2}, **settings)
+    kept = []
+    for i in range(2):
+        x, y = inputs(i, (8, 6), mx.cpu(0)), labels(8, 4, mx.cpu(0))
+        losses = []
+        for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1)):
+            with autograd.record():
+                losses.append(LOSS(net(part), label))
+        autograd.backward(losses)
+        trainer.step(8)
+        kept += losses
+    return kept + values(net)
+
+
+@program
+def replicas(devices):
+    return replicated(devices, {"data": 4})
+
+
+@program
+def replicas_and_stages(devices):
+    return replicated(devices, {"data": 2, "stage": 2}, clip_global_norm=0.5)
+
+
+@program
+def mesh_of_three(devices):
+    return replicated(devices, {"data": 2, "model": 2}, shard_updates=True)
