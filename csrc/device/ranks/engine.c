@@ -93,8 +93,13 @@ uint64_t mpg_transfers_take(uint64_t count) {
 
 /* --- Waiting ---------------------------------------------------------------------------------- */
 
-void mpg_engine_pause(int *turns) {
+void mpg_engine_wake(void) {
+  if (engine->asleep) pthread_cond_signal(&engine->changed);
+}
+
+void mpg_engine_pause(int *turns, bool others) {
   enum { SPINS = 64, YIELDS = 400, SHORT_NS = 20000, LONG_NS = 200000, LONG_BEHIND = 2000 };
+  if (others && *turns < YIELDS) *turns = YIELDS;
   int turn = (*turns)++;
   if (turn < SPINS && mpg_spin_limit_ns()) {
     mpg_cpu_pause();
@@ -186,12 +191,15 @@ static void *engine_main(void *unused) {
       clock_gettime(CLOCK_REALTIME, &until);
       until.tv_nsec += LOOK_NS;
       if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+      engine->asleep = true;
       pthread_cond_timedwait(&engine->changed, &engine->lock, &until);
+      engine->asleep = false;
       turns = 0;
       continue;
     }
     pthread_mutex_unlock(&engine->lock);
-    mpg_engine_pause(&turns);
+    if (atomic_load(&engine->workers) || atomic_load(&engine->hosts)) turns = 1 << 20;
+    mpg_engine_pause(&turns, true);
     pthread_mutex_lock(&engine->lock);
   }
   pthread_mutex_unlock(&engine->lock);
@@ -237,10 +245,9 @@ void mpg_ranks_end(void) {
 static void make_room(void) { /* lock held */
   bool left;
   for (int turns = 0; engine->bytes_under_way > MOST_UNDER_WAY && !engine->stopping;) {
-    mpg_messages_advance();
-    (void)left;
+    mpg_engine_advance(&left); /* the other side may wait for this one to receive */
     pthread_mutex_unlock(&engine->lock);
-    mpg_engine_pause(&turns);
+    mpg_engine_pause(&turns, false);
     pthread_mutex_lock(&engine->lock);
   }
 }
@@ -260,7 +267,8 @@ static mpg_status send(const mpg_transfer *t, const void *data, const char *fail
       status = mpg_message_send(t, rank, t->number + (uint64_t)rank, data, failure);
     }
   }
-  pthread_cond_signal(&engine->changed);
+  mpg_messages_advance(); /* small ones have left already */
+  if (engine->under_way) mpg_engine_wake();
 fail:
   pthread_mutex_unlock(&engine->lock);
   return status;

@@ -50,10 +50,15 @@ typedef struct mpg_engine {
   pthread_mutex_t lock;
   pthread_cond_t changed; /* there is something to do */
   pthread_t thread;
-  bool started, stopping, forked;
+  bool started, stopping, forked, asleep; /* asleep: the thread waits for `changed` */
+  _Atomic(int) workers, hosts; /* threads that wait for remote devices, and look meanwhile */
   int forking;
   mpg_message *under_way;
   size_t bytes_under_way; /* copied and not sent yet */
+  struct {
+    char *memory;
+    size_t size;
+  } spare[4]; /* memory of large data that has been sent; what is new is slow to fill */
   uint64_t sent, received, bytes_sent, bytes_received;
   mpg_peer *peers;           /* by rank */
   int64_t limit_ns, told_ns; /* how long a rank may be silent; when others were told last */
@@ -78,7 +83,9 @@ bool mpg_remote_advance(bool *left);
 bool mpg_engine_advance(bool *left);
 mpg_status mpg_engine_start(void); /* the thread, if it does not run */
 void mpg_engine_stop(void);
-void mpg_engine_pause(int *turns); /* between two looks: spins at first, then sleeps */
+/* Between two looks: spins at first, then sleeps; at once where others look already. */
+void mpg_engine_pause(int *turns, bool others);
+void mpg_engine_wake(void); /* its thread, if it sleeps */
 
 extern const mpg_backend mpg_remote_backend;
 

@@ -20,11 +20,35 @@ static mpg_engine *const engine = &mpg_the_engine;
 
 static int tag_of(uint64_t number) { return 1 + (int)(number % (uint64_t)engine->mpi.largest_tag); }
 
+enum { SPARE = sizeof engine->spare / sizeof engine->spare[0] };
+
+static char *take_memory(size_t size) {
+  for (int i = 0; i < SPARE; i++) {
+    char *memory = engine->spare[i].memory;
+    if (!memory || engine->spare[i].size != size) continue;
+    engine->spare[i].memory = NULL;
+    return memory;
+  }
+  return mpg_malloc(size);
+}
+
+static void give_back(char *memory, size_t size) {
+  int place = 0;
+  while (place < SPARE && engine->spare[place].memory) place++;
+  if (place == SPARE) { /* the oldest goes */
+    mpg_free(engine->spare[0].memory);
+    for (int i = 1; i < SPARE; i++) engine->spare[i - 1] = engine->spare[i];
+    place = SPARE - 1;
+  }
+  engine->spare[place].memory = memory;
+  engine->spare[place].size = size;
+}
+
 void mpg_message_free(mpg_message *message) {
   if (!message || message->num_tested < message->num_requests) return; /* MPI has it still: kept */
   if (message->sends) engine->bytes_under_way -= message->buffer_size + message->transfer.size;
   mpg_free(message->buffer);
-  if (message->sends) mpg_free(message->data);
+  if (message->sends && message->data) give_back(message->data, message->transfer.size);
   mpg_free(message->requests);
   mpg_free(message);
 }
@@ -103,7 +127,7 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
   } else if (small) {
     memcpy(m->buffer + MPG_HEADER, data, small);
   } else if (size) {
-    m->data = mpg_malloc(size);
+    m->data = take_memory(size);
     if (!m->data) MPG_GOTO(mpg_out_of_host_memory(size));
     memcpy(m->data, data, size);
   }

@@ -86,7 +86,7 @@ static void remote_publish(mpg_device *device) {
   remote_state *state = device->backend_state;
   pthread_mutex_lock(&engine->lock);
   while (state->enqueued.first) append(&state->published, take_first(&state->enqueued));
-  pthread_cond_signal(&engine->changed);
+  mpg_engine_wake();
   pthread_mutex_unlock(&engine->lock);
 }
 
@@ -133,7 +133,10 @@ bool mpg_remote_advance(bool *left) {
 
 static bool remote_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
   int64_t end = mpg_clock_ns() + timeout_ns;
-  for (int turns = 0; !mpg_tick_reached(device, tick);) {
+  bool worker = mpg_worker_device() != NULL, reached;
+  _Atomic(int) *count = worker ? &engine->workers : &engine->hosts;
+  atomic_fetch_add(count, 1);
+  for (int turns = 0; !(reached = mpg_tick_reached(device, tick));) {
     bool left, moved = false;
     if (pthread_mutex_trylock(&engine->lock) == 0) {
       moved = mpg_engine_advance(&left);
@@ -143,10 +146,11 @@ static bool remote_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
       turns = 0;
       continue;
     }
-    if (mpg_clock_ns() > end) return mpg_tick_reached(device, tick);
-    mpg_engine_pause(&turns);
+    if (mpg_clock_ns() > end) break;
+    mpg_engine_pause(&turns, !worker && atomic_load(&engine->workers));
   }
-  return true;
+  atomic_fetch_sub(count, 1);
+  return reached || mpg_tick_reached(device, tick);
 }
 
 static bool remote_run_wait(mpg_run *run, mpg_point point) {
