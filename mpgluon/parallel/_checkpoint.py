@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import autograd, ndarray as nd, random
-from .._core import dtype_name
+from .. import _ranks, autograd, ndarray as nd, random
+from .._core import NotSupportedError, dtype_name
 from ..base import MXNetError, itemsize
 from ..gluon._tree import parameters_by_path
 from ..gluon.trainer import describe_states, loss_scaling, take_over_states
@@ -235,6 +235,13 @@ def save(
         former.wait()
     with autograd.pause():
         parts, index = _describe(net, trainer)
+        if _ranks.count() > 1:
+            if gather:
+                raise NotSupportedError(
+                    "save: gather=True needs the arrays of all ranks on one; load the checkpoint "
+                    "in one process and save it there, or leave gather out"
+                )
+            background = False  # all ranks take part in the end of it
         if background:
             parts = [_copied(part) for part in parts]
         else:
@@ -380,13 +387,14 @@ def _bar(total, progress, text):
 def _write(directory, parts, index, gather, progress):
     os.makedirs(directory, exist_ok=True)
     former = os.path.join(directory, _INDEX)
-    generation = _generation(former) + 1
+    first = _ranks.own() == 0  # it decides for all
+    generation = _ranks.join({0: _generation(former) + 1} if first else {})[0]
     if gather:
         parts = _whole(parts)
     shards = {}
     for part in parts:
         shards.setdefault(part.device, []).append(part)
-    described, arrays = [], {}
+    described, arrays, files, written = [], {}, [], {}  # written: by number of the shard
     sizes = {
         id(part): int(np.prod(_shape_of(part), dtype=np.int64)) * itemsize(part.dtype)
         for part in parts
@@ -400,13 +408,19 @@ def _write(directory, parts, index, gather, progress):
                 else f"{part.name}:{part.where.axis}:{part.where.ranges[0][0]}"
                 for part in own
             ]
-            size, header, sums = _safetensors.write(
-                os.path.join(directory, name),
-                [(key, part.dtype, _shape_of(part), part.read) for key, part in zip(keys, own)],
-                bar.update,
-            )
+            if _owner(device) == _ranks.own():
+                written[number] = _safetensors.write(
+                    os.path.join(directory, name),
+                    [(key, part.dtype, _shape_of(part), part.read) for key, part in zip(keys, own)],
+                    bar.update,
+                )
+            files.append((name, str(device), keys, own))
+        _sync(directory)  # the files' names, before the index that tells of them
+        written = _ranks.join(written)
+        for number, (name, device, keys, own) in enumerate(files):
+            size, header, sums = written[number]
             described.append(
-                {"file": name, "device": str(device), "bytes": size, "header_crc32": header}
+                {"file": name, "device": device, "bytes": size, "header_crc32": header}
             )
             for key, part, total in zip(keys, own, sums):
                 axis, ranges = part.where or (None, [])
@@ -427,14 +441,23 @@ def _write(directory, parts, index, gather, progress):
     text = json.dumps(
         {**index, "generation": generation, "shards": described, "arrays": arrays}, indent=1
     )
-    _sync(directory)  # the files' names, before the index that tells of them
+    if first:
+        _commit(directory, former, text, {shard["file"] for shard in described})
+    _ranks.join({})  # then it is there, for all
+
+
+def _owner(device):
+    """The rank that writes the arrays on a device."""
+    return getattr(device, "rank", None) or 0  # without one: arrays put together, in one process
+
+
+def _commit(directory, former, text, current):
     with open(former + ".new", "w") as file:
         file.write(text[:-2] + f',\n "crc32": {zlib.crc32(text.encode())}\n}}\n')
         file.flush()
         os.fsync(file.fileno())
     os.replace(former + ".new", former)
     _sync(directory)
-    current = {shard["file"] for shard in described}
     for name in os.listdir(directory):
         if _FILES.fullmatch(name) and name not in current:
             os.remove(os.path.join(directory, name))

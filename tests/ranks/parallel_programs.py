@@ -1,5 +1,8 @@
 """More programs, with the ways of training in parallel; see programs.py, which runs them."""
 
+import os
+import tempfile
+
 import numpy as np
 
 import mpgluon as mx
@@ -198,3 +201,35 @@ def replicas_and_stages(devices):
 @program
 def mesh_of_three(devices):
     return replicated(devices, {"data": 2, "model": 2}, shard_updates=True)
+
+
+@program
+def checkpoint(devices):
+    """Saved in the middle: each rank writes its devices' files; then loaded into another network.
+    All ranks are on one machine."""
+
+    def make():
+        mx.random.seed(3)
+        net = Transformer(devices)
+        net.hybridize()
+        return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-2})
+
+    def steps(net, trainer, numbers):
+        kept = []
+        for i in numbers:
+            with autograd.record():
+                loss = LOSS(net(inputs(i, (8, 3, 16), devices[0])), labels(8, 5, devices[-1]))
+            loss.backward()
+            trainer.step(8)
+            kept.append(loss)
+        return kept
+
+    folder = os.environ.get("CHECKPOINTS") or tempfile.mkdtemp()
+    net, trainer = make()
+    first = steps(net, trainer, [0, 1])
+    par.save(folder, net, trainer, position={"batch": 2}, background=True).wait()
+    after = steps(net, trainer, [2, 3])
+    other, its = make()
+    found = par.load(folder, other, its)
+    again = steps(other, its, range(found["position"]["batch"], 4))
+    return [*first, *after, *again, *values(net), *values(other)]

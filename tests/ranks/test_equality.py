@@ -10,9 +10,9 @@ pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launch
 PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs.py")
 
 
-def bits_of(count):
+def bits_of(count, folder):
     """What each rank has printed: {program: bits}."""
-    done = launching.run(count, PROGRAMS)
+    done = launching.run(count, PROGRAMS, CHECKPOINTS=str(folder))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
     assert sorted(line["rank"] for line in lines) == list(range(count)), done.stdout
@@ -20,13 +20,13 @@ def bits_of(count):
 
 
 @pytest.fixture(scope="module")
-def alone():
-    return bits_of(1)[0]
+def alone(tmp_path_factory):
+    return bits_of(1, tmp_path_factory.mktemp("alone"))[0]
 
 
 @pytest.mark.parametrize("count", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_give_the_bits_of_one_process(alone, count):
-    for found in bits_of(count):
+def test_ranks_give_the_bits_of_one_process(alone, count, tmp_path):
+    for found in bits_of(count, tmp_path):
         assert found.keys() == alone.keys()
         assert {
             name: (bits, alone[name]) for name, bits in found.items() if bits != alone[name]
