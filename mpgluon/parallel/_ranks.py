@@ -49,6 +49,10 @@ def barrier() -> None:
     ------
     MXNetError
         If the ranks have queued different transfers so far: they run different programs.
+
+    Examples
+    --------
+    >>> mx.parallel.barrier()
     """
     _ranks.barrier()
 
