@@ -107,6 +107,51 @@ def test_samplers():
         data.BatchSampler(data.SequentialSampler(10), 0)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_parts_of_an_order_are_the_same_batches(parts):
+    def batches(parts):
+        samplers = [data.SplitSampler(50, parts, part, batch_size=12) for part in range(parts)]
+        assert {len(sampler) for sampler in samplers} == {4}
+        return [[sum(pieces, []) for pieces in zip(*samplers, strict=True)] for _ in range(2)]
+
+    first, second = batches(parts)
+    assert (first, second) == tuple(batches(1)) and first != second
+    for epoch in (first, second):
+        assert [len(batch) for batch in epoch] == [12] * 4 and len(set(sum(epoch, []))) == 48
+    later = data.SplitSampler(50, 1, 0, batch_size=12)
+    later.set_epoch(1)
+    assert list(later) == second
+    whole = data.DataLoader(
+        data.SimpleDataset(list(range(50))), batch_sampler=data.SplitSampler(50, 1, 0, 12)
+    )
+    assert [batch.asnumpy().tolist() for batch in whole] == first
+
+
+def test_parts_without_batches():
+    parts = [list(data.SplitSampler(11, 3, part, seed=5)) for part in range(3)]
+    assert [len(part) for part in parts] == [3] * 3 and len(set(sum(parts, []))) == 9
+    assert parts != [list(data.SplitSampler(11, 3, part, seed=6)) for part in range(3)]
+    assert list(data.SplitSampler(5, 2, 1, shuffle=False)) == [2, 3]
+    assert list(data.SplitSampler(3, shuffle=False)) == [0, 1, 2]  # one process: one part
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((10, 2, 2), "part_index is 0 to 1 of 2 parts, not 2"),
+        ((10, 2, -1), "not -1"),
+        ((10, 0, 0), "part_index"),
+        ((10, 3, 0, 8), "8 samples can't be divided into 3 equal parts"),
+        ((10, 2, 0, 0), "0 samples"),
+        ((10, 2, 0, 12), "10 samples are less than a batch of 12"),
+        ((2, 3, 0), "2 samples are less than the 3 parts"),
+    ],
+)
+def test_parts_that_there_are_not(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        data.SplitSampler(*arguments)
+
+
 # --- Batches ---
 
 

@@ -10,6 +10,7 @@ from .sampler import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    SplitSampler,
 )
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Sampler",
     "SequentialSampler",
     "SimpleDataset",
+    "SplitSampler",
     "default_batchify_fn",
     "default_mp_batchify_fn",
     "vision",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ... import _ranks
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -18,6 +20,7 @@ __all__ = [
     "FilterSampler",
     "BatchSampler",
     "IntervalSampler",
+    "SplitSampler",
 ]
 
 
@@ -192,3 +195,97 @@ class IntervalSampler(Sampler):
 
     def __len__(self) -> int:
         return self._length if self._rollover else -(-self._length // self._interval)
+
+
+class SplitSampler(Sampler):
+    """One of several parts of an order of 0 to `length` - 1: what this rank has of each batch.
+
+    The order is one for all parts, and so are the batches: whatever the number of parts, the parts
+    of the n-th batch together are the same samples, in the order of the parts. Every part has as
+    many batches. For ``DataLoader(data, batch_sampler=SplitSampler(...))`` with `batch_size`;
+    without it the order is cut into contiguous parts of equal size, and the sampler gives numbers
+    (``DataLoader(data, batch_size, sampler=SplitSampler(...))``).
+
+    Parameters
+    ----------
+    length : int
+        How many samples there are.
+    num_parts, part_index : int, optional
+        The number of parts and the part, from 0. By default the number of ranks and this process's
+        rank.
+    batch_size : int, optional
+        Samples of a batch of all parts together; a multiple of `num_parts`. What is left over
+        behind the last whole batch is left out.
+    shuffle : bool, default True
+        Whether each iteration has another order.
+    seed : int, default 0
+        Fixes the orders, together with the number of the iteration.
+
+    Raises
+    ------
+    ValueError
+        If there is no such part, or a batch or the samples can't be divided into so many parts.
+
+    Examples
+    --------
+    >>> parts = [gluon.data.SplitSampler(9, 2, part, 4, shuffle=False) for part in range(2)]
+    >>> [list(part) for part in parts]
+    [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    """
+
+    def __init__(
+        self,
+        length: int,
+        num_parts: int | None = None,
+        part_index: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        num_parts = _ranks.count() if num_parts is None else num_parts
+        part_index = _ranks.own() if part_index is None else part_index
+        if not 0 <= part_index < num_parts:
+            raise ValueError(
+                f"part_index is 0 to {num_parts - 1} of {num_parts} parts, not {part_index}"
+            )
+        if batch_size is not None and (batch_size < 1 or batch_size % num_parts):
+            raise ValueError(
+                f"a batch of {batch_size} samples can't be divided into {num_parts} equal parts"
+            )
+        if length < (batch_size or num_parts):
+            raise ValueError(
+                f"{length} samples are less than "
+                + (f"a batch of {batch_size}" if batch_size else f"the {num_parts} parts")
+            )
+        self._length = length
+        self._num_parts = num_parts
+        self._part_index = part_index
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._iteration = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._length}, num_parts={self._num_parts}, "
+            f"part_index={self._part_index}, batch_size={self._batch_size})"
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration has the order of this number; for going on after a checkpoint."""
+        self._iteration = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = np.arange(self._length)
+        if self._shuffle:
+            np.random.Generator(np.random.Philox(key=[self._seed, self._iteration])).shuffle(order)
+        self._iteration += 1
+        size = (self._batch_size or self._length) // self._num_parts
+        begin = self._part_index * size
+        if self._batch_size is None:
+            return iter(order[begin : begin + size].tolist())
+        batches = order[: len(self) * self._batch_size].reshape((-1, self._batch_size))
+        return iter(batches[:, begin : begin + size].tolist())
+
+    def __len__(self) -> int:
+        return self._length // (self._batch_size or self._num_parts)
