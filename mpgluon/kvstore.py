@@ -1,9 +1,9 @@
 """`KVStore`: values by key, into which devices push and from which they pull.
 
-Everything happens in one process: what several devices push under a key is summed on the device
-where the value lies, in the order in which it is given, and replaces the value, or goes through an
-updater with it. `Trainer` and `Module` sum and update by themselves, in the same order; a store is
-for programs that call it.
+What several devices push under a key is summed on the device where the value lies, in the order in
+which it is given, and replaces the value, or goes through an updater with it; in one process, or
+('dist_sync') in all processes that ``mpirun`` has started. `Trainer` and `Module` sum and update by
+themselves, in the same order; a store is for programs that call it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _KINDS = (
     "device",
     "nccl",
 )
+_OF_RANKS = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 _SPANNING = ("dist", "p3", "horovod", "byteps")
 
 
@@ -43,6 +44,7 @@ class KVStoreBase:
 
     OPTIMIZER = "optimizer"
     kv_registry: ClassVar[dict[str, Any]] = {}
+    spans_ranks = False  # whether values are of all ranks together
 
     @staticmethod
     def register(klass: Class) -> Class:
@@ -168,9 +170,11 @@ class KVStore(KVStoreBase):
 
     def init(self, key: Keys, value: Values) -> None:
         """Gives keys their first values, by copies that lie where the arrays do; each key once."""
-        for one, arrays in _pairs(key, value, "init"):
+        pairs = _pairs(key, value, "init")
+        for one, _ in pairs:
             self._check_key(one, True)
-            self._values[one] = arrays[0].copy()
+        values = self._first_values([arrays[0] for _, arrays in pairs])
+        self._values.update(zip((one for one, _ in pairs), values))
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
         """Sums what devices give for a key and puts it in place of the value, or lets the updater
@@ -185,6 +189,7 @@ class KVStore(KVStoreBase):
         priority : int
             Accepted as in MXNet.
         """
+        keys, totals = [], []
         for one, arrays in _pairs(key, value, "push"):
             self._check_key(one, False)
             stored = self._values[one]
@@ -193,11 +198,21 @@ class KVStore(KVStoreBase):
                     f"push: the value of {one!r} has the shape {stored.shape}, pushed is "
                     f"{[array.shape for array in arrays]}"
                 )
-            total = _sum(arrays, stored.context)
+            keys.append(one)
+            totals.append(_sum(arrays, stored.context))
+        for one, total in zip(keys, self._sums(keys, totals)):
             if self._updater is None:
                 self._values[one] = total
             else:
-                self._updater(one, total, stored)
+                self._updater(one, total, self._values[one])
+
+    def _first_values(self, arrays):
+        """Copies of the arrays, for `init`."""
+        return [array.copy() for array in arrays]
+
+    def _sums(self, keys, arrays):
+        """The sums to push for the keys, of which this process has the arrays."""
+        return arrays
 
     def pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True
@@ -358,8 +373,17 @@ class KVStoreServer:
 
 def check_name(name: str) -> None:
     """MXNetError for a name of which there is no store."""
-    if name.lower() not in KVStoreBase.kv_registry and name.lower() not in _KINDS:
+    if name.lower() not in (*KVStoreBase.kv_registry, *_KINDS, *_OF_RANKS):
         create(name)
+
+
+def is_of_ranks(store: Any) -> bool:
+    """Whether a store, or that of a name, has its values on all ranks."""
+    return (
+        store.lower() in _OF_RANKS
+        if isinstance(store, str)
+        else bool(isinstance(store, KVStoreBase) and store.spans_ranks)
+    )
 
 
 def show(store: KVStore, updater: Any, values: Any) -> None:
@@ -368,8 +392,8 @@ def show(store: KVStore, updater: Any, values: Any) -> None:
 
 
 def create(name: str = "local") -> KVStoreBase | Any:
-    """A store: 'local', 'device' and their relatives, or one that was registered. MXNetError for
-    those that span machines.
+    """A store: 'local', 'device' and their relatives; 'dist_sync' and its relatives, of all ranks
+    together (``mpirun``); or one that was registered. MXNetError for others that span machines.
 
     Examples
     --------
@@ -383,12 +407,16 @@ def create(name: str = "local") -> KVStoreBase | Any:
         return KVStoreBase.kv_registry[kind]()
     if kind in _KINDS:
         return KVStore(name)
+    if kind in _OF_RANKS:
+        from ._ranks.store import DistKVStore
+
+        return DistKVStore(name)
     if kind.startswith(_SPANNING):
         raise MXNetError(
-            f"create: the store {name!r} spans machines, which this package does not; there are "
-            f"{', '.join(_KINDS)}"
+            f"create: there is no store {name!r}, as there are no servers: over machines there is "
+            "'dist_sync', whose values all ranks have (mpirun)"
         )
-    known = (*_KINDS, *KVStoreBase.kv_registry)
+    known = (*_KINDS, *_OF_RANKS, *KVStoreBase.kv_registry)
     raise MXNetValueError(
         f"create: unknown store {name!r}{near(name, known)}; there are {', '.join(known)}"
     )

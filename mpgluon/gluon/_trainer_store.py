@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from .. import kvstore as kvstores
+from .. import kvstore as kvstores, ndarray as nd
+from .._ranks.own_arrays import add_up
 from ..base import MXNetAssertionError, MXNetError
 from ..model import create_kvstore, create_sparse_kvstore
 from ..ndarray import NDArray
 from ..optimizer import Updater
+from ._values_of_ranks import take_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +97,8 @@ class TrainerStore:
                 "Trainer: kvstore is the name of a store, a store or None, not "
                 f"{type(kvstore).__name__}"
             )
-        own = isinstance(kvstore, (str, kvstores.KVStore))
+        of_ranks = kvstores.is_of_ranks(kvstore)
+        own = isinstance(kvstore, (str, kvstores.KVStore)) and not of_ranks
         if (compression_params or {}).get("type", "none") != "none" and own:
             raise ValueError("Trainer: gradient compression is not available")
         self._compression_params = compression_params
@@ -111,6 +114,7 @@ class TrainerStore:
         self._kvstore: KVStoreBase | None = None
         self._update_on_kvstore: bool | None = None
         self._called_store: Any = None  # a store of the user's class
+        self._store_of_ranks: Any = None  # a store 'dist_sync' or like it
         self._params_left = list(self._params)  # parameters that it was not given yet
 
     def _reset_kvstore(self) -> None:
@@ -134,7 +138,7 @@ class TrainerStore:
     @property
     def _params_to_init(self) -> list[Parameter]:
         """Parameters that the store does not have yet."""
-        if self._called_store is not None or not self._kv_initialized:
+        if (self._called_store or self._store_of_ranks) is not None or not self._kv_initialized:
             return self._params_left
         return [] if self._kvstore is None else [p for p in self._params if p.arrays is None]
 
@@ -180,7 +184,10 @@ class TrainerStore:
         if store is not None and self._compression_params:
             store.set_gradient_compression(self._compression_params)
         sparse = self._contains_sparse_weight or self._contains_sparse_grad
+        of_ranks = store is not None and store.spans_ranks
         called = store is not None and type(store) is not kvstores.KVStore and not sparse
+        if of_ranks:  # which keeps no copies: gradients are summed in place, and each rank updates
+            called = on_store = False
         if called and on_store:
             store.set_optimizer(self._optimizer)
         elif store is not None and not called:
@@ -188,6 +195,7 @@ class TrainerStore:
         self._kvstore = store
         self._update_on_kvstore = None if store is None else bool(on_store)
         self._called_store = store if called else None
+        self._store_of_ranks = store if of_ranks else None
         self._distributed = store is not None and "dist" in store.type
         self._check_plan()
         self._kv_initialized = True
@@ -196,6 +204,9 @@ class TrainerStore:
         """Gives the store the parameters that have their arrays now."""
         if not self._kv_initialized:
             raise MXNetAssertionError("Trainer: the kvstore is not initialized yet")
+        if self._store_of_ranks is not None:
+            self._take_first_values()
+            return
         if self._called_store is None:
             return
         left = []
@@ -207,6 +218,27 @@ class TrainerStore:
             self._called_store.broadcast(self._number(param), arrays[0], arrays)
         self._params_left = left
 
+    def _take_first_values(self) -> None:
+        """Gives the parameters the values of rank 0; those that wait for shapes are left."""
+        what = f"Trainer(kvstore={self._store_of_ranks.type!r})"
+        self._params_left = take_values(0, self._params_left, what)
+
+    def _sum_over_ranks(self, plan: Any) -> None:
+        """Sums over ranks the gradients that each rank has summed over its devices."""
+        params = [self._params[index] for index in plan.owners]
+        grads = [param.gradients[ctx] for param, ctx in zip(params, plan.owners.values())]
+        totals = self._store_of_ranks.add_up(list(plan.owners), grads)
+        for param, total in zip(params, totals):
+            for grad in param.gradients.values():
+                total.copyto(grad)
+        for index, param in plan.sparse:
+            first, *_ = grads = list(param.gradients.values())
+            fresh = add_up([nd.array([float(any(grad.fresh for grad in grads))])])[0].asscalar()
+            (total,) = self._store_of_ranks.add_up([index], [first])
+            for grad in grads:
+                grad[:] = total.as_in_context(grad.context)
+                grad.mark(bool(fresh))
+
     def _number(self, parameter: Parameter) -> int:
         return next(index for index, one in enumerate(self._params) if one is parameter)
 
@@ -214,7 +246,7 @@ class TrainerStore:
         """Behind it there is a store, where there is to be one."""
         if not self._kv_initialized:
             self._init_kvstore(update)
-        if self._called_store is not None and self._params_left:
+        if self._params_left and (self._called_store or self._store_of_ranks) is not None:
             self._init_params()
 
     def _refuse_on_store(self, method: str) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, autograd, ndarray as nd, optimizer as opt
+from .. import _core, autograd, kvstore as kvstores, ndarray as nd, optimizer as opt
 from .._hints import TRAINER, absent, present
 from ..base import MXNetAssertionError, MXNetError, counted
 from ..optimizer._lazy import sum_rows
@@ -52,11 +52,13 @@ class Trainer(TrainerStore):
         The optimizer, or its name, such as ``'adam'``.
     optimizer_params : dict, optional
         For making the optimizer: ``{'learning_rate': 0.1}``.
-    kvstore : {'device', 'local', 'nccl', None} or KVStoreBase, default 'device'
-        Within one process all names mean the same sum. A store of your own class is called for
-        each parameter.
+    kvstore : {'device', 'local', 'nccl', 'dist_sync', None} or KVStoreBase, default 'device'
+        Within one process all names mean the same sum. 'dist_sync' and 'dist_device_sync': each
+        rank (``mpirun``) has a copy of all parameters on its own devices, which begins with rank
+        0's values; gradients are summed over ranks, too, in place, whatever `update_on_kvstore`
+        says. A store of your own class is called for each parameter.
     compression_params : dict, optional
-        For a store of your own; others do not compress.
+        For 'dist_sync', ``{'type': '2bit', 'threshold': 0.5}``; and for a store of your own.
     update_on_kvstore : bool, optional
         True: `step` sums apart, updates each replicated parameter on one device and copies it to
         the others; gradients stay as backward has left them, and `allreduce_grads` and `update`
@@ -160,6 +162,8 @@ class Trainer(TrainerStore):
         self._scale = self._optimizer.rescale_grad
         self._by_device = {}  # device -> updater, which holds the states of the copies there
         self._loaded = {}  # loaded states that are not where they are needed yet: index -> state
+        if kvstores.is_of_ranks(kvstore):
+            self._ready()  # all ranks begin with the values of rank 0
 
     def _init_optimizer(self, optimizer, optimizer_params):
         by_index = dict(enumerate(self._params))
@@ -327,7 +331,8 @@ class Trainer(TrainerStore):
 
     def _allreduce_grads(self):
         plan = self._current_plan()
-        if not plan.buckets and not plan.sparse and self._called_store is None:
+        by_itself = self._called_store is None and self._store_of_ranks is None
+        if not plan.buckets and not plan.sparse and by_itself:
             return
         with autograd.pause():
             if self._called_store is not None:
@@ -337,6 +342,8 @@ class Trainer(TrainerStore):
                 bucket.sum(everywhere=not self._at_home())
             for _, param in plan.sparse:
                 sum_rows(list(param.gradients.values()))
+            if self._store_of_ranks is not None:
+                self._sum_over_ranks(plan)
 
     def _clip(self, plan):
         """Scales the gradients that are about to be used."""

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import _core, kvstore as kvstores, ndarray as nd, optimizer as optimizers
+from .._ranks.store import broadcast_values, sums_over_ranks
 from ..base import MXNetError, itemsize
 from ..context import Context, cpu, current_context
 from ..executor import changes_to_copy, release
@@ -533,8 +534,14 @@ class Module(BaseModule):
                 f"{type(kvstore).__name__}"
             )
         names = dict(enumerate(self._param_names))
+        of_ranks = kvstores.is_of_ranks(store)
+        if of_ranks:
+            broadcast_values(0, [self._execs[0].arg_dict[name] for name in self._param_names])
+            vars(self).update(_params_dirty=True, _replicas_behind=len(self._execs) > 1)
+            self._replicate()
         if isinstance(optimizer, str):
-            params = {"rescale_grad": 1.0 / self._batch_size, **dict(optimizer_params)}
+            batch = self._batch_size * (store.num_workers if of_ranks else 1)
+            params = {"rescale_grad": 1.0 / batch, **dict(optimizer_params)}
             optimizer = optimizers.create(
                 optimizer, sym=self._symbol, param_idx2name=names, **params
             )
@@ -545,7 +552,7 @@ class Module(BaseModule):
         updater = optimizers.get_updater(optimizer)
         # `update` does what pushing and pulling would, in one call for all parameters of a device;
         # the store is there to be asked.
-        store = store if len(self._context) > 1 or not isinstance(kvstore, str) else None
+        store = store if len(self._context) > 1 or of_ranks or store is kvstore else None
         if isinstance(store, kvstores.KVStore):
             kvstores.set_updater(store, updater)
         vars(self).update(
@@ -678,6 +685,7 @@ class Module(BaseModule):
             for other in gradients[1:]:
                 grad = grad + other[name].as_in_context(grad.context)
             groups.setdefault(grad.context, []).append((name, grad, arguments[0][name]))
+        groups = sums_over_ranks(self._kvstore, groups)
         self._replicas_behind = len(arguments) > 1
         for group in groups.values():
             self._updater(*[list(part) for part in zip(*group)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from . import schedules
 from ._checkpoint import Saving, load, save
+from ._data_parallel import DistributedTrainer, broadcast_parameters
 from ._gradient_clipping import clip_global_norm
 from ._mesh import Mesh
 from ._pipeline.pipeline import Pipeline
@@ -44,6 +45,7 @@ from .schedules import ScheduleError
 
 __all__ = [
     "ColumnParallelDense",
+    "DistributedTrainer",
     "HomeParameter",
     "Mesh",
     "ParallelConv2D",
@@ -68,6 +70,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "broadcast_parameters",
     "check_against_single_device",
     "clip_global_norm",
     "fetch",

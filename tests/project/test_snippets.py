@@ -149,6 +149,9 @@ def test_parallel(tmp_path, monkeypatch, capsys):
     def planned():
         return ready(chain(8, 16, 12, 4))
 
+    def replicated():
+        return ready(chain(8, 4), dataset=dataset())
+
     def synchronised():
         net = nn.HybridSequential()
         net.add(nn.Dense(4), gluon.contrib.nn.SyncBatchNorm(num_devices=2))
@@ -165,6 +168,7 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         lambda: ready(chain(8, 4), scaler=1024.0),
         staged,
         lambda: names(Attention()),
+        replicated,
         planned,
     ]
     results = run("docs/parallel.md", given, tmp_path, monkeypatch, capsys)
@@ -175,6 +179,7 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         (saved, _),
         (pipelined, report),
         (split, _),
+        (replica, _),
         (plan, printed),
     ) = results
     text = re.sub(r"'resnet.*'", "'resnetv10'", where)
@@ -197,7 +202,19 @@ def test_parallel(tmp_path, monkeypatch, capsys):
     )
     kinds = [type(child).__name__ for child in split["net"]._children.values()]
     assert kinds == ["VocabParallelEmbedding", "ColumnParallelDense", "RowParallelDense"]
+    assert [x.shape for x, _ in replica["data"]] == [(256, 8)] * 2
     assert "measured" in printed and "predicted" in printed
+
+
+def dataset():
+    return gluon.data.ArrayDataset(nd.ones((600, 8)), nd.zeros(600))
+
+
+def test_horovod(tmp_path, monkeypatch, capsys):
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+    given = [lambda: names(chain(8, 4), dataset=dataset(), loss_of=loss_of)]
+    ((trained, _),) = run("docs/horovod.md", given, tmp_path, monkeypatch, capsys)
+    assert trained["trainer"].optimizer.num_update == 2
 
 
 def test_onnx(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,120 @@
+"""Data-parallel training over ranks by Horovod's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .. import _ranks
+from .._core import NDArray
+from .._ranks.own_arrays import check_own
+from .._ranks.store import broadcast_values
+from ..base import MXNetError
+from ..gluon._values_of_ranks import take_values
+from ..gluon.block import Block
+from ..gluon.parameter import Parameter, ParameterDict
+from ..gluon.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..optimizer.optimizer import Optimizer
+
+__all__ = ["DistributedTrainer", "broadcast_parameters"]
+
+
+class DistributedTrainer(Trainer):
+    """A trainer of a network of which each rank has a copy on its own devices, and trains it on
+    its own part of the data: gradients are averaged over ranks.
+
+    It is ``Trainer(kvstore='dist_sync')``, but that `step` divides by the number of ranks, too:
+    give it the batch size of this rank. The network begins with rank 0's values.
+
+    Parameters
+    ----------
+    params : Block, ParameterDict, or dict or list of Parameter
+        The parameters to update.
+    optimizer : str or Optimizer
+        The optimizer, or its name.
+    optimizer_params : dict, optional
+        For making the optimizer.
+    **options
+        As for `gluon.Trainer`, without `kvstore`.
+
+    Raises
+    ------
+    MXNetError
+        If a parameter is on a device that names a rank.
+
+    Examples
+    --------
+    >>> net = nn.Dense(1, in_units=2)
+    >>> net.initialize("ones")
+    >>> mx.parallel.broadcast_parameters(net.collect_params())
+    >>> trainer = mx.parallel.DistributedTrainer(net.collect_params(), "sgd")
+    >>> with mx.autograd.record():
+    ...     loss = net(nd.ones((4, 2)))
+    ...
+    >>> loss.backward()
+    >>> trainer.step(batch_size=4)
+    """
+
+    def __init__(
+        self,
+        params: Block | ParameterDict | Mapping[str, Parameter] | Sequence[Parameter],
+        optimizer: str | Optimizer,
+        optimizer_params: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        if "kvstore" in options:
+            raise TypeError("DistributedTrainer: its kvstore is 'dist_sync'; there is no other")
+        super().__init__(params, optimizer, optimizer_params, kvstore="dist_sync", **options)
+        self._scale /= _ranks.count()
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
+    """Gives all ranks the values that one of them has. All ranks call it.
+
+    Parameters
+    ----------
+    params : Block, ParameterDict, or dict of Parameter or of NDArray
+        On the ranks' own devices. Parameters that wait for their shapes will be initialized alike.
+    root_rank : int, default 0
+        The rank.
+
+    Raises
+    ------
+    TypeError
+        When `params` are no such things.
+    MXNetError
+        If there is no such rank, a parameter is not initialized or on a device that names a rank.
+
+    Examples
+    --------
+    >>> values = {"a": nd.ones(2)}
+    >>> mx.parallel.broadcast_parameters(values)
+    """
+    if not 0 <= root_rank < _ranks.count():
+        raise MXNetError(
+            f"broadcast_parameters: there is no rank {root_rank}; there are {_ranks.count()}"
+        )
+    if isinstance(params, Block):
+        params = params.collect_params()
+    if not isinstance(params, (Mapping, ParameterDict)):
+        raise TypeError(
+            "broadcast_parameters: takes a Block, a ParameterDict, or a dict of Parameters or "
+            f"NDArrays, not {type(params).__name__}"
+        )
+    values = [params[name] for name in sorted(params.keys())]
+    for value in values:
+        if not isinstance(value, (Parameter, NDArray)):
+            raise TypeError(
+                f"broadcast_parameters: takes Parameters and NDArrays, not {type(value).__name__}"
+            )
+    arrays = [value for value in values if isinstance(value, NDArray)]
+    for array in arrays:
+        check_own(array, "broadcast_parameters")
+    broadcast_values(root_rank, arrays)
+    found = [value for value in values if isinstance(value, Parameter)]
+    take_values(root_rank, found, "broadcast_parameters")

@@ -1,0 +1,56 @@
+"""Kvstores of ranks, and training by them."""
+
+import json
+import os
+
+import launching
+import pytest
+
+pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def bits_of(count, parts):
+    """The bits of each program, by rank."""
+    done = launching.run(count, os.path.join(HERE, "data_parallel.py"), str(parts))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
+    return [
+        {line["program"]: line["bits"] for line in lines if line["rank"] == rank}
+        for rank in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_train_with_the_bits_of_replicas(count):
+    (alone,) = bits_of(1, count)
+    assert len(alone) >= 5 and len(set(alone.values())) == len(alone)
+    assert bits_of(count, count) == [alone] * count
+
+
+def test_calls_of_stores():
+    programs = ["push", "order", "optimizer", "rows", "compressed", "wrong"]
+    done = launching.run(3, os.path.join(HERE, "kvstore_calls.py"), *programs)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    for rank in range(3):
+        for name in programs:
+            assert f"rank {rank}: {name} done" in done.stdout
+
+
+def test_ranks_that_push_different_arrays():
+    done = launching.run(2, os.path.join(HERE, "kvstore_calls.py"), "differs")
+    assert done.returncode != 0
+    assert "the ranks run different programs" in done.stderr and "20 bytes" in done.stderr
+
+
+def test_without_mpi(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('no MPI here')")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import mpgluon as mx\n"
+        "mx.kv.create('dist_sync')\n"
+    )
+    done = launching.run(1, str(script), PMI_RANK="0")
+    assert done.returncode != 0
+    assert "pip install mpgluon[mpi]" in done.stderr and "no MPI here" in done.stderr
