@@ -413,8 +413,9 @@ def create(name: str = "local") -> KVStoreBase | Any:
         return DistKVStore(name)
     if kind.startswith(_SPANNING):
         raise MXNetError(
-            f"create: there is no store {name!r}, as there are no servers: over machines there is "
-            "'dist_sync', whose values all ranks have (mpirun)"
+            f"create: there is no store {name!r}"
+            + (", as there are no servers" if kind.startswith(("dist", "p3")) else "")
+            + ": over machines there is 'dist_sync', whose values all ranks have (mpirun)"
         )
     known = (*_KINDS, *_OF_RANKS, *KVStoreBase.kv_registry)
     raise MXNetValueError(

@@ -59,7 +59,7 @@ _KEYS = (
 
 
 def set_kvstore_handle(handle: Any) -> None:
-    """Takes the handle of a store that spans machines, of which there is none: nothing to do.
+    """Takes the handle of a store with servers, of which there is none: nothing to do.
 
     Examples
     --------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from . import _core
 
 __all__ = ["Feature", "Features", "feature_list"]
@@ -66,7 +68,7 @@ def _features():
         "OPENCV": False,
         "CAFFE": False,
         "PROFILER": True,
-        "DIST_KVSTORE": False,
+        "DIST_KVSTORE": importlib.util.find_spec("mpi4py") is not None,
         "CXX14": False,
         "INT64_TENSOR_SIZE": True,
         "SIGNAL_HANDLER": False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import _ranks, autograd, ndarray as nd
+from .. import _core, _ranks, autograd, ndarray as nd
 from .._core import NDArray, dtype_name
 from ..base import MXNetError
 from ..kvstore import KVStore
@@ -138,8 +138,8 @@ class DistKVStore(KVStore):
 
 def broadcast_values(rank: int, arrays: list[NDArray]) -> None:
     """Writes what that rank has in the arrays into those of all ranks."""
-    for array, value in zip(arrays, own_arrays.copies_of(rank, arrays)):
-        value.copyto(array)
+    values = own_arrays.copies_of(rank, arrays)
+    _core.at_once(*[(value.copyto, array) for array, value in zip(arrays, values)])
 
 
 def sums_over_ranks(store: Any, groups: dict[Any, list[Any]]) -> dict[Any, list[Any]]:

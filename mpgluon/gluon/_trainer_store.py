@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from .. import kvstore as kvstores, ndarray as nd
+from .._core import at_once
 from .._ranks.own_arrays import add_up
 from ..base import MXNetAssertionError, MXNetError
 from ..model import create_kvstore, create_sparse_kvstore
@@ -228,9 +229,13 @@ class TrainerStore:
         params = [self._params[index] for index in plan.owners]
         grads = [param.gradients[ctx] for param, ctx in zip(params, plan.owners.values())]
         totals = self._store_of_ranks.add_up(list(plan.owners), grads)
-        for param, total in zip(params, totals):
-            for grad in param.gradients.values():
-                total.copyto(grad)
+        at_once(
+            *[
+                (total.copyto, grad)
+                for param, total in zip(params, totals)
+                for grad in param.gradients.values()
+            ]
+        )
         for index, param in plan.sparse:
             first, *_ = grads = list(param.gradients.values())
             fresh = add_up([nd.array([float(any(grad.fresh for grad in grads))])])[0].asscalar()

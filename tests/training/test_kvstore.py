@@ -95,6 +95,7 @@ def test_errors():
         (lambda: store.row_sparse_pull("a", full(1), row_ids=full(1)), "row_sparse"),
         (lambda: store.set_gradient_compression({"type": "2bit"}), "does not compress"),
         (lambda: mx.kv.create("dist_async"), "no servers: .*'dist_sync'"),
+        (lambda: mx.kv.create("horovod"), "no store 'horovod': over machines"),
         (lambda: mx.kv.create("loca"), "unknown store"),
     ]:
         with pytest.raises(mx.MXNetError, match=message):

@@ -1,6 +1,7 @@
 """Modules that MXNet keeps for older programs, and names that packages import."""
 
 import importlib
+import importlib.util
 import sys
 import types
 
@@ -143,6 +144,8 @@ def test_names_of_small_things():
     ):
         with pytest.raises(error):
             square(2, **options)
+    found = importlib.util.find_spec("mpi4py") is not None
+    assert mx.runtime.Features().is_enabled("DIST_KVSTORE") is found
     feature = mx.runtime.Feature("A", 1)
     assert feature.name == "A" and feature.enabled is True
     with pytest.raises(AttributeError):
