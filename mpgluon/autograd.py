@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
-from . import _core
+from . import _core, _graph_breaks
 from ._core import (
     NDArray,
     backward,
@@ -132,7 +133,8 @@ class Function:
 
     ``forward(*inputs)`` computes the outputs, ``backward(*output_grads)`` gives one gradient for
     each input (None for zero). Values to keep in between go through `save_for_backward` into
-    ``saved_tensors``. An instance is called once.
+    ``saved_tensors``. An instance is called once. In a hybridized block it runs on the host,
+    between two compiled parts. Its gradient has no gradient.
 
         class Sigmoid(autograd.Function):
             def forward(self, x):
@@ -174,17 +176,57 @@ class Function:
                 f"{type(self).__name__}: an instance of autograd.Function is called only once; "
                 "make another"
             )
+        arrays = [array for array in inputs if isinstance(array, _core.NDArray)]
+        if any(array._in_trace for array in arrays):
+            return self._in_a_step(inputs, arrays)
         self._used = True
         with pause(train_mode=is_training()):
             outputs = self.forward(*inputs)
         if not is_recording():
             return outputs
         single = isinstance(outputs, _core.NDArray)
-        arrays = [array for array in inputs if isinstance(array, _core.NDArray)]
         listed = _core.record_function(
-            self._backward, arrays, [outputs] if single else list(outputs)
+            self._backward, arrays, [outputs] if single else self._listed(outputs)
         )
         return listed[0] if single else type(outputs)(listed)
+
+    def _listed(self, outputs):
+        if isinstance(outputs, (list, tuple)) and all(
+            isinstance(array, _core.NDArray) for array in outputs
+        ):
+            return list(outputs)
+        raise TypeError(
+            f"{type(self).__name__}.forward has to return an NDArray, or a list or tuple of them, "
+            f"not {type(outputs).__name__}"
+        )
+
+    def _in_a_step(self, inputs, arrays):
+        """In a hybridized block a call is a step on the host between two compiled parts. Each run
+        of the step has an instance of its own, as this one is before it is called."""
+        name = type(self).__name__
+        tracer = _graph_breaks.current()
+        if tracer is None:
+            raise _core.MXNetError(
+                f"{name}: a Function runs Python code on values, which is not possible in this "
+                "trace"
+            )
+
+        def run(values):
+            values = iter(values)
+            outputs = copy.copy(self)(
+                *[next(values) if isinstance(item, _core.NDArray) else item for item in inputs]
+            )
+            if isinstance(outputs, _core.NDArray):
+                return [outputs]
+            if len(self._listed(outputs)) < 2:
+                raise TypeError(
+                    f"{name}.forward: in a hybridized block return one array by itself, not in a "
+                    f"{type(outputs).__name__}"
+                )
+            return list(outputs)
+
+        results = tracer.dynamic(name, run, arrays)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _backward(self, *output_grads):
         with pause():

@@ -469,6 +469,8 @@ class CustomCall(_graph_breaks.PythonCall):
         try:
             found = self.prop.infer_shape([list(shape or ()) for shape in args])
             groups = [[tuple(map(int, shape)) for shape in group] for group in (*found, ())[:3]]
+            if any(size < 0 for group in groups for shape in group for size in shape):
+                raise ValueError(f"a negative size in {groups}")
         except Exception as error:
             if all(map(_known, args)):
                 raise MXNetError(
@@ -641,10 +643,17 @@ def custom_array(
         if key not in names or not isinstance(given.get(key), nd.NDArray):
             raise TypeError(
                 f"Custom: the inputs of {op_type!r} are the NDArrays {', '.join(names)}; {key!r} "
-                f"is {'none of them' if key not in names else 'missing'}"
+                f"is {_said_of(key, names, given)}"
             )
     outputs = call.run([given[key] for key in names])
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _said_of(key, names, given):
+    """Why it is no input."""
+    if key not in names:
+        return "none of them"
+    return f"a {type(given[key]).__name__}" if key in given else "missing"
 
 
 def custom_symbol(

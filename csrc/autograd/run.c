@@ -110,20 +110,28 @@ static mpg_status fill_zero(const mpg_graph_value *value, mpg_tensor *tensor) {
   return mpg_invoke(&call);
 }
 
-static mpg_status check_result(const mpg_tape_node *owner, const mpg_graph_value *value,
-                               const mpg_array *result, uint32_t input) {
+/* Checks a gradient that a call returned, and brings it to the input's dtype. */
+static mpg_status settle_result(const mpg_tape_node *owner, const mpg_graph_value *value,
+                                mpg_array *result, uint32_t input) {
   if (!result->tensor.storage) return MPG_OK;
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
-  if (mpg_shape_equal(&result->tensor.desc.shape, &value->desc.shape) &&
-      mpg_device_id_equal(mpg_array_device_id(result), value->device))
-    return MPG_OK;
-  return mpg_fail(MPG_ERROR,
-                  "%s: backward gave input %u a gradient of shape %s on %s, but the input has "
-                  "shape %s on another place or shape",
-                  owner->call->name, input,
-                  mpg_shape_text(&result->tensor.desc.shape, have, sizeof have),
-                  mpg_device_text(mpg_tensor_device(&result->tensor)),
-                  mpg_shape_text(&value->desc.shape, want, sizeof want));
+  const mpg_desc *got = &result->tensor.desc, *wanted = &value->desc;
+  if (!mpg_shape_equal(&got->shape, &wanted->shape) ||
+      !mpg_device_id_equal(mpg_array_device_id(result), value->device))
+    return mpg_fail(MPG_ERROR,
+                    "%s: backward gave input %u a gradient of shape %s on %s; the input has shape "
+                    "%s and is on %s",
+                    owner->call->name, input, mpg_shape_text(&got->shape, have, sizeof have),
+                    mpg_device_text(mpg_tensor_device(&result->tensor)),
+                    mpg_shape_text(&wanted->shape, want, sizeof want),
+                    mpg_device_id_text(value->device).text);
+  if (got->dtype == wanted->dtype) return MPG_OK;
+  const mpg_cast_params params = {.dtype = wanted->dtype};
+  mpg_array converted = {0}, *given = result;
+  MPG_TRY(mpg_call(mpg_op_get(MPG_OP_Cast), &params, &given, 1, &converted, 1, NULL));
+  mpg_array_clear(result);
+  *result = converted;
+  return MPG_OK;
 }
 
 /* result := sum + result. Recorded where gradients of gradients are wanted. */
@@ -183,7 +191,7 @@ static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool r
       bool read_on = pass->uses[value] > (pass->targets[value] ? 1u : 0u);
       bool writes = pass->targets[value] && pass->targets[value]->request == MPG_GRAD_WRITE &&
                     !targets[i].missed;
-      MPG_GOTO(check_result(owner, &graph->values[value], &results[i], i));
+      MPG_GOTO(settle_result(owner, &graph->values[value], &results[i], i));
       if (!owner->call->adds_sums) MPG_GOTO(add_sum(sums[i], &results[i]));
       if (!results[i].tensor.storage && (read_on || writes))
         MPG_GOTO(fill_zero(&graph->values[value], &results[i].tensor));

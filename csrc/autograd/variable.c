@@ -71,13 +71,17 @@ typedef struct callback_state {
   void *state;
 } callback_state;
 
+static mpg_status record_gradients(const mpg_tape_node *node, mpg_array *const *out_grads,
+                                   mpg_array *in_grads);
+
 static mpg_status callback_backward(mpg_tape_node *node, mpg_array *const *out_grads,
                                     mpg_array *const *sums, const bool *needed, mpg_target *targets,
                                     mpg_array *in_grads, bool retain, bool train, bool together) {
   (void)together, (void)sums, (void)needed, (void)targets, (void)retain, (void)train;
   callback_state *self = node->state;
-  return self->callback.backward(self->state, out_grads, (int)node->num_outputs, in_grads,
-                                 (int)node->num_inputs);
+  MPG_TRY(self->callback.backward(self->state, out_grads, (int)node->num_outputs, in_grads,
+                                  (int)node->num_inputs));
+  return mpg_autograd_recording() ? record_gradients(node, out_grads, in_grads) : MPG_OK;
 }
 
 static void callback_release(void *state) {
@@ -86,22 +90,14 @@ static void callback_release(void *state) {
   mpg_free(self);
 }
 
-mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *state,
-                                        mpg_array *const *inputs, int num_inputs,
-                                        mpg_array *const *outputs, int num_outputs) {
+/* A node of a callback, which takes `state` over. */
+static mpg_status callback_node(const mpg_callback *callback, void *state, uint32_t num_inputs,
+                                uint32_t num_outputs, mpg_tape_node **result) {
   mpg_tape_node *node;
-  if (num_outputs < 1)
-    return mpg_fail(MPG_ERROR, "%s: a recorded call has at least one output", callback->name);
-  for (int i = 0; i < num_inputs + num_outputs; i++)
-    if ((i < num_inputs ? inputs[i] : outputs[i - num_inputs])->trace)
-      return mpg_fail(
-          MPG_ERROR,
-          "%s: a Python function with its own gradient cannot be part of a hybridized block",
-          callback->name);
   callback_state *self = mpg_calloc(1, sizeof *self);
   if (!self) return mpg_out_of_host_memory(sizeof *self);
-  mpg_status status = mpg_tape_new(MPG_TAPE_CALL, (uint32_t)num_inputs, (uint32_t)num_outputs,
-                                   sizeof(mpg_tape_call), &node);
+  mpg_status status =
+      mpg_tape_new(MPG_TAPE_CALL, num_inputs, num_outputs, sizeof(mpg_tape_call), &node);
   if (status != MPG_OK) {
     mpg_free(self);
     return status;
@@ -118,18 +114,76 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
   node->train = mpg_autograd_training();
   node->scope = mpg_autograd_scope();
   node->origin = mpg_host_origin();
+  *result = node;
+  return MPG_OK;
+}
+
+/* `array` is output i of `node` from now on. */
+static void set_output(mpg_tape_node *node, uint32_t i, mpg_array *array) {
+  mpg_tape_describe(node, node->num_inputs + i, &array->tensor);
+  mpg_tape_node *former = array->node;
+  mpg_array_changed(array);
+  array->node = mpg_tape_retain(node);
+  array->output = i;
+  mpg_tape_release(former);
+}
+
+mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *state,
+                                        mpg_array *const *inputs, int num_inputs,
+                                        mpg_array *const *outputs, int num_outputs) {
+  mpg_tape_node *node;
+  if (num_outputs < 1)
+    return mpg_fail(MPG_ERROR, "%s: a recorded call has at least one output", callback->name);
+  for (int i = 0; i < num_inputs + num_outputs; i++)
+    if ((i < num_inputs ? inputs[i] : outputs[i - num_inputs])->trace)
+      return mpg_fail(
+          MPG_ERROR,
+          "%s: a Python function with its own gradient cannot be part of a hybridized block",
+          callback->name);
+  MPG_TRY(callback_node(callback, state, (uint32_t)num_inputs, (uint32_t)num_outputs, &node));
   for (int i = 0; i < num_inputs; i++) {
     mpg_tape_set_edge(node, (uint32_t)i, inputs[i]);
     mpg_tape_describe(node, (uint32_t)i, &inputs[i]->tensor);
   }
-  for (int i = 0; i < num_outputs; i++) {
-    mpg_tape_describe(node, (uint32_t)(num_inputs + i), &outputs[i]->tensor);
-    mpg_tape_node *former = outputs[i]->node;
-    mpg_array_changed(outputs[i]);
-    outputs[i]->node = mpg_tape_retain(node);
-    outputs[i]->output = (uint32_t)i;
-    mpg_tape_release(former);
-  }
+  for (int i = 0; i < num_outputs; i++) set_output(node, (uint32_t)i, outputs[i]);
   mpg_tape_release(node);
+  return MPG_OK;
+}
+
+static mpg_status refuse_second_order(void *name, mpg_array *const *out_grads, int num_outputs,
+                                      mpg_array *in_grads, int num_inputs) {
+  (void)out_grads, (void)num_outputs, (void)in_grads, (void)num_inputs;
+  return mpg_fail(MPG_ERROR,
+                  "%s: the gradient that its backward computes has no gradient, because the tape "
+                  "does not see into a function of Python; compute it by ops, whose gradients can "
+                  "be differentiated again",
+                  (const char *)name);
+}
+
+static void release_name(void *name) { (void)name; }
+
+/* Puts the gradients of a call on the tape: computed, in a way that nobody knows, from the inputs
+ * of the call and the gradients of its outputs. So whoever differentiates them is told, instead of
+ * being given a part of the derivative. */
+static mpg_status record_gradients(const mpg_tape_node *node, mpg_array *const *out_grads,
+                                   mpg_array *in_grads) {
+  mpg_callback callback = {node->call->name, refuse_second_order, release_name};
+  uint32_t num_inputs = node->num_inputs, num_slots = num_inputs + node->num_outputs;
+  mpg_tape_node *made;
+  MPG_TRY(callback_node(&callback, (void *)callback.name, num_slots, num_inputs, &made));
+  for (uint32_t i = 0; i < num_slots; i++) { /* gradients are like what they are gradients of */
+    made->descs[i] = node->descs[i];
+    made->devices[i] = node->devices[i];
+    if (i >= num_inputs)
+      mpg_tape_set_edge(made, i, out_grads[i - num_inputs]);
+    else if (node->edges[i].node)
+      made->edges[i] = (mpg_tape_edge){mpg_tape_retain(node->edges[i].node), node->edges[i].output};
+  }
+  for (uint32_t i = 0; i < num_inputs; i++) {
+    made->descs[num_slots + i] = node->descs[i];
+    made->devices[num_slots + i] = node->devices[i];
+    if (in_grads[i].tensor.storage) set_output(made, i, &in_grads[i]);
+  }
+  mpg_tape_release(made);
   return MPG_OK;
 }

@@ -39,6 +39,8 @@ class CachedOp:
         from ..executor import Program
         from ..symbol._graph import entries_of, placement, topological
 
+        if not hasattr(sym, "list_inputs"):
+            raise TypeError(f"CachedOp: sym has to be a Symbol, not {type(sym).__name__}")
         dict(flags)
         self._names = sym.list_inputs()
         order = topological(entries_of(sym))

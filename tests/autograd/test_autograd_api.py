@@ -336,6 +336,117 @@ def test_function_errors():
         autograd.Function()(x)
 
 
+class Product(autograd.Function):
+    """x * y, computed where no tape sees it; `answer` makes of its gradients what is given."""
+
+    def __init__(self, answer=lambda *gradients: gradients):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x, y):
+        self.save_for_backward(x, y)
+        return nd.array(x.asnumpy() * y.asnumpy(), ctx=x.context)
+
+    def backward(self, dz):
+        x, y = self.saved_tensors
+        return self.answer(dz * y, dz * x)
+
+
+def test_the_gradient_of_a_function_has_no_gradient():
+    """It is an error, however the gradient is reached, and no part of the derivative."""
+    x, y = variable([1.0, 2.0]), variable([3.0, 4.0])
+    for compute in (
+        lambda: Product()(x, y),
+        lambda: Product()(x, y) ** 2,
+        lambda: Product()(x * y, y) + x * x,
+    ):
+        with autograd.record():
+            (g,) = autograd.grad(compute(), [x], create_graph=True)
+            total = (g * g).sum()
+        with pytest.raises(mx.MXNetError, match="Function: the gradient that its backward"):
+            total.backward()
+    with autograd.record():
+        z = variable([5.0, 6.0])
+        (g,) = autograd.grad(Product()(x, y) * z, [x], create_graph=True)
+    with pytest.raises(mx.MXNetError, match="has no gradient"):
+        autograd.grad(g, [z])
+    with autograd.record():  # by ops, beside a Function that it does not lead to
+        Product()(x, y)
+        (g,) = autograd.grad(x**3, [x], create_graph=True)
+    g.backward()
+    assert x.grad.asnumpy().tolist() == [6, 12]
+
+
+def test_gradients_of_a_function_take_the_dtype_of_the_input():
+    x, y = variable([1.0, 2.0]), variable([3.0, 4.0])
+    for dtype in ("float16", "float64", "int32"):
+        with autograd.record():
+            z = Product(lambda dx, dy: (dx.astype(dtype), dy))(x * 1, y)
+        z.backward()
+        assert x.grad.dtype == np.float32 and x.grad.asnumpy().tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "answer, match",
+    [
+        (
+            lambda dx, dy: (nd.ones((3,)), dy),
+            r"shape \(3,\) on cpu\(0\); the input has shape \(2,\)",
+        ),
+        (lambda dx, dy: (dx.as_in_context(mx.cpu(1)), dy), r"on cpu\(1\); .* is on cpu\(0\)"),
+    ],
+)
+def test_wrong_gradients_of_a_function_say_what_is_wrong(answer, match):
+    x, y = variable([1.0, 2.0]), variable([3.0, 4.0])
+    with autograd.record():
+        z = Product(answer)(x, y)
+    with pytest.raises(mx.MXNetError, match=match):
+        z.backward()
+
+
+@pytest.mark.parametrize("result", [None, 3.0, "text", {"a": nd.ones(1)}, iter([])])
+def test_wrong_results_of_a_function_name_it(result):
+    class Wrong(autograd.Function):
+        def forward(self, x):
+            return result
+
+    with autograd.record(), pytest.raises(TypeError, match="Wrong.forward has to return"):
+        Wrong()(variable([1.0]))
+
+
+class WithFunction(mx.gluon.HybridBlock):
+    """A layer before a Function and one behind it, on any devices."""
+
+    def __init__(self, ctx):
+        super().__init__()
+        self.ctx = ctx
+        self.first = mx.gluon.nn.Dense(2, in_units=2)
+        self.last = mx.gluon.nn.Dense(1, in_units=2)
+        self.first.initialize(mx.init.Constant(0.5))
+        self.last.initialize(mx.init.Constant(0.25), ctx=ctx)
+
+    def hybrid_forward(self, F, x):
+        h = self.first(x)
+        return self.last(Product()(h, F.relu(h)).as_in_context(self.ctx))
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_functions_in_hybridized_blocks(device):
+    net = WithFunction(mx.cpu(device))
+    results = []
+    for hybridize in (False, True):
+        net.hybridize(hybridize)
+        for rows in (3, 3, 2):
+            x = variable(np.arange(2.0 * rows).reshape(rows, 2))
+            with autograd.record():
+                y = net(x)
+            y.backward()
+            results.append(
+                [a.asnumpy().tolist() for a in (y, net(x), x.grad, net.first.weight.grad())]
+            )
+    assert results[:3] == results[3:]
+
+
 def test_fresh_gradient_flag():
     x = variable([1.0])
     x._fresh_grad = False

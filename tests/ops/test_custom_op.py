@@ -187,6 +187,8 @@ def test_errors():
         def infer_shape(self, in_shape):
             if self.what == "shape":
                 raise KeyError("oops")
+            if self.what == "size":
+                return in_shape, [[-1, 3]], []
             return in_shape, [in_shape[0]] * (2 if self.what == "count" else 1), []
 
         def create_operator(self, ctx, in_shapes, in_dtypes):
@@ -201,10 +203,13 @@ def test_errors():
             return Op()
 
     x = mx.nd.ones(3)
+    with pytest.raises(TypeError, match="'data' is a ndarray"):
+        mx.nd.Custom(x.asnumpy(), op_type="test_wrong")
     for what, message in [
         ("forward", "forward of 'test_wrong' failed: ValueError: bad input"),
         ("shape", "infer_shape of 'test_wrong' failed.*oops"),
         ("count", "gives 2 outputs"),
+        ("size", "infer_shape of 'test_wrong' failed.*negative"),
     ]:
         with pytest.raises(mx.MXNetError, match=message):
             mx.nd.Custom(x, op_type="test_wrong", what=what)
@@ -231,6 +236,23 @@ def test_errors():
         mx.operator.register("x")(int)
     with pytest.raises(ValueError, match="assign"):
         mx.operator.CustomOp().assign(x, "put", x)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_gradients_have_no_gradients(hybrid):
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, calls):
+            return F.Custom(F.relu(x), calls, op_type="test_power", exponent=3)[0]
+
+    net = Net()
+    net.hybridize(hybrid)
+    x = mx.nd.array([1.0, 2.0])
+    x.attach_grad()
+    with autograd.record():
+        (g,) = autograd.grad(net(x, mx.nd.zeros(1)), [x], create_graph=True)
+    assert g.asnumpy().tolist() == [3, 12]
+    with pytest.raises(mx.MXNetError, match="has no gradient"):
+        g.backward()
 
 
 def test_registered_ops():
