@@ -257,3 +257,40 @@ def test_places_compare_with_labels():
     x = nd.array(VALUES)
     assert (np.argmax(x, axis=1) == nd.array([2, 1])).asnumpy().all()
     assert "abcdef"[np.argmax(x)] == "e"
+
+
+@pytest.mark.parametrize(
+    "other, match",
+    [
+        (np.ma.array([1.0, 2.0], mask=[False, True]), "no mask"),
+        (np.array([1j, 2]), "complex128 is no operand"),
+        (np.array(["2020-01-01", "2020-01-02"], dtype="M8[D]"), "datetime64.* is no operand"),
+        (np.zeros(2, dtype=[("a", "f4")]), "is no operand"),
+    ],
+)
+def test_arrays_of_which_a_part_would_be_lost_are_no_operands(other, match):
+    x = nd.array([1, 2])
+    for function in (lambda: x + other, lambda: np.multiply(x, other), lambda: x * other):
+        with pytest.raises(mx.MXNetError, match=match):
+            function()
+    with pytest.raises(mx.MXNetError, match=match):
+        x -= other
+    for number in (1j, np.complex64(1j), np.array(1j)):
+        for function in (lambda: x + number, lambda: number + x):
+            with pytest.raises(TypeError):
+                function()
+
+
+def test_numbers_of_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    two = ml_dtypes.bfloat16(2)
+    for dtype in ("float32", "bfloat16"):
+        x = nd.array([1.5, 3], dtype=dtype)
+        x.attach_grad()
+        with autograd.record():
+            results = [x * two, two * x, nd.broadcast_mul(x, two)]
+            total = sum(results)
+        total.backward()
+        for result in results:
+            assert result.dtype is x.dtype and result.asnumpy().tolist() == [3, 6]
+        assert x.grad.asnumpy().tolist() == [6, 6]

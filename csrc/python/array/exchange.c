@@ -66,11 +66,22 @@ PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ..
   Py_XDECREF(brief);
   return NULL;
 }
+/* A number of a dtype that another package gave NumPy, such as ml_dtypes' bfloat16. */
+static bool is_foreign_number(PyObject *object) {
+  const PyNumberMethods *number = Py_TYPE(object)->tp_as_number;
+  return PyArray_IsScalar(object, Generic) && !PyArray_IsScalar(object, Flexible) &&
+         !PyArray_IsScalar(object, Datetime) && !PyArray_IsScalar(object, Number) && number &&
+         number->nb_float;
+}
 bool mpg_py_is_scalar(PyObject *object) {
-  return PyFloat_Check(object) || PyLong_Check(object) || PyArray_IsScalar(object, Number) ||
-         PyArray_IsScalar(object, Bool) ||
-         (PyArray_IsZeroDim(object) &&
-          (PyArray_ISNUMBER((PyArrayObject *)object) || PyArray_ISBOOL((PyArrayObject *)object)));
+  if (PyFloat_Check(object) || PyLong_Check(object)) return true;
+  if (PyArray_IsScalar(object, Number)) return !PyArray_IsScalar(object, ComplexFloating);
+  if (PyArray_IsScalar(object, Bool)) return true;
+  if (PyArray_IsZeroDim(object)) {
+    PyArrayObject *array = (PyArrayObject *)object;
+    return PyArray_ISBOOL(array) || (PyArray_ISNUMBER(array) && !PyArray_ISCOMPLEX(array));
+  }
+  return is_foreign_number(object);
 }
 int mpg_py_scalar(PyObject *object, double *value) {
   *value = PyFloat_AsDouble(object);
@@ -310,6 +321,25 @@ done:
   return result;
 }
 
+/* Whether the values of a NumPy array are all that it says, and real numbers; an exception where
+ * they are not: a part of it would be lost in an NDArray. */
+static bool is_plain(PyArrayObject *array, const char *what) {
+  int type = PyArray_TYPE(array);
+  bool masked = !PyArray_CheckExact(array) && PyObject_HasAttrString((PyObject *)array, "filled");
+  if (!masked && !PyTypeNum_ISCOMPLEX(type) && !PyTypeNum_ISDATETIME(type) && type != NPY_VOID)
+    return true;
+  if (masked)
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                 "%s: an NDArray has no mask, so a masked array is no operand; use "
+                 "array.filled(value), or x.asnumpy()",
+                 what);
+  else
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                 "%s: a NumPy array of %S is no operand; NDArrays hold real numbers", what,
+                 PyArray_DESCR(array));
+  return false;
+}
+
 PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *what) {
   if (mpg_py_is_array(object)) return Py_NewRef(object);
   mpg_device_id device = like ? mpg_array_device_id(like) : mpg_py_current_device();
@@ -336,6 +366,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *wh
                  Py_TYPE(object)->tp_name);
     return NULL;
   }
+  if (!is_plain((PyArrayObject *)object, what)) return NULL;
   mpg_dtype own = mpg_py_from_numpy_type(PyArray_TYPE((PyArrayObject *)object));
   if (own == MPG_DTYPE_NONE || own == MPG_FLOAT64) own = MPG_FLOAT32;
   if (like && ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) ||
