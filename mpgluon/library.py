@@ -4,6 +4,7 @@ that it is compiled with."""
 from __future__ import annotations
 
 import os
+import struct
 import sys
 
 from . import _core, ndarray as nd
@@ -11,6 +12,8 @@ from .base import MXNetError
 from .ndarray._namespaces import place
 
 __all__ = ["get_include", "load"]
+
+_ELF_64 = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 
 
 def get_include() -> str:
@@ -35,6 +38,29 @@ def _spaces(package, space):
 def _taken(name):
     space, short = place(name)
     return any(short in names for names in _spaces(nd, space))
+
+
+def _cut_off(path):
+    """Whether a segment of an ELF file of 64 bits ends behind the end of the file. The system's
+    loader maps such a segment as it is, and reading it ends the process."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(64)
+        if len(head) < 64 or head[:6] != _ELF_64:
+            return False  # the loader has an error for it
+        table, entry, count = (
+            *struct.unpack_from("<Q", head, 32),
+            *struct.unpack_from("<HH", head, 54),
+        )
+        for i in range(count):
+            file.seek(table + i * entry)
+            program_header = file.read(56)
+            if len(program_header) < 56:
+                return True
+            offset, stored = struct.unpack_from("<8xQ16xQ", program_header)
+            if offset + stored > size:
+                return True
+    return False
 
 
 def load(path: str, verbose: bool = True) -> None:
@@ -65,6 +91,8 @@ def load(path: str, verbose: bool = True) -> None:
         )
     if os.path.splitext(path)[1] not in (".so", ".dll"):
         raise MXNetError(f"library.load: {path!r} is no library: its name does not end in .so")
+    if _cut_off(path):
+        raise MXNetError(f"library.load: {path!r} is cut off: the file ends before its contents")
     ops = _core.load_library(path, _taken)
     for op in ops:
         space, short = place(op.__name__)

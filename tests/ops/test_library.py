@@ -514,6 +514,11 @@ def test_files_that_are_no_libraries_of_ops(folder, tmp_path, monkeypatch):
     open_ended.write_text("int nowhere(void); int f(void) { return nowhere(); }\n")
     refused(compiled(tmp_path / "libopen.so", source=open_ended), "undefined symbol: nowhere")
     refused(str(tmp_path / "none.so"), "there is no file")
+    whole = (tmp_path / "libempty.so").read_bytes()
+    for size in (30, 1000, 5000, len(whole) // 2):
+        cut = tmp_path / f"cut{size}.so"
+        cut.write_bytes(whole[:size])
+        refused(str(cut), "cut[0-9]+.so'? (is cut off|cannot be opened)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(mx.MXNetError, match="'text.so' is not an absolute path"):
         mx.library.load("text.so")
