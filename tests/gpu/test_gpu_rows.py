@@ -194,3 +194,41 @@ def test_fused_cross_entropy_has_the_bits_of_its_parts(length, dtype):
     parts = recorded(lambda x: -nd.pick(nd.log_softmax(x), label), x)
     for a, b in zip(fused, parts, strict=True):
         np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "rows, width",
+    [
+        (1, 1),
+        (70, 24),
+        (50, 100),
+        (300, 256),
+        (37, 700),
+        (65, 1024),
+        (35, 2000),
+        (5, 8192),
+        (3, 8200),
+    ],
+)
+def test_layer_norm(rows, width, dtype):
+    """Results and all gradients as on a CPU; an address changes no bit."""
+    random = np.random.RandomState(width)
+    values = [random.randn(rows, width) + 2, random.randn(width), random.randn(width)]
+    found = []
+    for ctx, place in ((mx.cpu(0), 0), (mx.gpu(0), 0), (mx.gpu(0), 1)):
+        arrays = []
+        for value in [*values, values[0][::-1]]:
+            flat = nd.zeros(value.size + place, ctx=ctx, dtype=dtype)
+            flat[place:] = nd.array(value.reshape(-1), ctx=ctx).astype(dtype)
+            arrays.append(flat[place:].reshape(value.shape))
+        for array in arrays[:3]:
+            array.attach_grad()
+        with autograd.record():
+            y = nd.LayerNorm(*arrays[:3])
+        y.backward(arrays[3])
+        found.append([a.astype("float64").asnumpy() for a in [y, *(a.grad for a in arrays[:3])]])
+    close = {"float64": 1e-10, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
+    for cpu, gpu, moved in zip(*found):
+        np.testing.assert_allclose(gpu, cpu, rtol=close, atol=close * max(1, np.abs(cpu).max()))
+        assert np.array_equal(gpu, moved)

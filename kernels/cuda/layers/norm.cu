@@ -1,10 +1,12 @@
 /* LayerNorm, GroupNorm and InstanceNorm, L2Normalization, LRN.
  *
- * Rows that lie together go to a block each; along other axes a thread goes along each row, and
- * neighbouring threads along neighbouring rows. Sums are in float (double for float64). Sums over
- * rows (gradients of gamma and beta) go by chunks of ROW_CHUNK, whose sums are added in order.
+ * Rows that lie together are held in registers (rows.h) if they are short enough; of others each
+ * goes to a block. Along other axes a thread goes along each row, and neighbouring threads along
+ * neighbouring rows. Sums are in float (double for float64). Sums over rows (gradients of gamma and
+ * beta) go by chunks whose length depends on shapes alone, and whose sums are added in order.
  */
 #include "kernels/cuda/access.h"
+#include "kernels/cuda/rows.h"
 
 namespace {
 
@@ -147,6 +149,128 @@ __global__ void layer_norm_affine_kernel(layer_norm<T> t, C *partial) {
   }
 }
 
+/* --- LayerNorm of rows in registers ---------------------------------------------------------- */
+template <class R>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS)
+    layer_norm_rows_kernel(layer_norm<typename R::element> t) {
+  typedef typename R::element T;
+  int64_t row = (int64_t)blockIdx.x * R::ROWS + R::row();
+  int n = row < t.outer ? (int)t.n : 0;
+  float x[R::SIZE], sum = 0, squares = 0;
+  R::load(t.x + row * t.n, n, 0, x);
+#pragma unroll
+  for (int k = 0; k < R::SIZE; k++) sum += x[k];
+  float mean = R::sum(sum) / (float)t.n;
+#pragma unroll
+  for (int k = 0; k < R::SIZE; k++) {
+    x[k] -= mean;
+    if (R::there(k / R::EACH, k % R::EACH, n)) squares += x[k] * x[k];
+  }
+  float deviation = sqrtf(R::sum(squares) / (float)t.n + (float)t.eps), inverse = 1 / deviation;
+#pragma unroll
+  for (int p = 0; p < (R::SIZE / R::EACH); p++) {
+    int at = R::at(p);
+    if (at >= n) continue;
+    mpg_neighbours<T, R::EACH, R::full> gamma, beta;
+    float y[R::EACH];
+    gamma.load(t.gamma + at, n - at);
+    beta.load(t.beta + at, n - at);
+#pragma unroll
+    for (int k = 0; k < R::EACH; k++)
+      y[k] =
+          x[p * R::EACH + k] * inverse * gamma.template get<float>(k) + beta.template get<float>(k);
+    mpg_store<R::full>(t.y + row * t.n + at, n - at, y);
+  }
+  if (n && R::me() == 0) t.put_moments(row, mean, deviation);
+}
+
+/* The gradient of the data, and a block's shares of those of gamma and beta. A block has `each`
+ * rows. partial: [block][2][n]. */
+template <class R>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS, R::SIZE <= 16 ? 2 : 1)
+    layer_norm_rows_back_kernel(layer_norm<typename R::element> t, int each, float *partial) {
+  typedef typename R::element T;
+  float gammas[R::SIZE], betas[R::SIZE];
+#pragma unroll
+  for (int k = 0; k < R::SIZE; k++) gammas[k] = betas[k] = 0;
+#pragma unroll 1
+  for (int i = 0; i < each; i += R::ROWS) {
+    int64_t row = (int64_t)blockIdx.x * each + i + R::row();
+    bool live = row < t.outer;
+    int n = live ? (int)t.n : 0;
+    float x[R::SIZE], g[R::SIZE], sum = 0, product = 0,
+                                  mean = live ? ((const float *)t.mean)[row] : 0,
+                                  inverse = live ? 1 / ((const float *)t.deviation)[row] : 0;
+    R::load(t.x + row * t.n, n, mean, x);
+    R::load(t.dy + row * t.n, n, 0, g);
+#pragma unroll
+    for (int p = 0; p < (R::SIZE / R::EACH); p++) {
+      int at = R::at(p);
+      mpg_neighbours<T, R::EACH, R::full> gamma;
+      if (at < n) gamma.load(t.gamma + at, n - at);
+#pragma unroll
+      for (int k = 0; k < R::EACH; k++) {
+        int j = p * R::EACH + k;
+        x[j] -= mean;
+        gammas[j] += g[j] * (x[j] * inverse);
+        betas[j] += g[j];
+        g[j] = R::there(p, k, n) ? g[j] * gamma.template get<float>(k) : 0;
+        sum += g[j];
+        product += g[j] * x[j];
+      }
+    }
+    float offset = R::sum(sum) / (float)t.n,
+          slope = R::sum(product) / (float)t.n * inverse * inverse;
+#pragma unroll
+    for (int k = 0; k < R::SIZE; k++) g[k] = (g[k] - offset - x[k] * slope) * inverse;
+    R::store(t.y + row * t.n, n, g);
+  }
+  float *shares = mpg_cuda_shared<float>();
+  int n = (int)t.n;
+#pragma unroll 1
+  for (int which = 0; which < 2; which++) {
+    float *to = partial + ((int64_t)blockIdx.x * 2 + which) * n;
+    if (which) __syncthreads(); /* the first have been read */
+#pragma unroll
+    for (int k = 0; k < R::SIZE; k++)
+      if (R::at(k / R::EACH) + k % R::EACH < n) {
+        float share = which ? betas[k] : gammas[k];
+        int column = R::at(k / R::EACH) + k % R::EACH;
+        if (R::ROWS == 1)
+          to[column] = share;
+        else
+          shares[R::row() * n + column] = share;
+      }
+    if (R::ROWS == 1) continue;
+    __syncthreads();
+    for (int column = threadIdx.x; column < n; column += MPG_CUDA_THREADS) {
+      float total = 0;
+      for (int r = 0; r < R::ROWS; r++) total += shares[r * n + column];
+      to[column] = total;
+    }
+  }
+}
+
+enum { TOTAL_ROWS = 16 };
+/* The shares of [chunk][2][n] added up: a block has 32 columns, and 16 threads go along each. */
+template <class T, class C>
+__global__ void __launch_bounds__(WARP *TOTAL_ROWS)
+    shares_kernel(const C *partial, int64_t chunks, int64_t n, T *dgamma, T *dbeta) {
+  __shared__ double parts[TOTAL_ROWS][WARP];
+  int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
+  double sum = 0;
+  if (column < n) {
+#pragma unroll 4
+    for (int64_t chunk = threadIdx.y; chunk < chunks; chunk += TOTAL_ROWS)
+      sum += (double)partial[(chunk * 2 + blockIdx.y) * n + column];
+  }
+  parts[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y || column >= n) return;
+  for (int k = 1; k < TOTAL_ROWS; k++) sum += parts[k][threadIdx.x];
+  (blockIdx.y ? dbeta : dgamma)[column] = mpg_to<T>((C)sum);
+}
+
 /* The shares added up, in order: of every chunk, entries k, k + n, k + 2 n, ... below `width`. */
 template <class T, class C>
 __global__ void totals_kernel(const C *partial, int64_t chunks, int64_t width, int64_t n, T *dgamma,
@@ -198,6 +322,25 @@ layer_norm<T> backward_of(const mpg_kernel_call *call) {
   return t;
 }
 
+/* Whether rows are held in registers. Depends on sizes and dtype alone. */
+template <class T>
+bool is_held(const layer_norm<T> &t) {
+  return sizeof(mpg_compute_t<T>) == 4 && t.inner == 1 && t.n > 0 && t.n <= MPG_ROW_BLOCK;
+}
+/* Whether they can be loaded by 16 bytes. */
+template <class T>
+bool is_full(const layer_norm<T> &t) {
+  return t.n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(t.x) && mpg_cuda_aligned(t.dy) &&
+         mpg_cuda_aligned(t.gamma) && mpg_cuda_aligned(t.beta) && mpg_cuda_aligned(t.y);
+}
+/* Rows of a block that has shares of gamma's and beta's gradients: a multiple of 32, and about as
+ * many blocks as a card takes. */
+template <class T>
+int rows_of_block(const layer_norm<T> &t) {
+  int64_t rows = (t.outer + 511) / 512;
+  return (int)((rows + 31) / 32 * 32);
+}
+
 /* A block a row where rows lie together, else a thread. */
 template <class T>
 mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>),
@@ -214,7 +357,37 @@ mpg_status layer_norm_forward(const mpg_kernel_call *call) {
   layer_norm<T> t = forward_of<T>(call);
   t.eps = p->eps;
   split_axis(&call->inputs[0].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
+  if constexpr (sizeof(C) == 4)
+    if (is_held(t))
+      return mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
+        typedef decltype(form) R;
+        if constexpr (R::held)
+          return mpg_cuda_launch(call, layer_norm_rows_kernel<R>, R::blocks(t.outer),
+                                 MPG_CUDA_THREADS, 0, t);
+        return MPG_OK;
+      });
   return launch_rows(call, layer_norm_kernel<T, C, true>, layer_norm_kernel<T, C, false>, t);
+}
+
+/* By rows in registers. */
+template <class T>
+mpg_status layer_norm_rows_backward(const mpg_kernel_call *call, const layer_norm<T> &t) {
+  int each = rows_of_block(t);
+  int64_t blocks = each ? (t.outer + each - 1) / each : 0;
+  float *partial =
+      (float *)mpg_device_scratch(call->device, (size_t)(blocks * 2 * t.n + 1) * sizeof(float));
+  if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
+  MPG_TRY(mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
+    typedef decltype(form) R;
+    if constexpr (R::held)
+      return mpg_cuda_launch(
+          call, layer_norm_rows_back_kernel<R>, (unsigned)blocks, MPG_CUDA_THREADS,
+          R::ROWS > 1 ? R::ROWS * (size_t)t.n * sizeof(float) : 0, t, each, partial);
+    return MPG_OK;
+  }));
+  return mpg_cuda_launch(call, shares_kernel<T, float>, dim3(mpg_cuda_blocks(t.n, WARP), 2),
+                         dim3(WARP, TOTAL_ROWS), 0, (const float *)partial, blocks, t.n, t.dgamma,
+                         t.dbeta);
 }
 
 template <class T, class C>
@@ -222,6 +395,8 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
   const mpg_layer_norm_backward_params *p = (const mpg_layer_norm_backward_params *)call->params;
   layer_norm<T> t = backward_of<T>(call);
   split_axis(&call->inputs[1].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
+  if constexpr (sizeof(C) == 4)
+    if (is_held(t)) return layer_norm_rows_backward(call, t);
   int64_t chunks = t.inner == 1 ? (t.outer + ROW_CHUNK - 1) / ROW_CHUNK : 1;
   C *partial = (C *)mpg_device_scratch(call->device, (size_t)(chunks * 2 * t.n + 1) * sizeof(C));
   if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
@@ -235,8 +410,9 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
     MPG_TRY(mpg_cuda_launch(call, layer_norm_affine_kernel<T, C>, mpg_cuda_blocks(t.n, 1),
                             MPG_CUDA_THREADS, 0, t, partial));
   }
-  return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.n), MPG_CUDA_THREADS, 0,
-                         (const C *)partial, chunks, t.n, t.n, t.dgamma, t.dbeta);
+  return mpg_cuda_launch(call, shares_kernel<T, C>, dim3(mpg_cuda_blocks(t.n, WARP), 2),
+                         dim3(WARP, TOTAL_ROWS), 0, (const C *)partial, chunks, t.n, t.dgamma,
+                         t.dbeta);
 }
 
 /* --- GroupNorm and InstanceNorm: rows of n elements, row r belonging to group r % inner ------- */
