@@ -9,44 +9,10 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn, rnn
+from support.compare import same_on_both, uniform
 from support.stand_in import needs_gpu, needs_stand_in
 
 pytestmark = needs_gpu
-
-# Relative to the largest element.
-CLOSE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
-
-
-def same_on_both(function, values, dtype="float32", seed=7):
-    """Results and gradients of a function of arrays on both devices."""
-    results = []
-    for ctx in (mx.cpu(0), mx.gpu(0)):
-        mx.random.seed(seed)
-        arrays = [mx.nd.array(v, ctx=ctx, dtype="float32").astype(dtype) for v in values]
-        for a in arrays:
-            a.attach_grad()
-        with ctx, autograd.record():
-            outputs = function(*arrays)
-            outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        heads = [
-            mx.nd.array(np.random.RandomState(i).uniform(-1, 1, o.shape), ctx=ctx).astype(dtype)
-            for i, o in enumerate(outputs)
-        ]
-        autograd.backward(outputs, heads)
-        results.append([a.astype("float64").asnumpy() for a in outputs + [a.grad for a in arrays]])
-    for index, (cpu, gpu) in enumerate(zip(*results)):
-        np.testing.assert_allclose(
-            gpu,
-            cpu,
-            rtol=CLOSE[dtype],
-            atol=CLOSE[dtype] * max(1, np.abs(cpu).max(initial=0)),
-            err_msg=f"array {index}",
-        )
-
-
-def uniform(*shapes, seed=0):
-    random = np.random.RandomState(seed)
-    return [random.uniform(-1, 1, shape).astype("float32") for shape in shapes]
 
 
 AXES = {1: ((11,), "NCW", "NWC"), 2: ((9, 8), "NCHW", "NHWC"), 3: ((5, 6, 7), "NCDHW", "NDHWC")}

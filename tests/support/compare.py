@@ -1,8 +1,9 @@
-"""Arrays beside the arrays that they should be."""
+"""Arrays beside the arrays that they should be, also those of a GPU beside a CPU's."""
 
 import numpy as np
 
-from mpgluon import nd
+import mpgluon as mx
+from mpgluon import autograd, nd
 
 
 def same_bits(found, wanted, what="result"):
@@ -41,3 +42,39 @@ def close_by_name(one, other, tolerance=1e-5):
     for name in one:
         scale = np.abs(one[name]).max()
         assert np.abs(one[name] - other[name]).max() <= tolerance * scale, name
+
+
+# Of a GPU and a CPU, relative to the largest element.
+CLOSE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+def same_on_both(function, values, dtype="float32", seed=7):
+    """Results and gradients of a function of arrays on both devices."""
+    results = []
+    for ctx in (mx.cpu(0), mx.gpu(0)):
+        mx.random.seed(seed)
+        arrays = [mx.nd.array(v, ctx=ctx, dtype="float32").astype(dtype) for v in values]
+        for a in arrays:
+            a.attach_grad()
+        with ctx, autograd.record():
+            outputs = function(*arrays)
+            outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        heads = [
+            mx.nd.array(np.random.RandomState(i).uniform(-1, 1, o.shape), ctx=ctx).astype(dtype)
+            for i, o in enumerate(outputs)
+        ]
+        autograd.backward(outputs, heads)
+        results.append([a.astype("float64").asnumpy() for a in outputs + [a.grad for a in arrays]])
+    for index, (cpu, gpu) in enumerate(zip(*results)):
+        np.testing.assert_allclose(
+            gpu,
+            cpu,
+            rtol=CLOSE[dtype],
+            atol=CLOSE[dtype] * max(1, np.abs(cpu).max(initial=0)),
+            err_msg=f"array {index}",
+        )
+
+
+def uniform(*shapes, seed=0):
+    random = np.random.RandomState(seed)
+    return [random.uniform(-1, 1, shape).astype("float32") for shape in shapes]

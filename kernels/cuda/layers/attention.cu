@@ -400,21 +400,19 @@ dim3 grid_of(const mpg_kernel_call *call, int64_t extent, int64_t columns) {
               (unsigned)((columns + t::TILE - 1) / t::TILE));
 }
 
-/* Halves of the sizes that tensor cores are programmed for (attention_tensor.cu); *done: they were.
+/* Halves of the sizes that tensor cores are programmed for (attention_tensor.h); *done: they were.
  */
 template <class T>
 mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
-  *done = mpg_attention_has_tensor(p.width, p.value_width);
-  return *done ? mpg_attention_tensor_forward(
-                     call, p, ((const mpg_attention_params *)call->params)->sizes.values[0])
-               : MPG_OK;
+  int64_t batch = ((const mpg_attention_params *)call->params)->sizes.values[0];
+  *done = mpg_attention_has_tensor(p, batch);
+  return *done ? mpg_attention_tensor_forward(call, p, batch) : MPG_OK;
 }
 template <class T>
 mpg_status backward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
-  *done = mpg_attention_has_tensor(p.width, p.value_width);
-  return *done ? mpg_attention_tensor_backward(
-                     call, p, ((const mpg_attention_params *)call->params)->sizes.values[0])
-               : MPG_OK;
+  int64_t batch = ((const mpg_attention_params *)call->params)->sizes.values[0];
+  *done = mpg_attention_has_tensor(p, batch);
+  return *done ? mpg_attention_tensor_backward(call, p, batch) : MPG_OK;
 }
 #define NOT_BY_TENSOR(T)                                                                           \
   template <>                                                                                      \
@@ -461,11 +459,11 @@ mpg_status backward(const mpg_kernel_call *call) {
   p.value_grad = place_of<T>(&call->outputs[params->packed ? 0 : 2], &params->value_at);
   if (!(p.inner = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C))))
     return MPG_DEVICE_OUT_OF_MEMORY;
-  MPG_TRY(mpg_cuda_launch(call, inner_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32),
-                          MPG_CUDA_THREADS, 0, p, count));
   bool done;
   MPG_TRY(backward_by_tensor(call, p, &done));
   if (done) return MPG_OK;
+  MPG_TRY(mpg_cuda_launch(call, inner_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32),
+                          MPG_CUDA_THREADS, 0, p, count));
   int64_t widest = p.width > p.value_width ? p.width : p.value_width;
   MPG_TRY(mpg_cuda_launch(call, keys_kernel<T>, grid_of<T>(call, p.keys, widest), THREADS,
                           shared_bytes<C>(), p));

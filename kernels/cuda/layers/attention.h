@@ -1,5 +1,5 @@
 /* Declarations that the kernels of attention share: attention.cu's for every dtype,
- * attention_tensor.cu's for halves. Include in .cu files only. */
+ * attention_tensor.cu's and attention_gradient.cu's for halves. Include in .cu files only. */
 #ifndef KERNELS_CUDA_LAYERS_ATTENTION_H
 #define KERNELS_CUDA_LAYERS_ATTENTION_H
 
@@ -43,11 +43,13 @@ __device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) 
   return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw.read();
 }
 
-/* Whether attention_tensor.cu has the sizes of a call. Depends on sizes alone. */
-static inline bool mpg_attention_has_tensor(int64_t width, int64_t value_width) {
-  return width <= 128 && value_width <= 128;
+/* Whether tensor cores have the sizes of a call. Depends on sizes alone. */
+template <class T>
+static inline bool mpg_attention_has_tensor(const mpg_attention<T> &p, int64_t batch) {
+  return p.width <= 128 && p.value_width <= 128 && p.rows < 1 << 24 && p.keys < 1 << 24 &&
+         batch * p.heads < (1ll << 31) / (p.rows + 1);
 }
-/* backward: p.inner is filled. */
+/* backward: p.inner is memory for its numbers. */
 mpg_status mpg_attention_tensor_forward(const mpg_kernel_call *call,
                                         const mpg_attention<mpg_half> &p, int64_t batch);
 mpg_status mpg_attention_tensor_forward(const mpg_kernel_call *call,

@@ -1,0 +1,310 @@
+/* The gradients of attention of halves on tensor cores. Weights are worked out again from the
+ * forward pass' sums, by one kernel for keys and values and by another for queries: seven products
+ * of tiles instead of the five that one kernel would need. That kernel would have to add up
+ * gradients of queries over its blocks: in one order, they would go through memory in float32, 32
+ * times as many bytes as the queries have for 1,024 keys, which takes longer than two products.
+ *
+ * Four warps have 16 keys (or queries) each; tiles of the other side come while the tile before is
+ * worked on. Weights that were dropped have no gradient, and 1 / (1 - p) is a factor of results.
+ */
+#include "kernels/cuda/layers/attention_tensor.h"
+
+namespace {
+
+enum {
+  WARPS = 4,
+  THREADS = 32 * WARPS,
+  TILE = 16 * WARPS,
+  STEP = 32, /* of the other side at a time */
+  N = STEP / 8
+};
+
+/* The logarithm (of base 2) of a row's sum of exponentials; rows that are not there have weights of
+ * zero. */
+__device__ __forceinline__ float sum_of(const float *sums, int rows, int row) {
+  return row < rows ? fmaf(sums[row], MPG_LOG2_E, log2f(sums[rows + row])) : INFINITY;
+}
+/* <grad, output> of a row, in units of the weights that are not scaled. */
+template <class T>
+__device__ __forceinline__ float inner_of(const mpg_attention<T> &p, const mpg_unit &u, int row) {
+  if (row >= p.rows || p.kept_scale == 0) return 0;
+  return p.inner[u.index * p.rows + row] / p.kept_scale;
+}
+
+/* A weight from its product, and the gradient of its score from that of the weight. */
+template <mpg_attention_mode MODE, bool EDGE>
+__device__ __forceinline__ void weigh_again(float factor, float least, float inner, bool seen,
+                                            bool stays, float *product, float *gradient) {
+  float weight = mpg_exp2(MODE == MPG_MASKED ? *product - least : fmaf(*product, factor, -least)),
+        own = MODE == MPG_PLAIN || stays ? *gradient : 0;
+  if (EDGE && !seen) weight = 0;
+  *gradient = EDGE && !seen ? 0 : weight * (own - inner);
+  *product = MODE == MPG_PLAIN || stays ? weight : 0;
+}
+
+/* Products become scores with a mask, whose numbers are `step` apart along a tile's columns. */
+template <class T, class F>
+__device__ __forceinline__ void add_mask(const T *mask, int step, int by_row, float factor, F seen,
+                                         float (*s)[4]) {
+  int pair = threadIdx.x & 3;
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float more = 0;
+      if (seen(n, i))
+        more = mpg_to<float>(mask[(n * 8 + 2 * pair + i % 2) * step + i / 2 * 8 * by_row]);
+      s[n][i] = fmaf(s[n][i], factor, more * MPG_LOG2_E);
+    }
+}
+
+/* <grad, output> of each row: eight neighbours a lane, LANES lanes a row. */
+template <class T, int LANES>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS)
+    inner_kernel(mpg_attention<T> p, uint32_t count, bool aligned) {
+  uint32_t i = (uint32_t)(MPG_CUDA_INDEX / LANES), index = i / (uint32_t)p.rows,
+           row = i - index * (uint32_t)p.rows, batch = index / (uint32_t)p.heads,
+           head = index - batch * (uint32_t)p.heads;
+  int e = threadIdx.x % LANES * 8;
+  float sum = 0;
+  if (i < count && e < p.value_width) {
+    const T *grad = mpg_at(p.grad, batch, head) + row * p.grad.by_row + e,
+            *output = mpg_at(p.output, batch, head) + row * p.output.by_row + e;
+    if (aligned) {
+      mpg_pack<T> left = *(const mpg_pack<T> *)grad, right = *(const mpg_pack<T> *)output;
+#pragma unroll
+      for (int k = 0; k < 8; k++)
+        sum = fmaf(mpg_to<float>(left.values[k]), mpg_to<float>(right.values[k]), sum);
+    } else {
+      for (int k = 0; k < 8 && e + k < p.value_width; k++)
+        sum = fmaf(mpg_to<float>(grad[k]), mpg_to<float>(output[k]), sum);
+    }
+  }
+#pragma unroll
+  for (int lanes = LANES / 2; lanes; lanes /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+  if (i < count && e == 0) p.inner[i] = sum;
+}
+
+/* The gradients of a tile of keys and values; weights are (keys, rows) here. */
+template <class T, int D, mpg_attention_mode MODE>
+__global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 3)
+    keys_kernel(mpg_attention<T> p, mpg_alignments aligned) {
+  enum { PITCH = D + 8, SIDE = STEP * PITCH };
+  __shared__ float rows[2][2][STEP]; /* of a stage: sums, <grad, output> */
+  T *key = mpg_cuda_shared<T>(), *value = key + TILE * PITCH, *stage = value + TILE * PITCH,
+    *other = stage + 2 * SIDE; /* queries, gradients behind them */
+  const int num_rows = (int)p.rows, num_keys = (int)p.keys;
+  mpg_unit u = mpg_unit_of<TILE>(p, num_keys, false);
+  const T *queries = mpg_at(p.query, u.batch, u.head), *grads = mpg_at(p.grad, u.batch, u.head),
+          *mask = MODE == MPG_MASKED ? mpg_mask_of(p, u) + (u.own + u.group) * p.mask_key : NULL;
+  const float *sums = p.sums + 2 * u.index * p.rows;
+  bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
+  uint32_t kept[4] = {~0u, ~0u, ~0u, ~0u};
+  __shared__ mpg_drawing d; /* registers are scarce */
+  if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
+  float key_grads[D / 8][4], value_grads[D / 8][4], factor = p.scale * MPG_LOG2_E;
+  mpg_clear<D>(key_grads);
+  mpg_clear<D>(value_grads);
+  auto load = [&](int first, T *to) {
+    mpg_load_tile<STEP, D, THREADS>(queries, p.query.by_row, first, num_rows, p.width,
+                                    aligned.query, to);
+    mpg_load_tile<STEP, D, THREADS>(grads, p.grad.by_row, first, num_rows, p.value_width,
+                                    aligned.grad, to + SIDE);
+  };
+  int first = p.causal ? u.first : 0;
+  int at = 0, lane = threadIdx.x % STEP; /* every warp has the rows' numbers, one stores them */
+  mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.key, u.batch, u.head), p.key.by_row, u.first,
+                                  num_keys, p.width, aligned.key, key);
+  mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.value, u.batch, u.head), p.value.by_row,
+                                  u.first, num_keys, p.value_width, aligned.value, value);
+  load(first, stage);
+  if (threadIdx.x < STEP) {
+    rows[0][0][lane] = sum_of(sums, num_rows, first + lane);
+    rows[0][1][lane] = inner_of(p, u, first + lane);
+  }
+  mpg_copies_wait();
+  __syncthreads();
+  for (; first < num_rows; first += STEP) {
+    float next_sum = 0, next_inner = 0;
+    if (first + STEP < num_rows) {
+      load(first + STEP, other);
+      next_sum = sum_of(sums, num_rows, first + STEP + lane);
+      next_inner = inner_of(p, u, first + STEP + lane);
+    }
+    if (!p.causal || first + STEP > u.own) { /* else no row sees one of this warp's keys */
+      float s[N][4], g[N][4];
+      if (drops) mpg_kept_across<N>(p, u, d, first, kept);
+      int high = mpg_within(num_rows - first, STEP), low[2] = {0, 0};
+      for (int h = 0; h < 2; h++) {
+        int key_at = u.own + u.group + 8 * h;
+        if (p.causal) low[h] = mpg_within(key_at - first, STEP);
+        if (MODE == MPG_MASKED && key_at >= num_keys) low[h] = STEP;
+      }
+      auto seen = [&](int n, int i) {
+        int row = n * 8 + 2 * u.pair + i % 2;
+        return row >= low[i / 2] && row < high;
+      };
+      mpg_multiply_rows<N, D>(key + u.warp * 16 * PITCH, stage, s);
+      if (MODE == MPG_MASKED)
+        add_mask(mask + first * p.mask_row, (int)p.mask_row, (int)p.mask_key, factor, seen, s);
+      mpg_multiply_rows<N, D>(value + u.warp * 16 * PITCH, stage + SIDE, g);
+      auto weigh = [&](auto edge) {
+        constexpr bool EDGE = decltype(edge)::value;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            int row = n * 8 + 2 * u.pair + i % 2;
+            weigh_again<MODE, EDGE>(factor, rows[at][0][row], rows[at][1][row], !EDGE || seen(n, i),
+                                    kept[2 * (n % 2) + i % 2] >> 4 * (i / 2 * (N / 2) + n / 2) & 1,
+                                    &s[n][i], &g[n][i]);
+          }
+      };
+      if (MODE != MPG_MASKED && first + STEP <= num_rows && (!p.causal || first >= u.own + 15))
+        weigh(mpg_constant<false>());
+      else
+        weigh(mpg_constant<true>());
+      mpg_add_products<N, D>(s, stage + SIDE, value_grads);
+      mpg_add_products<N, D>(g, stage, key_grads);
+    }
+    if (threadIdx.x < STEP) rows[1 - at][0][lane] = next_sum, rows[1 - at][1][lane] = next_inner;
+    mpg_copies_wait();
+    __syncthreads();
+    T *next = other;
+    other = stage, stage = next, at = 1 - at;
+  }
+  T *key_grad = mpg_at(p.key_grad, u.batch, u.head),
+    *value_grad = mpg_at(p.value_grad, u.batch, u.head);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int key_at = u.own + u.group + 8 * h;
+    if (key_at >= num_keys) continue;
+    mpg_store_row<D>(key_grads, h, p.scale * p.kept_scale, p.width, aligned.key_grad,
+                     key_grad + key_at * p.key_grad.by_row);
+    mpg_store_row<D>(value_grads, h, p.kept_scale, p.value_width, aligned.value_grad,
+                     value_grad + key_at * p.value_grad.by_row);
+  }
+}
+
+/* The gradients of a tile of queries. */
+template <class T, int D, mpg_attention_mode MODE>
+__global__ void __launch_bounds__(THREADS, D == 128             ? 2
+                                           : MODE == MPG_MASKED ? 3
+                                                                : 4)
+    rows_kernel(mpg_attention<T> p, mpg_alignments aligned) {
+  enum { PITCH = D + 8, SIDE = STEP * PITCH };
+  T *query = mpg_cuda_shared<T>(), *grad = query + TILE * PITCH, *stage = grad + TILE * PITCH,
+    *other = stage + 2 * SIDE; /* keys, values behind them */
+  const int num_rows = (int)p.rows, num_keys = (int)p.keys;
+  mpg_unit u = mpg_unit_of<TILE>(p, num_rows, p.causal);
+  const T *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head),
+          *mask = MODE == MPG_MASKED ? mpg_mask_of(p, u) + (u.own + u.group) * p.mask_row : NULL;
+  int end = p.causal && u.first + TILE < num_keys ? u.first + TILE : num_keys;
+  bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
+  uint32_t kept[2] = {~0u, ~0u};
+  __shared__ mpg_drawing d; /* registers are scarce */
+  if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
+  float grads[D / 8][4], factor = p.scale * MPG_LOG2_E, least[2], inner[2];
+  mpg_clear<D>(grads);
+  auto load = [&](int first, T *to) {
+    mpg_load_tile<STEP, D, THREADS>(keys, p.key.by_row, first, num_keys, p.width, aligned.key, to);
+    mpg_load_tile<STEP, D, THREADS>(values, p.value.by_row, first, num_keys, p.value_width,
+                                    aligned.value, to + SIDE);
+  };
+  mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row,
+                                  u.first, num_rows, p.width, aligned.query, query);
+  mpg_load_tile<TILE, D, THREADS>((const T *)mpg_at(p.grad, u.batch, u.head), p.grad.by_row,
+                                  u.first, num_rows, p.value_width, aligned.grad, grad);
+  load(0, stage);
+  for (int h = 0; h < 2; h++) {
+    least[h] = sum_of(p.sums + 2 * u.index * p.rows, num_rows, u.own + u.group + 8 * h);
+    inner[h] = inner_of(p, u, u.own + u.group + 8 * h);
+  }
+  mpg_copies_wait();
+  __syncthreads();
+  for (int first = 0; first < end; first += STEP) {
+    if (first + STEP < end) load(first + STEP, other);
+    if (!p.causal || first < u.own + 16) { /* else this warp's rows see nothing of it */
+      float s[N][4], g[N][4];
+      if (drops) {
+        uint64_t starts[2];
+        for (int h = 0; h < 2; h++)
+          starts[h] = mpg_row_position(p, u, d, u.own + u.group + 8 * h) + (uint64_t)first;
+        mpg_kept_along<N>(d, starts, p.threshold, kept);
+      }
+      int visible[2];
+      for (int h = 0; h < 2; h++) {
+        int row = u.own + u.group + 8 * h;
+        visible[h] = mpg_within((p.causal && row < num_keys ? row + 1 : num_keys) - first, STEP);
+        if (MODE == MPG_MASKED && row >= num_rows) visible[h] = 0;
+      }
+      auto seen = [&](int n, int i) { return n * 8 + 2 * u.pair + i % 2 < visible[i / 2]; };
+      mpg_multiply_rows<N, D>(query + u.warp * 16 * PITCH, stage, s);
+      if (MODE == MPG_MASKED)
+        add_mask(mask + first * p.mask_key, (int)p.mask_key, (int)p.mask_row, factor, seen, s);
+      mpg_multiply_rows<N, D>(grad + u.warp * 16 * PITCH, stage + SIDE, g);
+      auto weigh = [&](auto edge) {
+        constexpr bool EDGE = decltype(edge)::value;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            weigh_again<MODE, EDGE>(factor, least[i / 2], inner[i / 2], !EDGE || seen(n, i),
+                                    kept[n % 2] >> (4 * (i / 2 * (N / 2) + n / 2) + i % 2) & 1,
+                                    &s[n][i], &g[n][i]);
+      };
+      if (MODE != MPG_MASKED && first + STEP <= num_keys &&
+          (!p.causal || first + STEP <= u.own + 1))
+        weigh(mpg_constant<false>());
+      else
+        weigh(mpg_constant<true>());
+      mpg_add_products<N, D>(g, stage, grads);
+    }
+    mpg_copies_wait();
+    __syncthreads();
+    T *next = other;
+    other = stage, stage = next;
+  }
+  T *query_grad = mpg_at(p.query_grad, u.batch, u.head);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int row = u.own + u.group + 8 * h;
+    if (row < num_rows)
+      mpg_store_row<D>(grads, h, p.scale * p.kept_scale, p.width, aligned.query_grad,
+                       query_grad + row * p.query_grad.by_row);
+  }
+}
+
+template <class T, int D>
+mpg_status backward(const mpg_kernel_call *call, const mpg_attention<T> &p, int64_t batch) {
+  typedef void (*kernel)(mpg_attention<T>, mpg_alignments);
+  const size_t shared = (2 * TILE + 4 * STEP) * (D + 8) * sizeof(T);
+  const int LANES = D / 8;
+  const uint32_t count = (uint32_t)(batch * p.heads * p.rows);
+  kernel of_keys = p.mask    ? keys_kernel<T, D, MPG_MASKED>
+                   : p.drops ? keys_kernel<T, D, MPG_DROPPED>
+                             : keys_kernel<T, D, MPG_PLAIN>,
+         of_rows = p.mask    ? rows_kernel<T, D, MPG_MASKED>
+                   : p.drops ? rows_kernel<T, D, MPG_DROPPED>
+                             : rows_kernel<T, D, MPG_PLAIN>;
+  MPG_TRY(mpg_cuda_launch(call, inner_kernel<T, LANES>,
+                          mpg_cuda_blocks(count, MPG_CUDA_THREADS / LANES), MPG_CUDA_THREADS, 0, p,
+                          count,
+                          mpg_place_divides(p.grad, p.value_width, 16) &&
+                              mpg_place_divides(p.output, p.value_width, 16)));
+  MPG_TRY(mpg_cuda_launch(call, of_keys, mpg_attention_blocks(p, batch, p.keys, TILE), THREADS,
+                          shared, p, mpg_alignments_of(p)));
+  return mpg_cuda_launch(call, of_rows, mpg_attention_blocks(p, batch, p.rows, TILE), THREADS,
+                         shared, p, mpg_alignments_of(p));
+}
+
+} // namespace
+
+#define BACKWARD(T)                                                                                \
+  mpg_status mpg_attention_tensor_backward(const mpg_kernel_call *call, const mpg_attention<T> &p, \
+                                           int64_t batch) {                                        \
+    return mpg_attention_is_narrow(p) ? backward<T, 64>(call, p, batch)                            \
+                                      : backward<T, 128>(call, p, batch);                          \
+  }
+BACKWARD(mpg_half)
+BACKWARD(mpg_bfloat16)

@@ -1,0 +1,313 @@
+/* What attention of halves on tensor cores has in common forward and backward: tiles in shared
+ * memory, products of tiles, and which weights stay. A warp has 16 rows of a tile (keys where their
+ * gradients are made); lanes hold elements as tensor_core.h says. Include in .cu files only. */
+#ifndef KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
+#define KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
+
+#include "kernels/cuda/async_copy.h"
+#include "kernels/cuda/layers/attention.h"
+#include "kernels/cuda/tensor_core.h"
+
+/* What a kernel is compiled for, so that nothing is asked for an element. */
+enum mpg_attention_mode { MPG_PLAIN, MPG_DROPPED, MPG_MASKED /* dropped, too, if p.drops */ };
+
+/* A value that is known when a kernel is compiled, as an argument. */
+template <bool VALUE>
+struct mpg_constant {
+  static const bool value = VALUE;
+};
+
+const float MPG_LOG2_E = 0x1.715476p+0f;
+
+struct mpg_alignments { /* whether rows are whole 16 bytes at such addresses (results: 4 bytes): the
+                           same elements either way */
+  bool query, key, value, grad, result, query_grad, key_grad, value_grad;
+};
+
+/* 2 to the power of x, as the special function unit has it. */
+__device__ __forceinline__ float mpg_exp2(float x) {
+#ifdef __CUDA_ARCH__
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+#else
+  return exp2f(x);
+#endif
+}
+
+/* Begins to load rows [first, first + ROWS) of D features as they lie; zeros beyond. */
+template <int ROWS, int D, int THREADS, class T>
+__device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int first, int count,
+                                              int width, bool aligned, T *to) {
+  const int PITCH = D + 8, PARTS = D / 8, AT_ONCE = THREADS / PARTS;
+  static_assert(ROWS % AT_ONCE == 0, "every thread has as many parts");
+  int row = threadIdx.x / PARTS, e = threadIdx.x % PARTS * 8, live = count - first;
+  const T *from = rows + (int64_t)(first + row) * by_row + e;
+  to += row * PITCH + e;
+#pragma unroll
+  for (int i = 0; i < ROWS; i += AT_ONCE, from += AT_ONCE * by_row) {
+    T *target = to + i * PITCH;
+    if (aligned) {
+      mpg_copy_async(target, from, row + i < live && e < width);
+    } else {
+      mpg_pack<T> pack;
+      for (int k = 0; k < 8; k++) {
+        pack.values[k].bits = 0;
+        if (row + i < live && e + k < width) pack.values[k] = from[k];
+      }
+      *(mpg_pack<T> *)target = pack;
+    }
+  }
+}
+
+/* Rows of 16 features each, as operands a. */
+template <int D, class T>
+__device__ __forceinline__ void mpg_load_rows(const T *rows, uint32_t (*left)[4]) {
+#pragma unroll
+  for (int e = 0; e < D / 16; e++) mpg_load_a(left[e], rows + e * 16, D + 8);
+}
+
+/* s (16, 8 N) = 16 rows times N * 8 rows of b, which has D features in shared memory. */
+template <int N, int D, class T>
+__device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], const T *b,
+                                                  float (*s)[4]) {
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[n][i] = 0;
+#pragma unroll
+  for (int e = 0; e < D; e += 16) {
+    uint32_t right[4];
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      mpg_load_b_transposed(right, b + n * 8 * (D + 8) + e, D + 8);
+      mpg_multiply_add<T>(s[n], left[e / 16], right);
+      mpg_multiply_add<T>(s[n + 1], left[e / 16], right + 2);
+    }
+  }
+}
+/* The same with the rows in shared memory, too. */
+template <int N, int D, class T>
+__device__ __forceinline__ void mpg_multiply_rows(const T *a, const T *b, float (*s)[4]) {
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[n][i] = 0;
+#pragma unroll
+  for (int e = 0; e < D; e += 16) {
+    uint32_t left[4], right[4];
+    mpg_load_a(left, a + e, D + 8);
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      mpg_load_b_transposed(right, b + n * 8 * (D + 8) + e, D + 8);
+      mpg_multiply_add<T>(s[n], left, right);
+      mpg_multiply_add<T>(s[n + 1], left, right + 2);
+    }
+  }
+}
+
+/* sums (16, D) += s (16, 8 N), rounded, times 8 N rows in shared memory. */
+template <int N, int D, class T>
+__device__ __forceinline__ void mpg_add_products(const float (*s)[4], const T *b,
+                                                 float (*sums)[4]) {
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    uint32_t left[4], right[4];
+    left[0] = mpg_pair_of((const T *)NULL, s[n][0], s[n][1]);
+    left[1] = mpg_pair_of((const T *)NULL, s[n][2], s[n][3]);
+    left[2] = mpg_pair_of((const T *)NULL, s[n + 1][0], s[n + 1][1]);
+    left[3] = mpg_pair_of((const T *)NULL, s[n + 1][2], s[n + 1][3]);
+#pragma unroll
+    for (int c = 0; c < D / 8; c += 2) {
+      mpg_load_b(right, b + n * 8 * (D + 8) + c * 8, D + 8);
+      mpg_multiply_add<T>(sums[c], left, right);
+      mpg_multiply_add<T>(sums[c + 1], left, right + 2);
+    }
+  }
+}
+
+template <int D>
+__device__ __forceinline__ void mpg_clear(float (*sums)[4]) {
+#pragma unroll
+  for (int c = 0; c < D / 8; c++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) sums[c][i] = 0;
+}
+
+/* A lane's part of row h (of two) of sums, times a factor, to memory. */
+template <int D, class T>
+__device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, float factor,
+                                              int width, bool aligned, T *row) {
+  int pair = threadIdx.x & 3;
+#pragma unroll
+  for (int c = 0; c < D / 8; c++) {
+    int column = c * 8 + 2 * pair;
+    float low = sums[c][2 * h] * factor, high = sums[c][2 * h + 1] * factor;
+    if (aligned) {
+      if (column < width) *(uint32_t *)(row + column) = mpg_pair_of((const T *)NULL, low, high);
+    } else {
+      if (column < width) row[column] = mpg_to<T>(low);
+      if (column + 1 < width) row[column + 1] = mpg_to<T>(high);
+    }
+  }
+}
+
+struct mpg_unit { /* what a block works on: rows (or keys) from `first` on; own: this warp's first
+                   */
+  int warp, group, pair, index, batch, head, first, own;
+};
+template <int TILE, class T>
+__device__ __forceinline__ mpg_unit mpg_unit_of(const mpg_attention<T> &p, int extent,
+                                                bool last_first) {
+  int tiles = (extent + TILE - 1) / TILE, tile = blockIdx.x % tiles;
+  mpg_unit u;
+  u.warp = threadIdx.x / 32, u.group = (threadIdx.x & 31) / 4, u.pair = threadIdx.x & 3;
+  u.index = blockIdx.x / tiles;
+  u.batch = u.index / (int)p.heads, u.head = u.index % (int)p.heads;
+  u.first = (last_first ? tiles - 1 - tile : tile) * TILE;
+  u.own = u.first + u.warp * 16;
+  return u;
+}
+
+/* How far n goes, between 0 and `most`. */
+__device__ __forceinline__ int mpg_within(int n, int most) {
+  return n < 0 ? 0 : n < most ? n : most;
+}
+
+template <class T>
+__device__ __forceinline__ const T *mpg_mask_of(const mpg_attention<T> &p, const mpg_unit &u) {
+  return p.mask + u.batch * p.mask_batch + u.head * p.mask_head;
+}
+
+/* --- Which weights stay ----------------------------------------------------------------------- */
+/* Those whose word is below the threshold. Four neighbours of a row share a Philox block; where all
+ * rows begin with a block (quads), the lanes that have parts of a block share its work. */
+struct mpg_drawing {
+  mpg_random_key key;
+  bool quads;
+};
+template <class T>
+__device__ __forceinline__ mpg_drawing mpg_drawing_of(const mpg_attention<T> &p) {
+  mpg_drawing d;
+  d.key = mpg_key_of(p);
+  d.quads = (((uint64_t)p.keys | d.key.position | d.key.first | d.key.run | d.key.stride) & 3) == 0;
+  return d;
+}
+/* The position of a row's first weight. */
+template <class T>
+__device__ __forceinline__ uint64_t mpg_row_position(const mpg_attention<T> &p, const mpg_unit &u,
+                                                     const mpg_drawing &d, int row) {
+  return mpg_random_position(&d.key, (uint64_t)(u.index * p.rows + row) * (uint64_t)p.keys);
+}
+/* Of the four from a position on that a block begins with: bit k, whether weight k stays. */
+__device__ __forceinline__ uint32_t mpg_four_stay(const mpg_drawing &d, uint64_t position,
+                                                  uint32_t threshold) {
+  mpg_philox_block words = mpg_philox(d.key.seed, d.key.call, position >> 2);
+  uint32_t kept = 0;
+#pragma unroll
+  for (int k = 0; k < 4; k++) kept |= (uint32_t)((words.value[k] >> 8) < threshold) << k;
+  return kept;
+}
+__device__ __forceinline__ uint32_t mpg_one_stays(const mpg_drawing &d, uint64_t position,
+                                                  uint32_t threshold) {
+  return mpg_four_stay(d, position, threshold) >> (position & 3) & 1;
+}
+
+/* Of the weights (16 rows, 8 N keys) whose rows begin at `starts` (two a lane, with the tile's
+ * first key added): s[n][2 h + i] stays if bit 4 (h N / 2 + n / 2) + i of kept[n % 2] is set. */
+template <int N>
+__device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint64_t *starts,
+                                               uint32_t threshold, uint32_t *kept) {
+  int pair = threadIdx.x & 3, odd = pair & 1;
+  if (d.quads) {
+    uint32_t own = 0;
+#pragma unroll 1
+    for (int j = 0; j < N; j++) {
+      int h = j >= N / 2, m = j - h * (N / 2);
+      own |= mpg_four_stay(d, (h ? starts[1] : starts[0]) + (2 * m + odd) * 8 + (pair >> 1) * 4,
+                           threshold)
+             << 4 * j;
+    }
+    uint32_t other = __shfl_xor_sync(0xffffffffu, own, 1);
+    kept[0] = (odd ? other : own) >> 2 * odd;
+    kept[1] = (odd ? own : other) >> 2 * odd;
+    return;
+  }
+  kept[0] = kept[1] = 0;
+#pragma unroll 1
+  for (int j = 0; j < 4 * N; j++) {
+    int h = j >= 2 * N, n = j / 2 % N, i = j % 2;
+    uint32_t stays = mpg_one_stays(d, (h ? starts[1] : starts[0]) + n * 8 + 2 * pair + i, threshold)
+                     << (4 * (h * (N / 2) + n / 2) + i);
+    kept[0] |= n & 1 ? 0 : stays;
+    kept[1] |= n & 1 ? stays : 0;
+  }
+}
+
+/* The same of weights (16 keys from u.own on, 8 N rows from `first` on): s[n][2 h + i] stays if bit
+ * 4 (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
+template <int N, class T>
+__device__ __forceinline__ void mpg_kept_across(const mpg_attention<T> &p, const mpg_unit &u,
+                                                const mpg_drawing &d, int first, uint32_t *kept) {
+  if (d.quads) {
+    int c = u.group & 3;
+    uint32_t own = 0;
+#pragma unroll 2
+    for (int m = 0; m < N / 2; m++) {
+      uint64_t start =
+          mpg_row_position(p, u, d, first + (2 * m + (c >> 1)) * 8 + 2 * u.pair + (c & 1)) +
+          (uint64_t)(u.own + (u.group & 4));
+      own |= mpg_four_stay(d, start, p.threshold) << 4 * m;
+      own |= mpg_four_stay(d, start + 8, p.threshold) << 4 * (N / 2 + m);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      kept[k] = __shfl_sync(0xffffffffu, own, (int)((threadIdx.x & 31 & ~12) | k << 2)) >> c;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) kept[k] = 0;
+#pragma unroll 1
+  for (int n = 0; n < N; n++)
+#pragma unroll 1
+    for (int j = 0; j < 4; j++) {
+      int h = j / 2, i = j % 2, to = 2 * (n & 1) + i;
+      uint32_t stays = mpg_one_stays(d,
+                                     mpg_row_position(p, u, d, first + n * 8 + 2 * u.pair + i) +
+                                         (uint64_t)(u.own + u.group + 8 * h),
+                                     p.threshold)
+                       << 4 * (h * (N / 2) + n / 2);
+#pragma unroll
+      for (int k = 0; k < 4; k++) kept[k] |= k == to ? stays : 0;
+    }
+}
+
+/* --- Of the host ------------------------------------------------------------------------------ */
+template <class T>
+static inline bool mpg_place_divides(const mpg_place<T> &p, int64_t width, int bytes) {
+  int64_t each = bytes / (int64_t)sizeof(T);
+  return (uintptr_t)p.data % bytes == 0 && p.by_batch % each == 0 && p.by_head % each == 0 &&
+         p.by_row % each == 0 && width % each == 0;
+}
+template <class T>
+static inline mpg_alignments mpg_alignments_of(const mpg_attention<T> &p) {
+  return mpg_alignments{mpg_place_divides(p.query, p.width, 16),
+                        mpg_place_divides(p.key, p.width, 16),
+                        mpg_place_divides(p.value, p.value_width, 16),
+                        mpg_place_divides(p.grad, p.value_width, 16),
+                        mpg_place_divides(p.result, p.value_width, 4),
+                        mpg_place_divides(p.query_grad, p.width, 4),
+                        mpg_place_divides(p.key_grad, p.width, 4),
+                        mpg_place_divides(p.value_grad, p.value_width, 4)};
+}
+template <class T>
+static inline unsigned mpg_attention_blocks(const mpg_attention<T> &p, int64_t batch,
+                                            int64_t extent, int tile) {
+  return (unsigned)(batch * p.heads * ((extent + tile - 1) / tile));
+}
+template <class T>
+static inline bool mpg_attention_is_narrow(const mpg_attention<T> &p) {
+  return p.width <= 64 && p.value_width <= 64;
+}
+
+#endif
