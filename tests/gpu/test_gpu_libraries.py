@@ -186,6 +186,29 @@ def test_a_library_of_other_kernels_is_refused(tmp_path, monkeypatch):
     assert out.startswith("0 ") and "was built from other sources than mpgluon itself" in out
 
 
+@needs_stand_in
+def test_determinism_of_convolutions_is_a_setting():
+    """The stand-in's engine that is not deterministic has other results in every other run."""
+    code = """
+        import mpgluon as mx
+        try:
+            x = mx.nd.full((1, 8, 4, 4), 1.0, ctx=mx.gpu(0))
+            weight = mx.nd.ones((1, 8, 4, 4), ctx=mx.gpu(0))
+            runs = [
+                mx.nd.Convolution(x, weight, no_bias=True, kernel=(4, 4), num_filter=1).asscalar()
+                for _ in range(2)
+            ]
+            print(runs[0] == runs[1])
+        except mx.base.MXNetError as error:
+            print(error)
+    """
+    for setting, result in [("", "True"), ("1", "True"), ("0", "False")]:
+        assert output_of(code, MPGLUON_CUDA_DETERMINISTIC=setting).startswith(result)
+    assert "MPGLUON_CUDA_DETERMINISTIC is 'no'; it may be 0 or 1" in output_of(
+        code, MPGLUON_CUDA_DETERMINISTIC="no"
+    )
+
+
 @needs_gpu
 @pytest.mark.parametrize("code", [PRODUCT, CONVOLUTION], ids=["product", "convolution"])
 def test_tf32_is_a_setting(code):

@@ -86,7 +86,7 @@ mpg_status make_products(void **contents) {
   if (!all) return mpg_out_of_host_memory(sizeof *all);
   mpg_status status =
       mpg_cuda_library_functions(MPG_CUDA_CUBLASLT, names, sizeof names / sizeof *names, &all->lt);
-  if (status == MPG_OK) status = mpg_cuda_tf32(&all->tf32);
+  if (status == MPG_OK) status = mpg_cuda_setting("MPGLUON_CUDA_TF32", false, &all->tf32);
   if (status == MPG_OK) {
     cublasStatus_t result = all->lt.cublasLtCreate(&all->handle);
     if (result != MPG_CUBLAS_STATUS_SUCCESS)
@@ -371,11 +371,11 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
 
 } // namespace
 
-extern "C" mpg_status mpg_cuda_tf32(bool *allowed) {
-  const char *setting = getenv("MPGLUON_CUDA_TF32");
+extern "C" mpg_status mpg_cuda_setting(const char *name, bool otherwise, bool *on) {
+  const char *setting = getenv(name);
   if (setting && *setting && strcmp(setting, "0") && strcmp(setting, "1"))
-    return mpg_fail(MPG_VALUE_ERROR, "MPGLUON_CUDA_TF32 is '%s'; it may be 0 or 1", setting);
-  *allowed = setting && *setting == '1';
+    return mpg_fail(MPG_VALUE_ERROR, "%s is '%s'; it may be 0 or 1", name, setting);
+  *on = setting && *setting ? *setting == '1' : otherwise;
   return MPG_OK;
 }
 

@@ -25,8 +25,8 @@ typedef struct mpg_cuda_product {
 /* Uses scratch of MPG_SCRATCH_LIBRARY. Halves are summed in float. The algorithm depends on sizes,
  * dtype and card alone: not on how arrays are aligned, as those that are not are copied. */
 mpg_status mpg_cuda_multiply(const mpg_kernel_call *call, const mpg_cuda_product *product);
-/* Whether float32 products may round their factors to TF32 (MPGLUON_CUDA_TF32=1). */
-mpg_status mpg_cuda_tf32(bool *allowed);
+/* Whether a setting of the environment is 1; `otherwise` where it is not set. */
+mpg_status mpg_cuda_setting(const char *name, bool otherwise, bool *on);
 
 #ifdef __cplusplus
 }

@@ -48,7 +48,7 @@ struct library { /* of a device */
   functions dnn;
   cudnnHandle_t handle;
   cudaStream_t stream;
-  bool tf32;
+  bool tf32, deterministic;
   mpg_plans<mpg_cudnn_plan> plans;
 };
 
@@ -73,7 +73,9 @@ mpg_status make(void **contents) {
   if (!all) return mpg_out_of_host_memory(sizeof *all);
   mpg_status status =
       mpg_cuda_library_functions(MPG_CUDA_CUDNN, names, sizeof names / sizeof *names, &all->dnn);
-  if (status == MPG_OK) status = mpg_cuda_tf32(&all->tf32);
+  if (status == MPG_OK) status = mpg_cuda_setting("MPGLUON_CUDA_TF32", false, &all->tf32);
+  if (status == MPG_OK)
+    status = mpg_cuda_setting("MPGLUON_CUDA_DETERMINISTIC", true, &all->deterministic);
   if (status == MPG_OK) {
     mpg_nvrtc_find(); /* with all that cuDNN's own use of it needs; that may be none */
     all->plans.all_stay = all->dnn.cudnnGetVersion() < CAPTURES_KEEP_KERNELS;
@@ -282,7 +284,8 @@ void make_graph(builder *b, const library *all, mpg_cudnn_plan *p) {
   b->finalize(p->graph);
 }
 
-/* Whether an engine's results are what ours are to be: the same each time, and as exact as the
+/* Whether an engine's results are what ours are to be: the same each time, unless that is
+ * not asked for, and as exact as the
  * dtype; and whether it is there at once: compiling one takes seconds for each signature. */
 bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
@@ -300,7 +303,7 @@ bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor
   bool allowed = b.status == MPG_CUDNN_STATUS_SUCCESS,
        half = key.dtype == MPG_FLOAT16 || key.dtype == MPG_BFLOAT16;
   for (int64_t i = 0; i < count && i < MOST_NOTES && allowed; i++) switch (notes[i]) {
-      case MPG_CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC:
+      case MPG_CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC: allowed = !all->deterministic; break;
       case MPG_CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: /* these lose digits */
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6:

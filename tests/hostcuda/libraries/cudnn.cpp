@@ -4,6 +4,7 @@
 // or count are refused as cuDNN refuses them; arrays, workspaces, or descriptors that are not as
 // promised abort. Of its proposals some are traps: the first is not deterministic, others round,
 // need too much workspace or cannot be finalized; running one of those aborts, or shows.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -487,6 +488,9 @@ void convolve(const void *opaque) {
     double sum = values[result][k], bias = load(c.bias.type, w->arrays[3], channel);
     values[result][k] = c.wide ? sum + bias : (float)sum + (float)bias; // as the sums are
   }
+  static std::atomic<int> runs;
+  if (c.engine == HASTY && runs++ % 2)
+    for (double &value : values[result]) value *= 1 + 0x1p-20; // another order of sums
   for (size_t k = 0; k < values[result].size(); k++)
     store(c.tensors[result].type, w->arrays[result], (int64_t)k, values[result][k]);
 }
@@ -658,7 +662,10 @@ EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescr
        *w = &made;
   static_assert(std::is_trivially_copyable<work>::value, "it is copied byte by byte");
   w->c.engine = config->engine;
-  if (w->c.engine != ROUNDING && w->c.engine != GOOD) wrong("this engine was not to be used");
+  const char *setting = getenv("MPGLUON_CUDA_DETERMINISTIC");
+  bool hasty = w->c.engine == HASTY && setting && !strcmp(setting, "0");
+  if (!hasty && w->c.engine != ROUNDING && w->c.engine != GOOD)
+    wrong("this engine was not to be used");
   w->workspace_bytes = workspace_of(w->c, w->c.engine);
   if (w->workspace_bytes && (!w->workspace || (uintptr_t)w->workspace % 256))
     wrong("the workspace is missing, or not aligned to 256 bytes");
