@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/anywhere.h"
+#include "kernels/common/unary.h"
 #include "kernels/common/vector_math_mixed.h"
 
 /* The remainder has the sign of the divisor, as in Python; it is 0 for a divisor of 0. */

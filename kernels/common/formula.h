@@ -56,6 +56,8 @@ static inline mpg_formula mpg_formula_of(const mpg_op *op, const void *params) {
   }
 #define BINARY_OF_ITSELF(op, row, structure, condition) \
   CASE(op, BINARY_##row, structure, condition, true)
+#define BINARY_CASE(op, row, structure, condition) \
+  CASE(op, BINARY_##row, structure, condition, false)
 #include "kernels/common/binary.def"
   if (number != MPG_FORMULA_NONE) return f;
   if (op->flags & MPG_OP_SAME_VALUES) f.id = MPG_FORMULA_COPY;

@@ -120,3 +120,15 @@ def test_every_formula_in_a_group():
             same_bits([program(*arrays)[0].asnumpy()], [expected.asnumpy()])
             seen += any(name in members for members in groups(program))
     assert seen > 50
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gelu_and_its_gradient_are_in_groups(dtype):
+    x, y = draw((7, 33), dtype), draw((7, 33), dtype, 1)
+
+    def function(grad, data):
+        y = nd.LeakyReLU(data, act_type="gelu") + 1
+        return _core.get_op("_backward_LeakyReLU")(grad * 2, y, act_type="gelu")
+
+    op = check(function, [x, y])
+    assert groups(op) == [["LeakyReLU", "_plus_scalar", "_mul_scalar", "_backward_LeakyReLU"]]

@@ -253,6 +253,17 @@ def test_dtypes(dtype):
     check(f, draw((33, 500), (33, 1), dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_the_gradient_of_gelu(dtype):
+    def f(grad, x):
+        y = nd.LeakyReLU(x, act_type="gelu") + 1
+        return _core.get_op("_backward_LeakyReLU")(grad * 2, y, act_type="gelu")
+
+    for size in (7, 5003):
+        op = check(f, [a.astype(dtype) for a in draw((size,), (size,))])
+        assert groups(op) == [["LeakyReLU", "_plus_scalar", "_mul_scalar", "_backward_LeakyReLU"]]
+
+
 def test_nothing_moves_past_a_write():
     class Net(mx.gluon.HybridBlock):
         def __init__(self, **kwargs):
