@@ -66,6 +66,11 @@ MPG_ANYWHERE double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 MPG_ANYWHERE float squash(float x) { return mpg_tanhf(x); }
 MPG_ANYWHERE double squash(double x) { return tanh(x); }
 
+/* i / n, in 32 bits where they fit: a quarter of the instructions. */
+__device__ __forceinline__ int64_t quotient(int64_t i, int64_t n) {
+  return (i | n) >> 32 ? i / n : (int64_t)((uint32_t)i / (uint32_t)n);
+}
+
 template <class T>
 struct step {
   int64_t hidden, count, ld, ld_before;
@@ -84,7 +89,7 @@ struct step {
 template <class T, mpg_rnn_mode MODE>
 __global__ void cell_kernel(step<T> p) {
   typedef mpg_compute_t<T> C;
-  int64_t i = MPG_CUDA_INDEX, H = p.hidden, n = i / H, j = i % H;
+  int64_t i = MPG_CUDA_INDEX, H = p.hidden, n = quotient(i, H), j = i - n * H;
   if (i >= p.count) return;
   const int gates = MODE == MPG_RNN_LSTM ? 4 : MODE == MPG_RNN_GRU ? 3 : 1;
   T *g = p.gates + n * gates * H + j;
@@ -149,7 +154,7 @@ struct back_step {
 template <class T, mpg_rnn_mode MODE>
 __global__ void back_cell_kernel(back_step<T> p) {
   typedef mpg_compute_t<T> C;
-  int64_t i = MPG_CUDA_INDEX, H = p.hidden, n = i / H, j = i % H;
+  int64_t i = MPG_CUDA_INDEX, H = p.hidden, n = quotient(i, H), j = i - n * H;
   if (i >= p.count) return;
   const int gates = MODE == MPG_RNN_LSTM ? 4 : MODE == MPG_RNN_GRU ? 3 : 1;
   const T *g = p.gates + n * gates * H + j;
