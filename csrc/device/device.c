@@ -428,6 +428,7 @@ static void before_fork(void) {
     mpg_failures_fork_prepare(table.devices[i]);
     table.devices[i]->backend->fork_prepare(table.devices[i]);
   }
+  mpg_engine_fork_prepare();
   table.fork_prepared = true;
 }
 
@@ -438,6 +439,7 @@ static void after_fork(bool child) {
     return;
   }
   table.fork_prepared = false;
+  mpg_engine_fork_done(child);
   for (int i = table.count - 1; i >= 0; i--) {
     table.devices[i]->backend->fork_done(table.devices[i], child);
     mpg_failures_fork_done(table.devices[i], child);

@@ -98,16 +98,19 @@ def begin() -> None:
         _limit,
     )
     _own, _count = _world.rank, _world.size
-    atexit.register(_end)
+    atexit.register(_end, os.getpid())
     _note_uncaught()
     _agree_on_version()
 
 
 def _note_uncaught():
-    former = sys.excepthook
+    former, process = sys.excepthook, os.getpid()
 
     def hook(kind, error, trace):
         global _failure
+        if os.getpid() != process:  # a fork, which is no rank
+            former(kind, error, trace)
+            return
         _failure = f"{kind.__name__}: {error}"
         _core.ranks_tell_end(_failure)
         former(kind, error, trace)
@@ -209,8 +212,10 @@ def agree_on_trace(text: str) -> None:
     )
 
 
-def _end():
+def _end(process):
     """Others may still wait for data of this rank; and MPI ends on all ranks together."""
+    if os.getpid() != process:
+        return
     if _failure is None:
         while not _core.ranks_flushed():
             time.sleep(0.0005)

@@ -224,6 +224,19 @@ mpg_status mpg_engine_start(void) {
   return MPG_OK;
 }
 
+void mpg_engine_fork_prepare(void) { pthread_mutex_lock(&engine->lock); }
+
+void mpg_engine_fork_done(bool child) {
+  if (!child) {
+    pthread_mutex_unlock(&engine->lock);
+    return;
+  }
+  pthread_mutex_init(&engine->lock, NULL);
+  pthread_cond_init(&engine->changed, NULL);
+  engine->started = false;
+  engine->forked = engine->size > 1;
+}
+
 void mpg_engine_stop(void) {
   pthread_mutex_lock(&engine->lock);
   engine->stopping = true;

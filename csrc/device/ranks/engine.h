@@ -52,7 +52,6 @@ typedef struct mpg_engine {
   pthread_t thread;
   bool started, stopping, forked, asleep; /* asleep: the thread waits for `changed` */
   _Atomic(int) workers, hosts; /* threads that wait for remote devices, and look meanwhile */
-  int forking;
   mpg_message *under_way;
   size_t bytes_under_way; /* copied and not sent yet */
   struct {
@@ -83,6 +82,8 @@ bool mpg_remote_advance(bool *left);
 bool mpg_engine_advance(bool *left);
 mpg_status mpg_engine_start(void); /* the thread, if it does not run */
 void mpg_engine_stop(void);
+void mpg_engine_fork_prepare(void);
+void mpg_engine_fork_done(bool child); /* which takes no part in transfers */
 /* Between two looks: spins at first, then sleeps; at once where others look already. */
 void mpg_engine_pause(int *turns, bool others);
 void mpg_engine_wake(void); /* its thread, if it sleeps */

@@ -198,23 +198,9 @@ static void remote_close(mpg_device *device) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-static void remote_fork_prepare(mpg_device *device) {
-  (void)device;
-  if (engine->forking++ == 0) pthread_mutex_lock(&engine->lock);
-}
-
-static void remote_fork_done(mpg_device *device, bool child) {
-  (void)device;
-  if (--engine->forking > 0) return;
-  if (child) {
-    pthread_mutex_init(&engine->lock, NULL);
-    pthread_cond_init(&engine->changed, NULL);
-    engine->started = false;
-    engine->forked = true;
-  } else {
-    pthread_mutex_unlock(&engine->lock);
-  }
-}
+/* The engine's lock is held across a fork, by device.c. */
+static void remote_fork_prepare(mpg_device *device) { (void)device; }
+static void remote_fork_done(mpg_device *device, bool child) { (void)device, (void)child; }
 
 /* --- Memory: there is none here --------------------------------------------------------------- */
 
