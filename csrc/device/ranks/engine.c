@@ -123,7 +123,7 @@ bool mpg_engine_advance(bool *left) {
 /* --- The thread ------------------------------------------------------------------------------- */
 
 static const int64_t TELL_NS = 500000000, LOOK_NS = 100000000, SLEPT_NS = 3000000000,
-                     LATE_NS = 1000000000;
+                     LATE_NS = 1000000000, FAILED_NS = 300000000;
 
 void mpg_peer_lost(int rank, const char *text) {
   mpg_peer *peer = &engine->peers[rank];
@@ -157,11 +157,15 @@ static void look_around(int64_t *seen) {
     if (i == engine->rank || peer->lost[0]) continue;
     if (slept > SLEPT_NS) peer->heard_ns += slept;
     if (tells) (void)mpg_news_tell(i, MPG_NEWS_ALIVE, "");
-    if (peer->ended_ns) {
+    if (peer->failed[0]) {
+      if (now - peer->ended_ns < FAILED_NS) continue;
+      snprintf(text, sizeof text, "rank %d has failed: %.400s", i, peer->failed);
+      mpg_peer_lost(i, text);
+    } else if (peer->ended_ns) {
       if (now - peer->ended_ns < LATE_NS || !waits_for(i)) continue;
       snprintf(text, sizeof text,
-               "rank %d has ended, and has not sent what rank %d waits for: "
-               "the ranks run different programs",
+               "rank %d has ended, and has not sent what rank %d waits for: the ranks run "
+               "different programs",
                i, engine->rank);
       mpg_peer_lost(i, text);
     } else if (now - peer->heard_ns > engine->limit_ns) {

@@ -36,9 +36,11 @@ struct mpg_message {
 };
 
 typedef struct mpg_peer {
-  char lost[MPG_NOTICE]; /* why nothing comes from it any more; empty: it may */
-  int64_t heard_ns;      /* when something came last */
-  int64_t ended_ns;      /* when it has said that its script has ended; 0: it has not */
+  char lost[MPG_NOTICE];   /* why nothing comes from it any more; empty: it may */
+  char failed[MPG_NOTICE]; /* how its script failed; empty: it has not. What it had sent may still
+                              be on its way */
+  int64_t heard_ns;        /* when something came last */
+  int64_t ended_ns;        /* when it has said that its script has ended; 0: it has not */
 } mpg_peer;
 
 /* Every rank tells every other one now and then that it is there, and how it ended. */

@@ -193,15 +193,13 @@ mpg_status mpg_news_tell(int rank, mpg_news kind, const char *text) {
 /* News have come. */
 static void hear(const mpg_message *m) {
   news heard;
-  char text[2 * MPG_NOTICE];
   memcpy(&heard, m->buffer, sizeof heard);
   heard.text[MPG_NOTICE - 1] = 0;
   if (heard.magic != MAGIC) return;
   if (heard.kind != MPG_NEWS_ALIVE) engine->peers[m->rank].ended_ns = mpg_clock_ns();
-  if (heard.kind == MPG_NEWS_FAILED) {
-    snprintf(text, sizeof text, "rank %d has failed: %s", m->rank, heard.text);
-    mpg_peer_lost(m->rank, text);
-  }
+  if (heard.kind == MPG_NEWS_FAILED)
+    snprintf(engine->peers[m->rank].failed, MPG_NOTICE, "%s",
+             heard.text[0] ? heard.text : "an error without a text");
   if (heard.kind == MPG_NEWS_ALIVE)
     (void)mpg_news_listen(m->rank); /* if that fails, the rank counts as silent */
 }
