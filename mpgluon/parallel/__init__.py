@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from . import schedules
 from ._checkpoint import Saving, load, save
+from ._dashboard.board import dashboard
 from ._data_parallel import DistributedTrainer, broadcast_parameters
 from ._gradient_clipping import clip_global_norm
 from ._mesh import Mesh
@@ -73,6 +74,7 @@ __all__ = [
     "broadcast_parameters",
     "check_against_single_device",
     "clip_global_norm",
+    "dashboard",
     "fetch",
     "gather",
     "load",

@@ -20,10 +20,10 @@ from ._drawing import Drawing, Edge, Node
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from graphviz import Digraph
     from numpy.typing import DTypeLike
 
     from ..context import Context
-    from ._dot import NetworkGraph
 
 __all__ = ["plot_network", "print_summary"]
 
@@ -217,6 +217,7 @@ def _places(order, group2ctx, parameters):
         if group2ctx or there or any(node.call is not None and node.call.copies for node in order)
         else {}
     )
+    _at_parameters(order, devices, there)
     for node in order:
         place = (
             str(devices[node]) if node in devices else None if group2ctx else node.get("ctx_group")
@@ -224,6 +225,19 @@ def _places(order, group2ctx, parameters):
         if place is not None:
             found[node] = place
     return found, sorted(set(found.values()))
+
+
+def _at_parameters(order, devices, parameters):
+    """Puts ops where their parameters are, and those without where their inputs are: a block that
+    `net.place` has placed takes its inputs there, which its symbol does not say."""
+    for node in order if parameters else ():
+        if node.call is None or node.call.copies:
+            continue
+        own = [parameters[source] for source, _ in node.inputs if source in parameters]
+        ops = [devices.get(source) for source, _ in node.inputs if source.call is not None]
+        place = next(filter(None, [*own, *ops]), None)
+        if place is not None:
+            devices[node] = place
 
 
 def plot_network(
@@ -235,7 +249,7 @@ def plot_network(
     node_attrs: dict[str, str] | None = None,
     hide_weights: bool = True,
     group2ctx: dict[str, Context] | None = None,
-) -> NetworkGraph | Drawing:
+) -> Digraph | Drawing:
     """The graph of a symbol as a picture.
 
     Nodes are coloured by what they do; where ops belong to groups (``AttrScope(ctx_group=...)``),

@@ -161,12 +161,19 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         )
         return names(net, xs=xs, ys=ys, batch_size=16)
 
+    def trained():
+        scope = staged()
+        pipeline = mx.parallel.Pipeline(8)
+        step = mx.parallel.TrainStep(scope["net"], scope["loss"], scope["trainer"], pipeline)
+        return {**scope, "step": step, "batches": [(scope["x"], scope["y"])] * 2}
+
     given = [
         lambda: names(None),
         meshed,
         synchronised,
         lambda: ready(chain(8, 4), scaler=1024.0),
         staged,
+        trained,
         lambda: names(Attention()),
         replicated,
         planned,
@@ -178,6 +185,7 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         (synced, _),
         (saved, _),
         (pipelined, report),
+        (watched, _),
         (split, _),
         (replica, _),
         (plan, printed),
@@ -200,6 +208,7 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         and (tmp_path / "timeline.png").stat().st_size
         and pipelined["losses"].shape == (16,)
     )
+    assert watched["board"].cpu_seconds() >= 0
     kinds = [type(child).__name__ for child in split["net"]._children.values()]
     assert kinds == ["VocabParallelEmbedding", "ColumnParallelDense", "RowParallelDense"]
     assert [x.shape for x, _ in replica["data"]] == [(256, 8)] * 2

@@ -183,6 +183,21 @@ def test_plot_network_without_the_package(monkeypatch, tmp_path):
     assert texts(drawing._repr_svg_())[0] == words
 
 
+def test_plot_network_of_a_placed_block():
+    """`place` moves arrays between layers, which the symbol does not show."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(*[mx.gluon.nn.Dense(3, activation="relu", in_units=3) for _ in range(4)])
+    net.place(mx.parallel.Mesh({"stage": 2}, [on(0), on(1)]))
+    net.initialize()
+    net.hybridize()
+    net(mx.nd.ones((2, 3), ctx=on(0)))
+    graph = mx.viz.plot_network(net)
+    fills = {node.lines[0]: node.fill for node in getattr(graph, "drawing", graph).nodes}
+    first, *_, last = [fill for name, fill in fills.items() if name.endswith("_fwd")]
+    assert len(fills) == 9 and first != last
+    assert [*fills.values()].count(first) == 5 and [*fills.values()].count(last) == 4
+
+
 def test_drawings_of_wide_and_long_graphs():
     """Edges over many layers bend around nodes; nothing overlaps."""
     x = first = mx.sym.var("x")

@@ -1,0 +1,1 @@
+"""`dashboard`: a live view of devices."""
