@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .. import _core, ndarray as nd
 from .._hints import LOSSES as _LOSSES, of_module as _of_module
 from .block import HybridBlock
@@ -229,15 +231,13 @@ class SoftmaxCrossEntropyLoss(Loss):
                 f"{label.shape}; for one-hot labels or probabilities use sparse_label=False"
             )
         if _core.engine_mode() == "sync" and not label._traced and label.size:
-            low, high, classes = (
-                int(label.min().asscalar()),
-                int(label.max().asscalar()),
-                pred.shape[self._axis],
-            )
-            if low < 0 or high >= classes:
+            labels, classes = label.asnumpy(), pred.shape[self._axis]
+            wrong = np.argwhere(~((labels > -1) & (labels < classes)))  # NaN is wrong, too
+            if len(wrong):
+                place = tuple(wrong[0].tolist())
                 raise ValueError(
-                    f"SoftmaxCrossEntropyLoss: there are {classes} classes, but labels lie between "
-                    f"{low} and {high}"
+                    f"SoftmaxCrossEntropyLoss: there are {classes} classes, 0 to {classes - 1}, "
+                    f"but label{list(place)} is {labels[place]:g}"
                 )
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:

@@ -584,13 +584,17 @@ def test_labels_that_do_not_fit_their_loss():
     assert loss(nd.ones((3, 1)), nd.zeros((3,))).shape == (3,)
 
 
-def test_labels_outside_of_the_classes_under_the_sync_engine():
+@pytest.mark.parametrize(
+    "labels, place, value",
+    [("[0, 4, -1]", 1, "4"), ("[0, 1, -1]", 2, "-1"), ("[float('nan'), 1, 2]", 0, "nan")],
+)
+def test_labels_outside_of_the_classes_under_the_sync_engine(labels, place, value):
     code = (
-        "import mpgluon as mx; mx.gluon.loss.SoftmaxCELoss()(mx.nd.ones((3, 4)), mx.nd.array([0, "
-        "4, -1]))"
+        "import mpgluon as mx; mx.gluon.loss.SoftmaxCELoss()(mx.nd.ones((3, 4)), "
+        f"mx.nd.array({labels}))"
     )
     assert (
-        "there are 4 classes, but labels lie between -1 and 4"
+        f"there are 4 classes, 0 to 3, but label[{place}] is {value}"
         in ended(code, MPGLUON_ENGINE="sync").stderr
     )
 
