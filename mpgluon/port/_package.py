@@ -67,6 +67,10 @@ def _stand_in(value, path):
 
 def _part(owner, path):
     """The last part of a name, of what the parts before are."""
+    source = _imported(".".join(path[:-1]), path[-1])
+    if source is not None:  # asked first: once mxnet has been imported here, the name is there
+        home = f"{OURS}.{source}".rstrip(".")
+        return Missing(path, f"is there only under the name mxnet; import it from {home}", home)
     try:
         return Found(getattr(owner, path[-1]))
     except (AttributeError, ImportError, MXNetError) as error:
@@ -76,10 +80,6 @@ def _part(owner, path):
     module = _module(".".join(path))
     if module is not None:
         return Found(module)
-    source = _imported(".".join(path[:-1]), path[-1])
-    if source is not None:
-        home = f"{OURS}.{source}".rstrip(".")
-        return Missing(path, f"is there only under the name mxnet; import it from {home}", home)
     return Missing(path, text.replace(f"module '{OURS}'", "module 'mxnet'"))
 
 

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from mpgluon import gluon, port
+from mpgluon import gluon, nd, port
 from mpgluon.port import _package, _rows
 from support.processes import environment
 
@@ -136,6 +136,14 @@ def test_findings(tmp_path, text, said):
     texts = [f"{one.kind} {one.text}" for one in report.findings if one.kind != "runs"]
     assert any(said in one for one in texts) if said else not {"missing"} & set(report.kinds)
     assert "error" not in report.kinds
+
+
+def test_names_of_mxnet_modules_are_missing_also_where_mxnet_was_imported(tmp_path, monkeypatch):
+    """Importing mxnet gives our modules the names that MXNet's have only by their imports."""
+    monkeypatch.setattr(gluon.loss, "ndarray", nd, raising=False)
+    _package.lookup.cache_clear()
+    (report,) = port.read([program(tmp_path / "a.py", "from mxnet.gluon.loss import ndarray\n")])
+    assert any("import it from mpgluon" in one.text for one in report.findings)
 
 
 def test_imports_that_are_not_sure_stay(tmp_path):

@@ -494,7 +494,7 @@ void mpg_compose_quantized_act(mpg_gradient *g, const mpg_value *inputs, mpg_val
 }
 
 void mpg_compose_quantized_flatten(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
-  outputs[0] = mpg_emit1(g, MPG_OP_Flatten, NULL, inputs[0]);
+  outputs[0] = copied(g, mpg_emit1(g, MPG_OP_Flatten, NULL, inputs[0]));
   keep_range(g, inputs + 1, outputs);
 }
 
