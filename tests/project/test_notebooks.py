@@ -1,0 +1,72 @@
+"""The notebooks as they are stored; ``make notebooks-check`` executes them."""
+
+import glob
+import json
+import os
+import re
+
+import pytest
+
+from support.paths import ROOT
+
+NOTEBOOKS = sorted(glob.glob(os.path.join(ROOT, "notebooks", "*.ipynb")))
+if not NOTEBOOKS:
+    pytest.skip("the notebooks are not here", allow_module_level=True)
+
+# Folders of the machine that executed them.
+MACHINE = r"(?<![\w.])/(tmp|home|root|usr|work|opt|var|mnt)/"
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def code_cells(notebook, tag=None):
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [cell for cell in cells if tag is None or tag in cell["metadata"].get("tags", [])]
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=os.path.basename)
+def path(request):
+    return request.param
+
+
+def test_outputs_are_stored(path):
+    """Executed from the first cell to the last one, without an error."""
+    cells = code_cells(read(path))
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert len(outputs) > 3
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+
+
+def test_files_are_small(path):
+    assert os.path.getsize(path) < 150_000
+
+
+def test_no_folders_of_a_machine(path):
+    with open(path, encoding="utf-8") as file:
+        text = re.sub(r'"image/png": ".*"', "", file.read())
+    assert not re.findall(MACHINE, text)
+
+
+def test_devices_are_in_one_cell(path):
+    """The first one names them; no other does."""
+    first, *others = code_cells(read(path))
+    assert first["metadata"]["tags"] == ["devices"]
+    assert re.search(r"mx\.cpu\(.*# on (a GPU|GPUs): .*mx\.gpu\(", "".join(first["source"]))
+    for cell in others:
+        assert not re.search(r"mx\.[cg]pu\(", "".join(cell["source"])), "".join(cell["source"])
+
+
+def test_the_lines_to_copy(path):
+    """Below a heading of their own, ten or so."""
+    notebook = read(path)
+    (cell,) = code_cells(notebook, "ten-lines")
+    lines = [line for line in "".join(cell["source"]).splitlines() if line.strip()]
+    assert 5 <= len(lines) <= 12, len(lines)
+    above = notebook["cells"][notebook["cells"].index(cell) - 1]
+    assert above["cell_type"] == "markdown"
+    assert "".join(above["source"]).startswith("## The ten lines")
