@@ -14,7 +14,8 @@ test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their sub
 
 .PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
-  hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites clean
+  hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites notebooks \
+  notebooks-check site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -48,6 +49,20 @@ $(VENV)/.types: $(VENV)/.test Makefile
 
 slow-test: $(VENV)/.test
 	cd tests && $(abspath $(BIN))/pytest . -m slow
+
+# The notebooks: executed and stored anew, or executed only. The site, in build/site: without
+# warnings, and its inner links lead somewhere.
+notebooks: $(VENV)/.site
+	$(BIN)/python tools/notebooks.py $(NOTEBOOKS)
+notebooks-check: $(VENV)/.site
+	$(BIN)/pytest -q --nbmake --nbmake-timeout=120 --durations=0 notebooks
+site: $(VENV)/.site
+	rm -rf build/site
+	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/site-doctrees . build/site
+	$(BIN)/python tools/check_links.py build/site
+$(VENV)/.site: $(VENV)/.test docs/requirements.txt
+	$(BIN)/python -m pip install -q -r docs/requirements.txt
+	touch $@
 
 # Packages that were written for MXNet, which a package index must have.
 clients: $(VENV)/.test

@@ -44,7 +44,6 @@ class BucketingModule(BaseModule):
         The largest bucket's key; its module is bound first, and has all parameters.
     logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params
         As of `Module`.
-    : see `Module`
 
     Examples
     --------

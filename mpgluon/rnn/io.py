@@ -45,7 +45,7 @@ def encode_sentences(
         The first number.
     unknown_token : str, optional
         Stands for words that `vocab` does not have; without it such a word is an error.
-    invalid_key : object, default '\n'
+    invalid_key : object, default newline
         The word of `invalid_label` in a new vocabulary.
 
     Returns

@@ -1,0 +1,60 @@
+"""The site's API reference has every public module; ``make site`` checks the rest."""
+
+import glob
+import importlib
+import os
+import pkgutil
+import re
+
+import pytest
+
+import mpgluon as mx
+from support.paths import ROOT
+
+if not os.path.isdir(os.path.join(ROOT, "docs", "api")):
+    pytest.skip("the docs are not here", allow_module_level=True)
+
+# Programs, other names of what is described elsewhere, and names of MXNet that only raise errors.
+ELSEWHERE = (
+    "as_mxnet",
+    "contrib.amp.amp",
+    "contrib.amp.lists",
+    "contrib.autograd",
+    "contrib.onnx",
+    "info",
+    "libinfo",
+    "notebook",
+    "numpy",
+    "numpy_extension",
+    "registry",
+    "symbol",  # the operators once more
+)
+
+
+def documented():
+    pages = glob.glob(os.path.join(ROOT, "docs", "api", "*.md"))
+    text = "".join(open(page, encoding="utf-8").read() for page in pages)
+    return re.findall(r"^\.\. automodule:: (\S+)$", text, re.M)
+
+
+def test_every_module_is_in_the_reference():
+    """It itself, or all of its names by way of another one."""
+    described = set()
+    for module in map(importlib.import_module, documented()):
+        for name in getattr(module, "__all__", vars(module)):
+            described.add(id(getattr(module, name)))
+    missing = []
+    for info in pkgutil.walk_packages(mx.__path__, "mpgluon."):
+        name = info.name.removeprefix("mpgluon.")
+        parts = name.split(".")
+        if any(part.startswith("_") for part in parts) or info.name in documented():
+            continue
+        if any(name == other or name.startswith(other + ".") for other in ELSEWHERE):
+            continue
+        module = importlib.import_module(info.name)
+        for key in getattr(module, "__all__", ()):
+            value = getattr(module, key)
+            own = getattr(value, "__module__", None) == info.name
+            if not key.startswith("_") and own and id(value) not in described:
+                missing.append(f"{info.name}.{key}")
+    assert not missing
