@@ -666,7 +666,7 @@ class Simulation(typing.NamedTuple):
 
     Attributes
     ----------
-    length : float
+    makespan : float
         From the begin of the first action to the end of the last.
     spans : dict of Action to (float, float)
         When each action begins and ends.
