@@ -155,13 +155,14 @@ def small_plan(net, **options):
     )
 
 
-def test_a_small_network(tmp_path):
+def test_a_small_network(tmp_path, capsys):
     mx.random.seed(5)
     net = layered()
     net.infer_shape(nd.ones((12, 10)))
     before = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
     state = mx.random.get_state()
     made = small_plan(net)
+    assert "cpu(" not in capsys.readouterr().out  # of the trials' copies
     assert mx.random.get_state() == state and all(
         (p.data().asnumpy() == before[n]).all() for n, p in net.collect_params().items()
     )

@@ -61,7 +61,7 @@ class MemoryMeter:
 
         if self._copy is None:
             self._copy = layer_measurement.detached_copy(self._net)
-        self._copy.place(self._plan_of(candidate))
+        self._plan_of(candidate).place(self._copy)
         # Whoever runs it gets told; here it would be traced again on the whole batch
         pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)
         with random.calls_at(random.get_state()):

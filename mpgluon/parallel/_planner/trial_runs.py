@@ -167,7 +167,7 @@ class _Trial:
 
         self.candidate, self.devices = plan.candidate, plan.devices
         own = layer_measurement.detached_copy(net)
-        own.place(plan)
+        plan.place(own)
         if not isinstance(optimizer, str):  # with counts of its own
             optimizer = copy.copy(optimizer)
             optimizer.param_dict = {}
