@@ -7,7 +7,7 @@
 
 static mpg_device *cpu(int index) {
   mpg_device *device;
-  CHECK_OK(mpg_device_get((mpg_device_id){MPG_CPU, index}, &device));
+  CHECK_OK(mpg_device_get((mpg_device_id){.type = MPG_CPU, .index = index}, &device));
   return device;
 }
 
@@ -580,14 +580,14 @@ static void test_shuffle_exit(void) {
 
 static void test_table(void) {
   mpg_device *device;
-  CHECK(mpg_device_get((mpg_device_id){MPG_GPU, 0}, &device) == MPG_ERROR);
+  CHECK(mpg_device_get((mpg_device_id){.type = MPG_GPU, .index = 0}, &device) == MPG_ERROR);
   CHECK_TEXT("gpu(0)");
-  CHECK(mpg_device_get((mpg_device_id){MPG_CPU, -1}, &device) == MPG_ERROR);
-  CHECK(mpg_device_get((mpg_device_id){9, 0}, &device) == MPG_ERROR);
+  CHECK(mpg_device_get((mpg_device_id){.type = MPG_CPU, .index = -1}, &device) == MPG_ERROR);
+  CHECK(mpg_device_get((mpg_device_id){.type = 9, .index = 0}, &device) == MPG_ERROR);
   CHECK(mpg_device_count() == 0);
   CHECK(cpu(1000000)->ordinal == 0 && cpu(3)->ordinal == 1 && cpu(1000000) == mpg_device_at(0));
   CHECK(strcmp(mpg_device_text(cpu(3)), "cpu(3)") == 0);
-  CHECK_OK(mpg_device_get((mpg_device_id){MPG_CPU_PINNED, 3}, &device));
+  CHECK_OK(mpg_device_get((mpg_device_id){.type = MPG_CPU_PINNED, .index = 3}, &device));
   CHECK(device == cpu(3) && mpg_device_count() == 2 && mpg_gpu_count(NULL) == 0);
   int cores = mpg_machine_cores();
   CHECK(cores >= 1 && device->num_threads == (cores / 2 > 1 ? cores / 2 : 1));
@@ -650,9 +650,11 @@ static void test_allocation_failures(void) {
     int before = discarded, queued = 0;
     mpg_device *devices[2] = {NULL, NULL};
     mpg_memory_fail_after(n, 1);
-    mpg_status status = mpg_device_get((mpg_device_id){MPG_CPU, (int)n * 2}, &devices[0]);
+    mpg_status status =
+        mpg_device_get((mpg_device_id){.type = MPG_CPU, .index = (int)n * 2}, &devices[0]);
     if (status == MPG_OK)
-      status = mpg_device_get((mpg_device_id){MPG_CPU, (int)n * 2 + 1}, &devices[1]);
+      status =
+          mpg_device_get((mpg_device_id){.type = MPG_CPU, .index = (int)n * 2 + 1}, &devices[1]);
     mpg_submission one = {.name = "large",
                           .work = nothing,
                           .payload = large,

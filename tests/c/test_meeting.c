@@ -7,7 +7,7 @@ enum { DEVICES = 4, ROUNDS = 300 };
 
 static mpg_device *cpu(int32_t index) {
   mpg_device *device;
-  CHECK_OK(mpg_device_get((mpg_device_id){MPG_CPU, index}, &device));
+  CHECK_OK(mpg_device_get((mpg_device_id){.type = MPG_CPU, .index = index}, &device));
   return device;
 }
 

@@ -9,7 +9,7 @@
 
 static mpg_device *cpu(int index) {
   mpg_device *device;
-  CHECK_OK(mpg_device_get((mpg_device_id){MPG_CPU, index}, &device));
+  CHECK_OK(mpg_device_get((mpg_device_id){.type = MPG_CPU, .index = index}, &device));
   return device;
 }
 
