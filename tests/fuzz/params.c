@@ -18,7 +18,8 @@ static void expect(bool holds, const char *what) {
 static size_t in_use(void) {
   mpg_device *device;
   mpg_memory_stats stats;
-  expect(mpg_device_get((mpg_device_id){.type = MPG_CPU, .index = 0}, &device) == MPG_OK, "there is no cpu(0)");
+  expect(mpg_device_get((mpg_device_id){.type = MPG_CPU, .index = 0}, &device) == MPG_OK,
+         "there is no cpu(0)");
   mpg_pool_stats(device->pool, &stats);
   return stats.in_use;
 }
