@@ -409,14 +409,16 @@ def test_states_say_their_dtype():
 
 
 @pytest.mark.parametrize("dtype, bound", [("float16", 2.0**-9), ("bfloat16", 2.0**-6)])
+@pytest.mark.parametrize("units", [48, 37])  # odd sizes have no pairs at their ends
 @pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, partial(rnn.RNN, activation="tanh")])
-def test_halves_are_near_double(layer, dtype, bound):
+def test_halves_are_near_double(layer, units, dtype, bound):
     """Sizes at which libraries multiply halves; cells and sums are float32 within."""
     random = np.random.RandomState(0)
-    x, slope = (mx.nd.array(random.normal(size=s)).astype(dtype) for s in ((9, 8, 40), (9, 8, 96)))
+    sizes = (9, 8, 40), (9, 8, 2 * units)
+    x, slope = (mx.nd.array(random.normal(size=size)).astype(dtype) for size in sizes)
 
     def run(dtype, weights=None):
-        net = layer(48, num_layers=2, bidirectional=True, input_size=40)
+        net = layer(units, num_layers=2, bidirectional=True, input_size=40)
         net.initialize(mx.init.Uniform(0.2))
         net.cast(dtype)
         parameters = list(net.collect_params().values())
@@ -435,3 +437,46 @@ def test_halves_are_near_double(layer, dtype, bound):
     _, exact = run("float64", weights)
     for one, other in zip(found, exact):
         np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, rnn.RNN])
+def test_halves_have_the_same_bits_with_any_number_of_threads(layer, dtype):
+    """Of the products step by step: those over all steps, which libraries compute, are tiny."""
+    random = np.random.RandomState(0)
+    net = layer(35, input_size=2)
+    net.initialize(mx.init.Uniform(0.3))
+    net.cast(dtype)
+    x = mx.nd.array(random.normal(size=(8, 5, 2))).astype(dtype)
+    slope = mx.nd.array(random.normal(size=(8, 5, 35))).astype(dtype)
+    x.attach_grad()
+
+    def run(threads):
+        mx.context.set_threads(threads)
+        with mx.autograd.record():
+            y = net(x)
+        y.backward(slope)
+        return [a.asnumpy().tobytes() for a in (y, x.grad)]
+
+    try:
+        first, *others = (run(threads) for threads in (1, 2, 3))
+    finally:
+        mx.context.set_threads(0)
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU])
+def test_bfloat16_spreads_nan_and_infinity(layer):
+    """Hidden states and gradients are rounded for the products step by step."""
+    net = layer(20, input_size=4)
+    net.initialize()
+    net.cast("bfloat16")
+    state = mx.nd.zeros((1, 8, 20)).asnumpy()
+    state[0, 3, 7], state[0, 5, 2] = np.nan, np.inf
+    states = [mx.nd.array(state).astype("bfloat16")]
+    if layer is rnn.LSTM:
+        states.append(mx.nd.zeros((1, 8, 20)).astype("bfloat16"))
+    y = net(mx.nd.ones((6, 8, 4)).astype("bfloat16"), states)[0].asnumpy()
+    assert np.isnan(y[:, 3]).all()
+    rest = [n for n in range(8) if n not in (3, 5)]
+    assert np.isfinite(y[:, rest]).all()

@@ -80,6 +80,7 @@ typedef struct rnn_call {
   bool flat, dropped;
 } rnn_call;
 
+/* `set` has the weights in TYPE; `given`, as the call has them. */
 #define FILL(SUFFIX, TYPE)                                                                      \
   rnn_##SUFFIX r = {                                                                            \
       .call = c->call,                                                                          \
@@ -91,6 +92,8 @@ typedef struct rnn_call {
       .wh = (const TYPE **)set.wh,                                                              \
       .bi = (const TYPE **)set.bi,                                                              \
       .bh = (const TYPE **)set.bh,                                                              \
+      .wi_half = half ? (const uint16_t **)given.wi : NULL,                                     \
+      .wh_half = half ? (const uint16_t **)given.wh : NULL,                                     \
       .clip_nan = c->params->lstm_state_clip_nan,                                               \
       .clip = c->params->lstm_state_clip_min.present || c->params->lstm_state_clip_max.present, \
       .clip_min = c->params->lstm_state_clip_min.present                                        \
@@ -110,10 +113,12 @@ static void read_weights(const rnn_call *c, const mpg_view *inputs, weight_set *
 }
 
 static mpg_status forward_in(const rnn_call *c, const mpg_view *inputs, const mpg_view *outputs) {
-  weight_set set;
+  weight_set set, given;
+  bool half = c->call->inputs[0].desc.dtype == MPG_BFLOAT16;
   int states = c->flat ? 2 : 1, last = c->call->num_outputs - 1;
   bool with_states = c->params->state_outputs;
   read_weights(c, inputs, &set);
+  read_weights(c, c->call->inputs, &given);
   if (inputs[0].desc.dtype == MPG_FLOAT64) {
     FILL(f64, double);
     r.output = outputs[0].data;
@@ -131,11 +136,13 @@ static mpg_status forward_in(const rnn_call *c, const mpg_view *inputs, const mp
 }
 
 static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const mpg_view *outputs) {
-  weight_set set, gradients;
+  weight_set set, given, gradients;
+  bool half = c->call->inputs[0].desc.dtype == MPG_BFLOAT16;
   int states = c->flat ? 2 : 1,
       forward = c->call->num_outputs; /* as many gradients as forward inputs */
   bool with_states = c->params->state_outputs;
   read_weights(c, inputs, &set);
+  read_weights(c, c->call->inputs, &given);
   read_weights(c, outputs, &gradients);
   const mpg_view *d_out = inputs + forward + 2;
 #define BACKWARD(SUFFIX, TYPE)                                                           \

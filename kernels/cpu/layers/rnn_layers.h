@@ -18,9 +18,10 @@ typedef struct NAME(rnn) {
   const T *data;    /* [S, N, I] */
   const T *h0, *c0; /* [L * D, N, H] */
   const T **wi, **wh, **bi,
-      **bh;   /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
-  T *output;  /* [S, N, D * H] */
-  T *hn, *cn; /* [L * D, N, H], or NULL */
+      **bh; /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
+  const uint16_t **wi_half, **wh_half; /* wi and wh in bfloat16, if the call has them so */
+  T *output;                           /* [S, N, D * H] */
+  T *hn, *cn;                          /* [L * D, N, H], or NULL */
   T *reserve;
   bool clip, clip_nan;
   T clip_min, clip_max;
@@ -227,9 +228,10 @@ static NAME(stepping) NAME(stepping_of)(const NAME(rnn) * r, const T *source, bo
        .source = source,
        .transposed = transposed,
        .packed = s->time >= 4 && s->time * s->batch >= 32};
-  p.weights = transposed
-                  ? NAME(packed_shape)(s->hidden, s->hidden, s->gates, r->call->num_threads)
-                  : NAME(packed_shape)(s->gates * s->hidden, s->hidden, 1, r->call->num_threads);
+  bool rounded = r->call->inputs[0].desc.dtype == MPG_BFLOAT16;
+  int threads = r->call->num_threads;
+  p.weights = transposed ? NAME(packed_shape)(s->hidden, s->hidden, s->gates, threads, rounded)
+                         : NAME(packed_shape)(s->gates * s->hidden, s->hidden, 1, threads, rounded);
   return p;
 }
 
@@ -237,6 +239,7 @@ static mpg_status NAME(step_run)(const mpg_kernel_call *call, NAME(stepping) * p
   const mpg_rnn_size *s = p->s;
   const NAME(packed) *w = &p->weights;
   if (p->packed) {
+    if (p->a) NAME(packed_round)(call, w, s->batch, p->a, p->lda);
     mpg_cpu_parallel_for(call, w->panels, NAME(grain)(s->batch * (p->a ? w->k : LANES)),
                          NAME(step_panels), p);
     return MPG_OK;
@@ -251,10 +254,10 @@ static mpg_status NAME(step_run)(const mpg_kernel_call *call, NAME(stepping) * p
 
 static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n,
                              int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb,
-                             double beta, T *c, int64_t ldc) {
+                             const uint16_t *b_half, double beta, T *c, int64_t ldc) {
   if (DTYPE == MPG_FLOAT32 && call->inputs[0].desc.dtype == MPG_BFLOAT16)
     return mpg_cpu_gemm_narrowed(call, ta, tb, m, n, k, (const void *)a, lda, (const void *)b, ldb,
-                                 (float)beta, (void *)c, ldc);
+                                 b_half, (float)beta, (void *)c, ldc);
   return mpg_cpu_gemm_any(call, DTYPE, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 
@@ -264,7 +267,7 @@ static size_t NAME(rnn_forward_bytes)(const NAME(rnn) * r, size_t *packed_at) {
   int64_t GH = r->s.gates * r->s.hidden;
   NAME(stepping) p = NAME(stepping_of)(r, NULL, true);
   *packed_at = mpg_align_up((size_t)(GH + r->s.batch * GH) * sizeof(T), 64);
-  return *packed_at + (p.packed ? NAME(packed_bytes)(&p.weights) : 0);
+  return *packed_at + (p.packed ? NAME(packed_bytes)(&p.weights, r->s.batch) : 0);
 }
 
 static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int direction, T *scratch,
@@ -279,7 +282,7 @@ static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int di
   for (int64_t j = 0; j < GH; j++)
     bias[j] = gru ? r->bi[index][j] : r->bi[index][j] + r->bh[index][j];
   MPG_TRY(NAME(gemm)(r->call, false, true, s->time * N, GH, in, NAME(layer_input)(r, layer), in,
-                     r->wi[index], in, 0, gates, GH));
+                     r->wi[index], in, r->wi_half ? r->wi_half[index] : NULL, 0, gates, GH));
   NAME(step)
   p = {.r = r,
        .bias = bias,
@@ -291,8 +294,10 @@ static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int di
   stepping.cell = NAME(forward_cell)(s->mode);
   stepping.step = &p;
   stepping.add = !gru;
-  stepping.weights.data = packed;
-  if (stepping.packed) NAME(pack)(r->call, &stepping.weights, stepping.source, true);
+  NAME(packed_place)(&stepping.weights, packed);
+  if (stepping.packed)
+    NAME(pack)(r->call, &stepping.weights, stepping.source, r->wh_half ? r->wh_half[index] : NULL,
+               true);
   for (int64_t step = 0; step < s->time; step++) {
     int64_t t = direction == 0 ? step : s->time - 1 - step;
     p.gates = gates + t * N * GH;
@@ -525,8 +530,8 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   stepping.lda = GH;
   stepping.c = d_h;
   stepping.add = gru;
-  stepping.weights.data = packed;
-  if (stepping.packed) NAME(pack)(r->call, &stepping.weights, stepping.source, false);
+  NAME(packed_place)(&stepping.weights, packed);
+  if (stepping.packed) NAME(pack)(r->call, &stepping.weights, stepping.source, NULL, false);
   /* The product of a step goes together with the cell of the step before it: step -1 has only a
    * product, the last only a cell. */
   for (int64_t step = S - 1; step >= -1 && S > 0; step--) {
@@ -560,19 +565,19 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
       direction == 0 ? outputs : outputs + N * ld; /* the hidden states they start from */
   if (S > 0) {
     MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, N, d_products + first * N * GH, GH,
-                       r->h0 + (int64_t)index * NH, H, 0, d->d_wh[index], H));
+                       r->h0 + (int64_t)index * NH, H, NULL, 0, d->d_wh[index], H));
     if (S > 1)
-      MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, (S - 1) * N, later, GH, earlier, ld, 1,
+      MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, (S - 1) * N, later, GH, earlier, ld, NULL, 1,
                          d->d_wh[index], H));
   } else {
     memset(d->d_wh[index], 0, (size_t)(GH * H) * sizeof(T));
   }
   MPG_TRY(NAME(gemm)(r->call, true, false, GH, in, S * N, d_gates, GH, NAME(layer_input)(r, layer),
-                     in, 0, d->d_wi[index], in));
+                     in, NULL, 0, d->d_wi[index], in));
   NAME(sum_columns)(r->call, d_gates, S * N, GH, d->d_bi[index], gru ? NULL : d->d_bh[index]);
   if (gru) NAME(sum_columns)(r->call, d_hidden, S * N, GH, d->d_bh[index], NULL);
   return NAME(gemm)(r->call, false, false, S * N, in, GH, d_gates, GH, r->wi[index], in,
-                    add ? 1 : 0, d_input, in);
+                    r->wi_half ? r->wi_half[index] : NULL, add ? 1 : 0, d_input, in);
 }
 
 /* Through dropout: what was dropped (a negative zero, see drop_range) gets no gradient, the rest is
@@ -598,7 +603,7 @@ static mpg_status NAME(rnn_backward)(NAME(rnn) * r, const NAME(rnn_gradients) * 
   int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
   NAME(stepping) stepping = NAME(stepping_of)(r, NULL, false);
   size_t packed_at = mpg_align_up((size_t)(gates * (gru ? 2 : 1) + 2 * spare) * sizeof(T), 64);
-  size_t size = packed_at + (stepping.packed ? NAME(packed_bytes)(&stepping.weights) : 0);
+  size_t size = packed_at + (stepping.packed ? NAME(packed_bytes)(&stepping.weights, s->batch) : 0);
   T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   T *d_gates = scratch, *d_hidden = scratch + gates, *between[2];

@@ -295,7 +295,8 @@ static void narrow(const mpg_kernel_call *call, const float *from, int64_t rows,
 
 mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, bool transpose_b,
                                  int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
-                                 const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+                                 const float *b, int64_t ldb, const uint16_t *b_half, float beta,
+                                 float *c, int64_t ldc) {
 #ifdef MPG_WITH_ONEDNN
   mpg_onednn_matmul s = {.dtype = mpg_cpu_onednn_dtype(MPG_BFLOAT16),
                          .result = dnnl_f32,
@@ -311,14 +312,17 @@ mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, 
       s.dtype && k > 0 && !mpg_gemm_tiny(m, n, k) ? mpg_cpu_onednn_matmul_find(call, &s) : NULL;
   if (prepared) {
     size_t a_bytes = mpg_align_up((size_t)(m * k) * sizeof(uint16_t), 64),
-           b_bytes = mpg_align_up((size_t)(k * n) * sizeof(uint16_t), 64);
+           b_bytes = b_half ? 0 : mpg_align_up((size_t)(k * n) * sizeof(uint16_t), 64);
     char *scratch = mpg_device_scratch(call->device, a_bytes + b_bytes + prepared->scratch);
     if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
     narrow(call, a, transpose_a ? k : m, transpose_a ? m : k, lda, (uint16_t *)scratch);
-    narrow(call, b, transpose_b ? n : k, transpose_b ? k : n, ldb, (uint16_t *)(scratch + a_bytes));
-    return mpg_cpu_onednn_run(call, prepared, (void *const[]){scratch, scratch + a_bytes, c, NULL},
+    void *b_narrowed = b_half ? (void *)b_half : scratch + a_bytes;
+    if (!b_half) narrow(call, b, transpose_b ? n : k, transpose_b ? k : n, ldb, b_narrowed);
+    return mpg_cpu_onednn_run(call, prepared, (void *const[]){scratch, b_narrowed, c, NULL},
                               scratch + a_bytes + b_bytes);
   }
+#else
+  (void)b_half;
 #endif
   return mpg_cpu_sgemm(call, transpose_a, transpose_b, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }

@@ -1,6 +1,7 @@
 /* Products of a few rows with one matrix that stays the same over many steps: C[m x n] (+)= A[m x
  * k] * B[k x n], with B packed once into panels. Included by rnn_layers.h with T, NAME(x) and the
- * vectors of lanes.h defined.
+ * vectors of lanes.h defined. Matrices of floats may be packed as pairs of bfloat16
+ * (packed_pairs.h); then A is rounded to them before each product.
  *
  * B's columns are taken in vectors of LANES. They may form G groups of `width` columns (the gates
  * of a recurrent layer): then vector v holds columns of group v % G, so that one panel has all that
@@ -17,18 +18,35 @@ enum { NAME(STEP_ROWS) = 2 };
 #endif
 enum {
   NAME(PANEL) = 4,
-  NAME(STEP_DEPTH) = 96
-}; /* 96 rows of a panel and of A fit the smallest first-level caches */
+  NAME(STEP_DEPTH) = 96,  /* rows of a panel and of A that fit the smallest first-level caches */
+  NAME(PAIRS_DEPTH) = 256 /* of the second level: there, taking C up again would cost more */
+};
+
+#if defined(__AVX512F__) && !defined(LANES_OF_DOUBLE)
+#define WITH_PAIRS
+static bool has_pairs(void);
+#endif
+
+typedef uint32_t mpg_pair __attribute__((may_alias)); /* two bfloat16 */
 
 typedef struct NAME(packed) {
   int64_t k, width; /* rows; columns of a group */
   int groups;
   int64_t vectors, panels;
-  T *data;
+  T *data; /* NULL with pairs */
+  bool paired;
+  mpg_pair *pairs, *rows; /* paired: B, and the rounded rows of A */
 } NAME(packed);
 
-static NAME(packed) NAME(packed_shape)(int64_t k, int64_t width, int groups, int num_threads) {
+/* rounded: A and B may be rounded to bfloat16, which B's values are. */
+static NAME(packed)
+    NAME(packed_shape)(int64_t k, int64_t width, int groups, int num_threads, bool rounded) {
   NAME(packed) b = {.k = k, .width = width, .groups = groups};
+#ifdef WITH_PAIRS
+  b.paired = rounded && has_pairs();
+#else
+  (void)rounded;
+#endif
   int64_t blocks = (width + LANES - 1) / LANES;
   b.vectors = blocks * groups;
   if (groups > 1) {
@@ -41,8 +59,19 @@ static NAME(packed) NAME(packed_shape)(int64_t k, int64_t width, int groups, int
   return b;
 }
 
-static size_t NAME(packed_bytes)(const NAME(packed) * b) {
+/* Bytes for B, and for m rounded rows of A. */
+static size_t NAME(packed_bytes)(const NAME(packed) * b, int64_t m) {
+  if (b->paired) return (size_t)((b->k + 1) / 2 * (b->vectors * LANES + m)) * sizeof(mpg_pair);
   return (size_t)(b->k * b->vectors * LANES) * sizeof(T);
+}
+/* The buffer of so many bytes, aligned to 64. */
+static void NAME(packed_place)(NAME(packed) * b, T *buffer) {
+  if (b->paired) {
+    b->pairs = (void *)buffer;
+    b->rows = b->pairs + (b->k + 1) / 2 * b->vectors * LANES;
+  } else {
+    b->data = buffer;
+  }
 }
 
 static int64_t NAME(first_vector)(const NAME(packed) * b, int64_t panel) {
@@ -66,6 +95,7 @@ static int64_t NAME(vector_column)(const NAME(packed) * b, int64_t v, int *valid
 typedef struct NAME(packing) {
   const NAME(packed) * b;
   const T *source;
+  const uint16_t *half; /* the source in bfloat16, or NULL */
   bool transposed;
 } NAME(packing);
 
@@ -107,10 +137,31 @@ static void NAME(pack_panels)(void *context, int64_t begin, int64_t end) {
   }
 }
 
+#ifdef WITH_PAIRS
+#include "kernels/cpu/products/packed_pairs.h"
+#endif
+
 static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, const T *source,
-                       bool transposed) {
-  NAME(packing) p = {b, source, transposed};
-  mpg_cpu_parallel_for(call, b->panels, 1 + 16384 / (b->k * LANES), NAME(pack_panels), &p);
+                       const uint16_t *half, bool transposed) {
+  NAME(packing) p = {b, source, half, transposed};
+  mpg_range_fn body = NAME(pack_panels);
+#ifdef WITH_PAIRS
+  if (b->paired) body = pack_pairs;
+#endif
+  mpg_cpu_parallel_for(call, b->panels, 1 + 16384 / (b->k * LANES), body, &p);
+}
+
+/* Before the panels of a product with m rows of A. */
+static void NAME(packed_round)(const mpg_kernel_call *call, const NAME(packed) * b, int64_t m,
+                               const T *a, int64_t lda) {
+#ifdef WITH_PAIRS
+  if (b->paired) {
+    rounding p = {b, a, lda};
+    mpg_cpu_parallel_for(call, m, 1 + 32768 / (b->k + 1), round_rows, &p);
+  }
+#else
+  (void)call, (void)b, (void)m, (void)a, (void)lda;
+#endif
 }
 
 /* `rows` rows of C with a panel `width` vectors wide, over k rows of it. */
@@ -197,18 +248,31 @@ static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m
   int width = (int)(to - from), valid[NAME(PANEL)];
   int64_t column[NAME(PANEL)];
   for (int v = 0; v < width; v++) column[v] = NAME(vector_column)(b, from + v, &valid[v]);
-  const T *data = b->data + from * LANES * b->k;
-  int64_t blocks = (m + NAME(STEP_ROWS) - 1) / NAME(STEP_ROWS), line = 64 / (int64_t)sizeof(T);
-  for (int64_t p = 0; p < b->k; p += NAME(STEP_DEPTH)) {
-    int64_t depth = b->k - p < NAME(STEP_DEPTH) ? b->k - p : NAME(STEP_DEPTH);
-    const T *rows = data + p * width * LANES, *ahead = rows + depth * width * LANES;
+  const int64_t k = b->paired ? (b->k + 1) / 2 : b->k, start = from * LANES * k;
+  int64_t blocks = (m + NAME(STEP_ROWS) - 1) / NAME(STEP_ROWS);
+  const int64_t most = b->paired ? NAME(PAIRS_DEPTH) : NAME(STEP_DEPTH);
+  for (int64_t p = 0; p < k; p += most) {
+    int64_t depth = k - p < most ? k - p : most;
+    int64_t rows = start + p * width * LANES, ahead = rows + depth * width * LANES;
     for (int64_t i = 0; i < blocks; i++) {
       int64_t row = i * m / blocks, count = (i + 1) * m / blocks - row;
       T *target[NAME(PANEL)];
       for (int v = 0; v < width; v++) target[v] = c + row * ldc + column[v];
+      bool first = p == 0 && !add;
+#ifdef WITH_PAIRS
+      if (b->paired) {
+        int64_t line = 64 / (int64_t)sizeof *b->pairs;
+        pairs_fns[count - 1][width - 1](depth, b->rows + row * k + p, k, b->pairs + rows,
+                                        b->pairs + ahead + i * depth * line, target, ldc, valid,
+                                        first);
+        continue;
+      }
+#endif
+      int64_t line = 64 / (int64_t)sizeof(T);
       NAME(step_fns)
-      [count - 1][width - 1](depth, a + row *lda + p, lda, rows, ahead + i *depth *line, target,
-                             ldc, valid, p == 0 &&!add);
+      [count - 1][width - 1](depth, a + row *lda + p, lda, b->data + rows,
+                             b->data + ahead + i *depth *line, target, ldc, valid, first);
     }
   }
 }
+#undef WITH_PAIRS
