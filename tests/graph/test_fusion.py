@@ -261,7 +261,9 @@ def test_the_gradient_of_gelu(dtype):
 
     for size in (7, 5003):
         op = check(f, [a.astype(dtype) for a in draw((size,), (size,))])
-        assert groups(op) == [["LeakyReLU", "_plus_scalar", "_mul_scalar", "_backward_LeakyReLU"]]
+        if on(0).device_type == "cpu" or dtype != "float64":  # nor float64
+            members = ["LeakyReLU", "_plus_scalar", "_mul_scalar", "_backward_LeakyReLU"]
+            assert groups(op) == [members]
 
 
 def test_nothing_moves_past_a_write():
