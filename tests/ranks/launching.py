@@ -34,14 +34,16 @@ def _options():
 
 
 def run(count, script, *arguments, timeout=100, **more):
-    """Runs a Python file on so many ranks; returns the process. Count 1: without mpirun."""
+    """Runs a Python file, with what lies beside it, on so many ranks; returns the process. Count 1:
+    without mpirun."""
     command = [sys.executable, script, *arguments]
     if count > 1:
         command = [_launcher(), *_options(), "-n", str(count), *command]
+    base = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=environment(MPGLUON_CPU_THREADS="1", **more),
+        env=environment(base, MPGLUON_CPU_THREADS="1", **more),
     )
