@@ -181,6 +181,8 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
                    same ? known : mpg_cause_new(device, status, text, submission));
 }
 
+const char *mpg_failures_text(const mpg_cause *cause) { return cause->text; }
+
 mpg_status mpg_failures_report(const mpg_cause *cause) {
   atomic_store(&((mpg_cause *)cause)->reported, true);
   if (mpg_worker_device()) { /* without the host lock the source line is not available; the reporter

@@ -22,6 +22,7 @@ const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char
 const mpg_cause *mpg_failures_find(mpg_device *device,
                                    mpg_tick tick); /* NULL: that tick did not fail */
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause);
+const char *mpg_failures_text(const mpg_cause *cause);
 mpg_status mpg_failures_report(const mpg_cause *cause); /* sets the error text; marks as reported */
 const mpg_cause *mpg_failures_unreported(
     mpg_device *device); /* the first one; all are marked as reported. NULL: none */

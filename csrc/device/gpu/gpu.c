@@ -33,8 +33,8 @@ typedef struct gpu_state {
   mpg_sleepers sleepers; /* until work is issued */
   _Atomic(int) waiting;  /* threads, for a tick */
   _Atomic(bool) lost;
-  char loss[600]; /* what the driver said; does not change once `lost` is set */
-  bool forked;    /* host lock: this is a child process, where the driver cannot be used */
+  const mpg_cause *loss; /* does not change once `lost` is set */
+  bool forked;           /* host lock: this is a child process, where the driver cannot be used */
   mpg_tick
       event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
   uint32_t next_event;
@@ -81,36 +81,44 @@ static mpg_status gpu_open(mpg_device *device) {
 static void fail_issued(mpg_device *device, gpu_state *state) {
   mpg_tick done = atomic_load(device->completed), issued = atomic_load(&state->issued);
   if (issued <= done) return;
-  const mpg_issued_work *first = mpg_issued_after(&state->history, done);
-  mpg_submission work = {0};
-  if (first)
-    work = (mpg_submission){.name = first->name,
-                            .origin = first->origin,
-                            .scope = first->scope,
-                            .stage = first->stage,
-                            .micro_batch = first->micro_batch};
-  mpg_device_fail(device, done + 1, issued, MPG_ERROR, first ? &work : NULL);
+  mpg_failures_add(device, done + 1, issued, state->loss);
   atomic_store(device->completed, issued);
 }
 
-/* The error of everything that is asked of a device which has been lost. */
+/* The error of everything that is asked of a device which has been lost. What a worker does not run
+ * because of it has the same cause. */
 static mpg_status fail_lost(mpg_device *device, mpg_status status) {
-  return mpg_fail(status,
-                  "%s is lost: %s. Its arrays cannot be used any more in this process; other "
-                  "devices can",
-                  mpg_device_text(device), state_of(device)->loss);
+  const mpg_cause *loss = state_of(device)->loss;
+  return mpg_worker_device() ? mpg_failures_report(loss)
+                             : mpg_fail(status, "%s", mpg_failures_text(loss));
 }
 
 /* Something went wrong on the device itself; the error text says what. Nothing on it can be relied
- * upon. The first cause is kept: what fails afterwards is a consequence. Any thread. */
+ * upon. The first cause is kept, by the name of the first work that is not completed: what fails
+ * afterwards is a consequence. Any thread. */
 static void lose(mpg_device *device) {
   gpu_state *state = state_of(device);
   pthread_mutex_lock(&state->queue.mutex);
   if (!atomic_load(&state->lost)) {
-    snprintf(state->loss, sizeof state->loss, "%s", mpg_error_text());
+    char text[700];
+    snprintf(text, sizeof text,
+             "%s is lost: %.500s. Its arrays cannot be used any more in this process; other "
+             "devices can",
+             mpg_device_text(device), mpg_error_text());
+    const mpg_issued_work *first =
+        mpg_issued_after(&state->history, atomic_load(device->completed));
+    mpg_submission work = {0};
+    if (first && mpg_worker_device() != device && first->first > atomic_load(&state->issued))
+      first = NULL; /* the worker is at it */
+    if (first)
+      work = (mpg_submission){.name = first->name,
+                              .origin = first->origin,
+                              .scope = first->scope,
+                              .stage = first->stage,
+                              .micro_batch = first->micro_batch};
+    state->loss = mpg_cause_new(device, MPG_ERROR, text, first ? &work : NULL);
     atomic_store(&state->lost, true);
   }
-  fail_lost(device, MPG_ERROR);
   fail_issued(device, state);
   pthread_mutex_unlock(&state->queue.mutex);
 }
@@ -130,7 +138,6 @@ static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
   atomic_store(&state->issued, tick); /* sequentially consistent: against wake_at and `lost` */
   if (atomic_load(&state->lost)) {
     pthread_mutex_lock(&state->queue.mutex);
-    fail_lost(device, MPG_ERROR);
     fail_issued(device, state);
     pthread_mutex_unlock(&state->queue.mutex);
   }
