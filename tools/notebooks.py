@@ -44,7 +44,8 @@ def joined(outputs):
         result.append(output)
     for output in result:
         if output.output_type == "stream":
-            output.text = re.sub(r"^[^\n]*\r", "", output.text, flags=re.M)
+            text = output.text.replace("\r\n", "\n")  # of a terminal, as a ! line has one
+            output.text = re.sub(r"^[^\n]*\r", "", text, flags=re.M)
             output.text = re.sub(r"/\S*ipykernel_\d+/\d+\.py", "<cell>", output.text)
     return result
 
