@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,37 +15,66 @@ def chrome_trace(
 ) -> dict[str, Any]:
     """The trace of the events: one row per device, copies as arrows between rows; below them one
     row per domain."""
-    named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
-    order = sorted(
-        named, key=lambda device: (device.partition("(")[0], int(device.partition("(")[2][:-1]))
-    )
-    names = [*order, *dict.fromkeys(mark["tid"] for mark in marks)]
-    rows = {name: number for number, name in enumerate(names)}
-    busy = {
-        device: [(event["begin"], event["end"]) for event in recorded if event["device"] == device]
-        for device in order
-    }
-    items = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "mpgluon"}}]
-    for name, row in rows.items():
-        items += _row(name, row)
-    for number, event in enumerate(recorded):
-        items.append(_span(event, rows))
-        if event["kind"] == "copy" and event["peer"]:
-            items += _arrow(event, number, rows, busy)
-    items += [{**mark, "pid": 0, "tid": rows[mark["tid"]]} for mark in marks]
+    return trace_of_processes([("mpgluon", recorded, marks)])
+
+
+def trace_of_processes(
+    processes: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[dict[str, Any]]]],
+) -> dict[str, Any]:
+    """The same for several processes, by rank: of each its name, events and marks, with times of
+    one clock. A copy to a device of another rank is an arrow into that one's rows."""
+    tables = [_rows(own, *rest) for own, (_, *rest) in enumerate(processes)]
+    items, number = [], 0
+    for own, (title, recorded, marks) in enumerate(processes):
+        about = {"ph": "M", "pid": own}
+        items.append({**about, "name": "process_name", "args": {"name": title}})
+        items.append({**about, "name": "process_sort_index", "args": {"sort_index": own}})
+        rows = tables[own]
+        for name, row in rows.items():
+            items += _row(name, own, row)
+        busy = {}
+        for event in recorded:
+            busy.setdefault(event["device"], []).append((event["begin"], event["end"]))
+        for event in recorded:
+            items.append(_span(event, own, rows))
+            if event["kind"] == "copy" and event["peer"]:
+                other = _place(event["peer"])[1]
+                other = own if other is None or other >= len(processes) else other
+                items += _arrow(event, number, own, rows, (other, tables[other]), busy)
+                number += 1
+        items += [{**mark, "pid": own, "tid": rows[mark["tid"]]} for mark in marks]
     return {"traceEvents": items, "displayTimeUnit": "ms"}
 
 
-def _row(name, row):
+def _place(device):
+    """(type, rank or None, number) of a device by its name."""
+    kind, number, rank = re.fullmatch(r"(\w+)\((\d+)(?:, rank=(\d+))?\)", device).groups()
+    return kind, rank if rank is None else int(rank), int(number)
+
+
+def _rows(own, recorded, marks):
+    """The number of each row of a process: its devices, with those that others send to, and its
+    domains."""
+    named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
+    order = []
+    for device in named:
+        kind, rank, number = _place(device)
+        if rank in (None, own):
+            order.append((kind, rank is None, number, device))
+    names = [*[device for *_, device in sorted(order)], *[mark["tid"] for mark in marks]]
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
+
+
+def _row(name, own, row):
     """The name and place of a row."""
-    about = {"ph": "M", "pid": 0, "tid": row}
+    about = {"ph": "M", "pid": own, "tid": row}
     return [
         {**about, "name": "thread_name", "args": {"name": name}},
         {**about, "name": "thread_sort_index", "args": {"sort_index": row}},
     ]
 
 
-def _span(event, rows):
+def _span(event, own, rows):
     """An event from its begin to its end."""
     name = f"{event['scope']}/{event['name']}" if event["scope"] else event["name"]
     args = {"op": event["name"], "bytes": event["bytes"]}
@@ -55,7 +85,7 @@ def _span(event, rows):
         "ph": "X",
         "name": name + (" (backward)" if event["backward"] else ""),
         "cat": event["kind"],
-        "pid": 0,
+        "pid": own,
         "tid": rows[event["device"]],
         "ts": begin,
         "dur": end - begin,
@@ -63,21 +93,24 @@ def _span(event, rows):
     }
 
 
-def _arrow(event, number, rows, busy):
-    """The arrow of a copy, as its start and its end."""
+def _arrow(event, number, own, rows, other, busy):
+    """The arrow of a copy, as its start and its end; `other`: the process of the peer and its
+    rows. No arrow where the peer has no row: it did nothing while it was recorded."""
     begin, end = event["begin"] * 1e6, event["end"] * 1e6
-    here, there = rows[event["device"]], rows[event["peer"]]
-    arrow = {"name": "copy", "cat": "copy", "id": number, "pid": 0}
-    if event["program"]:  # programs push: from this row to the work that is next on the other
-        return [
-            {**arrow, "ph": "s", "tid": here, "ts": begin},
-            {**arrow, "ph": "f", "tid": there, "ts": end},
-        ]
+    process, peers = other
+    if event["peer"] not in peers:
+        return []
+    here = {"pid": own, "tid": rows[event["device"]]}
+    there = {"pid": process, "tid": peers[event["peer"]]}
+    arrow = {"name": "copy", "cat": "copy", "id": number}
+    # Programs, and what goes to other ranks, push: to the work that is next on the other row
+    if event["program"] or event["name"] == "send":
+        return [{**arrow, **here, "ph": "s", "ts": begin}, {**arrow, **there, "ph": "f", "ts": end}]
     # Otherwise the receiver fetches: from the work that was last on the other row to this one
-    sent = _last_before(event, busy[event["peer"]])
+    sent = _last_before(event, busy.get(event["peer"], []))
     return [
-        {**arrow, "ph": "s", "tid": there, "ts": sent},
-        {**arrow, "ph": "f", "bp": "e", "tid": here, "ts": begin},
+        {**arrow, **there, "ph": "s", "ts": sent},
+        {**arrow, **here, "ph": "f", "bp": "e", "ts": begin},
     ]
 
 

@@ -1,4 +1,5 @@
-"""``python -m mpgluon.info``: versions, devices, and the optional parts that were found."""
+"""``python -m mpgluon.info``: versions, devices, and the optional parts that were found; under
+``mpirun`` also the ranks, and what was measured between them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import sys
 
 import numpy as np
 
-from . import _core, context, nd, rtc
+from . import _core, _ranks, context, nd, rtc
+from ._ranks import links
+from ._tables import aligned
 from .base import MXNetError, NotSupportedError, counted
 from .libinfo import __version__
 from .parallel import collectives
@@ -95,5 +98,51 @@ def _works(trial):
     return said if isinstance(said, str) else "works"
 
 
+def ranks_lines() -> list[str]:
+    """The report on ranks: where each runs, with what, and how quickly data goes from each to the
+    others. All ranks call it.
+
+    Examples
+    --------
+    >>> from mpgluon import info
+    >>> print(info.ranks_lines()[0])
+    ranks      1: not started by mpirun
+    """
+    count = _ranks.count()
+    if count == 1:
+        return ["ranks      1: not started by mpirun"]
+    found, measured = links.hosts(), links.measure()
+    every = count <= links.ALL_PAIRS
+    targets = [f"to rank {rank}" for rank in range(count)] if every else ["to the next rank"]
+    rows = [("rank", "host", "process", "devices", *targets)]
+    for rank, there in enumerate(found):
+        devices = counted(there["cores"], "core")
+        devices += f", {counted(there['gpus'], 'GPU')}" if there["gpus"] else ""
+        others = range(count) if every else [(rank + 1) % count]
+        cells = [
+            _link(measured[rank, other], there["host"] == found[other]["host"])
+            if rank != other
+            else ""
+            for other in others
+        ]
+        rows.append((str(rank), there["host"], str(there["process"]), devices, *cells))
+    number = counted(len({there["host"] for there in found}), "host")
+    return [
+        f"ranks      {count} on {number}; CPU memory goes by {links.library()}",
+        "links      between cpu(0) of each: microseconds for 4 KB, GB/s of 16 MB",
+        *aligned(rows),
+    ]
+
+
+def _link(measured, same_host):
+    seconds, rate = measured
+    return f"{seconds * 1e6:.1f} us, {rate / 1e9:.2f} GB/s" + ("" if same_host else ", network")
+
+
 if __name__ == "__main__":
-    print("\n".join(lines()))
+    if _ranks.count() == 1:
+        print("\n".join(lines()))
+    else:
+        report = [*lines(), *ranks_lines()]
+        if _ranks.own() == 0:
+            print("\n".join(report), flush=True)

@@ -9,11 +9,13 @@ table). ``events()`` gives the raw events. Recording costs nothing while it is o
 from __future__ import annotations
 
 import json
+import platform
 import time
 import warnings
 from typing import Any
 
-from . import _chrome_trace, _core
+from . import _chrome_trace, _core, _ranks
+from ._ranks import links
 
 __all__ = [
     "Counter",
@@ -200,6 +202,10 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Writes the Chrome trace to the configured ``filename``; ``finished`` stops recording
     first.
 
+    Under ``mpirun`` all ranks call it, and rank 0 writes one trace of all: a process for each rank,
+    copies between ranks as arrows, times by rank 0's clock. How far the others' clocks are ahead is
+    measured first, by messages there and back.
+
     Examples
     --------
     >>> import os, tempfile
@@ -213,8 +219,27 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """
     if finished:
         set_state("stop")
+    if _ranks.count() == 1:
+        trace = _chrome_trace.chrome_trace(events(), _marks)
+    else:
+        processes = _of_all_ranks(events(), _marks)
+        if processes is None:
+            return
+        trace = _chrome_trace.trace_of_processes(processes)
     with open(_config["filename"], "w", encoding="utf-8") as f:
-        json.dump(_chrome_trace.chrome_trace(events(), _marks), f)
+        json.dump(trace, f)
+
+
+def _of_all_ranks(recorded, marks):
+    """On rank 0, of each rank its name, events and marks, by rank 0's clock; None elsewhere."""
+    ahead = links.clock_offsets()[_ranks.own()]
+    for event in recorded:
+        event["begin"] -= ahead * 1e-9
+        event["end"] -= ahead * 1e-9
+    marks = [{**mark, "ts": mark["ts"] - ahead / 1e3} for mark in marks]
+    name = f"rank {_ranks.own()} on {platform.node()}"
+    texts = links.gather_to_first("profiler.dump", json.dumps([name, recorded, marks]))
+    return texts and [json.loads(text) for text in texts]
 
 
 def dumps(

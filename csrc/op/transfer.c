@@ -1,7 +1,9 @@
 /* Queues copies between devices of several processes. */
 #include "op/transfer.h"
 
+#include "base/clock.h"
 #include "base/host.h"
+#include "device/profiler.h"
 #include "op/submit.h"
 
 typedef struct transfer_task {
@@ -11,7 +13,8 @@ typedef struct transfer_task {
   const void *source;
   void *target;
   mpg_tick tick; /* of the work */
-  bool done;     /* it has been sent */
+  uint32_t scope;
+  bool done; /* it has been sent */
 } transfer_task;
 
 static mpg_status transfer_work(mpg_run *run, void *payload) {
@@ -19,11 +22,21 @@ static mpg_status transfer_work(mpg_run *run, void *payload) {
   bool done = true;
   if (task->kind == MPG_TRANSFER_RECEIVE)
     return mpg_transfer_receive(run, &task->transfer, task->target, &done);
-  if (task->kind == MPG_TRANSFER_SHARE)
+  bool profiling = mpg_profiler_on(), shares = task->kind == MPG_TRANSFER_SHARE;
+  int64_t begin = profiling ? mpg_clock_ns() : 0;
+  if (shares)
     MPG_TRY(mpg_device_copy(run->device, task->to, task->target, task->from, task->source,
                             task->transfer.size));
   MPG_TRY(mpg_transfer_send(&task->transfer, task->source));
   task->done = true;
+  if (profiling)
+    mpg_profiler_record(run->device, &(mpg_event){.name = shares ? "share" : "send",
+                                                  .scope = task->scope,
+                                                  .kind = MPG_EVENT_COPY,
+                                                  .peer = (shares ? task->from : task->to)->ordinal,
+                                                  .bytes = task->transfer.size,
+                                                  .begin_ns = begin,
+                                                  .end_ns = mpg_clock_ns()});
   return MPG_OK;
 }
 
@@ -56,6 +69,7 @@ mpg_status mpg_invoke_transfer(const mpg_invocation *inv, mpg_device *device,
                         .kind = kind,
                         .from = source,
                         .to = device,
+                        .scope = inv->scope,
                         .runs_on = receives || sends ? source : device,
                         .source = mpg_tensor_data(input),
                         .target = mpg_tensor_data(output)};

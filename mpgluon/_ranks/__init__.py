@@ -40,6 +40,11 @@ def own() -> int:
     return _own
 
 
+def world() -> Any:
+    """mpi4py's communicator for messages beside those of the program's transfers."""
+    return _world
+
+
 def launched() -> bool:
     """Whether this process was started as one of several, as far as the environment tells."""
     return "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _LAUNCHED)
@@ -121,13 +126,14 @@ def _note_uncaught():
 def _agree_on_version():
     from ..libinfo import __version__
 
-    versions = _gather("version", f"mpgluon {__version__}")
+    versions = gather("version", f"mpgluon {__version__}")
     if len(set(versions)) > 1:
         raise MXNetError(f"the ranks run different versions: {versions}")
 
 
-def _wait(request, what):
-    """Waits for MPI's request; Ctrl-C and other threads get their turns."""
+def wait(request: Any, what: str) -> None:
+    """Waits for MPI's request; Ctrl-C and other threads get their turns. MXNetError when a rank is
+    lost, or has not come in time."""
     begin, pause = time.monotonic(), 0.0
     while not request.Test():
         waited = time.monotonic() - begin
@@ -144,7 +150,7 @@ def _wait(request, what):
         time.sleep(pause)
 
 
-def _gather(what, text):
+def gather(what: str, text: str) -> list[str]:
     """The texts of all ranks, by rank. All ranks call it with the same `what`."""
     if count() == 1:
         return [text]
@@ -152,10 +158,10 @@ def _gather(what, text):
 
     data = numpy.frombuffer(f"{what}\0{text}".encode(), numpy.uint8)
     sizes = numpy.empty(_count, numpy.int64)
-    _wait(_world.Iallgather(numpy.array([len(data)], numpy.int64), sizes), what)
+    wait(_world.Iallgather(numpy.array([len(data)], numpy.int64), sizes), what)
     starts = numpy.concatenate([[0], numpy.cumsum(sizes)[:-1]])
     everything = numpy.empty(int(sizes.sum()), numpy.uint8)
-    _wait(_world.Iallgatherv(data, (everything, (sizes, starts))), what)
+    wait(_world.Iallgatherv(data, (everything, (sizes, starts))), what)
     said = [
         everything[start : start + size].tobytes().decode().split("\0", 1)
         for start, size in zip(starts, sizes)
@@ -172,7 +178,7 @@ def barrier() -> None:
     """Returns when all ranks have called it. They must have queued the same transfers so far."""
     if count() == 1:
         return
-    transfers = _gather("barrier", str(_core.ranks_statistics()["transfers"]))
+    transfers = gather("barrier", str(_core.ranks_statistics()["transfers"]))
     if len(set(transfers)) > 1:
         raise MXNetError(
             "the ranks run different programs: so many transfers between ranks have been queued "
@@ -187,7 +193,7 @@ def join(found: dict[int, Any]) -> dict[int, Any]:
     import json
 
     joined = {}
-    for text in _gather("results", json.dumps(found)):
+    for text in gather("results", json.dumps(found)):
         joined.update((int(key), value) for key, value in json.loads(text).items())
     return joined
 
@@ -197,9 +203,9 @@ def agree_on_trace(text: str) -> None:
     graph. Called by the core when it compiles one with devices of ranks."""
     import hashlib
 
-    if len(set(_gather("a new graph", hashlib.sha256(text.encode()).hexdigest()))) == 1:
+    if len(set(gather("a new graph", hashlib.sha256(text.encode()).hexdigest()))) == 1:
         return
-    graphs = [other.splitlines() for other in _gather("graphs that differ", text)]
+    graphs = [other.splitlines() for other in gather("graphs that differ", text)]
     first = 0
     while len({tuple(lines[first : first + 1]) for lines in graphs}) == 1:
         first += 1

@@ -1,0 +1,38 @@
+"""What two ranks see of each other: the clocks of both, and one trace of what both do.
+
+mpirun -n 2 python seeing.py TRACE
+"""
+
+import sys
+import time
+
+import mpgluon as mx
+from mpgluon import nd, parallel as par
+from mpgluon._ranks import links
+
+RANK = par.rank()
+DEVICES = [mx.cpu(0, rank=i) for i in range(par.num_ranks())]
+AHEAD = [0, 7_000_000_000]  # nanoseconds of each rank's clock, in place of hosts that differ
+
+
+def clock():
+    return time.monotonic_ns() + AHEAD[RANK]
+
+
+offsets = links.clock_offsets(clock)
+assert offsets[0] == 0 and abs(offsets[1] - AHEAD[1]) < 20_000_000, offsets  # of one machine
+assert links.gather_to_first("names", f"rank {RANK}") == (None if RANK else ["rank 0", "rank 1"])
+
+mx.profiler.set_config(filename=sys.argv[1])
+mx.profiler.start()
+task = mx.profiler.Task(mx.profiler.Domain("own"), f"task of {RANK}")
+task.start()
+x = nd.ones((8, 8), ctx=DEVICES[0])
+for _ in range(2):
+    for device in (DEVICES[1], DEVICES[0]):
+        x = nd.dot(x, x).as_in_context(device)
+par.fetch(x).wait_to_read()
+task.stop()
+mx.profiler.dump()
+par.barrier()
+print(f"rank {RANK} done", flush=True)

@@ -1,0 +1,56 @@
+"""What is shown of ranks: the report of `mpgluon.info`, and one trace of all."""
+
+import json
+import os
+import re
+
+import launching
+import pytest
+
+pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def test_info_measures_links():
+    done = launching.run(2, "-m", "mpgluon.info")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("NumPy") == 1  # rank 0 alone prints
+    (title,) = re.findall(r"ranks +2 on 1 host; CPU memory goes by (.+)", done.stdout)
+    assert "MPI" in title
+    links = re.findall(r"([0-9.]+) us, ([0-9.]+) GB/s", done.stdout)
+    assert len(links) == 2
+    assert all(0 < float(latency) < 1e5 and 0 < float(rate) < 1e3 for latency, rate in links)
+
+
+def test_one_trace_of_all_ranks(tmp_path):
+    path = tmp_path / "trace.json"
+    done = launching.run(2, os.path.join(HERE, "seeing.py"), str(path))
+    assert done.returncode == 0 and "rank 1 done" in done.stdout, done.stdout + done.stderr
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names[0].startswith("rank 0 on ") and names[1].startswith("rank 1 on ")
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    ran = {}
+    for event in events:
+        if event["ph"] == "X":
+            ran.setdefault(event["name"], []).append(event)
+    # Each device's work is in its own rank's process, once
+    assert [rows[e["pid"], e["tid"]] for e in sorted(ran["dot"], key=lambda e: e["ts"])] == [
+        "cpu(0, rank=0)",
+        "cpu(0, rank=1)",
+    ] * 2
+    assert {(e["pid"], e["name"]) for e in events if e["name"].startswith("task")} == {
+        (0, "task of 0"),
+        (1, "task of 1"),
+    }
+    # A send ends before the product that takes what was sent begins, and is an arrow to its row
+    dots, sends = (sorted(ran[name], key=lambda e: e["ts"]) for name in ("dot", "send"))
+    assert len(sends) == 4 and all(e["args"]["bytes"] == 256 for e in sends)
+    for sent, product in zip(sends, dots[1:]):
+        assert sent["pid"] != product["pid"] and sent["ts"] <= product["ts"] + 1000
+    arrows = {}
+    for event in events:
+        if event["ph"] in "sf":
+            arrows.setdefault(event["id"], {})[event["ph"]] = event["pid"]
+    crossing = [arrow for arrow in arrows.values() if arrow["s"] != arrow["f"]]
+    assert len(crossing) == 4 and all(set(arrow) == {"s", "f"} for arrow in arrows.values())
