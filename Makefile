@@ -15,7 +15,7 @@ test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their sub
 .PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
   hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites notebooks \
-  notebooks-check site clean
+  notebooks-check site serving-test clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -63,6 +63,11 @@ site: $(VENV)/.site
 $(VENV)/.site: $(VENV)/.test docs/requirements.txt
 	$(BIN)/python -m pip install -q -r docs/requirements.txt
 	touch $@
+
+# examples/serving, where its packages can be installed; else the tests are skipped, and say so.
+serving-test: $(VENV)/.test
+	$(BIN)/python -m pip install -q -r examples/serving/requirements.txt || true
+	cd tests && $(abspath $(BIN))/pytest -rs project/test_serving_example.py -m slow
 
 # Packages that were written for MXNet, which a package index must have.
 clients: $(VENV)/.test

@@ -1,0 +1,50 @@
+"""The service, of BentoML. `serve.py` starts it; what it is told comes by environment variables,
+since BentoML runs it in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import bentoml
+import model
+import numpy as np
+from bentoml.validators import DType
+from pydantic import AfterValidator
+
+import mpgluon as mx
+from common import device
+
+BATCH = 64  # rows, at most
+MAX_LATENCY = 500  # milliseconds: a request that would take longer is answered with 503
+
+
+def checked(pictures: np.ndarray) -> np.ndarray:
+    """Refuses a request by itself, before it is in a batch with others."""
+    if pictures.ndim != 2 or pictures.shape[1] != model.INPUTS or not 1 <= len(pictures) <= BATCH:
+        raise ValueError(f"pictures: 1 to {BATCH} rows of {model.INPUTS} numbers")
+    if not np.isfinite(pictures).all():
+        raise ValueError("pictures: a number is not finite")
+    return pictures
+
+
+Pictures = Annotated[np.ndarray, DType("float32"), AfterValidator(checked)]
+
+
+@bentoml.service(workers=1, traffic={"timeout": 30})
+class Classifier:
+    """Scores of pictures. Requests that wait together are one batch."""
+
+    def __init__(self) -> None:
+        path, names = os.environ["SERVED_PARAMETERS"], os.environ["SERVED_DEVICES"]
+        cores = len(os.sched_getaffinity(0))
+        if names == "torch":
+            self.predict = model.by_torch(path, cores)
+        else:
+            devices = [device(name) for name in names.split()]
+            mx.context.set_threads(max(1, cores // len(devices)))
+            self.predict = model.over_devices(path, devices)
+
+    @bentoml.api(batchable=True, max_batch_size=BATCH, max_latency_ms=MAX_LATENCY)
+    def classify(self, pictures: Pictures) -> np.ndarray:
+        return self.predict(pictures)
