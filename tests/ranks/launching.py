@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 
-from support.processes import environment
+from support.processes import script_environment
 
 
 def _launcher():
@@ -39,11 +39,10 @@ def run(count, script, *arguments, timeout=100, **more):
     command = [sys.executable, script, *arguments]
     if count > 1:
         command = [_launcher(), *_options(), "-n", str(count), *command]
-    base = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=environment(base, MPGLUON_CPU_THREADS="1", **more),
+        env=script_environment(MPGLUON_CPU_THREADS="1", **more),
     )

@@ -8,6 +8,7 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn, rnn
+from support.pipelines import Attention
 
 PROGRAMS = {}
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -30,23 +31,6 @@ def values(net):
     return [copy for p in net.collect_params().values() for copy in p.list_data()]
 
 
-class Layer(gluon.HybridBlock):
-    """A layer of a transformer."""
-
-    def __init__(self, width):
-        super().__init__()
-        with self.name_scope():
-            self.norm = nn.LayerNorm(in_channels=width)
-            self.qkv = nn.Dense(3 * width, in_units=width, flatten=False)
-            self.out = nn.Dense(width, in_units=width, flatten=False)
-            self.drop = nn.Dropout(0.2)
-
-    def hybrid_forward(self, F, x):
-        q, k, v = F.split(self.qkv(self.norm(x)), num_outputs=3, axis=-1)
-        weights = F.softmax(F.batch_dot(q, k, transpose_b=True) / 4)
-        return x + self.drop(self.out(F.batch_dot(weights, v)))
-
-
 class Transformer(gluon.HybridBlock):
     def __init__(self, places, width=16):
         super().__init__()
@@ -54,7 +38,7 @@ class Transformer(gluon.HybridBlock):
         with self.name_scope():
             self.layers = nn.HybridSequential()
             for _ in places:
-                self.layers.add(Layer(width))
+                self.layers.add(Attention(width))
             self.output = nn.Dense(5, in_units=width)
         for layer, place in zip(self.layers, places):
             layer.initialize(mx.init.Xavier(), ctx=place)

@@ -24,6 +24,12 @@ def environment(base=None, **settings):
     }
 
 
+def script_environment(**settings):
+    """The same for a process that runs a script, with what lies beside it."""
+    base = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return environment(base, **settings)
+
+
 def ended(code, timeout=120, base=None, **settings):
     """A process that has run the code; its exit status, and what it wrote to both outputs."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
@@ -34,11 +40,10 @@ def ended(code, timeout=120, base=None, **settings):
 
 def ran(script, *arguments, cwd=None, timeout=280, **settings):
     """A process that has run a script, with what lies beside it."""
-    base = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
         [sys.executable, script, *arguments],
         cwd=cwd,
-        env=environment(base, **settings),
+        env=script_environment(**settings),
         capture_output=True,
         text=True,
         timeout=timeout,
