@@ -1,6 +1,7 @@
-/* _core.collective, _core.collective_plan and _core.sum_replicas. See comm/collective.h and
- * comm/replicas.h. */
+/* _core.collective, _core.collective_plan, _core.sum_replicas and _core.sum_over_ranks. See
+ * comm/collective.h, comm/replicas.h and comm/rank_sums.h. */
 #include "comm/collective.h"
+#include "comm/rank_sums.h"
 #include "comm/replicas.h"
 
 #include "python/core.h"
@@ -230,6 +231,43 @@ out:
   return result;
 }
 
+static PyObject *sum_over_ranks(PyObject *Py_UNUSED(self), PyObject *args) {
+  PyObject *given[2], *kept[2] = {NULL, NULL}, *result = NULL;
+  const char *what = "sum_over_ranks takes lists of arrays";
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &given[0], &PyList_Type, &given[1]))
+    return NULL;
+  Py_ssize_t count = PyList_GET_SIZE(given[0]);
+  if (count != PyList_GET_SIZE(given[1])) {
+    PyErr_SetString(PyExc_ValueError, "sum_over_ranks: the lists are of different lengths");
+    return NULL;
+  }
+  mpg_array **arrays = PyMem_Calloc(2 * (size_t)count + 1, sizeof *arrays);
+  const mpg_tensor **tensors = PyMem_Calloc(2 * (size_t)count + 1, sizeof *tensors);
+  if (arrays == NULL || tensors == NULL) {
+    PyErr_NoMemory();
+    goto out;
+  }
+  for (int i = 0; i < 2; i++)
+    if (mpg_py_array_list(given[i], arrays + i * count, (int)count, &kept[i], what) != count) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, what);
+      goto out;
+    }
+  for (Py_ssize_t i = 0; i < 2 * count; i++) tensors[i] = &arrays[i]->tensor;
+  const mpg_rank_sums sums = {
+      .arrays = tensors, .sums = tensors + count, .num_arrays = (uint32_t)count};
+  mpg_status status = mpg_comm_sum_over_ranks(&sums);
+  if (status != MPG_OK)
+    mpg_py_raise(status);
+  else
+    result = Py_NewRef(Py_None);
+out:
+  Py_XDECREF(kept[0]);
+  Py_XDECREF(kept[1]);
+  PyMem_Free(arrays);
+  PyMem_Free(tensors);
+  return result;
+}
+
 /* For tests: when the latest write of an array is done, and the last tick that its device was
  * given. */
 static PyObject *written_at(PyObject *Py_UNUSED(self), PyObject *object) {
@@ -255,6 +293,10 @@ static PyMethodDef methods[] = {
      "sum_replicas(lists, home, everywhere, apart=False, copy=False) -> bool: sums arrays of "
      "replicas in place, or into the last list if `apart`, or copies those of home to the others "
      "if `copy`, beside what their devices do. False, and nothing happened, where a device can't."},
+    {"sum_over_ranks", sum_over_ranks, METH_VARARGS,
+     "sum_over_ranks(arrays, sums): writes into `sums` the sums over ranks of arrays that each "
+     "rank "
+     "has by itself, beside what their device does; sums may be the arrays."},
     {"written_at", written_at, METH_O,
      "written_at(array) -> (tick of its latest write, tick of its device's latest work)."},
     {"collective_plan", collective_plan, METH_VARARGS,

@@ -3,15 +3,38 @@
 
 #include "python/core.h"
 
+/* {number of a dtype: MPI's handle}. */
+static int take_types(PyObject *types, mpg_mpi *mpi) {
+  PyObject *key, *value;
+  for (Py_ssize_t i = 0; PyDict_Next(types, &i, &key, &value);) {
+    long number = PyLong_AsLong(key);
+    unsigned long long handle = PyLong_AsUnsignedLongLong(value);
+    if (PyErr_Occurred()) return -1;
+    if (number < 0 || number >= (long)(sizeof mpi->types / sizeof *mpi->types)) {
+      PyErr_Format(PyExc_ValueError, "ranks_begin: there is no dtype %ld", number);
+      return -1;
+    }
+    mpi->types[number] = (mpg_mpi_handle)handle;
+  }
+  return 0;
+}
+
 static PyObject *ranks_begin(PyObject *Py_UNUSED(self), PyObject *args) {
   const char *path;
   int rank, size;
   mpg_mpi mpi = {0};
-  unsigned long long communicator, byte;
+  unsigned long long communicator, byte, sum, in_place;
   double limit;
-  if (!PyArg_ParseTuple(args, "siiKKid:ranks_begin", &path, &rank, &size, &communicator, &byte,
-                        &mpi.largest_tag, &limit))
+  int any_order;
+  PyObject *types;
+  if (!PyArg_ParseTuple(args, "siiKKidKKpO!:ranks_begin", &path, &rank, &size, &communicator, &byte,
+                        &mpi.largest_tag, &limit, &sum, &in_place, &any_order, &PyDict_Type,
+                        &types) ||
+      take_types(types, &mpi) < 0)
     return NULL;
+  mpi.sum = (mpg_mpi_handle)sum;
+  mpi.in_place = (void *)(uintptr_t)in_place;
+  mpi.any_order = any_order;
   mpi.communicator = (mpg_mpi_handle)communicator;
   mpi.byte = (mpg_mpi_handle)byte;
   MPG_PY_TRY(mpg_mpi_find(&mpi, path));
@@ -89,10 +112,10 @@ static PyMethodDef methods[] = {
      "ranks_find_lost()\n--\n\nThe first rank that is lost (-1: none), why, and whether no other "
      "goes on."},
     {"ranks_begin", ranks_begin, METH_VARARGS,
-     "ranks_begin(path, rank, size, communicator, byte, largest_tag, limit)\n--\n\nFrom now on "
-     "this "
-     "process is one of several, which talk through the MPI library of that path; handles as "
-     "numbers; limit: seconds of silence."},
+     "ranks_begin(path, rank, size, communicator, byte, largest_tag, limit, sum, in_place, "
+     "any_order, types)\n--\n\nFrom now on this process is one of several, which talk through the "
+     "MPI library of that path; handles as numbers; limit: seconds of silence; any_order: MPI may "
+     "sum in its own, of the dtypes for which there are types."},
     {"ranks_end", ranks_end, METH_NOARGS,
      "ranks_end()\n--\n\nNothing is sent or received any more."},
     {"ranks_flushed", ranks_flushed, METH_NOARGS,

@@ -19,6 +19,7 @@ from ..base import MXNetError
 # and other PMI launchers, Slurm.
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "MPI_LOCALNRANKS")
 _LIMIT = "MPGLUON_RANKS_TIMEOUT"
+_ORDER = "MPGLUON_RANKS_SUMS"
 
 _world = None  # of MPI, with messages apart from the program's own; None: not begun, or one process
 _count = 0  # 0: not begun
@@ -72,6 +73,22 @@ def _read_limit():
     return limit
 
 
+def _any_order():
+    text = os.environ.get(_ORDER, "") or "ordered"
+    if text not in ("ordered", "mpi"):
+        raise ValueError(
+            f"environment variable {_ORDER} is {text!r}; it must be 'ordered', for sums in the "
+            "order of ranks, or 'mpi', for sums by MPI in its own"
+        )
+    return text == "mpi"
+
+
+def _types(mpi):
+    """MPI's types of the dtypes that it can sum, by their numbers."""
+    names = ("FLOAT", "DOUBLE", "UINT8_T", "INT32_T", "INT8_T", "INT64_T")
+    return dict(zip((0, 1, 3, 4, 5, 6), (getattr(mpi, name).handle for name in names)))
+
+
 def begin() -> None:
     """Begins, unless that has been done."""
     global _world, _count, _own, _limit
@@ -90,7 +107,7 @@ def begin() -> None:
             "ranks need MPI with the thread level MPI_THREAD_MULTIPLE, and a rank of this program "
             "has less; leave mpi4py.rc.thread_level as it is, or install another MPI library"
         )
-    _limit = _read_limit()
+    _limit, any_order = _read_limit(), _any_order()
     _world = mpi.COMM_WORLD.Dup()
     transfers = mpi.COMM_WORLD.Dup()
     _core.ranks_begin(
@@ -101,6 +118,10 @@ def begin() -> None:
         mpi.BYTE.handle,
         transfers.Get_attr(mpi.TAG_UB),
         _limit,
+        mpi.SUM.handle,
+        int(mpi.IN_PLACE),
+        any_order,
+        _types(mpi),
     )
     _own, _count = _world.rank, _world.size
     atexit.register(_end, os.getpid())

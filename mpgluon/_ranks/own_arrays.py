@@ -1,7 +1,8 @@
 """Arrays that each rank has by itself, on devices that name no rank: their sums, and copies of
 those of one rank. All ranks call each function, with arrays of the same shapes and dtypes.
 
-An array goes to the others by way of the CPU device that names its rank (``csrc/device/ranks``).
+Sums are queued beside what the devices do (``csrc/comm/rank_sums.c``). A copy goes to the others by
+way of the CPU device that names its rank (``csrc/device/ranks``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..ndarray.sparse import RowSparseNDArray, row_sparse_array
 from . import count, own
 
 _TOGETHER = 4 << 20  # bytes; smaller arrays travel together
-_WHOLE = 16 << 10  # bytes; smaller ones are summed by all ranks instead of in parts
+_ALONE = 1 << 20  # bytes; larger ones are summed where they are
 
 
 def check_own(array: NDArray, what: str) -> None:
@@ -63,25 +64,50 @@ def _together(arrays, work):
     return results
 
 
-def _run(kind, arrays, contexts, root=None):
-    return _core.collective(kind, arrays, contexts, 0, 0, root, "auto", "local")
+def _add_up_on_cpus(pairs):
+    """Queues the sums of arrays on CPU devices: (array, its sum). The last ones first: backward
+    finishes these first. Small ones travel together."""
+    open_ = {}
+    for array, total in reversed(pairs):
+        size = _bytes(array)
+        if size >= _ALONE:
+            _core.sum_over_ranks([array], [total])
+            continue
+        kind = dtype_name(array.dtype), array.context
+        arrays, totals, before = open_.pop(kind, ([], [], 0))
+        arrays.append(array)
+        totals.append(total)
+        if before + size >= _TOGETHER:
+            _core.sum_over_ranks(arrays, totals)
+        else:
+            open_[kind] = arrays, totals, before + size
+    for arrays, totals, _ in open_.values():
+        _core.sum_over_ranks(arrays, totals)
 
 
-def _sum_flat(flat):
-    ranks = [cpu(0, rank=rank) for rank in range(count())]
-    parts = [flat.as_in_context(rank) for rank in ranks]
-    if _bytes(flat) < _WHOLE or flat.size < len(ranks):
-        return nd.add_n(*[part.as_in_context(cpu(0)) for part in parts])
-    sums = _run("reduce_scatter", parts, ranks)
-    return nd.concat(*[part.as_in_context(cpu(0)) for part in sums], dim=0)
-
-
-def add_up(arrays: Sequence[NDArray]) -> list[NDArray]:
-    """The sums over ranks, in the order of ranks, of each array; on all ranks, where the array is.
-    Small arrays travel together."""
+def add_up(arrays: Sequence[NDArray], in_place: bool = False) -> list[NDArray]:
+    """The sums over ranks, in the order of ranks, of each array; on all ranks, in new arrays where
+    the arrays are, or `in_place`."""
     if count() == 1:
-        return [array.copy() for array in arrays]
-    return _together(arrays, _sum_flat)
+        return list(arrays) if in_place else [array.copy() for array in arrays]
+    with autograd.pause():
+        here = [
+            array if array.context.device_type == "cpu" else array.as_in_context(cpu(0))
+            for array in arrays
+        ]
+        sums = [
+            there
+            if in_place or there is not array
+            else nd.empty(array.shape, ctx=array.context, dtype=array.dtype)
+            for there, array in zip(here, arrays)
+        ]
+        _add_up_on_cpus(list(zip(here, sums)))
+        if not in_place:
+            return [total.as_in_context(array.context) for total, array in zip(sums, arrays)]
+        moved = [pair for pair in zip(sums, arrays) if pair[0] is not pair[1]]
+        if moved:
+            _core.at_once(*[(total.copyto, array) for total, array in moved])
+        return list(arrays)
 
 
 def copies_of(rank: int, arrays: Sequence[NDArray]) -> list[NDArray]:

@@ -66,12 +66,12 @@ class DistKVStore(KVStore):
             own_arrays.check_own(array, "push")
         return self.add_up(keys, arrays)
 
-    def add_up(self, keys: Keys, arrays: list[Any]) -> list[Any]:
+    def add_up(self, keys: Keys, arrays: list[Any], in_place: bool = False) -> list[Any]:
         """The sums over ranks of arrays, compressed if that was asked for; the keys tell apart
-        what they are of."""
+        what they are of. in_place: those of dense arrays may be these arrays."""
         dense = [number for number, array in enumerate(arrays) if array.stype == "default"]
         if self._threshold is None:
-            sums = own_arrays.add_up([arrays[number] for number in dense])
+            sums = own_arrays.add_up([arrays[number] for number in dense], in_place)
         else:
             if len(dense) < len(arrays):
                 raise MXNetError("row_sparse arrays are not compressed: push dense ones")

@@ -228,12 +228,13 @@ class TrainerStore:
         """Sums over ranks the gradients that each rank has summed over its devices."""
         params = [self._params[index] for index in plan.owners]
         grads = [param.gradients[ctx] for param, ctx in zip(params, plan.owners.values())]
-        totals = self._store_of_ranks.add_up(list(plan.owners), grads)
+        totals = self._store_of_ranks.add_up(list(plan.owners), grads, in_place=True)
         at_once(
             *[
                 (total.copyto, grad)
                 for param, total in zip(params, totals)
                 for grad in param.gradients.values()
+                if grad is not total
             ]
         )
         for index, param in plan.sparse:

@@ -9,6 +9,7 @@ import numpy as np
 
 import mpgluon as mx
 from mpgluon import nd
+from mpgluon._ranks import own_arrays
 
 RANK, RANKS = mx.parallel.rank(), mx.parallel.num_ranks()
 SUM = RANKS * (RANKS + 1) / 2  # of what `mine` gives
@@ -55,19 +56,58 @@ def push():
 
 @program
 def order():
-    """The sum has the bits of adding in the order of ranks."""
-    for size in (7, 5001):
+    """The sum has the bits of adding in the order of ranks: whole arrays, in pieces, in place, and
+    several that travel together."""
+    sizes = {7: "float64", 5001: "float32", 70_001: "float32", 1_500_003: "float32"}
+    sums, store = [], mx.kv.create("dist_sync")
+    for size, dtype in sizes.items():
         parts = [
-            np.random.RandomState(rank).lognormal(0, 8, size).astype("float32")
-            for rank in range(RANKS)
+            np.random.RandomState(rank).lognormal(0, 8, size).astype(dtype) for rank in range(RANKS)
         ]
         total = parts[0]
         for part in parts[1:]:
             total = total + part
-        store = mx.kv.create("dist_sync")
-        store.init(0, nd.zeros(size))
-        store.push(0, nd.array(parts[RANK]))
-        assert (pulled(store, 0, size) == total).all()
+        sums.append((nd.array(parts[RANK], dtype=dtype), total))
+        store.init(size, nd.zeros(size, dtype=dtype))
+        store.push(size, nd.array(parts[RANK], dtype=dtype))
+        out = nd.zeros(size, dtype=dtype)
+        store.pull(size, out=out)
+        assert (out.asnumpy() == total).all()
+    arrays = [array for array, _ in sums] + [nd.zeros((0, 3)), mine((2, 9_000), dtype="int8")]
+    assert own_arrays.add_up(arrays, in_place=True) == arrays
+    assert all((array.asnumpy() == total).all() for array, total in sums)
+    assert (arrays[-1].asnumpy() == SUM).all()
+
+
+@program
+def any_order():
+    """MPI's own order (MPGLUON_RANKS_SUMS=mpi): as near as the worst order is."""
+    for dtype, tolerance in (("float32", 2 * (RANKS - 1) * 2.0**-24), ("float16", 0), ("int64", 0)):
+        wide = "float32" if dtype == "float16" else dtype
+        parts = [
+            (np.random.RandomState(rank).randn(300_001) * 100).astype(dtype)
+            for rank in range(RANKS)
+        ]
+        expected = sum((part.astype(wide) for part in parts[1:]), parts[0].astype(wide))
+        expected, magnitude = expected.astype(dtype), sum(np.abs(part) for part in parts)
+        array = nd.array(parts[RANK], dtype=dtype)
+        for found in (own_arrays.add_up([array])[0], own_arrays.add_up([array], in_place=True)[0]):
+            assert (np.abs(found.asnumpy() - expected) <= tolerance * magnitude).all()
+
+
+@program
+def failed_sum():
+    """What one rank can't give is an error on all, and the next sum is right."""
+    rows = nd.ones((4, 20_000))
+    x = nd.take(rows, nd.array([7.0 if RANK == 1 else 1.0]), mode="raise")
+    try:
+        own_arrays.add_up([x])[0].wait_to_read()
+        raise AssertionError("nothing was raised")
+    except mx.MXNetError as error:
+        assert "on rank 1" in str(error) or RANK == 1, error
+    except IndexError:
+        assert RANK == 1
+    assert (own_arrays.add_up([rows])[0].asnumpy() == RANKS).all()
 
 
 @program

@@ -29,12 +29,20 @@ def test_ranks_train_with_the_bits_of_replicas(count):
 
 
 def test_calls_of_stores():
-    programs = ["push", "order", "optimizer", "rows", "compressed", "wrong"]
+    programs = ["push", "order", "optimizer", "rows", "compressed", "wrong", "failed_sum"]
     done = launching.run(3, os.path.join(HERE, "kvstore_calls.py"), *programs)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     for rank in range(3):
         for name in programs:
             assert f"rank {rank}: {name} done" in done.stdout
+
+
+def test_sums_in_the_order_of_mpi():
+    script = os.path.join(HERE, "kvstore_calls.py")
+    done = launching.run(3, script, "any_order", MPGLUON_RANKS_SUMS="mpi")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    done = launching.run(2, script, "any_order", MPGLUON_RANKS_SUMS="soon")
+    assert done.returncode != 0 and "MPGLUON_RANKS_SUMS is 'soon'" in done.stderr
 
 
 def test_ranks_that_push_different_arrays():

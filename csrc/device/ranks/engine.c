@@ -138,6 +138,7 @@ void mpg_peer_lost(int rank, const char *text) {
 }
 
 static bool waits_for(int rank) {
+  if (engine->peers[rank].awaited) return true;
   for (const mpg_message *m = engine->under_way; m; m = m->next)
     if (m->rank == rank && !m->sends && !m->control) return true;
   return false;

@@ -40,8 +40,15 @@ typedef struct mpg_peer {
   char failed[MPG_NOTICE]; /* how its script failed; empty: it has not. What it had sent may still
                               be on its way */
   int64_t heard_ns;        /* when something came last */
+  bool awaited;            /* a sum over ranks waits for it */
   int64_t ended_ns;        /* when it has said that its script has ended; 0: it has not */
 } mpg_peer;
+
+/* Memory that is kept from one sum over ranks to the next. */
+typedef struct mpg_room {
+  char *memory;
+  size_t size;
+} mpg_room;
 
 /* Every rank tells every other one now and then that it is there, and how it ended. */
 typedef enum mpg_news { MPG_NEWS_ALIVE, MPG_NEWS_ENDED, MPG_NEWS_FAILED } mpg_news;
@@ -60,6 +67,7 @@ typedef struct mpg_engine {
     char *memory;
     size_t size;
   } spare[4]; /* memory of large data that has been sent; what is new is slow to fill */
+  mpg_room openings, arrived, joined; /* of sums, their queue's thread's alone: no lock */
   uint64_t sent, received, bytes_sent, bytes_received;
   mpg_peer *peers;           /* by rank */
   int64_t limit_ns, told_ns; /* how long a rank may be silent; when others were told last */

@@ -1,0 +1,225 @@
+/* Sums over ranks, queued beside the devices. */
+#include "comm/rank_sums.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/host.h"
+#include "base/memory.h"
+#include "device/ranks/all_reduce.h"
+#include "op/submit.h"
+
+/* The work: freed by whoever is done with it. */
+typedef struct job {
+  uint64_t number;
+  uint32_t num_arrays;
+  mpg_dtype dtype;
+  size_t count; /* of elements, all together */
+  char *joined; /* several arrays travel as one; borrowed */
+  mpg_kernel_fn kernel;
+  mpg_device *runs_on;
+  mpg_tick tick;    /* of the work */
+  bool begun;       /* the other ranks know what has become of it */
+  mpg_view views[]; /* [2 * i]: an array, and its sum */
+} job;
+
+static const char name[] = "sum over ranks";
+
+static size_t bytes_of(const job *j, const mpg_view *view) {
+  return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(j->dtype);
+}
+
+/* Between the arrays, or their sums, and the memory that they travel in. */
+static void join(const job *j) {
+  char *at = j->joined;
+  for (uint32_t i = 0; i < j->num_arrays; at += bytes_of(j, &j->views[2 * i]), i++)
+    memcpy(at, j->views[2 * i].data, bytes_of(j, &j->views[2 * i]));
+}
+static void hand_out(const job *j) {
+  const char *at = j->joined;
+  for (uint32_t i = 0; i < j->num_arrays; at += bytes_of(j, &j->views[2 * i]), i++)
+    memcpy(j->views[2 * i + 1].data, at, bytes_of(j, &j->views[2 * i]));
+}
+
+typedef struct adding {
+  mpg_run *run;
+  const job *job;
+  mpg_view views[]; /* one a rank, and the sum */
+} adding;
+
+static mpg_status add(void *state, const char *const *parts, char *sum, size_t count) {
+  adding *a = state;
+  int ranks = mpg_ranks_count();
+  mpg_num_args_params params = {.num_args = ranks};
+  const mpg_desc desc = {.dtype = a->job->dtype, .shape = {.ndim = 1, .dims = {(int64_t)count}}};
+  for (int i = 0; i < ranks; i++) a->views[i] = (mpg_view){(void *)parts[i], desc};
+  a->views[ranks] = (mpg_view){sum, desc};
+  mpg_kernel_call call =
+      mpg_kernel_call_in(a->run, mpg_op_get(MPG_OP_add_n), &params, a->views, ranks, 1);
+  return a->job->kernel(&call);
+}
+
+static mpg_all_reduce describe(const job *j, adding *a) {
+  bool one = j->num_arrays == 1;
+  return (mpg_all_reduce){.number = j->number,
+                          .source = one ? j->views[0].data : j->joined,
+                          .target = one ? j->views[1].data : j->joined,
+                          .count = j->count,
+                          .item = mpg_dtype_size(j->dtype),
+                          .dtype = (uint32_t)j->dtype,
+                          .add = add,
+                          .state = a};
+}
+
+static mpg_status sum_with(mpg_run *run, job *j, adding *a) {
+  *a = (adding){.run = run, .job = j};
+  if (j->num_arrays > 1) {
+    size_t size = j->count * mpg_dtype_size(j->dtype);
+    j->joined = mpg_all_reduce_room(size);
+    if (!j->joined) return mpg_out_of_host_memory(size);
+    join(j);
+  }
+  const mpg_all_reduce work = describe(j, a);
+  j->begun = true;
+  MPG_TRY(mpg_all_reduce_run(&work));
+  if (j->num_arrays > 1) hand_out(j);
+  return MPG_OK;
+}
+
+static mpg_status sum(mpg_run *run, void *payload) {
+  job *j = *(job **)payload;
+  int64_t begin = mpg_profiler_on() ? mpg_clock_ns() : 0;
+  size_t size = sizeof(adding) + ((size_t)mpg_ranks_count() + 1) * sizeof(mpg_view);
+  adding *a = mpg_malloc(size);
+  mpg_status status = a ? sum_with(run, j, a) : mpg_out_of_host_memory(size);
+  mpg_free(a);
+  if (begin)
+    mpg_profiler_record(run->device, &(mpg_event){.name = name,
+                                                  .kind = MPG_EVENT_OP,
+                                                  .peer = -1,
+                                                  .bytes = j->count * mpg_dtype_size(j->dtype),
+                                                  .begin_ns = begin,
+                                                  .end_ns = mpg_clock_ns()});
+  return status;
+}
+
+/* Other ranks wait for what was not begun: they are told. */
+static void discard(void *payload) {
+  job *j = *(job **)payload;
+  if (!j->begun) {
+    if (j->tick) (void)mpg_device_failure(j->runs_on, j->tick); /* sets the text */
+    const mpg_all_reduce work = describe(j, NULL);
+    mpg_all_reduce_fail(&work);
+  }
+  mpg_free(j);
+}
+
+static mpg_status check(const mpg_rank_sums *r) {
+  const mpg_tensor *first = r->arrays[0];
+  const mpg_device *device = first->storage->device;
+  if (device->id.type != MPG_CPU || device->id.rank)
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "sums over ranks are of arrays on a CPU device that names no rank, not on %s",
+                    mpg_device_text(device));
+  if (first->desc.dtype == MPG_BOOL)
+    return mpg_fail(MPG_TYPE_ERROR, "sums over ranks: there are no sums of bool");
+  for (uint32_t i = 0; i < r->num_arrays; i++) {
+    const mpg_tensor *array = r->arrays[i], *sum = r->sums[i];
+    if (array->storage->device != device || sum->storage->device != device)
+      return mpg_fail(MPG_VALUE_ERROR, "sums over ranks: the arrays are on several devices");
+    if (array->desc.dtype != first->desc.dtype || sum->desc.dtype != first->desc.dtype ||
+        !mpg_shape_equal(&array->desc.shape, &sum->desc.shape))
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "sums over ranks: array %u is not like its sum and the first array", i);
+  }
+  return MPG_OK;
+}
+
+static mpg_status make_job(const mpg_rank_sums *r, mpg_device *runs_on, job **result) {
+  job *j = mpg_malloc(sizeof *j + 2 * (size_t)r->num_arrays * sizeof *j->views);
+  if (!j) return mpg_out_of_host_memory(2 * (size_t)r->num_arrays * sizeof *j->views);
+  *j = (job){.num_arrays = r->num_arrays,
+             .dtype = r->arrays[0]->desc.dtype,
+             .kernel = mpg_kernel_get(runs_on, mpg_op_get(MPG_OP_add_n)),
+             .runs_on = runs_on};
+  for (uint32_t i = 0; i < r->num_arrays; i++) {
+    j->views[2 * i] = (mpg_view){mpg_tensor_data(r->arrays[i]), r->arrays[i]->desc};
+    j->views[2 * i + 1] = (mpg_view){mpg_tensor_data(r->sums[i]), r->sums[i]->desc};
+    j->count += (size_t)mpg_shape_size(&r->arrays[i]->desc.shape);
+  }
+  *result = j;
+  return MPG_OK;
+}
+
+/* The work to queue. The arrays are held: while it waits, others may give them other memory. */
+typedef struct queued_sums {
+  job *work;
+  mpg_array_use *uses; /* owned references */
+  uint32_t num_uses;
+  bool queued; /* the work is its own now */
+} queued_sums;
+
+static mpg_status ready(void *state, bool *done) {
+  queued_sums *q = state;
+  (void)done;
+  q->queued = true;
+  q->work->number = mpg_transfers_take(MPG_ALL_REDUCE_NUMBERS);
+  q->work->tick = mpg_device_next_tick(q->work->runs_on);
+  return MPG_OK;
+}
+
+static mpg_status hold(const mpg_rank_sums *r, queued_sums *q) {
+  q->num_uses = 2 * r->num_arrays;
+  q->uses = mpg_malloc(q->num_uses * sizeof *q->uses);
+  if (!q->uses) return mpg_out_of_host_memory(q->num_uses * sizeof *q->uses);
+  for (uint32_t i = 0; i < q->num_uses; i++) {
+    q->uses[i] = i % 2 ? mpg_use_array(r->sums[i / 2], false, true)
+                       : mpg_use_array(r->arrays[i / 2], true, false);
+    mpg_storage_retain(q->uses[i].storage);
+  }
+  return MPG_OK;
+}
+
+static void let_go(queued_sums *q) {
+  for (uint32_t i = 0; q->uses && i < q->num_uses; i++) mpg_storage_release(q->uses[i].storage);
+  mpg_free(q->uses);
+  if (!q->queued) mpg_free(q->work);
+}
+
+/* One queue for all sums of this process, which keeps their order. */
+static mpg_status find_queue(mpg_device **queue) {
+  mpg_device *first;
+  MPG_TRY(mpg_device_get((mpg_device_id){.type = MPG_CPU}, &first));
+  MPG_TRY(mpg_device_side(first, queue));
+  if (!*queue) *queue = first;
+  return MPG_OK;
+}
+
+mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
+  queued_sums q = {0};
+  mpg_device *devices[2];
+  mpg_status status = MPG_OK;
+  if (!r->num_arrays) return MPG_OK;
+  MPG_TRY(check(r));
+  MPG_TRY(find_queue(&devices[0]));
+  devices[1] = r->arrays[0]->storage->device;
+  MPG_GOTO(make_job(r, devices[0], &q.work));
+  MPG_GOTO(hold(r, &q));
+  const mpg_submission work = {.name = name,
+                               .work = sum,
+                               .payload = &q.work,
+                               .payload_size = sizeof q.work,
+                               .origin = mpg_host_origin(),
+                               .discard = discard};
+  status =
+      mpg_kernel_submit(&(mpg_kernel_submission){.devices = devices,
+                                                 .num_devices = devices[0] == devices[1] ? 1 : 2,
+                                                 .work = work,
+                                                 .uses = q.uses,
+                                                 .num_uses = q.num_uses,
+                                                 .ready = ready,
+                                                 .state = &q});
+fail:
+  let_go(&q);
+  return status;
+}

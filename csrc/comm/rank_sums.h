@@ -1,0 +1,23 @@
+/* Sums over ranks of arrays that each rank has by itself, in place or apart.
+ *
+ * Like sums of replicas (replicas.h) they are no ops. They run in a side queue, one after the
+ * other, as soon as the arrays are final, while the programs that made them still run. What the
+ * arrays' device is given to do afterwards finds the sums. All ranks sum the same in the same
+ * order.
+ *
+ * Ownership: everything is borrowed for the call. Threads: host lock.
+ */
+#ifndef MPG_COMM_RANK_SUMS_H
+#define MPG_COMM_RANK_SUMS_H
+
+#include "tensor/tensor.h"
+
+/* sums[i]: of arrays[i], the same array or another one of its shape and dtype. All are of one dtype
+ * and on one CPU device that names no rank. They travel together. */
+typedef struct mpg_rank_sums {
+  const mpg_tensor *const *arrays, *const *sums;
+  uint32_t num_arrays;
+} mpg_rank_sums;
+mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *sums);
+
+#endif
