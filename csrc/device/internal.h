@@ -51,6 +51,26 @@ void mpg_task_drop(mpg_device *device, const mpg_task *task);
 /* The same for another reason, in the thread's error text. */
 void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status);
 
+/* Tasks one after the other, of backends whose queues are lists. Whoever owns the list. */
+typedef struct mpg_kept_task {
+  struct mpg_kept_task *next;
+  mpg_point blocked_on; /* device NULL: not suspended */
+  mpg_task task;        /* points and payload follow */
+} mpg_kept_task;
+typedef struct mpg_task_list {
+  mpg_kept_task *first, **last;
+} mpg_task_list;
+void mpg_task_list_init(mpg_task_list *list);
+/* Appends a copy of the submission. */
+mpg_status mpg_task_list_add(mpg_task_list *list, const mpg_submission *submission,
+                             mpg_tick first_tick);
+/* Takes the first task out of a list that has one; the caller frees it. */
+mpg_kept_task *mpg_task_list_take(mpg_task_list *list);
+void mpg_task_list_move(mpg_task_list *from, mpg_task_list *to); /* all, behind what is there */
+void mpg_task_list_drop(mpg_task_list *list);                    /* payloads stay their makers' */
+/* Whether there is a first task, and what it waits for is reached. */
+bool mpg_task_list_ready(const mpg_task_list *list);
+
 /* The device whose work this thread is running as its worker, or NULL. */
 mpg_device *mpg_worker_device(void);
 void mpg_worker_set_device(mpg_device *device);

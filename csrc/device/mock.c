@@ -4,26 +4,15 @@
 #include <errno.h>
 #include <omp.h>
 #include <pthread.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/philox.h"
 #include "device/internal.h"
 
-typedef struct kept_task {
-  struct kept_task *next;
-  mpg_point blocked_on; /* device NULL: not suspended */
-  mpg_task task;        /* points and payload follow */
-} kept_task;
-
-typedef struct task_list {
-  kept_task *first, **last;
-} task_list;
-
 typedef struct shuffle_queue {
   mpg_device *device;
-  task_list published, enqueued;
+  mpg_task_list published, enqueued;
 } shuffle_queue;
 
 /* Runtime state: all devices' queues, under one lock. One thread at a time runs tasks. */
@@ -44,21 +33,6 @@ void mpg_shuffle_seed(uint64_t seed) {
   pthread_mutex_unlock(&shuffle.lock);
 }
 
-static void clear(task_list *list) { *list = (task_list){.first = NULL, .last = &list->first}; }
-
-static void append(task_list *list, kept_task *task) {
-  task->next = NULL;
-  *list->last = task;
-  list->last = &task->next;
-}
-
-static kept_task *take_first(task_list *list) {
-  kept_task *task = list->first;
-  list->first = task->next;
-  if (!list->first) list->last = &list->first;
-  return task;
-}
-
 static shuffle_queue *queue_of(const mpg_device *device) { return shuffle.queues[device->ordinal]; }
 
 static mpg_status shuffle_open(mpg_device *device) {
@@ -68,8 +42,8 @@ static mpg_status shuffle_open(mpg_device *device) {
   shuffle_queue *queue = mpg_malloc(sizeof *queue);
   if (!queue) return mpg_out_of_host_memory(sizeof *queue);
   queue->device = device;
-  clear(&queue->published);
-  clear(&queue->enqueued);
+  mpg_task_list_init(&queue->published);
+  mpg_task_list_init(&queue->enqueued);
   pthread_mutex_lock(&shuffle.lock);
   mpg_status status =
       mpg_grow((void **)&shuffle.queues, &shuffle.capacity, ordinal + 1, sizeof(shuffle_queue *));
@@ -86,49 +60,26 @@ static mpg_status shuffle_open(mpg_device *device) {
 
 static mpg_status shuffle_enqueue(mpg_device *device, const mpg_submission *submission,
                                   mpg_tick first_tick) {
-  size_t points_size = mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), 16);
-  size_t head = mpg_align_up(sizeof(kept_task), 16), size;
-  if (!mpg_size_add(head + points_size, submission->payload_size, &size))
-    return mpg_out_of_host_memory(SIZE_MAX);
-  kept_task *kept = mpg_malloc(size);
-  if (!kept) return mpg_out_of_host_memory(size);
-  char *points = (char *)kept + head;
-  *kept = (kept_task){.task = {.submission = *submission, .first_tick = first_tick}};
-  kept->task.submission.points = (mpg_point *)points;
-  kept->task.submission.payload = points + points_size;
-  if (submission->num_points)
-    memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
-  if (submission->payload_size)
-    memcpy(points + points_size, submission->payload, submission->payload_size);
-  append(&queue_of(device)->enqueued, kept);
-  return MPG_OK;
+  return mpg_task_list_add(&queue_of(device)->enqueued, submission, first_tick);
 }
 
 static void shuffle_publish(mpg_device *device) {
   shuffle_queue *queue = queue_of(device);
   pthread_mutex_lock(&shuffle.lock);
-  while (queue->enqueued.first) append(&queue->published, take_first(&queue->enqueued));
+  mpg_task_list_move(&queue->enqueued, &queue->published);
   pthread_cond_broadcast(&shuffle.changed);
   pthread_mutex_unlock(&shuffle.lock);
 }
 
 static void shuffle_retract(mpg_device *device) {
   shuffle_queue *queue = queue_of(device);
-  while (queue->enqueued.first) mpg_free(take_first(&queue->enqueued));
+  mpg_task_list_drop(&queue->enqueued);
 }
 
 /* --- Running ---------------------------------------------------------------------------------- */
 
 static bool runnable(const shuffle_queue *queue) {
-  const kept_task *next = queue ? queue->published.first : NULL;
-  if (!next) return false;
-  if (next->blocked_on.device)
-    return mpg_tick_reached(next->blocked_on.device, next->blocked_on.tick);
-  for (int i = 0; i < next->task.submission.num_points; i++)
-    if (!mpg_tick_reached(next->task.submission.points[i].device,
-                          next->task.submission.points[i].tick))
-      return false;
-  return true;
+  return queue && mpg_task_list_ready(&queue->published);
 }
 
 /* Lock held. NULL: nothing may run. */
@@ -143,7 +94,7 @@ static shuffle_queue *draw(void) {
 
 /* Lock held, given up while the task runs. */
 static void run_next(shuffle_queue *queue) {
-  kept_task *kept = queue->published.first;
+  mpg_kept_task *kept = queue->published.first;
   mpg_device *device = queue->device, *outer = mpg_worker_device();
   shuffle.running = true;
   pthread_mutex_unlock(&shuffle.lock);
@@ -156,7 +107,7 @@ static void run_next(shuffle_queue *queue) {
   pthread_mutex_lock(&shuffle.lock);
   shuffle.running = false;
   if (done) {
-    take_first(&queue->published);
+    mpg_task_list_take(&queue->published);
     atomic_store_explicit(device->completed, mpg_task_last_tick(&kept->task), memory_order_release);
     mpg_free(kept);
   }
@@ -208,7 +159,7 @@ static void shuffle_close(mpg_device *device) {
   while (shuffle.running && !mpg_worker_device())
     pthread_cond_wait(&shuffle.changed, &shuffle.lock);
   while (queue->published.first) {
-    kept_task *kept = take_first(&queue->published);
+    mpg_kept_task *kept = mpg_task_list_take(&queue->published);
     mpg_task_drop(device, &kept->task);
     atomic_store_explicit(device->completed, mpg_task_last_tick(&kept->task), memory_order_release);
     mpg_free(kept);

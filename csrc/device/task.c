@@ -1,4 +1,7 @@
 /* Queued work as backends keep it: its signals, and dropping or failing it. */
+#include <string.h>
+
+#include "base/memory.h"
 #include "device/internal.h"
 
 static _Thread_local mpg_device *worker_device;
@@ -63,4 +66,63 @@ void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status) 
 
 void mpg_task_drop(mpg_device *device, const mpg_task *task) {
   mpg_task_fail(device, task, mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down"));
+}
+
+/* --- Lists ------------------------------------------------------------------------------------ */
+
+void mpg_task_list_init(mpg_task_list *list) {
+  *list = (mpg_task_list){.first = NULL, .last = &list->first};
+}
+
+static void append(mpg_task_list *list, mpg_kept_task *task) {
+  task->next = NULL;
+  *list->last = task;
+  list->last = &task->next;
+}
+
+mpg_status mpg_task_list_add(mpg_task_list *list, const mpg_submission *submission,
+                             mpg_tick first_tick) {
+  size_t points_size = mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), 16);
+  size_t head = mpg_align_up(sizeof(mpg_kept_task), 16), size;
+  if (!mpg_size_add(head + points_size, submission->payload_size, &size))
+    return mpg_out_of_host_memory(SIZE_MAX);
+  mpg_kept_task *kept = mpg_malloc(size);
+  if (!kept) return mpg_out_of_host_memory(size);
+  char *points = (char *)kept + head;
+  *kept = (mpg_kept_task){.task = {.submission = *submission, .first_tick = first_tick}};
+  kept->task.submission.points = (mpg_point *)points;
+  kept->task.submission.payload = points + points_size;
+  if (submission->num_points)
+    memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
+  if (submission->payload_size)
+    memcpy(points + points_size, submission->payload, submission->payload_size);
+  append(list, kept);
+  return MPG_OK;
+}
+
+mpg_kept_task *mpg_task_list_take(mpg_task_list *list) {
+  mpg_kept_task *task = list->first;
+  list->first = task->next;
+  if (!list->first) list->last = &list->first;
+  return task;
+}
+
+void mpg_task_list_move(mpg_task_list *from, mpg_task_list *to) {
+  while (from->first) append(to, mpg_task_list_take(from));
+}
+
+void mpg_task_list_drop(mpg_task_list *list) {
+  while (list->first) mpg_free(mpg_task_list_take(list));
+}
+
+bool mpg_task_list_ready(const mpg_task_list *list) {
+  const mpg_kept_task *next = list->first;
+  if (!next) return false;
+  if (next->blocked_on.device)
+    return mpg_tick_reached(next->blocked_on.device, next->blocked_on.tick);
+  for (int i = 0; i < next->task.submission.num_points; i++)
+    if (!mpg_tick_reached(next->task.submission.points[i].device,
+                          next->task.submission.points[i].tick))
+      return false;
+  return true;
 }

@@ -1,51 +1,25 @@
 /* The backend of remote devices: no memory, and of work only what other ranks send. */
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
 #include "device/ranks/engine.h"
 
-typedef struct kept_task { /* followed by its points and payload */
-  struct kept_task *next;
-  mpg_task task;
-  mpg_point blocked_on;
-} kept_task;
-
-typedef struct task_list {
-  kept_task *first, **last;
-} task_list;
-
 typedef struct remote_state {
   mpg_device *device;
   struct remote_state *next;
-  task_list published, enqueued; /* enqueued: the host lock's */
-  mpg_message *receiving;        /* what the running work waits for */
+  mpg_task_list published, enqueued; /* enqueued: the host lock's */
+  mpg_message *receiving;            /* what the running work waits for */
 } remote_state;
 
 static mpg_engine *const engine = &mpg_the_engine;
 static remote_state *remotes; /* runtime state; the engine's lock */
 
-static void clear(task_list *list) { *list = (task_list){.first = NULL, .last = &list->first}; }
-
-static void append(task_list *list, kept_task *task) {
-  task->next = NULL;
-  *list->last = task;
-  list->last = &task->next;
-}
-
-static kept_task *take_first(task_list *list) {
-  kept_task *task = list->first;
-  list->first = task->next;
-  if (!list->first) list->last = &list->first;
-  return task;
-}
-
 static mpg_status remote_open(mpg_device *device) {
   remote_state *state = mpg_calloc(1, sizeof *state);
   if (!state) return mpg_out_of_host_memory(sizeof *state);
   state->device = device;
-  clear(&state->published);
-  clear(&state->enqueued);
+  mpg_task_list_init(&state->published);
+  mpg_task_list_init(&state->enqueued);
   device->backend_state = state;
   pthread_mutex_lock(&engine->lock);
   remote_state **last = &remotes;
@@ -60,64 +34,41 @@ static mpg_status remote_open(mpg_device *device) {
 static mpg_status remote_enqueue(mpg_device *device, const mpg_submission *submission,
                                  mpg_tick first_tick) {
   remote_state *state = device->backend_state;
-  size_t points_size = mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), 16);
-  size_t head = mpg_align_up(sizeof(kept_task), 16), size;
   pthread_mutex_lock(&engine->lock);
   mpg_status status = mpg_engine_start();
   pthread_mutex_unlock(&engine->lock);
   MPG_TRY(status);
-  if (!mpg_size_add(head + points_size, submission->payload_size, &size))
-    return mpg_out_of_host_memory(SIZE_MAX);
-  kept_task *kept = mpg_malloc(size);
-  if (!kept) return mpg_out_of_host_memory(size);
-  char *points = (char *)kept + head;
-  *kept = (kept_task){.task = {.submission = *submission, .first_tick = first_tick}};
-  kept->task.submission.points = (mpg_point *)points;
-  kept->task.submission.payload = points + points_size;
-  if (submission->num_points)
-    memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
-  if (submission->payload_size)
-    memcpy(points + points_size, submission->payload, submission->payload_size);
-  append(&state->enqueued, kept);
-  return MPG_OK;
+  return mpg_task_list_add(&state->enqueued, submission, first_tick);
 }
 
 static void remote_publish(mpg_device *device) {
   remote_state *state = device->backend_state;
   pthread_mutex_lock(&engine->lock);
-  while (state->enqueued.first) append(&state->published, take_first(&state->enqueued));
+  mpg_task_list_move(&state->enqueued, &state->published);
   mpg_engine_wake();
   pthread_mutex_unlock(&engine->lock);
 }
 
 static void remote_retract(mpg_device *device) {
   remote_state *state = device->backend_state;
-  while (state->enqueued.first) mpg_free(take_first(&state->enqueued));
+  mpg_task_list_drop(&state->enqueued);
 }
 
 /* --- Running, under the engine's lock --------------------------------------------------------- */
 
 static bool runnable(const remote_state *state) {
-  const kept_task *next = state->published.first;
-  if (!next) return false;
-  if (state->receiving) return state->receiving->done;
-  if (next->blocked_on.device)
-    return mpg_tick_reached(next->blocked_on.device, next->blocked_on.tick);
-  for (int i = 0; i < next->task.submission.num_points; i++)
-    if (!mpg_tick_reached(next->task.submission.points[i].device,
-                          next->task.submission.points[i].tick))
-      return false;
-  return true;
+  return state->receiving ? state->published.first && state->receiving->done
+                          : mpg_task_list_ready(&state->published);
 }
 
 static void run_next(remote_state *state) {
-  kept_task *kept = state->published.first;
+  mpg_kept_task *kept = state->published.first;
   mpg_device *outer = mpg_worker_device();
   mpg_worker_set_device(state->device);
   bool done = mpg_task_advance(state->device, &kept->task, &kept->blocked_on);
   mpg_worker_set_device(outer);
   if (!done) return;
-  take_first(&state->published);
+  mpg_task_list_take(&state->published);
   atomic_store(state->device->completed, mpg_task_last_tick(&kept->task));
   mpg_free(kept);
 }
@@ -190,7 +141,7 @@ static void remote_close(mpg_device *device) {
   remote_state *state = device->backend_state;
   pthread_mutex_lock(&engine->lock);
   while (state->published.first) {
-    kept_task *kept = take_first(&state->published);
+    mpg_kept_task *kept = mpg_task_list_take(&state->published);
     mpg_task_drop(device, &kept->task);
     atomic_store(device->completed, mpg_task_last_tick(&kept->task));
     mpg_free(kept);
