@@ -540,3 +540,72 @@ def test_networks_train_as_on_cpus(make, hybridize):
         np.testing.assert_allclose(
             train(make, devices, hybridize), cpu, rtol=1e-5, err_msg=str(devices)
         )
+
+
+# --- Products of 8-bit integers: the exact sums of the CPU, over tiles, groups, layouts and sizes
+# whose words do not lie together.
+
+
+def integers(shape, dtype, seed):
+    low, high = (-128, 128) if dtype == "int8" else (0, 256)
+    return np.random.RandomState(seed).randint(low, high, shape).astype(dtype)
+
+
+def integers_on_both(op, data, weight, place, **params):
+    """The op on a CPU and a GPU, of data that begins `place` bytes into its memory."""
+    found = []
+    for ctx in (mx.cpu(0), mx.gpu(0)):
+        flat = mx.nd.zeros((data.size + place,), ctx=ctx, dtype=data.dtype)
+        flat[place:] = mx.nd.array(data.ravel(), ctx=ctx, dtype=data.dtype)
+        x, w = flat[place:].reshape(data.shape), mx.nd.array(weight, ctx=ctx, dtype="int8")
+        ends = [mx.nd.array([end], ctx=ctx) for end in (-1.0, 1.0)] * 2
+        out = op(x, w, None, *ends, no_bias=True, **params)[0]
+        assert out.dtype == np.int32 and out.context == ctx
+        found.append(out.asnumpy())
+    np.testing.assert_array_equal(*found)
+    return found[1]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize(
+    "m, n, k", [(1, 1, 1), (3, 5, 7), (65, 70, 36), (130, 64, 65), (2, 3, 400)]
+)
+def test_dense_layers_of_integers(m, n, k, dtype, place):
+    data, weight = integers((m, k), dtype, 0), integers((n, k), "int8", 1)
+    out = integers_on_both(
+        mx.nd.contrib.quantized_fully_connected, data, weight, place, num_hidden=n
+    )
+    np.testing.assert_array_equal(out, data.astype("int32") @ weight.astype("int32").T)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize(
+    "batch, channels, filters, groups, size, kernel, how",
+    [
+        (2, 3, 5, 1, (9,), (3,), {}),
+        (2, 8, 70, 1, (11, 9), (3, 2), {"stride": (2, 1), "pad": (2, 1)}),
+        (1, 12, 6, 3, (8, 8), (3, 3), {"dilate": (2, 2), "pad": (1, 0)}),
+        (3, 4, 4, 1, (4, 5, 6), (2, 3, 3), {"pad": (0, 1, 2)}),
+    ],
+)
+def test_convolutions_of_integers(
+    batch, channels, filters, groups, size, kernel, how, layout, dtype
+):
+    data, weight = (batch, channels, *size), (filters, channels // groups, *kernel)
+    axes = (0, *range(2, len(data)), 1)
+    data, weight = integers(data, dtype, 0), integers(weight, "int8", 1)
+    how = {"kernel": kernel, "num_filter": filters, "num_group": groups, **how}
+    if layout == "last":
+        data, weight = (np.ascontiguousarray(a.transpose(axes)) for a in (data, weight))
+        how["layout"] = {3: "NWC", 4: "NHWC", 5: "NDHWC"}[data.ndim]
+    assert integers_on_both(mx.nd.contrib.quantized_conv, data, weight, 0, **how).any()
+
+
+def test_no_integers():
+    none = np.zeros((0, 4), "int8")
+    out = integers_on_both(
+        mx.nd.contrib.quantized_fully_connected, none, np.ones((3, 4), "int8"), 0, num_hidden=3
+    )
+    assert out.shape == (0, 3)

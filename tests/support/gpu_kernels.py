@@ -12,9 +12,4 @@ MISSING = {
     "_winograd_convolution",
     # Products of csr matrices: made of other ops there
     "_add_products",
-    # Products of numbers of 8 bits
-    "_integer_convolution",
-    "_integer_fully_connected",
 }
-# Composed ops that are made of these.
-MADE_OF_MISSING = {"_contrib_quantized_conv", "_contrib_quantized_fully_connected"}
