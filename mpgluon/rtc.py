@@ -152,7 +152,9 @@ class CudaKernel:
         shared_mem: int = 0,
     ) -> None:
         """Queues a launch of the kernel: like an op, it comes after what its arrays wait for.
-        Autograd does not see it.
+        Autograd does not see it, and within a hybridized block it is an error: an
+        `autograd.Function` or a `CustomOp` around it has a gradient, and hybridized blocks call it
+        between their compiled parts.
 
         Parameters
         ----------
@@ -172,6 +174,12 @@ class CudaKernel:
         if len(args) != len(self._arguments):
             raise MXNetAssertionError(
                 f"CudaKernel({name}) takes {len(self._arguments)} arguments, got {len(args)}"
+            )
+        if any(isinstance(value, _core.NDArray) and value._in_trace for value in args):
+            raise MXNetError(
+                f"CudaKernel({name}).launch: hybridized blocks are not made of launches, which "
+                "write to arrays. Launch it in the forward of an autograd.Function or a CustomOp, "
+                "which hybridized blocks call between their compiled parts"
             )
         packed = [
             self._packed(i, value, *kind)

@@ -112,7 +112,7 @@ def test_gradients_are_of_what_was_there_before():
 
     net = Net()
     net.hybridize()
-    with pytest.raises(mx.MXNetError, match="CudaKernel.launch"):
+    with pytest.raises(mx.MXNetError, match=r"CudaKernel\(axpy\).launch: .*autograd.Function"):
         net(x)
 
 
@@ -163,6 +163,52 @@ def test_kernels_as_an_op_with_a_gradient():
     np.testing.assert_allclose(
         w.grad.asnumpy(), (slope * values).sum(0, keepdims=True), rtol=1e-5, atol=1e-5
     )
+
+
+class CubeOp(mx.operator.CustomOp):
+    """The same as a CustomOp."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        signature = "const float *, float *, int"
+        self.assign(out_data[0], req[0], Cube().launched("cube", signature, *in_data))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        signature = "const float *, const float *, float *, int"
+        cube = Cube().launched("cube_backward", signature, in_data[0], out_grad[0])
+        self.assign(in_grad[0], req[0], cube)
+
+
+@mx.operator.register("cube_of_kernels")
+class CubeProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return CubeOp()
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["Function", "CustomOp"])
+def test_kernels_in_hybridized_blocks(kind):
+    """As an op with a gradient, on the card: the bits of the block that is not hybridized."""
+
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            x = x * 2 + 0.5
+            y = Cube()(x) if kind == "Function" else F.Custom(x, op_type="cube_of_kernels")
+            assert y.context == x.context
+            return y * x
+
+    values = np.random.RandomState(0).uniform(-1, 1, (7, 50)).astype("float32")
+    found = []
+    for hybridized in (False, True):
+        net, x = Net(), nd.array(values, ctx=mx.gpu(0))
+        if hybridized:
+            net.hybridize()
+        x.attach_grad()
+        for _ in range(3):
+            with autograd.record():
+                y = net(x)
+            y.backward()
+        found.append([y.asnumpy().tobytes(), x.grad.asnumpy().tobytes()])
+    assert found[0] == found[1]
 
 
 FAULT = """
