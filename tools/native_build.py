@@ -185,10 +185,12 @@ def build_groups(nvcc, folder):
     print(f"{len(found)} specialised groups of the tests compile")
 
 
-# What the source of a specialised group includes (kernels/cuda/fusion/specialise.h); the last three
-# are NVRTC's own business, and empty.
+# What the source of a specialised group includes (kernels/cuda/fusion/specialise.h). STANDARD are
+# NVRTC's own business, and empty.
 GENERATED = [
     "kernels/cuda/fusion/generated.h",
+    "kernels/cuda/dropout.h",
+    "kernels/cuda/random_key.h",
     "kernels/cuda/elements.h",
     "kernels/common/unary.h",
     "kernels/common/unary.def",
@@ -200,6 +202,7 @@ GENERATED = [
     "kernels/common/polynomial.h",
     "kernels/common/half.h",
     "csrc/base/anywhere.h",
+    "csrc/base/philox.h",
 ]
 STANDARD = ["math.h", "stdint.h", "string.h"]
 

@@ -18,8 +18,8 @@
  * those of the members' own kernels.
  *
  * Call of a fused kernel: call->params is the group, inputs and outputs are its values outside
- * (operands). Owned by the program. `views` and the draws' keys belong to whoever runs the call;
- * the rest is constant.
+ * (operands). Owned by the program. `views` and `keys` belong to whoever runs the call; the rest is
+ * constant.
  */
 #ifndef MPG_OP_FUSED_H
 #define MPG_OP_FUSED_H
@@ -52,7 +52,6 @@ typedef struct mpg_fused_value {
 typedef struct mpg_fused_draw { /* of a random member */
   uint32_t call;                /* its number within the graph */
   mpg_shape shape;              /* of its random draws */
-  mpg_random_key key;           /* filled in by the runner of the call */
 } mpg_fused_draw;
 
 typedef struct mpg_fused_member {
@@ -82,10 +81,11 @@ typedef struct mpg_fused {
   const mpg_fused_value *values;
   const uint32_t *operands;  /* values, by members' operands; MPG_FUSED_LOCAL: no contents */
   const uint8_t *slot_bytes; /* per slot: of its largest element */
-  mpg_fused_draw *draws;
-  mpg_view *views;  /* per operand: its desc on the whole domain */
-  bool reduces;     /* a member asks for scratch, at most two doubles an element */
-  const char *name; /* "sum+mul+relu" */
+  const mpg_fused_draw *draws;
+  mpg_random_key *keys; /* of the draws; where call->random_at is not NULL they are there instead */
+  mpg_view *views;      /* per operand: its desc on the whole domain */
+  bool reduces;         /* a member asks for scratch, at most two doubles an element */
+  const char *name;     /* "sum+mul+relu" */
 } mpg_fused;
 
 /* Whether the fused kernels of a device type can compute an op; dtypes: of its inputs, then

@@ -31,7 +31,8 @@ typedef struct mpg_kernel_call {
                               INPLACE or a mutable input */
   mpg_random_key random;   /* RANDOM ops */
   const mpg_random_key *random_at; /* while work is captured: where on the device it is whenever the
-                                      work runs, with `first` 0; NULL: it is `random` */
+                                      work runs, with `first` 0 (a fused group's: one for each of
+                                      its draws); NULL: it is `random` */
   bool train;                      /* TRAIN ops */
   void *scratch; /* given to members of a fused group, which share the device's; NULL: the device's
                     is free */

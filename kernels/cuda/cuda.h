@@ -21,6 +21,7 @@ extern "C" {
 #include "op/fused.h"
 }
 #include "kernels/cuda/elements.h"
+#include "kernels/cuda/random_key.h"
 
 #define MPG_CUDA_KERNEL(name) extern "C" mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
 #define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
@@ -80,13 +81,7 @@ static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const mpg_vi
   return mpg_cuda_copy(call, from->data, to->data, bytes_of(from));
 }
 
-/* A call's random key as kernels take it. What a kernel launches may not depend on it, as captured
- * work runs with other keys. */
-struct mpg_cuda_key {
-  mpg_random_key given;
-  const mpg_random_key *at; /* on the card instead; NULL: given */
-  __device__ __forceinline__ mpg_random_key read() const { return at ? *at : given; }
-};
+/* What a kernel launches may not depend on its key, as captured work runs with other keys. */
 static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) {
   return {call->random, call->random_at};
 }
@@ -94,12 +89,6 @@ static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) {
 /* The same, kept on the card for what draws the same again: seed, call, position, run, stride. In
  * random_keys.cu. */
 mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
-__device__ __forceinline__ mpg_random_key mpg_cuda_read_key(const uint64_t *words) {
-  mpg_random_key key = {};
-  key.seed = words[0], key.call = words[1], key.position = words[2], key.run = words[3],
-  key.stride = words[4];
-  return key;
-}
 
 /* A block's dynamic shared memory. */
 template <class T>

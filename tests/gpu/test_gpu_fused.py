@@ -132,3 +132,58 @@ def test_gelu_and_its_gradient_are_in_groups(dtype):
 
     op = check(function, [x, y])
     assert groups(op) == [["LeakyReLU", "_plus_scalar", "_mul_scalar", "_backward_LeakyReLU"]]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(3,), (5, 7), (12, 130)])
+def test_dropout_is_in_groups_with_what_lies_around_it(shape, dtype):
+    """Bias, GELU and dropout, and an addition behind it: forward and backward one kernel each, and
+    the masks of the CPU."""
+
+    def function(*arrays):
+        x, bias, rest = (nd.Cast(a, dtype=dtype) for a in arrays)
+        y = nd.LeakyReLU(nd.broadcast_add(x, bias), act_type="gelu")
+        return nd.Cast(nd.Dropout(y, p=0.4) + rest, dtype="float32")
+
+    arrays = [draw(s, "float32", i) for i, s in enumerate((shape, shape[-1:], shape))]
+    op = check(function, arrays)
+    recorded = next(
+        i for i in range(len(op.compiled())) if "Dropout" in sum(groups(op, entry=i), [])
+    )
+    for phase, members in (
+        ("forward", ["broadcast_add", "LeakyReLU", "Dropout", "broadcast_add"]),
+        ("backward", ["_dropout_apply", "_backward_LeakyReLU"]),
+    ):
+        found = groups(op, phase, recorded)
+        assert any([name for name in group if name in members] == members for group in found), found
+    kept = []
+    for ctx in (mx.cpu(0), mx.gpu(0)):
+        mx.random.seed(5)
+        ones = nd.ones(shape, ctx=ctx)
+        dropped = compiled(lambda x: nd.Dropout(x * 2, p=0.4, mode="always") * 3)
+        kept.append([dropped(ones)[0].asnumpy() for _ in range(5)])
+    same_bits(*kept)
+    assert groups(dropped) == [["_mul_scalar", "Dropout", "_mul_scalar"]]
+
+
+def test_masks_of_values_that_are_broadcast():
+    """Drawn for each element of the small array, however many of the group have it."""
+
+    def function(x, s):
+        return nd.broadcast_mul(x + 1, nd.Dropout(s * 2, p=0.5)) - 3
+
+    for rows in (1, 3, 65):
+        check(function, [draw((rows, 9), "float32"), draw((9,), "float32", 1)])
+
+
+def test_many_draws_of_one_group():
+    """Each has a key of its own."""
+
+    def function(x):
+        total = x * 0
+        for k in range(20):
+            total = total + nd.Dropout(x, p=0.5) * (k + 1)
+        return total
+
+    op = check(function, [draw((3, 50), "float32")])
+    assert max(sum(name == "Dropout" for name in members) for members in groups(op)) > 10

@@ -48,11 +48,13 @@ static bool can_repeat(const mpg_program_set *set, const mpg_program *program,
     return set->programs[instruction->peer].device->backend == program->device->backend;
   if (instruction->op && instruction->op->flags & (MPG_OP_SPANS | MPG_OP_MEETS))
     return false; /* it involves other devices' streams, or waits for them */
-  return !(instruction->fused && instruction->fused->num_draws); /* whose keys are arguments */
+  return true;
 }
 
-static bool draws(const mpg_instruction *instruction) {
-  return instruction->kind == MPG_RUN && instruction->random != MPG_NO_RANDOM;
+/* Its random keys; of a fused group, its members'. */
+static uint32_t draws_of(const mpg_instruction *instruction) {
+  if (instruction->kind != MPG_RUN) return 0;
+  return instruction->fused ? instruction->fused->num_draws : instruction->random != MPG_NO_RANDOM;
 }
 
 /* Marks instructions that cannot be captured: waits, signals that the set waits for, work that
@@ -85,7 +87,7 @@ static mpg_status add_segment(const mpg_program *program, struct mpg_captures *r
     const mpg_instruction *instruction = &program->instructions[i];
     if (instruction->kind == MPG_SIGNAL) last_signal = instruction->tick;
     kernels += instruction->kind == MPG_RUN;
-    num_draws += draws(instruction);
+    num_draws += draws_of(instruction);
     num_operands +=
         instruction->kind == MPG_SIGNAL ? 0 : instruction->num_inputs + instruction->num_outputs;
   }
@@ -126,8 +128,9 @@ static mpg_status cut(const mpg_program *program, struct mpg_captures *replays, 
                       uint32_t end) {
   uint32_t from = begin, num_draws = 0;
   for (uint32_t i = begin; i <= end; i++) {
-    bool alone = i == end || replays->alone[i], drawn = !alone && draws(&program->instructions[i]);
-    if (alone || (drawn && num_draws == MPG_CAPTURE_KEYS)) {
+    bool alone = i == end || replays->alone[i];
+    uint32_t drawn = alone ? 0 : draws_of(&program->instructions[i]);
+    if (alone || num_draws + drawn > MPG_CAPTURE_KEYS) {
       MPG_TRY(add_segment(program, replays, from, i));
       from = i + alone;
       num_draws = 0;
@@ -199,9 +202,11 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
   uint32_t i = captured->begin, draw = 0;
   for (; i < captured->end && status == MPG_OK; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
+    uint32_t drawn = draws_of(instruction);
     if (instruction->kind != MPG_SIGNAL)
-      status = mpg_program_issue(&into, frame, program, instruction,
-                                 draws(instruction) ? &device->keys[draw++] : NULL);
+      status =
+          mpg_program_issue(&into, frame, program, instruction, drawn ? &device->keys[draw] : NULL);
+    draw += drawn;
   }
   device->scratch_stays = false;
   mpg_status ended = device->backend->capture_end(device, status == MPG_OK, &kept->capture);
@@ -239,11 +244,13 @@ static void learn(const mpg_program *program, mpg_captured_segment *captured,
 static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame,
                              const mpg_program *program, const mpg_captured_segment *captured) {
   mpg_random_key keys[MPG_CAPTURE_KEYS];
-  int count = 0;
-  for (uint32_t i = captured->begin; i < captured->end; i++)
-    if (draws(&program->instructions[i]))
-      keys[count++] = mpg_program_key(frame, program, &program->instructions[i]);
-  return device->backend->capture_keys(device, keys, count);
+  uint32_t count = 0;
+  for (uint32_t i = captured->begin; i < captured->end; i++) {
+    uint32_t drawn = draws_of(&program->instructions[i]);
+    if (drawn) mpg_program_keys(frame, program, &program->instructions[i], keys + count);
+    count += drawn;
+  }
+  return device->backend->capture_keys(device, keys, (int)count);
 }
 
 mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program,

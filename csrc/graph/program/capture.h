@@ -36,12 +36,12 @@ mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_progra
                            mpg_captured_segment *captured, uint32_t *next);
 void mpg_captures_free(mpg_program *program);
 
-/* program.c: issues one RUN or COPY. random_at: where on the device a random one finds its key;
- * NULL: it gets it with the call. */
+/* program.c: issues one RUN or COPY. random_at: where on the device a random one finds its keys;
+ * NULL: it gets them with the call. */
 mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
                              const mpg_instruction *instruction, const mpg_random_key *random_at);
-/* The random key of an instruction in this call. */
-mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *program,
-                               const mpg_instruction *instruction);
+/* The random keys of an instruction in this call: one, or one for each draw of a fused group. */
+void mpg_program_keys(const mpg_call_frame *frame, const mpg_program *program,
+                      const mpg_instruction *instruction, mpg_random_key *keys);
 
 #endif

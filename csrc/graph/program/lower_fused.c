@@ -293,7 +293,9 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
   fused->operands = mpg_arena_copy(m->arena, m->operands, m->num_operands * sizeof *m->operands);
   fused->slot_bytes = mpg_arena_copy(m->arena, m->slot_bytes, m->num_slots + 1);
   fused->draws = mpg_arena_copy(m->arena, m->draws, m->num_draws * sizeof *m->draws + 1);
-  if (!fused->draws || !fused->members || !fused->values || !fused->operands || !fused->slot_bytes)
+  fused->keys = mpg_arena_alloc(m->arena, m->num_draws * sizeof *fused->keys + 1);
+  if (!fused->draws || !fused->keys || !fused->members || !fused->values || !fused->operands ||
+      !fused->slot_bytes)
     return mpg_out_of_host_memory(sizeof *m);
   MPG_TRY(give_views(m, fused));
   MPG_TRY(give_name(m, fused));

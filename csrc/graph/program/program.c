@@ -202,8 +202,8 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
              by_rows ? inner : inner * outer); /* others draw what no other micro-batch draws */
 }
 
-mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *program,
-                               const mpg_instruction *instruction) {
+static mpg_random_key key_of(const mpg_call_frame *frame, const mpg_program *program,
+                             const mpg_instruction *instruction) {
   mpg_random_key key = frame->random;
   key.call += instruction->random;
   if (!frame->rows.total || !instruction->num_outputs) return key;
@@ -214,6 +214,20 @@ mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *p
                          &views[instruction->num_inputs + instruction->num_outputs - 1].desc.shape);
   shift_random(&key, frame, instruction->random, op->flags & MPG_OP_DRAWS_ROWS, &drawn);
   return key;
+}
+
+void mpg_program_keys(const mpg_call_frame *frame, const mpg_program *program,
+                      const mpg_instruction *instruction, mpg_random_key *keys) {
+  if (!instruction->fused) {
+    *keys = key_of(frame, program, instruction);
+    return;
+  }
+  for (uint32_t i = 0; i < instruction->fused->num_draws; i++) {
+    const mpg_fused_draw *draw = &instruction->fused->draws[i];
+    keys[i] = frame->random;
+    keys[i].call += draw->call;
+    shift_random(&keys[i], frame, draw->call, true, &draw->shape);
+  }
 }
 
 mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
@@ -230,14 +244,10 @@ mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mp
                          (int)instruction->num_inputs, (int)instruction->num_outputs);
   call.random_at = random_at;
   call.train = instruction->train;
-  for (uint32_t i = 0; instruction->fused && i < instruction->fused->num_draws; i++) {
-    mpg_fused_draw *draw = &instruction->fused->draws[i];
-    draw->key = frame->random;
-    draw->key.call += draw->call;
-    shift_random(&draw->key, frame, draw->call, true, &draw->shape);
-  }
-  if (instruction->random != MPG_NO_RANDOM && !random_at)
-    call.random = mpg_program_key(frame, program, instruction);
+  if (instruction->fused && !random_at)
+    mpg_program_keys(frame, program, instruction, instruction->fused->keys);
+  else if (instruction->random != MPG_NO_RANDOM && !random_at)
+    mpg_program_keys(frame, program, instruction, &call.random);
   mpg_device *to =
       instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : run->device;
   mpg_status status = mpg_kernel_issue(instruction->kernel, &call, run->device, to);

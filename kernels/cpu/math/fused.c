@@ -77,7 +77,7 @@ static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offs
     call.outputs = call.inputs + member->num_inputs;
     call.train = member->train;
     if (member->draw != UINT32_MAX) {
-      call.random = fused->draws[member->draw].key;
+      call.random = fused->keys[member->draw];
       if (offsets)
         call.random.first =
             (uint64_t)offsets[fused->operands[member->operands + member->num_inputs]];

@@ -6,8 +6,9 @@
  * an element's bits are those of the members' own kernels. What is read is loaded where it is first
  * needed, what is wanted outside stored where it is made. A value that is broadcast along some dims
  * is computed by everyone who needs it and stored by one. `fuses` says which ops may be in a group:
- * those of one and two arrays whose formulas are in kernels/common, casts, copies and broadcasts,
- * of float32, float16 and bfloat16, where NVRTC compiles groups. Others run by themselves.
+ * those of one and two arrays whose formulas are in kernels/common, casts, copies, broadcasts and
+ * dropout, of float32, float16 and bfloat16, where NVRTC compiles groups. Others run by themselves.
+ * A mask is 1 or 0 in registers.
  */
 #include "kernels/cuda/fusion/generated.h"
 
@@ -23,7 +24,8 @@ typedef mpg_step step;
 typedef mpg_step_operand operand;
 
 /* --- Members ---------------------------------------------------------------------------------- */
-struct meaning { /* of an op, with its parameters */
+const uint8_t DROPOUT = 255; /* a kind of member: a step DRAW, then one DROP */
+struct meaning {             /* of an op, with its parameters */
   uint8_t kind, row, fixed;
   int num_constants;
   double constants[MPG_UNARY_CONSTANTS];
@@ -32,6 +34,13 @@ struct meaning { /* of an op, with its parameters */
 bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m) {
   const mpg_formula formula = mpg_formula_of(op, params);
   *m = meaning{};
+  if (op->id == MPG_OP_Dropout || op->id == MPG_OP__dropout_apply) {
+    const double p = ((const mpg_dropout_params *)params)->p;
+    m->kind = op->id == MPG_OP_Dropout ? DROPOUT : (uint8_t)MPG_STEP_DROP;
+    m->constants[m->num_constants++] = mpg_dropout_scale(p);
+    if (m->kind == DROPOUT) m->constants[m->num_constants++] = mpg_dropout_threshold(p);
+    return true;
+  }
   m->row = (uint8_t)formula.id;
   if (formula.id == MPG_FORMULA_COPY) {
     m->kind = MPG_STEP_ROUND;
@@ -82,6 +91,7 @@ struct builder {
     memset(last_read, 255, sizeof last_read);
     memset(there, 0, sizeof there);
     p.num_steps = p.num_operands = p.num_constants = p.num_registers = 0;
+    p.num_draws = (int)fused->num_draws;
     p.ndim = fused->ndim;
     p.count = 1;
     for (int d = 0; d < p.ndim; d++) p.count *= p.dims[d] = fused->dims[d];
@@ -102,8 +112,9 @@ struct builder {
     const mpg_fused_value &value = fused->values[v];
     operand *o = &p.operands[p.num_operands];
     uint32_t inputs = (uint32_t)call->num_inputs;
-    o->data = value.operand < inputs ? call->inputs[value.operand].data
-                                     : call->outputs[value.operand - inputs].data;
+    o->data = value.operand == MPG_FUSED_LOCAL ? NULL
+              : value.operand < inputs         ? call->inputs[value.operand].data
+                                               : call->outputs[value.operand - inputs].data;
     o->varying = value.varying;
     o->dtype = (uint8_t)value.dtype;
     o->whole = value.varying == (1u << fused->ndim) - 1;
@@ -121,28 +132,47 @@ struct builder {
     }
     return register_of[v];
   }
+  uint8_t constant(float value) {
+    p.constants[p.num_constants] = value;
+    return (uint8_t)p.num_constants++;
+  }
+  void store(uint32_t v, uint8_t operand) {
+    if (fused->values[v].operand == MPG_FUSED_LOCAL) return;
+    step *s = add(MPG_STEP_STORE, fused->values[v].dtype);
+    s->a = register_of[v];
+    s->b = operand;
+  }
+  /* A Dropout's mask; returns its register. */
+  uint8_t draw(const mpg_fused_member &member, uint32_t mask, const meaning &m) {
+    step *s = add(MPG_STEP_DRAW, MPG_UINT8);
+    s->row = (uint8_t)member.draw;
+    s->a = operand_of(mask);
+    s->constant = constant((float)m.constants[1]);
+    s->to = register_of[mask] = take();
+    there[mask] = true;
+    store(mask, s->a);
+    return s->to;
+  }
   void compute(const mpg_fused_member &member, uint32_t k, const meaning &m) {
-    const uint32_t *inputs = fused->operands + member.operands, out = inputs[member.num_inputs];
+    const uint32_t *inputs = fused->operands + member.operands, out = inputs[member.num_inputs],
+                   mask = m.kind == DROPOUT ? inputs[member.num_inputs + 1] : 0;
     mpg_dtype dtype = fused->values[out].dtype;
     uint8_t a = read(inputs[0]), b = member.num_inputs == 2 ? read(inputs[1]) : a;
+    if (m.kind == DROPOUT) b = draw(member, mask, m);
     for (uint32_t i = 0; i < member.num_inputs; i++) /* the result may take its place */
       if (there[inputs[i]] && last_read[inputs[i]] == k) release(inputs[i]);
-    step *s = add(m.kind, dtype);
+    if (m.kind == DROPOUT && last_read[mask] == 255) release(mask);
+    step *s = add(m.kind == DROPOUT ? (uint8_t)MPG_STEP_DROP : m.kind, dtype);
     s->row = m.row;
     s->a = m.fixed == MPG_STEP_FIXED_A ? 0 : a;
     s->b = m.fixed == MPG_STEP_FIXED_A ? a : b;
     s->fixed = m.fixed;
     s->constant = (uint8_t)p.num_constants;
-    for (int i = 0; i < m.num_constants; i++)
-      p.constants[p.num_constants++] =
-          m.kind == MPG_STEP_BINARY ? rounded(m.constants[i], dtype) : (float)m.constants[i];
+    for (int i = 0; i < (m.kind == DROPOUT ? 1 : m.num_constants); i++)
+      constant(m.kind == MPG_STEP_BINARY ? rounded(m.constants[i], dtype) : (float)m.constants[i]);
     s->to = register_of[out] = take();
     there[out] = true;
-    if (fused->values[out].operand != MPG_FUSED_LOCAL) {
-      s = add(MPG_STEP_STORE, dtype);
-      s->a = register_of[out];
-      s->b = operand_of(out);
-    }
+    if (fused->values[out].operand != MPG_FUSED_LOCAL) store(out, operand_of(out));
     if (last_read[out] == 255) release(out);
   }
   mpg_status build() {
@@ -160,6 +190,17 @@ struct builder {
     return MPG_OK;
   }
 };
+
+/* Whether a member's arrays, inputs first, have dtypes that it is computed of. */
+bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
+  for (int i = 0; i < count; i++) {
+    bool mask = (m.kind == DROPOUT && i == 2) || (m.kind == MPG_STEP_DROP && i == 1);
+    if (mask ? dtypes[i] != MPG_UINT8
+             : !is_computed(dtypes[i]) || (m.kind != MPG_STEP_ROUND && dtypes[i] != dtypes[0]))
+      return false;
+  }
+  return true;
+}
 
 /* A value that is written while others still read it, because it does not vary along some dims, is
  * read from a copy. */
@@ -204,9 +245,6 @@ extern "C" mpg_status mpg_cuda_fused(const mpg_kernel_call *call) {
 extern "C" bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_dtype *dtypes,
                                int count) {
   meaning m;
-  if (count < 2 || count > 3 || !meaning_of(op, params, count - 1, &m)) return false;
-  for (int i = 0; i < count; i++)
-    if (!is_computed(dtypes[i]) || (m.kind != MPG_STEP_ROUND && dtypes[i] != dtypes[0]))
-      return false;
-  return mpg_cuda_specialises();
+  return count >= 2 && count <= 3 && meaning_of(op, params, count - 1, &m) &&
+         is_taken(m, dtypes, count) && mpg_cuda_specialises();
 }

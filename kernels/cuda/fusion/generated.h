@@ -24,9 +24,10 @@ typedef unsigned long long uint64_t;
 
 #include "kernels/common/binary.h"
 #include "kernels/common/unary.h"
+#include "kernels/cuda/dropout.h"
 #include "kernels/cuda/elements.h"
 
-enum { MPG_GROUP_ELEMENTS = 4 }; /* of a thread */
+enum { MPG_GROUP_ELEMENTS = 4 }; /* of a thread; as many as a Philox block has words */
 
 /* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) ------------------ */
 namespace mpg_unary {
@@ -61,6 +62,7 @@ struct __align__(MPG_GROUP_ELEMENTS * sizeof(T)) mpg_few {
 /* `place(i, &where)` finds element i of the domain in an operand; false: where it moves it is
  * another element's to store. */
 struct mpg_everywhere {
+  static const bool whole = true;
   static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
     *place = i;
     return true;
@@ -98,6 +100,31 @@ __device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t
   for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) {
     int64_t place = 0;
     if (k < count && P::at(begin + k, &place)) data[place] = mpg_to<T>(from[k]);
+  }
+}
+
+/* --- Dropout: 1 where an element is kept, else 0 ---------------------------------------------- */
+template <class P>
+__device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float threshold,
+                                             int64_t begin, int count, float *kept) {
+  mpg_random_key key = from.read();
+  if (P::whole && !key.run && (key.position + key.first) % MPG_GROUP_ELEMENTS == 0) {
+    mpg_philox_block words = mpg_philox(
+        key.seed, key.call, (key.position + key.first + (uint64_t)begin) / MPG_GROUP_ELEMENTS);
+#pragma unroll
+    for (int k = 0; k < MPG_GROUP_ELEMENTS; k++)
+      kept[k] = mpg_is_kept(words.value[k], (uint32_t)threshold) ? 1.0f : 0.0f;
+    return;
+  }
+  mpg_dropout_draw drawn(key);
+#pragma unroll 1
+  for (int k = 0; k < count; k++) {
+    int64_t place = 0;
+    P::at(begin + k, &place);
+    float keeps = drawn.keeps((uint64_t)place, (uint32_t)threshold) ? 1.0f : 0.0f;
+#pragma unroll
+    for (int j = 0; j < MPG_GROUP_ELEMENTS; j++) /* not indexed: they are registers */
+      if (j == k) kept[j] = keeps;
   }
 }
 

@@ -46,7 +46,12 @@ const char *const formula_names[MPG_FORMULA_COUNT] = {
 };
 
 const char *type_of(int dtype) {
-  return dtype == MPG_FLOAT16 ? "mpg_half" : dtype == MPG_BFLOAT16 ? "mpg_bfloat16" : "float";
+  switch (dtype) {
+    case MPG_FLOAT16: return "mpg_half";
+    case MPG_BFLOAT16: return "mpg_bfloat16";
+    case MPG_UINT8: return "uint8_t"; /* masks */
+    default: return "float";
+  }
 }
 
 /* Where an operand that is broadcast along some dims has element i. */
@@ -54,8 +59,9 @@ void add_place(text *t, const mpg_step_program *p, int number) {
   const mpg_step_operand *o = &p->operands[number];
   const char *type = p->count <= 0x7fffffff ? "uint32_t" : "uint64_t";
   t->add(
-      "struct place_%d {\n  static __device__ __forceinline__ bool at(int64_t i, int64_t *place) "
-      "{\n    %s rest = (%s)i, next, index;\n    int64_t where = 0;\n    bool first = true;\n",
+      "struct place_%d {\n  static const bool whole = false;\n  static __device__ __forceinline__ "
+      "bool at(int64_t i, int64_t *place) {\n    %s rest = (%s)i, next, index;\n    int64_t where "
+      "= 0;\n    bool first = true;\n",
       number, type, type);
   long long distance = 1;
   for (int d = p->ndim - 1; d >= 0; d--) {
@@ -74,15 +80,25 @@ void add_place(text *t, const mpg_step_program *p, int number) {
   t->add("    (void)rest;\n    *place = where;\n    return first;\n  }\n};\n");
 }
 
-void add_operand(text *t, const mpg_step_program *p, int number, const char *function, int dtype,
-                 int reg) {
-  t->add("  mpg_%s_few<%s, ", function, type_of(dtype));
+void add_place_name(text *t, const mpg_step_program *p, int number) {
   if (p->operands[number].whole)
     t->add("mpg_everywhere");
   else
     t->add("place_%d", number);
+}
+
+void add_operand(text *t, const mpg_step_program *p, int number, const char *function, int dtype,
+                 int reg) {
+  t->add("  mpg_%s_few<%s, ", function, type_of(dtype));
+  add_place_name(t, p, number);
   t->add(">(p.data[%d], p.packed[%d] >> %d & 1, begin, count, r%d);\n", number, number / 32,
          number % 32, reg);
+}
+
+void add_draw(text *t, const mpg_step_program *p, const mpg_step *s) {
+  t->add("  mpg_draw_few<");
+  add_place_name(t, p, s->a);
+  t->add(">(p.keys[%d], p.constants[%d], begin, count, r%d);\n", s->row, s->constant, s->to);
 }
 
 /* Of an operand of a BINARY, at k. */
@@ -96,9 +112,10 @@ void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
 /* Everything behind the includes. */
 void generate(text *t, const mpg_step_program *p, const char *name) {
   t->add(
-      "namespace of_%s {\nstruct arguments {\n  void *data[%d];\n  int64_t count;\n  uint32_t "
-      "packed[4];\n  float constants[%d];\n};\n",
-      name, p->num_operands, p->num_constants ? p->num_constants : 1);
+      "namespace of_%s {\nstruct arguments {\n  void *data[%d];\n  mpg_cuda_key keys[%d];\n  "
+      "int64_t count;\n  uint32_t packed[4];\n  float constants[%d];\n};\n",
+      name, p->num_operands, p->num_draws ? p->num_draws : 1,
+      p->num_constants ? p->num_constants : 1);
   for (int i = 0; i < p->num_operands; i++)
     if (!p->operands[i].whole) add_place(t, p, i);
   t->add("__device__ __forceinline__ void run(const arguments &p, int64_t begin, int count) {\n");
@@ -109,6 +126,8 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       add_operand(t, p, s->a, "load", s->dtype, s->to);
     } else if (s->kind == MPG_STEP_STORE) {
       add_operand(t, p, s->b, "store", s->dtype, s->a);
+    } else if (s->kind == MPG_STEP_DRAW) {
+      add_draw(t, p, s);
     } else {
       t->add(
           "#pragma unroll\n  for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) r%d[k] = "
@@ -123,6 +142,8 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
         t->add(", ");
         add_side(t, s, s->fixed == MPG_STEP_FIXED_B, s->b);
         t->add(")");
+      } else if (s->kind == MPG_STEP_DROP) {
+        t->add("r%d[k] != 0.0f ? r%d[k] * p.constants[%d] : 0.0f", s->b, s->a, s->constant);
       } else {
         t->add("r%d[k]", s->a);
       }
@@ -183,8 +204,9 @@ size_t write_key(const mpg_step_program *p, unsigned char *key) {
     size += bytes;
   };
   for (int i = 0; i < p->num_operands; i++) whole &= p->operands[i].whole;
-  int counts[] = {compute_capability(), p->num_steps,     p->num_operands,
-                  p->num_constants,     p->num_registers, whole};
+  int counts[] = {
+      compute_capability(), p->num_steps, p->num_operands, p->num_constants, p->num_registers,
+      p->num_draws,         whole};
   add(counts, sizeof counts);
   add(p->steps, (size_t)p->num_steps * sizeof *p->steps);
   for (int i = 0; i < p->num_operands; i++) {
@@ -297,7 +319,8 @@ extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
   unsigned char key[MOST_KEY];
   union {
     uint64_t aligned;
-    unsigned char bytes[MPG_FUSED_MAX_VALUES * 8 + 8 + 16 + MPG_STEP_MAX_CONSTANTS * sizeof(float)];
+    unsigned char bytes[MPG_FUSED_MAX_VALUES * 8 + MPG_STEP_MAX_DRAWS * sizeof(mpg_cuda_key) + 24 +
+                        MPG_STEP_MAX_CONSTANTS * sizeof(float)];
   } arguments;
   const void *kernel = NULL;
   if (!p->count) return MPG_OK;
@@ -310,6 +333,15 @@ extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
   for (int i = 0; i < p->num_operands; i++, to += sizeof(void *)) {
     memcpy(to, &p->operands[i].data, sizeof(void *));
     packed[i / 32] |= (uint32_t)p->operands[i].packed << i % 32;
+  }
+  const mpg_fused *fused = (const mpg_fused *)call->params;
+  for (int i = 0; i < (p->num_draws ? p->num_draws : 1); i++, to += sizeof(mpg_cuda_key)) {
+    mpg_cuda_key key = {};
+    if (i < p->num_draws && call->random_at)
+      key.at = call->random_at + i;
+    else if (i < p->num_draws)
+      key.given = fused->keys[i];
+    memcpy(to, &key, sizeof key);
   }
   memcpy(to, &p->count, sizeof p->count);
   memcpy(to + 8, packed, sizeof packed);

@@ -19,7 +19,10 @@ enum mpg_step_kind {
   MPG_STEP_STORE,
   MPG_STEP_ROUND,
   MPG_STEP_UNARY,
-  MPG_STEP_BINARY
+  MPG_STEP_BINARY,
+  MPG_STEP_DRAW, /* 1 where Dropout keeps an element, else 0; row: the draw, a: an operand whose
+                    places are drawn, the constant: its threshold */
+  MPG_STEP_DROP  /* a where b is not 0, times the constant */
 };
 enum {
   MPG_STEP_NOT_FIXED,
@@ -28,14 +31,14 @@ enum {
 }; /* an operand of a BINARY that is a constant */
 
 typedef struct mpg_step {
-  uint8_t kind, row; /* row: an mpg_formula_id */
+  uint8_t kind, row; /* row: an mpg_formula_id, mostly */
   uint8_t dtype;     /* of the result */
   uint8_t to, a, b;  /* registers; LOAD: a, STORE: b is an operand */
   uint8_t fixed, constant;
 } mpg_step;
 
 typedef struct mpg_step_operand {
-  void *data;
+  void *data;       /* NULL: of a value without memory */
   uint32_t varying; /* as mpg_fused_value's */
   uint8_t dtype;
   bool whole, packed; /* along all dims; and aligned to the elements of a thread */
@@ -43,10 +46,11 @@ typedef struct mpg_step_operand {
 
 enum {
   MPG_STEP_MAX_STEPS = MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES,
-  MPG_STEP_MAX_CONSTANTS = 3 * MPG_FUSED_MAX_MEMBERS
+  MPG_STEP_MAX_CONSTANTS = 3 * MPG_FUSED_MAX_MEMBERS,
+  MPG_STEP_MAX_DRAWS = MPG_FUSED_MAX_MEMBERS
 };
 typedef struct mpg_step_program {
-  int num_steps, num_operands, num_constants, num_registers, ndim;
+  int num_steps, num_operands, num_constants, num_registers, num_draws, ndim;
   int64_t dims[MPG_MAX_NDIM], count;
   mpg_step steps[MPG_STEP_MAX_STEPS];
   mpg_step_operand operands[MPG_FUSED_MAX_VALUES];

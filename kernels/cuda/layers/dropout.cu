@@ -1,7 +1,7 @@
-/* Dropout: the masks of kernels/cpu/math/random.c, number for number. A thread has eight
- * neighbours, which mostly take their words from two Philox blocks. */
+/* Dropout. A thread has eight neighbours, which mostly take their words from two Philox blocks. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/neighbours.h"
+#include "kernels/cuda/dropout.h"
 
 namespace {
 
@@ -11,7 +11,7 @@ struct plan {
   mpg_cuda_key key;
   const uint64_t *draw; /* what mpg_cuda_write_key has kept of another one instead; NULL: nothing */
   double scale;
-  uint32_t threshold;         /* kept when the upper 24 bits of the word are below */
+  uint32_t threshold;
   int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the
                                  array, from `begin` on; part 0: all of it */
   int ndim; /* of a mask that is shared along axes; 0: the mask has the data's shape */
@@ -21,21 +21,12 @@ struct plan {
 /* Draws the mask's elements [first, first + count), count <= EACH: a byte each. */
 __device__ __forceinline__ uint64_t draw(const plan &p, mpg_random_key key, int64_t first,
                                          int count) {
-  mpg_philox_block words = {{0, 0, 0, 0}};
-  uint64_t block = 0, kept = 0;
-  bool have = false;
+  mpg_dropout_draw drawn(key);
+  uint64_t kept = 0;
   for (int k = 0; k < count; k++) {
     int64_t at = first + k;
     if (p.part) at = at / p.part * p.whole + p.begin + at % p.part;
-    uint64_t position = mpg_random_position(&key, (uint64_t)at);
-    if (!have || position >> 2 != block) {
-      block = position >> 2;
-      words = mpg_philox(key.seed, key.call, block);
-      have = true;
-    }
-    uint32_t low = position & 1 ? words.value[1] : words.value[0],
-             high = position & 1 ? words.value[3] : words.value[2];
-    kept |= (uint64_t)(((position & 2 ? high : low) >> 8) < p.threshold) << 8 * k;
+    kept |= (uint64_t)drawn.keeps((uint64_t)at, p.threshold) << 8 * k;
   }
   return kept;
 }
@@ -73,7 +64,7 @@ __global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64
           mpg_philox(key.seed, key.call, (begin + (uint64_t)i) / 4 + (unsigned)half);
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        bool keep = (words.value[k] >> 8) < p.threshold;
+        bool keep = mpg_is_kept(words.value[k], p.threshold);
         kept[half] |= (uint32_t)keep << 8 * k;
         values[4 * half + k] = keep ? data.template get<C>(4 * half + k) * scale : (C)0;
       }
@@ -176,9 +167,8 @@ mpg_status draw_and_apply(const mpg_kernel_call *call, const plan &p, const mpg_
 
 plan plan_of(double probability) {
   plan p = {};
-  double keep = 1 - probability;
-  p.scale = keep > 0 ? 1 / keep : 0;
-  p.threshold = (uint32_t)(keep * 0x1p24 + 0.5);
+  p.scale = mpg_dropout_scale(probability);
+  p.threshold = mpg_dropout_threshold(probability);
   return p;
 }
 

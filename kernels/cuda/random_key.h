@@ -1,0 +1,22 @@
+/* Random keys as kernels take them; also for code that NVRTC compiles (generated.h). */
+#ifndef KERNELS_CUDA_RANDOM_KEY_H
+#define KERNELS_CUDA_RANDOM_KEY_H
+
+#include "base/philox.h"
+
+/* The key of a call. */
+struct mpg_cuda_key {
+  mpg_random_key given;
+  const mpg_random_key *at; /* on the card instead; NULL: given */
+  __device__ __forceinline__ mpg_random_key read() const { return at ? *at : given; }
+};
+
+/* A key that mpg_cuda_write_key has kept. */
+__device__ __forceinline__ mpg_random_key mpg_cuda_read_key(const uint64_t *words) {
+  mpg_random_key key = {};
+  key.seed = words[0], key.call = words[1], key.position = words[2], key.run = words[3],
+  key.stride = words[4];
+  return key;
+}
+
+#endif
