@@ -41,11 +41,16 @@ __all__ = [
 def _result(values, out):
     """An array of the values, or `out` with them."""
     values = np.ascontiguousarray(values)
+    return _placed(nd.array(values, dtype=values.dtype), out)
+
+
+def _placed(image, out):
+    """The image, or `out` with it."""
     if out is None:
-        return nd.array(values, dtype=values.dtype)
-    if tuple(out.shape) != values.shape:
-        raise MXNetValueError(f"out has the shape {tuple(out.shape)}, the image {values.shape}")
-    out[:] = nd.array(values, dtype=values.dtype)
+        return image
+    if out.shape != image.shape:
+        raise MXNetValueError(f"out has the shape {out.shape}, the image {image.shape}")
+    out[:] = image
     return out
 
 
@@ -160,7 +165,7 @@ def imresize(src: NDArray, w: int, h: int, interp: int = 1, out: NDArray | None 
     >>> mx.image.imresize(nd.ones((4, 6, 3)), 3, 2).shape
     (2, 3, 3)
     """
-    return _result(_resize.resize(src.asnumpy(), w, h, interp), out)
+    return _placed(_resize.resize(src, w, h, interp), out)
 
 
 def scale_down(src_size: tuple[int, int], size: tuple[float, float]) -> tuple[int, int]:
@@ -256,21 +261,8 @@ def copyMakeBorder(
 
 
 def chosen_interp(interp: int, sizes: Sequence[int] = ()) -> int:
-    """The method that 9 (by whether an image grows or shrinks) and 10 (by chance) stand for; others
-    stand for themselves. `sizes`: old height, old width, new height, new width."""
-    if interp == 9:
-        if not sizes:
-            return _resize.CUBIC
-        height, width, new_height, new_width = sizes
-        if new_height > height and new_width > width:
-            return _resize.CUBIC
-        smaller = new_height < height and new_width < width
-        return _resize.AREA if smaller else _resize.LINEAR
-    if interp == 10:
-        return random.randint(0, 4)
-    if interp not in range(5):
-        raise ValueError(f"interp must be 0 to 4, 9 or 10, got {interp!r}")
-    return interp
+    """The method that `interp` stands for; see `_resize.chosen_interp`."""
+    return _resize.chosen_interp(interp, sizes, random)
 
 
 _get_interp_method = chosen_interp  # MXNet's name of it, which packages use

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .. import ndarray as nd
 from ..base import MXNetError
 from ..image import _files, _resize
 from ..image.augment import COLOR_VALUES, COLOR_VECTORS, GRAY
@@ -65,16 +66,10 @@ def decode(data: bytes, channels: int, where: str) -> Pixels:
 
 def resized(values: Pixels, width: int, height: int, method: int, draw: random.Random) -> Pixels:
     """The image in another size. `method` as of `image.resize_short`."""
-    rows, columns = values.shape[:2]
-    if method == 10:
-        method = draw.randint(0, 4)
-    if method == 9:
-        if width > columns and height > rows:
-            method = _resize.CUBIC
-        else:
-            smaller = width < columns and height < rows
-            method = _resize.AREA if smaller else _resize.LINEAR
-    return _resize.resize(values, max(1, width), max(1, height), method)
+    width, height = max(1, width), max(1, height)
+    method = _resize.chosen_interp(method, (*values.shape[:2], height, width), draw)
+    image = nd.array(values, dtype=values.dtype)
+    return _resize.resize(image, width, height, method).asnumpy()
 
 
 def resized_short(values: Pixels, size: int, method: int, draw: random.Random) -> Pixels:

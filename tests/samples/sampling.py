@@ -78,6 +78,17 @@ def matrix(n, size, interp, shrinks):
     return weights / weights.sum(1, keepdims=True)
 
 
+def resample(x, axis, length, size, kind=1, align_corners=False, transposed=False):
+    if kind == 0:
+        weights = np.eye(length)[np.floor(np.arange(size) * (length / size)).astype(int)]
+    elif kind == 1:
+        weights = resize(np.eye(length), size, 0, align_corners or None, (0,))
+    else:
+        weights = matrix(length, size, kind, False)
+    moved = np.moveaxis(x, axis, 0)
+    return np.moveaxis(np.tensordot(weights.T if transposed else weights, moved, 1), 0, axis)
+
+
 def image_resize(x, size, keep_ratio=False, interp=1):
     h, w = x.shape[-3:-1]
     size = (size,) if isinstance(size, int) else size
@@ -248,6 +259,26 @@ SAMPLES = {
             atol=1,
             name="bytes",
         ),
+    ],
+    "_resample": [
+        Sample([shape], params, resample, grad2=True, **CLOSE, name=name)
+        for name, shape, params in [
+            ("wide", (2, 5, 40), {"axis": 1, "length": 5, "size": 8}),
+            ("last", (70, 6), {"axis": 1, "length": 6, "size": 3, "align_corners": True}),
+            ("pixels", (3, 70, 3), {"axis": 1, "length": 70, "size": 130}),
+            ("first", (9, 2), {"axis": 0, "length": 9, "size": 1}),
+            ("nearest", (7, 3), {"axis": 0, "length": 7, "size": 9, "kind": 0}),
+            ("cubic", (7, 3), {"axis": 0, "length": 7, "size": 4, "kind": 2}),
+            ("Lanczos", (4, 6), {"axis": 1, "length": 6, "size": 9, "kind": 4}),
+            ("back", (2, 9, 2), {"axis": 1, "length": 4, "size": 9, "transposed": True}),
+            (
+                "cubic back",
+                (2, 5),
+                {"axis": 1, "length": 8, "size": 5, "kind": 2, "transposed": True},
+            ),
+            ("far back", (1300, 2), {"axis": 0, "length": 70, "size": 1300, "transposed": True}),
+            ("empty", (0, 3), {"axis": 1, "length": 3, "size": 5}),
+        ]
     ],
     "_contrib_BilinearResize2D": [
         Sample([(2, 3, 4, 5)], {"height": 7, "width": 3}, bilinear_resize, **CLOSE),

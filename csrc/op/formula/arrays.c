@@ -101,7 +101,12 @@ bool mpg_same_dtype(mpg_gradient *g, int first, int second) {
 
 mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
-  mpg_shape shape = mpg_value_desc(g, a)->shape;
-  return mpg_emit3(g, MPG_OP_where, NULL, mpg_emit_broadcast_to(g, condition, &shape), a,
+  mpg_shape shape = mpg_value_desc(g, a)->shape, along = shape;
+  mpg_shape given = mpg_value_desc(g, condition)->shape;
+  if (shape.ndim > 1 && given.ndim == shape.ndim && mpg_shape_product(&given, 1, given.ndim) == 1) {
+    given.ndim = along.ndim = 1; /* whole rows are chosen */
+    condition = mpg_emit_reshape(g, condition, &given);
+  }
+  return mpg_emit3(g, MPG_OP_where, NULL, mpg_emit_broadcast_to(g, condition, &along), a,
                    mpg_emit_broadcast_to(g, b, &shape));
 }

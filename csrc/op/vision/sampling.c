@@ -5,6 +5,7 @@
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
+#include "op/vision/resample.h"
 #include "op/vision/sampling.h"
 
 /* --- Positions -------------------------------------------------------------------------------- */
@@ -28,36 +29,7 @@ static mpg_value taken(mpg_gradient *g, mpg_value a, mpg_value indices, int axis
   return mpg_emit2(g, MPG_OP_take, &params, a, indices);
 }
 
-/* --- Resizing along an axis ------------------------------------------------------------------- */
-/* Linear interpolation to `size` elements along an axis; positions as MXNet's BilinearResize2D has
- * them. */
-static mpg_value resized(mpg_gradient *g, mpg_value data, int axis, int64_t size,
-                         bool align_corners) {
-  if (g->status != MPG_OK) return MPG_NO_VALUE;
-  mpg_shape shape = mpg_value_desc(g, data)->shape;
-  mpg_dtype dtype = mpg_value_desc(g, data)->dtype;
-  int64_t from = shape.dims[axis];
-  if (from == size) return data;
-  mpg_value position = count_along(g, data, size, 0, 1, dtype);
-  double scale = size <= 1       ? 0
-                 : align_corners ? (double)(from - 1) / (double)(size - 1)
-                                 : (double)from / (double)size;
-  if (align_corners)
-    position = mpg_times(g, position, scale);
-  else
-    position = clipped(g, mpg_plus(g, mpg_times(g, mpg_plus(g, position, 0.5), scale), -0.5), 0,
-                       (double)from);
-  mpg_value low = clipped(g, mpg_emit1(g, MPG_OP_floor, NULL, position), 0, (double)(from - 1));
-  mpg_value first = taken(g, data, mpg_emit_cast(g, low, MPG_INT32), axis);
-  mpg_value high = clipped(g, mpg_plus(g, low, 1), 0, (double)(from - 1));
-  mpg_shape along = {.ndim = shape.ndim};
-  for (int i = 0; i < shape.ndim; i++) along.dims[i] = i == axis ? size : 1;
-  mpg_value part = mpg_emit_reshape(g, mpg_subtract(g, position, low), &along);
-  mpg_value second = taken(g, data, mpg_emit_cast(g, high, MPG_INT32), axis);
-  return mpg_add(g, mpg_multiply(g, first, mpg_minus_from(g, 1, part)),
-                 mpg_multiply(g, second, part));
-}
-
+/* --- Resizing ------------------------------------------------------------------------------- */
 static bool is_batch(mpg_gradient *g, mpg_value value, const char *name) {
   if (g->status != MPG_OK) return false;
   const mpg_shape *shape = &mpg_value_desc(g, value)->shape;
@@ -117,8 +89,10 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
     outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
     return;
   }
-  data = resized(g, data, 3, width, params->align_corners);
-  data = resized(g, data, 2, height, params->align_corners);
+  int64_t sizes[] = {height, width}; /* a single element is the first one */
+  for (int axis = 3; axis >= 2; axis--)
+    data = mpg_emit_resample(g, data, axis, sizes[axis - 2], MPG_RESAMPLE_LINEAR,
+                             params->align_corners || sizes[axis - 2] == 1);
   outputs[0] = mpg_emit_cast(g, data, dtype);
 }
 

@@ -20,4 +20,8 @@ mpg_pixels mpg_emit_pixels(mpg_gradient *g, mpg_value data, int64_t groups, int 
 /* (..., channels) at positions y and x (...), between elements by linear interpolation. */
 mpg_value mpg_emit_sampled(mpg_gradient *g, const mpg_pixels *pixels, mpg_value y, mpg_value x);
 
+/* `data` in `size` elements along an axis; kinds and positions: op/vision/resample.h. */
+mpg_value mpg_emit_resample(mpg_gradient *g, mpg_value data, int axis, int64_t size, int kind,
+                            bool align_corners);
+
 #endif

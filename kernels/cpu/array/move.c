@@ -75,6 +75,17 @@ ROW(item8)
 ROW(item16)
 #undef ROW
 
+/* Pixels of three channels. */
+#define TRIPLES(size)                                                                           \
+  static void row_triple##size(const char *in, char *out, int64_t count, int64_t in_step,       \
+                               int64_t out_step) {                                              \
+    for (int64_t i = 0; i < count; i++) memcpy(out + i * out_step, in + i * in_step, 3 * size); \
+  }
+TRIPLES(1)
+TRIPLES(2)
+TRIPLES(4)
+#undef TRIPLES
+
 static void move_row(int64_t item, const char *in, char *out, int64_t count, int64_t in_step,
                      int64_t out_step) {
   switch (item) {
@@ -83,6 +94,9 @@ static void move_row(int64_t item, const char *in, char *out, int64_t count, int
     case 4: row_item4(in, out, count, in_step, out_step); return;
     case 8: row_item8(in, out, count, in_step, out_step); return;
     case 16: row_item16(in, out, count, in_step, out_step); return;
+    case 3: row_triple1(in, out, count, in_step, out_step); return;
+    case 6: row_triple2(in, out, count, in_step, out_step); return;
+    case 12: row_triple4(in, out, count, in_step, out_step); return;
     default:
       for (int64_t i = 0; i < count; i++)
         mpg_copy_run(out + i * out_step, in + i * in_step, (size_t)item);

@@ -1,0 +1,106 @@
+/* Elements along an axis that a resized one is made of, and their weights. Stateless; any thread.
+ */
+#ifndef MPG_OP_VISION_RESAMPLE_H
+#define MPG_OP_VISION_RESAMPLE_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "base/anywhere.h"
+
+/* As OpenCV numbers them. AREA is that of growing; shrinking takes means. */
+enum {
+  MPG_RESAMPLE_NEAREST,
+  MPG_RESAMPLE_LINEAR,
+  MPG_RESAMPLE_CUBIC,
+  MPG_RESAMPLE_AREA,
+  MPG_RESAMPLE_LANCZOS
+};
+
+typedef struct mpg_resample_axis {
+  int64_t from, size;
+  double scale; /* elements of `from` for one of `size` */
+  int kind, count;
+  int corners; /* whether the centers of the elements at the ends stay in place, and not the edges
+                */
+} mpg_resample_axis;
+
+typedef struct mpg_taps {
+  int64_t at[8];
+  double weight[8];
+} mpg_taps;
+
+MPG_ANYWHERE mpg_resample_axis mpg_resample_axis_of(int64_t from, int64_t size, int kind,
+                                                    int corners) {
+  mpg_resample_axis axis;
+  axis.from = from, axis.size = size, axis.kind = kind, axis.corners = corners;
+  axis.count = kind == MPG_RESAMPLE_NEAREST   ? 1
+               : kind == MPG_RESAMPLE_CUBIC   ? 4
+               : kind == MPG_RESAMPLE_LANCZOS ? 8
+                                              : 2;
+  axis.scale = !corners   ? (double)from / (double)size
+               : size > 1 ? (double)(from - 1) / (double)(size - 1)
+                          : 0;
+  return axis;
+}
+
+MPG_ANYWHERE int64_t mpg_resample_clip(int64_t index, int64_t size) {
+  return index < 0 ? 0 : index >= size ? size - 1 : index;
+}
+
+/* Of a cubic with the slope parameter -0.75, for a distance below 1, or between 1 and 2. */
+MPG_ANYWHERE double mpg_cubic_near(double x) { return (1.25 * x - 2.25) * x * x + 1; }
+MPG_ANYWHERE double mpg_cubic_far(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
+
+/* What element i of the result is made of; beyond the ends, of the elements at the ends. */
+MPG_ANYWHERE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i) {
+  mpg_taps taps;
+  double place, low, part;
+  if (axis->kind == MPG_RESAMPLE_NEAREST || axis->kind == MPG_RESAMPLE_AREA) {
+    low = floor((double)i * axis->scale);
+    part = (double)(i + 1) - (low + 1) * ((double)axis->size / (double)axis->from);
+    part = fmax((float)part, 0.0); /* OpenCV has floats here */
+    part -= floor(part);
+  } else {
+    place = axis->corners ? (double)i * axis->scale : ((double)i + 0.5) * axis->scale - 0.5;
+    if (axis->kind == MPG_RESAMPLE_LINEAR) place = fmin(fmax(place, 0.0), (double)(axis->from - 1));
+    low = floor(place);
+    part = place - low;
+  }
+  int64_t first = (int64_t)low - (axis->count > 1 ? axis->count / 2 - 1 : 0);
+  for (int k = 0; k < axis->count; k++) taps.at[k] = mpg_resample_clip(first + k, axis->from);
+  if (axis->kind == MPG_RESAMPLE_NEAREST) {
+    taps.weight[0] = 1;
+  } else if (axis->kind == MPG_RESAMPLE_CUBIC) {
+    taps.weight[0] = mpg_cubic_far(part + 1);
+    taps.weight[1] = mpg_cubic_near(part);
+    taps.weight[2] = mpg_cubic_near(1 - part);
+    taps.weight[3] = mpg_cubic_far(2 - part);
+  } else if (axis->kind == MPG_RESAMPLE_LANCZOS) {
+    double sum = 0; /* sin(pi t) sin(pi t / 4) / t^2, whose first factor differs by its sign */
+    for (int k = 0; k < 8; k++) {
+      double t = k == 3 ? fmax(part, 1e-9) : part + (3 - k);
+      taps.weight[k] = (k % 2 ? -1 : 1) * sin(t * (3.14159265358979323846 / 4)) / (t * t);
+      sum += taps.weight[k];
+    }
+    for (int k = 0; k < 8; k++) taps.weight[k] /= sum;
+  } else {
+    taps.weight[0] = 1 - part;
+    taps.weight[1] = part;
+  }
+  return taps;
+}
+
+/* The elements [*begin, *end) of the result that may be made of element `at`. */
+MPG_ANYWHERE void mpg_resample_users(const mpg_resample_axis *axis, int64_t at, int64_t *begin,
+                                     int64_t *end) {
+  double reach = axis->count + 1;
+  *begin = 0, *end = axis->size;
+  if (axis->scale <= 0) return;
+  double first = ((double)at - reach) / axis->scale - 2,
+         last = ((double)at + reach) / axis->scale + 2;
+  if (at > 0 && first > 0) *begin = mpg_resample_clip((int64_t)first, axis->size);
+  if (at < axis->from - 1 && last < (double)axis->size) *end = (int64_t)last + 1;
+}
+
+#endif
