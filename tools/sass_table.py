@@ -93,6 +93,12 @@ KERNELS = [
     ),
     (
         "layers/attention_tensor.cu",
+        "forward_kernel<mpg_bfloat16, 64, (mpg_attention_mode)2>",
+        256,
+        32,
+    ),
+    (
+        "layers/attention_tensor.cu",
         "forward_kernel<mpg_bfloat16, 128, (mpg_attention_mode)0>",
         128,
         32,
@@ -100,6 +106,12 @@ KERNELS = [
     (
         "layers/attention_tensor.cu",
         "forward_kernel<mpg_bfloat16, 128, (mpg_attention_mode)1>",
+        128,
+        32,
+    ),
+    (
+        "layers/attention_tensor.cu",
+        "forward_kernel<mpg_bfloat16, 128, (mpg_attention_mode)2>",
         128,
         32,
     ),
@@ -117,6 +129,12 @@ KERNELS = [
     ),
     (
         "layers/attention_gradient.cu",
+        "keys_kernel<mpg_bfloat16, 64, (mpg_attention_mode)2>",
+        128,
+        16,
+    ),
+    (
+        "layers/attention_gradient.cu",
         "keys_kernel<mpg_bfloat16, 128, (mpg_attention_mode)0>",
         128,
         16,
@@ -124,6 +142,12 @@ KERNELS = [
     (
         "layers/attention_gradient.cu",
         "keys_kernel<mpg_bfloat16, 128, (mpg_attention_mode)1>",
+        128,
+        16,
+    ),
+    (
+        "layers/attention_gradient.cu",
+        "keys_kernel<mpg_bfloat16, 128, (mpg_attention_mode)2>",
         128,
         16,
     ),
@@ -141,6 +165,12 @@ KERNELS = [
     ),
     (
         "layers/attention_gradient.cu",
+        "rows_kernel<mpg_bfloat16, 64, (mpg_attention_mode)2>",
+        128,
+        16,
+    ),
+    (
+        "layers/attention_gradient.cu",
         "rows_kernel<mpg_bfloat16, 128, (mpg_attention_mode)0>",
         128,
         16,
@@ -151,6 +181,13 @@ KERNELS = [
         128,
         16,
     ),
+    (
+        "layers/attention_gradient.cu",
+        "rows_kernel<mpg_bfloat16, 128, (mpg_attention_mode)2>",
+        128,
+        16,
+    ),
+    ("math/integer.cu", "integer_kernel<signed char, unsigned int>", 256, 512),
     ("layers/optimizer.cu", "update_kernel<rule::adam, float, float, float, float>", 256, 4),
     (
         "layers/optimizer.cu",

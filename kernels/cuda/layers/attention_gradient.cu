@@ -85,12 +85,35 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (i < count && e == 0) p.inner[i] = sum;
 }
 
+/* A warp's scores s and gradients of weights g with a tile of `stage`: products of 16 rows of `own`
+ * and `own_grads`, to which mask() adds what it has, and of which weigh(edge, n, i) makes weights
+ * and gradients of scores. whole: the tile is seen whole, so that nothing is tested for its edges.
+ */
+template <class T, int D, class M, class W>
+__device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, const T *stage,
+                                           bool whole, M mask, W weigh, float (&s)[N][4],
+                                           float (&g)[N][4]) {
+  mpg_multiply_rows<N, D>(own, stage, s);
+  mask();
+  mpg_multiply_rows<N, D>(own_grads, stage + STEP * (D + 8), g);
+  auto all = [&](auto edge) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) weigh(edge, n, i);
+  };
+  if (whole)
+    all(mpg_constant<false>());
+  else
+    all(mpg_constant<true>());
+}
+
 /* The gradients of a tile of keys and values; weights are (keys, rows) here. */
 template <class T, int D, mpg_attention_mode MODE>
 __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 3)
     keys_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { PITCH = D + 8, SIDE = STEP * PITCH };
-  __shared__ float rows[2][2][STEP]; /* of a stage: sums, <grad, output> */
+  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* of a stage: sums, <grad, output> */
   T *key = mpg_cuda_shared<T>(), *value = key + TILE * PITCH, *stage = value + TILE * PITCH,
     *other = stage + 2 * SIDE; /* queries, gradients behind them */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
@@ -144,26 +167,21 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
         int row = n * 8 + 2 * u.pair + i % 2;
         return row >= low[i / 2] && row < high;
       };
-      mpg_multiply_rows<N, D>(key + u.warp * 16 * PITCH, stage, s);
-      if (MODE == MPG_MASKED)
-        add_mask(mask + first * p.mask_row, (int)p.mask_row, (int)p.mask_key, factor, seen, s);
-      mpg_multiply_rows<N, D>(value + u.warp * 16 * PITCH, stage + SIDE, g);
-      auto weigh = [&](auto edge) {
-        constexpr bool EDGE = decltype(edge)::value;
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            int row = n * 8 + 2 * u.pair + i % 2;
-            weigh_again<MODE, EDGE>(factor, rows[at][0][row], rows[at][1][row], !EDGE || seen(n, i),
-                                    kept[2 * (n % 2) + i % 2] >> 4 * (i / 2 * (N / 2) + n / 2) & 1,
-                                    &s[n][i], &g[n][i]);
-          }
+      auto masked = [&] {
+        if (MODE == MPG_MASKED)
+          add_mask(mask + first * p.mask_row, (int)p.mask_row, (int)p.mask_key, factor, seen, s);
       };
-      if (MODE != MPG_MASKED && first + STEP <= num_rows && (!p.causal || first >= u.own + 15))
-        weigh(mpg_constant<false>());
-      else
-        weigh(mpg_constant<true>());
+      auto weigh = [&](auto edge, int n, int i) {
+        constexpr bool EDGE = decltype(edge)::value;
+        int row = n * 8 + 2 * u.pair + i % 2;
+        weigh_again<MODE, EDGE>(factor, rows[at][0][row], rows[at][1][row], !EDGE || seen(n, i),
+                                kept[2 * (n % 2) + i % 2] >> 4 * (i / 2 * (N / 2) + n / 2) & 1,
+                                &s[n][i], &g[n][i]);
+      };
+      bool whole =
+          MODE != MPG_MASKED && first + STEP <= num_rows && (!p.causal || first >= u.own + 15);
+      weigh_tile<T, D>(key + u.warp * 16 * PITCH, value + u.warp * 16 * PITCH, stage, whole, masked,
+                       weigh, s, g);
       mpg_add_products<N, D>(s, stage + SIDE, value_grads);
       mpg_add_products<N, D>(g, stage, key_grads);
     }
@@ -239,25 +257,20 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
         if (MODE == MPG_MASKED && row >= num_rows) visible[h] = 0;
       }
       auto seen = [&](int n, int i) { return n * 8 + 2 * u.pair + i % 2 < visible[i / 2]; };
-      mpg_multiply_rows<N, D>(query + u.warp * 16 * PITCH, stage, s);
-      if (MODE == MPG_MASKED)
-        add_mask(mask + first * p.mask_key, (int)p.mask_key, (int)p.mask_row, factor, seen, s);
-      mpg_multiply_rows<N, D>(grad + u.warp * 16 * PITCH, stage + SIDE, g);
-      auto weigh = [&](auto edge) {
-        constexpr bool EDGE = decltype(edge)::value;
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++)
-            weigh_again<MODE, EDGE>(factor, least[i / 2], inner[i / 2], !EDGE || seen(n, i),
-                                    kept[n % 2] >> (4 * (i / 2 * (N / 2) + n / 2) + i % 2) & 1,
-                                    &s[n][i], &g[n][i]);
+      auto masked = [&] {
+        if (MODE == MPG_MASKED)
+          add_mask(mask + first * p.mask_key, (int)p.mask_key, (int)p.mask_row, factor, seen, s);
       };
-      if (MODE != MPG_MASKED && first + STEP <= num_keys &&
-          (!p.causal || first + STEP <= u.own + 1))
-        weigh(mpg_constant<false>());
-      else
-        weigh(mpg_constant<true>());
+      auto weigh = [&](auto edge, int n, int i) {
+        constexpr bool EDGE = decltype(edge)::value;
+        weigh_again<MODE, EDGE>(factor, least[i / 2], inner[i / 2], !EDGE || seen(n, i),
+                                kept[n % 2] >> (4 * (i / 2 * (N / 2) + n / 2) + i % 2) & 1,
+                                &s[n][i], &g[n][i]);
+      };
+      bool whole = MODE != MPG_MASKED && first + STEP <= num_keys &&
+                   (!p.causal || first + STEP <= u.own + 1);
+      weigh_tile<T, D>(query + u.warp * 16 * PITCH, grad + u.warp * 16 * PITCH, stage, whole,
+                       masked, weigh, s, g);
       mpg_add_products<N, D>(g, stage, grads);
     }
     mpg_copies_wait();
