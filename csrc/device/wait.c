@@ -3,6 +3,7 @@
 #include "base/host.h"
 #include "device/internal.h"
 #include "device/meeting.h"
+#include "device/ranks/standstill.h"
 
 static const int64_t SPIN_NS = 30000, INTERRUPT_SLICE_NS = 50000000;
 
@@ -33,21 +34,33 @@ typedef struct manner {
   bool give_up_lock, interruptible, for_room;
 } manner;
 
-/* Spins, then blocks in slices. */
-static mpg_status wait_for(mpg_device *device, mpg_tick tick, manner how) {
-  /* In shuffled order, and for remote devices, nothing may happen until backend->wait does it. */
-  bool reached = mpg_tick_spin(
-      device, tick,
-      device->backend == &mpg_shuffle_backend || device->remote ? 0 : mpg_spin_limit_ns());
+/* Blocks in slices until the tick is reached, or the host is to go on. */
+static mpg_status block(mpg_device *device, mpg_tick tick, manner how, mpg_rank_wait *ranks) {
+  bool reached = false;
   mpg_standstill seen = {0};
   while (!reached && !(how.for_room && atomic_load(&device->at.meeting))) {
     void *token = how.give_up_lock ? mpg_host_release_lock() : NULL;
     reached = device->backend->wait(device, tick, INTERRUPT_SLICE_NS);
     if (how.give_up_lock) mpg_host_acquire_lock(token);
     if (how.interruptible && !reached) MPG_TRY(mpg_host_check_interrupt());
-    if (!reached) mpg_meetings_look(&seen);
+    if (reached) break;
+    mpg_meetings_look(&seen);
+    mpg_ranks_look(ranks, device, tick, NULL);
   }
   return MPG_OK;
+}
+
+/* Spins, then blocks. */
+static mpg_status wait_for(mpg_device *device, mpg_tick tick, manner how) {
+  /* In shuffled order, and for remote devices, nothing may happen until backend->wait does it. */
+  bool reached = mpg_tick_spin(
+      device, tick,
+      device->backend == &mpg_shuffle_backend || device->remote ? 0 : mpg_spin_limit_ns());
+  if (reached) return MPG_OK;
+  mpg_rank_wait ranks = {0};
+  mpg_status status = block(device, tick, how, &ranks);
+  mpg_ranks_look_over(&ranks);
+  return status;
 }
 
 void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock) {

@@ -1,5 +1,6 @@
 /* _core.ranks_*: the processes of a program. See device/ranks/ranks.h and the package _ranks. */
 #include "device/ranks/ranks.h"
+#include "device/ranks/standstill.h"
 
 #include "python/core.h"
 
@@ -91,6 +92,38 @@ int mpg_py_resolve_rank(PyObject *object, mpg_device_id *id) {
   return 0;
 }
 
+static PyObject *ranks_begin_within(PyObject *Py_UNUSED(self), PyObject *object) {
+  double seconds = PyFloat_AsDouble(object);
+  if (seconds == -1 && PyErr_Occurred()) return NULL;
+  MPG_PY_TRY(mpg_ranks_begin_within(seconds));
+  Py_RETURN_NONE;
+}
+
+static PyObject *ranks_begun(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  mpg_ranks_begun();
+  Py_RETURN_NONE;
+}
+
+static PyObject *ranks_note_step(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  mpg_ranks_note_step();
+  Py_RETURN_NONE;
+}
+
+static PyObject *ranks_look(PyObject *Py_UNUSED(self), PyObject *args) {
+  const char *what;
+  unsigned long long progress;
+  int said;
+  if (!PyArg_ParseTuple(args, "sKp:ranks_look", &what, &progress, &said)) return NULL;
+  mpg_rank_wait wait = {.progress = progress, .said = said};
+  mpg_ranks_look(&wait, NULL, 0, what);
+  return PyLong_FromUnsignedLongLong(wait.progress);
+}
+
+static PyObject *ranks_look_over(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  mpg_ranks_look_over(&(mpg_rank_wait){.said = true});
+  Py_RETURN_NONE;
+}
+
 static PyObject *ranks_tell_end(PyObject *Py_UNUSED(self), PyObject *args) {
   const char *failure = NULL;
   if (!PyArg_ParseTuple(args, "|z:ranks_tell_end", &failure)) return NULL;
@@ -108,6 +141,15 @@ static PyObject *ranks_find_lost(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
 static PyMethodDef methods[] = {
     {"ranks_tell_end", ranks_tell_end, METH_VARARGS,
      "ranks_tell_end(failure=None)\n--\n\nTells other ranks that this one has ended, or failed."},
+    {"ranks_begin_within", ranks_begin_within, METH_O,
+     "ranks_begin_within(seconds)\n--\n\nEnds the process unless ranks_begun is called by then."},
+    {"ranks_begun", ranks_begun, METH_NOARGS, "ranks_begun()\n--\n\nMPI has begun."},
+    {"ranks_note_step", ranks_note_step, METH_NOARGS,
+     "ranks_note_step()\n--\n\nOne more step of training begins."},
+    {"ranks_look", ranks_look, METH_VARARGS,
+     "ranks_look(what, progress, again)\n--\n\nThis rank waits for all others, in vain so far; "
+     "again: not for the first time, with the number that the last call has returned."},
+    {"ranks_look_over", ranks_look_over, METH_NOARGS, "ranks_look_over()\n--\n\nIt waits no more."},
     {"ranks_find_lost", ranks_find_lost, METH_NOARGS,
      "ranks_find_lost()\n--\n\nThe first rank that is lost (-1: none), why, and whether no other "
      "goes on."},

@@ -91,23 +91,30 @@ def _types(mpi):
 
 def begin() -> None:
     """Begins, unless that has been done."""
-    global _world, _count, _own, _limit
+    global _count, _limit
     if _count:
         return
     if not launched():
         _count = 1
         return
-    mpi = _import_mpi()
-    if mpi.COMM_WORLD.size == 1:
-        _count = 1
-        return
-    level = mpi.Query_thread()
-    if mpi.COMM_WORLD.allreduce(level, op=mpi.MIN) < mpi.THREAD_MULTIPLE:
-        raise MXNetError(
-            "ranks need MPI with the thread level MPI_THREAD_MULTIPLE, and a rank of this program "
-            "has less; leave mpi4py.rc.thread_level as it is, or install another MPI library"
-        )
-    _limit, any_order = _read_limit(), _any_order()
+    try:
+        _limit, any_order, wrong = _read_limit(), _any_order(), None
+    except ValueError as error:
+        _limit, any_order, wrong = 60.0, False, str(error)
+    _core.ranks_begin_within(_limit)
+    try:
+        mpi = _import_mpi()
+        if mpi.COMM_WORLD.size == 1:
+            _count = 1
+            return
+        _agree(mpi, any_order, wrong)
+        _begin_with(mpi, any_order)
+    finally:
+        _core.ranks_begun()
+
+
+def _begin_with(mpi, any_order):
+    global _world, _count, _own
     _world = mpi.COMM_WORLD.Dup()
     transfers = mpi.COMM_WORLD.Dup()
     _core.ranks_begin(
@@ -126,7 +133,6 @@ def begin() -> None:
     _own, _count = _world.rank, _world.size
     atexit.register(_end, os.getpid())
     _note_uncaught()
-    _agree_on_version()
 
 
 def _note_uncaught():
@@ -144,18 +150,41 @@ def _note_uncaught():
     sys.excepthook = hook
 
 
-def _agree_on_version():
+def _agree(mpi, any_order, wrong):
+    """MXNetError on all ranks, unless all can begin and mean the same."""
     from ..libinfo import __version__
 
-    versions = gather("version", f"mpgluon {__version__}")
-    if len(set(versions)) > 1:
-        raise MXNetError(f"the ranks run different versions: {versions}")
+    level = mpi.Query_thread()
+    said = mpi.COMM_WORLD.allgather((wrong, level, __version__, any_order, _limit))
+    wrongs, levels, versions, orders, limits = zip(*said)
+    for rank, text in enumerate(wrongs):
+        if text:
+            raise ValueError(text if rank == mpi.COMM_WORLD.rank else f"on rank {rank}: {text}")
+    if min(levels) < mpi.THREAD_MULTIPLE:
+        raise MXNetError(
+            "ranks need MPI with the thread level MPI_THREAD_MULTIPLE, and rank "
+            f"{levels.index(min(levels))} has less; leave mpi4py.rc.thread_level as it is, or "
+            "install another MPI library"
+        )
+    for what, found in (("versions of mpgluon", versions), (_ORDER, orders), (_LIMIT, limits)):
+        if len(set(found)) > 1:
+            by_rank = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(found))
+            raise MXNetError(f"the ranks have different {what}: {by_rank}")
 
 
 def wait(request: Any, what: str) -> None:
     """Waits for MPI's request; Ctrl-C and other threads get their turns. MXNetError when a rank is
-    lost, or has not come in time."""
-    begin, pause = time.monotonic(), 0.0
+    lost, has not come in time, or never will."""
+    if request.Test():
+        return
+    try:
+        _wait_and_look(request, what)
+    finally:
+        _core.ranks_look_over()
+
+
+def _wait_and_look(request, what):
+    begin, pause, looked, progress = time.monotonic(), 0.0, 0.0, None
     while not request.Test():
         waited = time.monotonic() - begin
         if waited > 0.001:
@@ -163,6 +192,9 @@ def wait(request: Any, what: str) -> None:
             lost, why, _ = _core.ranks_find_lost()
             if lost >= 0:
                 raise MXNetError(f"{what}: {why}")
+            if waited - looked > 0.05:
+                looked = waited
+                progress = _core.ranks_look(what, progress or 0, progress is not None)
             if waited > _limit:
                 raise MXNetError(
                     f"{what}: rank {_own} has waited {waited:.0f} s for the others, of which one "

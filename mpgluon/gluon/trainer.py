@@ -362,6 +362,7 @@ class Trainer(TrainerStore):
         )
 
     def _update(self, ignore_stale_grad):
+        _core.ranks_note_step()
         plan = self._current_plan()
         work = plan.work
         if not plan.fresh():

@@ -1,5 +1,6 @@
 """Programs on several ranks, started by mpirun, where MPI is."""
 
+import glob
 import os
 import shutil
 import subprocess
@@ -33,16 +34,42 @@ def _options():
     )
 
 
+def _command(count, script, arguments):
+    command = [sys.executable, script, *arguments]
+    return command if count == 1 else [_launcher(), *_options(), "-n", str(count), *command]
+
+
 def run(count, script, *arguments, timeout=100, **more):
     """Runs a Python file, with what lies beside it, on so many ranks; returns the process. Count 1:
     without mpirun."""
-    command = [sys.executable, script, *arguments]
-    if count > 1:
-        command = [_launcher(), *_options(), "-n", str(count), *command]
     return subprocess.run(
-        command,
+        _command(count, script, arguments),
         capture_output=True,
         text=True,
         timeout=timeout,
         env=script_environment(MPGLUON_CPU_THREADS="1", **more),
     )
+
+
+def start(count, script, *arguments, **more):
+    """Starts the same, without waiting; what it prints is lost."""
+    return subprocess.Popen(
+        _command(count, script, arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=script_environment(MPGLUON_CPU_THREADS="1", **more),
+    )
+
+
+def processes_of(text):
+    """The command lines of running processes that have that text."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                command = file.read().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        if text in command:
+            found.append(command)
+    return found

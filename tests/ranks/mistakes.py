@@ -1,15 +1,18 @@
 """Mistakes on two ranks: what each is told, printed in one line; and how rank 1 goes away."""
 
+import functools
 import json
 import os
 import signal
 import sys
+import time
 
 import mpgluon as mx
-from mpgluon import gluon, nd, parallel as par
+from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon._ranks import own_arrays
 from mpgluon.gluon import nn
 
-RANK = par.rank()
+RANK, RANKS = par.rank(), par.num_ranks()
 DEVICES = [mx.cpu(0, rank=i) for i in range(par.num_ranks())]
 
 
@@ -91,8 +94,85 @@ def leave(how):
         return str(error)
 
 
+class OneSide(gluon.HybridBlock):
+    """A block that only one rank calls."""
+
+    def hybrid_forward(self, F, x):
+        return F.relu(x).as_in_context(mx.cpu(0))
+
+
+def fetched(place):
+    net = OneSide()
+    net(nd.ones((3,), ctx=DEVICES[place])).wait_to_read()
+
+
+def summed():
+    own_arrays.add_up([nd.ones((100_000,))])[0].wait_to_read()
+
+
+# What ranks 0 and 1 wait for. Ranks 2 and more wait for rank 0.
+WAITS = {
+    "transfers": (lambda: fetched(1), lambda: fetched(0)),
+    "barrier": (par.barrier, lambda: fetched(0)),
+    "sum": (summed, lambda: fetched(0)),
+}
+
+
+def stand(how):
+    """Ranks that have branched, and wait for one another: what each is told, and when."""
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    for _ in range(2):
+        with autograd.record():
+            loss = net(nd.ones((1, 3)))
+        loss.backward()
+        trainer.step(1)
+    begin = time.monotonic()
+    try:
+        WAITS[how][RANK]() if RANK < 2 else fetched(0)
+        text = None
+    except mx.MXNetError as error:
+        text = str(error)
+    return {"text": text, "seconds": time.monotonic() - begin}
+
+
+def busy():
+    """One rank computes for longer than the limit; the other waits. That is no mistake."""
+    x = nd.ones((2,), ctx=DEVICES[1])
+    if RANK == 1:
+        time.sleep(7)
+    return par.fetch(x + RANKS).asnumpy().tolist()
+
+
+def idle():
+    """Only ranks 0 and 1 have devices: the others run the script, and get what they fetch."""
+    mx.random.seed(5)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3, activation="tanh"), nn.Dense(2, in_units=4))
+    net.initialize(ctx=DEVICES[0])
+    net.place({"0": DEVICES[0], "1": DEVICES[1]}, verbose=False)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    for _ in range(3):
+        with autograd.record():
+            loss = (net(nd.ones((3, 3), ctx=DEVICES[0])) ** 2).mean(axis=1)
+        loss.backward()
+        trainer.step(3)
+    par.barrier()
+    return par.fetch(loss).asnumpy().tolist()
+
+
+WAYS = {
+    "tell": told,
+    "idle": idle,
+    "busy": busy,
+    **{how: functools.partial(stand, how) for how in WAITS},
+}
+
 if __name__ == "__main__":
-    found = told() if sys.argv[1] == "tell" else leave(sys.argv[1])
+    way = sys.argv[1]
+    found = WAYS[way]() if way in WAYS else leave(way)
     sys.stdout.write("\n" + json.dumps({"rank": RANK, "told": found}) + "\n")
     sys.stdout.flush()
     if sys.argv[1] == "stop":

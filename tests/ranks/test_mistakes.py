@@ -1,6 +1,5 @@
 """Ranks that differ, fail or go away: all others get an error that says so, and nothing hangs."""
 
-import glob
 import json
 import os
 import time
@@ -11,27 +10,14 @@ import pytest
 from support.processes import output_of
 
 needs_mpi = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
+BEGINNINGS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "beginnings.py")
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mistakes.py")
 
 
-def run(how, **settings):
-    done = launching.run(2, SCRIPT, how, **{"MPGLUON_RANKS_TIMEOUT": "20", **settings})
+def run(how, count=2, script=SCRIPT, **settings):
+    done = launching.run(count, script, how, **{"MPGLUON_RANKS_TIMEOUT": "20", **settings})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
     return {line["rank"]: line["told"] for line in lines}, done
-
-
-def processes_of(text):
-    """The command lines of running processes that have that text."""
-    found = []
-    for path in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            with open(path, "rb") as file:
-                command = file.read().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
-        if text in command:
-            found.append(command)
-    return found
 
 
 @needs_mpi
@@ -66,7 +52,66 @@ def test_a_rank_that_goes_away(how, text):
     told, done = run(how, MPGLUON_RANKS_TIMEOUT="2")
     assert told.get(0) and text in told[0], done.stdout + done.stderr
     assert time.monotonic() - begin < 30
-    assert not processes_of(f"{SCRIPT} {how}"), "processes are left"
+    assert not launching.processes_of(f"{SCRIPT} {how}"), "processes are left"
+
+
+@needs_mpi
+@pytest.mark.parametrize("count, how", [(2, "transfers"), (2, "barrier"), (2, "sum"), (3, "sum")])
+def test_ranks_that_wait_for_one_another(count, how):
+    """Within the limit, and some seconds for a busy machine, all are told who waits for whom."""
+    told, done = run(how, count, MPGLUON_RANKS_TIMEOUT="6")
+    assert sorted(told) == list(range(count)), done.stdout + done.stderr
+    for rank, found in told.items():
+        text = found["text"]
+        assert text and "the ranks wait for one another" in text, (rank, text)
+        assert "rank 1 waits for rank 0" in text and "rank 0 waits for rank 1" in text, text
+        assert "mistakes.py:" in text and "at step 2" in text, text
+        assert found["seconds"] < 12
+    assert not launching.processes_of(f"{SCRIPT} {how}"), "processes are left"
+
+
+@needs_mpi
+def test_a_rank_that_computes_for_long():
+    told, done = run("busy", MPGLUON_RANKS_TIMEOUT="3")
+    assert told == {0: [3.0, 3.0], 1: [3.0, 3.0]}, done.stdout + done.stderr
+
+
+@needs_mpi
+def test_a_rank_without_devices():
+    told, done = run("idle", 3)
+    assert len(set(map(str, told.values()))) == 1 and set(told) == {0, 1, 2}, done.stderr
+    assert len(told[0]) == 3
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "how, text",
+    [
+        ("version", "different versions of mpgluon: "),
+        ("order", "different MPGLUON_RANKS_SUMS: False on rank 0, True on rank 1"),
+        ("limits", "different MPGLUON_RANKS_TIMEOUT: 20.0 on rank 0, 7.0 on rank 1"),
+        ("limit", "MPGLUON_RANKS_TIMEOUT is 'soon'"),
+        ("threads", "MPI_THREAD_MULTIPLE, and rank 1 has less"),
+    ],
+)
+def test_ranks_that_begin_differently(how, text):
+    told, done = run(how, script=BEGINNINGS)
+    assert set(told) == {0, 1} and done.returncode == 0, done.stdout + done.stderr
+    for found in told.values():
+        assert text in found
+
+
+@needs_mpi
+def test_a_rank_that_never_begins():
+    begin = time.monotonic()
+    told, done = run("stop", script=BEGINNINGS, MPGLUON_RANKS_TIMEOUT="2")
+    assert told == {} and done.returncode != 0
+    assert "MPI has not begun within 2 s" in done.stderr
+    assert time.monotonic() - begin < 30
+    assert not launching.processes_of(f"{BEGINNINGS} stop"), "processes are left"
+    told, done = run("no_mpi", script=BEGINNINGS, MPGLUON_RANKS_TIMEOUT="2")
+    assert done.returncode != 0 and "pip install mpgluon[mpi]" in told[1]
+    assert 0 not in told
 
 
 def test_one_process_is_rank_0():

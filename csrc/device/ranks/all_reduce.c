@@ -124,6 +124,7 @@ static mpg_status wait(int *turns, int rank) {
     char text[MPG_NOTICE] = "";
     pthread_mutex_lock(&engine->lock);
     engine->peers[rank].awaited = true;
+    atomic_store(&engine->summing, mpg_worker_device());
     for (int i = 0; i < engine->size && !text[0]; i++)
       snprintf(text, sizeof text, "%s", engine->peers[i].lost);
     if (engine->stopping && !text[0]) snprintf(text, sizeof text, "the program has ended");
@@ -137,6 +138,8 @@ static mpg_status wait(int *turns, int rank) {
 static void wait_no_more(void) {
   pthread_mutex_lock(&engine->lock);
   for (int i = 0; i < engine->size; i++) engine->peers[i].awaited = false;
+  atomic_store(&engine->summing, NULL);
+  engine->turns++;
   pthread_mutex_unlock(&engine->lock);
 }
 

@@ -12,8 +12,10 @@
 #include "base/host.h"
 #include "base/memory.h"
 
-mpg_engine mpg_the_engine = {
-    .size = 1, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+mpg_engine mpg_the_engine = {.size = 1,
+                             .lock = PTHREAD_MUTEX_INITIALIZER,
+                             .changed = PTHREAD_COND_INITIALIZER,
+                             .begun = PTHREAD_COND_INITIALIZER};
 static mpg_engine *const engine = &mpg_the_engine;
 static uint64_t next_number; /* runtime state; host lock */
 
@@ -170,13 +172,25 @@ static void look_around(int64_t *seen) {
                i, engine->rank);
       mpg_peer_lost(i, text);
     } else if (now - peer->heard_ns > engine->limit_ns) {
+      char steps[40] = "";
+      if (peer->steps)
+        snprintf(steps, sizeof steps, "step %llu, ", (unsigned long long)peer->steps);
       snprintf(text, sizeof text,
                "nothing has been heard of rank %d for %.1f s: it is stopped, "
-               "dead or cut off (MPGLUON_RANKS_TIMEOUT)",
-               i, (double)(now - peer->heard_ns) * 1e-9);
+               "dead or cut off (MPGLUON_RANKS_TIMEOUT); last known at: %s%.200s",
+               i, (double)(now - peer->heard_ns) * 1e-9, steps,
+               peer->standing.text[0] ? peer->standing.text : "no block");
       mpg_peer_lost(i, text);
     }
   }
+  mpg_standing_judge(now);
+}
+
+void mpg_ranks_note_step(void) {
+  if (engine->size < 2) return;
+  pthread_mutex_lock(&engine->lock);
+  engine->peers[engine->rank].steps++;
+  pthread_mutex_unlock(&engine->lock);
 }
 
 static void *engine_main(void *unused) {
@@ -270,12 +284,21 @@ static void make_room(void) { /* lock held */
   }
 }
 
+/* Where this rank is, for others: the block whose work sends. */
+static void note_block(void) { /* lock held */
+  mpg_standing *own = &engine->peers[engine->rank].standing;
+  mpg_device *device = mpg_worker_device();
+  uint32_t scope = device ? atomic_load_explicit(&device->at.scope, memory_order_relaxed) : 0;
+  if (scope && !own->since_ns) snprintf(own->text, sizeof own->text, "%s", mpg_scope_text(scope));
+}
+
 /* To the target's rank, or to all others. */
 static mpg_status send(const mpg_transfer *t, const void *data, const char *failure) {
   int to = mpg_device_rank(t->to);
   mpg_status status = MPG_OK;
   pthread_mutex_lock(&engine->lock);
   if (!failure) make_room();
+  note_block();
   MPG_GOTO(mpg_engine_start());
   if (to >= 0) {
     status = mpg_message_send(t, to, t->number, data, failure);

@@ -35,12 +35,22 @@ struct mpg_message {
   mpg_mpi_handle *requests;     /* owned */
 };
 
+/* How a rank stands still (standstill.h). */
+typedef struct mpg_standing {
+  int64_t since_ns;          /* by this process's clock; 0: it does not */
+  uint64_t waits_for;        /* a set of ranks */
+  uint64_t serial;           /* of its progress: while it is the same, nothing has moved */
+  char text[MPG_NOTICE / 2]; /* what it waits for; of one that does not: its latest block */
+} mpg_standing;
+
 typedef struct mpg_peer {
   char lost[MPG_NOTICE];   /* why nothing comes from it any more; empty: it may */
   char failed[MPG_NOTICE]; /* how its script failed; empty: it has not. What it had sent may still
                               be on its way */
   int64_t heard_ns;        /* when something came last */
   bool awaited;            /* a sum over ranks waits for it */
+  mpg_standing standing;   /* this rank's own, too */
+  uint64_t steps;          /* of training, that it has begun */
   int64_t ended_ns;        /* when it has said that its script has ended; 0: it has not */
 } mpg_peer;
 
@@ -51,7 +61,7 @@ typedef struct mpg_room {
 } mpg_room;
 
 /* Every rank tells every other one now and then that it is there, and how it ended. */
-typedef enum mpg_news { MPG_NEWS_ALIVE, MPG_NEWS_ENDED, MPG_NEWS_FAILED } mpg_news;
+typedef enum mpg_news { MPG_NEWS_ALIVE, MPG_NEWS_ENDED, MPG_NEWS_FAILED, MPG_NEWS_STUCK } mpg_news;
 
 typedef struct mpg_engine {
   mpg_mpi mpi;
@@ -59,6 +69,9 @@ typedef struct mpg_engine {
   pthread_mutex_t lock;
   pthread_cond_t changed; /* there is something to do */
   pthread_t thread;
+  pthread_t watch; /* ends the process if MPI has not begun in time */
+  bool beginning;
+  pthread_cond_t begun;
   bool started, stopping, forked, asleep; /* asleep: the thread waits for `changed` */
   _Atomic(int) workers, hosts; /* threads that wait for remote devices, and look meanwhile */
   mpg_message *under_way;
@@ -69,8 +82,11 @@ typedef struct mpg_engine {
   } spare[4]; /* memory of large data that has been sent; what is new is slow to fill */
   mpg_room openings, arrived, joined; /* of sums, their queue's thread's alone: no lock */
   uint64_t sent, received, bytes_sent, bytes_received;
-  mpg_peer *peers;           /* by rank */
-  int64_t limit_ns, told_ns; /* how long a rank may be silent; when others were told last */
+  mpg_peer *peers;               /* by rank */
+  _Atomic(mpg_device *) summing; /* whose work is a sum over ranks that waits for others */
+  uint64_t turns, knot;          /* pieces of sums; ranks that seem to wait for one another */
+  int64_t knot_ns;               /* since when */
+  int64_t limit_ns, told_ns;     /* how long a rank may be silent; when others were told last */
   bool ended;
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state */
@@ -80,6 +96,7 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
                             const void *data, const char *failure);
 mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message);
 void mpg_message_free(mpg_message *message);
+void mpg_standing_judge(int64_t now); /* standstill.c: whether any of it ever ends */
 bool mpg_messages_advance(void);      /* true: something was done */
 mpg_status mpg_news_listen(int rank); /* to the next one */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);

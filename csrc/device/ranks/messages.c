@@ -94,6 +94,8 @@ typedef struct news {
   uint64_t magic;
   uint32_t kind; /* mpg_news */
   uint32_t unused;
+  uint64_t steps, serial, waits_for;
+  int64_t stood_ns;
   char text[MPG_NOTICE];
 } news;
 
@@ -182,8 +184,15 @@ mpg_status mpg_news_tell(int rank, mpg_news kind, const char *text) {
   MPG_TRY(new_message(rank, sizeof(news), 1, &m));
   m->control = m->sends = true;
   engine->bytes_under_way += m->buffer_size;
-  news said = {.magic = MAGIC, .kind = kind};
-  snprintf(said.text, sizeof said.text, "%s", text);
+  const mpg_peer *own = &engine->peers[engine->rank];
+  const mpg_standing *standing = &own->standing;
+  news said = {.magic = MAGIC,
+               .kind = kind,
+               .steps = own->steps,
+               .serial = standing->serial,
+               .waits_for = standing->waits_for,
+               .stood_ns = standing->since_ns ? mpg_clock_ns() - standing->since_ns : -1};
+  snprintf(said.text, sizeof said.text, "%s", kind == MPG_NEWS_ALIVE ? standing->text : text);
   memcpy(m->buffer, &said, sizeof said);
   mpg_status status = isend(m, m->buffer, (int)sizeof said, MPG_CONTROL_TAG);
   if (status == MPG_OK) put_under_way(m);
@@ -196,11 +205,24 @@ static void hear(const mpg_message *m) {
   memcpy(&heard, m->buffer, sizeof heard);
   heard.text[MPG_NOTICE - 1] = 0;
   if (heard.magic != MAGIC) return;
-  if (heard.kind != MPG_NEWS_ALIVE) engine->peers[m->rank].ended_ns = mpg_clock_ns();
+  mpg_peer *peer = &engine->peers[m->rank];
+  if (heard.kind == MPG_NEWS_ALIVE) {
+    peer->steps = heard.steps;
+    peer->standing =
+        (mpg_standing){.since_ns = heard.stood_ns < 0 ? 0 : mpg_clock_ns() - heard.stood_ns,
+                       .waits_for = heard.waits_for,
+                       .serial = heard.serial};
+    snprintf(peer->standing.text, sizeof peer->standing.text, "%.200s", heard.text);
+  }
+  if (heard.kind == MPG_NEWS_STUCK)
+    for (int i = 0; i < engine->size; i++)
+      if (i != engine->rank) mpg_peer_lost(i, heard.text);
+  if (heard.kind == MPG_NEWS_ENDED || heard.kind == MPG_NEWS_FAILED)
+    peer->ended_ns = mpg_clock_ns();
   if (heard.kind == MPG_NEWS_FAILED)
     snprintf(engine->peers[m->rank].failed, MPG_NOTICE, "%s",
              heard.text[0] ? heard.text : "an error without a text");
-  if (heard.kind == MPG_NEWS_ALIVE)
+  if (heard.kind == MPG_NEWS_ALIVE || heard.kind == MPG_NEWS_STUCK)
     (void)mpg_news_listen(m->rank); /* if that fails, the rank counts as silent */
 }
 

@@ -25,6 +25,11 @@
 #include "device/device.h"
 #include "device/ranks/mpi.h"
 
+/* beginning.c: the process ends unless mpg_ranks_begun is called within so many seconds: MPI's own
+ * beginning can't be given up. Once; any thread. */
+mpg_status mpg_ranks_begin_within(double seconds);
+void mpg_ranks_begun(void);
+
 /* Begins: from now on there are `size` ranks and this process is `rank`. A rank that is silent for
  * `limit` seconds is lost. Once. Host lock. */
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit);
@@ -69,6 +74,9 @@ void mpg_transfer_send_failure(const mpg_transfer *transfer);
  * when called again. */
 mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, void *target,
                                 bool *done);
+
+/* One more step of training begins: what others are told of this rank. Any thread. */
+void mpg_ranks_note_step(void);
 
 /* Whether all that was sent has left (any thread); how much has been sent and received so far
  * (host lock). */

@@ -1,0 +1,154 @@
+/* Who waits for whom, and whether that ever ends. */
+#include "device/ranks/standstill.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/host.h"
+#include "device/ranks/engine.h"
+
+static mpg_engine *const engine = &mpg_the_engine;
+
+/* A set of ranks; those from 63 on are one element. */
+static uint64_t bit_of(int rank) { return (uint64_t)1 << (rank < 63 ? rank : 63); }
+static uint64_t all_others(void) {
+  uint64_t set = 0;
+  for (int i = 0; i < engine->size; i++)
+    if (i != engine->rank) set |= bit_of(i);
+  return set;
+}
+
+/* --- This rank -------------------------------------------------------------------------------- */
+
+/* Whether a device of this process has something to do but wait. Host lock. */
+static bool any_runs(uint64_t *progress) {
+  for (int i = 0; i < mpg_device_count(); i++) {
+    mpg_device *device = mpg_device_at(i);
+    *progress += atomic_load(device->completed) + device->submissions;
+    if (!device->remote && !mpg_device_idle(device) && !atomic_load(&device->at.meeting) &&
+        !atomic_load_explicit(&device->at.peer, memory_order_relaxed) &&
+        atomic_load(&engine->summing) != device)
+      return true;
+  }
+  return false;
+}
+
+/* What the host waits for, in words. */
+static void describe(mpg_device *device, mpg_tick tick, const char *what, char *text, size_t size) {
+  if (!device) {
+    snprintf(text, size, "'%s'", what);
+    return;
+  }
+  const mpg_queue_status at = mpg_device_queue_status(device);
+  const mpg_submitted *work = at.work;
+  char line[160] = "";
+  if (!work || tick > work->last) { /* the work that is asked for tells more than what is next */
+    const mpg_submitted *latest = mpg_device_latest(device);
+    if (latest && latest->last == tick) work = latest;
+  }
+  if (!work) {
+    snprintf(text, size, "work on %s", mpg_device_text(device));
+    return;
+  }
+  if (work->origin) mpg_host_origin_text(work->origin, line, sizeof line);
+  const char *block = mpg_scope_text(work->scope);
+  snprintf(text, size, "%s on %s%s%s%s%s", work->name, mpg_device_text(device),
+           block[0] ? " of " : "", block, line[0] ? ", queued at " : "", line);
+}
+
+void mpg_ranks_look(mpg_rank_wait *wait, mpg_device *device, mpg_tick tick, const char *what) {
+  char text[MPG_NOTICE / 2];
+  if (engine->size < 2) return;
+  uint64_t progress = 0;
+  bool runs = any_runs(&progress);
+  describe(device, tick, what, text, sizeof text);
+  pthread_mutex_lock(&engine->lock);
+  mpg_standing *own = &engine->peers[engine->rank].standing;
+  uint64_t waits_for = device ? 0 : all_others();
+  for (const mpg_message *m = engine->under_way; m; m = m->next)
+    if (!m->sends && !m->control && !m->done) waits_for |= bit_of(m->rank);
+  for (int i = 0; i < engine->size; i++)
+    if (engine->peers[i].awaited) waits_for |= bit_of(i);
+  progress += engine->sent + engine->received + engine->turns;
+  bool stands = !runs && waits_for && wait->said && progress == wait->progress;
+  if (!stands) *own = (mpg_standing){.since_ns = mpg_clock_ns()};
+  own->waits_for = waits_for;
+  own->serial = progress;
+  snprintf(own->text, sizeof own->text, "%s", text);
+  pthread_mutex_unlock(&engine->lock);
+  *wait = (mpg_rank_wait){.progress = progress, .said = true};
+}
+
+void mpg_ranks_look_over(mpg_rank_wait *wait) {
+  if (!wait->said) return;
+  wait->said = false;
+  pthread_mutex_lock(&engine->lock);
+  engine->peers[engine->rank].standing = (mpg_standing){0};
+  pthread_mutex_unlock(&engine->lock);
+}
+
+/* --- All ranks. The engine's lock ------------------------------------------------------------- */
+
+static bool stands(int rank, int64_t now) {
+  const mpg_peer *peer = &engine->peers[rank];
+  if (peer->ended_ns) return true;
+  return peer->standing.since_ns && now - peer->standing.since_ns > engine->limit_ns / 3;
+}
+
+/* The ranks that stand and wait for such only; *serial: changes with any of them. */
+static uint64_t find_knot(int64_t now, uint64_t *serial) {
+  uint64_t knot = 0, before;
+  for (int i = 0; i < engine->size; i++)
+    if (stands(i, now)) knot |= bit_of(i);
+  for (int i = 63; i < engine->size; i++)
+    if (!stands(i, now)) knot &= ~bit_of(63);
+  do {
+    before = knot;
+    for (int i = 0; i < engine->size; i++)
+      if (!engine->peers[i].ended_ns && engine->peers[i].standing.waits_for & ~knot)
+        knot &= ~bit_of(i);
+  } while (knot != before);
+  *serial = knot;
+  for (int i = 0; i < engine->size; i++)
+    if (knot & bit_of(i)) *serial = *serial * 31 + engine->peers[i].standing.serial;
+  return knot;
+}
+
+static void name_ranks(uint64_t set, char *text, size_t size) {
+  size_t length = 0;
+  const char *between = "";
+  for (int i = 0; i < engine->size && i < 63 && length + 8 < size; i++) {
+    if (!(set & bit_of(i))) continue;
+    length += (size_t)snprintf(text + length, size - length, "%s%d", between, i);
+    between = " and ";
+  }
+  if (!length) snprintf(text, size, "many");
+}
+
+void mpg_standing_judge(int64_t now) {
+  uint64_t serial, knot = find_knot(now, &serial);
+  if (!(knot & bit_of(engine->rank)) || engine->peers[engine->rank].ended_ns || engine->ended ||
+      serial != engine->knot) {
+    engine->knot = serial;
+    engine->knot_ns = now;
+    return;
+  }
+  if (now - engine->knot_ns < engine->limit_ns / 3) return;
+  char text[MPG_NOTICE] = "the ranks wait for one another and never go on";
+  size_t length = strlen(text);
+  for (int i = 0; i < engine->size && length + 1 < sizeof text; i++) {
+    if (!(knot & bit_of(i)) || engine->peers[i].ended_ns) continue;
+    char ranks[40] = "";
+    name_ranks(engine->peers[i].standing.waits_for, ranks, sizeof ranks);
+    length += (size_t)snprintf(
+        text + length, sizeof text - length, "%s rank %d waits for rank %s, at step %llu, for %s",
+        length > 46 ? ";" : ":", i, ranks, (unsigned long long)engine->peers[i].steps,
+        engine->peers[i].standing.text);
+  }
+  for (int i = 0; i < engine->size; i++) {
+    if (i == engine->rank) continue;
+    if (!engine->peers[i].ended_ns) (void)mpg_news_tell(i, MPG_NEWS_STUCK, text);
+    mpg_peer_lost(i, text);
+  }
+}

@@ -1,0 +1,95 @@
+"""Ranks that are killed or stopped at random moments of training and saving: what was saved stays,
+all processes end within the limit, and other numbers of ranks go on with the same bits."""
+
+import os
+import random
+import shutil
+import signal
+import time
+
+import launching
+import pytest
+
+pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "killed.py")
+KILLS = int(os.environ.get("MPGLUON_TEST_KILLS", "12"))
+STEPS = 60
+SILENT = 3  # seconds that a rank may be silent
+LIMIT = 60  # seconds until all have ended, on a busy machine
+
+
+def lines(folder, name):
+    path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        return []
+    with open(path) as file:
+        return file.read().split("\n")[:-1]
+
+
+def wait_until(condition, process, seconds=LIMIT):
+    end = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.002)
+
+
+def kill_one(folder, ranks, chance):
+    """Starts ranks and kills one; returns what was done and the seconds until all had ended."""
+    saved, begun = lines(folder, "saved"), len(lines(folder, "begun"))
+    before, newest = len(saved), int(saved[-1]) if saved else 0
+    if os.path.exists(os.path.join(folder, "processes")):
+        os.remove(os.path.join(folder, "processes"))
+    process = launching.start(ranks, SCRIPT, folder, str(STEPS), MPGLUON_RANKS_TIMEOUT=str(SILENT))
+    try:
+        wait_until(lambda: len(lines(folder, "processes")) == ranks, process)
+        if chance.random() < 0.2:  # while it starts
+            time.sleep(chance.uniform(0, 4))
+        else:
+            after = before + chance.randrange(12)
+            wait_until(lambda: len(lines(folder, "saved")) > after, process)
+            time.sleep(chance.uniform(0, 0.03))
+        how = chance.choice([signal.SIGKILL] * 3 + [signal.SIGSTOP])
+        victim = chance.randrange(ranks)
+        saved = len(lines(folder, "saved"))
+        if process.poll() is None:
+            try:
+                os.kill(int(lines(folder, "processes")[victim]), how)
+            except ProcessLookupError:
+                pass  # it has ended by itself
+        begin = time.monotonic()
+        process.wait(LIMIT)
+        seconds = time.monotonic() - begin
+    finally:
+        process.kill()
+        process.wait()
+    end = time.monotonic() + 10
+    while launching.processes_of(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = launching.processes_of(folder)
+    assert not left, f"processes are left after {how.name}: {left}"
+    assert all(int(step) >= newest for step in lines(folder, "begun")[begun:]), "a step was lost"
+    return how.name, saved, seconds
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments(tmp_path):
+    folder, whole = str(tmp_path / "killed"), str(tmp_path / "whole")
+    os.mkdir(folder), os.mkdir(whole)
+    done = launching.run(1, SCRIPT, whole, str(STEPS))
+    assert done.returncode == 0, done.stderr
+    chance, longest, finished = random.Random(int(os.environ.get("SEED", "7"))), {}, 0
+    for number in range(KILLS):
+        ranks = chance.choice([2, 2, 3, 4])
+        how, saved, seconds = kill_one(folder, ranks, chance)
+        longest[how] = max(longest.get(how, 0), seconds)
+        newest = ([0] + [int(step) for step in lines(folder, "saved")[:saved]])[-1]
+        done = None
+        if number % 4 == 3 or lines(folder, "bits"):  # to the end, on other ranks
+            done = launching.run(chance.choice([1, 2, 3]), SCRIPT, folder, str(STEPS))
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+            assert lines(folder, "bits")[-1:] == lines(whole, "bits"), f"kill {number}, {how}"
+            assert int(lines(folder, "begun")[-1]) >= newest, "a checkpoint was lost"
+            shutil.rmtree(folder)
+            os.mkdir(folder)
+            finished += 1
+        print(f"kill {number}: {how} of {ranks} ranks, {newest} steps saved, {seconds:.1f} s")
+    print(f"{KILLS} kills, {finished} restarts compared, longest end: {longest}")
