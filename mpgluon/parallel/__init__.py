@@ -12,6 +12,7 @@ from ._mesh import Mesh
 from ._pipeline.pipeline import Pipeline
 from ._pipeline.report import Report
 from ._pipeline.train_step import TrainStep
+from ._planner.cluster import Cluster, ClusterSimulation, simulate
 from ._planner.layer_profile import Profile
 from ._planner.plan import Plan, plan
 from ._ranks import barrier, fetch, num_ranks, rank
@@ -45,6 +46,8 @@ from .collectives import (
 from .schedules import ScheduleError
 
 __all__ = [
+    "Cluster",
+    "ClusterSimulation",
     "ColumnParallelDense",
     "DistributedTrainer",
     "HomeParameter",
@@ -87,6 +90,7 @@ __all__ = [
     "scatter",
     "schedules",
     "shard",
+    "simulate",
 ]
 
 

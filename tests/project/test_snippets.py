@@ -177,6 +177,7 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         lambda: names(Attention()),
         replicated,
         planned,
+        planned,
     ]
     results = run("docs/parallel.md", given, tmp_path, monkeypatch, capsys)
     (
@@ -189,6 +190,7 @@ def test_parallel(tmp_path, monkeypatch, capsys):
         (split, _),
         (replica, _),
         (plan, printed),
+        (_, simulated),
     ) = results
     text = re.sub(r"'resnet.*'", "'resnetv10'", where)
     with open(os.path.join(ROOT, "docs", "parallel.md")) as file:
@@ -213,6 +215,7 @@ def test_parallel(tmp_path, monkeypatch, capsys):
     assert kinds == ["VocabParallelEmbedding", "ColumnParallelDense", "RowParallelDense"]
     assert [x.shape for x, _ in replica["data"]] == [(256, 8)] * 2
     assert "measured" in printed and "predicted" in printed
+    assert "512 x 2" in simulated
 
 
 def dataset():

@@ -15,7 +15,7 @@ from ...gluon.contrib.nn import HybridConcurrent
 from ...gluon.nn import Dense, HybridSequential
 from .layer_profile import NOTHING, Cost, Layer, Profile
 
-__all__ = ["measure"]
+__all__ = ["level", "measure"]
 
 ALIKE = 0.1
 MICRO_BATCHES = 4  # micro-batches of a measurement
@@ -551,7 +551,7 @@ def measure(
             if trained
             else (dict.fromkeys(devices, 0.0), 0.0)
         )
-        _level(devices, costs, update)
+        level(devices, costs, update)
         return Profile(
             layers,
             devices,
@@ -566,7 +566,7 @@ def measure(
         )
 
 
-def _level(devices, costs, update):
+def level(devices, costs, update):
     """Devices of one type that differ by no more than measurements do get the same costs."""
     for ctx in devices:
         for other in devices[: devices.index(ctx)]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import _core
@@ -245,6 +246,10 @@ class Profile(SavedAsJson, Tabular):
         each, per_byte = self.transfer[source, target]
         return each + size * per_byte
 
+    def sender_copies(self, source: Context, target: Context) -> bool:
+        """Whether a copy is work of the device that it comes from; else it goes on beside that."""
+        return source.device_type == "cpu" and source.rank == target.rank
+
     def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
         return {
@@ -373,9 +378,12 @@ def key_of(candidate: Any) -> tuple[Any, int, str]:
 
 
 def parse_context(name: str) -> Context:
-    """``'cpu(1)'`` as a Context."""
-    kind, _, number = str(name).rstrip(")").partition("(")
+    """``'cpu(1)'``, or ``'cpu(1, rank=2)'``, as a Context."""
+    found = re.fullmatch(r"(\w+)\((\d+)(?:, rank=(\d+))?\)", str(name))
+    if found is None:
+        raise MXNetError(f"{name!r} is no device, as 'cpu(0)' is")
+    kind, number, rank = found.groups()
     try:
-        return Context(kind, int(number))
-    except ValueError:
-        raise MXNetError(f"{name!r} is no device, as 'cpu(0)' is") from None
+        return Context(kind, int(number), rank if rank is None else int(rank))
+    except ValueError as error:
+        raise MXNetError(f"{name!r} is no device: {error}") from None

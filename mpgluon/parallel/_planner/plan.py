@@ -17,7 +17,7 @@ from .._mesh import forget_placement
 from .._pipeline.report import Report, draw_spans, new_figure
 from .._tensor_parallel.splitting import walk
 from ..schedules import SCHEDULES, named
-from . import layer_measurement, layer_profile
+from . import layer_profile, rank_measurement
 from .memory_measurement import MemoryMeter, best_within
 from .search import Search
 from .trial_runs import improve
@@ -67,7 +67,8 @@ def plan(
     sample : NDArray or list of NDArray
         A whole batch of inputs.
     devices : list of Context
-        The devices that may be used, all different.
+        The devices that may be used, all different. They may be of several ranks, which all call
+        `plan` then, with the network and the sample on devices that name no rank.
     memory : int, or dict of Context to int, optional
         Bytes that each device has for parameters, gradients, optimizer states and micro-batches
         under way. By default the limits set by `mx.context.set_memory_limit`, where there are such.
@@ -93,7 +94,7 @@ def plan(
     trials : int, default 6
         How many plans are run at most, for some steps on a copy of the network, to correct what was
         measured of layers alone. The quickest of them is chosen. 0, or a `profile`: none. Where a
-        device's memory limit leaves no room for the copy none is run either.
+        device's memory limit leaves no room for the copy none is run either, nor over ranks.
 
     Returns
     -------
@@ -138,10 +139,12 @@ def plan(
         meter = _meter(profile, limits, net, batch)
         return Plan(profile, limits, best_within(profile, limits, counts, names, meter))
     _check_initialized(net)
-    profile = layer_measurement.measure(
+    profile = rank_measurement.measure(
         net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress
     )
     choices, meter = (limits, counts, names), _meter(profile, limits, net, batch)
+    if rank_measurement.over_ranks(devices):
+        trials = 0
     best = improve(
         profile, *choices, _plans(profile, limits), meter, trials, net, *batch, *training
     )
@@ -156,7 +159,7 @@ def _plans(profile, limits):
 def _meter(profile, limits, net, batch):
     """A meter of the bytes of plans, which it compiles; None where there is no room for that."""
     meter = MemoryMeter(profile, _plans(profile, limits), net, *batch)
-    return meter if meter.has_room() else None
+    return meter if rank_measurement.agreed(profile.devices, meter.has_room()) else None
 
 
 def _devices(devices):
@@ -245,9 +248,7 @@ def _numbers(micro_batches, rows, count):
 
 def _limits(memory, devices):
     if memory is None:
-        from ...context import memory_stats
-
-        return {ctx: limit for ctx in devices if (limit := memory_stats(ctx)["limit"])}
+        return rank_measurement.limits_of(devices)
     for ctx, limit in memory.items() if isinstance(memory, dict) else [(None, memory)]:
         if (limit is None and ctx is not None) or (
             isinstance(limit, numbers.Real) and not isinstance(limit, bool) and limit >= 0

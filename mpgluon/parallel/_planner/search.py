@@ -311,7 +311,7 @@ class Search:
             for d, (forward, behind) in first.items()
         ) * (1 - 1e-9)
 
-    def _split(self, order, micro_batches, schedule):
+    def splits(self, order, micro_batches, schedule):
         """By dynamic programming over cut points: for several longest stages, the split with the
         smallest sum of times."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
@@ -416,7 +416,7 @@ class Search:
             some = listed
             if listed is None:
                 orders = self._orders_for(schedule)
-                some = {p for order in orders for p in self._split(order, m, schedule)}
+                some = {p for order in orders for p in self.splits(order, m, schedule)}
             queue += [(self.bound(p, m, schedule), m, schedule, p) for p in some]
         self._queue = sorted(queue), complete
 

@@ -112,11 +112,11 @@ class StagedStep:
 
     def _add_transfer(self, source, target, size):
         """A result goes to another device, and its gradient back: work of the sender on CPU
-        devices, else a wait."""
+        devices of one process, else a wait."""
         for kind, a, b in (("F", source, target), ("B", target, source)):
             sender = self.contexts[self.where[a]]
             seconds = self.profile.seconds_of_transfer(sender, self.contexts[self.where[b]], size)
-            if sender.device_type == "cpu":
+            if self.profile.sender_copies(sender, self.contexts[self.where[b]]):
                 self._times[kind, a] += seconds
             else:
                 self._waits[a, b] += seconds

@@ -1,0 +1,554 @@
+"""Simulations of networks on clusters that need not be there."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ... import _ranks
+from ..._ranks import links
+from ..._tables import Tabular
+from ...base import MXNetError, counted
+from ...gluon.block import HybridBlock
+from .._mesh import AXES
+from ..schedules import named
+from . import layer_measurement
+from .layer_profile import Profile, trained_bytes
+from .search import Search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...ndarray import NDArray
+    from ...optimizer import Optimizer
+
+__all__ = ["Cluster", "ClusterSimulation", "Outcome", "simulate"]
+
+MOST_STAGES = 64  # that are tried where a mesh names none
+TRIED = 4  # splits into stages that are simulated for each number of them
+MEASURED = 3  # sizes of micro-batches; between these, in proportion
+
+
+class Link(NamedTuple):
+    """A way between two devices: ``seconds`` until the first byte is there, and ``rate``, bytes a
+    second."""
+
+    seconds: float
+    rate: float
+
+    def takes(self, size: float) -> float:
+        """Seconds that so many bytes take."""
+        return self.seconds + size / self.rate
+
+
+class Cluster:
+    """Devices on hosts, which are all alike, and the links between them.
+
+    Parameters
+    ----------
+    devices : int or list of int
+        How many there are: the numbers that are simulated, each 1 at least.
+    per_host : int, default 8
+        Devices on a host. Device n is on host ``n // per_host``.
+    inside : (float, float), default (5e-6, 1e10)
+        Between devices of a host: seconds of latency, and bytes a second. Each device has as much
+        for itself.
+    between : (float, float), default (2e-5, 1e9)
+        The same between devices of two hosts.
+    memory : int, optional
+        Bytes of each device.
+    speed : float, default 1.0
+        How many times as quick as the measured device each is.
+    at_once : int, optional
+        How many devices of a host compute at the same time: its cores, where CPU devices are more.
+        By default all.
+
+    Raises
+    ------
+    ValueError
+        A number is not what is described above.
+
+    Examples
+    --------
+    >>> mx.parallel.Cluster([2, 16], per_host=8, between=(2e-5, 12e9), memory=80 * 2**30)
+    2 or 16 devices, 8 on each host; inside 5 us and 10 GB/s, between hosts 20 us and 12 GB/s
+    """
+
+    def __init__(
+        self,
+        devices: int | Sequence[int],
+        per_host: int = 8,
+        inside: tuple[float, float] = (5e-6, 1e10),
+        between: tuple[float, float] = (2e-5, 1e9),
+        memory: int | None = None,
+        speed: float = 1.0,
+        at_once: int | None = None,
+    ) -> None:
+        self.counts: list[int] = [devices] if isinstance(devices, int) else list(devices)
+        at_once = per_host if at_once is None else at_once
+        for name, values in (
+            ("devices", self.counts or [0]),
+            ("per_host", [per_host]),
+            ("at_once", [at_once]),
+        ):
+            if not all(_is_whole(value) and value >= 1 for value in values):
+                raise ValueError(f"Cluster: {name} must be whole numbers from 1 on, not {values}")
+        for name, link in (("inside", inside), ("between", between)):
+            if len(link) != 2 or not link[0] >= 0 or not link[1] > 0:
+                raise ValueError(
+                    f"Cluster: {name} must be seconds of latency and bytes a second, not {link!r}"
+                )
+        if not speed > 0 or (memory is not None and not memory >= 0):
+            raise ValueError(f"Cluster: a speed of {speed!r}, or {memory!r} bytes, is none")
+        self.per_host, self.memory, self.speed, self.at_once = per_host, memory, speed, at_once
+        self.inside: Link = Link(*inside)
+        self.between: Link = Link(*between)
+
+    @classmethod
+    def of_ranks(cls, **more: Any) -> Cluster:
+        """The cluster that this program's ranks are, with a device each, the links measured. All
+        ranks call it; `more`: the other parameters.
+
+        Raises
+        ------
+        MXNetError
+            There is one rank only, or the hosts do not have as many ranks each, in order.
+        """
+        hosts = [host["host"] for host in links.hosts()] if _ranks.count() > 1 else []
+        if not hosts:
+            raise MXNetError("Cluster.of_ranks: this program is one process; start it with mpirun")
+        per_host = hosts.count(hosts[0])
+        if any(host != hosts[i - i % per_host] for i, host in enumerate(hosts)):
+            raise MXNetError(
+                f"Cluster.of_ranks: the ranks are on hosts in the order {hosts}; a cluster has as "
+                "many on each, one host after the other"
+            )
+        inside, between = [], []
+        for (a, b), measured in links.measure().items():
+            (inside if hosts[a] == hosts[b] else between).append(measured)
+        found = {
+            name: tuple(map(statistics.median, zip(*kind)))
+            for name, kind in (("inside", inside), ("between", between))
+            if kind
+        }
+        return cls(len(hosts), per_host, **{**found, **more})
+
+    def link(self, a: int, b: int) -> Link:
+        """The link between two devices, by their numbers."""
+        return self.inside if a // self.per_host == b // self.per_host else self.between
+
+    def __repr__(self) -> str:
+        def described(link):
+            return f"{link.seconds * 1e6:g} us and {link.rate / 1e9:g} GB/s"
+
+        number = " or ".join(map(str, self.counts))
+        if len(self.counts) > 3:
+            number = f"{min(self.counts)} to {max(self.counts)}"
+        return (
+            f"{number} devices, {self.per_host} on each host; inside {described(self.inside)}, "
+            f"between hosts {described(self.between)}"
+        )
+
+
+def _is_whole(value):
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class _Place(NamedTuple):
+    """A stage's device, in place of a Context."""
+
+    number: int
+    device_type: str = "simulated"
+
+
+class _StagedProfile(Profile):
+    """A profile's layers on devices of a cluster, one for each stage."""
+
+    def __init__(self, base, speed, between):
+        """`between`: the link from one stage to another, by their numbers."""
+        first = base.devices[0]
+        columns = {
+            rows: [
+                cost._replace(
+                    forward=cost.forward / speed,
+                    backward=cost.backward / speed,
+                    input_gradients=cost.input_gradients / speed,
+                    weight_gradients=cost.weight_gradients / speed,
+                )
+                for cost in costs
+            ]
+            for rows, costs in base.costs[first].items()
+        }
+        places = [_Place(number) for number in range(between.count)]
+        super().__init__(
+            base.layers,
+            places,
+            base.rows,
+            dict.fromkeys(places, columns),
+            dict.fromkeys(places, base.update[first] / speed),
+            base.state_factor,
+            home=places[0],
+            input_bytes=base.input_bytes,
+            host_overhead=base.host_overhead,
+        )
+        self._between = between
+
+    def seconds_of_transfer(self, source, target, size):
+        return self._between(source.number, target.number).takes(size)
+
+    def sender_copies(self, source, target):
+        return False
+
+
+class _Links:
+    """The slowest link between two stages, over all replicas of a mesh."""
+
+    def __init__(self, cluster, replicas, stages):
+        self.cluster, self.replicas, self.count = cluster, replicas, stages
+
+    def __call__(self, a, b):
+        for replica in range(self.replicas):
+            link = self.cluster.link(replica * self.count + a, replica * self.count + b)
+            if link is self.cluster.between:
+                return link
+        return self.cluster.inside
+
+    def key(self):
+        """Equal for meshes with the same links between stages."""
+        return self.count, tuple(
+            self(a, b) is self.cluster.inside
+            for a in range(self.count)
+            for b in range(a + 1, self.count)
+        )
+
+
+class Outcome(NamedTuple):
+    """Predictions for one number of devices.
+
+    ``seconds`` of a step and ``rows_per_second`` of all replicas together; ``data`` replicas of
+    ``stages`` stages, ``micro_batches`` of each replica; ``bubble``, the share of the devices' time
+    that is idle within a replica's passes; ``sum_seconds`` of gradients over replicas; ``bytes`` of
+    the device that needs most, and whether it ``fits``; ``efficiency``, rows a second beside those
+    of as many devices by themselves.
+    """
+
+    devices: int
+    data: int
+    stages: int
+    micro_batches: int
+    seconds: float
+    rows_per_second: float
+    bubble: float
+    sum_seconds: float
+    bytes: int
+    fits: bool
+    efficiency: float
+
+
+class ClusterSimulation(Tabular):
+    """The result of `simulate`: a table.
+
+    Attributes
+    ----------
+    outcomes : list of Outcome
+        One for each number of devices.
+    profile : Profile
+        The measurements of the layers; ``simulate(profile, cluster)`` takes it again.
+    cluster : Cluster
+        What was simulated.
+    schedule : str
+        The name of the schedule.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+    >>> net.initialize()
+    >>> found = mx.parallel.simulate(net, mx.parallel.Cluster(2), nd.ones((64, 4)), repeats=1,
+    ...                              progress=False)
+    >>> isinstance(found, mx.parallel.ClusterSimulation)
+    True
+    >>> found.outcomes[0].devices
+    2
+    """
+
+    outcomes: list[Outcome]
+    profile: Profile
+    cluster: Cluster
+    schedule: str
+
+    def __init__(
+        self, profile: Profile, cluster: Cluster, schedule: str, outcomes: list[Outcome]
+    ) -> None:
+        self.profile, self.cluster, self.schedule = profile, cluster, schedule
+        self.outcomes = outcomes
+
+    def _parts(self):
+        rows = [
+            (
+                "devices",
+                "data x stage",
+                "micro-batches",
+                "step ms",
+                "rows/s",
+                "efficiency",
+                "idle",
+                "sums ms",
+                "bytes a device",
+                "fits",
+            )
+        ]
+        for o in self.outcomes:
+            rows.append(
+                (
+                    str(o.devices),
+                    f"{o.data} x {o.stages}",
+                    str(o.micro_batches),
+                    f"{o.seconds * 1e3:.2f}",
+                    f"{o.rows_per_second:,.0f}",
+                    f"{o.efficiency:.1%}",
+                    f"{o.bubble:.1%}",
+                    f"{o.sum_seconds * 1e3:.2f}",
+                    f"{o.bytes:,}",
+                    "yes" if o.fits else "NO",
+                )
+            )
+        first = (
+            f"{counted(self.profile.rows, 'row')} for each replica, {self.schedule}, simulated on "
+            f"{self.cluster!r}"
+        )
+        return [first, rows]
+
+
+def simulate(
+    net: HybridBlock | Profile,
+    cluster: Cluster,
+    sample: NDArray | Sequence[NDArray] | None = None,
+    *,
+    labels: NDArray | Sequence[NDArray] = (),
+    loss: Callable[..., Any] | None = None,
+    optimizer: str | Optimizer = "sgd",
+    optimizer_params: dict[str, Any] | None = None,
+    schedule: str = "1f1b",
+    mesh: dict[str, int] | None = None,
+    micro_batches: int | Sequence[int] | None = None,
+    repeats: int = 3,
+    progress: bool | None = None,
+) -> ClusterSimulation:
+    """Predicts step time and memory of a network's training on a cluster, without one: the layers
+    are measured here, as for `plan`, and their steps simulated.
+
+    A number of devices is divided into ``data`` replicas of ``stage`` stages, each stage on a
+    device. The stages of a replica lie beside each other. Every replica takes a batch as large as
+    `sample`; the gradients are summed over replicas behind the backward passes. A sum of b bytes
+    over r replicas takes ``2 (r - 1) / r * b`` bytes of each device's link, and its latency
+    ``2 log2(r)`` times. Links do not hold each other up, and nothing else runs on the hosts.
+
+    Parameters
+    ----------
+    net : HybridBlock or Profile
+        As for `plan`; or what was measured before (``plan.profile``, `ClusterSimulation.profile`),
+        of which the first device counts.
+    cluster : Cluster
+        The devices and links.
+    sample : NDArray or list of NDArray
+        A whole batch of one replica. Not with a `Profile`.
+    labels, loss, optimizer, optimizer_params, repeats, progress
+        As for `plan`.
+    schedule : str, default '1f1b'
+        The name of a schedule.
+    mesh : dict of str to int, optional
+        ``{'stage': 4}``, ``{'data': 2}``, or both: the numbers that are given; by default those
+        with the most rows a second that fit, of up to 64 stages.
+    micro_batches : int or list of int, optional
+        The numbers that may be chosen; by default powers of two up to 64.
+
+    Returns
+    -------
+    ClusterSimulation
+        Printed, a table.
+
+    Raises
+    ------
+    ValueError
+        An argument is not what is described above, or a mesh does not divide a number of devices.
+    MXNetError
+        The mesh splits layers (``model``), which is not simulated, or has more stages than the
+        network has layers.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+    >>> net.initialize()
+    >>> cluster = mx.parallel.Cluster([2, 1024], per_host=8)
+    >>> found = mx.parallel.simulate(net, cluster, nd.ones((64, 4)), mesh={'stage': 2}, repeats=1,
+    ...                              progress=False)
+    >>> [(o.devices, o.data, o.stages) for o in found.outcomes]
+    [(2, 1, 2), (1024, 512, 2)]
+    """
+    if not isinstance(cluster, Cluster):
+        raise ValueError(f"simulate: cluster must be a Cluster, not {type(cluster).__name__}")
+    named(schedule, "simulate: ")
+    mesh = _checked_mesh(mesh)
+    if isinstance(net, Profile):
+        if sample is not None:
+            raise ValueError("simulate: a Profile has its batch; give no sample")
+        profile, counts = net, _counts(micro_batches, net.rows)
+    else:
+        if not isinstance(net, HybridBlock) or sample is None:
+            raise ValueError("simulate: takes a HybridBlock and a sample, or a Profile")
+        arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
+        counts = _counts(micro_batches, arrays[0].shape[0])
+        some = sorted({counts[i * (len(counts) - 1) // (MEASURED - 1)] for i in range(MEASURED)})
+        home = arrays[0].context
+        profile = layer_measurement.measure(
+            net, sample, [home], some, loss, labels, optimizer, optimizer_params, repeats, progress
+        )
+    return _Simulator(profile, cluster, schedule, mesh, counts).run()
+
+
+def _checked_mesh(mesh):
+    mesh = dict(mesh or {})
+    for axis, size in mesh.items():
+        if axis not in AXES or not _is_whole(size) or size < 1:
+            raise ValueError(
+                f"simulate: mesh must be sizes from 1 on of the axes {', '.join(AXES)}, not "
+                f"{axis!r}: {size!r}"
+            )
+    if mesh.pop("model", 1) > 1:
+        raise MXNetError("simulate: layers that are split ('model') are not simulated")
+    return mesh
+
+
+def _counts(micro_batches, rows):
+    if micro_batches is None:
+        return [2**k for k in range(7) if 2**k <= rows]
+    counts = [micro_batches] if _is_whole(micro_batches) else sorted(set(micro_batches))
+    if not counts or not all(_is_whole(m) and 1 <= m <= rows for m in counts):
+        raise ValueError(
+            f"simulate: a batch of {counted(rows, 'row')} can't be divided into {micro_batches!r} "
+            "micro-batches"
+        )
+    return counts
+
+
+class _Simulator:
+    def __init__(self, profile, cluster, schedule, mesh, counts):
+        self.profile, self.cluster, self.schedule = profile, cluster, schedule
+        self.mesh, self.counts = mesh, counts
+        self._passes = {}
+        self.layers = sum(layer.follows is None for layer in profile.layers)
+
+    def run(self):
+        alone = max(self._outcome(1, 1, m, 1.0).rows_per_second for m in self.counts)
+        found = [self._best(devices, alone) for devices in self.cluster.counts]
+        return ClusterSimulation(self.profile, self.cluster, self.schedule, found)
+
+    def _shapes(self, devices):
+        """(data, stages) that the mesh allows."""
+        data, stages = self.mesh.get("data"), self.mesh.get("stage")
+        if stages is None and data is not None and devices % data == 0:
+            stages = devices // data
+        if stages is not None:
+            if devices % stages or (data is not None and data * stages != devices):
+                raise ValueError(f"simulate: a mesh of {self.mesh} does not make {devices} devices")
+            return [(devices // stages, stages)]
+        if data is not None:
+            raise ValueError(f"simulate: a mesh of {self.mesh} does not make {devices} devices")
+        most = min(devices, MOST_STAGES)
+        return [(devices // s, s) for s in range(1, most + 1) if devices % s == 0 and self._has(s)]
+
+    def _has(self, stages):
+        """Whether there are layers for so many stages."""
+        rounds = named(self.schedule).rounds if stages > 1 else 1
+        return self.layers >= stages * rounds
+
+    def _best(self, devices, alone):
+        found = []
+        for data, stages in self._shapes(devices):
+            if not self._has(stages):
+                raise MXNetError(
+                    f"simulate: the network has {counted(self.layers, 'layer')}, which are too few "
+                    f"for {stages} stages with the schedule {self.schedule!r}"
+                )
+            found += [o for m in self.counts if (o := self._outcome(data, stages, m, alone))]
+        if not found:
+            raise MXNetError(
+                f"simulate: the schedule {self.schedule!r} takes none of {self.counts} "
+                "micro-batches"
+            )
+        return min(found, key=lambda o: (not o.fits, -o.rows_per_second if o.fits else o.bytes))
+
+    def _outcome(self, data, stages, micro_batches, alone):
+        """The outcome of a mesh; None where the schedule does not take so many micro-batches."""
+        if stages > 1 and not named(self.schedule).takes(micro_batches):
+            return None
+        cluster, devices = self.cluster, data * stages
+        passes = self._simulated(_Links(cluster, data, stages), micro_batches)
+        first, last = cluster.link(0, 0), cluster.link(0, (data - 1) * stages)
+        link = last if data > 1 else first
+        ends, most_sums, trained = [], 0.0, _trained(self.profile, passes.placement)
+        update = self.profile.update[self.profile.devices[0]] / cluster.speed
+        for stage in range(stages):
+            own = [s for s, where in enumerate(passes.where) if where == stage]
+            end = max(
+                (end for a, (_, end) in passes.simulation.spans.items() if a.stage in own),
+                default=0.0,
+            )
+            sums = 0.0
+            if data > 1:
+                sums = 2 * (data - 1) / data * trained[stage] / link.rate
+                sums += 2 * math.ceil(math.log2(data)) * link.seconds
+            most_sums = max(most_sums, sums)
+            ends.append(end + sums + update * trained[stage])
+        work = sum(end - begin for begin, end in passes.simulation.spans.values())
+        here = min(cluster.per_host, devices)
+        busy = work / stages * here / min(cluster.at_once, here)  # no host is quicker than that
+        seconds = max(ends) + self.profile.host_overhead
+        seconds = max(seconds, seconds - passes.simulation.makespan + busy)
+        size = max(map(sum, passes.memory))
+        rate = data * self.profile.rows / seconds
+        return Outcome(
+            devices,
+            data,
+            stages,
+            micro_batches,
+            seconds,
+            rate,
+            passes.simulation.bubble,
+            most_sums,
+            size,
+            cluster.memory is None or size <= cluster.memory,
+            rate / (alone * devices),
+        )
+
+    def _simulated(self, between, micro_batches):
+        """The candidate of so many stages with the quickest step."""
+        key = between.key(), micro_batches
+        if key not in self._passes:
+            profile = _StagedProfile(self.profile, self.cluster.speed, between)
+            limits = dict.fromkeys(profile.devices, self.cluster.memory)
+            search = Search(profile, limits, [micro_batches], [self.schedule])
+            # One device has no need of a schedule
+            name = self.schedule if between.count > 1 else "1f1b"
+            order = list(range(between.count)) * named(name).rounds
+            splits = search.splits(order, micro_batches, name)
+            if not splits:  # within memory; then those without a limit
+                search = Search(profile, None, [micro_batches], [name])
+                splits = search.splits(order, micro_batches, name)
+            splits = sorted(splits, key=lambda p: search.bound(p, micro_batches, name))
+            candidates = [search.simulated(p, micro_batches, name) for p in splits[:TRIED]]
+            self._passes[key] = min(candidates, key=lambda c: c.seconds)
+        return self._passes[key]
+
+
+def _trained(profile, placement):
+    """Bytes of trained parameters on each device of a placement of the layers that are placed."""
+    devices = iter(placement)
+    where, sizes = [], {}
+    for layer in profile.layers:
+        where.append(next(devices) if layer.follows is None else where[layer.follows])
+        sizes[where[-1]] = sizes.get(where[-1], 0) + trained_bytes(layer)
+    return sizes
