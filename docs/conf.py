@@ -6,6 +6,11 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 
+from ipython_pygments_lexers import IPython3Lexer  # noqa: E402
+from pygments.lexer import bygroups, using  # noqa: E402
+from pygments.lexers.c_cpp import CppLexer  # noqa: E402
+from pygments.token import Operator  # noqa: E402
+
 import mpgluon  # noqa: E402
 
 project = "mpgluon"
@@ -62,3 +67,20 @@ html_theme_options = {
 }
 html_sidebars = {"docs/index": []}
 copyright = "mpgluon's authors, Apache License 2.0"
+
+
+class CellLexer(IPython3Lexer):
+    """Cells of notebooks; those that write a file of C or CUDA are C."""
+
+    name = "Cells"
+    tokens = {
+        **IPython3Lexer.tokens,
+        "root": [
+            (r"(?s)(%%writefile +\S+\.(?:c|cu)\n)(.*)", bygroups(Operator, using(CppLexer))),
+            *IPython3Lexer.tokens["root"],
+        ],
+    }
+
+
+def setup(app):
+    app.add_lexer("ipython3", CellLexer)

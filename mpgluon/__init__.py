@@ -13,7 +13,17 @@ import importlib as _importlib
 import os as _os
 import sys as _sys
 
-from . import _core
+try:
+    from . import _core
+except ImportError as _error:
+    _folder = _os.path.dirname(_os.path.abspath(__file__))
+    if any(name.startswith("_core.") and name.endswith(".so") for name in _os.listdir(_folder)):
+        raise
+    raise ImportError(
+        f"mpgluon is imported from its sources in {_folder}, where its C core is not built. To use "
+        "the installed package, start Python in another folder; to build here: "
+        "python setup.py build_ext --inplace"
+    ) from _error
 from .libinfo import __version__ as __version__
 
 _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))

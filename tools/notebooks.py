@@ -65,7 +65,7 @@ def execute(path: str) -> float:
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
                     output.data["image/png"] = smaller(output.data["image/png"])
-    notebook.metadata.language_info = {"name": "python"}
+    notebook.metadata.language_info = {"name": "python", "pygments_lexer": "ipython3"}
     nbformat.write(notebook, path)
     return seconds
 

@@ -1,6 +1,10 @@
 """Importing the package loads what every program needs and nothing else; its names work."""
 
 import inspect
+import os
+import shutil
+import subprocess
+import sys
 import types
 
 import mpgluon as mx
@@ -28,6 +32,20 @@ def test_import_is_light():
     """No heavy module, and no library of kernels, CUDA's least of all, before something needs
     it."""
     assert output_of(PROGRAM).split("\n")[:2] == ["[]", "[]"]
+
+
+def test_sources_that_are_not_built_say_so(tmp_path):
+    """As where Python is started in a clone, beside the installed package."""
+    folder = tmp_path / "mpgluon"
+    folder.mkdir()
+    for name in ("__init__.py", "libinfo.py"):
+        shutil.copy(os.path.join(os.path.dirname(mx.__file__), name), folder)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import mpgluon"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "sources in" in done.stderr and "start Python in another folder" in done.stderr
 
 
 def test_a_failed_import_can_be_repeated():

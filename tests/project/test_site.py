@@ -1,7 +1,7 @@
 """The site's API reference has every public module; ``make site`` checks the rest."""
 
 import glob
-import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -58,3 +58,20 @@ def test_every_module_is_in_the_reference():
             if not key.startswith("_") and own and id(value) not in described:
                 missing.append(f"{info.name}.{key}")
     assert not missing
+
+
+def test_pictures_of_schedules_are_those_of_the_code():
+    """python tools/draw_schedules.py draws them; and the page has their figures."""
+    path = os.path.join(ROOT, "tools", "draw_schedules.py")
+    spec = importlib.util.spec_from_file_location("draw_schedules", path)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    with open(os.path.join(ROOT, "docs", "schedules.md"), encoding="utf-8") as file:
+        page = file.read()
+    for name in tool.PICTURES:
+        with open(os.path.join(tool.FOLDER, f"{name}.svg"), encoding="utf-8") as file:
+            assert file.read() == tool.svg(name), name
+        _, simulation = tool.simulated(name)
+        if name != "one_micro_batch":
+            row = f"| `{name}` | {simulation.makespan:g} | {simulation.bubble:.0%} |"
+            assert row.replace("%", " %") in page

@@ -1,5 +1,5 @@
-"""The code in README.md, docs/parallel.md, docs/onnx.md and docs/custom-ops.md runs as it stands,
-one block after the other, given the networks and batches that it speaks of."""
+"""The code of README.md and of the site's pages runs as it stands, one block after the other, given
+the networks and batches that it speaks of."""
 
 import os
 import re
@@ -114,28 +114,73 @@ def afterwards():
     mx.context.set_threads(0)
 
 
+def together(path, tmp_path, monkeypatch, capsys, **given):
+    """Runs the blocks of a document in one scope, as a reader who types them; the scope, and what
+    all printed."""
+    monkeypatch.chdir(tmp_path)
+    scope = dict(given)
+    capsys.readouterr()
+    for number, code in enumerate(blocks(path)):
+        exec(compile(code, f"{path}, block {number}", "exec"), scope)
+    nd.waitall()
+    return scope, capsys.readouterr().out
+
+
 @cpus_only
 def test_readme(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    (model, _), (_, compiled), (pipelined, report) = run(
-        "README.md", [lambda: names(None), dict, staged], tmp_path, monkeypatch, capsys
-    )
-    net = model["ModelParallelLM"](20, 6, mx.cpu(0), mx.cpu(1))
-    for child, ctx in ((net.embed, 0), (net.lstm1, 0), (net.lstm2, 1), (net.decoder, 1)):
-        child.initialize(ctx=mx.cpu(ctx))
+    scope, _ = together("README.md", tmp_path, monkeypatch, capsys)
+    assert scope["losses"].shape == (256,) and (tmp_path / "timeline.png").stat().st_size
+
+
+@cpus_only
+def test_quickstart(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    _, printed = together("docs/quickstart.md", tmp_path, monkeypatch, capsys)
+    assert (tmp_path / "timeline.png").stat().st_size
+    losses = [float(line) for line in printed.splitlines() if re.fullmatch(r"\d\.\d+", line)]
+    one, two, _, pipelined = losses  # the third is the difference of one device and two
+    assert pipelined < two < one and losses[2] == 0
+    assert "2 stages, 8 micro-batches" in printed and "bytes out" in printed
+
+
+@cpus_only
+def test_tasks(tmp_path, monkeypatch, capsys):
+    try:
+        _, printed = together("docs/tasks.md", tmp_path, monkeypatch, capsys)
+    finally:
+        mx.engine.set_mode("async")
+        mx.context.set_memory_limit(mx.cpu(0), 0)
+        mx.contrib.amp.turn_off()
+    assert "{'epoch': 3}" in printed and (tmp_path / "profile.json").stat().st_size
+
+
+@cpus_only
+def test_index(tmp_path, monkeypatch, capsys):
+    scope, _ = together("docs/index.md", tmp_path, monkeypatch, capsys, gluon=gluon, nn=nn)
+    net = scope["TwoHalves"](mx.cpu(0), mx.cpu(1))
     net.hybridize()
-    out, state1, state2 = net(
-        nd.zeros((5, 3)),
-        net.lstm1.begin_state(3, ctx=mx.cpu(0)),
-        net.lstm2.begin_state(3, ctx=mx.cpu(1)),
-    )
-    assert out.shape == (5, 3, 20) and out.context == mx.cpu(1) and state1[0].context == mx.cpu(0)
-    assert (
-        "HybridSequential for training: 3 operators, called 1 time" in compiled
-        and "cpu(0)" in compiled
-    )
-    assert "2 stages, 8 micro-batches" in report and (tmp_path / "timeline.png").stat().st_size
-    assert pipelined["losses"].shape == (16,)
+    assert net(nd.ones((2, 20))).context == mx.cpu(1)
+
+
+@cpus_only
+def test_from_pytorch(tmp_path, monkeypatch, capsys):
+    together("docs/from-pytorch.md", tmp_path, monkeypatch, capsys, **names(None))
+
+
+def test_schedules(tmp_path, monkeypatch, capsys):
+    _, printed = together("docs/schedules.md", tmp_path, monkeypatch, capsys)
+    assert "bubble=8.6%" in printed
+
+
+def test_every_page_with_code_is_run():
+    """By a test of this file, or by one that knows the page better."""
+    elsewhere = {"docs/add-an-op.md", "docs/architecture.md", "docs/interop.md"}
+    with open(__file__, encoding="utf-8") as file:
+        run_here = set(re.findall(r'"((?:docs/)?[\w-]+\.md)"', file.read()))
+    pages = [os.path.join("docs", name) for name in os.listdir(os.path.join(ROOT, "docs"))]
+    pages = [path for path in [*pages, "README.md"] if path.endswith(".md")]
+    assert {path for path in pages if blocks(path)} <= run_here | elsewhere
 
 
 @cpus_only
