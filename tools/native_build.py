@@ -189,6 +189,7 @@ def build_groups(nvcc, folder):
 # NVRTC's own business, and empty.
 GENERATED = [
     "kernels/cuda/fusion/generated.h",
+    "kernels/cuda/block.h",
     "kernels/cuda/dropout.h",
     "kernels/cuda/random_key.h",
     "kernels/cuda/elements.h",

@@ -44,6 +44,12 @@ KERNELS = [
     ("array/indexing.cu", "gather_kernel<unsigned int, unsigned int>", 256, 4),
     ("math/reduce.cu", "column_sums_kernel<mpg_bfloat16>", 256, 32),
     ("math/reduce.cu", "columns_kernel<mpg_bfloat16, float>", 256, 4),
+    (
+        "math/reduce.cu",
+        "held_rows_kernel<mpg_row<mpg_bfloat16, 32, 3, true, true>, true>",
+        256,
+        24,
+    ),
     ("math/elementwise.cu", "unary_kernel<row::sigmoid, mpg_bfloat16>", 256, 8),
     ("math/binary.cu", "linear_kernel<row::add, mpg_bfloat16>", 256, 8),
     (

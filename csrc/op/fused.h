@@ -14,8 +14,10 @@
  * comes in panels of rows (op/math/product.h). Its result moves along the whole domain; tiles of a
  * panel's rows may follow as soon as the panel is made, and where nobody else reads the result it
  * has no memory, but a panel's. A backend may run the members' kernels on each tile
- * (kernels/cpu/math/fused.c), or generate one kernel: members are in order, an element's bits are
- * those of the members' own kernels.
+ * (kernels/cpu/math/fused.c), or generate one kernel (one with a `fuses` function): members are in
+ * order, an element's bits are those of the members' own kernels. Groups for generated kernels have
+ * no trailing reductions and no producer. They reduce rows only: the whole domain along its last
+ * dims, the same in all reductions of a group, MPG_FUSED_MAX_ROW elements at most of one dtype.
  *
  * Call of a fused kernel: call->params is the group, inputs and outputs are its values outside
  * (operands). Owned by the program. `views` and `keys` belong to whoever runs the call; the rest is
@@ -30,6 +32,8 @@
 #define MPG_FUSED_LOCAL UINT32_MAX
 #define MPG_FUSED_PANEL (UINT32_MAX - 1)
 enum { MPG_FUSED_MAX_MEMBERS = 64, MPG_FUSED_MAX_VALUES = 128, MPG_FUSED_MAX_TRAILING = 8 };
+
+enum { MPG_FUSED_MAX_ROW = 8192 }; /* elements of a row that a generated kernel reduces */
 
 enum { MPG_REDUCTION_CHUNK = 16384 }; /* elements, about */
 

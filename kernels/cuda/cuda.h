@@ -20,7 +20,7 @@ extern "C" {
 #include "kernels/cuda/runtime/runtime.h"
 #include "op/fused.h"
 }
-#include "kernels/cuda/elements.h"
+#include "kernels/cuda/block.h"
 #include "kernels/cuda/random_key.h"
 
 #define MPG_CUDA_KERNEL(name) extern "C" mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
@@ -49,7 +49,6 @@ static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P.
                         "a kernel launch");
 }
 
-enum { MPG_CUDA_THREADS = 256 };
 /* Blocks of MPG_CUDA_THREADS for `count` things, one a thread. */
 static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CUDA_THREADS) {
   int64_t blocks = (count + per_block - 1) / per_block;
@@ -192,45 +191,5 @@ __device__ __forceinline__ void mpg_store_words(void *to, const uint32_t (&words
 #endif
 }
 static inline bool mpg_cuda_aligned(const void *address) { return ((uintptr_t)address & 15) == 0; }
-
-/* --- Sums over warps and blocks --------------------------------------------------------------- */
-/* In one fixed order, so that bits depend on the shape alone. All threads of the block take part
- * and get the result. */
-template <class T, class F>
-__device__ __forceinline__ T mpg_warp_reduce(T value, F combine) {
-  for (int lanes = 16; lanes; lanes >>= 1)
-    value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-  return value;
-}
-/* Up to 1024 threads, a multiple of 32. `neutral` changes nothing. */
-template <class T, class F>
-__device__ T mpg_block_reduce(T value, T neutral, F combine) {
-  __shared__ T parts[32];
-  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
-  value = mpg_warp_reduce(value, combine);
-  if (lane == 0) parts[warp] = value;
-  __syncthreads();
-  value = mpg_warp_reduce(lane < warps ? parts[lane] : neutral, combine);
-  __syncthreads(); /* `parts` may be used again */
-  return value;
-}
-struct mpg_plus {
-  template <class T>
-  MPG_MEMBER T operator()(T a, T b) const {
-    return a + b;
-  }
-};
-struct mpg_larger { /* NaN if one is */
-  template <class T>
-  MPG_MEMBER T operator()(T a, T b) const {
-    return a != a ? a : a > b ? a : b;
-  }
-};
-struct mpg_smaller {
-  template <class T>
-  MPG_MEMBER T operator()(T a, T b) const {
-    return a != a ? a : a < b ? a : b;
-  }
-};
 
 #endif

@@ -11,22 +11,14 @@
  * HELD: rows have no more than a chunk; otherwise a block goes along them. Elements are float or
  * halves, and float in registers. */
 template <class T, int LANES, int PACKS, bool FULL, bool HELD>
-struct mpg_row {
+struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
+  typedef mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> lanes;
   typedef T element;
   typedef mpg_row<T, LANES, PACKS / 2, FULL, HELD> half; /* with fewer registers */
-  enum {
-    EACH = mpg_pack<T>::COUNT,
-    SIZE = PACKS * EACH, /* of a thread */
-    CHUNK = LANES * SIZE,
-    ROWS = MPG_CUDA_THREADS / LANES, /* of a block */
-    COLUMNS = LANES * EACH           /* of a row that lie side by side, one pack a thread */
-  };
+  enum { EACH = lanes::EACH, SIZE = lanes::SIZE, CHUNK = lanes::CHUNK };
+  using lanes::at;
   static const bool held = HELD, full = FULL;
 
-  static __device__ __forceinline__ int me() { return threadIdx.x % LANES; }
-  static __device__ __forceinline__ int row() { return threadIdx.x / LANES; }
-  /* Where a thread's elements p * EACH, ... of a chunk are. */
-  static __device__ __forceinline__ int at(int p) { return (p * LANES + me()) * EACH; }
   /* Whether element p * EACH + k is among the first n. */
   static __device__ __forceinline__ bool there(int p, int k, int n) {
     return at(p) + (FULL ? 0 : k) < n;
@@ -55,27 +47,11 @@ struct mpg_row {
     }
   }
 
-  /* Of all threads of a row, which get the result. All threads of a block take part. */
-  template <class F>
-  static __device__ __forceinline__ float reduce(float value, float neutral, F combine) {
-    if constexpr (LANES == MPG_CUDA_THREADS) {
-      return mpg_block_reduce(value, neutral, combine);
-    } else {
-#pragma unroll
-      for (int lanes = LANES / 2; lanes; lanes /= 2)
-        value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-      return value;
-    }
-  }
-  static __device__ __forceinline__ float sum(float value) {
-    return reduce(value, 0.0f, mpg_plus());
-  }
-
   /* What is left of n elements from `begin` on, a chunk at most. */
   static __device__ __forceinline__ int left(int64_t n, int64_t begin) {
     return n - begin < CHUNK ? (int)(n - begin) : (int)CHUNK;
   }
-  static unsigned blocks(int64_t rows) { return mpg_cuda_blocks(rows, ROWS); }
+  static unsigned blocks(int64_t rows) { return mpg_cuda_blocks(rows, lanes::ROWS); }
 };
 
 enum {

@@ -68,11 +68,11 @@ def test_many_operands_and_registers():
 
 
 def test_what_does_not_fit_runs_by_itself():
-    """Other dtypes, sums, and ops without an elementwise formula."""
+    """Other dtypes, sums over outer axes, and ops without an elementwise formula."""
 
     def function(x, n):
         y = nd.exp(x) * 2
-        return y / y.sum(axis=1, keepdims=True), n * 3 + 1, nd.Cast(n, dtype="float32") * x
+        return nd.dot(y, y.T), y.sum(axis=0), n * 3 + 1, nd.Cast(n, dtype="float32") * x
 
     op = check(
         function,
@@ -187,3 +187,66 @@ def test_many_draws_of_one_group():
 
     op = check(function, [draw((3, 50), "float32")])
     assert max(sum(name == "Dropout" for name in members) for members in groups(op)) > 10
+
+
+LENGTHS = [2, 7, 32, 33, 100, 256, 600, 768, 1000, 1024, 1500, 4096, 8192]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_rows_are_reduced_in_groups(n, dtype):
+    """RMSNorm and a softmax by hand, with dropout before and statistics that are wanted outside:
+    one kernel, the bits of ops one by one, whatever the rows' length."""
+
+    def function(*arrays):
+        x, scale, rest = (nd.Cast(a, dtype=dtype) for a in arrays)
+        x = nd.Dropout(x, p=0.25) + rest
+        mean = (x * x).mean(axis=-1, keepdims=True)
+        y = nd.broadcast_mul(nd.broadcast_mul(x, nd.rsqrt(mean + 1e-5)), scale)
+        largest = y.max(axis=-1, keepdims=True)
+        z = nd.exp(nd.broadcast_sub(y, largest))
+        z = nd.broadcast_div(z, z.sum(axis=-1, keepdims=True))
+        return [
+            nd.Cast(a, dtype="float32") for a in (z, mean, largest - z.min(axis=-1, keepdims=1))
+        ]
+
+    rows = 3 if n > 2000 else 9
+    arrays = [draw((rows, n), "float32"), draw((n,), "float32", 1), draw((rows, n), "float32", 2)]
+    op = check(function, arrays)
+    members = max(groups(op), key=len)
+    wanted = {"Dropout", "mean", "rsqrt", "max", "exp", "sum", "min"}
+    if rows * n <= 16384:  # of few long rows ops run one by one
+        recorded = [groups(op, entry=i) for i in range(len(op.compiled()))]
+        assert any(wanted <= set(group) for found in recorded for group in found), recorded
+    else:
+        assert members
+
+
+def test_rows_of_several_axes_and_of_all():
+    def function(x, s):
+        y = nd.exp(nd.broadcast_mul(x, s) * 0.5)
+        a = y.sum(axis=(1, 2), keepdims=True)
+        return nd.broadcast_div(y, a), (y * 2).max(axis=(1, 2)), nd.broadcast_add(y, s)
+
+    for shape in ((5, 3, 7), (2, 1, 33), (70, 8, 4)):
+        op = check(function, [draw(shape, "float32"), draw((1, 1, shape[-1]), "float32", 1)])
+        assert max(map(len, groups(op))) >= 6, groups(op)
+    op = check(lambda x: (nd.exp(x) * 3).mean(), [draw((31, 5), "float32")])
+    assert groups(op) == [["exp", "_mul_scalar", "mean"]]
+
+
+def test_rows_of_different_lengths_are_different_groups():
+    def function(x):
+        rows = nd.broadcast_sub(x, x.mean(axis=2, keepdims=True)) * 2
+        planes = nd.broadcast_sub(rows, rows.mean(axis=(1, 2), keepdims=True)) * 3
+        return planes, nd.Cast(nd.Cast(planes, dtype="float16").sum(axis=2), dtype="float32")
+
+    op = check(function, [draw((6, 5, 9), "float32")])
+    assert not any(members.count("mean") > 1 for members in groups(op))
+
+
+def test_nan_and_infinity_in_rows():
+    values = np.random.RandomState(0).uniform(-2, 2, (6, 50)).astype("float32")
+    values[1, 3], values[2, 7], values[3, 9], values[4] = np.nan, np.inf, -np.inf, -np.inf
+    x = nd.array(values, ctx=mx.gpu(0))
+    check(lambda x: [(x * 2).max(axis=1), (x * 2).min(axis=1), (x * 2).sum(axis=1)], [x])

@@ -148,12 +148,13 @@ static bool worth_moving(const fuser *f, const mpg_open_group *g, uint32_t posit
 
 /* --- The walk --------------------------------------------------------------------------------- */
 
-/* Whether the device's fused kernels can compute the node. */
-static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken) {
+/* Whether the device's fused kernels can compute the node, and are generated. */
+static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken, bool *generated) {
   mpg_device *device;
   mpg_dtype dtypes[MPG_MAX_NAMED];
   MPG_TRY(mpg_device_get(node->device, &device));
   mpg_fuses_fn fuses = mpg_kernel_get_fuses(device);
+  *generated = fuses != NULL;
   uint32_t count = node->num_inputs + node->num_outputs;
   *taken = !fuses;
   if (!fuses || count > MPG_MAX_NAMED) return MPG_OK;
@@ -179,7 +180,7 @@ static mpg_status describe(const fuser *f, mpg_fuse_candidate *c, bool *fusible)
              !mpg_fuse_describe(f->graph, c->node, c->kind, a)) {
     return MPG_OK;
   }
-  return is_taken(f, c->node, fusible);
+  return is_taken(f, c->node, fusible, &c->generated);
 }
 
 static mpg_status start_group(fuser *f, const mpg_fuse_candidate *c) {

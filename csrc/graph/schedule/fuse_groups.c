@@ -25,6 +25,7 @@ static bool add_use(mpg_open_group *g, uint32_t value, uint32_t varying, bool ma
 static void map_uses(mpg_open_group *g, const mpg_domain_map *map) {
   for (uint32_t i = 0; i < g->num_uses; i++)
     g->uses[i].varying = mpg_domain_apply(map, g->uses[i].varying);
+  g->row = mpg_domain_apply(map, g->row);
 }
 
 int mpg_open_group_split(const mpg_domain *domain, const mpg_fused_use *uses, size_t count) {
@@ -87,6 +88,32 @@ static bool add_trailing_reduction(mpg_open_group *g, uint32_t in, uint32_t out)
   return can_be_cut(g);
 }
 
+/* --- Rows of generated kernels ---------------------------------------------------------------- */
+
+/* Whether what is reduced is still the last dims, and no row too long. */
+static bool has_rows(const mpg_open_group *g) {
+  uint32_t kept = mpg_domain_all(&g->domain) & ~g->row;
+  return !g->row ||
+         ((kept & (kept + 1)) == 0 && mpg_domain_size(&g->domain, g->row) <= MPG_FUSED_MAX_ROW);
+}
+
+/* Notes the row of a group, or that it has the same as before. */
+static bool set_row(mpg_open_group *g, uint32_t row, mpg_dtype dtype) {
+  if (g->row && (g->row != row || g->row_dtype != dtype)) return false;
+  g->row = row;
+  g->row_dtype = dtype;
+  return has_rows(g);
+}
+
+static bool add_row_reduction(mpg_open_group *g, const mpg_graph *graph,
+                              const mpg_fuse_candidate *c) {
+  mpg_value in = mpg_node_inputs(graph, c->node)[0];
+  uint32_t all = mpg_domain_all(&g->domain);
+  if (mpg_open_group_use(g, mpg_value_index(graph, in))->varying != all) return false;
+  return set_row(g, all & ~mpg_open_group_use(g, c->node->values)->varying,
+                 mpg_graph_at(graph, in)->desc.dtype);
+}
+
 /* --- Members ---------------------------------------------------------------------------------- */
 
 static bool add_member(mpg_open_group *g, uint32_t position, bool kernel) {
@@ -117,6 +144,7 @@ bool mpg_open_group_begin(mpg_open_group *g, const mpg_graph *graph, const mpg_f
       return false;
   for (uint32_t i = 0; i < a->num_outputs; i++)
     if (!add_use(g, c->node->values + i, a->bits[a->num_inputs + i], true)) return false;
+  if (c->generated && c->kind == MPG_FUSE_REDUCE && !add_row_reduction(g, graph, c)) return false;
   return add_member(g, c->position, true) && can_be_cut(g);
 }
 
@@ -177,7 +205,9 @@ bool mpg_open_group_join(mpg_open_group *g, const mpg_graph *graph, const mpg_fu
   for (uint32_t i = 0; i < a->num_outputs; i++)
     if (!add_use(g, output + i, mpg_domain_apply(&joined, a->bits[a->num_inputs + i]), true))
       return false;
-  if (!add_member(g, c->position, true)) return false;
+  if (!add_member(g, c->position, true) || !has_rows(g)) return false;
+  if (c->generated)
+    return (c->kind != MPG_FUSE_REDUCE || add_row_reduction(g, graph, c)) && can_be_cut(g);
   return can_be_cut(g) || (c->kind == MPG_FUSE_REDUCE &&
                            add_trailing_reduction(g, mpg_value_index(graph, inputs[0]), output));
 }
@@ -206,6 +236,9 @@ bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t val
     mpg_open_group_use(g, other->uses[i].value)->trailing = other->uses[i].trailing;
   }
   g->num_trailing += other->num_trailing;
+  if (other->row && !set_row(g, mpg_domain_apply(&joined, other->row), other->row_dtype))
+    return false;
+  if (!has_rows(g)) return false;
   if (g->num_members + other->num_members > MPG_FUSED_MAX_MEMBERS) return false;
   uint32_t kernels = g->num_kernels + other->num_kernels;
   for (uint32_t i = 0; i < other->num_members; i++) add_member(g, other->members[i], false);

@@ -18,6 +18,8 @@ typedef struct mpg_open_group {
   uint32_t producer; /* node; UINT32_MAX: none */
   int64_t panel;     /* elements of the producer's panels */
   int64_t least;     /* elements of the smallest panels that many threads may want */
+  uint32_t row;      /* dims that a generated kernel reduces; 0: none */
+  mpg_dtype row_dtype;
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
   mpg_fused_use uses[MPG_FUSED_MAX_VALUES];
 } mpg_open_group;
@@ -27,6 +29,7 @@ typedef struct mpg_fuse_candidate {
   const mpg_node *node;
   uint32_t number, position, segment;
   mpg_fuse_kind kind;
+  bool generated;         /* the device's groups are kernels that it generates */
   mpg_fuse_action action; /* of a MAP, REDUCE or PRODUCER */
   mpg_product product;    /* of a PRODUCER */
 } mpg_fuse_candidate;

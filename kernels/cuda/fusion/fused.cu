@@ -6,15 +6,18 @@
  * an element's bits are those of the members' own kernels. What is read is loaded where it is first
  * needed, what is wanted outside stored where it is made. A value that is broadcast along some dims
  * is computed by everyone who needs it and stored by one. `fuses` says which ops may be in a group:
- * those of one and two arrays whose formulas are in kernels/common, casts, copies, broadcasts and
- * dropout, of float32, float16 and bfloat16, where NVRTC compiles groups. Others run by themselves.
- * A mask is 1 or 0 in registers.
+ * those of one and two arrays whose formulas are in kernels/common, casts, copies, broadcasts,
+ * dropout, and sums, means and extrema of rows, of float32, float16 and bfloat16, where NVRTC
+ * compiles groups. Others run by themselves. A mask is 1 or 0 in registers. In a group that
+ * reduces, threads share rows as the kernel of the reduction does (math/reduce.cu), and have the
+ * result for each of their elements.
  */
 #include "kernels/cuda/fusion/generated.h"
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/rows.h"
 extern "C" {
 #include "kernels/common/formula.h"
+#include "kernels/common/reduce.h"
 #include "kernels/cuda/fusion/specialise.h"
 }
 
@@ -26,7 +29,7 @@ typedef mpg_step_operand operand;
 /* --- Members ---------------------------------------------------------------------------------- */
 const uint8_t DROPOUT = 255; /* a kind of member: a step DRAW, then one DROP */
 struct meaning {             /* of an op, with its parameters */
-  uint8_t kind, row, fixed;
+  uint8_t kind, row, fixed, mean;
   int num_constants;
   double constants[MPG_UNARY_CONSTANTS];
 };
@@ -34,6 +37,13 @@ struct meaning {             /* of an op, with its parameters */
 bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m) {
   const mpg_formula formula = mpg_formula_of(op, params);
   *m = meaning{};
+  if (op->flags & MPG_OP_REDUCTION) {
+    const mpg_reduction reduction = mpg_reduction_of(op, params);
+    m->kind = MPG_STEP_REDUCE;
+    m->row = (uint8_t)reduction.how;
+    m->mean = reduction.mean;
+    return reduction.how != MPG_MULTIPLY && reduction.prepare == MPG_PLAIN && !reduction.root;
+  }
   if (op->id == MPG_OP_Dropout || op->id == MPG_OP__dropout_apply) {
     const double p = ((const mpg_dropout_params *)params)->p;
     m->kind = op->id == MPG_OP_Dropout ? DROPOUT : (uint8_t)MPG_STEP_DROP;
@@ -85,9 +95,10 @@ struct builder {
   uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* the member; 255: none */
   bool there[MPG_FUSED_MAX_VALUES];
   int num_free;
+  uint32_t row_dims; /* 0: there are no rows */
 
   explicit builder(const mpg_kernel_call *call_)
-      : call(call_), fused((const mpg_fused *)call_->params), num_free(0) {
+      : call(call_), fused((const mpg_fused *)call_->params), num_free(0), row_dims(0) {
     memset(last_read, 255, sizeof last_read);
     memset(there, 0, sizeof there);
     p.num_steps = p.num_operands = p.num_constants = p.num_registers = 0;
@@ -95,6 +106,28 @@ struct builder {
     p.ndim = fused->ndim;
     p.count = 1;
     for (int d = 0; d < p.ndim; d++) p.count *= p.dims[d] = fused->dims[d];
+    p.row = 0, p.each = MPG_GROUP_ELEMENTS, p.packs = 1, p.lanes = MPG_CUDA_THREADS;
+    for (uint32_t k = 0; k < fused->num_members && !row_dims; k++)
+      if (fused->members[k].op->flags & MPG_OP_REDUCTION) take_rows(fused->members[k]);
+  }
+  /* The group's rows, as the kernel of the reduction holds them (math/reduce.cu). */
+  void take_rows(const mpg_fused_member &member) {
+    const mpg_fused_value &in = fused->values[fused->operands[member.operands]],
+                          &out = fused->values[fused->operands[member.operands + 1]];
+    row_dims = in.varying & ~out.varying;
+    p.row = 1;
+    for (int d = 0; d < p.ndim; d++)
+      if (row_dims >> d & 1) p.row *= (int)p.dims[d];
+    auto take = [&](auto row) {
+      typedef decltype(row) R;
+      p.each = R::EACH, p.packs = R::SIZE / R::EACH, p.lanes = R::THREADS;
+      return MPG_OK;
+    };
+    switch (in.dtype) {
+      case MPG_FLOAT16: mpg_with_row<mpg_half>(p.row, true, take); break;
+      case MPG_BFLOAT16: mpg_with_row<mpg_bfloat16>(p.row, true, take); break;
+      default: mpg_with_row<float>(p.row, true, take); break;
+    }
   }
   step *add(uint8_t kind, mpg_dtype dtype) {
     step *s = &p.steps[p.num_steps++];
@@ -118,8 +151,10 @@ struct builder {
     o->varying = value.varying;
     o->dtype = (uint8_t)value.dtype;
     o->whole = value.varying == (1u << fused->ndim) - 1;
+    o->by_row = row_dims && !(value.varying & row_dims);
+    size_t bytes = (size_t)p.each * mpg_dtype_size(value.dtype);
     o->packed =
-        o->whole && (uintptr_t)o->data % (MPG_GROUP_ELEMENTS * mpg_dtype_size(value.dtype)) == 0;
+        o->whole && p.row % p.each == 0 && (uintptr_t)o->data % (bytes < 16 ? bytes : 16) == 0;
     return (uint8_t)p.num_operands++;
   }
   uint8_t read(uint32_t v) {
@@ -165,7 +200,7 @@ struct builder {
     step *s = add(m.kind == DROPOUT ? (uint8_t)MPG_STEP_DROP : m.kind, dtype);
     s->row = m.row;
     s->a = m.fixed == MPG_STEP_FIXED_A ? 0 : a;
-    s->b = m.fixed == MPG_STEP_FIXED_A ? a : b;
+    s->b = m.kind == MPG_STEP_REDUCE ? m.mean : m.fixed == MPG_STEP_FIXED_A ? a : b;
     s->fixed = m.fixed;
     s->constant = (uint8_t)p.num_constants;
     for (int i = 0; i < (m.kind == DROPOUT ? 1 : m.num_constants); i++)

@@ -24,10 +24,10 @@ typedef unsigned long long uint64_t;
 
 #include "kernels/common/binary.h"
 #include "kernels/common/unary.h"
+#include "kernels/cuda/block.h"
 #include "kernels/cuda/dropout.h"
-#include "kernels/cuda/elements.h"
 
-enum { MPG_GROUP_ELEMENTS = 4 }; /* of a thread; as many as a Philox block has words */
+enum { MPG_GROUP_ELEMENTS = 4 }; /* of a thread, but of rows; as many as a Philox block has words */
 
 /* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) ------------------ */
 namespace mpg_unary {
@@ -54,66 +54,75 @@ MPG_ANYWHERE float mpg_rounded(float x) {
 }
 
 /* --- Memory ----------------------------------------------------------------------------------- */
-template <class T>
-struct __align__(MPG_GROUP_ELEMENTS * sizeof(T)) mpg_few {
-  T values[MPG_GROUP_ELEMENTS];
+template <class T, int N>
+struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mpg_few {
+  T values[N];
 };
 
 /* `place(i, &where)` finds element i of the domain in an operand; false: where it moves it is
- * another element's to store. */
+ * another element's to store. by_row: it is one for all of a row. */
 struct mpg_everywhere {
-  static const bool whole = true;
+  static const bool whole = true, by_row = false;
   static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
     *place = i;
     return true;
   }
 };
-template <class T, class P>
+/* N neighbours from `begin` on, of which `count` are there. */
+template <class T, class P, int N>
 __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin,
                                              int count, float *to) {
   const T *data = (const T *)memory;
-  if (packed && count == MPG_GROUP_ELEMENTS) {
-    mpg_few<T> all = ((const mpg_few<T> *)data)[begin / MPG_GROUP_ELEMENTS];
+  if (packed && count == N) {
+    mpg_few<T, N> all = ((const mpg_few<T, N> *)data)[begin / N];
 #pragma unroll
-    for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) to[k] = mpg_to<float>(all.values[k]);
+    for (int k = 0; k < N; k++) to[k] = mpg_to<float>(all.values[k]);
     return;
   }
+  float one = 0;
 #pragma unroll
-  for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) {
+  for (int k = 0; k < N; k++) {
     int64_t place = 0;
-    if (k < count) P::at(begin + k, &place);
-    to[k] = k < count ? mpg_to<float>(data[place]) : 0.0f;
+    if (!P::by_row || k == 0) {
+      if (k < count) P::at(begin + k, &place);
+      one = k < count ? mpg_to<float>(data[place]) : 0.0f;
+    }
+    to[k] = one;
   }
 }
-template <class T, class P>
+template <class T, class P, int N>
 __device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t begin, int count,
                                               const float *from) {
   T *data = (T *)memory;
-  if (packed && count == MPG_GROUP_ELEMENTS) {
-    mpg_few<T> all;
+  if (packed && count == N) {
+    mpg_few<T, N> all;
 #pragma unroll
-    for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) all.values[k] = mpg_to<T>(from[k]);
-    ((mpg_few<T> *)data)[begin / MPG_GROUP_ELEMENTS] = all;
+    for (int k = 0; k < N; k++) all.values[k] = mpg_to<T>(from[k]);
+    ((mpg_few<T, N> *)data)[begin / N] = all;
     return;
   }
 #pragma unroll
-  for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) {
+  for (int k = 0; k < (P::by_row ? 1 : N); k++) { /* a row's first element stores what is its own */
     int64_t place = 0;
     if (k < count && P::at(begin + k, &place)) data[place] = mpg_to<T>(from[k]);
   }
 }
 
 /* --- Dropout: 1 where an element is kept, else 0 ---------------------------------------------- */
-template <class P>
+template <class P, int N>
 __device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float threshold,
                                              int64_t begin, int count, float *kept) {
   mpg_random_key key = from.read();
-  if (P::whole && !key.run && (key.position + key.first) % MPG_GROUP_ELEMENTS == 0) {
-    mpg_philox_block words = mpg_philox(
-        key.seed, key.call, (key.position + key.first + (uint64_t)begin) / MPG_GROUP_ELEMENTS);
+  uint64_t first = key.position + key.first + (uint64_t)begin;
+  if (P::whole && !key.run && first % MPG_GROUP_ELEMENTS == 0) {
 #pragma unroll
-    for (int k = 0; k < MPG_GROUP_ELEMENTS; k++)
-      kept[k] = mpg_is_kept(words.value[k], (uint32_t)threshold) ? 1.0f : 0.0f;
+    for (int b = 0; b < N; b += MPG_GROUP_ELEMENTS) {
+      mpg_philox_block words =
+          mpg_philox(key.seed, key.call, (first + (unsigned)b) / MPG_GROUP_ELEMENTS);
+#pragma unroll
+      for (int k = 0; k < MPG_GROUP_ELEMENTS; k++)
+        kept[b + k] = mpg_is_kept(words.value[k], (uint32_t)threshold) ? 1.0f : 0.0f;
+    }
     return;
   }
   mpg_dropout_draw drawn(key);
@@ -123,7 +132,7 @@ __device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float thr
     P::at(begin + k, &place);
     float keeps = drawn.keeps((uint64_t)place, (uint32_t)threshold) ? 1.0f : 0.0f;
 #pragma unroll
-    for (int j = 0; j < MPG_GROUP_ELEMENTS; j++) /* not indexed: they are registers */
+    for (int j = 0; j < N; j++) /* not indexed: they are registers */
       if (j == k) kept[j] = keeps;
   }
 }

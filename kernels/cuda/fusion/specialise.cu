@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "kernels/common/formula.h"
+#include "kernels/common/reduce.h"
 #include "kernels/cuda/vendor/nvrtc.h"
 #include "kernels/cuda/fusion/specialise.h"
 }
@@ -59,10 +60,11 @@ void add_place(text *t, const mpg_step_program *p, int number) {
   const mpg_step_operand *o = &p->operands[number];
   const char *type = p->count <= 0x7fffffff ? "uint32_t" : "uint64_t";
   t->add(
-      "struct place_%d {\n  static const bool whole = false;\n  static __device__ __forceinline__ "
+      "struct place_%d {\n  static const bool whole = false, by_row = %s;\n  static __device__ "
+      "__forceinline__ "
       "bool at(int64_t i, int64_t *place) {\n    %s rest = (%s)i, next, index;\n    int64_t where "
       "= 0;\n    bool first = true;\n",
-      number, type, type);
+      number, o->by_row ? "true" : "false", type, type);
   long long distance = 1;
   for (int d = p->ndim - 1; d >= 0; d--) {
     if (d)
@@ -89,16 +91,33 @@ void add_place_name(text *t, const mpg_step_program *p, int number) {
 
 void add_operand(text *t, const mpg_step_program *p, int number, const char *function, int dtype,
                  int reg) {
-  t->add("  mpg_%s_few<%s, ", function, type_of(dtype));
+  t->add("  EACH_PACK mpg_%s_few<%s, ", function, type_of(dtype));
   add_place_name(t, p, number);
-  t->add(">(p.data[%d], p.packed[%d] >> %d & 1, begin, count, r%d);\n", number, number / 32,
-         number % 32, reg);
+  t->add(", EACH>(p.data[%d], p.packed[%d] >> %d & 1, begin[q], count[q], r%d + q * EACH);\n",
+         number, number / 32, number % 32, reg);
 }
 
 void add_draw(text *t, const mpg_step_program *p, const mpg_step *s) {
-  t->add("  mpg_draw_few<");
+  t->add("  EACH_PACK mpg_draw_few<");
   add_place_name(t, p, s->a);
-  t->add(">(p.keys[%d], p.constants[%d], begin, count, r%d);\n", s->row, s->constant, s->to);
+  t->add(", EACH>(p.keys[%d], p.constants[%d], begin[q], count[q], r%d + q * EACH);\n", s->row,
+         s->constant, s->to);
+}
+
+void add_reduce(text *t, const mpg_step_program *p, const mpg_step *s) {
+  const char *neutral = s->row == MPG_ADD       ? "0.0f"
+                        : s->row == MPG_LARGEST ? "-INFINITY"
+                                                : "INFINITY",
+             *combine = s->row == MPG_ADD       ? "mpg_plus"
+                        : s->row == MPG_LARGEST ? "mpg_larger"
+                                                : "mpg_smaller";
+  t->add(
+      "  {\n    float row[SIZE];\n    EACH_ELEMENT row[k] = k %% EACH < count[k / EACH] ? r%d[k] : "
+      "%s;\n    float result = lanes::fold(row, %s, %s());\n",
+      s->a, neutral, neutral, combine);
+  if (s->b) t->add("    result = result / %d.0f;\n", p->row);
+  t->add("    result = mpg_rounded<%s>(result);\n    EACH_ELEMENT r%d[k] = result;\n  }\n",
+         type_of(s->dtype), s->to);
 }
 
 /* Of an operand of a BINARY, at k. */
@@ -118,8 +137,15 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       p->num_constants ? p->num_constants : 1);
   for (int i = 0; i < p->num_operands; i++)
     if (!p->operands[i].whole) add_place(t, p, i);
-  t->add("__device__ __forceinline__ void run(const arguments &p, int64_t begin, int count) {\n");
-  for (int i = 0; i < p->num_registers; i++) t->add("  float r%d[MPG_GROUP_ELEMENTS];\n", i);
+  t->add(
+      "enum { EACH = %d, PACKS = %d, SIZE = EACH * PACKS };\ntypedef mpg_lanes<%d, PACKS, EACH> "
+      "lanes;\n"
+      "#define EACH_PACK _Pragma(\"unroll\") for (int q = 0; q < PACKS; q++)\n"
+      "#define EACH_ELEMENT _Pragma(\"unroll\") for (int k = 0; k < SIZE; k++)\n"
+      "__device__ __forceinline__ void run(const arguments &p, const int64_t *begin, const int "
+      "*count) {\n",
+      p->each, p->packs, p->lanes);
+  for (int i = 0; i < p->num_registers; i++) t->add("  float r%d[SIZE];\n", i);
   for (int i = 0; i < p->num_steps; i++) {
     const mpg_step *s = &p->steps[i];
     if (s->kind == MPG_STEP_LOAD) {
@@ -128,11 +154,10 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       add_operand(t, p, s->b, "store", s->dtype, s->a);
     } else if (s->kind == MPG_STEP_DRAW) {
       add_draw(t, p, s);
+    } else if (s->kind == MPG_STEP_REDUCE) {
+      add_reduce(t, p, s);
     } else {
-      t->add(
-          "#pragma unroll\n  for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) r%d[k] = "
-          "mpg_rounded<%s>(",
-          s->to, type_of(s->dtype));
+      t->add("  EACH_ELEMENT r%d[k] = mpg_rounded<%s>(", s->to, type_of(s->dtype));
       if (s->kind == MPG_STEP_UNARY) {
         t->add("mpg_unary::%s::at(r%d[k], p.constants + %d)", formula_names[s->row], s->a,
                s->constant);
@@ -150,15 +175,28 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       t->add(");\n");
     }
   }
-  t->add("}\n} // namespace of_%s\n", name);
+  t->add("}\n#undef EACH_PACK\n#undef EACH_ELEMENT\n} // namespace of_%s\n", name);
   t->add(
       "extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ "
-      "of_%s::arguments p) {\n"
-      "  int64_t begin = ((int64_t)blockIdx.x * %d + threadIdx.x) * MPG_GROUP_ELEMENTS;\n"
-      "  if (begin >= p.count) return;\n"
-      "  of_%s::run(p, begin, p.count - begin < MPG_GROUP_ELEMENTS ? (int)(p.count - begin) : "
-      "(int)MPG_GROUP_ELEMENTS);\n}\n",
-      MPG_CUDA_THREADS, name, name, MPG_CUDA_THREADS, name);
+      "of_%s::arguments p) {\n  using namespace of_%s;\n  int64_t begin[PACKS];\n  int "
+      "count[PACKS];\n",
+      MPG_CUDA_THREADS, name, name, name);
+  if (p->row) /* threads without a row take part in its sums */
+    t->add(
+        "  int64_t row = (int64_t)blockIdx.x * lanes::ROWS + lanes::row();\n"
+        "  int length = row < p.count / %d ? %d : 0;\n"
+        "#pragma unroll\n  for (int q = 0; q < PACKS; q++) {\n"
+        "    int at = lanes::at(q), left = length - at;\n"
+        "    begin[q] = row * %d + at;\n"
+        "    count[q] = left < 0 ? 0 : left < EACH ? left : (int)EACH;\n  }\n",
+        p->row, p->row, p->row);
+  else
+    t->add(
+        "  begin[0] = ((int64_t)blockIdx.x * %d + threadIdx.x) * EACH;\n"
+        "  if (begin[0] >= p.count) return;\n"
+        "  count[0] = p.count - begin[0] < EACH ? (int)(p.count - begin[0]) : (int)EACH;\n",
+        MPG_CUDA_THREADS);
+  t->add("  of_%s::run(p, begin, count);\n}\n", name);
   t->add(
       "#ifdef HOSTCUDA\nextern \"C\" void %s_run(const "
       "void *p) { %s(*(const of_%s::arguments *)p); }\n"
@@ -347,7 +385,8 @@ extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
   memcpy(to + 8, packed, sizeof packed);
   memcpy(to + 24, p->constants, (size_t)p->num_constants * sizeof(float));
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(mpg_cuda_blocks(p->count, (int64_t)MPG_CUDA_THREADS * MPG_GROUP_ELEMENTS));
+  config.gridDim = dim3(p->row ? mpg_cuda_blocks(p->count / p->row, MPG_CUDA_THREADS / p->lanes)
+                               : mpg_cuda_blocks(p->count, MPG_CUDA_THREADS * p->each));
   config.blockDim = dim3(MPG_CUDA_THREADS);
   config.stream = (cudaStream_t)call->stream;
   void *pointers[] = {arguments.bytes};

@@ -20,9 +20,10 @@ enum mpg_step_kind {
   MPG_STEP_ROUND,
   MPG_STEP_UNARY,
   MPG_STEP_BINARY,
-  MPG_STEP_DRAW, /* 1 where Dropout keeps an element, else 0; row: the draw, a: an operand whose
-                    places are drawn, the constant: its threshold */
-  MPG_STEP_DROP  /* a where b is not 0, times the constant */
+  MPG_STEP_DRAW,  /* 1 where Dropout keeps an element, else 0; row: the draw, a: an operand whose
+                     places are drawn, the constant: its threshold */
+  MPG_STEP_DROP,  /* a where b is not 0, times the constant */
+  MPG_STEP_REDUCE /* of a row; row: an mpg_combine, b: 1 for the mean */
 };
 enum {
   MPG_STEP_NOT_FIXED,
@@ -41,7 +42,8 @@ typedef struct mpg_step_operand {
   void *data;       /* NULL: of a value without memory */
   uint32_t varying; /* as mpg_fused_value's */
   uint8_t dtype;
-  bool whole, packed; /* along all dims; and aligned to the elements of a thread */
+  bool whole, by_row,
+      packed; /* along all dims; along none of a row; aligned to what a thread has */
 } mpg_step_operand;
 
 enum {
@@ -51,6 +53,8 @@ enum {
 };
 typedef struct mpg_step_program {
   int num_steps, num_operands, num_constants, num_registers, num_draws, ndim;
+  int row; /* elements of a row, by whose end things are reduced; 0: there are none */
+  int each, packs, lanes; /* a thread has `packs` times `each` neighbours (mpg_lanes) */
   int64_t dims[MPG_MAX_NDIM], count;
   mpg_step steps[MPG_STEP_MAX_STEPS];
   mpg_step_operand operands[MPG_FUSED_MAX_VALUES];

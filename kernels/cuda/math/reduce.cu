@@ -3,13 +3,14 @@
  * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as
  * (outer, count, inner) and makes (outer, chunks, inner); `count` is cut into chunks whose length
  * depends on shapes alone, and as long as there are several another pass goes over their results.
- * Of neighbours (inner 1) a warp or a block takes a chunk; otherwise a block takes COLUMNS columns,
+ * Of neighbours (inner 1) rows of floats are held in registers (rows.h), and of others a warp or a
+ * block takes a chunk; otherwise a block takes COLUMNS columns,
  * each of its ROWS rows of threads every ROWS-th row. A thread adds up at most 64 or so, threads
  * are combined in a tree, so rounding errors stay small. Halves and floats accumulate in float,
  * doubles in double, integers in int64_t; the last pass divides, takes the root and converts.
  */
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/neighbours.h"
+#include "kernels/cuda/rows.h"
 #include <type_traits>
 
 extern "C" {
@@ -120,6 +121,26 @@ struct pass {
   int how, prepare;
 };
 
+/* Neighbours, held in registers: as fused groups reduce their rows. SUM: p.how is MPG_ADD, nothing
+ * is prepared. */
+template <class R, bool SUM>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS)
+    held_rows_kernel(const typename R::element *source, pass p, void *target, ending end) {
+  int64_t row = (int64_t)blockIdx.x * R::ROWS + R::row();
+  int n = row < p.outer ? (int)p.count : 0;
+  float values[R::SIZE], none = SUM ? 0.0f : neutral<float>(p.how), result;
+  R::load(source + row * p.count, n, none, values);
+  if constexpr (SUM) {
+    result = R::fold(values, none, mpg_plus());
+  } else {
+#pragma unroll
+    for (int k = 0; k < R::SIZE; k++)
+      if (R::there(k / R::EACH, k % R::EACH, n)) values[k] = prepared(p.prepare, values[k]);
+    result = R::fold(values, none, combiner<float>{p.how});
+  }
+  if (row < p.outer && R::me() == 0) finish(end, target, row, result);
+}
+
 /* Neighbours: a warp a row. */
 template <class T, class C>
 __global__ void warp_rows_kernel(source_of<T> source, pass p, void *target, ending end) {
@@ -220,6 +241,21 @@ __global__ void column_sums_kernel(const T *source, pass p, void *target, ending
 template <class T, class C>
 mpg_status launch_pass(const mpg_kernel_call *call, source_of<T> source, const pass &p,
                        void *target, const ending &end) {
+  if constexpr (std::is_same<C, float>::value) {
+    if (p.inner == 1 && p.count <= MPG_ROW_BLOCK) {
+      bool full = p.count % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(source.data),
+           sum = p.how == MPG_ADD && p.prepare == MPG_PLAIN;
+      return mpg_with_row<T>(p.count, full, [&](auto row) {
+        typedef decltype(row) R;
+        if constexpr (R::held)
+          return mpg_cuda_launch(call, sum ? held_rows_kernel<R, true> : held_rows_kernel<R, false>,
+                                 R::blocks(p.outer), MPG_CUDA_THREADS, 0, source.data, p, target,
+                                 end);
+        else
+          return mpg_fail(MPG_ERROR, "internal: a row is too long");
+      });
+    }
+  }
   if (p.inner == 1 && p.chunks == 1 && p.count <= WARP_COUNT)
     return mpg_cuda_launch(call, warp_rows_kernel<T, C>,
                            mpg_cuda_blocks(p.outer, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0,

@@ -150,14 +150,15 @@ cudaError_t cudaLaunchKernel(void (*kernel)(P...), dim3 grid, dim3 block, void *
   return hostcuda_launch_values(kernel, &config, arguments, std::index_sequence_for<P...>());
 }
 
+#endif
 /* --- What a block's threads do together ------------------------------------------------------- */
-void *hostcuda_shared(void); /* the block's dynamic shared memory */
-void __syncthreads(void);
+HOSTCUDA_SHARED void *hostcuda_shared(void); /* the block's dynamic shared memory */
+HOSTCUDA_SHARED void __syncthreads(void);
 int __syncthreads_or(int predicate);
 int __syncthreads_and(int predicate);
 int __syncthreads_count(int predicate);
-unsigned hostcuda_lane(void);
-unsigned hostcuda_ballot(unsigned mask, int predicate);
+HOSTCUDA_SHARED unsigned hostcuda_lane(void);
+HOSTCUDA_SHARED unsigned hostcuda_ballot(unsigned mask, int predicate);
 static inline void __syncwarp(unsigned mask = 0xffffffffu) { hostcuda_ballot(mask, 0); }
 static inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return hostcuda_ballot(mask, predicate);
@@ -168,7 +169,7 @@ static inline int __any_sync(unsigned mask, int predicate) {
 static inline int __all_sync(unsigned mask, int predicate) {
   return hostcuda_ballot(mask, !predicate) == 0;
 }
-uint64_t hostcuda_shuffle(unsigned mask, uint64_t bits, unsigned source);
+HOSTCUDA_SHARED uint64_t hostcuda_shuffle(unsigned mask, uint64_t bits, unsigned source);
 template <class T>
 static inline T hostcuda_shuffle_value(unsigned mask, T value, unsigned source) {
   static_assert(sizeof(T) <= 8, "");
@@ -203,6 +204,7 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
   return hostcuda_shuffle_value(mask, value, own % (unsigned)width >= delta ? own - delta : own);
 }
 
+#ifndef HOSTCUDA_DEVICE_ONLY
 /* --- Memory ----------------------------------------------------------------------------------- */
 template <class T>
 static inline T __ldg(const T *address) {
