@@ -383,6 +383,7 @@ def kill_while_saving(directory, first, moment, background):
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path, background):
     net = nn.HybridSequential()

@@ -250,6 +250,7 @@ def test_the_choice_was_run_and_is_predicted_as_measured():
     assert not small_plan(layered(), trials=0).profile.trials
 
 
+@pytest.mark.slow
 def test_no_plan_is_run_where_a_limit_leaves_no_room_for_a_copy(monkeypatch):
     for limit, run in ((9_000_000, False), (90_000_000, True)):
         monkeypatch.setattr(
@@ -429,7 +430,9 @@ def test_what_only_sends_the_batch_does_not_slow_a_pipeline():
     assert at[0, 5] > at[2, 0]  # not all of the batch at once
 
 
-@pytest.mark.parametrize("hybrid", [False, True, "pipeline"])
+@pytest.mark.parametrize(
+    "hybrid", [False] + [pytest.param(way, marks=pytest.mark.slow) for way in (True, "pipeline")]
+)
 def test_placed_networks_have_the_bits_of_one_device(hybrid):
     """Placed anew while training, too."""
     results = []

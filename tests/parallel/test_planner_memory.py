@@ -85,7 +85,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [dense, convolutions, branches])
 def test_what_is_refused_needs_what_is_said_and_every_limit_above_is_planned(make, devices):
     net, shape = make()

@@ -100,7 +100,10 @@ def test_a_failing_kernel_is_named(way):
     assert_no_more_in_use(used)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["1f1b"] + [pytest.param(name, marks=pytest.mark.slow) for name in ("gpipe", "zero_bubble")],
+)
 def test_out_of_memory_in_the_middle(schedule, monkeypatch):
     """A device that has room for part of the micro-batches only: somebody else took it after the
     check beforehand."""
@@ -135,7 +138,7 @@ def test_out_of_memory_in_the_middle(schedule, monkeypatch):
     assert_no_more_in_use(used)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zero_bubble", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", ["loop", "step"])
 def test_every_allocation_of_a_step_fails(way, schedule):
     net = NETS["branches"][0]([0, 1])

@@ -107,7 +107,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("names", [[], ["--numpy-names"]])
+@pytest.mark.parametrize("names", [[], pytest.param(["--numpy-names"], marks=pytest.mark.slow)])
 def test_processes_that_a_program_starts(tmp_path, method, names):
     (tmp_path / "script.py").write_text(STARTS_OTHERS)
     found = ran("-u", "-m", "mpgluon.as_mxnet", *names, "script.py", method, cwd=tmp_path)

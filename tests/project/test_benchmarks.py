@@ -91,6 +91,7 @@ def test_models_are_the_same_in_both_languages():
     assert sizes.GPT_UNITS % sizes.GPT_HEADS == 0
 
 
+@pytest.mark.slow
 def test_bench_measures_and_tells(tmp_path):
     file = tmp_path / "figures.json"
     bench = os.path.join(BENCHMARKS, "bench.py")

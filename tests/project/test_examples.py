@@ -121,6 +121,7 @@ def test_split_layers(tmp_path):
         run("split_layers.py", "--data", "bars.npz", "--devices", "cpu0", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_bucketing_lm(tmp_path):
     """Sentences of four lengths, each made of few."""
     lines = [
@@ -157,6 +158,7 @@ def test_bucketing_lm(tmp_path):
         run("bucketing_lm.py", *small, "--devices", "cpu0", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_matrix_factorization(tmp_path):
     small = [
         "--users",
@@ -223,6 +225,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", PIPELINES)
 def test_pipelined_language_models(script, tmp_path):
     pytest.importorskip("matplotlib")
@@ -288,6 +291,7 @@ def test_three_devices(tmp_path):
     assert rows[2].count("cpu(") == 3
 
 
+@pytest.mark.slow
 def test_inception_branches(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
@@ -313,6 +317,7 @@ def test_inception_branches(tmp_path):
     assert (tmp_path / "inception.json").stat().st_size
 
 
+@pytest.mark.slow
 def test_encoder_decoder(tmp_path):
     """Over few syllables, which it must learn to write."""
     small = [
@@ -338,6 +343,7 @@ def test_encoder_decoder(tmp_path):
         run("encoder_decoder.py", *small, "--devices", "cpu0", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_data_model_parallel(tmp_path):
     output = run("data_model_parallel.py", "--steps", "160", cwd=tmp_path)
     single, mesh, moved = map(float, re.findall(r"accuracy ([\d.]+)", output))
@@ -346,6 +352,7 @@ def test_data_model_parallel(tmp_path):
     assert "from step 80 on Mesh({'stage': 3}" in output
 
 
+@pytest.mark.slow
 def test_table_of_splits(tmp_path):
     output = run(
         "table_of_splits.py",

@@ -24,7 +24,7 @@ def alone(tmp_path_factory):
     return bits_of(1, tmp_path_factory.mktemp("alone"))[0]
 
 
-@pytest.mark.parametrize("count", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2] + [pytest.param(n, marks=pytest.mark.slow) for n in (3, 4)])
 def test_ranks_give_the_bits_of_one_process(alone, count, tmp_path):
     for found in bits_of(count, tmp_path):
         assert found.keys() == alone.keys()

@@ -12,6 +12,10 @@ mpg_status mpg_infer_resample(mpg_infer *infer) {
   if (shape.ndim >= 0) {
     int axis;
     MPG_TRY(mpg_axis_normalize(params->axis.value, shape.ndim, infer->op->name, &axis));
+    int64_t from = params->transposed ? params->size : params->length, given = shape.dims[axis];
+    if (given >= 0 && given != from)
+      return mpg_infer_fail(infer, "data has %lld elements along axis %d, not %lld",
+                            (long long)given, axis, (long long)from);
     shape.dims[axis] = params->transposed ? params->length : params->size;
   }
   mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
