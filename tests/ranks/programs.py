@@ -9,12 +9,13 @@ import sys
 
 import numpy as np
 from parallel_programs import PROGRAMS as PARALLEL
+from placed_programs import PROGRAMS as PLACED
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn
 
-PROGRAMS = dict(PARALLEL)
+PROGRAMS = {**PARALLEL, **PLACED}
 
 
 def program(function):

@@ -5,7 +5,7 @@ import statistics
 import sys
 import time
 
-from ... import _core, autograd, ndarray as nd, random
+from ... import _core, _ranks, autograd, ndarray as nd, random
 from ...base import MXNetError, is_floating, itemsize
 from ...gluon import _nested
 from ...gluon._compiled.call import CompiledCall
@@ -454,14 +454,14 @@ def _measure_waits(devices):
 
 
 class Progress:
-    """A bar on standard error, where that is a terminal."""
+    """A bar on standard error, where that is a terminal; of several ranks, rank 0's."""
 
     def __init__(self, title, total, shown):
         self.title, self.total, self.done, self.shown = (
             title,
             total,
             0,
-            sys.stderr.isatty() if shown is None else shown,
+            _ranks.own() == 0 and (sys.stderr.isatty() if shown is None else shown),
         )
 
     def __call__(self, text, last=False):
