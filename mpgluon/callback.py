@@ -10,6 +10,8 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from ._hints import constructed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -124,6 +126,9 @@ class Speedometer:
         self.tic: float = 0.0
         self.last_count: int = 0
 
+    def __repr__(self) -> str:
+        return constructed(self)
+
     def __call__(self, param: BatchEndParam) -> None:
         count = param.nbatch
         if count < self.last_count:  # a new epoch
@@ -170,6 +175,9 @@ class ProgressBar:
     def __init__(self, total: int, length: int = 80) -> None:
         self.total = total
         self.bar_len = length
+
+    def __repr__(self) -> str:
+        return f"ProgressBar(total={self.total}, length={self.bar_len})"
 
     def __call__(self, param: BatchEndParam) -> None:
         part = param.nbatch / float(self.total)

@@ -255,6 +255,15 @@ class Executor:
             entries_of(self._symbol), order, devices, self._ctx, bool(self._group2ctx), parameters
         )
 
+    def __repr__(self) -> str:
+        arguments = [
+            f"{node.name} {tuple(array.shape)} on {array.context}"
+            for node, array in zip(self._program.arguments, self.arg_arrays)
+        ]
+        more = f", ... {len(arguments)} in all" if len(arguments) > 4 else ""
+        gradients = sum(request != "null" for request in self._requests)
+        return f"Executor({', '.join(arguments[:4])}{more}; {gradients} with gradients)"
+
     def _check_devices(self):
         for node, grad, array in zip(self._program.arguments, self.grad_arrays, self.arg_arrays):
             if grad is not None and grad.shape != array.shape:

@@ -144,6 +144,11 @@ class KVStore(KVStoreBase):
         self._updater = None
         self._key_type = None
 
+    def __repr__(self) -> str:
+        keys = f"{len(self._values)} key{'' if len(self._values) == 1 else 's'}"
+        updated = ", values are updated" if self._updater is not None else ""
+        return f"{type(self).__name__}({self._kind!r}, {keys}{updated})"
+
     @property
     def type(self) -> str:
         return self._kind

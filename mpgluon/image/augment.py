@@ -72,6 +72,13 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+def called(augmenter: Any, options: dict[str, Any]) -> str:
+    """``Kind(option=value, ...)``; long lists of numbers are cut."""
+    texts = [f"{name}={value!r}" for name, value in options.items()]
+    cut = [text if len(text) <= 60 else f"{text[:57]}..." for text in texts]
+    return f"{type(augmenter).__name__}({', '.join(cut)})"
+
+
 class Augmenter:
     """The base of augmenters. Subclasses have `__call__`.
 
@@ -91,6 +98,9 @@ class Augmenter:
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = {name: plain(value) for name, value in kwargs.items()}
+
+    def __repr__(self) -> str:
+        return called(self, self._kwargs)
 
     def dumps(self) -> Any:
         """JSON of the class's name, in small letters, and of its parameters.

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetTypeError, MXNetValueError
-from .augment import Augmenter, CastAug, ForceResizeAug, ResizeAug, color_augmenters, plain
+from .augment import Augmenter, CastAug, ForceResizeAug, ResizeAug, called, color_augmenters, plain
 from .image import copyMakeBorder, fixed_crop
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ class DetAugmenter:
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = {name: plain(value) for name, value in kwargs.items()}
+
+    def __repr__(self) -> str:
+        return called(self, self._kwargs)
 
     def dumps(self) -> Any:
         """JSON of the class's name, in small letters, and of its parameters.

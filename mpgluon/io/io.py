@@ -106,6 +106,15 @@ class DataBatch:
         )
         return f"{type(self).__name__}: data shapes: {data} label shapes: {label}"
 
+    def __repr__(self) -> str:
+        shapes = [
+            f"{what} {', '.join(str(tuple(array.shape)) for array in arrays)}"
+            for what, arrays in (("data", self.data), ("label", self.label))
+            if arrays
+        ]
+        padded = f"; pad={self.pad}" if self.pad else ""
+        return f"{type(self).__name__}({', '.join(shapes)}{padded})"
+
 
 class DataIter:
     """The base of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`,
@@ -447,6 +456,9 @@ class ResizeIter(WholeBatchIter):
         if hasattr(data_iter, "default_bucket_key"):
             self.default_bucket_key: Any = data_iter.default_bucket_key
 
+    def __repr__(self) -> str:
+        return f"ResizeIter({self.data_iter!r}, size={self.size})"
+
     def reset(self) -> None:
         self.cur = 0
         if self.reset_internal:
@@ -546,6 +558,9 @@ class PrefetchingIter(WholeBatchIter):
     def __del__(self) -> None:
         for fetcher in getattr(self, "_fetchers", ()):
             fetcher.close()
+
+    def __repr__(self) -> str:
+        return f"PrefetchingIter({', '.join(map(repr, self.iters))})"
 
     def _described(self, descriptions, names):
         found = []

@@ -52,6 +52,16 @@ class BaseModule:
         self.optimizer_initialized: bool = False
         self._symbol = None
 
+    def __repr__(self) -> str:
+        name = getattr(self._symbol, "name", None)
+        shapes = "not bound"
+        if self.binded:
+            described = [*self.data_shapes, *(self.label_shapes or ())]
+            shapes = ", ".join(f"{desc[0]} {tuple(desc[1])}" for desc in described)
+            shapes += "" if self.params_initialized else ", no parameters"
+            shapes += ", with an optimizer" if self.optimizer_initialized else ""
+        return f"{type(self).__name__}({f'{name}: ' if name else ''}{shapes})"
+
     @property
     def symbol(self) -> Symbol | None:
         """The symbol of the module."""

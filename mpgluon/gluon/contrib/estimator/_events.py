@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...._hints import constructed
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -31,6 +33,9 @@ class EventHandler:
     >>> issubclass(gluon.contrib.estimator.TrainEnd, EventHandler)
     True
     """
+
+    def __repr__(self) -> str:
+        return constructed(self)
 
 
 def check_event_handlers(handlers: Any) -> list[EventHandler]:

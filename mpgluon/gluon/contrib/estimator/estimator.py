@@ -142,6 +142,10 @@ class Estimator:
         self.batch_axis: int = 0
         self.batches_per_epoch: int | None = None
 
+    def __repr__(self) -> str:
+        kind, devices = type(self.net).__name__, ", ".join(map(str, self.context))
+        return f"Estimator({kind} {self.net.name!r} on {devices}, {self.loss!r}, {self.trainer!r})"
+
     def _check_loss(self, loss):
         if not isinstance(loss, Loss):
             raise ValueError(f"loss must be a gluon.loss.Loss, got {loss}")
