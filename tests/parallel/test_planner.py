@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -638,3 +639,18 @@ def _with(*layers):
     net = nn.HybridSequential()
     net.add(*layers)
     return net
+
+
+def test_bars_where_they_are_wanted(capfd):
+    """Of measuring, and of a search that takes long; none where they are not wanted."""
+    pytest.importorskip("tqdm")
+    net = mx.gluon.nn.HybridSequential()
+    net.add(*[mx.gluon.nn.Dense(8, in_units=8) for _ in range(3)])
+    net.initialize()
+    given = dict(micro_batches=2, repeats=1, trials=0)
+    made = mx.parallel.plan(net, nd.ones((8, 8)), CPU[:2], progress=True, **given)
+    assert re.search(r"profile: 100%|profile.*3/3", capfd.readouterr().err)
+    mx.parallel.plan(net, nd.ones((8, 8)), CPU[:2], progress=False, **given)
+    assert not capfd.readouterr().err
+    shown = Search(made.profile, micro_batches=[2], progress=True)._shown([1, 2, 3])
+    assert list(shown) == [1, 2, 3] and shown.desc.startswith("search")

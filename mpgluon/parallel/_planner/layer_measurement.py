@@ -2,7 +2,6 @@
 
 import copy
 import statistics
-import sys
 import time
 
 from ... import _core, _ranks, autograd, ndarray as nd, random
@@ -454,25 +453,20 @@ def _measure_waits(devices):
 
 
 class Progress:
-    """A bar on standard error, where that is a terminal; of several ranks, rank 0's."""
+    """A bar on standard error; `shown` None: where that is a terminal. Of several ranks, rank
+    0's."""
 
     def __init__(self, title, total, shown):
-        self.title, self.total, self.done, self.shown = (
-            title,
-            total,
-            0,
-            _ranks.own() == 0 and (sys.stderr.isatty() if shown is None else shown),
-        )
+        from tqdm import tqdm
+
+        disable = True if _ranks.own() else None if shown is None else not shown
+        self._bar = tqdm(desc=title, total=total, disable=disable)
 
     def __call__(self, text, last=False):
-        self.done = self.total if last else self.done + 1
-        if self.shown:
-            filled = 30 * self.done // max(self.total, 1)
-            sys.stderr.write(
-                f"\r{self.title} [{'#' * filled}{' ' * (30 - filled)}] {text[:40]:<40}"
-                + ("\n" if self.done >= self.total else "")
-            )
-            sys.stderr.flush()
+        self._bar.set_postfix_str(text[:40], refresh=False)
+        self._bar.update(self._bar.total - self._bar.n if last else 1)
+        if self._bar.n >= self._bar.total:
+            self._bar.close()
 
 
 def measure(

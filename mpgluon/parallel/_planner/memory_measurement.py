@@ -73,15 +73,15 @@ class MemoryMeter:
         ]
 
 
-def best_within(profile, limits, numbers, names, meter=None):
+def best_within(profile, limits, numbers, names, meter=None, progress=False):
     """The best candidate that has room; MXNetError, which says what is lacking, where there is
     none.
 
     ``meter``: None where nothing can be compiled; the search's estimates are believed then.
     """
     if meter is None or not any(limit is not None for limit in (limits or {}).values()):
-        return Search(profile, limits, numbers, names).run()
-    search = Search(profile, limits, numbers, names, SLACK)
+        return Search(profile, limits, numbers, names, progress=progress).run()
+    search = Search(profile, limits, numbers, names, SLACK, progress)
     for _ in range(TURNS):
         best = search.find()
         if best is None or profile.is_measured(best):

@@ -90,7 +90,7 @@ def plan(
     repeats : int, default 3
         Of each measurement; the quickest counts.
     progress : bool, optional
-        Whether to show bars while measuring and trying; by default on terminals.
+        Whether to show bars while measuring, searching and trying; by default on terminals.
     trials : int, default 6
         How many plans are run at most, for some steps on a copy of the network, to correct what was
         measured of layers alone. The quickest of them is chosen. 0, or a `profile`: none. Where a
@@ -137,7 +137,7 @@ def plan(
     if profile is not None:
         profile = _fitting(profile, devices, rows)
         meter = _meter(profile, limits, net, batch)
-        return Plan(profile, limits, best_within(profile, limits, counts, names, meter))
+        return Plan(profile, limits, best_within(profile, limits, counts, names, meter, progress))
     _check_initialized(net)
     profile = rank_measurement.measure(
         net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress

@@ -13,6 +13,7 @@ layer by layer.
 import collections
 import itertools
 
+from ... import _ranks
 from ...base import MXNetError
 from .. import schedules
 from .layer_profile import held_bytes, trained_bytes
@@ -62,12 +63,16 @@ class Search:
     slack : float
         The share of its micro-batches' bytes that a plan whose bytes were not measured may exceed a
         limit by: those are estimates.
+    progress : bool or None
+        Whether a search that takes long shows a bar; None: on terminals.
     """
 
-    def __init__(self, profile, memory=None, micro_batches=(1,), names=None, slack=0.0):
+    def __init__(
+        self, profile, memory=None, micro_batches=(1,), names=None, slack=0.0, progress=False
+    ):
         self.profile, self.micro_batches = profile, list(micro_batches)
         self.names = list(names or schedules.SCHEDULES)
-        self.slack = slack
+        self.slack, self.progress = slack, progress
         self.limits = [(memory or {}).get(ctx) for ctx in profile.devices]
         self.layers, self.count = profile.layers, len(profile.devices)
         # Layers that are placed; the others follow.
@@ -380,7 +385,7 @@ class Search:
             self._fill_queue()
         queue, complete = self._queue
         best, looked = None, 0
-        for bound, m, schedule, placement in queue:
+        for bound, m, schedule, placement in self._shown(queue):
             if (
                 best is not None and (bound >= best.seconds or looked >= SIMULATED)
             ) or looked >= 10 * SIMULATED:
@@ -394,6 +399,15 @@ class Search:
         ):
             best = self._improve(best)
         return best
+
+    def _shown(self, queue):
+        """The queue, with a bar from 2 seconds on."""
+        if self.progress is False or _ranks.own():
+            return queue
+        from tqdm import tqdm
+
+        disable, total = None if self.progress is None else False, min(len(queue), SIMULATED)
+        return tqdm(queue, "search", total, leave=False, disable=disable, delay=2, unit="plan")
 
     def _none(self):
         rounds = {name: schedules.named(name).rounds for name in self.names}

@@ -67,9 +67,8 @@ def improve(
     begin = time.perf_counter()
     with random.calls_at(random.get_state()):
         while len(tried) < count:
-            candidate = _next(
-                profile, limits, numbers, names, meter, time.perf_counter() - begin < ENOUGH
-            )
+            further = time.perf_counter() - begin < ENOUGH
+            candidate = _next(profile, limits, numbers, names, meter, further, progress)
             if candidate is None or not _has_room(profile, candidate):
                 break
             trial = _Trial(
@@ -97,14 +96,14 @@ def improve(
     return (
         min(best, key=lambda c: c.seconds)
         if best
-        else best_within(profile, limits, numbers, names, meter)
+        else best_within(profile, limits, numbers, names, meter, progress)
     )
 
 
-def _next(profile, limits, numbers, names, meter, further):
+def _next(profile, limits, numbers, names, meter, further, progress=False):
     """The candidate to be run next: the best, as long as it was not run, and then (`further`) the
     best of those near to it; None: enough were run."""
-    best = best_within(profile, limits, numbers, names, meter)
+    best = best_within(profile, limits, numbers, names, meter, progress)
     if profile.trial(best) is None:
         return best
     search = Search(profile, limits, numbers, names)
