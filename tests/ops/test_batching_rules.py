@@ -259,7 +259,7 @@ REFUSED = {
     "shuffle": (lambda n, F, x: F.shuffle(x), "_shuffle"),
     "L2Normalization": (
         lambda n, F, x: F.reshape(F.L2Normalization(F.reshape(x, (1, -1))), (-1, 6)),
-        "norm",
+        "L2Normalization",
     ),
     "no rule": (
         lambda n, F, x: F.broadcast_add(x, F.BlockGrad(F.reshape(F.all_finite(x), (1, 1)))),

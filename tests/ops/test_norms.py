@@ -38,6 +38,13 @@ ROWS = {
     "LayerNorm along axis 1": (lambda x, g, b, **kw: mx.nd.LayerNorm(x, g, b, axis=1, **kw), 6),
     "GroupNorm": (lambda x, g, b, **kw: mx.nd.GroupNorm(x, g, b, num_groups=3, **kw), 3),
     "InstanceNorm": (lambda x, g, b: mx.nd.InstanceNorm(x, g, b), 6),
+    **{
+        f"L2Normalization, {mode}": (
+            lambda x, g, b, mode=mode: mx.nd.L2Normalization(x, mode=mode) + 0 * (g + b),
+            1,
+        )
+        for mode in ("instance", "channel", "spatial")
+    },
 }
 
 
@@ -67,9 +74,22 @@ def test_gradients_of_halves_are_rounded_once(name, dtype):
     halves, _ = gradients(name, values, dtype)
     for half, single in zip(halves, gradients(name, values, "float32")[0], strict=True):
         np.testing.assert_allclose(half, single, rtol=1.01 * close, atol=1e-5)
-    if name == "InstanceNorm":
+    if name.startswith(("InstanceNorm", "L2Normalization")):
         return
     shown, moments = gradients(name, values, dtype, output_mean_var=True)
     assert [m.dtype for m in moments] == [values.astype(dtype).dtype] * 2  # as in MXNet
     for a, b in zip(halves, shown, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("mode", ["instance", "channel", "spatial"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_l2_normalization_of_halves_is_rounded_once(mode, dtype):
+    """Its result is that of float32, rounded."""
+    x = mx.nd.array(np.random.RandomState(5).randn(3, 5, 700) + 1).astype(dtype)
+    exact = mx.nd.L2Normalization(x.astype("float32"), mode=mode).astype(dtype)
+    result = mx.nd.L2Normalization(x, mode=mode)
+    assert result.dtype == x.dtype
+    np.testing.assert_array_equal(
+        result.astype("float32").asnumpy(), exact.astype("float32").asnumpy()
+    )

@@ -115,6 +115,11 @@ def l2_normalization(data, eps=1e-10, mode="instance"):
     return data / np.sqrt((data * data).sum(axes, keepdims=True) + eps)
 
 
+def l2_normalization_backward(grad, data, norm, eps=1e-10, mode="instance"):
+    axes = tuple(i for i in range(data.ndim) if norm.shape[i] != data.shape[i])
+    return (grad - data * (grad * data).sum(axes, keepdims=True) / norm**2) / norm
+
+
 def lrn(data, nsize, alpha=1e-4, beta=0.75, knorm=2.0):
     half = nsize // 2
     padded = np.pad(data * data, ((0, 0), (half, half), (0, 0), (0, 0)))
@@ -361,6 +366,28 @@ SAMPLES = {
     + [
         Sample([(3, 4)], {}, l2_normalization, name="matrix"),
         Sample([(0, 4, 2)], {}, l2_normalization, name="no_rows"),
+        Sample([(5,)], {}, l2_normalization, name="vector"),
+        Sample([(2, 5, 70)], {"mode": "channel"}, l2_normalization, name="wide"),
+        Sample([(2, 4500)], {}, l2_normalization, grad=False, name="long", **LOOSE),
+    ],
+    "_backward_L2Normalization": [
+        Sample(
+            [shape, shape, norms],
+            {"mode": mode},
+            l2_normalization_backward,
+            grad=False,
+            ranges=[None, None, (0.5, 1.5)],
+            dtypes=("float32", "float64"),
+            name=f"{mode}_{shape[-1]}",
+            **LOOSE,
+        )
+        for mode, shape, norms in [
+            ("instance", (3, 4, 2), (3, 1, 1)),
+            ("instance", (2, 4500), (2, 1)),
+            ("channel", (3, 4, 2), (3, 1, 2)),
+            ("channel", (2, 5, 70), (2, 1, 70)),
+            ("spatial", (3, 4, 2), (3, 4, 1)),
+        ]
     ],
     "_backward_BatchNorm": [
         Sample(

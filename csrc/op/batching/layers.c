@@ -1,5 +1,6 @@
 /* Batching rules of products, layers and losses. */
 #include "op/batching/batching.h"
+#include "op/layers/norm.h"
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
@@ -90,6 +91,17 @@ mpg_status mpg_batching_layer_norm(mpg_batching *b) {
   PARAMS(layer_norm);
   MPG_TRY(but(b, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0))));
   for (int k = 1; k < b->num_outputs; k++) mpg_batching_set(b, k, b->in[0].axis, 0);
+  return MPG_OK;
+}
+
+/* A row has a norm of its own unless the norms go along the rows. */
+mpg_status mpg_batching_l2_normalization(mpg_batching *b) {
+  PARAMS(l2_normalization);
+  MPG_TRY(mpg_batching_data(b));
+  int own = b->in[0].axis;
+  if (p->mode == MPG_L2_CHANNEL ? own == 1 : own > (p->mode == MPG_L2_SPATIAL))
+    return mpg_batching_fail_along(b, 0);
+  mpg_batching_set(b, 1, own, 0);
   return MPG_OK;
 }
 

@@ -4,6 +4,7 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/layers/convolution.h"
+#include "op/layers/norm.h"
 
 static mpg_status channels_axis(mpg_infer *infer, int64_t axis_param, int *axis) {
   const mpg_shape *data = &infer->inputs[0].shape;
@@ -294,30 +295,47 @@ void mpg_gradient_instance_norm(mpg_gradient *g) {
 }
 
 /* --- L2Normalization, LRN --------------------------------------------------------------------- */
-void mpg_compose_l2_normalization(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
-  enum { INSTANCE, CHANNEL, SPATIAL };
-  const mpg_l2_normalization_params *p = g->params;
-  const mpg_desc *data = mpg_value_desc(g, inputs[0]);
-  int ndim = data->shape.ndim, end = p->mode == CHANNEL ? 2 : ndim;
-  mpg_dtype dtype = data->dtype;
-  mpg_reduce_norm_params along;
-  mpg_params_defaults(mpg_op_get(MPG_OP_norm)->params, &along);
-  along.keepdims = true;
-  along.axis.count = 0;
-  for (int axis = p->mode == SPATIAL ? 2 : 1; axis < end; axis++)
-    along.axis.values[along.axis.count++] = axis;
-  if (ndim < (p->mode == INSTANCE ? 1 : p->mode == CHANNEL ? 2 : 3)) {
-    mpg_gradient_fail(g, "data has too few axes for mode='%s'",
-                      p->mode == INSTANCE  ? "instance"
-                      : p->mode == CHANNEL ? "channel"
-                                           : "spatial");
-    return;
-  }
-  mpg_value x = mpg_widen(g, inputs[0]), norm = x;
-  if (along.axis.count) norm = mpg_emit1(g, MPG_OP_norm, &along, x);
-  mpg_value squares = mpg_emit1(g, MPG_OP_square, NULL, norm);
-  mpg_value inverse = mpg_emit1(g, MPG_OP_rsqrt, NULL, mpg_plus(g, squares, p->eps));
-  outputs[0] = mpg_emit_cast(g, mpg_multiply(g, x, inverse), dtype);
+/* The shape of the norms of data with these axes. */
+static mpg_status l2_norms(mpg_infer *infer, int input, mpg_shape *norms) {
+  static const char *const modes[] = {"instance", "channel", "spatial"};
+  const mpg_l2_normalization_params *p = infer->params;
+  *norms = infer->inputs[input].shape;
+  if (norms->ndim <= p->mode)
+    return mpg_infer_fail(infer, "data has too few axes for mode='%s'", modes[p->mode]);
+  int end = p->mode == MPG_L2_CHANNEL ? 2 : norms->ndim;
+  for (int axis = p->mode == MPG_L2_SPATIAL ? 2 : 1; axis < end; axis++) norms->dims[axis] = 1;
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_l2_normalization(mpg_infer *infer) {
+  const mpg_desc *data = &infer->inputs[0];
+  mpg_shape norms;
+  infer->outputs[0].dtype = data->dtype;
+  infer->outputs[1].dtype = mpg_dtype_of_sums(data->dtype);
+  if (data->shape.ndim < 0) return MPG_OK;
+  MPG_TRY(l2_norms(infer, 0, &norms));
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  mpg_infer_set(infer, 1, &norms, mpg_dtype_of_sums(data->dtype));
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_l2_normalization_backward(mpg_infer *infer) {
+  const mpg_desc *data = &infer->inputs[1];
+  mpg_shape norms;
+  if (data->shape.ndim < 0) return MPG_OK;
+  MPG_TRY(mpg_infer_expect_dtype(infer, 0, data->dtype));
+  MPG_TRY(mpg_infer_expect_shape(infer, 0, &data->shape));
+  MPG_TRY(mpg_infer_expect_dtype(infer, 2, mpg_dtype_of_sums(data->dtype)));
+  MPG_TRY(l2_norms(infer, 1, &norms));
+  MPG_TRY(mpg_infer_expect_shape(infer, 2, &norms));
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  return MPG_OK;
+}
+
+void mpg_gradient_l2_normalization(mpg_gradient *g) {
+  if (!mpg_has_value(g->out_grads[0])) return;
+  mpg_value inputs[3] = {g->out_grads[0], g->inputs[0], g->outputs[1]};
+  mpg_emit_all(g, MPG_OP__backward_L2Normalization, g->params, 3, inputs, g->in_grads);
 }
 
 /* data * (knorm + alpha / nsize * sum of squares of neighbouring channels) ^ -beta. */

@@ -1,5 +1,6 @@
 /* Gradients of the gradients of normalisations, which are those of the normalisations written
  * out. */
+#include "op/formula/arithmetic.h"
 #include "op/layers/convolution.h"
 #include "op/infer.h"
 
@@ -79,4 +80,20 @@ static void emit_standardised(mpg_gradient *g, const mpg_value *inputs, mpg_valu
 void mpg_gradient_standardised_back(mpg_gradient *g) {
   static const int inputs[] = {1, 2, MPG_ZEROS_LIKE(2)}, out_grads[] = {0};
   mpg_gradient_written_out(g, &(mpg_written_out){3, 1, inputs, out_grads, emit_standardised});
+}
+
+/* --- data / sqrt(sum of squares + eps) -------------------------------------------------------- */
+static void emit_l2_normalization(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  const mpg_l2_normalization_params *p = g->params;
+  mpg_shape norms = mpg_value_desc(g, g->inputs[2])->shape;
+  mpg_dtype dtype = mpg_value_desc(g, inputs[0])->dtype;
+  mpg_value x = mpg_widen(g, inputs[0]), squares = mpg_emit1(g, MPG_OP_square, NULL, x);
+  mpg_value sum = mpg_plus(g, mpg_emit_sum_to(g, squares, &norms), p->eps);
+  outputs[0] = mpg_emit_cast(g, mpg_multiply(g, x, mpg_emit1(g, MPG_OP_rsqrt, NULL, sum)), dtype);
+}
+
+/* (out_grad, data, norm) -> gradient of data. */
+void mpg_gradient_l2_normalization_back(mpg_gradient *g) {
+  static const int inputs[] = {1}, out_grads[] = {0};
+  mpg_gradient_written_out(g, &(mpg_written_out){1, 1, inputs, out_grads, emit_l2_normalization});
 }

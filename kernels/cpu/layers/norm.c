@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "kernels/common/view.h"
 #include "kernels/cpu/convert.h"
+#include "op/layers/norm.h"
 
 /* Data seen as (outer, channels, inner). The rest of what is below `partial` is used where inner
  * is 1. */
@@ -37,8 +38,8 @@ static double about_mean(double product, double sum, double away, double count) 
   return count > 0 ? product - away / count * sum : product;
 }
 
-/* LayerNorm and L2Normalization: data as (outer, n, inner), normalised along n. GroupNorm: outer
- * rows of n, inner groups. */
+/* LayerNorm and L2Normalization (whose norms are `deviation`): data as (outer, n, inner),
+ * normalised along n. GroupNorm: outer rows of n, inner groups. */
 typedef struct layer_norm {
   int64_t outer, n, inner;
   double eps;
@@ -326,5 +327,39 @@ MPG_CPU_KERNEL(group_norm_backward) {
                          INSTANCE(x->desc.dtype, group_norm_backward_rows), &t);
   }
   INSTANCE(x->desc.dtype, group_norm_affine)(&t);
+  return MPG_OK;
+}
+
+/* --- L2Normalization -------------------------------------------------------------------------- */
+static void l2_split(const mpg_kernel_call *call, const mpg_view *x, layer_norm *t) {
+  const mpg_l2_normalization_params *p = call->params;
+  mpg_l2_split(p->mode, &x->desc.shape, &t->outer, &t->n, &t->inner);
+  t->eps = p->eps;
+}
+
+MPG_CPU_KERNEL(l2_normalization) {
+  const mpg_view *x = &call->inputs[0];
+  layer_norm t = {.x = x->data, .y = call->outputs[0].data, .deviation = call->outputs[1].data};
+  l2_split(call, x, &t);
+  if (t.inner == 1)
+    mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(x->desc.dtype, l2_rows), &t);
+  else
+    mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK),
+                         INSTANCE(x->desc.dtype, l2_inner), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(l2_normalization_backward) {
+  const mpg_view *x = &call->inputs[1];
+  layer_norm t = {.dy = call->inputs[0].data,
+                  .x = x->data,
+                  .deviation = call->inputs[2].data,
+                  .y = call->outputs[0].data};
+  l2_split(call, x, &t);
+  if (t.inner == 1)
+    mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(x->desc.dtype, l2_backward_rows), &t);
+  else
+    mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK),
+                         INSTANCE(x->desc.dtype, l2_backward_inner), &t);
   return MPG_OK;
 }

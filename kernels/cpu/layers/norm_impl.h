@@ -117,6 +117,24 @@ static inline __attribute__((always_inline)) void NAME(row_products)(const A *x,
     if (away) *away += NAME(fold)(distances);
   }
 }
+
+/* The sum of products. */
+static double NAME(row_dot)(const A *x, const A *y, int64_t count) {
+  double result = 0;
+  for (int64_t i = 0, n; i < count; i = n) {
+    n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
+    NAME(vector) sums[NAME(VECTORS)] = {{0}}, w;
+    for (; i + NAME(WIDE) <= n; i += NAME(WIDE))
+      EACH_VECTOR sums[k] +=
+          VECTOR_AT(x + i + k * NAME(LANES)) * VECTOR_AT(y + i + k * NAME(LANES));
+    EACH_OF_REST(x, i, n, 0,
+                 if (i + (k + 1) * NAME(LANES) <= n) w = VECTOR_AT(y + i + k * NAME(LANES));
+                 else NAME(padded)(y + i + k * NAME(LANES), n - i - k * NAME(LANES), 0, &w);
+                 sums[k] += v * w;)
+    result += NAME(fold)(sums);
+  }
+  return result;
+}
 #undef EACH_OF_REST
 #undef VECTOR_AT
 #undef EACH_VECTOR
@@ -165,6 +183,16 @@ static double NAME(moments)(double count, double away, double squares, A *center
   return variance > 0 ? variance : variance == variance ? 0 : variance;
 }
 
+static double NAME(dot)(const S *x, const S *y, int64_t n) {
+  double result = 0;
+  mpg_block_buffer x_buffer, y_buffer;
+  EACH_PIECE {
+    const A *c = NAME(read)(x + at, length, &x_buffer);
+    result += NAME(row_dot)(c, y == x ? c : NAME(read)(y + at, length, &y_buffer), length);
+  }
+  return result;
+}
+
 /* y = (x - center) * scale + shift. */
 static void NAME(normalise)(const S *x, S *y, int64_t n, A center, A scale, A shift) {
   mpg_block_buffer loaded, stored;
@@ -187,6 +215,17 @@ static void NAME(normalise_back)(const S *x, const S *dy, S *dx, int64_t n, A ce
     MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] =
         (d[i] - offset - (c[i] - center) * slope) * scale;
     mpg_cpu_store(COMPUTE, DTYPE, dx, at, length, to);
+  }
+}
+
+/* y = x * scale. */
+static void NAME(scale)(const S *x, S *y, int64_t n, A scale) {
+  mpg_block_buffer loaded, stored;
+  EACH_PIECE {
+    const A *c = NAME(read)(x + at, length, &loaded);
+    A *to = mpg_cpu_place(COMPUTE, DTYPE, y, at, &stored);
+    MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] = c[i] * scale;
+    mpg_cpu_store(COMPUTE, DTYPE, y, at, length, to);
   }
 }
 #undef EACH_PIECE
@@ -510,5 +549,76 @@ static void NAME(group_norm_affine)(const layer_norm *t) {
       dgamma += t->partial[2 * r], dbeta += t->partial[2 * r + 1];
     ((S *)t->dgamma)[g] = STORE((A)dgamma);
     ((S *)t->dbeta)[g] = STORE((A)dbeta);
+  }
+}
+
+/* --- L2Normalization: data is (outer, n, inner) ----------------------------------------------- */
+static void NAME(l2_rows)(void *context, int64_t begin, int64_t end) {
+  const layer_norm *t = context;
+  int64_t n = t->n;
+  for (int64_t r = begin; r < end; r++) {
+    const S *x = (const S *)t->x + r * n;
+    A norm = (A)sqrt((A)NAME(dot)(x, x, n) + (A)t->eps);
+    NAME(scale)(x, (S *)t->y + r * n, n, 1 / norm);
+    ((A *)t->deviation)[r] = norm;
+  }
+}
+
+/* dx = (dy - x * slope) / norm, where slope = sum(x * dy) / norm^2. */
+static void NAME(l2_backward_rows)(void *context, int64_t begin, int64_t end) {
+  const layer_norm *t = context;
+  int64_t n = t->n;
+  for (int64_t r = begin; r < end; r++) {
+    const S *x = (const S *)t->x + r * n, *dy = (const S *)t->dy + r * n;
+    A inverse = 1 / ((const A *)t->deviation)[r];
+    A slope = (A)(NAME(dot)(x, dy, n) * inverse * inverse);
+    NAME(normalise_back)(x, dy, (S *)t->y + r * n, n, 0, 0, slope, inverse);
+  }
+}
+
+/* begin and end count (outer, block of inner). */
+static void NAME(l2_inner)(void *context, int64_t begin, int64_t end) {
+  const layer_norm *t = context;
+  int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
+  const A zeros[NAME(COLUMNS)] = {0};
+  for (int64_t piece = begin; piece < end; piece++) {
+    int64_t o = piece / blocks, at = piece % blocks * NAME(COLUMNS);
+    int width = inner - at < NAME(COLUMNS) ? (int)(inner - at) : NAME(COLUMNS);
+    const S *x = (const S *)t->x + o * n * inner + at;
+    S *y = (S *)t->y + o * n * inner + at;
+    double sums[NAME(COLUMNS)];
+    A inverse[NAME(COLUMNS)];
+    NAME(column_sums)(x, NULL, zeros, n, inner, width, sums);
+    for (int j = 0; j < width; j++) {
+      A norm = (A)sqrt((A)sums[j] + (A)t->eps);
+      inverse[j] = 1 / norm;
+      ((A *)t->deviation)[o * inner + at + j] = norm;
+    }
+    for (int64_t k = 0; k < n; k++)
+      for (int j = 0; j < width; j++)
+        y[k * inner + j] = STORE((A)LOAD(x[k * inner + j]) * inverse[j]);
+  }
+}
+
+static void NAME(l2_backward_inner)(void *context, int64_t begin, int64_t end) {
+  const layer_norm *t = context;
+  int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
+  const A zeros[NAME(COLUMNS)] = {0};
+  for (int64_t piece = begin; piece < end; piece++) {
+    int64_t o = piece / blocks, at = piece % blocks * NAME(COLUMNS);
+    int width = inner - at < NAME(COLUMNS) ? (int)(inner - at) : NAME(COLUMNS);
+    const S *x = (const S *)t->x + o * n * inner + at, *dy = (const S *)t->dy + o * n * inner + at;
+    S *dx = (S *)t->y + o * n * inner + at;
+    double sums[NAME(COLUMNS)];
+    A inverse[NAME(COLUMNS)], slope[NAME(COLUMNS)];
+    NAME(column_sums)(x, dy, zeros, n, inner, width, sums);
+    for (int j = 0; j < width; j++) {
+      inverse[j] = 1 / ((const A *)t->deviation)[o * inner + at + j];
+      slope[j] = (A)(sums[j] * inverse[j] * inverse[j]);
+    }
+    for (int64_t k = 0; k < n; k++)
+      for (int j = 0; j < width; j++)
+        dx[k * inner + j] =
+            STORE(((A)LOAD(dy[k * inner + j]) - (A)LOAD(x[k * inner + j]) * slope[j]) * inverse[j]);
   }
 }

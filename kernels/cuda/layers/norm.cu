@@ -7,6 +7,7 @@
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
+#include "op/layers/norm.h"
 
 namespace {
 
@@ -506,6 +507,121 @@ mpg_status group_norm_backward(const mpg_kernel_call *call) {
                          (const C *)partial, (int64_t)1, t.outer, t.inner, t.dgamma, t.dbeta);
 }
 
+/* --- L2Normalization: `deviation` are the norms ----------------------------------------------- */
+
+template <class T, class C, bool whole>
+__global__ void l2_kernel(layer_norm<T> t) {
+  typedef row_threads<whole> G;
+  for (int64_t row = first_row<whole>(); row < t.outer * t.inner; row += row_stride<whole>()) {
+    const T *x = t.x + row / t.inner * t.n * t.inner + row % t.inner;
+    T *y = t.y + (x - t.x);
+    C squares = 0;
+    for (int64_t i = G::first(); i < t.n; i += G::step()) {
+      C v = mpg_to<C>(x[i * t.inner]);
+      squares += v * v;
+    }
+    C norm = (C)sqrt(G::sum(squares) + (C)t.eps), inverse = 1 / norm;
+    for (int64_t i = G::first(); i < t.n; i += G::step())
+      y[i * t.inner] = mpg_to<T>(mpg_to<C>(x[i * t.inner]) * inverse);
+    if (G::first() == 0) ((C *)t.deviation)[row] = norm;
+  }
+}
+
+/* dx = (dy - x * slope) / norm, where slope = sum(x * dy) / norm^2. */
+template <class T, class C, bool whole>
+__global__ void l2_back_kernel(layer_norm<T> t) {
+  typedef row_threads<whole> G;
+  for (int64_t row = first_row<whole>(); row < t.outer * t.inner; row += row_stride<whole>()) {
+    int64_t start = row / t.inner * t.n * t.inner + row % t.inner;
+    const T *x = t.x + start, *dy = t.dy + start;
+    T *dx = t.y + start;
+    C inverse = 1 / ((const C *)t.deviation)[row], product = 0;
+    for (int64_t i = G::first(); i < t.n; i += G::step())
+      product += mpg_to<C>(dy[i * t.inner]) * mpg_to<C>(x[i * t.inner]);
+    C slope = G::sum(product) * inverse * inverse;
+    for (int64_t i = G::first(); i < t.n; i += G::step())
+      dx[i * t.inner] =
+          mpg_to<T>((mpg_to<C>(dy[i * t.inner]) - mpg_to<C>(x[i * t.inner]) * slope) * inverse);
+  }
+}
+
+template <class R>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS)
+    l2_rows_kernel(layer_norm<typename R::element> t) {
+  int64_t row = (int64_t)blockIdx.x * R::ROWS + R::row();
+  int n = row < t.outer ? (int)t.n : 0;
+  float x[R::SIZE], squares = 0;
+  R::load(t.x + row * t.n, n, 0, x);
+#pragma unroll
+  for (int k = 0; k < R::SIZE; k++) squares += x[k] * x[k];
+  float norm = sqrtf(R::sum(squares) + (float)t.eps), inverse = 1 / norm;
+#pragma unroll
+  for (int k = 0; k < R::SIZE; k++) x[k] *= inverse;
+  R::store(t.y + row * t.n, n, x);
+  if (n && R::me() == 0) ((float *)t.deviation)[row] = norm;
+}
+
+template <class R>
+__global__ void __launch_bounds__(MPG_CUDA_THREADS)
+    l2_rows_back_kernel(layer_norm<typename R::element> t) {
+  int64_t row = (int64_t)blockIdx.x * R::ROWS + R::row();
+  int n = row < t.outer ? (int)t.n : 0;
+  float x[R::SIZE], g[R::SIZE], product = 0,
+                                inverse = n ? 1 / ((const float *)t.deviation)[row] : 0;
+  R::load(t.x + row * t.n, n, 0, x);
+  R::load(t.dy + row * t.n, n, 0, g);
+#pragma unroll
+  for (int k = 0; k < R::SIZE; k++) product += g[k] * x[k];
+  float slope = R::sum(product) * inverse * inverse;
+#pragma unroll
+  for (int k = 0; k < R::SIZE; k++) g[k] = (g[k] - x[k] * slope) * inverse;
+  R::store(t.y + row * t.n, n, g);
+}
+
+template <class T>
+void l2_split(const mpg_kernel_call *call, const mpg_view *x, layer_norm<T> *t) {
+  const mpg_l2_normalization_params *p = (const mpg_l2_normalization_params *)call->params;
+  mpg_l2_split(p->mode, &x->desc.shape, &t->outer, &t->n, &t->inner);
+  t->eps = p->eps;
+  t->x = (const T *)x->data;
+  t->y = (T *)call->outputs[0].data;
+}
+
+template <class T, class C>
+mpg_status l2_forward(const mpg_kernel_call *call) {
+  layer_norm<T> t = {};
+  l2_split(call, &call->inputs[0], &t);
+  t.deviation = call->outputs[1].data;
+  if constexpr (sizeof(C) == 4)
+    if (is_held(t))
+      return mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
+        typedef decltype(form) R;
+        if constexpr (R::held)
+          return mpg_cuda_launch(call, l2_rows_kernel<R>, R::blocks(t.outer), MPG_CUDA_THREADS, 0,
+                                 t);
+        return MPG_OK;
+      });
+  return launch_rows(call, l2_kernel<T, C, true>, l2_kernel<T, C, false>, t);
+}
+
+template <class T, class C>
+mpg_status l2_backward(const mpg_kernel_call *call) {
+  layer_norm<T> t = {};
+  l2_split(call, &call->inputs[1], &t);
+  t.dy = (const T *)call->inputs[0].data;
+  t.deviation = call->inputs[2].data;
+  if constexpr (sizeof(C) == 4)
+    if (is_held(t))
+      return mpg_with_row<T>(t.n, is_full(t), [&](auto form) {
+        typedef decltype(form) R;
+        if constexpr (R::held)
+          return mpg_cuda_launch(call, l2_rows_back_kernel<R>, R::blocks(t.outer), MPG_CUDA_THREADS,
+                                 0, t);
+        return MPG_OK;
+      });
+  return launch_rows(call, l2_back_kernel<T, C, true>, l2_back_kernel<T, C, false>, t);
+}
+
 #define RUN(dtype, function)                                  \
   switch (dtype) {                                            \
     case MPG_FLOAT32: return function<float, float>(call);    \
@@ -519,6 +635,8 @@ mpg_status group_norm_backward(const mpg_kernel_call *call) {
 MPG_CUDA_KERNEL(layer_norm){
     RUN(call->inputs[0].desc.dtype, layer_norm_forward)} MPG_CUDA_KERNEL(layer_norm_backward){
     RUN(call->inputs[1].desc.dtype, layer_norm_backward)} MPG_CUDA_KERNEL(group_norm){
-    RUN(call->inputs[0].desc.dtype, group_norm_forward)} MPG_CUDA_KERNEL(group_norm_backward) {
-  RUN(call->inputs[1].desc.dtype, group_norm_backward)
+    RUN(call->inputs[0].desc.dtype, group_norm_forward)} MPG_CUDA_KERNEL(group_norm_backward){
+    RUN(call->inputs[1].desc.dtype, group_norm_backward)} MPG_CUDA_KERNEL(l2_normalization){
+    RUN(call->inputs[0].desc.dtype, l2_forward)} MPG_CUDA_KERNEL(l2_normalization_backward) {
+  RUN(call->inputs[1].desc.dtype, l2_backward)
 }
