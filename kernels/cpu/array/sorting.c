@@ -304,48 +304,92 @@ typedef struct search {
   bool smallest;
 } search;
 
-/* Rows one after another: `type` as stored, `value_type` as compared. NaN (which differs from
- * itself) beats every number. Blocks of neighbours are gone through for an element that is better
- * only where their best one is. */
-enum { SEARCH_LANES = 32, SEARCH_BLOCK = 256 };
-#define SEARCH(name, type, value_type, convert)                                                  \
-  __attribute__((always_inline)) static inline bool block_##name(const type *x, value_type best, \
-                                                                 bool smallest) {                \
-    value_type lane[SEARCH_LANES];                                                               \
-    int any = 0;                                                                                 \
-    for (int l = 0; l < SEARCH_LANES; l++) lane[l] = best;                                       \
-    for (int i = 0; i < SEARCH_BLOCK; i += SEARCH_LANES)                                         \
-      for (int l = 0; l < SEARCH_LANES; l++) {                                                   \
-        value_type value = (value_type)convert(x[i + l]);                                        \
-        bool better = smallest ? value < lane[l] : value > lane[l];                              \
-        lane[l] = (better | (value != value)) ? value : lane[l];                                 \
-      }                                                                                          \
-    for (int l = 0; l < SEARCH_LANES; l++) any |= lane[l] != best;                               \
-    return any;                                                                                  \
-  }                                                                                              \
-  static void search_##name(const search *s, int64_t row) {                                      \
-    const bool rows = s->after == 1;                                                             \
-    const type *x = (const type *)s->data->data +                                                \
-                    (rows ? row * s->n : row / s->after * s->n * s->after + row % s->after);     \
-    value_type best = (value_type)convert(x[0]);                                                 \
-    int64_t index = 0;                                                                           \
-    for (int64_t i = 1; i < s->n && best == best;) {                                             \
-      int64_t end = s->n;                                                                        \
-      if (rows && s->n - i >= SEARCH_BLOCK) {                                                    \
-        end = i + SEARCH_BLOCK;                                                                  \
-        if (!(s->smallest ? block_##name(x + i, best, true) : block_##name(x + i, best, false))) \
-          i = end;                                                                               \
-      }                                                                                          \
-      for (; i < end && best == best; i++) {                                                     \
-        value_type value = (value_type)convert(x[i * s->after]);                                 \
-        bool better = s->smallest ? value < best : value > best;                                 \
-        if (better || value != value) {                                                          \
-          best = value;                                                                          \
-          index = i;                                                                             \
-        }                                                                                        \
-      }                                                                                          \
-    }                                                                                            \
-    mpg_index_store(s->out, row, index);                                                         \
+/* `type` as stored, `value_type` as compared. NaN (which differs from itself) beats every number.
+ * Of neighbours the best is found first, chunk by chunk; then where it is, in its chunk. */
+enum { SEARCH_LANES = 64, SEARCH_FEW = 8, SEARCH_CHUNK = 4096 };
+#define SEARCH(name, type, value_type, convert)                                                   \
+  __attribute__((always_inline)) static inline bool better_##name(                                \
+      value_type value, value_type best, bool smallest) {                                         \
+    return smallest ? value < best : value > best;                                                \
+  }                                                                                               \
+  /* The best of n elements, SEARCH_LANES at least; *nan: whether one is NaN. */                  \
+  __attribute__((always_inline)) static inline value_type best_##name(const type *x, int64_t n,   \
+                                                                      bool smallest, bool *nan) { \
+    value_type lane[SEARCH_LANES];                                                                \
+    int any = 0;                                                                                  \
+    for (int l = 0; l < SEARCH_LANES; l++) lane[l] = (value_type)convert(x[l]);                   \
+    for (int64_t i = 0; i < n; i += SEARCH_LANES) {                                               \
+      const type *from = x + (i + SEARCH_LANES <= n ? i : n - SEARCH_LANES);                      \
+      for (int l = 0; l < SEARCH_LANES; l++) {                                                    \
+        value_type value = (value_type)convert(from[l]);                                          \
+        lane[l] = better_##name(value, lane[l], smallest) ? value : lane[l];                      \
+        any |= value != value;                                                                    \
+      }                                                                                           \
+    }                                                                                             \
+    MPG_UNROLL(1)                                                                                 \
+    for (int half = SEARCH_LANES / 2; half >= SEARCH_FEW; half /= 2)                              \
+      for (int l = 0; l < half; l++)                                                              \
+        lane[l] = better_##name(lane[l + half], lane[l], smallest) ? lane[l + half] : lane[l];    \
+    value_type best = lane[0];                                                                    \
+    for (int l = 1; l < SEARCH_FEW; l++)                                                          \
+      best = better_##name(lane[l], best, smallest) ? lane[l] : best;                             \
+    *nan = any;                                                                                   \
+    return best;                                                                                  \
+  }                                                                                               \
+  /* The first element that is `best`, or NaN where `nan`; there is one. */                       \
+  static int64_t first_##name(const type *x, int64_t n, value_type best, bool nan) {              \
+    int64_t i = 0;                                                                                \
+    for (; i + SEARCH_LANES <= n; i += SEARCH_LANES) {                                            \
+      int any = 0;                                                                                \
+      for (int l = 0; l < SEARCH_LANES; l++) {                                                    \
+        value_type value = (value_type)convert(x[i + l]);                                         \
+        any |= (value == best) | (value != value);                                                \
+      }                                                                                           \
+      if (any) break;                                                                             \
+    }                                                                                             \
+    for (;; i++) {                                                                                \
+      value_type value = (value_type)convert(x[i]);                                               \
+      if (nan ? value != value : value == best) return i;                                         \
+    }                                                                                             \
+  }                                                                                               \
+  static int64_t search_row_##name(const type *x, int64_t n, bool smallest) {                     \
+    value_type best = (value_type)convert(x[0]);                                                  \
+    int64_t chunk = 0;                                                                            \
+    bool nan = false;                                                                             \
+    for (int64_t i = 0, length; i < n && !nan; i += length) {                                     \
+      length = n - i < SEARCH_CHUNK + SEARCH_LANES ? n - i : SEARCH_CHUNK;                        \
+      value_type own = smallest ? best_##name(x + i, length, true, &nan)                          \
+                                : best_##name(x + i, length, false, &nan);                        \
+      if (!nan && !better_##name(own, best, smallest)) continue;                                  \
+      chunk = i;                                                                                  \
+      best = own;                                                                                 \
+    }                                                                                             \
+    return chunk + first_##name(x + chunk, n - chunk, best, nan);                                 \
+  }                                                                                               \
+  /* Elements `step` apart, or few. */                                                            \
+  __attribute__((always_inline)) static inline int64_t walk_##name(const type *x, int64_t n,      \
+                                                                   int64_t step, bool smallest) { \
+    value_type best = (value_type)convert(x[0]);                                                  \
+    int64_t index = 0;                                                                            \
+    if (best != best) return 0;                                                                   \
+    for (int64_t i = 1; i < n; i++) {                                                             \
+      value_type value = (value_type)convert(x[i * step]);                                        \
+      if (value != value) return i;                                                               \
+      if (better_##name(value, best, smallest)) {                                                 \
+        best = value;                                                                             \
+        index = i;                                                                                \
+      }                                                                                           \
+    }                                                                                             \
+    return index;                                                                                 \
+  }                                                                                               \
+  static void search_##name(const search *s, int64_t row) {                                       \
+    const bool rows = s->after == 1;                                                              \
+    const type *x = (const type *)s->data->data +                                                 \
+                    (rows ? row * s->n : row / s->after * s->n * s->after + row % s->after);      \
+    mpg_index_store(s->out, row,                                                                  \
+                    rows && s->n >= SEARCH_LANES ? search_row_##name(x, s->n, s->smallest)        \
+                    : s->smallest                ? walk_##name(x, s->n, s->after, true)           \
+                                                 : walk_##name(x, s->n, s->after, false));        \
   }
 SEARCH(f32, float, float, )
 SEARCH(f64, double, double, )

@@ -413,8 +413,8 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
 static inline float cube_of(
     float x) { /* the square in two parts; beyond 2^43 the result is infinite */
 #ifdef MPG_MATH_FUSED
-  float square = x * x, low = fmaf(x, x, -square);
-  return fabsf(x) < 0x1p43f ? fmaf(square, x, low * x) : square * x;
+  float square = x * x, low = fmaf(x, x, -square) * x;
+  return fmaf(square, x, square < 0x1p86f ? low : 0);
 #else
   return (float)((double)x * x * x);
 #endif
