@@ -6,7 +6,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, nd
 from support.compare import same_bits
-from support.functions import check, compiled, groups
+from support.functions import check, compiled, groups, steps
 from support.stand_in import needs_gpu
 
 pytestmark = needs_gpu
@@ -250,3 +250,23 @@ def test_nan_and_infinity_in_rows():
     values[1, 3], values[2, 7], values[3, 9], values[4] = np.nan, np.inf, -np.inf, -np.inf
     x = nd.array(values, ctx=mx.gpu(0))
     check(lambda x: [(x * 2).max(axis=1), (x * 2).min(axis=1), (x * 2).sum(axis=1)], [x])
+
+
+def test_a_feed_forward_block_is_four_kernels():
+    """Two products, bias + GELU + dropout, and bias + dropout + residual + RMSNorm."""
+
+    def function(x, w, b, v, c, scale):
+        h = nd.FullyConnected(x, w, no_bias=True, num_hidden=128, flatten=False)
+        h = nd.Dropout(nd.LeakyReLU(nd.broadcast_add(h, b), act_type="gelu"), p=0.1)
+        h = nd.FullyConnected(h, v, no_bias=True, num_hidden=32, flatten=False)
+        y = nd.Dropout(nd.broadcast_add(h, c), p=0.1) + x
+        mean = (y * y).mean(axis=-1, keepdims=True)
+        return nd.broadcast_mul(nd.broadcast_mul(y, nd.rsqrt(mean + 1e-5)), scale)
+
+    shapes = (32, 32), (128, 32), (128,), (32, 128), (32,), (32,)
+    op = check(function, [draw(shape, "float32", i) for i, shape in enumerate(shapes)])
+    recorded = next(
+        i for i in range(len(op.compiled())) if "Dropout" in sum(groups(op, entry=i), [])
+    )
+    assert len(steps(op, entry=recorded)) == 4
+    assert list(map(len, groups(op, entry=recorded))) == [3, 9]
