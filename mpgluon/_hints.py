@@ -173,6 +173,18 @@ LAYERS = {
     "L1Loss": "mx.gluon.loss.L1Loss",
     "BCEWithLogitsLoss": "mx.gluon.loss.SigmoidBinaryCrossEntropyLoss",
     "Parameter": "mx.gluon.Parameter",
+    "functional": "mx.nd",
+    "init": "mx.init",
+    "utils": "mx.gluon.utils",
+}
+
+GLUON = {
+    "DataLoader": "gluon.data.DataLoader",
+    "Dataset": "gluon.data.Dataset",
+    "optim": "mx.optimizer and gluon.Trainer",
+    "Dense": "gluon.nn.Dense",
+    "Sequential": "gluon.nn.Sequential",
+    "HybridSequential": "gluon.nn.HybridSequential",
 }
 
 FUNCTIONS = {

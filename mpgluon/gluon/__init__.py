@@ -1,5 +1,10 @@
 """Neural networks: blocks, parameters, the trainer, layers and losses."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._hints import GLUON as _GLUON, of_module as _of_module
 from . import contrib, data, loss, model_zoo, nn, rnn, utils
 from .block import Block, HybridBlock, SymbolBlock
 from .parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
@@ -22,3 +27,9 @@ __all__ = [
     "rnn",
     "utils",
 ]
+
+
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        raise _of_module(__name__, name, _GLUON)

@@ -6,7 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .. import ndarray as nd
+from .. import _domain, ndarray as nd
 from .._core import at_once
 from .optimizer import GroupedOptimizer, register, replace, update_group, zeros_like_state
 
@@ -56,8 +56,10 @@ class Adam(GroupedOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
+        _domain.decay(beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
+        _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         self.lazy_update = lazy_update
 
@@ -112,6 +114,7 @@ class AdaGrad(GroupedOptimizer):
 
     def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        _domain.at_least(0, eps=eps)
         self.float_stable_eps = eps
 
     @property
@@ -179,9 +182,11 @@ class RMSProp(GroupedOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
+        _domain.fraction(gamma1=gamma1)
         self.gamma1 = gamma1
         self.gamma2 = gamma2
         self.centered = centered
+        _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         self.clip_weights = clip_weights
 
@@ -244,7 +249,9 @@ class AdaDelta(GroupedOptimizer):
 
     def __init__(self, rho: float = 0.9, epsilon: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        _domain.fraction(rho=rho)
         self.rho = rho
+        _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -287,6 +294,7 @@ class Adamax(GroupedOptimizer):
         self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
+        _domain.decay(beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
 
@@ -349,6 +357,7 @@ class Nadam(Adamax):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
+        _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         self.schedule_decay = schedule_decay
         self._schedule = [1.0]  # the product of the momenta of updates 1..t, at t
@@ -396,8 +405,10 @@ class FTML(GroupedOptimizer):
         self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
+        _domain.decay(beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
+        _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -507,8 +518,10 @@ class LAMB(GroupedOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
+        _domain.decay(beta1=beta1, beta2=beta2)
         self.beta1 = beta1
         self.beta2 = beta2
+        _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound

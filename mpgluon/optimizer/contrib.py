@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import ndarray as nd
+from .. import _domain, ndarray as nd
 from .optimizer import GroupedOptimizer, register, replace
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class GroupAdaGrad(GroupedOptimizer):
 
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        _domain.at_least(0, eps=eps)
         self.float_stable_eps = eps
 
     @property

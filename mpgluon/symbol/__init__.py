@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._hints import of_module as _of_module
 from . import (
     _internal as _internal,
     contrib as contrib,
@@ -54,3 +55,9 @@ _ops = {name: function for name, function in vars(op).items() if isinstance(func
 globals().update({name: function for name, function in _ops.items() if name not in _fixed})
 
 __all__ = sorted({*_fixed, *_ops})
+
+
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        raise _of_module(__name__, name, {})

@@ -1,4 +1,6 @@
 /* Random numbers and dropout: inference and gradients. */
+#include <math.h>
+
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
@@ -21,20 +23,29 @@ static mpg_status created(mpg_infer *infer, mpg_dtype fallback, mpg_dtype_set al
   return MPG_OK;
 }
 
-/* Of a uniform distribution. */
-static mpg_status check_bounds(const mpg_infer *infer) {
+/* Numbers of a distribution are finite; the bounds of a uniform one are in order. */
+static mpg_status check_law(const mpg_infer *infer) {
+  const mpg_param_table *table = infer->op->params;
+  for (int i = 0; i < table->count; i++) {
+    if (table->params[i].kind != MPG_PARAM_FLOAT) continue;
+    double value = *(const double *)param(infer, table->params[i].name);
+    bool limit = infer->op->id == MPG_OP__random_exponential && value == INFINITY; /* zeros */
+    if (!isfinite(value) && !limit)
+      return mpg_infer_fail(infer, "parameter %s must be a finite number, not %g",
+                            table->params[i].name, value);
+  }
   const double *low = param(infer, "low"), *high = param(infer, "high");
   if (!low || *low <= *high) return MPG_OK;
   return mpg_infer_fail(infer, "low must not be above high; they are %g and %g", *low, *high);
 }
 
 mpg_status mpg_infer_random(mpg_infer *infer) {
-  MPG_TRY(check_bounds(infer));
+  MPG_TRY(check_law(infer));
   return created(infer, MPG_FLOAT32, MPG_DTYPES_FLOAT);
 }
 
 mpg_status mpg_infer_random_like(mpg_infer *infer) {
-  MPG_TRY(check_bounds(infer));
+  MPG_TRY(check_law(infer));
   return mpg_infer_same(infer);
 }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ... import autograd, ndarray as nd
+from ... import _domain, autograd, ndarray as nd
 from ..._core import dtype_name
+from ...base import MXNetTypeError
 from .._compiled import running_statistics
 from ..block import Block, HybridBlock
 from .activations import Activation, activation_name, after
@@ -39,6 +40,14 @@ __all__ = [
 
 class _Stack:
     """The base of both sequential containers."""
+
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
+        if isinstance(prefix, Block):
+            kind = type(self).__name__
+            raise MXNetTypeError(
+                f"{kind} is made without blocks: net = nn.{kind}(), then net.add(block, ...)"
+            )
+        super().__init__(prefix, params)
 
     def add(self, *blocks: Block) -> None:
         """Appends blocks."""
@@ -168,6 +177,8 @@ class Dense(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        _domain.at_least(1, units=units)
+        _domain.at_least(0, in_units=in_units)
         self._units = units
         self._in_units = in_units
         self._flatten = flatten
@@ -225,6 +236,7 @@ class Dropout(Layer):
 
     def __init__(self, rate: float, axes: Sequence[int] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        _domain.fraction(rate=rate)
         self._rate = rate
         self._axes = axes
 
@@ -274,6 +286,7 @@ class Embedding(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        _domain.at_least(1, input_dim=input_dim, output_dim=output_dim)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
         if sparse_grad:
             self._kwargs["sparse_grad"] = True
@@ -306,6 +319,7 @@ class _Norm(Layer):
     def _make_scale(
         self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable
     ):
+        _domain.at_least(0, in_channels=in_channels)
         shared = {"shape": (in_channels,), "allow_deferred_init": True}
         self.gamma: Parameter = self.params.get(
             "gamma",
@@ -383,6 +397,7 @@ class BatchNorm(_Norm):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        _domain.at_least(0, epsilon=epsilon)
         self._kwargs = {
             "axis": axis,
             "eps": epsilon,
@@ -479,6 +494,7 @@ class InstanceNorm(_Norm):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        _domain.at_least(0, epsilon=epsilon)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
         self._axis = axis
         self._epsilon = epsilon
@@ -534,6 +550,7 @@ class LayerNorm(_Norm):
         params: ParameterDict | None = None,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        _domain.at_least(0, epsilon=epsilon)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
         self._axis = axis
         self._epsilon = epsilon
@@ -580,6 +597,8 @@ class GroupNorm(_Norm):
         params: ParameterDict | None = None,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        _domain.at_least(1, num_groups=num_groups)
+        _domain.at_least(0, epsilon=epsilon)
         self._kwargs = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
         self._num_groups = num_groups
         self._epsilon = epsilon

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from ... import _domain
 from ..block import HybridBlock
 from .activations import Activation, activation_name, after
 
@@ -130,6 +131,11 @@ class _Conv(Layer):
         ndim = self._ndim
         layout = check_layout(layout, ndim)
         kernel = per_axis(kernel_size, ndim, "kernel_size")
+        _domain.at_least(
+            1, channels=channels, kernel_size=kernel_size, strides=strides, dilation=dilation
+        )
+        _domain.at_least(1, groups=groups)
+        _domain.at_least(0, padding=padding, in_channels=in_channels)
         self._channels = channels
         self._in_channels = in_channels
         self._kwargs = {
@@ -292,6 +298,7 @@ class _ConvTranspose(_Conv):
             params,
             **kwargs,
         )
+        _domain.at_least(0, output_padding=output_padding)
         self.outpad: tuple[int, ...] = per_axis(output_padding, self._ndim, "output_padding")
         self._kwargs["adj"] = self.outpad
 
@@ -368,6 +375,8 @@ class _Pooling(Layer):
         super().__init__(prefix=prefix, params=params, **kwargs)
         layout = check_layout(layout, self._ndim)
         kernel = per_axis(pool_size, self._ndim, "pool_size")
+        _domain.at_least(1, pool_size=pool_size, strides=strides)
+        _domain.at_least(0, padding=padding)
         self._kwargs = {
             "kernel": kernel,
             "stride": kernel if strides is None else per_axis(strides, self._ndim, "strides"),

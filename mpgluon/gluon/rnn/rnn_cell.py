@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _core, ndarray as nd
+from ... import _core, _domain, ndarray as nd
 from .._compiled import tracing
 from ..utils import indent
 from ._base_cell import HybridRecurrentCell, RecurrentCell
@@ -55,6 +55,8 @@ class _GatedCell(HybridRecurrentCell):
         params: ParameterDict,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        _domain.at_least(1, hidden_size=hidden_size)
+        _domain.at_least(0, input_size=input_size)
         self._hidden_size = hidden_size
         self._input_size = input_size
         rows = self._gates * hidden_size
@@ -450,6 +452,7 @@ class DropoutCell(HybridRecurrentCell):
         super().__init__(prefix, params)
         if not isinstance(rate, (int, float)):
             raise AssertionError("rate must be a number")
+        _domain.fraction(rate=rate)
         self._rate = rate
         self._axes = axes
 
@@ -548,6 +551,7 @@ class ZoneoutCell(ModifierCell):
                 "zoneout acts step by step, which a BidirectionalCell does not: put ZoneoutCell "
                 "around the cells inside it"
             )
+        _domain.fraction(zoneout_outputs=zoneout_outputs, zoneout_states=zoneout_states)
         super().__init__(base_cell)
         self.zoneout_outputs = zoneout_outputs
         self.zoneout_states = zoneout_states

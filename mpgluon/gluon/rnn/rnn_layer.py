@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ... import ndarray as nd
+from ... import _domain, ndarray as nd
 from ..block import HybridBlock
 from ..nn.activations import check_activation
 from . import _projected, rnn_cell
@@ -50,6 +50,9 @@ class _RNNLayer(HybridBlock):
         super().__init__(**kwargs)
         if layout not in ("TNC", "NTC"):
             raise AssertionError(f"Invalid layout {layout}; must be one of ['TNC' or 'NTC']")
+        _domain.at_least(1, hidden_size=hidden_size, num_layers=num_layers)
+        _domain.at_least(0, input_size=input_size, projection_size=projection_size)
+        _domain.fraction(dropout=dropout)
         self._mode = mode
         self._hidden_size = hidden_size
         self._projection_size = projection_size or None
