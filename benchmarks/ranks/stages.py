@@ -1,6 +1,6 @@
 """Pipelines over ranks with a thread each, against the ideal and against simulations.
 
-    mpirun -n 2 python benchmarks/ranks.py [--rounds N] [--seconds S]
+    mpirun -n 2 python benchmarks/ranks/stages.py [--rounds N] [--seconds S]
 
 The ideal: independent trainings of the whole network, one on each rank at the same time and with
 batches of a micro-batch's size, make together so many batches a second, times M / (M + n - 1).
@@ -16,6 +16,7 @@ import time
 
 os.environ["MPGLUON_CPU_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mpgluon as mx
 import sizes
