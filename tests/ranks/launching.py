@@ -1,8 +1,10 @@
 """Programs on several ranks, started by mpirun, where MPI is."""
 
+import contextlib
 import glob
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -61,9 +63,21 @@ def start(count, script, *arguments, **more):
     )
 
 
-def processes_of(text):
-    """The command lines of running processes that have that text."""
-    found = []
+def run_to_the_end(*arguments, **more):
+    """`run`, once more where the launcher has hung: Open MPI's does now and then when a rank is
+    stopped or dies while it begins. What is left then is ended."""
+    try:
+        return run(*arguments, timeout=40, **more)
+    except subprocess.TimeoutExpired:
+        for pid in pids_of(f"{arguments[1]} {arguments[2]}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return run(*arguments, **more)
+
+
+def pids_of(text):
+    """Running processes whose command lines have that text, by number."""
+    found = {}
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
             with open(path, "rb") as file:
@@ -71,5 +85,10 @@ def processes_of(text):
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         if text in command:
-            found.append(command)
+            found[int(path.split("/")[2])] = command
     return found
+
+
+def processes_of(text):
+    """The command lines of running processes that have that text."""
+    return list(pids_of(text).values())

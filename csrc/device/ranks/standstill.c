@@ -42,7 +42,7 @@ static void describe(mpg_device *device, mpg_tick tick, const char *what, char *
   }
   const mpg_queue_status at = mpg_device_queue_status(device);
   const mpg_submitted *work = at.work;
-  char line[160] = "";
+  char line[120] = "";
   if (!work || tick > work->last) { /* the work that is asked for tells more than what is next */
     const mpg_submitted *latest = mpg_device_latest(device);
     if (latest && latest->last == tick) work = latest;

@@ -131,7 +131,7 @@ def l2_normalization(g, call, x):
         "channel": [1],
         "spatial": list(range(2, x.ndim)),
     }[call["mode"]]
-    squares = g.ReduceSumSquare(x, axes=axes, keepdims=1)
+    squares = g.ReduceSumSquare(x, axes=axes, keepdims=1) if axes else g.Mul(x, x)
     return g.Div(x, g.Sqrt(g.Add(squares, float(call["eps"]))))
 
 
