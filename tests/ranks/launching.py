@@ -69,10 +69,15 @@ def run_to_the_end(*arguments, **more):
     try:
         return run(*arguments, timeout=40, **more)
     except subprocess.TimeoutExpired:
-        for pid in pids_of(f"{arguments[1]} {arguments[2]}"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_all(f"{arguments[1]} {arguments[2]}")
         return run(*arguments, **more)
+
+
+def end_all(text):
+    """Kills the processes whose command lines have that text."""
+    for pid in pids_of(text):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def pids_of(text):

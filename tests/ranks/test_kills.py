@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 
 import launching
@@ -56,7 +57,12 @@ def kill_one(folder, ranks, chance):
             except ProcessLookupError:
                 pass  # it has ended by itself
         begin = time.monotonic()
-        process.wait(LIMIT)
+        try:
+            process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            if len(lines(folder, "begun")) > begun:
+                raise
+            launching.end_all(folder)  # before the first step it is Open MPI's launcher that hangs
         seconds = time.monotonic() - begin
     finally:
         process.kill()
