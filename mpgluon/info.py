@@ -139,10 +139,11 @@ def _link(measured, same_host):
     return f"{seconds * 1e6:.1f} us, {rate / 1e9:.2f} GB/s" + ("" if same_host else ", network")
 
 
+def _tell():
+    report = lines() + (ranks_lines() if _ranks.count() > 1 else [])
+    if _ranks.own() == 0:
+        print("\n".join(report), flush=True)
+
+
 if __name__ == "__main__":
-    if _ranks.count() == 1:
-        print("\n".join(lines()))
-    else:
-        report = [*lines(), *ranks_lines()]
-        if _ranks.own() == 0:
-            print("\n".join(report), flush=True)
+    _tell()

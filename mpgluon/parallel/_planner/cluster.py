@@ -101,7 +101,10 @@ class Cluster:
                 )
         if not speed > 0 or (memory is not None and not memory >= 0):
             raise ValueError(f"Cluster: a speed of {speed!r}, or {memory!r} bytes, is none")
-        self.per_host, self.memory, self.speed, self.at_once = per_host, memory, speed, at_once
+        self.per_host: int = per_host
+        self.memory: int | None = memory
+        self.speed: float = speed
+        self.at_once: int = at_once
         self.inside: Link = Link(*inside)
         self.between: Link = Link(*between)
 
