@@ -10,6 +10,9 @@ import sys
 
 from support.processes import script_environment
 
+# Where programs run: not where the package's sources lie, of which `-m` would take them.
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
 
 def _launcher():
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
@@ -49,6 +52,7 @@ def run(count, script, *arguments, timeout=100, **more):
         capture_output=True,
         text=True,
         timeout=timeout,
+        cwd=TESTS,
         env=script_environment(MPGLUON_CPU_THREADS="1", **more),
     )
 
@@ -59,6 +63,7 @@ def start(count, script, *arguments, **more):
         _command(count, script, arguments),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        cwd=TESTS,
         env=script_environment(MPGLUON_CPU_THREADS="1", **more),
     )
 
