@@ -59,7 +59,7 @@ MPG_ANYWHERE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i
   if (axis->kind == MPG_RESAMPLE_NEAREST || axis->kind == MPG_RESAMPLE_AREA) {
     low = floor((double)i * axis->scale);
     part = (double)(i + 1) - (low + 1) * ((double)axis->size / (double)axis->from);
-    part = fmax((float)part, 0.0); /* OpenCV has floats here */
+    part = fmax((double)(float)part, 0.0); /* OpenCV has floats here */
     part -= floor(part);
   } else {
     place = axis->corners ? (double)i * axis->scale : ((double)i + 0.5) * axis->scale - 0.5;
