@@ -1,5 +1,6 @@
 """Recurrent layers and cells."""
 
+import os
 from functools import partial
 
 import numpy as np
@@ -439,6 +440,10 @@ def test_halves_are_near_double(layer, units, dtype, bound):
         np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())
 
 
+@pytest.mark.skipif(
+    "libtsan" in os.environ.get("LD_PRELOAD", ""),
+    reason="ThreadSanitizer does not know OpenMP's barriers",
+)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, rnn.RNN])
 def test_halves_have_the_same_bits_with_any_number_of_threads(layer, dtype):
