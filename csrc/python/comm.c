@@ -295,8 +295,7 @@ static PyMethodDef methods[] = {
      "if `copy`, beside what their devices do. False, and nothing happened, where a device can't."},
     {"sum_over_ranks", sum_over_ranks, METH_VARARGS,
      "sum_over_ranks(arrays, sums): writes into `sums` the sums over ranks of arrays that each "
-     "rank "
-     "has by itself, beside what their device does; sums may be the arrays."},
+     "rank has by itself, beside what their device does; sums may be the arrays."},
     {"written_at", written_at, METH_O,
      "written_at(array) -> (tick of its latest write, tick of its device's latest work)."},
     {"collective_plan", collective_plan, METH_VARARGS,

@@ -132,6 +132,16 @@ def test_sizes(interp):
     np.testing.assert_array_equal(same.asnumpy(), values)
 
 
+def test_nearest_pixels_at_whole_places():
+    """OpenCV divides twice, so that some places that are whole numbers fall short of them."""
+    for size, width in ((6, 34), (9, 51), (14, 18), (14, 50), (18, 51)):
+        row = nd.arange(size).reshape((1, size, 1))
+        places = np.floor(np.arange(width) * (1 / (width / size))).clip(max=size - 1)
+        assert (places != np.floor(np.arange(width) * (size / width))).any()
+        for out in (image.imresize(row, width, 1, 0), nd.image.resize(row, (width, 1), interp=0)):
+            np.testing.assert_array_equal(out.asnumpy()[0, :, 0], places)
+
+
 def test_wrong_sizes():
     for width, height in ((0, 2), (2, -1)):
         with pytest.raises(ValueError, match="at least 1"):

@@ -98,7 +98,8 @@ def image_resize(x, size, keep_ratio=False, interp=1):
     axes = (x.ndim - 3, x.ndim - 2)
     if interp == 0:
         for axis, n in zip(axes, (height, width)):
-            x = x.take(np.floor(np.arange(n) * (x.shape[axis] / n)).astype(int), axis)
+            places = np.floor(np.arange(n) * (1 / (n / x.shape[axis])))
+            x = x.take(np.minimum(places, x.shape[axis] - 1).astype(int), axis)
         return x
     if interp > 1:
         shrinks = height <= h and width <= w

@@ -38,7 +38,7 @@ MPG_ANYWHERE mpg_resample_axis mpg_resample_axis_of(int64_t from, int64_t size, 
                : kind == MPG_RESAMPLE_CUBIC   ? 4
                : kind == MPG_RESAMPLE_LANCZOS ? 8
                                               : 2;
-  axis.scale = !corners   ? (double)from / (double)size
+  axis.scale = !corners   ? 1 / ((double)size / (double)from) /* as OpenCV rounds it */
                : size > 1 ? (double)(from - 1) / (double)(size - 1)
                           : 0;
   return axis;
