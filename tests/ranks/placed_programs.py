@@ -2,26 +2,11 @@
 them."""
 
 import numpy as np
+from registered import LOSS, PROGRAMS, inputs, program, values
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn, rnn
-
-PROGRAMS = {}
-LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
-
-
-def program(function):
-    PROGRAMS[function.__name__] = function
-    return function
-
-
-def inputs(seed, shape, ctx):
-    return nd.array(np.random.RandomState(seed).randn(*shape).astype("float32"), ctx=ctx)
-
-
-def values(net):
-    return [copy for p in net.collect_params().values() for copy in p.list_data()]
 
 
 class Recurrent(gluon.HybridBlock):

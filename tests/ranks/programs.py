@@ -8,28 +8,17 @@ import json
 import sys
 
 import numpy as np
-from parallel_programs import PROGRAMS as PARALLEL
-from placed_programs import PROGRAMS as PLACED
+import parallel_programs  # noqa: F401
+import placed_programs  # noqa: F401
+from registered import LOSS, PROGRAMS, inputs, program
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn
 
-PROGRAMS = {**PARALLEL, **PLACED}
-
-
-def program(function):
-    PROGRAMS[function.__name__] = function
-    return function
-
-
-def inputs(seed, shape, ctx):
-    return nd.array(np.random.RandomState(seed).randn(*shape).astype("float32"), ctx=ctx)
-
 
 def train(net, devices, steps=3, optimizer="sgd", settings=None, shape=(8, 6), classes=3):
     """Losses, and then all parameters."""
-    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = gluon.Trainer(
         net.collect_params(),
         optimizer,
@@ -41,7 +30,7 @@ def train(net, devices, steps=3, optimizer="sgd", settings=None, shape=(8, 6), c
         label = nd.array(np.arange(shape[0]) % classes, ctx=devices[-1])
         with autograd.record():
             out = net(x)
-            loss = loss_of(out, label)
+            loss = LOSS(out, label)
         loss.backward()
         trainer.step(shape[0])
         kept.append(loss)
