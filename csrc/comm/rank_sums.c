@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/host.h"
 #include "base/memory.h"
+#include "comm/queued_sums.h"
 #include "device/ranks/all_reduce.h"
 #include "op/submit.h"
 
@@ -151,39 +152,23 @@ static mpg_status make_job(const mpg_rank_sums *r, mpg_device *runs_on, job **re
   return MPG_OK;
 }
 
-/* The work to queue. The arrays are held: while it waits, others may give them other memory. */
-typedef struct queued_sums {
-  job *work;
-  mpg_array_use *uses; /* owned references */
-  uint32_t num_uses;
-  bool queued; /* the work is its own now */
-} queued_sums;
-
 static mpg_status ready(void *state, bool *done) {
-  queued_sums *q = state;
+  mpg_queued_sums *q = state;
+  job *j = q->work;
   (void)done;
   q->queued = true;
-  q->work->number = mpg_transfers_take(MPG_ALL_REDUCE_NUMBERS);
-  q->work->tick = mpg_device_next_tick(q->work->runs_on);
+  j->number = mpg_transfers_take(MPG_ALL_REDUCE_NUMBERS);
+  j->tick = mpg_device_next_tick(j->runs_on);
   return MPG_OK;
 }
 
-static mpg_status hold(const mpg_rank_sums *r, queued_sums *q) {
-  q->num_uses = 2 * r->num_arrays;
-  q->uses = mpg_malloc(q->num_uses * sizeof *q->uses);
-  if (!q->uses) return mpg_out_of_host_memory(q->num_uses * sizeof *q->uses);
-  for (uint32_t i = 0; i < q->num_uses; i++) {
-    q->uses[i] = i % 2 ? mpg_use_array(r->sums[i / 2], false, true)
-                       : mpg_use_array(r->arrays[i / 2], true, false);
-    mpg_storage_retain(q->uses[i].storage);
+static mpg_status hold(const mpg_rank_sums *r, mpg_queued_sums *q) {
+  MPG_TRY(mpg_queued_sums_room(q, 2 * r->num_arrays));
+  for (uint32_t i = 0; i < r->num_arrays; i++) {
+    mpg_queued_sums_hold(q, mpg_use_array(r->arrays[i], true, false));
+    mpg_queued_sums_hold(q, mpg_use_array(r->sums[i], false, true));
   }
   return MPG_OK;
-}
-
-static void let_go(queued_sums *q) {
-  for (uint32_t i = 0; q->uses && i < q->num_uses; i++) mpg_storage_release(q->uses[i].storage);
-  mpg_free(q->uses);
-  if (!q->queued) mpg_free(q->work);
 }
 
 /* One queue for all sums of this process, which keeps their order. */
@@ -196,19 +181,21 @@ static mpg_status find_queue(mpg_device **queue) {
 }
 
 mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
-  queued_sums q = {0};
+  mpg_queued_sums q = {0};
+  job *j = NULL;
   mpg_device *devices[2];
   mpg_status status = MPG_OK;
   if (!r->num_arrays) return MPG_OK;
   MPG_TRY(check(r));
   MPG_TRY(find_queue(&devices[0]));
   devices[1] = r->arrays[0]->storage->device;
-  MPG_GOTO(make_job(r, devices[0], &q.work));
+  MPG_TRY(make_job(r, devices[0], &j));
+  q.work = j;
   MPG_GOTO(hold(r, &q));
   const mpg_submission work = {.name = name,
                                .work = sum,
-                               .payload = &q.work,
-                               .payload_size = sizeof q.work,
+                               .payload = &j,
+                               .payload_size = sizeof j,
                                .origin = mpg_host_origin(),
                                .discard = discard};
   status =
@@ -220,6 +207,6 @@ mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
                                                  .ready = ready,
                                                  .state = &q});
 fail:
-  let_go(&q);
+  mpg_queued_sums_let_go(&q);
   return status;
 }

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "comm/queued_sums.h"
 #include "op/submit.h"
 
 /* The work: freed by whoever is done with it. */
@@ -90,48 +91,33 @@ static mpg_status make_job(const mpg_replicas *r, job **result) {
   return MPG_OK;
 }
 
-/* The work to queue. The arrays are held: while it waits, others may give them other memory. */
-typedef struct queued_sums {
-  job *work;
-  mpg_array_use *uses; /* owned references */
-  uint32_t num_uses;
-  bool queued; /* the work is its own now */
-} queued_sums;
-
 static mpg_status ready(void *state, bool *done) {
   (void)done;
-  ((queued_sums *)state)->queued = true;
+  ((mpg_queued_sums *)state)->queued = true;
   return MPG_OK;
 }
 
-static mpg_status hold(const mpg_replicas *r, queued_sums *q) {
-  q->num_uses = r->num_arrays * r->num_replicas;
-  q->uses = mpg_malloc(q->num_uses * sizeof *q->uses);
-  if (!q->uses) return mpg_out_of_host_memory(q->num_uses * sizeof *q->uses);
-  for (uint32_t i = 0; i < q->num_uses; i++) {
-    q->uses[i] = mpg_use_array(r->arrays[i], true, written(r, i / r->num_arrays));
-    mpg_storage_retain(q->uses[i].storage);
-  }
+static mpg_status hold(const mpg_replicas *r, mpg_queued_sums *q) {
+  uint32_t count = r->num_arrays * r->num_replicas;
+  MPG_TRY(mpg_queued_sums_room(q, count));
+  for (uint32_t i = 0; i < count; i++)
+    mpg_queued_sums_hold(q, mpg_use_array(r->arrays[i], true, written(r, i / r->num_arrays)));
   return MPG_OK;
-}
-
-static void let_go(queued_sums *q) {
-  for (uint32_t i = 0; q->uses && i < q->num_uses; i++) mpg_storage_release(q->uses[i].storage);
-  mpg_free(q->uses);
-  if (!q->queued) mpg_free(q->work);
 }
 
 /* Beside the devices, in the side queue of the home's. Each device whose arrays the sums are
  * written to waits for them, so that whatever it does from now on comes behind. */
 static mpg_status queue(const mpg_replicas *r, mpg_device *const *devices, int num_devices) {
-  queued_sums q = {0};
+  mpg_queued_sums q = {0};
   mpg_status status = MPG_OK;
-  MPG_GOTO(make_job(r, &q.work));
+  job *j = NULL;
+  MPG_TRY(make_job(r, &j));
+  q.work = j;
   MPG_GOTO(hold(r, &q));
   const mpg_submission work = {.name = r->copy ? copy_name : name,
                                .work = sum,
-                               .payload = &q.work,
-                               .payload_size = sizeof q.work,
+                               .payload = &j,
+                               .payload_size = sizeof j,
                                .discard = discard};
   status = mpg_kernel_submit(&(mpg_kernel_submission){.devices = devices,
                                                       .num_devices = num_devices,
@@ -141,7 +127,7 @@ static mpg_status queue(const mpg_replicas *r, mpg_device *const *devices, int n
                                                       .ready = ready,
                                                       .state = &q});
 fail:
-  let_go(&q);
+  mpg_queued_sums_let_go(&q);
   return status;
 }
 

@@ -1,0 +1,32 @@
+/* Sums that are to be queued: the work, and the arrays, which are held until then, as others may
+ * give them other memory while it waits. Ownership: let_go gives up the references, and the work
+ * unless it was queued. Threads: host lock. */
+#ifndef MPG_COMM_QUEUED_SUMS_H
+#define MPG_COMM_QUEUED_SUMS_H
+
+#include "base/memory.h"
+#include "op/submit.h"
+
+typedef struct mpg_queued_sums {
+  void *work;
+  mpg_array_use *uses; /* owned references */
+  uint32_t num_uses;
+  bool queued; /* the work is its own now */
+} mpg_queued_sums;
+
+/* Room for so many uses; what mpg_queued_sums_hold adds, one by one, is held. */
+static inline mpg_status mpg_queued_sums_room(mpg_queued_sums *q, uint32_t count) {
+  q->uses = mpg_malloc(count * sizeof *q->uses);
+  return q->uses ? MPG_OK : mpg_out_of_host_memory(count * sizeof *q->uses);
+}
+static inline void mpg_queued_sums_hold(mpg_queued_sums *q, mpg_array_use use) {
+  q->uses[q->num_uses++] = use;
+  mpg_storage_retain(use.storage);
+}
+static inline void mpg_queued_sums_let_go(mpg_queued_sums *q) {
+  for (uint32_t i = 0; i < q->num_uses; i++) mpg_storage_release(q->uses[i].storage);
+  mpg_free(q->uses);
+  if (!q->queued) mpg_free(q->work);
+}
+
+#endif
