@@ -66,7 +66,8 @@ $(VENV)/.site: $(VENV)/.test docs/requirements.txt
 
 # examples/serving, where its packages can be installed; else the tests are skipped, and say so.
 serving-test: $(VENV)/.test
-	$(BIN)/python -m pip install -q -r examples/serving/requirements.txt || true
+	$(BIN)/python -m pip install -q -r examples/serving/requirements.txt || \
+	  echo 'the packages of examples/serving were not installed: the tests are skipped'
 	cd tests && $(abspath $(BIN))/pytest -rs project/test_serving_example.py -m slow
 
 # Packages that were written for MXNet, which a package index must have.
