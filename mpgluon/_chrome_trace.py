@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import re
 from typing import TYPE_CHECKING, Any
+
+from .context import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,18 +39,12 @@ def trace_of_processes(
         for event in recorded:
             items.append(_span(event, own, rows))
             if event["kind"] == "copy" and event["peer"]:
-                other = _place(event["peer"])[1]
+                other = parts_of(event["peer"])[2]
                 other = own if other is None or other >= len(processes) else other
                 items += _arrow(event, number, own, rows, (other, tables[other]), busy)
                 number += 1
         items += [{**mark, "pid": own, "tid": rows[mark["tid"]]} for mark in marks]
     return {"traceEvents": items, "displayTimeUnit": "ms"}
-
-
-def _place(device):
-    """(type, rank or None, number) of a device by its name."""
-    kind, number, rank = re.fullmatch(r"(\w+)\((\d+)(?:, rank=(\d+))?\)", device).groups()
-    return kind, rank if rank is None else int(rank), int(number)
 
 
 def _rows(own, recorded, marks):
@@ -58,7 +53,7 @@ def _rows(own, recorded, marks):
     named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
     order = []
     for device in named:
-        kind, rank, number = _place(device)
+        kind, number, rank = parts_of(device)
         if rank in (None, own):
             order.append((kind, rank is None, number, device))
     names = [*[device for *_, device in sorted(order)], *[mark["tid"] for mark in marks]]

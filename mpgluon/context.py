@@ -6,6 +6,8 @@ pool. ``gpu(i)`` is a GPU.
 
 from __future__ import annotations
 
+import re
+
 from . import _core
 from ._core import (
     Context,
@@ -65,6 +67,16 @@ def computes(ctx: Context) -> Context:
     (cpu(1), gpu(1))
     """
     return cpu(ctx.device_id) if ctx.device_type.startswith("cpu_") else ctx
+
+
+def parts_of(name: str) -> tuple[str, int, int | None] | None:
+    """The type, number and rank (None: none) of a device by its name, such as ``'cpu(1, rank=2)'``;
+    None where it is no such name."""
+    found = re.fullmatch(r"(\w+)\((\d+)(?:, rank=(\d+))?\)", name)
+    if found is None:
+        return None
+    kind, number, rank = found.groups()
+    return kind, int(number), None if rank is None else int(rank)
 
 
 def opened_devices() -> list[tuple[Context, int]]:

@@ -85,8 +85,15 @@ def _any_order():
 
 def _types(mpi):
     """MPI's types of the dtypes that it can sum, by their numbers."""
-    names = ("FLOAT", "DOUBLE", "UINT8_T", "INT32_T", "INT8_T", "INT64_T")
-    return dict(zip((0, 1, 3, 4, 5, 6), (getattr(mpi, name).handle for name in names)))
+    numbers = {  # of csrc/tensor/dtype.h
+        0: mpi.FLOAT,
+        1: mpi.DOUBLE,
+        3: mpi.UINT8_T,
+        4: mpi.INT32_T,
+        5: mpi.INT8_T,
+        6: mpi.INT64_T,
+    }
+    return {number: mpi_type.handle for number, mpi_type in numbers.items()}
 
 
 def begin() -> None:

@@ -31,6 +31,9 @@ x = nd.ones((8, 8), ctx=DEVICES[0])
 for _ in range(2):
     for device in (DEVICES[1], DEVICES[0]):
         x = nd.dot(x, x).as_in_context(device)
+        nd.waitall()
+        par.barrier()
+        time.sleep(0.05)  # further apart than the clocks of ranks on a busy machine may seem to be
 par.fetch(x).wait_to_read()
 task.stop()
 mx.profiler.dump()

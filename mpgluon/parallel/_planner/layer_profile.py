@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import collections
 import json
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import _core
 from ..._tables import Tabular
 from ...base import MXNetError, counted
-from ...context import Context
+from ...context import Context, parts_of
 
 if TYPE_CHECKING:
     import os
@@ -379,11 +378,10 @@ def key_of(candidate: Any) -> tuple[Any, int, str]:
 
 def parse_context(name: str) -> Context:
     """``'cpu(1)'``, or ``'cpu(1, rank=2)'``, as a Context."""
-    found = re.fullmatch(r"(\w+)\((\d+)(?:, rank=(\d+))?\)", str(name))
-    if found is None:
+    parts = parts_of(str(name))
+    if parts is None:
         raise MXNetError(f"{name!r} is no device, as 'cpu(0)' is")
-    kind, number, rank = found.groups()
     try:
-        return Context(kind, int(number), rank if rank is None else int(rank))
+        return Context(*parts)
     except ValueError as error:
         raise MXNetError(f"{name!r} is no device: {error}") from None
