@@ -3,29 +3,47 @@ be."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import operator
+from typing import TYPE_CHECKING, Any
 
-from .base import MXNetTypeError, MXNetValueError
+from .base import MXNetAssertionError, MXNetTypeError, MXNetValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LARGEST = 2**63 - 1
 
 
-def _each(values, domain, holds):
+def _each(values: dict[str, Any], domain: str, holds: Callable[[Any], bool]) -> None:
     for name, value in values.items():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            if one is None:
-                continue
-            try:
-                good = holds(one)
-            except TypeError:
-                raise MXNetTypeError(
-                    f"{name} must be {domain}, got {type(one).__name__}: {value!r}"
-                ) from None
-            if not good:
-                raise MXNetValueError(f"{name} must be {domain}, got {value}")
+        try:
+            good = holds(value)
+        except (TypeError, ValueError):
+            kind = type(value).__name__
+            raise MXNetTypeError(f"{name} must be {domain}, got {kind}: {value!r}") from None
+        if not good:
+            raise MXNetValueError(f"{name} must be {domain}, got {value}")
+
+
+def number(**values: Any) -> None:
+    """Each value is a finite number."""
+    _each(values, "a finite number", math.isfinite)
 
 
 def at_least(least: float, /, **values: Any) -> None:
-    """Each value, or each of a tuple, is a number from `least` on; None passes."""
-    _each(values, f"at least {least}", lambda one: one >= least)
+    """Each value is a finite number from `least` on."""
+    _each(values, f"at least {least}, and finite", lambda one: least <= one < math.inf)
+
+
+def positive(**values: Any) -> None:
+    """Each value is a finite number above 0."""
+    _each(values, "above 0, and finite", lambda one: 0 < one < math.inf)
+
+
+def not_negative(**values: Any) -> None:
+    """Each value is a number from 0 on, or infinite."""
+    _each(values, "at least 0", lambda one: one >= 0)
 
 
 def fraction(**values: Any) -> None:
@@ -36,3 +54,50 @@ def fraction(**values: Any) -> None:
 def decay(**values: Any) -> None:
     """Each value is a number from 0 to below 1: 1 would never forget, and divides by zero."""
     _each(values, "at least 0 and below 1", lambda one: 0 <= one < 1)
+
+
+def axis(**values: Any) -> None:
+    """Each value is an integer, a tuple of them, or None."""
+    for name, value in values.items():
+        if value is not None:
+            _sizes(value, name, "an integer or a tuple of them", -_LARGEST, _integers)
+
+
+def size(least: int, /, **values: Any) -> None:
+    """Each value is an integer of 64 bits from `least` on."""
+    for name, value in values.items():
+        _sizes(value, name, f"an integer, at least {least}", least, _integer)
+
+
+def per_axis(value: Any, ndim: int, name: str, least: int) -> tuple[int, ...]:
+    """`value`, or `ndim` times the one integer it is: integers of 64 bits from `least` on."""
+    domain = f"an integer or {ndim} of them, at least {least}"
+    sizes = _sizes(value, name, domain, least, _integers)
+    if not _many(value):
+        return sizes * ndim
+    if len(sizes) != ndim:
+        raise MXNetAssertionError(f"{name} must be {domain}, got {value}")
+    return sizes
+
+
+def _sizes(value, name, domain, least, convert):
+    try:
+        sizes = convert(value)
+    except TypeError:
+        kind = type(value).__name__
+        raise MXNetTypeError(f"{name} must be {domain}, got {kind}: {value!r}") from None
+    if not all(least <= one <= _LARGEST for one in sizes):
+        raise MXNetValueError(f"{name} must be {domain}, got {value}")
+    return sizes
+
+
+def _integer(value):
+    return (operator.index(value),)
+
+
+def _integers(value):
+    return tuple([operator.index(one) for one in value]) if _many(value) else _integer(value)
+
+
+def _many(value):
+    return hasattr(value, "__len__")

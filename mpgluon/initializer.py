@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import ndarray, random, registry
+from . import _domain, ndarray, random, registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -434,11 +434,6 @@ class Constant(Initializer):
         return object.__hash__(self)
 
 
-def _check_not_negative(name, value):
-    if not value >= 0:
-        raise ValueError(f"{name} must not be negative, got {value}")
-
-
 @register
 class Uniform(Initializer):
     """Uniform in [-scale, scale).
@@ -451,7 +446,7 @@ class Uniform(Initializer):
 
     def __init__(self, scale: float = 0.07) -> None:
         super().__init__(scale=scale)
-        _check_not_negative("scale", scale)
+        _domain.at_least(0, scale=scale)
         self.scale = scale
 
     def _init_weight(self, _, arr):
@@ -470,7 +465,7 @@ class Normal(Initializer):
 
     def __init__(self, sigma: float = 0.01) -> None:
         super().__init__(sigma=sigma)
-        _check_not_negative("sigma", sigma)
+        _domain.at_least(0, sigma=sigma)
         self.sigma = sigma
 
     def _init_weight(self, _, arr):
@@ -493,6 +488,7 @@ class Orthogonal(Initializer):
     def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
         if rand_type not in ("uniform", "normal"):
             raise ValueError(f"rand_type must be 'uniform' or 'normal', got {rand_type!r}")
+        _domain.number(scale=scale)
         super().__init__(scale=scale, rand_type=rand_type)
         self.scale = scale
         self.rand_type = rand_type
@@ -533,8 +529,8 @@ class Xavier(Initializer):
         super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=magnitude)
         self.rnd_type = rnd_type
         self.factor_type = factor_type
+        _domain.at_least(0, magnitude=magnitude)
         self.magnitude: float = float(magnitude)
-        _check_not_negative("magnitude", self.magnitude)
 
     def _init_weight(self, name, arr):
         shape = arr.shape
@@ -567,6 +563,7 @@ class MSRAPrelu(Xavier):
     """
 
     def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
+        _domain.number(slope=slope)
         super().__init__("gaussian", factor_type, 2.0 / (1 + slope**2))
         self._kwargs = {"factor_type": factor_type, "slope": slope}
 
@@ -606,6 +603,7 @@ class LSTMBias(Initializer):
 
     def __init__(self, forget_bias: float = 1.0) -> None:
         super().__init__(forget_bias=forget_bias)
+        _domain.number(forget_bias=forget_bias)
         self.forget_bias = forget_bias
 
     def _init_weight(self, _, arr):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 
+from . import _domain
 from ._hints import constructed
 
 __all__ = [
@@ -21,32 +22,16 @@ __all__ = [
 ]
 
 
-def _finite(name, value):
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value}")
-    return value
-
-
-def _whole(name, value, least):
-    try:
-        number = value.__index__()
-    except AttributeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
-
-
 def _set(scheduler, **values):
     """Sets attributes that belong together all at once: an interrupt finds what was, or what
     is."""
     vars(scheduler).update(values)
 
 
-def _factor(value):
-    if not value <= 1.0:
-        raise ValueError(f"factor must be at most 1, so that the learning rate falls, got {value}")
-    return value
+def _check_factor(factor):
+    _domain.number(factor=factor)
+    if factor > 1.0:
+        raise ValueError(f"factor must be at most 1, so that the learning rate falls, got {factor}")
 
 
 class LRScheduler:
@@ -73,10 +58,12 @@ class LRScheduler:
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
     ) -> None:
-        self.base_lr: float = _finite("base_lr", base_lr)
-        self.warmup_steps: int = _whole("warmup_steps", warmup_steps, 0)
+        _domain.number(base_lr=base_lr, warmup_begin_lr=warmup_begin_lr)
+        _domain.size(0, warmup_steps=warmup_steps)
+        self.base_lr = base_lr
+        self.warmup_steps = warmup_steps
         self.warmup_final_lr = base_lr
-        self.warmup_begin_lr: float = _finite("warmup_begin_lr", warmup_begin_lr)
+        self.warmup_begin_lr = warmup_begin_lr
         if warmup_begin_lr > base_lr:
             raise ValueError(
                 f"warmup_begin_lr ({warmup_begin_lr}) must not be above base_lr ({base_lr})"
@@ -126,10 +113,11 @@ class FactorScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        if not step >= 1:
-            raise ValueError(f"step must be at least 1 update, got {step}")
+        _domain.at_least(1, step=step)
+        _domain.number(stop_factor_lr=stop_factor_lr)
         self.step = step
-        self.factor: float = _factor(factor)
+        _check_factor(factor)
+        self.factor = factor
         self.stop_factor_lr = stop_factor_lr
         self.count = 0
 
@@ -172,13 +160,14 @@ class MultiFactorScheduler(LRScheduler):
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not isinstance(step, list) or not step:
             raise TypeError(f"step must be a list of at least one update number, got {step!r}")
-        if any(not s >= 1 for s in step):
-            raise ValueError(f"update numbers in step must be at least 1, got {step}")
+        for one in step:
+            _domain.at_least(1, step=one)
         if any(later <= earlier for earlier, later in zip(step, step[1:])):
             raise ValueError(f"update numbers in step must grow, got {step}")
         self.step = step
         self.cur_step_ind = 0
-        self.factor: float = _factor(factor)
+        _check_factor(factor)
+        self.factor = factor
         self.count = 0
 
     def __call__(self, num_update: int) -> float:
@@ -209,9 +198,11 @@ class _Annealing(LRScheduler):
         warmup_mode: str,
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.max_update: int = _whole("max_update", max_update, 1)
+        _domain.size(1, max_update=max_update)
+        _domain.number(final_lr=final_lr)
+        self.max_update = max_update
         self.base_lr_orig = base_lr
-        self.final_lr: float = _finite("final_lr", final_lr)
+        self.final_lr = final_lr
         self.max_steps: int = self.max_update - self.warmup_steps
 
     def _curve(self, span, done):
@@ -250,6 +241,7 @@ class PolyScheduler(_Annealing):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        _domain.number(pwr=pwr)
         self.power = pwr
 
     def _curve(self, span, done):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, ndarray as nd
+from .. import _core, _domain, ndarray as nd
 from .._hints import LOSSES as _LOSSES, of_module as _of_module
 from .block import HybridBlock
 
@@ -79,6 +79,9 @@ class Loss(Layer):
 
     def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if isinstance(weight, (int, float)):  # subclasses may have others
+            _domain.number(weight=weight)
+        _domain.axis(batch_axis=batch_axis)
         self._weight = weight
         self._batch_axis = batch_axis
 
@@ -220,6 +223,7 @@ class SoftmaxCrossEntropyLoss(Loss):
         **kwargs: Any,
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
+        _domain.axis(axis=axis)
         self._axis = axis
         self._sparse_label = sparse_label
         self._from_logits = from_logits
@@ -292,6 +296,7 @@ class KLDivLoss(Loss):
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._from_logits = from_logits
+        _domain.axis(axis=axis)
         self._axis = axis
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
@@ -379,6 +384,7 @@ class HuberLoss(Loss):
         self, rho: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
+        _domain.positive(rho=rho)
         self._rho = rho
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
@@ -402,6 +408,7 @@ class HingeLoss(Loss):
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
+        _domain.number(margin=margin)
         self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
@@ -423,6 +430,7 @@ class SquaredHingeLoss(Loss):
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
+        _domain.number(margin=margin)
         self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
@@ -485,6 +493,7 @@ class TripletLoss(Loss):
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
+        _domain.number(margin=margin)
         self._margin = margin
 
     def hybrid_forward(self, F: Any, pred: Any, positive: Any, negative: Any) -> Any:
@@ -574,6 +583,7 @@ class CosineEmbeddingLoss(Loss):
         self, weight: float | None = None, batch_axis: int = 0, margin: float = 0, **kwargs: Any
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
+        _domain.number(margin=margin)
         self._margin = margin
 
     def hybrid_forward(
@@ -622,6 +632,7 @@ class SDMLLoss(Loss):
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self.kl_loss: KLDivLoss = KLDivLoss(from_logits=True)
+        _domain.fraction(smoothing_parameter=smoothing_parameter)
         self.smoothing_parameter = smoothing_parameter
 
     def hybrid_forward(self, F: Any, x1: Any, x2: Any) -> Any:

@@ -184,10 +184,13 @@ class RMSProp(GroupedOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
         _domain.fraction(gamma1=gamma1)
         self.gamma1 = gamma1
+        _domain.number(gamma2=gamma2)
         self.gamma2 = gamma2
         self.centered = centered
         _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
+        if clip_weights is not None:
+            _domain.not_negative(clip_weights=clip_weights)
         self.clip_weights = clip_weights
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -359,6 +362,7 @@ class Nadam(Adamax):
         super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
         _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
+        _domain.number(schedule_decay=schedule_decay)
         self.schedule_decay = schedule_decay
         self._schedule = [1.0]  # the product of the momenta of updates 1..t, at t
 
@@ -368,10 +372,10 @@ class Nadam(Adamax):
     def _step_one(self, index, weight, grad, state, lr, wd):
         mean, var = state
         t = self._index_update_count[index]
-        while len(self._schedule) <= t:
+        while len(self._schedule) <= t and self._schedule[-1] > 1e-17:  # 1 less it is 1
             self._schedule.append(self._schedule[-1] * self._momentum(len(self._schedule)))
         momentum, next_momentum = self._momentum(t), self._momentum(t + 1)
-        product = self._schedule[t]
+        product = self._schedule[min(t, len(self._schedule) - 1)]
         grad = self._decayed_gradient(weight, grad, wd)
         new_mean = mean * self.beta1 + (1.0 - self.beta1) * grad
         new_var = var * self.beta2 + (1.0 - self.beta2) * grad * grad
@@ -457,6 +461,8 @@ class Ftrl(GroupedOptimizer):
         self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)  # a scheduler keeps its own rate to begin with, as in MXNet
+        _domain.at_least(0, learning_rate=learning_rate)
+        _domain.number(lamda1=lamda1, beta=beta)
         self.lr = learning_rate
         self.lamda1 = lamda1
         self.beta = beta
@@ -523,6 +529,9 @@ class LAMB(GroupedOptimizer):
         self.beta2 = beta2
         _domain.at_least(0, epsilon=epsilon)
         self.epsilon = epsilon
+        for name, bound in (("lower_bound", lower_bound), ("upper_bound", upper_bound)):
+            if bound is not None:
+                _domain.number(**{name: bound})
         self.lower_bound = lower_bound
         self.upper_bound = upper_bound
         self.bias_correction = bias_correction

@@ -9,7 +9,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import ndarray as nd
+from .. import _domain, ndarray as nd
 from .._core import at_once, versions
 from .._hints import constructed, near, of_package, unknown_option
 from ..ndarray.sparse import BaseSparseNDArray
@@ -35,24 +35,6 @@ def dtype_name(array: NDArray) -> str:
     """The name of an array's dtype, "float32"."""
     dtype = array.dtype
     return getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
-
-
-def check_rate(name: str, value: float) -> float:
-    """Returns a learning rate; ValueError unless it is finite and not negative, TypeError unless it
-    is a number."""
-    try:
-        finite = math.isfinite(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}: {value!r}") from None
-    if not (finite and value >= 0):
-        raise ValueError(f"{name} must be a finite number and not negative, got {value}")
-    return value
-
-
-def _check_finite(name, value):
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value}")
-    return value
 
 
 def zeros_like_state(weight: NDArray) -> NDArray:
@@ -128,7 +110,7 @@ class Optimizer:
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
         if learning_rate is not None:
-            check_rate("learning_rate", learning_rate)
+            _domain.at_least(0, learning_rate=learning_rate)
             if lr_scheduler is not None and lr_scheduler.base_lr != learning_rate:
                 warnings.warn(
                     "learning_rate replaces the base_lr of lr_scheduler", UserWarning, stacklevel=3
@@ -137,9 +119,11 @@ class Optimizer:
         elif lr_scheduler is None:
             learning_rate = 0.01
         self.lr = learning_rate
-        self.wd: float = _check_finite("wd", wd)
-        if clip_gradient is not None and not clip_gradient >= 0:
-            raise ValueError(f"clip_gradient must not be negative, got {clip_gradient}")
+        _domain.number(wd=wd, rescale_grad=rescale_grad)
+        self.wd = wd
+        if clip_gradient is not None:
+            _domain.not_negative(clip_gradient=clip_gradient)
+        _domain.size(0, begin_num_update=begin_num_update)
         self.clip_gradient = clip_gradient
         self.multi_precision = multi_precision
         self.aggregate_num: int = 0
@@ -208,7 +192,8 @@ class Optimizer:
             raise UserWarning(
                 "the learning rate comes from lr_scheduler and cannot be set; change the scheduler"
             )
-        self.lr = check_rate("learning_rate", lr)
+        _domain.at_least(0, learning_rate=lr)
+        self.lr = lr
 
     def set_lr_scale(self, args_lrscale: Any) -> NoReturn:
         """Raises DeprecationWarning: `set_lr_mult` took its place."""
@@ -392,7 +377,7 @@ class Optimizer:
         wds = [wd * multiplier for multiplier in self._multipliers(indices, _WD_MULT, self.wd_mult)]
         if not math.isfinite(sum(wds)):
             for value in wds:
-                _check_finite("wd", value)
+                _domain.number(wd=value)
         return wds
 
     def _get_wd(self, index):

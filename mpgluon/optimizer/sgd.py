@@ -6,8 +6,9 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
-from .. import ndarray as nd, random
+from .. import _domain, ndarray as nd, random
 from .._core import at_once
+from ..base import MXNetTypeError
 from .optimizer import (
     HALF,
     GroupedOptimizer,
@@ -28,6 +29,7 @@ class _Momentum(GroupedOptimizer):
 
     def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        _domain.number(momentum=momentum)
         self.momentum = momentum
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -228,7 +230,9 @@ class Signum(GroupedOptimizer):
         self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any
     ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
+        _domain.number(momentum=momentum)
         self.momentum = momentum
+        _domain.number(wd_lh=wd_lh)
         self.wd_lh = wd_lh
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -285,7 +289,9 @@ class DCASGD(GroupedOptimizer):
 
     def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        _domain.number(momentum=momentum)
         self.momentum = momentum
+        _domain.number(lamda=lamda)
         self.lamda = lamda
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
@@ -342,7 +348,9 @@ class LARS(_Momentum):
         super().__init__(momentum=momentum, **kwargs)
         self.momentum_correction = momentum_correction
         self.lazy_update = lazy_update
+        _domain.number(eta=eta)
         self.eta = eta
+        _domain.at_least(0, eps=eps)
         self.eps = eps
         self.last_lr: float | None = None
         self.cur_lr: float | None = None
@@ -464,6 +472,11 @@ class LBSGD(_Momentum):
         **kwargs: Any,
     ) -> None:
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
+        if not isinstance(warmup_strategy, str):
+            raise MXNetTypeError(f"warmup_strategy must be a name, got {warmup_strategy!r}")
+        _domain.number(warmup_epochs=warmup_epochs, num_epochs=num_epochs)
+        _domain.positive(batch_scale=batch_scale)
+        _domain.size(0, updates_per_epoch=updates_per_epoch, begin_epoch=begin_epoch)
         logging.info(
             "LBSGD: batch_scale=%f, warmup_epochs=%d, warmup_strategy=%s, updates_per_epoch=%d",
             batch_scale,

@@ -75,7 +75,7 @@ def test_convolutional_cells_keep_the_size_of_states():
     assert repr(contrib.rnn.Conv1DGRUCell((2, 7), 3, 3, 3)) == "Conv1DGRUCell(2 -> 9, tanh, NCW)"
     with pytest.raises(AssertionError, match="odd"):
         contrib.rnn.Conv1DRNNCell((2, 7), 3, 3, 2)
-    with pytest.raises(AssertionError, match="i2h_kernel is a number or 1 of them"):
+    with pytest.raises(AssertionError, match="i2h_kernel must be an integer or 1 of them"):
         contrib.rnn.Conv1DRNNCell((2, 7), 3, (3, 3), 3)
 
 

@@ -1,6 +1,7 @@
 """Parameters outside of their domain: refused where the layer, the optimizer or the array is made,
 with an error that names the parameter and its value."""
 
+import inspect
 import math
 
 import pytest
@@ -54,6 +55,168 @@ def test_parameters_outside_of_their_domain(case):
     with pytest.raises(ValueError, match=f"{name} must be ") as caught:
         make()
     assert str(value) in str(caught.value)
+
+
+def _sizes(least, *names):
+    return {name: (least - 1, 1.5, 2**63, "x", object()) for name in names}
+
+
+def _numbers(*names):
+    return {name: (math.nan, math.inf, "x", object(), None) for name in names}
+
+
+def _fractions(*names):
+    return {name: (-0.1, 1.1, math.nan, "x", object()) for name in names}
+
+
+NONSENSE = {  # by the name that a parameter has in all layers, losses, optimizers, ...
+    **_sizes(0, "units"),  # 0 as in MXNet, where it can't be called
+    **_sizes(1, *"channels kernel_size strides dilation groups num_groups pool_size".split()),
+    **_sizes(1, *"input_dim output_dim hidden_size num_layers hidden_channels factor".split()),
+    **_sizes(1, "num_deformable_group", "num_devices", "i2h_kernel", "h2h_kernel", "max_update"),
+    **_sizes(1, "i2h_dilate", "h2h_dilate"),
+    **_sizes(0, *"in_units in_channels input_size projection_size padding output_padding".split()),
+    **_sizes(0, "i2h_pad", "begin_num_update", "warmup_steps", "updates_per_epoch", "begin_epoch"),
+    **{name: (1.5, "x", object()) for name in ("axis", "axes", "batch_axis")},
+    **_fractions(*"rate dropout zoneout_outputs zoneout_states drop_inputs drop_states".split()),
+    **_fractions("drop_outputs", "smoothing_parameter", "beta1", "beta2", "rho", "gamma1"),
+    **_numbers(*"epsilon eps wd rescale_grad wd_lh lamda lamda1 eta gamma2 slope scale".split()),
+    **_numbers("sigma", "magnitude", "forget_bias", "base_lr", "factor", "pwr", "final_lr"),
+    **_numbers("margin", "alpha", "schedule_decay", "warmup_begin_lr", "stop_factor_lr"),
+    "momentum": (math.nan, math.inf, "x", None),
+    "learning_rate": (math.nan, math.inf, -1, "x"),
+    "clip_gradient": (math.nan, -1, "x"),
+    "clip_weights": (math.nan, -1, "x"),
+    "batch_scale": (0, math.nan, "x"),
+    "weight": (math.nan, math.inf),
+    "state_clip_min": (math.nan, "x"),
+    "state_clip_max": (math.nan, "x"),
+    "activation": ("rellu", 3),
+    "recurrent_activation": ("rellu", 3),
+    "layout": ("NCHWX", 3),
+    "conv_layout": ("NCHWX", 3),
+    "input_shape": (3, (3,), (3, -1, 2, 2)),
+    "warmup_strategy": ([],),
+}
+BY_CLASS = {  # where a name means something else
+    ("HuberLoss", "rho"): (0, -1, math.nan, "x"),
+    ("Ftrl", "beta"): (math.nan, "x"),
+    ("Swish", "beta"): (math.nan, "x"),
+    ("FactorScheduler", "factor"): (math.nan, 1.5, "x"),
+    ("MultiFactorScheduler", "factor"): (math.nan, 1.5, "x"),
+    ("Orthogonal", "scale"): (math.nan, "x"),
+    ("PReLU", "in_channels"): (0, 1.5),
+    ("LSTMPCell", "projection_size"): (0, 1.5),
+    ("LeakyReLU", "alpha"): (math.nan, -1, "x"),
+    ("BatchNorm", "momentum"): (-0.1, 1.1, math.nan, "x"),
+}
+UNCHECKED = set(  # names, functions, initial values, bounds that may be absent
+    "prefix params kwargs args function dtype base_cell l_cell r_cell op_name adj value init mode"
+    " initializers label_layout label_format rand_type rnd_type factor_type warmup_mode step"
+    " num_epochs warmup_epochs lower_bound upper_bound use_sequence_length h2r_weight_initializer"
+    " count_include_pad flatten".split()
+)
+GIVEN = {
+    "activation": "relu",
+    "rate": 0.5,
+    "base_cell": rnn.RNNCell(2),
+    "function": "relu",
+    "step": 3,
+    "input_shape": (2, 8, 8),
+}
+
+
+BASES = ("Block", "SymbolBlock", "BidirectionalCell", "ModifierCell", "ResidualCell")
+
+
+def _classes():
+    contrib = gluon.contrib
+    for module in (nn, rnn, gluon.loss, contrib.nn, contrib.cnn, contrib.rnn):
+        for name in sorted(set(dir(module))):
+            found = getattr(module, name)
+            if isinstance(found, type) and issubclass(found, gluon.Block) and name not in BASES:
+                yield found
+    optimizers = set(mx.optimizer.Optimizer.opt_registry.values()) - {mx.optimizer.Test}
+    yield from sorted(optimizers, key=lambda found: found.__name__)
+    for name in "FactorScheduler MultiFactorScheduler PolyScheduler CosineScheduler".split():
+        yield getattr(mx.lr_scheduler, name)
+    for name in "Uniform Normal Orthogonal Xavier MSRAPrelu LSTMBias".split():
+        yield getattr(mx.init, name)
+
+
+def _parameters(found):
+    parameters = dict(inspect.signature(found.__init__).parameters)
+    del parameters["self"]
+    return parameters
+
+
+def _required(found):
+    """Arguments with which a class can be made."""
+    given = {
+        name: GIVEN.get(name, 3)
+        for name, one in _parameters(found).items()
+        if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    }
+    name = found.__name__
+    if "base_cell" in given:
+        given["base_cell"] = rnn.RNNCell(2)
+    if "input_shape" in given:
+        given["input_shape"] = (2,) + (8,) * int(name[4])
+    if name == "MultiFactorScheduler":
+        given["step"] = [3]
+    return given
+
+
+@pytest.mark.parametrize("found", list(_classes()), ids=lambda found: found.__name__)
+@pytest.mark.filterwarnings("ignore:SyncBatchNorm")
+def test_nonsense_is_refused_where_it_is_given(found):
+    """Each parameter of each class is given values that it can't have."""
+    given = _required(found)
+    found(**given)
+    defaults = {name: one.default for name, one in _parameters(found).items()}
+    if issubclass(found, mx.optimizer.Optimizer):
+        given_to_all = ("wd", "rescale_grad", "clip_gradient", "begin_num_update", "learning_rate")
+        defaults.update(dict.fromkeys(given_to_all))
+    for name, default in defaults.items():
+        values = NONSENSE.get(name)
+        for cls in found.__mro__:
+            values = BY_CLASS.get((cls.__name__, name), values)
+        if isinstance(default, bool):
+            continue  # a switch
+        if values is None:
+            assert name in UNCHECKED or name.endswith("initializer"), f"{name}: give it nonsense"
+            continue
+        for value in values:
+            with pytest.raises((TypeError, ValueError, AssertionError)) as caught:
+                found(**{**_required(found), name: value})
+                raise RuntimeError(f"{found.__name__}({name}={value!r}) was made")
+            assert name.split("_")[-1] in str(caught.value), (name, value)
+
+
+def test_groups_divide_channels():
+    for layer in (nn.Conv2D, nn.Conv1DTranspose, gluon.contrib.cnn.DeformableConvolution):
+        for channels, given in ((4, {}), (6, {"in_channels": 4})):
+            with pytest.raises(ValueError, match="groups must divide"):
+                layer(channels, 3, groups=3, **given)
+
+
+def test_reflections_of_batches():
+    with pytest.raises(ValueError, match="batch and channels"):
+        nn.ReflectionPad2D((0, 0, 1, 1, 1, 1, 1, 1))
+    with pytest.raises(mx.MXNetError, match="[Pp]ad"):
+        nn.ReflectionPad2D(3)(nd.zeros((1, 1, 3, 3)))
+
+
+def test_momenta_that_mxnet_takes():
+    for momentum in (-0.5, 1.5, 0):
+        mx.optimizer.SGD(momentum=momentum)
+
+
+def test_nadam_of_many_updates():
+    """Its schedule does not grow for ever."""
+    nadam, weight = mx.optimizer.Nadam(begin_num_update=2**40), nd.ones(2)
+    nadam.update(0, weight, nd.ones(2), nadam.create_state(0, weight))
+    assert len(nadam._schedule) < 1000 and (weight.asnumpy() < 1).all()
 
 
 LAWS = {

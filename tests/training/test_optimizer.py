@@ -334,7 +334,10 @@ def test_other_refusals():
         mx.optimizer.create("sgd", wd=float("nan"))
     with pytest.raises(ValueError):
         mx.optimizer.create("sgd", clip_gradient=-1.0)
-    optimizer = mx.optimizer.create("sgd", rescale_grad=float("inf"))
+    with pytest.raises(ValueError, match="rescale_grad"):
+        mx.optimizer.create("sgd", rescale_grad=float("inf"))
+    optimizer = mx.optimizer.create("sgd")
+    optimizer.rescale_grad = float("inf")
     with pytest.raises(ValueError, match="rescale_grad"):
         train(optimizer)
     with pytest.raises(ValueError, match="belong together"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import initializer
+from ... import _domain, initializer
 from ..._hints import near
 from ...base import MXNetTypeError, MXNetValueError
 from ..block import HybridBlock
@@ -88,6 +88,7 @@ class LeakyReLU(Layer):
     """
 
     def __init__(self, alpha: float, **kwargs: Any) -> None:
+        _domain.number(alpha=alpha)
         if alpha < 0:
             raise AssertionError(f"LeakyReLU: alpha must not be negative, but is {alpha}")
         super().__init__(**kwargs)
@@ -127,6 +128,7 @@ class PReLU(Layer):
         self, alpha_initializer: Init | None = None, in_channels: int = 1, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
+        _domain.size(1, in_channels=in_channels)
         if alpha_initializer is None:
             alpha_initializer = initializer.Constant(0.25)
         with self.name_scope():
@@ -149,6 +151,7 @@ class ELU(Layer):
 
     def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        _domain.number(alpha=alpha)
         self._alpha = alpha
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -192,6 +195,7 @@ class Swish(Layer):
 
     def __init__(self, beta: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        _domain.number(beta=beta)
         self._beta = beta
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:

@@ -177,8 +177,8 @@ class Dense(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _domain.at_least(1, units=units)
-        _domain.at_least(0, in_units=in_units)
+        _domain.size(0, units=units)
+        _domain.size(0, in_units=in_units)
         self._units = units
         self._in_units = in_units
         self._flatten = flatten
@@ -237,6 +237,7 @@ class Dropout(Layer):
     def __init__(self, rate: float, axes: Sequence[int] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         _domain.fraction(rate=rate)
+        _domain.axis(axes=axes)
         self._rate = rate
         self._axes = axes
 
@@ -286,7 +287,7 @@ class Embedding(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _domain.at_least(1, input_dim=input_dim, output_dim=output_dim)
+        _domain.size(1, input_dim=input_dim, output_dim=output_dim)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
         if sparse_grad:
             self._kwargs["sparse_grad"] = True
@@ -319,7 +320,7 @@ class _Norm(Layer):
     def _make_scale(
         self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable
     ):
-        _domain.at_least(0, in_channels=in_channels)
+        _domain.size(0, in_channels=in_channels)
         shared = {"shape": (in_channels,), "allow_deferred_init": True}
         self.gamma: Parameter = self.params.get(
             "gamma",
@@ -398,6 +399,8 @@ class BatchNorm(_Norm):
     ) -> None:
         super().__init__(**kwargs)
         _domain.at_least(0, epsilon=epsilon)
+        _domain.fraction(momentum=momentum)
+        _domain.axis(axis=axis)
         self._kwargs = {
             "axis": axis,
             "eps": epsilon,
@@ -495,6 +498,7 @@ class InstanceNorm(_Norm):
     ) -> None:
         super().__init__(**kwargs)
         _domain.at_least(0, epsilon=epsilon)
+        _domain.axis(axis=axis)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
         self._axis = axis
         self._epsilon = epsilon
@@ -551,6 +555,7 @@ class LayerNorm(_Norm):
     ) -> None:
         super().__init__(prefix=prefix, params=params)
         _domain.at_least(0, epsilon=epsilon)
+        _domain.axis(axis=axis)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
         self._axis = axis
         self._epsilon = epsilon
@@ -597,7 +602,7 @@ class GroupNorm(_Norm):
         params: ParameterDict | None = None,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        _domain.at_least(1, num_groups=num_groups)
+        _domain.size(1, num_groups=num_groups)
         _domain.at_least(0, epsilon=epsilon)
         self._kwargs = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
         self._num_groups = num_groups

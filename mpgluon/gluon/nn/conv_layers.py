@@ -10,6 +10,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from ... import _domain
+from ..._domain import per_axis
+from ...base import MXNetValueError
 from ..block import HybridBlock
 from .activations import Activation, activation_name, after
 
@@ -49,16 +51,6 @@ __all__ = [
 _LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 
 
-def per_axis(value: int | Sequence[int], ndim: int, what: str) -> tuple[int, ...]:
-    """`value`, or `ndim` times the one integer it is."""
-    if isinstance(value, int):
-        return (value,) * ndim
-    value = tuple(value)
-    if len(value) != ndim:
-        raise AssertionError(f"{what} must be an integer or {ndim} of them, not {value}")
-    return value
-
-
 def check_layout(layout: str | None, ndim: int) -> str:
     if layout is None:
         return _LAYOUTS[ndim][0]
@@ -67,6 +59,15 @@ def check_layout(layout: str | None, ndim: int) -> str:
             f"layout must be one of {', '.join(_LAYOUTS[ndim])} for {ndim}D layers, not {layout}"
         )
     return layout
+
+
+def check_groups(layer: str, groups: int, **channels: int) -> None:
+    """Fails where channels can't be divided into groups."""
+    for name, count in channels.items():
+        if count % groups:
+            raise MXNetValueError(
+                f"{layer}: groups must divide {name}, but {name} is {count} and groups {groups}"
+            )
 
 
 def _with_example(doc, *lines):
@@ -130,19 +131,17 @@ class _Conv(Layer):
         super().__init__(prefix=prefix, params=params, **kwargs)
         ndim = self._ndim
         layout = check_layout(layout, ndim)
-        kernel = per_axis(kernel_size, ndim, "kernel_size")
-        _domain.at_least(
-            1, channels=channels, kernel_size=kernel_size, strides=strides, dilation=dilation
-        )
-        _domain.at_least(1, groups=groups)
-        _domain.at_least(0, padding=padding, in_channels=in_channels)
+        kernel = per_axis(kernel_size, ndim, "kernel_size", 1)
+        _domain.size(1, channels=channels, groups=groups)
+        _domain.size(0, in_channels=in_channels)
+        check_groups(type(self).__name__, groups, channels=channels, in_channels=in_channels)
         self._channels = channels
         self._in_channels = in_channels
         self._kwargs = {
             "kernel": kernel,
-            "stride": per_axis(strides, ndim, "strides"),
-            "dilate": per_axis(dilation, ndim, "dilation"),
-            "pad": per_axis(padding, ndim, "padding"),
+            "stride": per_axis(strides, ndim, "strides", 1),
+            "dilate": per_axis(dilation, ndim, "dilation", 1),
+            "pad": per_axis(padding, ndim, "padding", 0),
             "num_filter": channels,
             "num_group": groups,
             "no_bias": not use_bias,
@@ -298,8 +297,7 @@ class _ConvTranspose(_Conv):
             params,
             **kwargs,
         )
-        _domain.at_least(0, output_padding=output_padding)
-        self.outpad: tuple[int, ...] = per_axis(output_padding, self._ndim, "output_padding")
+        self.outpad: tuple[int, ...] = per_axis(output_padding, self._ndim, "output_padding", 0)
         self._kwargs["adj"] = self.outpad
 
     def _weight_channels(self, in_channels, groups):
@@ -374,13 +372,11 @@ class _Pooling(Layer):
     ) -> None:
         super().__init__(prefix=prefix, params=params, **kwargs)
         layout = check_layout(layout, self._ndim)
-        kernel = per_axis(pool_size, self._ndim, "pool_size")
-        _domain.at_least(1, pool_size=pool_size, strides=strides)
-        _domain.at_least(0, padding=padding)
+        kernel = per_axis(pool_size, self._ndim, "pool_size", 1)
         self._kwargs = {
             "kernel": kernel,
-            "stride": kernel if strides is None else per_axis(strides, self._ndim, "strides"),
-            "pad": per_axis(padding, self._ndim, "padding"),
+            "stride": kernel if strides is None else per_axis(strides, self._ndim, "strides", 1),
+            "pad": per_axis(padding, self._ndim, "padding", 0),
             "global_pool": self._global_pool,
             "pool_type": self._pool_type,
             "layout": layout,
@@ -589,11 +585,14 @@ class ReflectionPad2D(Layer):
 
     def __init__(self, padding: int | Sequence[int] = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if isinstance(padding, int):
-            padding = (0, 0, 0, 0, padding, padding, padding, padding)
-        if len(padding) != 8:
-            raise AssertionError(f"padding must be an integer or 8 of them, not {padding}")
-        self._padding = tuple(padding)
+        each = per_axis(padding, 8, "padding", 0)
+        if not hasattr(padding, "__len__"):
+            each = (0, 0, 0, 0, *each[:4])
+        if any(each[:4]):
+            raise MXNetValueError(
+                f"ReflectionPad2D: padding must be 0 for batch and channels, got {padding}"
+            )
+        self._padding = each
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.pad(x, mode="reflect", pad_width=self._padding)

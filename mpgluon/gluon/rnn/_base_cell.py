@@ -167,7 +167,7 @@ class RecurrentCell(Block):
 
     def _check_activations(self, *activations):
         for activation in activations:
-            if isinstance(activation, str):
+            if isinstance(activation, str) or not callable(activation):
                 check_activation(type(self).__name__, activation)
 
     def _activate(self, F, x, activation, name):

@@ -55,8 +55,8 @@ class _GatedCell(HybridRecurrentCell):
         params: ParameterDict,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        _domain.at_least(1, hidden_size=hidden_size)
-        _domain.at_least(0, input_size=input_size)
+        _domain.size(1, hidden_size=hidden_size)
+        _domain.size(0, input_size=input_size)
         self._hidden_size = hidden_size
         self._input_size = input_size
         rows = self._gates * hidden_size
@@ -453,6 +453,7 @@ class DropoutCell(HybridRecurrentCell):
         if not isinstance(rate, (int, float)):
             raise AssertionError("rate must be a number")
         _domain.fraction(rate=rate)
+        _domain.axis(axes=axes)
         self._rate = rate
         self._axes = axes
 

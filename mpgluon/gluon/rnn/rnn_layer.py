@@ -50,8 +50,8 @@ class _RNNLayer(HybridBlock):
         super().__init__(**kwargs)
         if layout not in ("TNC", "NTC"):
             raise AssertionError(f"Invalid layout {layout}; must be one of ['TNC' or 'NTC']")
-        _domain.at_least(1, hidden_size=hidden_size, num_layers=num_layers)
-        _domain.at_least(0, input_size=input_size, projection_size=projection_size)
+        _domain.size(1, hidden_size=hidden_size, num_layers=num_layers)
+        _domain.size(0, input_size=input_size, projection_size=projection_size or 0)
         _domain.fraction(dropout=dropout)
         self._mode = mode
         self._hidden_size = hidden_size
@@ -81,8 +81,10 @@ class _RNNLayer(HybridBlock):
         if projection_size:
             self._options["projection_size"] = projection_size
         if state_clip_min is not None:
+            _domain.number(state_clip_min=state_clip_min)
             self._options["lstm_state_clip_min"] = state_clip_min
         if state_clip_max is not None:
+            _domain.number(state_clip_max=state_clip_max)
             self._options["lstm_state_clip_max"] = state_clip_max
         if state_clip_nan:
             self._options["lstm_state_clip_nan"] = True

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import _device_groups, ndarray as nd
+from ... import _device_groups, _domain, ndarray as nd
+from ..._domain import per_axis
 from ...base import MXNetError
 from ...gluon._nested import is_symbolic
 from ...gluon._tree import own_parameters
 from ...gluon.block import HybridBlock
 from ...gluon.loss import Loss
 from ...gluon.nn import Activation
-from ...gluon.nn.conv_layers import check_layout, per_axis
+from ...gluon.nn.conv_layers import check_groups, check_layout
 from .. import collectives
 from .parameters import Family, home_parameter, split_parameter
 
@@ -603,12 +604,10 @@ class ParallelConv2D(SplitLayer):
     ) -> None:
         super().__init__(ctx, **kwargs)
         layout = check_layout(layout, 2)
-        kernel = per_axis(kernel_size, 2, "kernel_size")
-        if channels % groups or in_channels % groups:
-            raise ValueError(
-                f"ParallelConv2D: {in_channels} and {channels} channels can't be divided into "
-                f"{groups} groups"
-            )
+        kernel = per_axis(kernel_size, 2, "kernel_size", 1)
+        _domain.size(1, channels=channels, groups=groups)
+        _domain.size(0, in_channels=in_channels)
+        check_groups("ParallelConv2D", groups, channels=channels, in_channels=in_channels)
         self._channels, self._groups, self._gather_output, self._axis = (
             channels,
             groups,
@@ -617,9 +616,9 @@ class ParallelConv2D(SplitLayer):
         )
         self._kwargs = {
             "kernel": kernel,
-            "stride": per_axis(strides, 2, "strides"),
-            "dilate": per_axis(dilation, 2, "dilation"),
-            "pad": per_axis(padding, 2, "padding"),
+            "stride": per_axis(strides, 2, "strides", 1),
+            "dilate": per_axis(dilation, 2, "dilation", 1),
+            "pad": per_axis(padding, 2, "padding", 0),
             "no_bias": not use_bias,
             "layout": layout,
         }

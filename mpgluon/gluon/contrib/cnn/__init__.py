@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .... import _domain
+from ...._domain import per_axis
 from ...block import HybridBlock
 from ...nn.activations import Activation, after
-from ...nn.conv_layers import per_axis
+from ...nn.conv_layers import check_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,12 +96,15 @@ class DeformableConvolution(HybridBlock):
             raise ValueError(
                 f"{type(self).__name__}: layout is 'NCHW' and adj None, not {layout!r}, {adj!r}"
             )
-        kernel = per_axis(kernel_size, 2, "kernel_size")
+        kernel = per_axis(kernel_size, 2, "kernel_size", 1)
+        _domain.size(1, channels=channels, groups=groups, num_deformable_group=num_deformable_group)
+        _domain.size(0, in_channels=in_channels)
+        check_groups(type(self).__name__, groups, channels=channels, in_channels=in_channels)
         common = {
             "kernel": kernel,
-            "stride": per_axis(strides, 2, "strides"),
-            "dilate": per_axis(dilation, 2, "dilation"),
-            "pad": per_axis(padding, 2, "padding"),
+            "stride": per_axis(strides, 2, "strides", 1),
+            "dilate": per_axis(dilation, 2, "dilation", 1),
+            "pad": per_axis(padding, 2, "padding", 0),
             "num_group": groups,
             "layout": layout,
         }

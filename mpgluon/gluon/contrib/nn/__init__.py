@@ -6,7 +6,7 @@ import warnings
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .... import ndarray as nd
+from .... import _domain, ndarray as nd
 from ....context import num_gpus
 from ...block import Block, HybridBlock
 from ...nn import BatchNorm, HybridSequential, Sequential
@@ -49,6 +49,7 @@ class Concurrent(Sequential):
         self, axis: int = -1, prefix: str | None = None, params: ParameterDict | None = None
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        _domain.axis(axis=axis)
         self.axis = axis
 
     def forward(self, x: Any) -> Any:
@@ -75,6 +76,7 @@ class HybridConcurrent(HybridSequential):
         self, axis: int = -1, prefix: str | None = None, params: ParameterDict | None = None
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        _domain.axis(axis=axis)
         self.axis = axis
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -102,15 +104,7 @@ class _PixelShuffle(HybridBlock):
 
     def __init__(self, factor: int | Sequence[int]) -> None:
         super().__init__()
-        self._factors = (
-            (int(factor),) * self._dims
-            if isinstance(factor, (int, float))
-            else tuple([int(one) for one in factor])
-        )
-        if len(self._factors) != self._dims:
-            raise AssertionError(
-                f"{type(self).__name__}: factor is a number or {self._dims} of them, not {factor}"
-            )
+        self._factors = _domain.per_axis(factor, self._dims, "factor", 1)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._factors[0] if self._dims == 1 else self._factors})"
@@ -216,6 +210,7 @@ class SparseEmbedding(Block):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        _domain.size(1, input_dim=input_dim, output_dim=output_dim)
         self._kwargs = {
             "input_dim": input_dim,
             "output_dim": output_dim,
@@ -305,6 +300,7 @@ class SyncBatchNorm(BatchNorm):
                 f"SyncBatchNorm: num_devices is not given, and taken to be {num_devices}",
                 stacklevel=2,
             )
+        _domain.size(1, num_devices=num_devices)
         self._num_devices = num_devices
 
     def hybrid_forward(

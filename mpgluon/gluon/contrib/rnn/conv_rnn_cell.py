@@ -1,5 +1,9 @@
 """Recurrent cells over signals, pictures and volumes: convolutions in place of matrix products."""
 
+from .... import _domain
+from ...._domain import per_axis
+from ....base import MXNetAssertionError
+from ...nn.conv_layers import check_layout
 from ...rnn.rnn_cell import HybridRecurrentCell
 
 __all__ = [
@@ -13,15 +17,6 @@ __all__ = [
     "Conv2DGRUCell",
     "Conv3DGRUCell",
 ]
-
-
-def _each(value, dims, what):
-    """A number for each dimension."""
-    if isinstance(value, int):
-        return (value,) * dims
-    if len(value) != dims:
-        raise AssertionError(f"{what} is a number or {dims} of them, not {value}")
-    return tuple(value)
 
 
 class _ConvCell(HybridRecurrentCell):
@@ -44,17 +39,27 @@ class _ConvCell(HybridRecurrentCell):
     ):
         """Makes the parameters. `kernels`, `dilates`: of the input's convolution and of the
         state's."""
+        _domain.size(1, hidden_channels=hidden_channels)
+        if not hasattr(input_shape, "__len__") or len(input_shape) != dims + 1:
+            raise MXNetAssertionError(
+                f"{type(self).__name__}: input_shape must be the {dims + 1} sizes of one step's "
+                f"input, without the batch, got {input_shape!r}"
+            )
+        input_shape = per_axis(input_shape, dims + 1, "input_shape", 0)
+        conv_layout = check_layout(conv_layout, dims)
         self._hidden_channels = hidden_channels
-        self._input_shape = tuple(input_shape)
+        self._input_shape = input_shape
         self._conv_layout = conv_layout
         self._check_activations(activation)
         self._activation = activation
         self._channel_axis = conv_layout.find("C")
         i2h_kernel, h2h_kernel = [
-            _each(kernel, dims, f"{name}_kernel") for name, kernel in zip(("i2h", "h2h"), kernels)
+            per_axis(kernel, dims, f"{name}_kernel", 1)
+            for name, kernel in zip(("i2h", "h2h"), kernels)
         ]
         i2h_dilate, h2h_dilate = [
-            _each(dilate, dims, f"{name}_dilate") for name, dilate in zip(("i2h", "h2h"), dilates)
+            per_axis(dilate, dims, f"{name}_dilate", 1)
+            for name, dilate in zip(("i2h", "h2h"), dilates)
         ]
         if any(size % 2 == 0 for size in h2h_kernel):
             raise AssertionError(
@@ -68,7 +73,7 @@ class _ConvCell(HybridRecurrentCell):
         }
         self._i2h = {
             "kernel": i2h_kernel,
-            "pad": _each(i2h_pad, dims, "i2h_pad"),
+            "pad": per_axis(i2h_pad, dims, "i2h_pad", 0),
             "dilate": i2h_dilate,
             **common,
         }

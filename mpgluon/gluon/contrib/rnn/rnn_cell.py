@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .... import _domain
 from ..._compiled import tracing
 from ..._tree import children
 from ...rnn._sequences import arranged, functions_of, masked, merged
@@ -52,6 +53,10 @@ class VariationalDropoutCell(ModifierCell):
                 "drop_states acts step by step, which a BidirectionalCell does not: put "
                 "VariationalDropoutCell around the cells inside it"
             )
+        drops = {"inputs": drop_inputs, "states": drop_states, "outputs": drop_outputs}
+        for name, rate in drops.items():
+            if rate is not None:
+                _domain.fraction(**{f"drop_{name}": rate})
         super().__init__(base_cell)
         self.drop_inputs = drop_inputs
         self.drop_states = drop_states
@@ -150,6 +155,8 @@ class LSTMPCell(HybridRecurrentCell):
         params: ParameterDict | None = None,
     ) -> None:
         super().__init__(prefix=prefix, params=params)
+        _domain.size(1, hidden_size=hidden_size, projection_size=projection_size)
+        _domain.size(0, input_size=input_size)
         self._hidden_size = hidden_size
         self._input_size = input_size
         self._projection_size = projection_size
