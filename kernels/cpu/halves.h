@@ -42,6 +42,11 @@ MPG_HALVES_INLINE void mpg_load_bf16(const uint16_t *source, float *target) {
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_bfloat16_to_float(source[i]);
 }
 #if defined(__AVX2__) && !defined(__AVX512F__)
+MPG_HALVES_INLINE __m256i mpg_rounded_lanes(__m256i bits) { /* as below, of no foreign NaN */
+  __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  bits = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
+  return _mm256_srli_epi32(_mm256_add_epi32(bits, even), 16);
+}
 MPG_HALVES_INLINE __m256i mpg_bfloat16_lanes(__m256 values) { /* in the lower half of each */
   __m256i bits = _mm256_castps_si256(values);
   __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
@@ -49,6 +54,10 @@ MPG_HALVES_INLINE __m256i mpg_bfloat16_lanes(__m256 values) { /* in the lower ha
   __m256i up = _mm256_andnot_si256(nan, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
   __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi32(0x400000));
   return _mm256_srli_epi32(_mm256_add_epi32(_mm256_or_si256(bits, quiet), up), 16);
+}
+MPG_HALVES_INLINE void mpg_store_lower_halves(__m256i low, __m256i high, uint16_t *target) {
+  _mm256_storeu_si256((__m256i *)target,
+                      _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
 }
 #endif
 MPG_HALVES_INLINE void mpg_store_bf16(const float *source, uint16_t *target) {
@@ -61,10 +70,8 @@ MPG_HALVES_INLINE void mpg_store_bf16(const float *source, uint16_t *target) {
   up = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
   _mm256_storeu_si256((__m256i *)target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
 #elif defined(__AVX2__)
-  __m256i low = mpg_bfloat16_lanes(_mm256_loadu_ps(source)),
-          high = mpg_bfloat16_lanes(_mm256_loadu_ps(source + 8));
-  _mm256_storeu_si256((__m256i *)target,
-                      _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+  mpg_store_lower_halves(mpg_bfloat16_lanes(_mm256_loadu_ps(source)),
+                         mpg_bfloat16_lanes(_mm256_loadu_ps(source + 8)), target);
 #else
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_float_to_bfloat16(source[i]);
 #endif
@@ -81,6 +88,10 @@ MPG_HALVES_INLINE void mpg_store_computed_bf16(const float *source, uint16_t *ta
   __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
   up = _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
   _mm256_storeu_si256((__m256i *)target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
+#elif defined(__AVX2__)
+  __m256i low = _mm256_castps_si256(_mm256_loadu_ps(source)),
+          high = _mm256_castps_si256(_mm256_loadu_ps(source + 8));
+  mpg_store_lower_halves(mpg_rounded_lanes(low), mpg_rounded_lanes(high), target);
 #else
   mpg_store_bf16(source, target);
 #endif
@@ -93,6 +104,10 @@ MPG_HALVES_INLINE void mpg_store_exact_bf16(const float *source, uint16_t *targe
 #if defined(__AVX512F__)
   __m512i bits = _mm512_loadu_si512(source);
   _mm256_storeu_si256((__m256i *)target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+#elif defined(__AVX2__)
+  __m256i low = _mm256_castps_si256(_mm256_loadu_ps(source)),
+          high = _mm256_castps_si256(_mm256_loadu_ps(source + 8));
+  mpg_store_lower_halves(_mm256_srli_epi32(low, 16), _mm256_srli_epi32(high, 16), target);
 #else
   uint32_t bits[MPG_HALVES];
   memcpy(bits, source, sizeof bits);

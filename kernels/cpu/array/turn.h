@@ -35,7 +35,7 @@ typedef struct item16 {
       memcpy(out + r * row_out, turned, sizeof turned);                                       \
     }                                                                                         \
   }
-#if defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__)
+#if !defined(__clang__)
 /* By perfect shuffles of the rows in registers: element b of row a moves, in each of log2(n)
  * stages, to where the bits of (a, b) are rotated by one. */
 #define TURN_BY_SHUFFLES(type, name, T, n, stages, low, high)                                   \
@@ -62,11 +62,21 @@ typedef struct item16 {
   }
 #define LOW_16 {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}
 #define HIGH_16 {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}
-TURN_BY_SHUFFLES(item2, words, uint16_t, 16, 4, LOW_16, HIGH_16)
-TURN_BY_SHUFFLES(item4, floats, uint32_t, 16, 4, LOW_16, HIGH_16)
 #define LOW_8 {0, 8, 1, 9, 2, 10, 3, 11}
 #define HIGH_8 {4, 12, 5, 13, 6, 14, 7, 15}
+#define LOW_4 {0, 4, 1, 5}
+#define HIGH_4 {2, 6, 3, 7}
+#define LOW_2 {0, 2}
+#define HIGH_2 {1, 3}
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+TURN_BY_SHUFFLES(item2, words, uint16_t, 16, 4, LOW_16, HIGH_16)
+TURN_BY_SHUFFLES(item4, floats, uint32_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 8, 3, LOW_8, HIGH_8)
+#else /* 16 bytes at a time, of which one instruction interleaves the halves */
+TURN_BY_SHUFFLES(item2, words, uint16_t, 8, 3, LOW_8, HIGH_8)
+TURN_BY_SHUFFLES(item4, floats, uint32_t, 4, 2, LOW_4, HIGH_4)
+TURN_BY_SHUFFLES(item8, doubles, uint64_t, 2, 1, LOW_2, HIGH_2)
+#endif
 #else
 TURN_BY_BUFFER(item2)
 TURN_BY_BUFFER(item4)
@@ -81,5 +91,9 @@ TURN_BY_BUFFER(item16)
 #undef HIGH_16
 #undef LOW_8
 #undef HIGH_8
+#undef LOW_4
+#undef HIGH_4
+#undef LOW_2
+#undef HIGH_2
 
 #endif

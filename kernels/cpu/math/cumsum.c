@@ -177,6 +177,11 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
+/* As many sums as a vector has, and their elements. */
+enum { SUMS = MPG_VECTOR_BYTES / (int)sizeof(double) };
+typedef double vector_of_sums __attribute__((vector_size(SUMS * sizeof(double))));
+typedef float vector_of_elements __attribute__((vector_size(SUMS * sizeof(float))));
+
 /* Lines of neighbours that are summed in double and stored as float or half: MPG_TURNED of them at
  * a time, a tile after the other, turned, so that one vector has an element of each line. Halves
  * and what is left over pass through a buffer. */
@@ -188,7 +193,7 @@ static void turned_range(void *context, int64_t begin, int64_t end) {
   float buffer[SIDE][PIECE] = {{0}}, tile[SIDE][SIDE];
   for (int64_t outer = begin; outer < end; outer += SIDE) {
     int lines = (int)(end - outer < SIDE ? end - outer : SIDE);
-    double sums[SIDE] = {0};
+    vector_of_sums sums[SIDE / SUMS] = {{0}};
     for (int64_t done = 0, steps; done < p->length; done += steps) {
       steps = p->length - done < PIECE ? p->length - done : PIECE;
       int64_t at = outer * p->length + (p->reverse ? p->length - done - steps : done);
@@ -209,7 +214,13 @@ static void turned_range(void *context, int64_t begin, int64_t end) {
         mpg_turn_item4(from + first * size, (char *)tile, from_line, SIDE * size);
         for (int64_t k = 0; k < count; k++) {
           float *row = tile[p->reverse ? count - 1 - k : k];
-          for (int r = 0; r < SIDE; r++) row[r] = (float)(sums[r] = sums[r] + (double)row[r]);
+          MPG_UNROLL(16) for (int r = 0; r < SIDE / SUMS; r++) {
+            vector_of_elements elements;
+            memcpy(&elements, row + r * SUMS, sizeof elements);
+            sums[r] += __builtin_convertvector(elements, vector_of_sums);
+            elements = __builtin_convertvector(sums[r], vector_of_elements);
+            memcpy(row + r * SUMS, &elements, sizeof elements);
+          }
         }
         mpg_turn_item4((const char *)tile, to + first * size, SIDE * size, to_line);
       }
