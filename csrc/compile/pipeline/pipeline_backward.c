@@ -59,9 +59,10 @@ static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, boo
   const mpg_graph_value *value = mpg_micro_batch_input(micro_batch, i);
   switch (run->input_kinds[i]) {
     case MPG_BATCH_DIVIDED:
-      *place = MPG_PLACE_WRITE;
-      return mpg_micro_batch_slice(&whole->tensor, &value->desc, &row, "the gradient of input", i,
-                                   tensor);
+      *place = target->tensor.storage && target->request == MPG_GRAD_ADD ? MPG_PLACE_ADD
+                                                                         : MPG_PLACE_WRITE;
+      return mpg_micro_batch_slice(target->tensor.storage ? &target->tensor : &whole->tensor,
+                                   &value->desc, &row, "the gradient of input", i, tensor);
     case MPG_BATCH_STATE:
       *place = MPG_PLACE_WRITE;
       if (k == 0) { /* the caller's own */
@@ -161,7 +162,7 @@ static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *hea
   mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
   for (uint32_t i = 0; status == MPG_OK && i < run->num_inputs; i++)
     targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage &&
-                        run->input_kinds[i] == MPG_BATCH_SAME && !reached[i];
+                        run->input_kinds[i] != MPG_BATCH_STATE && !reached[i];
   mpg_free(arrives);
   return status;
 }
@@ -171,7 +172,7 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
                                           mpg_array *results, bool retain, bool train) {
   MPG_TRY(find_missed(run, heads, needed, targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
-    bool target = targets[i].tensor.storage && run->input_kinds[i] == MPG_BATCH_SAME;
+    bool target = targets[i].tensor.storage && run->input_kinds[i] != MPG_BATCH_STATE;
     if (!needed[i] || !run->micro_batches[0].state.compiled->wanted[i] || target) continue;
     MPG_TRY(new_gradient(mpg_micro_batch_input(&run->micro_batches[0], i),
                          run->input_kinds[i] == MPG_BATCH_DIVIDED
@@ -188,7 +189,7 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
   }
   for (uint32_t i = 0; i < run->num_inputs; i++)
     targets[i].done = needed[i] && run->micro_batches[0].state.compiled->wanted[i] &&
-                      targets[i].tensor.storage && run->input_kinds[i] == MPG_BATCH_SAME &&
+                      targets[i].tensor.storage && run->input_kinds[i] != MPG_BATCH_STATE &&
                       !targets[i].missed;
   return MPG_OK;
 }
@@ -204,10 +205,10 @@ mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     const mpg_tape_node *variable = run->inputs[i].node;
     if (!variable) continue;
-    if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] != MPG_BATCH_SAME)
+    if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] == MPG_BATCH_STATE)
       MPG_GOTO(mpg_fail(MPG_ERROR,
-                        "input %u of a pipelined training step wants a gradient; only parameters "
-                        "can have one. Call detach() on it",
+                        "input %u of a pipelined training step wants a gradient, but is computed "
+                        "from variables while recording, or carried state. Call detach() on it",
                         i));
     needed[i] = variable->request != MPG_GRAD_NULL;
     targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false, false};

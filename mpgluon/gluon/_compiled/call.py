@@ -9,7 +9,7 @@ from itertools import count
 
 from ... import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
 from ...ndarray._sparse.row_gradients import whole
-from ...ndarray._sparse.row_taps import TappedCall, has_row_gradient
+from ...ndarray._sparse.row_taps import TappedCall, Taps, has_row_gradient
 from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
 from .._tree import flags_of
@@ -151,17 +151,22 @@ class Signature:
         if tapped is None:
             if len(self.tapped) >= LIMIT:
                 self.tapped.pop(next(iter(self.tapped)))
-            tapped = TappedCall(self.used, flat, self._trace_tapped, self._discover_taps, flags)
+            tapped = TappedCall(self.used, flat, self.trace_tapped, self._discover_taps, flags)
             self.tapped[key] = tapped
         return tapped(flat)
 
     def _discover_taps(self, flat):
-        discovery = tracing.Discovery(tapped=True)
+        return self.discover_taps(flat, Taps)
+
+    def discover_taps(self, flat, kind):
+        """The taps of a recorded call, of a class, and the number of outputs."""
+        discovery = tracing.Discovery(kind)
         with discovery:
             outputs = self._forward([discovery.trace.input(array) for array in flat])
         return discovery.taps, len(outputs)
 
-    def _trace_tapped(self, inputs, parameters, taps):
+    def trace_tapped(self, inputs, parameters, taps):
+        """The block on traced arrays, with taps."""
         with tracing.Binding(self.used, parameters, self.path, taps):
             return self._forward(inputs)
 

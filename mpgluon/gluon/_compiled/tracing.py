@@ -16,7 +16,7 @@ import types
 
 from ... import _core, _graph_breaks, ndarray as nd
 from ...base import MXNetError, NotSupportedError
-from ...ndarray._sparse.row_taps import Taps, has_row_gradient
+from ...ndarray._sparse.row_taps import has_row_gradient
 from ..utils import shape_is_known
 
 
@@ -45,13 +45,11 @@ class Discovery(_graph_breaks.Tracer):
     has to be cut. It stops at an op whose shape depends on values (`_graph_breaks.NeedsValues`).
     """
 
-    def __init__(self, tapped=False):
+    def __init__(self, taps=None):
         super().__init__({})
-        # of parameters with row_sparse gradients
-        self.taps = (
-            Taps(lambda _, rows: self.trace.new_input(rows.shape, rows.dtype, rows.context))
-            if tapped
-            else None
+        # of parameters with row_sparse gradients; taps: their class
+        self.taps = taps and taps(
+            lambda _, rows: self.trace.new_input(rows.shape, rows.dtype, rows.context)
         )
         self.settled = {}  # parameter -> device
         self.used = {}  # (parameter, device) -> the traced array that stands for it
@@ -156,7 +154,7 @@ def refuse_row_gradient(param):
     if _core.is_recording():
         raise NotSupportedError(
             f"Parameter '{param.name}' has a row_sparse gradient, which there is in eager blocks "
-            "and in hybridized ones that are compiled in one piece: not in pipelines, in bodies of "
+            "in pipelines, and in hybridized ones that are compiled in one piece: not in bodies of "
             "loops, or beside steps that run on the host. Make it with grad_stype='default' "
             "(sparse_grad=False) there"
         )

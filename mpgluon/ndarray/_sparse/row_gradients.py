@@ -41,9 +41,23 @@ class _Part:
         """Whether backward has written its gradient."""
         return bool(self.rows._fresh_grad)
 
+    @property
+    def kept(self):
+        """Whether a backward may still write it."""
+        return self.rows._on_tape
+
+    @property
+    def number(self):
+        """Of the backward that has written it."""
+        return self.rows._backward_number
+
+    def forget(self):
+        """Its gradient counts as read."""
+        self.rows._fresh_grad = False
+
     def take(self, count):
         """(values, numbers) of its gradient, which counts as read from then on."""
-        self.rows._fresh_grad = False
+        self.forget()
         values = self.rows.grad
         if self.rows.grad_req == "add":
             values = values.copy()
@@ -52,6 +66,48 @@ class _Part:
             return values, np.arange(count)
         numbers = self.numbers.asnumpy().reshape(-1).clip(0, count - 1)
         return values.reshape((len(numbers), *values.shape[self.numbers.ndim :])), numbers
+
+
+class _MicroBatches:
+    """Parts that one call of a pipeline makes, as if each of its micro-batches had been called by
+    itself. counts: the rows of each part in each micro-batch."""
+
+    __slots__ = ("_counts", "_parts")
+
+    def __init__(self, parts, counts):
+        self._parts, self._counts = parts, counts
+
+    @property
+    def reached(self):
+        return any(part.reached for part in self._parts)
+
+    @property
+    def kept(self):
+        return any(part.kept for part in self._parts)
+
+    @property
+    def number(self):
+        return max(part.number for part in self._parts if part.reached)
+
+    def forget(self):
+        for part in self._parts:
+            part.forget()
+
+    def take(self, count):
+        reached = [i for i, part in enumerate(self._parts) if part.reached]
+        taken = [self._parts[i].take(count) for i in reached]
+        if len(taken) == 1:
+            return taken[0]
+        pieces, places, begins = [], [], [0] * len(taken)
+        for counts in self._counts:
+            for j, (values, numbers) in enumerate(taken):
+                rows = slice(begins[j], begins[j] + counts[reached[j]])
+                begins[j] = rows.stop
+                pieces.append(values[rows])
+                places.append(numbers[rows])
+        ctx = pieces[0].context
+        joined = _op("Concat")(*[piece.as_in_context(ctx) for piece in pieces], dim=0)
+        return joined, np.concatenate(places)
 
 
 class RowSparseGradient(RowSparseNDArray):
@@ -64,7 +120,7 @@ class RowSparseGradient(RowSparseNDArray):
     __slots__ = ("_fresh", "_parts", "_request")
 
     def __init__(self, shape: Shape, ctx: Context, dtype: DType, request: str) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[_Part | _MicroBatches] = []
         self._request, self._fresh = request, False
         zeros = zeros_of("row_sparse", shape, ctx, dtype)
         super().__init__(zeros.values, zeros.index, shape)
@@ -98,14 +154,24 @@ class RowSparseGradient(RowSparseNDArray):
 
     def add_part(self, rows: NDArray, numbers: NDArray | None) -> None:
         """Notes rows that are a variable."""
+        self._add(_Part(rows, numbers))
+
+    def add_micro_batches(
+        self, parts: list[tuple[NDArray, NDArray]], counts: list[list[int]]
+    ) -> None:
+        """Notes (rows, numbers) that are variables of a pipelined call; counts: how many rows of
+        each belong to each micro-batch. They are added up by micro-batches."""
+        self._add(_MicroBatches([_Part(*part) for part in parts], counts))
+
+    def _add(self, part):
         if len(self._parts) >= _MANY_PARTS:
             self._gather()
-        self._parts.append(_Part(rows, numbers))
+        self._parts.append(part)
 
     def all_rows(self, weight: NDArray) -> NDArray:
         """The whole weight as a variable; the same one until backward has reached it."""
         for part in self._parts:
-            if part.numbers is None and not part.reached:
+            if isinstance(part, _Part) and part.numbers is None and not part.reached:
                 return _core.alias(part.rows)
         return self.tap(weight, None)
 
@@ -113,14 +179,14 @@ class RowSparseGradient(RowSparseNDArray):
         """Adds up the parts that backward has written, and drops those that nothing refers to."""
         reached = [part for part in self._parts if part.reached]
         if reached and self._request == "write":  # the latest pass alone counts
-            last = max(part.rows._backward_number for part in reached)
+            last = max(part.number for part in reached)
             for part in reached:
-                if part.rows._backward_number != last:
-                    part.rows._fresh_grad = False
+                if part.number != last:
+                    part.forget()
             reached = [part for part in reached if part.reached]
         with _core.pause():
             taken = [part.take(self._shape[0]) for part in reached]
-            self._parts = [part for part in self._parts if part.rows._on_tape]
+            self._parts = [part for part in self._parts if part.kept]
             if not taken:
                 return
             if self._request == "add":

@@ -7,6 +7,9 @@ rows are outputs of the program. Both together are a part of the parameter's gra
 (`row_gradients.py`).
 """
 
+from collections import namedtuple
+from math import prod
+
 from ... import _core
 from .row_gradients import RowGradientWeight, copied_index
 
@@ -59,6 +62,70 @@ class _TracedGradient:
         if self._whole is None:
             self._whole = self.tap(weight, None)
         return self._whole
+
+
+# Rows that a pipelined block takes of a parameter on a device: how many, and the shape, dtype and
+# device of each.
+Lookup = namedtuple("Lookup", "param ctx count row dtype device")
+
+
+class FlatTaps(Taps):
+    """Taps and numbers of a row for each that is taken, so that those of micro-batches lie one
+    behind the other, wherever the block has its batch."""
+
+    def __init__(self, new):
+        super().__init__(new)
+        self.lookups = []
+
+    @classmethod
+    def of(cls, arrays):
+        """With these flat arrays as taps."""
+
+        def new(number, rows):
+            if number >= len(arrays):
+                raise _core.NotSupportedError(
+                    "rows of a parameter with a row_sparse gradient are taken in the body of a "
+                    "loop of a pipelined block: take them in front of the loop"
+                )
+            return arrays[number].reshape(rows.shape)
+
+        return cls(new)
+
+    def add(self, param, ctx, rows, numbers):
+        if numbers is None:
+            raise _core.NotSupportedError(
+                f"Parameter '{param.name}' has a row_sparse gradient, and a pipelined block uses "
+                "the whole of it, where the gradient has all rows: make it with "
+                "grad_stype='default' (sparse_grad=False)"
+            )
+        row = rows.shape[numbers.ndim :]
+        lookup = Lookup(param, ctx, prod(numbers.shape), row, rows.dtype, rows.context)
+        self.lookups.append(lookup)
+        return super().add(param, ctx, rows, numbers.reshape((-1,)))
+
+
+class MicroBatchTaps:
+    """The taps of one recorded call of a pipelined block. lookups: of each micro-batch."""
+
+    def __init__(self, lookups):
+        self._lookups = lookups
+        self.arrays = [
+            one[0]
+            .param.gradients[one[0].ctx]
+            .new_tap((sum(part.count for part in one), *one[0].row), one[0].device, one[0].dtype)
+            for one in zip(*lookups, strict=True)
+        ]
+
+    def give(self, numbers):
+        """Gives the parameters their parts, whose rows have these numbers."""
+        groups = {}
+        for i, lookup in enumerate(self._lookups[0]):
+            groups.setdefault((lookup.param, lookup.ctx), []).append(i)
+        for (param, ctx), own in groups.items():
+            param.gradients[ctx].add_micro_batches(
+                [(self.arrays[i], numbers[i].detach()) for i in own],
+                [[lookups[i].count for i in own] for lookups in self._lookups],
+            )
 
 
 class TappedCall:

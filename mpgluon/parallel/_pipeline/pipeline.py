@@ -16,6 +16,7 @@ from ...base import MXNetError, counted, is_floating
 from ...gluon import _nested
 from ...gluon._compiled import recompute, running_statistics
 from ...gluon._compiled.call import CompiledCall, Signature
+from ...ndarray._sparse.row_taps import FlatTaps, MicroBatchTaps, has_row_gradient
 from .. import collectives, schedules
 from ..collectives import divide
 from .driver import AUTO, Driver
@@ -256,9 +257,12 @@ class Entry:
 
     def __init__(self, signature, kinds, pipeline):
         self.signature, self.kinds, self.pipeline = signature, kinds, pipeline
-        # Rows of a micro-batch, and whether a backward is recorded -> (StagedCall, statistics)
+        # Rows of a micro-batch, and whether a backward is recorded -> (StagedCall, statistics,
+        # kinds of its outputs)
         self.calls = {}
         self.output_kinds, self.carried_from = None, None
+        self.own = 0  # outputs that are the block's own: numbers of taps and statistics follow
+        self.lookups = {}  # rows and shapes of the state -> `row_taps.Lookup` of each tap
         self.compared = False  # for two sizes of a micro-batch
         self.misshapen = None  # number and shape of a result that lacks the axis
         self.copied = ()  # results that must be copied to have memory of their own
@@ -278,18 +282,19 @@ class Entry:
     def trace(self, rows, *arrays):
         """The block on traced arrays whose divided axis is in front; its results likewise."""
         axis = self.pipeline.axis
-        count = len(self.kinds)
-        arrays = [
-            *[_leading(a, axis) if kind == SPLIT else a for a, kind in zip(arrays, self.kinds)],
-            *arrays[count:],
-        ]
+        inputs, params, taps = self._apart(arrays)
+        taps = FlatTaps.of(taps) if taps else None
         with (
             running_statistics.Statistics()
             if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1
             else _NONE as statistics
         ):
             with collectives.in_pipeline():
-                outputs = self.signature.trace(*arrays)
+                outputs = (
+                    self.signature.trace_tapped(inputs, params, taps)
+                    if taps
+                    else self.signature.trace(*inputs, *params)
+                )
         self.statistics = statistics.layers if statistics else []
         carried = self._carried_outputs()
         self.misshapen = None
@@ -305,12 +310,38 @@ class Entry:
             else:
                 kinds.append(SPLIT)
                 self.misshapen = self.misshapen or (i, out.shape)
-            results.append(out.copy() if i in self.copied else out)
+            results.append(out)
+        self.own = len(results)
+        if taps:
+            kinds += [SPLIT] * len(taps.lookups)
+            results += taps.outputs()
+        results = [out.copy() if i in self.copied else out for i, out in enumerate(results)]
         if statistics:
             kinds += [SPLIT] * len(statistics.arrays)  # a row for each micro-batch
             results += statistics.arrays
         self.output_kinds = kinds
         return results
+
+    def _apart(self, arrays):
+        """(inputs as the block takes them, parameters, taps)."""
+        first = len(self.kinds)
+        last = first + len(self.signature.used)
+        inputs = [
+            _leading(a, self.pipeline.axis) if kind == SPLIT else a
+            for a, kind in zip(arrays, self.kinds)
+        ]
+        return inputs, list(arrays[first:last]), list(arrays[last:])
+
+    def find_lookups(self, rows, arrays):
+        """What a recorded call on such arrays takes of parameters with row_sparse gradients."""
+        if not any(has_row_gradient(param) for param, _ in self.signature.used):
+            return []
+        key = (rows, tuple(a.shape for a in arrays))
+        if key not in self.lookups:
+            with autograd.record(autograd.is_training()), collectives.in_pipeline():
+                found, _ = self.signature.discover_taps(self._apart(arrays)[0], FlatTaps)
+            self.lookups[key] = found.lookups
+        return self.lookups[key]
 
     def _carried_outputs(self):
         """Carried results: position -> nothing; also notes which input each goes to."""
@@ -389,16 +420,20 @@ class Entry:
             "ops": sum(len(stage["forward"]) for stage in described),
         }
 
-    def call(self, rows, arrays, whole, wanted, exact, deferred):
+    def call(self, rows, arrays, lookups, whole, wanted, exact, deferred):
         """A staged call, and what its BatchNorm layers hand over. `whole`: the inputs of all
         micro-batches; `wanted`: which inputs want a gradient; None: nothing is recorded."""
+        if wanted is not None:
+            wanted = [*wanted, *[True] * len(lookups)]
         recording = wanted is not None
         total = next(a.shape[0] for a, kind in zip(whole, self.kinds) if kind == SPLIT)
         divided = rows < total
         states = tuple(a.shape for a, kind in zip(arrays, self.kinds) if kind == CARRIED)
         key = (rows, divided, recording and tuple(wanted), states)
         if key not in self.calls:
-            carried = [kind == CARRIED for kind in self.kinds] + [False] * len(self.signature.used)
+            carried = [kind == CARRIED for kind in self.kinds]
+            arrays = [*arrays, *_placeholders(lookups)]
+            carried += [False] * (len(arrays) - len(carried))
 
             def make():
                 none = [False] * len(arrays)
@@ -436,8 +471,9 @@ class Entry:
                     "along which the batch is divided: an operator goes across the batch. Do that "
                     "after the pipeline, on its whole result"
                 )
-            self.calls[key] = call, self.statistics
-        return self.calls[key]
+            self.calls[key] = call, self.statistics, self.output_kinds
+        call, statistics, self.output_kinds = self.calls[key]
+        return call, statistics
 
     def update(self, rows, statistics):
         """The function that updates the running averages, to be called once all micro-batches are
@@ -452,13 +488,10 @@ class Entry:
     def _check(self, call, rows, arrays, whole):
         """Raises MXNetError where the block does not do on a micro-batch what it does on the whole
         batch."""
-        kinds, traced = (
-            [*self.kinds, *[SHARED] * len(self.signature.used)],
-            (self.misshapen, self.statistics),
-        )
-        results = self.output_kinds[: len(self.output_kinds) - 2 * len(self.statistics)] + [
-            CARRIED
-        ] * (2 * len(self.statistics))
+        # A tap's values are not read, and the numbers of its rows are not results.
+        kinds = [*self.kinds, *[SHARED] * (len(arrays) - len(self.kinds))]
+        traced = (self.misshapen, self.statistics, self.output_kinds)
+        results = [kind if i < self.own else CARRIED for i, kind in enumerate(self.output_kinds)]
         check = (kinds, results, rows, self.pipeline.axis, bool(self.pipeline.carry))
         whole_statistics = self.pipeline.statistics == "batch"
         if self.compared:
@@ -467,13 +500,16 @@ class Entry:
         # there.
         none = [False] * len(arrays)
         total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
+        params = arrays[len(whole) : len(whole) + len(self.signature.used)]
+        tapped = len(arrays) > len(whole) + len(params)
         try:
+            lookups = self.find_lookups(total, [*whole, *params]) if tapped else []
             other = _core.StagedCall(
                 lambda *traced: self.trace(total, *traced),
-                [*whole, *arrays[len(whole) :]],
+                [*whole, *params, *_placeholders(lookups)],
                 none,
                 none,
-                recording=False,
+                recording=tapped,
                 exact=True,
             )
         except MemoryError:
@@ -482,8 +518,13 @@ class Entry:
             call.check(*check, whole_statistics=whole_statistics)  # made for micro-batches
         else:
             call.check(*check, other, total, whole_statistics)
-        self.misshapen, self.statistics = traced
+        self.misshapen, self.statistics, self.output_kinds = traced
         self.compared = True
+
+
+def _placeholders(lookups):
+    """Arrays of the shapes of taps."""
+    return [_core.empty((one.count, *one.row), one.device, one.dtype) for one in lookups]
 
 
 def _step(op):
@@ -512,7 +553,7 @@ class PipelinedCall:
         self._entries = {}
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
-        run, entry, update = self.begin(args, autograd.is_recording())
+        run, entry, note = self.begin(args, autograd.is_recording())
         driver = Driver(entry, self._pipeline)
         driver.forward(run, autograd.is_recording())
         if autograd.is_recording():
@@ -520,15 +561,14 @@ class PipelinedCall:
         else:
             outputs = run.outputs()
             run.finish()
-        if update is not None:
-            update(outputs[-update.count :])
+        note(outputs)
         return self.regroup(entry, outputs)
 
     def regroup(self, entry: Entry, outputs: list[nd.NDArray]) -> Any:
         axis = self._pipeline.axis
         outputs = [
             _leading(out, axis) if kind == SPLIT and axis else out
-            for out, kind in zip(outputs, entry.output_kinds)
+            for out, kind in zip(outputs[: entry.own], entry.output_kinds)
         ]
         structure = entry.signature.outputs
         return (
@@ -537,7 +577,7 @@ class PipelinedCall:
 
     def begin(self, args: tuple[Any, ...], recording: bool) -> tuple[_core.PipelineRun, Entry, Any]:
         """A run of all micro-batches, with nothing queued yet; its entry; and the function to
-        call with its results once all is queued, or None (`Entry.update`)."""
+        call with its results once all is queued."""
         axis, flat = self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, self._pipeline.carry)
@@ -547,19 +587,29 @@ class PipelinedCall:
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
         entry = self._entry_of(structure, places, fronts, kinds, rows)
         params = [param.arrays[ctx] for param, ctx in entry.signature.used]
-        calls, statistics = self._calls(entry, fronts, kinds, params, rows, recording)
+        calls, statistics, taps = self._calls(entry, fronts, kinds, params, rows, recording)
         run = _core.PipelineRun(
             tuple(calls),
             tuple((axis, begin, end - begin, total) for begin, end in rows),
-            [*kinds, *[SHARED] * len(params)],
+            [*kinds, *[SHARED] * len(params), *[SPLIT] * len(taps.arrays)],
             entry.output_kinds,
-            [*(entry.carried_from or [0] * len(kinds)), *[0] * len(params)],
-            [*fronts, *params],
+            [
+                *(entry.carried_from or [0] * len(kinds)),
+                *[0] * (len(params) + len(taps.arrays)),
+            ],
+            [*fronts, *params, *taps.arrays],
         )
         entry.called += 1
         entry.micro_batches = [end - begin for begin, end in rows]
         entry.shapes = [(a.context, a.dtype, a.shape) for a in flat]
-        return run, entry, entry.update(list(entry.micro_batches), statistics)
+        update = entry.update(list(entry.micro_batches), statistics)
+
+        def note(outputs):
+            taps.give(outputs[entry.own : entry.own + len(taps.arrays)])
+            if update is not None:
+                update(outputs[-update.count :])
+
+        return run, entry, note
 
     def _entry_of(self, structure, places, fronts, kinds, rows):
         """The entry for calls of this signature; traced where there is none that is current."""
@@ -612,22 +662,25 @@ class PipelinedCall:
         return signature
 
     def _calls(self, entry, fronts, kinds, params, rows, recording):
-        """The compiled call of each micro-batch, and the BatchNorm statistics of each."""
+        """The compiled call of each micro-batch, the BatchNorm statistics of each, and taps."""
         wanted = None
         if recording:
             carries = [kind == CARRIED and is_floating(a.dtype) for a, kind in zip(fronts, kinds)]
             wanted = [a._wants_gradient or carried for a, carried in zip(fronts, carries)]
             wanted += [param._wants_gradient for param in params]
-        calls, statistics = [], []
+        calls, statistics, lookups = [], [], []
         state = {i: fronts[i] for i, kind in enumerate(kinds) if kind == CARRIED}
         for begin, end in rows:
             arrays = [
                 f[begin:end] if kind == SPLIT else state.get(i, f)
                 for i, (f, kind) in enumerate(zip(fronts, kinds))
             ]
+            arrays += params
+            lookups.append(entry.find_lookups(end - begin, arrays) if recording else [])
             call, found = entry.call(
                 end - begin,
-                [*arrays, *params],
+                arrays,
+                lookups[-1],
                 fronts,
                 wanted,
                 self._exact,
@@ -639,7 +692,7 @@ class PipelinedCall:
                 shape, dtype, _ = call.outputs[entry.carried_from[i]]
                 if shape != state[i].shape:
                     state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
-        return calls, statistics
+        return calls, statistics, MicroBatchTaps(lookups)
 
     def _signature(self, structure, places):
         signature = Signature(

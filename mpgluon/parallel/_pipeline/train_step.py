@@ -288,12 +288,11 @@ class TrainStep:
     def _run(self, call, args):
         """Queues forward and backward; the losses, and what else there is along time."""
         with autograd.train_mode():
-            run, entry, update = call.begin(args, True)
+            run, entry, note = call.begin(args, True)
             outputs = run.outputs()
             run.train(self._heads(entry, outputs, self._scale()))
             Driver(entry, self._pipeline).train(run)
-            if update is not None:
-                update(outputs[-update.count :])
+            note(outputs)
         run.finish()
         results = call.regroup(entry, outputs)
         return results[0], results[1] if len(results) > 1 else None
