@@ -426,9 +426,10 @@ class Trainer(TrainerStore):
             if index not in self._updater(ctx).states:
                 self._bring_state(index, ctx)
         for ctx, grad in fresh.items():
-            self._updater(ctx)(index, grad, param.arrays[ctx])
-            if self._accumulate > 1:
-                grad[:] = 0
+            if grad.here:
+                self._updater(ctx)(index, grad, param.arrays[ctx])
+                if self._accumulate > 1:
+                    grad[:] = 0
             grad.used()
 
     def _ended(self, plan):

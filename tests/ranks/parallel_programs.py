@@ -202,3 +202,43 @@ def checkpoint(devices):
     found = par.load(folder, other, its)
     again = steps(other, its, range(found["position"]["batch"], 4))
     return [*first, *after, *again, *values(net), *values(other)]
+
+
+class Words(gluon.HybridBlock):
+    """A lookup with a row_sparse gradient, and a layer on another device."""
+
+    def __init__(self, devices):
+        super().__init__()
+        self.device = devices[1]
+        with self.name_scope():
+            self.words = nn.Embedding(9, 4, sparse_grad=True)
+            self.out = nn.Dense(3, in_units=4)
+        self.words.initialize(mx.init.Uniform(1), ctx=devices[0])
+        self.out.initialize(mx.init.Uniform(1), ctx=devices[1])
+
+    def hybrid_forward(self, F, x):
+        return self.out(self.words(x).as_in_context(self.device))
+
+
+@program
+def rows(devices):
+    """Row_sparse gradients: each rank updates the rows on its own devices."""
+    kept = []
+    for pipelined in (False, True):
+        net = Words(devices)
+        trainer = gluon.Trainer(net.collect_params(), "adam")
+        x = nd.array([1, 5, 1, 7, 2, 5], ctx=devices[0])
+        label = nd.array([0, 1, 2, 0, 1, 2], ctx=devices[1])
+        step = par.TrainStep(net, LOSS, trainer, par.Pipeline(3))
+        if not pipelined:
+            net.hybridize(exact=True)
+        for _ in range(3):
+            if pipelined:
+                kept.append(step(x, label))
+                continue
+            with autograd.record():
+                kept.append(LOSS(net(x), label))
+            kept[-1].backward()
+            trainer.step(6)
+        kept += [param.data() for param in net.collect_params().values()]
+    return kept

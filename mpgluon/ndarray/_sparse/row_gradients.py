@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import _core
+from ... import _core, _ranks
 from ..._core import NDArray
 from .arrays import BaseSparseNDArray, RowSparseNDArray, cast_storage, zeros_of
 from .rows import index_array, sum_equal
@@ -117,11 +117,13 @@ class RowSparseGradient(RowSparseNDArray):
     written since `used` was called.
     """
 
-    __slots__ = ("_fresh", "_parts", "_request")
+    __slots__ = ("_fresh", "_parts", "_request", "here")
 
     def __init__(self, shape: Shape, ctx: Context, dtype: DType, request: str) -> None:
         self._parts: list[_Part | _MicroBatches] = []
         self._request, self._fresh = request, False
+        # Whether this process has the contents: not on a device of another rank, which adds them up
+        self.here: bool = ctx.rank is None or ctx.rank == _ranks.own()
         zeros = zeros_of("row_sparse", shape, ctx, dtype)
         super().__init__(zeros.values, zeros.index, shape)
 
@@ -184,6 +186,11 @@ class RowSparseGradient(RowSparseNDArray):
                 if part.number != last:
                     part.forget()
             reached = [part for part in reached if part.reached]
+        if not self.here:
+            for part in reached:
+                part.forget()
+            self._fresh = self._fresh or bool(reached)
+            reached = []
         with _core.pause():
             taken = [part.take(self._shape[0]) for part in reached]
             self._parts = [part for part in self._parts if part.kept]
