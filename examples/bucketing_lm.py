@@ -20,23 +20,14 @@ from typing import Any
 import numpy as np
 
 import mpgluon as mx
-from common import device
-from model_parallel_lm import TOKEN, read_text
+from common import add_text_options, output, parser
+from corpus import TOKEN, read_text
+from measuring import save_timelines, why
 
 PADDING = 0
 
 
-def groups_of(devices: list[mx.Context], layers: int) -> dict[str, mx.Context]:
-    """The device of each group: the embedding goes with the first layer, the decoder with the
-    last."""
-    places = [devices[i * len(devices) // layers] for i in range(layers)]
-    return {
-        "embed": places[0],
-        "decode": places[-1],
-        **{f"layer{i}": place for i, place in enumerate(places)},
-    }
-
-
+# --- The idea -------------------------------------------------------------------------------------
 def generator(words: int, options: argparse.Namespace) -> Callable[[int], tuple[Any, ...]]:
     """The function that makes the graph of a bucket."""
 
@@ -67,6 +58,25 @@ def generator(words: int, options: argparse.Namespace) -> Callable[[int], tuple[
     return generate
 
 
+def module_of(
+    generate: Callable[[int], tuple[Any, ...]], longest: int, groups: dict[str, mx.Context]
+) -> mx.mod.BucketingModule:
+    """All buckets over the same devices: `groups` says where each ``ctx_group`` lies."""
+    return mx.mod.BucketingModule(generate, default_bucket_key=longest, group2ctxs=groups)
+
+
+# --- Sentences, and training on them --------------------------------------------------------------
+def groups_of(devices: list[mx.Context], layers: int) -> dict[str, mx.Context]:
+    """The device of each group: the embedding goes with the first layer, the decoder with the
+    last."""
+    places = [devices[i * len(devices) // layers] for i in range(layers)]
+    return {
+        "embed": places[0],
+        "decode": places[-1],
+        **{f"layer{i}": place for i, place in enumerate(places)},
+    }
+
+
 def sentences_of(
     text: str, vocabulary: dict[str, int] | None = None, most: int = 2000
 ) -> tuple[list[list[int]], dict[str, int]]:
@@ -92,25 +102,21 @@ def train(
     coded: Any, words: int, groups: dict[str, mx.Context], options: argparse.Namespace
 ) -> tuple[mx.mod.BucketingModule, mx.io.DataIter]:
     """A trained module, and the iterator over validation sentences."""
-    random.seed(1)
-    np.random.seed(1)
-    mx.random.seed(1)
+    random.seed(options.seed)
+    np.random.seed(options.seed)
+    mx.random.seed(options.seed)
     train_data, valid_data = [
         mx.rnn.BucketSentenceIter(
             sentences, options.batch, buckets=list(options.buckets), invalid_label=PADDING
         )
         for sentences in coded
     ]
-    module = mx.mod.BucketingModule(
-        generator(words, options),
-        default_bucket_key=train_data.default_bucket_key,
-        group2ctxs=groups,
-    )
+    module = module_of(generator(words, options), train_data.default_bucket_key, groups)
     module.fit(
-        train_data,
+        mx.io.ResizeIter(train_data, options.steps),
         eval_data=valid_data,
         eval_metric=mx.metric.Perplexity(PADDING),
-        num_epoch=options.epochs,
+        num_epoch=1,
         optimizer="adam",
         optimizer_params={"learning_rate": options.lr, "clip_gradient": 1.0, "rescale_grad": 1.0},
         initializer=mx.init.Xavier(factor_type="in", magnitude=2.34),
@@ -119,30 +125,27 @@ def train(
     return module, valid_data
 
 
+def stepper(module: mx.mod.BucketingModule) -> Callable[[Any], None]:
+    """A function that trains on a batch."""
+
+    def step(batch: Any) -> None:
+        module.forward_backward(batch)
+        module.update()
+
+    return step
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument(
-        "--devices",
-        nargs="+",
-        type=device,
-        default=[mx.cpu(i) for i in range(3)],
-        help="layers are dealt out over them",
-    )
-    parser.add_argument("--text", help="a text file in place of the standard library")
-    parser.add_argument("--limit", type=int, default=1_500_000, help="characters to read")
-    parser.add_argument("--vocab", type=int, default=2000)
-    parser.add_argument("--buckets", type=int, nargs="+", default=[8, 12, 16, 24, 32])
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument(
-        "--check", action="store_true", help="train on one device, too, and compare bit for bit"
-    )
-    options = parser.parse_args()
+    arguments = parser(__doc__, devices=3, steps=1200)
+    add_text_options(arguments, limit=1_500_000)
+    arguments.add_argument("--vocab", type=int, default=2000)
+    arguments.add_argument("--buckets", type=int, nargs="+", default=[8, 12, 16, 24, 32])
+    arguments.add_argument("--layers", type=int, default=3)
+    arguments.add_argument("--hidden", type=int, default=128)
+    arguments.add_argument("--batch", type=int, default=32)
+    arguments.add_argument("--lr", type=float, default=2e-3)
+    options = arguments.parse_args()
+    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     train_text, valid_text = read_text(options.text, options.limit)
@@ -162,13 +165,20 @@ def main() -> None:
             f"{ctx}: {', '.join(names)}; {stats['peak_in_use'] / 1e6:.1f} MB at most for "
             f"{len(module._buckets)} buckets"
         )
-    if options.check:
-        single, _ = train(coded, words, dict.fromkeys(groups, devices[0]), options)
-        pairs = zip(module.get_params()[0].values(), single.get_params()[0].values())
-        print(
-            "equal bit for bit on one device:",
-            "yes" if all(np.array_equal(a.asnumpy(), b.asnumpy()) for a, b in pairs) else "no",
-        )
+    single, _ = train(coded, words, dict.fromkeys(groups, devices[0]), options)
+    pairs = list(zip(module.get_params()[0].values(), single.get_params()[0].values()))
+    same = all(np.array_equal(a.asnumpy(), b.asnumpy()) for a, b in pairs)
+    print("equal bit for bit on one device:", "yes" if same else "no")
+
+    valid_data.reset()
+    name = f"{len(devices)} devices"
+    ways = {"1 device": stepper(single), name: stepper(module)}
+    works = why(ways, (next(valid_data),), devices)
+    print(
+        "The devices take turns: a group waits for what the one before it makes of the whole "
+        "batch. A pipeline (lstm_pipeline.py) has all of them at work."
+    )
+    save_timelines(output(options, "bucketing_lm.png"), works)
 
 
 if __name__ == "__main__":

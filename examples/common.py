@@ -1,17 +1,15 @@
-"""Helpers that several examples share: devices named on the command line, ways to train that take
-turns, tables."""
+"""Helpers that the examples share: options of the command line, tables, comparisons."""
 
 import argparse
+import os
 import re
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from mpgluon import gluon
 
 
 def device(text: str) -> mx.Context:
@@ -22,72 +20,46 @@ def device(text: str) -> mx.Context:
     return mx.Context(match[1], int(match[2]))
 
 
-def parser(doc: str | None, devices: int, steps: int) -> argparse.ArgumentParser:
-    """An argument parser with what all examples take: ``--devices``, ``--steps``, ``--seed``, and
-    defaults in the help."""
+def parser(
+    doc: str | None,
+    devices: int,
+    steps: int,
+    count: int | None = None,
+    out: str = "example-output",
+) -> argparse.ArgumentParser:
+    """An argument parser with what all examples take: ``--devices`` (`devices` of the CPU by
+    default; exactly `count`, or any number), ``--steps``, ``--out`` and ``--seed``."""
     result = argparse.ArgumentParser(
-        description=(doc or "").split("\n")[0],
+        description=(doc or "").split("\n\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     result.add_argument(
         "--devices",
-        nargs="+",
+        nargs=count or "+",
         type=device,
         default=[mx.cpu(i) for i in range(devices)],
         help="such as cpu(0) gpu(1)",
     )
     result.add_argument("--steps", type=int, default=steps, help="training steps")
+    result.add_argument("--out", default=out, help="folder for pictures and other files")
     result.add_argument("--seed", type=int, default=1)
     return result
 
 
-def plain_step(
-    net: gluon.Block, loss: gluon.loss.Loss, trainer: gluon.Trainer
-) -> Callable[[Any, Any], Any]:
-    """A training step by the ordinary Gluon loop, as `TrainStep` is one: ``step(data, labels)``
-    gives the losses."""
-
-    def step(data: mx.nd.NDArray, labels: mx.nd.NDArray) -> Any:
-        with autograd.record():
-            out = net(data)
-            losses = loss(out, labels.as_in_context(out.context))
-        losses.backward()
-        trainer.step(data.shape[0])
-        return losses
-
-    return step
+def add_text_options(arguments: argparse.ArgumentParser, limit: int = 1_000_000) -> None:
+    """What examples take that learn a text."""
+    arguments.add_argument(
+        "--text", help="a text file to learn, instead of Python's standard library"
+    )
+    arguments.add_argument(
+        "--limit", type=int, default=limit, help="characters of text to read at most"
+    )
 
 
-def take_turns(
-    ways: dict[str, Callable[..., Any]], batches: Callable[[], Iterable[Any]], steps: int
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Trains every way on the same batches, step by step in turn, so that whatever else the machine
-    does hits all of them.
-
-    `ways` are functions that train on a batch and return its losses, by name. Returns {name:
-    (losses, seconds)}, a number for each step.
-    """
-    losses: dict[str, list[float]] = {name: [] for name in ways}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    with tqdm(total=steps, unit="step", dynamic_ncols=True) as progress:
-        while progress.n < steps:
-            for batch in batches():
-                for name, way in ways.items():
-                    begin = time.perf_counter()
-                    loss = way(*batch)
-                    mx.nd.waitall()
-                    seconds[name].append(time.perf_counter() - begin)
-                    losses[name].append(loss.asnumpy().mean())
-                progress.update()
-                progress.set_postfix({name: f"{values[-1]:.3f}" for name, values in losses.items()})
-                if progress.n == steps:
-                    break
-    return {name: (np.array(losses[name]), np.array(seconds[name])) for name in ways}
-
-
-def milliseconds(seconds: np.ndarray) -> str:
-    """The median, without the steps in which things were compiled."""
-    return f"{np.median(seconds[min(3, len(seconds) - 1) :]) * 1e3:.1f}"
+def output(options: argparse.Namespace, name: str) -> str:
+    """The path of a file in the folder of ``--out``, which is made."""
+    os.makedirs(options.out, exist_ok=True)
+    return os.path.join(options.out, name)
 
 
 def parameters(net: gluon.Block) -> dict[str, np.ndarray]:
@@ -96,6 +68,18 @@ def parameters(net: gluon.Block) -> dict[str, np.ndarray]:
         name: param.data(param.list_ctx()[0]).asnumpy()
         for name, param in net.collect_params().items()
     }
+
+
+def megabytes(net: gluon.Block) -> str:
+    """What the parameters take on each device."""
+    held: dict[mx.Context, float] = {}
+    for param in net.collect_params().values():
+        for ctx in param.list_ctx():
+            held[ctx] = held.get(ctx, 0.0) + param.data(ctx).size * 4 / 1e6
+    return ", ".join(
+        f"{ctx}: {held[ctx]:.3g}"
+        for ctx in sorted(held, key=lambda c: (c.device_type, c.device_id))
+    )
 
 
 def difference(first: Any, second: Any) -> str:

@@ -1,32 +1,58 @@
 """Trains a classifier on a mesh: replicas of the network along one axis, its stages along another,
 in micro-batches.
 
-    python data_model_parallel.py --data 2 --stages 2 --steps 200
-
 The task is made up: points of a few intertwined spirals. The same training runs on one device for
 comparison, and halfway the run on the mesh is saved and goes on from the checkpoint on a mesh of
 another shape.
+
+    python data_model_parallel.py                         # four devices: 2 replicas of 2 stages
+    python data_model_parallel.py --replicas 4 --devices "gpu(0)" "gpu(1)" "gpu(2)" "gpu(3)"
 """
 
 import argparse
 import tempfile
-import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import mpgluon as mx
+from common import output, parser, print_table
+from measuring import milliseconds, new_figure, save, take_turns, why
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn
+from mpgluon.parallel import Mesh, Pipeline, TrainStep
 
 
-def make_net(width: int, classes: int) -> nn.HybridSequential:
+# --- The idea -------------------------------------------------------------------------------------
+def on_mesh(
+    net: gluon.HybridBlock, mesh: Mesh, micro_batches: int, lr: float
+) -> tuple[TrainStep, gluon.Trainer]:
+    """A training step of `net` on a mesh with the axes "data" (replicas) and "stage" (runs of
+    layers). Each replica gets its part of a batch, and its stages pass it on in micro-batches;
+    gradients are summed over replicas, and each replica updates a part of the parameters."""
+    net.place(mesh, verbose=False)
+    net.initialize(mx.init.Xavier())
+    trainer = gluon.Trainer(
+        net.collect_params(),
+        "adam",
+        {"learning_rate": lr},
+        shard_updates=True,
+        clip_global_norm=1.0,
+    )
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    return TrainStep(net, loss, trainer, Pipeline(micro_batches)), trainer
+
+
+# --- A network, and its data ----------------------------------------------------------------------
+def network(width: int, classes: int) -> nn.HybridSequential:
     net = nn.HybridSequential(prefix="net_")
+    sizes = [2] + [width] * 4
     with net.name_scope():
-        for _ in range(4):
-            net.add(nn.Dense(width, activation="tanh"), nn.LayerNorm())
-        net.add(nn.Dense(classes))
+        for inputs, units in zip(sizes, sizes[1:]):
+            net.add(nn.Dense(units, activation="tanh", in_units=inputs))
+            net.add(nn.LayerNorm(in_channels=units))
+        net.add(nn.Dense(classes, in_units=width))
     return net
 
 
@@ -41,96 +67,87 @@ def spirals(count: int, classes: int, rng: np.random.Generator) -> tuple[np.ndar
 
 
 class Training:
-    """A network on a mesh, its trainer, and a step in micro-batches."""
+    """A network on a mesh, its step, and its trainer."""
 
-    def __init__(self, mesh: Any, args: argparse.Namespace) -> None:
-        mx.random.seed(args.seed)
-        self.mesh, self.net = mesh, make_net(args.width, args.classes)
-        self.net.place(mesh)
-        self.net.initialize(mx.init.Xavier())
-        self.net(nd.zeros((1, 2), ctx=mesh.device()))  # tells the shapes
-        options = {"learning_rate": args.lr}
-        self.trainer = gluon.Trainer(
-            self.net.collect_params(),
-            "adam",
-            options,
-            shard_updates=True,
-            clip_global_norm=args.clip,
-        )
-        pipeline = mx.parallel.Pipeline(args.micro_batches)
-        self.step = mx.parallel.TrainStep(
-            self.net, gluon.loss.SoftmaxCrossEntropyLoss(), self.trainer, pipeline
-        )
+    def __init__(self, mesh: Mesh, options: argparse.Namespace) -> None:
+        mx.random.seed(options.seed)
+        self.mesh, self.net = mesh, network(options.width, options.classes)
+        self.step, self.trainer = on_mesh(self.net, mesh, options.micro_batches, options.lr)
 
-    def run(self, batches: Iterable[Any]) -> list[float]:
-        losses = [
-            self.step(
-                nd.array(x, ctx=self.mesh.device()), nd.array(y, ctx=self.mesh.device())
-            ).mean()
-            for x, y in batches
-        ]
-        return [float(loss.asscalar()) for loss in losses]
+    def train(self, x: np.ndarray, y: np.ndarray) -> Any:
+        home = self.mesh.device()
+        return self.step(nd.array(x, ctx=home), nd.array(y, ctx=home))
 
-    def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
-        out = self.net(nd.array(x, ctx=self.mesh.device())).asnumpy()
-        return float((out.argmax(1) == y).mean())
+    def classes_of(self, x: np.ndarray) -> np.ndarray:
+        return np.argmax(self.net(nd.array(x, ctx=self.mesh.device())).asnumpy(), 1)
+
+
+def draw(path: str, training: Training, x: np.ndarray, y: np.ndarray, classes: int) -> None:
+    """The points, and the class of each place of the plane."""
+    figure, axes = new_figure(5, 5)
+    line = np.linspace(-1.2, 1.2, 120, dtype="float32")
+    plane = np.stack(np.meshgrid(line, line), -1).reshape(-1, 2)
+    levels = np.arange(classes + 1) - 0.5
+    axes.contourf(line, line, training.classes_of(plane).reshape(120, 120), levels, alpha=0.3)
+    axes.scatter(*x.T, c=y, s=5)
+    axes.set(title="classes, by the network on the mesh", aspect="equal")
+    save(figure, path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=int, default=2, help="replicas")
-    parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--classes", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--clip", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    rng = np.random.default_rng(args.seed)
-    batches = [spirals(args.batch, args.classes, rng) for _ in range(args.steps)]
-    test = spirals(2000, args.classes, rng)
-    half = args.steps // 2
+    arguments = parser(__doc__, devices=4, steps=300)
+    arguments.add_argument("--replicas", type=int, default=2)
+    arguments.add_argument("--micro-batches", type=int, default=4)
+    arguments.add_argument("--batch", type=int, default=128)
+    arguments.add_argument("--width", type=int, default=64)
+    arguments.add_argument("--classes", type=int, default=3)
+    arguments.add_argument("--lr", type=float, default=0.003)
+    options = arguments.parse_args()
+    devices, replicas = options.devices, options.replicas
+    if len(devices) % replicas:
+        raise SystemExit("--devices takes a multiple of --replicas devices")
+    mx.context.set_threads(1)
+    rng = np.random.default_rng(options.seed)
+    batches = [spirals(options.batch, options.classes, rng) for _ in range(options.steps)]
+    points, labels = spirals(2000, options.classes, rng)
+    half = options.steps // 2
 
-    single = Training(mx.parallel.Mesh({"data": 1}), args)
-    expected = single.run(batches)
-    print(
-        f"one device: loss {expected[0]:.4f} -> {expected[-1]:.4f}, accuracy "
-        f"{single.accuracy(*test):.3f}"
-    )
-
-    mesh = mx.parallel.Mesh({"data": args.data, "stage": args.stages})
-    training = Training(mesh, args)
-    for ctx in mesh.devices:
-        names = [
-            name for name, param in training.net.collect_params().items() if ctx in param.list_ctx()
-        ]
+    single = Training(Mesh({"data": 1}, devices[:1]), options)
+    stages = len(devices) // replicas
+    training = Training(Mesh({"data": replicas, "stage": stages}, devices), options)
+    for ctx in training.mesh.devices:
+        params = training.net.collect_params().items()
+        names = [name for name, param in params if ctx in param.list_ctx()]
         print(f"{ctx}: {names[0]} ... {names[-1]}")
-    start = time.time()
-    losses = training.run(batches[:half])
-    with tempfile.TemporaryDirectory() as directory:
-        mx.parallel.save(
-            directory, training.net, training.trainer, position=half, background=True
-        ).wait()
-        other = Training(mx.parallel.Mesh({"stage": args.stages + 1}), args)
-        position = mx.parallel.load(directory, other.net, other.trainer)["position"]
-    losses += training.run(batches[half:])
-    print(
-        f"{mesh}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, accuracy "
-        f"{training.accuracy(*test):.3f}, {time.time() - start:.1f} s"
-    )
-    moved = other.run(batches[position:])
-    print(
-        f"from step {position} on {other.mesh}: loss {moved[-1]:.4f}, accuracy "
-        f"{other.accuracy(*test):.3f}"
-    )
+    ways: dict[str, Callable[..., Any]] = {
+        "1 device": single.train,
+        f"{replicas} replicas of {stages} stages": training.train,
+    }
+    first = take_turns(ways, lambda: batches[:half], half)
+
+    # Saved on one mesh, and loaded onto another
+    other = Training(Mesh({"stage": len(devices)}, devices), options)
+    with tempfile.TemporaryDirectory() as folder:
+        parts = training.net, training.trainer
+        mx.parallel.save(folder, *parts, position=half, background=True).wait()
+        position = mx.parallel.load(folder, other.net, other.trainer)["position"]
+    moved = f"from step {position} on {len(devices)} stages"
+    ways[moved] = other.train
+    second = take_turns(ways, lambda: batches[position:], options.steps - position)
+
+    rows: list[tuple[str, ...]] = [("", "ms a step", "last loss", "accuracy")]
+    for (name, (losses, seconds)), run in zip(second.items(), (single, training, other)):
+        accuracy = float((run.classes_of(points) == labels).mean())
+        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", f"{accuracy:.3f}"))
+    print()
+    print_table(*rows)
+    draw(output(options, "data_model_parallel.png"), training, points, labels, options.classes)
     # Rounding is all that differs; tanh has no kink that would turn it into more
-    early = min(20, half)
-    difference = max(abs(a - b) / abs(b) for a, b in zip(losses[:early], expected[:early]))
-    print(f"largest relative difference of the first {early} losses: {difference:.1e}")
+    expected, losses = (values[:20] for values, _ in first.values())
+    difference = float((abs(losses - expected) / abs(expected)).max())
+    print(f"largest relative difference of the first {len(losses)} losses: {difference:.1e}")
     assert difference < 1e-5
+    why(ways, batches[0], devices)
 
 
 if __name__ == "__main__":

@@ -18,34 +18,14 @@ from typing import Any
 import numpy as np
 
 import mpgluon as mx
-from common import difference, milliseconds, parameters, parser, print_table, take_turns
+from common import difference, megabytes, output, parameters, parser, print_table
+from measuring import milliseconds, save, take_turns, why
 from mpgluon import gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, TrainStep
 
-LETTERS = {letter: i + 1 for i, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}  # 0: padding
 
-
-def syllables() -> list[tuple[str, str]]:
-    """[(syllable, its name)] of those that the encoding EUC-KR has."""
-    common = [c for c in map(chr, range(0xAC00, 0xD7A4)) if len(c.encode("euc_kr", "ignore")) == 2]
-    return [(c, unicodedata.name(c).removeprefix("HANGUL SYLLABLE ")) for c in common]
-
-
-def make_data(
-    pairs: list[tuple[str, str]], count: int, length: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(letters (count, letters), syllables (count, length)): names written without gaps, so that
-    one must find where they end."""
-    random = np.random.RandomState(seed)
-    chosen = random.randint(0, len(pairs), (count, length))
-    names = ["".join(pairs[i][1] for i in row) for row in chosen]
-    letters = np.zeros((count, length * max(len(name) for _, name in pairs)), dtype=np.float32)
-    for row, name in zip(letters, names):
-        row[: len(name)] = [LETTERS[letter] for letter in name]
-    return letters, chosen.astype(np.float32)
-
-
+# --- The idea -------------------------------------------------------------------------------------
 class EncoderDecoder(gluon.HybridBlock):
     """(letters (batch, letters), syllables so far (batch, length)) to scores (batch, length,
     syllables); a device for each part."""
@@ -61,7 +41,7 @@ class EncoderDecoder(gluon.HybridBlock):
         super().__init__(prefix="net_")
         self.decoder_ctx, self.softmax_ctx, self.units = decoder_ctx, softmax_ctx, units
         with self.name_scope():
-            self.letters = nn.Embedding(len(LETTERS) + 1, units)
+            self.letters = nn.Embedding(27, units)  # 26 letters, and padding
             self.encoder = rnn.LSTM(units // 2, layout="NTC", bidirectional=True, input_size=units)
             self.syllables = nn.Embedding(vocab + 1, units)  # the last number begins a text
             self.decoder = rnn.LSTM(units, layout="NTC", input_size=units)
@@ -99,6 +79,31 @@ class EncoderDecoder(gluon.HybridBlock):
         )
 
 
+# --- Its data: syllables and their names ----------------------------------------------------------
+LETTERS = {letter: i + 1 for i, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}  # 0: padding
+
+
+def syllables() -> list[tuple[str, str]]:
+    """[(syllable, its name)] of those that the encoding EUC-KR has."""
+    common = [c for c in map(chr, range(0xAC00, 0xD7A4)) if len(c.encode("euc_kr", "ignore")) == 2]
+    return [(c, unicodedata.name(c).removeprefix("HANGUL SYLLABLE ")) for c in common]
+
+
+def make_data(
+    pairs: list[tuple[str, str]], count: int, length: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(letters (count, letters), syllables (count, length)): names written without gaps, so that
+    one must find where they end."""
+    random = np.random.RandomState(seed)
+    chosen = random.randint(0, len(pairs), (count, length))
+    names = ["".join(pairs[i][1] for i in row) for row in chosen]
+    letters = np.zeros((count, length * max(len(name) for _, name in pairs)), dtype=np.float32)
+    for row, name in zip(letters, names):
+        row[: len(name)] = [LETTERS[letter] for letter in name]
+    return letters, chosen.astype(np.float32)
+
+
+# --- Training it, and what comes out --------------------------------------------------------------
 def way(
     options: argparse.Namespace, vocab: int, contexts: list[mx.Context]
 ) -> tuple[Callable[..., Any], EncoderDecoder, Any]:
@@ -135,7 +140,7 @@ def translate(net: EncoderDecoder, letters: np.ndarray, length: int, vocab: int)
 
 
 def main() -> None:
-    arguments = parser(__doc__, devices=3, steps=400)
+    arguments = parser(__doc__, devices=3, steps=400, count=3)
     arguments.add_argument("--syllables", type=int, help="use the first so many only")
     arguments.add_argument("--length", type=int, default=4, help="syllables of a text")
     arguments.add_argument("--units", type=int, default=128)
@@ -143,8 +148,6 @@ def main() -> None:
     arguments.add_argument("--micro-batches", type=int, default=4)
     arguments.add_argument("--lr", type=float, default=4e-3)
     options = arguments.parse_args()
-    if len(options.devices) != 3:
-        raise SystemExit("--devices takes three devices: of encoder, decoder and softmax")
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     pairs = syllables()[: options.syllables]
     vocab = len(pairs)
@@ -160,9 +163,8 @@ def main() -> None:
         "3 devices": way(options, vocab, options.devices),
         "1 device": way(options, vocab, options.devices[:1] * 3),
     }
-    results = take_turns(
-        {name: train for name, (train, _, _) in made.items()}, batches, options.steps
-    )
+    ways = {name: train for name, (train, _, _) in made.items()}
+    results = take_turns(ways, batches, options.steps)
     _, net, pipeline = made["3 devices"]
     print(f"\nthe last step of {pipeline}:\n{pipeline.report()}\n")
     letters, wanted = make_data(pairs, 200, options.length, options.seed * 100_000 - 1)
@@ -175,14 +177,18 @@ def main() -> None:
             f"({''.join(pairs[i][0] for i in right)})"
         )
     print(f"syllables right in new texts: {(written == wanted).mean():.1%}\n")
-    rows = [("", "ms a step", "last loss", "losses", "parameters against 3 devices")]
+    rows = [("", "ms a step", "last loss", "losses", "parameters against 3 devices", "MB")]
     for name, (losses, seconds) in results.items():
         same = (
             difference(results["3 devices"][0], losses),
             difference(parameters(net), parameters(made[name][1])),
         )
-        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", *same))
+        rows.append(
+            (name, milliseconds(seconds), f"{losses[-1]:.4f}", *same, megabytes(made[name][1]))
+        )
     print_table(*rows)
+    save(pipeline.plot(), output(options, "encoder_decoder.png"))
+    why(ways, next(batches()), options.devices)
 
 
 if __name__ == "__main__":

@@ -11,20 +11,36 @@ micro-batches on one device. The text is Python's standard library.
 """
 
 import argparse
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import mpgluon as mx
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
-from model_parallel_lm import Corpus, read_text
+from common import add_text_options, difference, output, parameters, parser, print_table
+from corpus import Corpus, read_text
+from measuring import milliseconds, plain_step, save, take_turns, why
 from mpgluon import gluon
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
 
 
+# --- The idea -------------------------------------------------------------------------------------
+def pipelined(net: "GPT", trainer: gluon.Trainer, micro_batches: int, schedule: str) -> TrainStep:
+    """A training step, ``losses = step(tokens, labels)``, that sends a batch through the network in
+    micro-batches; `schedule` says which of them a device works on when."""
+    pipeline = Pipeline(micro_batches, schedule)
+    return TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, pipeline)
+
+
+def through(layers: Sequence[gluon.HybridBlock], contexts: list[mx.Context], x: Any) -> Any:
+    """`x` through layers that lie on several devices: all that a network needs to say about it."""
+    for layer, ctx in zip(layers, contexts):
+        x = layer(x.as_in_context(ctx))
+    return x
+
+
+# --- The network ----------------------------------------------------------------------------------
 class Layer(gluon.HybridBlock):
     """Causal self-attention and a network of two layers, each of the normalised input and added to
     it."""
@@ -99,25 +115,28 @@ class GPT(gluon.HybridBlock):
     def hybrid_forward(self, F: Any, tokens: Any) -> Any:
         places = self.positions(F.arange(self.length, ctx=tokens.context))
         x = F.broadcast_add(self.embed(tokens), F.expand_dims(places, axis=0))
-        for layer, ctx in zip(self.layers, self.contexts):
-            x = layer(x.as_in_context(ctx))
-        return self.decoder(self.norm(x))
+        return self.decoder(self.norm(through(self.layers, self.contexts, x)))
 
 
+# --- Ways to train it, compared -------------------------------------------------------------------
 def way(
-    options: argparse.Namespace, vocab: int, contexts: list[mx.Context], pipeline: Any = None
+    options: argparse.Namespace, vocab: int, contexts: list[mx.Context], schedule: str = ""
 ) -> Any:
-    """A function that trains on a batch, and its network."""
+    """A function that trains on a batch, its network, and its step; without a schedule the whole
+    batch goes through at once."""
     mx.random.seed(options.seed)
     net = GPT(vocab, options.units, options.heads, options.layers, options.length, contexts)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    if pipeline is None:
-        net.hybridize()
-        step = plain_step(net, loss, trainer)
+    if schedule:
+        step: Any = pipelined(net, trainer, options.micro_batches, schedule)
     else:
-        step = TrainStep(net, loss, trainer, pipeline)
-    return lambda x, y: step(mx.nd.array(x, ctx=contexts[0]), mx.nd.array(y, ctx=contexts[-1])), net
+        net.hybridize()
+        step = plain_step(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+
+    def train(x: np.ndarray, y: np.ndarray) -> Any:
+        return step(mx.nd.array(x, ctx=contexts[0]), mx.nd.array(y, ctx=contexts[-1]))
+
+    return train, net, step
 
 
 def batches(
@@ -135,12 +154,7 @@ def batches(
 
 def main() -> None:
     arguments = parser(__doc__, devices=2, steps=60)
-    arguments.add_argument(
-        "--text", help="a text file to learn, instead of Python's standard library"
-    )
-    arguments.add_argument(
-        "--limit", type=int, default=1_000_000, help="characters of text to read at most"
-    )
+    add_text_options(arguments)
     arguments.add_argument("--vocab", type=int, default=1000)
     arguments.add_argument("--units", type=int, default=128)
     arguments.add_argument("--heads", type=int, default=4)
@@ -151,28 +165,22 @@ def main() -> None:
     )
     arguments.add_argument("--micro-batches", type=int, default=8)
     arguments.add_argument("--lr", type=float, default=1e-3)
-    arguments.add_argument(
-        "--out", default="gpt_pipeline.png", help="picture of the zero-bubble timeline"
-    )
     options = arguments.parse_args()
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     one, many = options.devices[:1], options.devices
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     vocab, count = len(corpus.words), len(many)
 
-    pipelines = {
-        schedule: Pipeline(options.micro_batches, schedule) for schedule in ("1f1b", "zero_bubble")
-    }
+    schedules = ("1f1b", "zero_bubble")
     made = {
         "1 device": way(options, vocab, one),
-        "1 device, micro-batches": way(options, vocab, one, Pipeline(options.micro_batches)),
-        **{
-            f"{count} devices, {name}": way(options, vocab, many, pipeline)
-            for name, pipeline in pipelines.items()
-        },
+        "1 device, micro-batches": way(options, vocab, one, "1f1b"),
+        **{f"{count} devices, {name}": way(options, vocab, many, name) for name in schedules},
     }
+    ways = {name: train for name, (train, _, _) in made.items()}
+    pipelines = {name: made[f"{count} devices, {name}"][2].pipeline for name in schedules}
     results = take_turns(
-        {name: train for name, (train, _) in made.items()},
+        ways,
         lambda: batches(corpus.train, options.batch, options.length, options.seed),
         options.steps,
     )
@@ -198,8 +206,8 @@ def main() -> None:
             )
         )
     print_table(*rows)
-    pipelines["zero_bubble"].plot(options.out)
-    print(f"timeline: {os.path.abspath(options.out)}")
+    save(pipelines["zero_bubble"].plot(), output(options, "gpt_pipeline.png"))
+    why(ways, next(batches(corpus.train, options.batch, options.length, options.seed)), many)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,18 @@ import numpy as np
 
 import glyphs
 import mpgluon as mx
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
+from common import difference, output, parameters, parser, print_table
+from measuring import milliseconds, new_figure, plain_step, save, take_turns, why
 from mpgluon import gluon
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
+
+
+# --- The idea -------------------------------------------------------------------------------------
+def pipelined(net: "Classifier", trainer: gluon.Trainer, micro_batches: int) -> TrainStep:
+    """A training step, ``losses = step(pictures, labels)``, in micro-batches. ``Pipeline(...,
+    statistics="batch")`` would have BatchNorm take its means over the whole batch."""
+    return TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, Pipeline(micro_batches))
 
 
 class Classifier(gluon.HybridBlock):
@@ -56,21 +64,23 @@ class Classifier(gluon.HybridBlock):
         return self.second(self.first(x).as_in_context(self.ctx2))
 
 
-def way(
-    options: argparse.Namespace, norm: bool, contexts: list[mx.Context], pipeline: Any = None
-) -> Any:
-    """A function that trains on a batch, and its network."""
+# --- Ways to train it, compared -------------------------------------------------------------------
+def way(options: argparse.Namespace, norm: bool, contexts: list[mx.Context], pipeline: bool) -> Any:
+    """A function that trains on a batch, its network, and its step."""
     mx.random.seed(options.seed)
     net = Classifier(options.channels, norm, *contexts)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
     net.hybridize()
-    step = (
-        plain_step(net, loss, trainer)
-        if pipeline is None
-        else TrainStep(net, loss, trainer, pipeline)
+    step: Any = (
+        pipelined(net, trainer, options.micro_batches)
+        if pipeline
+        else plain_step(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
     )
-    return lambda x, y: step(mx.nd.array(x, ctx=net.ctx1), mx.nd.array(y, ctx=net.ctx2)), net
+    return (
+        lambda x, y: step(mx.nd.array(x, ctx=net.ctx1), mx.nd.array(y, ctx=net.ctx2)),
+        net,
+        step,
+    )
 
 
 def accuracy(net: Classifier, pictures: np.ndarray, labels: np.ndarray, batch: int = 100) -> Any:
@@ -84,7 +94,7 @@ def accuracy(net: Classifier, pictures: np.ndarray, labels: np.ndarray, batch: i
 
 
 def main() -> None:
-    arguments = parser(__doc__, devices=2, steps=120)
+    arguments = parser(__doc__, devices=2, steps=120, count=2)
     arguments.add_argument("--train", type=int, default=4000, help="pictures to train on")
     arguments.add_argument("--valid", type=int, default=1000, help="pictures to validate on")
     arguments.add_argument("--channels", type=int, default=32)
@@ -92,12 +102,11 @@ def main() -> None:
     arguments.add_argument("--micro-batches", type=int, default=8)
     arguments.add_argument("--lr", type=float, default=1e-3)
     options = arguments.parse_args()
-    if len(options.devices) != 2:
-        raise SystemExit("--devices takes two devices")
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     one, two = options.devices[:1] * 2, options.devices
     train, valid = glyphs.data(options.train, options.valid, options.seed)
     passes = iter(range(10**9))
+    figure, curves = new_figure(12, 4, columns=2)
 
     rows = [
         (
@@ -111,14 +120,14 @@ def main() -> None:
     ]
     for norm in (False, True):
         print(f"\n{'with' if norm else 'without'} BatchNorm:", flush=True)
-        pipeline = Pipeline(options.micro_batches)
         made = {
-            "whole batch, 1 device": way(options, norm, one),
-            "micro-batches, 1 device": way(options, norm, one, Pipeline(options.micro_batches)),
-            "pipelined, 2 devices": way(options, norm, two, pipeline),
+            "whole batch, 1 device": way(options, norm, one, pipeline=False),
+            "micro-batches, 1 device": way(options, norm, one, pipeline=True),
+            "pipelined, 2 devices": way(options, norm, two, pipeline=True),
         }
+        ways = {name: train for name, (train, _, _) in made.items()}
         results = take_turns(
-            {name: step for name, (step, _) in made.items()},
+            ways,
             lambda: glyphs.batches(*train, options.batch, options.seed + next(passes)),
             options.steps,
         )
@@ -138,9 +147,18 @@ def main() -> None:
                     difference(reference, parameters(net)),
                 )
             )
-        print(f"the last pipelined step:\n{pipeline.report()}")
+            curves[int(norm)].plot(losses, label=name)
+        curves[int(norm)].set(
+            title=f"{'with' if norm else 'without'} BatchNorm", xlabel="step", ylabel="loss"
+        )
+        report = made["pipelined, 2 devices"][2].pipeline.report()
+        print(f"the last pipelined step:\n{report}")
     print()
     print_table(*rows)
+    curves[0].legend()
+    save(figure, output(options, "image_pipeline.png"))
+    batch = next(glyphs.batches(*train, options.batch, options.seed))
+    why(ways, batch, options.devices, "whole batch, 1 device")
 
 
 if __name__ == "__main__":

@@ -13,16 +13,26 @@ fonts (glyphs.py).
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import glyphs
 import mpgluon as mx
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
+from common import difference, output, parameters, parser, print_table
+from measuring import milliseconds, overlap, plain_step, profiled, save_timelines, take_turns, why
 from mpgluon import gluon
 from mpgluon.gluon import nn
 
 
+# --- The idea -------------------------------------------------------------------------------------
+def joined(F: Any, branches: Sequence[gluon.HybridBlock], places: list[mx.Context], x: Any) -> Any:
+    """The branches' outputs, joined where `x` is. In a hybridized block they run at the same time:
+    nothing in a device's program waits but for what it reads."""
+    outputs = [part(x.as_in_context(ctx)) for part, ctx in zip(branches, places)]
+    return F.concat(*[out.as_in_context(x.context) for out in outputs], dim=1)
+
+
+# --- The network ----------------------------------------------------------------------------------
 def branch(*layers: Callable[[], gluon.HybridBlock]) -> nn.HybridSequential:
     part = nn.HybridSequential()
     with part.name_scope():
@@ -43,7 +53,6 @@ class Inception(gluon.HybridBlock):
 
     def __init__(self, inputs: int, width: int, contexts: list[mx.Context]) -> None:
         super().__init__()
-        self.home = contexts[0]
         with self.name_scope():
             self.branches = [
                 branch(conv(inputs, width, 1), conv(width, width, 3)),
@@ -62,8 +71,7 @@ class Inception(gluon.HybridBlock):
             part.initialize(mx.init.Xavier(), ctx=ctx)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        outputs = [part(x.as_in_context(ctx)) for part, ctx in zip(self.branches, self.places)]
-        return F.concat(*[out.as_in_context(self.home) for out in outputs], dim=1)
+        return joined(F, self.branches, self.places, x)
 
 
 def network(options: argparse.Namespace, contexts: list[mx.Context]) -> Any:
@@ -85,24 +93,6 @@ def network(options: argparse.Namespace, contexts: list[mx.Context]) -> Any:
     return net
 
 
-def overlap(events: list[dict[str, Any]]) -> tuple[dict[str, float], float, float]:
-    """(seconds of each device at work, seconds in which at least one is, seconds in which two or
-    more are)."""
-    work = [e for e in events if e["kind"] == "op"]
-    busy: dict[str, float] = {}
-    marks: list[tuple[float, int]] = []
-    for event in work:
-        busy[event["device"]] = busy.get(event["device"], 0.0) + event["end"] - event["begin"]
-        marks += [(event["begin"], 1), (event["end"], -1)]
-    any_busy = several = 0.0
-    active, before = 0, 0.0
-    for at, change in sorted(marks):
-        any_busy += (at - before) * (active >= 1)
-        several += (at - before) * (active >= 2)
-        active, before = active + change, at
-    return dict(sorted(busy.items())), any_busy, several
-
-
 def main() -> None:
     arguments = parser(__doc__, devices=2, steps=120)
     arguments.add_argument("--train", type=int, default=4000, help="pictures to train on")
@@ -111,9 +101,6 @@ def main() -> None:
     arguments.add_argument("--modules", type=int, default=3)
     arguments.add_argument("--batch", type=int, default=32)
     arguments.add_argument("--lr", type=float, default=1e-3)
-    arguments.add_argument(
-        "--trace", default="inception.json", help="Chrome trace of a step; open it in Perfetto"
-    )
     options = arguments.parse_args()
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     train, valid = glyphs.data(options.train, options.valid, options.seed)
@@ -139,39 +126,24 @@ def main() -> None:
         for name, net in nets.items()
     }
     sample = next(glyphs.batches(*train, options.batch, options.seed))
-    rows = [
-        (
-            "",
-            "ms a step",
-            "last loss",
-            "accuracy",
-            "parameters against 1 device",
-            "ms at work",
-            "two or more at once",
-        )
+    rows: list[tuple[object, ...]] = [
+        ("", "ms a step", "last loss", "accuracy", "parameters against 1 device")
     ]
     for name, (losses, seconds) in results.items():
         predicted = nets[name](mx.nd.array(valid[0], ctx=home)).asnumpy().argmax(axis=1)
-        mx.profiler.set_config(filename=options.trace)
-        mx.profiler.set_state("run")
-        ways[name](*sample)
-        mx.profiler.dump()
-        busy, any_busy, several = overlap(mx.profiler.events())
-        at_work = ", ".join(f"{ctx}: {spent * 1e3:.1f}" for ctx, spent in busy.items())
-        rows.append(
-            (
-                name,
-                milliseconds(seconds),
-                f"{losses[-1]:.4f}",
-                f"{(predicted == valid[1]).mean():.1%}",
-                same[name],
-                at_work,
-                f"{several / any_busy:.0%} of the time",
-            )
-        )
+        right = f"{(predicted == valid[1]).mean():.1%}"
+        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", right, same[name]))
     print()
     print_table(*rows)
-    print(f"trace of a step on {name}: {options.trace}")
+    works = why(ways, sample, options.devices)
+    for name, work in works.items():
+        print(f"{name}: two or more at work in {overlap(work.events):.0%} of the time")
+    save_timelines(output(options, "inception_branches.png"), works)
+    trace = output(options, "inception_branches.json")
+    mx.profiler.set_config(filename=trace)
+    profiled(lambda: ways[name](*sample))
+    mx.profiler.dump()
+    print(f"trace of a step on {name}, for Perfetto: {trace}")
 
 
 if __name__ == "__main__":

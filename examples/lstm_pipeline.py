@@ -12,17 +12,25 @@ device (the same bits), and two devices without a pipeline. The text is Python's
 """
 
 import argparse
-import os
 from typing import Any
 
 import numpy as np
 
 import mpgluon as mx
-from common import difference, milliseconds, parameters, parser, print_table, take_turns
-from model_parallel_lm import Corpus, batches, read_text
+from common import add_text_options, difference, output, parameters, parser, print_table
+from corpus import Corpus, batches, read_text
+from measuring import milliseconds, save, take_turns, why
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, TrainStep
+
+
+# --- The idea -------------------------------------------------------------------------------------
+def pipelined(net: Any, trainer: gluon.Trainer, pieces: int, schedule: str) -> TrainStep:
+    """A training step, ``losses, states = step(tokens, labels, states)``, that sends a sequence
+    through the network in pieces."""
+    pipeline = Pipeline(pieces, schedule, along="time")
+    return TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, pipeline)
 
 
 class LanguageModel(gluon.HybridBlock):
@@ -60,28 +68,27 @@ class LanguageModel(gluon.HybridBlock):
         return [layer.begin_state(batch, ctx=ctx) for layer, ctx in zip(self.layers, self.contexts)]
 
 
+# --- Three ways to train --------------------------------------------------------------------------
 def way(
     options: argparse.Namespace,
     vocab: int,
     ctx1: mx.Context,
     ctx2: mx.Context,
-    pipeline: Any = None,
+    pieces: bool = True,
 ) -> Any:
-    """A function that trains on a batch, and its network."""
+    """A function that trains on a batch, its network, and its step in pieces."""
     mx.random.seed(options.seed)
     net = LanguageModel(vocab, options.hidden, options.layers, options.split, ctx1, ctx2)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     states = net.begin_state(options.batch)
-    if pipeline is not None:
-        step = TrainStep(net, loss, trainer, pipeline)
-    else:
-        net.hybridize()
+    step = pipelined(net, trainer, options.pieces, options.schedule) if pieces else None
+    net.hybridize()
 
     def train(inputs: np.ndarray, targets: np.ndarray) -> Any:
         nonlocal states
         x, y = mx.nd.array(inputs, ctx=ctx1), mx.nd.array(targets, ctx=ctx2)
-        if pipeline is not None:
+        if step is not None:
             losses, states = step(x, y, states)
             return losses
         states = [[array.detach() for array in state] for state in states]
@@ -92,17 +99,12 @@ def way(
         trainer.step(len(inputs))
         return losses
 
-    return train, net
+    return train, net, step
 
 
 def main() -> None:
-    arguments = parser(__doc__, devices=2, steps=60)
-    arguments.add_argument(
-        "--text", help="a text file to learn, instead of Python's standard library"
-    )
-    arguments.add_argument(
-        "--limit", type=int, default=1_000_000, help="characters of text to read at most"
-    )
+    arguments = parser(__doc__, devices=2, steps=60, count=2)
+    add_text_options(arguments)
     arguments.add_argument("--vocab", type=int, default=2000)
     arguments.add_argument("--hidden", type=int, default=384, help="size of embedding and LSTMs")
     arguments.add_argument("--layers", type=int, default=4)
@@ -116,23 +118,22 @@ def main() -> None:
         "--schedule", default="zero_bubble", help="see mpgluon.parallel.schedules"
     )
     arguments.add_argument("--lr", type=float, default=2e-3)
-    arguments.add_argument("--out", default="lstm_pipeline.png", help="picture of the timeline")
     options = arguments.parse_args()
-    if len(options.devices) != 2:
-        raise SystemExit("--devices takes two devices")
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     first, second = options.devices
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     vocab = len(corpus.words)
 
-    pipeline, on_one = [Pipeline(options.pieces, options.schedule, along="time") for _ in range(2)]
     made = {
-        "2 devices, pipelined": way(options, vocab, first, second, pipeline),
-        "1 device, same pieces": way(options, vocab, first, first, on_one),
-        "2 devices, in turns": way(options, vocab, first, second),
+        "2 devices, pipelined": way(options, vocab, first, second),
+        "1 device, same pieces": way(options, vocab, first, first),
+        "2 devices, in turns": way(options, vocab, first, second, pieces=False),
+        "1 device": way(options, vocab, first, first, pieces=False),
     }
+    ways = {name: train for name, (train, _, _) in made.items()}
+    pipeline = made["2 devices, pipelined"][2].pipeline
     results = take_turns(
-        {name: train for name, (train, _) in made.items()},
+        ways,
         lambda: batches(corpus.train, options.batch, options.length),
         options.steps,
     )
@@ -161,8 +162,8 @@ def main() -> None:
             )
         )
     print_table(*rows)
-    pipeline.plot(options.out)
-    print(f"timeline: {os.path.abspath(options.out)}")
+    save(pipeline.plot(), output(options, "lstm_pipeline.png"))
+    why(ways, next(batches(corpus.train, options.batch, options.length)), options.devices)
 
 
 if __name__ == "__main__":

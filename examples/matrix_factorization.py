@@ -18,9 +18,16 @@ from typing import Any
 import numpy as np
 
 import mpgluon as mx
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
+from common import difference, output, parameters, parser, print_table
+from measuring import milliseconds, new_figure, plain_step, save, take_turns, why
 from mpgluon import gluon
 from mpgluon.gluon import nn
+
+
+# --- The idea -------------------------------------------------------------------------------------
+def rows_over(net: "Factorization", devices: list[mx.Context]) -> None:
+    """Divides the rows of both tables over the devices, before the network is initialised."""
+    mx.parallel.shard(net, {".*_table": "vocab"}, devices)
 
 
 class Factorization(gluon.HybridBlock):
@@ -63,6 +70,7 @@ class Factorization(gluon.HybridBlock):
         return F.sum(user * item.as_in_context(self.user_ctx), axis=1)
 
 
+# --- Three ways, and their data -------------------------------------------------------------------
 def network(options: argparse.Namespace, devices: list[mx.Context], by_rows: bool = False) -> Any:
     """On one device, a tower and its table on each (`devices` are two then), or with the rows of
     both tables divided over all devices."""
@@ -70,7 +78,7 @@ def network(options: argparse.Namespace, devices: list[mx.Context], by_rows: boo
     places = [devices[0]] * 2 if by_rows else [devices[0], devices[-1]]
     net = Factorization(options.users, options.items, options.factors, options.hidden, *places)
     if by_rows:
-        mx.parallel.shard(net, {".*_table": "vocab"}, devices)
+        rows_over(net, devices)
     for block, ctx in (
         (net.user_table, places[0]),
         (net.user_tower, places[0]),
@@ -129,6 +137,7 @@ def main() -> None:
     options = arguments.parse_args()
     if len(options.devices) < 2:
         raise SystemExit("--devices takes two devices or more, over which the tables are split")
+    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     pairs, scores = ratings(options.users, options.items, options.ratings, options.seed)
     cut = options.ratings * 9 // 10
     home, loss = options.devices[0], gluon.loss.L2Loss()
@@ -159,6 +168,7 @@ def main() -> None:
             "MB of all parameters",
         )
     ]
+    figure, axes = new_figure(8, 3)
     for name, net in nets.items():
         predicted = net(mx.nd.array(pairs[cut:], ctx=home)).asnumpy()
         error = ((predicted - scores[cut:]) ** 2).mean() ** 0.5
@@ -177,6 +187,12 @@ def main() -> None:
             )
             for k in (0, 1)
         ]
+        left = 0.0
+        for ctx, (table, _) in sorted(sizes.items(), key=lambda item: str(item[0])):
+            color = f"C{options.devices.index(ctx)}"
+            axes.barh(name, table, left=left, color=color, edgecolor="white")
+            axes.text(left + table / 2, name, str(ctx), ha="center", va="center", fontsize=8)
+            left += table
         rows.append(
             (
                 name,
@@ -189,6 +205,10 @@ def main() -> None:
     print()
     print_table(*rows)
     print(f"the mean has a validation error of {scores[cut:].std():.3f}, the noise is 0.100")
+    axes.invert_yaxis()
+    axes.set(xlabel="MB of tables on each device")
+    save(figure, output(options, "matrix_factorization.png"))
+    why(ways, next(batches(pairs, scores, options.batch, options.seed)), options.devices)
 
 
 if __name__ == "__main__":

@@ -11,22 +11,21 @@ has; ``--text FILE`` takes another one.
 
 import argparse
 import math
-import os
-import re
-import sysconfig
 import time
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 import mpgluon as mx
+from common import add_text_options, output, parser
+from corpus import TOKEN, Corpus, batches, read_text
+from measuring import Event, draw_timeline, new_figure, save, why
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn, rnn
 
 
+# --- The idea -------------------------------------------------------------------------------------
 class ModelParallelLM(gluon.HybridBlock):
     """Embedding and LSTM 1 where their parameters live; LSTM 2 and the decoder on `ctx2`.
 
@@ -65,60 +64,6 @@ class ModelParallelLM(gluon.HybridBlock):
         return self.lstm1.begin_state(batch, ctx=self.ctx1), self.lstm2.begin_state(
             batch, ctx=self.ctx2
         )
-
-
-# --- Text -----------------------------------------------------------------------------------------
-TOKEN = re.compile(r"\n[ \t]*|[A-Za-z_]\w*|\d+|[ \t]+|.")
-
-
-class Corpus:
-    """Text as numbers: the `size` - 1 most frequent tokens, and number 0 for all others."""
-
-    def __init__(self, train_text: str, valid_text: str, size: int) -> None:
-        train, valid = TOKEN.findall(train_text), TOKEN.findall(valid_text)
-        self.words = ["<unk>"] + [word for word, _ in Counter(train).most_common(size - 1)]
-        self.number = {word: i for i, word in enumerate(self.words)}
-        self.train = np.array([self.number.get(t, 0) for t in train], dtype=np.float32)
-        self.valid = np.array([self.number.get(t, 0) for t in valid], dtype=np.float32)
-
-    def unigram_perplexity(self) -> float:
-        """Of the validation text, under the token frequencies of the training text (plus one
-        each)."""
-        counts = np.bincount(self.train.astype(int), minlength=len(self.words)) + 1.0
-        return float(np.exp(-np.log(counts / counts.sum())[self.valid.astype(int)].mean()))
-
-
-def read_text(path: str | None, limit: int) -> tuple[str, str]:
-    """(training text, validation text): of a file the last tenth validates, of the standard library
-    every tenth file."""
-    if path:
-        with open(path, encoding="utf-8", errors="replace") as f:
-            text = f.read(limit)
-        cut = len(text) * 9 // 10
-        return text[:cut], text[cut:]
-    folder = sysconfig.get_paths()["stdlib"]
-    train: list[str] = []
-    valid: list[str] = []
-    size = 0
-    names = sorted(n for n in os.listdir(folder) if n.endswith(".py"))
-    for i, name in enumerate(names):
-        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as f:
-            text = f.read()
-        (valid if i % 10 == 5 else train).append(text)
-        size += len(text)
-        if size > limit:
-            break
-    return "\n".join(train), "\n".join(valid)
-
-
-def batches(tokens: np.ndarray, batch: int, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (inputs, targets), (steps, batch) each: `batch` streams through the text side by
-    side."""
-    length = (len(tokens) - 1) // batch
-    streams = tokens[: length * batch].reshape(batch, length).T
-    following = tokens[1 : length * batch + 1].reshape(batch, length).T
-    for start in range(0, length - steps + 1, steps):
-        yield streams[start : start + steps], following[start : start + steps]
 
 
 # --- Training -------------------------------------------------------------------------------------
@@ -281,25 +226,9 @@ def sample_text(net: Any, corpus: Corpus, prompt: str, length: int, seed: int) -
     return "".join(corpus.words[t] for t in tokens)
 
 
-def kind_of(event: dict[str, Any]) -> str:
-    """What an event of the profiler is part of."""
-    if event["kind"] == "copy":
-        return "copy"
-    if not event["program"]:
-        return "loss, clipping, update"
-    return "backward" if event["backward"] else "forward"
-
-
-def draw(
-    path: str, curve: Any, valid_curve: Any, unigram: float, events: list[dict[str, Any]]
-) -> None:
+def draw(path: str, curve: Any, valid_curve: Any, unigram: float, events: list[Event]) -> None:
     """Loss curves beside the timeline of the devices, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(15, 5), layout="constrained")
+    figure, (left, right) = new_figure(15, 5, columns=2)
     left.plot(*zip(*curve), color="#9db8d9", linewidth=0.8, label="training, each step")
     losses, window = np.array([value for _, value in curve]), max(1, len(curve) // 40)
     means = np.convolve(losses, np.ones(window) / window, "valid")
@@ -319,77 +248,34 @@ def draw(
     left.axhline(math.log(unigram), color="gray", linestyle="--", label="unigram model")
     left.set(xlabel="step", ylabel="loss (nats per token)", title="Language model on two devices")
     left.legend()
-    colors = {
-        "forward": "#4c8bf5",
-        "backward": "#f5a623",
-        "loss, clipping, update": "#7ed321",
-        "copy": "#d0021b",
-    }
-    events = [e for e in events if e["kind"] in ("op", "copy")]
-    devices = sorted({e["device"] for e in events})
-    origin = min(e["begin"] for e in events)
-    for kind, color in colors.items():
-        for row, device in enumerate(devices):
-            spans = [
-                ((e["begin"] - origin) * 1e3, (e["end"] - e["begin"]) * 1e3)
-                for e in events
-                if e["device"] == device and kind == kind_of(e)
-            ]
-            right.broken_barh(
-                spans, (row - 0.3, 0.6), color=color, label=kind if row == 0 else None
-            )
-    right.set_yticks(range(len(devices)), devices)
-    right.invert_yaxis()
-    right.set(xlabel="ms", title="Timeline of two training steps")
+    draw_timeline(right, events)
+    right.set(title="Timeline of a training step")
     right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, frameon=False)
-    figure.savefig(path, dpi=110)
+    save(figure, path)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--text", help="a text file to learn, instead of Python's standard library")
-    parser.add_argument(
-        "--devices",
-        nargs=2,
-        default=["cpu(0)", "cpu(1)"],
-        help="where the first and the second half live",
-    )
-    parser.add_argument("--steps", type=int, default=500, help="training steps")
-    parser.add_argument("--hidden", type=int, default=256, help="size of embedding and LSTMs")
-    parser.add_argument("--vocab", type=int, default=4000, help="number of tokens told apart")
-    parser.add_argument("--batch", type=int, default=32, help="text streams side by side")
-    parser.add_argument(
+    result = parser(__doc__, devices=2, steps=500, count=2, out="demo-output")
+    add_text_options(result, limit=4_000_000)
+    result.add_argument("--hidden", type=int, default=256, help="size of embedding and LSTMs")
+    result.add_argument("--vocab", type=int, default=4000, help="number of tokens told apart")
+    result.add_argument("--batch", type=int, default=32, help="text streams side by side")
+    result.add_argument(
         "--bptt", type=int, default=35, help="time steps of one truncated back-propagation"
     )
-    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate after warm-up")
-    parser.add_argument(
+    result.add_argument("--lr", type=float, default=3e-3, help="learning rate after warm-up")
+    result.add_argument(
         "--clip", type=float, default=1.0, help="largest global norm of the gradients"
     )
-    parser.add_argument("--check-steps", type=int, default=20, help="steps of the equality check")
-    parser.add_argument(
-        "--limit", type=int, default=4_000_000, help="characters of text to read at most"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--out", default="demo-output", help="folder for parameters, states and the picture"
-    )
-    return parser.parse_args()
+    result.add_argument("--check-steps", type=int, default=20, help="steps of the equality check")
+    return result.parse_args()
 
 
 def main() -> None:
     options = arguments()
     begin = time.perf_counter()
-    os.makedirs(options.out, exist_ok=True)
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
-    names = [re.fullmatch(r"(\w+)\((\d+)\)", device) for device in options.devices]
-    if not all(names):
-        raise SystemExit(
-            "--devices takes two names such as cpu(0) and cpu(1), not "
-            f"{' and '.join(options.devices)}"
-        )
-    ctx1, ctx2 = (mx.Context(name[1], int(name[2])) for name in names if name)
+    ctx1, ctx2 = options.devices
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     unigram = corpus.unigram_perplexity()
     print(
@@ -408,7 +294,7 @@ def main() -> None:
     perplexity = training.evaluate(corpus.valid)
     valid_curve.append((options.steps, perplexity))
 
-    params, states = os.path.join(options.out, "lm.params"), os.path.join(options.out, "lm.states")
+    params, states = output(options, "lm.params"), output(options, "lm.states")
     net.save_parameters(params)
     training.trainer.save_states(states)
     single = build(options, len(corpus.words), ctx1, ctx1)
@@ -417,14 +303,6 @@ def main() -> None:
     again = Training(single, options, options.steps)
     again.trainer.load_states(states)
     one_device = again.evaluate(corpus.valid)
-
-    # Two more steps under the profiler, for the picture.
-    mx.nd.waitall()
-    mx.profiler.set_state("run")
-    for _, (x, y) in zip(range(2), batches(corpus.train, options.batch, options.bptt)):
-        training.step(x, y)
-    mx.nd.waitall()
-    mx.profiler.set_state("stop")
 
     print("\nwhat was compiled:")
     print(net.compiled())
@@ -439,11 +317,17 @@ def main() -> None:
         f"\nsaved to {params} and {states}; loaded onto {ctx1} alone: validation perplexity "
         f"{one_device:.4f} (two devices: {perplexity:.4f})"
     )
-    picture = os.path.join(options.out, "lm.png")
-    draw(picture, curve, valid_curve, unigram, mx.profiler.events())
-    print(f"loss curves and timeline: {picture}")
+    sample = sample_text(single, corpus, "\n\ndef ", 120, options.seed)
+    ways = {"1 device": again.step, "2 devices": training.step}
+    batch = next(batches(corpus.train, options.batch, options.bptt))
+    works = why(ways, batch, options.devices)
+    print(
+        "Here the second device waits for the first one's whole sequence, and the other way round; "
+        "lstm_pipeline.py has both at work."
+    )
+    draw(output(options, "lm.png"), curve, valid_curve, unigram, works["2 devices"].events)
     print("\na sample:\n" + "-" * 60)
-    print(sample_text(single, corpus, "\n\ndef ", 120, options.seed))
+    print(sample)
     print("-" * 60)
     print(
         f"validation perplexity {perplexity:.1f}; a unigram model has {unigram:.1f}. "

@@ -12,20 +12,28 @@ learns the same on one device and on many.
 """
 
 import argparse
-import re
-import time
 from typing import Any
 
 import numpy as np
 
 import glyphs
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from common import megabytes, output, parser, print_table
+from measuring import milliseconds, plain_step, save_timelines, take_turns, why
+from mpgluon import gluon
 from mpgluon.gluon import nn
 
+# --- The idea -------------------------------------------------------------------------------------
 PLAN = {".*conv[0-9]": "channel", ".*hidden": "column", ".*out": "row"}
 
 
+def split(net: gluon.HybridBlock, devices: list[mx.Context]) -> None:
+    """Splits the layers that `PLAN` names, before the network is initialised. Inputs and outputs
+    stay on the first device, and the training loop stays as it is."""
+    mx.parallel.shard(net, PLAN, devices)
+
+
+# --- A network, and its data ----------------------------------------------------------------------
 def network(width: int) -> Any:
     net = nn.HybridSequential(prefix="digits_")
     with net.name_scope():
@@ -51,77 +59,53 @@ def read(path: str) -> tuple[np.ndarray, np.ndarray]:
     return x[order].reshape(len(x), 1, *x.shape[-2:]), y[order].astype("float32")
 
 
-def device(text: str) -> mx.Context:
-    match = re.fullmatch(r"(cpu|gpu)\((\d+)\)", text)
-    if match is None:
-        raise SystemExit(f"'{text}' is no device; there are 'cpu(0)', 'gpu(1)' and so on")
-    return mx.Context(match[1], int(match[2]))
-
-
-def train(
-    options: argparse.Namespace, devices: list[mx.Context], x: np.ndarray, y: np.ndarray
-) -> Any:
-    """The losses of all steps, validation accuracy, seconds, and the network."""
+def way(options: argparse.Namespace, devices: list[mx.Context], x: np.ndarray) -> Any:
+    """A function that trains on a batch, and its network."""
     mx.random.seed(options.seed)
     net = network(options.width)
     if len(devices) > 1:
-        mx.parallel.shard(net, PLAN, devices)
+        split(net, devices)
     net.initialize(mx.init.Xavier(), ctx=devices[0])
     net.hybridize()
-    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-    cut = len(x) * 4 // 5
-    start, losses, trainer = time.time(), [], None
-    for _ in range(options.epochs):
-        for begin in range(0, cut - options.batch + 1, options.batch):
-            data, label = (
-                mx.nd.array(a[begin : begin + options.batch], ctx=devices[0]) for a in (x, y)
-            )
-            with autograd.record():
-                loss = loss_of(net(data), label)
-            loss.backward()
-            trainer = trainer or gluon.Trainer(
-                net.collect_params(), "adam", {"learning_rate": options.lr}
-            )
-            trainer.step(options.batch)
-            losses.append(loss.mean())
-    values = np.array([float(loss.asscalar()) for loss in losses])
-    seconds = time.time() - start
-    right = net(mx.nd.array(x[cut:], ctx=devices[0])).asnumpy().argmax(axis=1) == y[cut:]
-    return values, float(right.mean()), seconds, net
+    net(mx.nd.array(x[:1], ctx=devices[0]))  # tells the shapes
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
+    step = plain_step(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+    return lambda a, b: step(*(mx.nd.array(part, ctx=devices[0]) for part in (a, b))), net
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--devices", nargs="+", default=["cpu(0)", "cpu(1)", "cpu(2)"])
-    parser.add_argument("--data", help="an .npz file with x (n, height, width) and y")
-    parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=0.002)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    devices = [device(text) for text in options.devices]
+    arguments = parser(__doc__, devices=3, steps=200)
+    arguments.add_argument("--data", help="an .npz file with x (n, height, width) and y")
+    arguments.add_argument("--width", type=int, default=16)
+    arguments.add_argument("--batch", type=int, default=64)
+    arguments.add_argument("--lr", type=float, default=0.002)
+    options = arguments.parse_args()
+    mx.context.set_threads(1)
+    devices = options.devices
     x, y = read(options.data)
-    one = train(options, devices[:1], x, y)
-    many = train(options, devices, x, y)
-    for name, (_, accuracy, seconds, net) in (
-        ("one device", one),
-        (f"{len(devices)} devices", many),
-    ):
-        print(f"{name}: validation accuracy {accuracy:.4f}, {seconds:.1f} s")
-        held: dict[mx.Context, int] = {}
-        for param in net.collect_params().values():
-            held[param.list_ctx()[0]] = (
-                held.get(param.list_ctx()[0], 0) + int(np.prod(param.shape)) * 4
-            )
-        print(
-            "  bytes of parameters: " + ", ".join(f"{ctx} {size:,}" for ctx, size in held.items())
-        )
+    cut = len(x) * 4 // 5
+    made = {
+        "1 device": way(options, devices[:1], x),
+        f"{len(devices)} devices": way(options, devices, x),
+    }
+    ways = {name: train for name, (train, _) in made.items()}
+    results = take_turns(
+        ways, lambda: glyphs.batches(x[:cut], y[:cut], options.batch, options.seed), options.steps
+    )
+    rows = [("", "ms a step", "validation accuracy", "MB of parameters")]
+    for name, (_, net) in made.items():
+        right = net(mx.nd.array(x[cut:], ctx=devices[0])).asnumpy().argmax(axis=1) == y[cut:]
+        rows.append((name, milliseconds(results[name][1]), f"{right.mean():.4f}", megabytes(net)))
+    print()
+    print_table(*rows)
+    one, many = (losses for losses, _ in results.values())
     print(
         "largest difference of the losses of the first ten steps: "
-        f"{np.abs(one[0][:10] - many[0][:10]).max() / one[0][0]:.1e}"
+        f"{np.abs(one[:10] - many[:10]).max() / one[0]:.1e}"
     )
-    print(many[3])
+    print(made[f"{len(devices)} devices"][1])
+    works = why(ways, (x[: options.batch], y[: options.batch]), devices)
+    save_timelines(output(options, "split_layers.png"), works)
 
 
 if __name__ == "__main__":

@@ -1,91 +1,111 @@
-"""Splits of a network over two devices: what each takes, by prediction and measured, and
-what it needs of memory; and the planner's choice.
+"""Splits of a network over two devices: what each takes, by prediction and measured, and what it
+needs of memory; and the planner's choice.
 
-    python table_of_splits.py [--width N] [--layers N] [--batch N] [--micro-batches M] [--devices
-    cpu(0) cpu(1)]
+`mx.parallel.plan` measures the layers once. From that it says what every split would take, and
+which one is best; here all of them are tried.
+
+    python table_of_splits.py
+    python table_of_splits.py --devices "gpu(0)" "gpu(1)" --width 2048
 """
 
-import argparse
+import math
 import time
 from typing import Any
 
 import mpgluon as mx
+from common import output, parser, print_table
+from measuring import new_figure, print_against, save, sharing
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import TrainStep, plan
+
+
+# --- The idea -------------------------------------------------------------------------------------
+def planned(net: Any, x: Any, y: Any, devices: list[mx.Context], micro_batches: int) -> Any:
+    """The best split: ``net.place(planned(...))`` puts the layers there, and its ``pipeline()``
+    trains them. Printed, it says what it expects of time and memory."""
+    return plan(
+        net, x, devices, loss=loss, labels=y, micro_batches=micro_batches, schedules=["1f1b"]
+    )
 
 
 def loss(out: Any, label: Any) -> Any:
     return ((out - label) ** 2).mean(axis=1)
 
 
-def measure(net: Any, made: Any, x: Any, y: Any, steps: int) -> tuple[float, Any]:
-    """Milliseconds of the quickest step, and the report of the last."""
-    net.place(made)
-    pipeline = made.pipeline()
-    step = TrainStep(
-        net, loss, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}), pipeline
-    )
-    shortest = float("inf")
-    for _ in range(steps + 1):
-        begin = time.perf_counter()
-        step(x, y)
-        nd.waitall()
-        shortest = min(shortest, time.perf_counter() - begin)
-    return shortest * 1e3, pipeline.report()
+# --- All splits, tried ----------------------------------------------------------------------------
+class Measured:
+    """The quickest of some steps: its seconds, those of each device at work, and its report."""
 
-
-def device(name: str) -> mx.Context:
-    """The device that is called ``cpu(0)``."""
-    kind, _, number = name.rstrip(")").partition("(")
-    return mx.Context(kind, int(number))
+    def __init__(self, net: Any, made: Any, x: Any, y: Any, steps: int) -> None:
+        net.place(made, verbose=False)
+        pipeline = made.pipeline()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3})
+        step = TrainStep(net, loss, trainer, pipeline)
+        self.seconds = math.inf
+        for _ in range(steps + 1):
+            begin = time.perf_counter()
+            step(x, y)
+            nd.waitall()
+            seconds = time.perf_counter() - begin
+            if seconds < self.seconds:
+                self.seconds, self.report = seconds, pipeline.report()
+        self.busy = self.report.busy
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--devices", nargs=2, default=["cpu(0)", "cpu(1)"])
-    args = parser.parse_args()
-    devices = [device(name) for name in args.devices]
+    arguments = parser(__doc__, devices=2, steps=5, count=2)
+    arguments.add_argument("--width", type=int, default=512)
+    arguments.add_argument("--layers", type=int, default=8)
+    arguments.add_argument("--batch", type=int, default=256)
+    arguments.add_argument("--micro-batches", type=int, default=4)
+    options = arguments.parse_args()
+    mx.context.set_threads(1)
+    mx.random.seed(options.seed)
+    devices = options.devices
     net = nn.HybridSequential()
     with net.name_scope():
-        for i in range(args.layers):
-            net.add(nn.Dense(args.width * (1 + i % 2), activation="relu"))
+        for i in range(options.layers):
+            net.add(nn.Dense(options.width * (1 + i % 2), activation="relu"))
         net.add(nn.Dense(10))
-    net.initialize(mx.init.Xavier())
-    x, y = (
-        nd.random.normal(shape=(args.batch, args.width)),
-        nd.random.normal(shape=(args.batch, 10)),
-    )
+    net.initialize(mx.init.Xavier(), ctx=devices[0])
+    x = nd.random.normal(shape=(options.batch, options.width), ctx=devices[0])
+    y = nd.random.normal(shape=(options.batch, 10), ctx=devices[0])
 
-    made = plan(
-        net, x, devices, loss=loss, labels=y, micro_batches=args.micro_batches, schedules=["1f1b"]
-    )
+    made = planned(net, x, y, devices, options.micro_batches)
     print(made)
     chosen, layers = dict(made.placement), list(made.placement)
-    print(
-        f"\nlayers on {devices[0]}   predicted ms   measured ms   bytes on {devices[0]}   bytes on "
-        f"{devices[1]}"
-    )
+    head = [f"layers on {devices[0]}", "predicted ms", "measured ms"]
+    rows: list[list[object]] = [[*head, *(f"bytes on {ctx}" for ctx in devices), ""]]
+    tried: list[tuple[int, float, Measured]] = []
     for cut in range(1, len(layers) + 1):
         for i, layer in enumerate(layers):
             made.move(layer, devices[i >= cut])
-        ms, _ = measure(net, made, x, y, args.steps)
-        mark = "   <- chosen" if made.placement == chosen else ""
-        print(
-            f"{cut:>16}   {made.seconds * 1e3:12.2f}   {ms:11.2f}   "
-            f"{made.memory[devices[0]]:15,}   {made.memory[devices[1]]:15,}{mark}"
-        )
+        tried.append((cut, made.seconds, Measured(net, made, x, y, options.steps)))
+        times = [f"{seconds * 1e3:.2f}" for seconds in (made.seconds, tried[-1][2].seconds)]
+        memory = [f"{made.memory[ctx]:,}" for ctx in devices]
+        rows.append([cut, *times, *memory, "<- chosen" if made.placement == chosen else ""])
+    print()
+    print_table(*rows)
     for layer, ctx in chosen.items():
         made.move(layer, ctx)
-    _, report = measure(net, made, x, y, args.steps)
-    print(f"\nthe choice, predicted beside measured\n{made.compare(report)}")
+    choice = Measured(net, made, x, y, options.steps)
+    print(f"\nthe choice, predicted beside measured\n{made.compare(choice.report)}")
+
+    figure, axes = new_figure(8, 4)
+    cuts = [cut for cut, _, _ in tried]
+    axes.plot(cuts, [seconds * 1e3 for _, seconds, _ in tried], "o--", label="predicted")
+    axes.plot(cuts, [work.seconds * 1e3 for _, _, work in tried], "o-", label="measured")
+    axes.set(xlabel=f"layers on {devices[0]}, of {len(layers)}", ylabel="ms a step", ylim=0)
+    axes.legend()
+    save(figure, output(options, "table_of_splits.png"))
+
+    print("\nwhy, on this machine:")
+    print_against({"1 device": tried[-1][2], "the choice": choice}, "1 device")
+    print(
+        f"When both devices multiply matrices, each takes {sharing(devices):.2f} times as long as "
+        "alone: the planner's measures are of one layer at a time."
+    )
 
 
 if __name__ == "__main__":

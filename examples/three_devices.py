@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 
 import mpgluon as mx
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
-from model_parallel_lm import Corpus, read_text
+from common import add_text_options, difference, megabytes, output, parameters, parser, print_table
+from corpus import Corpus, read_text
+from measuring import milliseconds, plain_step, save, take_turns, why
 from mpgluon import gluon
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
 
 
+# --- The idea -------------------------------------------------------------------------------------
 class Chain(gluon.HybridBlock):
     """Layers one after the other, in as many runs as there are contexts."""
 
@@ -40,6 +42,7 @@ class Chain(gluon.HybridBlock):
         return x
 
 
+# --- A network, and its data ----------------------------------------------------------------------
 def network(options: argparse.Namespace, vocab: int, contexts: list[mx.Context]) -> Chain:
     mx.random.seed(options.seed)
     layers: list[gluon.HybridBlock] = [nn.Embedding(vocab, options.embed, prefix="embed_")]
@@ -59,12 +62,7 @@ def batches(tokens: np.ndarray, window: int, batch: int, seed: int) -> Iterator[
 
 def main() -> None:
     arguments = parser(__doc__, devices=3, steps=100)
-    arguments.add_argument(
-        "--text", help="a text file to learn, instead of Python's standard library"
-    )
-    arguments.add_argument(
-        "--limit", type=int, default=1_000_000, help="characters of text to read at most"
-    )
+    add_text_options(arguments)
     arguments.add_argument("--vocab", type=int, default=500)
     arguments.add_argument("--window", type=int, default=12, help="tokens that the network sees")
     arguments.add_argument("--embed", type=int, default=32)
@@ -78,7 +76,7 @@ def main() -> None:
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
-    ways, nets, shown = {}, {}, {}
+    ways, nets, shown, pipelines = {}, {}, {}, {}
     for pipelined in (False, True):
         for count in range(1, len(options.devices) + 1):
             contexts = options.devices[:count]
@@ -86,7 +84,8 @@ def main() -> None:
             net = nets[name] = network(options, len(corpus.words), contexts)
             trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
             if pipelined:
-                step: Any = TrainStep(net, loss, trainer, Pipeline(options.micro_batches))
+                pipelines[count] = Pipeline(options.micro_batches)
+                step: Any = TrainStep(net, loss, trainer, pipelines[count])
             else:
                 net.hybridize()
                 step = plain_step(net, loss, trainer)
@@ -114,9 +113,6 @@ def main() -> None:
     ]
     for name, (losses, seconds) in results.items():
         reference = nets["1 device, pipelined" if "pipelined" in name else "1 device"]
-        held = dict.fromkeys(nets[name].contexts, 0.0)
-        for param in nets[name].collect_params().values():
-            held[param.list_ctx()[0]] += param.data(param.list_ctx()[0]).size * 4 / 1e6
         bits = difference(parameters(reference), parameters(nets[name]))
         rows.append(
             (
@@ -124,10 +120,13 @@ def main() -> None:
                 milliseconds(seconds),
                 f"{losses[-1]:.4f}",
                 bits,
-                ", ".join(f"{ctx}: {size:.1f}" for ctx, size in held.items()),
+                megabytes(nets[name]),
             )
         )
     print_table(*rows)
+    save(pipelines[len(options.devices)].plot(), output(options, "three_devices.png"))
+    batch = next(batches(corpus.train, options.window, options.batch, options.seed))
+    why(ways, batch, options.devices)
 
 
 if __name__ == "__main__":

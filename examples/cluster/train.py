@@ -1,29 +1,33 @@
 """A network in stages, one on each rank of a cluster, trained in a pipeline; its checkpoints are
 written by all ranks, and a job that is started again goes on from the newest.
 
-    mpirun -n 4 python examples/cluster/train.py --checkpoints FOLDER
+    mpirun -n 4 python examples/cluster/train.py --out FOLDER
 
 The job files beside this one start it under Slurm and Kubernetes.
 """
 
-import argparse
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mpgluon as mx
+from common import parser
 from mpgluon import gluon, nd, parallel as par
 from mpgluon.gluon import nn
 
-parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-)
-parser.add_argument("--checkpoints", default="checkpoints", help="a folder that all ranks see")
-parser.add_argument("--steps", type=int, default=20)
-parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
-parser.add_argument("--units", type=int, default=256)
-options = parser.parse_args()
+arguments = parser(__doc__, devices=1, steps=20, out="checkpoints")
+arguments.add_argument("--every", type=int, default=10, help="steps between checkpoints")
+arguments.add_argument("--units", type=int, default=256)
+options = arguments.parse_args()
 
-mx.random.seed(1)
-devices = [mx.cpu(0, rank=rank) for rank in range(par.num_ranks())]
+# --- The idea: devices of all ranks, one network, one pipeline ------------------------------------
+mx.random.seed(options.seed)
+devices = [
+    mx.Context(ctx.device_type, ctx.device_id, rank=rank)
+    for rank in range(par.num_ranks())
+    for ctx in options.devices
+]
 net = nn.HybridSequential()
 for _ in range(2 * len(devices)):
     net.add(nn.Dense(options.units, in_units=options.units, activation="relu"))
@@ -34,15 +38,16 @@ step = par.TrainStep(
     net, gluon.loss.L2Loss(), trainer, par.Pipeline(micro_batches=8, schedule="1f1b")
 )
 
+# --- Training goes on from the newest checkpoint --------------------------------------------------
 done = 0
-if os.path.isdir(options.checkpoints) and os.listdir(options.checkpoints):
-    done = par.load(options.checkpoints, net, trainer)["position"]["step"]
+if os.path.isdir(options.out) and os.listdir(options.out):
+    done = par.load(options.out, net, trainer)["position"]["step"]
 while done < options.steps:
     x = nd.random.normal(shape=(64, options.units))
     losses = step(x, x)
     done += 1
     if done % options.every == 0 or done == options.steps:
         loss = float(par.fetch(losses).asnumpy().mean())  # all ranks call it
-        par.save(options.checkpoints, net, trainer, position={"step": done})
+        par.save(options.out, net, trainer, position={"step": done})
         if par.rank() == 0:
             print(f"step {done}: loss {loss:.4f}", flush=True)

@@ -1,7 +1,7 @@
 """Clients of the service: how many requests it answers, how fast, and what it does when there are
 too many.
 
-    python load.py --params served.params     # two devices, one device, PyTorch, and overload
+    python load.py                            # two devices, one device, PyTorch, and overload
 
 The servers take turns, so that what else the machine does hits all of them. Every answer is
 compared with the network's own.
@@ -32,7 +32,7 @@ sys.path.insert(0, os.path.dirname(HERE))
 import model  # noqa: E402
 
 import serve  # noqa: E402
-from common import parser, print_table  # noqa: E402
+from common import output, parser, print_table  # noqa: E402
 from mpgluon import nd  # noqa: E402
 
 ROWS = 4  # of a request
@@ -138,22 +138,20 @@ def server(params: str, devices: str) -> Iterator[tuple[str, subprocess.Popen[by
 
 def main() -> None:
     arguments = parser(__doc__, devices=2, steps=60)
-    arguments.add_argument("--params", default="served.params", help="made if it is not there")
     arguments.add_argument("--clients", type=int, default=16)
     arguments.add_argument("--seconds", type=float, default=4, help="of each turn")
     arguments.add_argument("--turns", type=int, default=3)
     arguments.add_argument("--overload", type=int, default=400, help="clients that are too many")
     options = arguments.parse_args()
-    if not os.path.exists(options.params):
-        model.train(options.params, options.devices, options.steps)
-    requests = Requests(options.params)
+    params = output(options, "served.params")
+    if not os.path.exists(params):
+        model.train(params, options.devices, options.steps)
+    requests = Requests(params)
     names = " ".join(map(str, options.devices))
     ways = {f"{names}, pipelined": names, "one device": names.split()[0], "PyTorch": "torch"}
     results: dict[str, list[Seen]] = {name: [] for name in ways}
     with contextlib.ExitStack() as stack:
-        urls = {
-            name: stack.enter_context(server(options.params, way))[0] for name, way in ways.items()
-        }
+        urls = {name: stack.enter_context(server(params, way))[0] for name, way in ways.items()}
         for turn in range(options.turns + 1):
             for name, url in urls.items():
                 seen = asyncio.run(clients(url, requests, options.clients, options.seconds))

@@ -19,7 +19,7 @@ sys.path.insert(0, os.path.dirname(HERE))
 
 import model  # noqa: E402
 
-from common import device as device, parser  # noqa: E402
+from common import device as device, output, parser  # noqa: E402
 
 
 def environment(parameters: str, devices: str) -> dict[str, str]:
@@ -42,13 +42,13 @@ def command(port: int) -> list[str]:
 def main() -> None:
     arguments = parser(__doc__, devices=2, steps=60)
     arguments.add_argument("--port", type=int, default=3000)
-    arguments.add_argument("--out", default="served.params", help="the network's parameters")
     options = arguments.parse_args()
-    if not os.path.exists(options.out):
-        right = model.train(options.out, options.devices, options.steps)
-        print(f"trained: {right:.1%} of new pictures right; {os.path.abspath(options.out)}")
+    params = output(options, "served.params")
+    if not os.path.exists(params):
+        right = model.train(params, options.devices, options.steps)
+        print(f"trained: {right:.1%} of new pictures right; {os.path.abspath(params)}")
     names = " ".join(map(str, options.devices))
-    told = environment(options.out, names)
+    told = environment(params, names)
     print(f"{names}: http://127.0.0.1:{options.port}/classify", flush=True)
     os.execve(sys.executable, command(options.port), told)
 

@@ -49,7 +49,7 @@ def test_kubernetes():
     assert worker["image"] == launcher["image"]
     mounted = {mount["name"]: mount["mountPath"] for mount in worker["volumeMounts"]}
     assert set(mounted) == {volume["name"] for volume in template["volumes"]}
-    assert mounted["checkpoints"] == arguments[arguments.index("--checkpoints") + 1]
+    assert mounted["checkpoints"] == arguments[arguments.index("--out") + 1]
     threads = f"MPGLUON_CPU_THREADS={worker['resources']['limits']['cpu']}"
     assert threads in arguments
 
@@ -57,7 +57,7 @@ def test_kubernetes():
 @pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
 def test_what_they_start(tmp_path):
     """A job that is started again goes on from the newest checkpoint."""
-    options = ["--checkpoints", str(tmp_path / "saved"), "--every", "2", "--units", "16"]
+    options = ["--out", str(tmp_path / "saved"), "--every", "2", "--units", "16"]
     for steps, printed in (("2", ["step 2"]), ("4", ["step 4"])):
         done = launching.run(2, SCRIPT, *options, "--steps", steps)
         assert done.returncode == 0, done.stdout + done.stderr
