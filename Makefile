@@ -48,7 +48,7 @@ $(VENV)/.types: $(VENV)/.test Makefile
 	touch $@
 
 slow-test: $(VENV)/.test
-	cd tests && $(abspath $(BIN))/pytest . -m slow
+	cd tests && $(abspath $(BIN))/pytest . -m slow $(PARALLEL) --durations=15
 
 # The notebooks: executed and stored anew, or executed only. The site, in build/site: without
 # warnings, and its inner links lead somewhere.

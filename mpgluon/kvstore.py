@@ -35,6 +35,7 @@ _KINDS = (
     "nccl",
 )
 _OF_RANKS = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
+_OF_SERVERS = ("dist_async", "dist_device_async", "dist_async_device")
 _SPANNING = ("dist", "p3", "horovod", "byteps")
 
 
@@ -45,6 +46,7 @@ class KVStoreBase:
     OPTIMIZER = "optimizer"
     kv_registry: ClassVar[dict[str, Any]] = {}
     spans_ranks = False  # whether values are of all ranks together
+    needs_optimizer = False  # whether values change by an optimizer of the store only
 
     @staticmethod
     def register(klass: Class) -> Class:
@@ -95,7 +97,7 @@ class KVStoreBase:
         return 1
 
 
-def _sum(arrays, context):
+def sum_on(context: Any, arrays: list[NDArray]) -> NDArray:
     """The sum of the arrays on a device, in their order; a new array."""
     total = arrays[0].copyto(context)
     for array in arrays[1:]:
@@ -103,7 +105,7 @@ def _sum(arrays, context):
     return total
 
 
-def _arrays(value, what):
+def arrays_of(value: Any, what: str) -> list[NDArray]:
     """One array or several, as a list."""
     arrays = [value] if isinstance(value, NDArray) else list(value)
     for array in arrays:
@@ -115,13 +117,13 @@ def _arrays(value, what):
     return arrays
 
 
-def _pairs(key, value, what):
+def pairs_of(key: Any, value: Any, what: str) -> list[tuple[Any, list[NDArray]]]:
     """(key, arrays) for a key or for a list of them."""
     if not isinstance(key, (list, tuple)):
-        return [(key, _arrays(value, what))]
+        return [(key, arrays_of(value, what))]
     if len(key) != len(value):
         raise ValueError(f"{what}: {len(key)} keys, but {len(value)} values")
-    return [(one, _arrays(arrays, what)) for one, arrays in zip(key, value)]
+    return [(one, arrays_of(arrays, what)) for one, arrays in zip(key, value)]
 
 
 class KVStore(KVStoreBase):
@@ -175,7 +177,7 @@ class KVStore(KVStoreBase):
 
     def init(self, key: Keys, value: Values) -> None:
         """Gives keys their first values, by copies that lie where the arrays do; each key once."""
-        pairs = _pairs(key, value, "init")
+        pairs = pairs_of(key, value, "init")
         for one, _ in pairs:
             self._check_key(one, True)
         values = self._first_values([arrays[0] for _, arrays in pairs])
@@ -195,7 +197,7 @@ class KVStore(KVStoreBase):
             Accepted as in MXNet.
         """
         keys, totals = [], []
-        for one, arrays in _pairs(key, value, "push"):
+        for one, arrays in pairs_of(key, value, "push"):
             self._check_key(one, False)
             stored = self._values[one]
             if any(array.shape != stored.shape for array in arrays):
@@ -204,7 +206,7 @@ class KVStore(KVStoreBase):
                     f"{[array.shape for array in arrays]}"
                 )
             keys.append(one)
-            totals.append(_sum(arrays, stored.context))
+            totals.append(sum_on(stored.context, arrays))
         for one, total in zip(keys, self._sums(keys, totals)):
             if self._updater is None:
                 self._values[one] = total
@@ -226,7 +228,7 @@ class KVStore(KVStoreBase):
         keys a list of these. Sparse arrays are left as they are while `ignore_sparse`."""
         if out is None:
             raise AssertionError("pull: name the arrays to copy into (out=)")
-        for one, arrays in _pairs(key, out, "pull"):
+        for one, arrays in pairs_of(key, out, "pull"):
             self._check_key(one, False)
             for array in arrays:
                 if not ignore_sparse or array.stype == "default":
@@ -272,9 +274,9 @@ class KVStore(KVStoreBase):
         ids = row_ids if isinstance(key, (list, tuple)) else [row_ids]
         if len(ids) == 1 and not isinstance(row_ids, NDArray) and len(key) > 1:
             ids = list(ids) * len(key)
-        for (one, arrays), rows in zip(_pairs(key, out, "row_sparse_pull"), ids):
+        for (one, arrays), rows in zip(pairs_of(key, out, "row_sparse_pull"), ids):
             self._check_key(one, False)
-            rows = _arrays(rows, "row_sparse_pull")
+            rows = arrays_of(rows, "row_sparse_pull")
             if len(rows) == 1:
                 rows = rows * len(arrays)
             if len(rows) != len(arrays):
@@ -329,17 +331,17 @@ class TestStore(KVStoreBase):
     __test__ = False  # no test case, whatever its name suggests
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
-        first = _arrays(value, "broadcast")[0]
-        for array in _arrays(out, "broadcast"):
+        first = arrays_of(value, "broadcast")[0]
+        for array in arrays_of(out, "broadcast"):
             if array is not first:
                 first.copyto(array)
 
     def pushpull(
         self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
     ) -> None:
-        arrays = _arrays(value, "pushpull")
-        total = _sum(arrays, arrays[0].context)
-        for array in arrays if out is None else _arrays(out, "pushpull"):
+        arrays = arrays_of(value, "pushpull")
+        total = sum_on(arrays[0].context, arrays)
+        for array in arrays if out is None else arrays_of(out, "pushpull"):
             total.copyto(array)
 
     @staticmethod
@@ -354,8 +356,8 @@ class TestStore(KVStoreBase):
 
 
 class KVStoreServer:
-    """A process that keeps values for others. There are none here: everything is in one process, or
-    in ranks that are equal.
+    """MXNet's name for a process that keeps values for others. Here the servers of 'dist_async'
+    begin where the program makes the store, by `create`.
 
     Examples
     --------
@@ -363,7 +365,7 @@ class KVStoreServer:
     ...     mx.kvstore.KVStoreServer(mx.kv.create("local")).run()
     ... except mx.base.NotSupportedError as error:
     ...     print(error)
-    KVStoreServer: there are no servers; processes of one program are ranks (mpirun)
+    KVStoreServer: a rank serves where it calls mx.kv.create('dist_async'), by itself
     """
 
     def __init__(self, kvstore: KVStore) -> None:
@@ -372,13 +374,13 @@ class KVStoreServer:
     def run(self) -> NoReturn:
         """NotSupportedError."""
         raise NotSupportedError(
-            "KVStoreServer: there are no servers; processes of one program are ranks (mpirun)"
+            "KVStoreServer: a rank serves where it calls mx.kv.create('dist_async'), by itself"
         )
 
 
 def check_name(name: str) -> None:
     """MXNetError for a name of which there is no store."""
-    if name.lower() not in (*KVStoreBase.kv_registry, *_KINDS, *_OF_RANKS):
+    if name.lower() not in (*KVStoreBase.kv_registry, *_KINDS, *_OF_RANKS, *_OF_SERVERS):
         create(name)
 
 
@@ -398,7 +400,12 @@ def show(store: KVStore, updater: Any, values: Any) -> None:
 
 def create(name: str = "local") -> KVStoreBase | Any:
     """A store: 'local', 'device' and their relatives; 'dist_sync' and its relatives, of all ranks
-    together (``mpirun``); or one that was registered. MXNetError for others that span machines.
+    together (``mpirun``); 'dist_async', of servers; or one that was registered. MXNetError for
+    others that span machines.
+
+    For 'dist_async' the last ranks serve, one or as many as the environment variable
+    ``DMLC_NUM_SERVER`` says. There the call does not return: it keeps the values until all other
+    ranks have ended, and ends the process (SystemExit).
 
     Examples
     --------
@@ -416,13 +423,17 @@ def create(name: str = "local") -> KVStoreBase | Any:
         from ._ranks.store import DistKVStore
 
         return DistKVStore(name)
+    if kind in _OF_SERVERS:
+        from ._ranks import servers
+
+        return servers.create(name)
     if kind.startswith(_SPANNING):
         raise MXNetError(
             f"create: there is no store {name!r}"
-            + (", as there are no servers" if kind.startswith(("dist", "p3")) else "")
-            + ": over machines there is 'dist_sync', whose values all ranks have (mpirun)"
+            ": over machines (mpirun) there is 'dist_sync', whose values all ranks have, and "
+            "'dist_async', whose values servers have"
         )
-    known = (*_KINDS, *_OF_RANKS, *KVStoreBase.kv_registry)
+    known = (*_KINDS, *_OF_RANKS, *_OF_SERVERS, *KVStoreBase.kv_registry)
     raise MXNetValueError(
         f"create: unknown store {name!r}{near(name, known)}; there are {', '.join(known)}"
     )

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, _ranks, autograd, ndarray as nd
-from .._core import NDArray, dtype_name
-from ..base import MXNetError
+from .._core import NDArray
 from ..kvstore import KVStore
 from . import own_arrays
+from .two_bits import TwoBits, decompressed
 
 if TYPE_CHECKING:
     from .._types import Keys
 
-_PER_BYTE = (1.0, 4.0, 16.0, 64.0)  # four numbers of 2 bits in a byte
 
-
-class DistKVStore(KVStore):
+class DistKVStore(TwoBits, KVStore):
     """Values by key, of all ranks together: ``mx.kv.create('dist_sync')``.
 
     All ranks call `init`, `push` and the methods made of them, with the same keys in the same
@@ -29,8 +27,6 @@ class DistKVStore(KVStore):
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
-        self._threshold: float | None = None  # of gradients of 2 bits
-        self._residuals: dict[Any, NDArray] = {}  # by key, what was rounded away
         _ranks.count()
 
     @property
@@ -73,8 +69,6 @@ class DistKVStore(KVStore):
         if self._threshold is None:
             sums = own_arrays.add_up([arrays[number] for number in dense], in_place)
         else:
-            if len(dense) < len(arrays):
-                raise MXNetError("row_sparse arrays are not compressed: push dense ones")
             with autograd.pause():
                 sums = [self._add_up_bits(key, array) for key, array in zip(keys, arrays)]
         found = dict(zip(dense, sums))
@@ -83,57 +77,13 @@ class DistKVStore(KVStore):
             for number, array in enumerate(arrays)
         ]
 
-    def set_gradient_compression(self, compression_params: dict[str, Any] | None) -> None:
-        """Rounds what is pushed from now on to -threshold, 0 or threshold, 2 bits a number; what
-        is rounded away is added to the next push of the key.
-
-        Parameters
-        ----------
-        compression_params : dict
-            ``{'type': '2bit', 'threshold': 0.5}``; the type 'none' compresses nothing.
-
-        Raises
-        ------
-        MXNetError
-            When the type is another, or the threshold not above 0.
-        """
-        params = dict(compression_params or {})
-        kind, threshold = params.pop("type", "none"), float(params.pop("threshold", 0.5))
-        if kind not in ("none", "2bit") or params:
-            raise MXNetError(
-                "set_gradient_compression: takes the type 'none' or '2bit' and a threshold, not "
-                f"{compression_params}"
-            )
-        if not threshold > 0:
-            raise MXNetError(
-                f"set_gradient_compression: the threshold must be above 0, not {threshold}"
-            )
-        self._threshold = threshold if kind == "2bit" else None
-
     def _add_up_bits(self, key, array):
-        if dtype_name(array.dtype) != "float32":
-            raise MXNetError(
-                f"only float32 is compressed; the array of {key!r} is {dtype_name(array.dtype)}"
-            )
-        residual, threshold = self._residuals.get(key), self._threshold
-        total = array.reshape((-1,)) if residual is None else array.reshape((-1,)) + residual
-        above, below = total >= threshold, total <= -threshold
-        self._residuals[key] = total - (above - below) * threshold
-        codes = above + below * 2
-        size = -(-total.size // len(_PER_BYTE))
-        if size * len(_PER_BYTE) > total.size:
-            more = nd.zeros((size * len(_PER_BYTE) - total.size,), ctx=total.context)
-            codes = nd.concat(codes, more, dim=0)
-        weights = nd.array([_PER_BYTE], ctx=total.context)
-        packed = (codes.reshape((size, -1)) * weights).sum(axis=1).astype("uint8")
-        sums = None
+        packed, sums = self._compressed(key, array), None
         for rank in range(_ranks.count()):
-            packed_there = own_arrays.copies_of(rank, [packed])[0].astype("float32")
-            codes = nd.floor(packed_there.reshape((size, 1)) / weights)
-            codes = codes - nd.floor(codes / 4) * 4
-            part = ((codes == 1) - (codes == 2)) * threshold
+            there = own_arrays.copies_of(rank, [packed])[0]
+            part = decompressed(there, array.shape, self._threshold)
             sums = part if sums is None else sums + part
-        return sums.reshape((-1,))[: total.size].reshape(array.shape)
+        return sums
 
 
 def broadcast_values(rank: int, arrays: list[NDArray]) -> None:

@@ -168,12 +168,14 @@ class TrainerStore:
             shapes = [param.shape or () for param in self._params]
             store, on_store = create_kvstore(kvstore, number, shapes)
             sparse = self._contains_sparse_grad
-            if sparse and store is not None and not isinstance(store, kvstores.KVStore):
+            served = store is not None and store.needs_optimizer
+            own = served or store is None or isinstance(store, kvstores.KVStore)
+            if sparse and not own:
                 raise ValueError(
                     f"Trainer: row_sparse gradients cannot go through a {type(store).__name__}; "
                     "name a kvstore, such as 'device'"
                 )
-            asked = wanted if wanted is not None else False if sparse else update
+            asked = wanted if wanted is not None else False if sparse and not served else update
             on_store = on_store if asked is None else asked
             if on_store and store is not None:
                 on_store = store.is_capable(kvstores.KVStoreBase.OPTIMIZER)
@@ -182,11 +184,17 @@ class TrainerStore:
                         f"Trainer: a {type(store).__name__} has no optimizer; set "
                         "update_on_kvstore=False"
                     )
+        if store is not None and store.needs_optimizer and not on_store:
+            raise ValueError(
+                f"Trainer: the servers of {store.type!r} update parameters; leave out "
+                "update_on_kvstore=False, and call step instead of allreduce_grads and update"
+            )
         if store is not None and self._compression_params:
             store.set_gradient_compression(self._compression_params)
         sparse = self._contains_sparse_weight or self._contains_sparse_grad
         of_ranks = store is not None and store.spans_ranks
-        called = store is not None and type(store) is not kvstores.KVStore and not sparse
+        own = type(store) is kvstores.KVStore or (sparse and isinstance(store, kvstores.KVStore))
+        called = store is not None and not own
         if of_ranks:  # which keeps no copies: gradients are summed in place, and each rank updates
             called = on_store = False
         if called and on_store:

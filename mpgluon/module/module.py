@@ -535,8 +535,13 @@ class Module(BaseModule):
             )
         names = dict(enumerate(self._param_names))
         of_ranks = kvstores.is_of_ranks(store)
+        served = isinstance(store, kvstores.KVStoreBase) and store.needs_optimizer
+        weights = [self._execs[0].arg_dict[name] for name in self._param_names]
         if of_ranks:
-            broadcast_values(0, [self._execs[0].arg_dict[name] for name in self._param_names])
+            broadcast_values(0, weights)
+        elif served:
+            store.broadcast(self._param_names, weights, weights)
+        if of_ranks or served:
             vars(self).update(_params_dirty=True, _replicas_behind=len(self._execs) > 1)
             self._replicate()
         if isinstance(optimizer, str):
@@ -549,10 +554,11 @@ class Module(BaseModule):
             raise TypeError(f"optimizer is a name or an Optimizer, not {type(optimizer).__name__}")
         elif not optimizer.idx2name:
             optimizer.idx2name = names
-        updater = optimizers.get_updater(optimizer)
+        updater = store.updater_by(optimizer) if served else optimizers.get_updater(optimizer)
         # `update` does what pushing and pulling would, in one call for all parameters of a device;
         # the store is there to be asked.
-        store = store if len(self._context) > 1 or of_ranks or store is kvstore else None
+        apart = len(self._context) > 1 or of_ranks or served
+        store = store if apart or store is kvstore else None
         if isinstance(store, kvstores.KVStore):
             kvstores.set_updater(store, updater)
         vars(self).update(
@@ -622,24 +628,14 @@ class Module(BaseModule):
                 DataDesc(desc.name, array.shape, desc.dtype, desc.layout)
                 for desc, array in zip(self._data_shapes, data_batch.data)
             ]
-            labels = None
+            labels, size = None, data[0].shape[0]
             if self._label_shapes:
+                labels = []
                 arrays = given_labels or [None] * len(self._label_shapes)
-                ratio = (data[0].shape[0], self._batch_size)
-                labels = [
-                    DataDesc(
-                        desc.name,
-                        array.shape
-                        if array is not None
-                        else (
-                            ratio[0] if desc.shape[0] == ratio[1] else desc.shape[0],
-                            *desc.shape[1:],
-                        ),
-                        desc.dtype,
-                        desc.layout,
-                    )
-                    for desc, array in zip(self._label_shapes, arrays)
-                ]
+                for desc, array in zip(self._label_shapes, arrays):
+                    first = size if desc.shape[0] == self._batch_size else desc.shape[0]
+                    shape = (first, *desc.shape[1:]) if array is None else array.shape
+                    labels.append(DataDesc(desc.name, shape, desc.dtype, desc.layout))
             self.reshape(data, labels)
         for (begin, end), executor in zip(self._parts, self._execs):
             arguments = executor.arg_dict

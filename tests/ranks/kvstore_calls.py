@@ -176,14 +176,20 @@ def wrong():
         lambda: store.init("r", nd.zeros(2, ctx=mx.cpu(0, rank=1))),
         lambda: store.set_gradient_compression({"type": "1bit"}),
         lambda: store.set_gradient_compression({"type": "2bit", "threshold": 0}),
-        lambda: mx.kv.create("dist_async"),
+        lambda: mx.kv.create("p3store_dist"),
         lambda: mx.parallel.broadcast_parameters({}, root_rank=9),
     ):
         try:
             call()
         except mx.MXNetError as error:
             messages.append(str(error))
-    expected = ("names no rank", "'1bit'", "must be above 0", "no servers", "no rank 9")
+    expected = (
+        "names no rank",
+        "'1bit'",
+        "must be above 0",
+        "no store 'p3store_dist'",
+        "no rank 9",
+    )
     assert len(messages) == 5, messages
     assert all(part in message for part, message in zip(expected, messages)), messages
 

@@ -1,0 +1,441 @@
+"""The kvstore of servers, 'dist_async': the last ranks keep the values, and update them by each
+push as it comes; the other ranks are workers, and do not wait for one another.
+
+A server begins where the program makes the store, and ends when all workers have ended. Values are
+spread over the servers by their keys, each whole.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import pickle
+import threading
+import time
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from .. import _core, _ranks, ndarray as nd, optimizer as optimizers
+from .._core import NDArray, dtype_name
+from ..base import MXNetError
+from ..kvstore import KVStoreBase, pairs_of, sum_on
+from . import own_arrays
+from .two_bits import TwoBits, decompressed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from .._types import Arrays, Keys, Values
+    from ..optimizer import Optimizer
+
+_SERVERS = "DMLC_NUM_SERVER"  # as MXNet's launcher calls it
+_REQUEST, _REPLY = 1, 2  # tags
+_IDLE = 0.001  # seconds that a server sleeps at most between two looks for requests
+_LOOK = 0.05  # seconds between two looks for ranks that are lost
+
+
+# --- Messages -----------------------------------------------------------------------------------
+
+
+def _packed(array):
+    """An array as what pickle takes."""
+    dtype = dtype_name(array.dtype)
+    if array.stype == "row_sparse":
+        return "row_sparse", dtype, array.shape, _numbers(array.data), _numbers(array.indices)
+    return "default", dtype, array.shape, _numbers(array)
+
+
+def _numbers(array):
+    exact = array.astype("float32") if dtype_name(array.dtype) == "bfloat16" else array
+    return exact.asnumpy()
+
+
+def _unpacked(packed):
+    kind, dtype, shape, data, *rest = packed
+    if kind == "2bit":
+        threshold = rest[0]
+        return decompressed(nd.array(data, dtype="uint8"), shape, threshold)
+    values = nd.array(data, dtype=dtype)
+    if kind == "row_sparse":
+        return nd.sparse.row_sparse_array((values, rest[0]), shape=shape, dtype=dtype)
+    return values
+
+
+class _Message:
+    """A message that is on its way to this process, as `_ranks.wait` waits for it."""
+
+    def __init__(self, comm, source):
+        self._comm, self._source, self._found = comm, source, None
+
+    def Test(self) -> bool:
+        self._found = self._found or self._comm.improbe(source=self._source, tag=_REPLY)
+        return self._found is not None
+
+    def read(self) -> Any:
+        return self._found.recv()
+
+
+class _Channel:
+    """The messages of workers and servers. One for a process, as servers begin but once."""
+
+    def __init__(self, servers):
+        world = _ranks.world()
+        self.num_workers = world.size - servers
+        self.servers = range(self.num_workers, world.size)
+        self.comm, request = world.Idup()
+        _ranks.wait(request, "kvstore 'dist_async'")
+        self.serves = world.rank in self.servers
+        self.workers = self.comm.Split(int(self.serves), world.rank)
+        self.numbers = itertools.count()  # of stores
+        self._sent, self._lock = [], threading.Lock()
+        if not self.serves:
+            atexit.register(self._end, os.getpid())
+
+    def post(self, rank: int, said: Any, tag: int) -> None:
+        """Sends, and keeps what is sent until it has gone."""
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self.comm.isend(said, rank, tag=tag))
+
+    def send(self, server: int, *said: Any) -> None:
+        self.post(server, said, _REQUEST)
+
+    def ask(self, questions: dict[int, tuple[Any, ...]], what: str) -> list[Any]:
+        """The answers of servers, in the order of the questions."""
+        with self._lock:
+            for server, question in questions.items():
+                self.send(server, *question)
+            answers = []
+            for server in questions:
+                message = _Message(self.comm, server)
+                _ranks.wait(message, f"{what}: the kvstore's server on rank {server}")
+                answers.append((server, message.read()))
+        for server, (failure, _) in answers:
+            if failure:
+                raise MXNetError(f"{what}: on the kvstore's server, rank {server}: {failure}")
+        return [answer for _, (_, answer) in answers]
+
+    def _end(self, process):
+        if os.getpid() == process:  # no fork of it
+            for server in self.servers:
+                self.send(server, "end")
+            self.flush()
+
+    def flush(self) -> None:
+        """Returns when everything that was sent has gone."""
+        for request in self._sent:
+            _ranks.wait(request, "the end of the kvstore")
+
+
+_channel: _Channel | None = None
+
+
+def _number_of_servers():
+    text = os.environ.get(_SERVERS, "") or "1"
+    ranks = _ranks.count()
+    if not text.isdecimal() or not 1 <= int(text) < ranks:
+        raise MXNetError(
+            f"create: 'dist_async' needs servers beside at least one worker: of {ranks} "
+            f"rank{'' if ranks == 1 else 's'} the last {text} would serve (environment variable "
+            f"{_SERVERS}, 1 by default). Start more by mpirun -n"
+        )
+    return int(text)
+
+
+def create(kind: str) -> AsyncKVStore | NoReturn:
+    """The store, on a worker; a server serves here, and ends the process when all have ended. The
+    first is made by all ranks together."""
+    global _channel
+    if _channel is None:
+        servers = _number_of_servers()
+        if len(set(_ranks.gather("kvstore 'dist_async'", str(servers)))) > 1:
+            raise MXNetError(f"create: the ranks have different values of {_SERVERS}")
+        _channel = _Channel(servers)
+        if _channel.serves:
+            _Server(_channel).run()
+            raise SystemExit(0)
+    return AsyncKVStore(kind, _channel)
+
+
+# --- Workers ------------------------------------------------------------------------------------
+
+
+class AsyncKVStore(TwoBits, KVStoreBase):
+    """Values by key, which servers keep: ``mx.kv.create('dist_async')``.
+
+    A push is sent and forgotten: the server updates its value by it, as soon as it comes and
+    whatever other workers do. A pull gives what is there then, with all that this worker has pushed
+    before. `init`, `set_optimizer` and `barrier` are called by all workers together; the first
+    values and the optimizer are those of the first worker.
+    """
+
+    needs_optimizer = True
+
+    def __init__(self, kind: str, channel: _Channel) -> None:
+        super().__init__()
+        self._kind, self._channel, self._number = kind, channel, next(channel.numbers)
+        self._optimizer: Optimizer | None = None
+        self._keys: dict[int | str, tuple[int, ...]] = {}  # shapes
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._kind!r}, worker {self.rank} of {self.num_workers}, "
+            f"{len(self._channel.servers)} servers, {len(self._keys)} keys)"
+        )
+
+    @property
+    def type(self) -> str:
+        return self._kind
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker."""
+        return _ranks.own()
+
+    @property
+    def num_workers(self) -> int:
+        return self._channel.num_workers
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return True
+        raise ValueError(f"is_capable: unknown capability {capability!r}")
+
+    def _server_of(self, key):
+        number = key if isinstance(key, int) else zlib.crc32(str(key).encode())
+        return self._channel.servers[number % len(self._channel.servers)]
+
+    def _ask(self, what, parts):
+        """Sends (key, said) to the servers of the keys; the answers, by key."""
+        by_server = {}
+        for key, said in parts:
+            by_server.setdefault(self._server_of(key), []).append((key, said))
+        questions = {
+            server: (what, self._number, together) for server, together in by_server.items()
+        }
+        answers = {}
+        for (_, _, together), answer in zip(questions.values(), self._channel.ask(questions, what)):
+            answers.update(zip((key for key, _ in together), answer))
+        return answers
+
+    def init(self, key: Keys, value: Values) -> None:
+        """Gives keys their first values, those of the first worker; each key once. All workers call
+        it."""
+        pairs = pairs_of(key, value, "init")
+        for one, arrays in pairs:
+            if not isinstance(one, (int, str)):
+                raise MXNetError(f"KVStore: a key is an int or a str, not {type(one).__name__}")
+            if one in self._keys:
+                raise MXNetError(f"KVStore: the key {one!r} has a value already")
+            own_arrays.check_own(arrays[0], "init")
+        if self.rank == 0:
+            self._ask("init", [(one, _packed(arrays[0])) for one, arrays in pairs])
+        self._keys.update((one, arrays[0].shape) for one, arrays in pairs)
+        self.barrier()
+
+    def _check(self, key):
+        if key not in self._keys:
+            raise MXNetError(f"KVStore: the key {key!r} has no value; call init first")
+
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
+        """Sums what devices give for a key and sends it to the key's server, which updates the
+        value. Waits for the numbers, not for the server; what goes wrong there is raised by the
+        next pull or `barrier`. Parameters as in `KVStore.push`."""
+        for one, arrays in pairs_of(key, value, "push"):
+            self._check(one)
+            if any(array.shape != self._keys[one] for array in arrays):
+                raise MXNetError(
+                    f"push: the value of {one!r} has the shape {self._keys[one]}, pushed is "
+                    f"{[array.shape for array in arrays]}"
+                )
+            total = sum_on(arrays[0].context, arrays)
+            own_arrays.check_own(total, "push")
+            if self._threshold is None:
+                said = _packed(total)
+            else:
+                bits = self._compressed(one, total).asnumpy()
+                said = "2bit", "float32", total.shape, bits, self._threshold
+            settings = None
+            if self._optimizer is not None:
+                rate = None if self._optimizer.lr_scheduler else self._optimizer.learning_rate
+                settings = self._optimizer.rescale_grad, rate
+            self._channel.send(
+                self._server_of(one), "push", self._number, [(one, (said, settings))]
+            )
+
+    def pull(
+        self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
+        """Copies values into `out`, as `KVStore.pull` does."""
+        if out is None:
+            raise AssertionError("pull: name the arrays to copy into (out=)")
+        wanted = {}
+        for one, arrays in pairs_of(key, out, "pull"):
+            self._check(one)
+            wanted[one] = [a for a in arrays if not ignore_sparse or a.stype == "default"]
+        found = self._ask("pull", [(one, None) for one, arrays in wanted.items() if arrays])
+        for one, packed in found.items():
+            value = _unpacked(packed)
+            for array in wanted[one]:
+                value.copyto(array)
+
+    def pushpull(
+        self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
+    ) -> None:
+        self.push(key, value, priority)
+        self.pull(key, value if out is None else out, priority, ignore_sparse=False)
+
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
+        self.init(key, value)
+        self.pull(key, out, priority, ignore_sparse=False)
+
+    def row_sparse_pull(
+        self, key: Keys, out: Values | None = None, priority: int = 0, row_ids: Arrays | None = None
+    ) -> None:
+        """Copies rows of a value into row_sparse arrays: one key, with one array of row numbers for
+        all of `out` or one for each."""
+        if out is None or row_ids is None:
+            raise AssertionError("row_sparse_pull: name the arrays (out=) and the rows (row_ids=)")
+        keys = key if isinstance(key, (list, tuple)) else [key]
+        rows = row_ids if isinstance(row_ids, (list, tuple)) else [row_ids]
+        outs = pairs_of(keys, out if isinstance(key, (list, tuple)) else [out], "row_sparse_pull")
+        for one, arrays in outs:
+            self._check(one)
+            if len(rows) not in (1, len(arrays)):
+                raise MXNetError(
+                    f"row_sparse_pull: {len(arrays)} arrays, but {len(rows)} arrays of row_ids"
+                )
+            for array, numbers in zip(arrays, list(rows) * (len(arrays) if len(rows) == 1 else 1)):
+                if array.stype != "row_sparse":
+                    raise MXNetError(
+                        f"row_sparse_pull: {one!r} is pulled into an array of {array.stype}; it "
+                        "has to be row_sparse"
+                    )
+                found = self._ask("pull", [(one, numbers.asnumpy())])
+                array[:] = _unpacked(found[one]).as_in_context(array.context)
+
+    def barrier(self) -> None:
+        """Returns when all workers have called it, and what they have pushed is in the values."""
+        said = {server: ("flush", self._number, []) for server in self._channel.servers}
+        self._channel.ask(said, "barrier")
+        _ranks.wait(self._channel.workers.Ibarrier(), "barrier of the workers")
+
+    _barrier = barrier
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """From now on pushed gradients update the values, on the servers. All workers call it. A
+        worker's `rescale_grad`, and its learning rate where no scheduler sets that, go with each
+        push."""
+        self._optimizer = optimizer
+        if self.rank == 0:
+            said = "optimizer", self._number, pickle.dumps(optimizer)
+            self._channel.ask(dict.fromkeys(self._channel.servers, said), "set_optimizer")
+        self.barrier()
+
+    def updater_by(self, optimizer: Optimizer) -> optimizers.Updater:
+        """Sets the optimizer; returns an updater that pushes gradients and pulls weights."""
+        self.set_optimizer(optimizer)
+        return _Updater(self, optimizer)
+
+    def _set_updater(self, updater: Callable[[Any, Any, Any], Any]) -> NoReturn:
+        raise MXNetError(f"{self._kind!r}: servers update the values: call set_optimizer")
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> NoReturn:
+        raise MXNetError(f"save_optimizer_states: the servers of {self._kind!r} have the states")
+
+    def load_optimizer_states(self, fname: str) -> NoReturn:
+        raise MXNetError(f"load_optimizer_states: the servers of {self._kind!r} have the states")
+
+
+class _Updater(optimizers.Updater):
+    """An updater whose states servers have."""
+
+    def __init__(self, store, optimizer):
+        super().__init__(optimizer)
+        self._store = store
+
+    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+        self._store.pushpull(index, grad, out=weight)
+
+    def get_states(self, dump_optimizer: bool = False) -> NoReturn:
+        self._store.save_optimizer_states("")
+
+    def set_states(self, states: bytes) -> NoReturn:
+        self._store.load_optimizer_states("")
+
+
+# --- Servers ------------------------------------------------------------------------------------
+
+
+class _Server:
+    """Answers the workers, one request after the other."""
+
+    def __init__(self, channel):
+        self._channel, self._working = channel, set(range(channel.num_workers))
+        self._values: dict[tuple[int, Any], NDArray] = {}  # by store and key
+        self._updaters: dict[int, Any] = {}  # by store
+        self._failures: dict[int, str] = {}  # by worker, until it asks next
+
+    def run(self) -> None:
+        idle, looked = 0.0, time.monotonic()
+        while self._working:
+            message = self._channel.comm.improbe(tag=_REQUEST)
+            if message is not None:
+                self._serve(message)
+                idle = 0.0
+                continue
+            if time.monotonic() - looked > _LOOK:
+                lost, why, _ = _core.ranks_find_lost()
+                if lost >= 0:
+                    raise MXNetError(f"the kvstore's server on rank {_ranks.own()}: {why}")
+                looked = time.monotonic()
+            time.sleep(idle)
+            idle = min(idle * 1.5 + 0.00002, _IDLE)
+        self._channel.flush()
+
+    def _serve(self, message):
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        what, *said = message.recv(status)
+        worker = status.source
+        if what == "end":
+            self._working.discard(worker)
+            return
+        answer = None
+        try:
+            answer = getattr(self, f"_{what}")(*said)
+        except Exception as error:  # the worker is told, by its next question
+            self._failures.setdefault(worker, f"{type(error).__name__}: {error}")
+        if what != "push":
+            self._channel.post(worker, (self._failures.pop(worker, None), answer), _REPLY)
+
+    def _init(self, store, parts):
+        self._values.update(((store, key), _unpacked(packed)) for key, packed in parts)
+        return [None] * len(parts)
+
+    def _optimizer(self, store, pickled):
+        self._updaters[store] = optimizers.get_updater(pickle.loads(pickled))
+
+    def _flush(self, store, parts):
+        nd.waitall()
+
+    def _push(self, store, parts):
+        updater = self._updaters.get(store)
+        if updater is None:
+            raise MXNetError("a value was pushed before set_optimizer was called")
+        for key, (packed, settings) in parts:
+            if settings is not None:
+                updater.optimizer.rescale_grad, rate = settings
+                if rate is not None:
+                    updater.optimizer.set_learning_rate(rate)
+            updater(key, _unpacked(packed), self._values[store, key])
+
+    def _pull(self, store, parts):
+        found = []
+        for key, rows in parts:
+            value = self._values[store, key]
+            found.append(_packed(value if rows is None else value.retain(nd.array(rows))))
+        return found

@@ -1,0 +1,86 @@
+"""Gradients of 2 bits a number: what is rounded away is kept, and added to the next gradient.
+
+Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+Training of Speech DNNs", 2014, describe the residual; the numbers are MXNet's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import ndarray as nd
+from .._core import NDArray, dtype_name
+from ..base import MXNetError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PER_BYTE = (1.0, 4.0, 16.0, 64.0)  # four numbers of 2 bits in a byte
+
+
+class TwoBits:
+    """The part of a store that compresses what is pushed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._threshold: float | None = None  # None: nothing is compressed
+        self._residuals: dict[Any, NDArray] = {}  # by key, what was rounded away
+
+    def set_gradient_compression(self, compression_params: dict[str, Any] | None) -> None:
+        """Rounds what is pushed from now on to -threshold, 0 or threshold, 2 bits a number; what
+        is rounded away is added to the next push of the key.
+
+        Parameters
+        ----------
+        compression_params : dict
+            ``{'type': '2bit', 'threshold': 0.5}``; the type 'none' compresses nothing.
+
+        Raises
+        ------
+        MXNetError
+            When the type is another, or the threshold not above 0.
+        """
+        params = dict(compression_params or {})
+        kind, threshold = params.pop("type", "none"), float(params.pop("threshold", 0.5))
+        if kind not in ("none", "2bit") or params:
+            raise MXNetError(
+                "set_gradient_compression: takes the type 'none' or '2bit' and a threshold, not "
+                f"{compression_params}"
+            )
+        if not threshold > 0:
+            raise MXNetError(
+                f"set_gradient_compression: the threshold must be above 0, not {threshold}"
+            )
+        self._threshold = threshold if kind == "2bit" else None
+
+    def _compressed(self, key, array):
+        """Codes of 2 bits, as bytes."""
+        if array.stype != "default":
+            raise MXNetError("row_sparse arrays are not compressed: push dense ones")
+        if dtype_name(array.dtype) != "float32":
+            raise MXNetError(
+                f"only float32 is compressed; the array of {key!r} is {dtype_name(array.dtype)}"
+            )
+        residual, threshold = self._residuals.get(key), self._threshold
+        total = array.reshape((-1,)) if residual is None else array.reshape((-1,)) + residual
+        above, below = total >= threshold, total <= -threshold
+        self._residuals[key] = total - (above - below) * threshold
+        codes = above + below * 2
+        size = -(-total.size // len(_PER_BYTE))
+        if size * len(_PER_BYTE) > total.size:
+            more = nd.zeros((size * len(_PER_BYTE) - total.size,), ctx=total.context)
+            codes = nd.concat(codes, more, dim=0)
+        weights = nd.array([_PER_BYTE], ctx=total.context)
+        return (codes.reshape((size, -1)) * weights).sum(axis=1).astype("uint8")
+
+
+def decompressed(packed: NDArray, shape: Sequence[int], threshold: float) -> NDArray:
+    """The float32 numbers that codes of 2 bits stand for."""
+    weights = nd.array([_PER_BYTE], ctx=packed.context)
+    codes = nd.floor(packed.astype("float32").reshape((packed.size, 1)) / weights)
+    codes = codes - nd.floor(codes / 4) * 4
+    values = ((codes == 1) - (codes == 2)) * threshold
+    count = 1
+    for size in shape:
+        count *= size
+    return values.reshape((-1,))[:count].reshape(shape)
