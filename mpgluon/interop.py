@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import _core, autograd, gluon, ndarray as nd
 from ._core import NDArray
+from .gluon._nested import is_symbolic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,7 @@ def _listed(result, kind):
 
 def _share(torch, tensor, parameter):
     """Brings a tensor to the memory of a parameter, which may have been given other memory."""
-    current = _to_torch(torch, parameter.data())
+    current = _to_torch(torch, next(iter(parameter.arrays.values())))
     if current.dtype != tensor.dtype or current.device != tensor.device:
         raise _core.MXNetError(
             f"torch_function: parameter {parameter.name} is {current.dtype} on {current.device} by "
@@ -75,16 +76,43 @@ def _share(torch, tensor, parameter):
 # --- A module of PyTorch as a block ---------------------------------------------------------------
 class _TorchCall(autograd.Function):
     """One call of a function of tensors. Its inputs are the arrays of the arguments, then those of
-    the parameters that the function's `weights` share memory with."""
+    the parameters that share memory with tensors of the function: (tensor, parameter)."""
 
-    def __init__(self, function, weights, arguments):
+    def __init__(self, function, shared, arguments):
         super().__init__()
         self.torch = _import_torch()
-        self.function, self.weights, self.arguments = function, weights, arguments
-        self.recording = autograd.is_recording()
+        self.function, self.shared, self.arguments = function, shared, arguments
+        self.recording = False
+
+    def __call__(self, *inputs):
+        self.recording = autograd.is_recording()  # which it is not in `forward`
+        return super().__call__(*inputs)
+
+    def _prepared(self, arrays):
+        """The function's weights, as they are now; and where all arrays are."""
+        torch, contexts = self.torch, list(dict.fromkeys(array.context for array in arrays))
+        if len(contexts) > 1:
+            raise _core.MXNetError(
+                f"torch_function: arguments and parameters are on {contexts[0]} and {contexts[1]}. "
+                "Nothing is copied silently: x.as_in_context moves an argument, and "
+                "collect_params().reset_ctx the parameters"
+            )
+        for tensor, parameter in self.shared:
+            _share(torch, tensor, parameter)
+            if isinstance(tensor, torch.nn.Parameter):
+                tensor.requires_grad_(parameter.grad_req != "null")
+        if isinstance(self.function, torch.nn.Module):
+            self.function.train(autograd.is_training())
+        weights = [one for one, _ in self.shared if isinstance(one, torch.nn.Parameter)]
+        return weights, contexts[0] if contexts else None
+
+    def _array(self, tensor):
+        array = _to_ndarray(self.torch, tensor)
+        return array if self.context is None else array.as_in_context(self.context)
 
     def forward(self, *arrays):
         torch, arguments = self.torch, list(self.arguments)
+        weights, self.context = self._prepared(arrays)
         places = [i for i, value in enumerate(arguments) if value is _ARRAY]
         tensors = [_to_torch(torch, array) for array in arrays[: len(places)]]
         for place, tensor in zip(places, tensors):
@@ -98,14 +126,14 @@ class _TorchCall(autograd.Function):
                 "make it with inplace=False"
             )
         self.outputs, single = _listed(result, torch.Tensor)
-        self.sources = [*tensors, *self.weights]
+        self.sources = [*tensors, *weights]
         # Memory that torch keeps for its backward, or others own, is not given out.
         known = {_memory(tensor) for tensor in self.sources}
         given = [
             tensor.detach().clone() if self.recording or _memory(tensor) in known else tensor
             for tensor in self.outputs
         ]
-        results = [_to_ndarray(torch, tensor) for tensor in given]
+        results = [self._array(tensor) for tensor in given]
         return results[0] if single else tuple(results)
 
     def backward(self, *output_grads):
@@ -125,17 +153,18 @@ class _TorchCall(autograd.Function):
         results = []
         for tensor in self.sources:
             grad = next(found, None) if tensor.requires_grad else None
-            results.append(None if grad is None else _to_ndarray(torch, grad))
+            results.append(None if grad is None else self._array(grad))
         return results[0] if len(results) == 1 else results
 
 
-class TorchBlock(gluon.Block):
+class TorchBlock(gluon.HybridBlock):
     """A module of PyTorch as a Block; `torch_function` makes it.
 
     The block's parameters and the module's share memory: a `gluon.Trainer` trains the module, and
     `load_parameters` loads it. So do buffers, such as running statistics, with ``grad_req='null'``;
     counters stay with the module. Under `autograd.record` the module is in training mode, else in
-    evaluation mode. Gradients are of first order.
+    evaluation mode. Gradients are of first order. Arguments and parameters are on one device, as
+    are the results. In a hybridized block a call is a step on the host between two compiled parts.
 
     Parameters
     ----------
@@ -146,8 +175,8 @@ class TorchBlock(gluon.Block):
     Raises
     ------
     MXNetError
-        When called with arrays that `hybridize` is tracing, when a parameter was brought to another
-        device or dtype, or when the module writes into an input.
+        When a parameter was brought to a device or dtype that PyTorch has not got it on, when
+        arguments are on different devices, or when the module writes into an input.
     TypeError
         When the module returns something else than tensors.
 
@@ -189,18 +218,18 @@ class TorchBlock(gluon.Block):
     def forward(self, *args: Any) -> Any:
         """The module's outputs for these arguments: an NDArray, or a tuple of them."""
         torch = _import_torch()
-        weights, values = [], []
-        for tensor, parameter in self._shared:
-            _share(torch, tensor, parameter)
-            if isinstance(tensor, torch.nn.Parameter):
-                tensor.requires_grad_(parameter.grad_req != "null")
-                weights.append(tensor)
-                values.append(parameter.data())
-        if isinstance(self.module, torch.nn.Module):
-            self.module.train(autograd.is_training())
+        if is_symbolic(args):
+            raise _core.NotSupportedError(
+                "TorchBlock: a module of PyTorch has no symbol, so its network can't be exported"
+            )
+        values = [
+            parameter.data()
+            for tensor, parameter in self._shared
+            if isinstance(tensor, torch.nn.Parameter)
+        ]
         arguments = [_ARRAY if isinstance(value, NDArray) else value for value in args]
         arrays = [value for value in args if isinstance(value, NDArray)]
-        return _TorchCall(self.module, weights, arguments)(*arrays, *values)
+        return _TorchCall(self.module, self._shared, arguments)(*arrays, *values)
 
 
 # --- A block as a module of PyTorch ---------------------------------------------------------------

@@ -171,9 +171,46 @@ def test_errors():
     net.cast("float16")
     with pytest.raises(mx.MXNetError, match="convert the module first"):
         net(x)
-    parent = nn.HybridSequential()
-    with pytest.raises(ValueError):
-        parent.add(net)
+    net = mx.interop.torch_function(torch.nn.Linear(2, 2))
+    with pytest.raises(mx.base.NotSupportedError, match="no symbol"):
+        net(mx.sym.var("x"))
+    with pytest.raises(mx.MXNetError, match=r"cpu\(1\) and cpu\(0\)"):
+        net(x.as_in_context(mx.cpu(1)))
+
+
+def trained(hybridize, ctx):
+    """What three steps of a network around a module give."""
+    torch.manual_seed(0)
+    mx.random.seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(3, in_units=3), mx.interop.torch_function(module), nn.Dense(2, in_units=4))
+    net[1].collect_params().reset_ctx(ctx)
+    for layer in (net[0], net[2]):
+        layer.initialize(ctx=ctx)
+    if hybridize:
+        net.hybridize()
+    trainer, found = gluon.Trainer(net.collect_params(), "sgd"), []
+    for seed in range(3):
+        x = nd.array(np.random.RandomState(seed).rand(4, 3), ctx=ctx)
+        x.attach_grad()
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        trainer.step(4)
+        found += [loss, x.grad, net(x)]  # trains and predicts in turn
+    assert all(array.context == ctx for array in found)
+    tensors = [*module.parameters(), *module.buffers()]
+    return [array.asnumpy() for array in found] + [one.detach().numpy().copy() for one in tensors]
+
+
+def test_hybridized_and_on_another_device():
+    """A module is a step on the host there; PyTorch's results come back to the device."""
+    expected = trained(False, mx.cpu(0))
+    for hybridize, ctx in ((True, mx.cpu(0)), (False, mx.cpu(1)), (True, mx.cpu(1))):
+        for one, other in zip(trained(hybridize, ctx), expected):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_examples_of_the_page():
