@@ -499,3 +499,34 @@ def test_largest_and_smallest(stype):
     if stype == "csr":
         product = nd.elemwise_mul(a, nd.full((7, 5), 3))
         assert product.stype == "csr" and (product.asnumpy() == a.asnumpy() * 3).all()
+
+
+ROWS = (np.ones((2, 3), "float32"), [1, 9])
+CSR = {
+    "column": ([1.0, 2.0], [0, 7], [0, 1, 2]),
+    "negative": ([1.0, 2.0], [0, -7], [0, 1, 2]),
+    "pointers": ([1.0, 2.0], [0, 1], [0, 2, 1]),
+    "end": ([1.0, 2.0], [0, 1], [0, 5, 2]),
+}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x.asnumpy(),
+        lambda x: x.tostype("default"),
+        lambda x: x.check_format(),
+        lambda x: x * 2 + x,
+        lambda x: nd.dot(x, nd.ones((3, 2)), transpose_a=x.stype == "csr" and x.shape[0] == 3),
+        lambda x: nd.exp(x),
+    ],
+)
+def test_indices_out_of_range(use):
+    """Found where the array is used; nothing is cut to fit."""
+    for parts in CSR.values():
+        with pytest.raises(mx.MXNetError, match="out of range|does not ascend"):
+            use(nd.sparse.csr_matrix(parts, shape=(2, 3)))
+    with pytest.raises(mx.MXNetError, match="index 1 is row 9, which is out of range"):
+        use(nd.sparse.row_sparse_array(ROWS, shape=(5, 3)))
+    with pytest.raises(mx.MXNetError, match="2 rows, but 1 indices|2 rows, but indices of shape"):
+        use(nd.sparse.row_sparse_array((ROWS[0], [1]), shape=(5, 3)))

@@ -166,12 +166,20 @@ class BaseSparseNDArray(NDArray):
         self._variable._fresh_grad = fresh
 
     def numbers(self, part: str = "index") -> np.ndarray[Any, Any]:
-        """A part's numbers as a NumPy array; kept."""
+        """A part's numbers as a NumPy array; kept. MXNetError where they reach out of the array."""
         self._refresh()
         numbers = self._host.get(part)
         if numbers is None:
-            numbers = self._host[part] = getattr(self, part).asnumpy().astype(np.int64, copy=False)
+            numbers = getattr(self, part).asnumpy().astype(np.int64, copy=False)
+            wrong = self._beyond(part, numbers)
+            if wrong:
+                raise MXNetError(f"{type(self).__name__} of shape {self._shape}: {wrong}")
+            self._host[part] = numbers
         return numbers
+
+    def _beyond(self, part, numbers):
+        """What is wrong with the range of a part's numbers, or something false."""
+        raise NotImplementedError
 
     @property
     def values(self) -> NDArray:
@@ -348,7 +356,10 @@ class BaseSparseNDArray(NDArray):
     def check_format(self, full_check: bool = True) -> None:
         """MXNetError unless the indices are what they have to be; without `full_check` only sizes
         are compared."""
-        wrong = self._wrong_sizes() or (full_check and self._wrong_indices())
+        try:
+            wrong = self._wrong_sizes() or (full_check and self._wrong_indices())
+        except MXNetError as error:  # of their range
+            raise MXNetError(f"check_format: {error}") from None
         if wrong:
             raise MXNetError(f"check_format: {type(self).__name__}: {wrong}")
 
@@ -410,6 +421,13 @@ for _name in (
         setattr(BaseSparseNDArray, _name, _on_dense(_name))
 
 
+def _out_of_range(what, numbers, size):
+    if not len(numbers) or (numbers.min() >= 0 and numbers.max() < size):
+        return None
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= size))[0]
+    return f"index {wrong} is {what} {numbers[wrong]}, which is out of range (0 to {size - 1})"
+
+
 class RowSparseNDArray(BaseSparseNDArray):
     """Some rows of an array: `data` (rows, ...) and `indices` (rows,), their numbers, ascending.
     All other rows are 0.
@@ -463,6 +481,7 @@ class RowSparseNDArray(BaseSparseNDArray):
             raise ValueError(f"tostype: from row_sparse to {stype!r} is not supported")
         if self._variable is not None and _core.is_recording():
             return self._variable
+        self.numbers()  # are in range
         return add_rows(self.values, self.index, self._shape[0])
 
     def retain(self, indices: NDArray) -> RowSparseNDArray:
@@ -479,10 +498,13 @@ class RowSparseNDArray(BaseSparseNDArray):
             return f"{self.values.shape[0]} rows, but indices of shape {self.index.shape}"
         return self.values.shape[1:] != self._shape[1:] and "rows of another shape than the array"
 
+    def _beyond(self, part, numbers):
+        if len(numbers) != self._values.shape[0]:
+            return f"{self._values.shape[0]} rows, but {len(numbers)} indices"
+        return _out_of_range("row", numbers, self._shape[0])
+
     def _wrong_indices(self):
         numbers = self.numbers()
-        if len(numbers) and (numbers.min() < 0 or numbers.max() >= self._shape[0]):
-            return "the number of a row is out of range"
         return (np.diff(numbers) <= 0).any() and "the numbers of rows do not ascend"
 
 
@@ -523,6 +545,7 @@ class CSRNDArray(BaseSparseNDArray):
         """The row of each element; kept."""
         rows = self._host.get("rows")
         if rows is None:
+            self.numbers()  # the columns are in range, too
             rows = self._host["rows"] = row_numbers(self.numbers("pointers"))
         return rows
 
@@ -626,12 +649,16 @@ class CSRNDArray(BaseSparseNDArray):
             return f"indptr of shape {self.pointers.shape} for {self._shape[0]} rows"
         return self.index.shape != self.values.shape and "not as many indices as values"
 
+    def _beyond(self, part, numbers):
+        if part == "index":
+            return _out_of_range("column", numbers, self._shape[1])
+        ends = numbers[0] == 0 and numbers[-1] == self._index.shape[0]
+        if not ends or (np.diff(numbers) < 0).any():
+            return "indptr does not ascend from 0 to the number of elements"
+        return None
+
     def _wrong_indices(self):
         indptr, columns = self.numbers("pointers"), self.numbers()
-        if indptr[0] != 0 or indptr[-1] != len(columns) or (np.diff(indptr) < 0).any():
-            return "indptr does not ascend from 0 to the number of elements"
-        if len(columns) and (columns.min() < 0 or columns.max() >= self._shape[1]):
-            return "a column is out of range"
         rising = np.diff(columns) > 0
         rising[indptr[1:-1][(indptr[1:-1] > 0) & (indptr[1:-1] < len(columns))] - 1] = True
         return not rising.all() and "the columns of a row do not ascend"
