@@ -15,7 +15,13 @@ test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their sub
 .PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
   hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites notebooks \
-  notebooks-check site serving-test clean
+  notebooks-check site serving-test coverage clean
+
+# The demo's CPU kernels are for this machine's instruction set alone, those of the tests for all;
+# its GPU kernels are left out where there is no GPU.
+OWN_ISA = $(or $(MPGLUON_ISA),$(shell if grep -qw avx512vl /proc/cpuinfo; then echo v4; \
+  elif grep -qw avx2 /proc/cpuinfo; then echo v3; else echo base; fi))
+OWN_CUDA = $(or $(MPGLUON_CUDA),$(if $(wildcard /dev/nvidia[0-9]*),,0))
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -70,6 +76,22 @@ serving-test: $(VENV)/.test
 	  echo 'the packages of examples/serving were not installed: the tests are skipped'
 	cd tests && $(abspath $(BIN))/pytest -rs project/test_serving_example.py -m slow
 
+# How many lines of the package and of the C core the quick tests run, or those of COVERAGE_TESTS.
+COVERAGE_TESTS ?= . -m "not slow"
+coverage: .venv-coverage/.made
+	mkdir -p build/coverage
+	rm -f build/coverage/*
+	find build/release---coverage-* -name '*.gcda' -delete
+	cd tests && COVERAGE_FILE=../build/coverage/data ../.venv-coverage/bin/pytest \
+	  -p no:cacheprovider --cov=mpgluon --cov-report= $(PARALLEL) $(COVERAGE_TESTS) || \
+	  echo 'some tests failed, perhaps those of time: see above'
+	.venv-coverage/bin/python tools/coverage_report.py build/coverage
+.venv-coverage/.made: $(SOURCES)
+	$(PYTHON) -m venv .venv-coverage
+	CC='$(CC) --coverage' MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) \
+	  .venv-coverage/bin/python -m pip install -q '.[viz,test]' pytest-cov==7.1.0 gcovr==8.8
+	touch $@
+
 # Packages that were written for MXNet, which a package index must have.
 clients: $(VENV)/.test
 	$(BIN)/python tests/clients/run.py .venv-clients
@@ -78,8 +100,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/python $(SOURCES)
-	@echo 'building mpgluon and installing it into $(VENV): a few minutes, the first time'
-	$(BIN)/python -m pip install -q '.[viz]'
+	@echo 'building mpgluon and installing it into $(VENV): a minute or two, the first time'
+	MPGLUON_ISA=$(OWN_ISA) MPGLUON_CUDA=$(OWN_CUDA) $(BIN)/python -m pip install -q '.[viz]'
 	touch $@
 
 $(VENV)/.test: $(BIN)/python $(SOURCES)
