@@ -594,3 +594,20 @@ def test_bfloat16_is_what_it_is():
         net, data((4, 16)).astype("bfloat16"), DEVICES[:2], trials=0, **optimizer
     ).profile
     assert profile.layers[0].param_bytes == 2 * (16 * 16 + 16) and profile.input_bytes == 2 * 4 * 16
+
+
+@pytest.mark.parametrize("request_, times", [("write", 1), ("add", 2)])
+def test_the_data_of_a_step_may_be_a_variable(request_, times):
+    net = nn.Dense(3, in_units=4)
+    net.initialize(mx.init.Uniform(1))
+    x, y, loss = nd.random.uniform(shape=(5, 4)), nd.ones((5, 3)), gluon.loss.L2Loss()
+    x.attach_grad(request_)
+    step = TrainStep(net, loss, None, Pipeline(2), exact=True)
+    for _ in range(times):
+        step(x, y)
+    found = x.grad.asnumpy()
+    x.attach_grad()
+    with autograd.record():
+        whole = loss(net(x), y)
+    whole.backward()
+    np.testing.assert_array_equal(found, times * x.grad.asnumpy())
