@@ -52,13 +52,14 @@ class Trainer(TrainerStore):
         The optimizer, or its name, such as ``'adam'``.
     optimizer_params : dict, optional
         For making the optimizer: ``{'learning_rate': 0.1}``.
-    kvstore : {'device', 'local', 'nccl', 'dist_sync', None} or KVStoreBase, default 'device'
+    kvstore : str, KVStoreBase or None, default 'device'
         Within one process all names mean the same sum. 'dist_sync' and 'dist_device_sync': each
         rank (``mpirun``) has a copy of all parameters on its own devices, which begins with rank
         0's values; gradients are summed over ranks, too, in place, whatever `update_on_kvstore`
-        says. A store of your own class is called for each parameter.
+        says. 'dist_async': servers update each parameter by each worker's gradient as it comes. A
+        store of your own class is called for each parameter.
     compression_params : dict, optional
-        For 'dist_sync', ``{'type': '2bit', 'threshold': 0.5}``; and for a store of your own.
+        For stores of ranks, ``{'type': '2bit', 'threshold': 0.5}``; and for a store of your own.
     update_on_kvstore : bool, optional
         True: `step` sums apart, updates each replicated parameter on one device and copies it to
         the others; gradients stay as backward has left them, and `allreduce_grads` and `update`

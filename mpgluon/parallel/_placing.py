@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from .. import autograd
+from .. import _ranks, autograd
 from .._device_groups import is_placement
 from ..base import MXNetError, counted, itemsize
 from ..context import Context, num_gpus
@@ -159,6 +159,14 @@ def _assign(block, device, named, homes, first):
 def devices_now(net: Block) -> dict[Any, list[Context]]:
     """The devices of each parameter that has some, or will have."""
     return {param: param.list_ctx() for param in _having_devices(net)}
+
+
+def says_where(net: Block) -> bool:
+    """Whether this process tells the user where everything is: of several ranks, rank 0."""
+    groups = devices_of_groups(net)
+    dicts = [groups] if isinstance(groups, dict) else groups.dicts
+    over_ranks = any(ctx.rank is not None for each in dicts for ctx in each.values())
+    return not over_ranks or _ranks.own() == 0
 
 
 def described(net: Block, before: dict[Any, list[Context]]) -> str:

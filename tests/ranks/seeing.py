@@ -9,6 +9,7 @@ import time
 import mpgluon as mx
 from mpgluon import nd, parallel as par
 from mpgluon._ranks import links
+from mpgluon.gluon import nn
 
 RANK = par.rank()
 DEVICES = [mx.cpu(0, rank=i) for i in range(par.num_ranks())]
@@ -38,4 +39,8 @@ par.fetch(x).wait_to_read()
 task.stop()
 mx.profiler.dump()
 par.barrier()
+net = nn.HybridSequential()
+net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
+net.initialize(ctx=DEVICES[0])
+net.place({"0": DEVICES[0], "1": DEVICES[1]})
 print(f"rank {RANK} done", flush=True)

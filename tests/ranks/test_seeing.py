@@ -26,6 +26,7 @@ def test_one_trace_of_all_ranks(tmp_path):
     path = tmp_path / "trace.json"
     done = launching.run(2, os.path.join(HERE, "seeing.py"), str(path))
     assert done.returncode == 0 and "rank 1 done" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("HybridSequential 'hybridsequential0':") == 1  # rank 0 says it
     events = json.loads(path.read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names[0].startswith("rank 0 on ") and names[1].startswith("rank 1 on ")

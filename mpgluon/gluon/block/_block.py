@@ -314,7 +314,7 @@ class Block(TreeNode):
             first input is. A Context is for all. `Plan.placement` is such a dict; a `Mesh` or
             `Plan` places by ``where.place(block, ...)``.
         verbose : bool, default True
-            Whether it prints.
+            Whether it prints; with devices of several ranks, on rank 0.
         args, options
             For `Mesh.place`.
 
@@ -344,7 +344,7 @@ class Block(TreeNode):
         >>> net(nd.ones((1, 4))).context
         cpu(1)
         """
-        from ...parallel._placing import described, devices_now, place
+        from ...parallel._placing import described, devices_now, place, says_where
 
         before = devices_now(self)
         if isinstance(where, Context):
@@ -360,7 +360,7 @@ class Block(TreeNode):
                 "place: a dict of blocks and devices, a Context, a Mesh or a Plan, not "
                 f"{type(where).__name__}"
             )
-        if verbose:
+        if verbose and says_where(self):
             print(described(self, before))
         return self
 
