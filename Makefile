@@ -17,8 +17,8 @@ test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their sub
   hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites notebooks \
   notebooks-check site serving-test wheels coverage clean
 
-# The demo's CPU kernels are for this machine's instruction set alone, those of the tests for all;
-# its GPU kernels are left out where there is no GPU.
+# The demo's CPU kernels are for this machine's instruction set alone, those of the tests for all.
+# GPU kernels are left out where there is no GPU.
 OWN_ISA = $(or $(MPGLUON_ISA),$(shell if grep -qw avx512vl /proc/cpuinfo; then echo v4; \
   elif grep -qw avx2 /proc/cpuinfo; then echo v3; else echo base; fi))
 OWN_CUDA = $(or $(MPGLUON_CUDA),$(if $(wildcard /dev/nvidia[0-9]*),,0))
@@ -106,7 +106,7 @@ $(VENV)/.demo: $(BIN)/python $(SOURCES)
 
 $(VENV)/.test: $(BIN)/python $(SOURCES)
 	@echo 'building mpgluon and installing it into $(VENV): a few minutes, the first time'
-	$(BIN)/python -m pip install -q '.[viz,test]'
+	MPGLUON_CUDA=$(OWN_CUDA) $(BIN)/python -m pip install -q '.[viz,test]'
 	touch $@ $(VENV)/.demo
 
 # Sanitizer builds in environments of their own. The tests print to where sanitizers do

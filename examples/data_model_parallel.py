@@ -79,7 +79,9 @@ class Training:
         return self.step(nd.array(x, ctx=home), nd.array(y, ctx=home))
 
     def classes_of(self, x: np.ndarray) -> np.ndarray:
-        return np.argmax(self.net(nd.array(x, ctx=self.mesh.device())).asnumpy(), 1)
+        scores = self.net(nd.array(x, ctx=self.mesh.device()))
+        classes: np.ndarray = np.argmax(scores.asnumpy(), 1)
+        return classes
 
 
 def draw(path: str, training: Training, x: np.ndarray, y: np.ndarray, classes: int) -> None:
