@@ -270,3 +270,26 @@ def test_a_feed_forward_block_is_four_kernels():
     )
     assert len(steps(op, entry=recorded)) == 4
     assert list(map(len, groups(op, entry=recorded))) == [3, 9]
+
+
+def test_groups_that_differ_in_their_rows_alone():
+    """The same steps and operands, all of them whole; rows of other lengths, or of other axes of
+    the same shape."""
+
+    def function(axis):
+        def divided(x):
+            y = nd.exp(x) * 2
+            return nd.broadcast_div(y, y.sum(axis=axis, keepdims=True))
+
+        return divided
+
+    for shape, axis in (
+        ((6, 40), 1),
+        ((6, 41), 1),
+        ((4, 6, 10), 2),
+        ((4, 6, 10), (1, 2)),
+        ((3, 2000), 1),
+        ((5, 1200), 1),
+    ):
+        op = check(function(axis), [draw(shape, "float32")])
+        assert groups(op) == [["exp", "_mul_scalar", "sum", "broadcast_div"]]

@@ -211,6 +211,7 @@ struct made { /* one text */
   uint64_t hash;
   unsigned char *key; /* owned */
   size_t size;
+  char *text; /* owned; kept where groups are written, NULL else */
   const void *kernel;
 };
 
@@ -242,21 +243,29 @@ size_t write_key(const mpg_step_program *p, unsigned char *key) {
     size += bytes;
   };
   for (int i = 0; i < p->num_operands; i++) whole &= p->operands[i].whole;
-  int counts[] = {
-      compute_capability(), p->num_steps, p->num_operands, p->num_constants, p->num_registers,
-      p->num_draws,         whole};
+  int counts[] = {compute_capability(),
+                  p->num_steps,
+                  p->num_operands,
+                  p->num_constants,
+                  p->num_registers,
+                  p->num_draws,
+                  p->row,
+                  p->each,
+                  p->packs,
+                  p->lanes,
+                  whole};
   add(counts, sizeof counts);
   add(p->steps, (size_t)p->num_steps * sizeof *p->steps);
   for (int i = 0; i < p->num_operands; i++) {
     uint32_t lies[] = {p->operands[i].whole ? 0 : p->operands[i].varying, p->operands[i].dtype,
-                       p->operands[i].whole};
+                       p->operands[i].whole, p->operands[i].by_row};
     add(lies, sizeof lies);
   }
   if (!whole) add(p->dims, (size_t)p->ndim * sizeof *p->dims);
   return size;
 }
 enum {
-  MOST_KEY = 64 + MPG_STEP_MAX_STEPS * sizeof(mpg_step) + MPG_FUSED_MAX_VALUES * 12 +
+  MOST_KEY = 64 + MPG_STEP_MAX_STEPS * sizeof(mpg_step) + MPG_FUSED_MAX_VALUES * 16 +
   MPG_MAX_NDIM * 8
 };
 
@@ -266,10 +275,16 @@ uint64_t hash_of(const unsigned char *key, size_t size) {
   return hash;
 }
 
-void write_dump(const char *name, const text *t) {
+/* The folder that gets the texts; NULL: none. */
+const char *dump_folder() {
   const char *folder = getenv("MPGLUON_CUDA_GROUPS");
+  return folder && *folder ? folder : NULL;
+}
+
+void write_dump(const char *name, const text *t) {
+  const char *folder = dump_folder();
   char path[1024];
-  if (!folder || !*folder) return;
+  if (!folder) return;
   snprintf(path, sizeof path, "%s/%s.cu", folder, name);
   FILE *file = fopen(path, "w");
   if (!file) return; /* as MPGLUON_DUMP: passed over */
@@ -310,34 +325,50 @@ void look_for_nvrtc() {
   mpg_free(t.data);
 }
 
+text text_of(const mpg_step_program *p, const char *name) {
+  text t = {};
+  t.add("#include \"kernels/cuda/fusion/generated.h\"\n");
+  generate(&t, p, name);
+  return t;
+}
+
+/* Where texts are kept: whether the program has the one that was found by its key. */
+mpg_status check_text(const made *m, const mpg_step_program *p, const char *name) {
+  text t = text_of(p, name);
+  bool same = t.failed || !strcmp(t.data, m->text);
+  mpg_free(t.data);
+  return same ? MPG_OK : mpg_fail(MPG_ERROR, "internal: two fused groups have the key of %s", name);
+}
+
 /* The kernel of a key, made where there is none. */
 mpg_status find(const mpg_step_program *p, const unsigned char *key, size_t size,
                 const void **kernel) {
   uint64_t hash = hash_of(key, size);
   made **at = &specialised.buckets[hash % BUCKETS];
+  char name[40];
+  snprintf(name, sizeof name, "mpg_group_%016llx", (unsigned long long)hash);
   for (made *m = *at; m; m = m->next)
     if (m->hash == hash && m->size == size && !memcmp(m->key, key, size)) {
       *kernel = m->kernel;
-      return MPG_OK;
+      return m->text ? check_text(m, p, name) : MPG_OK;
     }
-  char name[40];
-  snprintf(name, sizeof name, "mpg_group_%016llx", (unsigned long long)hash);
-  text t = {};
-  t.add("#include \"kernels/cuda/fusion/generated.h\"\n");
-  generate(&t, p, name);
+  text t = text_of(p, name);
   if (!t.failed) write_dump(name, &t);
   mpg_status status = t.failed ? mpg_out_of_host_memory(t.length) : compile(t.data, name, kernel);
-  mpg_free(t.data);
-  MPG_TRY(status);
   made *m = (made *)mpg_malloc(sizeof *m);
   unsigned char *copy = (unsigned char *)mpg_malloc(size);
-  if (!m || !copy) { /* it runs all the same, and is made again when it is next wanted */
+  if (status != MPG_OK || !m || !copy) { /* it is made again when it is next wanted */
     mpg_free(m);
     mpg_free(copy);
-    return MPG_OK;
+    mpg_free(t.data);
+    return status;
   }
   memcpy(copy, key, size);
-  *m = {*at, hash, copy, size, *kernel};
+  if (!dump_folder()) {
+    mpg_free(t.data);
+    t.data = NULL;
+  }
+  *m = {*at, hash, copy, size, t.data, *kernel};
   *at = m;
   return MPG_OK;
 }

@@ -1,11 +1,12 @@
 /* Fused groups as kernels of their own: C++ made of the group's program (fused.cu), compiled by
  * NVRTC once for each text and remembered by the process.
  *
- * The text depends on the steps, the operands' dtypes and how they lie in the domain; addresses,
- * constants, alignment and, where all operands are whole, the domain's size are arguments. Where
- * NVRTC is missing or cannot compile for the card (said once on stderr), or MPGLUON_CUDA_NVRTC=0,
- * nothing is fused. MPGLUON_CUDA_GROUPS names a folder that gets the text of every group made, for
- * reading and to be compiled by nvcc.
+ * The text depends on the steps, the operands' dtypes, how they lie in the domain, and rows;
+ * addresses, constants, alignment and, where all operands are whole, the domain's size are
+ * arguments. Where NVRTC is missing or cannot compile for the card (said once on stderr), or
+ * MPGLUON_CUDA_NVRTC=0, nothing is fused. MPGLUON_CUDA_GROUPS names a folder that gets the text of
+ * every group made, for reading and to be compiled by nvcc; then it is also an error that groups of
+ * two texts have one key.
  *
  * Ownership: what is compiled lives as long as the process. Threads: any.
  */
