@@ -16,8 +16,9 @@
  * has no memory, but a panel's. A backend may run the members' kernels on each tile
  * (kernels/cpu/math/fused.c), or generate one kernel (one with a `fuses` function): members are in
  * order, an element's bits are those of the members' own kernels. Groups for generated kernels have
- * no trailing reductions and no producer. They reduce rows only: the whole domain along its last
- * dims, the same in all reductions of a group, MPG_FUSED_MAX_ROW elements at most of one dtype.
+ * no producer. They reduce rows only: the whole domain along its last dims, the same in all
+ * reductions and ops of rows (op/math/rows.h) of a group, MPG_FUSED_MAX_ROW elements at most of one
+ * dtype; and their trailing reductions are what ops of rows sum over all rows.
  *
  * Call of a fused kernel: call->params is the group, inputs and outputs are its values outside
  * (operands). Owned by the program. `views` and `keys` belong to whoever runs the call; the rest is
@@ -79,6 +80,8 @@ typedef struct mpg_fused_producer {
 typedef struct mpg_fused {
   int ndim, split; /* split -1: one tile */
   int64_t dims[MPG_MAX_NDIM];
+  uint32_t row; /* dims of rows, in a generated kernel; 0: there are none */
+  mpg_dtype row_dtype;
   uint32_t num_members, num_values, num_operands, num_slots, num_draws, num_trailing;
   mpg_fused_producer producer;
   const mpg_fused_member *members;

@@ -6,6 +6,17 @@
 
 enum { MPG_CUDA_THREADS = 256 };
 
+/* A block's dynamic shared memory. */
+template <class T>
+__device__ __forceinline__ T *mpg_cuda_shared() {
+#ifdef __CUDACC__
+  extern __shared__ __align__(16) unsigned char mpg_cuda_shared_bytes[];
+  return (T *)mpg_cuda_shared_bytes;
+#else
+  return (T *)hostcuda_shared();
+#endif
+}
+
 /* --- Sums over warps and blocks --------------------------------------------------------------- */
 /* In one fixed order, so that bits depend on the shape alone. All threads of the block take part
  * and get the result. */
@@ -44,6 +55,10 @@ struct mpg_smaller {
   MPG_MEMBER T operator()(T a, T b) const {
     return a != a ? a : a < b ? a : b;
   }
+};
+
+struct mpg_larger_number { /* NaN loses */
+  MPG_MEMBER float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
 /* --- Rows ------------------------------------------------------------------------------------- */
@@ -89,6 +104,25 @@ struct mpg_lanes {
 #pragma unroll
     for (int k = 0; k < SIZE; k++) result = combine(result, values[k]);
     return reduce(result, neutral, combine);
+  }
+  /* What the threads of a block have for the first n columns of rows, added in the order of rows.
+   * All of them take part. Dynamic shared memory: ROWS * n floats where there are several. */
+  static __device__ __forceinline__ void put_columns(const float (&values)[SIZE], int n,
+                                                     float *to) {
+    float *all = mpg_cuda_shared<float>();
+    if (ROWS > 1) __syncthreads(); /* what was there has been read */
+#pragma unroll
+    for (int k = 0; k < SIZE; k++) {
+      int column = at(k / EACH) + k % EACH;
+      if (column < n) (ROWS > 1 ? all + row() * n : to)[column] = values[k];
+    }
+    if (ROWS == 1) return;
+    __syncthreads();
+    for (int column = threadIdx.x; column < n; column += MPG_CUDA_THREADS) {
+      float total = 0;
+      for (int r = 0; r < ROWS; r++) total += all[r * n + column];
+      to[column] = total;
+    }
   }
 };
 

@@ -89,17 +89,6 @@ static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) {
  * random_keys.cu. */
 mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
 
-/* A block's dynamic shared memory. */
-template <class T>
-__device__ __forceinline__ T *mpg_cuda_shared() {
-#ifdef __CUDACC__
-  extern __shared__ __align__(16) unsigned char mpg_cuda_shared_bytes[];
-  return (T *)mpg_cuda_shared_bytes;
-#else
-  return (T *)hostcuda_shared();
-#endif
-}
-
 /* --- Element types: elements.h, and of dtypes known at run time only -------------------------- */
 template <class C>
 MPG_ANYWHERE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {

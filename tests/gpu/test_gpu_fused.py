@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, nd
+from mpgluon import _core, autograd, nd
 from support.compare import same_bits
-from support.functions import check, compiled, groups, steps
+from support.functions import as_list, check, compiled, groups, steps
 from support.stand_in import needs_gpu
 
 pytestmark = needs_gpu
@@ -213,13 +213,9 @@ def test_rows_are_reduced_in_groups(n, dtype):
     rows = 3 if n > 2000 else 9
     arrays = [draw((rows, n), "float32"), draw((n,), "float32", 1), draw((rows, n), "float32", 2)]
     op = check(function, arrays)
-    members = max(groups(op), key=len)
     wanted = {"Dropout", "mean", "rsqrt", "max", "exp", "sum", "min"}
-    if rows * n <= 16384:  # of few long rows ops run one by one
-        recorded = [groups(op, entry=i) for i in range(len(op.compiled()))]
-        assert any(wanted <= set(group) for found in recorded for group in found), recorded
-    else:
-        assert members
+    recorded = [groups(op, entry=i) for i in range(len(op.compiled()))]
+    assert any(wanted <= set(group) for found in recorded for group in found), recorded
 
 
 def test_rows_of_several_axes_and_of_all():
@@ -293,3 +289,160 @@ def test_groups_that_differ_in_their_rows_alone():
     ):
         op = check(function(axis), [draw(shape, "float32")])
         assert groups(op) == [["exp", "_mul_scalar", "sum", "broadcast_div"]]
+        op = compiled(lambda x: nd.log_softmax(nd.reshape(x * 2, (-1, shape[-1]))) + 1)
+        x = draw(shape, "float32")
+        same_bits(
+            [op(x)[0].asnumpy()],
+            [(nd.log_softmax(nd.reshape(x * 2, (-1, shape[-1]))) + 1).asnumpy()],
+        )
+
+
+def recorded_groups(op, name):
+    """Of the program that was recorded with an op: forward, backward."""
+    entry = next(
+        i
+        for i in range(len(op.compiled()))
+        if name in sum(groups(op, entry=i), []) and steps(op, "backward", i)
+    )
+    return groups(op, entry=entry), groups(op, "backward", entry)
+
+
+def in_one(found, *members):
+    assert any(set(members) <= set(group) for group in found), (members, found)
+
+
+SOME_LENGTHS = [7, 33, 100, 768, 1500, 8192]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", SOME_LENGTHS)
+def test_layer_norm_is_in_groups_with_what_lies_around_it(n, dtype):
+    """Bias, dropout, residual and LayerNorm are one kernel, backward too, with the sums of the
+    gradients of gamma and beta; more rows than a block has, with a rest."""
+
+    def function(*arrays):
+        x, bias, rest, gamma, beta = (nd.Cast(a, dtype=dtype) for a in arrays)
+        x = nd.Dropout(nd.broadcast_add(x, bias), p=0.25) + rest
+        y = nd.LayerNorm(x, gamma, beta)
+        return nd.Cast(y * 2 + x, dtype="float32")
+
+    rows = 3 if n > 2000 else 41
+    shapes = (rows, n), (n,), (rows, n), (n,), (n,)
+    op = check(function, [draw(shape, "float32", i) for i, shape in enumerate(shapes)])
+    forward, backward = recorded_groups(op, "Dropout")
+    in_one(forward, "broadcast_add", "Dropout", "LayerNorm", "_mul_scalar")
+    in_one(backward, "_backward_LayerNorm", "_dropout_apply")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", SOME_LENGTHS)
+def test_softmax_is_in_groups_with_what_lies_around_it(n, dtype):
+    """Scale and mask before it, dropout behind; its logarithm, other temperatures and softmin."""
+
+    def function(*arrays):
+        x, mask, rest = (nd.Cast(a, dtype=dtype) for a in arrays)
+        x = nd.broadcast_add(x * 0.125, mask)
+        y = nd.Dropout(nd.softmax(x), p=0.25) * rest
+        z = nd.log_softmax(rest - x, temperature=1.5) * y + nd.softmin(y + 1, temperature=0.5)
+        return nd.Cast(z, dtype="float32")
+
+    rows = 3 if n > 2000 else 9
+    shapes = (rows, n), (n,), (rows, n)
+    op = check(function, [draw(shape, "float32", i) for i, shape in enumerate(shapes)])
+    forward, backward = recorded_groups(op, "Dropout")
+    in_one(forward, "_mul_scalar", "broadcast_add", "softmax", "Dropout", "log_softmax", "softmin")
+    in_one(backward, "_softmax_backward", "_dropout_apply")
+    in_one(backward, "_log_softmax_backward")
+
+
+def test_rows_with_statistics_that_are_wanted_and_other_forms():
+    """Mean and deviation as results, rounded; of one row; along other axes and with lengths, where
+    kernels of their own run."""
+
+    def function(x, gamma, beta, column, length):
+        x = x * 0.5
+        y, mean, deviation = nd.LayerNorm(x, gamma, beta, output_mean_var=True, eps=0.01)
+        one = nd.LayerNorm(nd.slice_axis(x, axis=0, begin=0, end=1) * 3, gamma, beta) + 1
+        other = nd.LayerNorm(x + 2, column, column, axis=0) * 2
+        return [
+            nd.broadcast_add(y, nd.broadcast_mul(mean, deviation)),
+            mean,
+            deviation * 2,
+            one,
+            other,
+            nd.softmax(x * 2, axis=0) + 1,
+            nd.softmax(x * 3, length, axis=1, use_length=True) + 1,
+        ]
+
+    for dtype in FLOATS:
+        arrays = [draw((7, 70), dtype), draw((70,), dtype, 1), draw((70,), dtype, 2)]
+        arrays += [
+            draw((7,), dtype, 3),
+            nd.array([1, 70, 3, 0, 9, 8, 64], ctx=mx.gpu(0)).astype("int32"),
+        ]
+        check(function, arrays)
+
+
+def test_nan_and_infinity_in_rows_of_softmax_and_layer_norm():
+    values = np.random.RandomState(0).uniform(-2, 2, (7, 50)).astype("float32")
+    values[1, 3], values[2, 7], values[3, 9], values[4] = np.nan, np.inf, -np.inf, -np.inf
+    values[5] = np.nan
+    x = nd.array(values, ctx=mx.gpu(0))
+    arrays = [x, draw((50,), "float32", 1), draw((50,), "float32", 2)]
+    check(
+        lambda x, g, b: [
+            nd.softmax(x * 2) + 1,
+            nd.log_softmax(x * 2) + 1,
+            nd.LayerNorm(x * 2, g, b) + 1,
+        ],
+        arrays,
+    )
+
+
+def transformer_block(x, gamma1, beta1, qkv, out, c, gamma2, beta2, up, b, down, d, heads=4):
+    """A layer of GPT-2, with dropout behind both parts; x: (batch, time, width)."""
+    width = x.shape[2]
+
+    def dense(x, weight, *bias):
+        return nd.FullyConnected(
+            x, weight, *bias, no_bias=not bias, num_hidden=weight.shape[0], flatten=False
+        )
+
+    def split(x):
+        x = nd.transpose(nd.reshape(x, (0, 0, heads, -1)), (0, 2, 1, 3))
+        return nd.reshape(x, (-3, 0, 0))
+
+    parts = nd.split(dense(nd.LayerNorm(x, gamma1, beta1), qkv), num_outputs=3, axis=2)
+    query, key, value = map(split, parts)
+    weights = nd.softmax(nd.batch_dot(query, key, transpose_b=True) * (heads / width) ** 0.5)
+    mixed = nd.reshape(nd.batch_dot(weights, value), (-4, -1, heads, 0, 0))
+    mixed = nd.reshape(nd.transpose(mixed, (0, 2, 1, 3)), (0, 0, -3))
+    x = x + nd.Dropout(dense(mixed, out, c), p=0.1)
+    hidden = nd.LeakyReLU(dense(nd.LayerNorm(x, gamma2, beta2), up, b), act_type="gelu")
+    return x + nd.Dropout(dense(hidden, down, d), p=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_launches_of_a_transformer_block(dtype):
+    """How many kernels a layer is, forward and backward, but for the sums of gamma's and beta's
+    gradients: norms and softmaxes with all that is between products."""
+    w = 32
+    shapes = [(2, 16, w), (w,), (w,), (3 * w, w), (w, w), (w,), (w,), (w,), (4 * w, w), (4 * w,)]
+    shapes += [(w, 4 * w), (w,)]
+    arrays = [draw(shape, dtype, i) * 0.2 for i, shape in enumerate(shapes)]
+    op, found = compiled(transformer_block), []
+    for function in (op, transformer_block):
+        mx.random.seed(3)
+        for array in arrays:
+            array.attach_grad()
+        with autograd.record():
+            output = as_list(function(*arrays))[0]
+        output.backward()
+        found.append([a.astype("float32").asnumpy() for a in (output, *(x.grad for x in arrays))])
+    same_bits(*found)
+    entry = next(i for i in range(len(op.compiled())) if steps(op, "backward", i))
+    counts = [len(steps(op, phase, entry)) for phase in ("forward", "backward")]
+    assert counts == [16, 25]
+    forward, backward = groups(op, entry=entry), groups(op, "backward", entry)
+    in_one(forward, "Dropout", "broadcast_add", "LayerNorm")
+    in_one(backward, "_backward_LayerNorm", "elemwise_add", "_dropout_apply")

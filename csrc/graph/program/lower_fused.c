@@ -280,6 +280,8 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
   *fused = (mpg_fused){.producer = m->producer,
                        .ndim = group->ndim,
                        .split = group->split,
+                       .row = group->row,
+                       .row_dtype = group->row_dtype,
                        .num_members = m->num_members,
                        .num_values = m->num_values,
                        .num_operands = m->num_operands,

@@ -174,13 +174,16 @@ static mpg_status describe(const fuser *f, mpg_fuse_candidate *c, bool *fusible)
     mpg_domain_of(&f->graph->values[c->node->values].desc.shape, &a->domain);
     a->num_inputs = 0;
     a->num_outputs = 1;
+    a->row = a->trailing = 0;
     a->bits[0] = mpg_domain_all(&a->domain);
     if (!mpg_fuse_product(f->graph, c->node, &c->product)) return MPG_OK;
-  } else if ((c->kind != MPG_FUSE_MAP && c->kind != MPG_FUSE_REDUCE) ||
+  } else if ((c->kind != MPG_FUSE_MAP && c->kind != MPG_FUSE_REDUCE && c->kind != MPG_FUSE_ROWS) ||
              !mpg_fuse_describe(f->graph, c->node, c->kind, a)) {
     return MPG_OK;
   }
-  return is_taken(f, c->node, fusible, &c->generated);
+  MPG_TRY(is_taken(f, c->node, fusible, &c->generated));
+  if (c->kind == MPG_FUSE_ROWS && !c->generated) *fusible = false;
+  return MPG_OK;
 }
 
 static mpg_status start_group(fuser *f, const mpg_fuse_candidate *c) {
@@ -299,6 +302,8 @@ static mpg_status put_group(fuser *f, mpg_open_group *g, uint32_t number, mpg_or
   *group = (mpg_fusion_group){.first = (uint32_t)fused->count,
                               .ndim = g->domain.ndim,
                               .split = mpg_open_group_split(&g->domain, g->uses, g->num_uses),
+                              .row = g->row,
+                              .row_dtype = g->row_dtype,
                               .uses = (uint32_t)fusion->num_uses,
                               .num_uses = g->num_uses,
                               .producer = g->producer};

@@ -8,6 +8,7 @@
  * along outer dims ends a group (a trailing reduction). It is moved right behind its input, so that
  * another reader of the input does not end the group before. A product that is computed in panels
  * of rows (op/math/product.h) may be the producer of a group, which follows it panel by panel.
+ * Groups of kernels that devices generate (op/fused.h) have neither; they have rows instead.
  *
  * Ownership: belongs to its order. Threads: host lock.
  */
@@ -35,6 +36,8 @@ typedef struct mpg_fusion_group {
   uint32_t first, count; /* positions in the order */
   int ndim, split;
   int64_t dims[MPG_MAX_NDIM];
+  uint32_t row; /* as mpg_fused's */
+  mpg_dtype row_dtype;
   uint32_t uses, num_uses; /* first in fusion->uses */
   uint32_t producer;       /* node of the product that the others follow; UINT32_MAX: none */
 } mpg_fusion_group;
@@ -74,6 +77,7 @@ typedef enum mpg_fuse_kind {
   MPG_FUSE_NOT,
   MPG_FUSE_MAP,
   MPG_FUSE_REDUCE,
+  MPG_FUSE_ROWS, /* op/math/rows.h, along the last axis; for generated kernels */
   MPG_FUSE_VIEW,
   MPG_FUSE_PRODUCER
 } mpg_fuse_kind;
@@ -87,8 +91,10 @@ typedef struct mpg_fuse_action {
   uint32_t num_inputs;  /* whose contents are read */
   uint32_t num_outputs; /* that have elements */
   uint32_t bits[MPG_MAX_NAMED];
+  uint32_t row;      /* dims that a REDUCE reduces, or along which ROWS are; 0: none */
+  uint32_t trailing; /* bit i: output i of ROWS is summed over all of them */
 } mpg_fuse_action;
-/* False where a MAP or REDUCE does not act on one domain. */
+/* False where a MAP, REDUCE or ROWS does not act on one domain. */
 bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_kind kind,
                        mpg_fuse_action *action);
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t varying, int64_t *strides);

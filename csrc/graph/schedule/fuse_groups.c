@@ -60,7 +60,9 @@ static bool can_be_cut(const mpg_open_group *g) {
   int64_t all = mpg_domain_size(&g->domain, mpg_domain_all(&g->domain)), tile = 1;
   for (int d = mpg_open_group_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++)
     tile *= g->domain.dims[d];
-  if (tile > MPG_FUSED_MAX_TILE || (all > MPG_FUSED_MAX_TILE && all / tile < 8)) return false;
+  if (tile > MPG_FUSED_MAX_TILE) return false;
+  if (g->generated) return true; /* a thread has few elements, however many there are */
+  if (all > MPG_FUSED_MAX_TILE && all / tile < 8) return false;
   if (g->producer != UINT32_MAX && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;
   for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
@@ -105,13 +107,19 @@ static bool set_row(mpg_open_group *g, uint32_t row, mpg_dtype dtype) {
   return has_rows(g);
 }
 
-static bool add_row_reduction(mpg_open_group *g, const mpg_graph *graph,
-                              const mpg_fuse_candidate *c) {
+/* `row`: the candidate's, in the group's domain. */
+static bool add_row(mpg_open_group *g, const mpg_graph *graph, const mpg_fuse_candidate *c,
+                    uint32_t row) {
   mpg_value in = mpg_node_inputs(graph, c->node)[0];
-  uint32_t all = mpg_domain_all(&g->domain);
-  if (mpg_open_group_use(g, mpg_value_index(graph, in))->varying != all) return false;
-  return set_row(g, all & ~mpg_open_group_use(g, c->node->values)->varying,
-                 mpg_graph_at(graph, in)->desc.dtype);
+  if (mpg_open_group_use(g, mpg_value_index(graph, in))->varying != mpg_domain_all(&g->domain))
+    return false;
+  for (uint32_t i = 0; i < c->action.num_outputs; i++) {
+    if (!(c->action.trailing >> i & 1)) continue;
+    if (g->num_trailing == MPG_FUSED_MAX_TRAILING) return false;
+    mpg_open_group_use(g, c->node->values + i)->trailing = true;
+    g->num_trailing++;
+  }
+  return set_row(g, row, mpg_graph_at(graph, in)->desc.dtype);
 }
 
 /* --- Members ---------------------------------------------------------------------------------- */
@@ -133,7 +141,8 @@ bool mpg_open_group_begin(mpg_open_group *g, const mpg_graph *graph, const mpg_f
                         .open = true,
                         .domain = a->domain,
                         .last = c->position,
-                        .producer = UINT32_MAX};
+                        .producer = UINT32_MAX,
+                        .generated = c->generated};
   if (c->kind == MPG_FUSE_PRODUCER) {
     g->producer = c->number;
     g->panel = c->product.panel * c->product.n;
@@ -144,7 +153,7 @@ bool mpg_open_group_begin(mpg_open_group *g, const mpg_graph *graph, const mpg_f
       return false;
   for (uint32_t i = 0; i < a->num_outputs; i++)
     if (!add_use(g, c->node->values + i, a->bits[a->num_inputs + i], true)) return false;
-  if (c->generated && c->kind == MPG_FUSE_REDUCE && !add_row_reduction(g, graph, c)) return false;
+  if (c->generated && a->row && !add_row(g, graph, c, a->row)) return false;
   return add_member(g, c->position, true) && can_be_cut(g);
 }
 
@@ -207,7 +216,7 @@ bool mpg_open_group_join(mpg_open_group *g, const mpg_graph *graph, const mpg_fu
       return false;
   if (!add_member(g, c->position, true) || !has_rows(g)) return false;
   if (c->generated)
-    return (c->kind != MPG_FUSE_REDUCE || add_row_reduction(g, graph, c)) && can_be_cut(g);
+    return (!a->row || add_row(g, graph, c, mpg_domain_apply(&joined, a->row))) && can_be_cut(g);
   return can_be_cut(g) || (c->kind == MPG_FUSE_REDUCE &&
                            add_trailing_reduction(g, mpg_value_index(graph, inputs[0]), output));
 }
@@ -246,9 +255,14 @@ bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t val
   return can_be_cut(g);
 }
 
+/* Bits without dim d. */
+static uint32_t without(uint32_t varying, int d) {
+  return (varying & ((1u << d) - 1)) | (varying >> (d + 1)) << d;
+}
+
 void mpg_open_group_collapse(mpg_open_group *g) {
   for (int d = g->domain.ndim - 1; d > 0; d--) {
-    bool alike = true;
+    bool alike = (g->row >> d & 1) == (g->row >> (d - 1) & 1);
     for (uint32_t i = 0; i < g->num_uses && alike; i++)
       alike = (g->uses[i].varying >> d & 1) == (g->uses[i].varying >> (d - 1) & 1);
     if (!alike) continue;
@@ -256,9 +270,7 @@ void mpg_open_group_collapse(mpg_open_group *g) {
     memmove(g->domain.dims + d, g->domain.dims + d + 1,
             (size_t)(g->domain.ndim - d - 1) * sizeof *g->domain.dims);
     g->domain.ndim--;
-    for (uint32_t i = 0; i < g->num_uses; i++) {
-      uint32_t low = g->uses[i].varying & ((1u << d) - 1);
-      g->uses[i].varying = low | (g->uses[i].varying >> (d + 1)) << d;
-    }
+    for (uint32_t i = 0; i < g->num_uses; i++) g->uses[i].varying = without(g->uses[i].varying, d);
+    g->row = without(g->row, d);
   }
 }

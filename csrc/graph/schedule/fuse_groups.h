@@ -18,6 +18,7 @@ typedef struct mpg_open_group {
   uint32_t producer; /* node; UINT32_MAX: none */
   int64_t panel;     /* elements of the producer's panels */
   int64_t least;     /* elements of the smallest panels that many threads may want */
+  bool generated;    /* its kernel is */
   uint32_t row;      /* dims that a generated kernel reduces; 0: none */
   mpg_dtype row_dtype;
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
@@ -43,7 +44,7 @@ bool mpg_open_group_begin(mpg_open_group *g, const mpg_graph *graph, const mpg_f
 /* Adds a view of a value that the group sees. False: it can't be added. */
 bool mpg_open_group_add_view(mpg_open_group *g, const mpg_graph *graph,
                              const mpg_fuse_candidate *c);
-/* Adds a MAP or REDUCE that reads the group. False leaves g half changed. */
+/* Adds a MAP, REDUCE or ROWS that reads the group. False leaves g half changed. */
 bool mpg_open_group_join(mpg_open_group *g, const mpg_graph *graph, const mpg_fuse_candidate *c);
 /* Adds all of `other`, of which g reads `value`. False leaves g half changed. */
 bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t value);

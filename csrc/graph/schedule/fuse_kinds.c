@@ -1,7 +1,9 @@
-/* Kinds of nodes for fusion: maps, reductions, views and producers, and how they act on a domain.
+/* Kinds of nodes for fusion: maps, reductions, rows, views and producers, and how they act on a
+ * domain.
  */
 #include "graph/schedule/fuse.h"
 #include "op/math/reduce.h"
+#include "op/math/rows.h"
 
 static const mpg_shape *shape_of_input(const mpg_graph *graph, const mpg_node *node, uint32_t i) {
   return &mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc.shape;
@@ -32,10 +34,19 @@ static bool is_map(const mpg_graph *graph, const mpg_node *node) {
   return flags & MPG_OP_MAP;
 }
 
+/* Ops of rows that lie together. */
+static bool has_rows(const mpg_graph *graph, const mpg_node *node) {
+  mpg_rows rows;
+  const mpg_shape *shape = node->num_inputs ? shape_of_input(graph, node, 0) : NULL;
+  return shape && mpg_rows_of(node->op, node->params, &rows) && shape->ndim > 0 &&
+         (rows.axis == -1 || rows.axis == shape->ndim - 1) && shape->dims[shape->ndim - 1] > 1;
+}
+
 mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node) {
   if (!node->op || !has_elements(graph, node)) return MPG_FUSE_NOT;
   if (mpg_node_is_view(node)) return node->num_inputs == 1 ? MPG_FUSE_VIEW : MPG_FUSE_NOT;
   if (mpg_node_flag(node, MPG_OP_REDUCTION)) return MPG_FUSE_REDUCE;
+  if (has_rows(graph, node)) return MPG_FUSE_ROWS;
   mpg_product product;
   if (mpg_fuse_product(graph, node, &product)) return MPG_FUSE_PRODUCER;
   return is_map(graph, node) ? MPG_FUSE_MAP : MPG_FUSE_NOT;
@@ -65,6 +76,7 @@ bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_ki
                        mpg_fuse_action *a) {
   const mpg_shape *whole = &graph->values[node->values].desc.shape;
   a->num_inputs = mpg_node_flag(node, MPG_OP_SHAPE_ONLY) ? 0 : node->num_inputs;
+  a->row = a->trailing = 0;
   if (node->num_inputs + node->num_outputs > MPG_MAX_NAMED) return false;
   if (kind == MPG_FUSE_REDUCE) {
     whole = shape_of_input(graph, node, 0);
@@ -72,7 +84,8 @@ bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_ki
     mpg_domain_of(whole, &a->domain);
     a->bits[0] = mpg_domain_all(&a->domain);
     a->bits[1] = a->bits[0] & ~reduced_bits(node, whole);
-    return a->bits[0] != a->bits[1];
+    a->row = a->bits[0] & ~a->bits[1];
+    return a->row != 0;
   }
   mpg_domain_of(whole, &a->domain);
   for (uint32_t i = 0; i < a->num_inputs; i++)
@@ -84,5 +97,10 @@ bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_ki
     if (!mpg_domain_bits(&graph->values[node->values + i].desc.shape, whole,
                          &a->bits[a->num_inputs + i]))
       return false;
-  return true;
+  if (kind != MPG_FUSE_ROWS) return true;
+  mpg_rows rows;
+  mpg_rows_of(node->op, node->params, &rows);
+  a->row = 1u << (a->domain.ndim - 1);
+  a->trailing = rows.whole;
+  return !a->trailing || a->domain.ndim > 1; /* there is nothing to sum */
 }

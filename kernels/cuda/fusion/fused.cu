@@ -7,10 +7,13 @@
  * needed, what is wanted outside stored where it is made. A value that is broadcast along some dims
  * is computed by everyone who needs it and stored by one. `fuses` says which ops may be in a group:
  * those of one and two arrays whose formulas are in kernels/common, casts, copies, broadcasts,
- * dropout, and sums, means and extrema of rows, of float32, float16 and bfloat16, where NVRTC
- * compiles groups. Others run by themselves. A mask is 1 or 0 in registers. In a group that
- * reduces, threads share rows as the kernel of the reduction does (math/reduce.cu), and have the
- * result for each of their elements.
+ * dropout, sums, means and extrema of rows, LayerNorm, the softmax family and their gradients, of
+ * float32, float16 and bfloat16, where NVRTC compiles groups. Others run by themselves. A mask is 1
+ * or 0 in registers. In a group with rows, threads share them as the ops' kernels do
+ * (math/reduce.cu, math/softmax.cu, layers/norm.cu), and have the result of a reduction for each of
+ * their elements. What these kernels compute is written here as steps, of floats that are not
+ * rounded in between. The gradients of gamma and beta are sums over rows: blocks leave their shares
+ * in scratch memory, which a kernel behind adds up.
  */
 #include "kernels/cuda/fusion/generated.h"
 
@@ -19,7 +22,9 @@ extern "C" {
 #include "kernels/common/formula.h"
 #include "kernels/common/reduce.h"
 #include "kernels/cuda/fusion/specialise.h"
+#include "kernels/cuda/layers/norm.h"
 }
+#include "op/math/rows.h"
 
 namespace {
 
@@ -27,16 +32,50 @@ typedef mpg_step step;
 typedef mpg_step_operand operand;
 
 /* --- Members ---------------------------------------------------------------------------------- */
-const uint8_t DROPOUT = 255; /* a kind of member: a step DRAW, then one DROP */
-struct meaning {             /* of an op, with its parameters */
+/* Kinds of members that are several steps. */
+const uint8_t DROPOUT = 128, /* DRAW, then DROP */
+    LAYER_NORM = 129, LAYER_NORM_BACK = 130, SOFTMAX = 131, LOG_SOFTMAX = 132, SOFTMAX_BACK = 133,
+              LOG_SOFTMAX_BACK = 134;
+struct meaning { /* of an op, with its parameters */
   uint8_t kind, row, fixed, mean;
   int num_constants;
   double constants[MPG_UNARY_CONSTANTS];
 };
 
+double inverse_of(const mpg_opt_float &temperature) {
+  return temperature.present ? 1 / temperature.value : 1;
+}
+
+/* Of an op of rows: its constant is the scale, or eps. */
+uint8_t rows_kind(const mpg_op *op, const void *params, double *constant) {
+  switch (op->id) {
+    case MPG_OP_softmax:
+    case MPG_OP_softmin:
+      *constant = inverse_of(((const mpg_softmax_params *)params)->temperature);
+      if (op->id == MPG_OP_softmin) *constant = -*constant;
+      return SOFTMAX;
+    case MPG_OP_log_softmax:
+      *constant = inverse_of(((const mpg_log_softmax_params *)params)->temperature);
+      return LOG_SOFTMAX;
+    case MPG_OP_LayerNorm:
+      *constant = ((const mpg_layer_norm_params *)params)->eps;
+      return LAYER_NORM;
+    case MPG_OP__backward_LayerNorm: return LAYER_NORM_BACK;
+    default:
+      *constant = ((const mpg_softmax_back_params *)params)->scale;
+      return op->id == MPG_OP__softmax_backward ? SOFTMAX_BACK : LOG_SOFTMAX_BACK;
+  }
+}
+
 bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m) {
   const mpg_formula formula = mpg_formula_of(op, params);
+  mpg_rows rows;
   *m = meaning{};
+  if (mpg_rows_of(op, params, &rows)) {
+    m->num_constants = 1;
+    m->kind = rows_kind(op, params, m->constants);
+    return true;
+  }
   if (op->flags & MPG_OP_REDUCTION) {
     const mpg_reduction reduction = mpg_reduction_of(op, params);
     m->kind = MPG_STEP_REDUCE;
@@ -91,39 +130,40 @@ struct builder {
   mpg_step_program p;
   const mpg_kernel_call *call;
   const mpg_fused *fused;
-  uint8_t register_of[MPG_FUSED_MAX_VALUES], free_registers[MPG_FUSED_MAX_VALUES];
+  uint8_t register_of[MPG_FUSED_MAX_VALUES], free_registers[256], temporaries[256];
   uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* the member; 255: none */
   bool there[MPG_FUSED_MAX_VALUES];
-  int num_free;
-  uint32_t row_dims; /* 0: there are no rows */
+  int num_free, num_temporaries;
+  struct { /* of a pair of shares */
+    void *dgamma, *dbeta;
+    mpg_dtype dtype;
+  } sums[MPG_STEP_MAX_SHARES];
 
   explicit builder(const mpg_kernel_call *call_)
-      : call(call_), fused((const mpg_fused *)call_->params), num_free(0), row_dims(0) {
+      : call(call_), fused((const mpg_fused *)call_->params), num_free(0), num_temporaries(0) {
     memset(last_read, 255, sizeof last_read);
     memset(there, 0, sizeof there);
     p.num_steps = p.num_operands = p.num_constants = p.num_registers = 0;
     p.num_draws = (int)fused->num_draws;
+    p.num_shares = p.block_rows = 0;
+    p.shares = NULL;
     p.ndim = fused->ndim;
     p.count = 1;
     for (int d = 0; d < p.ndim; d++) p.count *= p.dims[d] = fused->dims[d];
     p.row = 0, p.each = MPG_GROUP_ELEMENTS, p.packs = 1, p.lanes = MPG_CUDA_THREADS;
-    for (uint32_t k = 0; k < fused->num_members && !row_dims; k++)
-      if (fused->members[k].op->flags & MPG_OP_REDUCTION) take_rows(fused->members[k]);
+    if (fused->row) take_rows();
   }
-  /* The group's rows, as the kernel of the reduction holds them (math/reduce.cu). */
-  void take_rows(const mpg_fused_member &member) {
-    const mpg_fused_value &in = fused->values[fused->operands[member.operands]],
-                          &out = fused->values[fused->operands[member.operands + 1]];
-    row_dims = in.varying & ~out.varying;
+  /* The group's rows, as the kernels of its members hold them. */
+  void take_rows() {
     p.row = 1;
     for (int d = 0; d < p.ndim; d++)
-      if (row_dims >> d & 1) p.row *= (int)p.dims[d];
+      if (fused->row >> d & 1) p.row *= (int)p.dims[d];
     auto take = [&](auto row) {
       typedef decltype(row) R;
       p.each = R::EACH, p.packs = R::SIZE / R::EACH, p.lanes = R::THREADS;
       return MPG_OK;
     };
-    switch (in.dtype) {
+    switch (fused->row_dtype) {
       case MPG_FLOAT16: mpg_with_row<mpg_half>(p.row, true, take); break;
       case MPG_BFLOAT16: mpg_with_row<mpg_bfloat16>(p.row, true, take); break;
       default: mpg_with_row<float>(p.row, true, take); break;
@@ -144,18 +184,24 @@ struct builder {
   uint8_t operand_of(uint32_t v) {
     const mpg_fused_value &value = fused->values[v];
     operand *o = &p.operands[p.num_operands];
-    uint32_t inputs = (uint32_t)call->num_inputs;
-    o->data = value.operand == MPG_FUSED_LOCAL ? NULL
-              : value.operand < inputs         ? call->inputs[value.operand].data
-                                               : call->outputs[value.operand - inputs].data;
+    o->data = data_of(v);
     o->varying = value.varying;
     o->dtype = (uint8_t)value.dtype;
     o->whole = value.varying == (1u << fused->ndim) - 1;
-    o->by_row = row_dims && !(value.varying & row_dims);
+    o->by_row = fused->row && !(value.varying & fused->row);
+    int64_t together = 1; /* elements that are neighbours in the domain, too */
+    for (int d = p.ndim - 1; d >= 0 && (value.varying >> d & 1); d--) together *= p.dims[d];
     size_t bytes = (size_t)p.each * mpg_dtype_size(value.dtype);
-    o->packed =
-        o->whole && p.row % p.each == 0 && (uintptr_t)o->data % (bytes < 16 ? bytes : 16) == 0;
+    o->packed = (o->whole || together % p.each == 0) && p.row % p.each == 0 &&
+                (uintptr_t)o->data % (bytes < 16 ? bytes : 16) == 0;
     return (uint8_t)p.num_operands++;
+  }
+  void *data_of(uint32_t v) {
+    const mpg_fused_value &value = fused->values[v];
+    uint32_t inputs = (uint32_t)call->num_inputs;
+    return value.operand == MPG_FUSED_LOCAL ? NULL
+           : value.operand < inputs         ? call->inputs[value.operand].data
+                                            : call->outputs[value.operand - inputs].data;
   }
   uint8_t read(uint32_t v) {
     if (!there[v]) {
@@ -188,6 +234,110 @@ struct builder {
     store(mask, s->a);
     return s->to;
   }
+
+  /* Steps of ops of rows: of registers, to one that is free again behind the member. */
+  step *make(uint8_t kind, uint8_t a) {
+    step *s = add(kind, MPG_FLOAT32);
+    s->a = a;
+    s->to = temporaries[num_temporaries++] = take();
+    return s;
+  }
+  uint8_t map(uint8_t kind, uint8_t a) { return make(kind, a)->to; }
+  uint8_t unary(mpg_formula_id id, uint8_t a) {
+    step *s = make(MPG_STEP_UNARY, a);
+    s->row = (uint8_t)id;
+    return s->to;
+  }
+  uint8_t binary(mpg_formula_id id, uint8_t a, uint8_t b) {
+    step *s = make(MPG_STEP_BINARY, a);
+    s->row = (uint8_t)id;
+    s->b = b;
+    return s->to;
+  }
+  uint8_t binary_with(mpg_formula_id id, uint8_t a, double b) {
+    step *s = make(MPG_STEP_BINARY, a);
+    s->row = (uint8_t)id;
+    s->fixed = MPG_STEP_FIXED_B;
+    s->constant = constant((float)b);
+    return s->to;
+  }
+  uint8_t sub(uint8_t a, uint8_t b) { return binary(MPG_BINARY_sub, a, b); }
+  uint8_t mul(uint8_t a, uint8_t b) { return binary(MPG_BINARY_mul, a, b); }
+  uint8_t scale(uint8_t a, double by) { return by == 1 ? a : binary_with(MPG_BINARY_mul, a, by); }
+  uint8_t reduce(uint8_t how, uint8_t a, bool mean) {
+    step *s = make(MPG_STEP_REDUCE, a);
+    s->row = how;
+    s->b = mean;
+    return s->to;
+  }
+  /* A value that is in a register now, not rounded yet. */
+  void put(uint32_t v, uint8_t a) {
+    if (v == MPG_FUSED_LOCAL ||
+        (last_read[v] == 255 && fused->values[v].operand == MPG_FUSED_LOCAL))
+      return;
+    step *s = add(MPG_STEP_ROUND, fused->values[v].dtype);
+    s->a = a;
+    s->to = register_of[v] = take();
+    there[v] = true;
+    if (fused->values[v].operand != MPG_FUSED_LOCAL) store(v, operand_of(v));
+    if (last_read[v] == 255) release(v);
+  }
+
+  void layer_norm(const uint32_t *in, const uint32_t *out, double eps) {
+    uint8_t x = read(in[0]), gamma = read(in[1]), beta = read(in[2]),
+            mean = reduce(MPG_ADD, x, true), away = sub(x, mean),
+            variance = reduce(MPG_ADD, mul(away, away), true),
+            deviation = unary(MPG_UNARY_square_root, binary_with(MPG_BINARY_add, variance, eps)),
+            scaled = mul(mul(away, unary(MPG_UNARY_reciprocal, deviation)), gamma);
+    put(out[0], binary(MPG_BINARY_add, scaled, beta));
+    put(out[1], mean);
+    put(out[2], deviation);
+  }
+  void layer_norm_back(const uint32_t *in, const uint32_t *out) {
+    uint8_t dy = read(in[0]), x = read(in[1]), gamma = read(in[2]),
+            inverse = unary(MPG_UNARY_reciprocal, read(in[4])), away = sub(x, read(in[3]));
+    auto &pair = sums[p.num_shares / 2];
+    pair = {out[1] == MPG_FUSED_LOCAL ? NULL : data_of(out[1]),
+            out[2] == MPG_FUSED_LOCAL ? NULL : data_of(out[2]), fused->values[in[0]].dtype};
+    if (pair.dgamma || pair.dbeta) {
+      share(mul(dy, mul(away, inverse)));
+      share(dy);
+    }
+    uint8_t g = mul(dy, gamma), offset = reduce(MPG_ADD, g, true),
+            slope = mul(mul(reduce(MPG_ADD, mul(g, away), true), inverse), inverse);
+    put(out[0], mul(sub(sub(g, offset), mul(away, slope)), inverse));
+  }
+  void share(uint8_t a) {
+    step *s = add(MPG_STEP_SHARE, MPG_FLOAT32);
+    s->a = a;
+    s->row = (uint8_t)p.num_shares++;
+  }
+  void softmax(const uint32_t *in, const uint32_t *out, double by, bool logarithm) {
+    uint8_t x = scale(read(in[0]), by), below = sub(x, reduce(MPG_STEP_NUMBERS, x, false)),
+            power = map(MPG_STEP_EXP, below), sum = reduce(MPG_ADD, power, false);
+    put(out[0], logarithm ? sub(below, map(MPG_STEP_LOG, sum))
+                          : mul(power, unary(MPG_UNARY_reciprocal, sum)));
+  }
+  void softmax_back(const uint32_t *in, const uint32_t *out, double by, bool logarithm) {
+    uint8_t g = read(in[0]), y = read(in[1]),
+            sum = reduce(MPG_ADD, logarithm ? g : mul(g, y), false);
+    put(out[0],
+        scale(logarithm ? sub(g, mul(map(MPG_STEP_EXP, y), sum)) : mul(y, sub(g, sum)), by));
+  }
+  void compute_rows(const mpg_fused_member &member, uint32_t k, const meaning &m) {
+    const uint32_t *in = fused->operands + member.operands, *out = in + member.num_inputs;
+    switch (m.kind) {
+      case LAYER_NORM: layer_norm(in, out, m.constants[0]); break;
+      case LAYER_NORM_BACK: layer_norm_back(in, out); break;
+      case SOFTMAX:
+      case LOG_SOFTMAX: softmax(in, out, m.constants[0], m.kind == LOG_SOFTMAX); break;
+      default: softmax_back(in, out, m.constants[0], m.kind == LOG_SOFTMAX_BACK); break;
+    }
+    for (uint32_t i = 0; i < member.num_inputs; i++)
+      if (there[in[i]] && last_read[in[i]] == k) release(in[i]);
+    while (num_temporaries) free_registers[num_free++] = temporaries[--num_temporaries];
+  }
+
   void compute(const mpg_fused_member &member, uint32_t k, const meaning &m) {
     const uint32_t *inputs = fused->operands + member.operands, out = inputs[member.num_inputs],
                    mask = m.kind == DROPOUT ? inputs[member.num_inputs + 1] : 0;
@@ -220,7 +370,10 @@ struct builder {
       if (!meaning_of(member.op, member.params, (int)member.num_inputs, &m))
         return mpg_fail(MPG_ERROR, "internal: the fused group %s has members that GPUs do not fuse",
                         fused->name);
-      compute(member, k, m);
+      if (m.kind >= LAYER_NORM)
+        compute_rows(member, k, m);
+      else
+        compute(member, k, m);
     }
     return MPG_OK;
   }
@@ -228,6 +381,18 @@ struct builder {
 
 /* Whether a member's arrays, inputs first, have dtypes that it is computed of. */
 bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
+  if (m.kind >= LAYER_NORM) {
+    const int counts[] = {6, 8, 2, 2, 3, 3}; /* by kind */
+    if (count != counts[m.kind - LAYER_NORM]) return false;
+    for (int i = 0; i < count; i++) {
+      bool moment = m.kind == LAYER_NORM ? i >= 4 : m.kind == LAYER_NORM_BACK && (i == 3 || i == 4);
+      if (!is_computed(dtypes[i]) ||
+          (dtypes[i] != dtypes[0] && !(moment && dtypes[i] == MPG_FLOAT32)))
+        return false;
+    }
+    return true;
+  }
+  if (count > 3) return false;
   for (int i = 0; i < count; i++) {
     bool mask = (m.kind == DROPOUT && i == 2) || (m.kind == MPG_STEP_DROP && i == 1);
     if (mask ? dtypes[i] != MPG_UINT8
@@ -237,12 +402,23 @@ bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
   return true;
 }
 
-/* A value that is written while others still read it, because it does not vary along some dims, is
- * read from a copy. */
-mpg_status separate(const mpg_kernel_call *call, mpg_step_program *p) {
+/* Scratch memory: of shares, and of copies. A value that is written while others still read it,
+ * because it does not vary along some dims, is read from a copy. */
+mpg_status take_scratch(const mpg_kernel_call *call, mpg_step_program *p) {
+  size_t shares = 0;
+  if (p->num_shares) {
+    int64_t rows = p->count / p->row;
+    p->block_rows = mpg_layer_norm_rows(rows);
+    shares = (size_t)((rows + p->block_rows - 1) / p->block_rows * p->num_shares * p->row) *
+             sizeof(float);
+  }
   for (int pass = 0; pass < 2; pass++) {
-    size_t total = 0;
+    size_t total = mpg_align_up(shares, 256);
     char *scratch = NULL;
+    if (pass && shares) {
+      if (!(scratch = (char *)mpg_device_scratch(call->device, 0))) return MPG_DEVICE_OUT_OF_MEMORY;
+      p->shares = (float *)scratch;
+    }
     for (int i = 0; i < p->num_steps; i++) {
       if (p->steps[i].kind != MPG_STEP_LOAD || p->operands[p->steps[i].a].whole) continue;
       operand *in = &p->operands[p->steps[i].a];
@@ -273,13 +449,18 @@ mpg_status separate(const mpg_kernel_call *call, mpg_step_program *p) {
 extern "C" mpg_status mpg_cuda_fused(const mpg_kernel_call *call) {
   builder b(call);
   MPG_TRY(b.build());
-  MPG_TRY(separate(call, &b.p));
-  return mpg_cuda_run_specialised(call, &b.p);
+  MPG_TRY(take_scratch(call, &b.p));
+  MPG_TRY(mpg_cuda_run_specialised(call, &b.p));
+  int64_t blocks = b.p.num_shares ? mpg_specialised_blocks(&b.p) : 0;
+  for (int pair = 0; pair < b.p.num_shares / 2; pair++)
+    MPG_TRY(mpg_cuda_add_shares(call, b.p.shares + pair * 2 * blocks * b.p.row, blocks, b.p.row,
+                                b.sums[pair].dtype, b.sums[pair].dgamma, b.sums[pair].dbeta));
+  return MPG_OK;
 }
 
 extern "C" bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_dtype *dtypes,
                                int count) {
   meaning m;
-  return count >= 2 && count <= 3 && meaning_of(op, params, count - 1, &m) &&
-         is_taken(m, dtypes, count) && mpg_cuda_specialises();
+  return count >= 2 && meaning_of(op, params, count - 1, &m) && is_taken(m, dtypes, count) &&
+         mpg_cuda_specialises();
 }

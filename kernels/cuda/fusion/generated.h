@@ -59,7 +59,7 @@ struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mpg_few {
   T values[N];
 };
 
-/* `place(i, &where)` finds element i of the domain in an operand; false: where it moves it is
+/* `at(i, &place)` finds element i of the domain in an operand; false: where it moves it is
  * another element's to store. by_row: it is one for all of a row. */
 struct mpg_everywhere {
   static const bool whole = true, by_row = false;
@@ -68,13 +68,16 @@ struct mpg_everywhere {
     return true;
   }
 };
-/* N neighbours from `begin` on, of which `count` are there. */
+/* N neighbours from `begin` on, of which `count` are there; packed: neighbours in the operand,
+ * too, and aligned. */
 template <class T, class P, int N>
 __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin,
                                              int count, float *to) {
   const T *data = (const T *)memory;
   if (packed && count == N) {
-    mpg_few<T, N> all = ((const mpg_few<T, N> *)data)[begin / N];
+    int64_t place = 0;
+    P::at(begin, &place);
+    mpg_few<T, N> all = ((const mpg_few<T, N> *)data)[place / N];
 #pragma unroll
     for (int k = 0; k < N; k++) to[k] = mpg_to<float>(all.values[k]);
     return;
@@ -95,10 +98,11 @@ __device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t
                                               const float *from) {
   T *data = (T *)memory;
   if (packed && count == N) {
+    int64_t place = 0;
     mpg_few<T, N> all;
 #pragma unroll
     for (int k = 0; k < N; k++) all.values[k] = mpg_to<T>(from[k]);
-    ((mpg_few<T, N> *)data)[begin / N] = all;
+    if (P::at(begin, &place)) ((mpg_few<T, N> *)data)[place / N] = all;
     return;
   }
 #pragma unroll

@@ -105,12 +105,13 @@ void add_draw(text *t, const mpg_step_program *p, const mpg_step *s) {
 }
 
 void add_reduce(text *t, const mpg_step_program *p, const mpg_step *s) {
-  const char *neutral = s->row == MPG_ADD       ? "0.0f"
-                        : s->row == MPG_LARGEST ? "-INFINITY"
-                                                : "INFINITY",
-             *combine = s->row == MPG_ADD       ? "mpg_plus"
-                        : s->row == MPG_LARGEST ? "mpg_larger"
-                                                : "mpg_smaller";
+  const char *neutral = s->row == MPG_ADD        ? "0.0f"
+                        : s->row == MPG_SMALLEST ? "INFINITY"
+                                                 : "-INFINITY",
+             *combine = s->row == MPG_ADD        ? "mpg_plus"
+                        : s->row == MPG_SMALLEST ? "mpg_smaller"
+                        : s->row == MPG_LARGEST  ? "mpg_larger"
+                                                 : "mpg_larger_number";
   t->add(
       "  {\n    float row[SIZE];\n    EACH_ELEMENT row[k] = k %% EACH < count[k / EACH] ? r%d[k] : "
       "%s;\n    float result = lanes::fold(row, %s, %s());\n",
@@ -118,6 +119,11 @@ void add_reduce(text *t, const mpg_step_program *p, const mpg_step *s) {
   if (s->b) t->add("    result = result / %d.0f;\n", p->row);
   t->add("    result = mpg_rounded<%s>(result);\n    EACH_ELEMENT r%d[k] = result;\n  }\n",
          type_of(s->dtype), s->to);
+}
+
+void add_share(text *t, const mpg_step *s) {
+  t->add("  EACH_ELEMENT share%d[k] += k %% EACH < count[k / EACH] ? r%d[k] : 0.0f;\n", s->row,
+         s->a);
 }
 
 /* Of an operand of a BINARY, at k. */
@@ -128,11 +134,43 @@ void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
     t->add("r%d[k]", reg);
 }
 
+/* A thread's part of its rows: of one, or of many where shares are added up over them. Threads
+ * without a row take part in its sums. */
+void add_rows(text *t, const mpg_step_program *p, const char *name) {
+  for (int i = 0; i < p->num_shares; i++)
+    t->add(
+        "  float share%d[SIZE];\n#pragma unroll\n  for (int k = 0; k < SIZE; k++) share%d[k] = "
+        "0.0f;\n",
+        i, i);
+  t->add(p->num_shares
+             ? "#pragma unroll 1\n  for (int i = 0; i < (int)p.block_rows; i += lanes::ROWS) {\n"
+               "  int64_t row = blockIdx.x * p.block_rows + i + lanes::row();\n"
+             : "  int64_t row = (int64_t)blockIdx.x * lanes::ROWS + lanes::row();\n");
+  t->add(
+      "  int length = row < p.count / %d ? %d : 0;\n"
+      "#pragma unroll\n  for (int q = 0; q < PACKS; q++) {\n"
+      "    int at = lanes::at(q), left = length - at;\n"
+      "    begin[q] = row * %d + at;\n"
+      "    count[q] = left < 0 ? 0 : left < EACH ? left : (int)EACH;\n  }\n"
+      "  of_%s::run(p, begin, count",
+      p->row, p->row, p->row, name);
+  for (int i = 0; i < p->num_shares; i++) t->add(", share%d", i);
+  t->add(");\n");
+  if (!p->num_shares) return;
+  t->add("  }\n");
+  for (int i = 0; i < p->num_shares; i++)
+    t->add(
+        "  lanes::put_columns(share%d, %d, p.shares + ((%d * (int64_t)gridDim.x + blockIdx.x) * 2 "
+        "+ %d) * %d);\n",
+        i, p->row, i / 2, i % 2, p->row);
+}
+
 /* Everything behind the includes. */
 void generate(text *t, const mpg_step_program *p, const char *name) {
   t->add(
       "namespace of_%s {\nstruct arguments {\n  void *data[%d];\n  mpg_cuda_key keys[%d];\n  "
-      "int64_t count;\n  uint32_t packed[4];\n  float constants[%d];\n};\n",
+      "float *shares;\n  int64_t block_rows, count;\n  uint32_t packed[4];\n  float "
+      "constants[%d];\n};\n",
       name, p->num_operands, p->num_draws ? p->num_draws : 1,
       p->num_constants ? p->num_constants : 1);
   for (int i = 0; i < p->num_operands; i++)
@@ -143,8 +181,10 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       "#define EACH_PACK _Pragma(\"unroll\") for (int q = 0; q < PACKS; q++)\n"
       "#define EACH_ELEMENT _Pragma(\"unroll\") for (int k = 0; k < SIZE; k++)\n"
       "__device__ __forceinline__ void run(const arguments &p, const int64_t *begin, const int "
-      "*count) {\n",
+      "*count",
       p->each, p->packs, p->lanes);
+  for (int i = 0; i < p->num_shares; i++) t->add(", float (&share%d)[SIZE]", i);
+  t->add(") {\n");
   for (int i = 0; i < p->num_registers; i++) t->add("  float r%d[SIZE];\n", i);
   for (int i = 0; i < p->num_steps; i++) {
     const mpg_step *s = &p->steps[i];
@@ -156,6 +196,8 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       add_draw(t, p, s);
     } else if (s->kind == MPG_STEP_REDUCE) {
       add_reduce(t, p, s);
+    } else if (s->kind == MPG_STEP_SHARE) {
+      add_share(t, s);
     } else {
       t->add("  EACH_ELEMENT r%d[k] = mpg_rounded<%s>(", s->to, type_of(s->dtype));
       if (s->kind == MPG_STEP_UNARY) {
@@ -169,6 +211,8 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
         t->add(")");
       } else if (s->kind == MPG_STEP_DROP) {
         t->add("r%d[k] != 0.0f ? r%d[k] * p.constants[%d] : 0.0f", s->b, s->a, s->constant);
+      } else if (s->kind == MPG_STEP_EXP || s->kind == MPG_STEP_LOG) {
+        t->add("%s(r%d[k])", s->kind == MPG_STEP_EXP ? "expf" : "logf", s->a);
       } else {
         t->add("r%d[k]", s->a);
       }
@@ -181,22 +225,16 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       "of_%s::arguments p) {\n  using namespace of_%s;\n  int64_t begin[PACKS];\n  int "
       "count[PACKS];\n",
       MPG_CUDA_THREADS, name, name, name);
-  if (p->row) /* threads without a row take part in its sums */
-    t->add(
-        "  int64_t row = (int64_t)blockIdx.x * lanes::ROWS + lanes::row();\n"
-        "  int length = row < p.count / %d ? %d : 0;\n"
-        "#pragma unroll\n  for (int q = 0; q < PACKS; q++) {\n"
-        "    int at = lanes::at(q), left = length - at;\n"
-        "    begin[q] = row * %d + at;\n"
-        "    count[q] = left < 0 ? 0 : left < EACH ? left : (int)EACH;\n  }\n",
-        p->row, p->row, p->row);
+  if (p->row)
+    add_rows(t, p, name);
   else
     t->add(
         "  begin[0] = ((int64_t)blockIdx.x * %d + threadIdx.x) * EACH;\n"
         "  if (begin[0] >= p.count) return;\n"
-        "  count[0] = p.count - begin[0] < EACH ? (int)(p.count - begin[0]) : (int)EACH;\n",
-        MPG_CUDA_THREADS);
-  t->add("  of_%s::run(p, begin, count);\n}\n", name);
+        "  count[0] = p.count - begin[0] < EACH ? (int)(p.count - begin[0]) : (int)EACH;\n"
+        "  of_%s::run(p, begin, count);\n",
+        MPG_CUDA_THREADS, name);
+  t->add("}\n");
   t->add(
       "#ifdef HOSTCUDA\nextern \"C\" void %s_run(const "
       "void *p) { %s(*(const of_%s::arguments *)p); }\n"
@@ -249,6 +287,7 @@ size_t write_key(const mpg_step_program *p, unsigned char *key) {
                   p->num_constants,
                   p->num_registers,
                   p->num_draws,
+                  p->num_shares,
                   p->row,
                   p->each,
                   p->packs,
@@ -383,12 +422,18 @@ extern "C" bool mpg_cuda_specialises(void) {
   return there;
 }
 
+extern "C" unsigned mpg_specialised_blocks(const mpg_step_program *p) {
+  if (!p->row) return mpg_cuda_blocks(p->count, MPG_CUDA_THREADS * p->each);
+  return mpg_cuda_blocks(p->count / p->row,
+                         p->num_shares ? p->block_rows : MPG_CUDA_THREADS / p->lanes);
+}
+
 extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
                                                const mpg_step_program *p) {
   unsigned char key[MOST_KEY];
   union {
     uint64_t aligned;
-    unsigned char bytes[MPG_FUSED_MAX_VALUES * 8 + MPG_STEP_MAX_DRAWS * sizeof(mpg_cuda_key) + 24 +
+    unsigned char bytes[MPG_FUSED_MAX_VALUES * 8 + MPG_STEP_MAX_DRAWS * sizeof(mpg_cuda_key) + 40 +
                         MPG_STEP_MAX_CONSTANTS * sizeof(float)];
   } arguments;
   const void *kernel = NULL;
@@ -412,13 +457,16 @@ extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
       key.given = fused->keys[i];
     memcpy(to, &key, sizeof key);
   }
-  memcpy(to, &p->count, sizeof p->count);
-  memcpy(to + 8, packed, sizeof packed);
-  memcpy(to + 24, p->constants, (size_t)p->num_constants * sizeof(float));
+  const int64_t sizes[] = {p->block_rows, p->count};
+  memcpy(to, &p->shares, sizeof p->shares);
+  memcpy(to + 8, sizes, sizeof sizes);
+  memcpy(to + 24, packed, sizeof packed);
+  memcpy(to + 40, p->constants, (size_t)p->num_constants * sizeof(float));
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(p->row ? mpg_cuda_blocks(p->count / p->row, MPG_CUDA_THREADS / p->lanes)
-                               : mpg_cuda_blocks(p->count, MPG_CUDA_THREADS * p->each));
+  int rows = MPG_CUDA_THREADS / p->lanes; /* at once */
+  config.gridDim = dim3(mpg_specialised_blocks(p));
   config.blockDim = dim3(MPG_CUDA_THREADS);
+  config.dynamicSmemBytes = p->num_shares && rows > 1 ? rows * p->row * sizeof(float) : 0;
   config.stream = (cudaStream_t)call->stream;
   void *pointers[] = {arguments.bytes};
   return mpg_cuda_check(cudaLaunchKernelExC(&config, kernel, pointers), "a kernel launch");

@@ -21,11 +21,15 @@ enum mpg_step_kind {
   MPG_STEP_ROUND,
   MPG_STEP_UNARY,
   MPG_STEP_BINARY,
-  MPG_STEP_DRAW,  /* 1 where Dropout keeps an element, else 0; row: the draw, a: an operand whose
-                     places are drawn, the constant: its threshold */
-  MPG_STEP_DROP,  /* a where b is not 0, times the constant */
-  MPG_STEP_REDUCE /* of a row; row: an mpg_combine, b: 1 for the mean */
+  MPG_STEP_DRAW,   /* 1 where Dropout keeps an element, else 0; row: the draw, a: an operand whose
+                      places are drawn, the constant: its threshold */
+  MPG_STEP_DROP,   /* a where b is not 0, times the constant */
+  MPG_STEP_REDUCE, /* of a row; row: an mpg_combine or NUMBERS, b: 1 for the mean */
+  MPG_STEP_EXP,    /* as the kernels of softmax compute it */
+  MPG_STEP_LOG,
+  MPG_STEP_SHARE /* adds a to the columns of share number `row` */
 };
+enum { MPG_STEP_NUMBERS = 255 }; /* of a REDUCE: the largest; NaN loses */
 enum {
   MPG_STEP_NOT_FIXED,
   MPG_STEP_FIXED_A,
@@ -44,18 +48,23 @@ typedef struct mpg_step_operand {
   uint32_t varying; /* as mpg_fused_value's */
   uint8_t dtype;
   bool whole, by_row,
-      packed; /* along all dims; along none of a row; aligned to what a thread has */
+      packed; /* along all dims; along none of a row; a thread's neighbours are its own, aligned */
 } mpg_step_operand;
 
 enum {
-  MPG_STEP_MAX_STEPS = MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES,
+  MPG_STEP_MAX_OF_MEMBER = 20, /* of ops of rows; but for loads and stores */
+  MPG_STEP_MAX_STEPS = MPG_STEP_MAX_OF_MEMBER * MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES,
   MPG_STEP_MAX_CONSTANTS = 3 * MPG_FUSED_MAX_MEMBERS,
-  MPG_STEP_MAX_DRAWS = MPG_FUSED_MAX_MEMBERS
+  MPG_STEP_MAX_DRAWS = MPG_FUSED_MAX_MEMBERS,
+  MPG_STEP_MAX_SHARES = MPG_FUSED_MAX_TRAILING
 };
 typedef struct mpg_step_program {
   int num_steps, num_operands, num_constants, num_registers, num_draws, ndim;
   int row; /* elements of a row, by whose end things are reduced; 0: there are none */
   int each, packs, lanes; /* a thread has `packs` times `each` neighbours (mpg_lanes) */
+  int num_shares; /* sums of columns over all rows (layers/norm.h): blocks' shares of them */
+  int block_rows; /* rows of a block, where there are shares */
+  float *shares;  /* pairs of them: [pair][block][2][row] */
   int64_t dims[MPG_MAX_NDIM], count;
   mpg_step steps[MPG_STEP_MAX_STEPS];
   mpg_step_operand operands[MPG_FUSED_MAX_VALUES];
@@ -64,6 +73,7 @@ typedef struct mpg_step_program {
 
 /* True where groups are compiled: NVRTC is there and makes code that the card takes. */
 bool mpg_cuda_specialises(void);
+unsigned mpg_specialised_blocks(const mpg_step_program *program);
 /* Launches the program as a kernel of its own. */
 mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, const mpg_step_program *program);
 

@@ -7,6 +7,9 @@
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
+extern "C" {
+#include "kernels/cuda/layers/norm.h"
+}
 #include "op/layers/norm.h"
 
 namespace {
@@ -226,30 +229,9 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::SIZE <= 16 ? 2 : 1)
     for (int k = 0; k < R::SIZE; k++) g[k] = (g[k] - offset - x[k] * slope) * inverse;
     R::store(t.y + row * t.n, n, g);
   }
-  float *shares = mpg_cuda_shared<float>();
-  int n = (int)t.n;
-#pragma unroll 1
-  for (int which = 0; which < 2; which++) {
-    float *to = partial + ((int64_t)blockIdx.x * 2 + which) * n;
-    if (which) __syncthreads(); /* the first have been read */
-#pragma unroll
-    for (int k = 0; k < R::SIZE; k++)
-      if (R::at(k / R::EACH) + k % R::EACH < n) {
-        float share = which ? betas[k] : gammas[k];
-        int column = R::at(k / R::EACH) + k % R::EACH;
-        if (R::ROWS == 1)
-          to[column] = share;
-        else
-          shares[R::row() * n + column] = share;
-      }
-    if (R::ROWS == 1) continue;
-    __syncthreads();
-    for (int column = threadIdx.x; column < n; column += MPG_CUDA_THREADS) {
-      float total = 0;
-      for (int r = 0; r < R::ROWS; r++) total += shares[r * n + column];
-      to[column] = total;
-    }
-  }
+  partial += (int64_t)blockIdx.x * 2 * t.n;
+  R::put_columns(gammas, (int)t.n, partial);
+  R::put_columns(betas, (int)t.n, partial + t.n);
 }
 
 enum { TOTAL_ROWS = 16 };
@@ -267,9 +249,10 @@ __global__ void __launch_bounds__(WARP *TOTAL_ROWS)
   }
   parts[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y || column >= n) return;
+  T *to = blockIdx.y ? dbeta : dgamma;
+  if (threadIdx.y || column >= n || !to) return;
   for (int k = 1; k < TOTAL_ROWS; k++) sum += parts[k][threadIdx.x];
-  (blockIdx.y ? dbeta : dgamma)[column] = mpg_to<T>((C)sum);
+  to[column] = mpg_to<T>((C)sum);
 }
 
 /* The shares added up, in order: of every chunk, entries k, k + n, k + 2 n, ... below `width`. */
@@ -334,14 +317,6 @@ bool is_full(const layer_norm<T> &t) {
   return t.n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(t.x) && mpg_cuda_aligned(t.dy) &&
          mpg_cuda_aligned(t.gamma) && mpg_cuda_aligned(t.beta) && mpg_cuda_aligned(t.y);
 }
-/* Rows of a block that has shares of gamma's and beta's gradients: a multiple of 32, and about as
- * many blocks as a card takes. */
-template <class T>
-int rows_of_block(const layer_norm<T> &t) {
-  int64_t rows = (t.outer + 511) / 512;
-  return (int)((rows + 31) / 32 * 32);
-}
-
 /* A block a row where rows lie together, else a thread. */
 template <class T>
 mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>),
@@ -350,6 +325,13 @@ mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>)
   if (t.inner == 1)
     return mpg_cuda_launch(call, block, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
   return mpg_cuda_launch(call, thread, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t);
+}
+
+template <class T, class C>
+mpg_status add_shares(const mpg_kernel_call *call, const C *shares, int64_t blocks, int64_t n,
+                      T *dgamma, T *dbeta) {
+  return mpg_cuda_launch(call, shares_kernel<T, C>, dim3(mpg_cuda_blocks(n, WARP), 2),
+                         dim3(WARP, TOTAL_ROWS), 0, shares, blocks, n, dgamma, dbeta);
 }
 
 template <class T, class C>
@@ -373,7 +355,7 @@ mpg_status layer_norm_forward(const mpg_kernel_call *call) {
 /* By rows in registers. */
 template <class T>
 mpg_status layer_norm_rows_backward(const mpg_kernel_call *call, const layer_norm<T> &t) {
-  int each = rows_of_block(t);
+  int each = mpg_layer_norm_rows(t.outer);
   int64_t blocks = each ? (t.outer + each - 1) / each : 0;
   float *partial =
       (float *)mpg_device_scratch(call->device, (size_t)(blocks * 2 * t.n + 1) * sizeof(float));
@@ -386,9 +368,7 @@ mpg_status layer_norm_rows_backward(const mpg_kernel_call *call, const layer_nor
           R::ROWS > 1 ? R::ROWS * (size_t)t.n * sizeof(float) : 0, t, each, partial);
     return MPG_OK;
   }));
-  return mpg_cuda_launch(call, shares_kernel<T, float>, dim3(mpg_cuda_blocks(t.n, WARP), 2),
-                         dim3(WARP, TOTAL_ROWS), 0, (const float *)partial, blocks, t.n, t.dgamma,
-                         t.dbeta);
+  return add_shares(call, partial, blocks, t.n, t.dgamma, t.dbeta);
 }
 
 template <class T, class C>
@@ -411,9 +391,7 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
     MPG_TRY(mpg_cuda_launch(call, layer_norm_affine_kernel<T, C>, mpg_cuda_blocks(t.n, 1),
                             MPG_CUDA_THREADS, 0, t, partial));
   }
-  return mpg_cuda_launch(call, shares_kernel<T, C>, dim3(mpg_cuda_blocks(t.n, WARP), 2),
-                         dim3(WARP, TOTAL_ROWS), 0, (const C *)partial, chunks, t.n, t.dgamma,
-                         t.dbeta);
+  return add_shares(call, partial, chunks, t.n, t.dgamma, t.dbeta);
 }
 
 /* --- GroupNorm and InstanceNorm: rows of n elements, row r belonging to group r % inner ------- */
@@ -631,6 +609,18 @@ mpg_status l2_backward(const mpg_kernel_call *call) {
   }
 
 } // namespace
+
+extern "C" mpg_status mpg_cuda_add_shares(const mpg_kernel_call *call, const float *shares,
+                                          int64_t blocks, int64_t n, mpg_dtype dtype, void *dgamma,
+                                          void *dbeta) {
+  switch (dtype) {
+    case MPG_FLOAT16:
+      return add_shares(call, shares, blocks, n, (mpg_half *)dgamma, (mpg_half *)dbeta);
+    case MPG_BFLOAT16:
+      return add_shares(call, shares, blocks, n, (mpg_bfloat16 *)dgamma, (mpg_bfloat16 *)dbeta);
+    default: return add_shares(call, shares, blocks, n, (float *)dgamma, (float *)dbeta);
+  }
+}
 
 MPG_CUDA_KERNEL(layer_norm){
     RUN(call->inputs[0].desc.dtype, layer_norm_forward)} MPG_CUDA_KERNEL(layer_norm_backward){

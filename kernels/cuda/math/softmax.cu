@@ -162,10 +162,6 @@ mpg_status launch_untyped(const mpg_kernel_call *call, kind what, mpg_untyped in
 }
 
 /* --- Rows in registers: R is an mpg_row ------------------------------------------------------- */
-struct larger_float { /* NaN loses */
-  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-
 /* A chunk of a row from `begin` on, scaled; -infinity from `length` on. */
 template <class R>
 __device__ __forceinline__ void read(const typename R::element *x, int64_t begin, int64_t n,
@@ -210,7 +206,7 @@ __device__ __forceinline__ void row_statistics(const typename R::element *x, int
                                                float *sum_is) {
   if constexpr (R::held) {
     read<R>(x, 0, n, length, scale, values);
-    *max_is = R::reduce(largest(values), -INFINITY, larger_float());
+    *max_is = R::reduce(largest(values), -INFINITY, mpg_larger_number());
     *sum_is = R::sum(sum_of_exps<KEPT>(values, *max_is));
   } else {
     float max = -INFINITY, base = 0, sum = 0; /* base: max, or 0 where there is none yet */
@@ -221,7 +217,7 @@ __device__ __forceinline__ void row_statistics(const typename R::element *x, int
       max = now;
       base = now_base;
     }
-    *max_is = R::reduce(max, -INFINITY, larger_float());
+    *max_is = R::reduce(max, -INFINITY, mpg_larger_number());
     *sum_is = R::sum(sum ? sum * expf(base - *max_is) : sum);
   }
 }

@@ -1,0 +1,35 @@
+/* Ops whose rows along an axis are each computed by themselves: LayerNorm, the softmax family, and
+ * their gradients. For fusion. Stateless; any thread. */
+#ifndef MPG_OP_MATH_ROWS_H
+#define MPG_OP_MATH_ROWS_H
+
+#include "op/op.h"
+
+typedef struct mpg_rows {
+  int64_t axis;   /* as params have it */
+  uint32_t whole; /* bit i: output i is summed over all rows, beside them */
+} mpg_rows;
+
+/* False: another op. Input 0 and output 0 have all rows. */
+static inline bool mpg_rows_of(const mpg_op *op, const void *params, mpg_rows *rows) {
+  *rows = (mpg_rows){0, 0};
+  switch (op->id) {
+    case MPG_OP_softmax:
+    case MPG_OP_softmin: rows->axis = ((const mpg_softmax_params *)params)->axis; return true;
+    case MPG_OP_log_softmax:
+      rows->axis = ((const mpg_log_softmax_params *)params)->axis;
+      return true;
+    case MPG_OP__softmax_backward:
+    case MPG_OP__log_softmax_backward:
+      rows->axis = ((const mpg_softmax_back_params *)params)->axis;
+      return true;
+    case MPG_OP_LayerNorm: rows->axis = ((const mpg_layer_norm_params *)params)->axis; return true;
+    case MPG_OP__backward_LayerNorm: /* the gradients of gamma and beta */
+      rows->axis = ((const mpg_layer_norm_backward_params *)params)->axis;
+      rows->whole = 1u << 1 | 1u << 2;
+      return true;
+    default: return false;
+  }
+}
+
+#endif
