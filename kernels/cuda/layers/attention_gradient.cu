@@ -42,11 +42,18 @@ __device__ __forceinline__ void weigh_again(float factor, float least, float inn
   *product = MODE == MPG_PLAIN || stays ? weight : 0;
 }
 
+/* What follows from a number is worked out again where it is needed. */
+__device__ __forceinline__ void keep_here([[maybe_unused]] int *number) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(*number));
+#endif
+}
+
 /* Products become scores with a mask, whose numbers are `step` apart along a tile's columns. */
 template <class T, class F>
-__device__ __forceinline__ void add_mask(const T *mask, int step, int by_row, float factor, F seen,
-                                         float (*s)[4]) {
-  int pair = threadIdx.x & 3;
+__device__ __forceinline__ void add_mask(const T *mask, int pair, int step, int by_row,
+                                         float factor, F seen, float (*s)[4]) {
+  keep_here(&step); /* or 16 offsets are in registers from tile to tile */
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
@@ -168,8 +175,11 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
         return row >= low[i / 2] && row < high;
       };
       auto masked = [&] {
-        if (MODE == MPG_MASKED)
-          add_mask(mask + first * p.mask_row, (int)p.mask_row, (int)p.mask_key, factor, seen, s);
+        if (MODE != MPG_MASKED) return;
+        int pair = u.pair;
+        keep_here(&pair);
+        add_mask(mask + first * p.mask_row, pair, (int)p.mask_row, (int)p.mask_key, factor, seen,
+                 s);
       };
       auto weigh = [&](auto edge, int n, int i) {
         constexpr bool EDGE = decltype(edge)::value;
@@ -219,7 +229,6 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
           *mask = MODE == MPG_MASKED ? mpg_mask_of(p, u) + (u.own + u.group) * p.mask_row : NULL;
   int end = p.causal && u.first + TILE < num_keys ? u.first + TILE : num_keys;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
-  uint32_t kept[2] = {~0u, ~0u};
   __shared__ mpg_drawing d; /* registers are scarce */
   if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
   float grads[D / 8][4], factor = p.scale * MPG_LOG2_E, least[2], inner[2];
@@ -244,6 +253,7 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
     if (first + STEP < end) load(first + STEP, other);
     if (!p.causal || first < u.own + 16) { /* else this warp's rows see nothing of it */
       float s[N][4], g[N][4];
+      uint32_t kept[2] = {~0u, ~0u};
       if (drops) {
         uint64_t starts[2];
         for (int h = 0; h < 2; h++)
@@ -259,7 +269,8 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
       auto seen = [&](int n, int i) { return n * 8 + 2 * u.pair + i % 2 < visible[i / 2]; };
       auto masked = [&] {
         if (MODE == MPG_MASKED)
-          add_mask(mask + first * p.mask_key, (int)p.mask_key, (int)p.mask_row, factor, seen, s);
+          add_mask(mask + first * p.mask_key, u.pair, (int)p.mask_key, (int)p.mask_row, factor,
+                   seen, s);
       };
       auto weigh = [&](auto edge, int n, int i) {
         constexpr bool EDGE = decltype(edge)::value;
