@@ -200,8 +200,8 @@ hostcuda-asan: .venv-asan/.made
 	$(HOSTCUDA_ASAN) ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  $(HOSTCUDA_ASAN_TESTS:tests/%=%) -m "not slow"
 
-# Compiles the GPU library with nvcc, and the specialised groups that hostcuda-test has left. Runs
-# nothing.
+# Compiles the GPU library with nvcc, and of the specialised groups that hostcuda-test has left as
+# many as have all kinds of lines. Runs nothing.
 cuda-build:
 	python3 tools/native_build.py
 

@@ -162,9 +162,13 @@ def build_cuda(nvcc, output):
 
 
 def build_groups(nvcc, folder):
-    """Compiles the sources of specialised groups that tests have left in a folder
+    """Compiles a choice of the sources of specialised groups that tests have left in a folder
     (MPGLUON_CUDA_GROUPS), many at a time. Runs nothing."""
-    found = sorted(glob.glob(os.path.join(folder, "*.cu")))
+    texts = {}
+    for path in sorted(glob.glob(os.path.join(folder, "*.cu"))):
+        with open(path) as f:
+            texts[path] = f.read()
+    chosen = choose_groups(texts)
     temp = os.path.join(cuda_folder(), "groups")
     os.makedirs(temp, exist_ok=True)
     flags = [
@@ -176,13 +180,45 @@ def build_groups(nvcc, folder):
         "-Xcompiler=" + ",".join(warnings()),
     ] + nvcc_warnings()
     jobs = []
-    for number in range(0, len(found), 64):
+    for number in range(0, len(chosen), 32):
         source = os.path.join(temp, f"groups{number}.cu")
         with open(source, "w") as f:
-            f.writelines(f'#include "{path}"\n' for path in found[number : number + 64])
+            f.writelines(f'#include "{path}"\n' for path in chosen[number : number + 32])
         jobs.append((source, source + ".o", flags + cuda_architectures()[:1]))
     compile_all(jobs)
-    print(f"{len(found)} specialised groups of the tests compile")
+    print(
+        f"{len(chosen)} specialised groups of the tests compile, which have every kind of line "
+        f"that is in all {len(texts)}"
+    )
+
+
+def choose_groups(texts):
+    """Of the texts of groups by path those that together have every kind of line of all: lines but
+    for the numbers of registers, operands and sizes. Loads, stores and draws count once for each
+    number of neighbours that a thread has, what threads of a row do for each way of sharing it.
+    Those with the most new kinds for their length come first, so that few are enough."""
+
+    def kinds(text):
+        form = re.search(r"enum { (EACH = \d+), PACKS = .*\n.*", text)
+        lines = set()
+        for line in text.splitlines():
+            kind = re.sub(
+                r"\d+(?=u\b|LL\b|\.0f|\]|,| & 1)|(?<=[a-z]_)\d+|\br\d+|mpg_group_\w+"
+                r"|(?<= [-+*/?>] )\d+|(?<=\(\()\d+|(?<=share)\d+",
+                "#",
+                line.strip(),
+            )
+            way = form[1] if "EACH_PACK" in kind else form[0] if "lanes::" in kind else ""
+            lines.add((kind, way))
+        return lines
+
+    left, chosen = {path: kinds(texts[path]) for path in sorted(texts)}, []
+    while left:
+        best = max(left, key=lambda path: len(left[path]) / len(texts[path]))
+        found = left.pop(best)
+        chosen += [best] if found else []
+        left = {path: more for path, lines in left.items() if (more := lines - found)}
+    return sorted(chosen)
 
 
 # What the source of a specialised group includes (kernels/cuda/fusion/specialise.h). STANDARD are

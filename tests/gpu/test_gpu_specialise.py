@@ -110,15 +110,41 @@ def test_a_group_that_cannot_be_compiled_names_the_setting(tmp_path):
     assert "with MPGLUON_CUDA_NVRTC=0 ops are not fused: no such architecture" in told
 
 
-def test_generated_code_names_the_files_it_includes(tmp_path):
-    """NVRTC gets these and no others: what they include is among them."""
+def build_tools():
     sys.path.insert(0, os.path.join(ROOT, "tools"))
     try:
         import native_build
     finally:
         sys.path.pop(0)
+    return native_build
+
+
+def test_generated_code_names_the_files_it_includes(tmp_path):
+    """NVRTC gets these and no others: what they include is among them."""
+    native_build = build_tools()
     given = {name.removeprefix("csrc/") for name in native_build.GENERATED}
     for name in native_build.GENERATED:
         with open(os.path.join(ROOT, name)) as f:
             included = set(re.findall(r'#include "(.*)"', f.read()))
         assert included <= given, name
+
+
+def test_groups_that_nvcc_compiles_have_every_kind_of_line(tmp_path):
+    """Of groups that differ in numbers alone it is one; another formula, dtype or way of holding
+    rows is a kind of its own."""
+    program = """
+        import mpgluon as mx
+        from mpgluon import nd
+        from support.functions import compiled
+        from gpu.test_gpu_fused import draw
+        for dtype, shape in (("float32", (4, 40)), ("float32", (6, 44)), ("float16", (4, 40)),
+                             ("float32", (3, 300))):
+            compiled(lambda x: nd.softmax(x * 2) + 1)(draw(shape, dtype))[0].wait_to_read()
+        compiled(lambda x: nd.exp(x) * 2)(draw((5, 3), "float32"))[0].wait_to_read()
+    """
+    finished(program, timeout=600, MPGLUON_CUDA_GROUPS=str(tmp_path))
+    paths = glob.glob(str(tmp_path / "*.cu"))
+    texts = {path: open(path).read() for path in paths}
+    chosen = build_tools().choose_groups(texts)
+    assert len(paths) == 5 and len(chosen) == 4
+    assert sum(" / 40" in texts[path] or " / 44" in texts[path] for path in chosen) == 2
