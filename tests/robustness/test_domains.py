@@ -137,7 +137,9 @@ def _classes():
             if isinstance(found, type) and issubclass(found, gluon.Block) and name not in BASES:
                 yield found
     optimizers = set(mx.optimizer.Optimizer.opt_registry.values()) - {mx.optimizer.Test}
-    yield from sorted(optimizers, key=lambda found: found.__name__)
+    for found in sorted(optimizers, key=lambda found: found.__name__):
+        if found.__module__.startswith(mx.optimizer.__name__):  # others register theirs
+            yield found
     for name in "FactorScheduler MultiFactorScheduler PolyScheduler CosineScheduler".split():
         yield getattr(mx.lr_scheduler, name)
     for name in "Uniform Normal Orthogonal Xavier MSRAPrelu LSTMBias".split():

@@ -153,7 +153,7 @@ def refuse_row_gradient(param):
     """Raises for a parameter with a row_sparse gradient, while recording."""
     if _core.is_recording():
         raise NotSupportedError(
-            f"Parameter '{param.name}' has a row_sparse gradient, which there is in eager blocks "
+            f"Parameter '{param.name}' has a row_sparse gradient, which there is in eager blocks, "
             "in pipelines, and in hybridized ones that are compiled in one piece: not in bodies of "
             "loops, or beside steps that run on the host. Make it with grad_stype='default' "
             "(sparse_grad=False) there"

@@ -178,7 +178,7 @@ class BaseSparseNDArray(NDArray):
         return numbers
 
     def _beyond(self, part, numbers):
-        """What is wrong with the range of a part's numbers, or something false."""
+        """A text about numbers of a part that are out of range, or something false."""
         raise NotImplementedError
 
     @property

@@ -333,7 +333,8 @@ class Entry:
         return inputs, list(arrays[first:last]), list(arrays[last:])
 
     def find_lookups(self, rows, arrays):
-        """What a recorded call on such arrays takes of parameters with row_sparse gradients."""
+        """The rows that a recorded call on such arrays takes of parameters with row_sparse
+        gradients."""
         if not any(has_row_gradient(param) for param, _ in self.signature.used):
             return []
         key = (rows, tuple(a.shape for a in arrays))
