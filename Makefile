@@ -109,6 +109,9 @@ $(VENV)/.test: $(BIN)/python $(SOURCES)
 	MPGLUON_CUDA=$(OWN_CUDA) $(BIN)/python -m pip install -q '.[viz,test]'
 	touch $@ $(VENV)/.demo
 
+# A part of many tests, such as 2/3, of each commit the next one.
+part_of = $(shell n=$$(git rev-list --count HEAD 2>/dev/null || echo 0); echo $$((n % $(1)))/$(1))
+
 # Sanitizer builds in environments of their own. The tests print to where sanitizers do
 # (--capture=sys). One thread per device under TSan: it does not know OpenMP's barriers. It also
 # needs memory laid out as ever (setarch), where that is allowed. (The C++ runtime comes along
@@ -180,8 +183,8 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider \
 	  $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(PARALLEL) $(ARGS)
 
-# The same under ASan and UBSan, the library and its stand-in too: every third of the many tests of
-# ops and networks, and what else kernels, programs and pipelines have of their own.
+# The same under ASan and UBSan, the library and its stand-in too: a sixth of the many tests of ops
+# and networks, and half of what else kernels, programs and pipelines have of their own.
 HOSTCUDA_ASAN = cd tests && \
 	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so \
 	  HOSTCUDA_DEVICES=8 \
@@ -194,10 +197,11 @@ HOSTCUDA_ASAN_TESTS = \
 
 hostcuda-asan: .venv-asan/.made
 	HOSTCUDA_SANITIZE=address,undefined python3 tests/hostcuda/build.py
-	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=1/3 ../.venv-asan/bin/python \
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,6) ../.venv-asan/bin/python \
 	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  ops/test_ops.py gpu/test_gpu.py gpu/test_gpu_networks.py -m "not slow"
-	$(HOSTCUDA_ASAN) ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,2) ../.venv-asan/bin/python \
+	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  $(HOSTCUDA_ASAN_TESTS:tests/%=%) -m "not slow"
 
 # Compiles the GPU library with nvcc, and of the specialised groups that hostcuda-test has left as
@@ -248,9 +252,10 @@ TSAN_TESTS = $(call test_files,device,device context memory shuffle threads) \
   $(call test_files,parallel,model_parallel collectives mesh mesh_model \
     tensor_parallel attention_heads)
 
-# What CI can afford: everything quick under ASan, and what threads share under TSan.
+# What CI can afford: a third of the quick tests under ASan, of each commit the next one, and what
+# threads share under TSan.
 check-sanitized:
-	$(MAKE) asan
+	MPGLUON_TEST_SHARD=$(call part_of,3) $(MAKE) asan
 	$(MAKE) tsan SANITIZED_TESTS="$(TSAN_TESTS) -m 'not slow'"
 
 # Fuzzers of all readers of files, guided by coverage: libFuzzer (clang) for the core's, Atheris for
