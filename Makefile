@@ -156,7 +156,7 @@ tsan: .venv-tsan/.made
 	  .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
 
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the
-# CUDA runtime; four devices, and more for the tests that ask for them.
+# CUDA runtime; four devices, and more for the tests that ask for them. PARTS=2: half of the tests.
 HOSTCUDA_PYTHON ?= $(BIN)/python
 HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy) \
   $(call test_files,compile,compiled_functions random_graphs control_flow control_flow_errors \
@@ -176,7 +176,7 @@ hostcuda:
 
 hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/.test)
 	rm -rf build/hostcuda/groups && mkdir -p build/hostcuda/groups
-	cd tests && \
+	cd tests && $(if $(PARTS),MPGLUON_TEST_SHARD=$(call part_of,$(PARTS))) \
 	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
 	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' \
 	  MPGLUON_CUDA_GROUPS=$(CURDIR)/build/hostcuda/groups \
