@@ -178,6 +178,7 @@ def build_groups(nvcc, folder):
         "-std=c++17",
         "--fmad=false",
         "-Xcompiler=" + ",".join(warnings()),
+        "-diag-suppress=550",  # a register that is set and not read
     ] + nvcc_warnings()
     jobs = []
     for number in range(0, len(chosen), 32):

@@ -355,6 +355,25 @@ def test_softmax_is_in_groups_with_what_lies_around_it(n, dtype):
     in_one(backward, "_log_softmax_backward")
 
 
+def test_gradients_of_gamma_and_beta_alone():
+    """Steps for the gradient of data are left out, as nobody wants it."""
+
+    def function(x, gamma, beta):
+        return nd.LayerNorm(x + 1, gamma, beta) * 2
+
+    x, gamma, beta = (draw(shape, "float32", i) for i, shape in enumerate([(41, 33), (33,), (33,)]))
+    op, found = compiled(function), []
+    for call in (lambda *arrays: op(*arrays)[0], function):
+        for parameter in (gamma, beta):
+            parameter.attach_grad()
+        with mx.autograd.record():
+            y = call(x, gamma, beta)
+        y.backward()
+        found.append([gamma.grad.asnumpy(), beta.grad.asnumpy()])
+    same_bits(*found)
+    in_one(recorded_groups(op, "LayerNorm")[1], "_backward_LayerNorm", "_mul_scalar")
+
+
 def test_rows_with_statistics_that_are_wanted_and_other_forms():
     """Mean and deviation as results, rounded; of one row; along other axes and with lengths, where
     kernels of their own run."""

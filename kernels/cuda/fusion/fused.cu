@@ -270,11 +270,14 @@ struct builder {
     s->b = mean;
     return s->to;
   }
+  /* Whether a result of a member is stored, or read by another one. */
+  bool is_wanted(uint32_t v) {
+    return v != MPG_FUSED_LOCAL &&
+           (last_read[v] != 255 || fused->values[v].operand != MPG_FUSED_LOCAL);
+  }
   /* A value that is in a register now, not rounded yet. */
   void put(uint32_t v, uint8_t a) {
-    if (v == MPG_FUSED_LOCAL ||
-        (last_read[v] == 255 && fused->values[v].operand == MPG_FUSED_LOCAL))
-      return;
+    if (!is_wanted(v)) return;
     step *s = add(MPG_STEP_ROUND, fused->values[v].dtype);
     s->a = a;
     s->to = register_of[v] = take();
@@ -284,18 +287,19 @@ struct builder {
   }
 
   void layer_norm(const uint32_t *in, const uint32_t *out, double eps) {
-    uint8_t x = read(in[0]), gamma = read(in[1]), beta = read(in[2]),
-            mean = reduce(MPG_ADD, x, true), away = sub(x, mean),
+    uint8_t x = read(in[0]), mean = reduce(MPG_ADD, x, true), away = sub(x, mean),
             variance = reduce(MPG_ADD, mul(away, away), true),
-            deviation = unary(MPG_UNARY_square_root, binary_with(MPG_BINARY_add, variance, eps)),
-            scaled = mul(mul(away, unary(MPG_UNARY_reciprocal, deviation)), gamma);
-    put(out[0], binary(MPG_BINARY_add, scaled, beta));
+            deviation = unary(MPG_UNARY_square_root, binary_with(MPG_BINARY_add, variance, eps));
+    if (is_wanted(out[0])) {
+      uint8_t scaled = mul(mul(away, unary(MPG_UNARY_reciprocal, deviation)), read(in[1]));
+      put(out[0], binary(MPG_BINARY_add, scaled, read(in[2])));
+    }
     put(out[1], mean);
     put(out[2], deviation);
   }
   void layer_norm_back(const uint32_t *in, const uint32_t *out) {
-    uint8_t dy = read(in[0]), x = read(in[1]), gamma = read(in[2]),
-            inverse = unary(MPG_UNARY_reciprocal, read(in[4])), away = sub(x, read(in[3]));
+    uint8_t dy = read(in[0]), x = read(in[1]), inverse = unary(MPG_UNARY_reciprocal, read(in[4])),
+            away = sub(x, read(in[3]));
     auto &pair = sums[p.num_shares / 2];
     pair = {out[1] == MPG_FUSED_LOCAL ? NULL : data_of(out[1]),
             out[2] == MPG_FUSED_LOCAL ? NULL : data_of(out[2]), fused->values[in[0]].dtype};
@@ -303,7 +307,8 @@ struct builder {
       share(mul(dy, mul(away, inverse)));
       share(dy);
     }
-    uint8_t g = mul(dy, gamma), offset = reduce(MPG_ADD, g, true),
+    if (!is_wanted(out[0])) return;
+    uint8_t g = mul(dy, read(in[2])), offset = reduce(MPG_ADD, g, true),
             slope = mul(mul(reduce(MPG_ADD, mul(g, away), true), inverse), inverse);
     put(out[0], mul(sub(sub(g, offset), mul(away, slope)), inverse));
   }
