@@ -156,7 +156,7 @@ tsan: .venv-tsan/.made
 	  .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
 
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the
-# CUDA runtime; four devices, and more for the tests that ask for them. PARTS=2: half of the tests.
+# CUDA runtime; four devices, and more for the tests that ask for them. PARTS=3: a third of the tests.
 HOSTCUDA_PYTHON ?= $(BIN)/python
 HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy) \
   $(call test_files,compile,compiled_functions random_graphs control_flow control_flow_errors \
@@ -252,11 +252,11 @@ TSAN_TESTS = $(call test_files,device,device context memory shuffle threads) \
   $(call test_files,parallel,model_parallel collectives mesh mesh_model \
     tensor_parallel attention_heads)
 
-# What CI can afford: a third of the quick tests under ASan, of each commit the next one, and what
-# threads share under TSan.
+# What CI can afford: a quarter of the quick tests under ASan, of each commit the next one, and of
+# what threads share half under TSan.
 check-sanitized:
-	MPGLUON_TEST_SHARD=$(call part_of,3) $(MAKE) asan
-	$(MAKE) tsan SANITIZED_TESTS="$(TSAN_TESTS) -m 'not slow'"
+	MPGLUON_TEST_SHARD=$(call part_of,4) $(MAKE) asan
+	MPGLUON_TEST_SHARD=$(call part_of,2) $(MAKE) tsan SANITIZED_TESTS="$(TSAN_TESTS) -m 'not slow'"
 
 # Fuzzers of all readers of files, guided by coverage: libFuzzer (clang) for the core's, Atheris for
 # Python's. Seconds for each.
