@@ -183,8 +183,8 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider \
 	  $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(PARALLEL) $(ARGS)
 
-# The same under ASan and UBSan, the library and its stand-in too: a sixth of the many tests of ops
-# and networks, and half of what else kernels, programs and pipelines have of their own.
+# The same under ASan and UBSan, the library and its stand-in too: an eighth of the many tests of ops
+# and networks, and a quarter of what else kernels, programs and pipelines have of their own.
 HOSTCUDA_ASAN = cd tests && \
 	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so \
 	  HOSTCUDA_DEVICES=8 \
@@ -197,10 +197,10 @@ HOSTCUDA_ASAN_TESTS = \
 
 hostcuda-asan: .venv-asan/.made
 	HOSTCUDA_SANITIZE=address,undefined python3 tests/hostcuda/build.py
-	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,6) ../.venv-asan/bin/python \
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,8) ../.venv-asan/bin/python \
 	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  ops/test_ops.py gpu/test_gpu.py gpu/test_gpu_networks.py -m "not slow"
-	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,2) ../.venv-asan/bin/python \
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,4) ../.venv-asan/bin/python \
 	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  $(HOSTCUDA_ASAN_TESTS:tests/%=%) -m "not slow"
 
