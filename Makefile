@@ -156,7 +156,8 @@ tsan: .venv-tsan/.made
 	  .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
 
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the
-# CUDA runtime; four devices, and more for the tests that ask for them. PARTS=3: a third of the tests.
+# CUDA runtime; four devices, and more for the tests that ask for them. PARTS=3: a third of the
+# tests.
 HOSTCUDA_PYTHON ?= $(BIN)/python
 HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy) \
   $(call test_files,compile,compiled_functions random_graphs control_flow control_flow_errors \
@@ -183,8 +184,8 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider \
 	  $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(PARALLEL) $(ARGS)
 
-# The same under ASan and UBSan, the library and its stand-in too: an eighth of the many tests of ops
-# and networks, and a quarter of what else kernels, programs and pipelines have of their own.
+# The same under ASan and UBSan, the library and its stand-in too: an eighth of the many tests of
+# ops and networks, and a quarter of what else kernels, programs and pipelines have of their own.
 HOSTCUDA_ASAN = cd tests && \
 	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so \
 	  HOSTCUDA_DEVICES=8 \
