@@ -126,7 +126,47 @@ def pairs_of(key: Any, value: Any, what: str) -> list[tuple[Any, list[NDArray]]]
     return [(one, arrays_of(arrays, what)) for one, arrays in zip(key, value)]
 
 
-class KVStore(KVStoreBase):
+class OptimizingStore(KVStoreBase):
+    """The part that stores with an optimizer share; they have `init`, `push` and `pull`."""
+
+    _kind: str
+
+    @property
+    def type(self) -> str:
+        return self._kind
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return True
+        raise ValueError(f"is_capable: unknown capability {capability!r}")
+
+    def init(self, key: Keys, value: Values) -> None:
+        """Gives keys their first values; each key once."""
+        raise NotImplementedError
+
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
+        """Sums what devices give for a key, for its value."""
+        raise NotImplementedError
+
+    def pull(
+        self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
+        """Copies values into `out`."""
+        raise NotImplementedError
+
+    def pushpull(
+        self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
+    ) -> None:
+        self.push(key, value, priority)
+        self.pull(key, value if out is None else out, priority, ignore_sparse=False)
+
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
+        self.init(key, value)
+        self.pull(key, out, priority, ignore_sparse=False)
+
+
+class KVStore(OptimizingStore):
     """Values by key, in this process. Keys are all int or all str.
 
     Examples
@@ -150,16 +190,6 @@ class KVStore(KVStoreBase):
         keys = f"{len(self._values)} key{'' if len(self._values) == 1 else 's'}"
         updated = ", values are updated" if self._updater is not None else ""
         return f"{type(self).__name__}({self._kind!r}, {keys}{updated})"
-
-    @property
-    def type(self) -> str:
-        return self._kind
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        if capability.lower() == KVStoreBase.OPTIMIZER:
-            return True
-        raise ValueError(f"is_capable: unknown capability {capability!r}")
 
     def _check_key(self, key, new):
         kind = str if isinstance(key, str) else int
@@ -233,16 +263,6 @@ class KVStore(KVStoreBase):
             for array in arrays:
                 if not ignore_sparse or array.stype == "default":
                     self._values[one].copyto(array)
-
-    def pushpull(
-        self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
-    ) -> None:
-        self.push(key, value, priority)
-        self.pull(key, value if out is None else out, priority, ignore_sparse=False)
-
-    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
-        self.init(key, value)
-        self.pull(key, out, priority, ignore_sparse=False)
 
     def row_sparse_pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, row_ids: Arrays | None = None

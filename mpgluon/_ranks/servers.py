@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core, _ranks, ndarray as nd, optimizer as optimizers
 from .._core import NDArray, dtype_name
 from ..base import MXNetError
-from ..kvstore import KVStoreBase, pairs_of, sum_on
+from ..kvstore import OptimizingStore, pairs_of, sum_on
 from . import own_arrays
 from .two_bits import TwoBits, decompressed
 
@@ -89,14 +89,15 @@ class _Channel:
         self.serves = world.rank in self.servers
         self.workers = self.comm.Split(int(self.serves), world.rank)
         self.numbers = itertools.count()  # of stores
-        self._sent, self._lock = [], threading.Lock()
+        self._sent, self._lock = [], threading.RLock()
         if not self.serves:
             atexit.register(self._end, os.getpid())
 
     def post(self, rank: int, said: Any, tag: int) -> None:
         """Sends, and keeps what is sent until it has gone."""
-        self._sent = [request for request in self._sent if not request.Test()]
-        self._sent.append(self.comm.isend(said, rank, tag=tag))
+        with self._lock:
+            self._sent = [request for request in self._sent if not request.Test()]
+            self._sent.append(self.comm.isend(said, rank, tag=tag))
 
     def send(self, server: int, *said: Any) -> None:
         self.post(server, said, _REQUEST)
@@ -161,7 +162,7 @@ def create(kind: str) -> AsyncKVStore | NoReturn:
 # --- Workers ------------------------------------------------------------------------------------
 
 
-class AsyncKVStore(TwoBits, KVStoreBase):
+class AsyncKVStore(TwoBits, OptimizingStore):
     """Values by key, which servers keep: ``mx.kv.create('dist_async')``.
 
     A push is sent and forgotten: the server updates its value by it, as soon as it comes and
@@ -185,10 +186,6 @@ class AsyncKVStore(TwoBits, KVStoreBase):
         )
 
     @property
-    def type(self) -> str:
-        return self._kind
-
-    @property
     def rank(self) -> int:
         """The number of this worker."""
         return _ranks.own()
@@ -196,12 +193,6 @@ class AsyncKVStore(TwoBits, KVStoreBase):
     @property
     def num_workers(self) -> int:
         return self._channel.num_workers
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        if capability.lower() == KVStoreBase.OPTIMIZER:
-            return True
-        raise ValueError(f"is_capable: unknown capability {capability!r}")
 
     def _server_of(self, key):
         number = key if isinstance(key, int) else zlib.crc32(str(key).encode())
@@ -280,16 +271,6 @@ class AsyncKVStore(TwoBits, KVStoreBase):
             value = _unpacked(packed)
             for array in wanted[one]:
                 value.copyto(array)
-
-    def pushpull(
-        self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
-    ) -> None:
-        self.push(key, value, priority)
-        self.pull(key, value if out is None else out, priority, ignore_sparse=False)
-
-    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
-        self.init(key, value)
-        self.pull(key, out, priority, ignore_sparse=False)
 
     def row_sparse_pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, row_ids: Arrays | None = None
