@@ -126,6 +126,28 @@ def pairs_of(key: Any, value: Any, what: str) -> list[tuple[Any, list[NDArray]]]
     return [(one, arrays_of(arrays, what)) for one, arrays in zip(key, value)]
 
 
+def rows_wanted(
+    key: Any, out: Any, row_ids: Any
+) -> list[tuple[Any, list[tuple[NDArray, NDArray]]]]:
+    """(key, pairs of an array and the numbers of its rows) for the arguments of row_sparse_pull."""
+    if out is None or row_ids is None:
+        raise AssertionError("row_sparse_pull: name the arrays (out=) and the rows (row_ids=)")
+    ids = row_ids if isinstance(key, (list, tuple)) else [row_ids]
+    if len(ids) == 1 and not isinstance(row_ids, NDArray) and len(key) > 1:
+        ids = list(ids) * len(key)
+    found = []
+    for (one, arrays), rows in zip(pairs_of(key, out, "row_sparse_pull"), ids):
+        rows = arrays_of(rows, "row_sparse_pull")
+        if len(rows) == 1:
+            rows = rows * len(arrays)
+        if len(rows) != len(arrays):
+            raise MXNetError(
+                f"row_sparse_pull: {len(arrays)} arrays, but {len(rows)} arrays of row_ids"
+            )
+        found.append((one, list(zip(arrays, rows))))
+    return found
+
+
 class OptimizingStore(KVStoreBase):
     """The part that stores with an optimizer share; they have `init`, `push` and `pull`."""
 
@@ -289,22 +311,10 @@ class KVStore(OptimizingStore):
         >>> out.indices.asnumpy()
         array([1, 3])
         """
-        if out is None or row_ids is None:
-            raise AssertionError("row_sparse_pull: name the arrays (out=) and the rows (row_ids=)")
-        ids = row_ids if isinstance(key, (list, tuple)) else [row_ids]
-        if len(ids) == 1 and not isinstance(row_ids, NDArray) and len(key) > 1:
-            ids = list(ids) * len(key)
-        for (one, arrays), rows in zip(pairs_of(key, out, "row_sparse_pull"), ids):
+        for one, wanted in rows_wanted(key, out, row_ids):
             self._check_key(one, False)
-            rows = arrays_of(rows, "row_sparse_pull")
-            if len(rows) == 1:
-                rows = rows * len(arrays)
-            if len(rows) != len(arrays):
-                raise MXNetError(
-                    f"row_sparse_pull: {len(arrays)} arrays, but {len(rows)} arrays of row_ids"
-                )
             stored = self._values[one]
-            for array, numbers in zip(arrays, rows):
+            for array, numbers in wanted:
                 if array.stype != "row_sparse" or stored.stype != "row_sparse":
                     raise MXNetError(
                         f"row_sparse_pull: {one!r} is stored as {stored.stype}, and pulled into an "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core, _ranks, ndarray as nd, optimizer as optimizers
 from .._core import NDArray, dtype_name
 from ..base import MXNetError
-from ..kvstore import OptimizingStore, pairs_of, sum_on
+from ..kvstore import OptimizingStore, pairs_of, rows_wanted, sum_on
 from . import own_arrays
 from .two_bits import TwoBits, decompressed
 
@@ -275,20 +275,10 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     def row_sparse_pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, row_ids: Arrays | None = None
     ) -> None:
-        """Copies rows of a value into row_sparse arrays: one key, with one array of row numbers for
-        all of `out` or one for each."""
-        if out is None or row_ids is None:
-            raise AssertionError("row_sparse_pull: name the arrays (out=) and the rows (row_ids=)")
-        keys = key if isinstance(key, (list, tuple)) else [key]
-        rows = row_ids if isinstance(row_ids, (list, tuple)) else [row_ids]
-        outs = pairs_of(keys, out if isinstance(key, (list, tuple)) else [out], "row_sparse_pull")
-        for one, arrays in outs:
+        """Copies rows of values into row_sparse arrays, as `KVStore.row_sparse_pull` does."""
+        for one, wanted in rows_wanted(key, out, row_ids):
             self._check(one)
-            if len(rows) not in (1, len(arrays)):
-                raise MXNetError(
-                    f"row_sparse_pull: {len(arrays)} arrays, but {len(rows)} arrays of row_ids"
-                )
-            for array, numbers in zip(arrays, list(rows) * (len(arrays) if len(rows) == 1 else 1)):
+            for array, numbers in wanted:
                 if array.stype != "row_sparse":
                     raise MXNetError(
                         f"row_sparse_pull: {one!r} is pulled into an array of {array.stype}; it "

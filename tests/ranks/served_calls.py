@@ -66,6 +66,10 @@ def rows():
     store.barrier()
     out = nd.sparse.zeros("row_sparse", (9, 2))
     store.row_sparse_pull("a", out=out, row_ids=nd.array([0, 7, 8]))
+    store.init("b", nd.ones((9, 2)).tostype("row_sparse") * 2)
+    two = [nd.sparse.zeros("row_sparse", (9, 2)) for _ in "ab"]
+    store.row_sparse_pull(["a", "b"], out=two, row_ids=[nd.array([8]), nd.array([1, 2])])
+    assert [one.asnumpy().sum() for one in two] == [2, 8]
     expected = np.zeros((9, 2))
     expected[8] = 1  # a row that nobody pushed; row 0 has come down to 0
     expected[7] = 1 - store.num_workers
