@@ -24,6 +24,7 @@ WITHOUT = {
     "ExecutorGroup",
     "KVStoreBase",
     "ModifierCell",
+    "OptimizingStore",
     "Program",
     "PythonModule",
     "TestStore",
