@@ -1,6 +1,7 @@
 /* Element types: names, sizes and kinds. */
 #include "tensor/dtype.h"
 
+#include <math.h>
 #include <string.h>
 
 static const struct {
@@ -19,6 +20,17 @@ bool mpg_dtype_valid(int dtype) {
 }
 
 size_t mpg_dtype_size(mpg_dtype dtype) { return mpg_dtype_valid(dtype) ? dtypes[dtype].size : 0; }
+
+double mpg_dtype_rounded(mpg_dtype dtype, double number) {
+  if (dtype == MPG_FLOAT64) return number;
+  number = (float)number; /* as kernels compute, before they round to halves */
+  if (dtype == MPG_FLOAT32 || number == 0 || !isfinite(number)) return number;
+  int exponent, bits = dtype == MPG_FLOAT16 ? 11 : 8, largest = dtype == MPG_FLOAT16 ? 16 : 128;
+  frexp(number, &exponent);
+  if (exponent < 3 - largest) exponent = 3 - largest; /* subnormal numbers are as far apart */
+  double unit = ldexp(1, exponent - bits), rounded = nearbyint(number / unit) * unit;
+  return fabs(rounded) >= ldexp(1, largest) ? copysign(INFINITY, number) : rounded;
+}
 
 const char *mpg_dtype_name(mpg_dtype dtype) {
   return mpg_dtype_valid(dtype) ? dtypes[dtype].name : "unknown";

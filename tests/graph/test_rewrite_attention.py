@@ -261,6 +261,35 @@ def test_half_precision():
             assert np.abs(a.astype("float32") - b).max() < tolerance * max(1, np.abs(b).max())
 
 
+def masked_plain(q, k, v, cast=lambda mask: mask, bias=0.0):
+    """Causal attention by a mask that is made in float32, as clients make it."""
+    at = nd.arange(q.shape[1], ctx=q.ctx)
+    later = nd.broadcast_lesser(nd.reshape(at, (-1, 1)), nd.reshape(at, (1, -1))) * -1e9 + bias
+    scores = nd.broadcast_add(scores_of(q, k), nd.expand_dims(cast(later), axis=0))
+    return nd.batch_dot(nd.softmax(scores), v)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_causal_masks_of_halves(dtype):
+    """float16 rounds -1e9 to -inf. A mask that rounds to another one is none."""
+    arrays = arrays_of(HEADS)
+    expected = run(masked_plain, arrays, hybridize=False)
+    halves = [a.astype(dtype) for a in arrays]
+    for a in halves:
+        a.attach_grad()
+    function = lambda *xs: masked_plain(*xs, cast=lambda mask: nd.Cast(mask, dtype=dtype))
+    [line] = [line for line in dump(function, *halves) if "_attention" in line]
+    assert "causal" in line and "mask_at" not in line
+    for a, b in zip(run(function, halves), expected):
+        assert np.abs(a.astype("float32") - b).max() < 4e-2 * max(1, np.abs(b).max())
+    for bias, hides in ((1e-9, dtype == "float16"), (1e-5, False)):
+        function = lambda *xs: masked_plain(
+            *xs, cast=lambda mask: nd.Cast(mask, dtype=dtype), bias=bias
+        )
+        [line] = [line for line in dump(function, *halves) if "_attention" in line]
+        assert ("causal" in line) == hides, (bias, line)
+
+
 @pytest.mark.parametrize("shift", [-1, 1, 2])
 def test_a_mask_that_is_almost_causal_is_added(shift):
     def function(q, k, v):

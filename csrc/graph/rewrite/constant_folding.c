@@ -1,5 +1,5 @@
-/* Constant folding: evaluates, in double, values that depend on numbers and shapes alone, such as
- * masks made by comparisons. */
+/* Constant folding: evaluates values that depend on numbers and shapes alone, such as masks made by
+ * comparisons. Floats are rounded to their dtypes. */
 #include <math.h>
 #include <string.h>
 
@@ -127,12 +127,30 @@ static bool combine_with_scalar(const target *t) {
   return true;
 }
 
+/* The node's formula, before its results are rounded. */
+static bool apply(const target *t) {
+  const mpg_node *node = t->node;
+  double filled;
+  mpg_steps steps;
+  if (mpg_op_fill(node->op, node->params, &filled)) return fill(t, filled);
+  if (mpg_op_steps(node->op, node->params, t->desc->dtype, &steps)) return count(t, &steps);
+  if (mpg_node_flag(node, MPG_OP_SAME_VALUES)) return spread_input(t);
+  if (node->num_outputs != 1) return false;
+  if (mpg_node_is_view(node)) return take_input(t);
+  double probe;
+  if (!number(node->op->id, 1, 1, &probe)) return false;
+  if (mpg_dtype_is_integer(t->desc->dtype) &&
+      (node->num_inputs != 2 || !compare(node->op->id, 1, 1, &probe)))
+    return false;
+  return node->num_inputs == 2 ? combine(t) : combine_with_scalar(t);
+}
+
 static bool evaluate(const mpg_graph *graph, mpg_value value, double *out, int depth) {
   const mpg_node *node = &graph->nodes[value.node];
   const mpg_desc *desc = &mpg_graph_at(graph, value)->desc;
-  bool exact = desc->dtype == MPG_FLOAT32 || desc->dtype == MPG_FLOAT64 ||
-               desc->dtype == MPG_INT32 || desc->dtype == MPG_INT64;
-  if (!node->op || !exact || depth > DEEPEST) return false;
+  bool rounds = mpg_dtype_is_float(desc->dtype),
+       known = rounds || desc->dtype == MPG_INT32 || desc->dtype == MPG_INT64;
+  if (!node->op || !known || depth > DEEPEST) return false;
   target t = {.graph = graph,
               .node = node,
               .inputs = mpg_node_inputs(graph, node),
@@ -140,19 +158,9 @@ static bool evaluate(const mpg_graph *graph, mpg_value value, double *out, int d
               .out = out,
               .size = mpg_shape_size(&desc->shape),
               .depth = depth};
-  double filled;
-  mpg_steps steps;
-  if (mpg_op_fill(node->op, node->params, &filled)) return fill(&t, filled);
-  if (mpg_op_steps(node->op, node->params, desc->dtype, &steps)) return count(&t, &steps);
-  if (mpg_node_flag(node, MPG_OP_SAME_VALUES)) return spread_input(&t);
-  if (node->num_outputs != 1) return false;
-  if (mpg_node_is_view(node)) return take_input(&t);
-  double probe;
-  if (!number(node->op->id, 1, 1, &probe)) return false;
-  if (mpg_dtype_is_integer(desc->dtype) &&
-      (node->num_inputs != 2 || !compare(node->op->id, 1, 1, &probe)))
-    return false;
-  return node->num_inputs == 2 ? combine(&t) : combine_with_scalar(&t);
+  if (!apply(&t)) return false;
+  for (int64_t i = 0; rounds && i < t.size; i++) out[i] = mpg_dtype_rounded(desc->dtype, out[i]);
+  return true;
 }
 
 double *mpg_rewrite_evaluate(const mpg_rewrite *r, mpg_operand operand) {
