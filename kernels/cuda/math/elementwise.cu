@@ -164,13 +164,37 @@ __global__ void prelu_kernel(mpg_dtype dtype, const void *in, void *out, void *m
 SLOPES(float, mpg_expf, GELU_SLOPE_F)
 SLOPES(double, exp, GELU_SLOPE_D)
 
-template <class T>
-__global__ void backward_leaky_kernel(const T *grad, const T *data, T *out, int64_t count, int type,
-                                      double slope) {
+template <class T, int TYPE>
+__global__ void backward_leaky_kernel(const T *grad, const T *data, T *out, int64_t count,
+                                      bool aligned, double slope) {
   typedef mpg_compute_t<T> C;
-  int64_t i = MPG_CUDA_INDEX;
-  if (i < count)
-    out[i] = mpg_to<T>(leaky_slope(type, mpg_to<C>(grad[i]), mpg_to<C>(data[i]), (C)slope));
+  enum { N = mpg_pack<T>::COUNT };
+  int64_t begin = MPG_CUDA_INDEX * N;
+  if (begin >= count) return;
+  auto slope_at = [&](T g, T d) {
+    return mpg_to<T>(leaky_slope(TYPE, mpg_to<C>(g), mpg_to<C>(d), (C)slope));
+  };
+  if (aligned && begin + N <= count) {
+    mpg_pack<T> g = ((const mpg_pack<T> *)grad)[begin / N],
+                d = ((const mpg_pack<T> *)data)[begin / N];
+#pragma unroll
+    for (int k = 0; k < N; k++) g.values[k] = slope_at(g.values[k], d.values[k]);
+    ((mpg_pack<T> *)out)[begin / N] = g;
+    return;
+  }
+  for (int64_t i = begin; i < begin + N && i < count; i++) out[i] = slope_at(grad[i], data[i]);
+}
+
+template <class T, int TYPE>
+mpg_status backward_leaky(const mpg_kernel_call *call, double slope) {
+  const T *grad = (const T *)call->inputs[0].data, *data = (const T *)call->inputs[1].data;
+  T *out = (T *)call->outputs[0].data;
+  int64_t count = count_of(&call->outputs[0]);
+  return mpg_cuda_launch(call, backward_leaky_kernel<T, TYPE>,
+                         mpg_cuda_blocks(count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT),
+                         MPG_CUDA_THREADS, 0, grad, data, out, count,
+                         mpg_cuda_aligned(grad) && mpg_cuda_aligned(data) && mpg_cuda_aligned(out),
+                         slope);
 }
 
 } // namespace
@@ -201,13 +225,14 @@ MPG_CUDA_KERNEL(leaky_relu) {
 
 MPG_CUDA_KERNEL(backward_leaky_relu) {
   const mpg_leaky_relu_params *params = (const mpg_leaky_relu_params *)call->params;
-  int64_t count = count_of(&call->outputs[0]);
-  MPG_CUDA_FLOAT_DTYPE(
-      call->inputs[0].desc.dtype, T,
-      return mpg_cuda_launch(call, backward_leaky_kernel<T>, mpg_cuda_blocks(count),
-                             MPG_CUDA_THREADS, 0, (const T *)call->inputs[0].data,
-                             (const T *)call->inputs[1].data, (T *)call->outputs[0].data, count,
-                             (int)params->act_type, params->slope));
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, {
+    switch (params->act_type) {
+      case MPG_LEAKY_LEAKY: return backward_leaky<T, MPG_LEAKY_LEAKY>(call, params->slope);
+      case MPG_LEAKY_ELU: return backward_leaky<T, MPG_LEAKY_ELU>(call, params->slope);
+      case MPG_LEAKY_SELU: return backward_leaky<T, MPG_LEAKY_SELU>(call, params->slope);
+      default: return backward_leaky<T, MPG_LEAKY_GELU>(call, params->slope);
+    }
+  });
   return MPG_OK;
 }
 
