@@ -68,13 +68,13 @@ struct mpg_everywhere {
     return true;
   }
 };
-/* N neighbours from `begin` on, of which `count` are there; packed: neighbours in the operand,
- * too, and aligned. */
+/* N neighbours from `begin` on, of which the first `count` are there: all where it is N or more,
+ * none where it is not above 0; packed: neighbours in the operand, too, and aligned. */
 template <class T, class P, int N>
 __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin,
                                              int count, float *to) {
   const T *data = (const T *)memory;
-  if (packed && count == N) {
+  if (packed && count >= N) {
     int64_t place = 0;
     P::at(begin, &place);
     mpg_few<T, N> all = ((const mpg_few<T, N> *)data)[place / N];
@@ -97,7 +97,7 @@ template <class T, class P, int N>
 __device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t begin, int count,
                                               const float *from) {
   T *data = (T *)memory;
-  if (packed && count == N) {
+  if (packed && count >= N) {
     int64_t place = 0;
     mpg_few<T, N> all;
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float thr
   }
   mpg_dropout_draw drawn(key);
 #pragma unroll 1
-  for (int k = 0; k < count; k++) {
+  for (int k = 0; k < N && k < count; k++) {
     int64_t place = 0;
     P::at(begin + k, &place);
     float keeps = drawn.keeps((uint64_t)place, (uint32_t)threshold) ? 1.0f : 0.0f;

@@ -149,9 +149,8 @@ void add_rows(text *t, const mpg_step_program *p, const char *name) {
   t->add(
       "  int length = row < p.count / %d ? %d : 0;\n"
       "#pragma unroll\n  for (int q = 0; q < PACKS; q++) {\n"
-      "    int at = lanes::at(q), left = length - at;\n"
-      "    begin[q] = row * %d + at;\n"
-      "    count[q] = left < 0 ? 0 : left < EACH ? left : (int)EACH;\n  }\n"
+      "    begin[q] = row * %d + lanes::at(q);\n"
+      "    count[q] = length - lanes::at(q);\n  }\n"
       "  of_%s::run(p, begin, count",
       p->row, p->row, p->row, name);
   for (int i = 0; i < p->num_shares; i++) t->add(", share%d", i);
