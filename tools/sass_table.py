@@ -8,6 +8,7 @@ loops costs an element. Needs nvcc, cuobjdump and nvdisasm, but no card.
 import argparse
 import collections
 import datetime
+import glob
 import os
 import re
 import shutil
@@ -402,6 +403,23 @@ def worse(now, before):
     return problems
 
 
+def wrong_clamps(dump):
+    """Functions in what `cuobjdump -sass` prints that have an instruction which ptxas 13.0 gets
+    wrong: clamp(x, 0, n) that also tells whether the result is n, and says so where x is 0."""
+    function, found = "", []
+    for line in dump.splitlines():
+        function = line.split()[-1] if "Function :" in line else function
+        if re.search(r"VI\w*MNMX\S*\.RELU\S* U?R\d+, U?P\d", line):
+            found.append(function)
+    return list(dict.fromkeys(found))
+
+
+def all_objects():
+    """Of the GPU library, and of the groups of the tests, that are compiled."""
+    folder = os.path.join(native_build.cuda_folder(), "**", "*.cu.o")
+    return sorted(glob.glob(folder, recursive=True))
+
+
 def find_tools():
     """cuobjdump, with nvdisasm on the PATH, which it calls."""
     folders = [os.path.join(home, "bin") for home in native_build.toolkits()]
@@ -425,7 +443,8 @@ def main():
         print("nvcc was not found: the table of CUDA kernels is not checked")
         return
     release = re.search(r"release (\S+),", output(nvcc, "--version"))[1]
-    rows = measure(nvcc, find_tools())
+    cuobjdump = find_tools()
+    rows = measure(nvcc, cuobjdump)
     if not check:
         with open(PAGE, "w") as page:
             page.write(written(rows, datetime.date.today(), release))
@@ -436,6 +455,9 @@ def main():
         raise SystemExit(f"{PAGE} is for nvcc {made_with}; this is {release}: write it anew")
     if problems := worse(rows, before):
         raise SystemExit("\n".join(["worse than docs/measurements/cuda-kernels.md:", *problems]))
+    for path in all_objects():
+        if wrong := wrong_clamps(output(cuobjdump, "-arch", "sm_90", "-sass", path)):
+            raise SystemExit(f"{path}: ptxas gets a clamp wrong in {', '.join(wrong)}")
     print(f"{len(rows)} CUDA kernels are as docs/measurements/cuda-kernels.md says, or better")
 
 

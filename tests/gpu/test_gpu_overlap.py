@@ -58,7 +58,8 @@ def test_logical_gpus_in_a_pipeline_overlap(schedule):
 
 
 def test_streams_have_queues_of_their_own():
-    """32 rather than 8 connections to a card, where the user has not set another number."""
+    """32 rather than 8 connections to a card that several devices share, where the user has not set
+    another number."""
     code = """
         import ctypes, os
         os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS" if UNSET else "", None)
@@ -66,11 +67,16 @@ def test_streams_have_queues_of_their_own():
         assert mx.num_gpus()
         libc = ctypes.CDLL(None)
         libc.getenv.restype = ctypes.c_char_p
-        print(libc.getenv(b"CUDA_DEVICE_MAX_CONNECTIONS").decode())
+        print(libc.getenv(b"CUDA_DEVICE_MAX_CONNECTIONS"))
     """
-    for unset, number in (("True", "32"), ("False", "5")):
-        out = output_of(code.replace("UNSET", unset), CUDA_DEVICE_MAX_CONNECTIONS="5")
-        assert out == number + "\n"
+    for unset, logical, number in (
+        ("True", "4", b"32"),
+        ("True", "1", None),
+        ("True", "", None),
+        ("False", "4", b"5"),
+    ):
+        settings = {"CUDA_DEVICE_MAX_CONNECTIONS": "5", "MPGLUON_GPU_LOGICAL": logical}
+        assert output_of(code.replace("UNSET", unset), **settings) == f"{number}\n"
 
 
 def test_each_logical_device_has_a_limit():

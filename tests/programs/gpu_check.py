@@ -280,6 +280,7 @@ class Check:
                 settings = {
                     "MPGLUON_GPU_LOGICAL": str(gpus),
                     "MPGLUON_TEST_DEVICES": devices,
+                    "CUDA_DEVICE_MAX_CONNECTIONS": "8",  # all processes share the card's
                     "MPGLUON_CPU_THREADS": self.threads,
                     "OMP_NUM_THREADS": self.threads,
                 }

@@ -57,3 +57,14 @@ def test_the_hot_loop_is_read_and_compared(table):
 def test_names_of_kernels(table):
     name = "void (anonymous namespace)::pool<a, (kind)0, b<c> >((anonymous namespace)::t<a>, int)"
     assert table.demangled(name) == "pool<a, (kind)0, b<c> >"
+
+
+def test_clamps_that_ptxas_gets_wrong_are_found(table):
+    lines = [
+        "\t\tFunction : _Z1fPf",
+        "        /*0250*/                   VIMNMX.RELU R2, PT, PT, R18, 0x4, PT ;",
+        "        /*0260*/                   VIADDMNMX.RELU R28, R29, -R176.reuse, 0x20, PT ;",
+        "\t\tFunction : _Z1gPf",
+        "        /*0250*/                   VIMNMX.RELU R2, P2, P2, R18.reuse, 0x4, PT ;",
+    ]
+    assert table.wrong_clamps("\n".join(lines)) == ["_Z1gPf"]

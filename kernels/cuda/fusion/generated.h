@@ -60,9 +60,9 @@ struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mpg_few {
 };
 
 /* `at(i, &place)` finds element i of the domain in an operand; false: where it moves it is
- * another element's to store. by_row: it is one for all of a row. */
+ * another element's to store. */
 struct mpg_everywhere {
-  static const bool whole = true, by_row = false;
+  static const bool whole = true;
   static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
     *place = i;
     return true;
@@ -82,15 +82,11 @@ __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, in
     for (int k = 0; k < N; k++) to[k] = mpg_to<float>(all.values[k]);
     return;
   }
-  float one = 0;
 #pragma unroll
   for (int k = 0; k < N; k++) {
     int64_t place = 0;
-    if (!P::by_row || k == 0) {
-      if (k < count) P::at(begin + k, &place);
-      one = k < count ? mpg_to<float>(data[place]) : 0.0f;
-    }
-    to[k] = one;
+    if (k < count) P::at(begin + k, &place);
+    to[k] = k < count ? mpg_to<float>(data[place]) : 0.0f;
   }
 }
 template <class T, class P, int N>
@@ -106,10 +102,24 @@ __device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t
     return;
   }
 #pragma unroll
-  for (int k = 0; k < (P::by_row ? 1 : N); k++) { /* a row's first element stores what is its own */
+  for (int k = 0; k < N; k++) {
     int64_t place = 0;
     if (k < count && P::at(begin + k, &place)) data[place] = mpg_to<T>(from[k]);
   }
+}
+/* The same of an operand that has one number for all of a row, by the thread's first element of
+ * it. */
+template <class T, class P>
+__device__ __forceinline__ float mpg_load_of_row(const void *memory, int64_t begin, int count) {
+  int64_t place = 0;
+  if (count > 0) P::at(begin, &place);
+  return count > 0 ? mpg_to<float>(((const T *)memory)[place]) : 0.0f;
+}
+template <class T, class P>
+__device__ __forceinline__ void mpg_store_of_row(void *memory, int64_t begin, int count,
+                                                 float from) {
+  int64_t place = 0;
+  if (count > 0 && P::at(begin, &place)) ((T *)memory)[place] = mpg_to<T>(from);
 }
 
 /* --- Dropout: 1 where an element is kept, else 0 ---------------------------------------------- */

@@ -60,11 +60,10 @@ void add_place(text *t, const mpg_step_program *p, int number) {
   const mpg_step_operand *o = &p->operands[number];
   const char *type = p->count <= 0x7fffffff ? "uint32_t" : "uint64_t";
   t->add(
-      "struct place_%d {\n  static const bool whole = false, by_row = %s;\n  static __device__ "
-      "__forceinline__ "
+      "struct place_%d {\n  static const bool whole = false;\n  static __device__ __forceinline__ "
       "bool at(int64_t i, int64_t *place) {\n    %s rest = (%s)i, next, index;\n    int64_t where "
       "= 0;\n    bool first = true;\n",
-      number, o->by_row ? "true" : "false", type, type);
+      number, type, type);
   long long distance = 1;
   for (int d = p->ndim - 1; d >= 0; d--) {
     if (d)
@@ -89,12 +88,33 @@ void add_place_name(text *t, const mpg_step_program *p, int number) {
     t->add("place_%d", number);
 }
 
-void add_operand(text *t, const mpg_step_program *p, int number, const char *function, int dtype,
-                 int reg) {
-  t->add("  EACH_PACK mpg_%s_few<%s, ", function, type_of(dtype));
-  add_place_name(t, p, number);
+/* The rest of a call for the packs of an operand, and a register for each. */
+void add_neighbours(text *t, int number, int reg) {
   t->add(", EACH>(p.data[%d], p.packed[%d] >> %d & 1, begin[q], count[q], r%d + q * EACH);\n",
          number, number / 32, number % 32, reg);
+}
+
+void add_load(text *t, const mpg_step_program *p, const mpg_step *s) {
+  if (p->operands[s->a].by_row) {
+    t->add("  {\n    float one = mpg_load_of_row<%s, ", type_of(s->dtype));
+    add_place_name(t, p, s->a);
+    t->add(">(p.data[%d], begin[0], count[0]);\n    EACH_ELEMENT r%d[k] = one;\n  }\n", s->a,
+           s->to);
+  } else {
+    t->add("  EACH_PACK mpg_load_few<%s, ", type_of(s->dtype));
+    add_place_name(t, p, s->a);
+    add_neighbours(t, s->a, s->to);
+  }
+}
+
+void add_store(text *t, const mpg_step_program *p, const mpg_step *s) {
+  bool by_row = p->operands[s->b].by_row;
+  t->add(by_row ? "  mpg_store_of_row<%s, " : "  EACH_PACK mpg_store_few<%s, ", type_of(s->dtype));
+  add_place_name(t, p, s->b);
+  if (by_row)
+    t->add(">(p.data[%d], begin[0], count[0], r%d[0]);\n", s->b, s->a);
+  else
+    add_neighbours(t, s->b, s->a);
 }
 
 void add_draw(text *t, const mpg_step_program *p, const mpg_step *s) {
@@ -188,9 +208,9 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
   for (int i = 0; i < p->num_steps; i++) {
     const mpg_step *s = &p->steps[i];
     if (s->kind == MPG_STEP_LOAD) {
-      add_operand(t, p, s->a, "load", s->dtype, s->to);
+      add_load(t, p, s);
     } else if (s->kind == MPG_STEP_STORE) {
-      add_operand(t, p, s->b, "store", s->dtype, s->a);
+      add_store(t, p, s);
     } else if (s->kind == MPG_STEP_DRAW) {
       add_draw(t, p, s);
     } else if (s->kind == MPG_STEP_REDUCE) {
@@ -219,11 +239,12 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
     }
   }
   t->add("}\n#undef EACH_PACK\n#undef EACH_ELEMENT\n} // namespace of_%s\n", name);
+  /* Shares take many registers: two blocks with some spills are faster than one. */
   t->add(
-      "extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ "
+      "extern \"C\" __global__ void __launch_bounds__(%d, %d) %s(const __grid_constant__ "
       "of_%s::arguments p) {\n  using namespace of_%s;\n  int64_t begin[PACKS];\n  int "
       "count[PACKS];\n",
-      MPG_CUDA_THREADS, name, name, name);
+      MPG_CUDA_THREADS, p->num_shares ? 2 : 1, name, name, name);
   if (p->row)
     add_rows(t, p, name);
   else

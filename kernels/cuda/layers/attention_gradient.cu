@@ -11,12 +11,12 @@
 
 namespace {
 
-enum {
-  WARPS = 4,
-  THREADS = 32 * WARPS,
-  TILE = 16 * WARPS,
-  STEP = 32, /* of the other side at a time */
-  N = STEP / 8
+enum { WARPS = 4, THREADS = 32 * WARPS, TILE = 16 * WARPS };
+
+/* Rows (or keys) of the other side at a time, as far as registers go. */
+template <int D, mpg_attention_mode MODE>
+struct steps {
+  enum { STEP = D == 64 && MODE == MPG_PLAIN ? 64 : 32, N = STEP / 8 };
 };
 
 /* The logarithm (of base 2) of a row's sum of exponentials; rows that are not there have weights of
@@ -50,7 +50,7 @@ __device__ __forceinline__ void keep_here([[maybe_unused]] int *number) {
 }
 
 /* Products become scores with a mask, whose numbers are `step` apart along a tile's columns. */
-template <class T, class F>
+template <int N, class T, class F>
 __device__ __forceinline__ void add_mask(const T *mask, int pair, int step, int by_row,
                                          float factor, F seen, float (*s)[4]) {
   keep_here(&step); /* or 16 offsets are in registers from tile to tile */
@@ -96,13 +96,13 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
  * and `own_grads`, to which mask() adds what it has, and of which weigh(edge, n, i) makes weights
  * and gradients of scores. whole: the tile is seen whole, so that nothing is tested for its edges.
  */
-template <class T, int D, class M, class W>
+template <class T, int D, int N, class M, class W>
 __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, const T *stage,
                                            bool whole, M mask, W weigh, float (&s)[N][4],
                                            float (&g)[N][4]) {
   mpg_multiply_rows<N, D>(own, stage, s);
   mask();
-  mpg_multiply_rows<N, D>(own_grads, stage + STEP * (D + 8), g);
+  mpg_multiply_rows<N, D>(own_grads, stage + 8 * N * (D + 8), g);
   auto all = [&](auto edge) {
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -119,7 +119,7 @@ __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, con
 template <class T, int D, mpg_attention_mode MODE>
 __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 3)
     keys_kernel(mpg_attention<T> p, mpg_alignments aligned) {
-  enum { PITCH = D + 8, SIDE = STEP * PITCH };
+  enum { STEP = steps<D, MODE>::STEP, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
   [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* of a stage: sums, <grad, output> */
   T *key = mpg_cuda_shared<T>(), *value = key + TILE * PITCH, *stage = value + TILE * PITCH,
     *other = stage + 2 * SIDE; /* queries, gradients behind them */
@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
         if (MODE != MPG_MASKED) return;
         int pair = u.pair;
         keep_here(&pair);
-        add_mask(mask + first * p.mask_row, pair, (int)p.mask_row, (int)p.mask_key, factor, seen,
-                 s);
+        add_mask<N>(mask + first * p.mask_row, pair, (int)p.mask_row, (int)p.mask_key, factor, seen,
+                    s);
       };
       auto weigh = [&](auto edge, int n, int i) {
         constexpr bool EDGE = decltype(edge)::value;
@@ -190,8 +190,8 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
       };
       bool whole =
           MODE != MPG_MASKED && first + STEP <= num_rows && (!p.causal || first >= u.own + 15);
-      weigh_tile<T, D>(key + u.warp * 16 * PITCH, value + u.warp * 16 * PITCH, stage, whole, masked,
-                       weigh, s, g);
+      weigh_tile<T, D, N>(key + u.warp * 16 * PITCH, value + u.warp * 16 * PITCH, stage, whole,
+                          masked, weigh, s, g);
       mpg_add_products<N, D>(s, stage + SIDE, value_grads);
       mpg_add_products<N, D>(g, stage, key_grads);
     }
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
                                            : MODE == MPG_MASKED ? 3
                                                                 : 4)
     rows_kernel(mpg_attention<T> p, mpg_alignments aligned) {
-  enum { PITCH = D + 8, SIDE = STEP * PITCH };
+  enum { STEP = steps<D, MODE>::STEP, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
   T *query = mpg_cuda_shared<T>(), *grad = query + TILE * PITCH, *stage = grad + TILE * PITCH,
     *other = stage + 2 * SIDE; /* keys, values behind them */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
@@ -269,8 +269,8 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
       auto seen = [&](int n, int i) { return n * 8 + 2 * u.pair + i % 2 < visible[i / 2]; };
       auto masked = [&] {
         if (MODE == MPG_MASKED)
-          add_mask(mask + first * p.mask_key, u.pair, (int)p.mask_key, (int)p.mask_row, factor,
-                   seen, s);
+          add_mask<N>(mask + first * p.mask_key, u.pair, (int)p.mask_key, (int)p.mask_row, factor,
+                      seen, s);
       };
       auto weigh = [&](auto edge, int n, int i) {
         constexpr bool EDGE = decltype(edge)::value;
@@ -280,8 +280,8 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
       };
       bool whole = MODE != MPG_MASKED && first + STEP <= num_keys &&
                    (!p.causal || first + STEP <= u.own + 1);
-      weigh_tile<T, D>(query + u.warp * 16 * PITCH, grad + u.warp * 16 * PITCH, stage, whole,
-                       masked, weigh, s, g);
+      weigh_tile<T, D, N>(query + u.warp * 16 * PITCH, grad + u.warp * 16 * PITCH, stage, whole,
+                          masked, weigh, s, g);
       mpg_add_products<N, D>(g, stage, grads);
     }
     mpg_copies_wait();
@@ -299,27 +299,29 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
   }
 }
 
+template <class T, int D, mpg_attention_mode MODE>
+mpg_status launch(const mpg_kernel_call *call, const mpg_attention<T> &p, int64_t batch) {
+  const size_t shared = (2 * TILE + 4 * steps<D, MODE>::STEP) * (D + 8) * sizeof(T);
+  MPG_TRY(mpg_cuda_launch(call, keys_kernel<T, D, MODE>,
+                          mpg_attention_blocks(p, batch, p.keys, TILE), THREADS, shared, p,
+                          mpg_alignments_of(p)));
+  return mpg_cuda_launch(call, rows_kernel<T, D, MODE>,
+                         mpg_attention_blocks(p, batch, p.rows, TILE), THREADS, shared, p,
+                         mpg_alignments_of(p));
+}
+
 template <class T, int D>
 mpg_status backward(const mpg_kernel_call *call, const mpg_attention<T> &p, int64_t batch) {
-  typedef void (*kernel)(mpg_attention<T>, mpg_alignments);
-  const size_t shared = (2 * TILE + 4 * STEP) * (D + 8) * sizeof(T);
   const int LANES = D / 8;
   const uint32_t count = (uint32_t)(batch * p.heads * p.rows);
-  kernel of_keys = p.mask    ? keys_kernel<T, D, MPG_MASKED>
-                   : p.drops ? keys_kernel<T, D, MPG_DROPPED>
-                             : keys_kernel<T, D, MPG_PLAIN>,
-         of_rows = p.mask    ? rows_kernel<T, D, MPG_MASKED>
-                   : p.drops ? rows_kernel<T, D, MPG_DROPPED>
-                             : rows_kernel<T, D, MPG_PLAIN>;
   MPG_TRY(mpg_cuda_launch(call, inner_kernel<T, LANES>,
                           mpg_cuda_blocks(count, MPG_CUDA_THREADS / LANES), MPG_CUDA_THREADS, 0, p,
                           count,
                           mpg_place_divides(p.grad, p.value_width, 16) &&
                               mpg_place_divides(p.output, p.value_width, 16)));
-  MPG_TRY(mpg_cuda_launch(call, of_keys, mpg_attention_blocks(p, batch, p.keys, TILE), THREADS,
-                          shared, p, mpg_alignments_of(p)));
-  return mpg_cuda_launch(call, of_rows, mpg_attention_blocks(p, batch, p.rows, TILE), THREADS,
-                         shared, p, mpg_alignments_of(p));
+  return p.mask    ? launch<T, D, MPG_MASKED>(call, p, batch)
+         : p.drops ? launch<T, D, MPG_DROPPED>(call, p, batch)
+                   : launch<T, D, MPG_PLAIN>(call, p, batch);
 }
 
 } // namespace

@@ -9,14 +9,11 @@ namespace {
 
 enum { KEYS = 64 /* of a tile */, N = KEYS / 8 };
 
-template <int D>
-struct blocks {
-  enum { WARPS = D == 64 ? 8 : 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
-};
+enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
 
-/* Blocks of a multiprocessor, as far as registers go without spills. */
+/* Blocks of a multiprocessor, as far as registers go with few spills. */
 constexpr int resident(int width, mpg_attention_mode mode) {
-  return width == 64 && mode == MPG_MASKED ? 1 : 2;
+  return width == 128 || mode == MPG_MASKED ? 2 : 4;
 }
 
 /* Of a warp's rows, two a lane: results so far, largest product, sum of exponentials (the lane's
@@ -80,9 +77,9 @@ __device__ __forceinline__ void weigh(const mpg_attention<T> &p, float factor, c
 }
 
 template <class T, int D, mpg_attention_mode MODE>
-__global__ void __launch_bounds__(blocks<D>::THREADS, resident(D, MODE))
+__global__ void __launch_bounds__(THREADS, resident(D, MODE))
     forward_kernel(mpg_attention<T> p, mpg_alignments aligned) {
-  enum { THREADS = blocks<D>::THREADS, ROWS = blocks<D>::ROWS, PITCH = D + 8, SIDE = KEYS * PITCH };
+  enum { PITCH = D + 8, SIDE = KEYS * PITCH };
   static_assert(ROWS <= 2 * KEYS, "queries have room where the second stage will be");
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
   mpg_unit u = mpg_unit_of<ROWS>(p, num_rows, p.causal);
@@ -172,9 +169,8 @@ mpg_status forward(const mpg_kernel_call *call, const mpg_attention<T> &p, int64
   void (*kernel)(mpg_attention<T>, mpg_alignments) = p.mask    ? forward_kernel<T, D, MPG_MASKED>
                                                      : p.drops ? forward_kernel<T, D, MPG_DROPPED>
                                                                : forward_kernel<T, D, MPG_PLAIN>;
-  return mpg_cuda_launch(call, kernel, mpg_attention_blocks(p, batch, p.rows, (int)blocks<D>::ROWS),
-                         blocks<D>::THREADS, 4 * KEYS * (D + 8) * sizeof(T), p,
-                         mpg_alignments_of(p));
+  return mpg_cuda_launch(call, kernel, mpg_attention_blocks(p, batch, p.rows, ROWS), THREADS,
+                         4 * KEYS * (D + 8) * sizeof(T), p, mpg_alignments_of(p));
 }
 
 } // namespace

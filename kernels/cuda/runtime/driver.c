@@ -67,9 +67,12 @@ static void *driver_function(const char *name) {
 }
 
 static void look_for_cards(void) {
+  const char *logical = getenv("MPGLUON_GPU_LOGICAL");
+  long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
   int version = 0;
-  /* The streams of a few devices have queues of their own then; the default is 8. */
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  /* The streams of devices that share a card have queues of their own then. The default of 8 is
+   * enough for one, and a card has no more than some hundreds for all processes. */
+  if (wanted > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
   if (error != cudaSuccess || !cuda_state.cards) {
     cuda_state.cards = 0;
@@ -91,8 +94,6 @@ static void look_for_cards(void) {
   }
   cuda_state.write_value = (write_value_fn)(uintptr_t)driver_function("cuStreamWriteValue64");
   cuda_state.attribute = (attribute_fn)(uintptr_t)driver_function("cuDeviceGetAttribute");
-  const char *logical = getenv("MPGLUON_GPU_LOGICAL");
-  long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
   cuda_state.devices = wanted > 0 && wanted <= MOST_DEVICES ? (int)wanted
                        : cuda_state.cards <= MOST_DEVICES   ? cuda_state.cards
                                                             : MOST_DEVICES;
