@@ -1,6 +1,7 @@
 """GPUs as devices: copies to and from the host, memory and the lack of it, drivers and cards that
 fail."""
 
+import ctypes
 import threading
 
 import numpy as np
@@ -301,3 +302,69 @@ def test_memory_that_was_freed_comes_back_by_its_address():
         print("done")
     """)
     assert out == "done\n"
+
+
+def strided_capsule(array, view, base):
+    """A DLPack capsule of an array's memory, as `view` lies in the NumPy array `base`; and what
+    has to live as long."""
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    new = api.PyCapsule_New
+    new.restype = ctypes.py_object
+    new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    own = array.__dlpack__()
+    managed = (ctypes.c_char * 64)()  # data, device, ndim, dtype, shape, strides, offset, ...
+    ctypes.memmove(managed, api.PyCapsule_GetPointer(own, b"dltensor"), 64)
+    lists = [
+        (ctypes.c_int64 * 8)(*values)
+        for values in (view.shape, [stride // view.itemsize for stride in view.strides])
+    ]
+    offset = view.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    ctypes.c_int32.from_buffer(managed, 16).value = view.ndim
+    for at, value in ((24, ctypes.addressof(lists[0])), (32, ctypes.addressof(lists[1]))):
+        ctypes.c_uint64.from_buffer(managed, at).value = value
+    ctypes.c_uint64.from_buffer(managed, 40).value = offset
+    ctypes.c_uint64.from_buffer(managed, 56).value = 0  # nobody deletes it
+    return new(ctypes.addressof(managed), b"dltensor", None), (own, managed, lists)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_tensors_with_other_strides_are_copied(dtype):
+    base = np.arange(4 * 6 * 8).reshape(4, 6, 8).astype(dtype)
+    array = nd.array(base, ctx=mx.gpu(0), dtype=dtype)
+    for view in (
+        base.T,
+        base.transpose(1, 0, 2),
+        base[:, 1:3],
+        base[1:, ::2, 1::4],
+        base.transpose(2, 0, 1)[::4, 2:],
+        base[2:3, :, 5:6].T,
+        base[:, 0],
+        base[3, :, 7],
+        base[:0].T,
+    ):
+        capsule, kept = strided_capsule(array, view, base)
+        copied = nd.from_dlpack(capsule)
+        assert copied.context == mx.gpu(0) and copied.dtype == base.dtype
+        np.testing.assert_array_equal(copied.asnumpy(), view)
+        copied[:] = -1
+        copied.wait_to_read()
+        del kept
+    np.testing.assert_array_equal(array.asnumpy(), base)
+
+
+def test_strides_that_no_slice_has_are_refused():
+    base = np.arange(24, dtype="float32")
+    array = nd.array(base, ctx=mx.gpu(0))
+    windows = np.lib.stride_tricks.as_strided
+    for view in (
+        base[::-1],
+        np.broadcast_to(base, (2, 24)),
+        windows(base, (5, 4), (8, 4)),
+        windows(base, (3, 4), (28, 8)),
+    ):
+        capsule, kept = strided_capsule(array, view, base)
+        with pytest.raises(ValueError, match="make it contiguous first"):
+            nd.from_dlpack(capsule)
+        del capsule, kept
