@@ -69,6 +69,7 @@ def build(tmp_path_factory):
                     source,
                     *objects,
                     "-fopenmp",
+                    "-lm",
                     "-o",
                     target,
                 ]
