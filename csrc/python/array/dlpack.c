@@ -251,40 +251,30 @@ static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes)
   return target;
 }
 
-/* How a tensor with other strides lies in one with those of C: from its beginning on along each
- * dim, with its dims in another order. None of size 1 are among them. */
-typedef struct placement {
-  int ndim, axes[MPG_MAX_NDIM]; /* axes: which of these dims each dim of the tensor is */
-  int64_t taken[MPG_MAX_NDIM];  /* how much of each; of the last, the distance of neighbours, one */
-  mpg_shape whole;              /* ndim: one more than above; 0: nothing is to be done */
-} placement;
+/* A tensor on a GPU with other strides than those of C, in the memory from its lowest to its
+ * highest element. */
+typedef struct strided {
+  int ndim; /* 0: there is none */
+  int64_t first, dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
+} strided;
 
-/* False: elements lie upon each other, backwards, or not in steps of each other. */
-static bool place(const dl_tensor *source, placement *p) {
-  int order[MPG_MAX_NDIM], n = 0;
+/* Notes it, and the memory as an array of one dimension. -1: an exception is set. */
+static int note_strides(const dl_tensor *source, strided *s, mpg_shape *memory) {
+  int64_t low = 0, high = 0;
+  s->ndim = source->ndim;
   for (int i = 0; i < source->ndim; i++) {
-    if (source->shape[i] == 1) continue;
-    int at = n++;
-    for (; at > 0 && source->strides[order[at - 1]] < source->strides[i]; at--)
-      order[at] = order[at - 1];
-    order[at] = i;
+    int64_t away, *end = source->strides[i] < 0 ? &low : &high;
+    s->dims[i] = source->shape[i], s->strides[i] = source->strides[i];
+    if (__builtin_mul_overflow(source->shape[i] - 1, source->strides[i], &away) ||
+        __builtin_add_overflow(*end, away, end))
+      return refuse("the tensor's strides are too large");
   }
-  if (n + 1 > MPG_MAX_NDIM) return false;
-  for (int k = 0; k < n; k++) {
-    int64_t stride = source->strides[order[k]], before = k ? source->strides[order[k - 1]] : 0;
-    if (stride < 1 || (k && (before % stride || source->shape[order[k]] > before / stride)))
-      return false;
-    p->taken[k] = source->shape[order[k]];
-    p->whole.dims[k] = k ? before / stride : source->shape[order[k]];
-    p->whole.dims[k + 1] = stride;
-  }
-  for (int i = 0, j = 0; i < source->ndim; i++)
-    for (int k = 0; k < n; k++)
-      if (order[k] == i) p->axes[j++] = k;
-  p->taken[n] = 1;
-  p->ndim = n;
-  p->whole.ndim = n + 1;
-  return true;
+  *memory = (mpg_shape){.ndim = 1};
+  if (__builtin_sub_overflow(high, low, &memory->dims[0]) || memory->dims[0] == INT64_MAX)
+    return refuse("the tensor's strides are too large");
+  memory->dims[0]++;
+  s->first = -low;
+  return 0;
 }
 
 static PyObject *tuple_of(const int64_t *values, int count) {
@@ -297,39 +287,26 @@ static PyObject *tuple_of(const int64_t *values, int count) {
   return tuple;
 }
 
-/* A method of an array, which is taken, with tuples as arguments, which are taken, too. */
-static PyObject *step(PyObject *array, const char *method, PyObject *first, PyObject *second) {
-  PyObject *result = NULL;
-  if (array && first && second)
-    result = PyObject_CallMethod(array, method, "OO", first, second);
-  else if (array && first && !PyErr_Occurred())
-    result = PyObject_CallMethod(array, method, "(O)", first);
-  Py_XDECREF(array);
-  Py_XDECREF(first);
-  Py_XDECREF(second);
-  return result;
-}
-
-/* A copy of what is placed in an array, which is taken, on its device. */
-static PyObject *copy_placed(PyObject *array, const placement *p, const mpg_shape *shape) {
-  int64_t zeros[MPG_MAX_NDIM] = {0}, axes[MPG_MAX_NDIM];
-  bool whole = true, moved = false;
-  for (int k = 0; k <= p->ndim; k++) whole = whole && p->taken[k] == p->whole.dims[k];
-  for (int k = 0; k < p->ndim; k++) axes[k] = p->axes[k], moved = moved || axes[k] != k;
-  if (!whole)
-    array = step(array, "slice", tuple_of(zeros, p->ndim + 1), tuple_of(p->taken, p->ndim + 1));
-  if (moved) {
-    array = step(array, "reshape", tuple_of(p->taken, p->ndim), NULL);
-    array = step(array, "transpose", tuple_of(axes, p->ndim), NULL);
-  }
-  return step(array, "reshape", tuple_of(shape->dims, shape->ndim), NULL);
+/* A copy on the device; `memory` is taken. */
+static PyObject *copy_strided(PyObject *memory, const strided *s) {
+  PyObject *module = PyImport_ImportModule("mpgluon.ndarray._strided"),
+           *shape = tuple_of(s->dims, s->ndim), *strides = tuple_of(s->strides, s->ndim),
+           *copy = NULL;
+  if (memory && module && shape && strides)
+    copy =
+        PyObject_CallMethod(module, "copied", "OOOL", memory, shape, strides, (long long)s->first);
+  Py_XDECREF(memory);
+  Py_XDECREF(module);
+  Py_XDECREF(shape);
+  Py_XDECREF(strides);
+  return copy;
 }
 
 /* The memory as a tensor, which takes `owner` over: its storage calls release_owner(owner) at its
- * end; of a tensor with other strides than those of C a copy, or, on a GPU, what it is placed in,
- * with its shape in *shape. -1: `owner` is the caller's still. */
+ * end; of a tensor with other strides than those of C a copy, or, on a GPU, the memory that *s has
+ * it in. -1: `owner` is the caller's still. */
 static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner,
-                  mpg_tensor *tensor, placement *placed, mpg_shape *shape) {
+                  mpg_tensor *tensor, strided *s) {
   mpg_device_id id = {.type = MPG_CPU};
   if (source->device.type == DL_CUDA)
     id = (mpg_device_id){.type = MPG_GPU, .index = source->device.id};
@@ -352,17 +329,13 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
     if (source->shape[i] != 1 && source->strides[i] != stride) contiguous = false;
     stride *= source->shape[i];
   }
-  if (!contiguous && source->device.type == DL_CUDA) {
-    if (!place(source, placed))
-      return refuse(
-          "the tensor's strides are not those of a slice or a transposed tensor; make it "
-          "contiguous first, or bring it to the CPU");
-    *shape = desc.shape;
-    desc.shape = placed->whole;
-    contiguous = true;
-    MPG_PY_TRY_INT(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
-  }
   char *data = bytes > 0 ? (char *)source->data + source->byte_offset : NULL;
+  if (!contiguous && source->device.type == DL_CUDA) {
+    if (note_strides(source, s, &desc.shape) < 0) return -1;
+    MPG_PY_TRY_INT(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
+    data -= s->first * (int64_t)mpg_dtype_size(desc.dtype);
+    contiguous = true;
+  }
   if (bytes > 0 && (uintptr_t)data % mpg_dtype_size(desc.dtype) != 0)
     return refuse("the tensor's memory is not aligned to its elements");
   mpg_device *device;
@@ -405,8 +378,7 @@ static mpg_status receive(const mpg_array *array, bool ordered) {
 
 static PyObject *from_capsule(PyObject *capsule, bool ordered) {
   mpg_array array = {0};
-  placement placed = {0};
-  mpg_shape shape;
+  strided s = {0};
   bool versioned = PyCapsule_IsValid(capsule, versioned_name);
   if (!versioned && !PyCapsule_IsValid(capsule, plain_name)) {
     refuse("the capsule holds no tensor, or was used before");
@@ -431,11 +403,11 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
   if (versioned)
     failed = later->deleter == delete_versioned
                  ? take_back(later->context, &array.tensor)
-                 : import(&later->tensor, release_versioned, later, &array.tensor, &placed, &shape);
+                 : import(&later->tensor, release_versioned, later, &array.tensor, &s);
   else
     failed = plain->deleter == delete_plain
                  ? take_back(plain->context, &array.tensor)
-                 : import(&plain->tensor, release_plain, plain, &array.tensor, &placed, &shape);
+                 : import(&plain->tensor, release_plain, plain, &array.tensor, &s);
   if (failed) {
     PyCapsule_SetName(capsule, name);
     return NULL;
@@ -446,7 +418,7 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
     return mpg_py_raise(status);
   }
   PyObject *taken = mpg_py_array_take(&array);
-  return placed.whole.ndim ? copy_placed(taken, &placed, &shape) : taken;
+  return s.ndim ? copy_strided(taken, &s) : taken;
 }
 
 /* The stream that a producer on a GPU is to put its work before, as a Python integer; None: the

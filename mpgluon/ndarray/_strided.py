@@ -1,0 +1,35 @@
+"""Tensors of other libraries whose elements do not lie one after the other."""
+
+from __future__ import annotations
+
+from .. import autograd
+from .._core import NDArray
+from .functions import arange, full
+
+
+def copied(
+    memory: NDArray, shape: tuple[int, ...], strides: tuple[int, ...], first: int
+) -> NDArray:
+    """A copy of the tensor whose element (i, j, ...) is number `first` + i * `strides[0]` + ... of
+    an array of one dimension, on its device."""
+    with autograd.pause():
+        order = sorted((i for i, n in enumerate(shape) if n > 1), key=lambda i: -strides[i])
+        if is_dense(order, shape, strides):
+            there = sorted(order)
+            sorted_dims = memory.reshape([shape[i] for i in order])
+            return sorted_dims.transpose([order.index(i) for i in there]).reshape(shape)
+        places = full((1,) * len(shape), first, ctx=memory.context, dtype="int64")
+        for axis, (n, stride) in enumerate(zip(shape, strides)):
+            along = arange(n, ctx=memory.context, dtype="int64") * stride
+            places = places + along.reshape([n if i == axis else 1 for i in range(len(shape))])
+        return memory.take(places)
+
+
+def is_dense(order: list[int], shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the dims, in an order, are those of an array in C's."""
+    size = 1
+    for i in reversed(order):
+        if strides[i] != size:
+            return False
+        size *= shape[i]
+    return True
