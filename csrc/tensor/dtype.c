@@ -22,8 +22,9 @@ bool mpg_dtype_valid(int dtype) {
 size_t mpg_dtype_size(mpg_dtype dtype) { return mpg_dtype_valid(dtype) ? dtypes[dtype].size : 0; }
 
 double mpg_dtype_rounded(mpg_dtype dtype, double number) {
+  MPG_ASSERT(mpg_dtype_is_float(dtype));
   if (dtype == MPG_FLOAT64) return number;
-  number = (float)number; /* as kernels compute, before they round to halves */
+  number = (float)number;
   if (dtype == MPG_FLOAT32 || number == 0 || !isfinite(number)) return number;
   int exponent, bits = dtype == MPG_FLOAT16 ? 11 : 8, largest = dtype == MPG_FLOAT16 ? 16 : 128;
   frexp(number, &exponent);

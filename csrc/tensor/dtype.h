@@ -37,7 +37,8 @@ size_t mpg_dtype_size(mpg_dtype dtype); /* bytes an element */
 static inline mpg_dtype mpg_dtype_of_sums(mpg_dtype dtype) {
   return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
 }
-/* The number that a float dtype has for `number`: to nearest, ties to even. */
+/* The number that a float dtype has for `number`: to nearest, ties to even; halves by way of
+ * float32, as kernels round. */
 double mpg_dtype_rounded(mpg_dtype dtype, double number);
 const char *mpg_dtype_name(mpg_dtype dtype);
 mpg_dtype mpg_dtype_from_name(

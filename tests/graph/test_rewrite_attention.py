@@ -290,6 +290,31 @@ def test_causal_masks_of_halves(dtype):
         assert ("causal" in line) == hides, (bias, line)
 
 
+@pytest.mark.parametrize(
+    "dtype, later",
+    [
+        ("float32", lambda far: (far * 0.1 > 0.1) * -1e9),  # as kernels have 0.1, it is not more
+        ("float16", lambda far: (far > 0) * -1e9),  # -inf, and 0 * -inf
+    ],
+)
+def test_numbers_of_a_mask_are_rounded_as_kernels_do(dtype, later):
+    """A mask that hides other keys, or has no numbers, is not causal."""
+
+    def function(q, k, v):
+        at = nd.arange(q.shape[1], ctx=q.ctx, dtype=dtype)
+        far = nd.broadcast_sub(nd.reshape(at, (1, -1)), nd.reshape(at, (-1, 1)))
+        scores = nd.broadcast_add(scores_of(q, k), nd.expand_dims(later(far), axis=0))
+        return nd.batch_dot(nd.softmax(scores), v)
+
+    arrays = [a.astype(dtype) for a in arrays_of(HEADS)]
+    for a in arrays:
+        a.attach_grad()
+    [line] = [line for line in dump(function, *arrays) if "_attention" in line]
+    assert "causal" not in line
+    for a, b in zip(run(function, arrays), run(function, arrays, hybridize=False)):
+        np.testing.assert_allclose(a, b, 1e-2 if dtype == "float16" else 1e-5, 1e-5)
+
+
 @pytest.mark.parametrize("shift", [-1, 1, 2])
 def test_a_mask_that_is_almost_causal_is_added(shift):
     def function(q, k, v):

@@ -77,6 +77,7 @@ static const mpg_desc *input_desc(const target *t, int i) {
 }
 
 static bool fill(const target *t, double value) {
+  if (mpg_dtype_is_integer(t->desc->dtype) && value != trunc(value)) return false;
   for (int64_t i = 0; i < t->size; i++) t->out[i] = value;
   return true;
 }
@@ -123,6 +124,8 @@ static bool combine(const target *t) {
 static bool combine_with_scalar(const target *t) {
   if (!evaluate(t->graph, t->inputs[0], t->out, t->depth + 1)) return false;
   double scalar = ((const mpg_scalar_params *)t->node->params)->scalar;
+  mpg_dtype dtype = input_desc(t, 0)->dtype;
+  if (mpg_dtype_is_float(dtype)) scalar = mpg_dtype_rounded(dtype, scalar); /* as kernels do */
   for (int64_t i = 0; i < t->size; i++) number(t->node->op->id, t->out[i], scalar, &t->out[i]);
   return true;
 }

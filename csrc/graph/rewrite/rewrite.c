@@ -76,8 +76,10 @@ bool mpg_rewrite_constant(const mpg_rewrite *r, mpg_operand operand, double *val
   operand = mpg_rewrite_behind(r, operand);
   if (!mpg_has_value(operand.value)) return false;
   const mpg_node *node = mpg_rewrite_node(r, operand);
-  if (!node->op) return false;
-  return mpg_op_fill(node->op, node->params, value);
+  if (!node->op || !mpg_op_fill(node->op, node->params, value)) return false;
+  mpg_dtype dtype = mpg_rewrite_desc(r, operand)->dtype;
+  if (mpg_dtype_is_float(dtype)) *value = mpg_dtype_rounded(dtype, *value);
+  return true;
 }
 
 bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match, mpg_operand *x,
