@@ -11,18 +11,23 @@ def copied(
     memory: NDArray, shape: tuple[int, ...], strides: tuple[int, ...], first: int
 ) -> NDArray:
     """A copy of the tensor whose element (i, j, ...) is number `first` + i * `strides[0]` + ... of
-    an array of one dimension, on its device."""
+    an array of one dimension, on its device; done when this returns. Unless it is a transposed
+    tensor, 16 bytes an element are needed on the way."""
     with autograd.pause():
         order = sorted((i for i, n in enumerate(shape) if n > 1), key=lambda i: -strides[i])
         if is_dense(order, shape, strides):
             there = sorted(order)
             sorted_dims = memory.reshape([shape[i] for i in order])
-            return sorted_dims.transpose([order.index(i) for i in there]).reshape(shape)
+            copy = sorted_dims.transpose([order.index(i) for i in there]).reshape(shape)
+            copy.wait_to_read()
+            return copy
         places = full((1,) * len(shape), first, ctx=memory.context, dtype="int64")
         for axis, (n, stride) in enumerate(zip(shape, strides)):
             along = arange(n, ctx=memory.context, dtype="int64") * stride
             places = places + along.reshape([n if i == axis else 1 for i in range(len(shape))])
-        return memory.take(places)
+        copy = memory.take(places)
+        copy.wait_to_read()
+        return copy
 
 
 def is_dense(order: list[int], shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
+from support.functions import compiled
 from support.processes import output_of
 from support.stand_in import needs_gpu, needs_stand_in
 
@@ -330,7 +331,7 @@ def strided_capsule(array, view, base):
     return new(ctypes.addressof(managed), b"dltensor", None), (own, managed, lists)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool"])
 def test_tensors_with_other_strides_are_copied(dtype):
     base = np.arange(4 * 6 * 8).reshape(4, 6, 8).astype(dtype)
     array = nd.array(base, ctx=mx.gpu(0), dtype=dtype)
@@ -356,6 +357,26 @@ def test_tensors_with_other_strides_are_copied(dtype):
         copied.wait_to_read()
         del kept
     np.testing.assert_array_equal(array.asnumpy(), base)
+
+
+def test_tensors_with_other_strides_in_a_traced_block():
+    """The copy is no part of the block, and has what the tensor had."""
+    base = np.arange(12, dtype="float32").reshape(3, 4)
+    array = nd.array(base, ctx=mx.gpu(0))
+    capsule, kept = strided_capsule(array, base[:, ::2], base)
+    taken = []
+
+    def function(x):
+        taken.append(nd.from_dlpack(capsule))
+        return x + taken[0]
+
+    block, x = compiled(function), nd.ones((3, 2), ctx=mx.gpu(0))
+    for _ in range(2):
+        np.testing.assert_array_equal(block(x)[0].asnumpy(), base[:, ::2] + 1)
+        np.testing.assert_array_equal(taken[0].asnumpy(), base[:, ::2])
+        array[:] = -1
+        array.wait_to_read()
+    del kept
 
 
 def test_strides_beyond_all_memory_are_refused():

@@ -1,5 +1,6 @@
 /* DLPack: arrays shared with other libraries without copying. The structs are those of the DLPack
  * specification 1.0. */
+#include "autograd/trace.h"
 #include "python/core.h"
 
 typedef struct dl_device {
@@ -254,17 +255,17 @@ static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes)
 /* A tensor on a GPU with other strides than those of C, in the memory from its lowest to its
  * highest element. */
 typedef struct strided {
-  int ndim; /* 0: there is none */
-  int64_t first, dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
+  mpg_shape shape, strides; /* ndim 0: there is none */
+  int64_t first;
 } strided;
 
 /* Notes it, and the memory as an array of one dimension. -1: an exception is set. */
 static int note_strides(const dl_tensor *source, strided *s, mpg_shape *memory) {
   int64_t low = 0, high = 0;
-  s->ndim = source->ndim;
+  s->shape.ndim = s->strides.ndim = source->ndim;
   for (int i = 0; i < source->ndim; i++) {
     int64_t away, *end = source->strides[i] < 0 ? &low : &high;
-    s->dims[i] = source->shape[i], s->strides[i] = source->strides[i];
+    s->shape.dims[i] = source->shape[i], s->strides.dims[i] = source->strides[i];
     if (__builtin_mul_overflow(source->shape[i] - 1, source->strides[i], &away) ||
         __builtin_add_overflow(*end, away, end))
       return refuse("the tensor's strides are too large");
@@ -277,28 +278,22 @@ static int note_strides(const dl_tensor *source, strided *s, mpg_shape *memory) 
   return 0;
 }
 
-static PyObject *tuple_of(const int64_t *values, int count) {
-  PyObject *tuple = PyTuple_New(count);
-  for (int i = 0; tuple && i < count; i++) {
-    PyObject *value = PyLong_FromLongLong(values[i]);
-    if (value == NULL) Py_CLEAR(tuple);
-    if (tuple) PyTuple_SET_ITEM(tuple, i, value);
-  }
-  return tuple;
-}
-
-/* A copy on the device; `memory` is taken. */
+/* A copy on the device, which is complete: the producer may write to its tensor. `memory` is taken.
+ */
 static PyObject *copy_strided(PyObject *memory, const strided *s) {
-  PyObject *module = PyImport_ImportModule("mpgluon.ndarray._strided"),
-           *shape = tuple_of(s->dims, s->ndim), *strides = tuple_of(s->strides, s->ndim),
+  PyObject *shape = mpg_py_shape_tuple(&s->shape),
+           *strides = shape ? mpg_py_shape_tuple(&s->strides) : NULL,
+           *module = strides ? PyImport_ImportModule("mpgluon.ndarray._strided") : NULL,
            *copy = NULL;
-  if (memory && module && shape && strides)
+  mpg_trace *former = mpg_trace_swap(NULL); /* no part of a block that is traced */
+  if (module)
     copy =
         PyObject_CallMethod(module, "copied", "OOOL", memory, shape, strides, (long long)s->first);
-  Py_XDECREF(memory);
-  Py_XDECREF(module);
+  mpg_trace_swap(former);
+  Py_DECREF(memory);
   Py_XDECREF(shape);
   Py_XDECREF(strides);
+  Py_XDECREF(module);
   return copy;
 }
 
@@ -418,7 +413,7 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
     return mpg_py_raise(status);
   }
   PyObject *taken = mpg_py_array_take(&array);
-  return s.ndim ? copy_strided(taken, &s) : taken;
+  return taken && s.shape.ndim ? copy_strided(taken, &s) : taken;
 }
 
 /* The stream that a producer on a GPU is to put its work before, as a Python integer; None: the
