@@ -211,7 +211,8 @@ cuda-build:
 	python3 tools/native_build.py
 
 # Whether the hot kernels are still as docs/measurements/cuda-kernels.md says, in what cuda-build has
-# compiled. tools/sass_table.py without --check writes the page.
+# compiled, and nothing of it has a clamp that ptxas gets wrong. tools/sass_table.py without --check
+# writes the page.
 cuda-table: $(VENV)/.sass
 	$(BIN)/python tools/sass_table.py --check
 $(VENV)/.sass: $(BIN)/python Makefile

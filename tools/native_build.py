@@ -186,6 +186,8 @@ def build_groups(nvcc, folder):
         with open(source, "w") as f:
             f.writelines(f'#include "{path}"\n' for path in chosen[number : number + 32])
         jobs.append((source, source + ".o", flags + cuda_architectures()[:1]))
+    for old in set(glob.glob(os.path.join(temp, "*"))) - {path for job in jobs for path in job[:2]}:
+        os.remove(old)
     compile_all(jobs)
     print(
         f"{len(chosen)} specialised groups of the tests compile, which have every kind of line "

@@ -6,12 +6,13 @@ import shutil
 import pytest
 
 import mpgluon as mx
+from support.devices import test_devices
 
 STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
 ON_STAND_IN = "hostcuda" in STAND_IN
 # NVIDIA's libraries choose an algorithm by the sizes of a call: parts of a batch have other bits
 # than the whole.
-ON_CARD = bool(mx.num_gpus()) and not ON_STAND_IN
+ON_CARD = test_devices()[0].device_type == "gpu" and not ON_STAND_IN
 needs_gpu = pytest.mark.skipif(
     mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)"
 )

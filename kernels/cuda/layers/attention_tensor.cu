@@ -7,9 +7,13 @@
 
 namespace {
 
-enum { KEYS = 64 /* of a tile */, N = KEYS / 8 };
-
-enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
+enum {
+  KEYS = 64 /* of a tile */,
+  N = KEYS / 8,
+  WARPS = 4,
+  THREADS = 32 * WARPS,
+  ROWS = 16 * WARPS
+};
 
 /* Blocks of a multiprocessor, as far as registers go with few spills. */
 constexpr int resident(int width, mpg_attention_mode mode) {

@@ -70,9 +70,9 @@ static void look_for_cards(void) {
   const char *logical = getenv("MPGLUON_GPU_LOGICAL");
   long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
   int version = 0;
-  /* The streams of devices that share a card have queues of their own then. The default of 8 is
-   * enough for one, and a card has no more than some hundreds for all processes. */
-  if (wanted > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  /* The streams of logical devices have queues of their own then. The default of 8 is enough for a
+   * card that is one device, and a card has no more than some hundreds for all processes. */
+  if (wanted > 1 && wanted <= MOST_DEVICES) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
   if (error != cudaSuccess || !cuda_state.cards) {
     cuda_state.cards = 0;
