@@ -17,8 +17,8 @@ test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their sub
   hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites notebooks \
   notebooks-check site serving-test wheels coverage clean
 
-# The demo's CPU kernels are for this machine's instruction set alone, those of the tests for all.
-# GPU kernels are left out where there is no GPU.
+# The CPU kernels of the demo and of the tests are for this machine's instruction set alone; the
+# wheel of wheel-check has all. GPU kernels are left out where there is no GPU.
 OWN_ISA = $(or $(MPGLUON_ISA),$(shell if grep -qw avx512vl /proc/cpuinfo; then echo v4; \
   elif grep -qw avx2 /proc/cpuinfo; then echo v3; else echo base; fi))
 OWN_CUDA = $(or $(MPGLUON_CUDA),$(if $(wildcard /dev/nvidia[0-9]*),,0))
@@ -106,7 +106,7 @@ $(VENV)/.demo: $(BIN)/python $(SOURCES)
 
 $(VENV)/.test: $(BIN)/python $(SOURCES)
 	@echo 'building mpgluon and installing it into $(VENV): a few minutes, the first time'
-	MPGLUON_CUDA=$(OWN_CUDA) $(BIN)/python -m pip install -q '.[viz,test]'
+	MPGLUON_ISA=$(OWN_ISA) MPGLUON_CUDA=$(OWN_CUDA) $(BIN)/python -m pip install -q '.[viz,test]'
 	touch $@ $(VENV)/.demo
 
 # A part of many tests, such as 2/3, of each commit the next one.
@@ -296,17 +296,18 @@ bench-ops: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python benchmarks/ops.py --only "common " $(ARGS)
 
-# A wheel made from the source distribution, installed into a fresh environment and used from there.
+# A wheel made from the source distribution, with kernels for all instruction sets, installed into a
+# fresh environment and used from there.
 wheel-check: $(VENV)/.test
 	rm -rf build/wheel .venv-wheel
 	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('build/wheel')"
-	MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) $(BIN)/python \
+	MPGLUON_CUDA=0 $(BIN)/python \
 	  -m pip wheel -q --no-deps -w build/wheel build/wheel/mpgluon-*.tar.gz
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install -q build/wheel/mpgluon-*.whl pytest
 	cd tests && ../.venv-wheel/bin/python -m mpgluon.info && \
 	  ../.venv-wheel/bin/pytest -p no:cacheprovider \
-	  parallel/test_model_parallel.py gluon/test_trainer.py
+	  ops/test_kernels.py parallel/test_model_parallel.py gluon/test_trainer.py
 
 # Another compiler (clang-16 and its libomp): no warnings, and what its code does. docs/testing.md
 # has the compilers that were tried.
