@@ -16,18 +16,16 @@ def copied(
     with autograd.pause():
         order = sorted((i for i, n in enumerate(shape) if n > 1), key=lambda i: -strides[i])
         if is_dense(order, shape, strides):
-            there = sorted(order)
             sorted_dims = memory.reshape([shape[i] for i in order])
-            copy = sorted_dims.transpose([order.index(i) for i in there]).reshape(shape)
-            copy.wait_to_read()
-            return copy
-        places = full((1,) * len(shape), first, ctx=memory.context, dtype="int64")
-        for axis, (n, stride) in enumerate(zip(shape, strides)):
-            along = arange(n, ctx=memory.context, dtype="int64") * stride
-            places = places + along.reshape([n if i == axis else 1 for i in range(len(shape))])
-        copy = memory.take(places)
+            copy = sorted_dims.transpose([order.index(i) for i in sorted(order)]).reshape(shape)
+        else:
+            places = full((1,) * len(shape), first, ctx=memory.context, dtype="int64")
+            for axis, (n, stride) in enumerate(zip(shape, strides)):
+                along = arange(n, ctx=memory.context, dtype="int64") * stride
+                places = places + along.reshape([n if i == axis else 1 for i in range(len(shape))])
+            copy = memory.take(places)
         copy.wait_to_read()
-        return copy
+    return copy
 
 
 def is_dense(order: list[int], shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

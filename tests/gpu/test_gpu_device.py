@@ -379,6 +379,33 @@ def test_tensors_with_other_strides_in_a_traced_block():
     del kept
 
 
+@needs_stand_in
+def test_a_copy_of_a_tensor_with_other_strides_is_done():
+    """What its producer writes afterwards, on whatever stream, is not seen."""
+    out = output_of(
+        """
+        import ctypes
+        import numpy as np
+        import mpgluon as mx
+        from gpu.test_gpu_device import strided_capsule
+
+        base = np.arange(12, dtype="float32").reshape(3, 4)
+        array = mx.nd.array(base, ctx=mx.gpu(0))
+        array.wait_to_read()
+        for view in (base[:, ::2], base.T):
+            capsule, kept = strided_capsule(array, view, base)
+            memory = ctypes.cast(kept[1], ctypes.POINTER(ctypes.c_void_p))[0]
+            copied = mx.nd.from_dlpack(capsule)
+            ctypes.memset(memory, 0xFF, base.nbytes)
+            assert (copied.asnumpy() == view).all()
+            ctypes.memmove(memory, base.ctypes.data, base.nbytes)
+        print("done")
+    """,
+        HOSTCUDA_KERNEL="50000",
+    )
+    assert out == "done\n"
+
+
 def test_strides_beyond_all_memory_are_refused():
     base = np.zeros((3, 3), "float32")
     array = nd.array(base, ctx=mx.gpu(0))

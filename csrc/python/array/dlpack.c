@@ -487,9 +487,11 @@ PyMethodDef mpg_py_dlpack_methods[] = {
      "array([7., 7.], dtype=float32)"},
     {"from_dlpack", from_dlpack, METH_O,
      "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an "
-     "object with __dlpack__; of a tensor that is not contiguous (a transposed one) a copy.\n"
-     "ValueError when it is read-only, or of another dtype. An array of this package comes back as "
-     "one that shares its storage.\n\nExamples\n--------\n"
+     "object with __dlpack__; of a tensor that is not contiguous (a transposed one) a copy on its "
+     "device, which is done when this returns.\n"
+     "ValueError when it is read-only, of another dtype, or has strides beyond all memory. An "
+     "array "
+     "of this package comes back as one that shares its storage.\n\nExamples\n--------\n"
      ">>> values = np.array([1, 2])\n"
      ">>> x = nd.from_dlpack(values)\n"
      ">>> values[0] = 7\n"
