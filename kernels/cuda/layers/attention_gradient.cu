@@ -15,7 +15,7 @@ enum { WARPS = 4, THREADS = 32 * WARPS, TILE = 16 * WARPS };
 
 /* Rows (or keys) of the other side at a time, as far as registers go. */
 template <int D, mpg_attention_mode MODE>
-constexpr int step = D == 64 && MODE == MPG_PLAIN ? 64 : 32;
+constexpr int rows_at_once = D == 64 && MODE == MPG_PLAIN ? 64 : 32;
 
 /* The logarithm (of base 2) of a row's sum of exponentials; rows that are not there have weights of
  * zero. */
@@ -117,7 +117,7 @@ __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, con
 template <class T, int D, mpg_attention_mode MODE>
 __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 3)
     keys_kernel(mpg_attention<T> p, mpg_alignments aligned) {
-  enum { STEP = step<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
+  enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
   [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* of a stage: sums, <grad, output> */
   T *key = mpg_cuda_shared<T>(), *value = key + TILE * PITCH, *stage = value + TILE * PITCH,
     *other = stage + 2 * SIDE; /* queries, gradients behind them */
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
                                            : MODE == MPG_MASKED ? 3
                                                                 : 4)
     rows_kernel(mpg_attention<T> p, mpg_alignments aligned) {
-  enum { STEP = step<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
+  enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
   T *query = mpg_cuda_shared<T>(), *grad = query + TILE * PITCH, *stage = grad + TILE * PITCH,
     *other = stage + 2 * SIDE; /* keys, values behind them */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
@@ -299,7 +299,8 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
 
 template <class T, int D, mpg_attention_mode MODE>
 mpg_status launch(const mpg_kernel_call *call, const mpg_attention<T> &p, int64_t batch) {
-  const size_t shared = (2 * TILE + 4 * step<D, MODE>)*(D + 8) * sizeof(T);
+  const int STEP = rows_at_once<D, MODE>;
+  const size_t shared = (2 * TILE + 4 * STEP) * (D + 8) * sizeof(T);
   MPG_TRY(mpg_cuda_launch(call, keys_kernel<T, D, MODE>,
                           mpg_attention_blocks(p, batch, p.keys, TILE), THREADS, shared, p,
                           mpg_alignments_of(p)));

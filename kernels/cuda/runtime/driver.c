@@ -72,7 +72,8 @@ static void look_for_cards(void) {
   int version = 0;
   /* The streams of logical devices have queues of their own then. The default of 8 is enough for a
    * card that is one device, and a card has no more than some hundreds for all processes. */
-  if (wanted > 1 && wanted <= MOST_DEVICES) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  if (wanted < 1 || wanted > MOST_DEVICES) wanted = 0;
+  if (wanted > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
   if (error != cudaSuccess || !cuda_state.cards) {
     cuda_state.cards = 0;
@@ -94,9 +95,9 @@ static void look_for_cards(void) {
   }
   cuda_state.write_value = (write_value_fn)(uintptr_t)driver_function("cuStreamWriteValue64");
   cuda_state.attribute = (attribute_fn)(uintptr_t)driver_function("cuDeviceGetAttribute");
-  cuda_state.devices = wanted > 0 && wanted <= MOST_DEVICES ? (int)wanted
-                       : cuda_state.cards <= MOST_DEVICES   ? cuda_state.cards
-                                                            : MOST_DEVICES;
+  cuda_state.devices = wanted                             ? (int)wanted
+                       : cuda_state.cards <= MOST_DEVICES ? cuda_state.cards
+                                                          : MOST_DEVICES;
 }
 
 static int driver_count(const char **reason) {
