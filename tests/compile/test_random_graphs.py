@@ -409,7 +409,7 @@ def test_random_graphs(graph):
 
 
 @pytest.mark.slow
-@settings(max_examples=800, **SETTINGS)
+@settings(max_examples=1500, **SETTINGS)
 @given(graphs)
 def test_many_random_graphs(graph):
     check(graph, [("async", 0), ("shuffle", 1), ("shuffle", 2), ("shuffle", 3)])
