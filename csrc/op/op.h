@@ -125,9 +125,10 @@ mpg_value mpg_emit1(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value
 mpg_value mpg_emit2(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b);
 mpg_value mpg_emit3(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b,
                     mpg_value c);
-/* All outputs of an op with several. */
+/* All outputs of an op with several, hidden ones included; `outputs` has room for `room`, and more
+ * than that is an error. */
 void mpg_emit_all(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs,
-                  const mpg_value *inputs, mpg_value *outputs);
+                  const mpg_value *inputs, int room, mpg_value *outputs);
 mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a,
                           double scalar); /* op(a, scalar), e.g. _mul_scalar */
 /* The same for a number that the formula makes itself, such as a count: in float32 where it has

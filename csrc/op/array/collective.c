@@ -96,6 +96,6 @@ void mpg_gradient_collective(mpg_gradient *g) {
     grads[i] =
         mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
   if (g->status == MPG_OK)
-    mpg_emit_all(g, MPG_OP__collective, &back, g->num_outputs, grads, g->in_grads);
+    mpg_emit_all(g, MPG_OP__collective, &back, g->num_outputs, grads, g->num_inputs, g->in_grads);
   mpg_free(grads);
 }

@@ -31,11 +31,16 @@ mpg_status mpg_op_gradient(mpg_gradient *g) {
 }
 
 void mpg_emit_all(mpg_gradient *g, mpg_op_id id, const void *params, int num_inputs,
-                  const mpg_value *inputs, mpg_value *outputs) {
+                  const mpg_value *inputs, int room, mpg_value *outputs) {
   const mpg_op *op = mpg_op_get(id);
   int num_outputs = mpg_op_num_outputs(op, params, num_inputs);
-  for (int i = 0; i < num_outputs; i++) outputs[i] = MPG_NO_VALUE;
+  for (int i = 0; i < num_outputs && i < room; i++) outputs[i] = MPG_NO_VALUE;
   if (g->status != MPG_OK) return;
+  if (num_outputs > room) {
+    mpg_gradient_fail(g, "internal: its formula has room for %d of the %d outputs of %s", room,
+                      num_outputs, op->name);
+    return;
+  }
   for (int i = 0; i < num_inputs; i++) {
     if (mpg_has_value(inputs[i])) continue;
     mpg_gradient_fail(g, "internal: its gradient calls %s with a missing input %d", op->name, i);
@@ -48,7 +53,7 @@ void mpg_emit_all(mpg_gradient *g, mpg_op_id id, const void *params, int num_inp
 mpg_value mpg_emit(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs,
                    const mpg_value *inputs) {
   mpg_value outputs[MPG_MAX_OUTPUTS];
-  mpg_emit_all(g, op, params, num_inputs, inputs, outputs);
+  mpg_emit_all(g, op, params, num_inputs, inputs, MPG_MAX_OUTPUTS, outputs);
   return outputs[0];
 }
 

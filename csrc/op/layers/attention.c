@@ -128,7 +128,7 @@ void mpg_gradient_attention(mpg_gradient *g) {
   int count = 6;
   if (drops(p)) inputs[count++] = g->outputs[2];
   if (masked(p)) inputs[count++] = g->inputs[3];
-  mpg_emit_all(g, MPG_OP__backward_attention, p, count, inputs, grads);
+  mpg_emit_all(g, MPG_OP__backward_attention, p, count, inputs, 3, grads);
   for (int i = 0; i < (p->packed ? 1 : 3); i++)
     if (g->needed[i]) g->in_grads[i] = grads[i];
 }

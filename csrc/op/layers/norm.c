@@ -104,7 +104,7 @@ static void emit_backward_with(mpg_gradient *g, mpg_op_id op, const void *params
   if (!mpg_has_value(g->out_grads[0])) return;
   mpg_value inputs[5] = {g->out_grads[0], g->inputs[0], g->inputs[1], outputs[1], outputs[2]},
             grads[3];
-  mpg_emit_all(g, op, params, 5, inputs, grads);
+  mpg_emit_all(g, op, params, 5, inputs, 3, grads);
   for (int i = 0; i < 3; i++)
     if (g->needed[i]) g->in_grads[i] = grads[i];
 }
@@ -200,7 +200,7 @@ void mpg_gradient_batch_norm_relu(mpg_gradient *g) {
   mpg_value inputs[6] = {g->out_grads[0], g->inputs[0],  g->inputs[1],
                          g->outputs[1],   g->outputs[2], g->outputs[3]},
             grads[4];
-  mpg_emit_all(g, MPG_OP__backward_batch_norm_relu, &params, 6, inputs, grads);
+  mpg_emit_all(g, MPG_OP__backward_batch_norm_relu, &params, 6, inputs, 4, grads);
   for (int i = 0; i < 3; i++)
     if (g->needed[i]) g->in_grads[i] = grads[i];
   if (params.add) g->in_grads[5] = grads[3];
@@ -225,7 +225,7 @@ static void emit_row_backward(mpg_gradient *g, mpg_op_id op, const void *params,
     return;
   }
   mpg_value inputs[3] = {g->inputs[0], g->inputs[1], g->inputs[1]}, outputs[3];
-  mpg_emit_all(g, g->op->id, hidden, 3, inputs, outputs);
+  mpg_emit_all(g, g->op->id, hidden, 3, inputs, 3, outputs);
   if (g->status == MPG_OK) emit_backward_with(g, op, params, outputs);
 }
 
@@ -335,7 +335,7 @@ mpg_status mpg_infer_l2_normalization_backward(mpg_infer *infer) {
 void mpg_gradient_l2_normalization(mpg_gradient *g) {
   if (!mpg_has_value(g->out_grads[0])) return;
   mpg_value inputs[3] = {g->out_grads[0], g->inputs[0], g->outputs[1]};
-  mpg_emit_all(g, MPG_OP__backward_L2Normalization, g->params, 3, inputs, g->in_grads);
+  mpg_emit_all(g, MPG_OP__backward_L2Normalization, g->params, 3, inputs, 1, g->in_grads);
 }
 
 /* data * (knorm + alpha / nsize * sum of squares of neighbouring channels) ^ -beta. */

@@ -173,7 +173,7 @@ static void gradient(mpg_gradient *g, bool flat) {
   for (int i = 0; i < last; i++)
     inputs[count++] =
         mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
-  mpg_emit_all(g, MPG_OP__rnn_backward, &params, count, inputs, outputs);
+  mpg_emit_all(g, MPG_OP__rnn_backward, &params, count, inputs, MPG_MAX_OUTPUTS, outputs);
   for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = outputs[i];
 }
 

@@ -25,7 +25,7 @@ static void split(mpg_gradient *g, mpg_value a, int64_t count, int64_t axis, boo
   params.num_outputs = count;
   params.axis = axis;
   params.squeeze_axis = squeeze;
-  mpg_emit_all(g, MPG_OP_SliceChannel, &params, 1, &a, parts);
+  mpg_emit_all(g, MPG_OP_SliceChannel, &params, 1, &a, (int)count, parts);
 }
 
 static void split_steps(mpg_gradient *g, mpg_value a, int64_t count, mpg_value *steps) {

@@ -52,10 +52,12 @@ static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   params.fix_gamma = p->fix_gamma;
   params.use_global_stats = p->use_global_stats;
   params.output_mean_var = p->output_mean_var;
-  mpg_emit_all(g, MPG_OP_BatchNorm, &params, 5, inputs, outputs);
-  if (p->output_mean_var) /* there it is 1 / sqrt(variance + eps) */
-    outputs[2] =
-        mpg_plus(g, mpg_over(g, 1, mpg_emit1(g, MPG_OP_square, NULL, outputs[2])), -p->eps);
+  mpg_value all[3];
+  mpg_emit_all(g, MPG_OP_BatchNorm, &params, 5, inputs, 3, all);
+  outputs[0] = all[0];
+  if (!p->output_mean_var) return;
+  outputs[1] = all[1]; /* the next is 1 / sqrt(variance + eps) */
+  outputs[2] = mpg_plus(g, mpg_over(g, 1, mpg_emit1(g, MPG_OP_square, NULL, all[2])), -p->eps);
 }
 
 /* average = momentum * average + (1 - momentum) * value, as a step of an optimizer. */

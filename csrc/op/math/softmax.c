@@ -180,7 +180,7 @@ mpg_status mpg_infer_softmax_cross_entropy(mpg_infer *infer) {
 void mpg_gradient_softmax_cross_entropy(mpg_gradient *g) {
   if (!g->needed[0]) return;
   mpg_value inputs[2] = {g->inputs[0], g->inputs[1]}, outputs[3];
-  mpg_emit_all(g, MPG_OP__softmax_ce, NULL, 2, inputs, outputs);
+  mpg_emit_all(g, MPG_OP__softmax_ce, NULL, 2, inputs, 3, outputs);
   if (g->status != MPG_OK) return;
   mpg_shape rows = mpg_value_desc(g, outputs[0])->shape;
   mpg_value back[5] = {mpg_emit_broadcast_to(g, g->out_grads[0], &rows), g->inputs[0], g->inputs[1],
