@@ -13,7 +13,9 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/halves.h"
 #include "kernels/cpu/philox_words.h"
+#include "kernels/cpu/products/pairs.h"
 #include "kernels/common/vector_math.h"
 
 #if defined(__AVX512F__)
@@ -26,7 +28,7 @@ enum { TILE = 4 };
 
 /* Rows of the query and keys in a block: multiples of every tile's size, so that tiles never reach
  * beyond a block. */
-enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96 };
+enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96, MOST_KEYS = 128 /* of any instance's block */ };
 
 typedef struct place { /* elements of type T from `data` on */
   char *data;
@@ -42,6 +44,7 @@ typedef struct attention {
   void *sums; /* of each head: the largest score of each row, then the sum of exponentials */
   double scale;
   bool causal, drops;
+  mpg_pairs pairs;
   mpg_random_key draw;
   uint32_t threshold; /* kept when the upper 24 bits of the word are below */
   double kept_scale;
@@ -54,6 +57,13 @@ typedef struct attention {
 
 static int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/* Keys of the block of so many at `key` that rows up to `row` (of the whole) see; 0: none. */
+static inline int64_t seen(const attention *p, int64_t row, int64_t key, int64_t block) {
+  int64_t end = p->causal && row + 1 < p->keys ? row + 1 : p->keys;
+  end -= key;
+  return end < 0 ? 0 : end < block ? end : block;
+}
 
 #define T float
 #define NAME(name) name##_f32
@@ -74,6 +84,45 @@ static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; 
 #include "kernels/cpu/products/lanes.h"
 #include "kernels/cpu/layers/attention_block.h"
 #undef LANES_OF_DOUBLE
+
+#ifdef MPG_WITH_PAIRS
+#include "kernels/cpu/products/pairs_panel.h"
+#include "kernels/cpu/layers/attention_pairs.h"
+#endif
+
+/* Attention in one computing type, in blocks of so many rows of the query and keys. */
+typedef struct instance {
+  int64_t rows, keys;
+  size_t (*forward_bytes)(const attention *), (*backward_bytes)(const attention *);
+  mpg_range_fn forward, backward;
+} instance;
+static const instance in_float = {BLOCK_ROWS,
+                                  BLOCK_KEYS,
+                                  attention_forward_bytes_f32,
+                                  attention_backward_bytes_f32,
+                                  attention_forward_f32,
+                                  attention_backward_f32},
+                      in_double = {BLOCK_ROWS,
+                                   BLOCK_KEYS,
+                                   attention_forward_bytes_f64,
+                                   attention_backward_bytes_f64,
+                                   attention_forward_f64,
+                                   attention_backward_f64};
+#ifdef MPG_WITH_PAIRS
+static const instance in_pairs = {PAIR_ROWS,
+                                  PAIR_KEYS,
+                                  attention_forward_bytes_pairs,
+                                  attention_backward_bytes_pairs,
+                                  attention_forward_pairs,
+                                  attention_backward_pairs};
+#endif
+
+static const instance *instance_of(mpg_dtype dtype) {
+#ifdef MPG_WITH_PAIRS
+  if (dtype == MPG_BFLOAT16) return &in_pairs;
+#endif
+  return dtype == MPG_FLOAT64 ? &in_double : &in_float;
+}
 
 static place place_of(const mpg_view *view, const mpg_tuple *at) {
   return (place){(char *)view->data + (size_t)at->values[0] * mpg_dtype_size(view->desc.dtype),
@@ -96,7 +145,8 @@ static attention attention_of(const mpg_kernel_call *call, const mpg_view *input
                  .value = place_of(&inputs[2], &p->value_at),
                  .scale = p->scale,
                  .causal = p->causal,
-                 .drops = p->p > 0};
+                 .drops = p->p > 0,
+                 .pairs = mpg_cpu_pairs()};
   if (p->mask_at.count == 4) {
     a.mask = mask->data;
     a.mask_batch = m[0], a.mask_head = m[1], a.mask_row = m[2], a.mask_key = m[3];
@@ -115,7 +165,7 @@ static mpg_status get_scratch(attention *a, size_t bytes) {
 
 static mpg_status forward(const mpg_kernel_call *call) {
   const mpg_attention_params *p = call->params;
-  bool wide = call->inputs[0].desc.dtype == MPG_FLOAT64;
+  const instance *in = instance_of(call->inputs[0].desc.dtype);
   attention a = attention_of(call, call->inputs, &call->inputs[3]);
   a.result = place_of(&call->outputs[0], &p->result_at);
   a.sums = call->outputs[1].data;
@@ -125,16 +175,15 @@ static mpg_status forward(const mpg_kernel_call *call) {
     draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run,
     draw[4] = a.draw.stride;
   }
-  MPG_TRY(
-      get_scratch(&a, wide ? attention_forward_bytes_f64(&a) : attention_forward_bytes_f32(&a)));
-  mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, BLOCK_ROWS), 1,
-                       wide ? attention_forward_f64 : attention_forward_f32, &a);
+  MPG_TRY(get_scratch(&a, in->forward_bytes(&a)));
+  mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, in->rows), 1, in->forward, &a);
   return MPG_OK;
 }
 
 static mpg_status backward(const mpg_kernel_call *call) {
   const mpg_attention_params *p = call->params;
-  bool wide = call->inputs[0].desc.dtype == MPG_FLOAT64, drops = p->p > 0;
+  const instance *in = instance_of(call->inputs[0].desc.dtype);
+  bool drops = p->p > 0;
   attention a = attention_of(call, call->inputs + 1, &call->inputs[6 + drops]);
   a.grad = place_of(&call->inputs[0], &p->result_at);
   a.output = place_of(&call->inputs[4], &p->result_at);
@@ -147,29 +196,30 @@ static mpg_status backward(const mpg_kernel_call *call) {
     a.draw = (mpg_random_key){
         .seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]};
   }
-  MPG_TRY(
-      get_scratch(&a, wide ? attention_backward_bytes_f64(&a) : attention_backward_bytes_f32(&a)));
-  mpg_range_fn backward = wide ? attention_backward_f64 : attention_backward_f32;
+  MPG_TRY(get_scratch(&a, in->backward_bytes(&a)));
   int64_t heads = a.batch * a.heads;
   a.all_at_once = heads >= call->num_threads;
   if (a.all_at_once) {
-    mpg_cpu_parallel_for(call, heads, 1, backward, &a);
+    mpg_cpu_parallel_for(call, heads, 1, in->backward, &a);
     return MPG_OK;
   }
   a.for_keys = true;
-  mpg_cpu_parallel_for(call, heads * blocks_of(a.keys, BLOCK_KEYS), 1, backward, &a);
+  mpg_cpu_parallel_for(call, heads * blocks_of(a.keys, in->keys), 1, in->backward, &a);
   a.for_keys = false;
-  mpg_cpu_parallel_for(call, heads * blocks_of(a.rows, BLOCK_ROWS), 1, backward, &a);
+  mpg_cpu_parallel_for(call, heads * blocks_of(a.rows, in->rows), 1, in->backward, &a);
   return MPG_OK;
 }
 
 /* --- Halves: widened on the way in, computed in float32, narrowed again ----------------------- */
+/* Of bfloat16 that the processor multiplies the mask alone is widened, if input `mask` is there. */
 enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
 
-static mpg_status run_wide(const mpg_kernel_call *call,
+static mpg_status run_wide(const mpg_kernel_call *call, int mask,
                            mpg_status (*run)(const mpg_kernel_call *)) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
-  if (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64) return run(call);
+  bool pairs = dtype == MPG_BFLOAT16 && mpg_cpu_pairs();
+  if (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64 || (pairs && mask >= call->num_inputs))
+    return run(call);
   mpg_view inputs[MOST_INPUTS], outputs[MOST_OUTPUTS];
   const mpg_view *views[2] = {call->inputs, call->outputs};
   mpg_view *wide[2] = {inputs, outputs};
@@ -181,9 +231,9 @@ static mpg_status run_wide(const mpg_kernel_call *call,
       for (int i = 0; i < counts[side]; i++) {
         const mpg_view *view = &views[side][i];
         wide[side][i] = *view;
-        if (view->desc.dtype != dtype) continue;
+        if (view->desc.dtype != dtype || (pairs && (side == 1 || i != mask))) continue;
         bool again =
-            side == 0 && i > 0 && view->data == views[0][i - 1].data; /* parts of one array */
+            side == 0 && i > 0 && !pairs && view->data == views[0][i - 1].data; /* of one array */
         int64_t count = mpg_shape_size(&view->desc.shape);
         wide[side][i].desc.dtype = MPG_FLOAT32;
         if (pass) wide[side][i].data = again ? wide[side][i - 1].data : next;
@@ -201,11 +251,13 @@ static mpg_status run_wide(const mpg_kernel_call *call,
   MPG_TRY(run(&widened));
   for (int i = 0; i < call->num_outputs; i++) {
     const mpg_view *out = &call->outputs[i];
-    if (out->desc.dtype == dtype)
+    if (outputs[i].data != out->data)
       mpg_cpu_narrow(call, dtype, outputs[i].data, mpg_shape_size(&out->desc.shape), out->data);
   }
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(attention) { return run_wide(call, forward); }
-MPG_CPU_KERNEL(attention_backward) { return run_wide(call, backward); }
+MPG_CPU_KERNEL(attention) { return run_wide(call, 3, forward); }
+MPG_CPU_KERNEL(attention_backward) {
+  return run_wide(call, 6 + (((const mpg_attention_params *)call->params)->p > 0), backward);
+}

@@ -105,21 +105,14 @@ static void NAME(unpack_rows)(const T *from, int64_t padded, int64_t n, int64_t 
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* Keys of the block at `key` that rows up to `row` (of the whole) see, at most those there are; 0
- * when it is none. */
-static inline int64_t NAME(seen)(const attention *p, int64_t row, int64_t key) {
-  int64_t end = p->causal && row + 1 < p->keys ? row + 1 : p->keys;
-  end -= key;
-  return end < 0 ? 0 : end < BLOCK_KEYS ? end : BLOCK_KEYS;
-}
-
 /* out[BLOCK_ROWS x BLOCK_KEYS] = a[rows x width, row distance lda] x panels of keys (or values)
  * from `key` on, as far as each tile's rows see. */
 static void NAME(scores)(const attention *p, const T *a, int64_t lda, int64_t width,
                          const T *panels, int64_t row, int64_t rows, int64_t key, T *out) {
   for (int64_t i = 0, height; i < rows; i += height) {
     height = NAME(tile_rows)(rows - i);
-    int64_t last = i + height < rows ? i + height : rows, n = NAME(seen)(p, row + last - 1, key);
+    int64_t last = i + height < rows ? i + height : rows,
+            n = seen(p, row + last - 1, key, BLOCK_KEYS);
     for (int64_t j = 0; j < n; j += NAME(NR))
       NAME(tile_by_rows)((int)height, width, a + i * lda, lda, panels + (key + j) * width, NAME(NR),
                          out + i * BLOCK_KEYS + j, BLOCK_KEYS, false);
@@ -146,7 +139,7 @@ static int64_t NAME(mask_row)(const attention *p, int64_t batch, int64_t head, i
 /* Draws which of the weights of one row stay. */
 static void NAME(drop_row)(const attention *p, int64_t batch, int64_t head, int64_t row,
                            int64_t key, const T *from, T *to, int64_t n) {
-  uint32_t buffer[BLOCK_KEYS + 8];
+  uint32_t buffer[MOST_KEYS + 8];
   uint64_t first = mpg_random_position(
       &p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys +
                            key)); /* runs are whole rows */
@@ -209,11 +202,11 @@ static void NAME(attention_forward)(void *context, int64_t begin, int64_t end) {
                     p->width, (T)p->scale, query, p->width, BLOCK_ROWS);
     T max[BLOCK_ROWS], total[BLOCK_ROWS];
     for (int64_t i = 0; i < rows; i++) max[i] = -(T)INFINITY, total[i] = 0;
-    for (int64_t key = 0; NAME(seen)(p, row + rows - 1, key) > 0; key += BLOCK_KEYS) {
+    for (int64_t key = 0; seen(p, row + rows - 1, key, BLOCK_KEYS) > 0; key += BLOCK_KEYS) {
       NAME(scores)(p, query, p->width, p->width, key_panels, row, rows, key, s);
       for (int64_t i = 0; i < rows; i++) {
         T *w = s + i * BLOCK_KEYS;
-        int64_t n = NAME(seen)(p, row + i, key),
+        int64_t n = seen(p, row + i, key, BLOCK_KEYS),
                 groups = NAME(mask_row)(p, batch, head, row + i, key, w, n);
         if (n > 0) {
           T new_max = NAME(largest)(w, groups, max[i]),
@@ -231,7 +224,7 @@ static void NAME(attention_forward)(void *context, int64_t begin, int64_t end) {
       for (int64_t i = 0, height; i < rows; i += height) {
         height = NAME(tile_rows)(rows - i);
         int64_t last = i + height < rows ? i + height : rows,
-                n = NAME(seen)(p, row + last - 1, key);
+                n = seen(p, row + last - 1, key, BLOCK_KEYS);
         for (int64_t e = 0; e < padded; e += NAME(NR))
           NAME(tile_by_rows)((int)height, n, s + i * BLOCK_KEYS, BLOCK_KEYS,
                              values + key * padded + e, padded, sums + i * padded + e, padded,
@@ -296,7 +289,7 @@ static void NAME(weights_again)(const attention *p, const NAME(work) * w, int64_
   for (int64_t i = 0; i < rows; i++) {
     T *restrict s = w->weights + i * BLOCK_KEYS, *restrict d = w->score_grads + i * BLOCK_KEYS,
                 kept[BLOCK_KEYS];
-    int64_t n = NAME(seen)(p, row + i, key),
+    int64_t n = seen(p, row + i, key, BLOCK_KEYS),
             groups = NAME(mask_row)(p, batch, head, row + i, key, s, n);
     T shift = max[i], factor = 1 / total[i], less = inner[i];
     for (int64_t j = 0; j < groups; j++) s[j] = EXP(s[j] - shift) * factor;
@@ -337,7 +330,7 @@ static void NAME(prepare)(const attention *p, NAME(work) * w, int64_t index) {
 static void NAME(backward_block)(const attention *p, const NAME(work) * w, int64_t index,
                                  int64_t row, int64_t key, bool for_rows, bool for_keys) {
   int64_t rows = p->rows - row < BLOCK_ROWS ? p->rows - row : BLOCK_ROWS,
-          n = NAME(seen)(p, row + rows - 1, key);
+          n = seen(p, row + rows - 1, key, BLOCK_KEYS);
   if (n == 0) return;
   NAME(weights_again)(p, w, index, row, rows, key);
   for (int64_t j = 0, height; for_keys && j < n; j += height) {
@@ -356,9 +349,10 @@ static void NAME(backward_block)(const attention *p, const NAME(work) * w, int64
   }
   for (int64_t i = 0, height; for_rows && i < rows; i += height) {
     height = NAME(tile_rows)(rows - i);
-    int64_t last = i + height < rows ? i + height : rows, seen = NAME(seen)(p, row + last - 1, key);
+    int64_t last = i + height < rows ? i + height : rows,
+            keys = seen(p, row + last - 1, key, BLOCK_KEYS);
     for (int64_t e = 0; e < w->padded; e += NAME(NR))
-      NAME(tile_by_rows)((int)height, seen, w->score_grads + i * BLOCK_KEYS, BLOCK_KEYS,
+      NAME(tile_by_rows)((int)height, keys, w->score_grads + i * BLOCK_KEYS, BLOCK_KEYS,
                          w->keys + key * w->padded + e, w->padded,
                          w->query_grads + (row + i) * w->padded + e, w->padded, true);
   }

@@ -6,8 +6,13 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/products/gemm.h"
+#include "kernels/cpu/products/pairs.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/common/vector_math.h"
+
+/* Where packing the recurrent weights pays depends on sizes alone: bits differ between the two
+ * ways. */
+static bool packing_pays(const mpg_rnn_size *s) { return s->time >= 4 && s->time * s->batch >= 32; }
 
 #define T float
 #define DTYPE MPG_FLOAT32
@@ -78,9 +83,10 @@ typedef struct rnn_call {
   const mpg_rnn_params *params;
   mpg_rnn_size size;
   bool flat, dropped;
+  bool halves; /* the weights but for biases are read as bfloat16 only */
 } rnn_call;
 
-/* `set` has the weights in TYPE; `given`, as the call has them. */
+/* `set` has the weights in TYPE, if they are read so; `given`, as the call has them. */
 #define FILL(SUFFIX, TYPE)                                                                      \
   rnn_##SUFFIX r = {                                                                            \
       .call = c->call,                                                                          \
@@ -112,12 +118,19 @@ static void read_weights(const rnn_call *c, const mpg_view *inputs, weight_set *
     separate_weights(&c->size, inputs + 1 + c->size.states, set);
 }
 
+/* Those of the call in float32: none where they are read as bfloat16. */
+static void wide_weights(const rnn_call *c, const mpg_view *inputs, weight_set *set) {
+  read_weights(c, inputs, set);
+  for (int i = 0; c->halves && i < c->size.layers * c->size.directions; i++)
+    set->wi[i] = set->wh[i] = NULL;
+}
+
 static mpg_status forward_in(const rnn_call *c, const mpg_view *inputs, const mpg_view *outputs) {
   weight_set set, given;
   bool half = c->call->inputs[0].desc.dtype == MPG_BFLOAT16;
   int states = c->flat ? 2 : 1, last = c->call->num_outputs - 1;
   bool with_states = c->params->state_outputs;
-  read_weights(c, inputs, &set);
+  wide_weights(c, inputs, &set);
   read_weights(c, c->call->inputs, &given);
   if (inputs[0].desc.dtype == MPG_FLOAT64) {
     FILL(f64, double);
@@ -141,7 +154,7 @@ static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const m
   int states = c->flat ? 2 : 1,
       forward = c->call->num_outputs; /* as many gradients as forward inputs */
   bool with_states = c->params->state_outputs;
-  read_weights(c, inputs, &set);
+  wide_weights(c, inputs, &set);
   read_weights(c, c->call->inputs, &given);
   read_weights(c, outputs, &gradients);
   const mpg_view *d_out = inputs + forward + 2;
@@ -167,6 +180,19 @@ static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const m
 #undef BACKWARD
 }
 
+/* How many elements of input i, at its beginning, are weights that stay as they are. */
+static int64_t elements_kept(const rnn_call *c, int i) {
+  const mpg_rnn_size *s = &c->size;
+  int64_t cells = (int64_t)s->layers * s->directions;
+  if (!c->halves) return 0;
+  if (c->flat)
+    return i == 1
+               ? mpg_shape_size(&c->call->inputs[1].desc.shape) - 2 * cells * s->gates * s->hidden
+               : 0;
+  int first = 1 + s->states;
+  return i >= first && i < first + 2 * cells ? mpg_shape_size(&c->call->inputs[i].desc.shape) : 0;
+}
+
 typedef mpg_status (*run_fn)(const rnn_call *, const mpg_view *, const mpg_view *);
 
 /* Half precision: everything widened into scratch, computed in float32, narrowed again. */
@@ -181,10 +207,11 @@ static mpg_status run_widened(const rnn_call *c, run_fn run) {
   char *next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total);
   if (!next) return MPG_DEVICE_OUT_OF_MEMORY;
   for (int i = 0; i < call->num_inputs; i++) {
-    int64_t count = mpg_shape_size(&call->inputs[i].desc.shape);
+    int64_t count = mpg_shape_size(&call->inputs[i].desc.shape), kept = elements_kept(c, i);
     inputs[i] = (mpg_view){next, call->inputs[i].desc};
     inputs[i].desc.dtype = MPG_FLOAT32;
-    mpg_cpu_widen(call, call->inputs[i].desc.dtype, call->inputs[i].data, count, (float *)next);
+    mpg_cpu_widen(call, call->inputs[i].desc.dtype, (uint16_t *)call->inputs[i].data + kept,
+                  count - kept, (float *)next + kept);
     next += mpg_align_up((size_t)count * sizeof(float), 64);
   }
   for (int i = 0; i < call->num_outputs; i++) {
@@ -208,8 +235,13 @@ static mpg_status run_any(const rnn_call *c, run_fn run) {
 static rnn_call describe(const mpg_kernel_call *call, bool flat, bool dropped) {
   const int64_t *dims = call->inputs[0].desc.shape.dims;
   const mpg_rnn_params *params = call->params;
-  return (rnn_call){call, params, mpg_rnn_size_of(params, dims[0], dims[1], dims[2]), flat,
-                    dropped};
+  rnn_call c = {.call = call,
+                .params = params,
+                .size = mpg_rnn_size_of(params, dims[0], dims[1], dims[2]),
+                .flat = flat,
+                .dropped = dropped};
+  c.halves = call->inputs[0].desc.dtype == MPG_BFLOAT16 && packing_pays(&c.size) && mpg_cpu_pairs();
+  return c;
 }
 
 MPG_CPU_KERNEL(rnn) {

@@ -19,7 +19,8 @@ typedef struct NAME(rnn) {
   const T *h0, *c0; /* [L * D, N, H] */
   const T **wi, **wh, **bi,
       **bh; /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
-  const uint16_t **wi_half, **wh_half; /* wi and wh in bfloat16, if the call has them so */
+  const uint16_t **wi_half, **wh_half; /* wi and wh in bfloat16, if the call has them so: then they
+                                          may have no others */
   T *output;                           /* [S, N, D * H] */
   T *hn, *cn;                          /* [L * D, N, H], or NULL */
   T *reserve;
@@ -220,14 +221,10 @@ static void NAME(step_rows)(void *context, int64_t from, int64_t to) {
 /* Panels or rows a piece: enough work for a thread to be worth waking. */
 static int64_t NAME(grain)(int64_t work) { return work < 2048 ? 2048 / (work > 0 ? work : 1) : 1; }
 
-/* Where packing pays depends on sizes alone: bits differ between the two ways. */
 static NAME(stepping) NAME(stepping_of)(const NAME(rnn) * r, const T *source, bool transposed) {
   const mpg_rnn_size *s = &r->s;
   NAME(stepping)
-  p = {.s = s,
-       .source = source,
-       .transposed = transposed,
-       .packed = s->time >= 4 && s->time * s->batch >= 32};
+  p = {.s = s, .source = source, .transposed = transposed, .packed = packing_pays(s)};
   bool rounded = r->call->inputs[0].desc.dtype == MPG_BFLOAT16;
   int threads = r->call->num_threads;
   p.weights = transposed ? NAME(packed_shape)(s->hidden, s->hidden, s->gates, threads, rounded)
@@ -531,7 +528,9 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   stepping.c = d_h;
   stepping.add = gru;
   NAME(packed_place)(&stepping.weights, packed);
-  if (stepping.packed) NAME(pack)(r->call, &stepping.weights, stepping.source, NULL, false);
+  if (stepping.packed)
+    NAME(pack)(r->call, &stepping.weights, stepping.source, r->wh_half ? r->wh_half[index] : NULL,
+               false);
   /* The product of a step goes together with the cell of the step before it: step -1 has only a
    * product, the last only a cell. */
   for (int64_t step = S - 1; step >= -1 && S > 0; step--) {

@@ -321,9 +321,13 @@ mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, 
     return mpg_cpu_onednn_run(call, prepared, (void *const[]){scratch, b_narrowed, c, NULL},
                               scratch + a_bytes + b_bytes);
   }
-#else
-  (void)b_half;
 #endif
+  if (!b) {
+    float *wide = mpg_device_scratch(call->device, (size_t)(k * n) * sizeof *wide);
+    if (!wide) return MPG_DEVICE_OUT_OF_MEMORY;
+    mpg_cpu_widen(call, MPG_BFLOAT16, b_half, k * n, wide);
+    b = wide;
+  }
   return mpg_cpu_sgemm(call, transpose_a, transpose_b, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 

@@ -30,8 +30,8 @@ mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool t
 
 /* float32 matrices of an op that is given bfloat16 and widens it: where the processor multiplies
  * bfloat16, the operands of a product that is not tiny are rounded to it. Uses the device's
- * MPG_SCRATCH_LIBRARY. b_half: b in bfloat16, without gaps between its rows, or NULL. beta: 0 or
- * 1. */
+ * MPG_SCRATCH_LIBRARY. b_half: b in bfloat16, without gaps between its rows, or NULL; with it, b
+ * may be NULL. beta: 0 or 1. */
 #define mpg_cpu_gemm_narrowed MPG_CPU_NAME(gemm_narrowed)
 mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, bool transpose_b,
                                  int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,

@@ -18,24 +18,23 @@ enum { NAME(STEP_ROWS) = 2 };
 #endif
 enum {
   NAME(PANEL) = 4,
-  NAME(STEP_DEPTH) = 96,  /* rows of a panel and of A that fit the smallest first-level caches */
-  NAME(PAIRS_DEPTH) = 256 /* of the second level: there, taking C up again would cost more */
+  NAME(STEP_DEPTH) = 96 /* rows of a panel and of A that fit the smallest first-level caches */
 };
 
-#if defined(__AVX512F__) && !defined(LANES_OF_DOUBLE)
+#if defined(MPG_WITH_PAIRS) && !defined(LANES_OF_DOUBLE)
 #define WITH_PAIRS
-static bool has_pairs(void);
+#include "kernels/cpu/products/pairs_panel.h"
 #endif
-
-typedef uint32_t mpg_pair __attribute__((may_alias)); /* two bfloat16 */
 
 typedef struct NAME(packed) {
   int64_t k, width; /* rows; columns of a group */
   int groups;
   int64_t vectors, panels;
-  T *data; /* NULL with pairs */
-  bool paired;
-  mpg_pair *pairs, *rows; /* paired: B, and the rounded rows of A */
+  T *data;       /* NULL with pairs */
+  mpg_pairs how; /* it is packed as pairs, if so */
+#ifdef WITH_PAIRS
+  mpg_pair *pairs, *rows; /* B, and the rounded rows of A */
+#endif
 } NAME(packed);
 
 /* rounded: A and B may be rounded to bfloat16, which B's values are. */
@@ -43,7 +42,7 @@ static NAME(packed)
     NAME(packed_shape)(int64_t k, int64_t width, int groups, int num_threads, bool rounded) {
   NAME(packed) b = {.k = k, .width = width, .groups = groups};
 #ifdef WITH_PAIRS
-  b.paired = rounded && has_pairs();
+  if (rounded) b.how = mpg_cpu_pairs();
 #else
   (void)rounded;
 #endif
@@ -61,17 +60,23 @@ static NAME(packed)
 
 /* Bytes for B, and for m rounded rows of A. */
 static size_t NAME(packed_bytes)(const NAME(packed) * b, int64_t m) {
-  if (b->paired) return (size_t)((b->k + 1) / 2 * (b->vectors * LANES + m)) * sizeof(mpg_pair);
+#ifdef WITH_PAIRS
+  if (b->how) return (size_t)(pairs_depth(b->k) * (b->vectors * LANES + m)) * sizeof(mpg_pair);
+#else
+  (void)m;
+#endif
   return (size_t)(b->k * b->vectors * LANES) * sizeof(T);
 }
 /* The buffer of so many bytes, aligned to 64. */
 static void NAME(packed_place)(NAME(packed) * b, T *buffer) {
-  if (b->paired) {
+#ifdef WITH_PAIRS
+  if (b->how) {
     b->pairs = (void *)buffer;
-    b->rows = b->pairs + (b->k + 1) / 2 * b->vectors * LANES;
-  } else {
-    b->data = buffer;
+    b->rows = b->pairs + pairs_depth(b->k) * b->vectors * LANES;
+    return;
   }
+#endif
+  b->data = buffer;
 }
 
 static int64_t NAME(first_vector)(const NAME(packed) * b, int64_t panel) {
@@ -95,7 +100,7 @@ static int64_t NAME(vector_column)(const NAME(packed) * b, int64_t v, int *valid
 typedef struct NAME(packing) {
   const NAME(packed) * b;
   const T *source;
-  const uint16_t *half; /* the source in bfloat16, or NULL */
+  const uint16_t *half; /* what pairs are packed from: the source in bfloat16 */
   bool transposed;
 } NAME(packing);
 
@@ -146,7 +151,7 @@ static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, cons
   NAME(packing) p = {b, source, half, transposed};
   mpg_range_fn body = NAME(pack_panels);
 #ifdef WITH_PAIRS
-  if (b->paired) body = pack_pairs;
+  if (b->how) body = pack_pairs;
 #endif
   mpg_cpu_parallel_for(call, b->panels, 1 + 16384 / (b->k * LANES), body, &p);
 }
@@ -155,7 +160,7 @@ static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, cons
 static void NAME(packed_round)(const mpg_kernel_call *call, const NAME(packed) * b, int64_t m,
                                const T *a, int64_t lda) {
 #ifdef WITH_PAIRS
-  if (b->paired) {
+  if (b->how) {
     rounding p = {b, a, lda};
     mpg_cpu_parallel_for(call, m, 1 + 32768 / (b->k + 1), round_rows, &p);
   }
@@ -244,34 +249,28 @@ static const NAME(step_fn) NAME(step_fns)[NAME(STEP_ROWS)][NAME(PANEL)] = {
 /* C's columns of one panel; C is [m x groups * width] with row stride ldc. add: C is added to. */
 static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m, const T *a,
                                 int64_t lda, T *c, int64_t ldc, bool add) {
+#ifdef WITH_PAIRS
+  if (b->how) {
+    paired_product(b, panel, m, c, ldc, add);
+    return;
+  }
+#endif
   int64_t from = NAME(first_vector)(b, panel), to = NAME(first_vector)(b, panel + 1);
   int width = (int)(to - from), valid[NAME(PANEL)];
   int64_t column[NAME(PANEL)];
   for (int v = 0; v < width; v++) column[v] = NAME(vector_column)(b, from + v, &valid[v]);
-  const int64_t k = b->paired ? (b->k + 1) / 2 : b->k, start = from * LANES * k;
+  const int64_t k = b->k, start = from * LANES * k, line = 64 / (int64_t)sizeof(T);
   int64_t blocks = (m + NAME(STEP_ROWS) - 1) / NAME(STEP_ROWS);
-  const int64_t most = b->paired ? NAME(PAIRS_DEPTH) : NAME(STEP_DEPTH);
-  for (int64_t p = 0; p < k; p += most) {
-    int64_t depth = k - p < most ? k - p : most;
+  for (int64_t p = 0; p < k; p += NAME(STEP_DEPTH)) {
+    int64_t depth = k - p < NAME(STEP_DEPTH) ? k - p : NAME(STEP_DEPTH);
     int64_t rows = start + p * width * LANES, ahead = rows + depth * width * LANES;
     for (int64_t i = 0; i < blocks; i++) {
       int64_t row = i * m / blocks, count = (i + 1) * m / blocks - row;
       T *target[NAME(PANEL)];
       for (int v = 0; v < width; v++) target[v] = c + row * ldc + column[v];
-      bool first = p == 0 && !add;
-#ifdef WITH_PAIRS
-      if (b->paired) {
-        int64_t line = 64 / (int64_t)sizeof *b->pairs;
-        pairs_fns[count - 1][width - 1](depth, b->rows + row * k + p, k, b->pairs + rows,
-                                        b->pairs + ahead + i * depth * line, target, ldc, valid,
-                                        first);
-        continue;
-      }
-#endif
-      int64_t line = 64 / (int64_t)sizeof(T);
       NAME(step_fns)
       [count - 1][width - 1](depth, a + row *lda + p, lda, b->data + rows,
-                             b->data + ahead + i *depth *line, target, ldc, valid, first);
+                             b->data + ahead + i *depth *line, target, ldc, valid, p == 0 &&!add);
     }
   }
 }

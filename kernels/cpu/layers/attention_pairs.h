@@ -1,0 +1,444 @@
+/* Attention of bfloat16 on a block, for processors that multiply it (pairs_panel.h). Included by
+ * attention.c behind the instance for float, whose rows of scores it works on. Scores, their sums
+ * and the sums of results are float32; weights and the gradients of scores are rounded to bfloat16
+ * as operands of the next product.
+ *
+ * A product's left operand is rows of bfloat16, padded with zeros to whole steps; its right one is
+ * packed as panels of pairs. Backward, the gradients of keys and values are worked out transposed:
+ * then weights and gradients of scores are right operands, packed two rows at a time without being
+ * turned. */
+enum { PAIR_ROWS = 64, PAIR_KEYS = 128, PANEL_COLUMNS = PAIRS_PANEL * PAIRS_LANES };
+
+static uint16_t *half_at(const place *p, int64_t batch, int64_t head) {
+  return (uint16_t *)(void *)p->data + batch * p->by_batch + head * p->by_head;
+}
+
+/* Words of a row of the left operand over k. */
+static int64_t row_words(int64_t k) { return pairs_depth(k); }
+
+/* n rows of `width` elements, with zeros behind them, up to `rows` rows. */
+static void copy_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t width, mpg_pair *to,
+                      int64_t rows) {
+  const int64_t words = row_words(width);
+  for (int64_t i = 0; i < rows; i++, to += words) {
+    size_t bytes = i < n ? (size_t)width * sizeof *from : 0;
+    if (bytes) memcpy(to, from + i * by_row, bytes);
+    memset((char *)to + bytes, 0, (size_t)words * sizeof *to - bytes);
+  }
+}
+
+/* The transpose of n such rows: `width` rows of n elements. */
+static void turn_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t width,
+                      mpg_pair *to) {
+  const int64_t words = row_words(n);
+  for (int64_t e = 0; e < width; e += MPG_TURNED)
+    for (int64_t i = 0; i < 2 * words; i += MPG_TURNED) {
+      int64_t rows = n - i < MPG_TURNED ? n - i : MPG_TURNED,
+              columns = width - e < MPG_TURNED ? width - e : MPG_TURNED;
+      const uint16_t *corner = from + i * by_row + e;
+      uint16_t part[MPG_TURNED][MPG_TURNED], turned[MPG_TURNED][MPG_TURNED];
+      if (rows == MPG_TURNED && columns == MPG_TURNED) {
+        mpg_turn_item2((const char *)corner, (char *)(to + e * words) + i * (int64_t)sizeof *from,
+                       by_row * (int64_t)sizeof *from, words * (int64_t)sizeof *to);
+        continue;
+      }
+      memset(part, 0, sizeof part);
+      for (int64_t r = 0; r < rows; r++)
+        memcpy(part[r], corner + r * by_row, (size_t)columns * sizeof *from);
+      mpg_turn_item2((const char *)part, (char *)turned, sizeof part[0], sizeof turned[0]);
+      for (int64_t c = 0; c < columns; c++)
+        memcpy((uint16_t *)(void *)(to + (e + c) * words) + i, turned[c], sizeof turned[c]);
+    }
+}
+
+/* A right operand of n columns over k: its panels one behind the other. */
+static size_t panels_words(int64_t n, int64_t k) {
+  return (size_t)(round_up(n, PAIRS_LANES) * pairs_depth(k));
+}
+static int panel_width(int64_t n, int64_t column) {
+  int64_t vectors = (n - column + PAIRS_LANES - 1) / PAIRS_LANES;
+  return vectors < PAIRS_PANEL ? (int)vectors : PAIRS_PANEL;
+}
+/* From the rows of a matrix (k, n), or (transposed) from those of its transpose (n, k). */
+static void pack_panels(const uint16_t *from, int64_t by_row, int64_t n, int64_t k, bool transposed,
+                        mpg_pair *to) {
+  const int64_t depth = pairs_depth(k);
+  for (int64_t j = 0; j < n; j += PANEL_COLUMNS) {
+    int width = panel_width(n, j);
+    for (int v = 0; v < width; v++) {
+      int64_t column = j + v * PAIRS_LANES, left = n - column;
+      int valid = left < PAIRS_LANES ? (int)left : PAIRS_LANES;
+      mpg_pair *vector = to + j * depth + v * PAIRS_LANES;
+      if (transposed)
+        pack_transposed_pairs(from + column * by_row, by_row, valid, k, vector,
+                              width * PAIRS_LANES);
+      else
+        pack_pairs_of_rows(from + column, by_row, valid, k, vector, width * PAIRS_LANES);
+    }
+  }
+}
+
+/* c[m x n, ldc] (+)= a x b: a, `lda` words a row; b, packed over k for `all` columns, from `column`
+ * on and, of its pairs, from `pair` on. C has room for whole vectors. */
+static void product(pairs_work *work, int64_t m, int64_t n, int64_t depth, const mpg_pair *a,
+                    int64_t lda, const mpg_pair *b, int64_t all, int64_t k, int64_t column,
+                    int64_t pair, float *c, int64_t ldc, bool first) {
+  static const int whole[PAIRS_PANEL] = {PAIRS_LANES, PAIRS_LANES, PAIRS_LANES, PAIRS_LANES};
+  for (int64_t j = 0; j < n; j += PANEL_COLUMNS) {
+    int width = panel_width(all, column + j);
+    float *to[PAIRS_PANEL];
+    for (int v = 0; v < PAIRS_PANEL; v++) to[v] = c + j + v * PAIRS_LANES;
+    pairs_panel(work, m, width, depth, a, lda,
+                b + (column + j) * pairs_depth(k) + pair * width * PAIRS_LANES, NULL, to, ldc,
+                whole, first);
+  }
+}
+
+static __m512i rounded_lanes(const float *from) { /* bfloat16 in the upper halves; NaN stays NaN */
+  __m512i bits = _mm512_loadu_si512(from);
+  __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  bits = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  return _mm512_mask_add_epi32(bits, odd, bits, _mm512_set1_epi32(1));
+}
+
+/* n floats, a multiple of 16, as a row of bfloat16. */
+static void round_row(const float *from, int64_t n, mpg_pair *to) {
+  for (int64_t j = 0; j < n; j += MPG_HALVES)
+    mpg_store_computed_bf16(from + j, (uint16_t *)(void *)to + j);
+}
+
+/* Products as scores: times the scale, with the mask. What lies behind the n of a row, up to a
+ * whole vector, becomes -inf. */
+static void finish_scores(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key,
+                          float *s, int64_t n) {
+  const __m512 scale = _mm512_set1_ps((float)p->scale), none = _mm512_set1_ps(-INFINITY);
+  for (int64_t j = 0; j < n; j += PAIRS_LANES) {
+    __mmask16 lanes = n - j < PAIRS_LANES ? (__mmask16)((1u << (n - j)) - 1) : 0xffff;
+    _mm512_storeu_ps(s + j, _mm512_mask_mul_ps(none, lanes, _mm512_loadu_ps(s + j), scale));
+  }
+  if (p->mask) mask_row_f32(p, batch, head, row, key, s, n);
+}
+
+/* The largest of `max` and of n scores, a multiple of 16. */
+static float largest_score(const float *s, int64_t n, float max) {
+  __m512 largest = _mm512_set1_ps(max);
+  for (int64_t j = 0; j < n; j += PAIRS_LANES)
+    largest = _mm512_max_ps(_mm512_loadu_ps(s + j), largest); /* the second one where one is NaN */
+  return _mm512_reduce_max_ps(largest);
+}
+
+static float sum_of_weights(const float *s, int64_t n) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t j = 0; j < n; j += PAIRS_LANES) sum = _mm512_add_ps(sum, _mm512_loadu_ps(s + j));
+  return _mm512_reduce_add_ps(sum);
+}
+
+/* --- Forward ---------------------------------------------------------------------------------- */
+typedef struct forward_work {
+  mpg_pair *keys, *values, *query, *weights;
+  float *scores, *sums;
+} forward_work;
+
+/* The parts of a thread's scratch, each with its bytes. */
+typedef struct scratch_part {
+  void **at;
+  size_t bytes;
+} scratch_part;
+static size_t divide_scratch(const scratch_part *parts, size_t count, char *scratch) {
+  size_t total = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (scratch) *parts[i].at = scratch + total;
+    total += mpg_align_up(parts[i].bytes, 64);
+  }
+  return total;
+}
+#define SCRATCH(w, name, words) {(void **)&(w)->name, (size_t)(words) * sizeof *(w)->name}
+
+static size_t divide_forward(const attention *p, char *scratch, forward_work *w) {
+  const scratch_part parts[] = {
+      SCRATCH(w, keys, panels_words(p->keys, p->width)),
+      SCRATCH(w, values, panels_words(p->value_width, p->keys)),
+      SCRATCH(w, query, PAIR_ROWS * row_words(p->width)),
+      SCRATCH(w, weights, PAIR_ROWS * PAIR_KEYS / 2),
+      SCRATCH(w, scores, PAIR_ROWS * PAIR_KEYS),
+      SCRATCH(w, sums, PAIR_ROWS * round_up(p->value_width, PAIRS_LANES))};
+  return divide_scratch(parts, sizeof parts / sizeof *parts, scratch);
+}
+
+static size_t attention_forward_bytes_pairs(const attention *p) {
+  forward_work w;
+  return divide_forward(p, NULL, &w);
+}
+
+/* Units are blocks of rows, head by head. */
+static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
+  const attention *p = context;
+  const int64_t blocks = blocks_of(p->rows, PAIR_ROWS), words = row_words(p->width),
+                padded = round_up(p->value_width, PAIRS_LANES);
+  forward_work w;
+  pairs_work work = {.how = p->pairs};
+  divide_forward(p, p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes, &w);
+  for (int64_t unit = begin, packed = -1; unit < end; unit++) {
+    int64_t index = unit / blocks, batch = index / p->heads, head = index % p->heads,
+            row = unit % blocks * PAIR_ROWS;
+    int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS;
+    if (packed != index) {
+      pack_panels(half_at(&p->key, batch, head), p->key.by_row, p->keys, p->width, true, w.keys);
+      pack_panels(half_at(&p->value, batch, head), p->value.by_row, p->value_width, p->keys, false,
+                  w.values);
+      packed = index;
+    }
+    copy_rows(half_at(&p->query, batch, head) + row * p->query.by_row, p->query.by_row, rows,
+              p->width, w.query, rows);
+    float max[PAIR_ROWS], shift[PAIR_ROWS], shrink[PAIR_ROWS], total[PAIR_ROWS] = {0};
+    for (int64_t i = 0; i < PAIR_ROWS; i++) max[i] = -INFINITY, shift[i] = 0;
+    for (int64_t key = 0; seen(p, row + rows - 1, key, PAIR_KEYS) > 0; key += PAIR_KEYS) {
+      int64_t most = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(most, 2 * PAIRS_STEP);
+      product(&work, rows, most, pairs_depth(p->width), w.query, words, w.keys, p->keys, p->width,
+              key, 0, w.scores, PAIR_KEYS, true);
+      for (int64_t i = 0; i < rows; i++) {
+        float *s = w.scores + i * PAIR_KEYS, before = max[i];
+        int64_t n = seen(p, row + i, key, PAIR_KEYS);
+        finish_scores(p, batch, head, row + i, key, s, n);
+        max[i] = largest_score(s, round_up(n, PAIRS_LANES), before);
+        shift[i] = max[i] == -INFINITY ? 0 : max[i];
+        shrink[i] = before - shift[i];
+      }
+      for (int64_t i = rows; i < PAIR_ROWS; i++) shrink[i] = 0;
+      for (int64_t i = 0; i < PAIR_ROWS; i++) shrink[i] = mpg_exp_nonpositive(shrink[i]);
+      for (int64_t i = 0; i < rows; i++) {
+        float *restrict s = w.scores + i * PAIR_KEYS, less = shift[i];
+        int64_t n = seen(p, row + i, key, PAIR_KEYS), groups = round_up(n, PAIRS_LANES);
+        for (int64_t j = 0; j < groups; j++) s[j] = mpg_exp_nonpositive(s[j] - less);
+        total[i] = total[i] * shrink[i] + sum_of_weights(s, groups);
+        if (key && shrink[i] != 1)
+          for (int64_t e = 0; e < padded; e++) w.sums[i * padded + e] *= shrink[i];
+        if (p->drops) drop_row_f32(p, batch, head, row + i, key, s, s, n);
+        for (int64_t j = groups; j < used; j++) s[j] = 0;
+        round_row(s, used, w.weights + i * PAIR_KEYS / 2);
+      }
+      product(&work, rows, p->value_width, used / 2, w.weights, PAIR_KEYS / 2, w.values,
+              p->value_width, p->keys, 0, key / 2, w.sums, padded, key == 0);
+    }
+    uint16_t *result = half_at(&p->result, batch, head) + row * p->result.by_row;
+    float *kept = (float *)p->sums + 2 * index * p->rows + row;
+    for (int64_t i = 0; i < rows; i++) {
+      float *sums = w.sums + i * padded, factor = 1 / total[i];
+      for (int64_t e = 0; e < padded; e++) sums[e] *= factor;
+      mpg_cpu_store(MPG_COMPUTE_F32, MPG_BFLOAT16, result, i * p->result.by_row, p->value_width,
+                    sums);
+      kept[i] = max[i];
+      kept[p->rows + i] = total[i];
+    }
+  }
+  pairs_end(&work);
+}
+
+/* --- Backward --------------------------------------------------------------------------------- */
+typedef struct backward_work {
+  mpg_pair *keys, *values;               /* right operands over their widths */
+  mpg_pair *key_rows;                    /* right operand over keys */
+  mpg_pair *query, *grads;               /* left operands over their widths */
+  mpg_pair *query_turned, *grads_turned; /* left operands over rows */
+  mpg_pair *weights, *score_grads;       /* right operands over the rows of a block */
+  mpg_pair *score_rows;                  /* left operand over the keys of a block */
+  float *scores, *slopes;                /* of a block: weights, and the gradients of its scores */
+  float *inner;                          /* <grad, output> of a row */
+  float *query_grads;                    /* of all rows */
+  float *key_grads, *value_grads;        /* of a block of keys, transposed */
+} backward_work;
+
+static size_t divide_backward(const attention *p, char *scratch, backward_work *w) {
+  const int64_t block = PAIR_ROWS * PAIR_KEYS;
+  const scratch_part parts[] = {
+      SCRATCH(w, keys, panels_words(p->keys, p->width)),
+      SCRATCH(w, values, panels_words(p->keys, p->value_width)),
+      SCRATCH(w, key_rows, panels_words(p->width, p->keys)),
+      SCRATCH(w, query, p->rows * row_words(p->width)),
+      SCRATCH(w, grads, p->rows * row_words(p->value_width)),
+      SCRATCH(w, query_turned, p->width * row_words(p->rows)),
+      SCRATCH(w, grads_turned, p->value_width * row_words(p->rows)),
+      SCRATCH(w, weights, block / 2),
+      SCRATCH(w, score_grads, block / 2),
+      SCRATCH(w, score_rows, block / 2),
+      SCRATCH(w, scores, block),
+      SCRATCH(w, slopes, block),
+      SCRATCH(w, inner, p->rows),
+      SCRATCH(w, query_grads, p->rows * round_up(p->width, PAIRS_LANES)),
+      SCRATCH(w, key_grads, round_up(p->width, PAIRS_LANES) * PAIR_KEYS),
+      SCRATCH(w, value_grads, round_up(p->value_width, PAIRS_LANES) * PAIR_KEYS)};
+  return divide_scratch(parts, sizeof parts / sizeof *parts, scratch);
+}
+#undef SCRATCH
+
+static size_t attention_backward_bytes_pairs(const attention *p) {
+  backward_work w;
+  return divide_backward(p, NULL, &w);
+}
+
+/* The operands that all blocks of a head share. */
+static void prepare_pairs(const attention *p, const backward_work *w, int64_t index) {
+  int64_t batch = index / p->heads, head = index % p->heads;
+  const uint16_t *key = half_at(&p->key, batch, head), *query = half_at(&p->query, batch, head),
+                 *grad = half_at(&p->grad, batch, head), *output = half_at(&p->output, batch, head);
+  pack_panels(key, p->key.by_row, p->keys, p->width, true, w->keys);
+  pack_panels(half_at(&p->value, batch, head), p->value.by_row, p->keys, p->value_width, true,
+              w->values);
+  pack_panels(key, p->key.by_row, p->width, p->keys, false, w->key_rows);
+  copy_rows(query, p->query.by_row, p->rows, p->width, w->query, p->rows);
+  copy_rows(grad, p->grad.by_row, p->rows, p->value_width, w->grads, p->rows);
+  turn_rows(query, p->query.by_row, p->rows, p->width, w->query_turned);
+  turn_rows(grad, p->grad.by_row, p->rows, p->value_width, w->grads_turned);
+  for (int64_t i = 0; i < p->rows; i++) {
+    const uint16_t *g = grad + i * p->grad.by_row, *o = output + i * p->output.by_row;
+    float sum = 0;
+    for (int64_t e = 0; e < p->value_width; e++)
+      sum += mpg_bfloat16_to_float(g[e]) * mpg_bfloat16_to_float(o[e]);
+    w->inner[i] = sum;
+  }
+}
+
+/* Two rows of n floats, a multiple of 16, as words of a right operand of PAIR_KEYS columns over
+ * PAIR_ROWS rows. */
+static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t pair,
+                      mpg_pair *to) {
+  const __m512i upper_halves = _mm512_set1_epi32((int)0xffff0000u);
+  for (int64_t j = 0; j < n; j += PAIRS_LANES) {
+    __m512i low = _mm512_srli_epi32(rounded_lanes(upper + j), 16),
+            high = _mm512_and_si512(rounded_lanes(lower + j), upper_halves);
+    _mm512_storeu_si512(to + j / PANEL_COLUMNS * PANEL_COLUMNS * pairs_depth(PAIR_ROWS) +
+                            pair * PANEL_COLUMNS + j % PANEL_COLUMNS,
+                        _mm512_or_si512(low, high));
+  }
+}
+
+/* Weights of row i of a block once more, and the gradients of its scores; `used` of them. */
+static void row_again(const attention *p, const backward_work *w, int64_t index, int64_t row,
+                      int64_t key, int64_t i, int64_t used) {
+  const int64_t batch = index / p->heads, head = index % p->heads;
+  const float *max = (const float *)p->sums + 2 * index * p->rows;
+  float *restrict s = w->scores + i * PAIR_KEYS, *restrict d = w->slopes + i * PAIR_KEYS,
+                  kept[PAIR_KEYS];
+  int64_t n = seen(p, row + i, key, PAIR_KEYS), groups = round_up(n, 16);
+  float shift = max[row + i], factor = 1 / max[p->rows + row + i], less = w->inner[row + i];
+  finish_scores(p, batch, head, row + i, key, s, n);
+  for (int64_t j = 0; j < groups; j++) s[j] = mpg_exp_nonpositive(s[j] - shift) * factor;
+  if (p->drops) {
+    drop_row_f32(p, batch, head, row + i, key, s, kept, n);
+    drop_row_f32(p, batch, head, row + i, key, d, d, n);
+  }
+  for (int64_t j = n; j < groups; j++) d[j] = 0;
+  for (int64_t j = 0; j < groups; j++) d[j] = s[j] * (d[j] - less);
+  if (p->drops) memcpy(s, kept, (size_t)n * sizeof *s);
+  for (int64_t j = groups; j < used; j++) s[j] = d[j] = 0;
+}
+
+/* Adds what the block at (row, key) gives to the gradients of rows, of keys and values, or both. */
+static void backward_pairs(const attention *p, const backward_work *w, pairs_work *work,
+                           int64_t index, int64_t row, int64_t key, bool for_rows, bool for_keys) {
+  int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS,
+          n = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(n, 2 * PAIRS_STEP),
+          depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
+          words = row_words(p->width), value_words = row_words(p->value_width);
+  if (n == 0) return;
+  product(work, rows, n, words, w->query + row * words, words, w->keys, p->keys, p->width, key, 0,
+          w->scores, PAIR_KEYS, true);
+  product(work, rows, n, value_words, w->grads + row * value_words, value_words, w->values, p->keys,
+          p->value_width, key, 0, w->slopes, PAIR_KEYS, true);
+  for (int64_t i = 0; i < 2 * depth; i++) {
+    float *s = w->scores + i * PAIR_KEYS, *d = w->slopes + i * PAIR_KEYS;
+    if (i < rows) {
+      row_again(p, w, index, row, key, i, used);
+      if (for_rows) round_row(d, used, w->score_rows + i * PAIR_KEYS / 2);
+    } else {
+      memset(s, 0, (size_t)used * sizeof *s);
+      memset(d, 0, (size_t)used * sizeof *d);
+    }
+    if (i % 2 == 0 || !for_keys) continue;
+    pair_rows(s - PAIR_KEYS, s, used, i / 2, w->weights);
+    pair_rows(d - PAIR_KEYS, d, used, i / 2, w->score_grads);
+  }
+  if (for_keys) {
+    int64_t all = row_words(p->rows);
+    product(work, p->value_width, n, depth, w->grads_turned + row / 2, all, w->weights, PAIR_KEYS,
+            PAIR_ROWS, 0, 0, w->value_grads, PAIR_KEYS, false);
+    product(work, p->width, n, depth, w->query_turned + row / 2, all, w->score_grads, PAIR_KEYS,
+            PAIR_ROWS, 0, 0, w->key_grads, PAIR_KEYS, false);
+  }
+  if (for_rows)
+    product(work, rows, p->width, used / 2, w->score_rows, PAIR_KEYS / 2, w->key_rows, p->width,
+            p->keys, 0, key / 2, w->query_grads + row * padded, padded, false);
+}
+
+/* n columns of sums [width x PAIR_KEYS] as rows of bfloat16, times a factor. */
+static void write_turned(const float *sums, int64_t n, int64_t width, float factor, uint16_t *to,
+                         int64_t by_row) {
+  for (int64_t e = 0; e < width; e += MPG_TURNED)
+    for (int64_t j = 0; j < n; j += MPG_TURNED) {
+      float part[MPG_TURNED][MPG_TURNED];
+      int64_t rows = n - j < MPG_TURNED ? n - j : MPG_TURNED,
+              columns = width - e < MPG_TURNED ? width - e : MPG_TURNED;
+      mpg_turn_item4((const char *)(sums + e * PAIR_KEYS + j), (char *)part,
+                     PAIR_KEYS * (int64_t)sizeof(float), sizeof part[0]);
+      for (int64_t r = 0; r < rows; r++) {
+        uint16_t *row = to + (j + r) * by_row + e;
+        for (int64_t c = 0; c < MPG_TURNED; c++) part[r][c] *= factor;
+        if (columns == MPG_TURNED)
+          mpg_store_computed_bf16(part[r], row);
+        else
+          mpg_cpu_store(MPG_COMPUTE_F32, MPG_BFLOAT16, row, 0, columns, part[r]);
+      }
+    }
+}
+
+static void attention_backward_pairs(void *context, int64_t begin, int64_t end) {
+  const attention *p = context;
+  backward_work w;
+  pairs_work work = {.how = p->pairs};
+  divide_backward(p, p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes, &w);
+  const bool for_rows = p->all_at_once || !p->for_keys, for_keys = p->all_at_once || p->for_keys;
+  const int64_t blocks = p->all_at_once ? 1
+                         : p->for_keys  ? blocks_of(p->keys, PAIR_KEYS)
+                                        : blocks_of(p->rows, PAIR_ROWS),
+                padded = round_up(p->width, PAIRS_LANES);
+  for (int64_t unit = begin, prepared = -1; unit < end; unit++) {
+    int64_t index = unit / blocks, batch = index / p->heads, head = index % p->heads;
+    int64_t row = 0, row_end = p->rows, key = 0, key_end = p->keys;
+    if (!p->all_at_once && p->for_keys) {
+      key = unit % blocks * PAIR_KEYS;
+      key_end = key + PAIR_KEYS < key_end ? key + PAIR_KEYS : key_end;
+    } else if (!p->all_at_once) {
+      row = unit % blocks * PAIR_ROWS;
+      row_end = row + PAIR_ROWS < row_end ? row + PAIR_ROWS : row_end;
+    }
+    if (prepared != index) prepare_pairs(p, &w, index);
+    prepared = index;
+    if (for_rows)
+      memset(w.query_grads + row * padded, 0,
+             (size_t)((row_end - row) * padded) * sizeof *w.query_grads);
+    for (; key < key_end; key += PAIR_KEYS) {
+      int64_t n = key_end - key < PAIR_KEYS ? key_end - key : PAIR_KEYS;
+      if (for_keys) {
+        memset(w.key_grads, 0, (size_t)(p->width * PAIR_KEYS) * sizeof *w.key_grads);
+        memset(w.value_grads, 0, (size_t)(p->value_width * PAIR_KEYS) * sizeof *w.value_grads);
+      }
+      for (int64_t i = row; i < row_end; i += PAIR_ROWS)
+        backward_pairs(p, &w, &work, index, i, key, for_rows, for_keys);
+      if (!for_keys) continue;
+      write_turned(w.key_grads, n, p->width, (float)p->scale,
+                   half_at(&p->key_grad, batch, head) + key * p->key_grad.by_row,
+                   p->key_grad.by_row);
+      write_turned(w.value_grads, n, p->value_width, 1,
+                   half_at(&p->value_grad, batch, head) + key * p->value_grad.by_row,
+                   p->value_grad.by_row);
+    }
+    uint16_t *query_grad = half_at(&p->query_grad, batch, head);
+    for (int64_t i = row; i < row_end && for_rows; i++) {
+      float *sums = w.query_grads + i * padded;
+      for (int64_t e = 0; e < padded; e++) sums[e] *= (float)p->scale;
+      mpg_cpu_store(MPG_COMPUTE_F32, MPG_BFLOAT16, query_grad, i * p->query_grad.by_row, p->width,
+                    sums);
+    }
+  }
+  pairs_end(&work);
+}

@@ -1,0 +1,282 @@
+/* Products of rows of bfloat16 with panels of it, summed in float32, for processors that multiply
+ * pairs of bfloat16 (pairs.h). Included for AVX-512 only.
+ *
+ * The rows of A are words of two adjoining elements. A panel is up to PAIRS_PANEL vectors of 16
+ * columns wide and packed as [pairs of k][vectors][16], where a word is two rows' elements of a
+ * column. Behind the last of k are zeros, up to a multiple of PAIRS_STEP pairs. Every element of C
+ * is summed over pairs in ascending order.
+ *
+ * Threads: any; the products that a thread has begun it ends. */
+#ifndef KERNELS_CPU_PRODUCTS_PAIRS_PANEL_H
+#define KERNELS_CPU_PRODUCTS_PAIRS_PANEL_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/cpu/array/turn.h"
+#include "kernels/cpu/products/pairs.h"
+
+typedef uint32_t mpg_pair
+    __attribute__((may_alias)); /* two bfloat16, the first in the lower half */
+
+enum { PAIRS_STEP = 16, PAIRS_PANEL = 4, PAIRS_LANES = 16 };
+
+/* Pairs of a product over k, with the zeros behind them. */
+static inline int64_t pairs_depth(int64_t k) {
+  return (k + 2 * PAIRS_STEP - 1) / (2 * PAIRS_STEP) * PAIRS_STEP;
+}
+
+/* --- Packing ---------------------------------------------------------------------------------- */
+
+/* One vector of a panel of `stride` words a pair: columns [0, valid) of a matrix (k, n) whose
+ * transpose lies at `from`, `by_row` elements from row to row. */
+static void pack_transposed_pairs(const uint16_t *from, int64_t by_row, int valid, int64_t k,
+                                  mpg_pair *to, int64_t stride) {
+  for (int64_t at = 0; at < k; at += 2 * PAIRS_STEP, to += PAIRS_STEP * stride) {
+    uint16_t part[PAIRS_LANES][2 * PAIRS_STEP];
+    const char *rows = (const char *)(from + at);
+    int64_t step = by_row * (int64_t)sizeof *from, count = k - at;
+    if (valid < PAIRS_LANES || count < 2 * PAIRS_STEP) {
+      if (count > 2 * PAIRS_STEP) count = 2 * PAIRS_STEP;
+      memset(part, 0, sizeof part);
+      for (int i = 0; i < valid; i++)
+        memcpy(part[i], from + i * by_row + at, (size_t)count * sizeof *from);
+      rows = (const char *)part, step = sizeof part[0];
+    }
+    mpg_turn_item4(rows, (char *)to, step, stride * (int64_t)sizeof *to);
+  }
+}
+
+static inline __m512i word_lanes(const uint16_t *from, __mmask16 valid) {
+  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(valid, from));
+}
+
+/* The same of a matrix that lies at `from` as it is. */
+static void pack_pairs_of_rows(const uint16_t *from, int64_t by_row, int valid, int64_t k,
+                               mpg_pair *to, int64_t stride) {
+  const __mmask16 lanes = (__mmask16)((1u << valid) - 1);
+  const int64_t depth = pairs_depth(k);
+  for (int64_t i = 0; i < depth; i++, to += stride) {
+    __m512i low = word_lanes(from + 2 * i * by_row, 2 * i < k ? lanes : 0),
+            high = word_lanes(from + (2 * i + 1) * by_row, 2 * i + 1 < k ? lanes : 0);
+    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+}
+
+/* --- Vectors ---------------------------------------------------------------------------------- */
+enum { PAIRS_ROWS = 6 };
+#define PAIRS_TARGET __attribute__((target("avx512bf16")))
+
+/* `rows` rows of C with a panel `width` vectors wide, over `depth` pairs of it. Of each vector of C
+ * the first `valid` lanes are there. */
+PAIRS_TARGET static inline __attribute__((always_inline)) void pairs_tile(
+    const int rows, const int width, int64_t depth, const mpg_pair *a, int64_t lda,
+    const mpg_pair *b, const mpg_pair *ahead, float *const *c, int64_t ldc, const int *valid,
+    bool first) {
+  __m512 sum[PAIRS_ROWS][PAIRS_PANEL];
+  MPG_UNROLL(8)
+  for (int r = 0; r < rows; r++) MPG_UNROLL(8)
+  for (int v = 0; v < width; v++)
+    sum[r][v] = first ? _mm512_setzero_ps()
+                      : _mm512_maskz_loadu_ps((__mmask16)((1u << valid[v]) - 1), c[v] + r * ldc);
+  for (int64_t p = 0; p < depth; p++) {
+    __m512i row[PAIRS_PANEL];
+    MPG_UNROLL(8)
+    for (int v = 0; v < width; v++) row[v] = _mm512_loadu_si512(b + v * PAIRS_LANES);
+    b += width * PAIRS_LANES;
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += PAIRS_LANES;
+    MPG_UNROLL(8)
+    for (int r = 0; r < rows; r++) {
+      __m512i x = _mm512_set1_epi32((int)a[r * lda + p]);
+#ifdef __clang__
+      __asm__("" : "+v"(x)); /* version 16 crashes on equal lanes taken for bfloat16 */
+#endif
+      MPG_UNROLL(8)
+      for (int v = 0; v < width; v++)
+        sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)x, (__m512bh)row[v]);
+    }
+  }
+  MPG_UNROLL(8)
+  for (int r = 0; r < rows; r++) MPG_UNROLL(8)
+  for (int v = 0; v < width; v++)
+    _mm512_mask_storeu_ps(c[v] + r * ldc, (__mmask16)((1u << valid[v]) - 1), sum[r][v]);
+}
+
+typedef void (*pairs_fn)(int64_t depth, const mpg_pair *a, int64_t lda, const mpg_pair *b,
+                         const mpg_pair *ahead, float *const *c, int64_t ldc, const int *valid,
+                         bool first);
+#define PAIRS_TILE(ROWS, WIDTH)                                                                \
+  PAIRS_TARGET static void pairs_##ROWS##x##WIDTH(                                             \
+      int64_t depth, const mpg_pair *a, int64_t lda, const mpg_pair *b, const mpg_pair *ahead, \
+      float *const *c, int64_t ldc, const int *valid, bool first) {                            \
+    pairs_tile(ROWS, WIDTH, depth, a, lda, b, ahead, c, ldc, valid, first);                    \
+  }
+#define PAIRS_TILES(ROWS) \
+  PAIRS_TILE(ROWS, 1) PAIRS_TILE(ROWS, 2) PAIRS_TILE(ROWS, 3) PAIRS_TILE(ROWS, 4)
+PAIRS_TILES(1)
+PAIRS_TILES(2)
+PAIRS_TILES(3)
+PAIRS_TILES(4)
+PAIRS_TILES(5)
+PAIRS_TILES(6)
+#undef PAIRS_TILES
+#undef PAIRS_TILE
+#define PAIRS_ROW(ROWS) {pairs_##ROWS##x1, pairs_##ROWS##x2, pairs_##ROWS##x3, pairs_##ROWS##x4}
+static const pairs_fn pairs_fns[PAIRS_ROWS][PAIRS_PANEL] = {
+    PAIRS_ROW(1), PAIRS_ROW(2), PAIRS_ROW(3), PAIRS_ROW(4), PAIRS_ROW(5), PAIRS_ROW(6)};
+#undef PAIRS_ROW
+#undef PAIRS_TARGET
+
+/* --- AMX's tiles ------------------------------------------------------------------------------ */
+#ifdef MPG_WITH_TILES
+#define TILES_TARGET __attribute__((target("amx-tile,amx-bf16")))
+
+enum { TILE_ROWS = 16 };
+typedef struct tile_shapes {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t bytes[16]; /* of a row of each tile */
+  uint8_t rows[16];
+} __attribute__((aligned(64))) tile_shapes;
+
+/* How many rows of C the tiles of the upper and of the lower block have now; 0: none. */
+typedef struct tiles {
+  int upper, lower;
+} tiles;
+
+/* C in tiles 0 to 3, by rows; A in 4 and 5; B in 6 and 7. */
+TILES_TARGET static void tiles_shape(tiles *now, int upper, int lower) {
+  if (now->upper == upper && (lower == 0 || now->lower == lower)) return;
+  tile_shapes shapes = {.palette = 1};
+  const int rows[] = {upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS};
+  for (int i = 0; i < 8; i++) shapes.rows[i] = (uint8_t)rows[i], shapes.bytes[i] = rows[i] ? 64 : 0;
+  _tile_loadconfig(&shapes);
+  *now = (tiles){upper, lower};
+}
+
+/* Up to two blocks of rows (`lower`: the second one too) of one or two vectors of C. */
+TILES_TARGET static inline __attribute__((always_inline)) void tiles_product(
+    const bool lower, const bool two, int64_t depth, const mpg_pair *a, int64_t lda,
+    const mpg_pair *b, int64_t stride, const mpg_pair *ahead, float *const *c, const int64_t *ldc,
+    bool first) {
+  const size_t bytes = sizeof(mpg_pair), a_step = (size_t)lda * bytes,
+               b_step = (size_t)stride * bytes, c_step = (size_t)ldc[0] * sizeof(float),
+               d_step = two ? (size_t)ldc[1] * sizeof(float) : 0;
+  float *c0 = c[0], *d0 = two ? c[1] : NULL, *c1 = c0 + TILE_ROWS * ldc[0],
+        *d1 = two ? d0 + TILE_ROWS * ldc[1] : NULL;
+  if (first) {
+    _tile_zero(0);
+    if (two) _tile_zero(1);
+    if (lower) _tile_zero(2);
+    if (lower && two) _tile_zero(3);
+  } else {
+    _tile_loadd(0, c0, c_step);
+    if (two) _tile_loadd(1, d0, d_step);
+    if (lower) _tile_loadd(2, c1, c_step);
+    if (lower && two) _tile_loadd(3, d1, d_step);
+  }
+  for (int64_t p = 0; p < depth; p += PAIRS_STEP, b += PAIRS_STEP * stride) {
+    _tile_loadd(4, a + p, a_step);
+    _tile_loadd(6, b, b_step);
+    _tile_dpbf16ps(0, 4, 6);
+    if (two) {
+      _tile_loadd(7, b + PAIRS_LANES, b_step);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if (lower) {
+      _tile_loadd(5, a + TILE_ROWS * lda + p, a_step);
+      _tile_dpbf16ps(2, 5, 6);
+      if (two) _tile_dpbf16ps(3, 5, 7);
+    }
+    for (int i = 0; ahead && i < (two ? 2 : 1) * PAIRS_STEP; i++, ahead += PAIRS_LANES)
+      __builtin_prefetch(ahead, 0, 2);
+  }
+  _tile_stored(0, c0, c_step);
+  if (two) _tile_stored(1, d0, d_step);
+  if (lower) _tile_stored(2, c1, c_step);
+  if (lower && two) _tile_stored(3, d1, d_step);
+}
+
+TILES_TARGET static void tiles_panel(tiles *now, int64_t m, int width, int64_t depth,
+                                     const mpg_pair *a, int64_t lda, const mpg_pair *b,
+                                     const mpg_pair *ahead, float *const *c, int64_t ldc,
+                                     const int *valid, bool first) {
+  const int64_t stride = width * PAIRS_LANES;
+  for (int64_t row = 0; row < m; row += 2 * TILE_ROWS) {
+    int64_t left = m - row;
+    int upper = left < TILE_ROWS ? (int)left : TILE_ROWS,
+        lower = left < 2 * TILE_ROWS ? (int)left - upper : TILE_ROWS;
+    tiles_shape(now, upper, lower);
+    for (int v = 0, count; v < width; v += count) {
+      float part[2][2 * TILE_ROWS][PAIRS_LANES], *to[2];
+      int64_t step[2];
+      count = width - v < 2 ? 1 : 2;
+      for (int i = 0; i < count; i++) {
+        to[i] = c[v + i] + row * ldc, step[i] = ldc;
+        if (valid[v + i] == PAIRS_LANES) continue;
+        for (int r = 0; r < upper + lower && !first; r++)
+          memcpy(part[i][r], to[i] + r * ldc, (size_t)valid[v + i] * sizeof(float));
+        to[i] = part[i][0], step[i] = PAIRS_LANES;
+      }
+      const mpg_pair *from = a + row * lda, *columns = b + v * PAIRS_LANES,
+                     *next = ahead && row == 0 ? ahead + v * depth * PAIRS_LANES : NULL;
+      if (lower && count == 2)
+        tiles_product(true, true, depth, from, lda, columns, stride, next, to, step, first);
+      else if (lower)
+        tiles_product(true, false, depth, from, lda, columns, stride, next, to, step, first);
+      else if (count == 2)
+        tiles_product(false, true, depth, from, lda, columns, stride, next, to, step, first);
+      else
+        tiles_product(false, false, depth, from, lda, columns, stride, next, to, step, first);
+      for (int i = 0; i < count; i++)
+        for (int r = 0; r < upper + lower && valid[v + i] < PAIRS_LANES; r++)
+          memcpy(c[v + i] + (row + r) * ldc, part[i][r], (size_t)valid[v + i] * sizeof(float));
+    }
+  }
+}
+
+TILES_TARGET static void tiles_end(void) { _tile_release(); }
+#undef TILES_TARGET
+#endif
+
+/* --- Either ----------------------------------------------------------------------------------- */
+
+/* Products that a thread does one after the other: begun as {how}. */
+typedef struct pairs_work {
+  mpg_pairs how;
+#ifdef MPG_WITH_TILES
+  tiles now;
+#endif
+} pairs_work;
+
+static void pairs_end(const pairs_work *work) {
+#ifdef MPG_WITH_TILES
+  if (work->now.upper) tiles_end();
+#else
+  (void)work;
+#endif
+}
+
+/* m rows of C with a panel `width` vectors wide, over `depth` pairs of it. c: where each vector of
+ * C begins, rows ldc apart; of each the first `valid` columns are there. first: C is set, not added
+ * to. ahead: what to fetch into the cache meanwhile, as much as the panel has; or NULL. */
+static void pairs_panel(pairs_work *work, int64_t m, int width, int64_t depth, const mpg_pair *a,
+                        int64_t lda, const mpg_pair *b, const mpg_pair *ahead, float *const *c,
+                        int64_t ldc, const int *valid, bool first) {
+#ifdef MPG_WITH_TILES
+  if (work->how == MPG_PAIRS_IN_TILES) {
+    tiles_panel(&work->now, m, width, depth, a, lda, b, ahead, c, ldc, valid, first);
+    return;
+  }
+#endif
+  const int64_t blocks = (m + PAIRS_ROWS - 1) / PAIRS_ROWS;
+  for (int64_t i = 0; i < blocks; i++) {
+    int64_t row = i * m / blocks, count = (i + 1) * m / blocks - row;
+    float *to[PAIRS_PANEL];
+    for (int v = 0; v < width; v++) to[v] = c[v] + row * ldc;
+    pairs_fns[count - 1][width - 1](depth, a + row * lda, lda, b,
+                                    ahead ? ahead + i * depth * PAIRS_LANES : b, to, ldc, valid,
+                                    first);
+  }
+}
+#endif
