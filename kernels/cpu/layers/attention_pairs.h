@@ -3,23 +3,27 @@
  * and the sums of results are float32; weights and the gradients of scores are rounded to bfloat16
  * as operands of the next product.
  *
- * A product's left operand is rows of bfloat16, padded with zeros to whole steps; its right one is
- * packed as panels of pairs. Backward, the gradients of keys and values are worked out transposed:
- * then weights and gradients of scores are right operands, packed two rows at a time without being
- * turned. */
-enum { PAIR_ROWS = 64, PAIR_KEYS = 128, PANEL_COLUMNS = PAIRS_PANEL * PAIRS_LANES };
+ * Backward, the gradients of keys and values are worked out transposed: then weights and gradients
+ * of scores are right operands, packed two rows at a time without being turned. */
+enum {
+  PAIR_ROWS = 64,
+  PAIR_KEYS = 128,
+  SCORE_ROW = PAIR_KEYS + PAIRS_LANES, /* floats from row to row: an odd number of cache lines */
+  WEIGHT_ROW = PAIR_KEYS / 2 + PAIRS_LANES, /* words */
+  PANEL_COLUMNS = PAIRS_PANEL * PAIRS_LANES
+};
 
 static uint16_t *half_at(const place *p, int64_t batch, int64_t head) {
   return (uint16_t *)(void *)p->data + batch * p->by_batch + head * p->by_head;
 }
 
-/* Words of a row of the left operand over k. */
-static int64_t row_words(int64_t k) { return pairs_depth(k); }
+/* --- Operands and products ---------------------------------------------------------------------
+ */
 
 /* n rows of `width` elements, with zeros behind them, up to `rows` rows. */
 static void copy_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t width, mpg_pair *to,
                       int64_t rows) {
-  const int64_t words = row_words(width);
+  const int64_t words = pairs_row(width);
   for (int64_t i = 0; i < rows; i++, to += words) {
     size_t bytes = i < n ? (size_t)width * sizeof *from : 0;
     if (bytes) memcpy(to, from + i * by_row, bytes);
@@ -30,9 +34,9 @@ static void copy_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t w
 /* The transpose of n such rows: `width` rows of n elements. */
 static void turn_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t width,
                       mpg_pair *to) {
-  const int64_t words = row_words(n);
+  const int64_t words = pairs_row(n);
   for (int64_t e = 0; e < width; e += MPG_TURNED)
-    for (int64_t i = 0; i < 2 * words; i += MPG_TURNED) {
+    for (int64_t i = 0; i < 2 * pairs_depth(n); i += MPG_TURNED) {
       int64_t rows = n - i < MPG_TURNED ? n - i : MPG_TURNED,
               columns = width - e < MPG_TURNED ? width - e : MPG_TURNED;
       const uint16_t *corner = from + i * by_row + e;
@@ -62,19 +66,15 @@ static int panel_width(int64_t n, int64_t column) {
 /* From the rows of a matrix (k, n), or (transposed) from those of its transpose (n, k). */
 static void pack_panels(const uint16_t *from, int64_t by_row, int64_t n, int64_t k, bool transposed,
                         mpg_pair *to) {
-  const int64_t depth = pairs_depth(k);
-  for (int64_t j = 0; j < n; j += PANEL_COLUMNS) {
-    int width = panel_width(n, j);
-    for (int v = 0; v < width; v++) {
-      int64_t column = j + v * PAIRS_LANES, left = n - column;
-      int valid = left < PAIRS_LANES ? (int)left : PAIRS_LANES;
-      mpg_pair *vector = to + j * depth + v * PAIRS_LANES;
-      if (transposed)
-        pack_transposed_pairs(from + column * by_row, by_row, valid, k, vector,
-                              width * PAIRS_LANES);
-      else
-        pack_pairs_of_rows(from + column, by_row, valid, k, vector, width * PAIRS_LANES);
-    }
+  for (int64_t column = 0; column < n; column += PAIRS_LANES) {
+    int64_t first = column / PANEL_COLUMNS * PANEL_COLUMNS, left = n - column,
+            stride = panel_width(n, first) * PAIRS_LANES;
+    int valid = left < PAIRS_LANES ? (int)left : PAIRS_LANES;
+    mpg_pair *vector = to + first * pairs_depth(k) + column - first;
+    if (transposed)
+      pack_transposed_pairs(from + column * by_row, by_row, valid, k, vector, stride);
+    else
+      pack_pairs_of_rows(from + column, by_row, valid, k, vector, stride);
   }
 }
 
@@ -158,9 +158,9 @@ static size_t divide_forward(const attention *p, char *scratch, forward_work *w)
   const scratch_part parts[] = {
       SCRATCH(w, keys, panels_words(p->keys, p->width)),
       SCRATCH(w, values, panels_words(p->value_width, p->keys)),
-      SCRATCH(w, query, PAIR_ROWS * row_words(p->width)),
-      SCRATCH(w, weights, PAIR_ROWS * PAIR_KEYS / 2),
-      SCRATCH(w, scores, PAIR_ROWS * PAIR_KEYS),
+      SCRATCH(w, query, PAIR_ROWS * pairs_row(p->width)),
+      SCRATCH(w, weights, PAIR_ROWS * WEIGHT_ROW),
+      SCRATCH(w, scores, PAIR_ROWS * SCORE_ROW),
       SCRATCH(w, sums, PAIR_ROWS * round_up(p->value_width, PAIRS_LANES))};
   return divide_scratch(parts, sizeof parts / sizeof *parts, scratch);
 }
@@ -173,7 +173,7 @@ static size_t attention_forward_bytes_pairs(const attention *p) {
 /* Units are blocks of rows, head by head. */
 static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
-  const int64_t blocks = blocks_of(p->rows, PAIR_ROWS), words = row_words(p->width),
+  const int64_t blocks = blocks_of(p->rows, PAIR_ROWS), words = pairs_row(p->width),
                 padded = round_up(p->value_width, PAIRS_LANES);
   forward_work w;
   pairs_work work = {.how = p->pairs};
@@ -195,9 +195,9 @@ static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
     for (int64_t key = 0; seen(p, row + rows - 1, key, PAIR_KEYS) > 0; key += PAIR_KEYS) {
       int64_t most = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(most, 2 * PAIRS_STEP);
       product(&work, rows, most, pairs_depth(p->width), w.query, words, w.keys, p->keys, p->width,
-              key, 0, w.scores, PAIR_KEYS, true);
+              key, 0, w.scores, SCORE_ROW, true);
       for (int64_t i = 0; i < rows; i++) {
-        float *s = w.scores + i * PAIR_KEYS, before = max[i];
+        float *s = w.scores + i * SCORE_ROW, before = max[i];
         int64_t n = seen(p, row + i, key, PAIR_KEYS);
         finish_scores(p, batch, head, row + i, key, s, n);
         max[i] = largest_score(s, round_up(n, PAIRS_LANES), before);
@@ -207,7 +207,7 @@ static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
       for (int64_t i = rows; i < PAIR_ROWS; i++) shrink[i] = 0;
       for (int64_t i = 0; i < PAIR_ROWS; i++) shrink[i] = mpg_exp_nonpositive(shrink[i]);
       for (int64_t i = 0; i < rows; i++) {
-        float *restrict s = w.scores + i * PAIR_KEYS, less = shift[i];
+        float *restrict s = w.scores + i * SCORE_ROW, less = shift[i];
         int64_t n = seen(p, row + i, key, PAIR_KEYS), groups = round_up(n, PAIRS_LANES);
         for (int64_t j = 0; j < groups; j++) s[j] = mpg_exp_nonpositive(s[j] - less);
         total[i] = total[i] * shrink[i] + sum_of_weights(s, groups);
@@ -215,9 +215,9 @@ static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
           for (int64_t e = 0; e < padded; e++) w.sums[i * padded + e] *= shrink[i];
         if (p->drops) drop_row_f32(p, batch, head, row + i, key, s, s, n);
         for (int64_t j = groups; j < used; j++) s[j] = 0;
-        round_row(s, used, w.weights + i * PAIR_KEYS / 2);
+        round_row(s, used, w.weights + i * WEIGHT_ROW);
       }
-      product(&work, rows, p->value_width, used / 2, w.weights, PAIR_KEYS / 2, w.values,
+      product(&work, rows, p->value_width, used / 2, w.weights, WEIGHT_ROW, w.values,
               p->value_width, p->keys, 0, key / 2, w.sums, padded, key == 0);
     }
     uint16_t *result = half_at(&p->result, batch, head) + row * p->result.by_row;
@@ -254,19 +254,19 @@ static size_t divide_backward(const attention *p, char *scratch, backward_work *
       SCRATCH(w, keys, panels_words(p->keys, p->width)),
       SCRATCH(w, values, panels_words(p->keys, p->value_width)),
       SCRATCH(w, key_rows, panels_words(p->width, p->keys)),
-      SCRATCH(w, query, p->rows * row_words(p->width)),
-      SCRATCH(w, grads, p->rows * row_words(p->value_width)),
-      SCRATCH(w, query_turned, p->width * row_words(p->rows)),
-      SCRATCH(w, grads_turned, p->value_width * row_words(p->rows)),
+      SCRATCH(w, query, p->rows * pairs_row(p->width)),
+      SCRATCH(w, grads, p->rows * pairs_row(p->value_width)),
+      SCRATCH(w, query_turned, p->width * pairs_row(p->rows)),
+      SCRATCH(w, grads_turned, p->value_width * pairs_row(p->rows)),
       SCRATCH(w, weights, block / 2),
       SCRATCH(w, score_grads, block / 2),
-      SCRATCH(w, score_rows, block / 2),
-      SCRATCH(w, scores, block),
-      SCRATCH(w, slopes, block),
+      SCRATCH(w, score_rows, PAIR_ROWS * WEIGHT_ROW),
+      SCRATCH(w, scores, PAIR_ROWS * SCORE_ROW),
+      SCRATCH(w, slopes, PAIR_ROWS * SCORE_ROW),
       SCRATCH(w, inner, p->rows),
       SCRATCH(w, query_grads, p->rows * round_up(p->width, PAIRS_LANES)),
-      SCRATCH(w, key_grads, round_up(p->width, PAIRS_LANES) * PAIR_KEYS),
-      SCRATCH(w, value_grads, round_up(p->value_width, PAIRS_LANES) * PAIR_KEYS)};
+      SCRATCH(w, key_grads, round_up(p->width, PAIRS_LANES) * SCORE_ROW),
+      SCRATCH(w, value_grads, round_up(p->value_width, PAIRS_LANES) * SCORE_ROW)};
   return divide_scratch(parts, sizeof parts / sizeof *parts, scratch);
 }
 #undef SCRATCH
@@ -317,7 +317,7 @@ static void row_again(const attention *p, const backward_work *w, int64_t index,
                       int64_t key, int64_t i, int64_t used) {
   const int64_t batch = index / p->heads, head = index % p->heads;
   const float *max = (const float *)p->sums + 2 * index * p->rows;
-  float *restrict s = w->scores + i * PAIR_KEYS, *restrict d = w->slopes + i * PAIR_KEYS,
+  float *restrict s = w->scores + i * SCORE_ROW, *restrict d = w->slopes + i * SCORE_ROW,
                   kept[PAIR_KEYS];
   int64_t n = seen(p, row + i, key, PAIR_KEYS), groups = round_up(n, 16);
   float shift = max[row + i], factor = 1 / max[p->rows + row + i], less = w->inner[row + i];
@@ -339,38 +339,38 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
   int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS,
           n = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(n, 2 * PAIRS_STEP),
           depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
-          words = row_words(p->width), value_words = row_words(p->value_width);
+          words = pairs_row(p->width), value_words = pairs_row(p->value_width);
   if (n == 0) return;
-  product(work, rows, n, words, w->query + row * words, words, w->keys, p->keys, p->width, key, 0,
-          w->scores, PAIR_KEYS, true);
-  product(work, rows, n, value_words, w->grads + row * value_words, value_words, w->values, p->keys,
-          p->value_width, key, 0, w->slopes, PAIR_KEYS, true);
+  product(work, rows, n, pairs_depth(p->width), w->query + row * words, words, w->keys, p->keys,
+          p->width, key, 0, w->scores, SCORE_ROW, true);
+  product(work, rows, n, pairs_depth(p->value_width), w->grads + row * value_words, value_words,
+          w->values, p->keys, p->value_width, key, 0, w->slopes, SCORE_ROW, true);
   for (int64_t i = 0; i < 2 * depth; i++) {
-    float *s = w->scores + i * PAIR_KEYS, *d = w->slopes + i * PAIR_KEYS;
+    float *s = w->scores + i * SCORE_ROW, *d = w->slopes + i * SCORE_ROW;
     if (i < rows) {
       row_again(p, w, index, row, key, i, used);
-      if (for_rows) round_row(d, used, w->score_rows + i * PAIR_KEYS / 2);
+      if (for_rows) round_row(d, used, w->score_rows + i * WEIGHT_ROW);
     } else {
       memset(s, 0, (size_t)used * sizeof *s);
       memset(d, 0, (size_t)used * sizeof *d);
     }
     if (i % 2 == 0 || !for_keys) continue;
-    pair_rows(s - PAIR_KEYS, s, used, i / 2, w->weights);
-    pair_rows(d - PAIR_KEYS, d, used, i / 2, w->score_grads);
+    pair_rows(s - SCORE_ROW, s, used, i / 2, w->weights);
+    pair_rows(d - SCORE_ROW, d, used, i / 2, w->score_grads);
   }
   if (for_keys) {
-    int64_t all = row_words(p->rows);
+    int64_t all = pairs_row(p->rows);
     product(work, p->value_width, n, depth, w->grads_turned + row / 2, all, w->weights, PAIR_KEYS,
-            PAIR_ROWS, 0, 0, w->value_grads, PAIR_KEYS, false);
+            PAIR_ROWS, 0, 0, w->value_grads, SCORE_ROW, false);
     product(work, p->width, n, depth, w->query_turned + row / 2, all, w->score_grads, PAIR_KEYS,
-            PAIR_ROWS, 0, 0, w->key_grads, PAIR_KEYS, false);
+            PAIR_ROWS, 0, 0, w->key_grads, SCORE_ROW, false);
   }
   if (for_rows)
-    product(work, rows, p->width, used / 2, w->score_rows, PAIR_KEYS / 2, w->key_rows, p->width,
+    product(work, rows, p->width, used / 2, w->score_rows, WEIGHT_ROW, w->key_rows, p->width,
             p->keys, 0, key / 2, w->query_grads + row * padded, padded, false);
 }
 
-/* n columns of sums [width x PAIR_KEYS] as rows of bfloat16, times a factor. */
+/* n columns of sums [width x SCORE_ROW] as rows of bfloat16, times a factor. */
 static void write_turned(const float *sums, int64_t n, int64_t width, float factor, uint16_t *to,
                          int64_t by_row) {
   for (int64_t e = 0; e < width; e += MPG_TURNED)
@@ -378,8 +378,8 @@ static void write_turned(const float *sums, int64_t n, int64_t width, float fact
       float part[MPG_TURNED][MPG_TURNED];
       int64_t rows = n - j < MPG_TURNED ? n - j : MPG_TURNED,
               columns = width - e < MPG_TURNED ? width - e : MPG_TURNED;
-      mpg_turn_item4((const char *)(sums + e * PAIR_KEYS + j), (char *)part,
-                     PAIR_KEYS * (int64_t)sizeof(float), sizeof part[0]);
+      mpg_turn_item4((const char *)(sums + e * SCORE_ROW + j), (char *)part,
+                     SCORE_ROW * (int64_t)sizeof(float), sizeof part[0]);
       for (int64_t r = 0; r < rows; r++) {
         uint16_t *row = to + (j + r) * by_row + e;
         for (int64_t c = 0; c < MPG_TURNED; c++) part[r][c] *= factor;
@@ -419,8 +419,8 @@ static void attention_backward_pairs(void *context, int64_t begin, int64_t end) 
     for (; key < key_end; key += PAIR_KEYS) {
       int64_t n = key_end - key < PAIR_KEYS ? key_end - key : PAIR_KEYS;
       if (for_keys) {
-        memset(w.key_grads, 0, (size_t)(p->width * PAIR_KEYS) * sizeof *w.key_grads);
-        memset(w.value_grads, 0, (size_t)(p->value_width * PAIR_KEYS) * sizeof *w.value_grads);
+        memset(w.key_grads, 0, (size_t)(p->width * SCORE_ROW) * sizeof *w.key_grads);
+        memset(w.value_grads, 0, (size_t)(p->value_width * SCORE_ROW) * sizeof *w.value_grads);
       }
       for (int64_t i = row; i < row_end; i += PAIR_ROWS)
         backward_pairs(p, &w, &work, index, i, key, for_rows, for_keys);

@@ -35,7 +35,7 @@ typedef struct rounding {
 
 static void round_rows(void *context, int64_t begin, int64_t end) {
   const rounding *p = context;
-  const int64_t k = p->b->k, words = pairs_depth(k), whole = k / 2;
+  const int64_t k = p->b->k, words = pairs_row(k), whole = k / 2;
   for (int64_t r = begin; r < end; r++) {
     mpg_pair *to = p->b->rows + r * words;
     memset(to + whole, 0, (size_t)(words - whole) * sizeof *to);
@@ -55,7 +55,7 @@ static void paired_product(const packed_f32 *b, int64_t panel, int64_t m, float 
   pairs_work work = {.how = b->how};
   for (int64_t p = 0; p < depth; p += PAIRS_DEPTH) {
     int64_t count = depth - p < PAIRS_DEPTH ? depth - p : PAIRS_DEPTH;
-    pairs_panel(&work, m, width, count, b->rows + p, depth, data + p * line,
+    pairs_panel(&work, m, width, count, b->rows + p, pairs_row(b->k), data + p * line,
                 data + (p + count) * line, columns, ldc, valid, p == 0 && !add);
   }
   pairs_end(&work);

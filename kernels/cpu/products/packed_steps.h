@@ -61,7 +61,9 @@ static NAME(packed)
 /* Bytes for B, and for m rounded rows of A. */
 static size_t NAME(packed_bytes)(const NAME(packed) * b, int64_t m) {
 #ifdef WITH_PAIRS
-  if (b->how) return (size_t)(pairs_depth(b->k) * (b->vectors * LANES + m)) * sizeof(mpg_pair);
+  if (b->how)
+    return (size_t)(pairs_depth(b->k) * b->vectors * LANES + pairs_row(b->k) * m) *
+           sizeof(mpg_pair);
 #else
   (void)m;
 #endif

@@ -25,6 +25,11 @@ enum { PAIRS_STEP = 16, PAIRS_PANEL = 4, PAIRS_LANES = 16 };
 static inline int64_t pairs_depth(int64_t k) {
   return (k + 2 * PAIRS_STEP - 1) / (2 * PAIRS_STEP) * PAIRS_STEP;
 }
+/* From row to row of A, where it is laid out for this: an odd number of cache lines, so that rows
+ * do not share the same few places of a cache. */
+static inline int64_t pairs_row(int64_t k) {
+  return pairs_depth(k) + (pairs_depth(k) / PAIRS_STEP % 2 ? 0 : PAIRS_STEP);
+}
 
 /* --- Packing ---------------------------------------------------------------------------------- */
 
@@ -131,6 +136,8 @@ static const pairs_fn pairs_fns[PAIRS_ROWS][PAIRS_PANEL] = {
 /* --- AMX's tiles ------------------------------------------------------------------------------ */
 #ifdef MPG_WITH_TILES
 #define TILES_TARGET __attribute__((target("amx-tile,amx-bf16")))
+/* GCC's intrinsics do not say which memory they read and write: this does, before and behind. */
+#define TILES_MEMORY __asm__ volatile("" ::: "memory")
 
 enum { TILE_ROWS = 16 };
 typedef struct tile_shapes {
@@ -150,6 +157,7 @@ TILES_TARGET static void tiles_shape(tiles *now, int upper, int lower) {
   tile_shapes shapes = {.palette = 1};
   const int rows[] = {upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS};
   for (int i = 0; i < 8; i++) shapes.rows[i] = (uint8_t)rows[i], shapes.bytes[i] = rows[i] ? 64 : 0;
+  __asm__ volatile("" : : "r"(&shapes) : "memory");
   _tile_loadconfig(&shapes);
   *now = (tiles){upper, lower};
 }
@@ -164,6 +172,7 @@ TILES_TARGET static inline __attribute__((always_inline)) void tiles_product(
                d_step = two ? (size_t)ldc[1] * sizeof(float) : 0;
   float *c0 = c[0], *d0 = two ? c[1] : NULL, *c1 = c0 + TILE_ROWS * ldc[0],
         *d1 = two ? d0 + TILE_ROWS * ldc[1] : NULL;
+  TILES_MEMORY;
   if (first) {
     _tile_zero(0);
     if (two) _tile_zero(1);
@@ -195,6 +204,7 @@ TILES_TARGET static inline __attribute__((always_inline)) void tiles_product(
   if (two) _tile_stored(1, d0, d_step);
   if (lower) _tile_stored(2, c1, c_step);
   if (lower && two) _tile_stored(3, d1, d_step);
+  TILES_MEMORY;
 }
 
 TILES_TARGET static void tiles_panel(tiles *now, int64_t m, int width, int64_t depth,
@@ -202,15 +212,15 @@ TILES_TARGET static void tiles_panel(tiles *now, int64_t m, int width, int64_t d
                                      const mpg_pair *ahead, float *const *c, int64_t ldc,
                                      const int *valid, bool first) {
   const int64_t stride = width * PAIRS_LANES;
-  for (int64_t row = 0; row < m; row += 2 * TILE_ROWS) {
-    int64_t left = m - row;
-    int upper = left < TILE_ROWS ? (int)left : TILE_ROWS,
-        lower = left < 2 * TILE_ROWS ? (int)left - upper : TILE_ROWS;
-    tiles_shape(now, upper, lower);
-    for (int v = 0, count; v < width; v += count) {
+  for (int v = 0, count; v < width; v += count) { /* their columns stay in the first-level cache */
+    count = width - v < 2 ? 1 : 2;
+    for (int64_t row = 0; row < m; row += 2 * TILE_ROWS) {
+      int64_t left = m - row;
+      int upper = left < TILE_ROWS ? (int)left : TILE_ROWS,
+          lower = left < 2 * TILE_ROWS ? (int)left - upper : TILE_ROWS;
       float part[2][2 * TILE_ROWS][PAIRS_LANES], *to[2];
       int64_t step[2];
-      count = width - v < 2 ? 1 : 2;
+      tiles_shape(now, upper, lower);
       for (int i = 0; i < count; i++) {
         to[i] = c[v + i] + row * ldc, step[i] = ldc;
         if (valid[v + i] == PAIRS_LANES) continue;
@@ -236,6 +246,7 @@ TILES_TARGET static void tiles_panel(tiles *now, int64_t m, int width, int64_t d
 }
 
 TILES_TARGET static void tiles_end(void) { _tile_release(); }
+#undef TILES_MEMORY
 #undef TILES_TARGET
 #endif
 
