@@ -111,8 +111,9 @@ static void give_up(mpg_meeting *meeting) {
   meeting->status = MPG_ERROR;
   snprintf(meeting->text, sizeof meeting->text,
            "'%s': %s need all %d devices, of which %d %s come (%s), and nothing is queued that "
-           "brings the others. Call the block on each device, and run backward for each, before a "
-           "result is read; or the work of another device has failed before it came here",
+           "brings the others; they must be devices of this process, not of other ranks. Call the "
+           "block on each device, and run backward for each, before a result is read; or the work "
+           "of another device has failed before it came here",
            meeting->key, meeting->who, meeting->count, meeting->come,
            meeting->come == 1 ? "has" : "have", devices);
   end(meeting);
