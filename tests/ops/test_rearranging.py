@@ -48,3 +48,16 @@ def test_transposes_of_whole_tiles_and_what_is_left_over(dtype):
     for axes in ((0, 3, 2, 1), (2, 0, 3, 1), (3, 1, 0, 2)):
         found = nd.transpose(nd.array(x, dtype=dtype), axes).asnumpy()
         assert (found == x.transpose(axes)).all(), axes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_long_runs_are_repeated_and_taken_apart(dtype):
+    """Those that threads share in pieces, and those that no piece divides."""
+    rng = np.random.RandomState(8)
+    for rows, width in ((64, 1024), (37, 4096), (3, 50001), (2, 98304)):
+        x = rng.randint(0, 100, (rows, width)).astype(dtype)
+        array = nd.array(x, dtype=dtype)
+        for reps in ((2, 1), (3, 1, 1), (2, 2)):
+            assert (nd.tile(array, reps).asnumpy() == np.tile(x, reps)).all(), (x.shape, reps)
+        assert (nd.flip(array, axis=0).asnumpy() == x[::-1]).all()
+        assert (array[::2].asnumpy() == x[::2]).all()

@@ -169,6 +169,19 @@ static void split_dim(plan *p, int64_t *size, int64_t in_step, int64_t out_step,
   *size = piece;
 }
 
+/* Cuts a long item by an outer dimension, for the same reason. */
+static void cut_item(plan *p) {
+  int64_t piece = GRAIN_BYTES;
+  if (p->item <= piece || p->ndim + 2 > MPG_MOVE_NDIM) return;
+  while (piece >= 1024 && p->item % piece != 0) piece /= 2;
+  if (piece < 1024) return;
+  p->dims[p->ndim] = p->count;
+  p->in_strides[p->ndim] = p->in_step;
+  p->out_strides[p->ndim++] = p->out_step;
+  p->count = 1;
+  split_dim(p, &p->item, 1, 1, piece);
+}
+
 typedef struct copy_context {
   const char *in;
   char *out;
@@ -198,6 +211,7 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
   p.count = p.dims[--p.ndim];
   p.in_step = p.in_strides[p.ndim];
   p.out_step = p.out_strides[p.ndim];
+  cut_item(&p);
   int plane = -1, inner = p.ndim - 1;
   if (element && p.in_step == 0 && p.out_step == item && p.count <= TILE && inner >= 0 &&
       p.in_strides[inner] == item && p.out_strides[inner] == p.count * item) {
@@ -235,7 +249,7 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
         break;
       }
   }
-  int64_t units = 1, unit_bytes = p.count * item * (p.rows ? p.rows : p.spread ? p.spread : 1);
+  int64_t units = 1, unit_bytes = p.count * p.item * (p.rows ? p.rows : p.spread ? p.spread : 1);
   for (int i = 0; i < p.ndim; i++) units *= p.dims[i];
   mpg_cpu_parallel_for(call, units,
                        GRAIN_BYTES / (unit_bytes < GRAIN_BYTES ? unit_bytes : GRAIN_BYTES),
