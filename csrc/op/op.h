@@ -302,7 +302,7 @@ struct mpg_op {
  * the same number. */
 enum { MPG_TINY_ELEMENTS = 2048 };
 
-enum { MPG_MAX_INPUTS = 4096, MPG_MAX_OUTPUTS = 512, MPG_MAX_NAMED = 16 };
+enum { MPG_MAX_INPUTS = 4096, MPG_MAX_OUTPUTS = 576, MPG_MAX_NAMED = 16 };
 
 mpg_status mpg_registry_init(void);
 /* Adds a copy of a row, which gets an id; named: it can be found by its name, which is free. */

@@ -78,16 +78,21 @@ MPG_HALVES_INLINE void mpg_store_bf16(const float *source, uint16_t *target) {
 }
 /* Of floats computed from halves: their NaNs are those of halves, or the processor's own, which
  * rounding leaves NaNs. */
+#if defined(__AVX512F__)
+MPG_HALVES_INLINE __m512i mpg_computed_lanes(const float *source) { /* in the upper half of each */
+  __m512i bits = _mm512_loadu_si512(source);
+  __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  return _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
+}
+#endif
 MPG_HALVES_INLINE void mpg_store_computed_f16(const float *source, uint16_t *target) {
   mpg_store_f16(source, target);
 }
 MPG_HALVES_INLINE void mpg_store_computed_bf16(const float *source, uint16_t *target) {
 #if defined(__AVX512F__)
-  __m512i bits = _mm512_loadu_si512(source);
-  __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-  __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-  up = _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
-  _mm256_storeu_si256((__m256i *)target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
+  _mm256_storeu_si256((__m256i *)target,
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(mpg_computed_lanes(source), 16)));
 #elif defined(__AVX2__)
   __m256i low = _mm256_castps_si256(_mm256_loadu_ps(source)),
           high = _mm256_castps_si256(_mm256_loadu_ps(source + 8));

@@ -400,6 +400,17 @@ def test_exported_layers_take_their_states(kind, states, begins, tmp_path):
     )
 
 
+def test_as_many_layers_as_there_can_be():
+    net = rnn.LSTM(1, num_layers=64, bidirectional=True, input_size=1)
+    net.initialize()
+    x = mx.nd.ones((2, 1, 1))
+    x.attach_grad()
+    with mx.autograd.record():
+        y = net(x)
+    y.backward()
+    assert np.isfinite(x.grad.asnumpy()).all() and len(net.collect_params()) == 512
+
+
 def test_states_say_their_dtype():
     for layer, count in ((mx.gluon.rnn.LSTM(3), 2), (mx.gluon.rnn.GRU(3, dtype="float64"), 1)):
         infos = layer.state_info(2)

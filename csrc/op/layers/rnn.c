@@ -161,6 +161,7 @@ static void gradient(mpg_gradient *g, bool flat) {
   memset(&params, 0, sizeof params);
   _Static_assert(sizeof(mpg_rnn_params) <= sizeof(mpg_rnn_backward_params),
                  "the common parameters come first");
+  _Static_assert((int)MPG_RNN_MAX_INPUTS <= (int)MPG_MAX_OUTPUTS, "each input has a gradient");
   memcpy(&params, rnn,
          offsetof(mpg_rnn_params, use_sequence_length) + sizeof rnn->use_sequence_length);
   params.flat = flat;
@@ -174,7 +175,7 @@ static void gradient(mpg_gradient *g, bool flat) {
     inputs[count++] =
         mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
   mpg_emit_all(g, MPG_OP__rnn_backward, &params, count, inputs, MPG_MAX_OUTPUTS, outputs);
-  for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = outputs[i];
+  for (int i = 0; i < g->num_inputs && g->status == MPG_OK; i++) g->in_grads[i] = outputs[i];
 }
 
 void mpg_gradient_rnn(mpg_gradient *g) { gradient(g, true); }

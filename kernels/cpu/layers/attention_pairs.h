@@ -94,13 +94,6 @@ static void product(pairs_work *work, int64_t m, int64_t n, int64_t depth, const
   }
 }
 
-static __m512i rounded_lanes(const float *from) { /* bfloat16 in the upper halves; NaN stays NaN */
-  __m512i bits = _mm512_loadu_si512(from);
-  __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-  bits = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-  return _mm512_mask_add_epi32(bits, odd, bits, _mm512_set1_epi32(1));
-}
-
 /* n floats, a multiple of 16, as a row of bfloat16. */
 static void round_row(const float *from, int64_t n, mpg_pair *to) {
   for (int64_t j = 0; j < n; j += MPG_HALVES)
@@ -139,30 +132,27 @@ typedef struct forward_work {
   float *scores, *sums;
 } forward_work;
 
-/* The parts of a thread's scratch, each with its bytes. */
-typedef struct scratch_part {
-  void **at;
-  size_t bytes;
-} scratch_part;
-static size_t divide_scratch(const scratch_part *parts, size_t count, char *scratch) {
-  size_t total = 0;
-  for (size_t i = 0; i < count; i++) {
-    if (scratch) *parts[i].at = scratch + total;
-    total += mpg_align_up(parts[i].bytes, 64);
-  }
-  return total;
+/* A thread's scratch, taken part by part; without an address, only counted. */
+typedef struct scratch_parts {
+  char *data;
+  size_t taken;
+} scratch_parts;
+static void *take_part(scratch_parts *parts, size_t bytes) {
+  char *at = parts->data ? parts->data + parts->taken : NULL;
+  parts->taken += mpg_align_up(bytes, 64);
+  return at;
 }
-#define SCRATCH(w, name, words) {(void **)&(w)->name, (size_t)(words) * sizeof *(w)->name}
+#define TAKE(w, name, count) ((w)->name = take_part(&parts, (size_t)(count) * sizeof *(w)->name))
 
 static size_t divide_forward(const attention *p, char *scratch, forward_work *w) {
-  const scratch_part parts[] = {
-      SCRATCH(w, keys, panels_words(p->keys, p->width)),
-      SCRATCH(w, values, panels_words(p->value_width, p->keys)),
-      SCRATCH(w, query, PAIR_ROWS * pairs_row(p->width)),
-      SCRATCH(w, weights, PAIR_ROWS * WEIGHT_ROW),
-      SCRATCH(w, scores, PAIR_ROWS * SCORE_ROW),
-      SCRATCH(w, sums, PAIR_ROWS * round_up(p->value_width, PAIRS_LANES))};
-  return divide_scratch(parts, sizeof parts / sizeof *parts, scratch);
+  scratch_parts parts = {.data = scratch};
+  TAKE(w, keys, panels_words(p->keys, p->width));
+  TAKE(w, values, panels_words(p->value_width, p->keys));
+  TAKE(w, query, PAIR_ROWS * pairs_row(p->width));
+  TAKE(w, weights, PAIR_ROWS * WEIGHT_ROW);
+  TAKE(w, scores, PAIR_ROWS * SCORE_ROW);
+  TAKE(w, sums, PAIR_ROWS * round_up(p->value_width, PAIRS_LANES));
+  return parts.taken;
 }
 
 static size_t attention_forward_bytes_pairs(const attention *p) {
@@ -250,26 +240,26 @@ typedef struct backward_work {
 
 static size_t divide_backward(const attention *p, char *scratch, backward_work *w) {
   const int64_t block = PAIR_ROWS * PAIR_KEYS;
-  const scratch_part parts[] = {
-      SCRATCH(w, keys, panels_words(p->keys, p->width)),
-      SCRATCH(w, values, panels_words(p->keys, p->value_width)),
-      SCRATCH(w, key_rows, panels_words(p->width, p->keys)),
-      SCRATCH(w, query, p->rows * pairs_row(p->width)),
-      SCRATCH(w, grads, p->rows * pairs_row(p->value_width)),
-      SCRATCH(w, query_turned, p->width * pairs_row(p->rows)),
-      SCRATCH(w, grads_turned, p->value_width * pairs_row(p->rows)),
-      SCRATCH(w, weights, block / 2),
-      SCRATCH(w, score_grads, block / 2),
-      SCRATCH(w, score_rows, PAIR_ROWS * WEIGHT_ROW),
-      SCRATCH(w, scores, PAIR_ROWS * SCORE_ROW),
-      SCRATCH(w, slopes, PAIR_ROWS * SCORE_ROW),
-      SCRATCH(w, inner, p->rows),
-      SCRATCH(w, query_grads, p->rows * round_up(p->width, PAIRS_LANES)),
-      SCRATCH(w, key_grads, round_up(p->width, PAIRS_LANES) * SCORE_ROW),
-      SCRATCH(w, value_grads, round_up(p->value_width, PAIRS_LANES) * SCORE_ROW)};
-  return divide_scratch(parts, sizeof parts / sizeof *parts, scratch);
+  scratch_parts parts = {.data = scratch};
+  TAKE(w, keys, panels_words(p->keys, p->width));
+  TAKE(w, values, panels_words(p->keys, p->value_width));
+  TAKE(w, key_rows, panels_words(p->width, p->keys));
+  TAKE(w, query, p->rows * pairs_row(p->width));
+  TAKE(w, grads, p->rows * pairs_row(p->value_width));
+  TAKE(w, query_turned, p->width * pairs_row(p->rows));
+  TAKE(w, grads_turned, p->value_width * pairs_row(p->rows));
+  TAKE(w, weights, block / 2);
+  TAKE(w, score_grads, block / 2);
+  TAKE(w, score_rows, PAIR_ROWS * WEIGHT_ROW);
+  TAKE(w, scores, PAIR_ROWS * SCORE_ROW);
+  TAKE(w, slopes, PAIR_ROWS * SCORE_ROW);
+  TAKE(w, inner, p->rows);
+  TAKE(w, query_grads, p->rows * round_up(p->width, PAIRS_LANES));
+  TAKE(w, key_grads, round_up(p->width, PAIRS_LANES) * SCORE_ROW);
+  TAKE(w, value_grads, round_up(p->value_width, PAIRS_LANES) * SCORE_ROW);
+  return parts.taken;
 }
-#undef SCRATCH
+#undef TAKE
 
 static size_t attention_backward_bytes_pairs(const attention *p) {
   backward_work w;
@@ -304,17 +294,18 @@ static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t
                       mpg_pair *to) {
   const __m512i upper_halves = _mm512_set1_epi32((int)0xffff0000u);
   for (int64_t j = 0; j < n; j += PAIRS_LANES) {
-    __m512i low = _mm512_srli_epi32(rounded_lanes(upper + j), 16),
-            high = _mm512_and_si512(rounded_lanes(lower + j), upper_halves);
+    __m512i low = _mm512_srli_epi32(mpg_computed_lanes(upper + j), 16),
+            high = _mm512_and_si512(mpg_computed_lanes(lower + j), upper_halves);
     _mm512_storeu_si512(to + j / PANEL_COLUMNS * PANEL_COLUMNS * pairs_depth(PAIR_ROWS) +
                             pair * PANEL_COLUMNS + j % PANEL_COLUMNS,
                         _mm512_or_si512(low, high));
   }
 }
 
-/* Weights of row i of a block once more, and the gradients of its scores; `used` of them. */
+/* Weights of row i of a block once more, and the gradients of its scores; zeros up to
+ * `filled`. */
 static void row_again(const attention *p, const backward_work *w, int64_t index, int64_t row,
-                      int64_t key, int64_t i, int64_t used) {
+                      int64_t key, int64_t i, int64_t filled) {
   const int64_t batch = index / p->heads, head = index % p->heads;
   const float *max = (const float *)p->sums + 2 * index * p->rows;
   float *restrict s = w->scores + i * SCORE_ROW, *restrict d = w->slopes + i * SCORE_ROW,
@@ -330,7 +321,7 @@ static void row_again(const attention *p, const backward_work *w, int64_t index,
   for (int64_t j = n; j < groups; j++) d[j] = 0;
   for (int64_t j = 0; j < groups; j++) d[j] = s[j] * (d[j] - less);
   if (p->drops) memcpy(s, kept, (size_t)n * sizeof *s);
-  for (int64_t j = groups; j < used; j++) s[j] = d[j] = 0;
+  for (int64_t j = groups; j < filled; j++) s[j] = d[j] = 0;
 }
 
 /* Adds what the block at (row, key) gives to the gradients of rows, of keys and values, or both. */
@@ -338,7 +329,9 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
                            int64_t index, int64_t row, int64_t key, bool for_rows, bool for_keys) {
   int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS,
           n = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(n, 2 * PAIRS_STEP),
-          depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
+          filled =
+              for_keys ? round_up(n, PANEL_COLUMNS) : used, /* of each row; products of panels */
+      depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
           words = pairs_row(p->width), value_words = pairs_row(p->value_width);
   if (n == 0) return;
   product(work, rows, n, pairs_depth(p->width), w->query + row * words, words, w->keys, p->keys,
@@ -348,15 +341,15 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
   for (int64_t i = 0; i < 2 * depth; i++) {
     float *s = w->scores + i * SCORE_ROW, *d = w->slopes + i * SCORE_ROW;
     if (i < rows) {
-      row_again(p, w, index, row, key, i, used);
+      row_again(p, w, index, row, key, i, filled);
       if (for_rows) round_row(d, used, w->score_rows + i * WEIGHT_ROW);
     } else {
-      memset(s, 0, (size_t)used * sizeof *s);
-      memset(d, 0, (size_t)used * sizeof *d);
+      memset(s, 0, (size_t)filled * sizeof *s);
+      memset(d, 0, (size_t)filled * sizeof *d);
     }
     if (i % 2 == 0 || !for_keys) continue;
-    pair_rows(s - SCORE_ROW, s, used, i / 2, w->weights);
-    pair_rows(d - SCORE_ROW, d, used, i / 2, w->score_grads);
+    pair_rows(s - SCORE_ROW, s, filled, i / 2, w->weights);
+    pair_rows(d - SCORE_ROW, d, filled, i / 2, w->score_grads);
   }
   if (for_keys) {
     int64_t all = pairs_row(p->rows);

@@ -7,8 +7,8 @@
  * of a recurrent layer): then vector v holds columns of group v % G, so that one panel has all that
  * a cell needs, and the cell can follow at once while the panel's part of C is in the cache. A
  * panel is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES]. Every element
- * of C is summed over k in ascending order, one fused step each: its bits do not depend on panels
- * or threads.
+ * of C is summed over k in ascending order, one fused step each (of pairs: as pairs_panel.h says):
+ * its bits do not depend on panels or threads.
  */
 
 #ifdef __AVX512F__

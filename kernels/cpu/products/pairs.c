@@ -8,16 +8,12 @@ mpg_pairs mpg_cpu_pairs(void) {
 #ifdef MPG_WITH_ONEDNN
   /* It also asks the system for the tiles: without that, they are not a process's to use. */
   const mpg_onednn *dnnl = mpg_cpu_onednn();
-  if (dnnl) {
-    unsigned isa = (unsigned)dnnl->get_effective_cpu_isa(), tiles = dnnl_cpu_isa_avx512_core_amx,
-             vectors = dnnl_cpu_isa_avx512_core_bf16;
+  if (dnnl && mpg_cpu_onednn_dtype(MPG_BFLOAT16) == dnnl_data_type_undef) return MPG_NO_PAIRS;
 #ifdef MPG_WITH_TILES
-    if ((isa & tiles) == tiles) return MPG_PAIRS_IN_TILES;
-#else
-    (void)tiles;
+  unsigned tiles = dnnl_cpu_isa_avx512_core_amx;
+  if (dnnl && ((unsigned)dnnl->get_effective_cpu_isa() & tiles) == tiles) return MPG_PAIRS_IN_TILES;
 #endif
-    return (isa & vectors) == vectors ? MPG_PAIRS_IN_VECTORS : MPG_NO_PAIRS;
-  }
+  if (dnnl) return MPG_PAIRS_IN_VECTORS;
 #endif
   if (__builtin_cpu_supports("avx512bf16")) return MPG_PAIRS_IN_VECTORS;
 #endif

@@ -5,9 +5,9 @@
 
 #include "kernels/cpu/cpu.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define MPG_WITH_PAIRS
-#if defined(__clang__) || __GNUC__ >= 11 /* earlier ones do not know tiles */
+#if !defined(__clang__) ? __GNUC__ >= 11 : __clang_major__ >= 11 /* earlier ones know no tiles */
 #define MPG_WITH_TILES
 #endif
 #endif

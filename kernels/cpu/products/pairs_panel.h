@@ -4,7 +4,8 @@
  * The rows of A are words of two adjoining elements. A panel is up to PAIRS_PANEL vectors of 16
  * columns wide and packed as [pairs of k][vectors][16], where a word is two rows' elements of a
  * column. Behind the last of k are zeros, up to a multiple of PAIRS_STEP pairs. Every element of C
- * is summed over pairs in ascending order.
+ * is summed over pairs in ascending order; a tile sums the first and the second elements of
+ * PAIRS_STEP pairs apart.
  *
  * Threads: any; the products that a thread has begun it ends. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_PANEL_H
@@ -279,6 +280,8 @@ static void pairs_panel(pairs_work *work, int64_t m, int width, int64_t depth, c
     tiles_panel(&work->now, m, width, depth, a, lda, b, ahead, c, ldc, valid, first);
     return;
   }
+#else
+  (void)work;
 #endif
   const int64_t blocks = (m + PAIRS_ROWS - 1) / PAIRS_ROWS;
   for (int64_t i = 0; i < blocks; i++) {
