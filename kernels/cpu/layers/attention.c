@@ -65,6 +65,38 @@ static inline int64_t seen(const attention *p, int64_t row, int64_t key, int64_t
   return end < 0 ? 0 : end < block ? end : block;
 }
 
+/* What a unit of work of the gradient is: of one head all, a block of keys, or one of rows. */
+typedef struct backward_unit {
+  int64_t index, row, row_end, key, key_end;
+} backward_unit;
+static backward_unit backward_unit_of(const attention *p, int64_t unit, int64_t rows,
+                                      int64_t keys) {
+  int64_t blocks = p->all_at_once ? 1
+                   : p->for_keys  ? blocks_of(p->keys, keys)
+                                  : blocks_of(p->rows, rows);
+  backward_unit u = {.index = unit / blocks, .row_end = p->rows, .key_end = p->keys};
+  if (!p->all_at_once && p->for_keys) {
+    u.key = unit % blocks * keys;
+    u.key_end = u.key + keys < p->keys ? u.key + keys : p->keys;
+  } else if (!p->all_at_once) {
+    u.row = unit % blocks * rows;
+    u.row_end = u.row + rows < p->rows ? u.row + rows : p->rows;
+  }
+  return u;
+}
+
+/* A thread's scratch, taken part by part; without an address, only counted. */
+typedef struct scratch_parts {
+  char *data;
+  size_t taken;
+} scratch_parts;
+static void *take_part(scratch_parts *parts, size_t bytes) {
+  char *at = parts->data ? parts->data + parts->taken : NULL;
+  parts->taken += mpg_align_up(bytes, 64);
+  return at;
+}
+#define TAKE(w, name, count) ((w)->name = take_part(&parts, (size_t)(count) * sizeof *(w)->name))
+
 #define T float
 #define NAME(name) name##_f32
 #define BITS int32_t

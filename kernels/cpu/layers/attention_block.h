@@ -256,19 +256,19 @@ typedef struct NAME(work) {
 static size_t NAME(divide)(const attention *p, char *scratch, NAME(work) * w) {
   int64_t keys = round_up(p->keys, BLOCK_KEYS), rows = round_up(p->rows, BLOCK_ROWS);
   w->padded = round_up(p->width, NAME(NR)), w->value_padded = round_up(p->value_width, NAME(NR));
-  int64_t counts[] = {keys * p->width,         keys * p->value_width,  keys * w->padded,
-                      keys * w->padded,        keys * w->value_padded, rows * w->padded,
-                      rows * w->padded,        rows * w->value_padded, rows,
-                      BLOCK_ROWS * BLOCK_KEYS, BLOCK_ROWS * BLOCK_KEYS};
-  T **parts[] = {&w->key_panels,  &w->value_panels, &w->keys,        &w->key_grads,
-                 &w->value_grads, &w->query,        &w->query_grads, &w->grads,
-                 &w->inner,       &w->weights,      &w->score_grads};
-  size_t bytes = 0;
-  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-    if (scratch) *parts[i] = (T *)(void *)(scratch + bytes);
-    bytes += ((size_t)counts[i] * sizeof(T) + 63) & ~(size_t)63;
-  }
-  return bytes;
+  scratch_parts parts = {.data = scratch};
+  TAKE(w, key_panels, keys * p->width);
+  TAKE(w, value_panels, keys * p->value_width);
+  TAKE(w, keys, keys * w->padded);
+  TAKE(w, key_grads, keys * w->padded);
+  TAKE(w, value_grads, keys * w->value_padded);
+  TAKE(w, query, rows * w->padded);
+  TAKE(w, query_grads, rows * w->padded);
+  TAKE(w, grads, rows * w->value_padded);
+  TAKE(w, inner, rows);
+  TAKE(w, weights, BLOCK_ROWS * BLOCK_KEYS);
+  TAKE(w, score_grads, BLOCK_ROWS * BLOCK_KEYS);
+  return parts.taken;
 }
 
 static size_t NAME(attention_backward_bytes)(const attention *p) {
@@ -363,20 +363,10 @@ static void NAME(attention_backward)(void *context, int64_t begin, int64_t end) 
   NAME(work) w;
   NAME(divide)(p, p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes, &w);
   bool for_rows = p->all_at_once || !p->for_keys, for_keys = p->all_at_once || p->for_keys;
-  int64_t blocks = p->all_at_once ? 1
-                   : p->for_keys  ? blocks_of(p->keys, BLOCK_KEYS)
-                                  : blocks_of(p->rows, BLOCK_ROWS),
-          prepared = -1;
-  for (int64_t unit = begin; unit < end; unit++) {
-    int64_t index = unit / blocks, batch = index / p->heads, head = index % p->heads;
-    int64_t row = 0, row_end = p->rows, key = 0, key_end = p->keys;
-    if (!p->all_at_once && p->for_keys) {
-      key = unit % blocks * BLOCK_KEYS;
-      key_end = key + BLOCK_KEYS < key_end ? key + BLOCK_KEYS : key_end;
-    } else if (!p->all_at_once) {
-      row = unit % blocks * BLOCK_ROWS;
-      row_end = row + BLOCK_ROWS < row_end ? row + BLOCK_ROWS : row_end;
-    }
+  for (int64_t unit = begin, prepared = -1; unit < end; unit++) {
+    const backward_unit u = backward_unit_of(p, unit, BLOCK_ROWS, BLOCK_KEYS);
+    int64_t index = u.index, batch = index / p->heads, head = index % p->heads, row = u.row,
+            row_end = u.row_end, key = u.key, key_end = u.key_end;
     if (prepared != index) NAME(prepare)(p, &w, index);
     prepared = index;
     if (for_rows)

@@ -17,8 +17,7 @@ static uint16_t *half_at(const place *p, int64_t batch, int64_t head) {
   return (uint16_t *)(void *)p->data + batch * p->by_batch + head * p->by_head;
 }
 
-/* --- Operands and products ---------------------------------------------------------------------
- */
+/* --- Operands, products and rows of scores ---------------------------------------------------- */
 
 /* n rows of `width` elements, with zeros behind them, up to `rows` rows. */
 static void copy_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t width, mpg_pair *to,
@@ -131,18 +130,6 @@ typedef struct forward_work {
   mpg_pair *keys, *values, *query, *weights;
   float *scores, *sums;
 } forward_work;
-
-/* A thread's scratch, taken part by part; without an address, only counted. */
-typedef struct scratch_parts {
-  char *data;
-  size_t taken;
-} scratch_parts;
-static void *take_part(scratch_parts *parts, size_t bytes) {
-  char *at = parts->data ? parts->data + parts->taken : NULL;
-  parts->taken += mpg_align_up(bytes, 64);
-  return at;
-}
-#define TAKE(w, name, count) ((w)->name = take_part(&parts, (size_t)(count) * sizeof *(w)->name))
 
 static size_t divide_forward(const attention *p, char *scratch, forward_work *w) {
   scratch_parts parts = {.data = scratch};
@@ -259,7 +246,6 @@ static size_t divide_backward(const attention *p, char *scratch, backward_work *
   TAKE(w, value_grads, round_up(p->value_width, PAIRS_LANES) * SCORE_ROW);
   return parts.taken;
 }
-#undef TAKE
 
 static size_t attention_backward_bytes_pairs(const attention *p) {
   backward_work w;
@@ -302,8 +288,7 @@ static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t
   }
 }
 
-/* Weights of row i of a block once more, and the gradients of its scores; zeros up to
- * `filled`. */
+/* Weights of row i of a block once more, and the gradients of its scores; zeros up to `filled`. */
 static void row_again(const attention *p, const backward_work *w, int64_t index, int64_t row,
                       int64_t key, int64_t i, int64_t filled) {
   const int64_t batch = index / p->heads, head = index % p->heads;
@@ -329,10 +314,10 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
                            int64_t index, int64_t row, int64_t key, bool for_rows, bool for_keys) {
   int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS,
           n = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(n, 2 * PAIRS_STEP),
-          filled =
-              for_keys ? round_up(n, PANEL_COLUMNS) : used, /* of each row; products of panels */
-      depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
+          depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
           words = pairs_row(p->width), value_words = pairs_row(p->value_width);
+  /* Rows are set as far as products read them: of whole panels as right operands. */
+  int64_t filled = for_keys ? round_up(n, PANEL_COLUMNS) : used;
   if (n == 0) return;
   product(work, rows, n, pairs_depth(p->width), w->query + row * words, words, w->keys, p->keys,
           p->width, key, 0, w->scores, SCORE_ROW, true);
@@ -390,20 +375,11 @@ static void attention_backward_pairs(void *context, int64_t begin, int64_t end) 
   pairs_work work = {.how = p->pairs};
   divide_backward(p, p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes, &w);
   const bool for_rows = p->all_at_once || !p->for_keys, for_keys = p->all_at_once || p->for_keys;
-  const int64_t blocks = p->all_at_once ? 1
-                         : p->for_keys  ? blocks_of(p->keys, PAIR_KEYS)
-                                        : blocks_of(p->rows, PAIR_ROWS),
-                padded = round_up(p->width, PAIRS_LANES);
+  const int64_t padded = round_up(p->width, PAIRS_LANES);
   for (int64_t unit = begin, prepared = -1; unit < end; unit++) {
-    int64_t index = unit / blocks, batch = index / p->heads, head = index % p->heads;
-    int64_t row = 0, row_end = p->rows, key = 0, key_end = p->keys;
-    if (!p->all_at_once && p->for_keys) {
-      key = unit % blocks * PAIR_KEYS;
-      key_end = key + PAIR_KEYS < key_end ? key + PAIR_KEYS : key_end;
-    } else if (!p->all_at_once) {
-      row = unit % blocks * PAIR_ROWS;
-      row_end = row + PAIR_ROWS < row_end ? row + PAIR_ROWS : row_end;
-    }
+    const backward_unit u = backward_unit_of(p, unit, PAIR_ROWS, PAIR_KEYS);
+    int64_t index = u.index, batch = index / p->heads, head = index % p->heads, row = u.row,
+            row_end = u.row_end, key = u.key, key_end = u.key_end;
     if (prepared != index) prepare_pairs(p, &w, index);
     prepared = index;
     if (for_rows)

@@ -253,7 +253,8 @@ TILES_TARGET static void tiles_end(void) { _tile_release(); }
 
 /* --- Either ----------------------------------------------------------------------------------- */
 
-/* Products that a thread does one after the other: begun as {how}. */
+/* Products that a thread does one after the other. Begun as (pairs_work){.how = ...}, ended by
+ * pairs_end. */
 typedef struct pairs_work {
   mpg_pairs how;
 #ifdef MPG_WITH_TILES
