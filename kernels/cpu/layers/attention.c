@@ -178,7 +178,7 @@ static attention attention_of(const mpg_kernel_call *call, const mpg_view *input
                  .scale = p->scale,
                  .causal = p->causal,
                  .drops = p->p > 0,
-                 .pairs = mpg_cpu_pairs()};
+                 .pairs = inputs[0].desc.dtype == MPG_BFLOAT16 ? mpg_cpu_pairs() : MPG_NO_PAIRS};
   if (p->mask_at.count == 4) {
     a.mask = mask->data;
     a.mask_batch = m[0], a.mask_head = m[1], a.mask_row = m[2], a.mask_key = m[3];
