@@ -81,8 +81,10 @@ mpg_status mpg_point_wait(mpg_point point, bool keep_lock) {
 }
 
 mpg_status mpg_wait_all(void) {
-  for (int i = 0; i < mpg_device_count(); i++) {
-    mpg_device *device = mpg_device_at(i);
+  /* Remote devices come last: waiting for them looks for messages again and again. */
+  for (int i = 0; i < 2 * mpg_device_count(); i++) {
+    mpg_device *device = mpg_device_at(i % mpg_device_count());
+    if (device->remote == (i < mpg_device_count())) continue;
     MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}, false));
   }
   /* All failures count as reported then: the first one is, and reading what the others left undone

@@ -28,9 +28,9 @@ static PyObject *ranks_begin(PyObject *Py_UNUSED(self), PyObject *args) {
   double limit;
   int any_order;
   PyObject *types;
-  if (!PyArg_ParseTuple(args, "siiKKidKKpO!:ranks_begin", &path, &rank, &size, &communicator, &byte,
-                        &mpi.largest_tag, &limit, &sum, &in_place, &any_order, &PyDict_Type,
-                        &types) ||
+  if (!PyArg_ParseTuple(args, "siiKKiidKKpO!:ranks_begin", &path, &rank, &size, &communicator,
+                        &byte, &mpi.largest_tag, &mpi.handle_size, &limit, &sum, &in_place,
+                        &any_order, &PyDict_Type, &types) ||
       take_types(types, &mpi) < 0)
     return NULL;
   mpi.sum = (mpg_mpi_handle)sum;
@@ -154,8 +154,9 @@ static PyMethodDef methods[] = {
      "ranks_find_lost()\n--\n\nThe first rank that is lost (-1: none), why, and whether no other "
      "goes on."},
     {"ranks_begin", ranks_begin, METH_VARARGS,
-     "ranks_begin(path, rank, size, communicator, byte, largest_tag, limit, sum, in_place, "
-     "any_order, types)\n--\n\nFrom now on this process is one of several, which talk through the "
+     "ranks_begin(path, rank, size, communicator, byte, largest_tag, handle_size, limit, sum, "
+     "in_place, any_order, types)\n--\n\nFrom now on this process is one of several, which talk "
+     "through the "
      "MPI library of that path; handles as numbers; limit: seconds of silence; any_order: MPI may "
      "sum in its own, of the dtypes for which there are types."},
     {"ranks_end", ranks_end, METH_NOARGS,

@@ -131,6 +131,7 @@ def _begin_with(mpi, any_order):
         transfers.handle,
         mpi.BYTE.handle,
         transfers.Get_attr(mpi.TAG_UB),
+        mpi._sizeof(mpi.Request),
         _limit,
         mpi.SUM.handle,
         int(mpi.IN_PLACE),

@@ -131,7 +131,7 @@ static mpg_status wait(int *turns, int rank) {
     pthread_mutex_unlock(&engine->lock);
     if (text[0]) return mpg_fail(MPG_ERROR, "%s", text);
   }
-  mpg_engine_pause(turns, false);
+  mpg_engine_pause(turns, MPG_LOOKER_WORK);
   return MPG_OK;
 }
 

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "device/ranks/engine.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -28,7 +29,8 @@ int mpg_ranks_own(void) { return engine->rank; }
 
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit) {
   if (engine->peers) return mpg_fail(MPG_ERROR, "the ranks have begun already");
-  if (size < 1 || rank < 0 || rank >= size || mpi->largest_tag < 1)
+  if (size < 1 || rank < 0 || rank >= size || mpi->largest_tag < 1 || mpi->handle_size < 1 ||
+      mpi->handle_size > (int)sizeof(mpg_mpi_handle))
     return mpg_fail(MPG_VALUE_ERROR, "rank %d of %d: there is no such rank", rank, size);
   engine->peers = mpg_calloc((size_t)size, sizeof *engine->peers);
   if (!engine->peers) return mpg_out_of_host_memory((size_t)size * sizeof *engine->peers);
@@ -99,18 +101,26 @@ void mpg_engine_wake(void) {
   if (engine->asleep) pthread_cond_signal(&engine->changed);
 }
 
-void mpg_engine_pause(int *turns, bool others) {
-  enum { SPINS = 64, YIELDS = 400, SHORT_NS = 20000, LONG_NS = 200000, LONG_BEHIND = 2000 };
-  if (others && *turns < YIELDS) *turns = YIELDS;
-  int turn = (*turns)++;
-  if (turn < SPINS && mpg_spin_limit_ns()) {
+/* Each look takes microseconds of a core, which devices may be computing on. */
+void mpg_engine_pause(int *turns, mpg_looker looker) {
+  enum { SPINS = 64, YIELDS = 400, LONG_BEHIND = 2000, DOUBLES_AT = 8, MOST_DOUBLED = 7 };
+  const long SHORT_NS = 20000, LONG_NS = 200000;
+  const int turn = *turns;
+  if (turn < INT_MAX) ++*turns;
+  if (turn < SPINS && looker != MPG_LOOKER_BESIDE && mpg_spin_limit_ns()) {
     mpg_cpu_pause();
-  } else if (turn < YIELDS) {
-    sched_yield(); /* another rank of this machine may be the one that is waited for */
-  } else {
-    const struct timespec pause = {.tv_nsec = turn < LONG_BEHIND ? SHORT_NS : LONG_NS};
-    nanosleep(&pause, NULL);
+    return;
   }
+  struct timespec pause = {.tv_nsec = turn < LONG_BEHIND ? SHORT_NS : LONG_NS};
+  if (looker == MPG_LOOKER_WORK && turn < YIELDS) {
+    sched_yield(); /* another rank of this machine may be the one that is waited for */
+    return;
+  }
+  if (looker != MPG_LOOKER_WORK) {
+    int doubled = looker == MPG_LOOKER_BESIDE ? turn : turn / DOUBLES_AT;
+    pause.tv_nsec = SHORT_NS << (doubled < MOST_DOUBLED ? doubled : MOST_DOUBLED);
+  }
+  nanosleep(&pause, NULL);
 }
 
 bool mpg_engine_advance(bool *left) {
@@ -217,8 +227,8 @@ static void *engine_main(void *unused) {
       continue;
     }
     pthread_mutex_unlock(&engine->lock);
-    if (atomic_load(&engine->workers) || atomic_load(&engine->hosts)) turns = 1 << 20;
-    mpg_engine_pause(&turns, true);
+    if (atomic_load(&engine->workers) || atomic_load(&engine->hosts)) turns = INT_MAX;
+    mpg_engine_pause(&turns, MPG_LOOKER_BESIDE);
     pthread_mutex_lock(&engine->lock);
   }
   pthread_mutex_unlock(&engine->lock);
@@ -279,7 +289,7 @@ static void make_room(void) { /* lock held */
   for (int turns = 0; engine->bytes_under_way > MOST_UNDER_WAY && !engine->stopping;) {
     mpg_engine_advance(&left); /* the other side may wait for this one to receive */
     pthread_mutex_unlock(&engine->lock);
-    mpg_engine_pause(&turns, false);
+    mpg_engine_pause(&turns, MPG_LOOKER_WORK);
     pthread_mutex_lock(&engine->lock);
   }
 }

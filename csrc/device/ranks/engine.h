@@ -75,6 +75,12 @@ typedef struct mpg_engine {
   bool started, stopping, forked, asleep; /* asleep: the thread waits for `changed` */
   _Atomic(int) workers, hosts; /* threads that wait for remote devices, and look meanwhile */
   mpg_message *under_way;
+  int num_under_way;
+  struct {
+    mpg_message **messages; /* whose next requests, as MPI has them in an array, are `requests` */
+    void *requests;
+    int room;
+  } looked_at;
   size_t bytes_under_way; /* copied and not sent yet */
   struct {
     char *memory;
@@ -111,8 +117,14 @@ mpg_status mpg_engine_start(void); /* the thread, if it does not run */
 void mpg_engine_stop(void);
 void mpg_engine_fork_prepare(void);
 void mpg_engine_fork_done(bool child); /* which takes no part in transfers */
-/* Between two looks: spins at first, then sleeps; at once where others look already. */
-void mpg_engine_pause(int *turns, bool others);
+/* Who looks for messages: the more there is to lose by coming late, the more often. */
+typedef enum mpg_looker {
+  MPG_LOOKER_WORK,   /* running work waits for one: spins, then gives its core away */
+  MPG_LOOKER_HOST,   /* the host does: spins, then sleeps, the longer the longer it has waited */
+  MPG_LOOKER_BESIDE, /* nobody does, or somebody looks already: sleeps */
+} mpg_looker;
+/* Between two looks. *turns: looks so far, since something was found. */
+void mpg_engine_pause(int *turns, mpg_looker looker);
 void mpg_engine_wake(void); /* its thread, if it sleeps */
 
 extern const mpg_backend mpg_remote_backend;

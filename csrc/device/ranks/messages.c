@@ -53,10 +53,28 @@ void mpg_message_free(mpg_message *message) {
   mpg_free(message);
 }
 
+/* For mpg_messages_advance, which may be at it. */
+static mpg_status make_room_to_look(int count) {
+  if (count <= engine->looked_at.room) return MPG_OK;
+  size_t room = 2 * (size_t)count;
+  void *messages = mpg_realloc(engine->looked_at.messages, room * sizeof(mpg_message *));
+  if (messages) engine->looked_at.messages = messages;
+  void *requests = mpg_realloc(engine->looked_at.requests, room * sizeof(mpg_mpi_handle));
+  if (requests) engine->looked_at.requests = requests;
+  if (!messages || !requests) return mpg_out_of_host_memory(room * sizeof(mpg_mpi_handle));
+  engine->looked_at.room = (int)room;
+  return MPG_OK;
+}
+
 static mpg_status new_message(int rank, size_t buffer_size, int num_requests,
                               mpg_message **result) {
   mpg_message *message = mpg_calloc(1, sizeof *message);
   if (!message) return mpg_out_of_host_memory(sizeof *message);
+  mpg_status status = make_room_to_look(engine->num_under_way + 1);
+  if (status != MPG_OK) {
+    mpg_free(message);
+    return status;
+  }
   message->rank = rank;
   message->buffer_size = buffer_size;
   message->buffer = mpg_malloc(buffer_size);
@@ -102,6 +120,7 @@ typedef struct news {
 static void put_under_way(mpg_message *message) {
   message->next = engine->under_way;
   engine->under_way = message;
+  engine->num_under_way++;
 }
 
 mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
@@ -269,50 +288,73 @@ static mpg_status begin_body(mpg_message *m) {
   return MPG_OK;
 }
 
-/* True: something has come or gone. */
-static bool advance(mpg_message *m) {
-  bool moved = false;
-  while (m->num_tested < m->num_requests) {
-    _Alignas(16) char status[MPG_MPI_STATUS];
-    int done = 0;
-    mpg_status result = mpg_mpi_check(
-        &engine->mpi, engine->mpi.test(&m->requests[m->num_tested], &done, status), "MPI_Test");
-    if (result != MPG_OK) {
-      finish(m, result);
-      return true;
-    }
-    if (!done) return moved;
-    moved = true;
+/* The next request of the message is done, with that outcome. */
+static void pass(mpg_message *m, mpg_status result) {
+  if (m->done) { /* its rank has been given up */
+    m->num_tested += result == MPG_OK;
+    return;
+  }
+  if (result == MPG_OK) {
     m->num_tested++;
     engine->peers[m->rank].heard_ns = mpg_clock_ns();
-    if (m->sends || m->body || m->control) continue;
-    result = begin_body(m);
-    if (result != MPG_OK) {
-      finish(m, result);
-      return true;
-    }
+    if (!m->sends && !m->body && !m->control) result = begin_body(m);
   }
-  if (m->control && !m->sends) hear(m);
-  if (!m->sends && !m->control) {
+  if (result == MPG_OK && m->num_tested < m->num_requests) return;
+  if (result == MPG_OK && m->control && !m->sends) hear(m);
+  if (result == MPG_OK && !m->sends && !m->control) {
     engine->received++;
     engine->bytes_received += m->transfer.size;
   }
-  finish(m, MPG_OK);
-  return true;
+  finish(m, result);
 }
 
-bool mpg_messages_advance(void) {
-  bool moved = false;
+/* --- Looking ---------------------------------------------------------------------------------- */
+
+/* Takes out of the list what is done; who waits for a receive frees it. */
+static void drop_done(void) {
   for (mpg_message **link = &engine->under_way; *link;) {
     mpg_message *m = *link;
-    moved |= advance(m);
     if (!m->done) {
       link = &m->next;
       continue;
     }
-    while (*link != m) link = &(*link)->next; /* new ones come in front */
     *link = m->next;
+    engine->num_under_way--;
     if (m->sends || m->control) mpg_message_free(m);
   }
+}
+
+static void put_request(int place, const mpg_message *m) {
+  char *requests = engine->looked_at.requests;
+  size_t size = (size_t)engine->mpi.handle_size;
+  memcpy(requests + (size_t)place * size, &m->requests[m->num_tested],
+         size); /* lower bytes first */
+}
+
+/* Asks MPI for all messages at once: each question, not each message, has it look at its network,
+ * which takes microseconds. */
+bool mpg_messages_advance(void) {
+  int count = 0;
+  bool moved = false;
+  drop_done();
+  if (!engine->under_way) return false;
+  for (mpg_message *m = engine->under_way; m; m = m->next) {
+    engine->looked_at.messages[count] = m;
+    put_request(count++, m);
+  }
+  for (;;) {
+    _Alignas(16) char status[MPG_MPI_STATUS];
+    int done = 0, index = -1;
+    mpg_status result = mpg_mpi_check(
+        &engine->mpi, engine->mpi.testany(count, engine->looked_at.requests, &index, &done, status),
+        "MPI_Testany");
+    if (result == MPG_OK && (!done || index < 0)) break;
+    mpg_message *m = engine->looked_at.messages[index < 0 ? 0 : index];
+    pass(m, result);
+    moved = true;
+    if (result != MPG_OK) break;
+    if (!m->done) put_request(index, m); /* else MPI has put there that it has none */
+  }
+  drop_done();
   return moved;
 }

@@ -17,6 +17,7 @@ mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path) {
   MPG_TRY(find(library, "MPI_Isend", &mpi->isend));
   MPG_TRY(find(library, "MPI_Irecv", &mpi->irecv));
   MPG_TRY(find(library, "MPI_Test", &mpi->test));
+  MPG_TRY(find(library, "MPI_Testany", &mpi->testany));
   MPG_TRY(find(library, "MPI_Iallreduce", &mpi->iallreduce));
   return find(library, "MPI_Error_string", &mpi->error_string);
 }

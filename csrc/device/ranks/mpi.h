@@ -19,14 +19,15 @@ typedef struct mpg_mpi {
   int (*irecv)(void *buffer, int count, mpg_mpi_handle type, int from, int tag,
                mpg_mpi_handle communicator, mpg_mpi_handle *request);
   int (*test)(mpg_mpi_handle *request, int *done, void *status);
+  int (*testany)(int count, void *requests, int *index, int *done, void *status);
   int (*iallreduce)(const void *source, void *target, int count, mpg_mpi_handle type,
                     mpg_mpi_handle operation, mpg_mpi_handle communicator, mpg_mpi_handle *request);
   int (*error_string)(int code, char *text, int *length);
   mpg_mpi_handle communicator, byte, sum;
-  mpg_mpi_handle types[16]; /* by the numbers of dtypes; 0: MPI has none */
-  void *in_place;           /* MPI_IN_PLACE */
-  int largest_tag;
-  bool any_order; /* MPI may sum in its own order */
+  mpg_mpi_handle types[16];     /* by the numbers of dtypes; 0: MPI has none */
+  void *in_place;               /* MPI_IN_PLACE */
+  int largest_tag, handle_size; /* bytes of a request in an array: an int's or a pointer's */
+  bool any_order;               /* MPI may sum in its own order */
 } mpg_mpi;
 
 enum { MPG_MPI_STATUS = 256 }; /* bytes, more than an MPI_Status has anywhere */
