@@ -203,7 +203,7 @@ def peers():
     """PyTorch: threads of a process -> the process."""
     found = {}
     for threads in (1, 2):
-        peer = Contender("PyTorch", threads, sys.executable, "work_pytorch_pipelines")
+        peer = Contender("PyTorch", threads, sys.executable, "work_pytorch_distributed")
         if not peer.version:
             return {}
         found[threads] = peer

@@ -12,15 +12,15 @@ in two processes with gloo. Contenders take turns; the best call of each counts.
 import argparse
 import os
 import sys
-import time
 
 os.environ["MPGLUON_CPU_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+from together import Beside, timed
+
 import mpgluon as mx
 import sizes
-from contender import Contender
 from mpgluon import autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn
 from pipelines import square_loss, trainer_of, transformer_layers
@@ -74,23 +74,6 @@ def pipelined(schedule):
     return lambda: step(x, [])
 
 
-def timed(run, seconds):
-    """The shortest call, of the ranks together; they begin together and make as many calls."""
-    run(), nd.waitall(), par.barrier()
-    begin = time.perf_counter()
-    run(), nd.waitall(), par.barrier()
-    one = float(par.fetch(nd.array([time.perf_counter() - begin], ctx=DEVICES[0])).asscalar())
-    shortest = float("inf")
-    for _ in range(max(int(seconds / one), 2)):
-        par.barrier()
-        begin = time.perf_counter()
-        run()
-        nd.waitall()
-        shortest = min(shortest, time.perf_counter() - begin)
-    found = [nd.array([shortest], ctx=device) for device in DEVICES]
-    return max(float(par.fetch(one).asscalar()) for one in found)
-
-
 def simulated(schedule):
     """Seconds of a step as simulated, from layers measured on as many ranks as there are cores."""
     net = nn.HybridSequential()
@@ -124,18 +107,17 @@ def main():
     contenders = {"independent": independent()}
     contenders.update((name, pipelined(name)) for name in ("gpipe", "1f1b", "zero_bubble"))
     shortest = dict.fromkeys(contenders, float("inf"))
-    peer = None
-    if RANK == 0 and RANKS == 2:
-        peer = Contender("PyTorch", 1, sys.executable, "work_pytorch_pipelines")
-        peer = peer if peer.version else None
+    peer = Beside("work_pytorch_distributed") if RANKS == 2 else None
     theirs = {}
     for _ in range(args.rounds):
         for name, run in contenders.items():
             shortest[name] = min(shortest[name], timed(run, args.seconds))
-        for kind in ("gpipe", "1f1b") if peer else ():
+        for kind in ("gpipe", "1f1b") if peer and peer.version else ():
             taken = peer.ask(time=f"transformer, {kind}", seconds=args.seconds)
             theirs[kind] = min(theirs.get(kind, taken), taken)
     guesses = {name: simulated(name) for name in ("gpipe", "1f1b")}
+    if peer:
+        peer.close()
     if RANK:
         return
     ideal = shortest["independent"] / RANKS * (PIECES + RANKS - 1) / PIECES
@@ -159,8 +141,6 @@ def main():
     if theirs:
         best = min(shortest[name] for name in contenders if name != "independent")
         print(f"{min(theirs.values()) / best:.2f}x PyTorch's rate")
-    if peer:
-        peer.close()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""PyTorch's side of pipelines.py: halves of a network by torch.distributed.pipelining, in two
-processes with gloo between them, each with as many threads as asked for; and a recurrent network in
-one process.
+"""PyTorch's side of what several devices train: in two processes with gloo between them, each with
+as many threads as asked for, halves of a network by torch.distributed.pipelining and replicas of
+one by DistributedDataParallel; and a recurrent network in one process.
 
     # serves, as serve.py says
-    python benchmarks/work_pytorch_pipelines.py THREADS
-    # the second half, started by the first
-    python benchmarks/work_pytorch_pipelines.py THREADS CASE SCHEDULE PORT
+    python benchmarks/work_pytorch_distributed.py THREADS
+    # the second process, started by the first
+    python benchmarks/work_pytorch_distributed.py THREADS CASE WAY PORT
 """
 
 import os
@@ -19,12 +19,13 @@ try:
     import torch
     import torch.distributed as dist
     import torch.nn as nn
+    import torch.nn.functional as F
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 except ImportError:
     sys.exit(0)
 
 import sizes
-from models_torch import TransformerLayer
+from models_torch import TransformerLayer, resnet18
 
 torch.manual_seed(0)
 torch.set_num_threads(int(sys.argv[1]))
@@ -53,28 +54,61 @@ NETWORKS = {"transformer": transformer, "mlp": mlp}
 
 
 class Half:
-    """One of the two processes' part; the first says what is done."""
+    """One of the two processes' part of a pipeline."""
 
-    def __init__(self, rank, case, schedule, port):
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        dist.init_process_group("gloo", rank=rank, world_size=2)
+    def __init__(self, rank, case, schedule):
         layers, shape = NETWORKS[case]()
         middle = len(layers) // 2
         net = nn.Sequential(*(layers[middle:] if rank else layers[:middle]))
-        self.rank, self.x, self.order = rank, torch.ones(shape), torch.zeros((), dtype=torch.int64)
+        self.rank, self.x = rank, torch.ones(shape)
         stage = PipelineStage(net, rank, 2, torch.device("cpu"))
         self.schedule = SCHEDULES[schedule](
             stage, sizes.STAGED_PIECES, loss_fn=square_loss, scale_grads=False
         )
         self.optimizer = torch.optim.SGD(net.parameters(), lr=1e-4 / shape[0])
 
-    def work(self):
+    def train(self):
         self.optimizer.zero_grad()
         if self.rank:
             self.schedule.step(target=self.x)  # the loss has no use for it
         else:
             self.schedule.step(self.x)
         self.optimizer.step()
+
+
+class Replica:
+    """One of the two processes' copy of a network, which trains half a batch."""
+
+    def __init__(self, rank, case, way):
+        net = resnet18().to(memory_format=torch.channels_last)
+        batch = sizes.RESNET_BATCH // 2
+        self.net = nn.parallel.DistributedDataParallel(net)
+        side = sizes.RESNET_IMAGE
+        self.x = torch.randn(batch, 3, side, side).to(memory_format=torch.channels_last)
+        self.y = torch.randint(0, sizes.RESNET_CLASSES, (batch,))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+    def train(self):
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.net(self.x), self.y).backward()
+        self.optimizer.step()
+
+
+CASES = {f"{case}, {schedule}": Half for case in NETWORKS for schedule in SCHEDULES}
+CASES["resnet18, replicas"] = Replica
+
+
+class Process:
+    """One of the two; the first says what is done."""
+
+    def __init__(self, rank, case, way, port):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+        self.part = CASES[f"{case}, {way}"](rank, case, way)
+        self.order = torch.zeros((), dtype=torch.int64)
+
+    def work(self):
+        self.part.train()
         dist.barrier()
 
     def say(self, order):
@@ -93,33 +127,34 @@ class Half:
             self.work()
 
 
-class Pipelined:
+class Pair:
     """A case; what it starts ends with the next case or the process."""
 
     running = None
 
     @classmethod
-    def start(cls, case, schedule):
+    def start(cls, name):
         cls.end()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), sys.argv[1], case, schedule, str(port)],
+        case, way = name.split(", ")
+        second = subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__), sys.argv[1], case, way, str(port)],
             stdin=subprocess.DEVNULL,
         )
-        half = Half(0, case, schedule, port)
-        cls.running = process, half
-        return half.step, lambda: None
+        first = Process(0, case, way, port)
+        cls.running = second, first
+        return first.step, lambda: None
 
     @classmethod
     def end(cls):
         if cls.running:
-            process, half = cls.running
+            second, first = cls.running
             cls.running = None
-            half.say(STOP)
+            first.say(STOP)
             dist.destroy_process_group()
-            process.wait()
+            second.wait()
 
 
 def lstm():
@@ -140,13 +175,9 @@ def lstm():
 
 
 if len(sys.argv) > 2:
-    Half(1, *sys.argv[2:]).follow()
+    Process(1, *sys.argv[2:]).follow()
     dist.destroy_process_group()
 else:
-    cases = {
-        f"{case}, {schedule}": lambda case=case, schedule=schedule: Pipelined.start(case, schedule)
-        for case in NETWORKS
-        for schedule in SCHEDULES
-    }
+    cases = {name: lambda name=name: Pair.start(name) for name in CASES}
     serve(f"PyTorch {torch.__version__}", {**cases, "lstm, 2 threads": lstm})
-    Pipelined.end()
+    Pair.end()
