@@ -103,7 +103,7 @@ void mpg_engine_wake(void) {
 
 /* Each look takes microseconds of a core, which devices may be computing on. */
 void mpg_engine_pause(int *turns, mpg_looker looker) {
-  enum { SPINS = 64, YIELDS = 400, LONG_BEHIND = 2000, DOUBLES_AT = 8, MOST_DOUBLED = 7 };
+  enum { SPINS = 128, YIELDS = 400, LONG_BEHIND = 2000, DOUBLES_AT = 8, MOST_DOUBLED = 7 };
   const long SHORT_NS = 20000, LONG_NS = 200000;
   const int turn = *turns;
   if (turn < INT_MAX) ++*turns;
@@ -294,21 +294,15 @@ static void make_room(void) { /* lock held */
   }
 }
 
-/* Where this rank is, for others: the block whose work sends. */
-static void note_block(void) { /* lock held */
-  mpg_standing *own = &engine->peers[engine->rank].standing;
-  mpg_device *device = mpg_worker_device();
-  uint32_t scope = device ? atomic_load_explicit(&device->at.scope, memory_order_relaxed) : 0;
-  if (scope && !own->since_ns) snprintf(own->text, sizeof own->text, "%s", mpg_scope_text(scope));
-}
-
 /* To the target's rank, or to all others. */
 static mpg_status send(const mpg_transfer *t, const void *data, const char *failure) {
   int to = mpg_device_rank(t->to);
   mpg_status status = MPG_OK;
   pthread_mutex_lock(&engine->lock);
   if (!failure) make_room();
-  note_block();
+  const mpg_device *device = mpg_worker_device();
+  uint32_t scope = device ? atomic_load_explicit(&device->at.scope, memory_order_relaxed) : 0;
+  if (scope) engine->scope = scope;
   MPG_GOTO(mpg_engine_start());
   if (to >= 0) {
     status = mpg_message_send(t, to, t->number, data, failure);
@@ -318,7 +312,6 @@ static mpg_status send(const mpg_transfer *t, const void *data, const char *fail
       status = mpg_message_send(t, rank, t->number + (uint64_t)rank, data, failure);
     }
   }
-  mpg_messages_advance(); /* small ones have left already */
   if (engine->under_way) mpg_engine_wake();
 fail:
   pthread_mutex_unlock(&engine->lock);

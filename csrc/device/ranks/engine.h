@@ -23,16 +23,17 @@ struct mpg_message {
   mpg_message *next; /* of those under way */
   int rank;          /* to or from */
   bool sends, control, done;
-  mpg_status status; /* of one that is done */
-  char text[MPG_NOTICE];
-  mpg_transfer transfer; /* of a receive */
-  char *buffer;          /* header, then small data or a notice; owned */
-  size_t buffer_size;
-  char *data;                   /* large data; owned if it is sent */
-  char *target;                 /* of a receive */
-  bool body;                    /* a receive of large data has its header */
-  int num_requests, num_tested; /* those before num_tested are done */
-  mpg_mpi_handle *requests;     /* owned */
+  mpg_status status;               /* of one that is done */
+  mpg_transfer transfer;           /* of a receive */
+  char *buffer;                    /* header, then small data or a notice; owned */
+  size_t buffer_size, buffer_room; /* used, and there is */
+  char *data;                      /* large data; owned if it is sent */
+  char *target;                    /* of a receive */
+  bool body;                       /* a receive of large data has its header */
+  int num_requests, num_tested;    /* those before num_tested are done */
+  mpg_mpi_handle *requests;        /* `few`, or owned */
+  mpg_mpi_handle few[2];
+  char text[MPG_NOTICE]; /* why it failed */
 };
 
 /* How a rank stands still (standstill.h). */
@@ -40,7 +41,7 @@ typedef struct mpg_standing {
   int64_t since_ns;          /* by this process's clock; 0: it does not */
   uint64_t waits_for;        /* a set of ranks */
   uint64_t serial;           /* of its progress: while it is the same, nothing has moved */
-  char text[MPG_NOTICE / 2]; /* what it waits for; of one that does not: its latest block */
+  char text[MPG_NOTICE / 2]; /* what it waits for; of others that do not: their latest block */
 } mpg_standing;
 
 typedef struct mpg_peer {
@@ -76,6 +77,8 @@ typedef struct mpg_engine {
   _Atomic(int) workers, hosts; /* threads that wait for remote devices, and look meanwhile */
   mpg_message *under_way;
   int num_under_way;
+  mpg_message *unused; /* with their buffers, for the next ones */
+  int num_unused;
   struct {
     mpg_message **messages; /* whose next requests, as MPI has them in an array, are `requests` */
     void *requests;
@@ -94,6 +97,7 @@ typedef struct mpg_engine {
   int64_t knot_ns;               /* since when */
   int64_t limit_ns, told_ns;     /* how long a rank may be silent; when others were told last */
   bool ended;
+  uint32_t scope; /* of the block whose work sent last; 0: of none */
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state */
 

@@ -1,4 +1,5 @@
 /* Messages between ranks: headers, data in pieces, notices of failures. */
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -44,13 +45,25 @@ static void give_back(char *memory, size_t size) {
   engine->spare[place].size = size;
 }
 
+enum { UNUSED = 16 }; /* messages that are kept */
+
+static void really_free(mpg_message *message) {
+  if (message->requests != message->few) mpg_free(message->requests);
+  mpg_free(message->buffer);
+  mpg_free(message);
+}
+
 void mpg_message_free(mpg_message *message) {
   if (!message || message->num_tested < message->num_requests) return; /* MPI has it still: kept */
   if (message->sends) engine->bytes_under_way -= message->buffer_size + message->transfer.size;
-  mpg_free(message->buffer);
   if (message->sends && message->data) give_back(message->data, message->transfer.size);
-  mpg_free(message->requests);
-  mpg_free(message);
+  if (engine->num_unused == UNUSED) {
+    really_free(message);
+    return;
+  }
+  message->next = engine->unused;
+  engine->unused = message;
+  engine->num_unused++;
 }
 
 /* For mpg_messages_advance, which may be at it. */
@@ -68,22 +81,39 @@ static mpg_status make_room_to_look(int count) {
 
 static mpg_status new_message(int rank, size_t buffer_size, int num_requests,
                               mpg_message **result) {
-  mpg_message *message = mpg_calloc(1, sizeof *message);
-  if (!message) return mpg_out_of_host_memory(sizeof *message);
-  mpg_status status = make_room_to_look(engine->num_under_way + 1);
-  if (status != MPG_OK) {
-    mpg_free(message);
-    return status;
+  MPG_TRY(make_room_to_look(engine->num_under_way + 1));
+  mpg_message *m = engine->unused;
+  if (m) {
+    engine->unused = m->next;
+    engine->num_unused--;
+    if (m->requests != m->few) mpg_free(m->requests);
+  } else if (!(m = mpg_malloc(sizeof *m))) {
+    return mpg_out_of_host_memory(sizeof *m);
+  } else {
+    m->buffer = NULL;
+    m->buffer_room = 0;
   }
-  message->rank = rank;
-  message->buffer_size = buffer_size;
-  message->buffer = mpg_malloc(buffer_size);
-  message->requests = mpg_calloc((size_t)num_requests, sizeof *message->requests);
-  if (!message->buffer || !message->requests) {
-    mpg_message_free(message);
+  char *buffer = m->buffer;
+  size_t room = m->buffer_room;
+  memset(m, 0, offsetof(mpg_message, text));
+  m->requests = m->few;
+  m->text[0] = 0;
+  m->rank = rank;
+  m->buffer = buffer;
+  m->buffer_room = room;
+  m->buffer_size = buffer_size;
+  if (num_requests > (int)(sizeof m->few / sizeof m->few[0]))
+    m->requests = mpg_calloc((size_t)num_requests, sizeof *m->requests);
+  if (buffer_size > room) {
+    mpg_free(buffer);
+    m->buffer = mpg_malloc(buffer_size);
+    m->buffer_room = buffer_size;
+  }
+  if (!m->buffer || !m->requests) {
+    really_free(m);
     return mpg_out_of_host_memory(buffer_size);
   }
-  *result = message;
+  *result = m;
   return MPG_OK;
 }
 
@@ -123,6 +153,15 @@ static void put_under_way(mpg_message *message) {
   engine->num_under_way++;
 }
 
+/* Whether MPI needs nothing of what is sent any more. */
+static bool has_left(mpg_message *m) {
+  for (int done = 1; m->num_tested < m->num_requests; m->num_tested++) {
+    _Alignas(16) char status[MPG_MPI_STATUS];
+    if (engine->mpi.test(&m->requests[m->num_tested], &done, status) || !done) return false;
+  }
+  return true;
+}
+
 mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
                             const void *data, const char *failure) {
   size_t size = failure ? 0 : transfer->size, small = size <= MPG_SMALL ? size : 0;
@@ -155,9 +194,12 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
   MPG_GOTO(isend(m, m->buffer, (int)m->buffer_size, tag_of(number)));
   for (int i = 0; m->data && i < pieces_of(size); i++)
     MPG_GOTO(isend(m, m->data + (size_t)i * MPG_PIECE, piece_size(size, i), tag_of(number)));
-  put_under_way(m);
   engine->sent++;
   engine->bytes_sent += size;
+  if (has_left(m)) /* as small ones have */
+    mpg_message_free(m);
+  else
+    put_under_way(m);
   return MPG_OK;
 fail:
   if (m->num_requests) { /* MPI may still read it */
@@ -211,7 +253,9 @@ mpg_status mpg_news_tell(int rank, mpg_news kind, const char *text) {
                .serial = standing->serial,
                .waits_for = standing->waits_for,
                .stood_ns = standing->since_ns ? mpg_clock_ns() - standing->since_ns : -1};
-  snprintf(said.text, sizeof said.text, "%s", kind == MPG_NEWS_ALIVE ? standing->text : text);
+  if (kind == MPG_NEWS_ALIVE)
+    text = standing->since_ns ? standing->text : mpg_scope_text(engine->scope);
+  snprintf(said.text, sizeof said.text, "%s", text);
   memcpy(m->buffer, &said, sizeof said);
   mpg_status status = isend(m, m->buffer, (int)sizeof said, MPG_CONTROL_TAG);
   if (status == MPG_OK) put_under_way(m);

@@ -22,11 +22,10 @@ mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path) {
   return find(library, "MPI_Error_string", &mpi->error_string);
 }
 
-mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function) {
+mpg_status mpg_mpi_fail(const mpg_mpi *mpi, int code, const char *function) {
   enum { LONGEST = 8192 }; /* MPI_MAX_ERROR_STRING is 256 to 8192 */
   char text[LONGEST + 1] = "";
   int length = 0;
-  if (!code) return MPG_OK;
   mpi->error_string(code, text, &length);
   return mpg_fail(MPG_ERROR, "%s failed: %.400s", function, text);
 }

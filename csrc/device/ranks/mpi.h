@@ -34,7 +34,10 @@ enum { MPG_MPI_STATUS = 256 }; /* bytes, more than an MPI_Status has anywhere */
 
 /* Finds the functions in the library of that path, which is open already, and what it needs. */
 mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path);
-/* MPG_OK if the code is MPI's success; else its text. */
-mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function);
+mpg_status mpg_mpi_fail(const mpg_mpi *mpi, int code, const char *function);
+/* MPG_OK if the code is MPI's success; else fails with its text. */
+static inline mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function) {
+  return code ? mpg_mpi_fail(mpi, code, function) : MPG_OK;
+}
 
 #endif

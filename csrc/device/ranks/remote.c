@@ -97,7 +97,7 @@ static bool remote_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
       turns = 0;
       continue;
     }
-    if (mpg_clock_ns() > end) break;
+    if (turns % 16 == 15 && mpg_clock_ns() > end) break;
     mpg_engine_pause(&turns, worker                          ? MPG_LOOKER_WORK
                              : atomic_load(&engine->workers) ? MPG_LOOKER_BESIDE
                                                              : MPG_LOOKER_HOST);
