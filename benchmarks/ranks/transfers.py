@@ -90,13 +90,14 @@ class BackAndForth(gluon.HybridBlock):
 
 
 def hand_over(net, x, hops):
-    """Seconds of one hop of an array that goes back and forth."""
+    """Seconds of one hop of an array that goes back and forth, in the best of five calls: the first
+    finds the caches full of what was summed before."""
 
     def pass_on():
         net(x)
         mx.nd.waitall()
 
-    return timed(pass_on) / hops
+    return min(timed(pass_on) for _ in range(5)) / hops
 
 
 def main():
