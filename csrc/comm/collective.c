@@ -149,6 +149,31 @@ static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count,
   return joined < 0 ? sum(plan, here, count, to) : join(plan, here, count, joined, to);
 }
 
+/* The same for all ranks: from[i * step + rank * step_of_rank] is rank i's array for that rank.
+ * What is sent comes before what waits for others, on each device. Ranks are planned from the last
+ * to the first: gradients of a value are summed from its last use to its first, so backward, too,
+ * sums in the order of the ranks. */
+static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request *r,
+                                     const uint32_t *from, int step, int step_of_rank, int joined,
+                                     uint32_t *results) {
+  int n = r->num_ranks;
+  uint32_t *here = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof *here);
+  if (!here) return mpg_out_of_host_memory((size_t)n * (size_t)n * sizeof *here);
+  for (int rank = n - 1; rank >= 0; rank--)
+    for (int i = 0; i < n; i++) {
+      uint32_t *at = &here[rank * n + i], array = from[i * step + rank * step_of_rank];
+      const mpg_shape shape = plan->slots[array].desc.shape;
+      MPG_TRY(move(plan, array, r->devices[rank], at));
+      if (*at == array && !step_of_rank &&
+          n > 1) /* its gradient has its turn among those of the copies */
+        MPG_TRY(reshape(plan, array, &shape, at));
+    }
+  for (int rank = n - 1; rank >= 0; rank--)
+    MPG_TRY(joined < 0 ? sum(plan, here + rank * n, n, &results[rank])
+                       : join(plan, here + rank * n, n, joined, &results[rank]));
+  return MPG_OK;
+}
+
 /* parts[rank * n + i]: part i of that rank's array. */
 static mpg_status cut_all(mpg_comm_plan *plan, const uint32_t *from, int n, int axis,
                           uint32_t **parts) {
@@ -160,14 +185,9 @@ static mpg_status cut_all(mpg_comm_plan *plan, const uint32_t *from, int n, int 
 
 static mpg_status reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r,
                                  const uint32_t *from, int axis, uint32_t *results) {
-  int n = r->num_ranks;
-  uint32_t *parts, own_parts[MPG_COMM_MAX_RANKS];
-  MPG_TRY(cut_all(plan, from, n, axis, &parts));
-  for (int rank = 0; rank < n; rank++) {
-    for (int i = 0; i < n; i++) own_parts[i] = parts[i * n + rank];
-    MPG_TRY(collect(plan, own_parts, n, r->devices[rank], -1, &results[rank]));
-  }
-  return MPG_OK;
+  uint32_t *parts;
+  MPG_TRY(cut_all(plan, from, r->num_ranks, axis, &parts));
+  return collect_everywhere(plan, r, parts, r->num_ranks, 1, -1, results);
 }
 
 /* Two ranks have the same bytes on the way in either case, and a small array costs its hops. */
@@ -184,36 +204,25 @@ static bool two_shot(const mpg_comm_request *r) {
 static mpg_status all_reduce(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from,
                              uint32_t *results) {
   int n = r->num_ranks;
-  if (!two_shot(r)) {
-    for (int rank = n - 1; rank >= 0; rank--)
-      MPG_TRY(collect(plan, from, n, r->devices[rank], -1, &results[rank]));
-    return MPG_OK;
-  }
-  uint32_t flat[MPG_COMM_MAX_RANKS] = {0}, sums[MPG_COMM_MAX_RANKS] = {0}, whole;
+  if (!two_shot(r)) return collect_everywhere(plan, r, from, 1, 0, -1, results);
+  uint32_t flat[MPG_COMM_MAX_RANKS] = {0}, sums[MPG_COMM_MAX_RANKS] = {0};
   mpg_shape line = {.ndim = 1, .dims = {mpg_shape_size(&r->inputs[0].shape)}};
   for (int rank = 0; rank < n; rank++) MPG_TRY(reshape(plan, from[rank], &line, &flat[rank]));
   MPG_TRY(reduce_scatter(plan, r, flat, 0, sums));
-  for (int rank = n - 1; rank >= 0; rank--) {
-    MPG_TRY(collect(plan, sums, n, r->devices[rank], 0, &whole));
-    MPG_TRY(reshape(plan, whole, &r->inputs[0].shape, &results[rank]));
-  }
+  MPG_TRY(collect_everywhere(plan, r, sums, 1, 0, 0, results));
+  for (int rank = n - 1; rank >= 0; rank--)
+    MPG_TRY(reshape(plan, results[rank], &r->inputs[0].shape, &results[rank]));
   return MPG_OK;
 }
 
 static mpg_status all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from,
                              uint32_t *results) {
-  int n = r->num_ranks;
-  uint32_t *parts, own_parts[MPG_COMM_MAX_RANKS];
-  MPG_TRY(cut_all(plan, from, n, r->axis, &parts));
-  for (int rank = 0; rank < n; rank++) {
-    for (int i = 0; i < n; i++) own_parts[i] = parts[i * n + rank];
-    MPG_TRY(collect(plan, own_parts, n, r->devices[rank], r->other_axis, &results[rank]));
-  }
-  return MPG_OK;
+  uint32_t *parts;
+  MPG_TRY(cut_all(plan, from, r->num_ranks, r->axis, &parts));
+  return collect_everywhere(plan, r, parts, r->num_ranks, 1, r->other_axis, results);
 }
 
-/* Results for several ranks are planned from the last rank to the first: gradients of a value are
- * summed from its last use to its first, so backward, too, sums in the order of the ranks. */
+/* Ranks from the last to the first, as in collect_everywhere. */
 static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
   uint32_t from[MPG_COMM_MAX_RANKS], *results = plan->results;
   int n = r->num_ranks;
@@ -222,10 +231,7 @@ static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
     case MPG_ALL_REDUCE: MPG_TRY(all_reduce(plan, r, from, results)); break;
     case MPG_REDUCE: MPG_TRY(collect(plan, from, n, r->root, -1, results)); break;
     case MPG_REDUCE_SCATTER: MPG_TRY(reduce_scatter(plan, r, from, r->axis, results)); break;
-    case MPG_ALL_GATHER:
-      for (int rank = n - 1; rank >= 0; rank--)
-        MPG_TRY(collect(plan, from, n, r->devices[rank], r->axis, &results[rank]));
-      break;
+    case MPG_ALL_GATHER: MPG_TRY(collect_everywhere(plan, r, from, 1, 0, r->axis, results)); break;
     case MPG_GATHER: MPG_TRY(collect(plan, from, n, r->root, r->axis, results)); break;
     case MPG_SCATTER: {
       uint32_t parts[MPG_COMM_MAX_RANKS];
