@@ -104,6 +104,11 @@ static PyObject *ranks_begun(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unus
   Py_RETURN_NONE;
 }
 
+static PyObject *ranks_end_within_limit(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  MPG_PY_TRY(mpg_ranks_end_within_limit());
+  Py_RETURN_NONE;
+}
+
 static PyObject *ranks_note_step(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
   mpg_ranks_note_step();
   Py_RETURN_NONE;
@@ -144,6 +149,8 @@ static PyMethodDef methods[] = {
     {"ranks_begin_within", ranks_begin_within, METH_O,
      "ranks_begin_within(seconds)\n--\n\nEnds the process unless ranks_begun is called by then."},
     {"ranks_begun", ranks_begun, METH_NOARGS, "ranks_begun()\n--\n\nMPI has begun."},
+    {"ranks_end_within_limit", ranks_end_within_limit, METH_NOARGS,
+     "ranks_end_within_limit()\n--\n\nEnds the process unless it has ended by itself by then."},
     {"ranks_note_step", ranks_note_step, METH_NOARGS,
      "ranks_note_step()\n--\n\nOne more step of training begins."},
     {"ranks_look", ranks_look, METH_VARARGS,

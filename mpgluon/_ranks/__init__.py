@@ -298,7 +298,9 @@ def _end(process):
     while not _core.ranks_flushed() and time.monotonic() - flushed < 1:
         time.sleep(0.0005)
     _core.ranks_end()
-    if not all_ended:
+    if all_ended:
+        _core.ranks_end_within_limit()  # MPI's own end comes now, and may meet a rank that stops
+    else:
         sys.stdout.flush()
         sys.stderr.flush()
         _world.Abort(1)  # the others have been told, or do not answer

@@ -3,6 +3,7 @@
 mpirun -n 2 python beginnings.py version
 """
 
+import atexit
 import json
 import os
 import signal
@@ -25,6 +26,8 @@ def change():
         sys.modules["mpi4py"] = None
     elif HOW == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif HOW == "never_ends":  # after what mpgluon does at the end, before what mpi4py does
+        atexit.register(os.kill, os.getpid(), signal.SIGSTOP)
     else:
         os.environ.update({"limit": {"MPGLUON_RANKS_TIMEOUT": "soon"}}.get(HOW, {}))
         os.environ.update({"limits": {"MPGLUON_RANKS_TIMEOUT": "7"}}.get(HOW, {}))

@@ -114,6 +114,14 @@ def test_a_rank_that_never_begins():
     assert 0 not in told
 
 
+@needs_mpi
+def test_a_rank_that_never_ends():
+    told, done = run("never_ends", script=BEGINNINGS, MPGLUON_RANKS_TIMEOUT="2")
+    assert told == {0: None, 1: None} and done.returncode != 0, done.stdout + done.stderr
+    assert "MPI has not ended within 2 s" in done.stderr
+    assert not launching.processes_of(f"{BEGINNINGS} never_ends"), "processes are left"
+
+
 def test_one_process_is_rank_0():
     assert output_of("""
         import sys

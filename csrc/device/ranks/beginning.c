@@ -1,6 +1,6 @@
-/* The time limit of MPI's beginning, which waits for all ranks, and for those that have stopped or
- * died meanwhile for ever. There is no way out of it but the end of the process; launchers then end
- * the others. */
+/* The time limit of MPI's beginning and end, which wait for all ranks, and for those that have
+ * stopped or died meanwhile for ever. There is no way out of them but the end of the process;
+ * launchers then end the others. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,8 +12,7 @@
 
 static mpg_engine *const engine = &mpg_the_engine;
 
-static void *watch(void *unused) {
-  (void)unused;
+static void *watch(void *done) {
   struct timespec end;
   clock_gettime(CLOCK_REALTIME, &end);
   end.tv_sec += engine->limit_ns / 1000000000;
@@ -24,25 +23,31 @@ static void *watch(void *unused) {
   pthread_mutex_unlock(&engine->lock);
   if (!late) return NULL;
   fprintf(stderr,
-          "mpgluon: MPI has not begun within %.0f s: another rank is stopped, dead or cut off "
+          "mpgluon: MPI has not %s within %.0f s: another rank is stopped, dead or cut off "
           "(MPGLUON_RANKS_TIMEOUT)\n",
-          (double)engine->limit_ns * 1e-9);
+          (const char *)done, (double)engine->limit_ns * 1e-9);
   fflush(stderr);
   _exit(1);
 }
 
-mpg_status mpg_ranks_begin_within(double seconds) {
-  engine->limit_ns = (int64_t)(seconds * 1e9);
+static mpg_status start_watch(const char *done) {
   engine->beginning = true;
   sigset_t all, before;
   sigfillset(&all); /* signals are for the host's threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&engine->watch, NULL, watch, NULL);
+  int error = pthread_create(&engine->watch, NULL, watch, (void *)done);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (!error) return MPG_OK;
   engine->beginning = false;
   return mpg_fail(MPG_ERROR, "the thread for ranks could not be started: %s", strerror(error));
 }
+
+mpg_status mpg_ranks_begin_within(double seconds) {
+  engine->limit_ns = (int64_t)(seconds * 1e9);
+  return start_watch("begun");
+}
+
+mpg_status mpg_ranks_end_within_limit(void) { return start_watch("ended"); }
 
 void mpg_ranks_begun(void) {
   pthread_mutex_lock(&engine->lock);

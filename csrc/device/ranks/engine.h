@@ -70,7 +70,7 @@ typedef struct mpg_engine {
   pthread_mutex_t lock;
   pthread_cond_t changed; /* there is something to do */
   pthread_t thread;
-  pthread_t watch; /* ends the process if MPI has not begun in time */
+  pthread_t watch; /* ends the process if MPI has not begun, or ended, in time */
   bool beginning;
   pthread_cond_t begun;
   bool started, stopping, forked, asleep; /* asleep: the thread waits for `changed` */

@@ -29,6 +29,8 @@
  * beginning can't be given up. Once; any thread. */
 mpg_status mpg_ranks_begin_within(double seconds);
 void mpg_ranks_begun(void);
+/* Once, when all have told that they end: the process ends by itself, or by then. */
+mpg_status mpg_ranks_end_within_limit(void);
 
 /* Begins: from now on there are `size` ranks and this process is `rank`. A rank that is silent for
  * `limit` seconds is lost. Once. Host lock. */
