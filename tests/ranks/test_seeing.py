@@ -55,3 +55,12 @@ def test_one_trace_of_all_ranks(tmp_path):
             arrows.setdefault(event["id"], {})[event["ph"]] = event["pid"]
     crossing = [arrow for arrow in arrows.values() if arrow["s"] != arrow["f"]]
     assert len(crossing) == 4 and all(set(arrow) == {"s", "f"} for arrow in arrows.values())
+
+
+def test_looks_for_messages_leave_the_cores_to_devices():
+    """A look costs microseconds of the core that the device computes on: 4,000 to 8,000 a second
+    took a quarter of it."""
+    done = launching.run(2, os.path.join(HERE, "looking.py"))
+    found = dict(re.findall(r"rank (\d): (\d+) a second", done.stdout))
+    assert done.returncode == 0 and set(found) == {"0", "1"}, done.stdout + done.stderr
+    assert all(int(rate) < 2000 for rate in found.values()), found
