@@ -495,18 +495,14 @@ static mpg_status plan_auto(const mpg_comm_request *r, mpg_comm_plan *plan) {
 
 typedef struct transport {
   const char *name;
-  mpg_status (*plan)(const mpg_comm_request *request, mpg_comm_plan *plan); /* NULL: not there */
-  const char *missing;
+  mpg_status (*plan)(const mpg_comm_request *request, mpg_comm_plan *plan);
 } transport;
 
 static const transport transports[] = {
-    {"local", plan_local, NULL},
-    {"single", plan_single, NULL}, /* what NCCL is asked for, of whatever devices: for tests */
-    {"nccl", plan_nccl, NULL},
-    {"auto", plan_auto, NULL},
-    {"mpi", NULL,
-     "collectives between processes, through MPI, are not there yet; transport='local' works "
-     "between the devices of one process"},
+    {"local", plan_local},
+    {"single", plan_single}, /* what NCCL is asked for, of whatever devices: for tests */
+    {"nccl", plan_nccl},
+    {"auto", plan_auto},
 };
 
 /* --- Checks ----------------------------------------------------------------------------------- */
@@ -563,13 +559,8 @@ mpg_status mpg_comm_plan_make(const char *name, const mpg_comm_request *request,
   for (size_t i = 0; i < sizeof transports / sizeof *transports; i++)
     if (strcmp(transports[i].name, name) == 0) found = &transports[i];
   if (found == NULL)
-    return mpg_fail(
-        MPG_VALUE_ERROR,
-        "there is no transport '%s'; there are 'auto', 'local' and 'nccl' (and mpi is planned)",
-        name);
-  if (found->plan == NULL)
-    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: %s", mpg_collective_name(request->kind),
-                    found->missing);
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "there is no transport '%s'; there are 'auto', 'local' and 'nccl'", name);
   mpg_comm_request checked = *request;
   MPG_TRY(check(request, &checked.axis, &checked.other_axis));
   if (checked.root.type == 0) checked.root = request->input_devices[0];

@@ -65,6 +65,10 @@ mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count) {
   int indices[MOST];
   for (int i = 0; i < count; i++) {
     if (i == MOST) return mpg_fail(MPG_NOT_IMPLEMENTED, "at most %d GPUs can take part", MOST);
+    if (ids[i].rank)
+      return mpg_fail(MPG_NOT_IMPLEMENTED,
+                      "NCCL is between the GPUs of one process so far; transport='local' is "
+                      "between those of ranks, too");
     if (ids[i].type != MPG_GPU)
       return mpg_fail(
           MPG_NOT_IMPLEMENTED,
@@ -150,15 +154,26 @@ static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_
   return status;
 }
 
-static mpg_status open_gpu(int32_t index, mpg_device **result) {
+static mpg_status open_gpu(mpg_device_id id, mpg_device **result) {
   const char *reason;
   const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
   int count = library ? library->driver->count(&reason) : 0;
-  if (!count) return mpg_fail(MPG_ERROR, "gpu(%d) cannot be used: %s", index, reason);
-  if (index >= count)
-    return mpg_fail(MPG_ERROR, "gpu(%d) is not there: GPUs here are numbered 0 to %d", index,
-                    count - 1);
-  return open_device((mpg_device_id){.type = MPG_GPU, .index = index}, &mpg_gpu_backend, result);
+  if (!count)
+    return mpg_fail(MPG_ERROR, "%s cannot be used: %s", mpg_device_id_text(id).text, reason);
+  if (id.index >= count)
+    return mpg_fail(MPG_ERROR, "%s is not there: GPUs here are numbered 0 to %d",
+                    mpg_device_id_text(id).text, count - 1);
+  return open_device(id, &mpg_gpu_backend, result);
+}
+
+/* Of another process. Its programs are made here, too. */
+static mpg_status open_remote(mpg_device_id id, mpg_device **result) {
+  const char *reason;
+  if (id.type == MPG_GPU && !mpg_gpu_library_get(&reason))
+    return mpg_fail(MPG_ERROR,
+                    "%s cannot be used by rank %d, where its programs are compiled, too: %s",
+                    mpg_device_id_text(id).text, mpg_ranks_own(), reason);
+  return open_device(id, &mpg_remote_backend, result);
 }
 
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
@@ -176,15 +191,12 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
     if (mpg_device_rank(id) >= mpg_ranks_count())
       return mpg_fail(MPG_VALUE_ERROR, "%s: there is no rank %d: this program has %d",
                       mpg_device_id_text(id).text, mpg_device_rank(id), mpg_ranks_count());
-    if (id.type != MPG_CPU && id.type != MPG_CPU_SIDE)
-      return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: only CPU devices can be those of a rank so far",
-                      mpg_device_id_text(id).text);
-    if (mpg_device_rank(id) != mpg_ranks_own()) return open_device(id, &mpg_remote_backend, device);
+    if (mpg_device_rank(id) != mpg_ranks_own()) return open_remote(id, device);
   }
   if (id.type == MPG_CPU || id.type == MPG_CPU_SIDE)
     return open_device(
         id, table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend, device);
-  if (id.type == MPG_GPU) return open_gpu(id.index, device);
+  if (id.type == MPG_GPU) return open_gpu(id, device);
   return mpg_fail(MPG_ERROR, "there is no device type of number %d", id.type);
 }
 

@@ -21,13 +21,15 @@ static mpg_status transfer_work(mpg_run *run, void *payload) {
   transfer_task *task = payload;
   bool done = true;
   if (task->kind == MPG_TRANSFER_RECEIVE)
-    return mpg_transfer_receive(run, &task->transfer, task->target, &done);
+    return mpg_transfer_receive(run, &task->transfer, task->to, task->target, &done);
   bool profiling = mpg_profiler_on(), shares = task->kind == MPG_TRANSFER_SHARE;
   int64_t begin = profiling ? mpg_clock_ns() : 0;
   if (shares)
     MPG_TRY(mpg_device_copy(run->device, task->to, task->target, task->from, task->source,
                             task->transfer.size));
-  MPG_TRY(mpg_transfer_send(&task->transfer, task->source));
+  bool from_target = shares && !task->from->backend->host_accessible;
+  MPG_TRY(from_target ? mpg_transfer_send(&task->transfer, task->to, task->target)
+                      : mpg_transfer_send(&task->transfer, task->from, task->source));
   task->done = true;
   if (profiling)
     mpg_profiler_record(run->device, &(mpg_event){.name = shares ? "share" : "send",

@@ -166,7 +166,7 @@ def all_reduce(
         bits on any devices. 'nccl': NVIDIA's library; each array must be on a GPU (a card) of its
         own, and sums are taken in NCCL's order. 'auto': 'nccl' where it can be, else 'local', also
         in pipelines. By default what the setting MPGLUON_COLLECTIVES says, which is 'auto' if not
-        set. 'mpi' is not there yet.
+        set; between devices of several ranks it is 'local', whose copies go through MPI.
 
     Returns
     -------

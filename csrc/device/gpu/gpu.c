@@ -525,6 +525,15 @@ static mpg_status gpu_run_copy(mpg_device *device, mpg_device *to, void *target,
                              is_gpu(from) ? state_of(from)->gpu : NULL, source, size);
 }
 
+static mpg_status gpu_run_copy_to_host(mpg_device *device, void *host, const void *source,
+                                       size_t size) {
+  const mpg_gpu_driver *driver = state_of(device)->driver;
+  mpg_gpu *gpu = state_of(device)->gpu;
+  if (!size) return MPG_OK;
+  MPG_TRY(note_loss(device, driver->copy(gpu, NULL, host, gpu, source, size)));
+  return note_loss(device, driver->finish(gpu));
+}
+
 static mpg_status gpu_capture_begin(mpg_device *device, void **stream) {
   return state_of(device)->driver->capture_begin(state_of(device)->gpu, stream);
 }
@@ -563,6 +572,7 @@ const mpg_backend mpg_gpu_backend = {
     .copy_to_host = gpu_copy_to_host,
     .copy_from_host = gpu_copy_from_host,
     .run_copy = gpu_run_copy,
+    .run_copy_to_host = gpu_run_copy_to_host,
     .memory = gpu_memory,
     .capture_begin = gpu_capture_begin,
     .capture_end = gpu_capture_end,

@@ -94,6 +94,7 @@ typedef struct mpg_gpu_driver {
    * memory, which may be written or read until the stream has finished the copy. */
   mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source,
                      size_t size);
+  mpg_status (*finish)(mpg_gpu *gpu); /* blocks until the compute stream has passed all of it */
   mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* of the card */
   /* Whole pages of host memory, for all cards: copies of locked memory need no stage. */
   mpg_status (*lock)(void *memory, size_t size);

@@ -318,8 +318,14 @@ fail:
   return status;
 }
 
-mpg_status mpg_transfer_send(const mpg_transfer *transfer, const void *data) {
-  return send(transfer, data, NULL);
+mpg_status mpg_transfer_send(const mpg_transfer *transfer, mpg_device *device, const void *data) {
+  if (device->backend->host_accessible || !transfer->size) return send(transfer, data, NULL);
+  char *host = mpg_malloc(transfer->size);
+  if (!host) return mpg_out_of_host_memory(transfer->size);
+  mpg_status status = device->backend->run_copy_to_host(device, host, data, transfer->size);
+  if (status == MPG_OK) status = send(transfer, host, NULL);
+  mpg_free(host);
+  return status;
 }
 
 void mpg_transfer_send_failure(const mpg_transfer *transfer) {

@@ -53,17 +53,18 @@ static void really_free(mpg_message *message) {
   mpg_free(message);
 }
 
-void mpg_message_free(mpg_message *message) {
-  if (!message || message->num_tested < message->num_requests) return; /* MPI has it still: kept */
+bool mpg_message_free(mpg_message *message) {
+  if (message->num_tested < message->num_requests) return false;
   if (message->sends) engine->bytes_under_way -= message->buffer_size + message->transfer.size;
   if (message->sends && message->data) give_back(message->data, message->transfer.size);
   if (engine->num_unused == UNUSED) {
     really_free(message);
-    return;
+    return true;
   }
   message->next = engine->unused;
   engine->unused = message;
   engine->num_unused++;
+  return true;
 }
 
 /* For mpg_messages_advance, which may be at it. */

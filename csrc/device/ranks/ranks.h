@@ -6,7 +6,8 @@
  * is a *transfer*: a message that the one sends when it does the copy and the other receives.
  * Transfers are numbered in the order in which they are queued, which is the same in all processes,
  * and the number is the message's tag; so messages of any devices may overtake each other. Both
- * sides compare number, size and devices, which tells programs that differ.
+ * sides compare number, size and devices, which tells programs that differ. What a GPU sends or
+ * gets passes through memory of the host: its worker waits for it to be there.
  *
  * A device without a rank is the process's own: each process has one, with the same values if the
  * script gives them the same. So a copy from an own device to that of a rank moves nothing between
@@ -67,15 +68,16 @@ typedef struct mpg_transfer {
   size_t size;
 } mpg_transfer;
 
-/* SEND and SHARE: sends what is at `data` now to whoever gets it. Waits while very much is under
- * way. Running work of the source's or target's device, or host lock. */
-mpg_status mpg_transfer_send(const mpg_transfer *transfer, const void *data);
+/* SEND and SHARE: sends what is at `data`, memory of `device`, to whoever gets it. Waits while very
+ * much is under way. Running work of `device`, or of the target's where the host can read it; or
+ * host lock. */
+mpg_status mpg_transfer_send(const mpg_transfer *transfer, mpg_device *device, const void *data);
 /* Instead: that it failed, with this thread's error text. Any thread. */
 void mpg_transfer_send_failure(const mpg_transfer *transfer);
-/* RECEIVE, by running work of the source's device. *done false: return MPG_OK, and call it again
- * when called again. */
-mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, void *target,
-                                bool *done);
+/* RECEIVE into memory of `device`, by running work of the source's. *done false: return MPG_OK, and
+ * call it again when called again. */
+mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, mpg_device *device,
+                                void *target, bool *done);
 
 /* One more step of training begins: what others are told of this rank. Any thread. */
 void mpg_ranks_note_step(void);

@@ -9,6 +9,7 @@ typedef struct remote_state {
   struct remote_state *next;
   mpg_task_list published, enqueued; /* enqueued: the host lock's */
   mpg_message *receiving;            /* what the running work waits for */
+  char *staged;                      /* where it comes first; NULL: at its place at once */
 } remote_state;
 
 static mpg_engine *const engine = &mpg_the_engine;
@@ -115,20 +116,39 @@ static void remote_run_signal(mpg_run *run, mpg_tick tick) {
   atomic_store(run->device->completed, tick);
 }
 
-mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, void *target,
-                                bool *done) {
+static mpg_status begin_receive(remote_state *state, const mpg_transfer *transfer,
+                                const mpg_device *device, void *target) {
+  if (!device->backend->host_accessible && transfer->size) {
+    state->staged = mpg_malloc(transfer->size);
+    if (!state->staged) return mpg_out_of_host_memory(transfer->size);
+  }
+  mpg_status status =
+      mpg_message_receive(transfer, state->staged ? state->staged : target, &state->receiving);
+  if (status != MPG_OK) {
+    mpg_free(state->staged);
+    state->staged = NULL;
+  }
+  return status;
+}
+
+mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, mpg_device *device,
+                                void *target, bool *done) {
   remote_state *state = run->device->backend_state;
   *done = false;
-  if (!state->receiving) MPG_TRY(mpg_message_receive(transfer, target, &state->receiving));
+  if (!state->receiving) MPG_TRY(begin_receive(state, transfer, device, target));
   if (!state->receiving->done) {
     run->blocked_on = (mpg_point){.device = run->device, .tick = run->last_tick};
     return MPG_OK;
   }
   mpg_status status = state->receiving->status;
   if (status != MPG_OK) mpg_fail(status, "%s", state->receiving->text);
-  mpg_message_free(state->receiving);
+  bool gone = mpg_message_free(state->receiving);
   state->receiving = NULL;
   *done = true;
+  if (state->staged && status == MPG_OK)
+    status = device->backend->copy_from_host(device, target, state->staged, transfer->size);
+  if (gone) mpg_free(state->staged); /* else MPI may write to it still */
+  state->staged = NULL;
   return status;
 }
 

@@ -63,6 +63,7 @@ static void mark_alone(const mpg_program_set *set, const mpg_program *program, b
   for (uint32_t i = 0; i < program->count; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
     alone[i] = instruction->kind == MPG_WAIT ||
+               (instruction->kind == MPG_COPY && set->num_transfers) ||
                (instruction->kind != MPG_SIGNAL && !can_repeat(set, program, instruction));
   }
   for (uint32_t s = 0; s < set->num_segments; s++) {

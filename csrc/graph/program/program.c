@@ -69,7 +69,8 @@ static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
         transfer_of(frame, program, instruction, &transfer) != MPG_TRANSFER_RECEIVE)
       continue;
     void *target = operand_address(frame, program, instruction->operands + 1);
-    MPG_TRY(mpg_transfer_receive(run, &transfer, target, &done));
+    mpg_device *to = frame->set->programs[instruction->peer].device;
+    MPG_TRY(mpg_transfer_receive(run, &transfer, to, target, &done));
     if (!done) return MPG_OK;
   }
   return MPG_OK;
@@ -82,7 +83,8 @@ static mpg_status send(const mpg_call_frame *frame, const mpg_program *program,
   mpg_transfer_kind kind = transfer_of(frame, program, instruction, &transfer);
   *here = kind == MPG_TRANSFER_HERE || kind == MPG_TRANSFER_SHARE;
   return kind == MPG_TRANSFER_SEND || kind == MPG_TRANSFER_SHARE
-             ? mpg_transfer_send(&transfer, operand_address(frame, program, instruction->operands))
+             ? mpg_transfer_send(&transfer, program->device,
+                                 operand_address(frame, program, instruction->operands))
              : MPG_OK;
 }
 

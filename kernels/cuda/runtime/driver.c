@@ -331,6 +331,10 @@ static mpg_status driver_settle(mpg_gpu *gpu) {
   return mpg_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
+static mpg_status driver_finish(mpg_gpu *gpu) {
+  return mpg_cuda_check(cudaStreamSynchronize(gpu->compute), "cudaStreamSynchronize");
+}
+
 static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from,
                               const void *source, size_t size) {
   cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
@@ -457,6 +461,7 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .arrived = driver_arrived,
     .follow_default = driver_follow_default,
     .settle = driver_settle,
+    .finish = driver_finish,
     .copy = driver_copy,
     .memory = driver_memory,
     .lock = driver_lock,
