@@ -5,6 +5,7 @@ mpirun -n 2 python programs.py      or, all in one process:  python programs.py
 
 import hashlib
 import json
+import os
 import sys
 
 import numpy as np
@@ -155,7 +156,8 @@ def digest(arrays):
 
 def main(names):
     ranks = par.num_ranks()
-    devices = [mx.cpu(i // ranks, rank=i % ranks) for i in range(4)]
+    kind = os.environ.get("DEVICE_TYPE", "cpu")
+    devices = [mx.Context(kind, i // ranks, rank=i % ranks) for i in range(4)]
     found = {}
     for name in names or PROGRAMS:
         mx.random.seed(11)
