@@ -1,8 +1,8 @@
 """Modules use no private names of each other: whoever has a private attribute offers a function.
 
 The extension and its types have names that begin with an underscore for the package alone: those,
-and ops' names, are no module's own. Nor are such names of the standard library, and of PyTorch,
-that these document.
+and ops' names, are no module's own. Nor are such names of the standard library, of PyTorch
+and of mpi4py, that these document.
 """
 
 import ast
@@ -12,7 +12,14 @@ import pathlib
 from mpgluon import _core
 
 # `_implementation` is how NumPy says (NEP 18) that its own function is called for other arrays.
-STANDARD = {"_create_unverified_context", "_getframe", "_implementation", "_replace", "_version"}
+STANDARD = {
+    "_create_unverified_context",
+    "_getframe",
+    "_implementation",
+    "_replace",
+    "_sizeof",
+    "_version",
+}
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "mpgluon"
 
 
