@@ -180,13 +180,11 @@ static mpg_status find_queue(mpg_device **queue) {
   return MPG_OK;
 }
 
-mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
+static mpg_status queue_sums(const mpg_rank_sums *r) {
   mpg_queued_sums q = {0};
   job *j = NULL;
   mpg_device *devices[2];
   mpg_status status = MPG_OK;
-  if (!r->num_arrays) return MPG_OK;
-  MPG_TRY(check(r));
   MPG_TRY(find_queue(&devices[0]));
   devices[1] = r->arrays[0]->storage->device;
   MPG_TRY(make_job(r, devices[0], &j));
@@ -208,5 +206,43 @@ mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
                                                  .state = &q});
 fail:
   mpg_queued_sums_let_go(&q);
+  return status;
+}
+
+mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
+  if (!r->num_arrays) return MPG_OK;
+  MPG_TRY(check(r));
+  return queue_sums(r);
+}
+
+/* --- Arrays on a device of each rank ---------------------------------------------------------- */
+
+bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count) {
+  if (count < 2 || count != mpg_ranks_count() || arrays[0]->desc.dtype == MPG_BOOL) return false;
+  for (int i = 0; i < count; i++) {
+    const mpg_device_id id = arrays[i]->storage->device->id;
+    if (id.type != MPG_CPU || mpg_device_rank(id) != i ||
+        arrays[i]->desc.dtype != arrays[0]->desc.dtype ||
+        !mpg_shape_equal(&arrays[i]->desc.shape, &arrays[0]->desc.shape))
+      return false;
+  }
+  return true;
+}
+
+mpg_status mpg_comm_all_reduce_over_ranks(const mpg_tensor *const *arrays, mpg_tensor *results) {
+  int count = mpg_ranks_count(), made = 0;
+  mpg_status status = MPG_OK;
+  for (; made < count && status == MPG_OK; made++)
+    status = mpg_tensor_create(arrays[made]->storage->device, &arrays[made]->desc, &results[made]);
+  if (status == MPG_OK) {
+    const mpg_tensor *sum = &results[mpg_ranks_own()];
+    status = queue_sums(
+        &(mpg_rank_sums){.arrays = &arrays[mpg_ranks_own()], .sums = &sum, .num_arrays = 1});
+  } else {
+    made--;
+  }
+  for (int i = 0; i < made && status != MPG_OK; i++) mpg_tensor_release(&results[i]);
+  for (int i = 0; i < made && status == MPG_OK; i++)
+    if (i != mpg_ranks_own()) mpg_storage_add_write(results[i].storage, 0);
   return status;
 }

@@ -1,4 +1,5 @@
-/* Sums over ranks of arrays that each rank has by itself, in place or apart.
+/* Sums over ranks of arrays that each rank has by itself, in place or apart, and of arrays that are
+ * on a device of each.
  *
  * Like sums of replicas (replicas.h) they are no ops. They run in a side queue, one after the
  * other, as soon as the arrays are final, while the programs that made them still run. What the
@@ -19,5 +20,10 @@ typedef struct mpg_rank_sums {
   uint32_t num_arrays;
 } mpg_rank_sums;
 mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *sums);
+
+/* Whether there is one array of each rank, in their order, alike, on CPU devices. */
+bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count);
+/* Such arrays' sum, in results[rank] where arrays[rank] is: empty, the caller's. */
+mpg_status mpg_comm_all_reduce_over_ranks(const mpg_tensor *const *arrays, mpg_tensor *results);
 
 #endif

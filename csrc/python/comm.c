@@ -1,6 +1,11 @@
 /* _core.collective, _core.collective_plan, _core.sum_replicas and _core.sum_over_ranks. See
  * comm/collective.h, comm/replicas.h and comm/rank_sums.h. */
 #include "comm/collective.h"
+
+#include <string.h>
+
+#include "autograd/autograd.h"
+#include "autograd/trace.h"
 #include "comm/rank_sums.h"
 #include "comm/replicas.h"
 
@@ -102,12 +107,54 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   return MPG_OK;
 }
 
+/* Off the tape, the sum of arrays that are on a CPU device of each rank goes on in pieces, without
+ * copies; its bits are those of the plan. */
+static bool sums_over_ranks(const request *q, const mpg_tensor **tensors) {
+  const mpg_comm_request *r = &q->r;
+  if (r->kind != MPG_ALL_REDUCE || r->algorithm != MPG_COMM_AUTO || mpg_autograd_recording() ||
+      mpg_trace_active() || r->num_inputs != r->num_ranks || strcmp(q->transport, "auto") != 0)
+    return false;
+  for (int i = 0; i < r->num_ranks; i++) {
+    if (mpg_array_traced(q->arrays[i]) || !mpg_device_id_equal(r->devices[i], r->input_devices[i]))
+      return false;
+    tensors[i] = &q->arrays[i]->tensor;
+  }
+  return mpg_comm_one_of_each_rank(tensors, r->num_ranks);
+}
+
+static PyObject *sum_of_ranks(const mpg_tensor **tensors, int count) {
+  mpg_tensor *sums = PyMem_Calloc((size_t)count, sizeof *sums);
+  if (sums == NULL) return PyErr_NoMemory();
+  mpg_status status = mpg_comm_all_reduce_over_ranks(tensors, sums);
+  PyObject *list = NULL;
+  if (status != MPG_OK)
+    mpg_py_raise(status);
+  else
+    list = PyList_New(count);
+  for (int i = 0; i < count; i++) {
+    mpg_array array = {.tensor = sums[i]};
+    PyObject *item = list != NULL ? mpg_py_array_take(&array) : NULL;
+    if (item != NULL)
+      PyList_SET_ITEM(list, i, item);
+    else
+      Py_CLEAR(list);
+    mpg_array_clear(&array);
+  }
+  PyMem_Free(sums);
+  return list;
+}
+
 static PyObject *collective(PyObject *Py_UNUSED(self), PyObject *args) {
   request q;
   mpg_comm_plan plan = {0};
   mpg_array *slots = NULL;
   PyObject *list = NULL;
+  const mpg_tensor *tensors[MPG_COMM_MAX_RANKS];
   if (request_take(&q, args) < 0) goto done;
+  if (sums_over_ranks(&q, tensors)) {
+    list = sum_of_ranks(tensors, q.r.num_ranks);
+    goto done;
+  }
   mpg_status status = mpg_comm_plan_make(q.transport, &q.r, &plan);
   if (status == MPG_OK) {
     slots = PyMem_Calloc(plan.num_slots + 1, sizeof *slots);

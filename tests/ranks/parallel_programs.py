@@ -115,6 +115,24 @@ def collectives(devices):
 
 
 @program
+def sums_off_the_tape(devices):
+    """Of an array on each rank, where there are as many ranks as arrays."""
+    results = []
+    for count in (2, 3, 4):
+        for size, dtype in (
+            (7, "float64"),
+            (3_000_000, "float32"),
+            (1_000, "bfloat16"),
+            (0, "int8"),
+        ):
+            x = [inputs(i, (size,), device) for i, device in enumerate(devices[:count])]
+            x = [(one * 20).astype(dtype) for one in x]
+            results += par.all_reduce(x)
+            results += par.all_reduce([total / 2 for total in results[-count:]])
+    return [total.astype("float32") for total in results]
+
+
+@program
 def split_layers(devices):
     """Tensor parallelism over all devices, and a pipeline in between."""
     net = nn.HybridSequential()
