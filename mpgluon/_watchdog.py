@@ -9,8 +9,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import _core
+from . import _core, _ranks
 from .base import counted
+from .context import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,17 +60,31 @@ def _work(work):
     return ", ".join(parts)
 
 
+def _rank_elsewhere(device):
+    """The rank of the process that has the device, if that is another one."""
+    rank = parts_of(device)[2]
+    return None if rank is None or rank == _ranks.own() else rank
+
+
 def describe(standing: Sequence[tuple[Any, ...]], seconds: float) -> str:
     """The text for devices with work queued of which none has moved for so many seconds."""
+    here = (
+        f", rank {_ranks.own()}"
+        if any(parts_of(entry[0])[2] is not None for entry in standing)
+        else ""
+    )
     lines = [
-        f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is "
+        f"mpgluon watchdog{here}: no device has finished anything for {seconds:.1f} s, but work is "
         "queued:"
     ]
     for device, completed, submitted, work, op, path, peer, tick, peer_work in standing:
         left = submitted - completed
         left = f"{counted(left, 'tick')} {'is' if left == 1 else 'are'} left"
         at = f" at {op}" + (f" of {path}" if path else "") if op else ""
-        if peer is None:
+        elsewhere = _rank_elsewhere(device)
+        if elsewhere is not None:
+            lines.append(f"  {device} waits for rank {elsewhere} to send: {_work(work)}; {left}")
+        elif peer is None:
             lines.append(
                 f"  {device} is running {_work(work)}{' (' + at[1:] + ')' if at else ''}; {left}"
             )

@@ -72,8 +72,10 @@ def test_ranks_that_wait_for_one_another(count, how):
 
 @needs_mpi
 def test_a_rank_that_computes_for_long():
-    told, done = run("busy", MPGLUON_RANKS_TIMEOUT="3")
+    told, done = run("busy", MPGLUON_RANKS_TIMEOUT="3", MPGLUON_WATCHDOG="1")
     assert told == {0: [3.0, 3.0], 1: [3.0, 3.0]}, done.stdout + done.stderr
+    assert "mpgluon watchdog, rank 0: no device has finished anything for 1" in done.stderr
+    assert "cpu(0, rank=1) waits for rank 1 to send: receive, queued at " in done.stderr
 
 
 @needs_mpi
