@@ -72,7 +72,8 @@ def arrays(path):
     nd.save(
         path, {"a": nd.ones((2, 3)), "b": nd.array([1], dtype="bool"), **dict(zip("cd", kinds))}
     )
-    return lambda: values(nd.load(path).values()), None
+    # Not as lists: a change can make a csr array some million columns wide.
+    return lambda: [array.asnumpy() for array in nd.load(path).values()], None
 
 
 def symbol(path):
