@@ -137,7 +137,7 @@ static bool threads_changed(const mpg_compiled *c) {
 static bool kept_failed(const mpg_compiled *c, const mpg_binding *binding) {
   bool any = false;
   for (uint32_t s = 0; s < c->invariants->num_programs && !any; s++)
-    any = atomic_load_explicit(&c->invariants->programs[s].device->failed, memory_order_relaxed);
+    any = mpg_device_has_failed(c->invariants->programs[s].device);
   for (uint32_t i = 0; any && i < binding->num_kept; i++)
     if (mpg_storage_failure(binding->tensors[binding->num_fixed + i].storage) != MPG_OK)
       return true;

@@ -247,6 +247,14 @@ struct mpg_device {
   _Alignas(64) _Atomic(mpg_tick) own_completed; /* on a separate cache line */
 };
 
+/* Whether work on it has failed, or it has reports of such that nobody has looked at yet. They come
+ * before the ticks of the work; and what is known already is asked for last, since reports become
+ * that. Any thread. */
+static inline bool mpg_device_has_failed(const mpg_device *device) {
+  return (device->raised && atomic_load_explicit(device->raised, memory_order_acquire)) ||
+         atomic_load_explicit(&device->failed, memory_order_acquire);
+}
+
 /* The device of that type and index, opened on first use. Borrowed. MPG_ERROR says why there is
  * none. Pinned and shared memory of the CPU are cpu(index) itself. */
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);

@@ -128,9 +128,7 @@ mpg_status mpg_points_add_new(mpg_point_list *list, mpg_device *device, mpg_tick
   enum { MOST_TRIES = 32 };
   for (int i = 3; i <= MOST_TRIES && list->begin <= list->count - i; i++)
     if (mpg_points_known(list, list->count - i, device, tick, data)) return MPG_OK;
-  if (mpg_tick_reached(device, tick) &&
-      !(data && atomic_load_explicit(&device->failed, memory_order_relaxed)))
-    return MPG_OK;
+  if (mpg_tick_reached(device, tick) && !(data && mpg_device_has_failed(device))) return MPG_OK;
   MPG_TRY(mpg_grow((void **)&list->points, &list->capacity, (size_t)list->count + 1,
                    sizeof *list->points));
   list->points[list->count++] = (mpg_point){device, tick, data};

@@ -160,8 +160,7 @@ static inline bool mpg_tensor_is_part(const mpg_tensor *tensor) {
 /* The failure of the work that wrote the storage, when that is known already; MPG_OK for storages
  * never written. */
 static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
-  if (!atomic_load_explicit(&storage->device->failed, memory_order_acquire) || !storage->version)
-    return MPG_OK;
+  if (!mpg_device_has_failed(storage->device) || !storage->version) return MPG_OK;
   return mpg_device_failure(storage->device, storage->block.uses.write);
 }
 /* Tells the storage that work at `tick` of `device` reads (writes) it, after its points were

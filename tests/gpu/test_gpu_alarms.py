@@ -6,6 +6,7 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
+from support.processes import finished
 from support.stand_in import needs_gpu
 
 pytestmark = needs_gpu
@@ -140,6 +141,35 @@ def test_what_depends_on_it_fails_on_all_devices(how):
             np.testing.assert_array_equal(array.asnumpy(), TABLE[[0, 3, 1]] * factor + more)
         assert (target.asnumpy() == 5).all()
         mx.nd.waitall()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "wrong.as_in_context(mx.cpu(0))",
+        "wrong.as_in_context(mx.gpu(mx.num_gpus() - 1)) + 1",
+        "wrong + 1",
+        "block(wrong)",
+    ],
+)
+def test_what_is_queued_when_the_bad_work_is_done(use):
+    """Nobody has waited for it by then. In a process of its own, where no other work has failed."""
+    code = f"""
+    import time
+    import mpgluon as mx
+
+    table, bad = mx.nd.ones((4, 3), ctx=mx.gpu(0)), mx.nd.array([7], ctx=mx.gpu(0))
+    block = mx.gluon.nn.HybridLambda(lambda F, x: F.exp(x) * 2)
+    block.hybridize()
+    block(table[:1]).wait_to_read()
+    wrong = mx.nd.take(table, bad, mode="raise")
+    time.sleep(0.5)
+    try:
+        ({use}).asnumpy()
+    except IndexError as error:
+        print(error)
+    """
+    assert "take: index 7 is out of range" in finished(code).stdout
 
 
 def test_waitall_tells_it_once():

@@ -23,7 +23,7 @@ static bool reads_storage(const mpg_launching *call, const mpg_access *access) {
 static mpg_status collect_points(const mpg_program_set *set, const mpg_program_segment *segment,
                                  const mpg_launching *call, bool unread, mpg_point_list *points) {
   const mpg_device *device = set->programs[segment->slot].device;
-  bool all = !call->binding || atomic_load_explicit(&device->failed, memory_order_relaxed);
+  bool all = !call->binding || mpg_device_has_failed(device);
   /* pushes are among the checked */
   uint32_t count = all      ? segment->num_accesses
                    : unread ? segment->num_checked
