@@ -12,6 +12,7 @@ from support.processes import script_environment
 
 # Where programs run: not where the package's sources lie, of which `-m` would take them.
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SCRIPTS = os.path.join(TESTS, "ranks", "scripts")  # the programs
 
 
 def _launcher():

@@ -6,13 +6,16 @@ import os
 import launching
 import pytest
 
+import mpgluon as mx
+
 pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def bits_of(count, parts):
+def bits_of(count, parts, **more):
     """The bits of each program, by rank."""
-    done = launching.run(count, os.path.join(HERE, "data_parallel.py"), str(parts))
+    done = launching.run(
+        count, os.path.join(launching.SCRIPTS, "data_parallel.py"), str(parts), **more
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
     return [
@@ -28,9 +31,16 @@ def test_ranks_train_with_the_bits_of_replicas(count):
     assert bits_of(count, count) == [alone] * count
 
 
+@pytest.mark.skipif(mx.num_gpus() < 2, reason="needs 2 GPUs, which may be logical ones")
+def test_gpus_of_ranks_train_with_the_bits_of_replicas():
+    # In one process NCCL would add in its own order.
+    (alone,) = bits_of(1, 2, DEVICE_TYPE="gpu", MPGLUON_COLLECTIVES="local")
+    assert bits_of(2, 2, DEVICE_TYPE="gpu") == [alone] * 2
+
+
 def test_calls_of_stores():
     programs = ["push", "order", "optimizer", "rows", "compressed", "wrong", "failed_sum"]
-    done = launching.run(3, os.path.join(HERE, "kvstore_calls.py"), *programs)
+    done = launching.run(3, os.path.join(launching.SCRIPTS, "kvstore_calls.py"), *programs)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     for rank in range(3):
         for name in programs:
@@ -38,7 +48,7 @@ def test_calls_of_stores():
 
 
 def test_sums_in_the_order_of_mpi():
-    script = os.path.join(HERE, "kvstore_calls.py")
+    script = os.path.join(launching.SCRIPTS, "kvstore_calls.py")
     done = launching.run(3, script, "any_order", MPGLUON_RANKS_SUMS="mpi")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     done = launching.run(2, script, "any_order", MPGLUON_RANKS_SUMS="soon")
@@ -46,7 +56,7 @@ def test_sums_in_the_order_of_mpi():
 
 
 def test_ranks_that_push_different_arrays():
-    done = launching.run(2, os.path.join(HERE, "kvstore_calls.py"), "differs")
+    done = launching.run(2, os.path.join(launching.SCRIPTS, "kvstore_calls.py"), "differs")
     assert done.returncode != 0
     assert "the ranks run different programs" in done.stderr and "20 bytes" in done.stderr
 

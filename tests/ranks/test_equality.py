@@ -9,7 +9,7 @@ import pytest
 import mpgluon as mx
 
 pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
-PROGRAMS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs.py")
+PROGRAMS = os.path.join(launching.SCRIPTS, "programs.py")
 
 
 def bits_of(count, folder, **more):

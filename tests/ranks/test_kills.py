@@ -12,7 +12,7 @@ import launching
 import pytest
 
 pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "killed.py")
+SCRIPT = os.path.join(launching.SCRIPTS, "killed.py")
 KILLS = int(os.environ.get("MPGLUON_TEST_KILLS", "12"))
 STEPS = 60
 SILENT = 3  # seconds that a rank may be silent

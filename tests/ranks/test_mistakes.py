@@ -10,8 +10,8 @@ import pytest
 from support.processes import output_of
 
 needs_mpi = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
-BEGINNINGS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "beginnings.py")
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mistakes.py")
+BEGINNINGS = os.path.join(launching.SCRIPTS, "beginnings.py")
+SCRIPT = os.path.join(launching.SCRIPTS, "mistakes.py")
 
 
 def run(how, count=2, script=SCRIPT, launched=launching.run, **settings):

@@ -7,7 +7,7 @@ import launching
 import pytest
 
 pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "planned.py")
+SCRIPT = os.path.join(launching.SCRIPTS, "planned.py")
 
 
 def test_both_ranks_get_the_same_plan():

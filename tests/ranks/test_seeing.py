@@ -8,7 +8,6 @@ import launching
 import pytest
 
 pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def test_info_measures_links():
@@ -24,7 +23,7 @@ def test_info_measures_links():
 
 def test_one_trace_of_all_ranks(tmp_path):
     path = tmp_path / "trace.json"
-    done = launching.run(2, os.path.join(HERE, "seeing.py"), str(path))
+    done = launching.run(2, os.path.join(launching.SCRIPTS, "seeing.py"), str(path))
     assert done.returncode == 0 and "rank 1 done" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("HybridSequential 'hybridsequential0':") == 1  # rank 0 says it
     events = json.loads(path.read_text())["traceEvents"]
@@ -60,7 +59,7 @@ def test_one_trace_of_all_ranks(tmp_path):
 def test_looks_for_messages_leave_the_cores_to_devices():
     """A look costs microseconds of the core that the device computes on: 4,000 to 8,000 a second
     took a quarter of it."""
-    done = launching.run(2, os.path.join(HERE, "looking.py"))
+    done = launching.run(2, os.path.join(launching.SCRIPTS, "looking.py"))
     found = dict(re.findall(r"rank (\d): (\d+) a second", done.stdout))
     assert done.returncode == 0 and set(found) == {"0", "1"}, done.stdout + done.stderr
     assert all(int(rate) < 2000 for rate in found.values()), found

@@ -5,7 +5,7 @@ import os
 import launching
 import pytest
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "served_calls.py")
+SCRIPT = os.path.join(launching.SCRIPTS, "served_calls.py")
 pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
 
 

@@ -6,6 +6,7 @@ mpirun -n 2 python data_parallel.py 2      or, all in one process:  python data_
 
 import hashlib
 import json
+import os
 import sys
 
 import numpy as np
@@ -17,7 +18,8 @@ from mpgluon.gluon import nn
 RANK, RANKS = mx.parallel.rank(), mx.parallel.num_ranks()
 PARTS = int(sys.argv[1])
 STORE = "dist_sync" if RANKS > 1 else "device"
-DEVICES = [mx.cpu(0)] if RANKS > 1 else [mx.cpu(part) for part in range(PARTS)]
+DEVICE = getattr(mx, os.environ.get("DEVICE_TYPE", "cpu"))
+DEVICES = [DEVICE(0)] if RANKS > 1 else [DEVICE(part) for part in range(PARTS)]
 X = np.random.RandomState(0).randn(24, 6).astype("float32")
 Y = (np.arange(24) % 3).astype("float32")
 BATCH = 12
