@@ -167,7 +167,7 @@ HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,
     tensor_parallel attention_heads group2ctx) \
   $(call test_files,pipeline,pipeline pipeline_cases pipeline_statistics pipeline_random \
     pipeline_failures) \
-  $(call test_files,ranks,equality) \
+  $(call test_files,ranks,equality gpu_sums data_parallel) \
   $(call test_files,autograd,tape autograd_api) \
   $(call test_files,gluon,nn block parameter trainer rnn sync_batch_norm) \
   $(call test_files,device,memory) $(call test_files,files,checkpoint) \

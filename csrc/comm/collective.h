@@ -9,9 +9,9 @@
  * algorithm, so all replicas get the same bits, and reduce_scatter gives the bits of all_reduce's
  * parts.
  *
- * A transport turns a request into a plan. There is one within the process; NCCL and MPI would be
- * others, whose plans are single ops. Ownership: a plan owns its steps and parameters
- * (mpg_comm_plan_free). Threads: any; plans share nothing.
+ * A transport turns a request into a plan: copies and ops, which go between ranks, too, or single
+ * ops of NCCL's. Sums of arrays that each rank has are in rank_sums.h. Ownership: a plan owns its
+ * steps and parameters (mpg_comm_plan_free). Threads: any; plans share nothing.
  */
 #ifndef MPG_COMM_COLLECTIVE_H
 #define MPG_COMM_COLLECTIVE_H

@@ -6,7 +6,9 @@
 #include "base/clock.h"
 #include "base/host.h"
 #include "base/memory.h"
+#include "comm/gpu_rank_sums.h"
 #include "comm/queued_sums.h"
+#include "device/gpu/gpu.h"
 #include "device/ranks/all_reduce.h"
 #include "op/submit.h"
 
@@ -19,6 +21,8 @@ typedef struct job {
   char *joined; /* several arrays travel as one; borrowed */
   mpg_kernel_fn kernel;
   mpg_device *runs_on;
+  mpg_device *gpu;  /* whose arrays they are; NULL: a CPU device's */
+  char *rooms[2];   /* of the GPU, for joined arrays and for parts; NULL: none needed */
   mpg_tick tick;    /* of the work */
   bool begun;       /* the other ranks know what has become of it */
   mpg_view views[]; /* [2 * i]: an array, and its sum */
@@ -72,6 +76,24 @@ static mpg_all_reduce describe(const job *j, adding *a) {
                           .state = a};
 }
 
+static mpg_gpu_rank_sums describe_gpu(const job *j) {
+  return (mpg_gpu_rank_sums){.number = j->number,
+                             .device = j->gpu,
+                             .add = j->kernel,
+                             .dtype = j->dtype,
+                             .num_arrays = j->num_arrays,
+                             .views = j->views,
+                             .count = j->count,
+                             .joined = j->rooms[0],
+                             .parts = j->rooms[1]};
+}
+
+static mpg_status sum_on_gpus(job *j) {
+  const mpg_gpu_rank_sums work = describe_gpu(j);
+  j->begun = true;
+  return mpg_gpu_rank_sums_run(&work);
+}
+
 static mpg_status sum_with(mpg_run *run, job *j, adding *a) {
   *a = (adding){.run = run, .job = j};
   if (j->num_arrays > 1) {
@@ -92,7 +114,9 @@ static mpg_status sum(mpg_run *run, void *payload) {
   int64_t begin = mpg_profiler_on() ? mpg_clock_ns() : 0;
   size_t size = sizeof(adding) + ((size_t)mpg_ranks_count() + 1) * sizeof(mpg_view);
   adding *a = mpg_malloc(size);
-  mpg_status status = a ? sum_with(run, j, a) : mpg_out_of_host_memory(size);
+  mpg_status status = j->gpu ? sum_on_gpus(j)
+                      : a    ? sum_with(run, j, a)
+                             : mpg_out_of_host_memory(size);
   mpg_free(a);
   if (begin)
     mpg_profiler_record(run->device, &(mpg_event){.name = name,
@@ -109,8 +133,13 @@ static void discard(void *payload) {
   job *j = *(job **)payload;
   if (!j->begun) {
     if (j->tick) (void)mpg_device_failure(j->runs_on, j->tick); /* sets the text */
-    const mpg_all_reduce work = describe(j, NULL);
-    mpg_all_reduce_fail(&work);
+    if (j->gpu) {
+      const mpg_gpu_rank_sums work = describe_gpu(j);
+      mpg_gpu_rank_sums_fail(&work);
+    } else {
+      const mpg_all_reduce work = describe(j, NULL);
+      mpg_all_reduce_fail(&work);
+    }
   }
   mpg_free(j);
 }
@@ -118,9 +147,11 @@ static void discard(void *payload) {
 static mpg_status check(const mpg_rank_sums *r) {
   const mpg_tensor *first = r->arrays[0];
   const mpg_device *device = first->storage->device;
-  if (device->id.type != MPG_CPU || device->id.rank)
+  const mpg_gpu_communicators *calls;
+  if (device->id.rank || (device->id.type != MPG_CPU && !mpg_gpu_communicator_of(device, &calls)))
     return mpg_fail(MPG_VALUE_ERROR,
-                    "sums over ranks are of arrays on a CPU device that names no rank, not on %s",
+                    "sums over ranks are of arrays on a CPU device that names no rank, or on a GPU "
+                    "with a communicator, not on %s",
                     mpg_device_text(device));
   if (first->desc.dtype == MPG_BOOL)
     return mpg_fail(MPG_TYPE_ERROR, "sums over ranks: there are no sums of bool");
@@ -139,15 +170,15 @@ static mpg_status check(const mpg_rank_sums *r) {
 static mpg_status make_job(const mpg_rank_sums *r, mpg_device *runs_on, job **result) {
   job *j = mpg_malloc(sizeof *j + 2 * (size_t)r->num_arrays * sizeof *j->views);
   if (!j) return mpg_out_of_host_memory(2 * (size_t)r->num_arrays * sizeof *j->views);
-  *j = (job){.num_arrays = r->num_arrays,
-             .dtype = r->arrays[0]->desc.dtype,
-             .kernel = mpg_kernel_get(runs_on, mpg_op_get(MPG_OP_add_n)),
-             .runs_on = runs_on};
+  *j = (job){.num_arrays = r->num_arrays, .dtype = r->arrays[0]->desc.dtype, .runs_on = runs_on};
   for (uint32_t i = 0; i < r->num_arrays; i++) {
     j->views[2 * i] = (mpg_view){mpg_tensor_data(r->arrays[i]), r->arrays[i]->desc};
     j->views[2 * i + 1] = (mpg_view){mpg_tensor_data(r->sums[i]), r->sums[i]->desc};
     j->count += (size_t)mpg_shape_size(&r->arrays[i]->desc.shape);
   }
+  mpg_device *device = r->arrays[0]->storage->device;
+  if (device->id.type != MPG_CPU) j->gpu = device;
+  j->kernel = mpg_kernel_get(j->gpu ? j->gpu : runs_on, mpg_op_get(MPG_OP_add_n));
   *result = j;
   return MPG_OK;
 }
@@ -162,8 +193,27 @@ static mpg_status ready(void *state, bool *done) {
   return MPG_OK;
 }
 
+/* Memory of the GPU that the sums need meanwhile; the pool has it again behind the work. */
+static mpg_status hold_rooms(job *j, mpg_queued_sums *q) {
+  size_t sizes[2];
+  const mpg_gpu_rank_sums work = describe_gpu(j);
+  mpg_gpu_rank_sums_room(&work, &sizes[0], &sizes[1]);
+  for (int i = 0; i < 2; i++) {
+    const mpg_desc desc = {.dtype = MPG_UINT8, .shape = {.ndim = 1, .dims = {(int64_t)sizes[i]}}};
+    mpg_tensor room;
+    if (!sizes[i]) continue;
+    MPG_TRY(mpg_tensor_create(j->gpu, &desc, &room));
+    j->rooms[i] = mpg_tensor_data(&room);
+    mpg_queued_sums_hold(q, mpg_use_array(&room, false, true));
+    mpg_tensor_release(&room);
+  }
+  return MPG_OK;
+}
+
 static mpg_status hold(const mpg_rank_sums *r, mpg_queued_sums *q) {
-  MPG_TRY(mpg_queued_sums_room(q, 2 * r->num_arrays));
+  job *j = q->work;
+  MPG_TRY(mpg_queued_sums_room(q, 2 * r->num_arrays + 2));
+  if (j->gpu) MPG_TRY(hold_rooms(j, q));
   for (uint32_t i = 0; i < r->num_arrays; i++) {
     mpg_queued_sums_hold(q, mpg_use_array(r->arrays[i], true, false));
     mpg_queued_sums_hold(q, mpg_use_array(r->sums[i], false, true));
@@ -219,9 +269,12 @@ mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
 
 bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count) {
   if (count < 2 || count != mpg_ranks_count() || arrays[0]->desc.dtype == MPG_BOOL) return false;
+  const mpg_device *own = arrays[mpg_ranks_own()]->storage->device;
+  const mpg_gpu_communicators *calls;
+  if (own->id.type != MPG_CPU && !mpg_gpu_communicator_of(own, &calls)) return false;
   for (int i = 0; i < count; i++) {
     const mpg_device_id id = arrays[i]->storage->device->id;
-    if (id.type != MPG_CPU || mpg_device_rank(id) != i ||
+    if (id.type != own->id.type || mpg_device_rank(id) != i ||
         arrays[i]->desc.dtype != arrays[0]->desc.dtype ||
         !mpg_shape_equal(&arrays[i]->desc.shape, &arrays[0]->desc.shape))
       return false;

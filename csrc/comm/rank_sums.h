@@ -14,14 +14,16 @@
 #include "tensor/tensor.h"
 
 /* sums[i]: of arrays[i], the same array or another one of its shape and dtype. All are of one dtype
- * and on one CPU device that names no rank. They travel together. */
+ * and on one device that names no rank, a CPU device or a GPU with a communicator (gpu.h). They
+ * travel together. */
 typedef struct mpg_rank_sums {
   const mpg_tensor *const *arrays, *const *sums;
   uint32_t num_arrays;
 } mpg_rank_sums;
 mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *sums);
 
-/* Whether there is one array of each rank, in their order, alike, on CPU devices. */
+/* Whether there is one array of each rank, in their order, alike, on CPU devices, or on GPUs with a
+ * communicator. */
 bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count);
 /* Such arrays' sum, in results[rank] where arrays[rank] is: empty, the caller's. */
 mpg_status mpg_comm_all_reduce_over_ranks(const mpg_tensor *const *arrays, mpg_tensor *results);

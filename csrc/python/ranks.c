@@ -1,5 +1,6 @@
 /* _core.ranks_*: the processes of a program. See device/ranks/ranks.h and the package _ranks. */
 #include "device/ranks/ranks.h"
+#include "device/gpu/gpu.h"
 #include "device/ranks/standstill.h"
 
 #include "python/core.h"
@@ -129,6 +130,66 @@ static PyObject *ranks_look_over(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
   Py_RETURN_NONE;
 }
 
+/* The GPU of a context; NULL with a Python error. */
+static mpg_device *take_gpu(PyObject *context) {
+  mpg_device_id id;
+  mpg_device *device;
+  if (mpg_py_device_id(context, &id) < 0) return NULL;
+  mpg_status status = mpg_device_get(id, &device);
+  if (status == MPG_OK) return device;
+  mpg_py_raise(status);
+  return NULL;
+}
+
+static PyObject *ranks_gpu_card(PyObject *Py_UNUSED(self), PyObject *context) {
+  char name[MPG_GPU_CARD_NAME] = "";
+  mpg_device *device = take_gpu(context);
+  if (!device) return NULL;
+  MPG_PY_TRY(mpg_gpu_card_name(device, name, sizeof name));
+  return PyUnicode_FromString(name);
+}
+
+static PyObject *ranks_gpu_id(PyObject *Py_UNUSED(self), PyObject *context) {
+  char id[MPG_GPU_COMMUNICATOR_ID] = "";
+  mpg_device *device = take_gpu(context);
+  if (!device) return NULL;
+  MPG_PY_TRY(mpg_gpu_communicator_id(device, id));
+  return PyBytes_FromStringAndSize(id, sizeof id);
+}
+
+static PyObject *ranks_gpu_join(PyObject *Py_UNUSED(self), PyObject *args) {
+  PyObject *context;
+  const char *id;
+  Py_ssize_t size;
+  if (!PyArg_ParseTuple(args, "Oy#:ranks_gpu_join", &context, &id, &size)) return NULL;
+  if (size != MPG_GPU_COMMUNICATOR_ID)
+    return PyErr_Format(PyExc_ValueError, "ranks_gpu_join: an id has %d bytes",
+                        MPG_GPU_COMMUNICATOR_ID);
+  mpg_device *device = take_gpu(context);
+  if (!device) return NULL;
+  MPG_PY_TRY(mpg_gpu_communicator_join(device, id));
+  Py_RETURN_NONE;
+}
+
+static PyObject *ranks_gpu_joined(PyObject *Py_UNUSED(self), PyObject *context) {
+  const mpg_gpu_communicators *calls;
+  bool done = false;
+  mpg_device *device = take_gpu(context);
+  if (!device) return NULL;
+  mpg_gpu_communicator *communicator = mpg_gpu_communicator_of(device, &calls);
+  if (communicator) MPG_PY_TRY(calls->issued(communicator, &done));
+  return PyBool_FromLong(done);
+}
+
+static PyObject *ranks_gpu_leave(PyObject *Py_UNUSED(self), PyObject *context) {
+  const mpg_gpu_communicators *calls;
+  mpg_device *device = take_gpu(context);
+  if (!device) return NULL;
+  mpg_gpu_communicator *communicator = mpg_gpu_communicator_of(device, &calls);
+  if (communicator) calls->leave(communicator);
+  Py_RETURN_NONE;
+}
+
 static PyObject *ranks_tell_end(PyObject *Py_UNUSED(self), PyObject *args) {
   const char *failure = NULL;
   if (!PyArg_ParseTuple(args, "|z:ranks_tell_end", &failure)) return NULL;
@@ -146,6 +207,17 @@ static PyObject *ranks_find_lost(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
 static PyMethodDef methods[] = {
     {"ranks_tell_end", ranks_tell_end, METH_VARARGS,
      "ranks_tell_end(failure=None)\n--\n\nTells other ranks that this one has ended, or failed."},
+    {"ranks_gpu_card", ranks_gpu_card, METH_O,
+     "ranks_gpu_card(ctx) -> str: by which all processes know a GPU's card; an error without "
+     "NCCL."},
+    {"ranks_gpu_id", ranks_gpu_id, METH_O,
+     "ranks_gpu_id(ctx) -> bytes, with which all ranks join a communicator of GPUs."},
+    {"ranks_gpu_join", ranks_gpu_join, METH_VARARGS,
+     "ranks_gpu_join(ctx, id): begins to join the communicator, by a GPU of this process."},
+    {"ranks_gpu_joined", ranks_gpu_joined, METH_O,
+     "ranks_gpu_joined(ctx) -> bool: whether it has joined one."},
+    {"ranks_gpu_leave", ranks_gpu_leave, METH_O,
+     "ranks_gpu_leave(ctx): gives up the communicator that it has joined."},
     {"ranks_begin_within", ranks_begin_within, METH_O,
      "ranks_begin_within(seconds)\n--\n\nEnds the process unless ranks_begun is called by then."},
     {"ranks_begun", ranks_begun, METH_NOARGS, "ranks_begun()\n--\n\nMPI has begun."},

@@ -25,6 +25,7 @@ _world = None  # of MPI, with messages apart from the program's own; None: not b
 _count = 0  # 0: not begun
 _own = 0
 _limit = 60.0  # seconds
+_in_any_order = False  # sums
 _failure = None  # the text of an exception that nobody has caught
 
 
@@ -39,6 +40,12 @@ def own() -> int:
     """The rank of this process, from 0."""
     count()
     return _own
+
+
+def any_order() -> bool:
+    """Whether sums may be taken in another order than that of ranks."""
+    count()
+    return _in_any_order
 
 
 def world() -> Any:
@@ -84,13 +91,12 @@ def _any_order():
 
 
 def _types(mpi):
-    """MPI's types of the dtypes that it can sum, by their numbers."""
+    """MPI's types of the dtypes that it can sum, by their numbers. Not of bytes: Open MPI's sums of
+    these stop at the largest number, where ours wrap around."""
     numbers = {  # of csrc/tensor/dtype.h
         0: mpi.FLOAT,
         1: mpi.DOUBLE,
-        3: mpi.UINT8_T,
         4: mpi.INT32_T,
-        5: mpi.INT8_T,
         6: mpi.INT64_T,
     }
     return {number: mpi_type.handle for number, mpi_type in numbers.items()}
@@ -121,7 +127,8 @@ def begin() -> None:
 
 
 def _begin_with(mpi, any_order):
-    global _world, _count, _own
+    global _world, _count, _own, _in_any_order
+    _in_any_order = any_order
     _world = mpi.COMM_WORLD.Dup()
     transfers = mpi.COMM_WORLD.Dup()
     _core.ranks_begin(

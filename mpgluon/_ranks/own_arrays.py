@@ -15,6 +15,7 @@ from ..base import MXNetError, itemsize
 from ..context import cpu
 from ..ndarray.sparse import RowSparseNDArray, row_sparse_array
 from . import count, own
+from .gpus import can_sum
 
 _TOGETHER = 4 << 20  # bytes; smaller arrays travel together
 _ALONE = 1 << 20  # bytes; larger ones are summed where they are
@@ -64,9 +65,13 @@ def _together(arrays, work):
     return results
 
 
-def _add_up_on_cpus(pairs):
-    """Queues the sums of arrays on CPU devices: (array, its sum). The last ones first: backward
-    finishes these first. Small ones travel together."""
+def _can_sum(ctx):
+    return ctx.device_type != "gpu" or can_sum(ctx)
+
+
+def _queue_sums(pairs):
+    """Queues the sums of arrays on devices that can: (array, its sum). The last ones first:
+    backward finishes these first. Small ones travel together."""
     open_ = {}
     for array, total in reversed(pairs):
         size = _bytes(array)
@@ -92,8 +97,7 @@ def add_up(arrays: Sequence[NDArray], in_place: bool = False) -> list[NDArray]:
         return list(arrays) if in_place else [array.copy() for array in arrays]
     with autograd.pause():
         here = [
-            array if array.context.device_type == "cpu" else array.as_in_context(cpu(0))
-            for array in arrays
+            array if _can_sum(array.context) else array.as_in_context(cpu(0)) for array in arrays
         ]
         sums = [
             there
@@ -101,7 +105,7 @@ def add_up(arrays: Sequence[NDArray], in_place: bool = False) -> list[NDArray]:
             else nd.empty(array.shape, ctx=array.context, dtype=array.dtype)
             for there, array in zip(here, arrays)
         ]
-        _add_up_on_cpus(list(zip(here, sums)))
+        _queue_sums(list(zip(here, sums)))
         if not in_place:
             return [total.as_in_context(array.context) for total, array in zip(sums, arrays)]
         moved = [pair for pair in zip(sums, arrays) if pair[0] is not pair[1]]

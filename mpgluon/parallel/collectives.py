@@ -148,6 +148,18 @@ def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", t
     )
 
 
+def _join_gpus_of_ranks(arrays):
+    """Lets sums of arrays on a GPU of each rank go between the GPUs, where they can."""
+    contexts = [array.context for array in arrays]
+    if contexts[0].rank is None or any(ctx.device_type != "gpu" for ctx in contexts):
+        return
+    from .. import _ranks
+    from .._ranks import gpus
+
+    if [ctx.rank for ctx in contexts] == list(range(_ranks.count())) and _ranks.count() > 1:
+        gpus.can_sum(contexts[_ranks.own()])
+
+
 def all_reduce(
     arrays: Sequence[NDArray], algorithm: str = "auto", transport: str | None = None
 ) -> list[NDArray]:
@@ -166,7 +178,9 @@ def all_reduce(
         bits on any devices. 'nccl': NVIDIA's library; each array must be on a GPU (a card) of its
         own, and sums are taken in NCCL's order. 'auto': 'nccl' where it can be, else 'local', also
         in pipelines. By default what the setting MPGLUON_COLLECTIVES says, which is 'auto' if not
-        set; between devices of several ranks it is 'local', whose copies go through MPI.
+        set; between devices of several ranks it is 'local', whose copies go through MPI. But off
+        the tape, arrays on a GPU of each rank are summed between the GPUs by NCCL, in the order of
+        ranks, if each rank has a card of its own.
 
     Returns
     -------
@@ -189,6 +203,7 @@ def all_reduce(
     [[4.0, 6.0], [4.0, 6.0]]
     """
     arrays = _listed(arrays, "all_reduce")
+    _join_gpus_of_ranks(arrays)
     return _run(
         "all_reduce", arrays, [a.context for a in arrays], algorithm=algorithm, transport=transport
     )

@@ -259,6 +259,9 @@ cudaError_t cudaGetDevice(int *device) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
   memset(properties, 0, sizeof *properties);
   snprintf(properties->name, sizeof properties->name, "host stand-in %d", device);
+  // Each process has cards of its own, unless it is to share them with others.
+  int number[] = {device, getenv("HOSTCUDA_SHARED_CARDS") ? 0 : (int)getpid()};
+  memcpy(properties->uuid.bytes, number, sizeof number);
   properties->totalGlobalMem = capacity();
   properties->multiProcessorCount = 4;
   properties->major = 9;

@@ -20,6 +20,7 @@
 #include "base/memory.h"
 #include "device/gpu/issued.h"
 #include "device/queue.h"
+#include "device/ranks/ranks.h"
 
 enum { PUBLISH_EVERY = 64, PUBLISH_EVERY_WAITED = 16 }; /* tasks */
 static const int64_t SPIN_NS = 200000 /* results of small steps come within it */, LINGER_NS = 3000,
@@ -35,6 +36,7 @@ typedef struct gpu_state {
   _Atomic(bool) lost;
   const mpg_cause *loss; /* does not change once `lost` is set */
   bool forked;           /* host lock: this is a child process, where the driver cannot be used */
+  mpg_gpu_communicator *communicator; /* over ranks; NULL: none */
   mpg_tick
       event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
   uint32_t next_event;
@@ -61,7 +63,7 @@ static mpg_status gpu_open(mpg_device *device) {
   state->driver = library->driver;
   device->backend_state = state;
   mpg_status status = mpg_issued_init(&state->history);
-  if (status == MPG_OK) status = state->driver->open(device->id.index, &state->gpu);
+  if (status == MPG_OK) status = state->driver->open(device->id, &state->gpu);
   if (status != MPG_OK) {
     mpg_issued_close(&state->history);
     return status;
@@ -551,6 +553,40 @@ static mpg_status gpu_capture_keys(mpg_device *device, const mpg_random_key *key
   gpu_state *state = state_of(device);
   if (!device->keys) MPG_TRY(state->driver->keys(state->gpu, &device->keys));
   return count ? state->driver->write_keys(state->gpu, keys, count) : MPG_OK;
+}
+
+/* --- Ranks ------------------------------------------------------------------------------------ */
+
+mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device,
+                                              const mpg_gpu_communicators **calls) {
+  if (!is_gpu(device)) return NULL;
+  *calls = state_of(device)->driver->communicators;
+  return state_of(device)->communicator;
+}
+
+static mpg_status check_gpu(mpg_device *device) {
+  if (!is_gpu(device))
+    return mpg_fail(MPG_VALUE_ERROR, "%s is no GPU of this process", mpg_device_text(device));
+  return usable(device);
+}
+
+mpg_status mpg_gpu_communicator_join(mpg_device *device, const char *id) {
+  MPG_TRY(check_gpu(device));
+  gpu_state *state = state_of(device);
+  if (state->communicator)
+    return mpg_fail(MPG_ERROR, "%s has a communicator already", mpg_device_text(device));
+  return state->driver->communicators->join(device->id, id, mpg_ranks_own(), mpg_ranks_count(),
+                                            &state->communicator);
+}
+
+mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size) {
+  MPG_TRY(check_gpu(device));
+  return state_of(device)->driver->communicators->card(device->id, name, size);
+}
+
+mpg_status mpg_gpu_communicator_id(mpg_device *device, char *id) {
+  MPG_TRY(check_gpu(device));
+  return state_of(device)->driver->communicators->id(id);
 }
 
 const mpg_backend mpg_gpu_backend = {

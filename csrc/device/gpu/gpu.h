@@ -56,12 +56,39 @@ typedef struct mpg_gpu_services {
   void (*meeting_leave)(mpg_meeting *meeting);
 } mpg_gpu_services;
 
+/* Communicators over ranks: of each rank one GPU, each on a card of its own. None of these calls
+ * waits for other ranks: the last two say whether what was begun is done. Threads: one at a time.
+ */
+enum { MPG_GPU_CARD_NAME = 64, MPG_GPU_COMMUNICATOR_ID = 128 };
+typedef struct mpg_gpu_communicator mpg_gpu_communicator; /* lives as long as the process */
+typedef struct mpg_gpu_communicators {
+  /* By which all processes know a device's card. Fails where there is no library. */
+  mpg_status (*card)(mpg_device_id device, char *name, size_t size);
+  mpg_status (*id)(char *id); /* one rank makes it, for all */
+  mpg_status (*join)(mpg_device_id device, const char *id, int rank, int count,
+                     mpg_gpu_communicator **communicator);
+  void (*leave)(mpg_gpu_communicator *c); /* also with work under way; nothing is done after it */
+  /* This thread issues work now, behind what the host has copied to the device so far. */
+  mpg_status (*begin)(mpg_gpu_communicator *c);
+  void *(*stream)(mpg_gpu_communicator *c);
+  mpg_status (*copy)(mpg_gpu_communicator *c, void *to, const void *from, size_t size);
+  /* Part r of `from` goes to rank r, and part r of `to` comes from there; but for the own ones. */
+  mpg_status (*exchange)(mpg_gpu_communicator *c, const char *from, char *to, size_t size);
+  /* All ranks get each one's own part. */
+  mpg_status (*gather)(mpg_gpu_communicator *c, char *parts, size_t size);
+  /* In an order that the library chooses. dtype: its number. */
+  mpg_status (*sum)(mpg_gpu_communicator *c, const void *from, void *to, size_t count,
+                    uint32_t dtype);
+  mpg_status (*issued)(mpg_gpu_communicator *c, bool *done); /* what follows on the stream may go */
+  mpg_status (*finished)(mpg_gpu_communicator *c, bool *done);
+} mpg_gpu_communicators;
+
 enum { MPG_GPU_EVENTS = 64 };
 
 typedef struct mpg_gpu_driver {
   /* The number of devices; 0: *reason (static) says why. */
   int (*count)(const char **reason);
-  mpg_status (*open)(int index, mpg_gpu **gpu);
+  mpg_status (*open)(mpg_device_id id, mpg_gpu **gpu);
   mpg_gpu_reports *(*reports)(mpg_gpu *gpu); /* zeroed; lives as long as the process */
   void (*close)(mpg_gpu *gpu);  /* after its work, which it waits for; what kernels keep is freed by
                                    this thread afterwards */
@@ -114,6 +141,7 @@ typedef struct mpg_gpu_driver {
   /* MPG_OK if the devices of these numbers can take part in one collective; else why not. Host
    * lock. */
   mpg_status (*collectives)(const int *indices, int count);
+  const mpg_gpu_communicators *communicators;
   /* NVIDIA's library of that number, opened by the call; NULL: there is none of it. `reason` of one
    * that is not there says how to get it. */
   const mpg_library *(*library)(int number);
@@ -150,6 +178,17 @@ typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services
 
 /* gpu.c: the service `check`. */
 mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
+
+/* gpu.c: the device's communicator over ranks; NULL: it has none. *calls: what can be done
+ * with it. Host lock, or running work. */
+mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device,
+                                              const mpg_gpu_communicators **calls);
+/* Makes it: all ranks do, each for a device of its own, with the id that one of them has made. Host
+ * lock. */
+mpg_status mpg_gpu_communicator_join(mpg_device *device, const char *id);
+/* The devices must be GPUs. Host lock. */
+mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);
+mpg_status mpg_gpu_communicator_id(mpg_device *device, char *id);
 
 /* gpu_library.c. Host lock. The library, opened on the first call; NULL: *reason (static) says why
  * there is none. */

@@ -353,6 +353,17 @@ mpg_status mpg_all_reduce_run(const mpg_all_reduce *work) {
   return status;
 }
 
+mpg_status mpg_all_reduce_until(mpg_status (*look)(void *state, bool *done), void *state) {
+  bool done = false;
+  mpg_status status = MPG_OK;
+  for (int turns = 0; !done && status == MPG_OK;) {
+    status = look(state, &done);
+    if (!done && status == MPG_OK) status = wait(&turns, (engine->rank + 1) % engine->size);
+  }
+  wait_no_more();
+  return status;
+}
+
 char *mpg_all_reduce_room(size_t size) { return take(&engine->joined, size); }
 
 void mpg_all_reduce_fail(const mpg_all_reduce *work) {

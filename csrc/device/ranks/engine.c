@@ -26,6 +26,7 @@ static const size_t MOST_UNDER_WAY = (size_t)512 << 20;
 
 int mpg_ranks_count(void) { return engine->size; }
 int mpg_ranks_own(void) { return engine->rank; }
+bool mpg_ranks_any_order(void) { return engine->mpi.any_order; }
 
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit) {
   if (engine->peers) return mpg_fail(MPG_ERROR, "the ranks have begun already");

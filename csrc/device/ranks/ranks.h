@@ -42,8 +42,9 @@ void mpg_ranks_tell_end(const char *failure);
 int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended);
 /* Stops: nothing is sent or received any more; what waits fails. Host lock not needed. */
 void mpg_ranks_end(void);
-int mpg_ranks_count(void); /* 1: not begun, or only one. Any thread */
-int mpg_ranks_own(void);   /* 0 then */
+int mpg_ranks_count(void);      /* 1: not begun, or only one. Any thread */
+int mpg_ranks_own(void);        /* 0 then */
+bool mpg_ranks_any_order(void); /* sums need not be in the order of ranks */
 
 /* A device of the process of that rank. */
 static inline int mpg_device_rank(mpg_device_id id) { return id.rank - 1; }

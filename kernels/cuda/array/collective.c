@@ -20,25 +20,10 @@ static size_t bytes_of(const mpg_view *view) {
   return (size_t)size_of(view) * mpg_dtype_size(view->desc.dtype);
 }
 
-static mpg_status type_of(const mpg_kernel_call *call, ncclDataType_t *type) {
-  mpg_dtype dtype = call->inputs[0].desc.dtype;
-  switch (dtype) {
-    case MPG_FLOAT32: *type = MPG_ncclFloat32; return MPG_OK;
-    case MPG_FLOAT64: *type = MPG_ncclFloat64; return MPG_OK;
-    case MPG_FLOAT16: *type = MPG_ncclFloat16; return MPG_OK;
-    case MPG_BFLOAT16: *type = MPG_ncclBfloat16; return MPG_OK;
-    case MPG_UINT8: *type = MPG_ncclUint8; return MPG_OK;
-    case MPG_INT8: *type = MPG_ncclInt8; return MPG_OK;
-    case MPG_INT32: *type = MPG_ncclInt32; return MPG_OK;
-    case MPG_INT64: *type = MPG_ncclInt64; return MPG_OK;
-    default: return mpg_fail(MPG_NOT_IMPLEMENTED, "NCCL has no sums of %s", mpg_dtype_name(dtype));
-  }
-}
-
 static mpg_status add_rank(ranks *r, mpg_device_id id, int *rank) {
   int card;
   cudaEvent_t arrived;
-  MPG_TRY(mpg_cuda_device_card(id.index, &card, &arrived));
+  MPG_TRY(mpg_cuda_device_card(id, &card, &arrived));
   int at = 0;
   while (at < r->count && r->cards[at] != card) at++;
   if (at == MPG_NCCL_MAX_CARDS)
@@ -157,9 +142,9 @@ mpg_status mpg_cuda_collective(const mpg_kernel_call *call) {
   mpg_nccl_clique *clique;
   int64_t elements = 0;
   MPG_TRY(find_ranks(call, &r));
-  MPG_TRY(mpg_cuda_device_card(call->device->id.index, &home, &arrived));
+  MPG_TRY(mpg_cuda_device_card(call->device->id, &home, &arrived));
   if (kind == MPG_SUM_TO_ALL || kind == MPG_SUM_TO_ONE || kind == MPG_SUM_TO_PARTS)
-    MPG_TRY(type_of(call, &type));
+    MPG_TRY(mpg_nccl_type(call->inputs[0].desc.dtype, &type));
   for (int i = 0; i < call->num_outputs; i++) elements += size_of(&call->outputs[i]);
   if (!elements) return MPG_OK;
   MPG_TRY(mpg_nccl_begin(r.cards, r.count, home, call->stream, &nccl, &clique));

@@ -15,7 +15,8 @@
 
 struct mpg_gpu {
   int card;
-  int index; /* of the device; its bit in a capture's `peers` */
+  mpg_device_id id;
+  int slot; /* in `opened`; its bit in a capture's `peers` */
   cudaStream_t compute, to_host, from_host;
   cudaStream_t capturing; /* never runs: what is put onto it becomes a graph */
   bool captures;          /* it is doing so; by whoever issues */
@@ -45,7 +46,7 @@ enum {
 
 static struct { /* constant once counted; host lock before */
   int cards, devices;
-  _Atomic(mpg_gpu *) opened[MOST_DEVICES];
+  _Atomic(mpg_gpu *) opened[MOST_DEVICES]; /* gpu(0) and gpu(0, rank=0) are two */
   bool counted;
   write_value_fn write_value; /* NULL: the driver has none */
   attribute_fn attribute;
@@ -154,11 +155,16 @@ static mpg_status make_pool(mpg_gpu *gpu) {
   return MPG_OK;
 }
 
-static mpg_status driver_open(int index, mpg_gpu **result) {
+static mpg_status driver_open(mpg_device_id id, mpg_gpu **result) {
+  int slot = 0;
+  while (slot < MOST_DEVICES && atomic_load(&cuda_state.opened[slot])) slot++;
+  if (slot == MOST_DEVICES)
+    return mpg_fail(MPG_ERROR, "a process can open %d GPUs at most", MOST_DEVICES);
   mpg_gpu *gpu = mpg_calloc(1, sizeof *gpu);
   if (!gpu) return mpg_out_of_host_memory(sizeof *gpu);
-  gpu->index = index;
-  gpu->card = index % cuda_state.cards;
+  gpu->id = id;
+  gpu->slot = slot;
+  gpu->card = id.index % cuda_state.cards;
   mpg_status status;
   struct cudaDeviceProp properties;
   void *mapped;
@@ -179,7 +185,7 @@ static mpg_status driver_open(int index, mpg_gpu **result) {
                       cuda_state.attribute(&can, CAN_WRITE_64_BITS, gpu->card) == 0 && can;
   MPG_GOTO(make_streams(gpu));
   MPG_GOTO(make_pool(gpu));
-  atomic_store(&cuda_state.opened[index], gpu);
+  atomic_store(&cuda_state.opened[slot], gpu);
   *result = gpu;
   return MPG_OK;
 fail: /* streams and the like go with the process */
@@ -187,12 +193,16 @@ fail: /* streams and the like go with the process */
   return status;
 }
 
-mpg_status mpg_cuda_device_card(int index, int *card, cudaEvent_t *arrived) {
-  mpg_gpu *gpu = index >= 0 && index < MOST_DEVICES ? atomic_load(&cuda_state.opened[index]) : NULL;
-  if (!gpu) return mpg_fail(MPG_ERROR, "gpu(%d) is not open", index);
-  *card = gpu->card;
-  *arrived = gpu->arrived;
-  return MPG_OK;
+mpg_status mpg_cuda_device_card(mpg_device_id id, int *card, cudaEvent_t *arrived) {
+  for (int i = 0; i < MOST_DEVICES; i++) {
+    const mpg_gpu *gpu = atomic_load(&cuda_state.opened[i]);
+    if (!gpu) break;
+    if (!mpg_device_id_equal(gpu->id, id)) continue;
+    *card = gpu->card;
+    *arrived = gpu->arrived;
+    return MPG_OK;
+  }
+  return mpg_fail(MPG_ERROR, "%s is not open", mpg_device_id_text(id).text);
 }
 
 static mpg_status driver_collectives(const int *indices, int count) {
@@ -204,7 +214,7 @@ static mpg_status driver_collectives(const int *indices, int count) {
                         "gpu(%d) and gpu(%d) are on one card; NCCL takes part with each card once. "
                         "transport='local' has no such limit",
                         indices[k], indices[i]);
-  return mpg_nccl_find();
+  return mpg_nccl_find(NULL);
 }
 
 static void driver_close(mpg_gpu *gpu) {
@@ -342,7 +352,7 @@ static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *
   if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
   mpg_gpu *peer = from != gpu ? from : to; /* to whose memory bytes of the host may be on the way */
   if (gpu->captures)
-    gpu->peers |= peer != gpu ? (uint64_t)1 << peer->index : 0;
+    gpu->peers |= peer != gpu ? (uint64_t)1 << peer->slot : 0;
   else if (peer != gpu)
     MPG_CUDA_TRY(cudaStreamWaitEvent(stream, peer->arrived, 0));
   if (to->card != from->card)
@@ -473,6 +483,7 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .keys = driver_keys,
     .write_keys = driver_write_keys,
     .collectives = driver_collectives,
+    .communicators = &mpg_cuda_communicators,
     .library = driver_library,
     .describe = driver_describe,
 };

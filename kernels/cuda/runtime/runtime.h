@@ -9,9 +9,10 @@
 
 extern const mpg_gpu_services *mpg_cuda_services; /* set once, when the library is opened */
 extern const mpg_gpu_driver mpg_cuda_driver;
+extern const mpg_gpu_communicators mpg_cuda_communicators; /* vendor/nccl_ranks.c */
 
 /* The card of an open device; and the event behind the latest copy from the host to it. */
-mpg_status mpg_cuda_device_card(int index, int *card, cudaEvent_t *arrived);
+mpg_status mpg_cuda_device_card(mpg_device_id id, int *card, cudaEvent_t *arrived);
 /* Behind what was issued to `stream`, the first `count` of `to`, in a device's memory, become
  * `keys`, at most MPG_CAPTURE_KEYS. In random_keys.cu. */
 mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_key *keys, int count,

@@ -39,11 +39,26 @@ static mpg_status find(void) {
   return MPG_OK;
 }
 
-mpg_status mpg_nccl_find(void) {
+mpg_status mpg_nccl_find(const mpg_nccl_functions **functions) {
   pthread_mutex_lock(&issuing);
   mpg_status status = find();
   pthread_mutex_unlock(&issuing);
+  if (functions) *functions = &nccl.functions;
   return status;
+}
+
+mpg_status mpg_nccl_type(mpg_dtype dtype, ncclDataType_t *type) {
+  switch (dtype) {
+    case MPG_FLOAT32: *type = MPG_ncclFloat32; return MPG_OK;
+    case MPG_FLOAT64: *type = MPG_ncclFloat64; return MPG_OK;
+    case MPG_FLOAT16: *type = MPG_ncclFloat16; return MPG_OK;
+    case MPG_BFLOAT16: *type = MPG_ncclBfloat16; return MPG_OK;
+    case MPG_UINT8: *type = MPG_ncclUint8; return MPG_OK;
+    case MPG_INT8: *type = MPG_ncclInt8; return MPG_OK;
+    case MPG_INT32: *type = MPG_ncclInt32; return MPG_OK;
+    case MPG_INT64: *type = MPG_ncclInt64; return MPG_OK;
+    default: return mpg_fail(MPG_NOT_IMPLEMENTED, "NCCL has no sums of %s", mpg_dtype_name(dtype));
+  }
 }
 
 mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what,

@@ -1,5 +1,5 @@
 /* The parts of NCCL 2 in use: its types, constants and functions; and the communicators of this
- * process.
+ * process. Those of several processes are in nccl_ranks.c.
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_NCCL_REAL
  * NVIDIA's own header takes the place of the types: tests/hostcuda/check_nccl.c compiles the rest
@@ -21,7 +21,19 @@
 #include <cuda_runtime_api.h>
 typedef struct ncclComm *ncclComm_t;
 typedef int ncclResult_t, ncclDataType_t, ncclRedOp_t;
+typedef struct ncclUniqueId {
+  char internal[128];
+} ncclUniqueId;
+typedef struct ncclConfig ncclConfig_t; /* mpg_nccl_config */
 #endif
+
+/* The head of ncclConfig_t, as of 2.14: NCCL takes as many of its bytes as `size` says. */
+typedef struct mpg_nccl_config {
+  size_t size;
+  unsigned magic, version;
+  int blocking;
+} mpg_nccl_config;
+#define MPG_NCCL_CONFIG {offsetof(mpg_nccl_config, blocking) + sizeof(int), 0xcafebeef, 21400, 0}
 
 #define MPG_NCCL_CONSTANTS(X)  \
   X(ncclSuccess, 0)            \
@@ -47,6 +59,8 @@ enum { MPG_NCCL_CONSTANTS(MPG_NCCL_CONSTANT_) };
 /* X(result, name, parameters) */
 #define MPG_NCCL_FUNCTIONS(X)                                                                      \
   X(ncclResult_t, ncclCommInitAll, (ncclComm_t *, int, const int *))                               \
+  X(ncclResult_t, ncclGetUniqueId, (ncclUniqueId *))                                               \
+  X(ncclResult_t, ncclCommInitRankConfig, (ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *))  \
   X(ncclResult_t, ncclCommDestroy, (ncclComm_t))                                                   \
   X(ncclResult_t, ncclCommAbort, (ncclComm_t))                                                     \
   X(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t, ncclResult_t *))                             \
@@ -69,6 +83,7 @@ enum { MPG_NCCL_CONSTANTS(MPG_NCCL_CONSTANT_) };
 
 #ifndef MPG_NCCL_REAL
 #include "kernels/cuda/vendor/library.h"
+#include "tensor/dtype.h"
 
 enum { MPG_NCCL_MAX_CARDS = 64 };
 
@@ -82,8 +97,10 @@ typedef struct mpg_nccl_clique { /* the ranks of a communicator */
   cudaStream_t streams[MPG_NCCL_MAX_CARDS];
 } mpg_nccl_clique;
 
-/* Whether there is a library. Any thread. */
-mpg_status mpg_nccl_find(void);
+/* Whether there is a library; *functions, unless NULL. Any thread. */
+mpg_status mpg_nccl_find(const mpg_nccl_functions **functions);
+/* NCCL's type for sums of that dtype; MPG_NOT_IMPLEMENTED where it has none. */
+mpg_status mpg_nccl_type(mpg_dtype dtype, ncclDataType_t *type);
 /* Begins a collective of these cards, in the order of the work of `stream`, which is of card
  * `home`: what is put onto the clique's streams, between the two calls and in one group, comes
  * behind what `stream` has so far and before what it gets afterwards. `end` must follow if `begin`

@@ -75,8 +75,12 @@ enum cudaDeviceAttr {
 typedef enum cudaDeviceAttr cudaDeviceAttr;
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
+typedef struct CUuuid_st {
+  char bytes[16];
+} cudaUUID_t;
 typedef struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;
   size_t totalGlobalMem;
   int multiProcessorCount, major, minor;
 } cudaDeviceProp;
@@ -105,7 +109,7 @@ cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaDriverGetVersion(int *version);
 HOSTCUDA_SHARED cudaError_t cudaSetDevice(int device);
 HOSTCUDA_SHARED cudaError_t cudaGetDevice(int *device);
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
+HOSTCUDA_SHARED cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
 HOSTCUDA_SHARED cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -61,9 +62,14 @@ const char *const kind_names[] = {"AllReduce", "Reduce", "Broadcast", "ReduceSca
 
 } // namespace
 
+namespace {
+struct across;
+}
+
 struct ncclComm {
-  std::shared_ptr<clique> all;
+  std::shared_ptr<clique> all; // of one process
   int rank, card;
+  std::shared_ptr<across> processes; // of several
 };
 
 namespace {
@@ -183,6 +189,8 @@ void work(const std::vector<part> &parts) { // parts[rank]
   }
 }
 
+#include "nccl_processes.h"
+
 struct meeting { // of the streams' tasks
   std::vector<part> parts;
   std::shared_ptr<clique> all;
@@ -216,6 +224,7 @@ void arrive(void *data) {
 
 thread_local int depth;
 thread_local std::vector<part> *group;
+thread_local std::map<ncclComm_t, std::vector<part>> *across_group;
 
 ncclResult_t meet(std::vector<part> parts, bool fails) {
   auto at = std::make_shared<meeting>();
@@ -244,14 +253,15 @@ void check_memory(const part &p, const void *memory, size_t bytes, const char *w
 }
 
 ncclResult_t call(part p) {
-  if (!depth)
+  auto processes = p.comm->processes;
+  if (!depth && !processes)
     wrong(std::string(kind_names[p.what]) +
           " outside a group: one thread has all ranks, and would wait for itself");
   if (hostcuda_stream_card(p.stream) != p.comm->card)
     wrong(std::string(kind_names[p.what]) + ": the stream is another card's");
-  if (p.what != SEND && p.what != RECV && (p.other < 0 || p.other >= p.comm->all->count))
+  size_t bytes = p.count * size_of(p.type), n = processes ? processes->count : p.comm->all->count;
+  if (p.what != SEND && p.what != RECV && (p.other < 0 || p.other >= (int)n))
     return MPG_ncclInvalidArgument;
-  size_t bytes = p.count * size_of(p.type), n = p.comm->all->count;
   bool root = p.other == p.comm->rank;
   if (p.what == SEND)
     check_memory(p, p.from, bytes, "what is sent");
@@ -262,6 +272,12 @@ ncclResult_t call(part p) {
       check_memory(p, p.from, bytes * (p.what == REDUCE_SCATTER ? n : 1), "what is sent");
     if (p.what != REDUCE || root)
       check_memory(p, p.to, bytes * (p.what == ALL_GATHER ? n : 1), "what is received");
+  }
+  if (processes && !depth) return meet_across(processes, {p});
+  if (processes) {
+    if (!across_group) across_group = new std::map<ncclComm_t, std::vector<part>>;
+    (*across_group)[p.comm].push_back(p);
+    return MPG_ncclSuccess;
   }
   if (!group) group = new std::vector<part>;
   group->push_back(p);
@@ -282,9 +298,41 @@ EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *car
   }
   auto all = std::make_shared<clique>();
   all->count = count;
-  for (int i = 0; i < count; i++) comms[i] = new ncclComm{all, i, cards[i]};
+  for (int i = 0; i < count; i++) comms[i] = new ncclComm{all, i, cards[i], nullptr};
   alive += count;
   return MPG_ncclSuccess;
+}
+EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+  static std::atomic<int> made;
+  memset(id, 0, sizeof *id);
+  snprintf(id->internal, sizeof id->internal, "/dev/shm/hostcuda-nccl-%d-%d", (int)getpid(),
+           ++made);
+  return MPG_ncclSuccess;
+}
+EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int count, ncclUniqueId id, int rank,
+                                           ncclConfig_t *given) {
+  const mpg_nccl_config expected = MPG_NCCL_CONFIG, *config = (const mpg_nccl_config *)given;
+  if (memcmp(config, &expected, expected.size)) wrong("a configuration that it was not told of");
+  if (count < 1 || rank < 0 || rank >= count) return MPG_ncclInvalidArgument;
+  static std::vector<std::shared_ptr<across>> *all = new std::vector<std::shared_ptr<across>>;
+  static std::once_flag once; // communicators last as long as the process; their files do not
+  std::call_once(once, [] {
+    atexit([] {
+      for (auto &a : *all) a->clean();
+    });
+  });
+  auto a = std::make_shared<across>();
+  a->base = id.internal;
+  a->rank = rank;
+  a->count = count;
+  cudaGetDevice(&a->card);
+  cudaDeviceProp properties;
+  cudaGetDeviceProperties(&properties, a->card);
+  all->push_back(a);
+  *comm = new ncclComm{nullptr, rank, a->card, a};
+  bool told = publish(a->path("join", rank),
+                      std::string(properties.uuid.bytes, sizeof properties.uuid.bytes));
+  return told ? MPG_ncclInProgress : MPG_ncclSystemError;
 }
 static ncclResult_t destroy(ncclComm_t comm) {
   delete comm;
@@ -296,6 +344,11 @@ EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return destroy(comm);
 }
 EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (comm->processes) {
+    comm->processes->aborted = true;
+    delete comm;
+    return MPG_ncclSuccess;
+  }
   {
     std::lock_guard<std::mutex> guard(comm->all->lock);
     comm->all->aborted = true;
@@ -304,6 +357,12 @@ EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return destroy(comm);
 }
 EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+  if (across *a = comm->processes.get()) {
+    *error = (ncclResult_t)a->error.load();
+    if (*error == MPG_ncclSuccess && !a->joined) *error = look_joined(*a);
+    a->asked = true;
+    return MPG_ncclSuccess;
+  }
   *error = (ncclResult_t)comm->all->error.load();
   return MPG_ncclSuccess;
 }
@@ -356,7 +415,14 @@ EXPORT ncclResult_t ncclGroupStart(void) {
 
 EXPORT ncclResult_t ncclGroupEnd(void) {
   if (!depth) return MPG_ncclInvalidUsage;
-  if (--depth || !group) return MPG_ncclSuccess;
+  if (!--depth && across_group) {
+    std::unique_ptr<std::map<ncclComm_t, std::vector<part>>> calls(across_group);
+    across_group = nullptr;
+    ncclResult_t result = MPG_ncclSuccess;
+    for (auto &[comm, own] : *calls) result = meet_across(comm->processes, own);
+    return result;
+  }
+  if (depth || !group) return MPG_ncclSuccess;
   std::unique_ptr<std::vector<part>> parts(group);
   group = nullptr;
   if (failing == 2) {

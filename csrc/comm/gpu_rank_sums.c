@@ -1,0 +1,152 @@
+/* Sums over ranks by a communicator of GPUs. */
+#include "comm/gpu_rank_sums.h"
+
+#include <string.h>
+
+#include "device/gpu/gpu.h"
+#include "device/ranks/all_reduce.h"
+#include "op/submit.h"
+
+enum { LINE = 128 }; /* bytes: parts begin at multiples of it */
+
+typedef mpg_gpu_rank_sums sums;
+
+static size_t align(size_t size) { return (size + LINE - 1) / LINE * LINE; }
+
+/* Bytes of each rank's part. */
+static size_t part_of(const sums *s) {
+  size_t ranks = (size_t)mpg_ranks_count(), size = s->count * mpg_dtype_size(s->dtype);
+  return align((size + ranks - 1) / ranks);
+}
+
+static bool is_joined(const sums *s) {
+  return s->num_arrays > 1 ||
+         part_of(s) * (size_t)mpg_ranks_count() != s->count * mpg_dtype_size(s->dtype);
+}
+
+void mpg_gpu_rank_sums_room(const sums *s, size_t *joined, size_t *parts) {
+  *parts = part_of(s) * (size_t)mpg_ranks_count();
+  *joined = is_joined(s) ? *parts : 0;
+}
+
+/* --- What the ranks tell each other ----------------------------------------------------------- */
+
+typedef struct said {
+  uint64_t count;
+  uint32_t num_arrays, dtype;
+} said;
+
+static mpg_status compare(void *state, const char *const *parts, char *sum, size_t count) {
+  const said *own = state;
+  (void)sum, (void)count;
+  for (int rank = 0; rank < mpg_ranks_count(); rank++) {
+    said other;
+    memcpy(&other, parts[rank], sizeof other);
+    if (memcmp(&other, own, sizeof other) == 0) continue;
+    return mpg_fail(MPG_ERROR,
+                    "the ranks run different programs: rank %d sums over ranks %u arrays of GPUs, "
+                    "%llu elements of %s, but rank %d, %u arrays, %llu elements of %s",
+                    mpg_ranks_own(), own->num_arrays, (unsigned long long)own->count,
+                    mpg_dtype_name((mpg_dtype)own->dtype), rank, other.num_arrays,
+                    (unsigned long long)other.count, mpg_dtype_name((mpg_dtype)other.dtype));
+  }
+  return MPG_OK;
+}
+
+static mpg_all_reduce describe(const sums *s, said *own) {
+  *own = (said){.count = s->count, .num_arrays = s->num_arrays, .dtype = (uint32_t)s->dtype};
+  return (mpg_all_reduce){.number = s->number,
+                          .source = (const char *)own,
+                          .target = (char *)own,
+                          .count = sizeof *own,
+                          .item = 1,
+                          .dtype = MPG_UINT8,
+                          .add = compare,
+                          .state = own};
+}
+
+void mpg_gpu_rank_sums_fail(const sums *s) {
+  said own;
+  const mpg_all_reduce work = describe(s, &own);
+  mpg_all_reduce_fail(&work);
+}
+
+/* --- The sums --------------------------------------------------------------------------------- */
+
+typedef struct group {
+  const mpg_gpu_communicators *calls;
+  mpg_gpu_communicator *communicator;
+} group;
+
+static mpg_status look_issued(void *state, bool *done) {
+  const group *g = state;
+  return g->calls->issued(g->communicator, done);
+}
+static mpg_status look_finished(void *state, bool *done) {
+  const group *g = state;
+  return g->calls->finished(g->communicator, done);
+}
+
+/* Between the arrays, or their sums, and the memory where they are one behind the other. */
+static mpg_status copy(const sums *s, const group *g, bool back) {
+  char *at = s->joined;
+  for (uint32_t i = 0; i < s->num_arrays; i++) {
+    const mpg_view *view = &s->views[2 * i + back];
+    size_t size = (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(s->dtype);
+    if (size)
+      MPG_TRY(
+          g->calls->copy(g->communicator, back ? view->data : at, back ? at : view->data, size));
+    at += size;
+  }
+  return MPG_OK;
+}
+
+/* This rank's part, in the order of ranks, behind what has been issued. */
+static mpg_status add(const sums *s, const group *g, const char *from, char *to) {
+  int ranks = mpg_ranks_count(), own = mpg_ranks_own();
+  size_t part = part_of(s);
+  mpg_view views[MPG_GPU_RANKS_IN_ORDER + 1];
+  mpg_num_args_params params = {.num_args = ranks};
+  const mpg_desc desc = {
+      .dtype = s->dtype,
+      .shape = {.ndim = 1, .dims = {(int64_t)(part / mpg_dtype_size(s->dtype))}}};
+  for (int i = 0; i < ranks; i++) views[i] = (mpg_view){s->parts + (size_t)i * part, desc};
+  views[own].data = (char *)(uintptr_t)from + (size_t)own * part;
+  views[ranks] = (mpg_view){to + (size_t)own * part, desc};
+  mpg_run run = {.device = s->device, .stream = g->calls->stream(g->communicator)};
+  mpg_kernel_call call =
+      mpg_kernel_call_in(&run, mpg_op_get(MPG_OP_add_n), &params, views, ranks, 1);
+  return s->add(&call);
+}
+
+static mpg_status sum(const sums *s, group *g) {
+  size_t part = part_of(s);
+  char *from = is_joined(s) ? s->joined : s->views[0].data,
+       *to = is_joined(s) ? s->joined : s->views[1].data;
+  MPG_TRY(g->calls->begin(g->communicator));
+  if (is_joined(s)) MPG_TRY(copy(s, g, false));
+  if (mpg_ranks_any_order()) {
+    MPG_TRY(g->calls->sum(g->communicator, from, to, s->count, (uint32_t)s->dtype));
+  } else {
+    MPG_TRY(g->calls->exchange(g->communicator, from, s->parts, part));
+    MPG_TRY(mpg_all_reduce_until(look_issued, g));
+    MPG_TRY(add(s, g, from, to));
+    MPG_TRY(g->calls->gather(g->communicator, to, part));
+  }
+  MPG_TRY(mpg_all_reduce_until(look_issued, g));
+  if (is_joined(s)) MPG_TRY(copy(s, g, true));
+  return mpg_all_reduce_until(look_finished, g);
+}
+
+mpg_status mpg_gpu_rank_sums_run(const sums *s) {
+  said own;
+  group g = {0};
+  const mpg_all_reduce work = describe(s, &own);
+  MPG_TRY(mpg_all_reduce_run(&work));
+  if (!s->count) return MPG_OK;
+  g.communicator = mpg_gpu_communicator_of(s->device, &g.calls);
+  mpg_status status = sum(s, &g);
+  if (status != MPG_OK)
+    g.calls->leave(g.communicator); /* others may wait for ever: no more of it */
+  return status;
+}

@@ -1,0 +1,120 @@
+"""Sums over ranks of arrays on GPUs, checked by each rank, by the name of a program. `apart`: each
+rank has a card of its own, so that the GPUs sum.
+
+mpirun -n 3 python gpu_sums.py bits apart
+"""
+
+import os
+import signal
+import sys
+import threading
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import nd
+from mpgluon._ranks import gpus, own_arrays
+
+RANK, RANKS = mx.parallel.rank(), mx.parallel.num_ranks()
+APART = "apart" in sys.argv[2:]
+GPU = mx.gpu(0)
+SHAPES = [(3, 5), (1000, 77), (1,), (0, 4), (1 << 19,), (70_001,)]
+PROGRAMS = {}
+
+
+def program(function):
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def values(rank, dtype):
+    state = np.random.RandomState(rank)
+    return [nd.array(state.randint(0, 99, shape) / 8, dtype=dtype) for shape in SHAPES]
+
+
+def bits(arrays):
+    return [array.astype("float64").asnumpy().tobytes() for array in arrays]
+
+
+@program
+def bits_of_cpus():
+    """GPUs sum in the order of ranks, as CPUs do."""
+    for dtype in ("float32", "float16", "bfloat16", "float64", "int64", "uint8"):
+        here = values(RANK, dtype)
+        expected = bits(own_arrays.add_up(here))
+        for in_place in (False, True):
+            there = [array.as_in_context(GPU) for array in here]
+            sums = own_arrays.add_up(there, in_place=in_place)
+            assert bits(sums) == expected and all(total.context == GPU for total in sums)
+            assert bits(there) == (expected if in_place else bits(here))
+    assert gpus.can_sum(GPU) == APART
+
+
+@program
+def any_order():
+    """NCCL's own order (MPGLUON_RANKS_SUMS=mpi): as near as the worst order is."""
+    for dtype, unit in (("float32", 2.0**-24), ("float16", 2.0**-11), ("int32", 0)):
+        parts = [
+            (np.random.RandomState(rank).randn(300_001) * 100).astype(dtype)
+            for rank in range(RANKS)
+        ]
+        expected = sum(part.astype("float64") for part in parts)
+        magnitude = sum(np.abs(part.astype("float64")) for part in parts)
+        (found,) = own_arrays.add_up([nd.array(parts[RANK], dtype=dtype, ctx=GPU)])
+        error = np.abs(found.asnumpy().astype("float64") - expected)
+        assert (error <= (RANKS - 1) * unit * magnitude).all()
+
+
+@program
+def of_each_rank():
+    """Off the tape, all_reduce of an array on a GPU of each rank."""
+    arrays = [nd.full((300_000,), rank + 1, ctx=mx.gpu(0, rank=rank)) for rank in range(RANKS)]
+    total = RANKS * (RANKS + 1) / 2
+    sums = mx.parallel.all_reduce(arrays)
+    assert gpus.can_sum(mx.gpu(0, rank=RANK)) == APART
+    assert (sums[RANK].asnumpy() == total).all()
+    assert (arrays[RANK].asnumpy() == RANK + 1).all()
+    assert (mx.parallel.fetch(sums[RANKS - 1]).asnumpy() == total).all()
+
+
+@program
+def wrong():
+    """What one rank can't give, or gives in another size, is an error on all; the next is right."""
+    rows = nd.ones((4, 20_000), ctx=GPU)
+    number = nd.array([7.0 if RANK == 1 else 1.0], ctx=GPU)
+    for array, said in (
+        (nd.take(rows, number, mode="raise"), "index 7 is out of range"),
+        (rows if RANK == 1 else rows[:2], "the ranks run different programs"),
+    ):
+        try:
+            own_arrays.add_up([array])[0].wait_to_read()
+            raise AssertionError(f"{said}: nothing was raised")
+        except (mx.MXNetError, IndexError) as error:
+            assert said in str(error), error
+        assert (own_arrays.add_up([rows])[0].asnumpy() == RANKS).all()
+
+
+@program
+def stopped():
+    """Rank 1 stops for good, in the midst of sums: an error that names it, also of later sums."""
+    array = nd.ones((1 << 20,), ctx=GPU)
+    own_arrays.add_up([array])[0].wait_to_read()
+    if RANK == 1:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
+    for _ in range(2):
+        try:
+            while True:
+                own_arrays.add_up([array])[0].wait_to_read()
+        except mx.MXNetError as error:
+            print(f"rank {RANK}: {error}")
+
+
+@program
+def refused():
+    """MPGLUON_COLLECTIVES=nccl, on one card."""
+    own_arrays.add_up([nd.ones((3,), ctx=GPU)])
+
+
+name = sys.argv[1]
+PROGRAMS[name]()
+print(f"rank {RANK}: {name} done", flush=True)
