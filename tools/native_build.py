@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -301,6 +302,36 @@ def nvcc_warnings():
     return ["--Werror=all-warnings"] if "-Werror" in warnings() else []
 
 
+class Progress:
+    """How many of `total` files are compiled: in a line of the terminal that the build was started
+    from, as pip keeps back what is printed; without a terminal, printed at each tenth."""
+
+    def __init__(self, total):
+        self.total, self.done, self.lock = total, 0, threading.Lock()
+        try:
+            self.terminal = open("/dev/tty", "w")
+        except OSError:
+            self.terminal = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.terminal:
+            print("\r\033[K", end="", file=self.terminal)
+            self.terminal.close()
+
+    def advance(self):
+        with self.lock:
+            self.done += 1
+            tenths = self.done * 10 // self.total
+            text = f"mpgluon: {self.done} of {self.total} files are compiled"
+            if self.terminal:
+                print(f"\r{text}", end="", file=self.terminal, flush=True)
+            elif tenths > (self.done - 1) * 10 // self.total:
+                print(text, flush=True)
+
+
 def compile_all(jobs):
     """Compiles what is not up to date, several files at once. A job: source, object, the command
     without either."""
@@ -309,15 +340,16 @@ def compile_all(jobs):
         source, target, command = job
         os.makedirs(os.path.dirname(target), exist_ok=True)
         command = command + ["-MD", "-MF", target + ".d", "-c", source, "-o", target]
-        if up_to_date(target, command):
-            return True
-        if not run(command):
-            return False
-        with open(target + ".made", "w") as f:
-            json.dump(record(target, command), f)
+        if not up_to_date(target, command):
+            if not run(command):
+                return False
+            with open(target + ".made", "w") as f:
+                json.dump(record(target, command), f)
+        progress.advance()
         return True
 
-    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
+    threads = int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
+    with Progress(len(jobs)) as progress, ThreadPoolExecutor(threads) as pool:
         failed = [
             source
             for source, ok in zip([job[0] for job in jobs], pool.map(compile_one, jobs))

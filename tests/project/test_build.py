@@ -1,7 +1,9 @@
 """The checks of tools/native_build.py."""
 
+import contextlib
 import importlib.util
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -191,3 +193,44 @@ def test_modules_that_are_gone_are_not_installed(tmp_path):
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     there = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
     assert "metric/__init__.py" in there and not {"metric.py", "metric/gone.py"} & there
+
+
+COMPILES = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("tools", sys.argv[1])
+tools = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tools)
+tools.ROOT = sys.argv[2]
+tools.compile_all([(f"{n}.c", f"{sys.argv[2]}/{n}.o", ["cc"]) for n in range(3)])
+"""
+
+
+@pytest.fixture
+def compiles(tmp_path):
+    """The command that compiles three files."""
+    for number in range(3):
+        (tmp_path / f"{number}.c").write_text(f"int a{number};\n")
+    native_build = os.path.join(ROOT, "tools", "native_build.py")
+    return [sys.executable, "-c", COMPILES, native_build, str(tmp_path)]
+
+
+def test_progress_is_shown_in_the_terminal(compiles):
+    """Whatever has been made of the standard output: pip keeps it back."""
+    process, terminal = pty.fork()
+    if process == 0:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.execv(compiles[0], compiles)
+    shown = b""
+    with contextlib.suppress(OSError):  # how the end is told
+        while more := os.read(terminal, 1000):
+            shown += more
+    os.close(terminal)
+    assert os.waitpid(process, 0)[1] == 0
+    assert b"1 of 3 files" in shown and b"3 of 3 files are compiled" in shown
+
+
+def test_progress_without_a_terminal(compiles):
+    done = subprocess.run(compiles, capture_output=True, text=True, start_new_session=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "mpgluon: 3 of 3 files are compiled"
