@@ -1,6 +1,7 @@
 /* Sums over ranks by a communicator of GPUs. */
 #include "comm/gpu_rank_sums.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "device/gpu/gpu.h"
@@ -20,13 +21,14 @@ static size_t part_of(const sums *s) {
 }
 
 static bool is_joined(const sums *s) {
-  return s->num_arrays > 1 ||
-         part_of(s) * (size_t)mpg_ranks_count() != s->count * mpg_dtype_size(s->dtype);
+  return s->num_arrays > 1 || (!mpg_ranks_any_order() && part_of(s) * (size_t)mpg_ranks_count() !=
+                                                             s->count * mpg_dtype_size(s->dtype));
 }
 
 void mpg_gpu_rank_sums_room(const sums *s, size_t *joined, size_t *parts) {
-  *parts = part_of(s) * (size_t)mpg_ranks_count();
-  *joined = is_joined(s) ? *parts : 0;
+  size_t whole = part_of(s) * (size_t)mpg_ranks_count();
+  *parts = mpg_ranks_any_order() ? 0 : whole;
+  *joined = is_joined(s) ? whole : 0;
 }
 
 /* --- What the ranks tell each other ----------------------------------------------------------- */
@@ -68,7 +70,10 @@ static mpg_all_reduce describe(const sums *s, said *own) {
 void mpg_gpu_rank_sums_fail(const sums *s) {
   said own;
   const mpg_all_reduce work = describe(s, &own);
+  char text[300]; /* telling may fail, too */
+  snprintf(text, sizeof text, "%s", mpg_error_text());
   mpg_all_reduce_fail(&work);
+  mpg_fail(MPG_ERROR, "%s", text);
 }
 
 /* --- The sums --------------------------------------------------------------------------------- */
@@ -123,7 +128,6 @@ static mpg_status sum(const sums *s, group *g) {
   size_t part = part_of(s);
   char *from = is_joined(s) ? s->joined : s->views[0].data,
        *to = is_joined(s) ? s->joined : s->views[1].data;
-  MPG_TRY(g->calls->begin(g->communicator));
   if (is_joined(s)) MPG_TRY(copy(s, g, false));
   if (mpg_ranks_any_order()) {
     MPG_TRY(g->calls->sum(g->communicator, from, to, s->count, (uint32_t)s->dtype));
@@ -138,15 +142,28 @@ static mpg_status sum(const sums *s, group *g) {
   return mpg_all_reduce_until(look_finished, g);
 }
 
+/* Others may wait in the library for what this rank has not given. */
+static void give_up(const group *g) {
+  char text[200];
+  snprintf(text, sizeof text, "a sum of GPUs failed on rank %d: %.150s", mpg_ranks_own(),
+           mpg_error_text());
+  g->calls->leave(g->communicator);
+  mpg_ranks_tell_failure(text);
+}
+
 mpg_status mpg_gpu_rank_sums_run(const sums *s) {
   said own;
   group g = {0};
   const mpg_all_reduce work = describe(s, &own);
+  g.communicator = mpg_gpu_communicator_of(s->device, &g.calls);
+  mpg_status status = g.calls->begin(g.communicator);
+  if (status != MPG_OK) {
+    mpg_gpu_rank_sums_fail(s);
+    return status;
+  }
   MPG_TRY(mpg_all_reduce_run(&work));
   if (!s->count) return MPG_OK;
-  g.communicator = mpg_gpu_communicator_of(s->device, &g.calls);
-  mpg_status status = sum(s, &g);
-  if (status != MPG_OK)
-    g.calls->leave(g.communicator); /* others may wait for ever: no more of it */
+  status = sum(s, &g);
+  if (status != MPG_OK) give_up(&g);
   return status;
 }

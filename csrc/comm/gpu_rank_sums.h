@@ -31,7 +31,7 @@ enum { MPG_GPU_RANKS_IN_ORDER = 32 };
  * rank. */
 void mpg_gpu_rank_sums_room(const mpg_gpu_rank_sums *sums, size_t *joined, size_t *parts);
 mpg_status mpg_gpu_rank_sums_run(const mpg_gpu_rank_sums *sums);
-/* Instead: tells the others that it failed, with this thread's error text. */
+/* Instead: tells the others that it failed, with this thread's error text, which stays. */
 void mpg_gpu_rank_sums_fail(const mpg_gpu_rank_sums *sums);
 
 #endif

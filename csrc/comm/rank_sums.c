@@ -1,6 +1,7 @@
 /* Sums over ranks, queued beside the devices. */
 #include "comm/rank_sums.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -21,7 +22,9 @@ typedef struct job {
   char *joined; /* several arrays travel as one; borrowed */
   mpg_kernel_fn kernel;
   mpg_device *runs_on;
-  mpg_device *gpu;  /* whose arrays they are; NULL: a CPU device's */
+  mpg_device *gpu;    /* whose arrays they are; NULL: a CPU device's */
+  mpg_status refused; /* there was no memory for the rooms */
+  char refusal[300];
   char *rooms[2];   /* of the GPU, for joined arrays and for parts; NULL: none needed */
   mpg_tick tick;    /* of the work */
   bool begun;       /* the other ranks know what has become of it */
@@ -91,7 +94,10 @@ static mpg_gpu_rank_sums describe_gpu(const job *j) {
 static mpg_status sum_on_gpus(job *j) {
   const mpg_gpu_rank_sums work = describe_gpu(j);
   j->begun = true;
-  return mpg_gpu_rank_sums_run(&work);
+  if (j->refused == MPG_OK) return mpg_gpu_rank_sums_run(&work);
+  mpg_fail(j->refused, "%s", j->refusal);
+  mpg_gpu_rank_sums_fail(&work);
+  return j->refused;
 }
 
 static mpg_status sum_with(mpg_run *run, job *j, adding *a) {
@@ -213,11 +219,13 @@ static mpg_status hold_rooms(job *j, mpg_queued_sums *q) {
 static mpg_status hold(const mpg_rank_sums *r, mpg_queued_sums *q) {
   job *j = q->work;
   MPG_TRY(mpg_queued_sums_room(q, 2 * r->num_arrays + 2));
-  if (j->gpu) MPG_TRY(hold_rooms(j, q));
   for (uint32_t i = 0; i < r->num_arrays; i++) {
     mpg_queued_sums_hold(q, mpg_use_array(r->arrays[i], true, false));
     mpg_queued_sums_hold(q, mpg_use_array(r->sums[i], false, true));
   }
+  if (!j->gpu) return MPG_OK;
+  j->refused = hold_rooms(j, q); /* the others wait for this rank, and are told by the work */
+  if (j->refused != MPG_OK) snprintf(j->refusal, sizeof j->refusal, "%s", mpg_error_text());
   return MPG_OK;
 }
 

@@ -160,7 +160,7 @@ typedef struct mpg_backend {
   mpg_status (*run_copy)(mpg_device *device, mpg_device *to, void *target, mpg_device *from,
                          const void *source, size_t size);
   /* Where memory is not host_accessible: the same, into memory of the host, and blocks until it is
-   * there. */
+   * there. Fails, too, if a check that the work depends on has failed. */
   mpg_status (*run_copy_to_host)(mpg_device *device, void *host, const void *source, size_t size);
   /* Optional: what the hardware has, all devices that share it together. */
   mpg_status (*memory)(mpg_device *device, size_t *free_bytes, size_t *total);

@@ -107,8 +107,8 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   return MPG_OK;
 }
 
-/* Off the tape, the sum of arrays that are on a CPU device of each rank goes on in pieces, without
- * copies; its bits are those of the plan. */
+/* Off the tape, the sum of arrays that are on a device of each rank goes on in pieces, without
+ * copies by the devices; its bits are those of the plan. */
 static bool sums_over_ranks(const request *q, const mpg_tensor **tensors) {
   const mpg_comm_request *r = &q->r;
   if (r->kind != MPG_ALL_REDUCE || r->algorithm != MPG_COMM_AUTO || mpg_autograd_recording() ||

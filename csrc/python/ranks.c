@@ -105,8 +105,13 @@ static PyObject *ranks_begun(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unus
   Py_RETURN_NONE;
 }
 
+/* MPI's own end comes next, and may meet a rank that stops. */
+static void watch_end(void) { (void)mpg_ranks_end_within_limit(); }
+
+/* Behind the script's own handlers of its end, which may take their time. What is registered last
+ * is called first, and mpi4py has registered MPI's end already. */
 static PyObject *ranks_end_within_limit(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
-  MPG_PY_TRY(mpg_ranks_end_within_limit());
+  if (Py_AtExit(watch_end) < 0) watch_end();
   Py_RETURN_NONE;
 }
 
@@ -185,8 +190,7 @@ static PyObject *ranks_gpu_leave(PyObject *Py_UNUSED(self), PyObject *context) {
   const mpg_gpu_communicators *calls;
   mpg_device *device = take_gpu(context);
   if (!device) return NULL;
-  mpg_gpu_communicator *communicator = mpg_gpu_communicator_of(device, &calls);
-  if (communicator) calls->leave(communicator);
+  if (mpg_gpu_communicator_of(device, &calls)) mpg_gpu_communicator_forget(device);
   Py_RETURN_NONE;
 }
 
@@ -222,7 +226,8 @@ static PyMethodDef methods[] = {
      "ranks_begin_within(seconds)\n--\n\nEnds the process unless ranks_begun is called by then."},
     {"ranks_begun", ranks_begun, METH_NOARGS, "ranks_begun()\n--\n\nMPI has begun."},
     {"ranks_end_within_limit", ranks_end_within_limit, METH_NOARGS,
-     "ranks_end_within_limit()\n--\n\nEnds the process unless it has ended by itself by then."},
+     "ranks_end_within_limit()\n--\n\nEnds the process unless MPI ends in time, at the end of "
+     "all."},
     {"ranks_note_step", ranks_note_step, METH_NOARGS,
      "ranks_note_step()\n--\n\nOne more step of training begins."},
     {"ranks_look", ranks_look, METH_VARARGS,

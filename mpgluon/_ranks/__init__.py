@@ -187,18 +187,19 @@ def _agree(mpi, any_order, wrong):
             raise MXNetError(f"the ranks have different {what}: {by_rank}")
 
 
-def wait(request: Any, what: str) -> None:
+def wait(request: Any, what: str, works: bool = False) -> None:
     """Waits for MPI's request; Ctrl-C and other threads get their turns. MXNetError when a rank is
-    lost, has not come in time, or never will."""
+    lost, has not come in time, or never will. works: all ranks are here, and what they wait for
+    takes its time."""
     if request.Test():
         return
     try:
-        _wait_and_look(request, what)
+        _wait_and_look(request, what, works)
     finally:
         _core.ranks_look_over()
 
 
-def _wait_and_look(request, what):
+def _wait_and_look(request, what, works):
     begin, pause, looked, progress = time.monotonic(), 0.0, 0.0, None
     while not request.Test():
         waited = time.monotonic() - begin
@@ -207,7 +208,7 @@ def _wait_and_look(request, what):
             lost, why, _ = _core.ranks_find_lost()
             if lost >= 0:
                 raise MXNetError(f"{what}: {why}")
-            if waited - looked > 0.05:
+            if waited - looked > 0.05 and not works:
                 looked = waited
                 progress = _core.ranks_look(what, progress or 0, progress is not None)
             if waited > _limit:
@@ -306,7 +307,7 @@ def _end(process):
         time.sleep(0.0005)
     _core.ranks_end()
     if all_ended:
-        _core.ranks_end_within_limit()  # MPI's own end comes now, and may meet a rank that stops
+        _core.ranks_end_within_limit()
     else:
         sys.stdout.flush()
         sys.stderr.flush()

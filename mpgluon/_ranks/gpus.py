@@ -31,10 +31,10 @@ class _Joining:
 
 def _obstacle(said):
     """Why these cards can't have a communicator; None: they can."""
-    for rank, (_, why) in enumerate(said):
-        if why:
-            return f"rank {rank}: {why}"
-    cards = [card for card, _ in said]
+    for rank, one in enumerate(said):
+        if one["why"]:
+            return f"rank {rank}: {one['why']}"
+    cards = [one["card"] for one in said]
     for rank, card in enumerate(cards):
         first = cards.index(card)
         if first < rank:
@@ -42,38 +42,53 @@ def _obstacle(said):
     return None
 
 
-def _card(ctx, transport):
-    """(card, why it can't take part)."""
-    if transport == "local":
-        return "", "MPGLUON_COLLECTIVES=local"
-    if count() > _IN_ORDER and not any_order():
-        return "", f"more than {_IN_ORDER} ranks are summed in their order in memory of the host"
+def _look(ctx):
+    """What the others are told of this rank: its card, or why it can't take part, and of rank 0 an
+    id."""
+    from ..parallel.collectives import default_transport
+
     try:
-        return _core.ranks_gpu_card(ctx), ""
-    except (MXNetError, NotImplementedError) as error:
-        return "", str(error)
+        transport = default_transport()
+        if transport == "local":
+            return {"why": "MPGLUON_COLLECTIVES=local"}
+        needed = {"needed": transport == "nccl"}
+        if count() > _IN_ORDER and not any_order():
+            return {"why": f"more than {_IN_ORDER} ranks can't be summed in their order", **needed}
+        made = _core.ranks_gpu_id(ctx).hex() if own() == 0 else ""
+        return {"why": "", "card": _core.ranks_gpu_card(ctx), "id": made, **needed}
+    except (MXNetError, NotImplementedError, ValueError) as error:
+        return {"why": str(error), "needed": isinstance(error, ValueError)}
+
+
+def _join(ctx, made):
+    """Joins a communicator; an error on all ranks unless all could."""
+    failure = ""
+    try:
+        wait(_Joining(ctx, bytes.fromhex(made)), "joining a communicator of GPUs", works=True)
+    except MXNetError as error:
+        failure = str(error)
+    except BaseException:
+        _core.ranks_gpu_leave(ctx)
+        raise
+    failures = gather("a communicator of GPUs: joined", failure)
+    for rank, text in enumerate(failures):
+        if text:
+            _core.ranks_gpu_leave(ctx)
+            raise MXNetError(f"on rank {rank}: {text}")
 
 
 def can_sum(ctx: Context) -> bool:
     """Whether arrays on that GPU, an own one of this rank, are summed over ranks on GPUs. The first
-    call for a GPU joins a communicator, if there can be one: all ranks make it."""
-    from ..parallel.collectives import default_transport
-
+    call for a GPU joins a communicator, if there can be one: all ranks make it. MXNetError where
+    MPGLUON_COLLECTIVES=nccl asks for one, and there can be none."""
     key = ctx.device_id, ctx.rank
     if key in _joined:
         return _joined[key]
-    transport = default_transport()
-    what = "a communicator of GPUs"
-    said = [json.loads(text) for text in gather(what, json.dumps(_card(ctx, transport)))]
+    said = [json.loads(text) for text in gather("a communicator of GPUs", json.dumps(_look(ctx)))]
     why = _obstacle(said)
     if why is None:
-        made = gather(what + ": its id", _core.ranks_gpu_id(ctx).hex() if own() == 0 else "")[0]
-        try:
-            wait(_Joining(ctx, bytes.fromhex(made)), "joining a communicator of GPUs")
-        except BaseException:
-            _core.ranks_gpu_leave(ctx)
-            raise
-    elif transport == "nccl":
+        _join(ctx, said[0]["id"])
+    elif any(one.get("needed") for one in said):
         raise MXNetError(f"NCCL can't sum over ranks: {why}")
     _joined[key] = why is None
     return why is None

@@ -52,6 +52,19 @@ def test_ranks_that_share_a_card_sum_in_memory_of_the_host():
     assert "NCCL can't sum over ranks: ranks 0 and 1 are on one card" in done.stderr
 
 
+def test_what_a_gpu_finds_wrong_is_told_to_the_rank_that_it_sends_to():
+    check(2, "failed_copy")
+
+
+@pytest.mark.skipif(not STAND_IN, reason="breaks the stand-in's card")
+def test_a_card_that_breaks_while_gpus_sum():
+    script = os.path.join(launching.SCRIPTS, "gpu_sums.py")
+    done = launching.run_to_the_end(2, script, "broken", MPGLUON_RANKS_TIMEOUT="20")
+    for rank in range(2):
+        told = [line for line in done.stdout.splitlines() if line.startswith(f"rank {rank}: ")]
+        assert len(told) == 3 and "done" in told[2], done.stdout + done.stderr
+
+
 def test_a_rank_that_stops_while_gpus_sum():
     script = os.path.join(launching.SCRIPTS, "gpu_sums.py")
     done = launching.run_to_the_end(2, script, "stopped", MPGLUON_RANKS_TIMEOUT="5")

@@ -56,6 +56,14 @@ def test_a_rank_that_goes_away(how, text):
 
 
 @needs_mpi
+@pytest.mark.slow
+def test_much_that_is_on_its_way_to_a_rank_that_has_stopped():
+    told, done = run("full", MPGLUON_RANKS_TIMEOUT="5")
+    assert told == {0: [2.0, 2.0]}, done.stdout + done.stderr
+    assert not launching.processes_of(f"{SCRIPT} full"), "processes are left"
+
+
+@needs_mpi
 @pytest.mark.parametrize("count, how", [(2, "transfers"), (2, "barrier"), (2, "sum"), (3, "sum")])
 def test_ranks_that_wait_for_one_another(count, how):
     """Within the limit, and some seconds for a busy machine, all are told who waits for whom."""

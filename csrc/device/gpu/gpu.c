@@ -533,7 +533,8 @@ static mpg_status gpu_run_copy_to_host(mpg_device *device, void *host, const voi
   mpg_gpu *gpu = state_of(device)->gpu;
   if (!size) return MPG_OK;
   MPG_TRY(note_loss(device, driver->copy(gpu, NULL, host, gpu, source, size)));
-  return note_loss(device, driver->finish(gpu));
+  MPG_TRY(note_loss(device, driver->finish(gpu)));
+  return gpu_work_waits(device); /* whether what has been read is good */
 }
 
 static mpg_status gpu_capture_begin(mpg_device *device, void **stream) {
@@ -577,6 +578,12 @@ mpg_status mpg_gpu_communicator_join(mpg_device *device, const char *id) {
     return mpg_fail(MPG_ERROR, "%s has a communicator already", mpg_device_text(device));
   return state->driver->communicators->join(device->id, id, mpg_ranks_own(), mpg_ranks_count(),
                                             &state->communicator);
+}
+
+void mpg_gpu_communicator_forget(mpg_device *device) {
+  gpu_state *state = state_of(device);
+  state->driver->communicators->leave(state->communicator);
+  state->communicator = NULL;
 }
 
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size) {

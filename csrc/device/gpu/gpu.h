@@ -186,6 +186,8 @@ mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device,
 /* Makes it: all ranks do, each for a device of its own, with the id that one of them has made. Host
  * lock. */
 mpg_status mpg_gpu_communicator_join(mpg_device *device, const char *id);
+/* Leaves one that has not been used yet: another one may be joined. Host lock. */
+void mpg_gpu_communicator_forget(mpg_device *device);
 /* The devices must be GPUs. Host lock. */
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);
 mpg_status mpg_gpu_communicator_id(mpg_device *device, char *id);

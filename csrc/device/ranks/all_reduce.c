@@ -118,18 +118,27 @@ static bool ready(const stream *s, size_t limit) {
   return s->begun < s->total && s->begun < limit && s->begun - s->done < WINDOW;
 }
 
+/* Fails when a rank is lost. all: all ranks are waited for. */
+static mpg_status look_for_lost(bool all) {
+  char text[MPG_NOTICE] = "";
+  pthread_mutex_lock(&engine->lock);
+  for (int i = 0; i < engine->size; i++) {
+    engine->peers[i].awaited |= all && i != engine->rank;
+    if (!text[0]) snprintf(text, sizeof text, "%s", engine->peers[i].lost);
+  }
+  if (engine->stopping && !text[0]) snprintf(text, sizeof text, "the program has ended");
+  pthread_mutex_unlock(&engine->lock);
+  return text[0] ? mpg_fail(MPG_ERROR, "%s", text) : MPG_OK;
+}
+
 /* One more turn in which nothing has moved: whether the others are still there. */
 static mpg_status wait(int *turns, int rank) {
   if (*turns % LOOKS == LOOKS - 1) {
-    char text[MPG_NOTICE] = "";
     pthread_mutex_lock(&engine->lock);
     engine->peers[rank].awaited = true;
     atomic_store(&engine->summing, mpg_worker_device());
-    for (int i = 0; i < engine->size && !text[0]; i++)
-      snprintf(text, sizeof text, "%s", engine->peers[i].lost);
-    if (engine->stopping && !text[0]) snprintf(text, sizeof text, "the program has ended");
     pthread_mutex_unlock(&engine->lock);
-    if (text[0]) return mpg_fail(MPG_ERROR, "%s", text);
+    MPG_TRY(look_for_lost(false));
   }
   mpg_engine_pause(turns, MPG_LOOKER_WORK);
   return MPG_OK;
@@ -295,6 +304,14 @@ static mpg_status sum_pieces(run *r) {
   return MPG_OK;
 }
 
+/* Takes back what is still to come. True: MPI writes to none of it any more. */
+static bool cancel(stream *s) {
+  bool all = true;
+  for (; s->done < s->begun; s->done++)
+    all &= mpg_mpi_cancel(&engine->mpi, &s->requests[s->done % WINDOW]);
+  return all;
+}
+
 static mpg_status sum_large(const mpg_all_reduce *work) {
   size_t ranks = (size_t)engine->size, bytes = PIECES / ranks;
   if (bytes < SMALLEST) bytes = SMALLEST;
@@ -304,7 +321,14 @@ static mpg_status sum_large(const mpg_all_reduce *work) {
   r.partners = mpg_calloc(ranks, sizeof *r.partners);
   r.parts = mpg_calloc(ranks, sizeof *r.parts);
   mpg_status status = r.partners && r.parts ? sum_pieces(&r) : mpg_out_of_host_memory(ranks);
-  if (status != MPG_OK) engine->arrived = engine->joined = (mpg_room){0}; /* MPI may have them */
+  bool kept = false; /* MPI has some of the memory still */
+  for (int i = 0; status != MPG_OK && r.partners && i < others(); i++) {
+    kept |= !cancel(&r.partners[i].take);
+    kept |= !cancel(&r.partners[i].get);
+    kept |= r.partners[i].tell.done < r.partners[i].tell.begun;
+    kept |= r.partners[i].give.done < r.partners[i].give.begun;
+  }
+  if (kept) engine->arrived = engine->joined = (mpg_room){0};
   mpg_free(r.partners);
   mpg_free(r.parts);
   return status;
@@ -358,7 +382,9 @@ mpg_status mpg_all_reduce_until(mpg_status (*look)(void *state, bool *done), voi
   mpg_status status = MPG_OK;
   for (int turns = 0; !done && status == MPG_OK;) {
     status = look(state, &done);
-    if (!done && status == MPG_OK) status = wait(&turns, (engine->rank + 1) % engine->size);
+    if (done || status != MPG_OK) break;
+    if (turns % LOOKS == LOOKS - 1) status = look_for_lost(true);
+    mpg_engine_pause(&turns, MPG_LOOKER_WORK);
   }
   wait_no_more();
   return status;

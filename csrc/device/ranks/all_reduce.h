@@ -33,8 +33,8 @@ mpg_status mpg_all_reduce_run(const mpg_all_reduce *work);
 /* Instead: tells the others that it failed, with this thread's error text. */
 void mpg_all_reduce_fail(const mpg_all_reduce *work);
 
-/* Waits until `look` says that something is done which goes on between all ranks by other means.
- * Fails when it does, or when a rank is lost. */
+/* Waits until `look` says that something is done which goes on between all ranks by other means,
+ * and counts as work meanwhile. Fails when it does, or when a rank is lost. */
 mpg_status mpg_all_reduce_until(mpg_status (*look)(void *state, bool *done), void *state);
 
 /* Memory for arrays that travel as one; the former call's. NULL: out of memory. */

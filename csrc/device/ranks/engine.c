@@ -60,6 +60,15 @@ void mpg_ranks_tell_end(const char *failure) {
   pthread_mutex_unlock(&engine->lock);
 }
 
+void mpg_ranks_tell_failure(const char *text) {
+  pthread_mutex_lock(&engine->lock);
+  for (int i = 0; i < engine->size && engine->peers; i++)
+    if (i != engine->rank && !engine->peers[i].ended_ns && !engine->peers[i].lost[0])
+      (void)mpg_news_tell(i, MPG_NEWS_STUCK, text);
+  pthread_cond_signal(&engine->changed);
+  pthread_mutex_unlock(&engine->lock);
+}
+
 int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended) {
   int found = -1;
   pthread_mutex_lock(&engine->lock);
@@ -144,9 +153,7 @@ void mpg_peer_lost(int rank, const char *text) {
   snprintf(peer->lost, MPG_NOTICE, "%s", text);
   for (mpg_message *m = engine->under_way; m; m = m->next) {
     if (m->rank != rank || m->control || m->done) continue;
-    m->done = true;
-    m->status = MPG_ERROR;
-    snprintf(m->text, sizeof m->text, "%s", peer->lost);
+    mpg_message_give_up(m, peer->lost);
   }
 }
 

@@ -106,9 +106,11 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
                             const void *data, const char *failure);
 mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message);
 bool mpg_message_free(mpg_message *message); /* false: it is kept, since MPI has it still */
-void mpg_standing_judge(int64_t now);        /* standstill.c: whether any of it ever ends */
-bool mpg_messages_advance(void);             /* true: something was done */
-mpg_status mpg_news_listen(int rank);        /* to the next one */
+/* Its rank is lost: it has failed. What is to come is not waited for any more. */
+void mpg_message_give_up(mpg_message *message, const char *text);
+void mpg_standing_judge(int64_t now); /* standstill.c: whether any of it ever ends */
+bool mpg_messages_advance(void);      /* true: something was done */
+mpg_status mpg_news_listen(int rank); /* to the next one */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
 void mpg_peer_lost(int rank, const char *text); /* engine.c */
 

@@ -54,8 +54,8 @@ static void really_free(mpg_message *message) {
 }
 
 bool mpg_message_free(mpg_message *message) {
-  if (message->num_tested < message->num_requests) return false;
   if (message->sends) engine->bytes_under_way -= message->buffer_size + message->transfer.size;
+  if (message->num_tested < message->num_requests) return false;
   if (message->sends && message->data) give_back(message->data, message->transfer.size);
   if (engine->num_unused == UNUSED) {
     really_free(message);
@@ -154,13 +154,16 @@ static void put_under_way(mpg_message *message) {
   engine->num_under_way++;
 }
 
-/* Whether MPI needs nothing of what is sent any more. */
-static bool has_left(mpg_message *m) {
+/* *left: MPI needs nothing of what is sent any more. */
+static mpg_status look_whether_left(mpg_message *m, bool *left) {
   for (int done = 1; m->num_tested < m->num_requests; m->num_tested++) {
     _Alignas(16) char status[MPG_MPI_STATUS];
-    if (engine->mpi.test(&m->requests[m->num_tested], &done, status) || !done) return false;
+    MPG_TRY(mpg_mpi_check(
+        &engine->mpi, engine->mpi.test(&m->requests[m->num_tested], &done, status), "MPI_Test"));
+    if (!done) return MPG_OK;
   }
-  return true;
+  *left = true;
+  return MPG_OK;
 }
 
 mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
@@ -169,6 +172,7 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
   size_t length = failure ? strnlen(failure, MPG_NOTICE - 1) : 0;
   mpg_message *m;
   mpg_status status = MPG_OK;
+  bool left = false;
   if (engine->peers[rank].lost[0]) return mpg_fail(MPG_ERROR, "%s", engine->peers[rank].lost);
   MPG_TRY(new_message(rank, MPG_HEADER + (failure ? length + 1 : small), 1 + pieces_of(size), &m));
   m->sends = true;
@@ -197,17 +201,14 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
     MPG_GOTO(isend(m, m->data + (size_t)i * MPG_PIECE, piece_size(size, i), tag_of(number)));
   engine->sent++;
   engine->bytes_sent += size;
-  if (has_left(m)) /* as small ones have */
+  MPG_GOTO(look_whether_left(m, &left));
+  if (left) /* as small ones have */
     mpg_message_free(m);
   else
     put_under_way(m);
   return MPG_OK;
 fail:
-  if (m->num_requests) { /* MPI may still read it */
-    m->done = true;
-    m->num_tested = m->num_requests;
-    return status;
-  }
+  if (m->num_requests) m->num_tested = m->num_requests - 1; /* MPI may still read it: it is kept */
   mpg_message_free(m);
   return status;
 }
@@ -288,6 +289,15 @@ static void hear(const mpg_message *m) {
              heard.text[0] ? heard.text : "an error without a text");
   if (heard.kind == MPG_NEWS_ALIVE || heard.kind == MPG_NEWS_STUCK)
     (void)mpg_news_listen(m->rank); /* if that fails, the rank counts as silent */
+}
+
+void mpg_message_give_up(mpg_message *m, const char *text) {
+  m->done = true;
+  m->status = MPG_ERROR;
+  snprintf(m->text, sizeof m->text, "%s", text);
+  while (!m->sends && m->num_tested < m->num_requests &&
+         mpg_mpi_cancel(&engine->mpi, &m->requests[m->num_tested]))
+    m->num_tested++;
 }
 
 static void finish(mpg_message *m, mpg_status status) {

@@ -17,9 +17,16 @@ mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path) {
   MPG_TRY(find(library, "MPI_Isend", &mpi->isend));
   MPG_TRY(find(library, "MPI_Irecv", &mpi->irecv));
   MPG_TRY(find(library, "MPI_Test", &mpi->test));
+  MPG_TRY(find(library, "MPI_Cancel", &mpi->cancel));
   MPG_TRY(find(library, "MPI_Testany", &mpi->testany));
   MPG_TRY(find(library, "MPI_Iallreduce", &mpi->iallreduce));
   return find(library, "MPI_Error_string", &mpi->error_string);
+}
+
+bool mpg_mpi_cancel(const mpg_mpi *mpi, mpg_mpi_handle *request) {
+  _Alignas(16) char status[MPG_MPI_STATUS];
+  int done = 0;
+  return mpi->cancel(request) == 0 && mpi->test(request, &done, status) == 0 && done;
 }
 
 mpg_status mpg_mpi_fail(const mpg_mpi *mpi, int code, const char *function) {

@@ -19,6 +19,7 @@ typedef struct mpg_mpi {
   int (*irecv)(void *buffer, int count, mpg_mpi_handle type, int from, int tag,
                mpg_mpi_handle communicator, mpg_mpi_handle *request);
   int (*test)(mpg_mpi_handle *request, int *done, void *status);
+  int (*cancel)(mpg_mpi_handle *request);
   int (*testany)(int count, void *requests, int *index, int *done, void *status);
   int (*iallreduce)(const void *source, void *target, int count, mpg_mpi_handle type,
                     mpg_mpi_handle operation, mpg_mpi_handle communicator, mpg_mpi_handle *request);
@@ -35,6 +36,8 @@ enum { MPG_MPI_STATUS = 256 }; /* bytes, more than an MPI_Status has anywhere */
 /* Finds the functions in the library of that path, which is open already, and what it needs. */
 mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path);
 mpg_status mpg_mpi_fail(const mpg_mpi *mpi, int code, const char *function);
+/* Takes back a receive. False: MPI has begun it, and writes to its memory still. */
+bool mpg_mpi_cancel(const mpg_mpi *mpi, mpg_mpi_handle *request);
 /* MPG_OK if the code is MPI's success; else fails with its text. */
 static inline mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function) {
   return code ? mpg_mpi_fail(mpi, code, function) : MPG_OK;

@@ -1,5 +1,7 @@
 /* The backend of remote devices: no memory, and of work only what other ranks send. */
 
+#include <time.h>
+
 #include "base/clock.h"
 #include "base/memory.h"
 #include "device/ranks/engine.h"
@@ -10,6 +12,7 @@ typedef struct remote_state {
   mpg_task_list published, enqueued; /* enqueued: the host lock's */
   mpg_message *receiving;            /* what the running work waits for */
   char *staged;                      /* where it comes first; NULL: at its place at once */
+  bool copies;                       /* the running work does, without the lock */
 } remote_state;
 
 static mpg_engine *const engine = &mpg_the_engine;
@@ -58,6 +61,7 @@ static void remote_retract(mpg_device *device) {
 /* --- Running, under the engine's lock --------------------------------------------------------- */
 
 static bool runnable(const remote_state *state) {
+  if (state->copies) return false;
   return state->receiving ? state->published.first && state->receiving->done
                           : mpg_task_list_ready(&state->published);
 }
@@ -145,8 +149,13 @@ mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, mpg_
   bool gone = mpg_message_free(state->receiving);
   state->receiving = NULL;
   *done = true;
-  if (state->staged && status == MPG_OK)
+  if (state->staged && status == MPG_OK) { /* a GPU's, which takes its time */
+    state->copies = true;
+    pthread_mutex_unlock(&engine->lock);
     status = device->backend->copy_from_host(device, target, state->staged, transfer->size);
+    pthread_mutex_lock(&engine->lock);
+    state->copies = false;
+  }
   if (gone) mpg_free(state->staged); /* else MPI may write to it still */
   state->staged = NULL;
   return status;
@@ -162,6 +171,11 @@ static void remote_stop(mpg_device *device) {
 static void remote_close(mpg_device *device) {
   remote_state *state = device->backend_state;
   pthread_mutex_lock(&engine->lock);
+  while (state->copies) {
+    pthread_mutex_unlock(&engine->lock);
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    pthread_mutex_lock(&engine->lock);
+  }
   while (state->published.first) {
     mpg_kept_task *kept = mpg_task_list_take(&state->published);
     mpg_task_drop(device, &kept->task);

@@ -302,11 +302,16 @@ static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memo
 
 static mpg_status driver_received(mpg_gpu *gpu);
 
-/* The bytes arrive before whatever is issued from now on. */
+/* The bytes arrive before whatever is issued from now on. The thread may be one that issues work to
+ * another card. */
 static mpg_status driver_copy_from_host(mpg_gpu *gpu, void *memory, const void *host, size_t size) {
+  int card;
+  MPG_CUDA_TRY(cudaGetDevice(&card));
   MPG_CUDA_TRY(cudaSetDevice(gpu->card));
-  MPG_TRY(mpg_staging_write(gpu->staging, gpu->from_host, memory, host, size));
-  return driver_received(gpu);
+  mpg_status status = mpg_staging_write(gpu->staging, gpu->from_host, memory, host, size);
+  if (status == MPG_OK) status = driver_received(gpu);
+  if (card != gpu->card) cudaSetDevice(card);
+  return status;
 }
 
 /* --- Sharing with other libraries ------------------------------------------------------------- */

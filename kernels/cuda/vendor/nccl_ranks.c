@@ -51,9 +51,13 @@ static mpg_status make_id(char *id) {
   return MPG_OK;
 }
 
+/* What has been issued behind the aborted work still runs: it must not outlive this. */
 static void leave(communicator *c) {
-  if (c->comm) (void)c->functions->ncclCommAbort(c->comm);
+  if (!c->comm) return;
+  (void)c->functions->ncclCommAbort(c->comm);
   c->comm = NULL;
+  cudaStreamSynchronize(c->stream);
+  cudaGetLastError();
 }
 
 static mpg_status open(communicator *c, const char *id) {

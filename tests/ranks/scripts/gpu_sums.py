@@ -4,6 +4,7 @@ rank has a card of its own, so that the GPUs sum.
 mpirun -n 3 python gpu_sums.py bits apart
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -92,6 +93,39 @@ def wrong():
         except (mx.MXNetError, IndexError) as error:
             assert said in str(error), error
         assert (own_arrays.add_up([rows])[0].asnumpy() == RANKS).all()
+
+
+@program
+def failed_copy():
+    """What a rank's GPU finds wrong is an error on the rank that it has sent to, and not passed
+    on."""
+    here, there = mx.gpu(0, rank=0), mx.gpu(0, rank=1)
+    rows = nd.ones((4, 20_000), ctx=here)
+    bad = nd.take(rows, nd.array([7.0], ctx=here), mode="raise")
+    for array in (bad.as_in_context(there), (bad + 1).as_in_context(mx.cpu(0, rank=1))):
+        try:
+            mx.parallel.fetch(array).wait_to_read()
+            raise AssertionError("nothing was raised")
+        except (mx.MXNetError, IndexError) as error:
+            assert "index 7 is out of range" in str(error), error
+    good = nd.take(rows, nd.array([1.0], ctx=here), mode="raise").as_in_context(there)
+    assert (mx.parallel.fetch(good).asnumpy() == 1).all()
+
+
+@program
+def broken():
+    """Rank 1's card breaks in the midst of sums: an error on all ranks, also of later sums."""
+    array = nd.ones((1 << 20,), ctx=GPU)
+    own_arrays.add_up([array])[0].wait_to_read()
+    if RANK == 1:
+        library = ctypes.CDLL(os.environ["MPGLUON_CUDA_LIBRARY"])
+        threading.Timer(0.2, lambda: library.hostcuda_break(0)).start()
+    for _ in range(2):
+        try:
+            while True:
+                own_arrays.add_up([array])[0].wait_to_read()
+        except mx.MXNetError as error:
+            print(f"rank {RANK}: {error}", flush=True)
 
 
 @program

@@ -145,6 +145,19 @@ def busy():
     return par.fetch(x + RANKS).asnumpy().tolist()
 
 
+def full():
+    """More is on its way to a rank that has stopped than may be: its sender is let go, too."""
+    x = nd.ones((4 << 20,), ctx=DEVICES[0])
+    par.fetch(x).wait_to_read()
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    for _ in range(40):  # 16 MB each
+        x.as_in_context(DEVICES[1])
+    x.wait_to_read()
+    y = nd.ones((2,), ctx=DEVICES[0]) + 1  # behind them
+    return y.asnumpy().tolist()
+
+
 def idle():
     """Only ranks 0 and 1 have devices: the others run the script, and get what they fetch."""
     mx.random.seed(5)
@@ -167,6 +180,7 @@ WAYS = {
     "tell": told,
     "idle": idle,
     "busy": busy,
+    "full": full,
     **{how: functools.partial(stand, how) for how in WAITS},
 }
 
@@ -175,5 +189,5 @@ if __name__ == "__main__":
     found = WAYS[way]() if way in WAYS else leave(way)
     sys.stdout.write("\n" + json.dumps({"rank": RANK, "told": found}) + "\n")
     sys.stdout.flush()
-    if sys.argv[1] == "stop":
+    if sys.argv[1] in ("stop", "full"):
         os._exit(3)  # and mpirun ends the other
