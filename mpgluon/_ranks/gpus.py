@@ -43,8 +43,7 @@ def _obstacle(said):
 
 
 def _look(ctx):
-    """What the others are told of this rank: its card, or why it can't take part, and of rank 0 an
-    id."""
+    """News of this rank for the others: its card, or why it can't take part; of rank 0 an id."""
     from ..parallel.collectives import default_transport
 
     try:
