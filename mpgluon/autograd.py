@@ -167,7 +167,8 @@ class Function:
         self.saved_tensors: tuple[Any, ...] = ()
 
     def save_for_backward(self, *args: Any) -> None:
-        """Keeps arrays for `backward`, as ``self.saved_tensors``."""
+        """Keeps arrays for `backward`, as ``self.saved_tensors``, with the contents that they have
+        when `forward` returns, whatever is written to them later."""
         self.saved_tensors = args
 
     def __call__(self, *inputs: Any) -> Any:
@@ -177,6 +178,7 @@ class Function:
                 "make another"
             )
         arrays = [array for array in inputs if isinstance(array, _core.NDArray)]
+        self._refuse_lists(inputs)
         if any(array._in_trace for array in arrays):
             return self._in_a_step(inputs, arrays)
         self._used = True
@@ -186,9 +188,35 @@ class Function:
             return outputs
         single = isinstance(outputs, _core.NDArray)
         listed = _core.record_function(
-            self._backward, arrays, [outputs] if single else self._listed(outputs)
+            self._with_saved(), arrays, [outputs] if single else self._listed(outputs)
         )
-        return listed[0] if single else type(outputs)(listed)
+        if single:
+            return listed[0]
+        return outputs._make(listed) if hasattr(outputs, "_make") else type(outputs)(listed)
+
+    def _refuse_lists(self, inputs):
+        for number, item in enumerate(inputs):
+            if isinstance(item, (list, tuple)) and any(isinstance(x, _core.NDArray) for x in item):
+                raise TypeError(
+                    f"{type(self).__name__}: argument {number} is a {type(item).__name__} of "
+                    "arrays, which would get no gradients; pass the arrays one by one"
+                )
+
+    def _with_saved(self):
+        """`backward`, which finds the arrays that are saved now as they are now."""
+        places = [i for i, x in enumerate(self.saved_tensors) if isinstance(x, _core.NDArray)]
+        if not places:
+            return self._backward
+        kept = _core.SavedContents([self.saved_tensors[i] for i in places])
+
+        def backward(*output_grads):
+            tensors = list(self.saved_tensors)
+            for place, array in zip(places, kept.arrays()):
+                tensors[place] = array
+            self.saved_tensors = tuple(tensors)
+            return self._backward(*output_grads)
+
+        return backward
 
     def _listed(self, outputs):
         if isinstance(outputs, (list, tuple)) and all(

@@ -414,11 +414,13 @@ class CustomCall(_graph_breaks.PythonCall):
         self.prop: CustomOpProp = self._ask(
             "the constructor", lambda: _props[op_type](**self.params)
         )
-        self.arguments: list[str] = list(self._ask("list_arguments", self.prop.list_arguments))
-        self.auxiliary: list[str] = list(
-            self._ask("list_auxiliary_states", self.prop.list_auxiliary_states)
+        self.arguments: list[str] = self._ask(
+            "list_arguments", lambda: list(self.prop.list_arguments())
         )
-        self.outputs: list[str] = list(self._ask("list_outputs", self.prop.list_outputs))
+        self.auxiliary: list[str] = self._ask(
+            "list_auxiliary_states", lambda: list(self.prop.list_auxiliary_states())
+        )
+        self.outputs: list[str] = self._ask("list_outputs", lambda: list(self.prop.list_outputs()))
         self.loss: bool = not self.prop.need_top_grad_
 
     def _ask(self, what, function):
@@ -449,22 +451,23 @@ class CustomCall(_graph_breaks.PythonCall):
     def text(self, name: str) -> str:
         return self.params[name]
 
-    def infer(self, inputs: list[Any], outputs: list[Any], train: bool) -> Any:
-        """(completed inputs, outputs) as (shape, dtype) pairs."""
+    def infer(self, inputs: list[Any], outputs: list[Any], train: bool, exact: bool = False) -> Any:
+        """(completed inputs, outputs) as (shape, dtype) pairs. exact: all shapes are known, and a
+        size of 0 is no unknown one."""
         shapes, dtypes = (
-            self._infer_shapes([desc[0] for desc in inputs]),
+            self._infer_shapes([desc[0] for desc in inputs], exact),
             self._infer_dtypes([desc[1] for desc in inputs]),
         )
         pairs = list(zip(shapes, dtypes))
         completed = [
-            (new[0] if _known(new[0]) else old[0], old[1] or new[1])
+            (new[0] if _known(new[0]) and not exact else old[0], old[1] or new[1])
             for old, new in zip(inputs, pairs)
         ]
         return completed, pairs[len(inputs) :]
 
-    def _infer_shapes(self, shapes):
+    def _infer_shapes(self, shapes, exact):
         args, total = shapes[: len(self.arguments)], len(shapes) + len(self.outputs)
-        if not all(map(_known, args[:1])):
+        if not exact and not all(map(_known, args[:1])):
             return [None] * total
         try:
             found = self.prop.infer_shape([list(shape or ()) for shape in args])
@@ -472,7 +475,7 @@ class CustomCall(_graph_breaks.PythonCall):
             if any(size < 0 for group in groups for shape in group for size in shape):
                 raise ValueError(f"a negative size in {groups}")
         except Exception as error:
-            if all(map(_known, args)):
+            if exact or all(map(_known, args)):
                 raise MXNetError(
                     f"Custom: infer_shape of {self.op_type!r} failed for {args}: "
                     f"{type(error).__name__}: {error}"
@@ -481,7 +484,7 @@ class CustomCall(_graph_breaks.PythonCall):
         self._check("infer_shape", groups)
         ins, outs, aux = groups
         for name, old, new in zip(self.arguments, args, ins):
-            if _known(old) and tuple(old) != new:
+            if (exact or _known(old)) and tuple(old) != new:
                 raise MXNetError(
                     f"Custom: infer_shape of {self.op_type!r} wants {name} to be {new}, it is "
                     f"{tuple(old)}"
@@ -496,8 +499,13 @@ class CustomCall(_graph_breaks.PythonCall):
             np.dtype(name or args[0]).type if (name or args[0]) != "bfloat16" else _core.bfloat16
             for name in args
         ]
-        found = self._ask("infer_type", lambda: self.prop.infer_type(given))
-        groups = [[_core.dtype_name(dtype) for dtype in group] for group in (*found, ())[:3]]
+        groups = self._ask(
+            "infer_type",
+            lambda: [
+                [_core.dtype_name(dtype) for dtype in group]
+                for group in (*self.prop.infer_type(given), ())[:3]
+            ],
+        )
         self._check("infer_type", groups)
         ins, outs, aux = groups
         return [*ins, *aux, *outs]
@@ -532,7 +540,7 @@ class CustomCall(_graph_breaks.PythonCall):
                 f"Custom: the inputs of {self.op_type!r} are on different devices: "
                 f"{', '.join(strays)}, the others on {ctx}; move one with as_in_context"
             )
-        _, found = self.infer(descs, [], autograd.is_training())
+        _, found = self.infer(descs, [], autograd.is_training(), exact=True)
         stypes = self._infer_storages([array.stype for array in inputs[:count]])
         if any(array._in_trace for array in inputs):
             tracer = _graph_breaks.current()
@@ -597,6 +605,7 @@ class CustomCall(_graph_breaks.PythonCall):
             op = self._run("forward", self.op_type, ctx, forward)
         if not autograd.is_recording():
             return outputs
+        read_args, read_outputs = _saved(args), _saved(outputs)
 
         def backward(*out_grads):
             grads = [_dense_zeros(array) for array in args]
@@ -613,8 +622,8 @@ class CustomCall(_graph_breaks.PythonCall):
                     lambda: op.backward(
                         req=req,
                         out_grad=tops,
-                        in_data=args,
-                        out_data=outputs,
+                        in_data=read_args(),
+                        out_data=read_outputs(),
                         in_grad=grads,
                         aux=aux,
                     ),
@@ -623,6 +632,19 @@ class CustomCall(_graph_breaks.PythonCall):
 
         dense = [array.tostype("default") for array in (*inputs[:count], *outputs)]
         return _core.record_function(backward, dense[:count], dense[count:])
+
+
+def _saved(arrays):
+    """A function that gives the arrays with their present contents, also when they have been
+    overwritten. Sparse ones are as they are then."""
+    dense = [type(array) is nd.NDArray for array in arrays]
+    kept = _core.SavedContents([array for array, is_dense in zip(arrays, dense) if is_dense])
+
+    def read():
+        found = iter(kept.arrays())
+        return [next(found) if is_dense else array for array, is_dense in zip(arrays, dense)]
+
+    return read
 
 
 def _dense_zeros(array):
@@ -638,6 +660,7 @@ def custom_array(
     names = call.input_names(call.num_inputs(0))
     if len(data) > len(names):
         raise TypeError(f"Custom: {op_type!r} takes {len(names)} inputs, {len(data)} given")
+    _refuse_twice(op_type, names[: len(data)], arrays)
     given = {**dict(zip(names, data)), **arrays}
     for key in (*arrays, *names):
         if key not in names or not isinstance(given.get(key), nd.NDArray):
@@ -647,6 +670,14 @@ def custom_array(
             )
     outputs = call.run([given[key] for key in names])
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _refuse_twice(op_type, by_place, by_name):
+    for key in by_place:
+        if key in by_name:
+            raise TypeError(
+                f"Custom: {op_type!r} is given {key!r} twice, by its place and its name"
+            )
 
 
 def _said_of(key, names, given):
@@ -680,6 +711,7 @@ def custom_symbol(
     names = call.input_names(call.num_inputs(0))
     if len(data) > len(names):
         raise TypeError(f"Custom: {op_type!r} takes {len(names)} inputs, {len(data)} given")
+    _refuse_twice(op_type, names[: len(data)], given)
     for key, value in zip(names, data):
         given[key] = value
     entries = {key: single(value, f"Custom: {key}") for key, value in given.items()}

@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 import weakref
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -590,3 +591,67 @@ def test_what_is_no_symbol_says_so():
     y.backward()
     with pytest.raises(mx.MXNetError, match="get_symbol: .*retain_graph=True"):
         autograd.get_symbol(y)
+
+
+class KeptSigmoid(autograd.Function):
+    def forward(self, x):
+        y = 1 / (1 + mx.nd.exp(-x))
+        self.save_for_backward(x, 4, y)
+        return y
+
+    def backward(self, dy):
+        x, four, y = self.saved_tensors
+        assert four == 4 and x.shape == y.shape
+        return dy * y * (1 - y) + 0 * x
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_arrays_saved_by_a_function_and_overwritten(hybrid):
+    block = mx.gluon.nn.HybridLambda(lambda F, x: KeptSigmoid()(x))
+    if hybrid:
+        block.hybridize()
+    x = mx.nd.zeros((2,))
+    x.attach_grad()
+    for _ in range(2):
+        x[:] = 0
+        with autograd.record():
+            y = block(x)
+        y *= 5
+        x[:] = np.inf
+        y.backward()
+        assert x.grad.asnumpy().tolist() == [0.25, 0.25]
+
+
+def test_a_function_refuses_lists_of_arrays():
+    class First(autograd.Function):
+        def forward(self, x, more):
+            return x * more[0]
+
+        def backward(self, grad):
+            return grad
+
+    x = mx.nd.ones((2,))
+    with pytest.raises(TypeError, match="First: argument 1 is a list of arrays"):
+        First()(x, [x])
+    assert First()(x, (2,)).asnumpy().tolist() == [2, 2]
+
+
+def test_a_function_that_returns_a_named_tuple():
+    class Pair(NamedTuple):
+        left: object
+        right: object
+
+    class Two(autograd.Function):
+        def forward(self, x):
+            return Pair(x * 2, x * 3)
+
+        def backward(self, left, right):
+            return left * 2 + right * 3
+
+    x = mx.nd.ones((2,))
+    x.attach_grad()
+    with autograd.record():
+        pair = Two()(x)
+        total = pair.left + pair.right
+    total.backward()
+    assert isinstance(pair, Pair) and x.grad.asnumpy().tolist() == [5, 5]

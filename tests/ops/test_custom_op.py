@@ -511,3 +511,74 @@ def test_shapes_of_parameters_follow_from_infer_shape(hybridize, by_name):
     assert out.asnumpy().tolist() == [[2, 3, 4], [5, 6, 7]]
     assert layer.scale.grad().asnumpy().tolist() == [5, 7, 9]
     assert layer.shift.grad().asnumpy().tolist() == [[3], [3]] and layer.calls.shape == (1,)
+
+
+class Product(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], nd.exp(in_data[0]) * in_data[1])
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * out_data[0])
+        self.assign(in_grad[1], req[1], out_grad[0] * nd.exp(in_data[0]))
+
+
+@mx.operator.register("product_of_exp")
+class ProductProp(mx.operator.CustomOpProp):
+    def list_arguments(self):
+        return ["left", "right"]
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Product()
+
+
+def product(F, x, y):
+    return F.Custom(x, y, op_type="product_of_exp")
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_arrays_that_are_overwritten_before_backward(hybrid):
+    """The gradients are those of the values that were used."""
+    block = mx.gluon.nn.HybridLambda(product)
+    if hybrid:
+        block.hybridize()
+    x, y = nd.array([0.0, 1.0]), nd.array([2.0, 3.0])
+    x.attach_grad()
+    y.attach_grad()
+    for _ in range(2):
+        x[:], y[:] = nd.array([0.0, 1.0]), nd.array([2.0, 3.0])
+        with autograd.record():
+            out = block(x, y)
+        x[:], y[:] = 7, 8
+        out *= 9
+        out.backward()
+        np.testing.assert_allclose(x.grad.asnumpy(), np.exp([0, 1]) * [2, 3], rtol=1e-6)
+        np.testing.assert_allclose(y.grad.asnumpy(), np.exp([0, 1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_inputs_without_elements(hybrid):
+    block = mx.gluon.nn.HybridLambda(product)
+    if hybrid:
+        block.hybridize()
+    x = nd.zeros((0, 3))
+    x.attach_grad()
+    with autograd.record():
+        out = block(x, nd.zeros((0, 3)))
+    out.backward()
+    assert out.shape == x.grad.shape == (0, 3)
+
+
+def test_an_input_that_is_given_twice():
+    x, s = nd.ones(2), mx.sym.var("x")
+    with pytest.raises(TypeError, match="'left' twice"):
+        nd.Custom(x, x, left=x, op_type="product_of_exp")
+    with pytest.raises(TypeError, match="'left' twice"):
+        mx.sym.Custom(s, s, left=s, op_type="product_of_exp")
+
+
+@pytest.mark.parametrize("what", ["list_arguments", "list_outputs", "infer_type"])
+def test_descriptions_that_give_nothing(what):
+    name = f"gives_no_{what}"
+    mx.operator.register(name)(type("Nothing", (ProductProp,), {what: lambda self, *_: None}))
+    with pytest.raises(mx.MXNetError, match=f"{what} of '{name}'"):
+        nd.Custom(nd.ones(2), nd.ones(2), op_type=name)

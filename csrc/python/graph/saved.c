@@ -1,0 +1,99 @@
+/* _core.SavedContents: arrays as they are now, for a gradient in Python that reads them later. See
+ * tensor/contents.h. */
+#include "tensor/contents.h"
+
+#include "python/core.h"
+
+typedef struct saved_array {
+  mpg_saved contents;
+  mpg_desc desc;
+} saved_array;
+typedef struct saved_contents {
+  PyObject_VAR_HEAD saved_array arrays[1];
+} saved_contents;
+
+static PyObject *new_saved(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+  PyObject *list, *keep = NULL;
+  if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
+    PyErr_SetString(PyExc_TypeError, "SavedContents takes a list of arrays");
+    return NULL;
+  }
+  if (!PyArg_ParseTuple(args, "O!:SavedContents", &PyList_Type, &list)) return NULL;
+  int room = (int)PyList_GET_SIZE(list);
+  mpg_array **arrays = PyMem_Calloc((size_t)room + 1, sizeof *arrays);
+  if (arrays == NULL) return PyErr_NoMemory();
+  int count = mpg_py_array_list(list, arrays, room, &keep, "SavedContents");
+  saved_contents *self = count < 0 ? NULL : (saved_contents *)type->tp_alloc(type, count);
+  for (int i = 0; self != NULL && i < count; i++) {
+    if (mpg_array_traced(arrays[i])) {
+      PyErr_SetString(PyExc_TypeError, "SavedContents: an array in a trace has no contents");
+      Py_CLEAR(self);
+      break;
+    }
+    const mpg_tensor *tensor = &arrays[i]->tensor;
+    self->arrays[i] =
+        (saved_array){mpg_contents_save(tensor->storage, tensor->offset), tensor->desc};
+  }
+  Py_XDECREF(keep);
+  PyMem_Free(arrays);
+  return (PyObject *)self;
+}
+
+static void dealloc(PyObject *object) {
+  saved_contents *self = (saved_contents *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  for (Py_ssize_t i = 0; i < Py_SIZE(object); i++) mpg_contents_release(&self->arrays[i].contents);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyObject *arrays(PyObject *object, PyObject *Py_UNUSED(unused)) {
+  const saved_contents *self = (const saved_contents *)object;
+  PyObject *list = PyList_New(Py_SIZE(object));
+  for (Py_ssize_t i = 0; list != NULL && i < Py_SIZE(object); i++) {
+    const saved_array *saved = &self->arrays[i];
+    bool no_memory = false;
+    mpg_storage *storage =
+        mpg_contents_find(saved->contents.storage, saved->contents.version, &no_memory);
+    if (storage == NULL) {
+      PyErr_Format(mpg_py->errors[MPG_ERROR],
+                   "array %zd of those saved for backward has been overwritten, and its contents "
+                   "are lost: %s",
+                   i, mpg_contents_lost_text(no_memory));
+      Py_CLEAR(list);
+      break;
+    }
+    mpg_storage_retain(storage);
+    mpg_array array = {.tensor = {storage, saved->contents.offset, saved->desc}};
+    PyObject *item = mpg_py_array_take(&array);
+    if (item == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, item);
+  }
+  return list;
+}
+
+static PyMethodDef methods[] = {
+    {"arrays", arrays, METH_NOARGS,
+     "arrays()\n--\n\nNew arrays with the contents; they share memory with the saved ones unless "
+     "these have been overwritten since."},
+    {0}};
+static PyType_Slot slots[] = {
+    {Py_tp_new, new_saved},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_doc,
+     "SavedContents(arrays)\n--\n\nThe present contents of a list of arrays, whatever "
+     "is written to these later: a write copies what is still needed."},
+    {0, NULL}};
+static PyType_Spec spec = {"mpgluon._core.SavedContents", offsetof(saved_contents, arrays),
+                           sizeof(saved_array), Py_TPFLAGS_DEFAULT, slots};
+
+int mpg_py_saved_init(PyObject *module) {
+  PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+  if (type == NULL) return -1;
+  int result = PyModule_AddObjectRef(module, "SavedContents", type);
+  Py_DECREF(type);
+  return result;
+}
