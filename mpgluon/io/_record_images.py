@@ -80,11 +80,52 @@ def resized_short(values: Pixels, size: int, method: int, draw: random.Random) -
     return resized(values, size * columns // rows, size, method, draw)
 
 
-def _aspect_ratio(settings, draw):
+def _aspect_limits(settings):
     largest, least = settings.max_aspect_ratio, settings.min_aspect_ratio
-    if least is None:
-        return draw.uniform(1 - largest, 1 + largest)
-    return draw.uniform(least, largest)
+    return (1 - largest, 1 + largest) if least is None else (least, largest)
+
+
+def _has_random_area(settings):
+    limits = settings.min_random_area, settings.max_random_area, *_aspect_limits(settings)
+    return settings.random_resized_crop and limits != (1, 1, 1, 1)
+
+
+def check(settings: ImageSettings) -> None:
+    """MXNetError where parameters contradict each other."""
+    if settings.random_resized_crop:
+        others = {
+            "rand_crop": False,
+            "max_random_scale": 1,
+            "min_random_scale": 1,
+            "max_crop_size": -1,
+            "min_crop_size": -1,
+        }
+        given = [name for name, usual in others.items() if getattr(settings, name) != usual]
+        if given:
+            raise MXNetError(
+                "ImageRecordIter: random_resized_crop=True draws place and size itself; leave out "
+                f"{', '.join(given)}, or random_resized_crop"
+            )
+    pairs = [("min_crop_size", settings.min_crop_size, "max_crop_size", settings.max_crop_size)]
+    if _has_random_area(settings):
+        least, most = _aspect_limits(settings)
+        pairs += [
+            (
+                "min_random_area",
+                settings.min_random_area,
+                "max_random_area",
+                settings.max_random_area,
+            ),
+            ("the least aspect ratio", least, "the largest", most),
+        ]
+        if least <= 0:
+            raise MXNetError(
+                f"ImageRecordIter: the least aspect ratio is above 0, not {least}; it is "
+                "min_aspect_ratio, or 1 - max_aspect_ratio without that"
+            )
+    for low, less, high, more in pairs:
+        if less > more:
+            raise MXNetError(f"ImageRecordIter: {low} {less} is above {high}, {more}")
 
 
 def _is_warped(settings):
@@ -94,7 +135,7 @@ def _is_warped(settings):
         or settings.max_shear_ratio > 0
         or settings.max_random_scale != 1
         or settings.min_random_scale != 1
-        or (settings.max_aspect_ratio != 0 and not settings.random_resized_crop)
+        or (_aspect_limits(settings) != (1, 1) and not settings.random_resized_crop)
         or settings.max_img_size != 1e10
         or settings.min_img_size != 0
     )
@@ -109,7 +150,8 @@ def _warped(values, settings, draw):
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     shear = draw.uniform(-settings.max_shear_ratio, settings.max_shear_ratio)
     scale = draw.uniform(settings.min_random_scale, settings.max_random_scale)
-    ratio = 1.0 if settings.random_resized_crop else _aspect_ratio(settings, draw)
+    limits = (1, 1) if settings.random_resized_crop else _aspect_limits(settings)
+    ratio = draw.uniform(*limits)
     high = 2 * scale / (1 + ratio)
     wide = ratio * high
     matrix = np.array(
@@ -156,15 +198,15 @@ def _cropped(values, settings, draw):
     """The image in the size of `data_shape`."""
     _, height, width = settings.data_shape
     method = settings.inter_method
-    if settings.random_resized_crop:
+    if _has_random_area(settings):
         rows, columns = values.shape[:2]
         for _ in range(10):
             area = draw.uniform(settings.min_random_area, settings.max_random_area)
-            ratio = _aspect_ratio(settings, draw)
-            if ratio <= 0:
-                continue
+            ratio = draw.uniform(*_aspect_limits(settings))
             h = round(math.sqrt(area * rows * columns / ratio))
             w = round(math.sqrt(area * rows * columns * ratio))
+            if draw.random() < 0.5:
+                h, w = w, h
             if 0 < h <= rows and 0 < w <= columns:
                 part = _part(values, h, w, True, draw)
                 return resized(part, width, height, method, draw)
@@ -185,7 +227,7 @@ def _cropped(values, settings, draw):
 
 
 def _recolored(values, settings, draw):
-    """The image with random brightness, contrast, saturation and colors."""
+    """The image with random brightness, contrast and saturation."""
     out = values.astype(np.float32)
     factors = [
         ("brightness", settings.brightness),
@@ -202,10 +244,20 @@ def _recolored(values, settings, draw):
         elif kind != "saturation":
             middle = out.mean() if kind == "contrast" else 0
             out = out * factor + middle * (1 - factor)
-    if settings.pca_noise > 0 and out.shape[2] >= 3:
-        parts = np.array([draw.gauss(0, settings.pca_noise) for _ in range(3)])
-        out[:, :, :3] += np.dot(np.array(COLOR_VECTORS) * parts, COLOR_VALUES)
     return np.rint(out).clip(0, 255).astype(np.uint8)
+
+
+def _with_noise(values, settings, draw):
+    """The image with random parts of ImageNet's principal colors."""
+    parts = np.array([draw.gauss(0, settings.pca_noise) for _ in range(3)])
+    out = values.astype(np.float32)
+    out[:, :, :3] += np.dot(np.array(COLOR_VECTORS) * parts, COLOR_VALUES)
+    return out.clip(0, 255).astype(np.uint8)
+
+
+def _shift(limit, draw):
+    """A number from -limit to limit, seldom near them: as MXNet draws it."""
+    return int(limit * (2 * (draw.random() + 4 * draw.random()) / 5 - 1))
 
 
 def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
@@ -244,11 +296,13 @@ def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pix
         border = (settings.pad, settings.pad)
         values = np.pad(values, (border, border, (0, 0)), constant_values=settings.fill_value)
     values = _cropped(values, settings, draw)
-    if settings.brightness or settings.contrast or settings.saturation or settings.pca_noise:
+    if settings.brightness or settings.contrast or settings.saturation:
         values = _recolored(values, settings, draw)
     limits = settings.random_h, settings.random_s, settings.random_l
     if any(limits) and values.shape[2] >= 3:
-        values = shifted(values, *(draw.uniform(-limit, limit) for limit in limits))
+        values = shifted(values, *(_shift(limit, draw) for limit in limits))
+    if settings.pca_noise > 0 and values.shape[2] >= 3:
+        values = _with_noise(values, settings, draw)
     if settings.mirror or (settings.rand_mirror and draw.random() < 0.5):
         values = values[:, ::-1]
     return values

@@ -9,7 +9,7 @@ import numpy as np
 from .. import _core
 from ..base import MXNetError
 from .io import DataDesc
-from .mx_data_iter import MXDataIter, rows_of, warn_of_unused
+from .mx_data_iter import MXDataIter, files_of, rows_of, shape_of, warn_of_unused
 
 if TYPE_CHECKING:
     from typing import Any
@@ -22,7 +22,14 @@ __all__ = ["CSVIter"]
 
 
 def _read(path, shape, dtype):
-    """The lines of a file, each of the shape."""
+    """The lines of a file, or of all files of a folder, each of the shape."""
+    files = files_of(path)
+    if not files:
+        raise MXNetError(f"CSVIter: the folder {path} has no files that are not empty")
+    return np.concatenate([_read_file(file, shape, dtype) for file in files])
+
+
+def _read_file(path, shape, dtype):
     try:
         values = np.loadtxt(path, delimiter=",", dtype=dtype, ndmin=2)
     except ValueError as error:
@@ -39,22 +46,24 @@ def _read(path, shape, dtype):
 
 
 class CSVIter(MXDataIter):
-    """Batches of the lines of a CSV file, which is read as a whole.
+    """Batches of the lines of a CSV file, which is read as a whole. For a file there may be a
+    folder: its files are one after the other, in the order of their names.
 
     Parameters
     ----------
     data_csv : str
         The file of the data; a line is a sample.
-    data_shape : tuple of int
+    data_shape : int or tuple of int
         The shape of a sample.
     label_csv : str, optional
-        The file of the labels; without one they are zeros.
-    label_shape : tuple of int, default (1,)
+        The file of the labels; without one, and for 'NULL', they are zeros.
+    label_shape : int or tuple of int, default (1,)
         Shape of one label.
     batch_size : int
         Samples of a batch.
     round_batch : bool, default True
-        Whether the samples that fill up the last batch count as the first ones of the next epoch.
+        Whether the samples that fill up the last batch count as the first ones of the next epoch;
+        MXNetError at a batch that would need more than that has.
     dtype : str, default 'float32'
         Of data and labels.
     data_name, label_name : str
@@ -63,6 +72,13 @@ class CSVIter(MXDataIter):
         Accepted; a batch is read when it is asked for.
     **others
         Of no effect, with a warning.
+
+    Raises
+    ------
+    MXNetError
+        When a file is empty, is no CSV file, or has lines of another size than the shape.
+    MXNetValueError
+        When `batch_size` is less than 1.
 
     Examples
     --------
@@ -78,9 +94,9 @@ class CSVIter(MXDataIter):
     def __init__(
         self,
         data_csv: str,
-        data_shape: Shape,
+        data_shape: int | Shape,
         label_csv: str | None = None,
-        label_shape: Shape = (1,),
+        label_shape: int | Shape = (1,),
         batch_size: int = 1,
         round_batch: bool = True,
         dtype: DType = "float32",
@@ -91,18 +107,19 @@ class CSVIter(MXDataIter):
     ) -> None:
         warn_of_unused(type(self).__name__, others)
         dtype = np.dtype(_core.dtype_name(dtype or "float32"))
-        self._data = _read(data_csv, tuple(data_shape), dtype)
+        label_shape = shape_of(label_shape)
+        self._data = _read(data_csv, shape_of(data_shape), dtype)
         count = len(self._data)
         self._label = (
             np.zeros((count, *label_shape), dtype)
-            if label_csv is None
-            else _read(label_csv, tuple(label_shape), dtype)
+            if label_csv in (None, "NULL")
+            else _read(label_csv, label_shape, dtype)
         )
         if len(self._label) != count:
             raise MXNetError(
                 f"CSVIter: {data_csv} has {count} lines, {label_csv} has {len(self._label)}"
             )
-        if tuple(label_shape) == (1,):
+        if label_shape == (1,):
             self._label = self._label.reshape((-1,))
         self._set_up(batch_size, count, "round" if round_batch else "pad")
         self.provide_data: list[DataDesc] = [

@@ -13,9 +13,9 @@ import numpy as np
 from .. import ndarray as nd, recordio
 from ..base import MXNetError, MXNetValueError, NotSupportedError
 from ..image._lists import read_list
-from ._record_images import ImageSettings, changed, decode
-from .io import DataDesc
-from .mx_data_iter import MXDataIter, warn_of_unused
+from ._record_images import ImageSettings, changed, check, decode
+from .io import DataDesc, check_batch_size
+from .mx_data_iter import MXDataIter, files_of, warn_of_unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,15 +57,20 @@ class RecordImages(MXDataIter):
     ) -> None:
         if not path_imgrec:
             raise MXNetError(f"{type(self).__name__} needs path_imgrec, a RecordIO file")
+        if path_imgidx and os.path.isdir(path_imgrec):
+            raise MXNetError(
+                f"{type(self).__name__}: path_imgidx is the index of one file, and {path_imgrec} "
+                "is a folder: leave out path_imgidx"
+            )
         try:
-            self._records: Any = (
-                recordio.MXIndexedRecordIO(path_imgidx, path_imgrec, "r")
+            files: list[Any] = (
+                [recordio.MXIndexedRecordIO(path_imgidx, path_imgrec, "r")]
                 if path_imgidx
-                else recordio.ScannedRecordIO(path_imgrec)
+                else [recordio.ScannedRecordIO(file) for file in files_of(path_imgrec)]
             )
         except OSError as error:
             raise MXNetError(f"{type(self).__name__}: {error}") from error
-        keys = list(self._records.keys)
+        keys = [(file, key) for file in files for key in file.keys]
         if not 0 <= part_index < num_parts:
             raise MXNetError(
                 f"{type(self).__name__}: part_index is 0 to {num_parts - 1} of {num_parts} parts, "
@@ -86,7 +91,9 @@ class RecordImages(MXDataIter):
         # Samples of coming batches, by the number of a batch's first sample.
         self._coming: collections.OrderedDict[int, list[Any]] = collections.OrderedDict()
         self._set_up(batch_size, len(self._keys), "round" if round_batch else "pad")
-        self._shuffle_keys()
+        # The coming order is there before its epoch: it fills up the last batch.
+        self._keys = self._order_of_keys()
+        self._next_keys = self._order_of_keys()
 
     def _check_sizes(self, data_shape: tuple[int, ...], batch_size: int) -> None:
         name = type(self).__name__
@@ -94,8 +101,7 @@ class RecordImages(MXDataIter):
             raise MXNetError(
                 f"{name}: data_shape is (1, 3 or 4 channels, height, width), not {data_shape}"
             )
-        if batch_size < 1:
-            raise MXNetError(f"{name}: batch_size is at least 1, not {batch_size}")
+        check_batch_size(name, batch_size)
 
     def _labels_of(self, header: recordio.IRHeader, where: str) -> np.ndarray[Any, Any]:
         """The labels of a record, or those that a list has for it: float32, of one dimension."""
@@ -106,9 +112,12 @@ class RecordImages(MXDataIter):
             labels = self._labels[header.id]
         return np.atleast_1d(np.asarray(labels, np.float32))
 
-    def _shuffle_keys(self):
+    def _order_of_keys(self):
+        """The keys of another epoch."""
+        keys = list(self._keys)
         if self._shuffle:
-            self._order.shuffle(self._keys)
+            self._order.shuffle(keys)
+        return keys
 
     def reset(self) -> None:
         """Starts over; in another order, where it is shuffled."""
@@ -118,13 +127,14 @@ class RecordImages(MXDataIter):
                 future.cancel()
         self._coming.clear()
         self._epoch += 1
-        self._shuffle_keys()
+        self._keys, self._next_keys = self._next_keys, self._order_of_keys()
 
     def _record(self, key):
         """The header and the image's bytes of a record, and how errors name it."""
-        where = f"{self._records.uri}: record {key}"
+        file, number = key
+        where = f"{file.uri}: record {number}"
         try:
-            return *recordio.unpack(self._records.read_idx(key)), where
+            return *recordio.unpack(file.read_idx(number)), where
         except MXNetValueError as error:
             raise MXNetError(f"{where}: {error}") from None
 
@@ -132,8 +142,9 @@ class RecordImages(MXDataIter):
         """The samples of the batch that begins there, as futures."""
         futures = []
         for place in range(begin, begin + self.batch_size):
-            key = self._keys[place % self._count]
-            header, data, where = self._record(key)
+            goes_on = place >= self._count and self._last_batch == "round"
+            keys = self._next_keys if goes_on else self._keys
+            header, data, where = self._record(keys[place % self._count])
             futures.append(self._pool.submit(self._make, header, data, where, (self._epoch, place)))
         return futures
 
@@ -200,7 +211,8 @@ class ImageRecordIter(RecordImages):
     Parameters
     ----------
     path_imgrec : str
-        The RecordIO file; MXNetError when it is not there.
+        The RecordIO file, or a folder of such files, which are one after the other in the order of
+        their names; MXNetError when it is not there.
     data_shape : tuple of int
         Channels (1: gray, 3, or 4), height and width of the results.
     batch_size : int
@@ -213,7 +225,7 @@ class ImageRecordIter(RecordImages):
     aug_seq : str, default 'aug_default'
         NotSupportedError for others.
     label_width : int, default 1
-        Numbers of a label; MXNetError where a record has less.
+        Numbers of a label; MXNetError where a record has another number of them.
     preprocess_threads : int, default 4
         How many threads make samples.
     verbose : bool, default True
@@ -229,18 +241,22 @@ class ImageRecordIter(RecordImages):
     seed : int, default 0
         The seed of orders.
     round_batch : bool, default True
-        Whether the images that fill up the last batch count as the first ones of the next epoch.
+        Whether the images that fill up the last batch are the first ones of the next epoch, which
+        goes on behind them; MXNetError where that has not enough. Else they are the first ones of
+        this epoch.
     prefetch_buffer : int, default 4
         How many batches are made ahead.
     dtype : str, optional
-        float32 by default. Images of uint8 and int8 are not normalized: MXNetError where they are
-        to be.
+        float32 by default. Of images of int8 the rounded mean is taken off, and numbers beyond -128
+        and 127 become these; they are not scaled, those of uint8 are not normalized at all:
+        MXNetError where they are to be.
     resize : int, default -1
         Above 0: the length that the shorter edge gets first.
     rand_crop : bool, default False
         Whether rectangles are cut out at random places, or in the middle.
     random_resized_crop : bool, default False
-        Whether rectangles have random areas and aspect ratios.
+        Whether rectangles have random areas and aspect ratios; width and height are exchanged with
+        probability 0.5. MXNetError with `rand_crop`, or limits of scale or of squares.
     max_rotate_angle : int, default 0
         Images are rotated by up to so many degrees.
     max_aspect_ratio : float, default 0
@@ -262,7 +278,8 @@ class ImageRecordIter(RecordImages):
     pca_noise : float, default 0
         The standard deviation of parts of ImageNet's principal colors that are added.
     random_h, random_s, random_l : int, default 0
-        What is added to hue (of 180), saturation and lightness (of 255), from -this to this.
+        What is added to hue (of 180), saturation and lightness (of 255), from -this to this, seldom
+        near them.
     rotate : int, default -1
         Above 0: images are rotated by so many degrees.
     fill_value : int, default 255
@@ -394,13 +411,17 @@ class ImageRecordIter(RecordImages):
         makes_mean = mean_img and not os.path.isfile(mean_img)
         if mean_img and not makes_mean:
             self._mean = self._read_mean(mean_img)
-        self._normalizes: bool = bool(
-            mean_img or self._mean.any() or (self._factor != 1).any() or any(self._jitter)
-        )
-        if self._normalizes and np.issubdtype(self._dtype, np.integer):
+        has_mean = bool(mean_img or self._mean.any())
+        is_scaled = bool((self._factor != 1).any() or any(self._jitter))
+        self._normalizes: bool = has_mean or is_scaled
+        takes_mean = self._dtype is np.int8
+        unwanted = is_scaled or (has_mean and not takes_mean)
+        if unwanted and np.issubdtype(self._dtype, np.integer):
             raise MXNetError(
-                f"{name}: images of {np.dtype(self._dtype)} are not normalized; leave out mean, "
-                "std, scale, max_random_contrast and max_random_illumination, or dtype"
+                f"{name}: images of {np.dtype(self._dtype)} are not "
+                f"{'scaled' if takes_mean else 'normalized'}; leave out "
+                f"{'' if takes_mean else 'mean, '}std, scale, max_random_contrast and "
+                "max_random_illumination, or dtype"
             )
         self._settings = ImageSettings(
             data_shape=self._data_shape,
@@ -433,6 +454,7 @@ class ImageRecordIter(RecordImages):
             mirror=mirror,
             rand_mirror=rand_mirror,
         )
+        check(self._settings)
         self._open_records(
             path_imgrec,
             path_imgidx,
@@ -456,8 +478,12 @@ class ImageRecordIter(RecordImages):
 
     def _label_of(self, header, where):
         label = self._labels_of(header, where)
-        if len(label) < self._label_width:
-            raise MXNetError(f"{where} has {len(label)} labels, label_width is {self._label_width}")
+        count, wanted = len(label), self._label_width
+        # Lines of a list may have more.
+        if count < wanted or (count > wanted and self._labels is None):
+            raise MXNetError(
+                f"{where} has {count} labels, label_width is {wanted}: give label_width={count}"
+            )
         return label[0] if self._label_width == 1 else label[: self._label_width]
 
     def _pixels(self, data, where, number):
@@ -474,27 +500,34 @@ class ImageRecordIter(RecordImages):
     ) -> tuple[np.ndarray[Any, Any], Any]:
         label = self._label_of(header, where)
         out, draw = self._pixels(data, where, number)
-        if self._normalizes:
+        if self._dtype is np.int8:
+            mean = np.trunc(self._mean + np.copysign(0.5, self._mean))
+            out = (out - mean).clip(-128, 127)
+        elif self._normalizes:
             contrast, illumination = (draw.uniform(-limit, limit) for limit in self._jitter)
             out = (out.astype(np.float32) - self._mean) * np.float32(1 + contrast)
             out = (out + np.float32(illumination)) * self._factor
         return out.astype(self._dtype), label
 
 
-def _of_dtype(name: str, dtype: str) -> Callable[..., ImageRecordIter]:
+def _of_dtype(name: str, dtype: str, what: str) -> Callable[..., ImageRecordIter]:
     def make(*args: Any, **kwargs: Any) -> ImageRecordIter:
         return ImageRecordIter(*args, **{**kwargs, "dtype": dtype})
 
     make.__name__ = make.__qualname__ = name
     make.__module__ = __name__
     make.__doc__ = (
-        f"`ImageRecordIter` with images of {dtype}, which are not normalized; the parameters are "
-        "those of `ImageRecordIter`.\n\nReturns\n-------\nImageRecordIter\n"
+        f"`ImageRecordIter` with images of {dtype}, {what}; the parameters\nare those of "
+        "`ImageRecordIter`.\n\nReturns\n-------\nImageRecordIter\n"
     )
     return make
 
 
-ImageRecordUInt8Iter: Callable[..., ImageRecordIter] = _of_dtype("ImageRecordUInt8Iter", "uint8")
-ImageRecordInt8Iter: Callable[..., ImageRecordIter] = _of_dtype("ImageRecordInt8Iter", "int8")
+ImageRecordUInt8Iter: Callable[..., ImageRecordIter] = _of_dtype(
+    "ImageRecordUInt8Iter", "uint8", "which are not normalized"
+)
+ImageRecordInt8Iter: Callable[..., ImageRecordIter] = _of_dtype(
+    "ImageRecordInt8Iter", "int8", "of which the mean is taken off"
+)
 ImageRecordIter_v1 = ImageRecordIter
 ImageRecordUInt8Iter_v1 = ImageRecordUInt8Iter

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .. import _core, ndarray as nd
+from ..base import MXNetAssertionError, MXNetValueError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +71,7 @@ class DataDesc(_NameAndShape):
 
 class DataBatch:
     """One batch: lists of arrays, and how many of the samples are padding (`pad`).
+    MXNetAssertionError where data or labels are neither a list nor a tuple.
 
     Examples
     --------
@@ -90,7 +92,9 @@ class DataBatch:
     ) -> None:
         for what, value in (("Data", data), ("Label", label)):
             if value is not None and not isinstance(value, (list, tuple)):
-                raise TypeError(f"{what} must be list of NDArrays")
+                raise MXNetAssertionError(
+                    f"{what} must be list of NDArrays, not {type(value).__name__}"
+                )
         self.data = data
         self.label = label
         self.pad = pad
@@ -176,16 +180,40 @@ class DataIter:
         """How many samples of the current batch are padding."""
 
 
+def check_batch_size(name: str, batch_size: int) -> None:
+    """MXNetValueError where batches of the iterator `name` would have no samples."""
+    if batch_size < 1:
+        raise MXNetValueError(f"{name}: batch_size is at least 1, not {batch_size}")
+
+
+def _array(name, value):
+    if isinstance(value, nd.NDArray):
+        return value
+    try:
+        array = nd.array(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"NDArrayIter: {name!r} is a {type(value).__name__}, which becomes no array: {error}"
+        ) from None
+    if not array.ndim:
+        raise TypeError(
+            f"NDArrayIter: {name!r} is a {type(value).__name__} without an axis along which samples"
+            " lie"
+        )
+    return array
+
+
 def _named(data, allow_empty, name):
-    """A list of (name, NDArray) from an array, a list or a dict of arrays; NumPy arrays become
-    float32."""
+    """A list of (name, NDArray) from an array, a list or a dict of arrays; others than NDArrays
+    become float32."""
     if data is None:
         data = []
-    if isinstance(data, (np.ndarray, nd.NDArray)) or hasattr(data, "tocsr"):
+    # `__array__`: datasets of h5py, among others
+    if isinstance(data, nd.NDArray) or hasattr(data, "tocsr") or hasattr(data, "__array__"):
         data = [data]
+    if isinstance(data, (list, tuple, dict)) and not data and not allow_empty:
+        raise MXNetAssertionError("NDArrayIter: there is no data")
     if isinstance(data, (list, tuple)):
-        if not allow_empty and not data:
-            raise ValueError("NDArrayIter: there is no data")
         data = (
             {name: data[0]}
             if len(data) == 1
@@ -193,12 +221,10 @@ def _named(data, allow_empty, name):
         )
     if not isinstance(data, dict):
         raise TypeError(
-            "Input must be NDArray, numpy.ndarray, a list of them or dict with them as values"
+            "Input must be NDArray, numpy.ndarray, h5py.Dataset, a list of them or dict with them "
+            f"as values, not {type(data).__name__}"
         )
-    return [
-        (key, array if isinstance(array, nd.NDArray) else nd.array(array))
-        for key, array in sorted(data.items())
-    ]
+    return [(key, _array(key, value)) for key, value in sorted(data.items())]
 
 
 class NDArrayIter(DataIter):
@@ -206,15 +232,16 @@ class NDArrayIter(DataIter):
 
     Parameters
     ----------
-    data : NDArray or numpy.ndarray, list or dict of str to them
+    data : NDArray, numpy.ndarray or h5py.Dataset, list or dict of str to them
         Samples lie along the first axis. A CSRNDArray, or a matrix of ``scipy.sparse``, gives
-        batches stored as csr; then `last_batch_handle` is 'discard'.
+        batches stored as csr; then `last_batch_handle` is 'discard'. A dataset is read as a whole.
     label : likewise, optional
         Arrays of the labels, given as `data` is.
     batch_size : int, default 1
         Samples of a batch.
     shuffle : bool, default False
-        Whether every epoch has another order (drawn with NumPy's generator).
+        Whether every epoch has another order (drawn with NumPy's generator), which the attributes
+        `data` and `label` have, too.
     last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
         The treatment of a last batch that isn't full: filled up from the beginning, left out, or
         kept for the next epoch.
@@ -222,6 +249,18 @@ class NDArrayIter(DataIter):
         Names where none are given.
     layout : str, default 'NCHW'
         Where the batch axis ('N') is.
+
+    Raises
+    ------
+    MXNetAssertionError
+        When there is no data.
+    TypeError
+        When something in `data` or `label` becomes no array.
+    MXNetValueError
+        When `batch_size` is less than 1.
+    ValueError
+        When an array has fewer samples than the first one, there are fewer than one batch has and
+        `last_batch_handle` is 'discard', or that is something else.
 
     Examples
     --------
@@ -242,6 +281,7 @@ class NDArrayIter(DataIter):
         layout: str = "NCHW",
     ) -> None:
         super().__init__(batch_size)
+        check_batch_size("NDArrayIter", batch_size)
         if last_batch_handle not in ("pad", "discard", "roll_over"):
             raise ValueError(
                 "last_batch_handle must be 'pad', 'discard' or 'roll_over', not "
@@ -306,6 +346,11 @@ class NDArrayIter(DataIter):
         return self._describe(self.label)
 
     @property
+    def data_list(self) -> list[NDArray]:
+        """The arrays without their names: data, then labels."""
+        return [array for _, array in (*self.data, *self.label)]
+
+    @property
     def num_source(self) -> int:
         """How many arrays there are, data and labels together."""
         return len(self.data) + len(self.label)
@@ -320,10 +365,25 @@ class NDArrayIter(DataIter):
 
     def _start(self):
         if self.shuffle:
-            np.random.shuffle(self.idx)
+            self._shuffle()
         held = 0 if self._kept is None else self._kept[0][0].shape[self._axis]
         # With samples rolled over the first batch begins before the data do.
         self.cursor = -held - self.batch_size
+
+    def _shuffle(self):
+        order = self.idx.copy()
+        np.random.shuffle(order)
+
+        def ordered(arrays):
+            return [
+                (name, nd.take(array, nd.array(order, array.context, "int64"), axis=self._axis))
+                for name, array in arrays
+            ]
+
+        data, label = ordered(self.data), ordered(self.label)
+        here = vars(self)
+        # an interrupt never leaves data and labels in different orders
+        _core.at_once((here, "idx", order), (here, "data", data), (here, "label", label))
 
     def iter_next(self) -> bool:
         self.cursor += self.batch_size
@@ -344,19 +404,12 @@ class NDArrayIter(DataIter):
         return batch
 
     def _part(self, arrays, begin, end):
-        found = []
-        for _, array in arrays:
-            if self.shuffle:
-                found.append(
-                    nd.take(array, nd.array(self.idx[begin:end], dtype="int32"), axis=self._axis)
-                )
-            else:
-                found.append(
-                    nd.slice_axis(
-                        array, axis=self._axis, begin=begin, end=min(end, array.shape[self._axis])
-                    )
-                )
-        return found
+        return [
+            nd.slice_axis(
+                array, axis=self._axis, begin=begin, end=min(end, array.shape[self._axis])
+            )
+            for _, array in arrays
+        ]
 
     def _join(self, first, second):
         return [nd.concat(a, b, dim=self._axis) for a, b in zip(first, second)]
@@ -529,6 +582,11 @@ class PrefetchingIter(WholeBatchIter):
     rename_data, rename_label : list of dict of str to str, optional
         New names of the data and labels of each iterator.
 
+    Raises
+    ------
+    MXNetAssertionError
+        When there are no iterators; later, at a batch that not all of them have, or pad equally.
+
     Examples
     --------
     >>> data = mx.io.NDArrayIter(np.zeros((4, 2)), batch_size=2)
@@ -545,7 +603,7 @@ class PrefetchingIter(WholeBatchIter):
         super().__init__()
         self.iters: list[DataIter] = list(iters) if isinstance(iters, (list, tuple)) else [iters]
         if not self.iters:
-            raise ValueError("PrefetchingIter: there are no iterators")
+            raise MXNetAssertionError("PrefetchingIter: there are no iterators")
         self.n_iter: int = len(self.iters)
         self.rename_data = rename_data
         self.rename_label = rename_label
@@ -612,12 +670,16 @@ class PrefetchingIter(WholeBatchIter):
         if errors:
             self._ended = True
             if len(errors) < len(results):
-                raise ValueError("PrefetchingIter: the iterators have different numbers of batches")
+                raise MXNetAssertionError(
+                    "PrefetchingIter: the iterators have different numbers of batches"
+                )
             return False
         batches = [batch for batch, _ in results]
         if len({batch.pad for batch in batches}) > 1:
             self._ended = True
-            raise ValueError("PrefetchingIter: the iterators' batches are padded differently")
+            raise MXNetAssertionError(
+                "PrefetchingIter: the iterators' batches are padded differently"
+            )
         batch = DataBatch(
             [array for batch in batches for array in batch.data],
             [array for batch in batches for array in batch.label or ()],

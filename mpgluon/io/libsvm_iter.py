@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from .. import ndarray as nd
 from ..base import MXNetError, lines_of
 from ..ndarray.sparse import csr_matrix
 from .io import DataDesc
-from .mx_data_iter import MXDataIter, rows_of, warn_of_unused
+from .mx_data_iter import MXDataIter, files_of, part_of, rows_of, shape_of, warn_of_unused
 
 if TYPE_CHECKING:
     from typing import Any
@@ -24,10 +23,7 @@ __all__ = ["LibSVMIter"]
 
 def _lines(path):
     """(file, number, text) of each line that has any, of a file or of all files in a folder."""
-    files = [path]
-    if os.path.isdir(path):
-        files = sorted(os.path.join(path, name) for name in os.listdir(path))
-    for file in files:
+    for file in files_of(path):
         for number, line in lines_of(file):
             text = line.partition("#")[0].strip()
             if text:
@@ -40,14 +36,18 @@ def _read(path, width):
     for file, number, text in _lines(path):
         first, *pairs = text.split()
         try:
-            labels.append(float(first))
+            label, _, weight = first.partition(":")
+            labels.append(float(label))
+            float(weight or 0)
+            if pairs and pairs[0].startswith("qid:"):
+                int(pairs.pop(0)[4:])
             here = [pair.split(":") for pair in pairs]
             columns += [int(column) for column, _ in here]
             values += [float(value) for _, value in here]
         except ValueError:
             raise MXNetError(
-                f"LibSVMIter: {file}, line {number}: a line is a label and 'column:value' pairs, "
-                f"not {text[:60]!r}"
+                f"LibSVMIter: {file}, line {number}: a line is a label or label:weight, qid:number "
+                f"or nothing, and 'column:value' pairs, not {text[:60]!r}"
             ) from None
         pointers.append(len(values))
     if not labels:
@@ -64,7 +64,7 @@ def _read(path, width):
 
 
 def _width(shape, what):
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = shape_of(shape)
     if len(shape) != 1:
         raise MXNetError(f"LibSVMIter: {what} has one dimension, not {shape}")
     return shape[0]
@@ -72,31 +72,40 @@ def _width(shape, what):
 
 class LibSVMIter(MXDataIter):
     """Batches, stored as csr, of the lines of a file in LIBSVM's format: a label, and a
-    ``column:value`` for each number that is not 0. Columns begin at 0, and ascend.
+    ``column:value`` for each number that is not 0. Columns begin at 0, and ascend. The weight of a
+    ``label:weight`` is left out, as is a ``qid:number`` behind it.
 
     Parameters
     ----------
     data_libsvm : str
         The file of the data, or a folder of such files.
-    data_shape : tuple of int
+    data_shape : int or tuple of int
         The shape of a sample: one size.
     label_libsvm : str, optional
         A file of labels in the same format, which are csr then; without one, labels are the first
         numbers of the lines of data.
-    label_shape : tuple of int, default (1,)
-        Shape of one label.
+    label_shape : int or tuple of int, default (1,)
+        Shape of one label of `label_libsvm`; without that MXNetError where it is not one number.
     batch_size : int
         Samples of a batch.
     num_parts, part_index : int
         To read a part of the samples only: which of how many.
     round_batch : bool, default True
-        Whether the samples that fill up the last batch count as the first ones of the next epoch.
+        Whether the samples that fill up the last batch count as the first ones of the next epoch;
+        MXNetError at a batch that would need more than that has.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     prefetch_buffer : int, default 4
         Accepted; the file is read as a whole.
     **others
         Of no effect, with a warning.
+
+    Raises
+    ------
+    MXNetError
+        When a file is empty or not of this format, or there is no such part.
+    MXNetValueError
+        When `batch_size` is less than 1.
 
     Examples
     --------
@@ -115,9 +124,9 @@ class LibSVMIter(MXDataIter):
     def __init__(
         self,
         data_libsvm: str,
-        data_shape: Shape,
+        data_shape: int | Shape,
         label_libsvm: str | None = None,
-        label_shape: Shape = (1,),
+        label_shape: int | Shape = (1,),
         num_parts: int = 1,
         part_index: int = 0,
         batch_size: int = 1,
@@ -133,13 +142,18 @@ class LibSVMIter(MXDataIter):
         self._label, self._data = _read(data_libsvm, _width(data_shape, "data_shape"))
         if label_libsvm not in (None, "NULL"):
             _, self._label = _read(label_libsvm, _width(label_shape, "label_shape"))
+        elif np.prod(shape_of(label_shape)) != 1:
+            raise MXNetError(
+                f"LibSVMIter: label_shape is (1,), not {label_shape}, as the labels in data_libsvm "
+                "are; for others give label_libsvm, too"
+            )
         count = len(self._data)
         if len(self._label) != count:
             raise MXNetError(
                 f"LibSVMIter: {data_libsvm} has {count} lines, {label_libsvm} has "
                 f"{len(self._label)}"
             )
-        begin, end = (count * part // num_parts for part in (part_index, part_index + 1))
+        begin, end = part_of(count, num_parts, part_index)
         self._data, self._label = self._data[begin:end], self._label[begin:end]
         self._set_up(batch_size, end - begin, "round" if round_batch else "pad")
         self.provide_data: list[DataDesc] = [

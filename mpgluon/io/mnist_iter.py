@@ -9,7 +9,7 @@ import numpy as np
 from ..base import MXNetError
 from .idx_file import read_idx
 from .io import DataDesc
-from .mx_data_iter import MXDataIter, rows_of, warn_of_unused
+from .mx_data_iter import MXDataIter, part_of, rows_of, warn_of_unused
 
 if TYPE_CHECKING:
     from typing import Any
@@ -34,7 +34,7 @@ class MNISTIter(MXDataIter):
     batch_size : int, default 128
         Images of a batch.
     shuffle : bool, default True
-        Whether the images are in another order, the same in every epoch.
+        Whether the images of the part are in another order, the same in every epoch.
     flat : bool, default False
         Whether data are (batch_size, height * width).
     seed : int, default 0
@@ -42,8 +42,8 @@ class MNISTIter(MXDataIter):
     silent : bool, default False
         Accepted; nothing is printed.
     num_parts, part_index : int, default 1 and 0
-        Which of how many equal parts of the images this iterator has; MXNetError where there is no
-        such part.
+        Which of how many parts of the images this iterator has: pieces of the file that do not
+        overlap, each in an order of its own; MXNetError where there is no such part.
     prefetch_buffer, ctx
         Accepted; the images are in memory.
     dtype : str, optional
@@ -58,7 +58,9 @@ class MNISTIter(MXDataIter):
     FileNotFoundError
         When a file is not there.
     MXNetError
-        When a file is damaged, or there are less images than a batch has.
+        When a file is damaged, or the part has less images than a batch.
+    MXNetValueError
+        When `batch_size` is less than 1.
 
     Examples
     --------
@@ -105,11 +107,10 @@ class MNISTIter(MXDataIter):
                 f"MNISTIter: part_index is 0 to {num_parts - 1} of {num_parts} parts, not "
                 f"{part_index}"
             )
-        order = np.arange(len(images))
+        order = np.arange(*part_of(len(images), num_parts, part_index))
         if shuffle:
             np.random.RandomState(seed).shuffle(order)
-        size = len(order) // num_parts
-        order = order[part_index * size : (part_index + 1) * size]
+        size = len(order)
         if size < batch_size:
             raise MXNetError(f"MNISTIter: {size} images are less than a batch of {batch_size}")
         self._set_up(batch_size, size, "discard")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import ndarray as nd
-from ..base import NotSupportedError
-from .io import DataBatch, DataDesc, WholeBatchIter
+from ..base import MXNetError, NotSupportedError
+from .io import DataBatch, DataDesc, WholeBatchIter, check_batch_size
 
 if TYPE_CHECKING:
     from typing import Any
 
     from .._core import NDArray
+    from .._types import Shape
 
 __all__ = ["MXDataIter"]
 
@@ -48,6 +50,7 @@ class MXDataIter(WholeBatchIter):
     def _set_up(self, batch_size, count, last_batch):
         """In place of `__init__`. `last_batch` of `count` samples: 'discard'; 'pad' it with the
         first ones; or 'round': pad it, and leave these out of the next epoch."""
+        check_batch_size(type(self).__name__, batch_size)
         WholeBatchIter.__init__(self, batch_size)
         self._count = count
         self._last_batch = last_batch
@@ -62,7 +65,7 @@ class MXDataIter(WholeBatchIter):
     def reset(self) -> None:
         """Starts over."""
         rounds = self._last_batch == "round" and self._begin > self._count
-        self._begin = self._begin - self._count if rounds else 0
+        self._begin = self._begin % self._count if rounds else 0
 
     def iter_next(self) -> bool:
         if self._always_first and self.current_batch is not None:
@@ -71,6 +74,12 @@ class MXDataIter(WholeBatchIter):
         end = begin + self.batch_size
         if begin >= count or (end > count and self._last_batch == "discard"):
             return False
+        if end > 2 * count and self._last_batch == "round":
+            raise MXNetError(
+                f"{type(self).__name__}: batch_size={self.batch_size} is too large for {count} "
+                "samples: those of the next epoch do not fill up the last batch; give a smaller "
+                "batch_size, or round_batch=False"
+            )
         rows = np.arange(begin, end) % count
         data, label = self._samples(rows)
         self._begin = end
@@ -103,3 +112,21 @@ def warn_of_unused(name: str, parameters: dict[str, Any]) -> None:
 def rows_of(values: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> NDArray:
     """An array of the rows of these numbers."""
     return nd.array(values[rows], dtype=values.dtype)
+
+
+def files_of(path: str) -> list[str]:
+    """The file, or the files of the folder that are not empty, in the order of their names."""
+    if not os.path.isdir(path):
+        return [path]
+    files = (os.path.join(path, name) for name in sorted(os.listdir(path)))
+    return [file for file in files if os.path.isfile(file) and os.path.getsize(file)]
+
+
+def shape_of(shape: int | Shape) -> tuple[int, ...]:
+    """A shape that may be given as the number of its one dimension."""
+    return tuple(np.atleast_1d(shape).tolist())
+
+
+def part_of(count: int, num_parts: int, part_index: int) -> tuple[int, int]:
+    """Begin and end of a part of so many samples; the parts are all of them."""
+    return count * part_index // num_parts, count * (part_index + 1) // num_parts

@@ -65,6 +65,8 @@ def test_batches(numbers):
         ((found, order, _),) = passed(batches)
         assert (found, order) == (pad, labels)
         batches.reset()
+    with pytest.raises(MXNetError, match="batch_size=7 is too large for 5 samples"):
+        next(batches)
     batches = io.ImageRecordIter(numbers, SHAPE, 2, round_batch=False)
     for _ in range(2):
         assert passed(batches) == WHOLE
@@ -90,6 +92,23 @@ def test_dtypes_and_normalization(numbers):
     assert means == [[-0.917, 7.417], [15.75, 24.083], [32.417, -0.917]]
     with pytest.raises(MXNetError, match="uint8 are not normalized"):
         io.ImageRecordUInt8Iter(numbers, SHAPE, 2, **settings)
+
+
+def test_int8(tmp_path):
+    """Rounded means are taken off; numbers beyond the dtype become its ends."""
+    values = np.full((6, 8, 3), [200, 128, 50], np.uint8)  # blue, green, red
+    path = store(tmp_path / "i.rec", [(0.0, values)])
+    iterate = lambda **more: next(io.ImageRecordInt8Iter(path, SHAPE, 1, **more)).data[0]
+    assert iterate().asnumpy()[0, :, 0, 0].tolist() == [50, 127, 127]
+    means = dict(mean_r=0.5, mean_g=128, mean_b=127.4)
+    assert iterate(**means).asnumpy()[0, :, 0, 0].tolist() == [49, 0, 73]
+    assert iterate(mean_r=300, mean_g=-1).asnumpy()[0, :, 0, 0].tolist() == [-128, 127, 127]
+    mean = str(tmp_path / "mean.bin")
+    nd.save(mean, {"mean_img": nd.full(SHAPE, 100.5)})
+    assert iterate(mean_img=mean).asnumpy()[0, :, 0, 0].tolist() == [-51, 27, 99]
+    for settings in (dict(scale=2), dict(std_r=2), dict(max_random_contrast=1)):
+        with pytest.raises(MXNetError, match="int8 are not scaled; leave out std"):
+            iterate(**settings)
 
 
 def test_mean_images(numbers, tmp_path):
@@ -153,6 +172,31 @@ def test_labels(numbers, tmp_path):
         next(batches)
     with pytest.raises(MXNetError, match="record 0 has 1 labels, label_width is 2"):
         next(io.ImageRecordIter(numbers, SHAPE, 2, label_width=2))
+    pairs = store(tmp_path / "p.rec", [([7.0, 8.0], np.zeros((6, 8, 3), np.uint8))] * 2)
+    with pytest.raises(MXNetError, match="has 2 labels, label_width is 1: give label_width=2"):
+        next(io.ImageRecordIter(pairs, SHAPE, 2))
+    batch = next(io.ImageRecordIter(pairs, SHAPE, 2, path_imglist=str(path)))
+    assert batch.label[0].asnumpy().tolist() == [0, 1]  # of a line of a list the first
+
+
+def test_folders_of_records(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name, numbers in (("b.rec", (2, 3, 4)), ("a.rec", (0, 1))):
+        images = [(float(i), np.full((6, 8, 3), 20 * i, np.uint8)) for i in numbers]
+        store(folder / name, images)
+    (folder / "empty").write_bytes(b"")
+    assert passed(io.ImageRecordIter(str(folder), SHAPE, 2)) == WHOLE
+    part = io.ImageRecordIter(str(folder), SHAPE, 2, num_parts=2, part_index=1)
+    assert passed(part) == [(0, [3, 4], [60, 80])]
+    (folder / "c.rec").write_bytes(b"damaged")
+    with pytest.raises(MXNetError, match="c.rec is damaged"):
+        io.ImageRecordIter(str(folder), SHAPE, 2)
+    with pytest.raises(MXNetError, match="leave out path_imgidx"):
+        io.ImageRecordIter(str(folder), SHAPE, 2, path_imgidx=str(tmp_path / "a.idx"))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(MXNetError, match="none has no records"):
+        io.ImageRecordIter(str(tmp_path / "none"), SHAPE, 2)
 
 
 def test_an_index_gives_the_order(numbers, tmp_path):
@@ -201,6 +245,28 @@ def test_orders_do_not_depend_on_threads(numbers):
             batches.reset()
     assert found[0] == found[1] and found[0][0] != found[0][2]
     assert sorted(label for _, labels, _ in found[0][0][:2] for label in labels) != [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [io.ImageRecordIter, io.ImageDetRecordIter])
+def test_shuffled_epochs_have_each_sample_once(numbers, boxes, make):
+    """The last batch is filled up from the coming order, the rest of which is the next epoch."""
+    path, count, place = (numbers, 5, 0) if make is io.ImageRecordIter else (boxes, 3, 6)
+    for seed in range(4):
+        batches, order = make(path, SHAPE, 2, shuffle=True, seed=seed), []
+        for _ in range(4):
+            for batch in batches:
+                order += batch.label[0].asnumpy().reshape(2, -1)[:, place].tolist()
+            batches.reset()
+        order = [round(value) for value in order]
+        assert len(order) == 4 * count
+        passes = [order[begin : begin + count] for begin in range(0, len(order), count)]
+        assert all(sorted(one) == sorted(passes[0]) for one in passes)
+        assert len(set(map(tuple, passes))) > 1
+    batches = io.ImageRecordIter(numbers, SHAPE, 2, shuffle=True, round_batch=False)
+    for _ in range(2):
+        order = [label for _, labels, _ in passed(batches) for label in labels]
+        assert sorted(order[:5]) == [0, 1, 2, 3, 4] and order[5] == order[0]
+        batches.reset()
 
 
 def test_stopping_in_the_middle(numbers):
@@ -277,6 +343,74 @@ def test_colors():
         assert turned.shape == values.shape and (turned != values).any()
 
 
+def test_shifts_of_colors_are_seldom_large():
+    """(u + 4 u') / 5 of two uniform numbers, towards 0."""
+    draw = random.Random(0)
+    shifts = np.array([_record_images._shift(50, draw) for _ in range(4000)])
+    assert np.abs(shifts).max() <= 50 and abs(shifts.mean()) < 2
+    # the variance of (u + 4 u') / 5 is 17 / 25 of that of a uniform number
+    assert shifts.std() == pytest.approx(100 * (17 / 25 / 12) ** 0.5, abs=1)
+    gray = np.full((4, 4, 3), 100, np.uint8)
+    settings = settings_of(random_l=50)._replace(data_shape=(3, 4, 4))
+    lights = [int(_record_images.changed(gray, settings, draw)[0, 0, 0]) for _ in range(2000)]
+    assert np.std(lights) == pytest.approx(100 * (17 / 25 / 12) ** 0.5, abs=1.5)
+
+
+def test_noise_comes_behind_hue(monkeypatch):
+    called = []
+    for name in ("_recolored", "shifted", "_with_noise"):
+        real = getattr(_record_images, name)
+        monkeypatch.setattr(
+            _record_images, name, lambda *args, n=name, r=real: (called.append(n), r(*args))[1]
+        )
+    values = np.random.RandomState(0).randint(0, 256, (6, 8, 3)).astype(np.uint8)
+    settings = settings_of(brightness=0.5, random_h=20, pca_noise=0.5)
+    _record_images.changed(values, settings, random.Random(0))
+    assert called == ["_recolored", "shifted", "_with_noise"]
+
+
+def test_rectangles_of_random_areas():
+    """Width and height are exchanged at random; with the whole area, the middle is cut out."""
+    rng = np.random.RandomState(0)
+    values = rng.randint(0, 256, (60, 60, 3)).astype(np.uint8)
+    settings = settings_of(
+        random_resized_crop=True,
+        min_random_area=0.25,
+        max_random_area=0.25,
+        min_aspect_ratio=4,
+        max_aspect_ratio=4,
+    )
+    seen = []
+    real = _record_images._part
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            _record_images, "_part", lambda *args: (seen.append(args[1:3]), real(*args))[1]
+        )
+        for seed in range(200):
+            _record_images.changed(values, settings, random.Random(seed))
+    assert set(seen) == {(15, 60), (60, 15)} and 70 < seen.count((60, 15)) < 130
+    middle = values[27:33, 26:34]
+    for more in ({}, dict(min_aspect_ratio=1, max_aspect_ratio=1)):
+        settings = settings_of(random_resized_crop=True, **more)
+        np.testing.assert_array_equal(
+            _record_images.changed(values, settings, random.Random(0)), middle
+        )
+
+
+def test_contradictory_rectangles(numbers):
+    for settings, words in (
+        (dict(rand_crop=True, max_random_scale=2), "leave out rand_crop, max_random_scale"),
+        (dict(min_random_scale=0.5), "leave out min_random_scale"),
+        (dict(max_crop_size=3, min_crop_size=3), "leave out max_crop_size, min_crop_size"),
+        (dict(max_aspect_ratio=1), "the least aspect ratio is above 0"),
+        (dict(min_aspect_ratio=2, max_aspect_ratio=1), "2 is above the largest, 1"),
+        (dict(min_random_area=0.5, max_random_area=0.25), "min_random_area 0.5 is above"),
+        (dict(random_resized_crop=False, max_crop_size=2, min_crop_size=3), "min_crop_size 3"),
+    ):
+        with pytest.raises(MXNetError, match=words):
+            io.ImageRecordIter(numbers, SHAPE, 2, **{"random_resized_crop": True, **settings})
+
+
 def test_random_rectangles(tmp_path):
     values = np.random.RandomState(0).randint(0, 256, (32, 40, 3)).astype(np.uint8)
     path = store(tmp_path / "w.rec", [(0.0, values)] * 6)
@@ -305,7 +439,8 @@ def test_wrong_arguments(numbers, tmp_path):
         (dict(path_imgrec=numbers + "x"), MXNetError, "r.recx"),
         (dict(data_shape=(2, 4, 4)), MXNetError, "1, 3 or 4 channels"),
         (dict(data_shape=(4, 4)), MXNetError, "1, 3 or 4 channels"),
-        (dict(batch_size=0), MXNetError, "at least 1"),
+        (dict(batch_size=0), ValueError, "batch_size is at least 1"),
+        (dict(batch_size=-1), ValueError, "batch_size is at least 1"),
         (dict(part_index=2, num_parts=2), MXNetError, "0 to 1 of 2 parts"),
         (dict(aug_seq="other"), NotSupportedError, "aug_default"),
         (dict(inter_method=7), MXNetError, "0 to 4, 9 or 10"),
@@ -351,6 +486,18 @@ def test_mnist(mnist):
             batches.reset()
     part = io.MNISTIter(batch_size=3, shuffle=False, num_parts=2, part_index=1, **mnist)
     assert passed(part) == [second]
+    for parts, shuffle in ((2, False), (2, True), (3, True)):
+        found = [
+            [
+                int(batch.label[0].asscalar())
+                for batch in io.MNISTIter(
+                    batch_size=1, shuffle=shuffle, num_parts=parts, part_index=i, seed=i, **mnist
+                )
+            ]
+            for i in range(parts)
+        ]
+        # pieces of the file, whatever the order within
+        assert [label for part in found for label in sorted(part)] == list(range(7))
     labels = [
         [
             label
@@ -362,6 +509,7 @@ def test_mnist(mnist):
     assert labels[0] == labels[1] != labels[2] and sorted(labels[0]) == list(range(7))
     for settings, error, words in (
         (dict(batch_size=8), MXNetError, "7 images are less"),
+        (dict(batch_size=0), ValueError, "MNISTIter: batch_size is at least 1, not 0"),
         (dict(part_index=1), MXNetError, "0 to 0 of 1"),
         (dict(dtype="uint8"), MXNetError, "floating"),
         (dict(image="/nowhere"), FileNotFoundError, "nowhere"),

@@ -1,4 +1,4 @@
-"""Modules, buckets, checkpoints, and iterators over batches."""
+"""Modules, buckets and checkpoints."""
 
 import numpy as np
 import pytest
@@ -373,77 +373,6 @@ def test_buckets():
     )
 
 
-# --- Iterators ------------------------------------------------------------------------------------
-
-
-def rows(batches):
-    return [
-        batch.data[0].asnumpy()[: batch.data[0].shape[0] - batch.pad, 0].tolist()
-        for batch in batches
-    ]
-
-
-def test_ndarray_iter():
-    data, label = np.arange(10).reshape(5, 2), np.arange(5)
-    pad = mx.io.NDArrayIter(data, label, batch_size=3)
-    assert rows(pad) == [[0, 2, 4], [6, 8]]
-    pad.reset()
-    last = list(pad)[-1]
-    assert (
-        last.pad == 1
-        and last.data[0].asnumpy()[:, 0].tolist() == [6, 8, 0]
-        and last.label[0].asnumpy().tolist() == [3, 4, 0]
-    )
-    assert rows(mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="discard")) == [[0, 2, 4]]
-    rolled = mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="roll_over")
-    assert [batch.data[0].asnumpy()[:, 0].tolist() for batch in rolled] == [[0, 2, 4]]
-    rolled.reset()
-    assert [batch.data[0].asnumpy()[:, 0].tolist() for batch in rolled] == [[6, 8, 0], [2, 4, 6]]
-    rolled.hard_reset()
-    assert next(rolled).data[0].asnumpy()[:, 0].tolist() == [0, 2, 4]
-    few = mx.io.NDArrayIter(data, batch_size=12)
-    assert next(few).data[0].asnumpy()[:, 0].tolist() == [0, 2, 4, 6, 8, 0, 2, 4, 6, 8, 0, 2]
-    shuffled = mx.io.NDArrayIter({"a": data, "b": data + 1}, label, batch_size=5, shuffle=True)
-    batch = next(shuffled)
-    assert sorted(batch.data[0].asnumpy()[:, 0].tolist()) == [0, 2, 4, 6, 8]
-    assert (batch.data[1] - batch.data[0]).asnumpy().tolist() == [[1, 1]] * 5
-    assert (batch.data[0].asnumpy()[:, 0] / 2).tolist() == batch.label[0].asnumpy().tolist()
-    assert [desc.name for desc in shuffled.provide_data] == ["a", "b"] and shuffled.provide_label[
-        0
-    ].shape == (5,)
-    with pytest.raises(ValueError):
-        mx.io.NDArrayIter(data, batch_size=6, last_batch_handle="discard")
-    with pytest.raises(ValueError):
-        mx.io.NDArrayIter(data, last_batch_handle="other")
-    with pytest.raises(TypeError):
-        mx.io.NDArrayIter(3)
-
-
-def test_resize_and_prefetch():
-    data = np.arange(10).reshape(5, 2)
-    resized = mx.io.ResizeIter(mx.io.NDArrayIter(data, batch_size=5), 3)
-    assert len(list(resized)) == 3
-    ahead = mx.io.PrefetchingIter(
-        [mx.io.NDArrayIter(data, batch_size=2), mx.io.NDArrayIter(data + 1, batch_size=2)],
-        rename_data=[{"data": "x"}, {"data": "y"}],
-    )
-    for _ in range(3):
-        batches = list(ahead)
-        assert rows(batches) == [[0, 2], [4, 6], [8]] and len(batches[0].data) == 2
-        ahead.reset()
-    next(ahead)
-    ahead.reset()  # in the middle
-    assert rows(ahead) == [[0, 2], [4, 6], [8]]
-    assert [desc.name for desc in ahead.provide_data] == ["x", "y"]
-
-    class Failing(mx.io.NDArrayIter):
-        def next(self):
-            raise RuntimeError("no data today")
-
-    with pytest.raises(RuntimeError, match="today"):
-        next(mx.io.PrefetchingIter(Failing(data, batch_size=2)))
-
-
 def test_monitor():
     module = mx.mod.Module(classifier())
     module.bind([("data", (4, 6))], [("softmax_label", (4,))])
@@ -629,48 +558,6 @@ def test_python_loss_module():
         loss.backward()
     with pytest.raises(NotImplementedError, match="_compute_output_shapes"):
         mx.mod.PythonModule(["data"], None, ["out"]).bind([("data", (2, 2))])
-
-
-def test_csv_iter(tmp_path):
-    (tmp_path / "data.csv").write_text("1,2\n3,4\n5,6\n")
-    (tmp_path / "label.csv").write_text("7\n8\n9\n")
-    files = {
-        "data_csv": str(tmp_path / "data.csv"),
-        "label_csv": str(tmp_path / "label.csv"),
-        "batch_size": 2,
-    }
-
-    def epoch(batches):
-        seen = [
-            (batch.data[0].asnumpy()[:, 0].tolist(), batch.label[0].asnumpy().tolist(), batch.pad)
-            for batch in batches
-        ]
-        batches.reset()
-        return seen
-
-    batches = mx.io.CSVIter(data_shape=(2,), **files)
-    assert batches.provide_data[0].shape == (2, 2) and batches.provide_label[0].shape == (2,)
-    assert epoch(batches) == [([1, 3], [7, 8], 0), ([5, 1], [9, 7], 1)]
-    assert epoch(batches) == [([3, 5], [8, 9], 0)]
-    assert epoch(batches) == [([1, 3], [7, 8], 0), ([5, 1], [9, 7], 1)]
-    again = mx.io.CSVIter(data_shape=(2, 1), round_batch=False, dtype="int64", **files)
-    assert [epoch(again), epoch(again)] == [[([[1], [3]], [7, 8], 0), ([[5], [1]], [9, 7], 1)]] * 2
-    assert next(again).data[0].dtype == np.int64
-    with pytest.raises(
-        mx.MXNetError, match=r"lines of .*data.csv have 2 numbers, the shape \(3,\) has 3"
-    ):
-        mx.io.CSVIter(data_shape=(3,), **files)
-    (tmp_path / "label.csv").write_text("7\n")
-    with pytest.raises(mx.MXNetError, match="3 lines"):
-        mx.io.CSVIter(data_shape=(2,), **files)
-    (tmp_path / "data.csv").write_text("1,2\n3,x\n")
-    with pytest.raises(mx.MXNetError, match="data.csv"):
-        mx.io.CSVIter(data_shape=(2,), **files)
-
-
-def test_numpy_arrays_become_float32():
-    batch = next(mx.io.NDArrayIter({"a": np.arange(4), "b": np.ones(4)}, np.arange(4), 2))
-    assert [array.dtype for array in (*batch.data, *batch.label)] == [np.float32] * 3
 
 
 def test_what_a_module_lacks_is_named():

@@ -53,6 +53,24 @@ def test_libsvm_iter(tmp_path):
     assert np.array_equal(batch.data[0].asnumpy(), ROWS[2:])
 
 
+def test_weights_and_queries_of_libsvm_files(tmp_path):
+    path = tmp_path / "data.t"
+    path.write_text("1:2.5 0:1\n2 qid:1 0:1\n3:1 qid:2\n")
+    (batch,) = mx.io.LibSVMIter(str(path), 2, batch_size=3)
+    assert batch.label[0].asnumpy().tolist() == [1, 2, 3]
+    assert batch.data[0].asnumpy().tolist() == [[1, 0], [1, 0], [0, 0]]
+
+
+def test_label_shape_of_libsvm_files_needs_a_file(tmp_path):
+    path = tmp_path / "data.t"
+    path.write_text("1 0:1\n")
+    for shape in (1, (1,)):
+        assert len(list(mx.io.LibSVMIter(str(path), 2, label_shape=shape))) == 1
+    for shape in (3, (3,)):
+        with pytest.raises(mx.MXNetError, match="label_shape is .1,., not .*3.*label_libsvm"):
+            mx.io.LibSVMIter(str(path), 2, label_shape=shape)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -61,6 +79,9 @@ def test_libsvm_iter(tmp_path):
         ("1 2:1 1:1\n", "check_format"),
         ("1 2\n", "line 1"),
         ("one 2:1\n", "line 1"),
+        ("1:x 2:1\n", "line 1"),
+        ("1 qid:x 2:1\n", "line 1"),
+        ("1 2:1 qid:1\n", "line 1"),
         ("", "empty"),
     ],
 )
