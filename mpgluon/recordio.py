@@ -6,6 +6,7 @@ from __future__ import annotations
 import numbers
 import os
 import struct
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,7 @@ class MXRecordIO:
 
     A reader that a forked process inherits cannot go on reading there, as both would move one
     position: it raises a RuntimeError until it is `reset`. A pickled reader opens the file anew.
+    Threads may share one: each record is read or written as a whole.
 
     Parameters
     ----------
@@ -92,7 +94,13 @@ class MXRecordIO:
         self.writable: bool = flag == "w"
         self.pid: int | None = None
         self._file = None
+        self._locks: dict[int, Any] = {}
         self.open()
+
+    def _lock(self):
+        """The lock of the file's position, of this process: in a fork, a thread that is not there
+        may hold the one of its parent."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def open(self) -> None:
         """Opens the file, as `reset` and unpickling do."""
@@ -105,10 +113,12 @@ class MXRecordIO:
 
     def close(self) -> None:
         """Closes the file; nothing happens where it is closed."""
-        if self.is_open:
-            self._file.close()
-            self.is_open = False
-            self.pid = None
+        with self._lock():
+            if self.is_open:
+                # The file without its buffer, which may be locked for ever in a fork.
+                getattr(self._file, "raw", self._file).close()
+                self.is_open = False
+                self.pid = None
 
     def __del__(self) -> None:
         if getattr(self, "is_open", False):
@@ -120,10 +130,10 @@ class MXRecordIO:
                 f"{self.uri} is being written: a copy of its MXRecordIO would empty the file; "
                 "close it first"
             )
-        return {**self.__dict__, "_file": None, "pid": None}
+        return {**self.__dict__, "_file": None, "pid": None, "_locks": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({**state, "_locks": {}})
         was_open, self.is_open = self.is_open, False
         if was_open:
             self.open()
@@ -159,8 +169,9 @@ class MXRecordIO:
         >>> record.read()
         b'first'
         """
-        self.close()
-        self.open()
+        with self._lock():
+            self.close()
+            self.open()
 
     def write(self, buf: bytes) -> None:
         """Adds a record.
@@ -170,15 +181,16 @@ class MXRecordIO:
         buf : bytes
             The record to write, less than 512 MiB.
         """
-        self._check(writable=True)
         if isinstance(buf, str):
             raise TypeError("a record is bytes, got str; encode it")
         data = bytes(buf)
         if len(data) >> _LENGTH_BITS:
             raise MXNetError(f"a record has less than 512 MiB, got {len(data)} bytes")
         view = memoryview(_encode(data))
-        while view:
-            view = view[self._file.write(view) :]
+        with self._lock():
+            self._check(writable=True)
+            while view:
+                view = view[self._file.write(view) :]
 
     def _damaged(self, begin, what):
         return MXNetError(f"{self.uri} is damaged: the record at byte {begin} {what}")
@@ -191,7 +203,11 @@ class MXRecordIO:
         MXNetError
             When the file ends within the record, or there is none at this place.
         """
-        self._check(writable=False)
+        with self._lock():
+            self._check(writable=False)
+            return self._read_parts()
+
+    def _read_parts(self):
         begin, parts = self._file.tell(), []
         while True:
             head = self._file.read(_PART.size)
@@ -216,7 +232,8 @@ class MXRecordIO:
 
 class MXIndexedRecordIO(MXRecordIO):
     """A file of records with an index, a text file of keys and places: records are read in any
-    order. A reader that a forked process inherits opens the file anew there.
+    order. A reader that a forked process inherits opens the file anew there. Threads may share one,
+    but for `seek` with a `read` behind it: `read_idx` does both at once.
 
     Parameters
     ----------
@@ -267,16 +284,18 @@ class MXIndexedRecordIO(MXRecordIO):
     def open(self) -> None:
         super().open()
         try:
-            self.idx, self.keys = {}, []
             if self.writable:
+                self.idx, self.keys = {}, []
                 self.fidx = open(self.idx_path, "w", buffering=1)
             else:
-                self._read_index()
+                # At once: other threads may look at them.
+                self.idx, self.keys = self._read_index()
         except BaseException:
             super().close()
             raise
 
     def _read_index(self):
+        index, keys = {}, []
         for number, line in lines_of(self.idx_path):
             try:
                 key, place = line.strip().split("\t")
@@ -288,21 +307,24 @@ class MXIndexedRecordIO(MXRecordIO):
                     f"{self.idx_path} is damaged: line {number} is not a key, a tab and the place "
                     "of a record"
                 )
-            self.idx[key] = place
-            self.keys.append(key)
+            index[key] = place
+            keys.append(key)
+        return index, keys
 
     def close(self) -> None:
-        if self.is_open and self.fidx is not None:
-            self.fidx.close()
-            self.fidx = None
-        super().close()
+        with self._lock():
+            if self.is_open and self.fidx is not None:
+                self.fidx.close()
+                self.fidx = None
+            super().close()
 
     def seek(self, idx: Any) -> None:
         """Goes to the record with the key `idx`, which `read` then gives."""
-        self._check(writable=False, allow_reset=True)
-        if idx not in self.idx:
-            raise KeyError(idx)
-        self._file.seek(self.idx[idx])
+        with self._lock():
+            self._check(writable=False, allow_reset=True)
+            if idx not in self.idx:
+                raise KeyError(idx)
+            self._file.seek(self.idx[idx])
 
     def tell(self) -> int:
         """The place where the next record will be written.
@@ -316,8 +338,9 @@ class MXIndexedRecordIO(MXRecordIO):
         >>> record.tell()
         16
         """
-        self._check(writable=True)
-        return self._file.tell()
+        with self._lock():
+            self._check(writable=True)
+            return self._file.tell()
 
     def read_idx(self, idx: Any) -> bytes:
         """The record with the key `idx`.
@@ -329,11 +352,12 @@ class MXIndexedRecordIO(MXRecordIO):
         MXNetError
             When there is no record at its place.
         """
-        self.seek(idx)
-        try:
-            record = self.read()
-        except MXNetError as error:
-            raise MXNetError(f"{error}; or {self.idx_path} is wrong about it") from None
+        with self._lock():
+            self.seek(idx)
+            try:
+                record = self.read()
+            except MXNetError as error:
+                raise MXNetError(f"{error}; or {self.idx_path} is wrong about it") from None
         if record is None:
             raise MXNetError(
                 f"{self.uri} ends before the place of record {idx!r}, byte {self.idx[idx]}: it is "
@@ -352,11 +376,12 @@ class MXIndexedRecordIO(MXRecordIO):
             The record to write.
         """
         key = self.key_type(idx)
-        place = self.tell()
-        self.write(buf)
-        self.fidx.write(f"{key}\t{place}\n")
-        self.idx[key] = place
-        self.keys.append(key)
+        with self._lock():
+            place = self.tell()
+            self.write(buf)
+            self.fidx.write(f"{key}\t{place}\n")
+            self.idx[key] = place
+            self.keys.append(key)
 
 
 class ScannedRecordIO(MXIndexedRecordIO):

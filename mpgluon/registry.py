@@ -45,7 +45,7 @@ def get_register_func(base_class: type, nickname: str) -> Register:
 
     def register(klass: Class, name: str | None = None) -> Class:
         if not (isinstance(klass, type) and issubclass(klass, base_class)):
-            raise TypeError(
+            raise MXNetAssertionError(
                 f"only subclasses of {base_class.__name__} can be registered as {nickname}, got "
                 f"{klass!r}"
             )
@@ -101,12 +101,14 @@ def get_create_func(base_class: type[Kind], nickname: str) -> Callable[..., Kind
             raise TypeError(f"create() needs the name of a {nickname}")
         if isinstance(what, base_class):
             if args or kwargs:
-                raise ValueError(f"{what!r} is a {nickname} already and takes no further arguments")
+                raise MXNetAssertionError(
+                    f"{what!r} is a {nickname} already and takes no further arguments"
+                )
             return what
         if isinstance(what, dict):
             return create(**what)
         if not isinstance(what, str):
-            raise TypeError(
+            raise MXNetAssertionError(
                 f"create: the {nickname} is given by name or as an instance, got "
                 f"{type(what).__name__}"
             )
@@ -114,7 +116,7 @@ def get_create_func(base_class: type[Kind], nickname: str) -> Callable[..., Kind
             import json
 
             if args or kwargs:
-                raise ValueError(f"a {nickname} given as JSON takes no further arguments")
+                raise MXNetAssertionError(f"a {nickname} given as JSON takes no further arguments")
             parsed = json.loads(what)
             if isinstance(parsed, dict):
                 return create(**parsed)

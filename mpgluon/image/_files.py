@@ -42,6 +42,8 @@ def decode(data, flag):
         In grey (1 channel), in colours (red, green, blue), or as the file has it.
     """
     image = pillow()
+    if not len(data):
+        raise MXNetError("the image cannot be decoded: the input is an empty buffer")
     try:
         with image.open(io.BytesIO(data)) as picture:
             if flag == 0:

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError
+from ._plain import plain
 from .image import (
     area_of,
     center_crop,
@@ -64,12 +65,6 @@ GRAY = (0.299, 0.587, 0.114)  # parts of the colors in it
 # Between red, green, blue and YIQ, where a hue is an angle.
 _TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.321), (0.211, -0.523, 0.311))
 _FROM_YIQ = ((1.0, 0.956, 0.621), (1.0, -0.272, -0.647), (1.0, -1.107, 1.705))
-
-
-def plain(value: Any) -> Any:
-    """An augmenter's parameter as JSON can hold it: lists for arrays."""
-    value = value.asnumpy() if isinstance(value, nd.NDArray) else value
-    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def called(augmenter: Any, options: dict[str, Any]) -> str:
@@ -312,6 +307,11 @@ def _factor(width):
     return 1.0 + random.uniform(-width, width)
 
 
+def _gray(image):
+    """The gray of each pixel, (height, width, 1); a single channel is gray itself."""
+    return image if image.shape[2] == 1 else nd.dot(image, nd.array(GRAY)).expand_dims(2)
+
+
 class BrightnessJitterAug(Augmenter):
     """An image times a random factor.
 
@@ -354,8 +354,7 @@ class ContrastJitterAug(Augmenter):
 
     def __call__(self, src: NDArray) -> NDArray:
         factor = _factor(self.contrast)
-        gray = nd.dot(src, nd.array(GRAY)).mean()
-        return src * factor + gray * (1.0 - factor)
+        return src * factor + _gray(src).mean() * (1.0 - factor)
 
 
 class SaturationJitterAug(Augmenter):
@@ -378,8 +377,7 @@ class SaturationJitterAug(Augmenter):
 
     def __call__(self, src: NDArray) -> NDArray:
         factor = _factor(self.saturation)
-        gray = nd.dot(src, nd.array(GRAY)).expand_dims(2)
-        return src * factor + gray * (1.0 - factor)
+        return src * factor + _gray(src) * (1.0 - factor)
 
 
 class HueJitterAug(Augmenter):
@@ -583,12 +581,15 @@ def color_augmenters(
 
 
 def colors_of(name: str, values: Any, default: Sequence[float]) -> np.ndarray[Any, Any] | None:
-    """An array of 1 or 3 numbers; `default` for True."""
+    """An array of 1 or 3 numbers, or with a first axis of that length; `default` for True."""
     if values is None:
         return None
     array = np.array(default if values is True else plain(values), np.float32)
-    if array.shape not in ((1,), (3,)):
-        raise MXNetAssertionError(f"{name} is True, or 1 or 3 numbers, not {values!r}")
+    if array.shape[:1] not in ((1,), (3,)):
+        raise MXNetAssertionError(
+            f"{name} is True, or an array whose first axis has the length 1 or 3, as 1 or 3 "
+            f"numbers, not {values!r}"
+        )
     return array
 
 

@@ -11,6 +11,7 @@ from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from ..io.io import DataDesc
 from ._files import pillow
+from ._plain import plain
 from .augment import IMAGENET_MEAN, IMAGENET_STD, colors_of
 from .detection import CreateDetAugmenter
 from .image_iter import ImageIter
@@ -198,9 +199,11 @@ class ImageDetIter(ImageIter):
         """
         if data_shape is not None:
             self.check_data_shape(data_shape)
-            self.data_shape: tuple[int, int, int] = tuple(data_shape)
+            self.data_shape: tuple[int, int, int] = tuple(plain(data_shape))
             name = self.provide_data[0].name
-            self.provide_data: list[DataDesc] = [DataDesc(name, (self.batch_size, *data_shape))]
+            self.provide_data: list[DataDesc] = [
+                DataDesc(name, (self.batch_size, *self.data_shape))
+            ]
         if label_shape is not None:
             self.check_label_shape(label_shape)
             self.label_shape = tuple(label_shape)

@@ -15,7 +15,8 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetTypeError, MXNetValueError
-from .augment import Augmenter, CastAug, ForceResizeAug, ResizeAug, called, color_augmenters, plain
+from ._plain import plain
+from .augment import Augmenter, CastAug, ForceResizeAug, ResizeAug, called, color_augmenters
 from .image import copyMakeBorder, fixed_crop
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from .._hints import of_package
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from . import _resize
 from ._files import decode
+from ._plain import plain
 
 if TYPE_CHECKING:
     import os
@@ -81,7 +82,9 @@ def imdecode(
     Raises
     ------
     MXNetError
-        When the bytes are no image, or end before it does.
+        When the bytes are no image, or end before it does, or there are none.
+    ValueError
+        When `flag` is neither 0 nor 1.
     ImportError
         When Pillow is not installed.
     """
@@ -95,7 +98,9 @@ def imdecode(
         raise ValueError(
             f"imdecode takes bytes, bytearray or an array of uint8, got {type(buf).__name__}"
         )
-    values = decode(buf, int(bool(flag)))
+    if flag not in (0, 1):
+        raise MXNetValueError(f"flag must be 0 (grey) or 1 (colours), got {flag!r}")
+    values = decode(buf, int(flag))
     return _result(values[:, :, ::-1] if flag and not to_rgb else values, out)
 
 
@@ -127,6 +132,8 @@ def imread(
     ------
     MXNetError
         When the file cannot be read, or is no image.
+    ValueError
+        When `flag` is neither 0 nor 1.
     """
     try:
         with open(filename, "rb") as file:
@@ -187,7 +194,7 @@ def scale_down(src_size: tuple[int, int], size: tuple[float, float]) -> tuple[in
     >>> mx.image.scale_down((640, 480), (720, 120))
     (640, 106)
     """
-    (width, height), (w, h) = src_size, size
+    (width, height), (w, h) = plain(src_size), plain(size)
     if height < h:
         w, h = float(w * height) / h, height
     if width < w:
@@ -238,6 +245,7 @@ def copyMakeBorder(
     >>> mx.image.copyMakeBorder(nd.ones((2, 3, 1)), 1, 0, 1, 0).shape
     (3, 4, 1)
     """
+    top, bot, left, right = plain((top, bot, left, right))
     if min(top, bot, left, right) < 0:
         raise MXNetValueError(f"a border is not narrower than 0, got {(top, bot, left, right)}")
     if type & ~_ISOLATED not in _BORDERS:
@@ -290,6 +298,7 @@ def resize_short(src: NDArray, size: int, interp: int = 2) -> NDArray:
     (2, 3, 3)
     """
     height, width, _ = src.shape
+    size = plain(size)
     if height > width:
         new_height, new_width = size * height // width, size
     else:
@@ -331,6 +340,7 @@ def fixed_crop(
     >>> mx.image.fixed_crop(nd.ones((4, 6, 3)), 1, 1, 2, 3).shape
     (3, 2, 3)
     """
+    x0, y0, w, h = plain((x0, y0, w, h))
     width, height = (w, h) if size is None else _checked(size)
     out = src[y0 : y0 + h, x0 : x0 + w]
     if not out.size:
@@ -346,7 +356,7 @@ def fixed_crop(
 def _checked(size):
     """The width and the height of a size."""
     try:
-        width, height = size
+        width, height = plain(size)
         fits = width > 0 and height > 0
     except (TypeError, ValueError):
         fits = False

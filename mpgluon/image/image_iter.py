@@ -13,6 +13,7 @@ from .. import ndarray as nd, recordio
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from ..io.io import DataBatch, DataDesc, DataIter
 from ._lists import entry_of, read_list
+from ._plain import plain
 from .augment import CreateAugmenter
 from .image import imdecode
 
@@ -69,6 +70,15 @@ class ImageIter(DataIter):
     **kwargs
         Parameters of `CreateAugmenter`.
 
+    Attributes
+    ----------
+    imgrec : MXRecordIO or None
+        The RecordIO file.
+    imgidx : list or None
+        The keys of its index.
+    imglist : dict or None
+        Labels, an NDArray, and path of each number of the list.
+
     Examples
     --------
     >>> import os, tempfile
@@ -115,7 +125,7 @@ class ImageIter(DataIter):
                 f"last_batch_handle is one of {', '.join(_LAST_BATCHES)}, not {last_batch_handle!r}"
             )
         self.check_data_shape(data_shape)
-        data_shape = tuple(data_shape)
+        data_shape = tuple(plain(data_shape))
         self.data_shape: tuple[int, int, int] = data_shape
         self.label_width = label_width
         self.shuffle = shuffle
@@ -126,18 +136,22 @@ class ImageIter(DataIter):
         self.provide_label: list[DataDesc] = [DataDesc(label_name, label_shape)]
 
         self.imgrec: recordio.MXRecordIO | None = None
-        self.imglist: dict[Any, tuple[np.ndarray[Any, Any], str]] | None = None
+        self.imgidx: list[Any] | None = None
+        self.imglist: dict[Any, tuple[NDArray, str]] | None = None
+        entries: list[Any] | None = None
         if path_imglist:
             entries = read_list(path_imglist, dtype)
-            self.imglist = {key: (labels, path) for key, labels, path in entries}
         elif isinstance(imglist, list):
+            entries = [(str(i), *entry_of(entry, dtype)) for i, entry in enumerate(imglist, 1)]
+        if entries is not None:
             self.imglist = {
-                str(number): entry_of(entry, dtype) for number, entry in enumerate(imglist, 1)
+                key: (nd.array(labels, dtype=dtype), path) for key, labels, path in entries
             }
         self.seq: list[Any] | None = None if path_imgrec else list(self.imglist or ())
         if path_imgrec and path_imgidx:
             self.imgrec = recordio.MXIndexedRecordIO(path_imgidx, path_imgrec, "r")
-            self.seq = list(self.imgrec.keys)
+            self.imgidx = list(self.imgrec.keys)
+            self.seq = list(self.imgidx)
         elif path_imgrec:
             self.imgrec = recordio.MXRecordIO(path_imgrec, "r")
         if self.seq is None and (shuffle or num_parts > 1):
@@ -196,14 +210,13 @@ class ImageIter(DataIter):
         self.cur += 1
         if self.imgrec is None:
             label, path = self.imglist[key]
-            return nd.array(label, dtype=label.dtype), self.read_image(path)
+            return label, self.read_image(path)
         header, image = recordio.unpack(self.imgrec.read_idx(key))
         if self.imglist is None:
             return header.label, image
         if key not in self.imglist:
             raise MXNetError(f"{self.imgrec.uri}: the list has no labels for record {key}")
-        label = self.imglist[key][0]
-        return nd.array(label, dtype=label.dtype), image
+        return self.imglist[key][0], image
 
     def _empty_batch(self):
         label = self.provide_label[0].shape
@@ -212,7 +225,7 @@ class ImageIter(DataIter):
     def _make_sample(self, label, data):
         """(label, image) as they go into a batch; None where they are left out."""
         try:
-            self.check_valid_image([data])
+            self.check_valid_image(data)
         except RuntimeError as error:
             self._log_left_out(error)
             return None
@@ -283,9 +296,10 @@ class ImageIter(DataIter):
         if data_shape[0] != 3:
             raise MXNetValueError(f"data_shape has 3 channels, not {data_shape[0]}")
 
-    def check_valid_image(self, data: Sequence[NDArray]) -> None:
-        """RuntimeError where an image, the first of `data`, is none; it is left out then."""
-        if not data[0].shape:
+    def check_valid_image(self, data: NDArray | Sequence[NDArray]) -> None:
+        """RuntimeError where `data`, or the first of a list, is no image; it is left out then."""
+        image = data[0] if isinstance(data, (list, tuple)) else data
+        if not image.shape:
             raise MXNetError("an image has dimensions")
 
     def imdecode(self, s: bytes) -> NDArray:

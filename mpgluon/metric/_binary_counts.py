@@ -1,4 +1,5 @@
-"""Counts of a binary classification, and the figures that metrics make of them."""
+"""Counts of a binary classification, and the figures that metrics make of them. Names are MXNet's:
+programs read them."""
 
 import math
 
@@ -19,7 +20,7 @@ class BinaryCounts:
         self.false_negatives += other.false_negatives
 
     @property
-    def total(self):
+    def total_examples(self):
         return (
             self.true_positives + self.false_positives + self.true_negatives + self.false_negatives
         )
@@ -39,9 +40,8 @@ class BinaryCounts:
         precision, recall = self.precision, self.recall
         return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
-    @property
-    def matthews(self):
-        if not self.total:
+    def matthewscc(self):
+        if not self.total_examples:
             return 0.0
         tp, fp, tn, fn = (
             float(n)
@@ -56,3 +56,17 @@ class BinaryCounts:
         for margin in (tp + fp, tp + fn, tn + fp, tn + fn):
             product *= margin or 1.0
         return (tp * tn - fp * fn) / math.sqrt(product)
+
+
+class BinaryStatistics(BinaryCounts):
+    """The counts since the last `reset_local`, and as `global_precision` and so on those since the
+    last `reset`."""
+
+    def __init__(self):
+        super().__init__()
+        self.overall = BinaryCounts()
+
+    def __getattr__(self, name):
+        if not name.startswith("global_"):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return getattr(self.overall, name.removeprefix("global_"))

@@ -9,7 +9,7 @@ import numpy
 
 from .. import ndarray, registry
 from .._hints import constructed
-from ..base import dtype_name
+from ..base import MXNetAssertionError, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ def check_label_shapes(
     label_shape, pred_shape = (labels.shape, preds.shape) if shape else (len(labels), len(preds))
     if label_shape != pred_shape:
         what = "shape" if shape else "number"
-        raise ValueError(
+        raise MXNetAssertionError(
             f"{what} of labels {label_shape} does not match {what} of predictions {pred_shape}"
         )
     if wrap:
@@ -70,6 +70,16 @@ def wide(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
 
 def _as_list(value):
     return value if isinstance(value, list) else [value]
+
+
+def _elements(value):
+    """The elements of a list, tuple or array; a list with anything else."""
+    if not isinstance(value, str):
+        try:
+            return list(value)
+        except TypeError:
+            pass
+    return [value]
 
 
 class EvalMetric:
@@ -303,8 +313,8 @@ class CompositeEvalMetric(EvalMetric):
     def _gather(self, pairs):
         names, values = [], []
         for name, value in pairs:
-            names.extend(_as_list(name))
-            values.extend(_as_list(value))
+            names.extend(_elements(name))
+            values.extend(_elements(value))
         return names, values
 
     def get(self) -> tuple[Any, Any]:

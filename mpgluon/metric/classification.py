@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from .. import ndarray
-from ._binary_counts import BinaryCounts
+from ..base import MXNetAssertionError, MXNetIndexError, MXNetValueError
+from ._binary_counts import BinaryCounts, BinaryStatistics
 from .base import EvalMetric, alias, check_label_shapes, host, register, total, wide
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class TopKAccuracy(EvalMetric):
         label_names: Sequence[str] | None = None,
     ) -> None:
         if top_k <= 1:
-            raise ValueError(f"top_k must be 2 or more (use Accuracy for 1), got {top_k}")
+            raise MXNetAssertionError(f"top_k must be 2 or more (use Accuracy for 1), got {top_k}")
         super().__init__(
             name,
             top_k=top_k,
@@ -131,7 +132,7 @@ class TopKAccuracy(EvalMetric):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
             if len(pred.shape) > 2:
-                raise ValueError(
+                raise MXNetAssertionError(
                     "TopKAccuracy: predictions have at most 2 dimensions, got the shape "
                     f"{tuple(pred.shape)}"
                 )
@@ -146,15 +147,29 @@ class TopKAccuracy(EvalMetric):
             self._add((best == label[:, None]).sum(), len(label))
 
 
+def _misfit(name, label, pred):
+    return MXNetAssertionError(
+        f"{name}: labels of the shape {label.shape} need scores of the shape "
+        f"{(*label.shape[:1], 'classes')}, got {pred.shape}".replace("'", "")
+    )
+
+
+def _best(name, label, pred):
+    """The class with the largest score along axis 1, for each label."""
+    if pred.ndim < 2 or pred.size // (pred.shape[1] or 1) != label.size:
+        raise _misfit(name, label, pred)
+    return pred.argmax(axis=1).ravel()
+
+
 def _binary_confusion(name, label, pred):
     pred = host(pred)
-    label = host(label).astype("int32").ravel()
-    check_label_shapes(label, pred)
+    label = host(label).astype("int32")
+    said = _best(name, label, pred) == 1
+    label = label.ravel()
     if len(numpy.unique(label)) > 2:
-        raise ValueError(
+        raise MXNetValueError(
             f"{name} is for two classes, but the labels hold {len(numpy.unique(label))} values"
         )
-    said = numpy.argmax(pred, axis=1).ravel() == 1
     true = label == 1
     counts = BinaryCounts()
     counts.true_positives = int((said & true).sum())
@@ -172,7 +187,7 @@ class _BinaryMetric(EvalMetric):
         self, name: str, output_names: Sequence[str], label_names: Sequence[str], average: str
     ) -> None:
         self.average = average
-        self._local, self._global = BinaryCounts(), BinaryCounts()
+        self.metrics: BinaryStatistics = BinaryStatistics()
         super().__init__(
             name, output_names=output_names, label_names=label_names, has_global_stats=True
         )
@@ -184,29 +199,30 @@ class _BinaryMetric(EvalMetric):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
             counts = _binary_confusion(type(self).__name__, label, pred)
-            self._local.add(counts)
-            self._global.add(counts)
+            self.metrics.add(counts)
+            self.metrics.overall.add(counts)
+        local, overall = self.metrics, self.metrics.overall
         if self.average == "macro":
-            self.sum_metric += self._figure(self._local)
-            self.global_sum_metric += self._figure(self._global)
+            self.sum_metric += self._figure(local)
+            self.global_sum_metric += self._figure(overall)
             self.num_inst += 1
             self.global_num_inst += 1
-            self._local.clear()
-            self._global.clear()
+            local.clear()
+            overall.clear()
         else:
-            self.sum_metric: float = self._figure(self._local) * self._local.total
-            self.global_sum_metric: float = self._figure(self._global) * self._global.total
-            self.num_inst: int = self._local.total
-            self.global_num_inst: int = self._global.total
+            self.sum_metric: float = self._figure(local) * local.total_examples
+            self.global_sum_metric: float = self._figure(overall) * overall.total_examples
+            self.num_inst: int = local.total_examples
+            self.global_num_inst: int = overall.total_examples
 
     def reset(self) -> None:
         super().reset()
-        self._local.clear()
-        self._global.clear()
+        self.metrics.clear()
+        self.metrics.overall.clear()
 
     def reset_local(self) -> None:
         super().reset_local()
-        self._local.clear()
+        self.metrics.clear()
 
 
 @register
@@ -221,6 +237,12 @@ class F1(_BinaryMetric):
         Which entries of the dicts given to `update_dict` count; by default all.
     average : str, default 'macro'
         'macro': averaged over updates; 'micro': of all samples together.
+
+    Attributes
+    ----------
+    metrics
+        The counts since `reset_local`, with `precision`, `recall` and `fscore`, and likewise
+        `global_precision` and so on since `reset`; 'macro' clears them in each update.
 
     Examples
     --------
@@ -275,7 +297,7 @@ class MCC(_BinaryMetric):
         super().__init__(name, output_names, label_names, average)
 
     def _figure(self, counts):
-        return counts.matthews
+        return counts.matthewscc()
 
 
 @register
@@ -290,6 +312,12 @@ class PCC(EvalMetric):
         Which entries of the dicts given to `update_dict` count; by default all.
     has_global_stats : bool, default True
         Whether there are figures besides those since `reset_local`.
+
+    Attributes
+    ----------
+    lcm, gcm : numpy.ndarray
+        How often each class (rows) was predicted for each label (columns), since `reset_local` and
+        since `reset`.
 
     Examples
     --------
@@ -316,18 +344,18 @@ class PCC(EvalMetric):
 
     def reset(self) -> None:
         self.global_num_inst: int = 0
-        self._global_counts = numpy.zeros((self.k, self.k))
+        self.gcm: numpy.ndarray[Any, Any] = numpy.zeros((self.k, self.k))
         self.reset_local()
 
     def reset_local(self) -> None:
         self.num_inst: int = 0
-        self._local_counts = numpy.zeros((self.k, self.k))
+        self.lcm: numpy.ndarray[Any, Any] = numpy.zeros((self.k, self.k))
 
     def _grow(self, classes):
         more = classes - self.k
         if more > 0:
-            self._local_counts = numpy.pad(self._local_counts, ((0, more), (0, more)))
-            self._global_counts = numpy.pad(self._global_counts, ((0, more), (0, more)))
+            self.lcm = numpy.pad(self.lcm, ((0, more), (0, more)))
+            self.gcm = numpy.pad(self.gcm, ((0, more), (0, more)))
             self.k = classes
 
     @staticmethod
@@ -343,29 +371,30 @@ class PCC(EvalMetric):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
             label, pred = host(label).astype("int32"), host(pred)
-            pred = pred.argmax(axis=1) if pred.shape != label.shape else pred.astype("int32")
-            label, pred = label.ravel(), pred.ravel()
+            if pred.shape != label.shape:
+                pred = _best("PCC", label, pred)
+            label, pred = label.ravel(), pred.astype("int32").ravel()
             if label.size == 0:
                 continue
             if min(label.min(), pred.min()) < 0:
-                raise ValueError("PCC: classes are numbered from 0, got a negative one")
+                raise MXNetValueError("PCC: classes are numbered from 0, got a negative one")
             self._grow(int(max(label.max(), pred.max())) + 1)
             counts = numpy.zeros((self.k, self.k))
             numpy.add.at(counts, (pred, label), 1)
-            self._local_counts += counts
-            self._global_counts += counts
+            self.lcm += counts
+            self.gcm += counts
         self.num_inst += 1
         self.global_num_inst += 1
 
     @property
     def sum_metric(self) -> Any:
         """The coefficient times `num_inst`, over what came in since `reset_local`."""
-        return self._correlation(self._local_counts) * self.num_inst
+        return self._correlation(self.lcm) * self.num_inst
 
     @property
     def global_sum_metric(self) -> Any:
         """The coefficient times `global_num_inst`, over what came in since `reset`."""
-        return self._correlation(self._global_counts) * self.global_num_inst
+        return self._correlation(self.gcm) * self.global_num_inst
 
 
 @register
@@ -416,7 +445,7 @@ class Perplexity(EvalMetric):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
             if label.size * pred.shape[-1] != pred.size:
-                raise ValueError(
+                raise MXNetAssertionError(
                     f"Perplexity: labels {tuple(label.shape)} do not fit predictions "
                     f"{tuple(pred.shape)}: one label per row of the last axis"
                 )
@@ -450,10 +479,16 @@ class _LogProbability(EvalMetric):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
             label, pred = host(label).ravel().astype(numpy.int64), host(pred)
+            name = type(self).__name__
             if pred.ndim != 2 or len(label) != len(pred):
-                raise ValueError(
-                    f"{type(self).__name__}: {len(label)} labels need predictions of the shape "
-                    f"({len(label)}, classes), got {pred.shape}"
+                raise _misfit(name, label, pred)
+            classes = pred.shape[1]
+            # Those from -classes on count from the last class, as in MXNet.
+            wrong = label[(label < -classes) | (label >= classes)]
+            if wrong.size:
+                raise MXNetIndexError(
+                    f"{name}: the predictions have {classes} classes, numbered from 0, and there "
+                    f"is a label {wrong[0]}"
                 )
             chosen = wide(pred[numpy.arange(len(label)), label])
             self._add((-numpy.log(chosen + self.eps)).sum(), len(label))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from .. import ndarray
+from ..base import MXNetValueError
 from .base import EvalMetric, alias, check_label_shapes, host, register, total, wide
 
 if TYPE_CHECKING:
@@ -37,7 +38,14 @@ class _Regression(EvalMetric):
             label, pred = wide(host(label)), wide(host(pred))
             label = label[:, None] if label.ndim == 1 else label
             pred = pred[:, None] if pred.ndim == 1 else pred
-            self._add(self._figure(label - pred), 1)
+            try:
+                difference = label - pred
+            except ValueError:
+                raise MXNetValueError(
+                    f"{type(self).__name__}: labels and predictions have one shape, got "
+                    f"{label.shape} and {pred.shape}"
+                ) from None
+            self._add(self._figure(difference), 1)
 
 
 @register

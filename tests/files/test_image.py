@@ -74,6 +74,21 @@ def test_damaged_images(tmp_path):
         image.imread(str(path))
     with pytest.raises(ValueError, match="bytes"):
         image.imdecode("text")
+    for flag in (-1, 2):
+        with pytest.raises(ValueError, match=f"flag must be 0 .* or 1 .*got {flag}"):
+            image.imdecode(file_of(picture()), flag=flag)
+    path.write_bytes(file_of(picture()))
+    with pytest.raises(ValueError, match="flag must be"):
+        image.imread(str(path), flag=-1)
+    path.write_bytes(b"")
+    empty = np.zeros(0, np.uint8)
+    for read in (
+        *(lambda data=data: image.imdecode(data) for data in (b"", bytearray(), empty)),
+        lambda: image.imread(str(path)),
+        lambda: mx.recordio.unpack_img(mx.recordio.pack((0, 1.0, 0, 0), b"")),
+    ):
+        with pytest.raises(MXNetError, match="the input is an empty buffer"):
+            read()
     with pytest.raises(ValueError, match="out has"):
         image.imdecode(file_of(picture()), out=nd.zeros((2, 2, 3)))
 
@@ -192,6 +207,23 @@ def test_sizes_of_crops_that_are_none(size):
         gluon.data.vision.transforms.CenterCrop(-1)(picture)
     with pytest.raises(mx.MXNetError, match=r"2 x 2 at \(7, 1\) has no pixel of an image of 6 x 5"):
         image.fixed_crop(picture, 7, 1, 2, 2)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
+def test_sizes_of_numpy(number):
+    """Sums and products do not overflow."""
+    values = nd.ones((20, 30, 3))
+    size = number(200), number(100)
+    for crop in (image.center_crop, image.random_crop):
+        out, rectangle = crop(values, size)
+        assert out.shape == (100, 200, 3) and rectangle[2:] == (30, 15)
+        assert "np." not in repr(rectangle)
+    assert image.random_size_crop(values, size, (0.1, 1), (0.7, 1.3))[0].shape == (100, 200, 3)
+    assert image.imresize(values, *size).shape == (100, 200, 3)
+    assert image.resize_short(values, size[0]).shape == (200, 300, 3)
+    assert image.scale_down((number(30), number(20)), size) == (30, 15)
+    assert image.fixed_crop(values, *map(number, (1, 2, 255, 255)), size).shape == (100, 200, 3)
+    assert image.copyMakeBorder(values, *[number(250)] * 4).shape == (520, 530, 3)
 
 
 def test_borders():

@@ -76,6 +76,38 @@ def test_probabilities():
     np.testing.assert_allclose(gray, expected, rtol=1e-5)
 
 
+def test_images_of_one_channel():
+    """They are gray themselves; MXNet gives the same numbers."""
+    values = np.array([[[1], [2]], [[3], [6]]], np.float32)
+    for augmenter in (image.SaturationJitterAug(0.9), image.ColorJitterAug(0, 0, 0.9)):
+        np.testing.assert_allclose(augmenter(nd.array(values)).asnumpy(), values, rtol=1e-6)
+    seed()
+    factor = 1 + random.uniform(-0.5, 0.5)
+    seed()
+    out = image.ContrastJitterAug(0.5)(nd.array(values)).asnumpy()
+    np.testing.assert_allclose(out, 3 + factor * (values - 3), rtol=1e-6)
+    assert image.ColorJitterAug(0.4, 0.3, 0.2)(nd.array(values)).shape == (2, 2, 1)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
+def test_sizes_of_numpy(number):
+    """Their products do not overflow, and JSON has them."""
+    size = number(200), number(100)
+    for augmenter, shape in (
+        (image.ResizeAug(size[0]), (200, 266, 3)),
+        (image.ForceResizeAug(size), (100, 200, 3)),
+        (image.ForceResizeAug(np.array(size)), (100, 200, 3)),
+        (image.RandomCropAug(size), (100, 200, 3)),
+        (image.CenterCropAug(size), (100, 200, 3)),
+        (image.RandomSizedCropAug(size, np.float32(0.2), (0.7, 1.3)), (100, 200, 3)),
+        (image.CreateAugmenter((number(3), *size), resize=number(250))[0], (250, 333, 3)),
+        (image.CreateDetAugmenter((3, *size), resize=number(250))[0].augmenter, (250, 333, 3)),
+    ):
+        assert augmenter(nd.array(VALUES)).shape == shape
+        assert "200" in augmenter.dumps() or "250" in augmenter.dumps()
+        assert "np." not in repr(augmenter)
+
+
 def test_the_image_stays():
     x = nd.array(VALUES)
     for augmenter in (
@@ -105,9 +137,16 @@ def test_created():
     for mean in (np.array([1, 2, 3]), nd.array([1, 2, 3]), [1, 2, 3]):
         normalize = image.CreateAugmenter((3, 4, 4), mean=mean)[-1]
         assert normalize.mean.asnumpy().tolist() == [1, 2, 3] and normalize.std is None
+    for shape in ((1, 1, 3), (3, 1, 1), (1, 1)):
+        for make in (image.CreateAugmenter, image.CreateDetAugmenter):
+            assert make((3, 4, 4), mean=np.ones(shape), std=nd.ones(shape))
+    normalize = image.CreateAugmenter((3, 4, 4), mean=np.ones((1, 1, 3)))[-1]
+    assert normalize(nd.ones((4, 4, 3))).sum().item() == 0
     for wrong, words in (
         (dict(rand_resize=True), "rand_crop=True"),
         (dict(mean=[1, 2]), "1 or 3 numbers"),
+        (dict(std=2.0), "1 or 3 numbers"),
+        (dict(std=np.ones((2, 1, 3))), "first axis"),
     ):
         with pytest.raises(AssertionError, match=words):
             image.CreateAugmenter((3, 4, 4), **wrong)

@@ -125,6 +125,51 @@ def test_augmented(root):
         next(batches)
 
 
+def test_what_check_valid_image_gets(root):
+    """The image; of ImageDetIter, a list with it."""
+    seen = []
+
+    def check(kind):
+        class Checked(kind):
+            def check_valid_image(self, data):
+                super().check_valid_image(data)
+                seen.append(data)
+
+        return Checked
+
+    next(check(image.ImageIter)(1, SHAPE, imglist=LIST, path_root=root))
+    next(check(image.ImageDetIter)(1, SHAPE, imglist=with_boxes(), path_root=root))
+    assert seen[0].shape == (6, 8, 3) and [one.shape for one in seen[1]] == [(6, 8, 3)]
+    batches = image.ImageIter(1, SHAPE, imglist=LIST, path_root=root)
+    for wrong in (mx.nd.ones(()), [mx.nd.ones(())]):
+        with pytest.raises(RuntimeError, match="dimensions"):
+            batches.check_valid_image(wrong)
+
+
+def test_attributes(root):
+    rec, idx, lst = f"{root}/r.rec", f"{root}/r.idx", f"{root}/some.lst"
+    batches = image.ImageIter(2, SHAPE, path_imgrec=rec, path_imgidx=idx, num_parts=2)
+    assert batches.imgidx == [0, 1, 2, 3, 4] and batches.seq == [0, 1] and batches.imglist is None
+    assert image.ImageIter(2, SHAPE, path_imgrec=rec).imgidx is None
+    for dtype in ("float32", "int64"):
+        batches = image.ImageIter(2, SHAPE, 2, path_imglist=lst, path_root=root, dtype=dtype)
+        assert batches.imgidx is None and list(batches.imglist) == [0, 1, 2, 3, 4]
+        label, path = batches.imglist[3]
+        assert isinstance(label, mx.nd.NDArray) and label.dtype == np.dtype(dtype)
+        assert label.asnumpy().tolist() == [3, 4] and path == "3.png"
+    label, _ = image.ImageIter(2, SHAPE, imglist=LIST, path_root=root).imglist["2"]
+    assert isinstance(label, mx.nd.NDArray) and label.asnumpy().tolist() == [10]
+
+
+def test_sizes_of_numpy(root):
+    shape = np.array(SHAPE, np.uint8)
+    batches = image.ImageIter(np.int64(2), shape, imglist=LIST, path_root=root)
+    assert repr(batches.data_shape) == "(3, 4, 4)" and next(batches).data[0].shape == (2, 3, 4, 4)
+    batches = image.ImageDetIter(1, shape, imglist=with_boxes(), path_root=root)
+    batches.reshape(shape + np.uint8(2) * (shape == 4))
+    assert repr(batches.data_shape) == "(3, 6, 6)"
+
+
 def test_damaged_images(root):
     for name, write in (("0.png", b"none"), ("0.png", None)):
         path = f"{root}/{name}"

@@ -1,8 +1,13 @@
-"""RecordIO files: MXNet's bytes, records by index, in other processes, and damaged files."""
+"""RecordIO files: MXNet's bytes, records by index, in other processes and threads, and damaged
+files."""
 
+import faulthandler
 import io
 import os
 import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -75,6 +80,8 @@ def test_wrong_use(paths):
         record.write("text")
     with pytest.raises(AssertionError, match="cannot be read"):
         record.read()
+    with pytest.raises(AssertionError, match="cannot be read$"):
+        record.read_idx(0)
     with pytest.raises(MXNetError, match="close it first"):
         pickle.dumps(record)
     record.close()
@@ -136,6 +143,76 @@ def test_forked_processes(paths):
     writer.write(b"b")
     writer.close()
     assert os.path.getsize(paths[1]) == 24
+
+
+@pytest.fixture
+def hasty_threads():
+    """Threads that take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_threads_share_a_reader(paths, hasty_threads, scanned):
+    """Seeking and reading are one step; the file is larger than its buffer."""
+    write(paths, [b"%03d" % i * 3000 for i in range(64)])
+    record = (
+        recordio.ScannedRecordIO(paths[1]) if scanned else recordio.MXIndexedRecordIO(*paths, "r")
+    )
+    keys = np.random.RandomState(0).randint(0, 64, 2000).tolist()
+    for reader in (record, pickle.loads(pickle.dumps(record))):
+        found = hasty_threads.map(lambda key: reader.read_idx(key)[:3], keys)
+        assert list(found) == [b"%03d" % key for key in keys]
+
+
+def test_threads_share_a_file_from_its_beginning(paths, hasty_threads):
+    """Each record is written, and given to one of the threads that read, as a whole."""
+    records = [b"%03d" % i * 3000 for i in range(300)]
+    record = recordio.MXIndexedRecordIO(*paths, "w")
+    list(hasty_threads.map(record.write_idx, range(300), records))
+    record.close()
+    record = recordio.MXIndexedRecordIO(*paths, "r")
+    assert sorted(record.keys) == list(range(300))
+    assert [record.read_idx(i) for i in range(300)] == records
+    record.reset()
+    found = list(hasty_threads.map(lambda _: record.read(), range(300)))
+    assert sorted(found) == records
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_while_another_thread_reads(paths):
+    """The child does not wait for a lock that a thread of its parent holds."""
+    write(paths, [b"a", b"b"])
+    record = recordio.MXIndexedRecordIO(*paths, "r")
+    held, done = threading.Event(), threading.Event()
+
+    class Slow:
+        def __getattr__(self, name):
+            return getattr(file, name)
+
+        def read(self, size):
+            held.set()
+            done.wait(60)
+            return file.read(size)
+
+    file, record._file = record._file, Slow()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(record.read_idx, 1)
+        assert held.wait(60)
+
+        def child():
+            faulthandler.dump_traceback_later(30, exit=True)
+            with ThreadPoolExecutor(4) as pool:
+                return list(pool.map(lambda key: (len(record.keys), record.read_idx(key)), [0, 1]))
+
+        try:
+            assert in_a_fork(child) == [(2, b"a"), (2, b"b")]
+        finally:
+            done.set()
+        assert reading.result() == b"b"
 
 
 def read_all(path):

@@ -1,6 +1,8 @@
 """Data sets, samplers and the loader: order, batches, processes, threads, failures."""
 
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -246,8 +248,12 @@ def test_wrong_arguments():
         {"batch_size": 2, "batch_sampler": data.BatchSampler(data.SequentialSampler(10), 2)},
         {"batch_size": 2, "timeout": 0},
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError) as caught:
             data.DataLoader(LABELS, **options)
+        assert isinstance(caught.value, AssertionError) == ("timeout" in options)
+    for shard, words in (((2, 2), "0 to 1 of 2"), ((2, -1), "0 to 1"), ((0, 0), "at least 1")):
+        with pytest.raises(AssertionError, match=words):
+            data.SimpleDataset(LABELS).shard(*shard)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +266,42 @@ def test_wrong_arguments():
         ([{"a": 1}] * 2, TypeError, "got dict; give a batchify_fn"),
         (["x", "yy"], TypeError, "got str"),
         ([None, None], TypeError, "got NoneType"),
+        ([mx.nd.ones(2), mx.nd.ones(2, dtype="int32")], mx.MXNetError, "must be float32.*astype"),
+        ([mx.nd.ones(2), np.ones(2, "int32")], mx.MXNetError, "must be float32.*astype"),
     ],
 )
 def test_samples_that_make_no_batch(way, samples, error, words):
     with pytest.raises(error, match=words):
         list(data.DataLoader(data.SimpleDataset(samples), 2, **way))
+
+
+@pytest.mark.parametrize(
+    "samples, dtype",
+    [
+        ([mx.nd.ones(2), np.ones(2, "float32")], "float32"),
+        ([mx.nd.ones(2), np.ones(2)], "float32"),
+        ([np.ones(2), mx.nd.ones(2)], "float64"),
+        ([mx.nd.ones(2, dtype="bfloat16")] * 2, "bfloat16"),
+        ([np.ones(2, "int32"), np.ones(2)], "float64"),
+    ],
+)
+@pytest.mark.parametrize("batchify", [None, data.dataloader.default_mp_batchify_fn])
+def test_mixed_samples(way, samples, dtype, batchify):
+    (batch,) = data.DataLoader(data.SimpleDataset(samples), 2, batchify_fn=batchify, **way)
+    assert batch.dtype == mx.nd.ones(1, dtype=dtype).dtype
+    assert batch.astype("float32").asnumpy().tolist() == [[1, 1], [1, 1]]
+
+
+def stacked(samples):
+    return mx.nd.stack(*samples)
+
+
+@pytest.mark.parametrize("batchify", [None, stacked])
+def test_batches_are_where_their_samples_are(way, batchify):
+    samples = data.SimpleDataset([mx.nd.ones(2)] * 2)
+    with mx.cpu(1):
+        (batch,) = data.DataLoader(samples, 2, batchify_fn=batchify, **way)
+    assert batch.context == mx.cpu(0)
 
 
 # --- Worker processes ---
@@ -364,9 +401,11 @@ def test_timeout(way):
         timeout=0.2,
         **WAYS[way],
     )
-    with pytest.raises(TimeoutError, match="0.2 s"):
+    with pytest.raises(TimeoutError, match="0.2 s") as caught:
         list(loader)
     ended.set()
+    assert isinstance(caught.value, multiprocessing.TimeoutError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 SCRIPT = """

@@ -57,6 +57,24 @@ def test_normalized(image):
         np.testing.assert_allclose(out.asnumpy().transpose(1, 2, 0), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
+def test_sizes_of_numpy(image, number):
+    size = number(200)
+    for transform in (
+        T.CenterCrop(size),
+        T.CenterCrop((size, size)),
+        T.CenterCrop(np.array([200, 200], number)),
+        T.RandomResizedCrop(size),
+        T.RandomResizedCrop([size, size]),
+        T.Resize(size),
+        T.Resize((size, size), keep_ratio=True),
+        T.CropResize(*map(number, (1, 2, 3, 4)), size),
+        T.CropResize(*map(number, (1, 2, 3, 4)), (size, size)),
+    ):
+        assert transform(image).shape == (200, 200, 3)
+    assert T.Resize(size, keep_ratio=True)(image).shape == (200, 266, 3)
+
+
 def test_batches(image):
     batch = nd.stack(image, nd.flip(image, axis=1))
     for transform in (
@@ -153,6 +171,13 @@ def test_wrong_arguments(image):
         (lambda: T.Resize(4, interpolation=7)(image), mx.MXNetError, "interp must be"),
         (lambda: T.CropResize(1, 2, 9, 4)(image), mx.MXNetError, "CropResize"),
         (lambda: T.Normalize((1, 2, 3))(image), mx.MXNetError, "Normalize"),
+        (lambda: T.RandomBrightness(-0.5), ValueError, "brightness must be at least 0.*-0.5"),
+        (lambda: T.RandomContrast(-0.5), ValueError, "contrast must be at least 0"),
+        (lambda: T.RandomSaturation(-0.5), ValueError, "saturation must be at least 0"),
+        (lambda: T.RandomHue(float("nan")), ValueError, "hue must be at least 0"),
+        (lambda: T.RandomColorJitter(saturation=-1), ValueError, "saturation must be at least"),
+        (lambda: T.RandomLighting(-1), ValueError, "alpha must be at least 0"),
+        (lambda: T.RandomHue((0, 1)), TypeError, "hue must be at least 0.*tuple"),
     ):
         with pytest.raises(error, match=words):
             wrong()

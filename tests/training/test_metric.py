@@ -1,5 +1,6 @@
 """Metrics against MXNet's numbers, local and global sums, configs, and refusals."""
 
+import copy
 import math
 
 import numpy as np
@@ -118,6 +119,31 @@ def test_composite():
 
 
 @pytest.mark.parametrize(
+    "names, values, expected",
+    [
+        (["a", "b"], np.array([1.0, 2.0]), [("a", 1), ("b", 2)]),
+        (("a", "b"), (1.0, 2.0), [("a", 1), ("b", 2)]),
+        (("ab",), mx.nd.array([1.0]), [("ab", 1)]),
+        ("ab", np.float32(1), [("ab", 1)]),
+        ("ab", np.array(1.0), [("ab", 1)]),
+        ("ab", mx.nd.ones(()), [("ab", 1)]),
+    ],
+)
+def test_composite_of_metrics_with_several_values(names, values, expected):
+    class Several(mx.metric.EvalMetric):
+        def get(self):
+            return names, values
+
+        def update(self, labels, preds):
+            pass
+
+    metric = mx.metric.CompositeEvalMetric([Several("several"), mx.metric.Loss()])
+    metric.update(None, mx.nd.array([3]))
+    assert metric.get_name_value() == [*expected, ("loss", 3)]
+    assert metric.get_global_name_value() == [*expected, ("loss", 3)]
+
+
+@pytest.mark.parametrize(
     "name", ["mse", "rmse", "mae", "ce", "nll_loss", "loss", "pearsonr", "acc"]
 )
 def test_sums_do_not_drift(name):
@@ -175,17 +201,94 @@ def test_predictions_on_another_device():
     assert metric.get()[1] == pytest.approx(2.373681, rel=1e-5)
 
 
-def test_refusals():
-    with pytest.raises(ValueError):
-        mx.metric.create("acc").update([mx.nd.zeros((2,))], [])
-    with pytest.raises(ValueError):
-        mx.metric.create("ce").update([mx.nd.zeros((3,))], [mx.nd.zeros((2, 2))])
-    with pytest.raises(ValueError):
-        mx.metric.create("f1").update([mx.nd.array([0, 1, 2])], [mx.nd.zeros((3, 2))])
-    with pytest.raises(ValueError, match="no metric named"):
-        mx.metric.create("acccuracy")
-    with pytest.raises(ValueError):
-        mx.metric.TopKAccuracy(1)
+@pytest.mark.parametrize("name", ["f1", "mcc"])
+def test_counts_of_a_binary_metric(name):
+    metric = mx.metric.create(name, average="micro")
+    for update in BINARY:
+        metric.reset_local()
+        metric.update(*pair(update))
+    counts = metric.metrics
+    assert (counts.precision, counts.recall, counts.total_examples) == (0.5, 0.5, 3)
+    assert counts.global_precision == counts.global_recall == 3 / 5
+    assert (counts.global_true_positives, counts.global_total_examples) == (3, 8)
+    assert counts.global_matthewscc() == pytest.approx(3 / 5 - 2 / 3)
+    if name == "f1":
+        assert counts.fscore == metric.get()[1] and counts.global_fscore == metric.get_global()[1]
+    again = copy.deepcopy(metric)
+    metric.reset()
+    assert counts.global_precision == counts.total_examples == 0
+    assert again.metrics.global_true_positives == 3
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        counts.other
+    macro = mx.metric.create(name)
+    macro.update(*pair(BINARY[0]))
+    assert macro.metrics.total_examples == macro.metrics.global_total_examples == 0
+
+
+def test_counts_of_many_classes():
+    metric = mx.metric.PCC()
+    metric.update([mx.nd.array([0, 1, 2])], [mx.nd.array([0, 2, 2])])
+    metric.reset_local()
+    metric.update([mx.nd.array([1])], [mx.nd.array([0])])
+    assert metric.lcm.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert metric.gcm.tolist() == [[1, 1, 0], [0, 0, 0], [0, 1, 1]]
+
+
+def update(metric, labels, preds):
+    metric = mx.metric.create(metric) if isinstance(metric, str) else metric
+    metric.update([mx.nd.zeros(labels)], [mx.nd.zeros(preds)])
+
+
+@pytest.mark.parametrize(
+    "wrong, error, words",
+    [
+        (lambda: mx.metric.create("acc").update([mx.nd.zeros(2)], []), ValueError, "number of lab"),
+        (
+            lambda: mx.metric.create("f1").update([mx.nd.array([0, 1, 2])], [mx.nd.zeros((3, 2))]),
+            ValueError,
+            "F1 is for two classes",
+        ),
+        (lambda: mx.metric.create("acccuracy"), AssertionError, "no metric named"),
+        (lambda: mx.metric.create(None), AssertionError, "got NoneType"),
+        (lambda: mx.metric.create(mx.metric.Accuracy(), axis=2), AssertionError, "further argum"),
+        (lambda: mx.metric.TopKAccuracy(1), AssertionError, "2 or more"),
+        (lambda: update(mx.metric.TopKAccuracy(2), 2, (2, 2, 2)), AssertionError, "2 dimensions"),
+        (lambda: update(mx.metric.Perplexity(None), 3, (2, 2)), AssertionError, "Perplexity: lab"),
+        (lambda: mx.metric.Perplexity(None).update([1], []), AssertionError, "number of labels"),
+        (lambda: update("ce", 3, (2, 2)), AssertionError, r"CrossEntropy: .*\(3,\).*\(2, 2\)"),
+        (lambda: update("nll_loss", 3, 3), AssertionError, r"NegativeLog.*\(3, classes\).*\(3,\)"),
+        (lambda: update("f1", 3, 3), ValueError, r"F1: labels of the shape \(3,\) need .*\(3,\)"),
+        (lambda: update("mcc", 3, (2, 2)), ValueError, r"MCC: .*\(3, classes\), got \(2, 2\)"),
+        (lambda: update("pcc", 3, 2), ValueError, r"PCC: .*\(3, classes\), got \(2,\)"),
+        (lambda: update("pcc", 3, (2, 2)), ValueError, "PCC: "),
+        (lambda: update("mae", (7, 2), (7, 3)), ValueError, r"MAE: .*\(7, 2\) and \(7, 3\)"),
+        (lambda: update("rmse", 7, (8, 3)), ValueError, r"RMSE: .*\(7, 1\) and \(8, 3\)"),
+        (
+            lambda: mx.metric.create("ce").update([mx.nd.array([0, 5])], [mx.nd.ones((2, 5))]),
+            IndexError,
+            "CrossEntropy: the predictions have 5 classes.*label 5",
+        ),
+        (
+            lambda: mx.metric.create("nll_loss").update([mx.nd.array([-6])], [mx.nd.ones((1, 5))]),
+            IndexError,
+            "NegativeLogLikelihood: .*label -6",
+        ),
+    ],
+)
+def test_refusals(wrong, error, words):
+    with pytest.raises(error, match=words) as caught:
+        wrong()
+    assert isinstance(caught.value, mx.MXNetError)
+
+
+def test_shapes_that_fit():
+    """Labels of several axes, and those from behind, as in MXNet."""
+    f1 = mx.metric.F1()
+    f1.update([mx.nd.ones((2, 3))], [mx.nd.array(np.arange(12).reshape(2, 2, 3))])
+    assert f1.get()[1] == 1
+    ce = mx.metric.create("ce")
+    ce.update([mx.nd.array([-1])], [mx.nd.array([[0.0, 1.0]])])
+    assert ce.get()[1] == pytest.approx(0)
 
 
 def test_configs_hold_what_mxnets_do():

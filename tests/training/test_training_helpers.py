@@ -100,12 +100,15 @@ def test_registry():
     assert set(mx.registry.get_registry(Base)) == {"longname", "short", "shorter"}
     one = LongName()
     assert create(one) is one
-    with pytest.raises(ValueError):
-        create(one, 5)
-    with pytest.raises(ValueError, match="longname, short, shorter"):
-        create("none")
-    with pytest.raises(TypeError):
-        register(int)
+    for wrong, words in (
+        (lambda: create(one, 5), "no further arguments"),
+        (lambda: create('["short", {}]', size=3), "no further arguments"),
+        (lambda: create("none"), "longname, short, shorter"),
+        (lambda: create(None), "thing is given by name or as an instance, got NoneType"),
+        (lambda: register(int), "only subclasses of Base"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            wrong()
     with pytest.warns(UserWarning, match="replaces"):
         register(type("Short", (Base,), {}))
 

@@ -22,8 +22,11 @@ import weakref
 
 import numpy as np
 
+from ...base import dtype_name
 from ...context import set_threads
 from ...ndarray import NDArray, array
+from ._timeout import LoaderTimeoutError
+from .dataloader import to_array
 
 # round, number of the batch, kind, bytes of the pickle, bytes of the whole payload
 _HEADER = struct.Struct("<QQBQQ")
@@ -33,8 +36,10 @@ _ALIGNMENT = 64
 _PARENT_CHECK_S = 5.0
 
 
-def _restore(values, dtype):
-    return array(values, dtype=dtype)
+def _restore(values, dtype, context):
+    with context:
+        # NumPy has no bfloat16: its values come in float32.
+        return to_array(values) if values.dtype.name == dtype else array(values, dtype=dtype)
 
 
 class _Pickler(pickle.Pickler):
@@ -42,7 +47,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value):
         if isinstance(value, NDArray):
-            return _restore, (value.asnumpy(), getattr(value.dtype, "__name__", str(value.dtype)))
+            return _restore, (value.asnumpy(), dtype_name(value.dtype), value.context)
         return NotImplemented
 
 
@@ -283,10 +288,7 @@ class WorkerPool:
         sentinels = {process.sentinel: i for i, (process, _) in enumerate(self._workers)}
         ready = wait([*connections, *sentinels], wait_s)
         if not ready:
-            raise TimeoutError(
-                f"DataLoader: no batch arrived within {timeout} s; loading is slower than that "
-                "(raise timeout=), or a worker hangs"
-            )
+            raise LoaderTimeoutError(timeout, "a worker")
         for item in ready:
             worker = connections.get(item)
             if worker is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import ndarray as nd
-from ...base import MXNetError, MXNetTypeError, MXNetValueError
+from ...base import MXNetAssertionError, MXNetError, MXNetTypeError, MXNetValueError
 from ...context import cpu, cpu_pinned, current_context
 from ..utils import brief
 from . import sampler as _sampler
@@ -47,15 +47,15 @@ if not TYPE_CHECKING:
         return getattr(_multi_worker_iter, _MXNET_NAMES[name])
 
 
-def _gather(data, stack, convert):
-    """Samples as one batch: arrays stacked by `stack`, tuples part by part, numbers by `convert` of
-    their NumPy array."""
+def _gather(data, convert):
+    """Samples as one batch: arrays stacked, tuples part by part, numbers by `convert` of their
+    NumPy array."""
     first = data[0]
     if isinstance(first, tuple):
-        return [_gather(part, stack, convert) for part in zip(*data)]
+        return [_gather(part, convert) for part in zip(*data)]
     try:
         if isinstance(first, nd.NDArray):
-            return stack(data)
+            return nd.stack(*data)
         values = np.asarray(data)
     except (ValueError, MXNetError):
         shapes = list(dict.fromkeys(np.shape(sample) for sample in data))
@@ -73,7 +73,7 @@ def _gather(data, stack, convert):
     return convert(values)
 
 
-def _to_array(values):
+def to_array(values: np.ndarray[Any, Any]) -> nd.NDArray:
     """An NDArray of a NumPy array that nobody else has: of its memory, where that is possible."""
     if current_context() == _HOST and values.dtype in _SHARED and values.flags.carray:
         return nd.from_dlpack(values)
@@ -89,25 +89,24 @@ def default_batchify_fn(data: Sequence[Any]) -> Any:
     >>> gluon.data.dataloader.default_batchify_fn([nd.zeros(3), nd.ones(3)]).shape
     (2, 3)
     """
-    return _gather(data, lambda arrays: nd.stack(*arrays), _to_array)
+    return _gather(data, to_array)
 
 
 def default_mp_batchify_fn(data: Sequence[Any]) -> Any:
-    """The same in a worker process: values are put together by NumPy."""
+    """The same batch, as a worker process and the loader make it together."""
     return _from_numpy(_to_numpy(data))
 
 
 def _to_numpy(data):
-    """Samples as a batch of NumPy arrays; the loader's process makes NDArrays of them."""
-    return _gather(
-        data, lambda arrays: np.stack([a.asnumpy() for a in arrays]), lambda values: values
-    )
+    """Samples as a batch whose numbers are in NumPy arrays; the loader's process makes NDArrays of
+    them."""
+    return _gather(data, lambda values: values)
 
 
 def _from_numpy(batch):
     if isinstance(batch, list):
         return [_from_numpy(part) for part in batch]
-    return _to_array(batch)
+    return batch if isinstance(batch, nd.NDArray) else to_array(batch)
 
 
 class Round:
@@ -146,10 +145,9 @@ class _ThreadPool:
         except FutureTimeout:
             if batch.done():  # the user's code itself raised it
                 raise
-            raise TimeoutError(
-                f"DataLoader: no batch arrived within {timeout} s; loading is slower than that "
-                "(raise timeout=), or it hangs"
-            ) from None
+            from ._timeout import LoaderTimeoutError
+
+            raise LoaderTimeoutError(timeout, "it") from None
 
     def abandon(self, round_):
         for batch in round_.done.values():
@@ -228,7 +226,7 @@ class DataLoader:
     prefetch : int
         How many batches are made ahead; default twice `num_workers`.
     timeout : float
-        Seconds to wait for a batch before TimeoutError.
+        Seconds to wait for a batch before TimeoutError, which is multiprocessing's, too.
     auto_reload : bool
         Begins the next round as soon as one ends.
     thread_pool : bool, default False
@@ -270,7 +268,7 @@ class DataLoader:
         auto_reload: bool = False,
     ) -> None:
         if not timeout > 0:
-            raise ValueError(f"timeout must be positive, got {timeout}")
+            raise MXNetAssertionError(f"timeout must be positive, got {timeout}")
         self._pool = None
         self._dataset = dataset
         self._pin_memory = pin_memory
@@ -295,7 +293,7 @@ class DataLoader:
         self._batch_sampler = batch_sampler
         self._num_workers = max(0, num_workers)
         self._prefetch = max(0, int(2 * self._num_workers if prefetch is None else prefetch))
-        # NDArrays of the default batches are made here, so worker processes need no device.
+        # NDArrays of NumPy samples are made here, so worker processes need no device.
         self._remote = (
             self._num_workers > 0
             and not thread_pool

@@ -44,9 +44,11 @@ class Dataset:
         """The part `index` of `num_shards` consecutive parts of nearly equal length (the first ones
         take what is over)."""
         if num_shards < 1:
-            raise ValueError(f"num_shards must be at least 1, got {num_shards}")
+            raise MXNetAssertionError(f"num_shards must be at least 1, got {num_shards}")
         if not 0 <= index < num_shards:
-            raise ValueError(f"shard {index} is out of range: there are {num_shards}")
+            raise MXNetAssertionError(
+                f"index must be 0 to {num_shards - 1} of {num_shards} shards, got {index}"
+            )
         length, over = divmod(len(self), num_shards)
         begin = length * index + min(index, over)
         return _Selection(self, range(begin, begin + length + (index < over)))

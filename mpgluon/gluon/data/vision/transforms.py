@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .... import image
+from .... import _domain, image
 from ....base import MXNetTypeError, MXNetValueError
+from ....image._plain import plain
 from ...block import Block, HybridBlock
 from ...nn import HybridSequential, Sequential
 
@@ -261,6 +262,7 @@ class RandomRotation(Block):
 
 
 def _pair(size):
+    size = plain(size)
     return (size, size) if isinstance(size, (int, float)) else tuple(size)
 
 
@@ -450,6 +452,7 @@ class RandomBrightness(HybridBlock):
 
     def __init__(self, brightness: float) -> None:
         super().__init__()
+        _domain.at_least(0, brightness=brightness)
         self._limits = _around_one(brightness)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -473,6 +476,7 @@ class RandomContrast(HybridBlock):
 
     def __init__(self, contrast: float) -> None:
         super().__init__()
+        _domain.at_least(0, contrast=contrast)
         self._limits = _around_one(contrast)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -496,6 +500,7 @@ class RandomSaturation(HybridBlock):
 
     def __init__(self, saturation: float) -> None:
         super().__init__()
+        _domain.at_least(0, saturation=saturation)
         self._limits = _around_one(saturation)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -519,6 +524,7 @@ class RandomHue(HybridBlock):
 
     def __init__(self, hue: float) -> None:
         super().__init__()
+        _domain.at_least(0, hue=hue)
         self._limits = _around_one(hue)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -545,6 +551,9 @@ class RandomColorJitter(HybridBlock):
         self, brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0
     ) -> None:
         super().__init__()
+        _domain.at_least(
+            0, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue
+        )
         self._args = (brightness, contrast, saturation, hue)
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -568,6 +577,7 @@ class RandomLighting(HybridBlock):
 
     def __init__(self, alpha: float) -> None:
         super().__init__()
+        _domain.at_least(0, alpha=alpha)
         self._alpha = alpha
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
