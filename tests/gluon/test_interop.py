@@ -1,7 +1,12 @@
 """Modules of PyTorch as blocks, and blocks as modules of PyTorch."""
 
+import copy
+import io
 import os
+import pickle
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -176,6 +181,354 @@ def test_errors():
         net(mx.sym.var("x"))
     with pytest.raises(mx.MXNetError, match=r"cpu\(1\) and cpu\(0\)"):
         net(x.as_in_context(mx.cpu(1)))
+
+
+def ones_after(change):
+    """What a linear layer gives that was changed after it became a block."""
+    module = torch.nn.Linear(2, 1, bias=False)
+    net = mx.interop.torch_function(module)
+    change(module)
+    return net(nd.ones((1, 2))).asscalar(), module.weight.sum().item()
+
+
+def test_a_module_may_change_before_its_first_call():
+    assert ones_after(lambda m: m.load_state_dict({"weight": torch.tensor([[1.0, 2]])})) == (3, 3)
+    assert ones_after(lambda m: torch.nn.init.constant_(m.weight, 4)) == (8, 8)
+
+    def replace(module):
+        module.weight = torch.nn.Parameter(torch.tensor([[3.0, 4]]))
+
+    def assign(module):
+        module.weight.data = torch.tensor([[4.0, 5]])
+
+    assert ones_after(replace) == (7, 7) and ones_after(assign) == (9, 9)
+
+
+def test_states_are_those_of_the_parameters():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
+    net = mx.interop.torch_function(module)
+    (weight,) = net.collect_params().values()
+    for number in range(1, 6):  # ops are queued
+        weight.set_data(nd.dot(nd.ones((1, 400000)), nd.ones((400000, 2))) * 0 + number)
+        assert module.state_dict()["0.weight"].tolist() == [[number, number]]
+    weight.set_data(nd.dot(nd.ones((1, 400000)), nd.ones((400000, 2))))
+    module.load_state_dict({"0.weight": torch.tensor([[1.0, 2]])})
+    assert weight.data().asnumpy().tolist() == [[1, 2]]
+    weight.initialize(mx.init.One(), force_reinit=True)  # other memory
+    assert module.state_dict()["0.weight"].tolist() == [[1, 1]]
+    module.load_state_dict({"0.weight": torch.tensor([[3.0, 4]])})
+    assert weight.data().asnumpy().tolist() == [[3, 4]]
+
+
+def pickled(thing):
+    return pickle.loads(pickle.dumps(thing))
+
+
+def saved(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved])
+def test_copies_share_memory(copied):
+    block = nn.Dense(1, in_units=2, use_bias=False)
+    block.initialize(mx.init.One())
+    module = copied(mx.interop.torch_function(block))
+    (name,) = module.state_dict()
+    module.load_state_dict({name: torch.tensor([[1.0, 2]])})
+    assert module(torch.ones(1, 2)).item() == 3
+    assert module.block.weight.data().asnumpy().tolist() == [[1, 2]]
+    assert block.weight.data().asnumpy().tolist() == [[1, 1]]
+    net = mx.interop.torch_function(torch_network())
+    net.module[0].weight.data = torch.full((5, 3), 7.0)
+    net = copied(net)
+    assert (net.module[0].weight == 7).all()
+    with torch.no_grad():
+        for tensor in net.module.parameters():
+            tensor.fill_(2)
+    x = torch.tensor(VALUES)
+    assert np.allclose(net(nd.array(VALUES)).asnumpy(), net.module(x).detach().numpy())
+    assert all(
+        (p.data().asnumpy() == 2).all() for p in net.collect_params(".*(weight|bias)").values()
+    )
+
+
+def test_a_block_whose_weights_change_before_backward():
+    block = nn.HybridSequential()
+    block.add(*[nn.Dense(1, in_units=1, use_bias=False) for _ in range(2)])
+    block.initialize(mx.init.Constant(2))
+    module = mx.interop.torch_function(block)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for hybridize in (False, True):
+        block.hybridize(hybridize)
+        x = torch.ones(1, 1, requires_grad=True)
+        first, second = module(x), module(x)
+        first.backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            second.backward()
+    frozen = nn.BatchNorm(in_channels=1)
+    frozen.initialize()
+    module = mx.interop.torch_function(frozen).eval()
+    y = module(x)
+    with torch.no_grad():
+        next(module.buffers()).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    hidden = x * 1
+    y = mx.interop.torch_function(nn.Activation("sigmoid"))(hidden)
+    hidden += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_module_whose_weights_change_before_backward(hybridize):
+    parts = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+    for part in parts:
+        torch.nn.init.constant_(part.weight, 2)
+    net = nn.HybridSequential()
+    net.add(mx.interop.torch_function(torch.nn.Sequential(*parts)))
+    net.hybridize(hybridize)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    x = nd.ones((1, 1))
+    x.attach_grad()
+    for _ in range(2):  # the first call copies its arguments
+        with autograd.record():
+            first, second = net(x), net(x)
+        first.backward()
+        trainer.step(1)
+        with pytest.raises(mx.MXNetError, match="before trainer.step"):
+            second.backward()
+    with autograd.record():
+        y = net(x)
+    y.backward()
+    slope = parts[0].weight.item() * parts[1].weight.item()
+    assert x.grad.asscalar() == pytest.approx(slope)
+
+
+def test_an_argument_that_changes_before_backward():
+    square, twice = (mx.interop.torch_function(f) for f in (torch.square, lambda a: a * 2))
+    for number in range(3):
+        x = nd.array([3])
+        x.attach_grad()
+        with autograd.record():
+            y, z = square(x), twice(x)
+        x[:] = 5
+        z.backward()  # needs no values
+        assert x.grad.asscalar() == 2
+        if number:
+            with pytest.raises(mx.MXNetError, match="call the module again"):
+                y.backward()
+
+
+class Averages(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("scale", torch.tensor(1.0))
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        self.scale = self.scale * 2
+        self.calls += 1
+        self.seen = torch.zeros(len(self.seen) + 1)
+        return (x - self.mean) * self.weight * self.scale
+
+
+@pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(1)])
+def test_buffers_that_are_replaced(tmp_path, ctx):
+    module = Averages()
+    alone = copy.deepcopy(module)
+    net = mx.interop.torch_function(module)
+    net.collect_params().reset_ctx(ctx)
+    x = nd.array([[1, 2], [3, 4]], ctx=ctx)
+    x.attach_grad()
+    with autograd.record():
+        first, second = net(x), net(x)
+    found = [first, second]
+    source = torch.tensor([[1.0, 2], [3, 4]], requires_grad=True)
+    for mine in found:
+        y = alone(source)
+        (expected,) = torch.autograd.grad(y.sum(), source)
+        mine.backward()
+        assert (
+            mine.asnumpy().tolist() == y.tolist() and x.grad.asnumpy().tolist() == expected.tolist()
+        )
+    values = net._collect_params_with_prefix()
+    assert sorted(values) == ["mean", "scale", "seen", "weight"]
+    assert values["mean"].data().asnumpy().tolist() == alone.mean.tolist() == module.mean.tolist()
+    assert values["scale"].data().asscalar() == 4 and values["scale"].shape == ()
+    net.save_parameters(str(tmp_path / "net"))
+    other = mx.interop.torch_function(Averages())
+    other.load_parameters(str(tmp_path / "net"))
+    assert other.module.state_dict()["mean"].tolist() == alone.mean.tolist()
+    assert other.module.state_dict()["scale"].item() == 4
+
+
+def test_parameters_that_are_replaced():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
+    net = mx.interop.torch_function(module)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+    x = nd.ones((1, 2))
+    net(x)
+    for replace in (
+        lambda: setattr(module[0], "weight", torch.nn.Parameter(torch.tensor([[3.0, 4]]))),
+        lambda: module.__setitem__(0, torch.nn.Linear(2, 1, bias=False)),
+        lambda: module[0].load_state_dict({"weight": torch.ones(1, 2)}, assign=True),
+    ):
+        replace()
+        before = module[0].weight.detach().clone()
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        trainer.step(1)
+        nd.waitall()
+        assert y.asscalar() == before.sum().item()
+        assert module[0].weight.tolist() == (before - 1).tolist()
+    module[0].weight = torch.nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(mx.MXNetError, match=r"weight has the shape \(1, 2\).*shape \(2, 2\)"):
+        net(x)
+    module[0] = torch.nn.Linear(2, 1)
+    with pytest.raises(mx.MXNetError, match=r"a parameter 0.bias by now"):
+        net(x)
+    module[0] = torch.nn.Identity()
+    with pytest.raises(mx.MXNetError, match=r"no parameter 0.weight any more"):
+        net(x)
+
+
+def test_one_module_in_two_blocks():
+    shared = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(shared.weight, 1)
+    net = nn.Sequential()
+    net.add(
+        *[mx.interop.torch_function(module) for module in (shared, torch.nn.Sequential(shared))]
+    )
+    assert len(net.collect_params()) == 1
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+    with autograd.record():
+        y = net(nd.array([[3]]))
+    y.backward()
+    trainer.step(1)
+    nd.waitall()
+    assert shared.weight.item() == 1 - 6 and net(nd.ones((1, 1))).asscalar() == 25
+    block = nn.Dense(1, in_units=1, use_bias=False)
+    block.initialize(mx.init.One())
+    modules = torch.nn.Sequential(*[mx.interop.torch_function(block) for _ in range(2)])
+    (weight,) = modules.parameters()
+    modules(torch.tensor([[3.0]])).sum().backward()
+    assert weight.grad.item() == 6
+
+
+class Mode(torch.nn.Module):
+    def forward(self, x):
+        before = self.training
+        held.set()
+        time.sleep(0.2)
+        assert self.training == before
+        return x * 0 + self.training
+
+
+held = threading.Event()
+
+
+def test_threads_have_modes_of_their_own():
+    net = mx.interop.torch_function(Mode())
+    x, found = nd.ones(1), {}
+
+    def run(training):
+        with autograd.record(train_mode=training):
+            found[training] = net(x).asscalar()
+
+    threads = [threading.Thread(target=run, args=(mode,)) for mode in (True, False)]
+    threads[0].start()
+    held.wait()
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert found == {True: 1, False: 0}
+
+
+def test_gradients_that_are_given_up():
+    block = nn.Dense(1, in_units=1)
+    block.initialize(mx.init.One())
+    module = mx.interop.torch_function(block)
+    for wanted in (False, True):
+        block.weight.grad_req = "write" if wanted else "null"
+        module.zero_grad()
+        module(torch.ones(1, 1)).backward()
+        grads = {name: p.grad is not None for name, p in module.named_parameters()}
+        assert grads == {block.weight.name: wanted, block.bias.name: True}
+    layer = torch.nn.Linear(1, 1)
+    net = mx.interop.torch_function(layer)
+    weight = net.collect_params()[net.prefix + "weight"]
+    for wanted in (False, True):
+        layer.weight.requires_grad_(wanted)
+        with autograd.record():
+            y = net(nd.ones((1, 1)))
+        y.backward()
+        assert (weight.grad_req != "null") == wanted
+    block = nn.Dense(1, in_units=1)
+    block.initialize()
+    block.bias.grad_req = "null"
+    module = mx.interop.torch_function(block)
+    block.bias.grad_req = "write"
+    with pytest.raises(mx.MXNetError, match="is a buffer of the module: set grad_req first"):
+        module(torch.ones(1, 1))
+
+
+def test_inputs_keep_their_values():
+    for module in (torch.nn.ReLU(inplace=True), lambda a: a.view(-1).mul_(2)):
+        for dtype in ("float32", "int32"):
+            x = nd.array([-1, 1], dtype=dtype)
+            net = mx.interop.torch_function(module)
+            for scope in (autograd.pause, autograd.record):
+                with scope(), pytest.raises(mx.MXNetError, match="wrote into one of its inputs"):
+                    net(x)
+                assert x.asnumpy().tolist() == [-1, 1]
+
+
+def test_inference_mode():
+    block = nn.Dense(1, in_units=2)
+    block.initialize(mx.init.One())
+    module = mx.interop.torch_function(block)
+    x = nd.ones((1, 2))
+    x.attach_grad()
+    with torch.inference_mode():
+        assert module(torch.ones(1, 2)).item() == 2
+        with pytest.raises(mx.MXNetError, match="weight of the module was made in torch.inference"):
+            mx.interop.torch_function(torch.nn.Linear(2, 1))
+    layer = torch.nn.Linear(2, 1)
+    with torch.inference_mode():
+        net = mx.interop.torch_function(layer)
+        for _ in range(2):
+            with autograd.record():
+                y = net(x)
+            y.backward()
+        assert x.grad.asnumpy().tolist() == layer.weight.tolist()
+    module(torch.ones(1, 2)).backward()
+    assert [p.grad is not None for p in module.parameters()] == [True, True]
+
+
+def test_tensors_that_have_no_arrays():
+    for tensor, name in (
+        (torch.zeros(2, dtype=torch.int16), "int16"),
+        (torch.zeros(2) * 1j, "complex64"),
+        (torch.tensor(1j), "complex64"),
+    ):
+        module = torch.nn.Linear(1, 1)
+        module.register_buffer("numbers", tensor)
+        with pytest.raises(ValueError, match=f"buffer numbers is torch.{name}.*Convert it"):
+            mx.interop.torch_function(module)
+        with pytest.raises(ValueError, match=f"a result is torch.{name}"):
+            mx.interop.torch_function(lambda x: tensor)(nd.ones(1))
+    with pytest.raises(mx.MXNetError, match="weight of the module has no shape yet"):
+        mx.interop.torch_function(torch.nn.LazyLinear(1))
 
 
 def trained(hybridize, ctx):

@@ -1,0 +1,73 @@
+"""Networks of PyTorch and of Gluon in one computation: what one calls, the other differentiates.
+PyTorch is imported when it is first used.
+
+    encoder = mx.interop.torch_function(module)  # a Block; gluon.Trainer trains it
+    decoder = mx.interop.torch_function(block)   # a torch.nn.Module; torch.optim trains it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import gluon
+from ._torch_block import TorchBlock as TorchBlock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+__all__ = ["TorchBlock", "torch_function"]
+
+
+def torch_function(module: Callable[..., Any]) -> Any:
+    """A network of PyTorch as a Block, or a Block as a network of PyTorch. Memory is shared where
+    it can be; gradients pass both ways.
+
+    Parameters
+    ----------
+    module : torch.nn.Module, Block or callable
+        A module of PyTorch, or a function of tensors: the result is a `TorchBlock`, called with
+        NDArrays, which `autograd` records and a `gluon.Trainer` trains. A Block: the result is a
+        torch.nn.Module, called with tensors, whose parameters torch.optim trains. The block has to
+        be initialized, with known shapes, on one device.
+
+    Returns
+    -------
+    TorchBlock or torch.nn.Module
+
+    Raises
+    ------
+    ImportError
+        When PyTorch is not installed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = nd.array([1, 2])
+    >>> x.attach_grad()
+    >>> with mx.autograd.record():
+    ...     y = mx.interop.torch_function(torch.square)(x)
+    >>> y.backward()
+    >>> x.grad.asnumpy()
+    array([2., 4.], dtype=float32)
+
+    A Block in PyTorch:
+
+    >>> block = gluon.nn.Dense(2, in_units=3)
+    >>> block.initialize()
+    >>> module = mx.interop.torch_function(block)
+    >>> module(torch.ones(4, 3)).sum().backward()
+    >>> [tuple(p.grad.shape) for p in module.parameters()]
+    [(2, 3), (2,)]
+    """
+    if isinstance(module, gluon.Block):
+        from ._gluon_module import GluonModule
+
+        return GluonModule(module)
+    if not callable(module):
+        raise TypeError(
+            "torch_function takes a torch.nn.Module, a function of tensors or a Block, not "
+            f"{type(module).__name__}"
+        )
+    return TorchBlock(module)

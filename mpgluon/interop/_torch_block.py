@@ -1,0 +1,233 @@
+"""A module of PyTorch as a block."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from .. import _core, autograd, gluon
+from .._core import NDArray
+from ..gluon._compiled import tracing
+from ..gluon._nested import is_symbolic
+from . import _sharing as sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_ARRAY = object()  # among arguments: the place of an array
+
+
+def _memory(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class _TorchCall(autograd.Function):
+    """One call of a block's function of tensors. Its inputs are the arrays of the arguments, then
+    those of the parameters that are trained."""
+
+    def __init__(self, block, arguments, followed):
+        super().__init__()
+        self.torch = sharing.import_torch()
+        self.block, self.arguments, self.followed = block, arguments, followed
+        self.recording = False
+
+    def __call__(self, *inputs):
+        self.recording = autograd.is_recording()  # which it is not in `forward`
+        return super().__call__(*inputs)
+
+    def _array(self, tensor, role):
+        array = sharing.to_ndarray(tensor, role)
+        return array if self.context is None else array.as_in_context(self.context)
+
+    def forward(self, *arrays):
+        contexts = list(dict.fromkeys(array.context for array in arrays))
+        if len(contexts) > 1:
+            raise _core.MXNetError(
+                f"torch_function: arguments and parameters are on {contexts[0]} and {contexts[1]}. "
+                "Nothing is copied silently: x.as_in_context moves an argument, and "
+                "collect_params().reset_ctx the parameters"
+            )
+        self.context = contexts[0] if contexts else None
+        with self.torch.inference_mode(False), self.block._locked():
+            result = self._called(arrays)
+        self.outputs, single = sharing.listed(result, self.torch.Tensor)
+        # Memory that torch keeps for its backward, or others own, is not given out.
+        known = {_memory(tensor) for tensor in self.sources}
+        given = [
+            tensor.detach().clone() if self.recording or _memory(tensor) in known else tensor
+            for tensor in self.outputs
+        ]
+        results = [self._array(tensor, "a result") for tensor in given]
+        return results[0] if single else tuple(results)
+
+    def _called(self, arrays):
+        """The function's result; notes what `backward` needs."""
+        block, arguments = self.block, list(self.arguments)
+        if block._is_module and not self.followed:
+            sharing.follow(block._pairs, block.module)
+        pairs = list(block._pairs.values())
+        places = [i for i, value in enumerate(arguments) if value is _ARRAY]
+        tensors = [sharing.to_torch(array) for array in arrays[: len(places)]]
+        # The first call shows whether the function writes into its inputs: they are copies there.
+        copied = self.recording not in block._harmless
+        if copied:
+            tensors = [tensor.clone() for tensor in tensors]
+        for place, tensor in zip(places, tensors):
+            tensor.requires_grad_(self.recording and tensor.is_floating_point())
+            arguments[place] = tensor
+        before = [tensor._version for tensor in tensors]
+        # Tensors in memory of arrays, whose later writes PyTorch does not know of.
+        self.shared = [(pair.tensor, pair.array) for pair in pairs]
+        self.shared += [] if copied else zip(tensors, arrays)
+        self.versions = _core.versions([array for _, array in self.shared])
+        self.sources = [*tensors, *(pair.tensor for pair in pairs if pair.trained)]
+        if block._is_module:
+            block.module.train(autograd.is_training())
+        wrote = (
+            "torch_function: the module wrote into one of its inputs; give it x.copy(), or make it "
+            "with inplace=False"
+        )
+        try:
+            with self.torch.set_grad_enabled(self.recording):
+                result = block.module(*arguments)
+        except RuntimeError as error:
+            if "leaf Variable that requires grad" in str(error):
+                raise _core.MXNetError(wrote) from error
+            raise
+        finally:
+            if block._has_buffers:
+                sharing.follow_buffers(block._pairs, block.module)
+        if [tensor._version for tensor in tensors] != before:
+            raise _core.MXNetError(wrote)
+        block._harmless |= {self.recording}
+        return result
+
+    def backward(self, *output_grads):
+        torch = self.torch
+        heads = [
+            (output, sharing.to_torch(grad))
+            for output, grad in zip(self.outputs, output_grads)
+            if output.requires_grad
+        ]
+        wanted = [tensor for tensor in self.sources if tensor.requires_grad]
+        found = iter(())
+        if heads and wanted:  # the tape may be differentiated again: it keeps torch's graph
+            self._tell_of_writes()
+            outputs, grads = zip(*heads)
+            try:
+                with torch.inference_mode(False):
+                    found = iter(
+                        torch.autograd.grad(
+                            outputs, wanted, grads, retain_graph=True, allow_unused=True
+                        )
+                    )
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                raise _core.MXNetError(
+                    "torch_function: weights or arguments of the module were written between its "
+                    "call and this backward, which needs their former values. Do all backward "
+                    "passes before trainer.step, or call the module again after it; give it "
+                    "x.copy() of an argument that is written"
+                ) from error
+        results = []
+        for tensor in self.sources:
+            grad = next(found, None) if tensor.requires_grad else None
+            results.append(None if grad is None else self._array(grad, "a gradient"))
+        return results[0] if len(results) == 1 else results
+
+    def _tell_of_writes(self):
+        """Lets PyTorch find that values it keeps were written by ops that are not its own."""
+        now = _core.versions([array for _, array in self.shared])
+        for (tensor, _), version, before in zip(self.shared, now, self.versions):
+            if version != before:
+                self.torch.autograd.graph.increment_version(tensor)
+
+
+class TorchBlock(gluon.HybridBlock):
+    """A module of PyTorch as a Block; `torch_function` makes it.
+
+    The block's parameters and the module's share memory: a `gluon.Trainer` trains the module, and
+    `load_parameters` loads it. So do buffers, such as running statistics, with ``grad_req='null'``;
+    counters (buffers of one whole number) stay with the module. A parameter that belongs to two
+    modules is one parameter of two blocks. Under `autograd.record` the module is in training mode,
+    else in evaluation mode; of threads that call it, one does at a time. Gradients are of first
+    order. Arguments and parameters are on one device, as are the results. In a hybridized block a
+    call is a step on the host between two compiled parts.
+
+    Parameters
+    ----------
+    module : torch.nn.Module or callable
+        A function of tensors that returns a tensor, or a tuple or list of them. Arguments that are
+        no NDArrays reach it as they are.
+
+    Raises
+    ------
+    MXNetError
+        When a parameter was brought to a device or dtype that PyTorch has not got it on, when
+        arguments are on different devices, when the module writes into an input, or when what
+        backward needs was written since the call.
+    TypeError
+        When the module returns something else than tensors.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = mx.interop.TorchBlock(torch.nn.Linear(3, 2))
+    >>> trainer = gluon.Trainer(net.collect_params(), "sgd")
+    >>> with mx.autograd.record():
+    ...     loss = (net(nd.ones((4, 3))) ** 2).mean()
+    >>> loss.backward()
+    >>> trainer.step(1)
+    """
+
+    def __init__(self, module: Callable[..., Any]) -> None:
+        super().__init__()
+        torch = sharing.import_torch()
+        self._pairs: dict[str, sharing.Pair] = {}
+        self._harmless: frozenset[bool] = frozenset()  # recording or not: it wrote into no input
+        self._has_buffers = False
+        self.module = module
+        self._is_module = isinstance(module, torch.nn.Module)
+        if not self._is_module:
+            return
+        for name, tensor in sharing.tensors_to_share(module):
+            pair = self._pairs[name] = sharing.pair_of(tensor) or self._paired(name, tensor)
+            self.params.update({pair.parameter.name: pair.parameter})
+            self._reg_params[name] = pair.parameter
+        self._has_buffers = not all(pair.trained for pair in self._pairs.values())
+        sharing.settle_around_states(module)
+
+    def _paired(self, name, tensor):
+        trained = sharing.is_trained(tensor)
+        array = sharing.to_ndarray(tensor, f"{'parameter' if trained else 'buffer'} {name}")
+        parameter = self.params.get(
+            name,
+            shape=array.shape,
+            dtype=array.dtype,
+            grad_req="write" if tensor.requires_grad else "null",
+            differentiable=trained,
+        )
+        parameter.initialize("zeros", ctx=array.context)
+        parameter.set_data(array)
+        return sharing.Pair(tensor, parameter)
+
+    def _locked(self):
+        """Keeps the module's mode and its tensors from other threads."""
+        return sharing.lock_of(self.module) if self._is_module else contextlib.nullcontext()
+
+    def forward(self, *args: Any) -> Any:
+        """The module's outputs for these arguments: an NDArray, or a tuple of them."""
+        if is_symbolic(args):
+            raise _core.NotSupportedError(
+                "TorchBlock: a module of PyTorch has no symbol, so its network can't be exported"
+            )
+        arguments = [_ARRAY if isinstance(value, NDArray) else value for value in args]
+        arrays = [value for value in args if isinstance(value, NDArray)]
+        with self._locked():
+            followed = tracing.current() is None
+            if followed and self._is_module:
+                sharing.follow(self._pairs, self.module)  # which may give parameters other arrays
+            values = [pair.parameter.data() for pair in self._pairs.values() if pair.trained]
+            return _TorchCall(self, arguments, followed)(*arrays, *values)
