@@ -263,6 +263,7 @@ def test_the_library_has_one_door():
     # For tests, other stand-ins, and what its NVRTC compiles (in C++: with types behind the name)
     stand_in = {name for name in names if re.match(r"(_Z\d+)?(hostcuda_|__syncthreads)", name)} | {
         "cudaGetDevice",
+        "cudaGetDeviceProperties",
         "cudaSetDevice",
         "cudaLaunchHostFunc",
         "cudaMemcpyAsync",
