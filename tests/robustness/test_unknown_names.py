@@ -2,6 +2,7 @@
 is."""
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 
@@ -65,9 +66,12 @@ def test_other_names_of_mxnet():
 
 
 def classes_of(base):
+    # The library of GPU kernels lies in the package, but is no module of Python's.
+    left_out = {"mpgluon._cuda"}
+    if importlib.util.find_spec("torch") is None:
+        left_out.add("mpgluon.interop._gluon_module")
     for module in pkgutil.walk_packages(mx.__path__, "mpgluon."):
-        # The library of GPU kernels lies in the package, but is no module of Python's.
-        if "__main__" not in module.name and module.name != "mpgluon._cuda":
+        if "__main__" not in module.name and module.name not in left_out:
             importlib.import_module(module.name)
     found, waiting = set(), [base]
     while waiting:
@@ -152,7 +156,7 @@ def test_names_that_are_no_strings():
         lambda: mx.init.create(array),
         lambda: nn.Dense(2, activation=nn.LeakyReLU(0.1)),
     ):
-        with pytest.raises(TypeError) as caught:
+        with pytest.raises((TypeError, AssertionError)) as caught:
             call()
         assert "NDArray" in str(caught.value) or "LeakyReLU" in str(caught.value)
 
