@@ -288,7 +288,7 @@ mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num
 int mpg_py_routine_init(PyObject *module);      /* routine.c */
 int mpg_py_pipeline_run_init(PyObject *module); /* pipeline_run.c */
 int mpg_py_ranks_init(PyObject *module);
-int mpg_py_saved_init(PyObject *module); /* graph/saved.c */
+int mpg_py_saved_init(PyObject *module);  /* graph/saved.c */
 int mpg_py_comm_init(PyObject *module);   /* comm.c */
 int mpg_py_update_init(PyObject *module); /* update.c */
 int mpg_py_io_init(PyObject *module);
