@@ -1,46 +1,51 @@
 """Counts of a binary classification, and the figures that metrics make of them. Names are MXNet's:
 programs read them."""
 
+from __future__ import annotations
+
 import math
 
 
 class BinaryCounts:
     """Counts of a binary classification: true and false positives and negatives."""
 
-    def __init__(self):
-        self.clear()
+    def __init__(self) -> None:
+        self.true_positives: int = 0
+        self.false_positives: int = 0
+        self.true_negatives: int = 0
+        self.false_negatives: int = 0
 
-    def clear(self):
+    def clear(self) -> None:
         self.true_positives = self.false_positives = self.true_negatives = self.false_negatives = 0
 
-    def add(self, other):
+    def add(self, other: BinaryCounts) -> None:
         self.true_positives += other.true_positives
         self.false_positives += other.false_positives
         self.true_negatives += other.true_negatives
         self.false_negatives += other.false_negatives
 
     @property
-    def total_examples(self):
+    def total_examples(self) -> int:
         return (
             self.true_positives + self.false_positives + self.true_negatives + self.false_negatives
         )
 
     @property
-    def precision(self):
+    def precision(self) -> float:
         positives = self.true_positives + self.false_positives
         return self.true_positives / positives if positives else 0.0
 
     @property
-    def recall(self):
+    def recall(self) -> float:
         positives = self.true_positives + self.false_negatives
         return self.true_positives / positives if positives else 0.0
 
     @property
-    def fscore(self):
+    def fscore(self) -> float:
         precision, recall = self.precision, self.recall
         return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
-    def matthewscc(self):
+    def matthewscc(self) -> float:
         if not self.total_examples:
             return 0.0
         tp, fp, tn, fn = (
@@ -62,11 +67,11 @@ class BinaryStatistics(BinaryCounts):
     """The counts since the last `reset_local`, and as `global_precision` and so on those since the
     last `reset`."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.overall = BinaryCounts()
+        self.overall: BinaryCounts = BinaryCounts()
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> float:
         if not name.startswith("global_"):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return getattr(self.overall, name.removeprefix("global_"))
