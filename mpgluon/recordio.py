@@ -100,7 +100,8 @@ class MXRecordIO:
     def _lock(self):
         """The lock of the file's position, of this process: in a fork, a thread that is not there
         may hold the one of its parent."""
-        return self._locks.setdefault(os.getpid(), threading.RLock())
+        process = os.getpid()
+        return self._locks.get(process) or self._locks.setdefault(process, threading.RLock())
 
     def open(self) -> None:
         """Opens the file, as `reset` and unpickling do."""

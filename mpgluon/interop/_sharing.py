@@ -127,7 +127,10 @@ class Pair:
         """Follows the parameter to other arrays (`Parameter.bound_by`). What it can't follow to,
         the next call tells of."""
         if self.parameter.arrays is not None:
-            with contextlib.suppress(Exception), import_torch().inference_mode(False):
+            with (
+                contextlib.suppress(_core.MXNetError, ValueError, TypeError, RuntimeError),
+                import_torch().inference_mode(False),
+            ):
                 self.share()
 
     def replace(self, tensor):

@@ -9,11 +9,13 @@ import math
 class BinaryCounts:
     """Counts of a binary classification: true and false positives and negatives."""
 
+    true_positives: int
+    false_positives: int
+    true_negatives: int
+    false_negatives: int
+
     def __init__(self) -> None:
-        self.true_positives: int = 0
-        self.false_positives: int = 0
-        self.true_negatives: int = 0
-        self.false_negatives: int = 0
+        self.clear()
 
     def clear(self) -> None:
         self.true_positives = self.false_positives = self.true_negatives = self.false_negatives = 0

@@ -49,28 +49,28 @@ static void dealloc(PyObject *object) {
 
 static PyObject *arrays(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const saved_contents *self = (const saved_contents *)object;
-  PyObject *list = PyList_New(Py_SIZE(object));
-  for (Py_ssize_t i = 0; list != NULL && i < Py_SIZE(object); i++) {
-    const saved_array *saved = &self->arrays[i];
+  Py_ssize_t count = Py_SIZE(object);
+  PyObject *list = NULL;
+  mpg_array *found = PyMem_Calloc((size_t)count + 1, sizeof *found);
+  if (found == NULL) return PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const mpg_saved *saved = &self->arrays[i].contents;
     bool no_memory = false;
-    mpg_storage *storage =
-        mpg_contents_find(saved->contents.storage, saved->contents.version, &no_memory);
+    mpg_storage *storage = mpg_contents_find(saved->storage, saved->version, &no_memory);
     if (storage == NULL) {
       PyErr_Format(mpg_py->errors[MPG_ERROR],
                    "array %zd of those saved for backward has been overwritten, and its contents "
                    "are lost: %s",
                    i, mpg_contents_lost_text(no_memory));
-      Py_CLEAR(list);
-      break;
+      for (Py_ssize_t k = 0; k < i; k++) mpg_array_clear(&found[k]);
+      goto done;
     }
     mpg_storage_retain(storage);
-    mpg_array array = {.tensor = {storage, saved->contents.offset, saved->desc}};
-    PyObject *item = mpg_py_array_take(&array);
-    if (item == NULL)
-      Py_CLEAR(list);
-    else
-      PyList_SET_ITEM(list, i, item);
+    found[i].tensor = (mpg_tensor){storage, saved->offset, self->arrays[i].desc};
   }
+  list = mpg_py_array_take_all(found, count);
+done:
+  PyMem_Free(found);
   return list;
 }
 
