@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device/gpu/gpu.h"
 #include "device/ranks/all_reduce.h"
 #include "op/submit.h"
 
@@ -78,36 +77,34 @@ void mpg_gpu_rank_sums_fail(const sums *s) {
 
 /* --- The sums --------------------------------------------------------------------------------- */
 
-typedef struct group {
-  const mpg_gpu_communicators *calls;
-  mpg_gpu_communicator *communicator;
-} group;
-
 static mpg_status look_issued(void *state, bool *done) {
-  const group *g = state;
-  return g->calls->issued(g->communicator, done);
+  const sums *s = state;
+  return s->calls->issued(s->communicator, done);
 }
 static mpg_status look_finished(void *state, bool *done) {
-  const group *g = state;
-  return g->calls->finished(g->communicator, done);
+  const sums *s = state;
+  return s->calls->finished(s->communicator, done);
+}
+static mpg_status wait_until(const sums *s, mpg_status (*look)(void *state, bool *done)) {
+  return mpg_all_reduce_until(look, (void *)(uintptr_t)s);
 }
 
 /* Between the arrays, or their sums, and the memory where they are one behind the other. */
-static mpg_status copy(const sums *s, const group *g, bool back) {
+static mpg_status copy(const sums *s, bool back) {
   char *at = s->joined;
   for (uint32_t i = 0; i < s->num_arrays; i++) {
     const mpg_view *view = &s->views[2 * i + back];
     size_t size = (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(s->dtype);
     if (size)
       MPG_TRY(
-          g->calls->copy(g->communicator, back ? view->data : at, back ? at : view->data, size));
+          s->calls->copy(s->communicator, back ? view->data : at, back ? at : view->data, size));
     at += size;
   }
   return MPG_OK;
 }
 
 /* This rank's part, in the order of ranks, behind what has been issued. */
-static mpg_status add(const sums *s, const group *g, const char *from, char *to) {
+static mpg_status add(const sums *s, const char *from, char *to) {
   int ranks = mpg_ranks_count(), own = mpg_ranks_own();
   size_t part = part_of(s);
   mpg_view views[MPG_GPU_RANKS_IN_ORDER + 1];
@@ -118,52 +115,50 @@ static mpg_status add(const sums *s, const group *g, const char *from, char *to)
   for (int i = 0; i < ranks; i++) views[i] = (mpg_view){s->parts + (size_t)i * part, desc};
   views[own].data = (char *)(uintptr_t)from + (size_t)own * part;
   views[ranks] = (mpg_view){to + (size_t)own * part, desc};
-  mpg_run run = {.device = s->device, .stream = g->calls->stream(g->communicator)};
+  mpg_run run = {.device = s->device, .stream = s->calls->stream(s->communicator)};
   mpg_kernel_call call =
       mpg_kernel_call_in(&run, mpg_op_get(MPG_OP_add_n), &params, views, ranks, 1);
   return s->add(&call);
 }
 
-static mpg_status sum(const sums *s, group *g) {
+static mpg_status sum(const sums *s) {
   size_t part = part_of(s);
   char *from = is_joined(s) ? s->joined : s->views[0].data,
        *to = is_joined(s) ? s->joined : s->views[1].data;
-  if (is_joined(s)) MPG_TRY(copy(s, g, false));
+  if (is_joined(s)) MPG_TRY(copy(s, false));
   if (mpg_ranks_any_order()) {
-    MPG_TRY(g->calls->sum(g->communicator, from, to, s->count, (uint32_t)s->dtype));
+    MPG_TRY(s->calls->sum(s->communicator, from, to, s->count, (uint32_t)s->dtype));
   } else {
-    MPG_TRY(g->calls->exchange(g->communicator, from, s->parts, part));
-    MPG_TRY(mpg_all_reduce_until(look_issued, g));
-    MPG_TRY(add(s, g, from, to));
-    MPG_TRY(g->calls->gather(g->communicator, to, part));
+    MPG_TRY(s->calls->exchange(s->communicator, from, s->parts, part));
+    MPG_TRY(wait_until(s, look_issued));
+    MPG_TRY(add(s, from, to));
+    MPG_TRY(s->calls->gather(s->communicator, to, part));
   }
-  MPG_TRY(mpg_all_reduce_until(look_issued, g));
-  if (is_joined(s)) MPG_TRY(copy(s, g, true));
-  return mpg_all_reduce_until(look_finished, g);
+  MPG_TRY(wait_until(s, look_issued));
+  if (is_joined(s)) MPG_TRY(copy(s, true));
+  return wait_until(s, look_finished);
 }
 
 /* Others may wait in the library for what this rank has not given. */
-static void give_up(const group *g) {
+static void give_up(const sums *s) {
   char text[200];
   snprintf(text, sizeof text, "a sum of GPUs failed on rank %d: %.150s", mpg_ranks_own(),
            mpg_error_text());
-  g->calls->leave(g->communicator);
+  s->calls->leave(s->communicator);
   mpg_ranks_tell_failure(text);
 }
 
 mpg_status mpg_gpu_rank_sums_run(const sums *s) {
   said own;
-  group g = {0};
   const mpg_all_reduce work = describe(s, &own);
-  g.communicator = mpg_gpu_communicator_of(s->device, &g.calls);
-  mpg_status status = g.calls->begin(g.communicator);
+  mpg_status status = s->calls->begin(s->communicator);
   if (status != MPG_OK) {
     mpg_gpu_rank_sums_fail(s);
     return status;
   }
   MPG_TRY(mpg_all_reduce_run(&work));
   if (!s->count) return MPG_OK;
-  status = sum(s, &g);
-  if (status != MPG_OK) give_up(&g);
+  status = sum(s);
+  if (status != MPG_OK) give_up(s);
   return status;
 }

@@ -6,16 +6,20 @@
  * sum. So a failure before that leaves no card waiting; a rank that is lost afterwards ends the
  * communicator.
  *
- * Ownership: everything is borrowed. Threads: running work, of one queue at a time.
+ * Ownership: everything is borrowed; a communicator is its device's. Threads: running work, of one
+ * queue at a time; mpg_gpu_rank_sums_room: any.
  */
 #ifndef MPG_COMM_GPU_RANK_SUMS_H
 #define MPG_COMM_GPU_RANK_SUMS_H
 
+#include "device/gpu/gpu.h"
 #include "op/kernel.h"
 
 typedef struct mpg_gpu_rank_sums {
   uint64_t number; /* mpg_transfers_take(MPG_ALL_REDUCE_NUMBERS) */
   mpg_device *device;
+  const mpg_gpu_communicators *calls;
+  mpg_gpu_communicator *communicator;
   mpg_kernel_fn add; /* add_n's */
   mpg_dtype dtype;
   uint32_t num_arrays;

@@ -7,9 +7,9 @@
 #include "base/clock.h"
 #include "base/host.h"
 #include "base/memory.h"
+#include "comm/collective.h"
 #include "comm/gpu_rank_sums.h"
 #include "comm/queued_sums.h"
-#include "device/gpu/gpu.h"
 #include "device/ranks/all_reduce.h"
 #include "op/submit.h"
 
@@ -22,7 +22,9 @@ typedef struct job {
   char *joined; /* several arrays travel as one; borrowed */
   mpg_kernel_fn kernel;
   mpg_device *runs_on;
-  mpg_device *gpu;    /* whose arrays they are; NULL: a CPU device's */
+  mpg_device *gpu; /* whose arrays they are; NULL: a CPU device's */
+  const mpg_gpu_communicators *calls;
+  mpg_gpu_communicator *communicator;
   mpg_status refused; /* there was no memory for the rooms */
   char refusal[300];
   char *rooms[2];   /* of the GPU, for joined arrays and for parts; NULL: none needed */
@@ -82,6 +84,8 @@ static mpg_all_reduce describe(const job *j, adding *a) {
 static mpg_gpu_rank_sums describe_gpu(const job *j) {
   return (mpg_gpu_rank_sums){.number = j->number,
                              .device = j->gpu,
+                             .calls = j->calls,
+                             .communicator = j->communicator,
                              .add = j->kernel,
                              .dtype = j->dtype,
                              .num_arrays = j->num_arrays,
@@ -100,7 +104,7 @@ static mpg_status sum_on_gpus(job *j) {
   return j->refused;
 }
 
-static mpg_status sum_with(mpg_run *run, job *j, adding *a) {
+static mpg_status sum_in_pieces(mpg_run *run, job *j, adding *a) {
   *a = (adding){.run = run, .job = j};
   if (j->num_arrays > 1) {
     size_t size = j->count * mpg_dtype_size(j->dtype);
@@ -115,15 +119,19 @@ static mpg_status sum_with(mpg_run *run, job *j, adding *a) {
   return MPG_OK;
 }
 
+static mpg_status sum_on_cpus(mpg_run *run, job *j) {
+  size_t size = sizeof(adding) + ((size_t)mpg_ranks_count() + 1) * sizeof(mpg_view);
+  adding *a = mpg_malloc(size);
+  if (!a) return mpg_out_of_host_memory(size);
+  mpg_status status = sum_in_pieces(run, j, a);
+  mpg_free(a);
+  return status;
+}
+
 static mpg_status sum(mpg_run *run, void *payload) {
   job *j = *(job **)payload;
   int64_t begin = mpg_profiler_on() ? mpg_clock_ns() : 0;
-  size_t size = sizeof(adding) + ((size_t)mpg_ranks_count() + 1) * sizeof(mpg_view);
-  adding *a = mpg_malloc(size);
-  mpg_status status = j->gpu ? sum_on_gpus(j)
-                      : a    ? sum_with(run, j, a)
-                             : mpg_out_of_host_memory(size);
-  mpg_free(a);
+  mpg_status status = j->gpu ? sum_on_gpus(j) : sum_on_cpus(run, j);
   if (begin)
     mpg_profiler_record(run->device, &(mpg_event){.name = name,
                                                   .kind = MPG_EVENT_OP,
@@ -153,11 +161,10 @@ static void discard(void *payload) {
 static mpg_status check(const mpg_rank_sums *r) {
   const mpg_tensor *first = r->arrays[0];
   const mpg_device *device = first->storage->device;
-  const mpg_gpu_communicators *calls;
-  if (device->id.rank || (device->id.type != MPG_CPU && !mpg_gpu_communicator_of(device, &calls)))
+  if (device->id.rank || (device->id.type != MPG_CPU && !r->indices))
     return mpg_fail(MPG_VALUE_ERROR,
-                    "sums over ranks are of arrays on a CPU device that names no rank, or on a GPU "
-                    "with a communicator, not on %s",
+                    "sums over ranks are of arrays on a CPU device that names no rank, or on GPUs "
+                    "that are joined, not on %s",
                     mpg_device_text(device));
   if (first->desc.dtype == MPG_BOOL)
     return mpg_fail(MPG_TYPE_ERROR, "sums over ranks: there are no sums of bool");
@@ -171,6 +178,14 @@ static mpg_status check(const mpg_rank_sums *r) {
                       "sums over ranks: array %u is not like its sum and the first array", i);
   }
   return MPG_OK;
+}
+
+static mpg_status find_communicator(job *j, const mpg_rank_sums *r) {
+  j->communicator = mpg_gpu_communicator_of(j->gpu, r->indices, &j->calls);
+  return j->communicator
+             ? MPG_OK
+             : mpg_fail(MPG_VALUE_ERROR, "sums over ranks: %s has not joined these GPUs",
+                        mpg_device_text(j->gpu));
 }
 
 static mpg_status make_job(const mpg_rank_sums *r, mpg_device *runs_on, job **result) {
@@ -247,6 +262,7 @@ static mpg_status queue_sums(const mpg_rank_sums *r) {
   devices[1] = r->arrays[0]->storage->device;
   MPG_TRY(make_job(r, devices[0], &j));
   q.work = j;
+  if (j->gpu) MPG_GOTO(find_communicator(j, r));
   MPG_GOTO(hold(r, &q));
   const mpg_submission work = {.name = name,
                                .work = sum,
@@ -275,11 +291,14 @@ mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
 
 /* --- Arrays on a device of each rank ---------------------------------------------------------- */
 
+/* By rank, the number of the device where its array is. */
+static void indices_of(const mpg_tensor *const *arrays, int32_t *indices) {
+  for (int i = 0; i < mpg_ranks_count(); i++) indices[i] = arrays[i]->storage->device->id.index;
+}
+
 bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count) {
   if (count < 2 || count != mpg_ranks_count() || arrays[0]->desc.dtype == MPG_BOOL) return false;
   const mpg_device *own = arrays[mpg_ranks_own()]->storage->device;
-  const mpg_gpu_communicators *calls;
-  if (own->id.type != MPG_CPU && !mpg_gpu_communicator_of(own, &calls)) return false;
   for (int i = 0; i < count; i++) {
     const mpg_device_id id = arrays[i]->storage->device->id;
     if (id.type != own->id.type || mpg_device_rank(id) != i ||
@@ -287,7 +306,11 @@ bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count) {
         !mpg_shape_equal(&arrays[i]->desc.shape, &arrays[0]->desc.shape))
       return false;
   }
-  return true;
+  if (own->id.type == MPG_CPU) return true;
+  int32_t indices[MPG_COMM_MAX_RANKS];
+  const mpg_gpu_communicators *calls;
+  indices_of(arrays, indices);
+  return mpg_gpu_communicator_of(own, indices, &calls) != NULL;
 }
 
 mpg_status mpg_comm_all_reduce_over_ranks(const mpg_tensor *const *arrays, mpg_tensor *results) {
@@ -297,8 +320,10 @@ mpg_status mpg_comm_all_reduce_over_ranks(const mpg_tensor *const *arrays, mpg_t
     status = mpg_tensor_create(arrays[made]->storage->device, &arrays[made]->desc, &results[made]);
   if (status == MPG_OK) {
     const mpg_tensor *sum = &results[mpg_ranks_own()];
-    status = queue_sums(
-        &(mpg_rank_sums){.arrays = &arrays[mpg_ranks_own()], .sums = &sum, .num_arrays = 1});
+    int32_t indices[MPG_COMM_MAX_RANKS];
+    indices_of(arrays, indices);
+    status = queue_sums(&(mpg_rank_sums){
+        .arrays = &arrays[mpg_ranks_own()], .sums = &sum, .num_arrays = 1, .indices = indices});
   } else {
     made--;
   }

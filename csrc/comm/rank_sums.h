@@ -14,16 +14,17 @@
 #include "tensor/tensor.h"
 
 /* sums[i]: of arrays[i], the same array or another one of its shape and dtype. All are of one dtype
- * and on one device that names no rank, a CPU device or a GPU with a communicator (gpu.h). They
- * travel together. */
+ * and on one device that names no rank. They travel together. indices: of arrays on a GPU, by rank
+ * the numbers of those that are joined by a communicator (gpu.h); NULL on a CPU device. */
 typedef struct mpg_rank_sums {
   const mpg_tensor *const *arrays, *const *sums;
   uint32_t num_arrays;
+  const int32_t *indices;
 } mpg_rank_sums;
 mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *sums);
 
-/* Whether there is one array of each rank, in their order, alike, on CPU devices, or on GPUs with a
- * communicator. */
+/* Whether there is one array of each rank, in their order, alike, on CPU devices, or on GPUs that
+ * are joined by a communicator; at most MPG_COMM_MAX_RANKS. */
 bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count);
 /* Such arrays' sum, in results[rank] where arrays[rank] is: empty, the caller's. */
 mpg_status mpg_comm_all_reduce_over_ranks(const mpg_tensor *const *arrays, mpg_tensor *results);

@@ -6,6 +6,7 @@
 
 #include "autograd/autograd.h"
 #include "autograd/trace.h"
+#include "comm/gpu_rank_sums.h"
 #include "comm/rank_sums.h"
 #include "comm/replicas.h"
 
@@ -107,40 +108,39 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   return MPG_OK;
 }
 
-/* Off the tape, the sum of arrays that are on a device of each rank goes on in pieces, without
- * copies by the devices; its bits are those of the plan. */
+/* Off the tape, the sum of arrays that are on a CPU device of each rank goes on in pieces, and of
+ * those on joined GPUs by NCCL; its bits are those of the plan. */
 static bool sums_over_ranks(const request *q, const mpg_tensor **tensors) {
   const mpg_comm_request *r = &q->r;
   if (r->kind != MPG_ALL_REDUCE || r->algorithm != MPG_COMM_AUTO || mpg_autograd_recording() ||
-      mpg_trace_active() || r->num_inputs != r->num_ranks || strcmp(q->transport, "auto") != 0)
+      mpg_trace_active() || r->num_inputs != r->num_ranks)
     return false;
+  bool by_nccl = strcmp(q->transport, "nccl") == 0;
+  if (!by_nccl && strcmp(q->transport, "auto") != 0) return false;
   for (int i = 0; i < r->num_ranks; i++) {
     if (mpg_array_traced(q->arrays[i]) || !mpg_device_id_equal(r->devices[i], r->input_devices[i]))
       return false;
     tensors[i] = &q->arrays[i]->tensor;
   }
-  return mpg_comm_one_of_each_rank(tensors, r->num_ranks);
+  return mpg_comm_one_of_each_rank(tensors, r->num_ranks) &&
+         (!by_nccl || r->devices[0].type == MPG_GPU);
 }
 
 static PyObject *sum_of_ranks(const mpg_tensor **tensors, int count) {
   mpg_tensor *sums = PyMem_Calloc((size_t)count, sizeof *sums);
-  if (sums == NULL) return PyErr_NoMemory();
-  mpg_status status = mpg_comm_all_reduce_over_ranks(tensors, sums);
+  mpg_array *arrays = PyMem_Calloc((size_t)count, sizeof *arrays);
   PyObject *list = NULL;
-  if (status != MPG_OK)
+  mpg_status status = MPG_OK;
+  if (sums == NULL || arrays == NULL)
+    PyErr_NoMemory();
+  else if ((status = mpg_comm_all_reduce_over_ranks(tensors, sums)) != MPG_OK)
     mpg_py_raise(status);
-  else
-    list = PyList_New(count);
-  for (int i = 0; i < count; i++) {
-    mpg_array array = {.tensor = sums[i]};
-    PyObject *item = list != NULL ? mpg_py_array_take(&array) : NULL;
-    if (item != NULL)
-      PyList_SET_ITEM(list, i, item);
-    else
-      Py_CLEAR(list);
-    mpg_array_clear(&array);
+  else {
+    for (int i = 0; i < count; i++) arrays[i].tensor = sums[i];
+    list = mpg_py_array_take_all(arrays, count);
   }
   PyMem_Free(sums);
+  PyMem_Free(arrays);
   return list;
 }
 
@@ -279,29 +279,33 @@ out:
 }
 
 static PyObject *sum_over_ranks(PyObject *Py_UNUSED(self), PyObject *args) {
-  PyObject *given[2], *kept[2] = {NULL, NULL}, *result = NULL;
+  PyObject *given[2], *kept[2] = {NULL, NULL}, *gpus = Py_None, *result = NULL;
   const char *what = "sum_over_ranks takes lists of arrays";
-  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &given[0], &PyList_Type, &given[1]))
+  if (!PyArg_ParseTuple(args, "O!O!|O", &PyList_Type, &given[0], &PyList_Type, &given[1], &gpus))
     return NULL;
   Py_ssize_t count = PyList_GET_SIZE(given[0]);
   if (count != PyList_GET_SIZE(given[1])) {
     PyErr_SetString(PyExc_ValueError, "sum_over_ranks: the lists are of different lengths");
     return NULL;
   }
+  int32_t *indices = NULL;
   mpg_array **arrays = PyMem_Calloc(2 * (size_t)count + 1, sizeof *arrays);
   const mpg_tensor **tensors = PyMem_Calloc(2 * (size_t)count + 1, sizeof *tensors);
   if (arrays == NULL || tensors == NULL) {
     PyErr_NoMemory();
     goto out;
   }
+  if (gpus != Py_None && (indices = mpg_py_gpu_indices(gpus)) == NULL) goto out;
   for (int i = 0; i < 2; i++)
     if (mpg_py_array_list(given[i], arrays + i * count, (int)count, &kept[i], what) != count) {
       if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, what);
       goto out;
     }
   for (Py_ssize_t i = 0; i < 2 * count; i++) tensors[i] = &arrays[i]->tensor;
-  const mpg_rank_sums sums = {
-      .arrays = tensors, .sums = tensors + count, .num_arrays = (uint32_t)count};
+  const mpg_rank_sums sums = {.arrays = tensors,
+                              .sums = tensors + count,
+                              .num_arrays = (uint32_t)count,
+                              .indices = indices};
   mpg_status status = mpg_comm_sum_over_ranks(&sums);
   if (status != MPG_OK)
     mpg_py_raise(status);
@@ -310,6 +314,7 @@ static PyObject *sum_over_ranks(PyObject *Py_UNUSED(self), PyObject *args) {
 out:
   Py_XDECREF(kept[0]);
   Py_XDECREF(kept[1]);
+  PyMem_Free(indices);
   PyMem_Free(arrays);
   PyMem_Free(tensors);
   return result;
@@ -341,8 +346,9 @@ static PyMethodDef methods[] = {
      "replicas in place, or into the last list if `apart`, or copies those of home to the others "
      "if `copy`, beside what their devices do. False, and nothing happened, where a device can't."},
     {"sum_over_ranks", sum_over_ranks, METH_VARARGS,
-     "sum_over_ranks(arrays, sums): writes into `sums` the sums over ranks of arrays that each "
-     "rank has by itself, beside what their device does; sums may be the arrays."},
+     "sum_over_ranks(arrays, sums, gpus=None): writes into `sums` the sums over ranks of arrays "
+     "that each rank has by itself, beside what their device does; sums may be the arrays. gpus: "
+     "by rank, the numbers of those where they are, which are joined."},
     {"written_at", written_at, METH_O,
      "written_at(array) -> (tick of its latest write, tick of its device's latest work)."},
     {"collective_plan", collective_plan, METH_VARARGS,
@@ -350,4 +356,7 @@ static PyMethodDef methods[] = {
      "copied}."},
     {NULL, NULL, 0, NULL}};
 
-int mpg_py_comm_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }
+int mpg_py_comm_init(PyObject *module) {
+  if (PyModule_AddIntConstant(module, "GPU_RANKS_IN_ORDER", MPG_GPU_RANKS_IN_ORDER) < 0) return -1;
+  return PyModule_AddFunctions(module, methods);
+}

@@ -267,7 +267,7 @@ static PyObject *num_gpus(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unuse
   return PyLong_FromLong(mpg_gpu_count(NULL));
 }
 
-static mpg_device *device_of(PyObject *object) {
+mpg_device *mpg_py_device(PyObject *object) {
   mpg_device_id id;
   mpg_device *device;
   if (mpg_py_device_id(object, &id) < 0) return NULL;
@@ -277,7 +277,7 @@ static mpg_device *device_of(PyObject *object) {
   return NULL;
 }
 static PyObject *memory_stats(PyObject *Py_UNUSED(module), PyObject *object) {
-  mpg_device *device = device_of(object);
+  mpg_device *device = mpg_py_device(object);
   if (device == NULL) return NULL;
   mpg_memory_stats stats;
   mpg_pool_stats(device->pool, &stats);
@@ -288,7 +288,7 @@ static PyObject *memory_stats(PyObject *Py_UNUSED(module), PyObject *object) {
                        (unsigned long long)stats.system_allocations);
 }
 static PyObject *gpu_memory_info(PyObject *Py_UNUSED(module), PyObject *object) {
-  mpg_device *device = device_of(object);
+  mpg_device *device = mpg_py_device(object);
   if (device == NULL) return NULL;
   size_t free_bytes, total;
   mpg_status status = mpg_device_memory(device, &free_bytes, &total);
@@ -298,7 +298,7 @@ static PyObject *gpu_memory_info(PyObject *Py_UNUSED(module), PyObject *object) 
 static PyObject *set_memory_limit(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *object, *limit;
   if (!PyArg_ParseTuple(args, "OO:set_memory_limit", &object, &limit)) return NULL;
-  mpg_device *device = device_of(object);
+  mpg_device *device = mpg_py_device(object);
   if (device == NULL) return NULL;
   Py_ssize_t bytes = 0;
   if (limit != Py_None) {
@@ -314,7 +314,7 @@ static PyObject *set_memory_limit(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_RETURN_NONE;
 }
 static PyObject *reset_peak_memory(PyObject *Py_UNUSED(module), PyObject *object) {
-  mpg_device *device = device_of(object);
+  mpg_device *device = mpg_py_device(object);
   if (device == NULL) return NULL;
   mpg_pool_reset_peak(device->pool);
   Py_RETURN_NONE;

@@ -248,6 +248,9 @@ int mpg_py_resolve_rank(PyObject *rank, mpg_device_id *id);
 int mpg_py_device_id(PyObject *object,
                      mpg_device_id *id); /* a Context or its text; None: the current one */
 mpg_device_id mpg_py_current_device(void);
+mpg_device *mpg_py_device(PyObject *object); /* of such; opened. NULL with an exception */
+/* The numbers of GPUs, one of each rank, of a tuple. New, PyMem_Free; NULL with an exception. */
+int32_t *mpg_py_gpu_indices(PyObject *object);
 extern PyMethodDef mpg_py_context_methods[];
 
 /* --- Ops (op.c, params.c, extension.c) -------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* _core.ranks_*: the processes of a program. See device/ranks/ranks.h and the package _ranks. */
 #include "device/ranks/ranks.h"
+
 #include "device/gpu/gpu.h"
 #include "device/ranks/standstill.h"
 
@@ -135,20 +136,9 @@ static PyObject *ranks_look_over(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
   Py_RETURN_NONE;
 }
 
-/* The GPU of a context; NULL with a Python error. */
-static mpg_device *take_gpu(PyObject *context) {
-  mpg_device_id id;
-  mpg_device *device;
-  if (mpg_py_device_id(context, &id) < 0) return NULL;
-  mpg_status status = mpg_device_get(id, &device);
-  if (status == MPG_OK) return device;
-  mpg_py_raise(status);
-  return NULL;
-}
-
 static PyObject *ranks_gpu_card(PyObject *Py_UNUSED(self), PyObject *context) {
   char name[MPG_GPU_CARD_NAME] = "";
-  mpg_device *device = take_gpu(context);
+  mpg_device *device = mpg_py_device(context);
   if (!device) return NULL;
   MPG_PY_TRY(mpg_gpu_card_name(device, name, sizeof name));
   return PyUnicode_FromString(name);
@@ -156,41 +146,75 @@ static PyObject *ranks_gpu_card(PyObject *Py_UNUSED(self), PyObject *context) {
 
 static PyObject *ranks_gpu_id(PyObject *Py_UNUSED(self), PyObject *context) {
   char id[MPG_GPU_COMMUNICATOR_ID] = "";
-  mpg_device *device = take_gpu(context);
+  mpg_device *device = mpg_py_device(context);
   if (!device) return NULL;
   MPG_PY_TRY(mpg_gpu_communicator_id(device, id));
   return PyBytes_FromStringAndSize(id, sizeof id);
 }
 
+int32_t *mpg_py_gpu_indices(PyObject *object) {
+  int count = mpg_ranks_count();
+  int32_t *indices = PyMem_Calloc((size_t)count, sizeof *indices);
+  bool good = PyTuple_Check(object) && PyTuple_GET_SIZE(object) == count;
+  for (int i = 0; indices != NULL && good && i < count; i++) {
+    long index = PyLong_AsLong(PyTuple_GET_ITEM(object, i));
+    good = index >= 0 && index <= INT32_MAX;
+    indices[i] = good ? (int32_t)index : 0;
+  }
+  if (indices != NULL && good) return indices;
+  PyMem_Free(indices);
+  if (good)
+    PyErr_NoMemory();
+  else if (!PyErr_Occurred())
+    PyErr_Format(PyExc_ValueError, "expected a tuple of %d numbers of GPUs, one of each rank",
+                 count);
+  return NULL;
+}
+
+/* The device and the numbers of (ctx, indices); -1 with an exception. */
+static int take_gpus(PyObject *args, mpg_device **device, int32_t **indices) {
+  PyObject *context, *numbers;
+  if (!PyArg_ParseTuple(args, "OO", &context, &numbers)) return -1;
+  *device = mpg_py_device(context);
+  *indices = *device ? mpg_py_gpu_indices(numbers) : NULL;
+  return *indices ? 0 : -1;
+}
+
 static PyObject *ranks_gpu_join(PyObject *Py_UNUSED(self), PyObject *args) {
-  PyObject *context;
+  PyObject *gpus;
   const char *id;
   Py_ssize_t size;
-  if (!PyArg_ParseTuple(args, "Oy#:ranks_gpu_join", &context, &id, &size)) return NULL;
+  mpg_device *device;
+  int32_t *indices;
+  if (!PyArg_ParseTuple(args, "O!y#:ranks_gpu_join", &PyTuple_Type, &gpus, &id, &size)) return NULL;
   if (size != MPG_GPU_COMMUNICATOR_ID)
     return PyErr_Format(PyExc_ValueError, "ranks_gpu_join: an id has %d bytes",
                         MPG_GPU_COMMUNICATOR_ID);
-  mpg_device *device = take_gpu(context);
-  if (!device) return NULL;
-  MPG_PY_TRY(mpg_gpu_communicator_join(device, id));
+  if (take_gpus(gpus, &device, &indices) < 0) return NULL;
+  mpg_status status = mpg_gpu_communicator_join(device, indices, id);
+  PyMem_Free(indices);
+  MPG_PY_TRY(status);
   Py_RETURN_NONE;
 }
 
-static PyObject *ranks_gpu_joined(PyObject *Py_UNUSED(self), PyObject *context) {
+static PyObject *ranks_gpu_joined(PyObject *Py_UNUSED(self), PyObject *gpus) {
   const mpg_gpu_communicators *calls;
   bool done = false;
-  mpg_device *device = take_gpu(context);
-  if (!device) return NULL;
-  mpg_gpu_communicator *communicator = mpg_gpu_communicator_of(device, &calls);
+  mpg_device *device;
+  int32_t *indices;
+  if (take_gpus(gpus, &device, &indices) < 0) return NULL;
+  mpg_gpu_communicator *communicator = mpg_gpu_communicator_of(device, indices, &calls);
+  PyMem_Free(indices);
   if (communicator) MPG_PY_TRY(calls->issued(communicator, &done));
   return PyBool_FromLong(done);
 }
 
-static PyObject *ranks_gpu_leave(PyObject *Py_UNUSED(self), PyObject *context) {
-  const mpg_gpu_communicators *calls;
-  mpg_device *device = take_gpu(context);
-  if (!device) return NULL;
-  if (mpg_gpu_communicator_of(device, &calls)) mpg_gpu_communicator_forget(device);
+static PyObject *ranks_gpu_leave(PyObject *Py_UNUSED(self), PyObject *gpus) {
+  mpg_device *device;
+  int32_t *indices;
+  if (take_gpus(gpus, &device, &indices) < 0) return NULL;
+  mpg_gpu_communicator_forget(device, indices);
+  PyMem_Free(indices);
   Py_RETURN_NONE;
 }
 
@@ -217,11 +241,12 @@ static PyMethodDef methods[] = {
     {"ranks_gpu_id", ranks_gpu_id, METH_O,
      "ranks_gpu_id(ctx) -> bytes, with which all ranks join a communicator of GPUs."},
     {"ranks_gpu_join", ranks_gpu_join, METH_VARARGS,
-     "ranks_gpu_join(ctx, id): begins to join the communicator, by a GPU of this process."},
+     "ranks_gpu_join((ctx, indices), id): begins to join, by a GPU of this process, the GPUs of "
+     "these numbers, one of each rank."},
     {"ranks_gpu_joined", ranks_gpu_joined, METH_O,
-     "ranks_gpu_joined(ctx) -> bool: whether it has joined one."},
+     "ranks_gpu_joined((ctx, indices)) -> bool: whether it has joined them."},
     {"ranks_gpu_leave", ranks_gpu_leave, METH_O,
-     "ranks_gpu_leave(ctx): gives up the communicator that it has joined."},
+     "ranks_gpu_leave((ctx, indices)): leaves them, before any sum."},
     {"ranks_begin_within", ranks_begin_within, METH_O,
      "ranks_begin_within(seconds)\n--\n\nEnds the process unless ranks_begun is called by then."},
     {"ranks_begun", ranks_begun, METH_NOARGS, "ranks_begun()\n--\n\nMPI has begun."},

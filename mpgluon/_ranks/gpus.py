@@ -1,36 +1,54 @@
 """Communicators over ranks of GPUs (NCCL's), for sums of arrays on them: of each rank one GPU, on a
 card of its own. Where there can be none, the arrays are summed in memory of the host.
 
-All ranks join in the same order: the GPU that one names first belongs together with those that the
-others name first.
+A communicator goes by the numbers of its GPUs, by rank. All ranks ask for the same ones in the same
+order.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Sequence
 
 from .. import _core
 from ..base import MXNetError
-from ..context import Context
+from ..context import Context, num_gpus
 from . import any_order, count, gather, own, wait
 
-_IN_ORDER = 32  # ranks: that a kernel adds up in their order (csrc/comm/gpu_rank_sums.h)
-_joined: dict[tuple[int, int | None], bool] = {}  # own GPUs: whether they have a communicator
+Indices = tuple[int, ...]  # by rank; -1: no GPU
+# Whether the GPUs are named with their ranks, and their numbers: why they can't be joined; None:
+# they are.
+_obstacles: dict[tuple[bool, Indices], str | None] = {}
 
 
 class _Joining:
     """A request, as `wait` takes it."""
 
-    def __init__(self, ctx, made):
-        self._ctx = ctx
-        _core.ranks_gpu_join(ctx, made)
+    def __init__(self, gpus, made):
+        self._gpus = gpus
+        _core.ranks_gpu_join(gpus, made)
 
     def Test(self):  # as MPI calls it
-        return _core.ranks_gpu_joined(self._ctx)
+        return _core.ranks_gpu_joined(self._gpus)
+
+
+def _look(ctx):
+    """News of this rank for the others: its card, or why it can't take part; of rank 0 an id."""
+    if count() > _core.GPU_RANKS_IN_ORDER and not any_order():
+        return {
+            "why": f"more than {_core.GPU_RANKS_IN_ORDER} ranks can't be summed in their order "
+            "there (MPGLUON_RANKS_SUMS)"
+        }
+    try:
+        made = _core.ranks_gpu_id(ctx).hex() if own() == 0 else ""
+        return {"why": "", "card": _core.ranks_gpu_card(ctx), "id": made}
+    except (MXNetError, NotImplementedError) as error:
+        return {"why": str(error)}
 
 
 def _obstacle(said):
-    """Why these cards can't have a communicator; None: they can."""
+    """Why the ranks' cards can't be joined; None: they can."""
     for rank, one in enumerate(said):
         if one["why"]:
             return f"rank {rank}: {one['why']}"
@@ -42,52 +60,83 @@ def _obstacle(said):
     return None
 
 
-def _look(ctx):
-    """News of this rank for the others: its card, or why it can't take part; of rank 0 an id."""
-    from ..parallel.collectives import default_transport
-
-    try:
-        transport = default_transport()
-        if transport == "local":
-            return {"why": "MPGLUON_COLLECTIVES=local"}
-        needed = {"needed": transport == "nccl"}
-        if count() > _IN_ORDER and not any_order():
-            return {"why": f"more than {_IN_ORDER} ranks can't be summed in their order", **needed}
-        made = _core.ranks_gpu_id(ctx).hex() if own() == 0 else ""
-        return {"why": "", "card": _core.ranks_gpu_card(ctx), "id": made, **needed}
-    except (MXNetError, NotImplementedError, ValueError) as error:
-        return {"why": str(error), "needed": isinstance(error, ValueError)}
-
-
-def _join(ctx, made):
+def _join(gpus, made):
     """Joins a communicator; an error on all ranks unless all could."""
     failure = ""
     try:
-        wait(_Joining(ctx, bytes.fromhex(made)), "joining a communicator of GPUs", works=True)
+        wait(_Joining(gpus, bytes.fromhex(made)), "joining a communicator of GPUs", works=True)
     except MXNetError as error:
         failure = str(error)
     except BaseException:
-        _core.ranks_gpu_leave(ctx)
+        _core.ranks_gpu_leave(gpus)
         raise
     failures = gather("a communicator of GPUs: joined", failure)
     for rank, text in enumerate(failures):
         if text:
-            _core.ranks_gpu_leave(ctx)
+            _core.ranks_gpu_leave(gpus)
             raise MXNetError(f"on rank {rank}: {text}")
 
 
-def can_sum(ctx: Context) -> bool:
-    """Whether arrays on that GPU, an own one of this rank, are summed over ranks on GPUs. The first
-    call for a GPU joins a communicator, if there can be one: all ranks make it. MXNetError where
-    MPGLUON_COLLECTIVES=nccl asks for one, and there can be none."""
-    key = ctx.device_id, ctx.rank
-    if key in _joined:
-        return _joined[key]
+def _find_obstacle(indices, with_ranks):
+    if -1 in indices:
+        return f"rank {indices.index(-1)}: its array is on no GPU"
+    ctx = Context("gpu", indices[own()], rank=own() if with_ranks else None)
     said = [json.loads(text) for text in gather("a communicator of GPUs", json.dumps(_look(ctx)))]
     why = _obstacle(said)
     if why is None:
-        _join(ctx, said[0]["id"])
-    elif any(one.get("needed") for one in said):
+        _join((ctx, indices), said[0]["id"])
+    return why
+
+
+def can_sum(indices: Indices, transport: str, with_ranks: bool = False) -> bool:
+    """Whether arrays on the GPUs of these numbers, one of each rank, are summed between the GPUs.
+    The first call for them joins a communicator, if there can be one: all ranks make it.
+
+    Parameters
+    ----------
+    indices : tuple of int
+        By rank, the GPU's number; -1 where the rank's array is on no GPU.
+    transport : {'auto', 'local', 'nccl'}
+        'local': never; 'nccl': else it is an error.
+    with_ranks : bool, default False
+        Whether the GPUs are those that name their ranks, such as ``gpu(0, rank=1)``.
+
+    Raises
+    ------
+    MXNetError
+        `transport` is 'nccl', and there can be no communicator; or one rank could not join.
+    """
+    if transport == "local":
+        return False
+    key = with_ranks, indices
+    if key not in _obstacles:
+        _obstacles[key] = _find_obstacle(indices, with_ranks)
+    why = _obstacles[key]
+    if why is not None and transport == "nccl":
         raise MXNetError(f"NCCL can't sum over ranks: {why}")
-    _joined[key] = why is None
     return why is None
+
+
+@functools.cache
+def _anywhere():
+    """Whether a rank has GPUs."""
+    return any(int(text) for text in gather("GPUs of ranks", str(num_gpus())))
+
+
+def joined(contexts: Sequence[Context], transport: str) -> list[Indices | None]:
+    """The GPUs between which arrays are summed that this rank has in these contexts, which name no
+    rank: their numbers by rank; None for an array that is summed in memory of the host. All ranks
+    call it, for the same arrays."""
+    if not _anywhere():
+        return [None] * len(contexts)
+    numbers = [ctx.device_id if ctx.device_type == "gpu" else -1 for ctx in contexts]
+    said = [json.loads(text) for text in gather("GPUs of arrays", json.dumps(numbers))]
+    if len(set(map(len, said))) > 1:
+        raise MXNetError(
+            "the ranks run different programs; they sum so many arrays over ranks: "
+            + ", ".join(f"{len(one)} on rank {rank}" for rank, one in enumerate(said))
+        )
+    return [
+        indices if max(indices) >= 0 and can_sum(indices, transport) else None
+        for indices in zip(*said)
+    ]

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from .. import _core, autograd, ndarray as nd
 from .._core import NDArray, dtype_name
 from ..base import MXNetError, itemsize
-from ..context import cpu
+from ..context import cpu, gpu
 from ..ndarray.sparse import RowSparseNDArray, row_sparse_array
 from . import count, own
-from .gpus import can_sum
+from .gpus import Indices
 
 _TOGETHER = 4 << 20  # bytes; smaller arrays travel together
 _ALONE = 1 << 20  # bytes; larger ones are summed where they are
@@ -65,47 +65,54 @@ def _together(arrays, work):
     return results
 
 
-def _can_sum(ctx):
-    return ctx.device_type != "gpu" or can_sum(ctx)
-
-
-def _queue_sums(pairs):
-    """Queues the sums of arrays on devices that can: (array, its sum). The last ones first:
-    backward finishes these first. Small ones travel together."""
+def _queue_sums(parts):
+    """Queues sums: (array, its sum, the GPUs between which they are summed, or None for arrays on
+    CPU devices). The last ones first: backward finishes these first. Small ones travel together."""
     open_ = {}
-    for array, total in reversed(pairs):
+    for array, total, indices in reversed(parts):
         size = _bytes(array)
         if size >= _ALONE:
-            _core.sum_over_ranks([array], [total])
+            _core.sum_over_ranks([array], [total], indices)
             continue
-        kind = dtype_name(array.dtype), array.context
+        kind = dtype_name(array.dtype), indices, array.context if indices is None else None
         arrays, totals, before = open_.pop(kind, ([], [], 0))
         arrays.append(array)
         totals.append(total)
         if before + size >= _TOGETHER:
-            _core.sum_over_ranks(arrays, totals)
+            _core.sum_over_ranks(arrays, totals, indices)
         else:
             open_[kind] = arrays, totals, before + size
-    for arrays, totals, _ in open_.values():
-        _core.sum_over_ranks(arrays, totals)
+    for (_, indices, _), (arrays, totals, _) in open_.items():
+        _core.sum_over_ranks(arrays, totals, indices)
 
 
-def add_up(arrays: Sequence[NDArray], in_place: bool = False) -> list[NDArray]:
+def _brought(array, indices):
+    """The array where it is summed."""
+    if indices is not None:
+        return array.as_in_context(gpu(indices[own()]))
+    return array.as_in_context(cpu(0)) if array.context.device_type == "gpu" else array
+
+
+def add_up(
+    arrays: Sequence[NDArray],
+    in_place: bool = False,
+    gpus: Sequence[Indices | None] | None = None,
+) -> list[NDArray]:
     """The sums over ranks, in the order of ranks, of each array; on all ranks, in new arrays where
-    the arrays are, or `in_place`."""
+    the arrays are, or `in_place`. gpus: for each array the GPUs between which it is summed, of
+    which this rank's gets it if it is elsewhere (`gpus.joined`); others are brought to the host."""
     if count() == 1:
         return list(arrays) if in_place else [array.copy() for array in arrays]
+    where = [None] * len(arrays) if gpus is None else list(gpus)
     with autograd.pause():
-        here = [
-            array if _can_sum(array.context) else array.as_in_context(cpu(0)) for array in arrays
-        ]
+        here = [_brought(array, indices) for array, indices in zip(arrays, where)]
         sums = [
             there
             if in_place or there is not array
             else nd.empty(array.shape, ctx=array.context, dtype=array.dtype)
             for there, array in zip(here, arrays)
         ]
-        _queue_sums(list(zip(here, sums)))
+        _queue_sums(list(zip(here, sums, where)))
         if not in_place:
             return [total.as_in_context(array.context) for total, array in zip(sums, arrays)]
         moved = [pair for pair in zip(sums, arrays) if pair[0] is not pair[1]]

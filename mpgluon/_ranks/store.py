@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core, _ranks, autograd, ndarray as nd
 from .._core import NDArray
+from .._transport import default_transport
 from ..kvstore import KVStore
-from . import own_arrays
+from . import gpus, own_arrays
 from .two_bits import TwoBits, decompressed
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class DistKVStore(TwoBits, KVStore):
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
+        # By key: the GPUs between which its arrays are summed; None: in memory of the host.
+        self._gpus: dict[Any, gpus.Indices | None] = {}
         _ranks.count()
 
     @property
@@ -67,7 +70,11 @@ class DistKVStore(TwoBits, KVStore):
         what they are of. in_place: those of dense arrays may be these arrays."""
         dense = [number for number, array in enumerate(arrays) if array.stype == "default"]
         if self._threshold is None:
-            sums = own_arrays.add_up([arrays[number] for number in dense], in_place)
+            sums = own_arrays.add_up(
+                [arrays[number] for number in dense],
+                in_place,
+                self._gpus_of([(keys[number], arrays[number].context) for number in dense]),
+            )
         else:
             with autograd.pause():
                 sums = [self._add_up_bits(key, array) for key, array in zip(keys, arrays)]
@@ -76,6 +83,15 @@ class DistKVStore(TwoBits, KVStore):
             found[number] if number in found else own_arrays.add_up_rows(array)
             for number, array in enumerate(arrays)
         ]
+
+    def _gpus_of(self, places):
+        """Between which GPUs the arrays of (key, context) are summed. The ranks agree on that when
+        they sum a key for the first time, by where they have its arrays then."""
+        asked = [(key, ctx) for key, ctx in places if key not in self._gpus]
+        if asked:
+            found = gpus.joined([ctx for _, ctx in asked], default_transport())
+            self._gpus.update((key, where) for (key, _), where in zip(asked, found))
+        return [self._gpus[key] for key, _ in places]
 
     def _add_up_bits(self, key, array):
         packed, sums = self._compressed(key, array), None

@@ -5,6 +5,7 @@ from functools import partial
 
 from .. import autograd, ndarray as nd
 from .._core import at_once, collective_plan, dtype_name, sum_replicas
+from .._transport import default_transport
 
 _BUCKET = 1 << 20  # bytes; smaller arrays travel together
 _AT_ONCE = 16  # arrays that one call of an op writes
@@ -121,8 +122,6 @@ class Bucket:
 
     def _over_cards(self):
         """Whether NCCL sums the gradients on these GPUs: they are cards of their own."""
-        from ..parallel.collectives import default_transport
-
         transport = default_transport()
         if transport not in self._by_library:
             firsts = [self._grads[ctx][0] for ctx in self.contexts]

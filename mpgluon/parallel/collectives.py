@@ -8,10 +8,10 @@ it is there (`transport`).
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from .. import _core
+from .. import _core, _transport, autograd
+from .._transport import default_transport
 from ..base import MXNetError
 from ..context import Context
 from ..ndarray import NDArray
@@ -91,24 +91,6 @@ def contexts(ctx: Context | Sequence[Context], name: str) -> list[Context]:
     return ctx
 
 
-_TRANSPORTS = ("auto", "local", "nccl")
-_default = None  # the transport of calls that name none; read from the environment by the first
-
-
-def default_transport() -> str:
-    """The transport of collectives that name none: MPGLUON_COLLECTIVES, or the one that `transport`
-    says."""
-    global _default
-    if _default is None:
-        _default = os.environ.get("MPGLUON_COLLECTIVES") or "auto"
-        if _default not in _TRANSPORTS:
-            wrong, _default = _default, None
-            raise ValueError(
-                f"MPGLUON_COLLECTIVES is {wrong!r}; it can be {', '.join(_TRANSPORTS)}"
-            )
-    return _default
-
-
 def transport(name: str) -> _core.Scope:
     """Sets what carries the data of collectives that name no transport, for the time of a `with`.
 
@@ -126,7 +108,7 @@ def transport(name: str) -> _core.Scope:
     [2.0, 2.0]
     """
     default_transport()  # whose setting may be wrong
-    return _core.Scope((globals(), "_default", name))
+    return _core.Scope((vars(_transport), "_default", name))
 
 
 def in_pipeline() -> _core.Scope:
@@ -148,16 +130,15 @@ def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", t
     )
 
 
-def _join_gpus_of_ranks(arrays):
+def _join_gpus_of_ranks(contexts, transport):
     """Lets sums of arrays on a GPU of each rank go between the GPUs, where they can."""
-    contexts = [array.context for array in arrays]
     if contexts[0].rank is None or any(ctx.device_type != "gpu" for ctx in contexts):
         return
     from .. import _ranks
     from .._ranks import gpus
 
     if [ctx.rank for ctx in contexts] == list(range(_ranks.count())) and _ranks.count() > 1:
-        gpus.can_sum(contexts[_ranks.own()])
+        gpus.can_sum(tuple(ctx.device_id for ctx in contexts), transport, with_ranks=True)
 
 
 def all_reduce(
@@ -203,10 +184,10 @@ def all_reduce(
     [[4.0, 6.0], [4.0, 6.0]]
     """
     arrays = _listed(arrays, "all_reduce")
-    _join_gpus_of_ranks(arrays)
-    return _run(
-        "all_reduce", arrays, [a.context for a in arrays], algorithm=algorithm, transport=transport
-    )
+    contexts = [a.context for a in arrays]
+    if not autograd.is_recording():
+        _join_gpus_of_ranks(contexts, transport or default_transport())
+    return _run("all_reduce", arrays, contexts, algorithm=algorithm, transport=transport)
 
 
 def reduce(

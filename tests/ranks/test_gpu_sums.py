@@ -37,6 +37,16 @@ def test_all_reduce_of_gpus_of_ranks():
     check(3, "of_each_rank")
 
 
+@pytest.mark.skipif(mx.num_gpus() < 2, reason="needs 2 GPUs of each rank")
+def test_ranks_that_have_other_gpus():
+    check(3, "mixed")
+
+
+@pytest.mark.skipif(not STAND_IN, reason="needs a card for each rank")
+def test_nccl_where_it_is_asked_for():
+    check(2, "by_nccl", MPGLUON_COLLECTIVES="nccl")
+
+
 def test_what_a_rank_cannot_give():
     check(3, "wrong")
 

@@ -36,7 +36,7 @@ typedef struct gpu_state {
   _Atomic(bool) lost;
   const mpg_cause *loss; /* does not change once `lost` is set */
   bool forked;           /* host lock: this is a child process, where the driver cannot be used */
-  mpg_gpu_communicator *communicator; /* over ranks; NULL: none */
+  struct joined *joined; /* communicators over ranks; host lock */
   mpg_tick
       event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
   uint32_t next_event;
@@ -558,11 +558,26 @@ static mpg_status gpu_capture_keys(mpg_device *device, const mpg_random_key *key
 
 /* --- Ranks ------------------------------------------------------------------------------------ */
 
-mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device,
+typedef struct joined {
+  struct joined *next;
+  mpg_gpu_communicator *communicator;
+  int32_t indices[]; /* by rank */
+} joined;
+
+static size_t size_of_indices(void) { return (size_t)mpg_ranks_count() * sizeof(int32_t); }
+
+static joined **find_joined(const mpg_device *device, const int32_t *indices) {
+  joined **link = &state_of(device)->joined;
+  while (*link && memcmp((*link)->indices, indices, size_of_indices()) != 0) link = &(*link)->next;
+  return link;
+}
+
+mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device, const int32_t *indices,
                                               const mpg_gpu_communicators **calls) {
   if (!is_gpu(device)) return NULL;
+  const joined *found = *find_joined(device, indices);
   *calls = state_of(device)->driver->communicators;
-  return state_of(device)->communicator;
+  return found ? found->communicator : NULL;
 }
 
 static mpg_status check_gpu(mpg_device *device) {
@@ -571,19 +586,31 @@ static mpg_status check_gpu(mpg_device *device) {
   return usable(device);
 }
 
-mpg_status mpg_gpu_communicator_join(mpg_device *device, const char *id) {
+mpg_status mpg_gpu_communicator_join(mpg_device *device, const int32_t *indices, const char *id) {
   MPG_TRY(check_gpu(device));
-  gpu_state *state = state_of(device);
-  if (state->communicator)
-    return mpg_fail(MPG_ERROR, "%s has a communicator already", mpg_device_text(device));
-  return state->driver->communicators->join(device->id, id, mpg_ranks_own(), mpg_ranks_count(),
-                                            &state->communicator);
+  joined **link = find_joined(device, indices);
+  if (*link)
+    return mpg_fail(MPG_ERROR, "%s has joined these GPUs already", mpg_device_text(device));
+  joined *new = mpg_malloc(sizeof *new + size_of_indices());
+  if (!new) return mpg_out_of_host_memory(sizeof *new + size_of_indices());
+  new->next = NULL;
+  memcpy(new->indices, indices, size_of_indices());
+  mpg_status status = state_of(device)->driver->communicators->join(
+      device->id, id, mpg_ranks_own(), mpg_ranks_count(), &new->communicator);
+  if (status == MPG_OK)
+    *link = new;
+  else
+    mpg_free(new);
+  return status;
 }
 
-void mpg_gpu_communicator_forget(mpg_device *device) {
-  gpu_state *state = state_of(device);
-  state->driver->communicators->leave(state->communicator);
-  state->communicator = NULL;
+void mpg_gpu_communicator_forget(mpg_device *device, const int32_t *indices) {
+  joined **link = is_gpu(device) ? find_joined(device, indices) : NULL,
+         *found = link ? *link : NULL;
+  if (!found) return;
+  *link = found->next;
+  state_of(device)->driver->communicators->leave(found->communicator);
+  mpg_free(found);
 }
 
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size) {

@@ -179,16 +179,16 @@ typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services
 /* gpu.c: the service `check`. */
 mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 
-/* gpu.c: the device's communicator over ranks; NULL: it has none. *calls: what can be done
- * with it. Host lock, or running work. */
-mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device,
+/* gpu.c: communicators of a device, each over the GPUs of the numbers indices[rank]; all ranks join
+ * in the same order, with an id that one of them has made. A device has them until the process
+ * ends. Host lock. */
+mpg_status mpg_gpu_communicator_join(mpg_device *device, const int32_t *indices, const char *id);
+/* NULL: it has none over these. *calls: what can be done with it, by one thread at a time. */
+mpg_gpu_communicator *mpg_gpu_communicator_of(const mpg_device *device, const int32_t *indices,
                                               const mpg_gpu_communicators **calls);
-/* Makes it: all ranks do, each for a device of its own, with the id that one of them has made. Host
- * lock. */
-mpg_status mpg_gpu_communicator_join(mpg_device *device, const char *id);
-/* Leaves one that has not been used yet: another one may be joined. Host lock. */
-void mpg_gpu_communicator_forget(mpg_device *device);
-/* The devices must be GPUs. Host lock. */
+/* Leaves one that nothing has used yet; it may be joined anew. None: nothing is done. */
+void mpg_gpu_communicator_forget(mpg_device *device, const int32_t *indices);
+/* The devices must be GPUs. */
 mpg_status mpg_gpu_card_name(mpg_device *device, char *name, size_t size);
 mpg_status mpg_gpu_communicator_id(mpg_device *device, char *id);
 

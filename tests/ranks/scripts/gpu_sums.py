@@ -15,6 +15,7 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import nd
 from mpgluon._ranks import gpus, own_arrays
+from mpgluon._transport import default_transport
 
 RANK, RANKS = mx.parallel.rank(), mx.parallel.num_ranks()
 APART = "apart" in sys.argv[2:]
@@ -26,6 +27,11 @@ PROGRAMS = {}
 def program(function):
     PROGRAMS[function.__name__] = function
     return function
+
+
+def add_up(arrays, in_place=False):
+    where = gpus.joined([array.context for array in arrays], default_transport())
+    return own_arrays.add_up(arrays, in_place, where)
 
 
 def values(rank, dtype):
@@ -45,10 +51,10 @@ def bits_of_cpus():
         expected = bits(own_arrays.add_up(here))
         for in_place in (False, True):
             there = [array.as_in_context(GPU) for array in here]
-            sums = own_arrays.add_up(there, in_place=in_place)
+            sums = add_up(there, in_place=in_place)
             assert bits(sums) == expected and all(total.context == GPU for total in sums)
             assert bits(there) == (expected if in_place else bits(here))
-    assert gpus.can_sum(GPU) == APART
+    assert gpus.can_sum((0,) * RANKS, default_transport()) == APART
 
 
 @program
@@ -61,7 +67,7 @@ def any_order():
         ]
         expected = sum(part.astype("float64") for part in parts)
         magnitude = sum(np.abs(part.astype("float64")) for part in parts)
-        (found,) = own_arrays.add_up([nd.array(parts[RANK], dtype=dtype, ctx=GPU)])
+        (found,) = add_up([nd.array(parts[RANK], dtype=dtype, ctx=GPU)])
         error = np.abs(found.asnumpy().astype("float64") - expected)
         assert (error <= (RANKS - 1) * unit * magnitude).all()
 
@@ -72,10 +78,53 @@ def of_each_rank():
     arrays = [nd.full((300_000,), rank + 1, ctx=mx.gpu(0, rank=rank)) for rank in range(RANKS)]
     total = RANKS * (RANKS + 1) / 2
     sums = mx.parallel.all_reduce(arrays)
-    assert gpus.can_sum(mx.gpu(0, rank=RANK)) == APART
+    assert gpus.can_sum((0,) * RANKS, "auto", with_ranks=True) == APART
     assert (sums[RANK].asnumpy() == total).all()
     assert (arrays[RANK].asnumpy() == RANK + 1).all()
     assert (mx.parallel.fetch(sums[RANKS - 1]).asnumpy() == total).all()
+
+
+@program
+def mixed():
+    """Ranks that have their arrays on GPUs of other numbers, in other numbers of them, or on a CPU
+    device: one store, one key after the other, in whatever order; then moved."""
+    places = [
+        [mx.gpu(0)] * 6,
+        [mx.gpu(0), mx.gpu(1), mx.gpu(1), mx.cpu(0), mx.gpu(0), mx.gpu(1)],
+        [mx.gpu(1), mx.gpu(0), mx.gpu(1), mx.gpu(0), mx.cpu(1), mx.gpu(1)],
+    ][RANK]
+    store, total = mx.kv.create("dist_sync"), RANKS * (RANKS + 1) / 2
+    store.init(list(range(6)), [nd.zeros((70_001,), ctx=ctx) for ctx in places])
+    for turn in range(3):
+        for key in range(6):
+            ctx = places[(key + turn // 2) % 6]  # in the last turn some have moved
+            out = nd.zeros((70_001,), ctx=ctx)
+            store.pushpull(key, nd.full((70_001,), RANK + 1, ctx=ctx), out=out)
+            assert (out.asnumpy() == total).all() and out.context == ctx
+    for numbers in ((0, 0, 0), (1, 0, 1), (0, 1, 0), (0, 0, 0)):
+        arrays = [
+            nd.full((9,), rank + 1, ctx=mx.gpu(number, rank=rank))
+            for rank, number in enumerate(numbers)
+        ]
+        assert (mx.parallel.all_reduce(arrays)[RANK].asnumpy() == total).all()
+
+
+@program
+def by_nccl():
+    """MPGLUON_COLLECTIVES=nccl."""
+    arrays = [nd.full((9,), rank + 1, ctx=mx.gpu(0, rank=rank)) for rank in range(RANKS)]
+    total = RANKS * (RANKS + 1) / 2
+    for found in (
+        mx.parallel.all_reduce(arrays)[RANK],
+        add_up([arrays[RANK].as_in_context(GPU)])[0],
+    ):
+        assert (found.asnumpy() == total).all()
+    try:
+        add_up([nd.ones((2,), ctx=mx.cpu(0) if RANK == 1 else GPU)])
+        raise AssertionError("nothing was raised")
+    except mx.MXNetError as error:
+        assert "NCCL can't sum over ranks: rank 1: its array is on no GPU" in str(error)
+    assert (add_up([nd.ones((2,))])[0].asnumpy() == RANKS).all()
 
 
 @program
@@ -88,11 +137,11 @@ def wrong():
         (rows if RANK == 1 else rows[:2], "the ranks run different programs"),
     ):
         try:
-            own_arrays.add_up([array])[0].wait_to_read()
+            add_up([array])[0].wait_to_read()
             raise AssertionError(f"{said}: nothing was raised")
         except (mx.MXNetError, IndexError) as error:
             assert said in str(error), error
-        assert (own_arrays.add_up([rows])[0].asnumpy() == RANKS).all()
+        assert (add_up([rows])[0].asnumpy() == RANKS).all()
 
 
 @program
@@ -116,14 +165,14 @@ def failed_copy():
 def broken():
     """Rank 1's card breaks in the midst of sums: an error on all ranks, also of later sums."""
     array = nd.ones((1 << 20,), ctx=GPU)
-    own_arrays.add_up([array])[0].wait_to_read()
+    add_up([array])[0].wait_to_read()
     if RANK == 1:
         library = ctypes.CDLL(os.environ["MPGLUON_CUDA_LIBRARY"])
         threading.Timer(0.2, lambda: library.hostcuda_break(0)).start()
     for _ in range(2):
         try:
             while True:
-                own_arrays.add_up([array])[0].wait_to_read()
+                add_up([array])[0].wait_to_read()
         except mx.MXNetError as error:
             print(f"rank {RANK}: {error}", flush=True)
 
@@ -132,13 +181,13 @@ def broken():
 def stopped():
     """Rank 1 stops for good, in the midst of sums: an error that names it, also of later sums."""
     array = nd.ones((1 << 20,), ctx=GPU)
-    own_arrays.add_up([array])[0].wait_to_read()
+    add_up([array])[0].wait_to_read()
     if RANK == 1:
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGSTOP)).start()
     for _ in range(2):
         try:
             while True:
-                own_arrays.add_up([array])[0].wait_to_read()
+                add_up([array])[0].wait_to_read()
         except mx.MXNetError as error:
             print(f"rank {RANK}: {error}")
 
@@ -146,7 +195,7 @@ def stopped():
 @program
 def refused():
     """MPGLUON_COLLECTIVES=nccl, on one card."""
-    own_arrays.add_up([nd.ones((3,), ctx=GPU)])
+    add_up([nd.ones((3,), ctx=GPU)])
 
 
 name = sys.argv[1]
