@@ -145,7 +145,7 @@ static void give_up(const sums *s) {
   snprintf(text, sizeof text, "a sum of GPUs failed on rank %d: %.150s", mpg_ranks_own(),
            mpg_error_text());
   s->calls->leave(s->communicator);
-  mpg_ranks_tell_failure(text);
+  mpg_ranks_give_up(text);
 }
 
 mpg_status mpg_gpu_rank_sums_run(const sums *s) {

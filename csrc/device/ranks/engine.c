@@ -60,11 +60,9 @@ void mpg_ranks_tell_end(const char *failure) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-void mpg_ranks_tell_failure(const char *text) {
+void mpg_ranks_give_up(const char *text) {
   pthread_mutex_lock(&engine->lock);
-  for (int i = 0; i < engine->size && engine->peers; i++)
-    if (i != engine->rank && !engine->peers[i].ended_ns && !engine->peers[i].lost[0])
-      (void)mpg_news_tell(i, MPG_NEWS_STUCK, text);
+  mpg_peers_lost(text);
   pthread_cond_signal(&engine->changed);
   pthread_mutex_unlock(&engine->lock);
 }
@@ -154,6 +152,15 @@ void mpg_peer_lost(int rank, const char *text) {
   for (mpg_message *m = engine->under_way; m; m = m->next) {
     if (m->rank != rank || m->control || m->done) continue;
     mpg_message_give_up(m, peer->lost);
+  }
+}
+
+void mpg_peers_lost(const char *text) {
+  for (int i = 0; i < engine->size && engine->peers; i++) {
+    if (i == engine->rank) continue;
+    if (!engine->peers[i].ended_ns && !engine->peers[i].lost[0])
+      (void)mpg_news_tell(i, MPG_NEWS_STUCK, text);
+    mpg_peer_lost(i, text);
   }
 }
 

@@ -113,6 +113,7 @@ bool mpg_messages_advance(void);      /* true: something was done */
 mpg_status mpg_news_listen(int rank); /* to the next one */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
 void mpg_peer_lost(int rank, const char *text); /* engine.c */
+void mpg_peers_lost(const char *text);          /* all, and they are told so */
 
 /* remote.c: lets the work of remote devices go on. True: something was done; *left: is queued. */
 bool mpg_remote_advance(bool *left);

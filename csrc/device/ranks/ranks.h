@@ -38,9 +38,9 @@ mpg_status mpg_ranks_end_within_limit(void);
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit);
 /* Tells the others that this rank's script has ended, or how it failed. Any thread. */
 void mpg_ranks_tell_end(const char *failure);
-/* Tells the others that there is no going on, and why: what waits for any rank there fails. Any
- * thread. */
-void mpg_ranks_tell_failure(const char *text);
+/* There is no going on together: what waits for another rank fails, here and on all others, with
+ * that text. Any thread. */
+void mpg_ranks_give_up(const char *text);
 /* The first rank that is lost, and why; -1: none. *all_ended: no other rank goes on. Any thread. */
 int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended);
 /* Stops: nothing is sent or received any more; what waits fails. Host lock not needed. */

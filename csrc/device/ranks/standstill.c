@@ -146,9 +146,5 @@ void mpg_standing_judge(int64_t now) {
         length > 46 ? ";" : ":", i, ranks, (unsigned long long)engine->peers[i].steps,
         engine->peers[i].standing.text);
   }
-  for (int i = 0; i < engine->size; i++) {
-    if (i == engine->rank) continue;
-    if (!engine->peers[i].ended_ns) (void)mpg_news_tell(i, MPG_NEWS_STUCK, text);
-    mpg_peer_lost(i, text);
-  }
+  mpg_peers_lost(text);
 }
