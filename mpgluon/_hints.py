@@ -339,7 +339,9 @@ def of_contrib(module, name):
 def of_op(name):
     """The way on from an op, by the name that files have, that there is none of; or nothing."""
     way = CONTRIB.get(name.removeprefix("_contrib_"))
-    return f"; {way}" if way else near(name, _core.ops())
+    if way:
+        return f"; {way}"
+    return f"{near(name, _core.ops())}; mx.library.load adds the ops of a library of one's own"
 
 
 def of_package(module, name):

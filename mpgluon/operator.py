@@ -483,13 +483,17 @@ class CustomCall(_graph_breaks.PythonCall):
             return [None] * total  # it may need what is not known yet
         self._check("infer_shape", groups)
         ins, outs, aux = groups
-        for name, old, new in zip(self.arguments, args, ins):
-            if (exact or _known(old)) and tuple(old) != new:
-                raise MXNetError(
-                    f"Custom: infer_shape of {self.op_type!r} wants {name} to be {new}, it is "
-                    f"{tuple(old)}"
-                )
+        known = [shape if exact or _known(shape) else None for shape in shapes]
+        self._agree("infer_shape", known, [*ins, *aux])
         return [*ins, *aux, *outs]
+
+    def _agree(self, what, given, wanted):
+        """Checks what is known of inputs and states against what the op's class says."""
+        for name, old, new in zip((*self.arguments, *self.auxiliary), given, wanted):
+            if old is not None and old != new:
+                raise MXNetError(
+                    f"Custom: {what} of {self.op_type!r} wants {name} to be {new}, it is {old}"
+                )
 
     def _infer_dtypes(self, dtypes):
         args = dtypes[: len(self.arguments)]
@@ -508,6 +512,7 @@ class CustomCall(_graph_breaks.PythonCall):
         )
         self._check("infer_type", groups)
         ins, outs, aux = groups
+        self._agree("infer_type", dtypes, [*ins, *aux])
         return [*ins, *aux, *outs]
 
     def _check(self, what, groups):

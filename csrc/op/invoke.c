@@ -78,7 +78,8 @@ static bool may_alias(const mpg_invocation *inv, int o, int i) {
   if (!mpg_tensor_overlaps(output, input)) return true;
   bool same =
       output->offset == input->offset && mpg_tensor_bytes(output) == mpg_tensor_bytes(input);
-  return same && ((inv->op->flags & MPG_OP_INPLACE) || mpg_op_input_mutable(inv->op, i));
+  if (mpg_op_input_mutable(inv->op, i)) return same && !inv->op->extension;
+  return same && (inv->op->flags & MPG_OP_INPLACE);
 }
 
 /* Inputs by their storage, so that many outputs need not each be held against all of them. */
@@ -116,6 +117,11 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
   mpg_tensor stack[STACK_ARRAYS], *given = inv->outputs;
   if (inv->num_outputs > STACK_ARRAYS)
     return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
+  for (int o = 0; o < inv->num_outputs; o++)
+    for (int i = 0; i < inv->num_inputs; i++)
+      if (inv->op->extension && mpg_op_input_mutable(inv->op, i) && !may_alias(inv, o, i))
+        return mpg_fail(MPG_ERROR, "%s: out overlaps a state, which the op writes, too",
+                        inv->op->name);
   memset(stack, 0, sizeof stack);
   inv->outputs = stack;
   mpg_status status = mpg_invoke(inv);

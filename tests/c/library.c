@@ -111,7 +111,8 @@ static int count(const mpgluon_call *call) {
   int64_t *calls = call->inputs[1].data;
   if (call->train) calls[0]++;
   memcpy(call->outputs[0].data, call->inputs[0].data,
-         (size_t)mpgluon_size(&call->inputs[0]) * sizeof(float));
+         (size_t)mpgluon_size(&call->inputs[0]) *
+             (call->inputs[0].dtype == MPGLUON_INT64 ? sizeof(int64_t) : sizeof(float)));
   return 0;
 }
 static int count_backward(const mpgluon_call *call) {
@@ -227,7 +228,7 @@ static const mpgluon_op ops[] = {
     {.name = "tests_count",
      .inputs = "data, !calls",
      .outputs = "output",
-     .dtypes = MPGLUON_SET(MPGLUON_FLOAT32),
+     .dtypes = MPGLUON_SET(MPGLUON_FLOAT32) | MPGLUON_SET(MPGLUON_INT64),
      .infer = infer_count,
      .forward = count,
      .backward = count_backward},

@@ -232,6 +232,12 @@ def test_errors():
         mx.nd.Custom(x, op_type="test_softmax")
     with pytest.raises(mx.MXNetError, match=r"different devices: label on cpu\(1\)"):
         mx.nd.Custom(mx.nd.ones((2, 2)), mx.nd.ones(2, ctx=mx.cpu(1)), op_type="test_softmax")
+    for calls, message in [
+        (mx.nd.zeros((2,)), r"infer_shape of 'test_power' wants calls to be \(1,\), it is \(2,\)"),
+        (mx.nd.zeros((1,), dtype="int32"), "infer_type of 'test_power' wants calls to be float32"),
+    ]:
+        with pytest.raises(mx.MXNetError, match=message):
+            mx.nd.Custom(x, calls, op_type="test_power")
     with pytest.raises(TypeError, match="no subclass"):
         mx.operator.register("x")(int)
     with pytest.raises(ValueError, match="assign"):

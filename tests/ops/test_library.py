@@ -224,6 +224,8 @@ def test_states_are_written_and_have_no_gradient():
             y = nd.tests_count(x, calls) * 2
         y.backward()
         assert calls.asscalar() == turn + 1 and x.grad.asnumpy().tolist() == [2, 2, 2]
+    with autograd.train_mode(), pytest.raises(mx.MXNetError, match="out overlaps a state"):
+        nd.tests_count(nd.ones((1,), dtype="int64"), calls, out=calls)
     sym = mx.sym.tests_count(mx.sym.var("x"), name="count")
     assert sym.list_auxiliary_states() == ["count_calls"]
     executor = sym.simple_bind(mx.cpu(), x=(3,))
