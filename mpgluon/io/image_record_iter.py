@@ -88,8 +88,11 @@ class RecordImages(MXDataIter):
         self._epoch = 0
         self._pool = ThreadPoolExecutor(max(1, threads))
         self._ahead = max(1, ahead)
-        # Samples of coming batches, by the number of a batch's first sample.
-        self._coming: collections.OrderedDict[int, list[Any]] = collections.OrderedDict()
+        # Samples of coming batches and the numbers in their records, by the number of a batch's
+        # first sample.
+        self._coming: collections.OrderedDict[int, tuple[list[int], list[Any]]] = (
+            collections.OrderedDict()
+        )
         self._set_up(batch_size, len(self._keys), "round" if round_batch else "pad")
         # The coming order is there before its epoch: it fills up the last batch.
         self._keys = self._order_of_keys()
@@ -122,7 +125,7 @@ class RecordImages(MXDataIter):
     def reset(self) -> None:
         """Starts over; in another order, where it is shuffled."""
         super().reset()
-        for futures in self._coming.values():
+        for _, futures in self._coming.values():
             for future in futures:
                 future.cancel()
         self._coming.clear()
@@ -139,14 +142,15 @@ class RecordImages(MXDataIter):
             raise MXNetError(f"{where}: {error}") from None
 
     def _request(self, begin):
-        """The samples of the batch that begins there, as futures."""
-        futures = []
+        """The numbers and the samples of the batch that begins there; these as futures."""
+        futures, ids = [], []
         for place in range(begin, begin + self.batch_size):
             goes_on = place >= self._count and self._last_batch == "round"
             keys = self._next_keys if goes_on else self._keys
             header, data, where = self._record(keys[place % self._count])
+            ids.append(header.id)
             futures.append(self._pool.submit(self._make, header, data, where, (self._epoch, place)))
-        return futures
+        return ids, futures
 
     def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
         begin = self._begin
@@ -154,11 +158,15 @@ class RecordImages(MXDataIter):
             later = begin + step * self.batch_size
             if later < self._count and later not in self._coming:
                 self._coming[later] = self._request(later)
-        found = [future.result() for future in self._coming.pop(begin)]
+        self._ids, futures = self._coming.pop(begin)
+        found = [future.result() for future in futures]
         return (
             nd.array(np.stack([data for data, _ in found]), dtype=self._dtype),
             nd.array(np.stack([label for _, label in found])),
         )
+
+    def _index_of(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.array(self._ids)
 
     _dtype: Any = np.float32
 

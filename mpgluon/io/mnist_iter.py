@@ -110,6 +110,7 @@ class MNISTIter(MXDataIter):
         order = np.arange(*part_of(len(images), num_parts, part_index))
         if shuffle:
             np.random.RandomState(seed).shuffle(order)
+        self._order: np.ndarray[Any, Any] = order
         size = len(order)
         if size < batch_size:
             raise MXNetError(f"MNISTIter: {size} images are less than a batch of {batch_size}")
@@ -125,3 +126,6 @@ class MNISTIter(MXDataIter):
 
     def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
         return rows_of(self._data, rows), rows_of(self._label, rows)
+
+    def _index_of(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return self._order[rows]

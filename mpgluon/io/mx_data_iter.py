@@ -62,6 +62,11 @@ class MXDataIter(WholeBatchIter):
         """Data and labels of the samples of these numbers."""
         raise NotImplementedError
 
+    def _index_of(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The `index` of the batch whose samples `_samples` has just given: their numbers
+        in the file."""
+        return rows
+
     def reset(self) -> None:
         """Starts over."""
         rounds = self._last_batch == "round" and self._begin > self._count
@@ -83,7 +88,8 @@ class MXDataIter(WholeBatchIter):
         rows = np.arange(begin, end) % count
         data, label = self._samples(rows)
         self._begin = end
-        self.current_batch = DataBatch([data], [label], max(end - count, 0), rows)
+        index = self._index_of(rows)
+        self.current_batch = DataBatch([data], [label], max(end - count, 0), index)
         return True
 
     def getdata(self) -> list[NDArray]:

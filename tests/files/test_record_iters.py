@@ -256,6 +256,8 @@ def test_shuffled_epochs_have_each_sample_once(numbers, boxes, make):
         for _ in range(4):
             for batch in batches:
                 order += batch.label[0].asnumpy().reshape(2, -1)[:, place].tolist()
+                if make is io.ImageRecordIter:
+                    assert batch.index.tolist() == order[-2:]
             batches.reset()
         order = [round(value) for value in order]
         assert len(order) == 4 * count
@@ -507,6 +509,8 @@ def test_mnist(mnist):
         for s in (0, 0, 1)
     ]
     assert labels[0] == labels[1] != labels[2] and sorted(labels[0]) == list(range(7))
+    (batch,) = io.MNISTIter(batch_size=7, **mnist)
+    assert batch.index.tolist() == batch.label[0].asnumpy().tolist()
     for settings, error, words in (
         (dict(batch_size=8), MXNetError, "7 images are less"),
         (dict(batch_size=0), ValueError, "MNISTIter: batch_size is at least 1, not 0"),
