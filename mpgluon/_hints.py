@@ -45,7 +45,7 @@ OPTIONS = {  # of layers, optimizers and ops: the first that the thing called ha
 }
 
 ARRAY = {
-    "to": "x.as_in_context(mx.gpu(0)) moves it, x.astype('float16') converts it",
+    "to": "x.as_in_context(mx.gpu(0)) to move it, x.astype('float16') to convert it",
     "cuda": "x.as_in_context(mx.gpu(0))",
     "cpu": "x.as_in_context(mx.cpu())",
     "device": "x.context",
@@ -114,6 +114,8 @@ ARRAY = {
     "copy_": "y.copyto(x), or x[:] = y",
     "uniform_": "nd.random.uniform(low, high, shape=x.shape, out=x)",
     "normal_": "nd.random.normal(loc, scale, shape=x.shape, out=x)",
+    "clamp": "x.clip(a_min, a_max)",
+    "to_device": "x.as_in_context(mx.gpu(0))",
     "clamp_": "x[:] = x.clip(a_min, a_max)",
     "new_zeros": "nd.zeros(shape, ctx=x.context, dtype=x.dtype)",
     "detach_": "x = x.detach()",
@@ -127,15 +129,15 @@ ARRAY = {
 }
 
 BLOCK = {
-    "parameters": "net.collect_params().values()",
+    "parameters": "net.collect_params()",
     "named_parameters": "net.collect_params().items()",
     "state_dict": "net.save_parameters(file), or net.collect_params()",
     "load_state_dict": "net.load_parameters(file)",
     "train": "autograd.record() around what is trained",
     "eval": "the network outside of autograd.record(), where it predicts",
-    "to": "net.collect_params().reset_ctx(mx.gpu(0)) moves it, net.cast('float16') converts it",
-    "cuda": "net.collect_params().reset_ctx(mx.gpu(0))",
-    "cpu": "net.collect_params().reset_ctx(mx.cpu())",
+    "to": "net.place(mx.gpu(0)) to move it, net.cast('float16') to convert it",
+    "cuda": "net.place(mx.gpu(0))",
+    "cpu": "net.place(mx.cpu())",
     "half": "net.cast('float16')",
     "double": "net.cast('float64')",
     "float": "net.cast('float32')",
@@ -203,6 +205,7 @@ FUNCTIONS = {
     "einsum": "nd.dot and nd.transpose",
     "Tensor": "nd.NDArray",
     "device": "mx.Context, or mx.gpu(0)",
+    "compile": "net.hybridize()",
     "cuda": "mx.gpu and mx.context",
     "functional": "nd",
     "optim": "mx.optimizer and mx.gluon.Trainer",

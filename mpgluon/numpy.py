@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ndarray"]
 
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        raise AttributeError(
+            f"mx.np.{name}: there is no mx.np in mpgluon; use mx.nd, or NumPy, whose functions "
+            "take NDArrays",
+            name=name,
+        )
+
 
 class ndarray(_core.NDArray):
     """The array type of ``mx.np``: no array is one, so ``isinstance`` says no. Use ``mx.nd``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, autograd, kvstore as kvstores, ndarray as nd, optimizer as opt
@@ -133,6 +134,12 @@ class Trainer(TrainerStore):
             if param.replaced:
                 raise param.replaced_error()
         self._params = list(params)
+        if not self._params:
+            warnings.warn(
+                "Trainer: there are no parameters; net.collect_params() has those of a whole "
+                "network, net.params those that a block has itself",
+                stacklevel=2,
+            )
         self._names = unique_names(self._params, paths, Trainer)
         self._param2idx = {name: i for i, name in enumerate(self._names)}
         self._plan = None

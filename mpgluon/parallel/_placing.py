@@ -33,6 +33,9 @@ _GROUP = "place:"  # in front of a device
 
 def place(net: Block, where: dict[str, Context]) -> None:
     """Places the blocks that the dict names, with what is in them; see `Block.place`."""
+    where = {
+        name: Context(ctx) if isinstance(ctx, str) else ctx for name, ctx in (where or {}).items()
+    }
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     devices = _devices(where)
     named = _named(net, where, blocks)
@@ -122,7 +125,7 @@ def _named(net, where, blocks):
         raise ValueError(
             f"place: {unused[0]!r} is the path or name of no block of '{net.name}', or only of "
             "such that an earlier pattern matches; there are "
-            f"{brief(path for path in blocks if path)}"
+            f"{brief(path for path in blocks if path) if len(blocks) > 1 else 'none in it'}"
         )
     return named
 

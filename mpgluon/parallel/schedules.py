@@ -586,7 +586,8 @@ def verify(
                 )
             if not 0 <= m < micro_batches:
                 raise ScheduleError(
-                    f"the schedule has micro-batch {m} of stage {s}, but there are {micro_batches}"
+                    f"the schedule has micro-batch {m} of stage {s}, but the micro-batches are 0 "
+                    f"to {micro_batches - 1}"
                 )
             if kind not in kinds:
                 advice = ""

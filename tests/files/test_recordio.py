@@ -107,18 +107,24 @@ def test_pickled_readers(paths):
 
 
 def in_a_fork(function):
-    """What a function gives in a forked process."""
+    """What a function gives in a forked process, or raises."""
     source, target = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.write(target, pickle.dumps(function()))
-        finally:
-            os._exit(0)
+            found = function()
+        except BaseException as error:
+            found = error
+        os.write(target, pickle.dumps(found))
+        os._exit(0)
     os.close(target)
     with open(source, "rb") as file:
-        value = pickle.loads(file.read())
-    os.waitpid(child, 0)
+        text = file.read()
+    _, status = os.waitpid(child, 0)
+    assert text, f"the child has ended with {os.waitstatus_to_exitcode(status)}"
+    value = pickle.loads(text)
+    if isinstance(value, BaseException):
+        raise value
     return value
 
 
@@ -204,7 +210,7 @@ def test_a_fork_while_another_thread_reads(paths):
         assert held.wait(60)
 
         def child():
-            faulthandler.dump_traceback_later(30, exit=True)
+            faulthandler.dump_traceback_later(30, exit=True, file=sys.__stderr__)
             with ThreadPoolExecutor(4) as pool:
                 return list(pool.map(lambda key: (len(record.keys), record.read_idx(key)), [0, 1]))
 

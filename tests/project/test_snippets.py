@@ -1,6 +1,7 @@
 """The code of README.md and of the site's pages runs as it stands, one block after the other, given
 the networks and batches that it speaks of."""
 
+import codeop
 import os
 import re
 import textwrap
@@ -170,7 +171,19 @@ def test_from_pytorch(tmp_path, monkeypatch, capsys):
 
 def test_schedules(tmp_path, monkeypatch, capsys):
     _, printed = together("docs/schedules.md", tmp_path, monkeypatch, capsys)
-    assert "bubble=8.6%" in printed
+    assert "bubble=25.0%" in printed
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/quickstart.md"])
+def test_blocks_can_be_pasted_into_a_prompt(path):
+    """That of Python 3.12 and older reads lines: an empty one ends what is indented."""
+    for block in blocks(path):
+        lines = []
+        for line in [*block.splitlines(), ""]:
+            lines.append(line)
+            if codeop.compile_command("\n".join(lines), symbol="single") is not None:
+                lines = []
+        assert not lines
 
 
 def test_every_page_with_code_is_run():

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 from support.processes import script_environment
 
@@ -69,14 +70,32 @@ def start(count, script, *arguments, **more):
     )
 
 
-def run_to_the_end(*arguments, **more):
-    """`run`, once more where the launcher has hung: Open MPI's does now and then when a rank is
-    stopped or dies while it begins. What is left then is ended."""
-    try:
-        return run(*arguments, timeout=40, **more)
-    except subprocess.TimeoutExpired:
-        end_all(f"{arguments[1]} {arguments[2]}")
-        return run(*arguments, **more)
+def run_to_the_end(count, script, *arguments, timeout=100, **more):
+    """`run`, but a launcher that goes on without ranks is ended: Open MPI's hangs now and then when
+    a rank is stopped or dies while it begins."""
+    launcher = subprocess.Popen(
+        _command(count, script, arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=TESTS,
+        env=script_environment(MPGLUON_CPU_THREADS="1", **more),
+    )
+    begin = seen = time.monotonic()  # seen: when there were ranks, or might have been
+    while True:
+        try:
+            found = launcher.communicate(timeout=1)
+            return subprocess.CompletedProcess(launcher.args, launcher.returncode, *found)
+        except subprocess.TimeoutExpired:
+            now = time.monotonic()
+            ranks = set(pids_of(" ".join([script, *arguments]))) - {launcher.pid}
+            if ranks or now < begin + 20:
+                seen = now
+            if now > seen + 10:
+                launcher.kill()
+            elif now > begin + timeout:
+                end_all(" ".join([script, *arguments]))
+                raise
 
 
 def end_all(text):

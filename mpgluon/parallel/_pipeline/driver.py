@@ -48,7 +48,7 @@ ALL_AT_ONCE = (
 
 # The plan that passes of a run are queued by; peaks: the most bytes on each device, from the run's
 # begin on.
-Prepared = collections.namedtuple("Prepared", "stages table items peaks")
+Prepared = collections.namedtuple("Prepared", "stages table items peaks schedule")
 
 
 class Driver:
@@ -80,7 +80,9 @@ class Driver:
             items = described.items(table, micro_batches, phases)
             whole = self.begun.items + items if phases == "B" else items
             peaks = described.peaks(run, whole, keep)
-            prepared = self.entry.tables[key] = Prepared(described, table, items, peaks)
+            prepared = self.entry.tables[key] = Prepared(
+                described, table, items, peaks, schedule if isinstance(schedule, str) else None
+            )
         return prepared
 
     def _choose(self, run):
@@ -95,7 +97,7 @@ class Driver:
         if report.micro_batches != run.micro_batches or not own:
             return  # the last step was of another shape
         for name in schedules.SCHEDULES:
-            stages, table, _, peaks = self._prepare(run, "FB", name)
+            stages, table, _, peaks, _ = self._prepare(run, "FB", name)
             if any(
                 memory_stats(ctx)["limit"]
                 and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
@@ -108,6 +110,7 @@ class Driver:
             if best is None or (makespan, sum(peaks.values())) < best[:2]:
                 best = (makespan, sum(peaks.values()), name)
         entry.chosen = best[2] if best else schedules.DEFAULT
+        self.pipeline.chosen = entry.chosen
 
     def _queue(self, run, prepared, phases):
         """Queues what was prepared, and notes it for the report."""

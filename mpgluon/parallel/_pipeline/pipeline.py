@@ -172,9 +172,11 @@ class Pipeline:
         self.check: bool = bool(check)
         self._last = None
         self.expected: Expected | None = None  # by a plan
+        self.chosen: str | None = None  # schedule='auto': the schedule that was chosen last
 
     def __repr__(self) -> str:
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
+        schedule += f" ({self.chosen})" if self.chosen else ""
         axis = f", axis={self.axis}" if self.axis else ""
         return (
             f"Pipeline({self.micro_batches} micro-batches along {self.along}{axis}, "
@@ -200,7 +202,7 @@ class Pipeline:
         """The times of the last step: a `Report`. Waits for the step to end. MXNetError when
         nothing has run."""
         if self._last is None:
-            raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
+            raise MXNetError("Pipeline: nothing has run in this pipeline yet")
         return Report(*self._last)
 
     def note_run(self, *run: Any) -> None:

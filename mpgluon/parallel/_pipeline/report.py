@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ...context import Context
 
-COLORS = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
+COLORS = {"F": "#8ab6e8", "B": "#6fb96b", "W": "#c5e3bd"}
 
 
 def draw_spans(
@@ -73,6 +73,8 @@ class Report(Tabular):
     ----------
     seconds : float
         From the first stage's begin to the last stage's end.
+    schedule : str, optional
+        The name of the schedule, with 'auto' the one that was chosen; None of a table.
     busy, idle : dict of Context to float
         Seconds of each device.
     bubble : float
@@ -112,6 +114,7 @@ class Report(Tabular):
     table: Any
     phases: str
     micro_batches: int
+    schedule: str | None
     spans: dict[schedules.Action, tuple[float, float]]
     planned: schedules.Simulation
     bubble: float
@@ -130,6 +133,7 @@ class Report(Tabular):
         )
         self._run, self.stages, self.table = run, stages, table
         self.phases, self.micro_batches = phases, micro_batches
+        self.schedule = prepared.schedule
         measured = {
             (micro_batch, phase): run.times(micro_batch, phase)
             for micro_batch in range(micro_batches)
@@ -179,8 +183,9 @@ class Report(Tabular):
         return self.stages.peaks_of(self._run, schedule, times)
 
     def _parts(self):
+        named = f" by {self.schedule}" if self.schedule else ""
         first = (
-            f"{len(self.stages)} stages, {self.micro_batches} micro-batches: "
+            f"{len(self.stages)} stages, {self.micro_batches} micro-batches{named}: "
             f"{self.seconds * 1e3:.2f} ms, bubble {self.bubble:.1%} (planned "
             f"{self.planned.makespan * 1e3:.2f} ms, {self.planned_bubble:.1%})"
         )

@@ -9,6 +9,7 @@ from ... import autograd, ndarray as nd
 from ...base import MXNetError, counted
 from ...gluon._compiled.programs import CompiledPrograms
 from ...gluon.block import HybridBlock
+from ...gluon.loss import Loss
 from ...gluon.trainer import loss_scaling, scaled_by
 from .._mesh import placement
 from .driver import Driver
@@ -112,6 +113,10 @@ class TrainStep:
         if not isinstance(net, HybridBlock):
             raise MXNetError(
                 f"TrainStep: the network must be a HybridBlock, not {type(net).__name__}"
+            )
+        if isinstance(net, Loss):
+            raise MXNetError(
+                f"TrainStep: the network comes first, then the loss, not {type(net).__name__}"
             )
         if not callable(loss):
             raise MXNetError(

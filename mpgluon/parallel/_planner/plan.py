@@ -719,7 +719,7 @@ class Comparison(Tabular):
         graph, contexts = report.stages.graph, report.stages.contexts
         planned, measured = {}, {}
         for s, (ctx, _) in enumerate(plan.stages):
-            planned.setdefault(ctx, []).append({k: times.get((k, s)) for k in "FBW"})
+            planned.setdefault(ctx, []).append((s, {k: times.get((k, s)) for k in "FBW"}))
         for s, d in enumerate(graph.devices):
             measured.setdefault(contexts[d], []).append(
                 {k: report.times.get((k, s)) for k in "FBW"}
@@ -740,8 +740,9 @@ class Comparison(Tabular):
         self.stages = [
             (ctx, {k: (one[k], two[k]) for k in "FBW"})
             for ctx, rows in planned.items()
-            for one, two in zip(rows, measured[ctx])
+            for (_, one), two in zip(rows, measured[ctx])
         ]
+        self._numbers = [s for rows in planned.values() for s, _ in rows]
         self.memory: dict[Context, tuple[Any, int]] = {
             ctx: (plan.candidate.memory[plan.devices.index(ctx)][1], size)
             for ctx, size in report.planned_bytes.items()
@@ -751,6 +752,7 @@ class Comparison(Tabular):
     def _parts(self):
         rows = [
             (
+                "stage",
                 "device",
                 "forward ms",
                 "measured",
@@ -760,9 +762,10 @@ class Comparison(Tabular):
                 "measured",
             )
         ]
-        for ctx, passes in self.stages:
+        for number, (ctx, passes) in zip(self._numbers, self.stages):
             rows.append(
                 (
+                    str(number),
                     str(ctx),
                     *[
                         "" if value is None else f"{value * 1e3:.3f}"
@@ -774,7 +777,7 @@ class Comparison(Tabular):
         memory = [("device", "bytes of micro-batches", "by the compiled plan")]
         memory += [(str(ctx), *[f"{size:,}" for size in pair]) for ctx, pair in self.memory.items()]
         first = (
-            f"predicted {_ms(self.predicted)} ms, measured {_ms(self.measured)} ms "
+            f"passes: predicted {_ms(self.predicted)} ms, measured {_ms(self.measured)} ms "
             f"({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"
         )
         return [first, rows, memory]
