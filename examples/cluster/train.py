@@ -19,6 +19,7 @@ from mpgluon.gluon import nn
 arguments = parser(__doc__, devices=1, steps=20, out="checkpoints")
 arguments.add_argument("--every", type=int, default=10, help="steps between checkpoints")
 arguments.add_argument("--units", type=int, default=256)
+arguments.add_argument("--layers", type=int, default=8, help="at least one for each device")
 options = arguments.parse_args()
 
 # --- The idea: devices of all ranks, one network, one pipeline ------------------------------------
@@ -29,7 +30,7 @@ devices = [
     for ctx in options.devices
 ]
 net = nn.HybridSequential()
-for _ in range(2 * len(devices)):
+for _ in range(options.layers):
     net.add(nn.Dense(options.units, in_units=options.units, activation="relu"))
 net.place(par.Mesh({"stage": len(devices)}, devices=devices))
 net.initialize(mx.init.Xavier())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import importlib.util
 import json
 import os
 import socket
@@ -117,19 +118,27 @@ def server(params: str, devices: str) -> Iterator[tuple[str, subprocess.Popen[by
     told = serve.environment(params, devices)
     told["BENTOML_CONFIG_OPTIONS"] = "api_server.logging.access.enabled=false"
     process = subprocess.Popen(
-        serve.command(port), env=told, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        serve.command(port),
+        env=told,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=HERE,
     )
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        deadline = time.monotonic() + 60
+        while True:
             if process.poll() is not None:
                 raise RuntimeError(f"the server for {devices} ended: {process.returncode}")
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"{address}/readyz", timeout=2).close()
                 break
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the server for {devices} is not ready after a minute; serve.py shows what it "
+                    "prints"
+                )
             time.sleep(0.1)
-        else:
-            raise RuntimeError(f"the server for {devices} is not ready after a minute")
         yield f"{address}/classify", process
     finally:
         process.terminate()
@@ -148,7 +157,11 @@ def main() -> None:
         model.train(params, options.devices, options.steps)
     requests = Requests(params)
     names = " ".join(map(str, options.devices))
-    ways = {f"{names}, pipelined": names, "one device": names.split()[0], "PyTorch": "torch"}
+    ways = {f"{names}, pipelined": names, "one device": names.split()[0]}
+    if importlib.util.find_spec("torch"):
+        ways["PyTorch"] = "torch"
+    else:
+        print("without PyTorch, which is not installed")
     results: dict[str, list[Seen]] = {name: [] for name in ways}
     with contextlib.ExitStack() as stack:
         urls = {name: stack.enter_context(server(params, way))[0] for name, way in ways.items()}

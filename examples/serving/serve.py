@@ -50,6 +50,7 @@ def main() -> None:
     names = " ".join(map(str, options.devices))
     told = environment(params, names)
     print(f"{names}: http://127.0.0.1:{options.port}/classify", flush=True)
+    os.chdir(HERE)  # Python looks for modules where it starts, and mpgluon's sources are not built
     os.execve(sys.executable, command(options.port), told)
 
 

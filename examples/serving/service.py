@@ -16,6 +16,7 @@ import mpgluon as mx
 from common import device
 
 BATCH = 64  # rows, at most
+LARGEST = 1e6  # of numbers, so that scores are finite, too
 MAX_LATENCY = 500  # milliseconds: a request that would take longer is answered with 503
 
 
@@ -23,8 +24,8 @@ def checked(pictures: np.ndarray) -> np.ndarray:
     """Refuses a request by itself, before it is in a batch with others."""
     if pictures.ndim != 2 or pictures.shape[1] != model.INPUTS or not 1 <= len(pictures) <= BATCH:
         raise ValueError(f"pictures: 1 to {BATCH} rows of {model.INPUTS} numbers")
-    if not np.isfinite(pictures).all():
-        raise ValueError("pictures: a number is not finite")
+    if not (np.abs(pictures) <= LARGEST).all():
+        raise ValueError(f"pictures: numbers are -{LARGEST:g} to {LARGEST:g}")
     return pictures
 
 

@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 import time
+import warnings
 from typing import Any
 
 from .. import _core
@@ -148,6 +149,19 @@ def _begin_with(mpi, any_order):
     _own, _count = _world.rank, _world.size
     atexit.register(_end, os.getpid())
     _note_uncaught()
+    _warn_of_binding()
+
+
+def _warn_of_binding():
+    """Open MPI's mpirun binds one or two ranks to a core each, which is seldom what is wanted."""
+    ranks = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+    cores, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    if _own == 0 and cores == 1 and ranks.isdigit() and all_cores >= 2 * int(ranks):
+        warnings.warn(
+            f"mpirun has bound this rank to one of {all_cores} cores, so each of its CPU devices "
+            "has one thread; mpirun --bind-to none leaves all cores to all ranks",
+            stacklevel=2,
+        )
 
 
 def _note_uncaught():

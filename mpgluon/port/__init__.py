@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -165,6 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         json.dump([report.as_dict() for report in reports], sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(_text.lines_of(reports, options.all)))
+        try:
+            print("\n".join(_text.lines_of(reports, options.all)), flush=True)
+        except BrokenPipeError:  # the reader has seen enough, such as `head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     bad = any(report.unreadable or report.kinds["missing"] for report in reports)
     return int(bad)

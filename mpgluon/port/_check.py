@@ -27,6 +27,9 @@ KINDS = {
     "error": "cannot be read",
 }
 
+# Packages for several machines, which have no place beside mpgluon.
+DISTRIBUTED = ("horovod", "byteps")
+
 
 @dataclasses.dataclass
 class Finding:
@@ -178,7 +181,7 @@ class Check:
             return self._import_from(node)
         for alias in node.names:
             path = tuple(alias.name.split("."))
-            if path[0] in _rows.packages():
+            if path[0] in _rows.packages() or path[0] in DISTRIBUTED:
                 self._package(alias, path[0])
             if path[0] not in HEADS:
                 continue
@@ -189,6 +192,9 @@ class Check:
                 self._add(line, column, "runs", alias.name, "")
 
     def _package(self, node, name):
+        if name in DISTRIBUTED:
+            text = "write mx.parallel.DistributedTrainer and its kin; docs/horovod.md has the names"
+            return self._add(*self._at(node), "missing", name, text)
         text = f"{name} imports mxnet itself: run the program by python -m mpgluon.as_mxnet, or "
         self._add(*self._at(node), "package", name, text + "call mpgluon.as_mxnet() before this")
 
@@ -213,7 +219,8 @@ class Check:
 
     def _import_from(self, node):
         path = tuple((node.module or "").split("."))
-        if node.level or path[0] not in (*HEADS, *_rows.packages(), *_package.OTHERS):
+        known = (*HEADS, *_rows.packages(), *_package.OTHERS, *DISTRIBUTED)
+        if node.level or path[0] not in known:
             return
         line, column = self._at(node)
         if path[0] in _package.OTHERS:
@@ -222,7 +229,7 @@ class Check:
                 if text:
                     self._add(line, column, "python", f"{path[0]}.{alias.name}", text)
             return
-        if path[0] in _rows.packages():
+        if path[0] in _rows.packages() or path[0] in DISTRIBUTED:
             return self._package(node, path[0])
         module, sure = _package.module_name(path[1:]), True
         if module is None:

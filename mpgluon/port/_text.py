@@ -71,7 +71,8 @@ def summary(reports: Sequence[Report]) -> Iterator[str]:
         counts.update(report.kinds)
     unread = sum(report.unreadable for report in reports)
     using = [report for report in reports if report.lines_that_use_mxnet]
-    plain = sum(not {"missing", "differs", "check", "python"} & set(one.kinds) for one in using)
+    more = {"missing", "differs", "check", "python", "package"}
+    plain = sum(not one.unreadable and not more & set(one.kinds) for one in using)
     lines = sum(report.lines_that_use_mxnet for report in reports)
     runs = sum(report.lines_that_run for report in reports)
     yield (

@@ -51,6 +51,8 @@ def _trainers(tree, scopes):
     made: dict[str, ast.Call] = {}
     lists: dict[str, ast.AST] = {}
     for scope, node in _walk_scopes(scopes):
+        if _method(node) == "append" and any(_is_trainer(arg, scope) for arg in node.args):
+            lists[ast.unparse(node.func.value)] = node
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
@@ -69,11 +71,12 @@ def _trainers(tree, scopes):
             if isinstance(body, list):
                 yield from _steps_together(body, made)
     for node in ast.walk(tree):
-        if isinstance(node, ast.For) and ast.unparse(node.iter) in lists:
+        loops = [node] if isinstance(node, ast.For) else getattr(node, "generators", [])
+        for name in {ast.unparse(loop.iter) for loop in loops} & set(lists):
             if any(_method(inner) == "step" for inner in ast.walk(node)):
                 text = (
-                    f"the Trainers in {ast.unparse(node.iter)} step one after another: one Trainer "
-                    "takes the parameters of all, on any devices"
+                    f"the Trainers in {name} step one after another: one Trainer takes the "
+                    "parameters of all, on any devices"
                 )
                 yield node.lineno, node.col_offset, text
 

@@ -2,7 +2,7 @@
 own, since what it looks for ends the process:
 
     python tests/programs/op_fuzz.py [--seed N] [--first N] [--seconds S | --calls N] [--ops
-    NAME ...] [--log FILE]
+    NAME ...] [--log FILE]                                 # 60 seconds, where nothing is said
 
 Each op is called about as often as any other. What is called next is written to the log first, so
 that the last line of it is what ended the process; a call that takes longer than a minute ends it,
@@ -236,13 +236,18 @@ def call(rng, numbers, op, params, inputs):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--calls", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first call")
     parser.add_argument("--ops", nargs="*")
     parser.add_argument("--log")
     args = parser.parse_args(arguments)
+    if not args.seconds and not args.calls:
+        args.seconds = 60
+    if args.seed is None:
+        args.seed = random.SystemRandom().randrange(1 << 32)
+        print(f"--seed {args.seed}", flush=True)
     log = os.open(args.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if args.log else None
     names = [name for name in _core.list_ops() if not args.ops or name in args.ops]
     ops = [_core.get_op(name).describe() for name in names]

@@ -118,6 +118,11 @@ def test_devices(tmp_path):
         ("import importlib\nimportlib.import_module('mxnet')\n", "by a string"),
         ("import gluoncv\n", "as_mxnet"),
         ("from gluonnlp import data\n", "as_mxnet"),
+        ("import horovod.mxnet as hvd\n", "missing write mx.parallel.DistributedTrainer"),
+        ("import byteps.mxnet as bps\n", "docs/horovod.md"),
+        ("import mxnet as mx\nmx.npx.set_np()\n", "there is no mx.np"),
+        ("import mxnet as mx\nmx.kv.create('p3')\n", "take dist_sync"),
+        ("import mxnet as mx\nassert mx.__version__ > '1.6'\n", "that of mpgluon"),
         ("from mxnet import gluon\ngluon.model_zoo.vision.get_model('x', no=1)\n", ""),
         ("from mxnet import gluon\ngluon.loss.L2Loss(weight=1)\n", ""),
         ("from mxnet import gluon\ngluon.nn.Dense(3, bias=False)\n", "did you mean 'use_bias'?"),
@@ -202,6 +207,17 @@ def test_trainers_that_can_be_one(tmp_path):
         module = M(net, group2ctxs={"dev1": ctx})
     """
     assert set(one_block(tmp_path, listed)) == {3, 5, 6}
+    filled = """\
+        from mxnet import gluon
+        trainers = []
+        for net in nets:
+            trainers.append(gluon.Trainer(net.collect_params(), "sgd"))
+        for trainer in trainers:
+            trainer.step(1)
+        [trainer.step(1) for trainer in trainers]
+        [trainer.learning_rate for trainer in trainers]
+    """
+    assert set(one_block(tmp_path, filled)) == {5, 7}
 
 
 def notebook(path, *cells, indent=1):

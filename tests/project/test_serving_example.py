@@ -1,11 +1,15 @@
 """examples/serving: concurrent clients, bad requests, overload and shutdown."""
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
+import urllib.request
 
 import pytest
 
@@ -88,6 +92,25 @@ def test_overload_is_answered_with_503(load, server):
     assert set(seen.statuses) == {200, 503} and not seen.wrong
     after = asyncio.run(load.clients(server, requests, 2, 1.0))
     assert set(after.statuses) == {200}
+
+
+def test_it_starts_in_the_folder_of_the_sources(load):
+    """Where Python finds a package that is not built."""
+    port = load.free_port()
+    command = [sys.executable, os.path.join(FOLDER, "serve.py"), "--port", str(port)]
+    process = subprocess.Popen([*command, "--out", load.params], cwd=ROOT)
+    try:
+        for _ in range(300):
+            assert process.poll() is None
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2).close()
+                break
+            time.sleep(0.2)
+        else:
+            raise AssertionError("it is not ready")
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_shutdown_answers_what_was_taken(load):

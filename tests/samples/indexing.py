@@ -250,7 +250,14 @@ SAMPLES = {
         Sample([(2, 4), ints(2, 0, 2, 1), (4,)], {"out_dim": 3}, sketched, grad=[0, 2]),
     ],
     "batch_take": [
-        Sample([(3, 4), ints(0, 3, 9)], None, lambda a, i: pick(a, i), grad=False, dtypes=MOVES)
+        Sample(
+            [(3, 4), ints(0, 3, 9)],
+            None,
+            lambda a, i: pick(a, i),
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        )
     ],
     "pick": [
         Sample([(3, 4), ints(0, -1, 9)], None, pick, grad=[0], grad2=True, dtypes=MOVES),

@@ -237,16 +237,16 @@ SAMPLES = {
     ],
     "khatri_rao": [
         Sample(
-            [(3, 4), (2, 4)], {}, khatri_rao, grad=False, dtypes=("float32", "float64"), name="two"
+            [(3, 4), (2, 4)], {}, khatri_rao, grad2=True, dtypes=("float32", "float64"), name="two"
         ),
         Sample(
             [(3, 4), (2, 4), (5, 4)],
             {},
             khatri_rao,
-            grad=False,
+            grad2=True,
             dtypes=("float32", "float64"),
             name="three",
         ),
-        Sample([(3, 4)], {}, khatri_rao, grad=False, dtypes=("float32", "float64"), name="one"),
+        Sample([(3, 4)], {}, khatri_rao, grad2=True, dtypes=("float32", "float64"), name="one"),
     ],
 }

@@ -19,14 +19,15 @@ GENERATED = "Generated from the conversion table (`mpgluon/onnx/_ops`).\n"
 TEXT = """# Operators
 
 Generated from the rows of the registry and the tests' samples; `mx.nd.<name>.describe()` has all
-of a row, parameters and an example included. Names that begin with `_contrib_`, `_image_`,
+of a row, parameters and an example included (but for functions around a row, such as `UpSampling`
+and those of `mx.nd.random`). Names that begin with `_contrib_`, `_image_`,
 `_linalg_` and `_random_` are those of `mx.nd.contrib`, `mx.nd.image`, `mx.nd.linalg` and
 `mx.nd.random`.
 
 - **dtypes**: of the first input, or of the output where there is none. *floats* are float32,
   float64, float16 and bfloat16; *numbers* also uint8, int8, int32 and int64; *all* also bool.
 - **gradient**: *2* has gradients of any order, *1* only of the first. An empty cell: no gradient
-  flows, or asking for one is an error.
+  flows, asking for one is an error, or there is none that is tested.
 - **pipelines**: whether it works on micro-batches. Ops whose results have shapes that depend on
   values run on the host instead.
 - **GPU**: whether there is a kernel, or the op is composed of others that have one.

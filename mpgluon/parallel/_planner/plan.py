@@ -718,9 +718,12 @@ class Comparison(Tabular):
         times = plan.candidate.times
         graph, contexts = report.stages.graph, report.stages.contexts
         planned, measured = {}, {}
+        any_rank = any(ctx.rank is not None for ctx in plan.devices)
         for s, (ctx, _) in enumerate(plan.stages):
             planned.setdefault(ctx, []).append((s, {k: times.get((k, s)) for k in "FBW"}))
         for s, d in enumerate(graph.devices):
+            if contexts[d].rank is None and contexts[d] not in planned and any_rank:
+                continue  # what a rank copies from its own device
             measured.setdefault(contexts[d], []).append(
                 {k: report.times.get((k, s)) for k in "FBW"}
             )

@@ -35,6 +35,10 @@ assert plan.fits() and set(plan.placement.values()) == set(DEVICES)
 net.place(plan)
 step = par.TrainStep(net, LOSS, gluon.Trainer(net.collect_params(), "sgd"), plan.pipeline())
 losses = [float(par.fetch(step(X, Y)).asnumpy().mean()) for _ in range(2)]
+compared = plan.compare(step.pipeline.report())
+assert {ctx for ctx, _ in compared.stages} == set(DEVICES)
+own = [passes for ctx, passes in compared.stages if ctx.rank == RANK]
+assert own and all(passes["F"][1] > 0 for passes in own), str(compared)
 try:
     par.plan(network(DEVICES[1]), X, DEVICES, loss=LOSS, labels=Y)
 except mx.MXNetError as error:
