@@ -30,10 +30,11 @@ _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
 
 
 def _library_folders() -> list[str]:
-    """Where wheels put libraries (oneDNN, OpenBLAS, and what GPUs need), seen from the interpreter
-    and from where NumPy was found."""
+    """Where wheels put libraries (oneDNN, OpenBLAS, and what GPUs need): our own first, then seen
+    from the interpreter and from where NumPy was found."""
     site = _os.path.dirname(_os.path.dirname(_sys.modules["numpy"].__file__))
     folders = [
+        _os.path.join(_os.path.dirname(_os.path.abspath(__file__)), "_libraries"),
         _os.path.join(_sys.prefix, "lib"),
         _os.path.join(site, "..", "..", ""),
         _os.path.join(site, "scipy_openblas32", "lib"),

@@ -1,6 +1,6 @@
 """The wheels and the source distribution of a release, each tried in a clean environment.
 
-    python tools/wheels.py FOLDER [--python PATH ...]
+    python tools/wheels.py FOLDER [--python PATH ...] [--onednn FOLDER]
 
 FOLDER gets
 
@@ -13,8 +13,9 @@ FOLDER gets
 Wheels are made from the source distribution. auditwheel (in the environment that runs this) gives
 them the oldest manylinux tag that fits what they were linked with: on a machine with glibc 2.34 or
 newer that is the machine's own, so wheels for older systems must be made in an image of an older
-one. libgomp is not copied into them, because oneDNN's package reads the system's, and a process
-should have one.
+one. libgomp is not copied into them, because oneDNN reads the system's, and a process should have
+one. --onednn: wheels contain the oneDNN of that folder (tools/onednn.py builds one), in place of
+the package that they would ask for.
 """
 
 import argparse
@@ -77,6 +78,33 @@ def repaired(wheel, folder):
         return shutil.move(made, os.path.join(folder, os.path.basename(made)))
 
 
+def with_onednn(wheel, folder):
+    """Puts a folder's oneDNN into a wheel, which then asks for no package of it."""
+    added = {"mpgluon/_libraries/libdnnl.so.3": os.path.join(folder, "lib", "libdnnl.so.3")}
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(wheel + ".new", "w") as new:
+        names = old.namelist()
+        (record,) = [name for name in names if name.endswith(".dist-info/RECORD")]
+        about = record.removesuffix("RECORD")
+        for name in ("LICENSE", "THIRD-PARTY-PROGRAMS"):
+            added[f"{about}licenses/oneDNN-{name}"] = os.path.join(folder, "share/doc/dnnl", name)
+        lines = ""
+        for info in old.infolist():
+            content = old.read(info)
+            if info.filename == record:
+                continue
+            if info.filename == about + "METADATA":
+                content = re.sub(rb"Requires-Dist: onednn-[^\n]*\n", b"", content)
+            lines += gpu_wheel.record_line(info.filename, content)
+            new.writestr(gpu_wheel.member(info), content, zipfile.ZIP_DEFLATED)
+        for name, path in added.items():
+            with open(path, "rb") as file:
+                content = file.read()
+            lines += gpu_wheel.record_line(name, content)
+            new.writestr(name, content, zipfile.ZIP_DEFLATED)
+        new.writestr(record, lines + f"{record},,\n")
+    os.replace(wheel + ".new", wheel)
+
+
 def unpacked(sources, folder):
     shutil.unpack_archive(sources, folder, filter="data")
     (root,) = glob.glob(os.path.join(folder, "mpgluon-*"))
@@ -89,7 +117,8 @@ def tried(wheels, python, about):
         clean = fresh(python, os.path.join(temp, "env"))
         ran(clean, "-m", "pip", "install", "-q", *wheels)
         ran(clean, "-c", PROGRAM, cwd=temp)
-        print(about, ran(clean, "-m", "mpgluon.info", cwd=temp).splitlines()[0], flush=True)
+        said = ran(clean, "-m", "mpgluon.info", cwd=temp).splitlines()
+        print(about, said[0], *[line for line in said if line.startswith("oneDNN")], flush=True)
 
 
 def cuda_wheel(library, beside, folder):
@@ -141,7 +170,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder")
     parser.add_argument("--python", action="append", help="an interpreter to build for; repeatable")
+    parser.add_argument("--onednn", help="a folder with lib/libdnnl.so.3, to be in the wheels")
     arguments = parser.parse_args()
+    if arguments.onednn and not os.path.exists(f"{arguments.onednn}/lib/libdnnl.so.3"):
+        parser.error(f"--onednn: {arguments.onednn} has no lib/libdnnl.so.3")
     folder = os.path.abspath(arguments.folder)
     os.makedirs(folder, exist_ok=True)
     for old in glob.glob(folder + "/mpgluon*"):
@@ -162,6 +194,8 @@ def main():
                 env=environment,
             )
             (raw,) = glob.glob(place + "/*.whl")
+            if arguments.onednn:
+                with_onednn(raw, arguments.onednn)
             made[version] = repaired(raw, folder)
             tried([made[version]], python, f"{os.path.basename(made[version])}:")
         if native_build.find_nvcc():
