@@ -86,12 +86,22 @@ MPG_INLINE float mpg_expm1f(float x) {
   return mpg_with_sign(n == 0 ? y : result, x);
 }
 
-/* log(1 + f) for x = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); x positive and normal. */
-MPG_INLINE float mpg_log_parts(float x, float *exponent) {
+/* log(1 + f) for x = 2^(e + scaled / 2^23) (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); x positive and
+ * normal. */
+MPG_INLINE float mpg_log_parts_scaled(float x, uint32_t scaled, float *exponent) {
   uint32_t shifted = mpg_float_bits(x) - 0x3f3504f3u;
-  int32_t e = (int32_t)shifted >> 23;
-  *exponent = (float)e;
+  *exponent = (float)((int32_t)(shifted - scaled) >> 23);
   return mpg_float_from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+}
+MPG_INLINE float mpg_log_parts(float x, float *exponent) {
+  return mpg_log_parts_scaled(x, 0, exponent);
+}
+/* The same for subnormal x, too. By a mask: of choices compilers make paths, in which loops are not
+ * vectorised. */
+MPG_INLINE float mpg_log_parts_of_any(float x, float *exponent) {
+  uint32_t below = mpg_float_bits(x) - 0x00800000u,
+           scaled = (uint32_t)((int32_t)below >> 31) & 23u << 23;
+  return mpg_log_parts_scaled(x * mpg_float_from_bits(0x3f800000u + scaled), scaled, exponent);
 }
 MPG_INLINE float mpg_log_rest(float f, float tail) { /* log(1 + f) - f + tail */
   float q =
@@ -101,19 +111,16 @@ MPG_INLINE float mpg_log_rest(float f, float tail) { /* log(1 + f) - f + tail */
   return mpg_fma(-0.5f, square, mpg_fma(q * f, square, tail));
 }
 /* y, which is log(x) but for the ends of the range, with these. */
-#define MPG_LOG_SPECIAL(name, T)               \
-  MPG_INLINE T name(T x, T y) {                \
-    y = x == 0 ? -(T)INFINITY : y;             \
-    y = x < 0 ? (T)NAN : y;                    \
-    return x == (T)INFINITY || x != x ? x : y; \
+#define MPG_LOG_SPECIAL(name, T)                    \
+  MPG_INLINE T name(T x, T y) {                     \
+    y = x == 0 ? -(T)INFINITY : y;                  \
+    y = x < 0 ? (T)NAN : y;                         \
+    return x < (T)INFINITY ? y : x; /* NaN stays */ \
   }
 MPG_LOG_SPECIAL(mpg_log_special, float)
 
 MPG_INLINE float mpg_logf(float x) {
-  int subnormal = x < 0x1p-126f;
-  float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
-  float f = mpg_log_parts(scaled, &e);
-  e -= subnormal ? 23.0f : 0.0f;
+  float e, f = mpg_log_parts_of_any(x, &e);
   return mpg_log_special(x, mpg_fma(e, MPG_LN2_HIGH, f + mpg_log_rest(f, e * MPG_LN2_LOW)));
 }
 
@@ -129,10 +136,7 @@ MPG_INLINE float mpg_log1pf(float x) {
  * products are exact. */
 MPG_INLINE float mpg_log_of_base(float x, float factor, float factor_low, float two,
                                  float two_low) {
-  int subnormal = x < 0x1p-126f;
-  float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
-  float f = mpg_log_parts(scaled, &e), rest = mpg_log_rest(f, 0.0f);
-  e -= subnormal ? 23.0f : 0.0f;
+  float e, f = mpg_log_parts_of_any(x, &e), rest = mpg_log_rest(f, 0.0f);
 #ifdef MPG_MATH_FUSED
   float small = mpg_fma(rest, factor, mpg_fma(f, factor_low, e * two_low));
   return mpg_log_special(x, mpg_fma(e, two, mpg_fma(f, factor, small)));

@@ -98,7 +98,7 @@ def test_it_starts_in_the_folder_of_the_sources(load):
     """Where Python finds a package that is not built."""
     port = load.free_port()
     command = [sys.executable, os.path.join(FOLDER, "serve.py"), "--port", str(port)]
-    process = subprocess.Popen([*command, "--out", load.params], cwd=ROOT)
+    process = subprocess.Popen([*command, "--out", os.path.dirname(load.params)], cwd=ROOT)
     try:
         for _ in range(300):
             assert process.poll() is None
