@@ -339,6 +339,18 @@ def of_contrib(module, name):
     )
 
 
+def of_numpy(module, name):
+    """The error for a name of MXNet's interface like NumPy's."""
+    if name.startswith("_"):
+        return of_module(module, name, {})
+    short = "npx" if module.endswith("extension") else "np"
+    return AttributeError(
+        f"mx.{short}.{name}: there is no mx.{short} in mpgluon; use mx.nd, or NumPy, whose "
+        "functions take NDArrays",
+        name=name,
+    )
+
+
 def of_op(name):
     """The way on from an op, by the name that files have, that there is none of; or nothing."""
     way = CONTRIB.get(name.removeprefix("_contrib_"))

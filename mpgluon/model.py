@@ -57,7 +57,7 @@ def create_kvstore(
     parameters of more than 16,777,216 elements in a store 'local'."""
     if kvstore is None:
         return None, False
-    setting = os.environ.get("MXNET_UPDATE_ON_KVSTORE", "1")
+    setting = os.environ.get("MXNET_UPDATE_ON_KVSTORE") or "1"
     if setting not in ("0", "1"):
         raise ValueError(f"MXNET_UPDATE_ON_KVSTORE is 0 or 1, not {setting!r}")
     updates = setting == "1"

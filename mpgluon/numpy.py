@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import _core
+from ._hints import of_numpy as _of_numpy
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -16,13 +17,7 @@ __all__ = ["ndarray"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        raise AttributeError(
-            f"mx.np.{name}: there is no mx.np in mpgluon; use mx.nd, or NumPy, whose functions "
-            "take NDArrays",
-            name=name,
-        )
+        raise _of_numpy(__name__, name)
 
 
 class ndarray(_core.NDArray):

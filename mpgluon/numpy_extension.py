@@ -1,5 +1,13 @@
 """The names that programs import from ``mxnet.numpy_extension`` apart from its operators, which are
 not part of this package."""
 
+from typing import TYPE_CHECKING
+
+from ._hints import of_numpy as _of_numpy
 from .context import cpu, cpu_pinned, current_context, gpu, num_gpus  # noqa: F401
 from .util import get_cuda_compute_capability, is_np_array, is_np_shape, reset_np, set_np  # noqa: F401
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        raise _of_numpy(__name__, name)

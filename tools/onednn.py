@@ -12,7 +12,6 @@ import glob
 import os
 import shutil
 import subprocess
-import sys
 
 PRIMITIVES = "CONVOLUTION;DECONVOLUTION;INNER_PRODUCT;MATMUL;REORDER;ELTWISE;BINARY;"
 PRIMITIVES += "BATCH_NORMALIZATION;LAYER_NORMALIZATION;POOLING;RNN;SOFTMAX;SUM;LRN;CONCAT;"
@@ -57,4 +56,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

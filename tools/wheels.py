@@ -82,8 +82,7 @@ def with_onednn(wheel, folder):
     """Puts a folder's oneDNN into a wheel, which then asks for no package of it."""
     added = {"mpgluon/_libraries/libdnnl.so.3": os.path.join(folder, "lib", "libdnnl.so.3")}
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(wheel + ".new", "w") as new:
-        names = old.namelist()
-        (record,) = [name for name in names if name.endswith(".dist-info/RECORD")]
+        (record,) = [name for name in old.namelist() if name.endswith(".dist-info/RECORD")]
         about = record.removesuffix("RECORD")
         for name in ("LICENSE", "THIRD-PARTY-PROGRAMS"):
             added[f"{about}licenses/oneDNN-{name}"] = os.path.join(folder, "share/doc/dnnl", name)

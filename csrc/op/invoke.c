@@ -117,9 +117,9 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
   mpg_tensor stack[STACK_ARRAYS], *given = inv->outputs;
   if (inv->num_outputs > STACK_ARRAYS)
     return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
-  for (int o = 0; o < inv->num_outputs; o++)
+  for (int o = 0; o < inv->num_outputs && inv->op->extension; o++)
     for (int i = 0; i < inv->num_inputs; i++)
-      if (inv->op->extension && mpg_op_input_mutable(inv->op, i) && !may_alias(inv, o, i))
+      if (mpg_op_input_mutable(inv->op, i) && !may_alias(inv, o, i))
         return mpg_fail(MPG_ERROR, "%s: out overlaps a state, which the op writes, too",
                         inv->op->name);
   memset(stack, 0, sizeof stack);

@@ -14,8 +14,8 @@ from .mx_data_iter import MXDataIter, files_of, rows_of, shape_of, warn_of_unuse
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._core import NDArray
     from .._types import DType, Shape
+    from .mx_data_iter import Samples
 
 
 __all__ = ["CSVIter"]
@@ -129,5 +129,5 @@ class CSVIter(MXDataIter):
             DataDesc(label_name, (batch_size, *self._label.shape[1:]), dtype.type)
         ]
 
-    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
-        return rows_of(self._data, rows), rows_of(self._label, rows)
+    def _samples(self, rows: np.ndarray[Any, Any]) -> Samples:
+        return rows_of(self._data, rows), rows_of(self._label, rows), rows

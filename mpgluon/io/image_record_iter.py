@@ -20,7 +20,8 @@ from .mx_data_iter import MXDataIter, files_of, warn_of_unused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .._core import NDArray
+    from .mx_data_iter import Samples
+
 
 __all__ = [
     "ImageRecordInt8Iter",
@@ -152,21 +153,19 @@ class RecordImages(MXDataIter):
             futures.append(self._pool.submit(self._make, header, data, where, (self._epoch, place)))
         return ids, futures
 
-    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
+    def _samples(self, rows: np.ndarray[Any, Any]) -> Samples:
         begin = self._begin
         for step in range(self._ahead):
             later = begin + step * self.batch_size
             if later < self._count and later not in self._coming:
                 self._coming[later] = self._request(later)
-        self._ids, futures = self._coming.pop(begin)
+        ids, futures = self._coming.pop(begin)
         found = [future.result() for future in futures]
         return (
             nd.array(np.stack([data for data, _ in found]), dtype=self._dtype),
             nd.array(np.stack([label for _, label in found])),
+            np.array(ids),
         )
-
-    def _index_of(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return np.array(self._ids)
 
     _dtype: Any = np.float32
 

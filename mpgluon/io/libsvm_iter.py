@@ -15,8 +15,8 @@ from .mx_data_iter import MXDataIter, files_of, part_of, rows_of, shape_of, warn
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._core import NDArray
     from .._types import Shape
+    from .mx_data_iter import Samples
 
 __all__ = ["LibSVMIter"]
 
@@ -163,8 +163,8 @@ class LibSVMIter(MXDataIter):
             DataDesc(label_name, (batch_size, *self._label.shape[1:]), np.float32)
         ]
 
-    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
+    def _samples(self, rows: np.ndarray[Any, Any]) -> Samples:
         data = nd.take(self._data, nd.array(rows, dtype="int64"))
         if isinstance(self._label, np.ndarray):
-            return data, rows_of(self._label, rows)
-        return data, nd.take(self._label, nd.array(rows, dtype="int64"))
+            return data, rows_of(self._label, rows), rows
+        return data, nd.take(self._label, nd.array(rows, dtype="int64")), rows

@@ -14,7 +14,8 @@ from .mx_data_iter import MXDataIter, part_of, rows_of, warn_of_unused
 if TYPE_CHECKING:
     from typing import Any
 
-    from .._core import NDArray
+    from .mx_data_iter import Samples
+
 
 __all__ = ["MNISTIter"]
 
@@ -124,8 +125,5 @@ class MNISTIter(MXDataIter):
         ]
         self.provide_label: list[DataDesc] = [DataDesc(label_name, (batch_size,), kind.type)]
 
-    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
-        return rows_of(self._data, rows), rows_of(self._label, rows)
-
-    def _index_of(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return self._order[rows]
+    def _samples(self, rows: np.ndarray[Any, Any]) -> Samples:
+        return rows_of(self._data, rows), rows_of(self._label, rows), self._order[rows]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .._core import NDArray
     from .._types import Shape
 
+    Samples = tuple[NDArray, NDArray, np.ndarray[Any, Any]]
+
 __all__ = ["MXDataIter"]
 
 
@@ -58,14 +60,10 @@ class MXDataIter(WholeBatchIter):
         self._always_first = False
         self.current_batch: Any = None
 
-    def _samples(self, rows: np.ndarray[Any, Any]) -> tuple[NDArray, NDArray]:
-        """Data and labels of the samples of these numbers."""
+    def _samples(self, rows: np.ndarray[Any, Any]) -> Samples:
+        """Data and labels of the samples of these numbers, and their numbers in the file: a batch's
+        `index`."""
         raise NotImplementedError
-
-    def _index_of(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The `index` of the batch whose samples `_samples` has just given: their numbers
-        in the file."""
-        return rows
 
     def reset(self) -> None:
         """Starts over."""
@@ -86,9 +84,8 @@ class MXDataIter(WholeBatchIter):
                 "batch_size, or round_batch=False"
             )
         rows = np.arange(begin, end) % count
-        data, label = self._samples(rows)
+        data, label, index = self._samples(rows)
         self._begin = end
-        index = self._index_of(rows)
         self.current_batch = DataBatch([data], [label], max(end - count, 0), index)
         return True
 

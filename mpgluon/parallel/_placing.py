@@ -31,11 +31,9 @@ __all__ = ["described", "place"]
 _GROUP = "place:"  # in front of a device
 
 
-def place(net: Block, where: dict[str, Context]) -> None:
+def place(net: Block, where: dict[str, Context | str]) -> None:
     """Places the blocks that the dict names, with what is in them; see `Block.place`."""
-    where = {
-        name: Context(ctx) if isinstance(ctx, str) else ctx for name, ctx in (where or {}).items()
-    }
+    where = {name: Context(ctx) if isinstance(ctx, str) else ctx for name, ctx in where.items()}
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     devices = _devices(where)
     named = _named(net, where, blocks)

@@ -162,13 +162,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.cpu and not options.write:
         parser.error("--cpu goes with --write")
     reports = read(options.paths, options.write, options.cpu)
-    if options.json:
-        json.dump([report.as_dict() for report in reports], sys.stdout, indent=1)
-        print()
-    else:
-        try:
-            print("\n".join(_text.lines_of(reports, options.all)), flush=True)
-        except BrokenPipeError:  # the reader has seen enough, such as `head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    text = (
+        json.dumps([report.as_dict() for report in reports], indent=1)
+        if options.json
+        else "\n".join(_text.lines_of(reports, options.all))
+    )
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader has seen enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     bad = any(report.unreadable or report.kinds["missing"] for report in reports)
     return int(bad)

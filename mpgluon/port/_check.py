@@ -31,6 +31,10 @@ KINDS = {
 DISTRIBUTED = ("horovod", "byteps")
 
 
+def _is_package(name):
+    return name in _rows.packages() or name in DISTRIBUTED
+
+
 @dataclasses.dataclass
 class Finding:
     """A thing to say about a line.
@@ -181,7 +185,7 @@ class Check:
             return self._import_from(node)
         for alias in node.names:
             path = tuple(alias.name.split("."))
-            if path[0] in _rows.packages() or path[0] in DISTRIBUTED:
+            if _is_package(path[0]):
                 self._package(alias, path[0])
             if path[0] not in HEADS:
                 continue
@@ -219,8 +223,8 @@ class Check:
 
     def _import_from(self, node):
         path = tuple((node.module or "").split("."))
-        known = (*HEADS, *_rows.packages(), *_package.OTHERS, *DISTRIBUTED)
-        if node.level or path[0] not in known:
+        known = path[0] in (*HEADS, *_package.OTHERS) or _is_package(path[0])
+        if node.level or not known:
             return
         line, column = self._at(node)
         if path[0] in _package.OTHERS:
@@ -229,7 +233,7 @@ class Check:
                 if text:
                     self._add(line, column, "python", f"{path[0]}.{alias.name}", text)
             return
-        if path[0] in _rows.packages() or path[0] in DISTRIBUTED:
+        if _is_package(path[0]):
             return self._package(node, path[0])
         module, sure = _package.module_name(path[1:]), True
         if module is None:

@@ -65,6 +65,11 @@ def test_one_device_has_no_store():
     trainer.allreduce_grads()
 
 
+def test_a_trainer_of_nothing_warns():
+    with pytest.warns(UserWarning, match="no parameters; net.collect_params"):
+        gluon.Trainer(nn.HybridSequential().params, "sgd")
+
+
 def test_the_environment_chooses(monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     param = parameter([on(0), on(1)])
@@ -72,7 +77,10 @@ def test_the_environment_chooses(monkeypatch):
     backward(param)
     trainer.step(1)
     assert trainer._update_on_kvstore is False
-    monkeypatch.delenv("MXNET_UPDATE_ON_KVSTORE")
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "x")
+    with pytest.raises(ValueError, match="MXNET_UPDATE_ON_KVSTORE is 0 or 1, not 'x'"):
+        mx.model._create_kvstore("local", 2, {})
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "")
     huge, small = nd.zeros((1 << 24) + 1, dtype="int8"), nd.zeros(1)
     assert mx.model._create_kvstore("local", 2, {"a": huge, "b": small})[1] is False
     assert mx.model._create_kvstore("local", 2, {"b": small})[1] is True

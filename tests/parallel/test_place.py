@@ -252,6 +252,11 @@ def test_zoo_models(name):
     same_bits(run(2), run(1))
 
 
+def test_devices_by_their_texts():
+    net = made({"output": str(on(1))})
+    assert net.output.weight.list_ctx() == [on(1)]
+
+
 @pytest.mark.parametrize(
     "where, error, text",
     [

@@ -307,6 +307,8 @@ def test_auto_takes_what_is_quickest_on_paper():
     losses = [train(data((64, 256)), []).asnumpy() for _ in range(4)]
     assert all(np.array_equal(losses[0], loss) for loss in losses)
     report = pipeline.report()
+    assert report.schedule in schedules.NAMES and f"by {report.schedule}: " in str(report)
+    assert f"schedule='auto', last {report.schedule}" in repr(pipeline)
     makespans = {
         name: schedules.simulate(
             schedules.make_table(report.stages.graph, 4, name), report.stages.graph, 4, report.times
@@ -616,6 +618,7 @@ def test_wrong_options_are_named(options, message):
         ({"loss": "l2"}, "loss must be called as"),
         ({"loss": lambda out: None}, "loss must return an array with the loss of each sample"),
         ({"loss": lambda out: out.mean()}, "mean goes across the batch"),
+        ({"net": gluon.loss.L2Loss()}, "the network comes first, then the loss, not L2Loss"),
         ({"trainer": "sgd"}, "trainer must be a gluon.Trainer or None, not str"),
         ({"net": lambda x: x}, "must be a HybridBlock"),
     ],

@@ -332,6 +332,13 @@ def test_the_command(tmp_path):
     (bad, good) = json.loads(done.stdout)
     assert done.returncode == 1 and good["lines_that_run"] == 1
     assert [one["kind"] for one in bad["findings"]] == ["import", "missing"]
+    for options in ((), ("--json",)):
+        reader, writer = os.pipe()
+        os.close(reader)  # as `head` does when it has seen enough
+        line = [sys.executable, "-m", "mpgluon.port", str(tmp_path), *options]
+        done = subprocess.run(line, stdout=writer, stderr=subprocess.PIPE, env=environment())
+        os.close(writer)
+        assert done.returncode == 1 and not done.stderr
     assert command().returncode == command(tmp_path, "--cpu").returncode == 2
     assert command(tmp_path / "none").returncode == 1
 

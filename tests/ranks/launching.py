@@ -46,16 +46,22 @@ def _command(count, script, arguments):
     return command if count == 1 else [_launcher(), *_options(), "-n", str(count), *command]
 
 
+def _settings(more):
+    return {
+        "text": True,
+        "cwd": TESTS,
+        "env": script_environment(MPGLUON_CPU_THREADS="1", **more),
+    }
+
+
 def run(count, script, *arguments, timeout=100, **more):
     """Runs a Python file, with what lies beside it, on so many ranks; returns the process. Count 1:
     without mpirun."""
     return subprocess.run(
         _command(count, script, arguments),
         capture_output=True,
-        text=True,
         timeout=timeout,
-        cwd=TESTS,
-        env=script_environment(MPGLUON_CPU_THREADS="1", **more),
+        **_settings(more),
     )
 
 
@@ -65,8 +71,7 @@ def start(count, script, *arguments, **more):
         _command(count, script, arguments),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        cwd=TESTS,
-        env=script_environment(MPGLUON_CPU_THREADS="1", **more),
+        **_settings(more),
     )
 
 
@@ -77,9 +82,7 @@ def run_to_the_end(count, script, *arguments, timeout=100, **more):
         _command(count, script, arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-        cwd=TESTS,
-        env=script_environment(MPGLUON_CPU_THREADS="1", **more),
+        **_settings(more),
     )
     begin = seen = time.monotonic()  # seen: when there were ranks, or might have been
     while True:

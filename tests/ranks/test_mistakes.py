@@ -132,6 +132,19 @@ def test_a_rank_that_never_ends():
     assert not launching.processes_of(f"{BEGINNINGS} never_ends"), "processes are left"
 
 
+@pytest.mark.parametrize("bound, ranks, warned", [(1, 4, 1), (2, 4, 0), (1, 8, 0)])
+def test_ranks_that_are_bound_to_a_core_are_told(monkeypatch, recwarn, bound, ranks, warned):
+    from mpgluon import _ranks
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(bound)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(_ranks, "_own", 0)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(ranks))
+    _ranks._warn_of_binding()
+    texts = [str(one.message) for one in recwarn]
+    assert len(texts) == warned and all("one of 8 cores" in text for text in texts)
+
+
 def test_one_process_is_rank_0():
     assert output_of("""
         import sys

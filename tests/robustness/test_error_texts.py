@@ -275,7 +275,7 @@ def node(number, **changes):
         (node(4, inputs=[[3, 7, 0]]), ["node 4: fc has no output 7"]),
         (node(4, inputs=[[-1, 0, 0]]), ["node 4: an input refers to node -1"]),
         (node(4, inputs=[[1.5, 0, 0]]), ["node 4: an input should be int, not float"]),
-        (node(3, op="Frobnicate"), ["fc: there is no op 'Frobnicate'"]),
+        (node(3, op="Frobnicate"), ["fc: there is no op 'Frobnicate'", "mx.library.load"]),
         (
             node(3, attrs={"num_hidden": "9" * 50}),
             ["fc: FullyConnected: parameter num_hidden takes an integer"],

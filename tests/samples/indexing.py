@@ -255,7 +255,6 @@ SAMPLES = {
             None,
             lambda a, i: pick(a, i),
             grad=[0],
-            grad2=True,
             dtypes=MOVES,
         )
     ],

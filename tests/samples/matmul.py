@@ -236,17 +236,14 @@ SAMPLES = {
         Sample([(0, 4, 5), (0, 5, 2)], {}, gemm2, name="no_batch"),
     ],
     "khatri_rao": [
-        Sample(
-            [(3, 4), (2, 4)], {}, khatri_rao, grad2=True, dtypes=("float32", "float64"), name="two"
-        ),
+        Sample([(3, 4), (2, 4)], {}, khatri_rao, dtypes=("float32", "float64"), name="two"),
         Sample(
             [(3, 4), (2, 4), (5, 4)],
             {},
             khatri_rao,
-            grad2=True,
             dtypes=("float32", "float64"),
             name="three",
         ),
-        Sample([(3, 4)], {}, khatri_rao, grad2=True, dtypes=("float32", "float64"), name="one"),
+        Sample([(3, 4)], {}, khatri_rao, dtypes=("float32", "float64"), name="one"),
     ],
 }

@@ -306,7 +306,7 @@ class Block(TreeNode):
 
         Parameters
         ----------
-        where : dict of str to Context, Context, Mesh or Plan
+        where : dict of str to Context or its text, Context, Mesh or Plan
             By the path of a block as in ``'features.0'``, its name, or a pattern (a regular
             expression of a whole path or name; ``''`` is the block itself): its device. The first
             entry that fits counts, and that of an inner block more than that of an outer one. What
@@ -328,7 +328,7 @@ class Block(TreeNode):
         ValueError, TypeError
             An entry fits no block, or is none.
         MXNetError
-            A device is not there, or blocks belong to groups of their own.
+            A device is not there, or blocks belong to groups of their own; of a text, KeyError.
 
         Examples
         --------

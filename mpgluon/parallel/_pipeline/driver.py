@@ -110,7 +110,6 @@ class Driver:
             if best is None or (makespan, sum(peaks.values())) < best[:2]:
                 best = (makespan, sum(peaks.values()), name)
         entry.chosen = best[2] if best else schedules.DEFAULT
-        self.pipeline.chosen = entry.chosen
 
     def _queue(self, run, prepared, phases):
         """Queues what was prepared, and notes it for the report."""

@@ -172,11 +172,11 @@ class Pipeline:
         self.check: bool = bool(check)
         self._last = None
         self.expected: Expected | None = None  # by a plan
-        self.chosen: str | None = None  # schedule='auto': the schedule that was chosen last
 
     def __repr__(self) -> str:
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
-        schedule += f" ({self.chosen})" if self.chosen else ""
+        if self.schedule == AUTO and self._last is not None:
+            schedule += f", last {self._last[1].schedule}"
         axis = f", axis={self.axis}" if self.axis else ""
         return (
             f"Pipeline({self.micro_batches} micro-batches along {self.along}{axis}, "

@@ -740,12 +740,10 @@ class Comparison(Tabular):
                 f"Plan.compare: the report is of {report.micro_batches} micro-batches, the plan "
                 f"has {plan.micro_batches}"
             )
-        self.stages = [
-            (ctx, {k: (one[k], two[k]) for k in "FBW"})
-            for ctx, rows in planned.items()
-            for (_, one), two in zip(rows, measured[ctx])
-        ]
-        self._numbers = [s for rows in planned.values() for s, _ in rows]
+        self.stages = [None] * len(plan.stages)
+        for ctx, rows in planned.items():
+            for (s, one), two in zip(rows, measured[ctx]):
+                self.stages[s] = ctx, {k: (one[k], two[k]) for k in "FBW"}
         self.memory: dict[Context, tuple[Any, int]] = {
             ctx: (plan.candidate.memory[plan.devices.index(ctx)][1], size)
             for ctx, size in report.planned_bytes.items()
@@ -765,7 +763,7 @@ class Comparison(Tabular):
                 "measured",
             )
         ]
-        for number, (ctx, passes) in zip(self._numbers, self.stages):
+        for number, (ctx, passes) in enumerate(self.stages):
             rows.append(
                 (
                     str(number),
