@@ -46,6 +46,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         self.folder = tempfile.TemporaryDirectory()
         self.rules = list(WEIGHTS.items())
         self.context = mx.current_context()
+        self.armed = False  # whether an alarm interrupts
 
     # --- Running ----------------------------------------------------------------------------------
 
@@ -155,22 +156,21 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         finally:
             sys.setprofile(None)
 
-    @staticmethod
-    def interrupted(act, amount):
-        armed = True
-
-        def handler(*_):
-            if armed:
-                raise Interrupt
-
-        before = signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 1e-6 + amount**2 * 3e-3)
+    def interrupted(self, act, amount):
+        """By an alarm, where it happens to ring. Whatever rings later is not heard: the handler
+        stays, and there is no call between what arms it and what disarms it."""
+        signal.signal(signal.SIGALRM, self.heard)
+        self.armed = True
         try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-6 + amount**2 * 3e-3)
             return act()
         finally:
-            armed = False
+            self.armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+
+    def heard(self, *_):
+        if self.armed:
+            raise Interrupt
 
     def adopt(self, plan):
         """Results that are rounded: close to the model, which goes on with what was found."""
