@@ -32,8 +32,12 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 #endif
 }
 
-/* 2 to the power of n, a whole number of [-126, 127] held in a float. */
-#define MPG_ROUNDER 0x1.8p23f /* x + MPG_ROUNDER has round(x) in its low bits */
+/* x + MPG_ROUNDER has round(x) in its low bits, x + MPG_ROUNDER + b has round(x) + b there. */
+#define MPG_ROUNDER 0x1.8p23f
+/* 2 to the power of n, a whole number of [-126, 127]; of n + 127 in the low bits of a float's. */
+MPG_INLINE float mpg_power_of_biased(float shifted) {
+  return mpg_float_from_bits(mpg_float_bits(shifted) << 23);
+}
 MPG_INLINE float mpg_power_of_two(int32_t n) {
   return mpg_float_from_bits((uint32_t)(n + 127) << 23);
 }
@@ -47,43 +51,47 @@ MPG_INLINE float mpg_with_sign(float y, float x) {
 #define MPG_LN2_HIGH 0x1.62ep-1f /* 12 bits: its product with a whole number is exact */
 #define MPG_LN2_LOW 0x1.0bfbe8p-15f
 
-/* x = n ln 2 + r, |r| <= ln 2 / 2; returns exp(r) - 1. */
-MPG_INLINE float mpg_exp_reduced(float x, int32_t *n) {
-  float shifted = mpg_fma(x, MPG_LOG2_E, MPG_ROUNDER);
-  *n = (int32_t)(mpg_float_bits(shifted) - 0x4b400000u);
-  float whole = shifted - MPG_ROUNDER;
+/* exp(r) - 1 of r = x - whole ln 2, |r| <= ln 2 / 2. */
+MPG_INLINE float mpg_exp_rest(float x, float whole) {
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
   float q =
       MPG_POLY(mpg_fma, r, 0x1.6b6ddep-10f, 0x1.123002p-7f, 0x1.55568ap-5f, 0x1.5554a2p-3f, 0.5f);
   return mpg_fma(q, r * r, r);
 }
+/* x = n ln 2 + r, |r| <= ln 2 / 2; returns exp(r) - 1, and 2^(n + offset). */
+MPG_INLINE float mpg_exp_reduced(float x, float offset, float *scale) {
+  float rounder = MPG_ROUNDER + 127.0f + offset, shifted = mpg_fma(x, MPG_LOG2_E, rounder);
+  *scale = mpg_power_of_biased(shifted);
+  return mpg_exp_rest(x, shifted - rounder);
+}
 
 MPG_INLINE float mpg_expf(float x) {
-  float magnitude =
-      fabsf(x); /* bounded by one comparison: compilers make branches of two. NaN stays */
-  float bounded = copysignf(magnitude > 105.0f ? 105.0f : magnitude, x);
-  int32_t n;
-  float y = 1.0f + mpg_exp_reduced(bounded, &n);
-  int32_t half = n >> 1; /* two factors: the result may be subnormal, or overflow */
-  return y * mpg_power_of_two(half) * mpg_power_of_two(n - half);
+  float bounded = x < -105.0f ? -105.0f : x; /* NaN stays */
+  /* Above 105, where it is r that is large, and the result infinite, n is bounded: as a whole
+   * number, for which compilers take one instruction. */
+  const float rounder = MPG_ROUNDER + 254.0f, most = rounder + 152.0f;
+  uint32_t bits = mpg_float_bits(mpg_fma(bounded, MPG_LOG2_E, rounder));
+  bits = bits < mpg_float_bits(most) ? bits : mpg_float_bits(most);
+  float y = mpg_exp_rest(bounded, mpg_float_from_bits(bits) - rounder);
+  /* two factors: the result may be subnormal, or overflow */
+  uint32_t half = bits >> 1 << 23, rest = (bits << 23) - half;
+  float scale = mpg_float_from_bits(half);
+  return mpg_fma(scale, y, scale) * mpg_float_from_bits(rest);
 }
 
 /* For x that is not above 0, with less work: results below the least normal number are 0. */
 MPG_INLINE float mpg_exp_nonpositive(float x) {
   const float least = -0x1.5d589ep+6f; /* log of the least normal number */
-  int32_t n;
-  float y = 1.0f + mpg_exp_reduced(x < least ? least : x, &n);
-  return x < least ? 0.0f : y * mpg_power_of_two(n);
+  float scale, y = mpg_exp_reduced(x < least ? least : x, 0.0f, &scale);
+  return x < least ? 0.0f : mpg_fma(scale, y, scale);
 }
 
 MPG_INLINE float mpg_expm1f(float x) {
   float bounded = x < -18.0f ? -18.0f : x > 89.0f ? 89.0f : x;
-  int32_t n;
-  float y = mpg_exp_reduced(bounded, &n);
-  float scale = mpg_power_of_two(n - 1); /* half of it, as 2^128 is not a float */
+  float scale, y = mpg_exp_reduced(bounded, -1.0f, &scale); /* half of it: 2^128 is not a float */
   float result = mpg_fma(scale, y, scale - 0.5f) * 2.0f;
-  return mpg_with_sign(n == 0 ? y : result, x);
+  return mpg_with_sign(scale == 0.5f ? y : result, x);
 }
 
 /* log(1 + f) for x = 2^(e + scaled / 2^23) (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); x positive and
@@ -157,15 +165,17 @@ MPG_INLINE float mpg_tanhf(float x) {
   float p = MPG_POLY(mpg_fma, s, -0x1.77ecc4p-12f, 0x1.2da716p-9f, -0x1.0460d8p-7f, 0x1.6009b6p-6f,
                      -0x1.b9623ap-5f, 0x1.110be4p-3f, -0x1.55553cp-2f);
   float near = mpg_fma(p * s, x, x);
-  /* 1 - 2 / (exp(2|x|) + 1); of |x| >= 1, so that errors of the quotient count for a quarter */
-  float bounded = magnitude > 10.0f ? 10.0f : magnitude;
-  float shifted = mpg_fma(bounded, 2 * MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
-  float scale = mpg_power_of_two((int32_t)(mpg_float_bits(shifted) - 0x4b400000u));
-  float r = mpg_fma(whole, -0x1.62e43p-1f, bounded + bounded);
+  /* 1 - 2 / (exp(2|x|) + 1); of |x| >= 1, so that errors of the quotient count for a quarter; of
+   * numbers, as NaN is near. Bounded as whole numbers, which takes one instruction. */
+  const float rounder = MPG_ROUNDER + 127.0f;
+  uint32_t bits = mpg_float_bits(magnitude), ten = 0x41200000u;
+  float bounded = mpg_float_from_bits(bits < ten ? bits : ten);
+  float shifted = mpg_fma(bounded, 2 * MPG_LOG2_E, rounder), scale = mpg_power_of_biased(shifted);
+  float r = mpg_fma(shifted - rounder, -0x1.62e43p-1f, bounded + bounded);
   float q =
       MPG_POLY(mpg_fma, r, 0x1.6db3f4p-10f, 0x1.123b4ep-7f, 0x1.55545ep-5f, 0x1.55549p-3f, 0.5f);
   float far = 1.0f - 2.0f / mpg_fma(scale, mpg_fma(q, r * r, r), scale + 1.0f);
-  return copysignf(magnitude < 1.0f ? near : x != x ? x : far, x);
+  return copysignf(magnitude >= 1.0f ? far : near, x);
 }
 
 /* (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1, of |x| = n ln 2 + r, with what roundings of the
@@ -205,9 +215,8 @@ MPG_INLINE float mpg_sinhf(float x) {
 
 MPG_INLINE float mpg_sigmoidf(float x) { /* 0 where exp(-x) is not below 2^127.5 */
   float magnitude = fabsf(x), bounded = copysignf(magnitude > 88.3762f ? 88.3762f : magnitude, x);
-  int32_t n;
-  float y = 1.0f + mpg_exp_reduced(-bounded, &n);
-  float result = 1.0f / mpg_fma(y, mpg_power_of_two(n), 1.0f);
+  float scale, y = 1.0f + mpg_exp_reduced(-bounded, 0.0f, &scale);
+  float result = 1.0f / mpg_fma(y, scale, 1.0f);
   return x < -88.3762f ? 0.0f : result;
 }
 
@@ -229,8 +238,7 @@ MPG_INLINE float mpg_erff(float x) {
   /* 1 - erf(u) = exp(-(u + u r(u))) */
   float r = MPG_POLY(mpg_fma, u, 0x1.7b4b1ep-17f, -0x1.533ebep-12f, 0x1.ddcf92p-9f, -0x1.856b74p-6f,
                      0x1.b32d06p-4f, 0x1.4531fcp-1f, 0x1.07796cp-3f);
-  int32_t n;
-  float rest = mpg_exp_reduced(-mpg_fma(r, u, u), &n), scale = mpg_power_of_two(n);
+  float scale, rest = mpg_exp_reduced(-mpg_fma(r, u, u), 0.0f, &scale);
   float far = copysignf(1.0f - mpg_fma(scale, rest, scale), x);
   return t < 0.921875f ? near : far;
 }
