@@ -73,7 +73,7 @@ static void pack_panels(const uint16_t *from, int64_t by_row, int64_t n, int64_t
     if (transposed)
       pack_transposed_pairs(from + column * by_row, by_row, valid, k, vector, stride);
     else
-      pack_pairs_of_rows(from + column, by_row, valid, k, vector, stride);
+      pack_pairs_of_rows(from + column, by_row, 1, valid, k, vector, stride);
   }
 }
 

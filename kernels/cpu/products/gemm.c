@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "device/device.h"
 #include "kernels/cpu/convert.h"
-#include "kernels/cpu/vendor/onednn_matmul.h"
+#include "kernels/cpu/products/paired_product.h"
 #include "kernels/cpu/vendor/openblas.h"
 
 typedef struct mpg_gemm {
@@ -308,18 +308,18 @@ mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, 
                          .ta = transpose_a,
                          .tb = transpose_b,
                          .add = beta != 0};
-  const mpg_onednn_prepared *prepared =
-      s.dtype && k > 0 && !mpg_gemm_tiny(m, n, k) ? mpg_cpu_onednn_matmul_find(call, &s) : NULL;
-  if (prepared) {
+  mpg_paired_product product;
+  if (s.dtype && k > 0 && !mpg_gemm_tiny(m, n, k) &&
+      mpg_cpu_paired_product_find(call, &s, &product)) {
     size_t a_bytes = mpg_align_up((size_t)(m * k) * sizeof(uint16_t), 64),
            b_bytes = b_half ? 0 : mpg_align_up((size_t)(k * n) * sizeof(uint16_t), 64);
-    char *scratch = mpg_device_scratch(call->device, a_bytes + b_bytes + prepared->scratch);
+    char *scratch = mpg_device_scratch(call->device, a_bytes + b_bytes + product.scratch);
     if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
     narrow(call, a, transpose_a ? k : m, transpose_a ? m : k, lda, (uint16_t *)scratch);
     void *b_narrowed = b_half ? (void *)b_half : scratch + a_bytes;
     if (!b_half) narrow(call, b, transpose_b ? n : k, transpose_b ? k : n, ldb, b_narrowed);
-    return mpg_cpu_onednn_run(call, prepared, (void *const[]){scratch, b_narrowed, c, NULL},
-                              scratch + a_bytes + b_bytes);
+    return mpg_cpu_paired_product_run(call, &s, &product, scratch, b_narrowed, NULL, c,
+                                      scratch + a_bytes + b_bytes);
   }
 #endif
   if (!b) {

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"
-#include "kernels/cpu/vendor/onednn_matmul.h"
+#include "kernels/cpu/products/paired_product.h"
 #include "kernels/cpu/products/panels.h"
 
 /* --- By oneDNN ---------------------------------------------------------------------------------
@@ -16,14 +16,13 @@ static bool onednn_matmul(const mpg_kernel_call *call, mpg_dtype dtype, mpg_oned
   if (!s->dtype || mpg_gemm_tiny(s->m, s->n, s->k) || s->k == 0) return false;
   s->bias = bias != NULL;
   s->ldc = s->n;
-  const mpg_onednn_prepared *prepared = mpg_cpu_onednn_matmul_find(call, s);
-  if (!prepared) return false;
+  mpg_paired_product product;
+  if (!mpg_cpu_paired_product_find(call, s, &product)) return false;
   void *scratch = NULL;
-  if (prepared->scratch && !(scratch = mpg_device_scratch(call->device, prepared->scratch)))
+  if (product.scratch && !(scratch = mpg_device_scratch(call->device, product.scratch)))
     *status = MPG_DEVICE_OUT_OF_MEMORY;
   else
-    *status = mpg_cpu_onednn_run(call, prepared,
-                                 (void *const[]){(void *)a, (void *)b, c, (void *)bias}, scratch);
+    *status = mpg_cpu_paired_product_run(call, s, &product, a, b, bias, c, scratch);
   return true;
 }
 #endif

@@ -21,7 +21,7 @@ static void pack_pairs(void *context, int64_t begin, int64_t end) {
       if (p->transposed)
         pack_transposed_pairs(p->half + column * k, k, valid, k, data, stride);
       else
-        pack_pairs_of_rows(p->half + column, n, valid, k, data, stride);
+        pack_pairs_of_rows(p->half + column, n, 1, valid, k, data, stride);
     }
   }
 }

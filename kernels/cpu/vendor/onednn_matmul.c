@@ -16,8 +16,11 @@ static bool make_descs(const mpg_onednn *dnnl, const mpg_onednn_matmul *s, descs
 #define DESC(x, dtype)                                                                          \
   (dnnl->memory_desc_create_with_strides(&d->x, ndim, x + first, dtype, x##_strides + first) == \
    dnnl_success)
-  return DESC(a, s->dtype) && DESC(b, s->b_dtype ? s->b_dtype : s->dtype) && DESC(c, s->result) &&
-         (!s->bias || DESC(bias, s->dtype));
+  dnnl_data_type_t b_dtype = s->b_dtype ? s->b_dtype : s->dtype;
+  return DESC(a, s->dtype) && DESC(c, s->result) && (!s->bias || DESC(bias, s->dtype)) &&
+         (!s->packed ? DESC(b, b_dtype)
+                     : dnnl->memory_desc_create_with_tag(&d->b, ndim, b + first, b_dtype,
+                                                         dnnl_format_tag_any) == dnnl_success);
 #undef DESC
 }
 
@@ -42,14 +45,38 @@ static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_m
   return NULL;
 }
 
+/* Of panels of pairs, if that is what the primitive chose; else 0. */
+static int panel_width(const mpg_onednn *dnnl, const mpg_onednn_matmul *s,
+                       const_dnnl_memory_desc_t chosen) {
+  static const dnnl_format_tag_t tags[] = {dnnl_BA16a16b2a, dnnl_BA16a32b2a, dnnl_BA16a48b2a,
+                                           dnnl_BA16a64b2a};
+  int width = 0;
+  for (int i = 0; i < 4 && !width; i++) {
+    dnnl_memory_desc_t tagged;
+    if (dnnl->memory_desc_create_with_tag(&tagged, 2, (dnnl_dims_t){s->k, s->n}, s->dtype,
+                                          tags[i]) != dnnl_success)
+      continue;
+    if (dnnl->memory_desc_equal(tagged, chosen)) width = i + 1;
+    dnnl->memory_desc_destroy(tagged);
+  }
+  return width;
+}
+
 static bool build(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const mpg_onednn_matmul *s = context;
   descs d = {0};
   int slots[4];
   bool good = make_descs(dnnl, s, &d);
   dnnl_primitive_desc_t desc = good ? describe(dnnl, s, &d) : NULL;
-  good = desc && mpg_cpu_onednn_outer(dnnl, prepared, d.a, &slots[0]) &&
-         mpg_cpu_onednn_outer(dnnl, prepared, d.b, &slots[1]) &&
+  const_dnnl_memory_desc_t b = d.b;
+  if (desc && s->packed) {
+    b = dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0);
+    int width = b ? panel_width(dnnl, s, b) : 0;
+    prepared->offset[1] = (size_t)width;
+    good = width > 0;
+  }
+  good = good && desc && mpg_cpu_onednn_outer(dnnl, prepared, d.a, &slots[0]) &&
+         mpg_cpu_onednn_outer(dnnl, prepared, b, &slots[1]) &&
          mpg_cpu_onednn_outer(dnnl, prepared, d.c, &slots[2]) &&
          (!s->bias || mpg_cpu_onednn_outer(dnnl, prepared, d.bias, &slots[3]));
   if (good)
@@ -69,7 +96,7 @@ const mpg_onednn_prepared *mpg_cpu_onednn_matmul_find(const mpg_kernel_call *cal
   mpg_onednn_key key = {.kind = MPG_ONEDNN_MATMUL,
                         .count = 9,
                         .values = {s->batch, s->m, s->n, s->k, s->ldc,
-                                   s->ta | s->tb << 1 | s->bias << 2 | s->add << 3,
+                                   s->ta | s->tb << 1 | s->bias << 2 | s->add << 3 | s->packed << 4,
                                    (int64_t)s->dtype, (int64_t)s->result, (int64_t)s->b_dtype}};
   return mpg_cpu_onednn_find(call, &key, build, (void *)s);
 }
