@@ -8,6 +8,7 @@
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
+#include "base/memory.h"
 #include "op/kernel.h"
 
 #define MPG_CONCAT_(a, b, c) a##_##b##_##c
@@ -49,5 +50,11 @@ typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
 #define mpg_cpu_parallel_for MPG_CPU_NAME(parallel_for)
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
                           mpg_range_fn body, void *context);
+
+/* Bytes from one thread's buffer of `bytes` to the next one's: with more in between than processors
+ * fetch ahead, which would take lines away from the other thread whenever it has written them. */
+static inline size_t mpg_cpu_buffer_step(size_t bytes) {
+  return bytes ? mpg_align_up(bytes, 64) + 4096 : 0;
+}
 
 #endif

@@ -259,7 +259,8 @@ static mpg_status run_ordering(const mpg_kernel_call *call, ordering *p, const m
   if (p->n == 0 || p->before == 0 || p->after == 0) return MPG_OK;
   p->packed =
       p->data->desc.dtype != MPG_FLOAT64 && p->data->desc.dtype != MPG_INT64 && p->n <= UINT32_MAX;
-  p->buffer_bytes = 2 * (size_t)p->n * (p->packed ? sizeof(uint64_t) : sizeof(pair));
+  p->buffer_bytes =
+      mpg_cpu_buffer_step(2 * (size_t)p->n * (p->packed ? sizeof(uint64_t) : sizeof(pair)));
   p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
   if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
   mpg_cpu_parallel_for(call, p->before * p->after, 1 + GRAIN / p->n, order_rows, p);

@@ -190,7 +190,7 @@ static attention attention_of(const mpg_kernel_call *call, const mpg_view *input
 }
 
 static mpg_status get_scratch(attention *a, size_t bytes) {
-  a->scratch_bytes = (bytes + 63) & ~(size_t)63;
+  a->scratch_bytes = mpg_cpu_buffer_step(bytes);
   a->scratch = mpg_device_scratch(a->call->device, a->scratch_bytes * (size_t)a->call->num_threads);
   return a->scratch ? MPG_OK : MPG_DEVICE_OUT_OF_MEMORY;
 }

@@ -235,7 +235,7 @@ static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, m
   bool direct = mpg_compute_direct(compute, dtype);
   size_t row = (size_t)t->n * mpg_dtype_size(mpg_compute_dtype(compute)),
          affine = direct ? 0 : 2 * row;
-  t->row_bytes = mpg_align_up((size_t)rows * row, 64);
+  t->row_bytes = mpg_cpu_buffer_step((size_t)rows * row);
   size_t bytes = t->row_bytes * (size_t)call->num_threads + affine + 2 * row * (size_t)pieces;
   if (bytes == 0) {
     t->rows = t->sums = MPG_NO_BYTES;

@@ -68,6 +68,12 @@ typedef struct ce {
 #undef EXP_NONPOSITIVE
 #undef LOG
 
+static mpg_status get_buffers(const mpg_kernel_call *call, job *p, size_t bytes) {
+  p->buffer_bytes = mpg_cpu_buffer_step(bytes);
+  p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
+  return p->buffers ? MPG_OK : MPG_DEVICE_OUT_OF_MEMORY;
+}
+
 static mpg_status run_job(const mpg_kernel_call *call, job *p) {
   if (p->before == 0 || p->n == 0 || p->after == 0) return MPG_OK;
   int inputs = p->kind >= KIND_SOFTMAX_BACK ? 2 : 1;
@@ -77,9 +83,7 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
   int64_t item = wide ? sizeof(double) : sizeof(float);
   if (!p->length && p->after >= LEAST_STREAM && p->n > TILE_BYTES / (LEAST_COLUMNS * item)) {
     p->tile = MPG_SOFTMAX_TILE;
-    p->buffer_bytes = (size_t)(16 * p->tile * item);
-    p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
-    if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
+    MPG_TRY(get_buffers(call, p, (size_t)(16 * p->tile * item)));
     mpg_cpu_parallel_for(call, p->before * ((p->after + p->tile - 1) / p->tile), 1,
                          wide ? run_streams_f64 : run_streams_f32, p);
     return MPG_OK;
@@ -91,9 +95,7 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
     if (p->tile < LEAST_COLUMNS) p->tile = LEAST_COLUMNS;
     if (p->tile > MPG_SOFTMAX_TILE) p->tile = MPG_SOFTMAX_TILE;
     if (p->tile > (columns + 15) / 16 * 16) p->tile = (columns + 15) / 16 * 16;
-    p->buffer_bytes = (size_t)((inputs + 1) * p->tile * p->n * item);
-    p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
-    if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
+    MPG_TRY(get_buffers(call, p, (size_t)((inputs + 1) * p->tile * p->n * item)));
     mpg_cpu_parallel_for(call, (columns + p->tile - 1) / p->tile, 1 + GRAIN / (p->n * p->tile),
                          wide ? run_columns_f64 : run_columns_f32, p);
     return MPG_OK;
@@ -104,14 +106,7 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
     p->direct_in[k] = p->after == 1 && p->in[k]->desc.dtype == own;
     all_direct = all_direct && p->direct_in[k];
   }
-  if (!all_direct) {
-    p->buffer_bytes = ((size_t)(inputs + 1) * (size_t)p->tile * (size_t)p->n *
-                           (wide ? sizeof(double) : sizeof(float)) +
-                       63) &
-                      ~(size_t)63;
-    p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
-    if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
-  }
+  if (!all_direct) MPG_TRY(get_buffers(call, p, (size_t)((inputs + 1) * p->tile * p->n * item)));
   int64_t units = p->before * ((p->after + p->tile - 1) / p->tile);
   mpg_cpu_parallel_for(call, units, 1 + GRAIN / (p->n * p->tile),
                        wide ? run_units_f64 : run_units_f32, p);
@@ -195,7 +190,7 @@ static mpg_status run_ce(const mpg_kernel_call *call, ce *p, bool sum, mpg_range
   p->n = shape->dims[shape->ndim - 1];
   p->direct = wide || p->data->desc.dtype == MPG_FLOAT32;
   if (sum) losses = ((size_t)rows * item + 63) & ~(size_t)63;
-  if (!p->direct) p->buffer_bytes = ((size_t)p->n * item + 63) & ~(size_t)63;
+  if (!p->direct) p->buffer_bytes = mpg_cpu_buffer_step((size_t)p->n * item);
   size_t bytes = losses + p->buffer_bytes * (size_t)call->num_threads;
   if (bytes > 0) {
     char *scratch = mpg_device_scratch(call->device, bytes);
