@@ -287,7 +287,7 @@ def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
 
 
 def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pixels:
-    """The image in the size of `data_shape`, changed at random."""
+    """The image in the size of `data_shape`, changed at random, but not mirrored."""
     if settings.resize > 0:
         values = resized_short(values, settings.resize, settings.inter_method, draw)
     if _is_warped(settings):
@@ -303,6 +303,9 @@ def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pix
         values = shifted(values, *(_shift(limit, draw) for limit in limits))
     if settings.pca_noise > 0 and values.shape[2] >= 3:
         values = _with_noise(values, settings, draw)
-    if settings.mirror or (settings.rand_mirror and draw.random() < 0.5):
-        values = values[:, ::-1]
     return values
+
+
+def is_mirrored(settings: ImageSettings, draw: random.Random) -> bool:
+    """Whether the image is to be mirrored behind that: a mean image is taken off before."""
+    return settings.mirror or (settings.rand_mirror and draw.random() < 0.5)

@@ -13,7 +13,7 @@ import numpy as np
 from .. import ndarray as nd, recordio
 from ..base import MXNetError, MXNetValueError, NotSupportedError
 from ..image._lists import read_list
-from ._record_images import ImageSettings, changed, check, decode
+from ._record_images import ImageSettings, changed, check, decode, is_mirrored
 from .io import DataDesc, check_batch_size
 from .mx_data_iter import MXDataIter, files_of, warn_of_unused
 
@@ -494,19 +494,21 @@ class ImageRecordIter(RecordImages):
         return label[0] if self._label_width == 1 else label[: self._label_width]
 
     def _pixels(self, data, where, number):
-        """A record's image, changed but not normalized, and the random numbers that go on."""
+        """A record's image, neither mirrored nor normalized, whether it is to be mirrored, and the
+        random numbers that go on."""
         draw = random.Random(f"{self._seed_aug} {number}")
         values = changed(decode(data, self._data_shape[0], where), self._settings, draw)
-        return values.transpose(2, 0, 1), draw
+        return values.transpose(2, 0, 1), is_mirrored(self._settings, draw), draw
 
     def _plain(self, header, data, where, number):
-        return self._pixels(data, where, number)[0]
+        values, mirrored, _ = self._pixels(data, where, number)
+        return values[:, :, ::-1] if mirrored else values
 
     def _make(
         self, header: recordio.IRHeader, data: bytes, where: str, number: tuple[int, int]
     ) -> tuple[np.ndarray[Any, Any], Any]:
         label = self._label_of(header, where)
-        out, draw = self._pixels(data, where, number)
+        out, mirrored, draw = self._pixels(data, where, number)
         if self._dtype is np.int8:
             mean = np.trunc(self._mean + np.copysign(0.5, self._mean))
             out = (out - mean).clip(-128, 127)
@@ -514,7 +516,7 @@ class ImageRecordIter(RecordImages):
             contrast, illumination = (draw.uniform(-limit, limit) for limit in self._jitter)
             out = (out.astype(np.float32) - self._mean) * np.float32(1 + contrast)
             out = (out + np.float32(illumination)) * self._factor
-        return out.astype(self._dtype), label
+        return (out[:, :, ::-1] if mirrored else out).astype(self._dtype), label
 
 
 def _of_dtype(name: str, dtype: str, what: str) -> Callable[..., ImageRecordIter]:

@@ -141,6 +141,11 @@ class LibSVMIter(MXDataIter):
             raise MXNetError(f"LibSVMIter: there is no part {part_index} of {num_parts}")
         self._label, self._data = _read(data_libsvm, _width(data_shape, "data_shape"))
         if label_libsvm not in (None, "NULL"):
+            if np.prod(shape_of(label_shape)) == 1:
+                raise MXNetError(
+                    f"LibSVMIter: labels of {label_libsvm} are csr rows of more than one number: "
+                    "give their label_shape; single numbers belong into data_libsvm"
+                )
             _, self._label = _read(label_libsvm, _width(label_shape, "label_shape"))
         elif np.prod(shape_of(label_shape)) != 1:
             raise MXNetError(

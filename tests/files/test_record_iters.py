@@ -121,6 +121,17 @@ def test_mean_images(numbers, tmp_path):
             io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path)
 
 
+def test_mean_images_are_taken_off_before_mirroring(tmp_path):
+    values = np.arange(16, dtype=np.uint8).reshape(4, 4, 1).repeat(3, 2)
+    records, path = store(tmp_path / "r.rec", [(0.0, values)]), str(tmp_path / "mean.bin")
+    mean = np.broadcast_to(np.arange(4) ** 2, SHAPE)
+    nd.save(path, {"mean_img": nd.array(mean)})
+    wanted = (values.transpose(2, 0, 1) - mean)[:, :, ::-1]
+    for dtype in ("float32", "int8"):
+        batches = io.ImageRecordIter(records, SHAPE, 1, mean_img=path, mirror=True, dtype=dtype)
+        np.testing.assert_array_equal(next(batches).data[0][0].asnumpy(), wanted)
+
+
 def test_mean_images_are_made(numbers, tmp_path):
     path = str(tmp_path / "mean.bin")
     plain = [b.data[0].asnumpy() for b in io.ImageRecordIter(numbers, SHAPE, 5, rand_crop=True)]

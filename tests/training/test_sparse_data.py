@@ -69,6 +69,8 @@ def test_label_shape_of_libsvm_files_needs_a_file(tmp_path):
     for shape in (3, (3,)):
         with pytest.raises(mx.MXNetError, match="label_shape is .1,., not .*3.*label_libsvm"):
             mx.io.LibSVMIter(str(path), 2, label_shape=shape)
+    with pytest.raises(mx.MXNetError, match="csr rows .* give their label_shape"):
+        mx.io.LibSVMIter(str(path), 2, label_libsvm=str(path), batch_size=1)
 
 
 @pytest.mark.parametrize(
