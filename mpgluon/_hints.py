@@ -19,15 +19,18 @@ OPTIONS = {  # of layers, optimizers and ops: the first that the thing called ha
     "stride": ("strides",),
     "padding": ("pad",),
     "dilation": ("dilate",),
-    "groups": ("num_group",),
+    "groups": ("num_group", "groups"),
     "kernel_size": ("kernel", "pool_size"),
     "num_embeddings": ("input_dim",),
     "embedding_dim": ("output_dim",),
     "num_features": ("in_channels",),
     "normalized_shape": ("in_channels",),
     "batch_first": ("layout",),
-    "p": ("rate",),
+    "p": ("rate", "ord"),
     "dim": ("axis",),
+    "axis": ("dim",),
+    "num_classes": ("depth",),
+    "collate_fn": ("batchify_fn",),
     "dims": ("axis", "axes"),
     "keepdim": ("keepdims",),
     "device": ("ctx",),
@@ -125,6 +128,10 @@ ARRAY = {
     "nonzero": "np.nonzero(x)",
     "mul_": "x *= y",
     "is_cuda": "x.context.device_type == 'gpu'",
+    "grad_fn": "autograd.get_symbol(x), which has the ops of what was recorded",
+    "retain_grad": "x.attach_grad() before it is used",
+    "register_hook": "an autograd.Function",
+    "abs_": "x[:] = x.abs()",
     "handle": "x itself: there are no handles of a C library here",
 }
 
@@ -145,6 +152,10 @@ BLOCK = {
     "children": "net._children.values()",
     "add_module": "net.register_child(block, name)",
     "requires_grad_": "net.collect_params().setattr('grad_req', 'null')",
+    "training": "autograd.is_training()",
+    "named_modules": "net.apply(function), or net._children.items()",
+    "register_parameter": "self.params.get(name, shape=shape)",
+    "register_buffer": "self.params.get_constant(name, value)",
     "fit": "autograd.record() and gluon.Trainer",
 }
 
@@ -175,6 +186,10 @@ LAYERS = {
     "L1Loss": "mx.gluon.loss.L1Loss",
     "BCEWithLogitsLoss": "mx.gluon.loss.SigmoidBinaryCrossEntropyLoss",
     "Parameter": "mx.gluon.Parameter",
+    "Softmax": "nd.softmax, or HybridLambda('softmax')",
+    "Identity": "HybridLambda(lambda F, x: x)",
+    "Upsample": "HybridLambda with F.UpSampling or F.contrib.BilinearResize2D",
+    "DataParallel": "gluon.utils.split_and_load, or mx.parallel",
     "functional": "mx.nd",
     "init": "mx.init",
     "utils": "mx.gluon.utils",
@@ -184,6 +199,7 @@ GLUON = {
     "DataLoader": "gluon.data.DataLoader",
     "Dataset": "gluon.data.Dataset",
     "optim": "mx.optimizer and gluon.Trainer",
+    "TensorDataset": "gluon.data.ArrayDataset",
     "Dense": "gluon.nn.Dense",
     "Sequential": "gluon.nn.Sequential",
     "HybridSequential": "gluon.nn.HybridSequential",
@@ -206,6 +222,8 @@ FUNCTIONS = {
     "Tensor": "nd.NDArray",
     "device": "mx.Context, or mx.gpu(0)",
     "compile": "net.hybridize()",
+    "nn": "mx.gluon.nn",
+    "from_torch": "nd.from_dlpack",
     "cuda": "mx.gpu and mx.context",
     "functional": "nd",
     "optim": "mx.optimizer and mx.gluon.Trainer",
@@ -218,6 +236,7 @@ TRAINER = {
     "overwrites the gradients",
     "param_groups": "trainer.learning_rate, trainer.set_learning_rate(rate), and lr_mult and "
     "wd_mult of parameters",
+    "lr": "trainer.learning_rate",
     "state_dict": "trainer.save_states(file)",
     "load_state_dict": "trainer.load_states(file)",
 }
@@ -398,6 +417,15 @@ def unknown_option(kind, given):
         f"{kind.__name__} has no option {name!r}{near_option(name, options)}; it takes "
         f"{', '.join(options) or 'none'}"
     )
+
+
+def refuse_options(function, given, taken):
+    """An error for keyword arguments that a function does not take."""
+    for name in given:
+        raise TypeError(
+            f"{function}() has no option {name!r}{near_option(name, taken)}; it takes "
+            f"{', '.join(taken)}"
+        )
 
 
 def near_option(name, known):

@@ -227,8 +227,9 @@ PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id de
 int mpg_py_write_object(mpg_array *array, PyObject *value);
 /* An NDArray for an operand of an op: `object` itself, or a conversion of a scalar or NumPy array
  * to the device, and where both are floating or both are integer, to the dtype of `like` (may be
- * NULL). New reference. */
-PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *what);
+ * NULL). alike: whole numbers beside floating ones become those, too; else they may be indices. New
+ * reference. */
+PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what);
 bool mpg_py_is_numpy(PyObject *object);  /* numpy.ndarray */
 bool mpg_py_is_scalar(PyObject *object); /* Python or NumPy number (bool too) */
 int mpg_py_scalar(PyObject *object, double *value);

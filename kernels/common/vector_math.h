@@ -32,9 +32,11 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 #endif
 }
 
-/* x + MPG_ROUNDER has round(x) in its low bits, x + MPG_ROUNDER + b has round(x) + b there. */
+/* x + MPG_ROUNDER has round(x) in its low bits, x + (MPG_ROUNDER + b) has round(x) + b there (of
+ * two nearest the one whose sum is even). */
 #define MPG_ROUNDER 0x1.8p23f
-/* 2 to the power of n, a whole number of [-126, 127]; of n + 127 in the low bits of a float's. */
+/* 2 to the power of n, a whole number of [-126, 127]: of n + 127, which the low bits of `shifted`
+ * are, and of n itself. */
 MPG_INLINE float mpg_power_of_biased(float shifted) {
   return mpg_float_from_bits(mpg_float_bits(shifted) << 23);
 }
@@ -59,7 +61,8 @@ MPG_INLINE float mpg_exp_rest(float x, float whole) {
       MPG_POLY(mpg_fma, r, 0x1.6b6ddep-10f, 0x1.123002p-7f, 0x1.55568ap-5f, 0x1.5554a2p-3f, 0.5f);
   return mpg_fma(q, r * r, r);
 }
-/* x = n ln 2 + r, |r| <= ln 2 / 2; returns exp(r) - 1, and 2^(n + offset). */
+/* x = n ln 2 + r, |r| <= ln 2 / 2; returns exp(r) - 1, and 2^(n + offset), which is 0 where n +
+ * offset is -127, the least that it may be. */
 MPG_INLINE float mpg_exp_reduced(float x, float offset, float *scale) {
   float rounder = MPG_ROUNDER + 127.0f + offset, shifted = mpg_fma(x, MPG_LOG2_E, rounder);
   *scale = mpg_power_of_biased(shifted);
@@ -165,8 +168,8 @@ MPG_INLINE float mpg_tanhf(float x) {
   float p = MPG_POLY(mpg_fma, s, -0x1.77ecc4p-12f, 0x1.2da716p-9f, -0x1.0460d8p-7f, 0x1.6009b6p-6f,
                      -0x1.b9623ap-5f, 0x1.110be4p-3f, -0x1.55553cp-2f);
   float near = mpg_fma(p * s, x, x);
-  /* 1 - 2 / (exp(2|x|) + 1); of |x| >= 1, so that errors of the quotient count for a quarter; of
-   * numbers, as NaN is near. Bounded as whole numbers, which takes one instruction. */
+  /* 1 - 2 / (exp(2|x|) + 1); of |x| >= 1, so that errors of the quotient count for a quarter.
+   * Bounded as whole numbers, which takes one instruction; NaN takes the other branch. */
   const float rounder = MPG_ROUNDER + 127.0f;
   uint32_t bits = mpg_float_bits(magnitude), ten = 0x41200000u;
   float bounded = mpg_float_from_bits(bits < ten ? bits : ten);

@@ -51,8 +51,9 @@ typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
                           mpg_range_fn body, void *context);
 
-/* Bytes from one thread's buffer of `bytes` to the next one's: with more in between than processors
- * fetch ahead, which would take lines away from the other thread whenever it has written them. */
+/* Bytes from one thread's buffer of `bytes` to the next one's: with a page in between, as
+ * processors fetch ahead within one, which would take lines away from the other thread whenever it
+ * has written them. */
 static inline size_t mpg_cpu_buffer_step(size_t bytes) {
   return bytes ? mpg_align_up(bytes, 64) + 4096 : 0;
 }

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _core
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
+from .._hints import refuse_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -168,7 +169,8 @@ def zeros(
     if stype not in (None, "default"):
         from . import sparse
 
-        return sparse.zeros(stype, shape, ctx, dtype)
+        return sparse.zeros(stype, shape, ctx, dtype, **kwargs)
+    refuse_options("zeros", kwargs, ("shape", "ctx", "dtype", "stype", "out"))
     return _filled("_zeros", shape, ctx, dtype, out)
 
 
@@ -186,6 +188,7 @@ def ones(
     >>> nd.ones((2,), dtype="int32").asnumpy()
     array([1, 1], dtype=int32)
     """
+    refuse_options("ones", kwargs, ("shape", "ctx", "dtype", "out"))
     return _filled("_ones", shape, ctx, dtype, out)
 
 
@@ -293,6 +296,7 @@ def eye(
     array([[0., 1.],
            [0., 0.]], dtype=float32)
     """
+    refuse_options("eye", kwargs, ("N", "M", "k", "ctx", "dtype"))
     return _op("_eye")(N=N, M=M, k=k, ctx=ctx, dtype="float32" if dtype is None else dtype)
 
 

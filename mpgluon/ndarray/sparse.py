@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import _core
 from .._core import Context, NDArray
+from .._hints import refuse_options
 from . import _namespaces
 from ._sparse import ops as _sparse_ops
 from ._sparse.arrays import (
@@ -205,7 +206,8 @@ def _from_rows(data, indices, shape, ctx, dtype):
         if not indices.shape[0]:
             raise ValueError("row_sparse_array: without rows, the shape has to be given")
         shape = (int(indices[-1].asscalar()) + 1, *data.shape[1:])
-    if data.ndim != len(shape) or indices.ndim != 1 or 0 in shape[1:]:
+    fits = data.ndim == len(shape) and data.shape[1:] == tuple(shape[1:])
+    if not fits or indices.ndim != 1 or 0 in shape[1:]:
         raise ValueError(
             f"row_sparse_array: data of shape {data.shape} and indices of shape {indices.shape} "
             f"are no rows of an array of shape {tuple(shape)}"
@@ -231,6 +233,7 @@ def zeros(
 
     if stype == "default":
         return dense_zeros(shape, ctx=ctx, dtype=dtype, **kwargs)
+    refuse_options("zeros", kwargs, ("stype", "shape", "ctx", "dtype"))
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     return zeros_of(stype, shape, ctx or _core.current_context(), dtype or "float32")
 

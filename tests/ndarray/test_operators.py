@@ -107,6 +107,26 @@ def test_unary_and_unsupported():
     assert (nd.ones((2, 3)) @ nd.ones((3, 4))).shape == (2, 4)
 
 
+@pytest.mark.parametrize("op", OPERATORS + COMPARISONS, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_whole_numbers_of_numpy_beside_real_ones(op, dtype):
+    a, b = np.array([[0.5, 2, 3]], "float32"), np.arange(1, 4, dtype=dtype)
+    for found, expected in ((op(nd.array(a), b), op(a, b)), (op(b, nd.array(a)), op(b, a))):
+        assert isinstance(found, nd.NDArray) and found.dtype == np.float32
+        np.testing.assert_allclose(found.asnumpy(), expected.astype("float32"), rtol=1e-6)
+    x = nd.array(a)
+    x += b
+    np.testing.assert_array_equal(x.asnumpy(), a + b)
+    np.testing.assert_array_equal(np.maximum(nd.array(a), b).asnumpy(), np.maximum(a, b))
+
+
+def test_real_numbers_of_numpy_beside_whole_ones_are_an_error():
+    x, fractions = nd.array([1, 2], dtype="int32"), np.array([1.5, 2.5])
+    for call in (lambda: x * fractions, lambda: fractions * x):
+        with pytest.raises(mx.MXNetError, match="must be int32|not int32"):
+            call()
+
+
 def test_integer_arrays_keep_their_dtype():
     x = nd.array([5, 7], dtype="int32")
     assert (x + 2).dtype == np.int32 and (x + 2).asnumpy().tolist() == [7, 9]

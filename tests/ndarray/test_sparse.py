@@ -211,6 +211,12 @@ def test_check_format_of_row_sparse(indices):
         nd.sparse.row_sparse_array(([[1, 2], [3, 4]], indices), shape=(3, 2)).check_format()
 
 
+@pytest.mark.parametrize("data, indices", [((2, 5), 2), ((2, 1), 2), ((2, 3, 1), 2), ((2,), 2)])
+def test_rows_of_another_shape_are_refused(data, indices):
+    with pytest.raises(ValueError, match="are no rows of an array of shape .3, 3"):
+        nd.sparse.row_sparse_array((np.ones(data), np.arange(indices)), shape=(3, 3))
+
+
 UNARY = (
     "abs sign rint ceil floor trunc fix round square sqrt cbrt log1p expm1 sin tan arcsin arctan "
     "degrees radians sinh tanh arcsinh arctanh relu"

@@ -76,7 +76,7 @@ data = nd.array(whole.inputs[0]).astype("bfloat16")
 call = lambda x: _core.get_op("_attention")(x, x, x, **whole.params)
 result["parts of one array"] = worst(call, [data], halves(*whole.params["shape"]))
 for m, n, k in [(128, 64, 64), (300, 70, 1100), (257, 129, 95), (130, 200, 64),
-                (1040, 70, 95), (2051, 130, 66)]:
+                (1040, 300, 95), (2051, 257, 66), (1024, 256, 3000)]:
     for ta, tb in itertools.product((False, True), (False, True)):
         a, b = halves(*((k, m) if ta else (m, k))), halves(*((n, k) if tb else (k, n)))
         call = lambda a, b: nd.dot(a, b, transpose_a=ta, transpose_b=tb)
@@ -92,7 +92,8 @@ result["NaN and infinity stay in their rows"] = float(
     not np.isnan(found[3]).all() or clean.sum() != 1254 or clean[200]
 )
 
-for mode, units, batch in itertools.product(("LSTM", "GRU", "RNN"), (37, 64), (8, 20, 33)):
+sizes = [*itertools.product(("LSTM", "GRU", "RNN"), (37, 64), (8, 20, 33)), ("LSTM", 70, 430)]
+for mode, units, batch in sizes:
     more = {"activation": "tanh"} if mode == "RNN" else {}
     layer = getattr(mx.gluon.rnn, mode)
     net = layer(units, num_layers=2, bidirectional=True, input_size=40, **more)

@@ -281,3 +281,19 @@ def test_misuse_is_an_error(name, devices):
         other = devices[1] if devices[1] != devices[0] else mx.cpu(0)
         with pytest.raises(mx.base.MXNetError, match=re.escape(str(other))):
             call(name, arrays[:-1] + [arrays[-1].copyto(other)], sample.params)
+
+
+@pytest.mark.parametrize("dtype, low", [("float32", -85), ("float64", -700), ("float16", -14)])
+def test_the_slope_of_expm1(dtype, low):
+    """Of the input: 1 more than the result is 0 where the slope is not."""
+    values = np.linspace(low, 2, 200).astype(dtype)
+    x = mx.nd.array(values, dtype=dtype)
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.expm1(x)
+    y.backward()
+    tolerance = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-14}[dtype]
+    exact = np.exp(values.astype("float64"))
+    np.testing.assert_allclose(
+        x.grad.asnumpy(), exact, rtol=tolerance, atol=6e-8 * (dtype == "float16")
+    )

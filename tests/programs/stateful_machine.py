@@ -158,7 +158,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
 
     def interrupted(self, act, amount):
         """By an alarm, where it happens to ring. Whatever rings later is not heard: the handler
-        stays, and there is no call between what arms it and what disarms it."""
+        stays, and nothing is called between arming it and `try`, or `finally` and disarming it."""
         signal.signal(signal.SIGALRM, self.heard)
         self.armed = True
         try:

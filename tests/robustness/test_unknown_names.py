@@ -117,6 +117,24 @@ def test_options_that_a_class_does_not_take_are_not_offered():
     assert str(inspect.signature(gluon.Block)).startswith("(prefix:")
 
 
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda **more: nd.zeros((2, 3), **more), "zeros"),
+        (lambda **more: nd.zeros((2, 3), stype="csr", **more), "zeros"),
+        (lambda **more: nd.sparse.zeros("row_sparse", (2, 3), **more), "zeros"),
+        (lambda **more: nd.sparse.zeros("default", (2, 3), **more), "zeros"),
+        (lambda **more: nd.ones(2, **more), "ones"),
+        (lambda **more: nd.eye(3, **more), "eye"),
+    ],
+)
+def test_functions_name_the_option_that_they_do_not_have(call, text):
+    for option, near in (("device", "ctx"), ("dtyp", "dtype"), ("ctxt", "ctx")):
+        wanted = rf"{text}\(\) has no option '{option}'; did you mean '{near}'\?; it takes "
+        with pytest.raises(TypeError, match=wanted):
+            call(**{option: None})
+
+
 CELL = gluon.contrib.rnn.Conv2DLSTMCell
 NEAR = {
     "kvstore": (lambda: mx.kv.create("devise"), "device"),

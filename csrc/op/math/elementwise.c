@@ -145,7 +145,7 @@ UNARY_GRADIENT(rcbrt,
                mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -1.0 / 3), Y), X)) /* likewise */
 UNARY_GRADIENT(reciprocal, negative(g, mpg_multiply(g, G, square(g, Y))))
 UNARY_GRADIENT(exp, mpg_multiply(g, G, Y))
-UNARY_GRADIENT(expm1, mpg_multiply(g, G, mpg_plus(g, Y, 1)))
+UNARY_GRADIENT(expm1, mpg_multiply(g, G, unary(g, MPG_OP_exp, X)))
 UNARY_GRADIENT(log, mpg_divide(g, G, X))
 UNARY_GRADIENT(log2, mpg_times(g, mpg_divide(g, G, X), 1 / M_LN2))
 UNARY_GRADIENT(log10, mpg_times(g, mpg_divide(g, G, X), 1 / M_LN10))

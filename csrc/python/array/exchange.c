@@ -340,7 +340,7 @@ static bool is_plain(PyArrayObject *array, const char *what) {
   return false;
 }
 
-PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *what) {
+PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what) {
   if (mpg_py_is_array(object)) return Py_NewRef(object);
   mpg_device_id device = like ? mpg_array_device_id(like) : mpg_py_current_device();
   mpg_dtype wanted = like ? like->tensor.desc.dtype : MPG_FLOAT32;
@@ -369,8 +369,9 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *wh
   if (!is_plain((PyArrayObject *)object, what)) return NULL;
   mpg_dtype own = mpg_py_from_numpy_type(PyArray_TYPE((PyArrayObject *)object));
   if (own == MPG_DTYPE_NONE || own == MPG_FLOAT64) own = MPG_FLOAT32;
-  if (like && ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) ||
-               (mpg_dtype_is_integer(own) && mpg_dtype_is_integer(wanted)) || own == MPG_BOOL))
+  if (like &&
+      ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) ||
+       (mpg_dtype_is_integer(own) && (alike || mpg_dtype_is_integer(wanted))) || own == MPG_BOOL))
     own = wanted;
   return mpg_py_from_object(object, own, device);
 }

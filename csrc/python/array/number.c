@@ -107,7 +107,7 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   }
   if (!mpg_py_is_numpy(other)) Py_RETURN_NOTIMPLEMENTED;
   if (operator->array == NULL) return missing(names[kind].array);
-  PyObject *converted = mpg_py_operand(other, mpg_py_array_of(self), names[kind].array);
+  PyObject *converted = mpg_py_operand(other, mpg_py_array_of(self), true, names[kind].array);
   if (converted == NULL) return NULL;
   mpg_array *a = mpg_py_array_of(self), *b = mpg_py_array_of(converted);
   mpg_array *inputs[2] = {reflected ? b : a, reflected ? a : b};

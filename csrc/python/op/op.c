@@ -211,7 +211,7 @@ static int convert_arrays(call *c) {
     if (mpg_py_is_array(c->arrays[i])) continue;
     char name[64], what[160];
     snprintf(what, sizeof what, "%s: %s", op->name, mpg_op_input_name(op, i, name, sizeof name));
-    PyObject *converted = mpg_py_operand(c->arrays[i], like, what);
+    PyObject *converted = mpg_py_operand(c->arrays[i], like, false, what);
     if (converted == NULL) return -1;
     Py_SETREF(c->arrays[i], converted);
   }

@@ -44,8 +44,8 @@ static void round_rows(void *context, int64_t begin, int64_t end) {
 }
 
 /* C's columns of one panel, of m rounded rows. */
-static void paired_product(const packed_f32 *b, int64_t panel, int64_t m, float *c, int64_t ldc,
-                           bool add) {
+static void product_of_pairs(const packed_f32 *b, int64_t panel, int64_t m, float *c, int64_t ldc,
+                             bool add) {
   int64_t from = first_vector_f32(b, panel), to = first_vector_f32(b, panel + 1);
   int width = (int)(to - from), valid[PAIRS_PANEL];
   float *columns[PAIRS_PANEL];

@@ -253,7 +253,7 @@ static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m
                                 int64_t lda, T *c, int64_t ldc, bool add) {
 #ifdef WITH_PAIRS
   if (b->how) {
-    paired_product(b, panel, m, c, ldc, add);
+    product_of_pairs(b, panel, m, c, ldc, add);
     return;
   }
 #endif

@@ -2,15 +2,13 @@
 #include "kernels/cpu/products/paired_product.h"
 
 #ifdef MPG_WITH_ONEDNN
-#include "base/memory.h"
 #include "kernels/cpu/products/pairs.h"
 #ifdef MPG_WITH_PAIRS
 #include "kernels/cpu/products/pairs_packing.h"
-#endif
 
-#ifdef MPG_WITH_PAIRS
 /* For fewer, packing takes longer than it saves. A transposed B is what oneDNN copies faster. */
-enum { FEWEST_ROWS = 1024, FEWEST_ROWS_TRANSPOSED = 2048, FEWEST_COLUMNS = 64 };
+enum { FEWEST_ROWS = 1024, FEWEST_ROWS_TRANSPOSED = 2048, FEWEST_COLUMNS = 256 };
+enum { MOST_PACKED = 16 << 20 }; /* bytes, which a device keeps as scratch */
 
 typedef struct packing {
   const uint16_t *b;
@@ -45,7 +43,11 @@ static bool find_packed(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
                         mpg_paired_product *product) {
   if (s->dtype != dnnl_bf16 || s->batch != 1 ||
       s->m < (s->tb ? FEWEST_ROWS_TRANSPOSED : FEWEST_ROWS) || s->n < FEWEST_COLUMNS ||
-      mpg_cpu_pairs() != MPG_PAIRS_IN_TILES)
+      s->ldc != s->n || mpg_cpu_pairs() != MPG_PAIRS_IN_TILES)
+    return false;
+  /* Threads share panels of 64 columns, as oneDNN makes them. */
+  if (s->n / (PAIRS_PANEL * PAIRS_LANES) < call->num_threads ||
+      s->k > MOST_PACKED / (int64_t)sizeof(uint16_t) / s->n)
     return false;
   mpg_onednn_matmul packed = *s;
   packed.packed = true, packed.tb = false;

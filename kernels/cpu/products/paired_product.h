@@ -1,5 +1,6 @@
 /* oneDNN's products of bfloat16, whose right operand is packed for its tiles first where that pays:
- * oneDNN's own copy of it takes longer. The sums are the same either way. Threads: as for kernels.
+ * oneDNN's own copy of it takes longer. It may add up other parts of k first then. Threads: as for
+ * kernels.
  */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRED_PRODUCT_H
 #define KERNELS_CPU_PRODUCTS_PAIRED_PRODUCT_H

@@ -51,7 +51,8 @@ static int panel_width(const mpg_onednn *dnnl, const mpg_onednn_matmul *s,
   static const dnnl_format_tag_t tags[] = {dnnl_BA16a16b2a, dnnl_BA16a32b2a, dnnl_BA16a48b2a,
                                            dnnl_BA16a64b2a};
   int width = 0;
-  for (int i = 0; i < 4 && !width; i++) {
+  MPG_ASSERT(!s->b_dtype);
+  for (int i = 0; i < (int)(sizeof tags / sizeof *tags) && !width; i++) {
     dnnl_memory_desc_t tagged;
     if (dnnl->memory_desc_create_with_tag(&tagged, 2, (dnnl_dims_t){s->k, s->n}, s->dtype,
                                           tags[i]) != dnnl_success)
