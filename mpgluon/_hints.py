@@ -419,13 +419,13 @@ def unknown_option(kind, given):
     )
 
 
-def refuse_options(function, given, taken):
-    """An error for keyword arguments that a function does not take."""
-    for name in given:
-        raise TypeError(
-            f"{function}() has no option {name!r}{near_option(name, taken)}; it takes "
-            f"{', '.join(taken)}"
-        )
+def unknown_option_of(function, given, taken):
+    """The same for a function that takes none of the options."""
+    name = next(iter(given))
+    return TypeError(
+        f"{function}() has no option {name!r}{near_option(name, taken)}; it takes "
+        f"{', '.join(taken)}"
+    )
 
 
 def near_option(name, known):

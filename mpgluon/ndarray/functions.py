@@ -10,7 +10,6 @@ import numpy as np
 
 from .. import _core
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
-from .._hints import refuse_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -170,8 +169,7 @@ def zeros(
         from . import sparse
 
         return sparse.zeros(stype, shape, ctx, dtype, **kwargs)
-    refuse_options("zeros", kwargs, ("shape", "ctx", "dtype", "stype", "out"))
-    return _filled("_zeros", shape, ctx, dtype, out)
+    return _filled("_zeros", shape, ctx, dtype, out, **kwargs)
 
 
 def ones(
@@ -188,8 +186,7 @@ def ones(
     >>> nd.ones((2,), dtype="int32").asnumpy()
     array([1, 1], dtype=int32)
     """
-    refuse_options("ones", kwargs, ("shape", "ctx", "dtype", "out"))
-    return _filled("_ones", shape, ctx, dtype, out)
+    return _filled("_ones", shape, ctx, dtype, out, **kwargs)
 
 
 def full(
@@ -296,8 +293,8 @@ def eye(
     array([[0., 1.],
            [0., 0.]], dtype=float32)
     """
-    refuse_options("eye", kwargs, ("N", "M", "k", "ctx", "dtype"))
-    return _op("_eye")(N=N, M=M, k=k, ctx=ctx, dtype="float32" if dtype is None else dtype)
+    dtype = "float32" if dtype is None else dtype
+    return _op("_eye")(N=N, M=M, k=k, ctx=ctx, dtype=dtype, **kwargs)
 
 
 def from_numpy(

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _core
 from .._core import Context, NDArray
-from .._hints import refuse_options
+from .._hints import unknown_option_of
 from . import _namespaces
 from ._sparse import ops as _sparse_ops
 from ._sparse.arrays import (
@@ -233,7 +233,8 @@ def zeros(
 
     if stype == "default":
         return dense_zeros(shape, ctx=ctx, dtype=dtype, **kwargs)
-    refuse_options("zeros", kwargs, ("stype", "shape", "ctx", "dtype"))
+    if kwargs:
+        raise unknown_option_of("zeros", kwargs, ("stype", "shape", "ctx", "dtype"))
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     return zeros_of(stype, shape, ctx or _core.current_context(), dtype or "float32")
 

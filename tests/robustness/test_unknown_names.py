@@ -130,7 +130,9 @@ def test_options_that_a_class_does_not_take_are_not_offered():
 )
 def test_functions_name_the_option_that_they_do_not_have(call, text):
     for option, near in (("device", "ctx"), ("dtyp", "dtype"), ("ctxt", "ctx")):
-        wanted = rf"{text}\(\) has no option '{option}'; did you mean '{near}'\?; it takes "
+        wanted = (
+            rf"{text}(\(\))? has no (option|parameter) '{option}'; did you mean '{near}'\?; it "
+        )
         with pytest.raises(TypeError, match=wanted):
             call(**{option: None})
 

@@ -53,10 +53,9 @@ static bool find_packed(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
   packed.packed = true, packed.tb = false;
   product->prepared = mpg_cpu_onednn_matmul_find(call, &packed);
   if (!product->prepared) return false;
-  product->width = mpg_onednn_matmul_width(product->prepared);
+  int64_t width = mpg_onednn_matmul_width(product->prepared);
   product->packed =
-      (size_t)(panels(s, product->width) * product->width * PAIRS_LANES * pairs_depth(s->k)) *
-      sizeof(mpg_pair);
+      (size_t)(panels(s, width) * width * PAIRS_LANES * pairs_depth(s->k)) * sizeof(mpg_pair);
   product->scratch = product->packed + product->prepared->scratch;
   return true;
 }
@@ -77,8 +76,8 @@ mpg_status mpg_cpu_paired_product_run(const mpg_kernel_call *call, const mpg_one
                                       const mpg_paired_product *product, const void *a,
                                       const void *b, const void *bias, void *c, void *scratch) {
 #ifdef MPG_WITH_PAIRS
-  if (product->width) {
-    packing p = {b, s->n, s->k, product->width, s->tb, scratch};
+  if (product->packed) {
+    packing p = {b, s->n, s->k, mpg_onednn_matmul_width(product->prepared), s->tb, scratch};
     mpg_cpu_parallel_for(call, panels(s, p.width), 1, pack_panels, &p);
     b = scratch, scratch = (char *)scratch + product->packed;
   }

@@ -9,10 +9,9 @@
 
 #ifdef MPG_WITH_ONEDNN
 typedef struct mpg_paired_product {
-  const mpg_onednn_prepared
-      *prepared;          /* of the device's cache, until something else is looked for */
-  int64_t width;          /* of B's panels, in vectors; 0: B is not packed */
-  size_t packed, scratch; /* bytes: of B, packed, and of all */
+  /* of the device's cache, until something else is looked for */
+  const mpg_onednn_prepared *prepared;
+  size_t packed, scratch; /* bytes: of B, packed (0: it is not), and of all */
 } mpg_paired_product;
 
 /* Of any dtype that oneDNN multiplies. False: it has no product of these. */
