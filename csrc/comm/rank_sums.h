@@ -15,7 +15,8 @@
 
 /* sums[i]: of arrays[i], the same array or another one of its shape and dtype. All are of one dtype
  * and on one device that names no rank. They travel together. indices: of arrays on a GPU, by rank
- * the numbers of those that are joined by a communicator (gpu.h); NULL on a CPU device. */
+ * the numbers of those that are joined by a communicator (device/gpu/gpu.h); NULL on a CPU
+ * device. */
 typedef struct mpg_rank_sums {
   const mpg_tensor *const *arrays, *const *sums;
   uint32_t num_arrays;

@@ -54,7 +54,8 @@ def files(*folders, ending):
 
 
 def layer_of(path):
-    parts = os.path.relpath(path, ROOT).split(os.sep)
+    """Of a path that is absolute or from the root, wherever the tests are run."""
+    parts = os.path.relpath(os.path.join(ROOT, path), ROOT).split(os.sep)
     return "kernels" if parts[0] == "kernels" else parts[1]
 
 
