@@ -114,7 +114,12 @@ def channels(x):
     return [x, uniform(x.shape[1], low=0.5, high=1.5), uniform(x.shape[1])]
 
 
+def signed_root(x):
+    return x.sign() * x.abs().pow(1 / 3)
+
+
 LABELS = np.array([1.0, 0.0, 4.0])
+ZEROS = np.array([[0.7, -0.4, 0.9, 1.2], [0.0, 2.0, -3.0, 0.5], [0.0, 0.3, 0.0, -0.8]])
 CASES = {
     "BatchNorm": (*batch_norm(1), channels(uniform(4, 3, 2, 2))),
     "BatchNorm, last axis": (*batch_norm(3), [uniform(4, 2, 2, 3), uniform(3), uniform(3, seed=1)]),
@@ -171,6 +176,25 @@ CASES = {
         lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="lp", p_value=3),
         lambda x: functional.lp_pool2d(x, 3.0, 2),
         [uniform(1, 2, 4, 4, low=0.2)],
+    ),
+    "Lp pooling of both signs": (
+        lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="lp", p_value=3),
+        lambda x: signed_root(4 * functional.avg_pool2d(x**3, 2)),
+        [uniform(1, 2, 4, 4)],
+    ),
+    **{
+        f"{name}, axis {axis}": (
+            lambda x, op=name, axis=axis: getattr(nd, op)(x, axis=axis),
+            lambda x, axis=axis: x.prod(axis),
+            [ZEROS if axis else ZEROS.T.copy()],
+        )
+        for name in ("prod", "nanprod")
+        for axis in (0, 1)
+    },
+    "PReLU": (
+        lambda x, slope: nd.LeakyReLU(x, slope, act_type="prelu"),
+        functional.prelu,
+        [uniform(3, 4, 2), uniform(4)],
     ),
     "LSTM": recurrent("lstm"),
     "LSTM, two layers there and back": recurrent("lstm", 2, True),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpgluon import nd
+from mpgluon import autograd, nd
 
 # Those whose results halves have exactly, those that are rounded, and functions
 UNARY = "abs negative sign relu floor ceil trunc rint round square reciprocal sqrt exp tanh sigmoid"
@@ -25,3 +25,44 @@ def test_every_half_is_computed_as_float32_and_rounded_once(dtype):
         found = function(*halves[:count]).astype("float32").asnumpy()
         expected = function(*wide[:count]).astype(dtype).astype("float32").asnumpy()
         np.testing.assert_array_equal(found, expected, err_msg=str(function))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("bound", [0.3, 0.1, 1 / 3, 0.25])
+def test_clipped_cell_states_have_no_gradient(dtype, bound):
+    """Whether or not the dtype has the bound's number."""
+    x, h = nd.ones((1, 1, 2), dtype=dtype), nd.zeros((1, 1, 3), dtype=dtype)
+    c = nd.array([[[4, -4, 0]]], dtype=dtype)
+    weights = nd.array(np.random.RandomState(0).uniform(-0.1, 0.1, 84), dtype=dtype)
+    for array in (x, weights, c):
+        array.attach_grad()
+    with autograd.record():
+        y = nd.RNN(
+            x,
+            weights,
+            h,
+            c,
+            state_size=3,
+            num_layers=1,
+            mode="lstm",
+            lstm_state_clip_min=-bound,
+            lstm_state_clip_max=bound,
+        )
+    y.backward()
+    found = c.grad.astype("float64").asnumpy().ravel()
+    assert found[0] == found[1] == 0 and abs(found[2]) > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_slopes_of_prelu_beside_infinities(dtype):
+    """What is above zero has no part in the slope's gradient, whatever it is."""
+    x = nd.array([[np.inf, -2, 3, -np.inf]], dtype=dtype)
+    slope = nd.array([0.5, 0.5, 0.5, 0.5], dtype=dtype)
+    for array in (x, slope):
+        array.attach_grad()
+    with autograd.record():
+        y = nd.LeakyReLU(x, slope, act_type="prelu")
+    y.backward()
+    wide = [a.grad.astype("float64").asnumpy() for a in (slope, x)]
+    np.testing.assert_array_equal(wide[0], [0, -2, 0, -np.inf])
+    np.testing.assert_array_equal(wide[1], [[1, 0.5, 1, 0.5]])

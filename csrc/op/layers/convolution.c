@@ -484,15 +484,15 @@ mpg_status mpg_infer_pooling_backward(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* (sum of |data|^p) ^ (1/p). */
+/* (sum of data^p) ^ (1/p): an odd p keeps signs. */
 static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_pooling_params sum = *(const mpg_pooling_params *)g->params;
-  double p = (double)sum.p_value.value;
+  int64_t p = sum.p_value.value;
   sum.pool_type = MPG_POOL_SUM;
-  mpg_value powers =
-      mpg_emit_scalar(g, MPG_OP__power_scalar, mpg_emit1(g, MPG_OP_abs, NULL, inputs[0]), p);
-  outputs[0] =
-      mpg_emit_scalar(g, MPG_OP__power_scalar, mpg_emit1(g, MPG_OP_Pooling, &sum, powers), 1 / p);
+  mpg_value power = inputs[0];
+  for (int64_t i = 1; i < p; i++) power = mpg_multiply(g, power, inputs[0]);
+  outputs[0] = mpg_emit1(g, MPG_OP_Pooling, &sum, power);
+  if (p > 1) outputs[0] = mpg_emit1(g, p == 2 ? MPG_OP_sqrt : MPG_OP_cbrt, NULL, outputs[0]);
 }
 
 /* Sums and averages are linear; the largest is picked at places that do not change. */

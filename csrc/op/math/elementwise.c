@@ -280,17 +280,18 @@ GRADIENT(leaky_relu) {
     g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_LeakyReLU, params, G, X);
     return;
   }
-  mpg_value below = mpg_multiply(g, G, scalar(g, MPG_OP__lesser_equal_scalar, X, 0));
+  mpg_value positive = scalar(g, MPG_OP__greater_scalar, X, 0);
   const mpg_shape *gamma = &mpg_value_desc(g, g->inputs[1])->shape;
   mpg_shape shape = mpg_prelu_shape(&mpg_value_desc(g, X)->shape, gamma), original = *gamma;
   if (g->needed[0]) {
     mpg_value slope = mpg_emit_reshape(g, g->inputs[1], &shape);
-    g->in_grads[0] = mpg_add(g, mpg_multiply(g, G, scalar(g, MPG_OP__greater_scalar, X, 0)),
-                             mpg_multiply(g, below, slope));
+    g->in_grads[0] = mpg_emit3(g, MPG_OP_where, NULL, positive, G, mpg_multiply(g, G, slope));
   }
-  if (g->needed[1])
+  if (g->needed[1]) { /* chosen, not multiplied: an infinity above zero has no part in it */
+    mpg_value below = mpg_emit3(g, MPG_OP_where, NULL, positive, mpg_emit_full_like(g, X, 0), X);
     g->in_grads[1] =
-        mpg_emit_reshape(g, mpg_emit_sum_to(g, mpg_multiply(g, below, X), &shape), &original);
+        mpg_emit_reshape(g, mpg_emit_sum_to(g, mpg_multiply(g, G, below), &shape), &original);
+  }
 }
 
 GRADIENT(backward_leaky_relu) { /* grad * f(x): f' is 0, or exp(x) times a constant below zero, or

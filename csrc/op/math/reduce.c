@@ -108,19 +108,21 @@ static mpg_value where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_va
   return mpg_emit3(g, MPG_OP_where, NULL, condition, a, b);
 }
 
-/* The product of the other elements of x: y / x; of the only zero what the others make, and 0
- * where there is another one. */
+/* The product of the other elements of x: y / x; of the only zero what the others make; of two
+ * zeros each the other times what the rest makes, which is 0 but has a gradient; 0 of more. */
 static mpg_value product_gradient(mpg_gradient *g, mpg_value x) {
   mpg_reduce_params params = *(const mpg_reduce_params *)g->params;
   params.keepdims = true;
-  mpg_value one = mpg_emit_full_like(g, x, 1),
-            zero = mpg_emit_scalar(g, MPG_OP__equal_scalar, x, 0), others = where(g, zero, one, x);
-  mpg_value only =
-      mpg_emit_scalar(g, MPG_OP__equal_scalar, mpg_emit1(g, MPG_OP_sum, &params, zero), 1);
-  mpg_value rest = mpg_multiply(g, mpg_multiply(g, kept(g, G), only),
-                                mpg_emit1(g, MPG_OP_prod, &params, others));
-  mpg_shape shape = mpg_value_desc(g, x)->shape;
-  return where(g, zero, mpg_emit_broadcast_to(g, rest, &shape),
+  mpg_value zero = mpg_emit_scalar(g, MPG_OP__equal_scalar, x, 0),
+            others = where(g, zero, mpg_emit_full_like(g, x, 1), x),
+            zeros = where(g, zero, x, mpg_emit_full_like(g, x, 0));
+  mpg_value count = mpg_emit1(g, MPG_OP_sum, &params, zero),
+            one = mpg_emit_scalar(g, MPG_OP__equal_scalar, count, 1),
+            two = mpg_emit_scalar(g, MPG_OP__equal_scalar, count, 2);
+  mpg_value other_zero = mpg_subtract(g, mpg_emit1(g, MPG_OP_sum, &params, zeros), zeros);
+  mpg_value rest = mpg_multiply(g, kept(g, G), mpg_emit1(g, MPG_OP_prod, &params, others));
+  return where(g, zero,
+               mpg_multiply(g, mpg_add(g, one, mpg_multiply(g, two, other_zero)), rest),
                mpg_divide(g, mpg_multiply(g, kept(g, G), kept(g, Y)), others));
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/cpu/products/gemm.h"
 #include "kernels/cpu/products/pairs.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/common/real.h"
 #include "kernels/common/vector_math.h"
 
 /* Where packing the recurrent weights pays depends on sizes alone: bits differ between the two
@@ -86,6 +87,16 @@ typedef struct rnn_call {
   bool halves; /* the weights but for biases are read as bfloat16 only */
 } rnn_call;
 
+/* A bound of the cell state in the dtype that the state is kept in: backward finds what was clipped
+ * by its value. */
+static double bound_of(const rnn_call *c, mpg_opt_float bound, double none) {
+  uint64_t kept;
+  mpg_view view = {&kept, c->call->inputs[0].desc};
+  if (!bound.present) return none;
+  mpg_real_store(&view, 0, bound.value);
+  return mpg_real_at(&view, 0);
+}
+
 /* `set` has the weights in TYPE, if they are read so; `given`, as the call has them. */
 #define FILL(SUFFIX, TYPE)                                                                      \
   rnn_##SUFFIX r = {                                                                            \
@@ -102,12 +113,8 @@ typedef struct rnn_call {
       .wh_half = half ? (const uint16_t **)given.wh : NULL,                                     \
       .clip_nan = c->params->lstm_state_clip_nan,                                               \
       .clip = c->params->lstm_state_clip_min.present || c->params->lstm_state_clip_max.present, \
-      .clip_min = c->params->lstm_state_clip_min.present                                        \
-                      ? (TYPE)c->params->lstm_state_clip_min.value                              \
-                      : (TYPE) - INFINITY,                                                      \
-      .clip_max = c->params->lstm_state_clip_max.present                                        \
-                      ? (TYPE)c->params->lstm_state_clip_max.value                              \
-                      : (TYPE)INFINITY};                                                        \
+      .clip_min = (TYPE)bound_of(c, c->params->lstm_state_clip_min, -INFINITY),                 \
+      .clip_max = (TYPE)bound_of(c, c->params->lstm_state_clip_max, INFINITY)};                 \
   r.h0 = inputs[states].data;                                                                   \
   r.c0 = r.s.is_lstm ? inputs[states + 1].data : NULL
 
