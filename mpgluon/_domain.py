@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .base import MXNetAssertionError, MXNetTypeError, MXNetValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _LARGEST = 2**63 - 1
 
@@ -67,6 +67,14 @@ def size(least: int, /, **values: Any) -> None:
     """Each value is an integer of 64 bits from `least` on."""
     for name, value in values.items():
         _sizes(value, name, f"an integer, at least {least}", least, _integer)
+
+
+def as_many(**lists: Sequence[Any] | None) -> None:
+    """Lists of which each element belongs to one of every other; None: not given."""
+    counts = {name: len(values) for name, values in lists.items() if values is not None}
+    if len(set(counts.values())) > 1:
+        text = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise MXNetValueError(f"the lists are as many as each other, got {text}")
 
 
 def per_axis(value: Any, ndim: int, name: str, least: int) -> tuple[int, ...]:

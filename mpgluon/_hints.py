@@ -4,12 +4,16 @@ objects that have none of their own."""
 import difflib
 import inspect
 import sys
+from typing import TYPE_CHECKING
 
 from . import _core
 
 OPTIONS = {  # of layers, optimizers and ops: the first that the thing called has
-    "lr": ("learning_rate",),
-    "weight_decay": ("wd",),
+    "lr": ("learning_rate", "optimizer_params"),
+    "learning_rate": ("optimizer_params",),
+    "weight_decay": ("wd", "optimizer_params"),
+    "wd": ("optimizer_params",),
+    "momentum": ("optimizer_params",),
     "betas": ("beta1",),
     "eps": ("epsilon",),
     "bias": ("use_bias", "no_bias"),
@@ -31,6 +35,7 @@ OPTIONS = {  # of layers, optimizers and ops: the first that the thing called ha
     "axis": ("dim",),
     "num_classes": ("depth",),
     "collate_fn": ("batchify_fn",),
+    "drop_last": ("last_batch",),
     "dims": ("axis", "axes"),
     "keepdim": ("keepdims",),
     "device": ("ctx",),
@@ -44,7 +49,6 @@ OPTIONS = {  # of layers, optimizers and ops: the first that the thing called ha
     "step_size": ("step",),
     "milestones": ("step",),
     "gamma": ("factor",),
-    "drop_last": ("last_batch",),
 }
 
 ARRAY = {
@@ -343,8 +347,18 @@ def of_module(module, name, ways, prefix=""):
     if way:
         text = f"; use {prefix if way[0].isupper() else ''}{way}"
     else:
-        text = "" if name.startswith("_") else near(name, dir(sys.modules[module]))
+        known = vars(sys.modules[module]).get("__all__") or dir(sys.modules[module])
+        text = "" if name.startswith("_") else near(name, known)
     return AttributeError(f"module '{module}' has no attribute '{name}'{text}", name=name)
+
+
+def near_names(module):
+    """Makes a module's errors for names that it does not have name near ones."""
+
+    def error(name):
+        raise of_module(module, name, {})
+
+    vars(sys.modules[module])["__getattr__"] = error
 
 
 def of_contrib(module, name):
@@ -384,6 +398,19 @@ def of_package(module, name):
     if name in getattr(package, "__all__", ()):
         return getattr(package, name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+class OptionsChecked:
+    """A class whose constructor's errors for unknown options name near ones."""
+
+    if not TYPE_CHECKING:  # checkers look at the constructor
+
+        def __new__(cls, *args, **kwargs):
+            if cls.__init__ is object.__init__ and (args or kwargs):
+                raise TypeError(f"{cls.__name__}() takes no arguments")
+            if kwargs:
+                check_options(cls, kwargs)
+            return super().__new__(cls)
 
 
 def check_options(kind, given):

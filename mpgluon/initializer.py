@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _domain, ndarray, random, registry
+from ._hints import near_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +47,8 @@ __all__ = [
     "LSTMBias",
     "FusedRNN",
 ]
+
+near_names(__name__)
 
 
 class InitDesc(str):

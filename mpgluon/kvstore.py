@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import optimizer as optimizers
 from ._core import NotSupportedError, write_file
-from ._hints import near
+from ._hints import near, near_names
 from .base import MXNetError, MXNetValueError
 from .ndarray import NDArray
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["KVStore", "KVStoreBase", "KVStoreServer", "TestStore", "create"]
+
+near_names(__name__)
 
 _KINDS = (
     "local",

@@ -11,7 +11,7 @@ import logging
 import math
 
 from . import _domain
-from ._hints import constructed
+from ._hints import OptionsChecked, constructed, near_names
 
 __all__ = [
     "LRScheduler",
@@ -20,6 +20,8 @@ __all__ = [
     "PolyScheduler",
     "CosineScheduler",
 ]
+
+near_names(__name__)
 
 
 def _set(scheduler, **values):
@@ -34,7 +36,7 @@ def _check_factor(factor):
         raise ValueError(f"factor must be at most 1, so that the learning rate falls, got {factor}")
 
 
-class LRScheduler:
+class LRScheduler(OptionsChecked):
     """Base of all schedulers.
 
     Parameters: `base_lr`, the rate after warming up; `warmup_steps`, updates to warm up for;

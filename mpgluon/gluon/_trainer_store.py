@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import kvstore as kvstores, ndarray as nd
 from .._core import at_once
+from .._hints import OptionsChecked
 from .._ranks.own_arrays import add_up
 from ..base import MXNetAssertionError, MXNetError
 from ..model import create_kvstore, create_sparse_kvstore
@@ -81,7 +82,7 @@ class _StoreUpdater(Updater):
         self._trainer.replace_states(read.states)
 
 
-class TrainerStore:
+class TrainerStore(OptionsChecked):
     """The part of `Trainer` that knows its store, with the names that MXNet's has."""
 
     _params: list[Parameter]

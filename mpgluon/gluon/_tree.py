@@ -6,24 +6,17 @@ some of which are compiled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._hints import check_options
+from .._hints import OptionsChecked
 from ..attribute import AttrScope
 
 
-class TreeNode:
+class TreeNode(OptionsChecked):
     """The state of a `Block` as a node of its tree."""
 
     # Whether the block itself takes its inputs to its devices; inside, no group names them
     _spans_devices = False
-
-    if not TYPE_CHECKING:  # checkers look at the constructor
-
-        def __new__(cls, *args, **kwargs):
-            if kwargs:
-                check_options(cls, kwargs)
-            return super().__new__(cls)
 
     def __init__(self) -> None:
         self._children: dict[str, Any] = {}

@@ -1,5 +1,6 @@
 """Iterators over batches of data, for Modules and loops of one's own."""
 
+from .._hints import near_names as _near_names
 from .csv_iter import CSVIter
 from .image_det_record_iter import ImageDetRecordIter
 from .image_record_iter import (
@@ -32,3 +33,5 @@ __all__ = [
     "PrefetchingIter",
     "ResizeIter",
 ]
+
+_near_names(__name__)

@@ -8,6 +8,7 @@ it happens once per update, after all device work of it is queued.
 
 from __future__ import annotations
 
+from .._hints import near_names as _near_names
 from .base import *
 from .base import __all__ as _base
 from .classification import *
@@ -16,3 +17,5 @@ from .regression import *
 from .regression import __all__ as _regression
 
 __all__ = [*_base, *_classification, *_regression]
+
+_near_names(__name__)

@@ -419,4 +419,8 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
     >>> nd.contrib.boolean_mask(x, nd.array([0, 1, 1])).asnumpy().tolist()
     [[3.0, 4.0], [5.0, 6.0]]
     """
+    for name, array in {"data": data, "index": index}.items():
+        if not isinstance(array, NDArray):
+            kind = type(array).__name__
+            raise _core.MXNetTypeError(f"boolean_mask: {name} has to be an NDArray, got {kind}")
     return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}), [data, index])[0]

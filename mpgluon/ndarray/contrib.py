@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core, autograd as _autograd
+from .. import _core, _domain, autograd as _autograd
 from .._hints import of_contrib as _of_contrib
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import _entropy, _namespaces, _zipfian, random as _random
@@ -37,10 +37,13 @@ def BatchNormWithReLU(
     use_global_stats: bool = False,
     output_mean_var: bool = False,
     axis: int = 1,
+    cudnn_off: bool = False,
+    min_calib_range: float | None = None,
+    max_calib_range: float | None = None,
     **kwargs: Any,
 ) -> NDArray | Any:
-    """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters by name; a hybridized block
-    computes both in one op.
+    """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters; a hybridized block computes both in
+    one op.
 
     Examples
     --------
@@ -62,6 +65,9 @@ def BatchNormWithReLU(
         use_global_stats=use_global_stats,
         output_mean_var=output_mean_var,
         axis=axis,
+        cudnn_off=cudnn_off,
+        min_calib_range=min_calib_range,
+        max_calib_range=max_calib_range,
         **kwargs,
     )
     relu = _core.get_op("relu")
@@ -189,14 +195,12 @@ def mp_adamw_update(
     )
 
 
-def _each(update, arrays, rates, out):
-    outs = (
-        [None] * len(arrays[0]) if out is None else out if isinstance(out, (list, tuple)) else [out]
-    )
-    return [
-        update(*some, *numbers, out=target)
-        for some, numbers, target in zip(zip(*arrays), zip(*rates), outs)
-    ]
+def _each(update, out, **lists):
+    """`update` of each of lists of arrays and of rates, by position."""
+    outs = out if out is None or isinstance(out, (list, tuple)) else [out]
+    _domain.as_many(**lists, out=outs)
+    outs = outs or [None] * len(lists["weights"])
+    return [update(*some, out=target) for some, target in zip(zip(*lists.values()), outs)]
 
 
 def multi_adamw_update(
@@ -229,7 +233,9 @@ def multi_adamw_update(
             weight, grad, mean, var, rescale_grad, lr, eta, out=out, wd=wd, **options
         )
 
-    return _each(update, (weights, grads, mean, var), (lrs, wds, etas), out)
+    return _each(
+        update, out, weights=weights, grads=grads, mean=mean, var=var, lrs=lrs, wds=wds, etas=etas
+    )
 
 
 def multi_mp_adamw_update(
@@ -265,7 +271,18 @@ def multi_mp_adamw_update(
             weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=out, wd=wd, **options
         )
 
-    return _each(update, (weights, grads, mean, var, weights32), (lrs, wds, etas), out)
+    return _each(
+        update,
+        out,
+        weights=weights,
+        grads=grads,
+        mean=mean,
+        var=var,
+        weights32=weights32,
+        lrs=lrs,
+        wds=wds,
+        etas=etas,
+    )
 
 
 def multi_lamb_update(
@@ -314,7 +331,17 @@ def multi_lamb_update(
             weight, step, weight.norm(), step.norm(), lr=lr, out=out, **bounds
         )
 
-    return _each(update, (weights, grads, mean, var), (step_count, lrs, wds), out)
+    return _each(
+        update,
+        out,
+        weights=weights,
+        grads=grads,
+        mean=mean,
+        var=var,
+        step_count=step_count,
+        lrs=lrs,
+        wds=wds,
+    )
 
 
 def multi_mp_lamb_update(
@@ -353,7 +380,18 @@ def multi_mp_lamb_update(
             weight, step, weight32.norm(), step.norm(), weight32, lr=lr, out=out, **bounds
         )
 
-    return _each(update, (weights, grads, mean, var, weights32), (step_count, lrs, wds), out)
+    return _each(
+        update,
+        out,
+        weights=weights,
+        grads=grads,
+        mean=mean,
+        var=var,
+        weights32=weights32,
+        step_count=step_count,
+        lrs=lrs,
+        wds=wds,
+    )
 
 
 def _bounds_of(options):
@@ -391,6 +429,7 @@ def group_adagrad_update(
             "group_adagrad_update: the weight is a matrix, and its history of shape (rows, 1), not "
             f"{weight.shape} and {history.shape}"
         )
+    _domain.number(lr=lr, rescale_grad=rescale_grad, clip_gradient=clip_gradient, epsilon=epsilon)
     get = _core.get_op
     with _autograd.pause():
         grad = grad * rescale_grad

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core
+from .. import _core, _domain
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def _op(name):
 
 def bilinear_upsampling(scale: int, num_filter: int) -> dict[str, Any]:
     """The parameters of the Deconvolution that upsamples bilinearly, given a bilinear weight."""
+    scale, num_filter = int(scale), int(num_filter)  # MXNet takes texts of numbers, too
     if num_filter < 1:
         raise ValueError(
             "UpSampling: sample_type='bilinear' needs num_filter, the number of channels"
@@ -95,7 +96,7 @@ def UpSampling(
     sample_type: str,
     num_filter: int = 0,
     multi_input_mode: str = "concat",
-    num_args: int = 1,
+    num_args: int | None = None,
     workspace: int = 512,
     weight: NDArray | None = None,
     **kwargs: Any,
@@ -117,7 +118,9 @@ def UpSampling(
         The number of channels; only for 'bilinear'.
     multi_input_mode : {'concat', 'sum'}
         Whether several inputs are joined along the channels, or added up.
-    num_args, workspace : int
+    num_args : int, optional
+        How many arrays are given.
+    workspace : int
         Accepted as in MXNet.
     weight : float, optional
         The kernel of bilinear upsampling.
@@ -128,6 +131,7 @@ def UpSampling(
     (1, 1, 4, 6)
     """
     if sample_type != "bilinear":
+        kwargs.update({} if num_args is None else {"num_args": num_args})
         return _op("UpSampling")(
             *data, scale=scale, sample_type=sample_type, multi_input_mode=multi_input_mode, **kwargs
         )
@@ -512,13 +516,9 @@ def split_v2(
     >>> [part.shape for part in nd.split_v2(nd.zeros((5, 2)), (1, 3))]
     [(1, 2), (2, 2), (2, 2)]
     """
-    size = ary.shape[axis]
+    _domain.axis(indices_or_sections=indices_or_sections)
     if isinstance(indices_or_sections, (int, np.integer)):
-        if indices_or_sections < 1 or size % indices_or_sections:
-            raise ValueError(
-                f"split_v2: axis {axis} of length {size} can't be split into {indices_or_sections} "
-                "equal pieces"
-            )
+        _domain.size(1, indices_or_sections=indices_or_sections)
         indices, sections = (), int(indices_or_sections)
     else:
         indices, sections = (0, *[int(i) for i in indices_or_sections]), 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core
+from .. import _core, _domain
 from .._hints import of_contrib as _of_contrib
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from ..ndarray import _zipfian
@@ -40,10 +40,13 @@ def BatchNormWithReLU(
     use_global_stats: bool = False,
     output_mean_var: bool = False,
     axis: int = 1,
+    cudnn_off: bool = False,
+    min_calib_range: float | None = None,
+    max_calib_range: float | None = None,
     name: str | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """``relu(sym.BatchNorm(...))``, with BatchNorm's parameters by name; arrays that are not given
+    """``relu(sym.BatchNorm(...))``, with BatchNorm's parameters; arrays that are not given
     become variables.
 
     Examples
@@ -61,6 +64,9 @@ def BatchNormWithReLU(
         "use_global_stats": use_global_stats,
         "output_mean_var": output_mean_var,
         "axis": axis,
+        "cudnn_off": cudnn_off,
+        "min_calib_range": min_calib_range,
+        "max_calib_range": max_calib_range,
     }
     result = _function("BatchNorm")(data, **given, **options, name=name, **kwargs)
     parts = [_function("relu")(result[0]), *(result[i] for i in range(1, len(result)))]
@@ -184,8 +190,10 @@ def _bounds_of(options):
     return bounds, {name: value for name, value in options.items() if name not in bounds}
 
 
-def _each(update, symbols, rates):
-    return _Group([update(*some, *rate) for some, rate in zip(zip(*symbols), zip(*rates))])
+def _each(update, **lists):
+    """`update` of each of lists of symbols and of rates, by position."""
+    _domain.as_many(**lists)
+    return _Group([update(*some) for some in zip(*lists.values())])
 
 
 def multi_adamw_update(
@@ -214,7 +222,9 @@ def multi_adamw_update(
     def update(weight, grad, mean, var, lr, wd, eta):
         return adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, wd=wd, **options)
 
-    return _each(update, (weights, grads, mean, var), (lrs, wds, etas))
+    return _each(
+        update, weights=weights, grads=grads, mean=mean, var=var, lrs=lrs, wds=wds, etas=etas
+    )
 
 
 def multi_mp_adamw_update(
@@ -246,7 +256,17 @@ def multi_mp_adamw_update(
             weight, grad, mean, var, weight32, rescale_grad, lr, eta, wd=wd, **options
         )
 
-    return _each(update, (weights, grads, mean, var, weights32), (lrs, wds, etas))
+    return _each(
+        update,
+        weights=weights,
+        grads=grads,
+        mean=mean,
+        var=var,
+        weights32=weights32,
+        lrs=lrs,
+        wds=wds,
+        etas=etas,
+    )
 
 
 def multi_lamb_update(
@@ -278,7 +298,16 @@ def multi_lamb_update(
         norms = [_function("norm")(one) for one in (weight, step)]
         return _function("lamb_update_phase2")(weight, step, *norms, lr=lr, **bounds)
 
-    return _each(update, (weights, grads, mean, var), (step_count, lrs, wds))
+    return _each(
+        update,
+        weights=weights,
+        grads=grads,
+        mean=mean,
+        var=var,
+        step_count=step_count,
+        lrs=lrs,
+        wds=wds,
+    )
 
 
 def multi_mp_lamb_update(
@@ -312,7 +341,17 @@ def multi_mp_lamb_update(
         norms = [_function("norm")(one) for one in (weight32, step)]
         return _function("mp_lamb_update_phase2")(weight, step, *norms, weight32, lr=lr, **bounds)
 
-    return _each(update, (weights, grads, mean, var, weights32), (step_count, lrs, wds))
+    return _each(
+        update,
+        weights=weights,
+        grads=grads,
+        mean=mean,
+        var=var,
+        weights32=weights32,
+        step_count=step_count,
+        lrs=lrs,
+        wds=wds,
+    )
 
 
 def rand_zipfian(

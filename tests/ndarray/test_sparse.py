@@ -377,7 +377,8 @@ def test_retain():
     x = sparse("row_sparse")
     for indices in (nd.array([1, 2]), nd.array([2, 1], dtype="int64")):
         kept = nd.sparse.retain(x, indices)
-        assert kept.indices.asnumpy().tolist() == [1] and same(kept, VALUES * [[0], [1], [0], [0]])
+        assert kept.indices.asnumpy().tolist() == [1, 2]
+        assert same(kept, VALUES * [[0], [1], [0], [0]])
     assert same(x.retain(nd.array([0])), VALUES * [[1], [0], [0], [0]])
     with pytest.raises(mx.MXNetError, match="row_sparse"):
         nd.sparse.retain(nd.ones((2, 2)), nd.array([0]))
@@ -536,3 +537,62 @@ def test_indices_out_of_range(use):
         use(nd.sparse.row_sparse_array(ROWS, shape=(5, 3)))
     with pytest.raises(mx.MXNetError, match="2 rows, but 1 indices|2 rows, but indices of shape"):
         use(nd.sparse.row_sparse_array((ROWS[0], [1]), shape=(5, 3)))
+
+
+def test_retain_has_all_rows_that_are_asked_for():
+    x = nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [1, 3]), shape=(5, 2))
+    for wanted in ([3, 0, 1], [3], [0, 4], [], [1, 1]):
+        found = nd.sparse.retain(x, nd.array(wanted))
+        assert found.indices.asnumpy().tolist() == sorted(set(wanted))
+        dense = x.asnumpy()
+        dense[[i for i in range(5) if i not in wanted]] = 0
+        np.testing.assert_array_equal(found.asnumpy(), dense)
+    for wanted in ([5], [-1, 2]):
+        with pytest.raises(IndexError, match=r"retain: .* out of range \(0 to 4\)"):
+            nd.sparse.retain(x, nd.array(wanted))
+
+
+def test_row_sparse_pull_of_rows_that_are_none():
+    store = mx.kv.create("local")
+    store.init("a", nd.ones((4, 2)).tostype("row_sparse"))
+    with pytest.raises(IndexError, match="row 9, which is out of range"):
+        store.row_sparse_pull(
+            "a", out=nd.zeros((4, 2), stype="row_sparse"), row_ids=nd.array([1, 9])
+        )
+
+
+BINARY = [
+    f"{kind}_{what}" for kind in ("elemwise", "broadcast") for what in ("add", "sub", "mul", "div")
+]
+
+
+@pytest.mark.parametrize("name", [*BINARY, "broadcast_maximum", "broadcast_hypot", "dot", "add_n"])
+def test_errors_name_the_op_that_was_called(name):
+    kinds = {
+        f"{dtype} {size} {stype}": nd.ones((size, size), dtype=dtype).tostype(stype)
+        for dtype in ("float32", "float64")
+        for size in (2, 3)
+        for stype in ("default", "csr", "row_sparse")
+    }
+    for a, left in kinds.items():
+        for b, right in kinds.items():
+            if left.dtype == right.dtype and left.shape == right.shape:
+                continue
+            with pytest.raises(mx.MXNetError) as caught:
+                getattr(nd, name)(left, right)
+            assert str(caught.value).startswith(f"{name}: "), (a, b)
+
+
+def test_products_with_an_array_of_no_dimensions():
+    x = nd.ones((2, 2)).tostype("csr")
+    for transpose in (False, True):
+        with pytest.raises(ValueError, match="dot: a csr matrix with an array of no dimensions"):
+            nd.dot(x, nd.array(3.0), transpose_a=transpose)
+
+
+def test_axes_that_a_matrix_does_not_have():
+    x = nd.ones((2, 2)).tostype("csr")
+    with pytest.raises(mx.MXNetError, match="sum: axis 5 is out of range"):
+        nd.sum(x, axis=5)
+    with pytest.raises(mx.MXNetError, match="slice: begin names 3 dimensions"):
+        nd.slice(x, begin=(0, 0, 0), end=(1, 1, 1))

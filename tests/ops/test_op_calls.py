@@ -241,6 +241,26 @@ def test_dtype_and_context_parameters():
         (lambda x: nd.LeakyReLU(x, nd.ones((3, 2)), act_type="prelu"), ["gamma", "3 channels"]),
         (lambda x: nd.LeakyReLU(x, nd.ones((1, 2, 3)), act_type="prelu"), ["gamma"]),
         (lambda x: nd.zeros(2, ctx=3), ["Context"]),
+        (lambda x: nd.split_v2(x, (2, 1), axis=1), ["indices ascend", "2 comes before 1"]),
+        (lambda x: nd.split_v2(x, (1, 4), axis=1), ["index 4 is outside", "size 3"]),
+        (lambda x: nd.split_v2(x, "a"), ["indices_or_sections", "str: 'a'"]),
+        (lambda x: nd.split_v2(x, 2, axis=7), ["axis 7", "2 dimensions"]),
+        (lambda x: nd.split_v2(x, 2, axis=1), ["size 3 does not divide into 2"]),
+        (lambda x: nd.multi_lars(x[0], x[0], x[0], x[:, 0], eta=1, eps=0), ["multi_lars"]),
+        (lambda x: nd.softmin(x, use_length=True), ["softmin: use_length is a parameter of"]),
+        (lambda x: nd.contrib.boolean_mask(x, None), ["boolean_mask: index", "NoneType"]),
+        (
+            lambda x: nd.contrib.MultiBoxPrior(nd.ones((1, 2, 4, 4)), offsets=(2, -1)),
+            ["offsets are from 0 to 1"],
+        ),
+        (
+            lambda x: nd.contrib.group_adagrad_update(x, x, nd.ones((2, 1)), lr="x"),
+            ["lr must be a finite number", "'x'"],
+        ),
+        (
+            lambda x: nd.UpSampling(nd.ones((1, 2, 4, 4)), scale=2, sample_type="bilinear"),
+            ["bilinear", "the weight"],
+        ),
     ],
 )
 def test_wrong_calls(call, words):
@@ -248,6 +268,41 @@ def test_wrong_calls(call, words):
         call(x23())
     for word in words:
         assert word in str(caught.value)
+
+
+def described(key):
+    """(op, what it says of itself) of those that have something under a key."""
+    for name in _core.list_ops():
+        about = _core.get_op(name).describe()
+        yield from ((name, one) for one in about[key])
+
+
+REQUIRED = {"UpSampling": {"scale": 2, "sample_type": "nearest"}}
+
+
+def test_num_args_that_is_not_the_number_of_arrays():
+    """An error of every op that takes any number of arrays."""
+    names = [name for name, param in described("params") if param["name"] == "num_args"]
+    assert len(names) > 4
+    for name in names:
+        op, samples = _core.get_op(name), [nd.ones((1, 1, 2, 2))] * 2
+        if not any(one["variadic"] for one in op.describe()["inputs"]):
+            continue
+        with pytest.raises(ValueError, match="num_args is 1, but 2 arrays are given"):
+            op(*samples, num_args=1, **REQUIRED.get(name, {}))
+
+
+def test_none_is_no_word():
+    """Where the default is a word."""
+    found = 0
+    for name, param in described("params"):
+        words = param["constraint"].split("|")
+        if param["kind"] != "one of" or param["default"] == "None" or "None" in words:
+            continue
+        found += 1
+        with pytest.raises(ValueError, match=f"{param['name']} is one of .*, got None"):
+            _core.OpCall(name, {param["name"]: None})
+    assert found > 20
 
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -266,3 +266,32 @@ def test_names_of_python_2():
     x = mx.nd.array([4.0])
     assert x.__div__(2).asscalar() == 2 and x.__rdiv__(2).asscalar() == 0.5
     assert x.__nonzero__() is True and x.__idiv__(8) is x and x.asscalar() == 0.5
+
+
+RATES = {"adamw": ["lrs", "wds", "etas"], "lamb": ["step_count", "lrs", "wds"]}
+
+
+@pytest.mark.parametrize("name", [f"multi_{mp}{op}_update" for mp in ("", "mp_") for op in RATES])
+@pytest.mark.parametrize("symbols", [False, True])
+def test_lists_are_as_many_as_each_other(name, symbols):
+    """An error before anything is written, whichever list is shorter."""
+    rates = RATES[name.split("_")[-2]]
+    lists = ["weights", "grads", "mean", "var", *(["weights32"] if "mp_" in name else []), *rates]
+    extra = {"rescale_grad": 1.0} if "adamw" in name else {}
+    function = getattr((mx.sym if symbols else mx.nd).contrib, name)
+    for short in (*lists, *([] if symbols else ["out"])):
+        arrays = {
+            key: [0.1] * 2
+            if key in rates
+            else [mx.sym.var(f"{key}{i}") if symbols else mx.nd.ones(3) for i in range(2)]
+            for key in lists
+        }
+        before = dict(arrays)
+        arrays["out"] = arrays["weights"]
+        if symbols:
+            del arrays["out"]
+        arrays[short] = arrays[short][:1]
+        with pytest.raises(ValueError, match=f"{short}: 1"):
+            function(**arrays, **extra)
+        for key in set(lists) - set(rates) - ({*lists} if symbols else set()):
+            assert all((array.asnumpy() == 1).all() for array in before[key])

@@ -98,6 +98,40 @@ def test_all_classes_name_the_option_that_they_do_not_have(base):
         assert str(caught.value).startswith(f"{kind.__name__} has no option 'prefxi'")
 
 
+def test_other_constructors_name_the_option_that_they_do_not_have():
+    kinds = [gluon.Trainer, gluon.data.DataLoader]
+    for base in (gluon.data.Sampler, mx.lr_scheduler.LRScheduler):
+        kinds += [kind for kind in classes_of(base) if not kind.__name__.startswith("_")]
+    assert len(kinds) > 8
+    for kind in kinds:
+        named = f"{kind.__name__}( has no option 'prefxi'|\\(\\) takes no arguments)"
+        with pytest.raises(TypeError, match=named):
+            kind(prefxi=1)
+    with pytest.raises(TypeError, match="no option 'lr'; did you mean 'optimizer_params'"):
+        gluon.Trainer({}, "sgd", lr=0.1)
+    with pytest.raises(TypeError, match="no option 'drop_last'; did you mean 'last_batch'"):
+        gluon.data.DataLoader([1, 2], 2, drop_last=True)
+    assert list(inspect.signature(gluon.Trainer).parameters)[0] == "params"
+
+
+@pytest.mark.parametrize(
+    "module, wrong, right",
+    [
+        (mx.init, "Xaver", "Xavier"),
+        (mx.metric, "Acuracy", "Accuracy"),
+        (mx.lr_scheduler, "FactorSheduler", "FactorScheduler"),
+        (mx.io, "NDArrayIterator", "NDArrayIter"),
+        (gluon.data, "Dataloader", "DataLoader"),
+        (gluon.rnn, "LSTMcel", "LSTMCell"),
+        (gluon.utils, "split_and_loud", "split_and_load"),
+        (mx.kv, "creat", "create"),
+    ],
+)
+def test_modules_name_near_names(module, wrong, right):
+    with pytest.raises(AttributeError, match=f"no attribute '{wrong}'; did you mean '{right}'"):
+        getattr(module, wrong)
+
+
 def test_options_that_a_class_does_not_take_are_not_offered():
     class Own(gluon.Block):
         def __init__(self, width):

@@ -261,6 +261,17 @@ SAMPLES = {
         ),
         pool((0, 2, 6, 5), "no_rows", kernel=(2, 2)),
     ],
+    "Pooling_v1": [
+        Sample(
+            [distinct(2, 3, 7, 6)],
+            dict(kernel=(3, 2), pool_type=pool_type, pooling_convention=convention, stride=(2, 2)),
+            pooling,
+            name=f"{pool_type}_{convention}",
+        )
+        for pool_type in ("max", "avg", "sum")
+        for convention in ("valid", "full")
+    ]
+    + [Sample([(1, 2, 3, 4)], dict(global_pool=True, pool_type="avg"), pooling, name="global")],
     "_max_pooling_channels_last": [
         Sample(
             [distinct(2, 6, 5, 3)],

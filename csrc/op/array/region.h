@@ -150,10 +150,17 @@ static inline mpg_status mpg_split_part(const mpg_split_v2_params *params, int64
     int index = part + side;
     int64_t at = index < params->indices.count ? params->indices.values[index] : size;
     if (at < 0) at = at == MPG_TUPLE_NONE ? 0 : at + size;
-    bounds[side] = at < 0 ? 0 : at > size ? size : at;
+    if (size > 0 && (at < 0 || at > size))
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "_split_v2: index %lld is outside the dimension of size %lld",
+                      (long long)params->indices.values[index], (long long)size);
+    bounds[side] = size > 0 ? at : 0;
   }
+  if (bounds[1] < bounds[0])
+    return mpg_fail(MPG_VALUE_ERROR, "_split_v2: indices ascend, but %lld comes before %lld",
+                    (long long)bounds[0], (long long)bounds[1]);
   *begin = bounds[0];
-  *end = bounds[1] < bounds[0] ? bounds[0] : bounds[1];
+  *end = bounds[1];
   return MPG_OK;
 }
 

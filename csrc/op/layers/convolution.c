@@ -484,6 +484,20 @@ mpg_status mpg_infer_pooling_backward(mpg_infer *infer) {
   return MPG_OK;
 }
 
+void mpg_compose_pooling_v1(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  static const int32_t types[] = {MPG_POOL_AVG, MPG_POOL_MAX, MPG_POOL_SUM};
+  const mpg_pooling_v1_params *p = g->params;
+  mpg_pooling_params pooling;
+  mpg_params_defaults(mpg_op_get(MPG_OP_Pooling)->params, &pooling);
+  pooling.kernel = p->kernel;
+  pooling.pool_type = types[p->pool_type];
+  pooling.global_pool = p->global_pool;
+  pooling.pooling_convention = p->pooling_convention ? CONVENTION_VALID : CONVENTION_FULL;
+  pooling.stride = p->stride;
+  pooling.pad = p->pad;
+  outputs[0] = mpg_emit1(g, MPG_OP_Pooling, &pooling, inputs[0]);
+}
+
 /* (sum of data^p) ^ (1/p): an odd p keeps signs. */
 static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_pooling_params sum = *(const mpg_pooling_params *)g->params;

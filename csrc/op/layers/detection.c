@@ -14,6 +14,9 @@ mpg_status mpg_infer_multibox_prior(mpg_infer *infer) {
   MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(count_of(infer, &p->steps, 2, "steps"));
   MPG_TRY(count_of(infer, &p->offsets, 2, "offsets"));
+  for (int i = 0; i < 2; i++)
+    if (!(p->offsets.values[i] >= 0 && p->offsets.values[i] <= 1))
+      return mpg_infer_fail(infer, "offsets are from 0 to 1");
   if (p->sizes.count < 1 || p->ratios.count < 1)
     return mpg_infer_fail(infer, "there is at least one of sizes and of ratios");
   for (int i = 0; i < p->ratios.count; i++)

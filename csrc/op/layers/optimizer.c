@@ -146,6 +146,12 @@ mpg_status mpg_infer_multi_update(mpg_infer *infer) {
 /* lr * eta * |w| / (|g| * rescale + wd * |w| + eps); lr where a norm is 0. */
 void mpg_compose_multi_lars(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_multi_lars_params *p = g->params;
+  for (int i = 1; i < 4; i++)
+    if (!mpg_shape_equal(&mpg_value_desc(g, inputs[i])->shape,
+                         &mpg_value_desc(g, inputs[0])->shape)) {
+      mpg_gradient_fail(g, "takes as many numbers in each array");
+      return;
+    }
   mpg_value weight = mpg_emit1(g, MPG_OP_sqrt, NULL, inputs[1]),
             grad = mpg_emit1(g, MPG_OP_sqrt, NULL, inputs[2]);
   mpg_value divisor =

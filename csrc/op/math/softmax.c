@@ -12,6 +12,10 @@ int mpg_arity_softmax(const mpg_op *op, const void *params, int given) {
   return ((const mpg_softmax_params *)params)->use_length ? 2 : 1;
 }
 
+static mpg_status no_length(mpg_infer *infer) {
+  return mpg_infer_fail(infer, "use_length is a parameter of softmax; here it must be False");
+}
+
 static mpg_status softmax_output(mpg_infer *infer, int64_t axis_param, mpg_dtype dtype,
                                  const mpg_opt_float *temperature) {
   if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_float(dtype))
@@ -27,6 +31,7 @@ static mpg_status softmax_output(mpg_infer *infer, int64_t axis_param, mpg_dtype
 
 mpg_status mpg_infer_softmax(mpg_infer *infer) {
   PARAMS(softmax, params);
+  if (params->use_length && infer->num_inputs < 2) return no_length(infer); /* softmin */
   MPG_TRY(softmax_output(infer, params->axis, params->dtype, &params->temperature));
   if (infer->num_inputs < 2 || infer->inputs[0].shape.ndim < 0) return MPG_OK;
   mpg_dtype dtype = infer->inputs[1].dtype;
@@ -44,8 +49,7 @@ mpg_status mpg_infer_softmax(mpg_infer *infer) {
 
 mpg_status mpg_infer_log_softmax(mpg_infer *infer) {
   PARAMS(log_softmax, params);
-  if (params->use_length)
-    return mpg_infer_fail(infer, "use_length is a parameter of softmax; here it must be False");
+  if (params->use_length) return no_length(infer);
   return softmax_output(infer, params->axis, params->dtype, &params->temperature);
 }
 

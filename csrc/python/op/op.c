@@ -218,6 +218,20 @@ static int convert_arrays(call *c) {
   return 0;
 }
 
+/* num_args: as many as there are arrays; 0 stands for that, too. */
+static int set_count(call *c) {
+  if (c->self->count_param < 0) return 0;
+  const mpg_param_table *table = c->self->op->params;
+  int64_t *count = (int64_t *)(c->params + table->params[c->self->count_param].offset);
+  if ((c->given >> c->self->count_param & 1) && *count && *count != c->num_arrays) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: num_args is %lld, but %d arrays are given",
+                 c->self->op->name, (long long)*count, c->num_arrays);
+    return -1;
+  }
+  *count = c->num_arrays;
+  return 0;
+}
+
 static int check_required(const call *c) {
   const mpg_param_table *table = c->self->op->params;
   uint64_t missing = c->self->required & ~c->given;
@@ -330,8 +344,7 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
   for (Py_ssize_t i = 0; i < num_keywords; i++)
     if (add_keyword(&c, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0) goto done;
   if (convert_arrays(&c) < 0 || check_required(&c) < 0) goto done;
-  if (self->count_param >= 0 && !(c.given >> self->count_param & 1))
-    *(int64_t *)(c.params + table->params[self->count_param].offset) = c.num_arrays;
+  if (set_count(&c) < 0) goto done;
   result = run(&c);
 done:
   for (int i = 0; i < c.num_arrays; i++) Py_XDECREF(c.arrays[i]);

@@ -196,9 +196,8 @@ static int from_enum(const target *to, void *field, PyObject *value) {
     }
   }
   *position = mpg_param_enum_find(param->constraint, word, (size_t)length);
-  if (*position < 0 && value == Py_None && !mpg_param_required(param)) /* None: not given */
-    *position =
-        mpg_param_enum_find(param->constraint, param->default_text, strlen(param->default_text));
+  if (*position < 0 && value == Py_None && strcmp(param->default_text, "None") == 0)
+    return from_default(to); /* none of the words */
   if (*position < 0)
     mpg_py_refuse(MPG_VALUE_ERROR, value, "%s: %s is one of %s", to->op, param->name,
                   param->constraint);

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import ndarray as nd
+from ..._hints import OptionsChecked
 from ...base import MXNetAssertionError, MXNetError, MXNetTypeError, MXNetValueError
 from ...context import cpu, cpu_pinned, current_context
 from ..utils import brief
@@ -203,7 +204,7 @@ class _Prefetcher:
         self.close()
 
 
-class DataLoader:
+class DataLoader(OptionsChecked):
     """Iterates over a data set in batches.
 
     Parameters

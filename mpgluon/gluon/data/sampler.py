@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import _ranks
+from ..._hints import OptionsChecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-class Sampler:
+class Sampler(OptionsChecked):
     """Base of samplers: iterating gives indices (or lists of them, for batches); `len` says how
     many.
 

@@ -485,13 +485,18 @@ class RowSparseNDArray(BaseSparseNDArray):
         return add_rows(self.values, self.index, self._shape[0])
 
     def retain(self, indices: NDArray) -> RowSparseNDArray:
-        """The rows of these numbers alone."""
-        wanted = np.unique(indices.asnumpy().astype(np.int64))
-        kept = np.flatnonzero(np.isin(self.numbers(), wanted))
-        places = index_array(kept, self.context)
-        return RowSparseNDArray(
-            take_rows(self.values, places), take_rows(self.index, places), self._shape
-        )
+        """The rows of these numbers alone, zeros where the array has none. IndexError for numbers
+        that are none of rows."""
+        wanted, numbers = np.unique(indices.asnumpy().astype(np.int64)), self.numbers()
+        wrong = _out_of_range("row", wanted, self._shape[0])
+        if wrong:
+            raise _core.MXNetIndexError(f"retain: {wrong}")
+        kept = np.flatnonzero(np.isin(numbers, wanted))
+        rows = take_rows(self.values, index_array(kept, self.context))
+        if len(kept) < len(wanted):
+            places = np.searchsorted(wanted, numbers[kept])
+            rows = add_rows(rows, index_array(places, self.context), len(wanted))
+        return RowSparseNDArray(rows, index_array(wanted, self.context), self._shape)
 
     def _wrong_sizes(self):
         if self.index.shape != self.values.shape[:1]:

@@ -178,7 +178,8 @@ def retain(
     name: str | None = None,
     **kwargs: Any,
 ) -> RowSparseNDArray | Any:
-    """The rows of a row_sparse array whose numbers are in `indices`; the others are 0.
+    """The rows of a row_sparse array whose numbers are in `indices`, also those that it does not
+    store; the others are 0.
 
     Examples
     --------
@@ -314,6 +315,7 @@ def _alike(lhs, rhs):
         and isinstance(rhs, BaseSparseNDArray)
         and lhs.stype == rhs.stype
         and lhs.shape == rhs.shape
+        and lhs.dtype == rhs.dtype
     )
 
 
@@ -340,7 +342,7 @@ def _mul(op, lhs, rhs):
         left, right = index_array(left, lhs.context), index_array(right, rhs.context)
         return _at_keys(lhs, take_rows(lhs.values, left) * take_rows(rhs.values, right), keys)
     sparse, other = (lhs, rhs) if isinstance(lhs, BaseSparseNDArray) else (rhs, lhs)
-    if isinstance(other, BaseSparseNDArray):
+    if isinstance(other, BaseSparseNDArray) or sparse.dtype != other.dtype:
         return NotImplemented
     if sparse.stype == "row_sparse" and sparse.shape == other.shape:
         return sparse.with_values(sparse.values * take_rows(other, sparse.index))
@@ -404,10 +406,10 @@ def _where(op, condition, x, y):
 
 # --- Sums -----------------------------------------------------------------------------------------
 def _one_axis(axis, ndim):
-    """The one axis of a reduction; None when there are several."""
+    """The one axis of a reduction; None when there are several, or none of that number."""
     if isinstance(axis, (list, tuple)):
         axis = axis[0] if len(axis) == 1 else None
-    return None if axis is None else axis % ndim
+    return None if axis is None or not -ndim <= axis < ndim else axis % ndim
 
 
 @_form("sum", "sum_axis", "mean")
@@ -469,6 +471,8 @@ def _slice(op, data, begin, end, step=()):
     begin, end = [tuple(x) if isinstance(x, (list, tuple)) else (x,) for x in (begin, end)]
     steps = step if isinstance(step, (list, tuple)) else (step,)
     if not isinstance(data, CSRNDArray) or any(s not in (None, 1) for s in steps):
+        return NotImplemented
+    if len(begin) != len(end) or len(begin) > 2:
         return NotImplemented
     edges = [slice(b, e).indices(n) for b, e, n in zip(begin, end, data.shape)]
     part = data.sliced(edges[0][0], max(edges[0][:2]))
@@ -583,6 +587,8 @@ def _dot(op, lhs, rhs, transpose_a=False, transpose_b=False, forward_stype=None)
 
 
 def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):
+    if lhs.dtype != rhs.dtype:
+        return NotImplemented
     if isinstance(lhs, CSRNDArray) and not transpose_b and not isinstance(rhs, CSRNDArray):
         _check_product(lhs.shape[0 if transpose_a else 1], rhs)
         rows = lhs.row_index()
@@ -612,6 +618,8 @@ def _product(lhs, rhs, transpose_a, transpose_b, forward_stype):
 
 
 def _check_product(size, other):
+    if not other.ndim:
+        raise _core.MXNetValueError("dot: a csr matrix with an array of no dimensions")
     if other.shape[0] != size:
         raise _core.MXNetValueError(f"dot: {size} columns, but {other.shape[0]} rows")
 
