@@ -20,9 +20,11 @@ static mpg_dtype target_of(const mpg_op *op, const void *params, mpg_array *cons
   return target;
 }
 
-static bool is_cast(const mpg_op *op, const mpg_array *input, int index, mpg_dtype target) {
-  mpg_dtype dtype = mpg_array_desc(input)->dtype;
-  return mpg_dtype_is_float(dtype) && dtype != target && !mpg_op_input_mutable(op, index);
+static bool is_cast(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
+                    int index, mpg_dtype target) {
+  mpg_dtype dtype = mpg_array_desc(inputs[index])->dtype;
+  return mpg_dtype_is_float(dtype) && dtype != target && !mpg_op_input_mutable(op, index) &&
+         !mpg_precision_counts(op, params, index, num_inputs);
 }
 
 /* The parameters of a loss with its gradient times the scale of losses; NULL with a status where
@@ -48,7 +50,7 @@ mpg_status mpg_precision_call(mpg_trace *trace, const mpg_op *op, const void *pa
   mpg_dtype target = target_of(op, params, inputs, num_inputs, out);
   int casts = 0;
   for (int i = 0; target != MPG_DTYPE_NONE && i < num_inputs; i++)
-    casts += is_cast(op, inputs[i], i, target);
+    casts += is_cast(op, params, inputs, num_inputs, i, target);
   void *scaled = NULL;
   if (mpg_precision_scales(op)) MPG_TRY(scaled_loss(op, params, trace, &scaled));
   if (scaled) params = scaled;
@@ -65,7 +67,7 @@ mpg_status mpg_precision_call(mpg_trace *trace, const mpg_op *op, const void *pa
       all[i] = inputs[i];
       for (int k = 0; k < i && all[i] == inputs[i]; k++)
         if (inputs[k] == inputs[i] && all[k] != inputs[k]) all[i] = all[k];
-      if (all[i] != inputs[i] || !is_cast(op, inputs[i], i, target)) continue;
+      if (all[i] != inputs[i] || !is_cast(op, params, inputs, num_inputs, i, target)) continue;
       MPG_GOTO(mpg_call_in(trace, mpg_op_get(MPG_OP_amp_cast), &cast, &inputs[i], 1, &made[i], 1,
                            NULL, false));
       all[i] = &made[i];

@@ -335,7 +335,8 @@ bool mpg_op_joins_rows(const mpg_op *op, const void *params);
  * input and of its last output: of Dropout the mask. */
 mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,
                              const mpg_shape *output);
-/* Whether the parameters (use_<name> False, or no_bias True of a "?...bias") leave out that named
+/* Whether the parameters (use_<name> False, no_bias True of a "?...bias", or another word than that
+ * of "?name@param=word") leave out that named
  * input; and the place among the names of the index-th input there is. */
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
 int mpg_op_input_place(const mpg_op *op, const void *params, int index);

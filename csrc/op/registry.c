@@ -64,6 +64,7 @@ typedef struct signature {
     const char *text;
     int length;
     int use;     /* the BOOL parameter that an optional input comes with; -1: there is none */
+    int word;    /* an ENUM instead, and the word that it comes with, counted from 1; else 0 */
     bool unless; /* without it: use is no_bias, of "bias" and what belongs to it */
     bool has_initial;
     double initial; /* what a variable made for it starts with */
@@ -119,7 +120,7 @@ static const char *next_name(const char **text, char *marker, int *length) {
   const char *start = *text + strspn(*text, ", ");
   if (!*start) return NULL;
   *marker = strchr("?!*~", *start) ? *start++ : 0;
-  *length = (int)strcspn(start, ", =");
+  *length = (int)strcspn(start, ", =@");
   *text = start + strcspn(start, ", ");
   return start;
 }
@@ -144,6 +145,14 @@ static mpg_status read_signature(const mpg_op *op) {
     char use[64];
     snprintf(use, sizeof use, "use_%.*s", length, name);
     s->inputs[s->num_inputs].use = marker == '?' ? mpg_params_find(op->params, use) : -1;
+    if (name[length] == '@') { /* used where a parameter is that word: ?state_cell@mode=lstm */
+      const char *param = name + length + 1, *word = strchr(param, '=') + 1;
+      snprintf(use, sizeof use, "%.*s", (int)(word - 1 - param), param);
+      int index = s->inputs[s->num_inputs].use = mpg_params_find(op->params, use);
+      if (index < 0) return mpg_fail(MPG_ERROR, "%s has no parameter %s", op->name, use);
+      s->inputs[s->num_inputs].word =
+          1 + mpg_param_enum_find(op->params->params[index].constraint, word, strcspn(word, ", "));
+    }
     if (marker == '?' && length >= 4 && strncmp(name + length - 4, "bias", 4) == 0) {
       s->inputs[s->num_inputs].use = mpg_params_find(op->params, "no_bias");
       s->inputs[s->num_inputs].unless = true;
@@ -222,10 +231,11 @@ bool mpg_op_input_initial(const mpg_op *op, int index, double *value) {
 }
 
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index) {
-  int use = signatures[op->id].inputs[index].use;
+  int use = signatures[op->id].inputs[index].use, word = signatures[op->id].inputs[index].word;
   if (use < 0) return false;
-  return *(const bool *)((const char *)params + op->params->params[use].offset) ==
-         signatures[op->id].inputs[index].unless;
+  const char *param = (const char *)params + op->params->params[use].offset;
+  return word ? *(const int32_t *)param != word - 1
+              : *(const bool *)param == signatures[op->id].inputs[index].unless;
 }
 
 int mpg_op_input_place(const mpg_op *op, const void *params, int index) {
@@ -279,6 +289,11 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
 }
 
 /* --- Inference with the checks every op shares ------------------------------------------------ */
+static const char *input_name(const mpg_infer *infer, int input, char *buffer, size_t size) {
+  return mpg_op_input_name(infer->op, mpg_op_input_place(infer->op, infer->params, input), buffer,
+                           size);
+}
+
 static void append_inputs(mpg_text *text, const mpg_infer *infer) {
   char name[64], shape[MPG_SHAPE_TEXT_SIZE];
   if (infer->num_inputs == 0) return;
@@ -288,8 +303,7 @@ static void append_inputs(mpg_text *text, const mpg_infer *infer) {
       mpg_text_append(text, ", ... %d inputs", infer->num_inputs);
       break;
     }
-    mpg_text_append(text, "%s%s: %s %s", i ? ", " : "",
-                    mpg_op_input_name(infer->op, i, name, sizeof name),
+    mpg_text_append(text, "%s%s: %s %s", i ? ", " : "", input_name(infer, i, name, sizeof name),
                     mpg_dtype_name(infer->inputs[i].dtype),
                     mpg_shape_text(&infer->inputs[i].shape, shape, sizeof shape));
   }
@@ -334,12 +348,22 @@ mpg_status mpg_op_check_outputs(const mpg_op *op, const mpg_desc *outputs, int n
   return MPG_OK;
 }
 
+static mpg_status fail_arity(const mpg_infer *infer, int expected) {
+  char name[64];
+  mpg_text names = {0};
+  bool variadic = mpg_op_variadic(infer->op);
+  for (int i = 0; i < (variadic ? mpg_op_num_input_names(infer->op) : expected); i++)
+    mpg_text_append(&names, "%s%s", i ? ", " : "", input_name(infer, i, name, sizeof name));
+  mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s%s), %d given", infer->op->name, expected,
+           mpg_text_string(&names), variadic ? ", ..." : "", infer->num_inputs);
+  mpg_text_free(&names);
+  return MPG_ERROR;
+}
+
 static mpg_status check(const mpg_infer *infer) {
   const mpg_op *op = infer->op;
   int expected = mpg_op_num_inputs(op, infer->params, infer->num_inputs);
-  if (expected != infer->num_inputs)
-    return mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s), %d given", op->name, expected,
-                    op->inputs, infer->num_inputs);
+  if (expected != infer->num_inputs) return fail_arity(infer, expected);
   int alike = op->inputs[0] == '*' ? infer->num_inputs : infer->num_inputs > 0;
   for (int i = 0; i < alike; i++) {
     mpg_dtype dtype = infer->inputs[i].dtype;
@@ -375,7 +399,7 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
   if (dtype == MPG_DTYPE_NONE || desc->dtype == dtype) return MPG_OK;
   char name[64];
   const char *own = mpg_dtype_name(desc->dtype), *other = mpg_dtype_name(dtype);
-  mpg_op_input_name(infer->op, input, name, sizeof name);
+  input_name(infer, input, name, sizeof name);
   bool of_layer = strcmp(name, "weight") == 0 && strncmp(infer->op->inputs, "data,", 5) == 0;
   if (of_layer) /* it is more often the data that has to change */
     return mpg_infer_fail(infer,
@@ -392,7 +416,7 @@ mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *
   if (mpg_shape_merge(&infer->inputs[input].shape, &wanted)) return MPG_OK;
   char name[64], text[MPG_SHAPE_TEXT_SIZE];
   return mpg_infer_fail(infer, "%s must have the shape %s",
-                        mpg_op_input_name(infer->op, input, name, sizeof name),
+                        input_name(infer, input, name, sizeof name),
                         mpg_shape_text(shape, text, sizeof text));
 }
 

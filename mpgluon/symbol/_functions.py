@@ -116,7 +116,7 @@ class Function:
         if self._inputs is None:
             self._resolve()
         op = self._op.__name__
-        arrays, given, params, extra = None, {}, {}, {}
+        arrays, given, params, extra, places = None, {}, {}, {}, []
         if self._variadic:
             arrays = []
             for arg in args:
@@ -138,6 +138,7 @@ class Function:
                 if key in kwargs:
                     raise TypeError(f"{op}: {key} is given twice")
                 kwargs[key] = value
+            places = [key for key, value in zip(names, args) if isinstance(value, Symbol)]
         for key, value in kwargs.items():
             if isinstance(value, Symbol):
                 given[key] = single(value, f"{op}: {key}")
@@ -170,6 +171,12 @@ class Function:
                     f"{op} has no parameter {key!r}; an attribute of one's own is written __{key}__"
                 )
         call = _core.OpCall(op, params)
+        used = call.input_names(call.num_inputs(len(given))) if places else ()
+        if any(key not in used for key in places):  # parameters leave out some before them
+            entries = [given.pop(key) for key in places]
+            if any(key in given for key in used[: len(entries)]) or len(entries) > len(used):
+                raise TypeError(f"{op}: the inputs are {', '.join(used)}")
+            given.update(zip(used, entries))
         if self._variadic and "num_args" in self._params and "num_args" not in params:
             params["num_args"] = (len(arrays) + len(given)) // INPUTS_EACH.get(op, 1)
         name = NameManager.current().get(name, self._hint)

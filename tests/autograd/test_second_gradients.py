@@ -54,7 +54,7 @@ def batch_norm(axis, train=True, fix_gamma=False):
     return ours, theirs
 
 
-def recurrent(mode, layers=1, bidirectional=False, hidden=3, inputs=4):
+def recurrent(mode, layers=1, bidirectional=False, hidden=3, inputs=4, lengths=None):
     directions, gates = 2 if bidirectional else 1, {"lstm": 4, "gru": 3}.get(mode, 1)
     count = 2 if mode == "lstm" else 1
 
@@ -64,6 +64,8 @@ def recurrent(mode, layers=1, bidirectional=False, hidden=3, inputs=4):
             nd.concat(*[w.reshape((-1,)) for w in weights], dim=0),
             h,
             *([c] if mode == "lstm" else []),
+            *([] if lengths is None else [nd.array(lengths, ctx=x.context, dtype="int64")]),
+            use_sequence_length=lengths is not None,
             state_size=hidden,
             num_layers=layers,
             mode=mode,
@@ -90,10 +92,20 @@ def recurrent(mode, layers=1, bidirectional=False, hidden=3, inputs=4):
             "rnn_tanh": torch.rnn_tanh,
             "rnn_relu": torch.rnn_relu,
         }[mode]
-        result = cell(
-            x, (h, c) if mode == "lstm" else h, flat, True, layers, 0.0, False, bidirectional, False
+        states = (h, c) if mode == "lstm" else h
+        if lengths is None:
+            result = cell(x, states, flat, True, layers, 0.0, False, bidirectional, False)
+            return torch.cat([part.reshape(-1) for part in result])
+        pack = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        order = pack.sorted_indices
+        states = tuple(s[:, order] for s in states) if mode == "lstm" else states[:, order]
+        packed, *last = cell(
+            pack.data, pack.batch_sizes, states, flat, True, layers, 0.0, False, bidirectional
         )
-        return torch.cat([part.reshape(-1) for part in result])
+        pack = torch.nn.utils.rnn.PackedSequence(packed, pack.batch_sizes, *pack[2:])
+        output = torch.nn.utils.rnn.pad_packed_sequence(pack, total_length=len(x))[0]
+        last = [s[:, pack.unsorted_indices] for s in last]
+        return torch.cat([part.reshape(-1) for part in (output, *last)])
 
     state = (layers * directions, 2, hidden)
     shapes = [
@@ -200,6 +212,9 @@ CASES = {
     "LSTM, two layers there and back": recurrent("lstm", 2, True),
     "GRU": recurrent("gru"),
     "GRU, two layers there and back": recurrent("gru", 2, True),
+    "LSTM with lengths": recurrent("lstm", 2, True, lengths=[2, 5]),
+    "GRU with lengths": recurrent("gru", 1, True, lengths=[5, 3]),
+    "tanh cells with lengths": recurrent("rnn_tanh", 2, lengths=[1, 4]),
     "tanh cells": recurrent("rnn_tanh", 2),
     "relu cells": recurrent("rnn_relu"),
 }

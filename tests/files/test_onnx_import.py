@@ -235,6 +235,30 @@ NODES = {
         [random(4, 2, 3), (random(2, 20, 3),), (random(2, 20, 5),)],
         {"hidden_size": 5, "direction": "bidirectional"},
     ),
+    "lstm-lengths": (
+        "LSTM",
+        14,
+        [
+            random(4, 3, 3),
+            (random(2, 20, 3),),
+            (random(2, 20, 5),),
+            (random(2, 40),),
+            np.array([2, 4, 1], dtype=np.int32),
+        ],
+        {"hidden_size": 5, "direction": "bidirectional"},
+    ),
+    "gru-lengths-reverse": (
+        "GRU",
+        14,
+        [
+            random(4, 2, 3),
+            (random(1, 15, 3),),
+            (random(1, 15, 5),),
+            (random(1, 30),),
+            np.array([3, 1], dtype=np.int32),
+        ],
+        {"hidden_size": 5, "direction": "reverse", "linear_before_reset": 1},
+    ),
 }
 
 

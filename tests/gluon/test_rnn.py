@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import rnn
 from support.devices import on
 
@@ -496,3 +496,121 @@ def test_bfloat16_spreads_nan_and_infinity(layer):
     assert np.isnan(y[:, 3]).all()
     rest = [n for n in range(8) if n not in (3, 5)]
     assert np.isfinite(y[:, rest]).all()
+
+
+def gradients_of(layer, x, states, weights, lengths=None):
+    """Output and states, then the gradients of what goes in and of the parameters, of a weighted
+    sum of all that comes out."""
+    given = [x, *states]
+    for array in given:
+        array.attach_grad()
+    with mx.autograd.record():
+        output, after = layer(x, states) if lengths is None else layer(x, states, lengths)
+        results = [output, *after]
+        loss = sum((one * weight).sum() for one, weight in zip(results, weights))
+    loss.backward()
+    parameters = [parameter.grad() for parameter in layer.collect_params().values()]
+    return [one.asnumpy() for one in results], [
+        one.asnumpy() for one in [*[array.grad for array in given], *parameters]
+    ]
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("layers, bidirectional", [(1, False), (1, True), (3, True)])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("steps, size", [(4, 3), (12, 16)])  # products step by step, and packed
+def test_lengths_of_sequences(kind, layers, bidirectional, hybrid, steps, size):
+    """As each sequence alone, whatever lies behind its end; one of no steps keeps its states."""
+    lengths, random = [3, 0, steps, 1, 99], np.random.RandomState(steps)
+    options = {"input_size": 4, "bidirectional": bidirectional, "dtype": "float64"}
+    layer = getattr(rnn, kind)(size, layers, use_sequence_length=True, **options)
+    layer.initialize(mx.init.Uniform(0.5))
+    alone = getattr(rnn, kind)(
+        size, layers, params=layer.collect_params(), prefix=layer.prefix, **options
+    )
+    if hybrid:
+        layer.hybridize()
+
+    def array(*shape):
+        return nd.array(random.uniform(-1, 1, shape), dtype="float64")
+
+    state = (layers * (1 + bidirectional), len(lengths), size)
+    x, states = array(steps, 5, 4), [array(*state) for _ in range(2 if kind == "LSTM" else 1)]
+    weights = [array(steps, 5, size * (1 + bidirectional)), *[array(*state) for _ in states]]
+    results, gradients = gradients_of(
+        layer, x, states, weights, nd.array(lengths, dtype="int32" if hybrid else "float32")
+    )
+    total = [0] * (len(gradients) - 1 - len(states))
+    for n, length in enumerate(lengths):
+        length = min(length, steps)
+        behind, own = slice(length, None), slice(n, n + 1)
+        assert not results[0][behind, n].any() and not gradients[0][behind, n].any()
+        if not length:
+            for after, before in zip(results[1:], states):
+                np.testing.assert_array_equal(after[:, n], before.asnumpy()[:, n])
+            continue
+        expected, slopes = gradients_of(
+            alone,
+            x[:length, own],
+            [one[:, own] for one in states],
+            [weights[0][:length, own], *[one[:, own] for one in weights[1:]]],
+        )
+        np.testing.assert_allclose(results[0][:length, own], expected[0], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(gradients[0][:length, own], slopes[0], rtol=1e-9, atol=1e-12)
+        for i in range(len(states)):
+            np.testing.assert_allclose(results[1 + i][:, own], expected[1 + i], rtol=1e-9)
+            np.testing.assert_allclose(
+                gradients[1 + i][:, own], slopes[1 + i], rtol=1e-8, atol=1e-12
+            )
+        total = [a + b for a, b in zip(total, slopes[1 + len(states) :])]
+    for found, expected in zip(gradients[1 + len(states) :], total):
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_lengths_that_are_none():
+    layer = rnn.GRU(3, use_sequence_length=True)
+    layer.initialize()
+    x = nd.ones((4, 2, 3))
+    for wrong in (None, [2, 4], nd.array([1, 2, 3]), nd.array([[1, 2]])):
+        with pytest.raises(ValueError, match="has to be an array of 2 lengths, one for each"):
+            layer(x, layer.begin_state(2), wrong)
+    options = {"mode": "gru", "state_size": 3, "num_layers": 1}
+    arrays = [x, nd.ones(72), nd.zeros((1, 2, 3))]
+    with pytest.raises(mx.MXNetError, match=r"\(data, parameters, state, sequence_length\), 3"):
+        nd.RNN(*arrays, use_sequence_length=True, **options)
+    with pytest.raises(mx.MXNetError, match=r"\(data, parameters, state\), 4"):
+        nd.RNN(*arrays, nd.array([1, 2]), **options)
+    with pytest.raises(mx.MXNetError, match=r"sequence_length must have the shape \(2,\)"):
+        nd.RNN(*arrays, nd.array([1, 2, 3]), use_sequence_length=True, **options)
+    with pytest.raises(mx.MXNetError, match="projection_size must be None.*gluon.rnn.LSTM"):
+        nd.RNN(*arrays, projection_size=2, **options)
+    with pytest.raises(mx.MXNetError, match="are of mode='lstm'"):
+        nd.RNN(*arrays, lstm_state_clip_min=0, **options)
+    options["mode"] = "lstm"
+    with pytest.raises(mx.MXNetError, match="lstm_state_clip_min is at most lstm_state_clip_max"):
+        nd.RNN(*arrays, arrays[2], lstm_state_clip_min=1, lstm_state_clip_max=0, **options)
+
+
+def test_lengths_in_symbols(tmp_path):
+    symbol = mx.sym.RNN(
+        mx.sym.var("x"), mode="gru", state_size=3, num_layers=1, use_sequence_length=True, name="r"
+    )
+    assert symbol.list_arguments() == ["x", "r_parameters", "r_state", "r_sequence_length"]
+    variables = [mx.sym.var(letter) for letter in "xpsl"]
+    options = {"mode": "gru", "state_size": 3, "num_layers": 1, "use_sequence_length": True}
+    for made in (
+        mx.sym.RNN(*variables, **options),
+        mx.sym.RNN(*variables[:3], sequence_length=variables[3], **options),
+    ):
+        assert made.list_arguments() == list("xpsl")
+    with pytest.raises(TypeError, match="the inputs are data, parameters, state, sequence_length"):
+        mx.sym.RNN(*variables, mx.sym.var("more"), **options)
+    layer = rnn.LSTM(3, 2, use_sequence_length=True, bidirectional=True, input_size=3)
+    layer.initialize()
+    layer.hybridize()
+    x, states, lengths = nd.random.uniform(shape=(4, 2, 3)), layer.begin_state(2), nd.array([2, 4])
+    expected, _ = layer(x, states, lengths)
+    symbol_file, parameters = layer.export(str(tmp_path / "a"))
+    names = ["data0", "data1", "data2", "data3"]
+    block = gluon.SymbolBlock.imports(symbol_file, names, parameters)
+    np.testing.assert_array_equal(block(x, *states, lengths)[0].asnumpy(), expected.asnumpy())

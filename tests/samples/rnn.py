@@ -35,6 +35,7 @@ def layers(
     mode,
     bidirectional=False,
     state_outputs=False,
+    lengths=None,
     **_,
 ):
     directions = 2 if bidirectional else 1
@@ -48,8 +49,10 @@ def layers(
             bi, bh = weights[2 * count + 2 * k], weights[2 * count + 2 * k + 1]
             h, c, steps = h0[k], None if c0 is None else c0[k], [None] * len(data)
             for t in range(len(data)) if direction == 0 else reversed(range(len(data))):
-                h, c = cell(mode, out[t], h, c, wi, wh, bi, bh)
-                steps[t] = h
+                reached = np.full((len(h), 1), True) if lengths is None else t < lengths[:, None]
+                new_h, new_c = cell(mode, out[t], h, c, wi, wh, bi, bh)
+                h, c = np.where(reached, new_h, h), c if c is None else np.where(reached, new_c, c)
+                steps[t] = np.where(reached, h, 0)
             parts.append(np.stack(steps) if steps else np.zeros((0,) + h.shape))
             hs.append(h)
             cs.append(c)
@@ -70,16 +73,21 @@ def shapes(mode, inputs, hidden, num_layers, directions):
 
 
 def separate(mode):
-    def reference(data, h0, *rest, **params):
+    def reference(data, h0, *rest, use_sequence_length=False, **params):
         c0, weights = (rest[0], rest[1:]) if mode == "lstm" else (None, rest)
+        if use_sequence_length:
+            *weights, params["lengths"] = weights
         return layers(data, h0, c0, weights, **params)
 
     return reference
 
 
 def flat(mode, inputs, hidden, num_layers, directions):
-    def reference(data, vector, h0, c0=None, **params):
+    def reference(data, vector, h0, *rest, use_sequence_length=False, **params):
         weights, start = [], 0
+        if use_sequence_length:
+            *rest, params["lengths"] = rest
+        c0 = rest[0] if rest else None
         for shape in shapes(mode, inputs, hidden, num_layers, directions):
             size = int(np.prod(shape))
             weights.append(vector[start : start + size].reshape(shape))
@@ -98,6 +106,7 @@ def sample_pair(
     num_layers=1,
     bidirectional=False,
     state_outputs=True,
+    lengths=None,
     **more,
 ):
     directions = 2 if bidirectional else 1
@@ -112,12 +121,17 @@ def sample_pair(
         state_outputs=state_outputs,
     )
     name = f"{mode}-{num_layers}x{directions}" + ("-states" if state_outputs else "")
+    ends = []
+    if lengths is not None:
+        params["use_sequence_length"] = True
+        ends, name = [np.array(lengths)], f"{name}-lengths"
     # Relu cells: kinks would spoil the differences, so all values are positive.
     ranges = [(0.1, 1)] * (1 + len(states) + len(weights)) if mode == "rnn_relu" else None
     one = Sample(
-        [(time, batch, inputs)] + states + weights,
+        [(time, batch, inputs)] + states + weights + ends,
         params,
         separate(mode),
+        grad=list(range(1 + len(states) + len(weights))),
         ranges=ranges,
         name=name,
         **more,
@@ -125,9 +139,10 @@ def sample_pair(
     total = sum(int(np.prod(s)) for s in weights)
     ranges = [(0.1, 1)] * 4 if mode == "rnn_relu" else None
     two = Sample(
-        [(time, batch, inputs), (total,)] + states,
+        [(time, batch, inputs), (total,)] + states + ends,
         params,
         flat(mode, inputs, hidden, num_layers, directions),
+        grad=list(range(2 + len(states))),
         ranges=ranges,
         name=name,
         **more,
@@ -144,6 +159,10 @@ PAIRS = [
     sample_pair("rnn_tanh", num_layers=2),
     sample_pair("rnn_relu"),
     sample_pair("lstm", time=1, batch=1),
+    sample_pair("lstm", num_layers=2, bidirectional=True, lengths=[2, 4, 1]),
+    sample_pair("gru", num_layers=2, bidirectional=True, lengths=[4, 1, 3]),
+    sample_pair("rnn_tanh", bidirectional=True, state_outputs=False, lengths=[3, 2, 4]),
+    sample_pair("rnn_relu", num_layers=2, lengths=[1, 4, 2]),
 ]
 
 

@@ -648,3 +648,19 @@ def test_shapes_go_back_through_casts():
     both = mx.sym.amp_multicast(cast, bias, num_outputs=2)
     y = mx.sym.FullyConnected(x, both[0], both[1], num_hidden=2)
     assert y.infer_shape(x=(3, 4)) == ([(3, 4), (2, 4), (2,)], [(3, 2)], [])
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_recurrent_layers_behind_others(low, hybrid):
+    """What they are given is cast as their parameters are; lengths of sequences are not cast."""
+    net, layer = nn.Dense(8, flatten=False), gluon.rnn.LSTM(6, use_sequence_length=True)
+    for block in (net, layer):
+        block.initialize(mx.init.Uniform(0.5))
+        if hybrid:
+            block.hybridize()
+    x, lengths = nd.ones((4100, 2, 4)), nd.array([4097, 3])
+    with autograd.record():
+        y = layer(net(x), None, lengths)
+    y.backward()
+    assert y.asnumpy()[4096, 0].any() and not y.asnumpy()[4097, 0].any()
+    assert np.isfinite(net.weight.grad().asnumpy()).all()

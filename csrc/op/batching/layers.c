@@ -159,10 +159,15 @@ mpg_status mpg_batching_ctc_loss(mpg_batching *b) {
 }
 
 /* data: (time, batch, features); state: (layers, batch, features). */
-static mpg_status recurrent(mpg_batching *b, int first_state, bool bidirectional, int states) {
-  int num_states = states < b->num_inputs - first_state ? states : b->num_inputs - first_state;
+static mpg_status recurrent(mpg_batching *b, int first_state, const mpg_rnn_params *p) {
+  enum { LSTM = 2 };
+  int num_states = p->mode == LSTM ? 2 : 1,
+      lengths = p->use_sequence_length ? b->num_inputs - 1 : -1;
   if (mpg_batching_divided(b, 0) && b->in[0].axis == 0 && b->along_time) {
-    if (bidirectional) return mpg_batching_fail(b, 0, "it runs from the end of the sequence, too");
+    if (lengths >= 0)
+      return mpg_batching_fail(b, 0, "the lengths of its sequences are those of the whole");
+    if (p->bidirectional)
+      return mpg_batching_fail(b, 0, "it runs from the end of the sequence, too");
     for (int i = 0; i < num_states; i++)
       if (b->in[first_state + i].kind != MPG_BATCH_STATE)
         return mpg_batching_fail(b, 0,
@@ -174,16 +179,18 @@ static mpg_status recurrent(mpg_batching *b, int first_state, bool bidirectional
   }
   int source = mpg_batching_first(b);
   for (int i = 0; i < b->num_inputs; i++) {
-    bool rows = i == 0 || (i >= first_state && i < first_state + num_states);
+    bool rows = i == 0 || i == lengths || (i >= first_state && i < first_state + num_states);
     if (!rows && mpg_batching_divided(b, i))
       return mpg_batching_fail(b, i, "all rows share this input");
     if (rows && mpg_batching_divided(b, i) &&
-        (b->in[i].axis != 1 || b->in[i].outer != b->in[source].outer ||
+        (b->in[i].axis != (i == lengths ? 0 : 1) || b->in[i].outer != b->in[source].outer ||
          b->in[i].inner != b->in[source].inner))
       return mpg_batching_fail_along(b, i);
     if (rows && b->in[i].kind == MPG_BATCH_SAME)
       return mpg_batching_fail(b, source, "its %s is the same for every micro-batch",
-                               i ? "state" : "data");
+                               !i             ? "data"
+                               : i == lengths ? "sequence_length"
+                                              : "state");
   }
   for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, 1, source);
   return MPG_OK;
@@ -191,13 +198,12 @@ static mpg_status recurrent(mpg_batching *b, int first_state, bool bidirectional
 
 mpg_status mpg_batching_rnn(mpg_batching *b) {
   PARAMS(rnn);
-  return recurrent(b, 2, p->bidirectional, b->num_inputs - 2);
+  return recurrent(b, 2, p);
 }
 
 mpg_status mpg_batching_rnn_separate(mpg_batching *b) {
   PARAMS(rnn);
-  enum { LSTM = 2 };
-  return recurrent(b, 1, p->bidirectional, p->mode == LSTM ? 2 : 1);
+  return recurrent(b, 1, p);
 }
 
 /* --- Boxes ------------------------------------------------------------------------------------ */

@@ -21,10 +21,15 @@ static bool flat_elements(const mpg_rnn_size *s, int64_t *elements) {
 
 static mpg_status check_params(mpg_infer *infer, const mpg_rnn_params *params) {
   if (params->projection_size.present)
-    return mpg_infer_fail(infer, "projection_size is not available; it must be None");
-  if (params->use_sequence_length)
-    return mpg_infer_fail(
-        infer, "use_sequence_length is not available; mask the outputs with SequenceMask");
+    return mpg_infer_fail(infer,
+                          "projection_size must be None: the op has no projection; "
+                          "gluon.rnn.LSTM(projection_size=...) computes one");
+  bool bounds = params->lstm_state_clip_min.present || params->lstm_state_clip_max.present;
+  if (bounds && params->mode != MPG_RNN_LSTM)
+    return mpg_infer_fail(infer, "lstm_state_clip_min and lstm_state_clip_max are of mode='lstm'");
+  if (params->lstm_state_clip_min.present && params->lstm_state_clip_max.present &&
+      !(params->lstm_state_clip_min.value <= params->lstm_state_clip_max.value))
+    return mpg_infer_fail(infer, "lstm_state_clip_min is at most lstm_state_clip_max");
   if (params->state_size > INT32_MAX) return mpg_infer_fail(infer, "state_size is too large");
   return MPG_OK;
 }
@@ -35,10 +40,14 @@ static mpg_status infer_common(mpg_infer *infer, int states, mpg_rnn_size *size)
   const mpg_rnn_params *params = infer->params;
   MPG_TRY(check_params(infer, params));
   mpg_desc *data = &infer->inputs[0];
+  int alike = infer->num_inputs - (params->use_sequence_length ? 1 : 0);
+  for (int i = 1; i < alike; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, data->dtype));
+  if (params->use_sequence_length && infer->inputs[alike].dtype == MPG_DTYPE_NONE)
+    infer->inputs[alike].dtype = data->dtype;
+  if (params->use_sequence_length && infer->inputs[alike].dtype == MPG_BOOL)
+    return mpg_infer_fail(infer, "sequence_length has numbers, not truth values");
   if (!mpg_shape_known(&data->shape)) {
     *size = (mpg_rnn_size){0};
-    for (int i = 1; i < infer->num_inputs; i++)
-      MPG_TRY(mpg_infer_expect_dtype(infer, i, data->dtype));
     for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = data->dtype;
     return MPG_OK;
   }
@@ -47,8 +56,9 @@ static mpg_status infer_common(mpg_infer *infer, int states, mpg_rnn_size *size)
   *size = mpg_rnn_size_of(params, data->shape.dims[0], data->shape.dims[1], data->shape.dims[2]);
   mpg_shape state = {.ndim = 3,
                      .dims = {(int64_t)size->layers * size->directions, size->batch, size->hidden}};
-  for (int i = 1; i < infer->num_inputs; i++)
-    MPG_TRY(mpg_infer_expect_dtype(infer, i, data->dtype));
+  if (size->lengths)
+    MPG_TRY(mpg_infer_expect_shape(infer, alike,
+                                   &(mpg_shape){.ndim = 1, .dims = {data->shape.dims[1]}}));
   for (int i = 0; i < size->states; i++) MPG_TRY(mpg_infer_expect_shape(infer, states + i, &state));
   mpg_shape output = {.ndim = 3,
                       .dims = {size->time, size->batch, size->hidden * size->directions}};
@@ -66,7 +76,8 @@ static mpg_status infer_common(mpg_infer *infer, int states, mpg_rnn_size *size)
 int mpg_arity_rnn(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)given;
-  return ((const mpg_rnn_params *)params)->mode == MPG_RNN_LSTM ? 4 : 3;
+  const mpg_rnn_params *rnn = params;
+  return (rnn->mode == MPG_RNN_LSTM ? 4 : 3) + (rnn->use_sequence_length ? 1 : 0);
 }
 
 int mpg_arity_rnn_separate(const mpg_op *op, const void *params, int given) {
@@ -74,7 +85,8 @@ int mpg_arity_rnn_separate(const mpg_op *op, const void *params, int given) {
   (void)given;
   const mpg_rnn_params *rnn = params;
   return 1 + (rnn->mode == MPG_RNN_LSTM ? 2 : 1) +
-         4 * (int)rnn->num_layers * (rnn->bidirectional ? 2 : 1);
+         4 * (int)rnn->num_layers * (rnn->bidirectional ? 2 : 1) +
+         (rnn->use_sequence_length ? 1 : 0);
 }
 
 int mpg_arity_rnn_outputs(const mpg_op *op, const void *params, int given) {
@@ -121,10 +133,15 @@ static int backward_forward_inputs(const mpg_rnn_backward_params *params) {
   return params->flat ? mpg_arity_rnn(NULL, rnn, 0) : mpg_arity_rnn_separate(NULL, rnn, 0);
 }
 
+/* The lengths of sequences have no gradient. */
+static int num_gradients(const mpg_rnn_backward_params *params) {
+  return backward_forward_inputs(params) - (params->use_sequence_length ? 1 : 0);
+}
+
 int mpg_arity_rnn_backward_outputs(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)given;
-  return backward_forward_inputs(params);
+  return num_gradients(params);
 }
 
 mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
@@ -151,7 +168,7 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
     if (mpg_shape_known(&desc->shape))
       MPG_TRY(mpg_infer_expect_shape(infer, count + i, &desc->shape));
   }
-  for (int i = 0; i < count; i++) infer->outputs[i] = infer->inputs[i];
+  for (int i = 0; i < num_gradients(params); i++) infer->outputs[i] = infer->inputs[i];
   return MPG_OK;
 }
 
@@ -175,7 +192,8 @@ static void gradient(mpg_gradient *g, bool flat) {
     inputs[count++] =
         mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
   mpg_emit_all(g, MPG_OP__rnn_backward, &params, count, inputs, MPG_MAX_OUTPUTS, outputs);
-  for (int i = 0; i < g->num_inputs && g->status == MPG_OK; i++) g->in_grads[i] = outputs[i];
+  int gradients = g->num_inputs - (rnn->use_sequence_length ? 1 : 0);
+  for (int i = 0; i < gradients && g->status == MPG_OK; i++) g->in_grads[i] = outputs[i];
 }
 
 void mpg_gradient_rnn(mpg_gradient *g) { gradient(g, true); }

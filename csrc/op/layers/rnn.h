@@ -18,9 +18,10 @@ typedef struct mpg_rnn_size {
   int layers, directions, gates;
   int states; /* 2 for LSTM (hidden, cell), else 1 */
   bool is_lstm;
+  bool lengths; /* sequences have lengths of their own, the last input of the forward ops */
 } mpg_rnn_size;
 
-enum { MPG_RNN_MAX_INPUTS = 3 + 4 * 64 * 2 };
+enum { MPG_RNN_MAX_INPUTS = 4 + 4 * 64 * 2 };
 
 mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t batch,
                              int64_t input);
@@ -30,7 +31,8 @@ int64_t mpg_rnn_layer_input(const mpg_rnn_size *size, int layer); /* features of
  * of time * batch * hidden elements times a factor: per layer and direction the gates (x gates)
  * [time, batch, gates * hidden], the cell states (LSTM) or the hidden part of n (GRU) (x 1); then
  * per layer but the last its output (x directions), and with dropout its output as the next layer
- * sees it (x directions). False when the count overflows. */
+ * sees it (x directions); last, where sequences have lengths, the last layer's output as its own
+ * steps see it (x directions). False when the count overflows. */
 bool mpg_rnn_reserve_elements(const mpg_rnn_size *size, bool dropout, int64_t *elements);
 
 #endif

@@ -113,10 +113,22 @@ static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_val
                       mpg_emit_scalar(g, MPG_OP__mul_scalar, kept, p->p < 1 ? 1 / (1 - p->p) : 0));
 }
 
+/* 1 for the sequences that reach step t, or no value where all do: for `where`, which takes rows.
+ */
+static mpg_value reached(mpg_gradient *g, mpg_value lengths, int64_t t) {
+  return mpg_has_value(lengths) ? mpg_emit_scalar(g, MPG_OP__greater_scalar, lengths, (double)t)
+                                : MPG_NO_VALUE;
+}
+
+static mpg_value where_reached(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b) {
+  return mpg_has_value(condition) ? mpg_emit3(g, MPG_OP_where, NULL, condition, a, b) : a;
+}
+
 typedef struct arrays {
   /* of layer and direction k: 2k, 2k + 1; then the biases */
   mpg_value weights[MPG_RNN_MAX_INPUTS];
   mpg_value h[MPG_RNN_MAX_INPUTS / 4], c[MPG_RNN_MAX_INPUTS / 4];
+  mpg_value lengths; /* of sequences, or no value */
 } arrays;
 
 /* Weights that are parts of one vector. */
@@ -137,7 +149,8 @@ static void cut_weights(mpg_gradient *g, const mpg_rnn_size *s, mpg_value flat,
 
 static mpg_value direction(mpg_gradient *g, const mpg_rnn_size *s, mpg_value data,
                            const mpg_value *weights, const mpg_value *biases, bool back,
-                           mpg_value *h, mpg_value *c, mpg_value *steps) {
+                           mpg_value lengths, bool masked, mpg_value *h, mpg_value *c,
+                           mpg_value *steps) {
   int64_t rows = s->gates * s->hidden, input = mpg_value_desc(g, data)->shape.dims[2];
   mpg_value x =
       mpg_emit_reshape(g, data, &(mpg_shape){.ndim = 2, .dims = {s->time * s->batch, input}});
@@ -146,8 +159,13 @@ static mpg_value direction(mpg_gradient *g, const mpg_rnn_size *s, mpg_value dat
   split_steps(g, x, s->time, steps);
   for (int64_t i = 0; i < s->time && g->status == MPG_OK; i++) {
     int64_t t = back ? s->time - 1 - i : i;
+    mpg_value condition = reached(g, lengths, t), h_before = *h, c_before = *c;
     cell(g, s, steps[t], dense(g, *h, weights[1], biases[1], rows), h, c);
-    steps[t] = *h;
+    *h = where_reached(g, condition, *h, h_before);
+    if (s->is_lstm) *c = where_reached(g, condition, *c, c_before);
+    steps[t] = masked && mpg_has_value(condition)
+                   ? where_reached(g, condition, *h, mpg_emit_full_like(g, *h, 0))
+                   : *h;
   }
   return stack_steps(g, s->time, steps);
 }
@@ -161,7 +179,7 @@ static void layers(mpg_gradient *g, const mpg_rnn_size *s, mpg_value data, mpg_v
     for (int d = 0; d < s->directions && g->status == MPG_OK; d++) {
       int k = layer * s->directions + d;
       parts[d] = direction(g, s, data, a->weights + 2 * k, a->weights + 2 * (count + k), d == 1,
-                           &a->h[k], &a->c[k], steps);
+                           a->lengths, layer == s->layers - 1, &a->h[k], &a->c[k], steps);
     }
     data = concat(g, s->directions, parts, 2);
     if (p->dropped && layer < s->layers - 1 && g->status == MPG_OK)
@@ -177,7 +195,7 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
   mpg_rnn_size s = mpg_rnn_size_of((const mpg_rnn_params *)p, data.shape.dims[0],
                                    data.shape.dims[1], data.shape.dims[2]);
   int count = s.layers * s.directions, state = p->flat ? 2 : 1,
-      num_inputs = p->flat ? 2 + s.states : 1 + s.states + 4 * count;
+      num_inputs = (p->flat ? 2 + s.states : 1 + s.states + 4 * count) + (s.lengths ? 1 : 0);
   mpg_value *steps = mpg_malloc((size_t)(s.time + 1) * sizeof *steps);
   arrays *a = mpg_calloc(1, sizeof *a);
   if (!steps || !a) {
@@ -186,6 +204,7 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
     mpg_gradient_fail(g, "has no second-order gradient for sequences of no steps");
   } else {
     split(g, mpg_emit_cast(g, inputs[state], dtype), count, 0, true, a->h);
+    a->lengths = s.lengths ? g->inputs[num_inputs - 1] : MPG_NO_VALUE;
     if (s.is_lstm) split(g, mpg_emit_cast(g, inputs[state + 1], dtype), count, 0, true, a->c);
     if (p->flat)
       cut_weights(g, &s, mpg_emit_cast(g, inputs[1], dtype), a->weights);
@@ -209,9 +228,9 @@ void mpg_gradient_rnn_back(mpg_gradient *g) {
   const mpg_rnn_backward_params *p = g->params;
   int numbers[MPG_RNN_MAX_INPUTS + 8];
   int outputs = 1 + (p->state_outputs ? p->mode == MPG_RNN_LSTM ? 2 : 1 : 0),
-      inputs = g->num_inputs - 2 - outputs;
+      forward = g->num_inputs - 2 - outputs, inputs = forward - (p->use_sequence_length ? 1 : 0);
   for (int i = 0; i < inputs; i++) numbers[i] = i;
-  for (int i = 0; i < outputs; i++) numbers[inputs + i] = inputs + 2 + i;
+  for (int i = 0; i < outputs; i++) numbers[inputs + i] = forward + 2 + i;
   mpg_gradient_written_out(
       g, &(mpg_written_out){inputs, outputs, numbers, numbers + inputs, emit_rnn});
 }

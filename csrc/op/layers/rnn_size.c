@@ -16,6 +16,7 @@ mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t
   s.gates = gates[s.mode];
   s.is_lstm = s.mode == MPG_RNN_LSTM;
   s.states = s.is_lstm ? 2 : 1;
+  s.lengths = params->use_sequence_length;
   return s;
 }
 
@@ -25,7 +26,8 @@ bool mpg_rnn_reserve_elements(const mpg_rnn_size *s, bool dropout, int64_t *elem
    * last: its output; with dropout also the output as the next layer sees it. */
   int64_t inner = s->gates + (s->is_lstm ? 1 : 0) + (s->mode == MPG_RNN_GRU ? 1 : 0);
   per_row = inner * s->layers * s->directions +
-            (int64_t)(s->layers - 1) * s->directions * (dropout ? 2 : 1);
+            (int64_t)(s->layers - 1) * s->directions * (dropout ? 2 : 1) +
+            (s->lengths ? s->directions : 0);
   return !__builtin_mul_overflow(s->time, s->batch, &rows) &&
          !__builtin_mul_overflow(rows, s->hidden, &block) &&
          !__builtin_mul_overflow(block, per_row, elements);

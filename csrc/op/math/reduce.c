@@ -121,8 +121,7 @@ static mpg_value product_gradient(mpg_gradient *g, mpg_value x) {
             two = mpg_emit_scalar(g, MPG_OP__equal_scalar, count, 2);
   mpg_value other_zero = mpg_subtract(g, mpg_emit1(g, MPG_OP_sum, &params, zeros), zeros);
   mpg_value rest = mpg_multiply(g, kept(g, G), mpg_emit1(g, MPG_OP_prod, &params, others));
-  return where(g, zero,
-               mpg_multiply(g, mpg_add(g, one, mpg_multiply(g, two, other_zero)), rest),
+  return where(g, zero, mpg_multiply(g, mpg_add(g, one, mpg_multiply(g, two, other_zero)), rest),
                mpg_divide(g, mpg_multiply(g, kept(g, G), kept(g, Y)), others));
 }
 

@@ -85,6 +85,12 @@ bool mpg_precision_scales(const mpg_op *op) {
   return rules.kinds[op->id] == MPG_PRECISION_LOSS && rules.loss_scale != 1;
 }
 
+bool mpg_precision_counts(const mpg_op *op, const void *params, int input, int num_inputs) {
+  bool recurrent = op->id == MPG_OP_RNN || op->id == MPG_OP__rnn;
+  return recurrent && ((const mpg_rnn_params *)params)->use_sequence_length &&
+         input == num_inputs - 1;
+}
+
 static bool meets_condition(const mpg_op *op, const void *params) {
   for (int i = 0; i < rules.num_conditions; i++) {
     const condition *c = &rules.conditions[i];

@@ -38,6 +38,8 @@ uint64_t mpg_precision_changes(void); /* how often rules changed: what was compi
  * its dtype where the result is written into an array, else MPG_DTYPE_NONE. */
 mpg_dtype mpg_precision_target(const mpg_op *op, const void *params, const mpg_dtype *inputs,
                                int num_inputs, mpg_dtype out);
+/* Whether an input counts, and is never cast: the lengths of sequences of a recurrent layer. */
+bool mpg_precision_counts(const mpg_op *op, const void *params, int input, int num_inputs);
 /* Whether a call's gradient is to be scaled. */
 bool mpg_precision_scales(const mpg_op *op);
 #endif

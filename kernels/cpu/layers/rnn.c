@@ -8,6 +8,7 @@
 #include "kernels/cpu/products/gemm.h"
 #include "kernels/cpu/products/pairs.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/index.h"
 #include "kernels/common/real.h"
 #include "kernels/common/vector_math.h"
 
@@ -84,7 +85,8 @@ typedef struct rnn_call {
   const mpg_rnn_params *params;
   mpg_rnn_size size;
   bool flat, dropped;
-  bool halves; /* the weights but for biases are read as bfloat16 only */
+  bool halves;             /* the weights but for biases are read as bfloat16 only */
+  const mpg_view *lengths; /* of sequences, or NULL */
 } rnn_call;
 
 /* A bound of the cell state in the dtype that the state is kept in: backward finds what was clipped
@@ -111,6 +113,7 @@ static double bound_of(const rnn_call *c, mpg_opt_float bound, double none) {
       .bh = (const TYPE **)set.bh,                                                              \
       .wi_half = half ? (const uint16_t **)given.wi : NULL,                                     \
       .wh_half = half ? (const uint16_t **)given.wh : NULL,                                     \
+      .lengths = c->lengths,                                                                    \
       .clip_nan = c->params->lstm_state_clip_nan,                                               \
       .clip = c->params->lstm_state_clip_min.present || c->params->lstm_state_clip_max.present, \
       .clip_min = (TYPE)bound_of(c, c->params->lstm_state_clip_min, -INFINITY),                 \
@@ -159,7 +162,7 @@ static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const m
   weight_set set, given, gradients;
   bool half = c->call->inputs[0].desc.dtype == MPG_BFLOAT16;
   int states = c->flat ? 2 : 1,
-      forward = c->call->num_outputs; /* as many gradients as forward inputs */
+      forward = c->call->num_outputs + (c->size.lengths ? 1 : 0); /* inputs of the forward op */
   bool with_states = c->params->state_outputs;
   wide_weights(c, inputs, &set);
   read_weights(c, c->call->inputs, &given);
@@ -216,6 +219,7 @@ static mpg_status run_widened(const rnn_call *c, run_fn run) {
   for (int i = 0; i < call->num_inputs; i++) {
     int64_t count = mpg_shape_size(&call->inputs[i].desc.shape), kept = elements_kept(c, i);
     inputs[i] = (mpg_view){next, call->inputs[i].desc};
+    if (&call->inputs[i] == c->lengths) continue; /* read as they are */
     inputs[i].desc.dtype = MPG_FLOAT32;
     mpg_cpu_widen(call, call->inputs[i].desc.dtype, (uint16_t *)call->inputs[i].data + kept,
                   count - kept, (float *)next + kept);
@@ -247,6 +251,10 @@ static rnn_call describe(const mpg_kernel_call *call, bool flat, bool dropped) {
                 .size = mpg_rnn_size_of(params, dims[0], dims[1], dims[2]),
                 .flat = flat,
                 .dropped = dropped};
+  if (c.size.lengths) {
+    int last = flat ? 2 + c.size.states : 1 + c.size.states + 4 * c.size.layers * c.size.directions;
+    c.lengths = &call->inputs[last];
+  }
   c.halves = call->inputs[0].desc.dtype == MPG_BFLOAT16 && packing_pays(&c.size) && mpg_cpu_pairs();
   return c;
 }

@@ -26,7 +26,13 @@ typedef struct NAME(rnn) {
   T *reserve;
   bool clip, clip_nan;
   T clip_min, clip_max;
+  const mpg_view *lengths; /* [N]: of sequences, or NULL */
 } NAME(rnn);
+
+/* A step beyond the end of sequence n: the states stay as they are. */
+static bool NAME(beyond)(const NAME(rnn) * r, int64_t t, int64_t n) {
+  return r->lengths && t >= mpg_index_at(r->lengths, n);
+}
 
 /* --- The reserve ------------------------------------------------------------------------------ */
 static T *NAME(gates)(const NAME(rnn) * r, int index) { /* [S, N, G * H] */
@@ -39,7 +45,7 @@ static T *NAME(extra)(const NAME(rnn) * r,
   return NAME(gates)(r, index) + r->s.time * r->s.batch * r->s.hidden * r->s.gates;
 }
 static T *NAME(layer_output)(const NAME(rnn) * r, int layer) { /* [S, N, D * H] */
-  if (layer == r->s.layers - 1) return r->output;
+  if (layer == r->s.layers - 1 && !r->lengths) return r->output;
   int64_t block = r->s.time * r->s.batch * r->s.hidden;
   return NAME(gates)(r, r->s.layers * r->s.directions) +
          block * r->s.directions * layer * (r->dropped ? 2 : 1);
@@ -71,15 +77,27 @@ typedef struct NAME(step) {
   T *gates;               /* [N, G * H] of this step: products in, activated gates out */
   const T *hidden_gates;  /* GRU: products with the hidden state [N, G * H] */
   const T *bias, *bias_h; /* [G * H]; bias is the sum of both but for GRU */
-  T *extra;               /* [N, H] */
-  const T *extra_before;  /* LSTM: [N, H] */
-  const T *h_before;      /* [N, H], stride ld_before */
+  int64_t t;
+  T *extra;              /* [N, H] */
+  const T *extra_before; /* LSTM: [N, H] */
+  const T *h_before;     /* [N, H], stride ld_before */
   int64_t ld_before;
   T *h; /* [N, H], stride ld */
   int64_t ld;
 } NAME(step);
 typedef void (*NAME(cell_fn))(const void *step, int64_t from, int64_t to, int64_t begin,
                               int64_t end);
+
+/* Whether row n is of a step beyond its sequence: then columns [begin, end) of its states are what
+ * they were. */
+static bool NAME(stays)(const NAME(step) * p, int64_t n, int64_t begin, int64_t end) {
+  const int64_t H = p->r->s.hidden;
+  const size_t size = (size_t)(end - begin) * sizeof(T);
+  if (!NAME(beyond)(p->r, p->t, n)) return false;
+  memcpy(p->h + n * p->ld + begin, p->h_before + n * p->ld_before + begin, size);
+  if (p->extra_before) memcpy(p->extra + n * H + begin, p->extra_before + n * H + begin, size);
+  return true;
+}
 
 /* The four gates are apart for the compiler's sake: it makes vectors of loops over arrays that it
  * knows not to overlap. */
@@ -107,6 +125,7 @@ static void NAME(lstm_cell)(const void *step, int64_t from, int64_t to, int64_t 
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
+    if (NAME(stays)(p, n, begin, end)) continue;
     T *g = p->gates + n * 4 * H + begin, *c = p->extra + n * H, *h = p->h + n * p->ld;
     const T *b = p->bias + begin;
     NAME(lstm_row)(end - begin, g, g + H, g + 2 * H, g + 3 * H, b, b + H, b + 2 * H, b + 3 * H,
@@ -145,6 +164,7 @@ static void NAME(gru_cell)(const void *step, int64_t from, int64_t to, int64_t b
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
+    if (NAME(stays)(p, n, begin, end)) continue;
     T *g = p->gates + n * 3 * H + begin;
     const T *gh = p->hidden_gates + n * 3 * H + begin;
     NAME(gru_row)(end - begin, g, g + H, g + 2 * H, gh, gh + H, gh + 2 * H, p->bias + begin,
@@ -158,6 +178,7 @@ static void NAME(tanh_cell)(const void *step, int64_t from, int64_t to, int64_t 
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
+    if (NAME(stays)(p, n, begin, end)) continue;
     T *restrict g = p->gates + n * H, *restrict h = p->h + n * p->ld;
     const T *restrict bias = p->bias;
     for (int64_t j = begin; j < end; j++) h[j] = g[j] = TANH(g[j] + bias[j]);
@@ -169,6 +190,7 @@ static void NAME(relu_cell)(const void *step, int64_t from, int64_t to, int64_t 
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
+    if (NAME(stays)(p, n, begin, end)) continue;
     T *restrict g = p->gates + n * H, *restrict h = p->h + n * p->ld;
     const T *restrict bias = p->bias;
     for (int64_t j = begin; j < end; j++) {
@@ -297,6 +319,7 @@ static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int di
                true);
   for (int64_t step = 0; step < s->time; step++) {
     int64_t t = direction == 0 ? step : s->time - 1 - step;
+    p.t = t;
     p.gates = gates + t * N * GH;
     p.extra = extra ? extra + t * N * H : NULL;
     p.h = output + t * N * p.ld;
@@ -304,7 +327,7 @@ static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int di
     stepping.lda = p.ld_before;
     stepping.c = gru ? hidden_gates : p.gates;
     MPG_TRY(NAME(step_run)(r->call, &stepping));
-    p.extra_before = p.extra;
+    if (s->is_lstm) p.extra_before = p.extra;
   }
   int64_t last = direction == 0 ? s->time - 1 : 0;
   const T *source = s->time ? output + last * N * p.ld : r->h0 + (int64_t)index * N * H;
@@ -340,6 +363,18 @@ static void NAME(drop_range)(void *context, int64_t begin, int64_t end) {
   }
 }
 
+/* What the steps of sequences put out, and zeros beyond their ends. */
+static void NAME(mask_range)(void *context, int64_t begin, int64_t end) {
+  const NAME(rnn) *r = context;
+  const T *from = NAME(layer_output)(r, r->s.layers - 1);
+  const int64_t width = r->s.hidden * r->s.directions;
+  for (int64_t row = begin; row < end; row++)
+    if (NAME(beyond)(r, row / r->s.batch, row % r->s.batch))
+      memset(r->output + row * width, 0, (size_t)width * sizeof(T));
+    else
+      memcpy(r->output + row * width, from + row * width, (size_t)width * sizeof(T));
+}
+
 static mpg_status NAME(rnn_forward)(NAME(rnn) * r) {
   const mpg_rnn_size *s = &r->s;
   size_t packed_at, size = NAME(rnn_forward_bytes)(r, &packed_at);
@@ -358,6 +393,9 @@ static mpg_status NAME(rnn_forward)(NAME(rnn) * r) {
       mpg_cpu_parallel_for(r->call, count, 4096, NAME(drop_range), &drop);
     }
   }
+  if (r->lengths)
+    mpg_cpu_parallel_for(r->call, s->time * s->batch, NAME(grain)(s->hidden * s->directions),
+                         NAME(mask_range), r);
   return MPG_OK;
 }
 
@@ -381,7 +419,27 @@ typedef struct NAME(back_step) {
   T *d_h, *d_c; /* [N, H]: in, gradient from the step after; d_c out, for the step before */
   T *d_gates;   /* [N, G * H] */
   T *d_hidden;  /* GRU: gradients of the hidden products [N, 3 * H] */
+  int64_t t;
 } NAME(back_step);
+
+/* Whether row n is of a step beyond its sequence: its products have no gradient, and those of its
+ * states go to the step before. */
+static bool NAME(passes)(const NAME(back_step) * p, int64_t n, int64_t begin, int64_t end) {
+  const int64_t H = p->r->s.hidden;
+  if (!NAME(beyond)(p->r, p->t, n)) return false;
+  for (int gate = 0; gate < p->r->s.gates; gate++) {
+    int64_t at = (n * p->r->s.gates + gate) * H + begin;
+    memset(p->d_gates + at, 0, (size_t)(end - begin) * sizeof(T));
+    if (p->r->s.mode == MPG_RNN_GRU) memset(p->d_hidden + at, 0, (size_t)(end - begin) * sizeof(T));
+  }
+  return true;
+}
+
+/* Where products are added to the gradients of states that pass, those of others begin at 0. */
+static void NAME(taken)(const NAME(back_step) * p, int64_t n, int64_t begin, int64_t end) {
+  if (p->r->lengths)
+    memset(p->d_h + n * p->r->s.hidden + begin, 0, (size_t)(end - begin) * sizeof(T));
+}
 
 /* Gradients of an LSTM's cell at one step. */
 static __attribute__((noinline)) void NAME(lstm_back_row)(
@@ -407,6 +465,7 @@ static void NAME(lstm_back_cell)(const void *step, int64_t from, int64_t to, int
   const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
+    if (NAME(passes)(p, n, begin, end)) continue;
     const T *g = p->gates + n * 4 * H + begin;
     T *d = p->d_gates + n * 4 * H + begin;
     int64_t at = n * H + begin;
@@ -414,6 +473,7 @@ static void NAME(lstm_back_cell)(const void *step, int64_t from, int64_t to, int
                         p->extra_before + at, p->d_output + n * p->ld + begin, p->d_h + at,
                         p->d_c + at, d, d + H, d + 2 * H, d + 3 * H, p->r->clip, p->r->clip_min,
                         p->r->clip_max);
+    NAME(taken)(p, n, begin, end);
   }
 }
 
@@ -441,6 +501,7 @@ static void NAME(gru_back_cell)(const void *step, int64_t from, int64_t to, int6
   const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
+    if (NAME(passes)(p, n, begin, end)) continue;
     const T *g = p->gates + n * 3 * H + begin;
     T *d = p->d_gates + n * 3 * H + begin, *dg = p->d_hidden + n * 3 * H + begin;
     NAME(gru_back_row)(end - begin, g, g + H, g + 2 * H, p->extra + n * H + begin,
@@ -455,12 +516,14 @@ static void NAME(vanilla_back_cell)(const void *step, int64_t from, int64_t to, 
   const int64_t H = p->r->s.hidden;
   const bool relu = p->r->s.mode == MPG_RNN_RELU;
   for (int64_t n = from; n < to; n++) {
+    if (NAME(passes)(p, n, begin, end)) continue;
     const T *restrict g = p->gates + n * H, *restrict dy = p->d_output + n * p->ld;
     T *restrict d = p->d_gates + n * H, *restrict d_h = p->d_h + n * H;
     for (int64_t j = begin; j < end; j++) {
       T dh = dy[j] + d_h[j];
       d[j] = relu ? (g[j] > 0 ? dh : 0) : dh * (1 - g[j] * g[j]);
     }
+    NAME(taken)(p, n, begin, end);
   }
 }
 
@@ -526,7 +589,7 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   stepping.step = &p;
   stepping.lda = GH;
   stepping.c = d_h;
-  stepping.add = gru;
+  stepping.add = gru || r->lengths;
   NAME(packed_place)(&stepping.weights, packed);
   if (stepping.packed)
     NAME(pack)(r->call, &stepping.weights, stepping.source, r->wh_half ? r->wh_half[index] : NULL,
@@ -542,6 +605,7 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
                     : gru        ? NAME(gru_back_cell)
                                  : NAME(vanilla_back_cell);
     if (step >= 0) {
+      p.t = t;
       p.gates = gates + t * N * GH;
       p.extra = extra ? extra + t * NH : NULL;
       p.extra_before = !s->is_lstm ? NULL

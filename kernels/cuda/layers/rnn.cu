@@ -6,7 +6,7 @@
  * products of a layer are one product over all steps, weight gradients likewise; only the recurrent
  * products and the cell itself go step by step. Halves: products and cells sum in float32, what
  * they leave is rounded, and the cell state goes from step to step in float32. */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/access.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
 #include "op/layers/rnn.h"
@@ -34,6 +34,7 @@ struct rnn {
   weights<T> w;
   T *output, *hn, *cn; /* [S, N, D * H], [L * D, N, H] or NULL */
   T *reserve;
+  mpg_untyped lengths; /* [N]: of sequences, if s.lengths */
 
   int64_t block() const { return s.time * s.batch * s.hidden; }
   int inner() const { return s.gates + (s.is_lstm || s.mode == MPG_RNN_GRU ? 1 : 0); }
@@ -42,9 +43,10 @@ struct rnn {
     return gates(index) + block() * s.gates;
   } /* cell states, or n's hidden part: [S, N, H] */
   T *layer_output(int layer) const { /* [S, N, D * H] */
-    return layer == s.layers - 1 ? output
-                                 : gates(s.layers * s.directions) +
-                                       block() * s.directions * layer * (dropped ? 2 : 1);
+    return layer == s.layers - 1 && !s.lengths
+               ? output
+               : gates(s.layers * s.directions) +
+                     block() * s.directions * layer * (dropped ? 2 : 1);
   }
   const T *layer_input(int layer) const { /* as the layer sees it: after dropout */
     if (layer == 0) return data;
@@ -71,14 +73,24 @@ __device__ __forceinline__ int64_t quotient(int64_t i, int64_t n) {
   return (i | n) >> 32 ? i / n : (int64_t)((uint32_t)i / (uint32_t)n);
 }
 
+/* Where sequences have lengths, a step beyond the end of one leaves its states as they are. */
+struct ends {
+  bool given;
+  mpg_untyped lengths; /* [N] */
+  int64_t t;           /* of the step */
+
+  __device__ bool beyond(int64_t n) const { return given && t >= mpg_cuda_index_at(lengths, n); }
+};
+
 template <class T>
 struct step {
   int64_t hidden, count, ld, ld_before;
+  ends sequences;
   T *gates;               /* [N, G * H] of this step: products in, activated gates out */
   const T *hidden_gates;  /* GRU: products with the hidden state */
   const T *bias, *bias_h; /* [G * H] */
   T *extra;               /* [N, H] */
-  const T *h_before;      /* GRU: stride ld_before */
+  const T *h_before;      /* stride ld_before */
   const T *c0;            /* LSTM's first step; NULL: the state is in `carried` */
   mpg_compute_t<T> *carried;
   T *h; /* stride ld */
@@ -94,6 +106,14 @@ __global__ void cell_kernel(step<T> p) {
   const int gates = MODE == MPG_RNN_LSTM ? 4 : MODE == MPG_RNN_GRU ? 3 : 1;
   T *g = p.gates + n * gates * H + j;
   C h;
+  if (p.sequences.beyond(n)) {
+    if (MODE == MPG_RNN_LSTM) {
+      if (p.c0) p.carried[i] = mpg_to<C>(p.c0[i]);
+      p.extra[i] = mpg_to<T>(p.carried[i]);
+    }
+    p.h[n * p.ld + j] = p.h_before[n * p.ld_before + j];
+    return;
+  }
   if (MODE == MPG_RNN_LSTM) {
     C in[4];
     for (int k = 0; k < 4; k++)
@@ -137,6 +157,7 @@ __global__ void cell_kernel(step<T> p) {
 template <class T>
 struct back_step {
   int64_t hidden, count, ld, ld_before;
+  ends sequences;
   const T *gates, *extra; /* of this step, activated: [N, G * H], [N, H] */
   const T *extra_before;  /* LSTM: cell states before: [N, H] */
   const T *h_before;      /* GRU: stride ld_before */
@@ -159,6 +180,15 @@ __global__ void back_cell_kernel(back_step<T> p) {
   const int gates = MODE == MPG_RNN_LSTM ? 4 : MODE == MPG_RNN_GRU ? 3 : 1;
   const T *g = p.gates + n * gates * H + j;
   T *d = p.d_gates + n * gates * H + j;
+  if (p.sequences.beyond(n)) { /* the gradients of the states go to the step before */
+    for (int k = 0; k < gates; k++) {
+      d[k * H] = mpg_to<T>((C)0);
+      if (MODE == MPG_RNN_GRU) p.d_hidden[(n * gates + k) * H + j] = mpg_to<T>((C)0);
+    }
+    if (MODE == MPG_RNN_LSTM && p.last) p.carried[i] = p.d_cn ? mpg_to<C>(p.d_cn[i]) : (C)0;
+    if (MODE == MPG_RNN_LSTM && p.d_c0) p.d_c0[i] = mpg_to<T>(p.carried[i]);
+    return;
+  }
   C dh = mpg_to<C>(p.d_output[n * p.ld + j]) + mpg_to<C>(p.d_h[i]);
   if (MODE == MPG_RNN_LSTM) {
     C a = mpg_to<C>(g[0]), f = mpg_to<C>(g[H]), z = mpg_to<C>(g[2 * H]), o = mpg_to<C>(g[3 * H]),
@@ -187,6 +217,7 @@ __global__ void back_cell_kernel(back_step<T> p) {
     C a = mpg_to<C>(*g);
     *d = mpg_to<T>(MODE == MPG_RNN_RELU ? (a > 0 ? dh : (C)0) : dh * (1 - a * a));
   }
+  if (MODE != MPG_RNN_GRU && p.sequences.given) p.d_h[i] = mpg_to<T>((C)0); /* products are added */
 }
 
 #define BY_MODE(mode, LAUNCH)                       \
@@ -270,6 +301,17 @@ __global__ void undrop_kernel(const T *after, T *gradient, mpg_compute_t<T> scal
   gradient[i] = mpg_to<T>(a == 0 && signbit(a) ? (C)0 : mpg_to<C>(gradient[i]) * scale);
 }
 
+/* What the steps of sequences put out, and zeros beyond their ends. */
+template <class T>
+__global__ void mask_kernel(const T *from, T *to, mpg_untyped lengths, int64_t batch, int64_t width,
+                            int64_t count) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  int64_t row = i / width;
+  ends sequences = {true, lengths, row / batch};
+  to[i] = sequences.beyond(row % batch) ? mpg_to<T>((mpg_compute_t<T>)0) : from[i];
+}
+
 /* Sums of columns: a block has 32 of them, its warps every eighth row each. */
 enum { SUM_COLUMNS = 32, SUM_WARPS = 8 };
 template <class T>
@@ -348,6 +390,7 @@ mpg_status forward_direction(const rnn<T> &r, int layer, int direction, void *sc
     p.h = output + t * N * p.ld;
     p.h_before = r.previous(layer, direction, t, &p.ld_before);
     p.c0 = s->is_lstm && at == 0 ? r.c0 + index * N * H : NULL;
+    p.sequences = {s->lengths, r.lengths, t};
     MPG_TRY(multiply(r.call, false, true, N, GH, H, p.h_before, p.ld_before,
                      (const T *)r.w.wh[index], H, gru ? 0 : 1, gru ? (T *)scratch : p.gates));
     MPG_TRY(run_cell(r.call, s->mode, p));
@@ -384,7 +427,11 @@ mpg_status forward(const rnn<T> &r) {
                             mpg_cuda_key_of(r.call), (uint64_t)layer << 48, (float)keep,
                             (C)(1 / keep), count));
   }
-  return MPG_OK;
+  if (!s->lengths) return MPG_OK;
+  int64_t width = s->hidden * s->directions, count = s->time * s->batch * width;
+  return mpg_cuda_launch(r.call, mask_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                         (const T *)r.layer_output(s->layers - 1), r.output, r.lengths, s->batch,
+                         width, count);
 }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -439,9 +486,10 @@ mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int la
     p.d_c0 = at == 0 ? d_c0 : NULL;
     p.d_gates = w.d_gates + t * N * GH;
     p.d_hidden = gru ? w.d_hidden + t * N * GH : NULL;
+    p.sequences = {s->lengths, r.lengths, t};
     MPG_TRY(run_back_cell(call, s->mode, p));
-    MPG_TRY(multiply(call, false, false, N, H, GH, d_products + t * N * GH, GH, wh, H, gru ? 1 : 0,
-                     d_h));
+    MPG_TRY(multiply(call, false, false, N, H, GH, d_products + t * N * GH, GH, wh, H,
+                     gru || s->lengths ? 1 : 0, d_h));
   }
   /* Weights: single products over all steps; the first step's hidden state lies apart from the
    * rest. */
@@ -543,6 +591,8 @@ rnn<T> rnn_of(const mpg_kernel_call *call, bool flat, bool dropped) {
   r.h0 = (const T *)call->inputs[states].data;
   r.c0 = r.s.is_lstm ? (const T *)call->inputs[states + 1].data : NULL;
   read_weights(&r.s, flat, call->inputs, &r.w);
+  int last = 1 + r.s.states + (flat ? 1 : 4 * r.s.layers * r.s.directions);
+  if (r.s.lengths) r.lengths = mpg_untyped_view(&call->inputs[last]);
   return r;
 }
 
@@ -560,8 +610,9 @@ template <class T>
 mpg_status backward_of(const mpg_kernel_call *call) {
   const mpg_rnn_backward_params *params = (const mpg_rnn_backward_params *)call->params;
   bool flat = params->flat, with_states = params->state_outputs;
-  int states = flat ? 2 : 1, forward = call->num_outputs; /* as many gradients as forward inputs */
+  int states = flat ? 2 : 1;
   rnn<T> r = rnn_of<T>(call, flat, params->dropped);
+  int forward = call->num_outputs + (r.s.lengths ? 1 : 0); /* inputs of the forward op */
   r.output = (T *)call->inputs[forward].data;
   r.reserve = (T *)call->inputs[forward + 1].data;
   const mpg_view *d_out = call->inputs + forward + 2;

@@ -223,14 +223,26 @@ class _RNNLayer(HybridBlock):
         if self._layout == "NTC":
             inputs = F.swapaxes(inputs, dim1=0, dim2=1)
         weights = [params[name] for name in self._weight_names + self._bias_names]
-        lengths = [sequence_length] if self._use_sequence_length else []
+        lengths = self._lengths(sequence_length, batch_size)
         if self._projection_size:
             output, *states = self._run_projected(F, inputs, states, params)
         else:
-            output, *states = F._internal._rnn(inputs, *states, *lengths, *weights, **self._options)
+            output, *states = F._internal._rnn(inputs, *states, *weights, *lengths, **self._options)
         if self._layout == "NTC":
             output = F.swapaxes(output, dim1=0, dim2=1)
         return output if begins else (output, states)
+
+    def _lengths(self, lengths, batch_size):
+        """The lengths of sequences as the op's last arrays."""
+        if not self._use_sequence_length:
+            return []
+        if getattr(lengths, "shape", None) != (batch_size,):
+            given = getattr(lengths, "shape", type(lengths).__name__)
+            raise ValueError(
+                f"{type(self).__name__}(use_sequence_length=True): sequence_length has to be an "
+                f"array of {batch_size} lengths, one for each sequence, not {given}"
+            )
+        return [lengths]
 
     def _run_projected(self, F, inputs, states, params):
         if self._use_sequence_length or "lstm_state_clip_nan" in self._options:

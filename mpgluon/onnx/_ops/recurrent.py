@@ -101,12 +101,12 @@ def _is_zero(state):
 
 
 @exports("RNN", "LSTM, GRU or RNN, one for each layer")
-def rnn(g, call, x, parameters, state, cell=None):
+def rnn(g, call, x, parameters, state, *rest):
     for key in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max"):
         if call[key] is not None:
             call.refuse(f"{key} can't be converted")
-    if call["use_sequence_length"]:
-        call.refuse("use_sequence_length=True can't be converted")
+    *cell, lengths = rest if call["use_sequence_length"] else (*rest, None)
+    lengths = None if lengths is None else g.cast(lengths, "int32")
     kind, hidden = KINDS[call["mode"]], call["state_size"]
     directions = 1 + bool(call["bidirectional"])
     attributes = {"hidden_size": hidden, **kind.attributes}
@@ -114,7 +114,7 @@ def rnn(g, call, x, parameters, state, cell=None):
         attributes["direction"] = "bidirectional"
         if "activations" in attributes:
             attributes["activations"] = attributes["activations"] * 2
-    states = [part for part in (state, cell) if part is not None]
+    states = [state, *cell]
     last, found = [[] for _ in states], x
     cut = Computed(g, parameters) if parameters.array is None else Known(g, parameters)
     for layer, matrices in enumerate(_layers(call, cut, x.size(2))):
@@ -124,7 +124,7 @@ def rnn(g, call, x, parameters, state, cell=None):
             for part in states
         ]
         made = g.emit(
-            kind.op, found, *matrices, None, *first, outputs=1 + len(states), **attributes
+            kind.op, found, *matrices, lengths, *first, outputs=1 + len(states), **attributes
         )
         found = g.Transpose(made[0], perm=[0, 2, 1, 3])
         found = g.Reshape(found, [0, 0, directions * hidden])
@@ -183,13 +183,18 @@ def rnn_back(node):
     for key in ("clip", "layout", "input_forget"):
         if node.attribute(key, 0):
             return node.refuse(f"{key} is not available")
-    if node.has(4) or node.has(7):
-        return node.refuse("lengths of sequences, and peepholes, are not available")
+    if node.has(7):
+        return node.refuse("peepholes are not available")
     directions = 1 + (direction == "bidirectional")
     mode = _mode(node, directions)
+    lengths = [node.symbol(4)] if node.has(4) else []
+
+    def backwards(steps):
+        return sym.SequenceReverse(steps, *lengths, use_sequence_length=bool(lengths))
+
     x = node.symbol(0)
     if direction == "reverse":
-        x = sym.reverse(x, axis=0)
+        x = backwards(x)
     count = 2 if mode == "lstm" else 1
     zeros = sym.zeros_like(sym.slice(x, begin=(0, None, 0), end=(1, None, 1)))
     zeros = sym.tile(zeros, reps=(directions, 1, hidden))
@@ -199,6 +204,8 @@ def rnn_back(node):
         x,
         parameters,
         *states,
+        *lengths,
+        use_sequence_length=bool(lengths),
         state_size=hidden,
         num_layers=1,
         bidirectional=directions == 2,
@@ -206,6 +213,6 @@ def rnn_back(node):
         state_outputs=True,
         name=node.name,
     )
-    steps = sym.reverse(found[0], axis=0) if direction == "reverse" else found[0]
+    steps = backwards(found[0]) if direction == "reverse" else found[0]
     steps = sym.reshape(steps, shape=(0, 0, directions, hidden))
     return [sym.transpose(steps, axes=(0, 2, 1, 3)), *[found[1 + i] for i in range(count)]]
