@@ -66,3 +66,33 @@ def test_slopes_of_prelu_beside_infinities(dtype):
     wide = [a.grad.astype("float64").asnumpy() for a in (slope, x)]
     np.testing.assert_array_equal(wide[0], [0, -2, 0, -np.inf])
     np.testing.assert_array_equal(wide[1], [[1, 0.5, 1, 0.5]])
+
+
+# Ops whose slope is computed from the input, and where it is looked at.
+SLOPES = {
+    "arcsin": (-0.99, 0.99),
+    "arccos": (-0.99, 0.99),
+    "arctanh": (-0.99, 0.99),
+    "arccosh": (1.01, 4),
+    **dict.fromkeys(
+        "arctan arcsinh erf softsign mish sin cos sinh cosh expm1 log1p".split(), (0, 4)
+    ),
+    **dict.fromkeys("log log2 log10 gammaln square".split(), (0.1, 4)),
+}
+
+
+@pytest.mark.parametrize("dtype, unit", [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
+@pytest.mark.parametrize("name", SLOPES)
+def test_slopes_lose_no_digits(name, dtype, unit):
+    """Not more than a few roundings take, however near the terms of the formula are."""
+    x = nd.array(np.linspace(*SLOPES[name], 4001), dtype=dtype)
+    slopes = []
+    for array in (x, x.astype("float64")):
+        array.attach_grad()
+        with autograd.record():
+            y = getattr(nd, name)(array)
+        y.backward()
+        slopes.append(array.grad.astype("float64").asnumpy())
+    found, exact = slopes
+    near = np.abs(found - exact) <= 4 * unit * np.abs(exact) + (6e-8 if dtype == "float16" else 0)
+    assert near.all(), x.astype("float64").asnumpy()[~near]

@@ -132,6 +132,13 @@ GRADIENT(backward_tanh) { /* grad * (1 - y * y) */
 
 /* --- One array -------------------------------------------------------------------------------- */
 
+/* Of formulas that halves would lose digits in: grad and x in float32, the result rounded once. */
+#define WIDE_GRADIENT(name, formula)                                         \
+  GRADIENT(name) {                                                           \
+    mpg_value grad = mpg_widen(g, G), x = mpg_widen(g, X);                   \
+    g->in_grads[0] = mpg_emit_cast(g, formula, mpg_value_desc(g, X)->dtype); \
+  }
+
 UNARY_GRADIENT(identity, G)
 UNARY_GRADIENT(make_loss, mpg_emit_full_like(g, X, 1))
 UNARY_GRADIENT(abs, mpg_multiply(g, G, unary(g, MPG_OP_sign, X)))
@@ -153,23 +160,23 @@ UNARY_GRADIENT(log1p, mpg_divide(g, G, mpg_plus(g, X, 1)))
 UNARY_GRADIENT(sin, mpg_multiply(g, G, unary(g, MPG_OP_cos, X)))
 UNARY_GRADIENT(cos, negative(g, mpg_multiply(g, G, unary(g, MPG_OP_sin, X))))
 UNARY_GRADIENT(tan, mpg_multiply(g, G, mpg_plus(g, square(g, Y), 1)))
-UNARY_GRADIENT(arcsin,
-               mpg_multiply(g, G, unary(g, MPG_OP_rsqrt, mpg_minus_from(g, 1, square(g, X)))))
-UNARY_GRADIENT(
-    arccos,
-    negative(g, mpg_multiply(g, G, unary(g, MPG_OP_rsqrt, mpg_minus_from(g, 1, square(g, X))))))
-UNARY_GRADIENT(arctan, mpg_divide(g, G, mpg_plus(g, square(g, X), 1)))
+WIDE_GRADIENT(arcsin,
+              mpg_multiply(g, grad, unary(g, MPG_OP_rsqrt, mpg_minus_from(g, 1, square(g, x)))))
+WIDE_GRADIENT(arccos,
+              negative(g, mpg_multiply(g, grad,
+                                       unary(g, MPG_OP_rsqrt, mpg_minus_from(g, 1, square(g, x))))))
+WIDE_GRADIENT(arctan, mpg_divide(g, grad, mpg_plus(g, square(g, x), 1)))
 UNARY_GRADIENT(sinh, mpg_multiply(g, G, unary(g, MPG_OP_cosh, X)))
 UNARY_GRADIENT(cosh, mpg_multiply(g, G, unary(g, MPG_OP_sinh, X)))
 UNARY_GRADIENT(tanh, mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, Y))
-UNARY_GRADIENT(arcsinh, mpg_multiply(g, G, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, X), 1))))
-UNARY_GRADIENT(arccosh, mpg_multiply(g, G, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, X), -1))))
-UNARY_GRADIENT(arctanh, mpg_divide(g, G, mpg_minus_from(g, 1, square(g, X))))
+WIDE_GRADIENT(arcsinh, mpg_multiply(g, grad, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, x), 1))))
+WIDE_GRADIENT(arccosh, mpg_multiply(g, grad, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, x), -1))))
+WIDE_GRADIENT(arctanh, mpg_divide(g, grad, mpg_minus_from(g, 1, square(g, x))))
 UNARY_GRADIENT(degrees, mpg_times(g, G, 180 / M_PI))
 UNARY_GRADIENT(radians, mpg_times(g, G, M_PI / 180))
-UNARY_GRADIENT(erf,
-               mpg_times(g, mpg_multiply(g, G, unary(g, MPG_OP_exp, negative(g, square(g, X)))),
-                         M_2_SQRTPI))
+WIDE_GRADIENT(erf,
+              mpg_times(g, mpg_multiply(g, grad, unary(g, MPG_OP_exp, negative(g, square(g, x)))),
+                        M_2_SQRTPI))
 UNARY_GRADIENT(erfinv,
                mpg_times(g, mpg_multiply(g, G, unary(g, MPG_OP_exp, square(g, Y))), 1 / M_2_SQRTPI))
 UNARY_GRADIENT(gamma, mpg_multiply(g, G, mpg_multiply(g, Y, unary(g, MPG_OP__digamma, X))))
@@ -180,14 +187,17 @@ UNARY_GRADIENT(sigmoid, mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, Y))
 UNARY_GRADIENT(softrelu, mpg_multiply(g, G, unary(g, MPG_OP_sigmoid, X)))
 UNARY_GRADIENT(log_sigmoid,
                negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, Y)))) /* 1 - sigmoid(x) */
-UNARY_GRADIENT(softsign, mpg_divide(g, G, square(g, mpg_plus(g, unary(g, MPG_OP_abs, X), 1))))
+WIDE_GRADIENT(softsign, mpg_divide(g, grad, square(g, mpg_plus(g, unary(g, MPG_OP_abs, x), 1))))
 
-GRADIENT(mish) { /* x * t, t = tanh(softrelu(x)): t + x * (1 - t * t) * sigmoid(x) */
-  mpg_value t = unary(g, MPG_OP_tanh, unary(g, MPG_OP__softrelu, X));
-  mpg_value inner = mpg_multiply(
-      g, X, mpg_multiply(g, unary(g, MPG_OP_sigmoid, X), mpg_minus_from(g, 1, square(g, t))));
-  g->in_grads[0] = mpg_multiply(g, G, mpg_add(g, t, inner));
+/* x * t, t = tanh(softrelu(x)): t + x * (1 - t * t) * sigmoid(x) */
+static mpg_value slope_of_mish(mpg_gradient *g, mpg_value x) {
+  mpg_value t = unary(g, MPG_OP_tanh, unary(g, MPG_OP__softrelu, x));
+  return mpg_add(
+      g, t,
+      mpg_multiply(
+          g, x, mpg_multiply(g, unary(g, MPG_OP_sigmoid, x), mpg_minus_from(g, 1, square(g, t)))));
 }
+WIDE_GRADIENT(mish, mpg_multiply(g, grad, slope_of_mish(g, x)))
 GRADIENT(hard_sigmoid) { /* alpha where the result is neither 0 nor 1 */
   const mpg_hard_sigmoid_params *params = g->params;
   mpg_value inside = mpg_multiply(g, scalar(g, MPG_OP__greater_scalar, Y, 0),
