@@ -128,10 +128,6 @@ class Function:
                     arrays.append(single(item, f"{op}: argument {len(arrays)}"))
         else:
             names = self._inputs + self._params
-            if kwargs.get("no_bias") in (True, 1, "True", "1") and len(args) <= len(names):
-                used = tuple(key for key in self._inputs if not key.endswith("bias"))
-                if len(args) == len(used):  # all of those that are there
-                    names = used
             if len(args) > len(names):
                 raise TypeError(f"{op} takes at most {len(names)} arguments, got {len(args)}")
             for key, value in zip(names, args):
