@@ -2,6 +2,7 @@
 objects that have none of their own."""
 
 import difflib
+import functools
 import inspect
 import sys
 from typing import TYPE_CHECKING
@@ -414,17 +415,24 @@ class OptionsChecked:
 
 
 def check_options(kind, given):
-    """`unknown_option`, where the constructor takes neither the options nor any further ones."""
+    """`unknown_option`, where the constructor takes neither the options nor any further ones; of
+    this package's classes, which pass all on that they know, also where it does."""
     code = getattr(kind.__init__, "__code__", None)
-    if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
+    if code is None:
+        return
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        foreign = [name for name in given if name in OPTIONS]
+        own = foreign and kind.__module__.startswith("mpgluon.")
+        if own and not all(name in _own_options(kind) for name in foreign):
+            raise unknown_option(kind, given)
         return
     taken = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     if any(name not in taken for name in given):
         raise unknown_option(kind, given)
 
 
-def unknown_option(kind, given):
-    """The error for options that no constructor of the class and its bases has."""
+def _options(kind):
+    """The options of the constructors of a class and its bases, sorted."""
     options = set()
     for base in kind.__mro__[:-1]:
         if "__init__" not in vars(base):
@@ -438,7 +446,15 @@ def unknown_option(kind, given):
         )
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             break  # its base is given nothing else
-    options = sorted(options)
+    return sorted(options)
+
+
+_own_options = functools.cache(_options)
+
+
+def unknown_option(kind, given):
+    """The error for options that no constructor of the class and its bases has."""
+    options = _options(kind)
     name = next((name for name in given if name not in options), next(iter(given)))
     return TypeError(
         f"{kind.__name__} has no option {name!r}{near_option(name, options)}; it takes "

@@ -112,6 +112,11 @@ def test_other_constructors_name_the_option_that_they_do_not_have():
     with pytest.raises(TypeError, match="no option 'drop_last'; did you mean 'last_batch'"):
         gluon.data.DataLoader([1, 2], 2, drop_last=True)
     assert list(inspect.signature(gluon.Trainer).parameters)[0] == "params"
+    # A foreign name takes the place of one that has to be given
+    with pytest.raises(TypeError, match="Conv2D has no option 'out_channels'; did you mean 'chann"):
+        gluon.nn.Conv2D(in_channels=3, out_channels=4, kernel_size=3)
+    with pytest.raises(TypeError, match="Dense has no option 'in_features'; did you mean 'in_units'"):
+        gluon.nn.Dense(in_features=3, out_features=4)
 
 
 @pytest.mark.parametrize(
