@@ -407,11 +407,14 @@ class OptionsChecked:
     if not TYPE_CHECKING:  # checkers look at the constructor
 
         def __new__(cls, *args, **kwargs):
-            if cls.__init__ is object.__init__ and (args or kwargs):
-                raise TypeError(f"{cls.__name__}() takes no arguments")
             if kwargs:
                 check_options(cls, kwargs)
-            return super().__new__(cls)
+            make = super().__new__
+            if make is not object.__new__:  # another base takes them
+                return make(cls, *args, **kwargs)
+            if cls.__init__ is object.__init__ and (args or kwargs):
+                raise TypeError(f"{cls.__name__}() takes no arguments")
+            return make(cls)
 
 
 def check_options(kind, given):

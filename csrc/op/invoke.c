@@ -79,7 +79,7 @@ static bool may_alias(const mpg_invocation *inv, int o, int i) {
   bool same =
       output->offset == input->offset && mpg_tensor_bytes(output) == mpg_tensor_bytes(input);
   if (mpg_op_input_mutable(inv->op, i)) return same && !inv->op->extension;
-  return same && (inv->op->flags & MPG_OP_INPLACE);
+  return same && mpg_op_in_place(inv->op, o);
 }
 
 /* Inputs by their storage, so that many outputs need not each be held against all of them. */

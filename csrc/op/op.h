@@ -320,6 +320,9 @@ const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer,
                               size_t size); /* "arg3" for variadic ones */
 /* Whether a gradient may flow through it: of a composed op its parts say more. */
 bool mpg_op_differentiable(const mpg_op *op);
+/* Whether an output may lie over an input (MPG_OP_INPLACE): the first, or each of an update of many
+ * weights. */
+bool mpg_op_in_place(const mpg_op *op, int output);
 bool mpg_op_input_mutable(const mpg_op *op, int index); /* "!": an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
 /* Whether the row says what a variable for this input starts with, and the number. */

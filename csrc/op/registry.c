@@ -56,7 +56,8 @@ _Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
 typedef struct signature {
   int num_inputs, num_outputs;
   bool variadic, variadic_outputs;
-  int num_hidden; /* trailing outputs that users do not see */
+  bool of_many_weights; /* an update of as many as num_weights says, each with its output */
+  int num_hidden;       /* trailing outputs that users do not see */
   size_t
       show_hidden; /* offset of the parameter output_mean_var, which shows them; 0: there is none */
   uint32_t mutable_inputs, optional_inputs;
@@ -168,6 +169,7 @@ static mpg_status read_signature(const mpg_op *op) {
     if (marker == '*') s->variadic_outputs = true;
     s->num_outputs++;
   }
+  s->of_many_weights = mpg_params_find(op->params, "num_weights") >= 0;
   int show = mpg_params_find(op->params, "output_mean_var");
   if (show >= 0) s->show_hidden = op->params->params[show].offset;
   return MPG_OK;
@@ -211,6 +213,10 @@ static int signature_index(const signature *s, int index) {
 bool mpg_op_differentiable(const mpg_op *op) {
   return (op->flags & MPG_OP_COMPOSED) || (op->gradient && op->gradient != mpg_gradient_none &&
                                            op->gradient != mpg_gradient_missing);
+}
+
+bool mpg_op_in_place(const mpg_op *op, int output) {
+  return (op->flags & MPG_OP_INPLACE) && (output == 0 || signatures[op->id].of_many_weights);
 }
 
 bool mpg_op_input_mutable(const mpg_op *op, int index) {

@@ -516,12 +516,12 @@ def split_v2(
     >>> [part.shape for part in nd.split_v2(nd.zeros((5, 2)), (1, 3))]
     [(1, 2), (2, 2), (2, 2)]
     """
-    _domain.axis(indices_or_sections=indices_or_sections)
-    if isinstance(indices_or_sections, (int, np.integer)):
+    if isinstance(indices_or_sections, (tuple, list, np.ndarray)):
+        _domain.axis(indices_or_sections=indices_or_sections)
+        indices, sections = (0, *[int(i) for i in indices_or_sections]), 0
+    else:
         _domain.size(1, indices_or_sections=indices_or_sections)
         indices, sections = (), int(indices_or_sections)
-    else:
-        indices, sections = (0, *[int(i) for i in indices_or_sections]), 0
     return _op("_split_v2")(
         ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections
     )

@@ -134,7 +134,7 @@ class Function:
                 if key in kwargs:
                     raise TypeError(f"{op}: {key} is given twice")
                 kwargs[key] = value
-            places = [key for key, value in zip(names, args) if isinstance(value, Symbol)]
+            places = [key for key, _ in zip(self._inputs, args)]
         for key, value in kwargs.items():
             if isinstance(value, Symbol):
                 given[key] = single(value, f"{op}: {key}")
@@ -168,11 +168,12 @@ class Function:
                 )
         call = _core.OpCall(op, params)
         used = call.input_names(call.num_inputs(len(given))) if places else ()
-        if any(key not in used for key in places):  # parameters leave out some before them
-            entries = [given.pop(key) for key in places]
-            if any(key in given for key in used[: len(entries)]) or len(entries) > len(used):
-                raise TypeError(f"{op}: the inputs are {', '.join(used)}")
-            given.update(zip(used, entries))
+        # Parameters leave out inputs before some that are given by position
+        if len(places) <= len(used) and any(key in given and key not in used for key in places):
+            entries = [given.pop(key, None) for key in places]
+            for key, entry in zip(used, entries):
+                if entry is not None and given.setdefault(key, entry) is not entry:
+                    raise TypeError(f"{op}: {key} is given twice")
         if self._variadic and "num_args" in self._params and "num_args" not in params:
             params["num_args"] = (len(arrays) + len(given)) // INPUTS_EACH.get(op, 1)
         name = NameManager.current().get(name, self._hint)

@@ -6,6 +6,13 @@ from ._infer import NUMBERS
 from .symbol import Symbol
 
 
+def _kept(node):
+    """For each input: whether it is left as it is, a state or numbers of steps."""
+    call = node.call
+    flags = call.keeps if isinstance(call, _core.OpCall) else call.states
+    return flags(len(node.inputs))
+
+
 def with_casts(symbol, low, kind_of, excluded=(), optional=()):
     """A symbol whose ops get their inputs in the precision that they are to have.
 
@@ -26,9 +33,9 @@ def with_casts(symbol, low, kind_of, excluded=(), optional=()):
         if node.call is not None
     }
     for node, kind in kinds.items():
-        states = node.call.states(len(node.inputs))
-        for (source, _), state in zip(node.inputs, states):
-            if kind == "low" and source.call is None and source.name in optional and not state:
+        kept = _kept(node)
+        for (source, _), keeps in zip(node.inputs, kept):
+            if kind == "low" and source.call is None and source.name in optional and not keeps:
                 known[source, 0] = low
                 source.attrs["__dtype__"] = str(NUMBERS[low])
 
@@ -42,14 +49,11 @@ def with_casts(symbol, low, kind_of, excluded=(), optional=()):
         return made[entry, dtype]
 
     for node, kind in kinds.items():
-        states = node.call.states(len(node.inputs))
+        kept = _kept(node)
         if kind in ("low", "full"):
             dtype = low if kind == "low" else "float32"
             node.inputs = tuple(
-                [
-                    entry if state else cast(entry, dtype)
-                    for entry, state in zip(node.inputs, states)
-                ]
+                [entry if keeps else cast(entry, dtype) for entry, keeps in zip(node.inputs, kept)]
             )
             known.update({(node, index): dtype for index in range(node.num_outputs)})
         elif kind == "widest" and len(node.inputs) > 1:

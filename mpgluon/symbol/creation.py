@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core
+from .. import _core, _domain
 from ..name import NameManager
 from ..ndarray import functions as array_functions
 from ._functions import Function, is_number, node_of
@@ -225,6 +225,7 @@ def split_v2(
     [(2, 3)]
     """
     if isinstance(indices_or_sections, int):
+        _domain.size(1, indices_or_sections=indices_or_sections)
         sections, indices = indices_or_sections, ()
     elif isinstance(indices_or_sections, tuple):
         sections, indices = 0, (0, *indices_or_sections)

@@ -537,8 +537,15 @@ def test_lengths_of_sequences(kind, layers, bidirectional, hybrid, steps, size):
     state = (layers * (1 + bidirectional), len(lengths), size)
     x, states = array(steps, 5, 4), [array(*state) for _ in range(2 if kind == "LSTM" else 1)]
     weights = [array(steps, 5, size * (1 + bidirectional)), *[array(*state) for _ in states]]
+    padded = x.asnumpy()
+    for n, length in enumerate(lengths):
+        padded[length:, n] = [np.nan, np.inf, -np.inf, 3e300]
     results, gradients = gradients_of(
-        layer, x, states, weights, nd.array(lengths, dtype="int32" if hybrid else "float32")
+        layer,
+        nd.array(padded, dtype="float64"),
+        states,
+        weights,
+        nd.array(lengths, dtype="int32" if hybrid else "float32"),
     )
     total = [0] * (len(gradients) - 1 - len(states))
     for n, length in enumerate(lengths):
@@ -603,8 +610,14 @@ def test_lengths_in_symbols(tmp_path):
         mx.sym.RNN(*variables[:3], sequence_length=variables[3], **options),
     ):
         assert made.list_arguments() == list("xpsl")
-    with pytest.raises(TypeError, match="the inputs are data, parameters, state, sequence_length"):
+    with pytest.raises(TypeError, match="inputs are data, parameters, state, sequence_length"):
         mx.sym.RNN(*variables, mx.sym.var("more"), **options)
+    for place in (1, 2):
+        some = [None if i == place else one for i, one in enumerate(variables)]
+        left = ["r_parameters", "r_state"][place - 1]
+        assert mx.sym.RNN(*some, name="r", **options).list_arguments() == [
+            left if i == place else letter for i, letter in enumerate("xpsl")
+        ]
     layer = rnn.LSTM(3, 2, use_sequence_length=True, bidirectional=True, input_size=3)
     layer.initialize()
     layer.hybridize()
@@ -614,3 +627,72 @@ def test_lengths_in_symbols(tmp_path):
     names = ["data0", "data1", "data2", "data3"]
     block = gluon.SymbolBlock.imports(symbol_file, names, parameters)
     np.testing.assert_array_equal(block(x, *states, lengths)[0].asnumpy(), expected.asnumpy())
+
+
+@pytest.mark.parametrize("lengths", [[1.5, 2.9, 0.3], [-1, 2, np.nan]])
+def test_lengths_in_gradients_of_gradients(lengths):
+    """Whole numbers of steps, as in the gradients themselves."""
+    random = np.random.RandomState(3)
+    x = nd.array(random.uniform(-1, 1, (3, 3, 2)), dtype="float64")
+    weights = nd.array(random.uniform(-0.5, 0.5, 63), dtype="float64")
+    state = nd.zeros((1, 3, 3), dtype="float64")
+    slopes = []
+    for given in (lengths, np.trunc(np.nan_to_num(lengths))):
+        x[2] = np.nan if given is not lengths and max(given) < 3 else 0
+        x.attach_grad()
+        with autograd.record():
+            y = nd.RNN(
+                x,
+                weights,
+                state,
+                nd.array(given, dtype="float64"),
+                mode="gru",
+                state_size=3,
+                num_layers=1,
+                use_sequence_length=True,
+            )
+            slope = autograd.grad(y.sum(), [x], create_graph=True)[0]
+            total = (slope * slope).sum()
+        total.backward()
+        slopes.append(x.grad.asnumpy())
+    assert slopes[0].any()
+    np.testing.assert_array_equal(*slopes)
+
+
+@pytest.mark.parametrize("kind, count", [("GRU", 1), ("LSTM", 2), ("RNN", 1)])
+def test_gradient_arrays_as_head_gradients(kind, count):
+    """What the op writes first is read to its end."""
+    layer = getattr(rnn, kind)(3, input_size=2)
+    layer.initialize(mx.init.Uniform(0.5))
+    random = np.random.RandomState(0)
+    x = nd.array(random.uniform(-1, 1, (1, 4, 2)))
+    states = [nd.array(random.uniform(-1, 1, (1, 4, 3))) for _ in range(count)]
+    heads = [nd.array(random.uniform(-1, 1, (1, 4, 3))) for _ in range(1 + count)]
+    found = []
+    for own in (False, True):
+        for state in states:
+            state.attach_grad()
+        if own:  # in another order than the states
+            for state, head in zip(states, heads):
+                state.grad[:] = head
+            given = [*[state.grad for state in states], *heads[count:]]
+        with autograd.record():
+            y, after = layer(x, states)
+        autograd.backward([y, *after], given if own else heads)
+        found.append([state.grad.asnumpy() for state in states])
+    for a, b in zip(*found):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_named_arrays_that_parameters_leave_out():
+    x, arrays = nd.ones((4, 2, 3)), [nd.ones(72), nd.zeros((1, 2, 3))]
+    options = {"mode": "gru", "state_size": 3, "num_layers": 1, "use_sequence_length": True}
+    with pytest.raises(TypeError, match="RNN: the array state_cell is not used with these"):
+        nd.RNN(x, *arrays, state_cell=nd.array([1, 2]), **options)
+    with pytest.raises(TypeError, match="the array bias is not used with these parameters"):
+        nd.FullyConnected(x, nd.ones((2, 6)), bias=nd.ones(2), no_bias=True, num_hidden=2)
+    variables = [mx.sym.var(letter) for letter in "xb"]
+    with pytest.raises(TypeError, match="the input 'bias' is not used"):
+        mx.sym.FullyConnected(variables[0], None, variables[1], no_bias=True, num_hidden=3)
+    loss = mx.sym.CTCLoss(variables[0], None, variables[1], use_label_lengths=True, name="c")
+    assert loss.list_arguments() == ["x", "c_label", "b"]

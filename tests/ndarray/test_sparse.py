@@ -548,14 +548,14 @@ def test_retain_has_all_rows_that_are_asked_for():
         dense[[i for i in range(5) if i not in wanted]] = 0
         np.testing.assert_array_equal(found.asnumpy(), dense)
     for wanted in ([5], [-1, 2]):
-        with pytest.raises(IndexError, match=r"retain: .* out of range \(0 to 4\)"):
+        with pytest.raises(IndexError, match="there is no row (5|-1): rows are numbered 0 to 4"):
             nd.sparse.retain(x, nd.array(wanted))
 
 
 def test_row_sparse_pull_of_rows_that_are_none():
     store = mx.kv.create("local")
     store.init("a", nd.ones((4, 2)).tostype("row_sparse"))
-    with pytest.raises(IndexError, match="row 9, which is out of range"):
+    with pytest.raises(IndexError, match="there is no row 9"):
         store.row_sparse_pull(
             "a", out=nd.zeros((4, 2), stype="row_sparse"), row_ids=nd.array([1, 9])
         )

@@ -521,6 +521,26 @@ def whole_attention(F, x):
     return F.swapaxes(F.batch_dot(F.softmax(F.batch_dot(x, x, transpose_b=True)), x), 0, 1)
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [({"bidirectional": True}, "from the end"), ({"use_sequence_length": True}, "lengths of its")],
+)
+def test_layers_across_time_that_carry_their_states(options, words):
+    class Layer(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.layer = gluon.rnn.GRU(3, input_size=2, **options)
+
+        def hybrid_forward(self, F, x, states, lengths):
+            return self.layer(x, states, lengths)
+
+    net = Layer()
+    net.initialize()
+    net.hybridize(pipeline=Pipeline(2, along="time"))
+    with pytest.raises(mx.MXNetError, match=f"goes across the sequence.*{words}"):
+        net(mx.nd.ones((4, 2, 2)), net.layer.begin_state(2), mx.nd.array([1, 3]))
+
+
 @pytest.mark.parametrize("case", ACROSS_TIME)
 def test_ops_across_time_are_named(case):
     body, op = ACROSS_TIME[case]

@@ -115,8 +115,31 @@ def test_other_constructors_name_the_option_that_they_do_not_have():
     # A foreign name takes the place of one that has to be given
     with pytest.raises(TypeError, match="Conv2D has no option 'out_channels'; did you mean 'chann"):
         gluon.nn.Conv2D(in_channels=3, out_channels=4, kernel_size=3)
-    with pytest.raises(TypeError, match="Dense has no option 'in_features'; did you mean 'in_units'"):
+    with pytest.raises(
+        TypeError, match="Dense has no option 'in_features'; did you mean 'in_units'"
+    ):
         gluon.nn.Dense(in_features=3, out_features=4)
+
+
+def test_bases_that_are_made_by_themselves():
+    class Numbers(gluon.data.Sampler, tuple):
+        __iter__, __len__ = tuple.__iter__, tuple.__len__
+
+    class Once:
+        def __new__(cls, number):
+            return super().__new__(cls)
+
+    class Own(gluon.data.Sampler, Once):
+        def __init__(self, number):
+            self.number = number
+
+    assert list(Numbers([1, 2, 3])) == [1, 2, 3] and Own(3).number == 3
+
+    class Plain(gluon.data.Sampler):
+        pass
+
+    with pytest.raises(TypeError, match=r"Plain\(\) takes no arguments"):
+        Plain(3)
 
 
 @pytest.mark.parametrize(

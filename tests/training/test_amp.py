@@ -664,3 +664,14 @@ def test_recurrent_layers_behind_others(low, hybrid):
     y.backward()
     assert y.asnumpy()[4096, 0].any() and not y.asnumpy()[4097, 0].any()
     assert np.isfinite(net.weight.grad().asnumpy()).all()
+
+
+def test_lengths_of_sequences_are_not_converted():
+    net = gluon.rnn.GRU(4, use_sequence_length=True, input_size=3)
+    net.initialize(mx.init.Uniform(0.5))
+    net.hybridize()
+    inputs = nd.ones((2060, 1, 3)), *net.begin_state(1), nd.array([2049])
+    net(inputs[0], [inputs[1]], inputs[2])
+    converted = amp.convert_hybrid_block(net, "float16", cast_optional_params=True)
+    output = converted(*inputs)[0].asnumpy()
+    assert output[2048].any() and not output[2049:].any()

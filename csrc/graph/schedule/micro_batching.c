@@ -72,10 +72,8 @@ static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *don
     state |= in->kind == MPG_BATCH_STATE;
   }
   *done = true;
-  if (state && mpg_node_flag(node, MPG_OP_CARRIES)) {
-    mpg_status status = divided && !part ? run_rule(w, number, out) : MPG_ERROR;
-    if (status == MPG_OK) return status;
-  }
+  if (state && divided && !part && mpg_node_flag(node, MPG_OP_CARRIES))
+    return run_rule(w, number, out);
   if (part && divided && !state) return fail_cause(w, part->cause);
   for (uint32_t k = 0; (state || part) && k < node->num_outputs; k++)
     out[k] = state ? (mpg_batch){.kind = MPG_BATCH_STATE} : *part;

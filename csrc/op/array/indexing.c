@@ -438,21 +438,13 @@ void mpg_compose_sequence_mask(mpg_gradient *g, const mpg_value *inputs, mpg_val
     outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
     return;
   }
-  mpg_shape lengths = mpg_value_desc(g, inputs[1])->shape, steps = {.ndim = data.ndim}, own;
+  mpg_shape lengths = mpg_value_desc(g, inputs[1])->shape;
   if (lengths.ndim != 1 || lengths.dims[0] != data.dims[batch]) {
     mpg_gradient_fail(g, "sequence_length has one number for each of the %lld sequences",
                       (long long)data.dims[batch]);
     return;
   }
-  for (int i = 0; i < data.ndim; i++) steps.dims[i] = 1;
-  own = steps;
-  steps.dims[time] = data.dims[time];
-  own.dims[batch] = data.dims[batch];
-  mpg_value whole = mpg_emit1(g, MPG_OP_trunc, NULL, mpg_emit_cast(g, inputs[1], MPG_FLOAT32));
-  mpg_value step = mpg_emit_count(g, inputs[0], data.dims[time], MPG_FLOAT32, &steps);
-  mpg_value kept =
-      mpg_emit2(g, MPG_OP_broadcast_lesser, NULL, step, mpg_emit_reshape(g, whole, &own));
-  outputs[0] = mpg_emit_where(g, kept, inputs[0], mpg_emit_full_like(g, inputs[0], params->value));
+  outputs[0] = mpg_emit_sequence_mask(g, inputs[0], inputs[1], time, params->value);
 }
 
 mpg_status mpg_infer_sequence_reverse(mpg_infer *infer) {

@@ -64,5 +64,9 @@ mpg_value mpg_emit_count(mpg_gradient *g, mpg_value like, int64_t count, mpg_dty
 bool mpg_same_dtype(mpg_gradient *g, int first, int second);
 /* a where the condition, which broadcasts to it, is not 0, else b. */
 mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b);
+/* a (time, batch, ...), or with time 1 (batch, time, ...), with the value from the length of each
+ * sequence on. */
+mpg_value mpg_emit_sequence_mask(mpg_gradient *g, mpg_value a, mpg_value lengths, int time,
+                                 double value);
 
 #endif

@@ -110,3 +110,18 @@ mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_
   return mpg_emit3(g, MPG_OP_where, NULL, mpg_emit_broadcast_to(g, condition, &along), a,
                    mpg_emit_broadcast_to(g, b, &shape));
 }
+
+mpg_value mpg_emit_sequence_mask(mpg_gradient *g, mpg_value a, mpg_value lengths, int time,
+                                 double value) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape data = mpg_value_desc(g, a)->shape, steps = {.ndim = data.ndim}, own;
+  for (int i = 0; i < data.ndim; i++) steps.dims[i] = 1;
+  own = steps;
+  steps.dims[time] = data.dims[time];
+  own.dims[1 - time] = data.dims[1 - time];
+  mpg_value whole = mpg_emit1(g, MPG_OP_trunc, NULL, mpg_emit_cast(g, lengths, MPG_FLOAT32));
+  mpg_value step = mpg_emit_count(g, a, data.dims[time], MPG_FLOAT32, &steps);
+  mpg_value kept =
+      mpg_emit2(g, MPG_OP_broadcast_lesser, NULL, step, mpg_emit_reshape(g, whole, &own));
+  return mpg_emit_where(g, kept, a, mpg_emit_full_like(g, a, value));
+}

@@ -116,8 +116,9 @@ static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_val
 /* 1 for the sequences that reach step t, or no value where all do: for `where`, which takes rows.
  */
 static mpg_value reached(mpg_gradient *g, mpg_value lengths, int64_t t) {
-  return mpg_has_value(lengths) ? mpg_emit_scalar(g, MPG_OP__greater_scalar, lengths, (double)t)
-                                : MPG_NO_VALUE;
+  return mpg_has_value(lengths)
+             ? mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, lengths, (double)(t + 1))
+             : MPG_NO_VALUE;
 }
 
 static mpg_value where_reached(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b) {
@@ -211,8 +212,9 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
     else
       for (int i = 0; i < 4 * count; i++)
         a->weights[i] = mpg_emit_cast(g, inputs[1 + s.states + i], dtype);
-    layers(g, &s, mpg_emit_cast(g, inputs[0], dtype),
-           mpg_emit_cast(g, g->inputs[num_inputs + 1], dtype), a, steps, &outputs[0]);
+    mpg_value x = mpg_emit_cast(g, inputs[0], dtype);
+    if (s.lengths) x = mpg_emit_sequence_mask(g, x, a->lengths, 0, 0);
+    layers(g, &s, x, mpg_emit_cast(g, g->inputs[num_inputs + 1], dtype), a, steps, &outputs[0]);
     if (p->state_outputs) outputs[1] = stack_steps(g, count, a->h);
     if (p->state_outputs && s.is_lstm) outputs[2] = stack_steps(g, count, a->c);
     for (int i = 0; i < (p->state_outputs ? 1 + s.states : 1); i++)

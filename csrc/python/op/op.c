@@ -34,6 +34,7 @@ typedef struct call {
   PyObject *small[MPG_PY_SMALL];
   PyObject *out;      /* borrowed */
   uint64_t given;     /* parameters given */
+  uint32_t named;     /* inputs given by name */
   const void *values; /* params; NULL for ops without */
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
 } call;
@@ -164,7 +165,20 @@ static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
   if (self->variadic && place == self->num_inputs - 1 &&
       (PyList_Check(value) || PyTuple_Check(value)))
     return add_arrays_of(c, value);
+  if (value != Py_None && place < 32) c->named |= (uint32_t)1 << place;
   return add_array(c, (int)place, value);
+}
+
+/* An array that is named stays that one: it can't take the place of one that is left out. */
+static int check_named(const call *c) {
+  for (int i = 0; i < c->self->num_inputs && i < 32; i++)
+    if (c->named >> i & 1 && mpg_op_input_left_out(c->self->op, c->values, i)) {
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                   "%s: the array %U is not used with these parameters", c->self->op->name,
+                   PyTuple_GET_ITEM(c->self->names, i));
+      return -1;
+    }
+  return 0;
 }
 
 /* Inputs that are not given and that the parameters leave out make room for those behind them. */
@@ -185,6 +199,7 @@ static void close_gaps(call *c) {
  * end are cut off. */
 static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
+  if (c->named && check_named(c) < 0) return -1;
   while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
   if (c->num_arrays < c->self->min_inputs && /* and some that are not left out in their middle */
       mpg_op_num_inputs(op, c->values, c->num_arrays) != c->num_arrays) {
@@ -316,6 +331,7 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
   c.capacity = MPG_PY_SMALL;
   c.out = NULL;
   c.given = 0;
+  c.named = 0;
   c.values = table->size > 0 ? c.params : NULL;
   memset(c.small, 0, sizeof c.small);
   memcpy(c.params, self->defaults, table->size);

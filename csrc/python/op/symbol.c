@@ -5,6 +5,7 @@
  */
 #include "op/infer.h"
 #include "op/placement.h"
+#include "op/precision/precision.h"
 #include "python/core.h"
 
 typedef struct op_call {
@@ -82,6 +83,17 @@ static PyObject *call_states(PyObject *object, PyObject *argument) {
   PyObject *flags = count < 0 ? NULL : PyTuple_New(count);
   for (int i = 0; flags != NULL && i < count; i++)
     PyTuple_SET_ITEM(flags, i, PyBool_FromLong(mpg_op_input_mutable(self->op, i)));
+  return flags;
+}
+
+static PyObject *call_keeps(PyObject *object, PyObject *argument) {
+  const op_call *self = (op_call *)object;
+  int count = count_from(self, argument);
+  PyObject *flags = count < 0 ? NULL : PyTuple_New(count);
+  for (int i = 0; flags != NULL && i < count; i++)
+    PyTuple_SET_ITEM(flags, i,
+                     PyBool_FromLong(mpg_op_input_mutable(self->op, i) ||
+                                     mpg_precision_counts(self->op, self->params, i, count)));
   return flags;
 }
 
@@ -355,6 +367,10 @@ static PyMethodDef call_methods[] = {
     {"states", call_states, METH_O,
      "states(count)\n--\n\nFor each of the first `count` inputs: whether it is written, too (an "
      "auxiliary state)."},
+    {"keeps", call_keeps, METH_O,
+     "keeps(count)\n--\n\nFor each of the first `count` inputs: whether mixed precision leaves it "
+     "as "
+     "it is, a state or numbers of steps."},
     {"initial_values", call_initial_values, METH_O,
      "initial_values(count)\n--\n\nFor each of the first `count` inputs: the number that a "
      "variable "

@@ -363,16 +363,27 @@ static void NAME(drop_range)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* What the steps of sequences put out, and zeros beyond their ends. */
+/* The steps of sequences [S, N, width], and zeros beyond their ends. */
+typedef struct NAME(masking) {
+  const NAME(rnn) * r;
+  const T *from;
+  T *to;
+  int64_t width;
+} NAME(masking);
+
 static void NAME(mask_range)(void *context, int64_t begin, int64_t end) {
-  const NAME(rnn) *r = context;
-  const T *from = NAME(layer_output)(r, r->s.layers - 1);
-  const int64_t width = r->s.hidden * r->s.directions;
+  const NAME(masking) *p = context;
+  const size_t size = (size_t)p->width * sizeof(T);
   for (int64_t row = begin; row < end; row++)
-    if (NAME(beyond)(r, row / r->s.batch, row % r->s.batch))
-      memset(r->output + row * width, 0, (size_t)width * sizeof(T));
+    if (NAME(beyond)(p->r, row / p->r->s.batch, row % p->r->s.batch))
+      memset(p->to + row * p->width, 0, size);
     else
-      memcpy(r->output + row * width, from + row * width, (size_t)width * sizeof(T));
+      memcpy(p->to + row * p->width, p->from + row * p->width, size);
+}
+
+static void NAME(mask)(const NAME(rnn) * r, const T *from, T *to, int64_t width) {
+  NAME(masking) p = {r, from, to, width};
+  mpg_cpu_parallel_for(r->call, r->s.time * r->s.batch, NAME(grain)(width), NAME(mask_range), &p);
 }
 
 static mpg_status NAME(rnn_forward)(NAME(rnn) * r) {
@@ -394,8 +405,7 @@ static mpg_status NAME(rnn_forward)(NAME(rnn) * r) {
     }
   }
   if (r->lengths)
-    mpg_cpu_parallel_for(r->call, s->time * s->batch, NAME(grain)(s->hidden * s->directions),
-                         NAME(mask_range), r);
+    NAME(mask)(r, NAME(layer_output)(r, s->layers - 1), r->output, s->hidden * s->directions);
   return MPG_OK;
 }
 
@@ -665,13 +675,21 @@ static mpg_status NAME(rnn_backward)(NAME(rnn) * r, const NAME(rnn_gradients) * 
   bool gru = s->mode == MPG_RNN_GRU;
   int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
   NAME(stepping) stepping = NAME(stepping_of)(r, NULL, false);
-  size_t packed_at = mpg_align_up((size_t)(gates * (gru ? 2 : 1) + 2 * spare) * sizeof(T), 64);
+  /* The data of sequences: what lies beyond their ends has no part in products with it, whatever it
+   * is. */
+  int64_t data = r->lengths ? rows * s->input : 0;
+  size_t packed_at =
+      mpg_align_up((size_t)(gates * (gru ? 2 : 1) + 2 * spare + data) * sizeof(T), 64);
   size_t size = packed_at + (stepping.packed ? NAME(packed_bytes)(&stepping.weights, s->batch) : 0);
   T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   T *d_gates = scratch, *d_hidden = scratch + gates, *between[2];
   between[0] = scratch + gates * (gru ? 2 : 1);
   between[1] = between[0] + spare;
+  if (data) {
+    NAME(mask)(r, r->data, between[1] + spare, s->input);
+    r->data = between[1] + spare;
+  }
   const T *d_output = d->d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
     /* d_data may lie where data or the gradient of the output does. One direction writes it when it

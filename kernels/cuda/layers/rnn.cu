@@ -301,7 +301,7 @@ __global__ void undrop_kernel(const T *after, T *gradient, mpg_compute_t<T> scal
   gradient[i] = mpg_to<T>(a == 0 && signbit(a) ? (C)0 : mpg_to<C>(gradient[i]) * scale);
 }
 
-/* What the steps of sequences put out, and zeros beyond their ends. */
+/* The steps of sequences [S, N, width], and zeros beyond their ends. */
 template <class T>
 __global__ void mask_kernel(const T *from, T *to, mpg_untyped lengths, int64_t batch, int64_t width,
                             int64_t count) {
@@ -310,6 +310,13 @@ __global__ void mask_kernel(const T *from, T *to, mpg_untyped lengths, int64_t b
   int64_t row = i / width;
   ends sequences = {true, lengths, row / batch};
   to[i] = sequences.beyond(row % batch) ? mpg_to<T>((mpg_compute_t<T>)0) : from[i];
+}
+
+template <class T>
+mpg_status mask(const rnn<T> &r, const T *from, T *to, int64_t width) {
+  int64_t count = r.s.time * r.s.batch * width;
+  return mpg_cuda_launch(r.call, mask_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, from,
+                         to, r.lengths, r.s.batch, width, count);
 }
 
 /* Sums of columns: a block has 32 of them, its warps every eighth row each. */
@@ -427,11 +434,9 @@ mpg_status forward(const rnn<T> &r) {
                             mpg_cuda_key_of(r.call), (uint64_t)layer << 48, (float)keep,
                             (C)(1 / keep), count));
   }
-  if (!s->lengths) return MPG_OK;
-  int64_t width = s->hidden * s->directions, count = s->time * s->batch * width;
-  return mpg_cuda_launch(r.call, mask_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
-                         (const T *)r.layer_output(s->layers - 1), r.output, r.lengths, s->batch,
-                         width, count);
+  return s->lengths ? mask(r, (const T *)r.layer_output(s->layers - 1), r.output,
+                           s->hidden * s->directions)
+                    : MPG_OK;
 }
 
 /* --- Backward --------------------------------------------------------------------------------- */
@@ -518,7 +523,7 @@ mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int la
 }
 
 template <class T>
-mpg_status backward(const rnn<T> &r, const rnn_gradients<T> &d) {
+mpg_status backward(rnn<T> r, const rnn_gradients<T> &d) {
   typedef mpg_compute_t<T> C;
   const mpg_rnn_size *s = &r.s;
   int64_t rows = s->time * s->batch, wide = s->hidden * s->directions,
@@ -527,9 +532,11 @@ mpg_status backward(const rnn<T> &r, const rnn_gradients<T> &d) {
   size_t sizes[] = {(size_t)gates * sizeof(T),
                     s->mode == MPG_RNN_GRU ? (size_t)gates * sizeof(T) : 0,
                     s->is_lstm ? (size_t)(s->batch * s->hidden) * sizeof(C) : 0,
-                    (size_t)spare * sizeof(T), (size_t)spare * sizeof(T)};
-  size_t total = 0, at[5];
-  for (int i = 0; i < 5; i++) {
+                    (size_t)spare * sizeof(T),
+                    (size_t)spare * sizeof(T),
+                    s->lengths ? (size_t)(rows * s->input) * sizeof(T) : 0};
+  size_t total = 0, at[6];
+  for (int i = 0; i < 6; i++) {
     at[i] = total;
     total += mpg_align_up(sizes[i], 256);
   }
@@ -538,6 +545,11 @@ mpg_status backward(const rnn<T> &r, const rnn_gradients<T> &d) {
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   work<T> w = {(T *)(scratch + at[0]), (T *)(scratch + at[1]), (C *)(scratch + at[2])};
   T *between[2] = {(T *)(scratch + at[3]), (T *)(scratch + at[4])};
+  if (s->lengths) { /* what lies beyond the ends of sequences has no part in products with data */
+    T *data = (T *)(scratch + at[5]);
+    MPG_TRY(mask(r, r.data, data, s->input));
+    r.data = data;
+  }
   const T *d_output = d.d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
     /* d_data may lie where data or the gradient of the output does. One direction writes it when it

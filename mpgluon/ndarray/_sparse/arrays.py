@@ -488,9 +488,11 @@ class RowSparseNDArray(BaseSparseNDArray):
         """The rows of these numbers alone, zeros where the array has none. IndexError for numbers
         that are none of rows."""
         wanted, numbers = np.unique(indices.asnumpy().astype(np.int64)), self.numbers()
-        wrong = _out_of_range("row", wanted, self._shape[0])
-        if wrong:
-            raise _core.MXNetIndexError(f"retain: {wrong}")
+        none = wanted[(wanted < 0) | (wanted >= self._shape[0])]
+        if len(none):
+            raise _core.MXNetIndexError(
+                f"there is no row {none[0]}: rows are numbered 0 to {self._shape[0] - 1}"
+            )
         kept = np.flatnonzero(np.isin(numbers, wanted))
         rows = take_rows(self.values, index_array(kept, self.context))
         if len(kept) < len(wanted):
