@@ -191,7 +191,7 @@ typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 typedef enum mpg_op_flags {
   MPG_OP_PLAIN = 0,
   /* Output 0 may be written over input 0, or over any input of as many bytes: element i of it needs
-   * only element i. */
+   * only element i. Of an update of num_weights weights so may each output. */
   MPG_OP_INPLACE = 1 << 0,
   /* Its cost grows faster than its arrays, or it uses a library's threads: it never runs inline. */
   MPG_OP_HEAVY = 1 << 1,
@@ -339,8 +339,8 @@ bool mpg_op_joins_rows(const mpg_op *op, const void *params);
 mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,
                              const mpg_shape *output);
 /* Whether the parameters (use_<name> False, no_bias True of a "?...bias", or another word than that
- * of "?name@param=word") leave out that named
- * input; and the place among the names of the index-th input there is. */
+ * of "?name@param=word") leave out that named input; and the place among the names of the index-th
+ * input there is. */
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
 int mpg_op_input_place(const mpg_op *op, const void *params, int index);
 

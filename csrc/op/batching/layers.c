@@ -1,6 +1,7 @@
 /* Batching rules of products, layers and losses. */
 #include "op/batching/batching.h"
 #include "op/layers/norm.h"
+#include "op/layers/rnn.h"
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
@@ -160,8 +161,7 @@ mpg_status mpg_batching_ctc_loss(mpg_batching *b) {
 
 /* data: (time, batch, features); state: (layers, batch, features). */
 static mpg_status recurrent(mpg_batching *b, int first_state, const mpg_rnn_params *p) {
-  enum { LSTM = 2 };
-  int num_states = p->mode == LSTM ? 2 : 1,
+  int num_states = p->mode == MPG_RNN_LSTM ? 2 : 1,
       lengths = p->use_sequence_length ? b->num_inputs - 1 : -1;
   if (mpg_batching_divided(b, 0) && b->in[0].axis == 0 && b->along_time) {
     if (lengths >= 0)
