@@ -596,3 +596,63 @@ def test_axes_that_a_matrix_does_not_have():
         nd.sum(x, axis=5)
     with pytest.raises(mx.MXNetError, match="slice: begin names 3 dimensions"):
         nd.slice(x, begin=(0, 0, 0), end=(1, 1, 1))
+
+
+STATES = {"sgd_update": [], "sgd_mom_update": ["mom"], "adam_update": ["mean", "var"]}
+
+
+@pytest.mark.parametrize("name", [*STATES, "ftrl_update"])
+@pytest.mark.parametrize("stype", ["default", "row_sparse"])
+def test_updates_by_row_sparse_gradients_are_lazy(name, stype):
+    """Rows that the gradient has not stay as they are, in the states, too; the others are as by
+    the dense gradient."""
+    values, kept = np.arange(1, 7, dtype="float32").reshape(3, 2), [1]
+    options = {"lr": 0.1, "wd": 0.5, **({"momentum": 0.9} if "mom" in name else {})}
+    sparse = nd.array([[1, 1], [0, 0], [2, 3]]).tostype("row_sparse")
+    states = STATES.get(name, ["z", "n"])
+
+    def run(grad, stored, **more):
+        weight, *given = [nd.array(values + i).tostype(stored) for i in range(1 + len(states))]
+        result = getattr(nd, name)(weight, grad, *given, out=weight, **options, **more)
+        assert result is weight and weight.stype == stored
+        return [array.asnumpy() for array in (weight, *given)]
+
+    found = run(sparse, stype)
+    whole = run(sparse.tostype("default"), "default")
+    lazy = name in STATES or stype == "row_sparse"
+    for i, (some, every) in enumerate(zip(found, whole)):
+        expected = every.copy()
+        if lazy:
+            expected[kept] = (values + i)[kept]
+        np.testing.assert_allclose(some, expected, rtol=1e-6)
+    if name in STATES:
+        for some, every in zip(run(sparse, stype, lazy_update=False), whole):
+            np.testing.assert_allclose(some, every, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["rebound", "marked again", "of a function", "marked by the user"])
+def test_gradients_outlive_their_variables(how):
+    x = nd.array([[0, 1, 0], [2, 0, 3]]).tostype("csr")
+
+    def gradient():
+        weight = nd.ones((3, 2))
+        if how == "marked by the user":
+            own = nd.zeros((3, 2), stype="row_sparse")
+            mx.autograd.mark_variables([weight], [own])
+        else:
+            weight.attach_grad(stype="row_sparse")
+            own = weight.grad
+        with mx.autograd.record():
+            y = nd.dot(x, weight)
+        y.backward()
+        if how == "rebound":
+            weight = weight * 2
+        if how == "marked again":
+            weight.attach_grad(stype="row_sparse")
+            with mx.autograd.record():
+                y = nd.dot(x, weight) * 3
+            y.backward()
+            assert weight.grad.asnumpy().tolist() == [[6, 6], [3, 3], [9, 9]]
+        return own
+
+    assert gradient().asnumpy().tolist() == [[2, 2], [1, 1], [3, 3]]

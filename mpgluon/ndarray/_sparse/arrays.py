@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,16 +116,16 @@ class BaseSparseNDArray(NDArray):
         """Takes over what backward has written since the last time."""
         if self._source is None:
             return
-        variable, gradient = self._source[0](), self._source[1]
-        if variable is not None and variable._fresh_grad:
+        variable, gradient = self._source
+        if variable._fresh_grad:
             variable._fresh_grad = False
             with _core.pause():
                 self._take_over(cast_storage(gradient, self.stype))
 
     def follow(self, variable: NDArray, gradient: NDArray) -> None:
-        """Becomes the gradient of a dense variable, in this storage; `gradient` is the array that
-        backward writes. For the package's other modules."""
-        self._source = weakref.ref(variable), gradient
+        """Becomes the gradient of a dense variable, in this storage, until it is marked again;
+        `gradient` is the array that backward writes. For the package's other modules."""
+        self._source = _core.alias(variable), gradient  # not the object: it may go away before
 
     def be_variable(self, variable: NDArray, gradient: NDArray | None) -> None:
         """Stands for a dense array of the tape from now on; `gradient`: that of a variable, or

@@ -16,7 +16,7 @@ from ... import _core
 from ..._core import NDArray
 from .arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, cast_storage, zeros_of
 from .row_gradients import RowGradientWeight, rows_of, whole
-from .rows import add_rows, index_array, pointers, sum_equal, take_rows
+from .rows import add_rows, index_array, pointers, set_rows, sum_equal, take_rows
 
 if TYPE_CHECKING:
     from typing import Any
@@ -626,3 +626,32 @@ def _check_product(size, other):
 
 # The forms that take weights with sparse gradients as they are.
 _OF_WEIGHTS = (_take, _embedding, _dot, _fully_connected)
+
+
+# --- Updates --------------------------------------------------------------------------------------
+@_form("sgd_update", "sgd_mom_update", "adam_update", "ftrl_update")
+def _update_rows(op, *args, **options):
+    """Of the rows that the gradient has, where weight and states are stored alike; the others see
+    no decay."""
+    about = _described(op)
+    inputs, params = [[entry["name"] for entry in about[key]] for key in ("inputs", "params")]
+    options.update(zip([*inputs, *params], args))
+    weight, grad, *states = arrays = [options.pop(name) for name in inputs]
+    lazy = options.get("lazy_update", True) in (True, 1, "True", "1")
+    if "lazy_update" not in params:
+        lazy = all(isinstance(array, RowSparseNDArray) for array in arrays)
+    alike = all(state.stype == weight.stype for state in states)
+    if not (lazy and alike and isinstance(grad, RowSparseNDArray)):
+        return NotImplemented
+    rows = grad.index
+    result, *wholes = [_dense(array) for array in (weight, *states)]
+    if result is weight:
+        result = weight.copy()
+    if rows.shape[0]:
+        parts = [take_rows(whole, rows) for whole in wholes]
+        set_rows(result, op(take_rows(result, rows), grad.values, *parts, **options), rows)
+        for state, whole, part in zip(states, wholes, parts):
+            set_rows(whole, part, rows)
+            if whole is not state:
+                state.copy_from(whole)
+    return cast_storage(result, weight.stype)
