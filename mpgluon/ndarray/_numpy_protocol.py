@@ -255,12 +255,22 @@ def _operands(ufunc, left, right):
     return (real_of(left), real_of(right)) if ufunc is np.hypot else (left, right)
 
 
+def _real_operands(left, right):
+    """The arguments, with NDArrays as real numbers where all are whole ones."""
+    arrays = [x for x in (left, right) if isinstance(x, NDArray)]
+    if any(is_float(x.dtype) for x in arrays):
+        return left, right
+    return [real_of(x) if isinstance(x, NDArray) else x for x in (left, right)]
+
+
 def _of_ufunc(ufunc, inputs):
     number = _OPERATORS.get(ufunc)
     if number is not None or ufunc in _BINARY:
         left, right = inputs
         if isinstance(left, (list, tuple)) or isinstance(right, (list, tuple)):
             left, right = arrays_of(inputs, joined=False)
+        if ufunc is np.true_divide:
+            left, right = _real_operands(left, right)
         if number is not None:
             return _core._binary(number, left, right)
         return _BINARY[ufunc](*_operands(ufunc, left, right))
@@ -315,11 +325,23 @@ implements("isfinite")(_truth("_contrib_isfinite"))
 
 
 @implements("matmul")
-def _matmul(a, b):
+def matmul(a: Any, b: Any) -> Any:
+    """Products of matrices, of which those in front of the last two axes are broadcast."""
     a, b = arrays_of((a, b))
-    if not is_float(a.dtype):
+    if not is_float(a.dtype) or not a.ndim or not b.ndim:
         return NotImplemented
-    return _dot(a, b) if a.ndim == 1 or b.ndim == 1 else a @ b
+    if b.ndim <= 2:
+        return _dot(a, b)
+    if a.ndim == 1:
+        return matmul(shaped(a, (1, a.size)), b).squeeze(-2)
+    front = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    if a.shape[-1] != b.shape[-2]:
+        raise _core.MXNetValueError(f"matmul: {a.shape[-1]} columns, but {b.shape[-2]} rows")
+    parts = [
+        _op("broadcast_to")(x, shape=front + x.shape[-2:]).reshape((-1, *x.shape[-2:]))
+        for x in (a, b)
+    ]
+    return shaped(_op("batch_dot")(*parts), (*front, a.shape[-2], b.shape[-1]))
 
 
 # --- Reductions -----------------------------------------------------------------------------------

@@ -294,3 +294,51 @@ def test_numbers_of_ml_dtypes():
         for result in results:
             assert result.dtype is x.dtype and result.asnumpy().tolist() == [3, 6]
         assert x.grad.asnumpy().tolist() == [6, 6]
+
+
+@pytest.mark.parametrize(
+    "left, right",
+    [
+        ((4, 3, 4), (4, 4, 5)),
+        ((3, 4), (2, 4, 5)),
+        ((2, 3, 4), (4, 5)),
+        ((5, 1, 3, 4), (2, 4, 5)),
+        ((4,), (2, 4, 5)),
+        ((2, 3, 4), (4,)),
+        ((0, 3, 4), (0, 4, 5)),
+    ],
+)
+def test_products_of_several_matrices(left, right):
+    random = np.random.RandomState(0)
+    a, b = (random.uniform(-1, 1, shape).astype("float32") for shape in (left, right))
+    x, y = nd.array(a), nd.array(b)
+    x.attach_grad()
+    with mx.autograd.record():
+        products = [np.matmul(x, y), x @ y, a @ y, x @ b]
+    for product in products:
+        assert isinstance(product, nd.NDArray) and product.shape == (a @ b).shape
+        np.testing.assert_allclose(product.asnumpy(), a @ b, rtol=1e-5, atol=1e-6)
+    products[1].backward()
+    slope = np.ones_like(a @ b)
+    np.testing.assert_allclose((x.grad.asnumpy() * a).sum(), (slope * (a @ b)).sum(), rtol=1e-4)
+
+
+def test_products_of_matrices_that_do_not_fit():
+    x = nd.ones((2, 3, 4))
+    for other in (nd.ones((3, 4, 5)), nd.ones((2, 3, 5))):
+        with pytest.raises(ValueError, match="shape|columns"):
+            np.matmul(x, other)
+        with pytest.raises(ValueError, match="shape|columns"):
+            x @ other
+
+
+def test_quotients_of_whole_numbers():
+    """Of NumPy's functions; those of the operator are whole, as in MXNet."""
+    a, b = np.array([[1, 2], [3, 4]], "int32"), np.array([[2, 2], [2, 3]], "int32")
+    x, y = nd.array(a, dtype="int32"), nd.array(b, dtype="int32")
+    for left, right, exact in ((x, y, a / b), (x, 2, a / 2), (3, x, 3 / a), (x, b, a / b)):
+        for function in (np.divide, np.true_divide):
+            found = function(left, right)
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found.asnumpy(), exact, rtol=1e-6)
+    assert (x / y).asnumpy().tolist() == [[0, 1], [1, 1]]

@@ -201,6 +201,12 @@ static PyObject *number_matmul(PyObject *a, PyObject *b) {
   if ((!mpg_py_is_array(a) && !mpg_py_is_sparse(a)) ||
       (!mpg_py_is_array(b) && !mpg_py_is_sparse(b)))
     Py_RETURN_NOTIMPLEMENTED;
+  if (mpg_py_is_array(b) && mpg_py_array_of(b)->tensor.desc.shape.ndim > 2) { /* several matrices */
+    PyObject *module = PyImport_ImportModule("mpgluon.ndarray._numpy_protocol"),
+             *result = module ? PyObject_CallMethod(module, "matmul", "OO", a, b) : NULL;
+    Py_XDECREF(module);
+    return result;
+  }
   PyObject *dot = PyDict_GetItemString(mpg_py->ops_by_name, "dot");
   return dot ? PyObject_CallFunctionObjArgs(dot, a, b, NULL) : missing("dot");
 }
