@@ -249,6 +249,14 @@ def test_dtype_and_context_parameters():
         (lambda x: mx.sym.split_v2(mx.sym.var("x"), 0), ["indices_or_sections", "at least 1"]),
         (lambda x: nd.split_v2(x, 2, axis=7), ["axis 7", "2 dimensions"]),
         (lambda x: nd.split_v2(x, 2, axis=1), ["size 3 does not divide into 2"]),
+        (
+            lambda x: nd.image.normalize(nd.ones((3, 2, 2)), mean=(0, 0), std=(1, 1)),
+            ["mean has 2 numbers for 3 channels"],
+        ),
+        (
+            lambda x: nd.image.normalize(nd.ones((3, 2, 2)), mean=(0,), std=(1, 2)),
+            ["std has 2 numbers for 3 channels"],
+        ),
         (lambda x: nd.multi_lars(x[0], x[0], x[0], x[:, 0], eta=1, eps=0), ["multi_lars"]),
         (lambda x: nd.softmin(x, use_length=True), ["softmin: use_length is a parameter of"]),
         (lambda x: nd.contrib.boolean_mask(x, None), ["boolean_mask: index", "NoneType"]),

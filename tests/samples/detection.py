@@ -241,6 +241,7 @@ def nms_samples():
             [np.concatenate([random.rand(6, 1), boxes(6)], -1)],
             {"coord_start": 1, "score_index": 0},
             nms,
+            grad=[0],
             dtypes=("float64",),
             name="plain",
         ),

@@ -22,7 +22,12 @@ Generated from the rows of the registry and the tests' samples; `mx.nd.<name>.de
 of a row, parameters and an example included (but for functions around a row, such as `UpSampling`
 and those of `mx.nd.random`). Names that begin with `_contrib_`, `_image_`,
 `_linalg_` and `_random_` are those of `mx.nd.contrib`, `mx.nd.image`, `mx.nd.linalg` and
-`mx.nd.random`.
+`mx.nd.random`; `_adamw_update` and `_mp_adamw_update` are those of `contrib.adamw_update` and
+`contrib.mp_adamw_update`.
+
+Functions of Python, of `mx.nd` and `mx.sym`, are `Custom`, and of their `contrib` `foreach`,
+`while_loop`, `cond`, `BatchNormWithReLU`, `rand_zipfian`, `multi_adamw_update`,
+`multi_mp_adamw_update`, `multi_lamb_update` and `multi_mp_lamb_update`.
 
 - **dtypes**: of the first input, or of the output where there is none. *floats* are float32,
   float64, float16 and bfloat16; *numbers* also uint8, int8, int32 and int64; *all* also bool.
@@ -57,7 +62,8 @@ def page():
     rows = {row["name"]: row for row in (_core.get_op(op).describe() for op in _core.list_ops())}
     samples, lines = all_samples(), []
     for name, row in sorted(rows.items(), key=lambda item: item[0].lstrip("_").lower()):
-        if {"hidden", "gradient_only"} & set(row["flags"]) and name.startswith("_"):
+        inner = name.startswith("_") and not name.startswith("_contrib_")
+        if "hidden" in row["flags"] or ("gradient_only" in row["flags"] and inner):
             continue
         differentiated = row["differentiable"] and (
             "composed" not in row["flags"]  # of whose parts some may have none

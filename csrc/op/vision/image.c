@@ -72,7 +72,7 @@ static mpg_value channel_numbers(mpg_gradient *g, mpg_value data, const mpg_floa
   const mpg_desc *desc = mpg_value_desc(g, data);
   int axis = desc->shape.ndim - 3;
   int64_t channels = desc->shape.dims[axis];
-  bool alike = numbers->count > 0;
+  bool alike = numbers->count == 1 || numbers->count == 4; /* the default is four times the same */
   for (int i = 1; i < numbers->count; i++) alike &= numbers->values[i] == numbers->values[0];
   if (numbers->count != channels && !alike) {
     mpg_gradient_fail(g, "%s has %d numbers for %lld channels", name, (int)numbers->count,
