@@ -112,6 +112,12 @@ ARRAY = {
     "nelement": "x.size",
     "ravel": "x.reshape(-1)",
     "eq": "x == y",
+    "ge": "x >= y",
+    "gt": "x > y",
+    "le": "x <= y",
+    "lt": "x < y",
+    "isnan": "nd.contrib.isnan(x)",
+    "is_contiguous": "x itself: the elements of an array are always in order",
     "ne": "x != y",
     "pow": "x ** y",
     "add": "x + y",
@@ -154,6 +160,7 @@ BLOCK = {
     "double": "net.cast('float64')",
     "float": "net.cast('float32')",
     "modules": "net.apply(function)",
+    "buffers": "net.collect_params(), of those whose grad_req is 'null'",
     "children": "net._children.values()",
     "add_module": "net.register_child(block, name)",
     "requires_grad_": "net.collect_params().setattr('grad_req', 'null')",
@@ -189,6 +196,9 @@ LAYERS = {
     "CrossEntropyLoss": "mx.gluon.loss.SoftmaxCrossEntropyLoss",
     "MSELoss": "mx.gluon.loss.L2Loss (half of it)",
     "L1Loss": "mx.gluon.loss.L1Loss",
+    "NLLLoss": "mx.gluon.loss.SoftmaxCrossEntropyLoss(from_logits=True)",
+    "PixelShuffle": "mx.gluon.contrib.nn.PixelShuffle2D",
+    "SyncBatchNorm": "mx.gluon.contrib.nn.SyncBatchNorm",
     "BCEWithLogitsLoss": "mx.gluon.loss.SigmoidBinaryCrossEntropyLoss",
     "Parameter": "mx.gluon.Parameter",
     "Softmax": "nd.softmax, or HybridLambda('softmax')",
@@ -217,6 +227,12 @@ FUNCTIONS = {
     "mm": "nd.dot",
     "bmm": "nd.batch_dot",
     "rand": "nd.random.uniform",
+    "randint": "nd.random.randint",
+    "view": "x.reshape",
+    "masked_fill": "nd.where(mask, value, x)",
+    "chunk": "nd.split",
+    "distributed": "mx.kv.create('dist_sync'), or mx.parallel",
+    "Linear": "mx.gluon.nn.Dense",
     "randn": "nd.random.randn",
     "manual_seed": "mx.random.seed",
     "no_grad": "autograd.pause",
@@ -353,11 +369,11 @@ def of_module(module, name, ways, prefix=""):
     return AttributeError(f"module '{module}' has no attribute '{name}'{text}", name=name)
 
 
-def near_names(module):
-    """Makes a module's errors for names that it does not have name near ones."""
+def near_names(module, **ways):
+    """Makes a module's errors for names that it does not have name the ways on, or near names."""
 
     def error(name):
-        raise of_module(module, name, {})
+        raise of_module(module, name, ways)
 
     vars(sys.modules[module])["__getattr__"] = error
 

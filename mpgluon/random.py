@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import _core
+from ._hints import near_names as _near_names
 from .ndarray.random import *  # noqa: F403
 from .ndarray.random import __all__ as _samplers
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["seed", "get_state", "set_state", *_samplers]
+
+_near_names(__name__, manual_seed="mx.random.seed")
 
 
 def seed(seed_state: int, ctx: Context | str = "all") -> None:

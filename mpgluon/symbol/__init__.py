@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._hints import of_module as _of_module
+from .._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
 from . import (
     _internal as _internal,
     contrib as contrib,
@@ -57,7 +57,9 @@ globals().update({name: function for name, function in _ops.items() if name not 
 __all__ = sorted({*_fixed, *_ops})
 
 
+_WAYS = {name: way.replace("nd.", "sym.") for name, way in _FUNCTIONS.items()}
+
 if not TYPE_CHECKING:  # they take what is here for all there is
 
     def __getattr__(name: str) -> object:
-        raise _of_module(__name__, name, {})
+        raise _of_module(__name__, name, _WAYS)
