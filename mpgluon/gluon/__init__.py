@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._hints import GLUON as _GLUON, near_names as _near_names, of_module as _of_module
+from .._hints import GLUON as _GLUON, of_module as _of_module
 from . import contrib, data, loss, model_zoo, nn, rnn, utils
 from .block import Block, HybridBlock, SymbolBlock
 from .parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
@@ -28,9 +28,6 @@ __all__ = [
     "utils",
 ]
 
-
-for _module in (data, rnn, utils):
-    _near_names(_module.__name__)
 
 if not TYPE_CHECKING:  # they take what is here for all there is
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core, ndarray as nd
+from .._hints import near_names
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context
 from ._repository import repository_file_url, repository_url
@@ -33,6 +34,8 @@ __all__ = [
     "replace_file",
     "shape_is_known",
 ]
+
+near_names(__name__)
 
 # Their names in MXNet, which packages import.
 _get_repo_url = repository_url

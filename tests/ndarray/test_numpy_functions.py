@@ -342,3 +342,11 @@ def test_quotients_of_whole_numbers():
             assert found.dtype == np.float32
             np.testing.assert_allclose(found.asnumpy(), exact, rtol=1e-6)
     assert (x / y).asnumpy().tolist() == [[0, 1], [1, 1]]
+
+
+def test_products_of_matrices_of_whole_numbers():
+    """The operator's error is that of the op; NumPy's function computes on copies."""
+    x = nd.ones((2, 3, 3), dtype="int32")
+    with pytest.raises(mx.MXNetError, match="dot: .*int32"):
+        x @ x
+    assert np.matmul(x, x).shape == (2, 3, 3)

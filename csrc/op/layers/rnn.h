@@ -25,6 +25,9 @@ enum { MPG_RNN_MAX_INPUTS = 4 + 4 * 64 * 2 };
 
 mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t batch,
                              int64_t input);
+/* How many inputs the forward ops have, with all weights in one array (flat) or in arrays of their
+ * own; the lengths of sequences, if there are such, are the last. */
+int mpg_rnn_num_inputs(const mpg_rnn_size *size, bool flat);
 int64_t mpg_rnn_layer_input(const mpg_rnn_size *size, int layer); /* features of a layer's input */
 
 /* The reserve keeps what backward reads, and is the forward pass's work space. In this order, each

@@ -196,7 +196,7 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
   mpg_rnn_size s = mpg_rnn_size_of((const mpg_rnn_params *)p, data.shape.dims[0],
                                    data.shape.dims[1], data.shape.dims[2]);
   int count = s.layers * s.directions, state = p->flat ? 2 : 1,
-      num_inputs = (p->flat ? 2 + s.states : 1 + s.states + 4 * count) + (s.lengths ? 1 : 0);
+      num_inputs = mpg_rnn_num_inputs(&s, p->flat);
   mpg_value *steps = mpg_malloc((size_t)(s.time + 1) * sizeof *steps);
   arrays *a = mpg_calloc(1, sizeof *a);
   if (!steps || !a) {

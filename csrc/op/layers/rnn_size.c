@@ -36,3 +36,7 @@ bool mpg_rnn_reserve_elements(const mpg_rnn_size *s, bool dropout, int64_t *elem
 int64_t mpg_rnn_layer_input(const mpg_rnn_size *s, int layer) {
   return layer == 0 ? s->input : s->hidden * s->directions;
 }
+
+int mpg_rnn_num_inputs(const mpg_rnn_size *s, bool flat) {
+  return 1 + s->states + (flat ? 1 : 4 * s->layers * s->directions) + (s->lengths ? 1 : 0);
+}

@@ -205,7 +205,8 @@ static PyObject *number_matmul(PyObject *a, PyObject *b) {
     PyObject *module = PyImport_ImportModule("mpgluon.ndarray._numpy_protocol"),
              *result = module ? PyObject_CallMethod(module, "matmul", "OO", a, b) : NULL;
     Py_XDECREF(module);
-    return result;
+    if (result != Py_NotImplemented) return result;
+    Py_DECREF(result); /* whole numbers: the error is that of the op */
   }
   PyObject *dot = PyDict_GetItemString(mpg_py->ops_by_name, "dot");
   return dot ? PyObject_CallFunctionObjArgs(dot, a, b, NULL) : missing("dot");

@@ -369,8 +369,7 @@ static PyMethodDef call_methods[] = {
      "auxiliary state)."},
     {"keeps", call_keeps, METH_O,
      "keeps(count)\n--\n\nFor each of the first `count` inputs: whether mixed precision leaves it "
-     "as "
-     "it is, a state or numbers of steps."},
+     "as it is, a state or numbers of steps."},
     {"initial_values", call_initial_values, METH_O,
      "initial_values(count)\n--\n\nFor each of the first `count` inputs: the number that a "
      "variable "

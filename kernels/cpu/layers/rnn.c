@@ -161,8 +161,7 @@ static mpg_status forward_in(const rnn_call *c, const mpg_view *inputs, const mp
 static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const mpg_view *outputs) {
   weight_set set, given, gradients;
   bool half = c->call->inputs[0].desc.dtype == MPG_BFLOAT16;
-  int states = c->flat ? 2 : 1,
-      forward = c->call->num_outputs + (c->size.lengths ? 1 : 0); /* inputs of the forward op */
+  int states = c->flat ? 2 : 1, forward = mpg_rnn_num_inputs(&c->size, c->flat);
   bool with_states = c->params->state_outputs;
   wide_weights(c, inputs, &set);
   read_weights(c, c->call->inputs, &given);
@@ -251,10 +250,7 @@ static rnn_call describe(const mpg_kernel_call *call, bool flat, bool dropped) {
                 .size = mpg_rnn_size_of(params, dims[0], dims[1], dims[2]),
                 .flat = flat,
                 .dropped = dropped};
-  if (c.size.lengths) {
-    int last = flat ? 2 + c.size.states : 1 + c.size.states + 4 * c.size.layers * c.size.directions;
-    c.lengths = &call->inputs[last];
-  }
+  if (c.size.lengths) c.lengths = &call->inputs[mpg_rnn_num_inputs(&c.size, flat) - 1];
   c.halves = call->inputs[0].desc.dtype == MPG_BFLOAT16 && packing_pays(&c.size) && mpg_cpu_pairs();
   return c;
 }

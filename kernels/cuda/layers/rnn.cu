@@ -603,8 +603,7 @@ rnn<T> rnn_of(const mpg_kernel_call *call, bool flat, bool dropped) {
   r.h0 = (const T *)call->inputs[states].data;
   r.c0 = r.s.is_lstm ? (const T *)call->inputs[states + 1].data : NULL;
   read_weights(&r.s, flat, call->inputs, &r.w);
-  int last = 1 + r.s.states + (flat ? 1 : 4 * r.s.layers * r.s.directions);
-  if (r.s.lengths) r.lengths = mpg_untyped_view(&call->inputs[last]);
+  if (r.s.lengths) r.lengths = mpg_untyped_view(&call->inputs[mpg_rnn_num_inputs(&r.s, flat) - 1]);
   return r;
 }
 
@@ -624,7 +623,7 @@ mpg_status backward_of(const mpg_kernel_call *call) {
   bool flat = params->flat, with_states = params->state_outputs;
   int states = flat ? 2 : 1;
   rnn<T> r = rnn_of<T>(call, flat, params->dropped);
-  int forward = call->num_outputs + (r.s.lengths ? 1 : 0); /* inputs of the forward op */
+  int forward = mpg_rnn_num_inputs(&r.s, flat);
   r.output = (T *)call->inputs[forward].data;
   r.reserve = (T *)call->inputs[forward + 1].data;
   const mpg_view *d_out = call->inputs + forward + 2;

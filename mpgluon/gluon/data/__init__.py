@@ -1,5 +1,6 @@
 """Data sets, samplers, and the loader that makes batches of them."""
 
+from ..._hints import near_names as _near_names
 from . import vision
 from .dataloader import DataLoader, default_batchify_fn, default_mp_batchify_fn
 from .dataset import ArrayDataset, Dataset, RecordFileDataset, SimpleDataset
@@ -30,3 +31,5 @@ __all__ = [
     "default_mp_batchify_fn",
     "vision",
 ]
+
+_near_names(__name__)
