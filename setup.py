@@ -97,7 +97,8 @@ class Settings:
             "-g1",
             "-I" + os.path.join(ROOT, "csrc"),
             "-I" + ROOT,
-            *(["-O1", "-DMPG_DEBUG=1"] if self.debug else ["-O2", "-DNDEBUG"]),
+            *(["-DMPG_DEBUG=1"] if self.debug else ["-DNDEBUG"]),
+            "-O1" if self.debug or self.sanitize else "-O2",
             *[f"-DMPG_ISA_{name.upper()}=1" for name in self.instruction_sets],
             *tools.struct_flags(*self.compiler),
         ]
@@ -158,7 +159,9 @@ def kernel_sources(settings):
     # where meant.
     flags = ["-ffp-contract=off"]
     if not settings.debug:
-        flags = ["-O3", *flags, "-fno-math-errno", "-fno-trapping-math"]
+        flags += ["-fno-math-errno", "-fno-trapping-math"]
+    if not settings.debug and not settings.sanitize:  # sanitized kernels take minutes at -O3
+        flags += ["-O3"]
     # Vectors wider than the instruction set's are passed to inline functions of the same file only:
     # no ABI is concerned. clang need not say which loops that could be vectors are none.
     flags = [*settings.flags, *flags, "-Wno-psabi", "-Wno-pass-failed"]

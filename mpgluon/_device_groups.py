@@ -136,7 +136,7 @@ def spread(value, devices, array_type):
 
 
 def move(value, ctx, array_type, within=False):
-    """`value` with its arrays, in lists and tuples as may be, on that device. within: those that
+    """`value` with its arrays, in lists, tuples and dicts, on that device. within: those that
     are there already stay as they are, and one that occurs twice is copied once; otherwise they
     become views with gradients of their own."""
     copies = {}
@@ -152,6 +152,8 @@ def move(value, ctx, array_type, within=False):
             return copies[id(value)]
         if isinstance(value, (list, tuple)):
             return type(value)([moved(item) for item in value])
+        if type(value) is dict:
+            return {key: moved(item) for key, item in value.items()}
         return value
 
     return moved(value)

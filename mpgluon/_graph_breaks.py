@@ -18,10 +18,11 @@ Bodies of loops and branches (`Body`) are traced into traces of their own before
 so inside them only steps whose shapes are known may cut.
 """
 
+import gc
 import threading
 from typing import Any
 
-from . import _core
+from . import _core, _ranks
 from .base import MXNetError
 
 
@@ -168,10 +169,23 @@ class Tracer(_core.Scope):
         return part
 
     def _cut(self, host):
+        if self.trace.spans_ranks:
+            self._agree_on_live_values()
         part = self._part()
         part.host = host
         part.keep = self.passed.union(self.trace.live())
         return part
+
+    def _agree_on_live_values(self):
+        """Keeps what is live on any rank: all ranks compile the same outputs.
+
+        An array in a reference cycle lives until the collector runs, which is another moment on
+        each rank, and one rank may store an array that the other ranks drop.
+        """
+        gc.collect()
+        live = " ".join(map(str, self.trace.live()))
+        by_rank = _ranks.gather("the values after a graph break", live)
+        self.trace.keep(sorted({int(value) for text in by_rank for value in text.split()}))
 
     def host(self, name, run, inputs, outputs, bodies=()):
         """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that
@@ -302,6 +316,7 @@ class _Live(Tracer):
         self._root = key
         self._passed_over = list(path)
         self._end = None
+        self._made = []
         self.env = env
         self.mode = (_core.is_recording(), _core.is_training())
 
@@ -335,7 +350,7 @@ class _Live(Tracer):
             self._pass_over(part, name)
         else:
             part = self._cut(Host(name, run, values, dynamic, bodies))
-            self._split._attach(part, self._end, self._root)
+            self._made.append((part, self._end))
             with _running(*self.mode):
                 part.get_late(self.env)
                 part.compute(self.env)
@@ -366,7 +381,14 @@ class _Live(Tracer):
 
     def finish(self, results):
         part = self._last_part(results)
-        self._split._attach(part, self._end, self._root)
+        # Code behind a cut may have written arrays that the part before the cut reads.
+        constants = dict(self.trace.constants(0))
+        for made, _ in self._made:
+            made.constants = [(i, constants[i]) for i, _ in made.constants]
+        # Other threads run a part as soon as it's in the tree, so the first one, which leads to the
+        # others, is added last.
+        for made, end in reversed((*self._made, (part, self._end))):
+            self._split._attach(made, end, self._root)
         with _running(*self.mode):
             part.get_late(self.env)
             part.compute(self.env)
@@ -393,7 +415,6 @@ class Split:
         self.flags = flags
         self._roots = {}
         self._clock = 0
-        self._count = 0
         self.dropped = 0  # parts that were forgotten
 
     def __call__(self, *arrays):
@@ -438,10 +459,9 @@ class Split:
             end[0].children[end[1]] = part
         part.parent = end
         part.used = self._clock
-        self._count += 1
-        while self._count > LIMIT:
+        while len(parts := list(self._all())) > LIMIT:
             oldest = min(
-                (leaf for leaf in self._all() if not leaf.children and leaf is not part),
+                (leaf for leaf in parts if not leaf.children and leaf is not part),
                 key=lambda leaf: leaf.used,
                 default=None,
             )
@@ -464,7 +484,6 @@ class Split:
                 del table[key]
         stack = [part]
         while stack:
-            self._count -= 1
             self.dropped += 1
             stack.extend(stack.pop().children.values())
 
@@ -512,4 +531,3 @@ class Split:
     def clear(self):
         """Forgets everything compiled."""
         self._roots = {}
-        self._count = 0

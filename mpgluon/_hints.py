@@ -3,6 +3,7 @@ objects that have none of their own."""
 
 import difflib
 import functools
+import importlib
 import inspect
 import sys
 from typing import TYPE_CHECKING
@@ -78,7 +79,7 @@ ARRAY = {
     "requires_grad": "x.attach_grad(), and x.grad_req",
     "zero_": "x[:] = 0",
     "fill_": "x[:] = value",
-    "masked_fill": "nd.where(mask, value, x)",
+    "masked_fill": "nd.where(mask, nd.ones_like(x) * value, x)",
     "std": "nd.sqrt(((x - x.mean()) ** 2).mean())",
     "any": "(x != 0).sum() > 0",
     "all": "(x == 0).sum() == 0",
@@ -95,7 +96,7 @@ ARRAY = {
     "scatter_": "x[indices] = values",
     "index_select": "x.take(indices, axis=axis)",
     "masked_select": "nd.contrib.boolean_mask(x, mask)",
-    "masked_fill_": "x[:] = nd.where(mask, value, x)",
+    "masked_fill_": "x[:] = nd.where(mask, nd.ones_like(x) * value, x)",
     "expand": "x.broadcast_to(shape)",
     "expand_as": "x.broadcast_like(y)",
     "view_as": "x.reshape_like(y)",
@@ -134,8 +135,9 @@ ARRAY = {
     "new_zeros": "nd.zeros(shape, ctx=x.context, dtype=x.dtype)",
     "detach_": "x = x.detach()",
     "data": "x itself, or x.detach()",
-    "triu": "nd.linalg.extracttrian, or a product with a mask",
-    "tril": "nd.linalg.extracttrian, or a product with a mask",
+    "triu": "numpy.triu(x), or a product with a mask",
+    "tril": "numpy.tril(x), or a product with a mask",
+    "gelu": "nd.LeakyReLU(x, act_type='gelu')",
     "nonzero": "np.nonzero(x)",
     "mul_": "x *= y",
     "is_cuda": "x.context.device_type == 'gpu'",
@@ -161,7 +163,7 @@ BLOCK = {
     "float": "net.cast('float32')",
     "modules": "net.apply(function)",
     "buffers": "net.collect_params(), of those whose grad_req is 'null'",
-    "children": "net._children.values()",
+    "children": "net.apply(function), which visits all blocks; a Sequential can be iterated",
     "add_module": "net.register_child(block, name)",
     "requires_grad_": "net.collect_params().setattr('grad_req', 'null')",
     "training": "autograd.is_training()",
@@ -208,6 +210,12 @@ LAYERS = {
     "functional": "mx.nd",
     "init": "mx.init",
     "utils": "mx.gluon.utils",
+    "SiLU": "Swish",
+    "RMSNorm": "LayerNorm, or a HybridBlock of F.square and F.mean",
+    **dict.fromkeys(
+        ["MultiheadAttention", "MultiHeadAttention", "Transformer", "TransformerEncoderLayer"],
+        "a HybridBlock of Dense layers, F.batch_dot and F.softmax, as in examples/gpt_pipeline.py",
+    ),
 }
 
 GLUON = {
@@ -215,6 +223,7 @@ GLUON = {
     "Dataset": "gluon.data.Dataset",
     "optim": "mx.optimizer and gluon.Trainer",
     "TensorDataset": "gluon.data.ArrayDataset",
+    "pad_sequence": "nd.pad for each array, then nd.stack",
     "Dense": "gluon.nn.Dense",
     "Sequential": "gluon.nn.Sequential",
     "HybridSequential": "gluon.nn.HybridSequential",
@@ -229,7 +238,7 @@ FUNCTIONS = {
     "rand": "nd.random.uniform",
     "randint": "nd.random.randint",
     "view": "x.reshape",
-    "masked_fill": "nd.where(mask, value, x)",
+    "masked_fill": "nd.where(mask, nd.ones_like(x) * value, x)",
     "chunk": "nd.split",
     "distributed": "mx.kv.create('dist_sync'), or mx.parallel",
     "Linear": "mx.gluon.nn.Dense",
@@ -249,7 +258,38 @@ FUNCTIONS = {
     "functional": "nd",
     "optim": "mx.optimizer and mx.gluon.Trainer",
     "utils": "mx.gluon.utils and mx.gluon.data",
+    **{name: f"nd.contrib.{name}" for name in ("isnan", "isinf", "isfinite")},
+    **{
+        name: f"numpy.{name}, which takes NDArrays"
+        for name in ("any", "all", "unique", "allclose", "tril", "triu", "std", "var")
+    },
+    "gelu": "nd.LeakyReLU(x, act_type='gelu')",
+    "silu": "x * nd.sigmoid(x), or nn.Swish",
+    "scaled_dot_product_attention": "nd.batch_dot and nd.softmax",
+    "cross_entropy": "mx.gluon.loss.SoftmaxCrossEntropyLoss",
+    "pad_sequence": GLUON["pad_sequence"],
+    **{
+        name: f"dtype='{name}'"
+        for name in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
+    },
     "imdecode": "mx.image.imdecode, whose images are of uint8 and the shape (height, width, 3)",
+}
+
+DATA = {
+    "TensorDataset": GLUON["TensorDataset"],
+    "IterableDataset": "a Dataset with __len__ and __getitem__, or any iterable of batches "
+    "instead of a DataLoader",
+    "Subset": "dataset.take(count), dataset.shard(num_shards, index) or a sampler of indices",
+    "random_split": "dataset.shard(num_shards, index), or samplers of indices",
+    "ConcatDataset": "a Dataset whose __getitem__ chooses one of several",
+    "WeightedRandomSampler": "a Sampler of your own: __iter__ yields indices, __len__ counts them",
+    "default_collate": "gluon.data.default_batchify_fn",
+}
+
+OPTIMIZERS = {
+    "AdamW": "nd.contrib.adamw_update in an Optimizer of your own; Adam(wd=...) adds wd * weight "
+    "to the gradient instead",
+    "lr_scheduler": "mx.lr_scheduler",
 }
 
 TRAINER = {
@@ -275,6 +315,15 @@ AUTOGRAD = {
     "no_grad": "autograd.pause",
     "enable_grad": "autograd.record",
     "set_grad_enabled": "autograd.set_recording",
+    **dict.fromkeys(
+        ["detect_anomaly", "set_detect_anomaly"],
+        "mx.Monitor, or nd.contrib.isfinite of outputs and gradients",
+    ),
+}
+
+FUNCTION = {
+    "apply": "an instance and call it, f = F(); y = f(x): self takes the place of ctx in forward "
+    "and backward",
 }
 
 # Ops of MXNet's contrib that there are none of, or none of symbols.
@@ -376,6 +425,20 @@ def near_names(module, **ways):
         raise of_module(module, name, ways)
 
     vars(sys.modules[module])["__getattr__"] = error
+
+
+def late_names(module, sibling):
+    """Gives a module the public names of a sibling that imports it."""
+
+    def found(name):
+        source = None
+        if not name.startswith("_"):
+            source = importlib.import_module(f"{module.rpartition('.')[0]}.{sibling}")
+        if source is None or name not in source.__all__:
+            raise of_module(module, name, {})
+        return getattr(source, name)
+
+    vars(sys.modules[module])["__getattr__"] = found
 
 
 def of_contrib(module, name):

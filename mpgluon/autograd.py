@@ -26,7 +26,12 @@ from ._core import (
     set_training,
     train_mode,
 )
-from ._hints import AUTOGRAD as _WAYS, of_module as _of_module
+from ._hints import (
+    AUTOGRAD as _WAYS,
+    FUNCTION as _FUNCTION,
+    absent as _absent,
+    of_module as _of_module,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +139,9 @@ class Function:
     ``forward(*inputs)`` computes the outputs, ``backward(*output_grads)`` gives one gradient for
     each input (None for zero). Values to keep in between go through `save_for_backward` into
     ``saved_tensors``. An instance is called once. In a hybridized block it runs on the host,
-    between two compiled parts. Its gradient has no gradient.
+    between two compiled parts. Its gradient has no gradient. `backward` is also called if the
+    gradients of all results are zero, as behind `BlockGrad`. A result that is stored on the
+    instance from outside (``f.y = y``) keeps both alive until `backward` has run.
 
         class Sigmoid(autograd.Function):
             def forward(self, x):
@@ -161,6 +168,17 @@ class Function:
     >>> y.asnumpy(), x.grad.asnumpy()
     (array([6.], dtype=float32), array([2.], dtype=float32))
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("forward", "backward"):
+            method = cls.__dict__.get(name)
+            if isinstance(method, (staticmethod, classmethod)):
+                kind = type(method).__name__
+                raise TypeError(
+                    f"{cls.__name__}.{name}: a {kind} cannot keep values for backward; remove "
+                    f"@{kind} and write `def {name}(self, ...)`, with self in place of ctx"
+                )
 
     def __init__(self) -> None:
         self._used = False
@@ -267,6 +285,9 @@ class Function:
     def backward(self, *output_grads: Any) -> Any:
         """Computes the gradients of the inputs; to be defined."""
         raise NotImplementedError(f"{type(self).__name__}.backward is not defined")
+
+
+_absent(Function, _FUNCTION)
 
 
 if not TYPE_CHECKING:  # they take what is here for all there is

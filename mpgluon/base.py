@@ -7,6 +7,7 @@ too, so ``except ValueError`` works as well.
 from __future__ import annotations
 
 import ctypes as _ctypes
+import io as _io
 import os as _os
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from ._core import (
     bfloat16,
     dtype_name,
 )
+from ._files import open_regular as _open_regular
 from .libinfo import __version__  # noqa: F401 - found here in MXNet, too
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ __all__ = [
     "MXNetTypeError",
     "MXNetValueError",
     "NotImplementedForSymbol",
+    "NotSupportedForSparseNDArray",
     "NotSupportedError",
     "bfloat16",
     "data_dir",
@@ -107,7 +110,7 @@ def lines_of(path: str | _os.PathLike[str], encoding: str = "utf-8") -> Iterator
     >>> list(mx.base.lines_of(path))
     [(1, 'a\\n'), (2, 'b')]
     """
-    with open(path, encoding=encoding) as lines:
+    with _open_regular(path) as file, _io.TextIOWrapper(file, encoding) as lines:
         try:
             yield from enumerate(lines, 1)
         except UnicodeDecodeError as error:
@@ -128,6 +131,18 @@ class NotImplementedForSymbol(MXNetError):
         super().__init__(
             f"{function.__name__}{operator}{kinds} needs values, which a Symbol does not have: "
             "bind it, or use an NDArray"
+        )
+
+
+class NotSupportedForSparseNDArray(MXNetError):
+    """A method of dense arrays that sparse ones lack."""
+
+    def __init__(self, function: Callable[..., Any], alias: str | None, *args: object) -> None:
+        operator = f' (namely operator "{alias}")' if alias else ""
+        kinds = f" with arguments ({', '.join(str(type(arg)) for arg in args)})" if args else ""
+        super().__init__(
+            f"{function.__name__}{operator}{kinds} is not supported for sparse arrays: use "
+            "tostype('default')"
         )
 
 
@@ -180,6 +195,10 @@ def c_str_array(strings: Sequence[str]) -> _ctypes.Array[Any]:
     return c_array(_ctypes.c_char_p, [string.encode("utf-8") for string in strings])
 
 
+mx_int: type[_ctypes.c_int] = _ctypes.c_int
+mx_uint: type[_ctypes.c_uint] = _ctypes.c_uint
+mx_int64: type[_ctypes.c_int64] = _ctypes.c_int64
+mx_float: type[_ctypes.c_float] = _ctypes.c_float
 NDArrayHandle: type[_ctypes.c_void_p] = _ctypes.c_void_p
 SymbolHandle: type[_ctypes.c_void_p] = _ctypes.c_void_p
 KVStoreHandle: type[_ctypes.c_void_p] = _ctypes.c_void_p

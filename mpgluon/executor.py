@@ -20,7 +20,7 @@ from .ndarray._control import dynamic
 from .ndarray._sparse.executor import executor_inputs, is_handled, is_sparse, run_node
 from .ndarray._sparse.row_gradients import RowGradientWeight
 from .symbol._graph import entries_of, made_at, placement, states, topological
-from .symbol._infer import Inference, known, parse_shape
+from .symbol._infer import Inference, known, with_open_shapes
 from .symbol._monitored_run import WatchedRun, deliver
 
 if TYPE_CHECKING:
@@ -67,15 +67,7 @@ class Program:
             for node in order
         )
         self._entries = entries
-        # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes
-        # follow from what is done with them.
-        self._open = [
-            node
-            for node in order
-            if node.call is not None
-            and node.call.creates
-            and 0 in parse_shape(node.attrs.get("shape", "()"))
-        ]
+        self._open = with_open_shapes(order)
         self._inputs = [self.place[node] for node in (*self.arguments, *self.auxiliary)]
         # Numbers of arrays that are bound to compiled calls: parameters, and with them states.
         # Where nobody says what is a parameter, none.
@@ -404,11 +396,8 @@ class Executor:
         if self._watched is not None:
             self._backward_watched(grads, is_train)
             return
-        pairs = [
-            (head, grad)
-            for head, grad, flows in zip(self._heads, grads, self._flows)
-            if flows and _core.on_tape(head)
-        ]
+        # also heads without a gradient: a loss that a head depends on starts its own
+        pairs = [(head, grad) for head, grad in zip(self._heads, grads) if _core.on_tape(head)]
         for i in self._wanted:
             self._inputs[i]._fresh_grad = False
         if pairs:

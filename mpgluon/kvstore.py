@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import optimizer as optimizers
 from ._core import NotSupportedError, write_file
+from ._files import open_regular
 from ._hints import near, near_names
 from .base import MXNetError, MXNetValueError
 from .ndarray import NDArray
@@ -76,11 +77,12 @@ class KVStoreBase:
         raise NotImplementedError("the class does not define is_capable")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's states into a file."""
+        """Writes the optimizer's states into a file, and the optimizer with `dump_optimizer`."""
         raise NotImplementedError(f"{type(self).__name__} does not define save_optimizer_states")
 
-    def load_optimizer_states(self, fname: str) -> None:
-        """Reads what `save_optimizer_states` wrote."""
+    def load_optimizer_states(self, fname: str, trusted: bool = False) -> None:
+        """Reads a file of `save_optimizer_states`. A file with the optimizer in it is a pickle that
+        can run code, and is only read with ``trusted=True``."""
         raise NotImplementedError(f"{type(self).__name__} does not define load_optimizer_states")
 
     @property
@@ -346,12 +348,12 @@ class KVStore(OptimizingStore):
             raise AssertionError("save_optimizer_states: the store has no optimizer")
         write_file(fname, self._updater.get_states(dump_optimizer))
 
-    def load_optimizer_states(self, fname: str) -> None:
+    def load_optimizer_states(self, fname: str, trusted: bool = False) -> None:
         if not isinstance(self._updater, optimizers.Updater):
             raise AssertionError("load_optimizer_states: the store has no optimizer")
-        with open(fname, "rb") as file:
+        with open_regular(fname) as file:
             try:
-                self._updater.set_states(file.read())
+                self._updater.set_states(file.read(), trusted)
             except MXNetError as error:
                 raise MXNetError(f"{fname}: {error}") from None
 

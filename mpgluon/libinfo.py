@@ -1,3 +1,25 @@
-"""The version of the package."""
+"""The version of the package, and where its files are."""
+
+from __future__ import annotations
+
+import os
 
 __version__ = "0.1.0"
+
+
+def find_lib_path() -> list[str]:
+    """The path of the C core, as a list.
+
+    Examples
+    --------
+    >>> [path.count("_core") for path in mx.libinfo.find_lib_path()]
+    [1]
+    """
+    from . import _core
+
+    return [os.path.abspath(_core.__file__)]
+
+
+def find_include_path() -> str:
+    """The folder of the headers for ops in C, as `mx.library.get_include`."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")

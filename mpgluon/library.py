@@ -8,7 +8,9 @@ import struct
 import sys
 
 from . import _core, ndarray as nd
+from ._files import open_regular
 from .base import MXNetError
+from .libinfo import find_include_path
 from .ndarray._namespaces import place
 
 __all__ = ["get_include", "load"]
@@ -25,7 +27,7 @@ def get_include() -> str:
     >>> os.path.exists(os.path.join(mx.library.get_include(), "mpgluon", "op.h"))
     True
     """
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
+    return find_include_path()
 
 
 def _spaces(package, space):
@@ -43,7 +45,7 @@ def _taken(name):
 def _cut_off(path):
     """Whether a segment of an ELF file of 64 bits ends behind the end of the file. The system's
     loader maps such a segment as it is, and reading it ends the process."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(64)
         if len(head) < 64 or head[:6] != _ELF_64:

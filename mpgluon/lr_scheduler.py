@@ -94,7 +94,27 @@ class LRScheduler(OptionsChecked):
         raise NotImplementedError(f"{type(self).__name__} must define __call__(num_update)")
 
 
-class FactorScheduler(LRScheduler):
+class _Falling(LRScheduler):
+    """Base of schedulers whose `base_lr` falls at updates that have passed.
+
+    A Trainer that loads an earlier state asks for an earlier update: the rates fall from the start
+    then.
+    """
+
+    _start: dict[str, float] | None = None  # attributes before the first fall
+    count: int
+
+    def _keep_start(self):
+        if self._start is None:
+            names = ("base_lr", "count", "cur_step_ind")
+            _set(self, _start={name: vars(self)[name] for name in names if name in vars(self)})
+
+    def _rewind(self, num_update):
+        if self._start is not None and num_update <= self.count:
+            _set(self, **self._start, _start=None)
+
+
+class FactorScheduler(_Falling):
     """Multiplies the rate by `factor` after every `step` updates, down to `stop_factor_lr`.
 
     Examples
@@ -126,9 +146,11 @@ class FactorScheduler(LRScheduler):
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
+        self._rewind(num_update)
         while num_update > self.count + self.step:
             lr = self.base_lr * self.factor
             floor = lr < self.stop_factor_lr
+            self._keep_start()
             _set(self, count=self.count + self.step, base_lr=self.stop_factor_lr if floor else lr)
             logging.info(
                 "Update[%d]: learning rate %s %0.5e",
@@ -139,7 +161,7 @@ class FactorScheduler(LRScheduler):
         return self.base_lr
 
 
-class MultiFactorScheduler(LRScheduler):
+class MultiFactorScheduler(_Falling):
     """Multiplies the rate by `factor` once each of the update numbers in `step` (a growing list) is
     passed.
 
@@ -175,7 +197,9 @@ class MultiFactorScheduler(LRScheduler):
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
+        self._rewind(num_update)
         while self.cur_step_ind < len(self.step) and num_update > self.step[self.cur_step_ind]:
+            self._keep_start()
             _set(
                 self,
                 count=self.step[self.cur_step_ind],
@@ -215,9 +239,9 @@ class _Annealing(LRScheduler):
     def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
-        if num_update <= self.max_update and self.max_steps > 0:
-            span = self.base_lr_orig - self.final_lr
-            self.base_lr: float = self.final_lr + self._curve(span, num_update - self.warmup_steps)
+        if self.max_steps > 0:
+            span, done = self.base_lr_orig - self.final_lr, min(num_update, self.max_update)
+            self.base_lr: float = self.final_lr + self._curve(span, done - self.warmup_steps)
         return self.base_lr
 
 

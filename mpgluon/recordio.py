@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ._files import open_regular
 from .base import MXNetAssertionError, MXNetError, MXNetValueError, lines_of
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class MXRecordIO:
         if self.flag not in ("r", "w"):
             raise ValueError(f"flag must be 'r' or 'w', got {self.flag!r}")
         # Unbuffered where it is written: a forked process has nothing left to write a second time.
-        self._file = open(self.uri, "wb", buffering=0) if self.writable else open(self.uri, "rb")
+        self._file = open(self.uri, "wb", buffering=0) if self.writable else open_regular(self.uri)
         self.pid = os.getpid()
         self.is_open = True
 

@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from ._hints import near
-from .base import MXNetAssertionError
+from .base import MXNetAssertionError, MXNetValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,11 +117,14 @@ def get_create_func(base_class: type[Kind], nickname: str) -> Callable[..., Kind
 
             if args or kwargs:
                 raise MXNetAssertionError(f"a {nickname} given as JSON takes no further arguments")
-            parsed = json.loads(what)
-            if isinstance(parsed, dict):
-                return create(**parsed)
-            name, options = parsed
-            return create(name, **options)
+            try:
+                parsed = json.loads(what)
+                name, options = parsed if isinstance(parsed, list) else (None, parsed)
+            except (ValueError, RecursionError) as error:
+                raise MXNetValueError(
+                    f"create: {what[:40]!r} is not the JSON of an object ({nickname}): {error}"
+                ) from None
+            return create(**options) if name is None else create(name, **options)
         klass = family.get(what.lower())
         if klass is None:
             raise MXNetAssertionError(

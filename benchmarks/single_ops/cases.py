@@ -8,6 +8,7 @@ alike: floats from the normal distribution, integers from 0 to 100.
 
 from single_ops.case import CUBE, IMAGES, LOW, TALL, WIDE, Case, pair, single, size
 from single_ops.common import common, common_layers
+from single_ops.odd_shapes import odd_shapes
 from single_ops.unary import UNARY
 
 
@@ -711,6 +712,7 @@ CASES = [
         moves,
         common,
         common_layers,
+        odd_shapes,
     )
     for case in family()
 ]

@@ -315,6 +315,18 @@ static mpg_status record_constant(mpg_array *gradient, mpg_array *variable) {
   return MPG_OK;
 }
 
+/* Gives a gradient memory of its own if the storage has other holders: an input, a head gradient or
+ * another result. Saved contents don't count, because a write leaves them as they are. */
+static mpg_status unshare(mpg_tensor *gradient) {
+  const mpg_storage *storage = gradient->storage;
+  if ((uint32_t)storage->references <= 1 + storage->savers) return MPG_OK;
+  mpg_tensor copy;
+  MPG_TRY(mpg_tensor_snapshot(gradient, &copy));
+  mpg_tensor_release(gradient);
+  *gradient = copy;
+  return MPG_OK;
+}
+
 static mpg_status grad(mpg_backward_pass *pass, head_list *list, mpg_array *const *variables,
                        int num_variables, bool retain, bool create_graph, bool train,
                        mpg_array *gradients) {
@@ -343,6 +355,8 @@ static mpg_status grad(mpg_backward_pass *pass, head_list *list, mpg_array *cons
   mpg_status status = MPG_OK;
   for (int i = 0; i < num_variables && create_graph && status == MPG_OK; i++)
     if (!gradients[i].node) status = record_constant(&gradients[i], variables[i]);
+  for (int i = 0; i < num_variables && status == MPG_OK; i++)
+    status = unshare(&gradients[i].tensor);
   if (status != MPG_OK) mpg_array_clear_all(gradients, (size_t)num_variables);
   return status;
 }

@@ -237,6 +237,9 @@ static mpg_status add_op(mpg_backward_pass *pass, mpg_tape_node *node) {
       &number));
   mpg_node *graph_node = &graph->nodes[number];
   graph_node->train = node->train;
+  graph_node->starts = node->starts;
+  graph_node->family = node->family ? node->family : node->sequence;
+  graph->has_families |= node->family != 0;
   graph_node->scope = node->scope;
   graph_node->origin = node->origin;
   for (uint32_t i = 0; i < node->num_outputs; i++) {

@@ -167,16 +167,17 @@ static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool r
   for (uint32_t i = 0; i < num_grads; i++)
     out_grads[i] =
         mpg_has_value(inputs[i]) ? &pass->arrays[mpg_value_index(graph, inputs[i])] : &empty;
+  mpg_array *const *sums = out_grads + owner->num_outputs;
   for (uint32_t i = 0; i < num_results; i++) {
     uint32_t value = node->values + i;
     needed[i] = pass->uses[value] > 0;
     /* A result with other readers must be returned as a separate array if it is added to an old
-     * gradient. */
-    if (pass->targets[value] &&
+     * gradient, and so must one that is added to the gradients of later calls here. */
+    bool summed_here = !owner->call->adds_sums && sums[i]->tensor.storage;
+    if (pass->targets[value] && !summed_here &&
         (pass->uses[value] == 1 || pass->targets[value]->request == MPG_GRAD_WRITE))
       targets[i] = *pass->targets[value];
   }
-  mpg_array *const *sums = out_grads + owner->num_outputs;
   mpg_status status = owner->call->backward(owner, out_grads, sums, needed, targets, results,
                                             retain, train, pass->together);
   for (uint32_t i = 0; i < num_results && status == MPG_OK; i++) {
@@ -274,6 +275,8 @@ static mpg_status run_recorded(mpg_backward_pass *pass, const mpg_node *node) {
     MPG_GOTO(mpg_device_get(node->device, &device));
   MPG_GOTO(mpg_record_call(node->op, node->params, arguments, (int)node->num_inputs, results,
                            (int)node->num_outputs, NULL, node->train, device, node->scope));
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    if (results[i].node) results[i].node->family = node->family;
   memcpy(pass->arrays + node->values, results, node->num_outputs * sizeof *results);
 fail:
   mpg_free(results);

@@ -59,12 +59,16 @@ struct mpg_tape_node {
   uint8_t kind; /* mpg_tape_kind */
   uint8_t size_class;
   bool train, consumed;
+  bool starts;     /* calls only: the gradient isn't zero even if a zero gradient arrives */
   bool fresh;      /* of a variable: backward has written since the flag was cleared */
   uint8_t request; /* of a variable: mpg_grad_req */
   uint64_t parameter_set_number; /* of a variable: the latest set it is in; 0: none */
   uint32_t scope, origin;
   uint32_t num_inputs, num_outputs;
-  uint64_t sequence;   /* creation order */
+  uint64_t sequence; /* creation order */
+  /* Gradients of any order: `sequence` of the forward op that they belong to. 0 means that this op
+   * is a forward op. */
+  uint64_t family;
   uint64_t visit;      /* backward's mark: reached in that pass */
   uint32_t graph_node; /* and where it is in that graph */
   mpg_tape_node *next; /* in the list of those being freed */

@@ -27,7 +27,7 @@ void mpg_trace_end(mpg_trace *trace) {
 void mpg_trace_release(mpg_trace *trace) {
   if (!trace || --trace->references) return;
   mpg_graph_free(&trace->graph);
-  for (size_t i = 0; i < trace->num_constants; i++) mpg_array_clear(&trace->constants[i].array);
+  mpg_trace_clear_constants(trace);
   mpg_free(trace->constants);
   mpg_free(trace->copies);
   mpg_free(trace->live);
@@ -69,6 +69,26 @@ mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array) 
   return MPG_OK;
 }
 
+/* Returns the outermost of the active traces. */
+static const mpg_trace *outermost(const mpg_trace *trace) {
+  while (trace->outer) trace = trace->outer;
+  return trace;
+}
+
+/* True if the constant is this array with its present contents. */
+static bool is_same(const mpg_trace_constant *constant, const mpg_array *array) {
+  const mpg_array *known = &constant->array;
+  if (array->trace)
+    return known->trace == array->trace && known->value.node == array->value.node &&
+           known->value.output == array->value.output;
+  return !known->trace && known->tensor.storage == array->tensor.storage &&
+         known->tensor.offset == array->tensor.offset &&
+         known->tensor.desc.dtype == array->tensor.desc.dtype &&
+         mpg_shape_equal(&known->tensor.desc.shape, &array->tensor.desc.shape) &&
+         known->node == array->node &&
+         (!constant->saved.storage || constant->saved.version == array->tensor.storage->version);
+}
+
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op,
                            mpg_value *value) {
   if (array->trace == trace) {
@@ -83,23 +103,9 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
                     op);
   }
   for (size_t i = 0; i < trace->num_constants; i++) {
-    const mpg_array *known = &trace->constants[i].array;
-    if (array->trace) {
-      if (known->trace != array->trace || known->value.node != array->value.node ||
-          known->value.output != array->value.output)
-        continue;
-      *value = trace->constants[i].value;
-      return MPG_OK;
-    }
-    if (known->trace) continue;
-    if (known->tensor.storage == array->tensor.storage &&
-        known->tensor.offset == array->tensor.offset &&
-        known->tensor.desc.dtype == array->tensor.desc.dtype &&
-        mpg_shape_equal(&known->tensor.desc.shape, &array->tensor.desc.shape) &&
-        known->node == array->node) {
-      *value = trace->constants[i].value;
-      return MPG_OK;
-    }
+    if (!is_same(&trace->constants[i], array)) continue;
+    *value = trace->constants[i].value;
+    return MPG_OK;
   }
   MPG_TRY(mpg_grow((void **)&trace->constants, &trace->constants_capacity, trace->num_constants + 1,
                    sizeof *trace->constants));
@@ -107,7 +113,49 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
   mpg_trace_constant *constant = &trace->constants[trace->num_constants++];
   *constant = (mpg_trace_constant){.value = *value};
   mpg_array_copy(&constant->array, array);
+  mpg_storage *storage = array->tensor.storage;
+  if (!storage || storage->born <= outermost(trace)->born) return MPG_OK; /* writes are refused */
+  if (storage->exposed) { /* code outside the core may write it unseen */
+    mpg_tensor copy;
+    MPG_TRY(mpg_tensor_snapshot(&constant->array.tensor, &copy));
+    mpg_tensor_release(&constant->array.tensor);
+    constant->array.tensor = copy;
+  } else {
+    constant->saved = mpg_contents_save(storage, array->tensor.offset);
+  }
   return MPG_OK;
+}
+
+mpg_status mpg_trace_get_constant(const mpg_trace *trace, size_t i, mpg_array *array) {
+  const mpg_trace_constant *constant = &trace->constants[i];
+  const mpg_saved *saved = &constant->saved;
+  bool no_memory = false;
+  mpg_array_copy(array, &constant->array);
+  if (!saved->storage) return MPG_OK;
+  mpg_storage *former = mpg_contents_find(saved->storage, saved->version, &no_memory);
+  if (former == saved->storage) return MPG_OK;
+  mpg_tensor tensor = array->tensor, copy;
+  tensor.storage = former;
+  mpg_status status = former ? mpg_tensor_snapshot(&tensor, &copy)
+                             : mpg_fail(MPG_ERROR,
+                                        "a hybridized block writes an array that it made and used "
+                                        "before, and the earlier contents are lost: %s",
+                                        mpg_contents_lost_text(no_memory));
+  if (status != MPG_OK) {
+    mpg_array_clear(array);
+    return status;
+  }
+  mpg_tensor_release(&array->tensor);
+  array->tensor = copy;
+  return MPG_OK;
+}
+
+void mpg_trace_clear_constants(mpg_trace *trace) {
+  for (size_t i = 0; i < trace->num_constants; i++) {
+    mpg_contents_release(&trace->constants[i].saved);
+    mpg_array_clear(&trace->constants[i].array);
+  }
+  trace->num_constants = 0;
 }
 
 bool mpg_trace_takes(const mpg_array *array) {

@@ -4,21 +4,25 @@
  * While a trace is active, ops become nodes of its graph if they have a traced input, an input that
  * was made before the trace began, no array inputs, or random numbers; arrays with contents that
  * such an op meets become constants, which are read in every call, and so do traced arrays of the
- * traces around it, which the body of a loop captures. Ops on arrays that were made of numbers
- * since run at once. A trace knows which of its values an array still stands for ("live"): what
- * code that is yet to be traced can use. Where a program is cut in two, those are what passes over
- * the cut (compile/function.h). Ownership: traced arrays share the trace (reference count); who
- * began it ends it. Threads: host lock; the active trace is per thread.
+ * traces around it, which the body of a loop captures. Ops on arrays that were made from
+ * numbers during the trace run at once. Such an array may be written after it became a constant:
+ * earlier uses keep the contents that they saw (copy on write, tensor/contents.h). A value is live
+ * while an array refers to it, because code that is yet to be traced can use it. If a program is
+ * cut in two, the live values pass from the first part to the second (compile/function.h).
+ * Ownership: traced arrays share the trace (reference count); who began it ends it. Threads: host
+ * lock; the active trace is per thread.
  */
 #ifndef MPG_AUTOGRAD_TRACE_H
 #define MPG_AUTOGRAD_TRACE_H
 
 #include "autograd/array.h"
 #include "graph/ir/graph.h"
+#include "tensor/contents.h"
 
 typedef struct mpg_trace_constant {
   mpg_array array; /* owned */
   mpg_value value;
+  mpg_saved saved; /* the contents at its first use; only for arrays made during the trace */
 } mpg_trace_constant;
 
 typedef struct mpg_trace_copy { /* of a value on another device, put in between groups
@@ -60,6 +64,10 @@ mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array);
 /* The value of any array in the trace: a constant where it has contents. */
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op,
                            mpg_value *value);
+/* Returns constant i with the contents that its uses saw: a new reference, or a copy if the array
+ * has been written since. */
+mpg_status mpg_trace_get_constant(const mpg_trace *trace, size_t i, mpg_array *array);
+void mpg_trace_clear_constants(mpg_trace *trace); /* releases all of them */
 /* Fails if the array may not be written now: values of a trace never may, and a write to an array
  * from outside of the active trace would happen only once, while tracing. */
 /* The error for an array that outlived its trace; %s: the attempted use. */

@@ -111,6 +111,7 @@ static mpg_status callback_node(const mpg_callback *callback, void *state, uint3
   node->call = node->params;
   node->params = NULL;
   node->state = self;
+  node->starts = true;
   node->train = mpg_autograd_training();
   node->scope = mpg_autograd_scope();
   node->origin = mpg_host_origin();

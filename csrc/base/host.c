@@ -12,8 +12,8 @@ static void no_origin_text(uint32_t origin, char *buffer, size_t size) {
 }
 static void no_collect(void) {}
 
-static const mpg_host no_host = {no_release,     no_acquire, no_interrupt, no_origin,
-                                 no_origin_text, no_collect, NULL,         NULL};
+static const mpg_host no_host = {no_release, no_acquire, no_interrupt, no_origin, no_origin_text,
+                                 NULL,       NULL,       no_collect,   NULL,      NULL};
 static const mpg_host *current_host = &no_host; /* runtime state: set once at start */
 /* runtime state, under the host lock; so is what follows */
 static uint64_t turns;
@@ -58,6 +58,13 @@ uint32_t mpg_host_origin(void) {
 
 void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size) {
   current_host->origin_text(origin, buffer, size);
+}
+
+uint32_t mpg_host_origin_key(uint32_t origin) {
+  return current_host->origin_key ? current_host->origin_key(origin) : 0;
+}
+uint32_t mpg_host_origin_of_key(uint32_t key) {
+  return current_host->origin_of_key ? current_host->origin_of_key(key) : 0;
 }
 
 bool mpg_host_alone(void) { return !current_host->alone || current_host->alone(); }

@@ -21,8 +21,14 @@ typedef struct mpg_host {
   mpg_status (*check_interrupt)(void); /* lock held; MPG_INTERRUPTED when the user asked to stop */
   uint32_t (*origin)(
       void); /* lock held; number of the host's source line that is running, 0: not known */
-  void (*origin_text)(uint32_t origin, char *buffer,
-                      size_t size); /* lock held; "file.py:12 in f" */
+  /* any thread, without the lock, even after the host has ended; "file.py:12 in f" */
+  void (*origin_text)(uint32_t origin, char *buffer, size_t size);
+  /* Optional; lock held. Returns a key of the line that is the same in all processes of the
+   * program. Returns 0 if the line is unknown or if this is not the main thread, because calls of
+   * other threads come in no fixed order. */
+  uint32_t (*origin_key)(uint32_t origin);
+  /* Optional; any thread. Returns 0 if this process has not run the line. */
+  uint32_t (*origin_of_key)(uint32_t key);
   /* lock held; memory is short: drops what the host keeps without need, as garbage in cycles */
   void (*collect)(void);
   /* optional; lock held: whether the host has no other thread, which could submit work */
@@ -42,6 +48,8 @@ void mpg_host_acquire_lock(void *token);
 mpg_status mpg_host_check_interrupt(void);
 /* looking for the line makes objects, and the host may collect garbage then */
 uint32_t mpg_host_origin(void);
+uint32_t mpg_host_origin_key(uint32_t origin);
+uint32_t mpg_host_origin_of_key(uint32_t key);
 void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size);
 bool mpg_host_alone(void);
 mpg_status mpg_host_agree(const char *text);

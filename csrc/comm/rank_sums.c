@@ -27,8 +27,11 @@ typedef struct job {
   mpg_gpu_communicator *communicator;
   mpg_status refused; /* there was no memory for the rooms */
   char refusal[300];
-  char *rooms[2];   /* of the GPU, for joined arrays and for parts; NULL: none needed */
-  mpg_tick tick;    /* of the work */
+  char *rooms[2]; /* GPU memory for joined arrays and for parts; NULL if not needed */
+  mpg_tick tick;  /* tick of the queued work */
+  uint32_t line;  /* key of the line that queued it */
+  uint64_t names; /* hash of keys and shapes */
+  mpg_rank_step step;
   bool begun;       /* the other ranks know what has become of it */
   mpg_view views[]; /* [2 * i]: an array, and its sum */
 } job;
@@ -77,6 +80,9 @@ static mpg_all_reduce describe(const job *j, adding *a) {
                           .count = j->count,
                           .item = mpg_dtype_size(j->dtype),
                           .dtype = (uint32_t)j->dtype,
+                          .line = j->line,
+                          .names = j->names,
+                          .step = j->step,
                           .add = add,
                           .state = a};
 }
@@ -192,7 +198,10 @@ static mpg_status make_job(const mpg_rank_sums *r, mpg_device *runs_on, job **re
   job *j = mpg_malloc(sizeof *j + 2 * (size_t)r->num_arrays * sizeof *j->views);
   if (!j) return mpg_out_of_host_memory(2 * (size_t)r->num_arrays * sizeof *j->views);
   *j = (job){.num_arrays = r->num_arrays, .dtype = r->arrays[0]->desc.dtype, .runs_on = runs_on};
+  j->names = r->names;
   for (uint32_t i = 0; i < r->num_arrays; i++) {
+    for (int axis = 0; axis < r->arrays[i]->desc.shape.ndim; axis++)
+      j->names = j->names * 31 + (uint64_t)r->arrays[i]->desc.shape.dims[axis];
     j->views[2 * i] = (mpg_view){mpg_tensor_data(r->arrays[i]), r->arrays[i]->desc};
     j->views[2 * i + 1] = (mpg_view){mpg_tensor_data(r->sums[i]), r->sums[i]->desc};
     j->count += (size_t)mpg_shape_size(&r->arrays[i]->desc.shape);
@@ -210,6 +219,7 @@ static mpg_status ready(void *state, bool *done) {
   (void)done;
   q->queued = true;
   j->number = mpg_transfers_take(MPG_ALL_REDUCE_NUMBERS);
+  j->step = mpg_ranks_step();
   j->tick = mpg_device_next_tick(j->runs_on);
   return MPG_OK;
 }
@@ -264,11 +274,13 @@ static mpg_status queue_sums(const mpg_rank_sums *r) {
   q.work = j;
   if (j->gpu) MPG_GOTO(find_communicator(j, r));
   MPG_GOTO(hold(r, &q));
+  uint32_t origin = mpg_host_origin();
+  j->line = mpg_host_origin_key(origin);
   const mpg_submission work = {.name = name,
                                .work = sum,
                                .payload = &j,
                                .payload_size = sizeof j,
-                               .origin = mpg_host_origin(),
+                               .origin = origin,
                                .discard = discard};
   status =
       mpg_kernel_submit(&(mpg_kernel_submission){.devices = devices,

@@ -21,6 +21,7 @@ typedef struct mpg_rank_sums {
   const mpg_tensor *const *arrays, *const *sums;
   uint32_t num_arrays;
   const int32_t *indices;
+  uint64_t names; /* hash of the arrays' keys and shapes; all ranks compare it */
 } mpg_rank_sums;
 mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *sums);
 

@@ -69,6 +69,7 @@ mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train,
     drop(&cache->entries[place]);
     cache->dropped++;
   }
+  compiled->family = cache;
   cache->entries[place] = (mpg_cache_entry){signature,      num_inputs, inputs->num_bound,
                                             train,          recording,  inputs->binding,
                                             ++cache->clock, compiled,   mpg_precision_changes()};

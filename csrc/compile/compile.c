@@ -64,13 +64,11 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
     return mpg_out_of_host_memory(c->num_inputs * sizeof *c->inputs);
   for (uint32_t i = 0; i < c->num_given; i++) c->inputs[i] = inputs[i].value;
   for (uint32_t i = 0; i < c->num_constants; i++) {
-    mpg_trace_constant *constant = &trace->constants[i];
-    c->inputs[c->num_given + i] = constant->value;
-    c->constants[i] = constant->array; /* moved */
-    constant->array = (mpg_array){0};
+    c->inputs[c->num_given + i] = trace->constants[i].value;
+    MPG_TRY(mpg_trace_get_constant(trace, i, &c->constants[i]));
     c->wanted[c->num_given + i] = c->recording && mpg_tape_wants(c->constants[i].node);
   }
-  trace->num_constants = 0;
+  mpg_trace_clear_constants(trace);
   return MPG_OK;
 }
 
@@ -277,6 +275,7 @@ static mpg_status make_forward(mpg_compiled *c) {
   MPG_GOTO(plan_forward(c, &order));
   mpg_dump_pass("forward plan", &c->graph, &order, &c->plan);
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
+  c->programs->graph = 2 * c->agreed;
   if (c->stages == MPG_STAGES_NONE)
     mpg_program_set_arrange(
         c->programs, &(mpg_parts){.count = 3,
@@ -369,6 +368,7 @@ static mpg_status take_trace(mpg_compiled *c, mpg_trace *trace, const mpg_array 
   MPG_GOTO(take_inputs(c, trace, inputs));
   for (uint32_t i = 0; i < c->num_given; i++)
     c->wanted[i] = options->recording && options->wanted[i];
+  for (size_t n = 0; n < c->graph.num_nodes; n++) c->starts |= mpg_node_starts(&c->graph.nodes[n]);
   if (c->stages == MPG_STAGES_NONE) c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
 fail:
   mpg_free(values);
@@ -386,16 +386,31 @@ static mpg_status keep_traced(mpg_compiled *c) {
   return MPG_OK;
 }
 
+/* Removes the tape edge of an input if outputs depend on it only through detached values, as in
+ * eager calls. Parameter sets and pipeline runs track reachability themselves. */
+static mpg_status cut_detached(mpg_compiled *c) {
+  bool *arrives = mpg_malloc(c->num_outputs + 1), *reached = NULL;
+  if (!arrives) return mpg_out_of_host_memory(c->num_outputs);
+  memset(arrives, true, c->num_outputs);
+  mpg_status status = mpg_compiled_find_reached(c, arrives, &reached);
+  for (uint32_t i = 0; status == MPG_OK && i < mpg_compiled_first_fixed(c); i++)
+    c->wanted[i] &= reached[i];
+  c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
+  mpg_free(reached);
+  mpg_free(arrives);
+  return status;
+}
+
 /* Where devices of several processes take part, all must have traced the same. */
-static mpg_status agree(const mpg_graph *graph) {
-  bool shared = false;
-  for (size_t v = 0; v < graph->num_values && !shared; v++) shared = graph->values[v].device.rank;
-  if (!shared) return MPG_OK;
+static mpg_status agree(mpg_compiled *c) {
+  const mpg_graph *graph = &c->graph;
+  if (!mpg_graph_spans_ranks(graph)) return MPG_OK;
   mpg_text text = {0};
   mpg_graph_dump(graph, &text);
   mpg_status status =
       text.failed ? mpg_out_of_host_memory(0) : mpg_host_agree(mpg_text_string(&text));
   mpg_text_free(&text);
+  c->agreed = mpg_ranks_note_graph();
   return status;
 }
 
@@ -409,11 +424,12 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(new_compiled(num_inputs, num_outputs, options, &c));
   MPG_GOTO(take_trace(c, trace, inputs, outputs, options, separate));
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
-  MPG_GOTO(agree(&c->graph));
+  MPG_GOTO(agree(c));
   MPG_GOTO(rewrite(c, trace));
   MPG_GOTO(separate_outputs(&c->graph, separate));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
   MPG_GOTO(keep_traced(c));
+  if (c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(cut_detached(c));
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
   if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_invariants(c));
@@ -521,10 +537,14 @@ static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
           .fixed = {false, true, false, true}});
 }
 
-mpg_status mpg_compiled_find_reached(const mpg_compiled *c, const bool *arrives, bool *reached) {
+mpg_status mpg_compiled_find_reached(const mpg_compiled *c, const bool *arrives, bool **reached) {
   const mpg_graph *graph = &c->graph;
   bool *marked = mpg_calloc(graph->num_nodes + 1, sizeof *marked);
-  if (!marked) return mpg_out_of_host_memory(graph->num_nodes);
+  if (marked) *reached = mpg_malloc((c->num_inputs + 1) * sizeof **reached);
+  if (!marked || !*reached) {
+    mpg_free(marked);
+    return mpg_out_of_host_memory(graph->num_nodes);
+  }
   for (uint32_t i = 0; i < c->num_outputs; i++)
     if (arrives[i]) marked[c->traced[graph->num_inputs + i].node] = true;
   for (size_t n = graph->num_nodes; n-- > 0;) {
@@ -532,13 +552,13 @@ mpg_status mpg_compiled_find_reached(const mpg_compiled *c, const bool *arrives,
     if (!marked[n] || mpg_node_flag(node, MPG_OP_DETACHES)) continue;
     for (uint32_t i = 0; i < node->num_inputs; i++) marked[c->traced[node->inputs + i].node] = true;
   }
-  for (uint32_t i = 0; i < c->num_inputs; i++) reached[i] = marked[c->inputs[i].node];
+  for (uint32_t i = 0; i < c->num_inputs; i++) (*reached)[i] = marked[c->inputs[i].node];
   mpg_free(marked);
   return MPG_OK;
 }
 
 static mpg_status find_reached(const mpg_compiled *c, mpg_compiled_backward *b) {
-  MPG_TRY(mpg_compiled_find_reached(c, b->arrives, b->reached));
+  MPG_TRY(mpg_compiled_find_reached(c, b->arrives, &b->reached));
   b->reaches_bound = true;
   for (uint32_t i = 0; i < c->num_inputs; i++) {
     if (i >= c->num_given - c->num_bound && i < c->num_given) b->reaches_bound &= b->reached[i];
@@ -645,6 +665,7 @@ static mpg_status lower_backward(const mpg_compiled *c, const mpg_graph *joint,
   mpg_dump_pass("gradient", joint, NULL, NULL);
   mpg_dump_pass("backward plan", joint, order, &b->plan);
   MPG_TRY(mpg_lower(joint, order, &b->plan, "compiled backward", &b->programs));
+  b->programs->graph = 2 * c->agreed + 1;
   if (c->stages == MPG_STAGES_NONE) arrange_backward(c, b->programs);
   return MPG_OK;
 }
@@ -693,9 +714,8 @@ static mpg_status new_backward(const mpg_compiled *c, mpg_compiled_backward **re
   b->arrives = mpg_calloc(c->num_outputs + 1, sizeof *b->arrives);
   b->places = mpg_calloc(c->num_inputs + 1, sizeof *b->places);
   b->gives = mpg_calloc(c->num_inputs + 1, sizeof *b->gives);
-  b->reached = mpg_calloc(c->num_inputs + 1, sizeof *b->reached);
   b->summed = mpg_calloc(c->num_inputs + 1, sizeof *b->summed);
-  if (b->arrives && b->places && b->gives && b->reached && b->summed) {
+  if (b->arrives && b->places && b->gives && b->summed) {
     *result = b;
     return MPG_OK;
   }

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "compile/call_state.h"
+#include "device/ranks/ranks.h"
 
 static const char BLOCK[] = "a hybridized block";
 
@@ -341,12 +342,11 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
     *all = b->reaches_bound || !misses_a_parameter(c, call->parameters, b->reached);
     return MPG_OK;
   }
-  bool *reached = mpg_malloc(c->num_inputs + 1);
-  if (!reached) return mpg_out_of_host_memory(c->num_inputs);
-  mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
-  if (status == MPG_OK) *all = !misses_a_parameter(c, call->parameters, reached);
+  bool *reached;
+  MPG_TRY(mpg_compiled_find_reached(c, arrives, &reached));
+  *all = !misses_a_parameter(c, call->parameters, reached);
   mpg_free(reached);
-  return status;
+  return MPG_OK;
 }
 
 /* Where contents were overwritten and kept, these are the input. */
@@ -447,6 +447,7 @@ static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs
   node->call = &recorded_calls;
   node->state = call;
   node->parameters = mpg_parameter_set_retain(inputs->parameters);
+  node->starts = c->starts;
   node->train = mpg_autograd_training();
   node->scope = mpg_autograd_scope();
   node->origin = space->origin;
@@ -538,6 +539,8 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
     mpg_device *device;
     MPG_GOTO(mpg_device_get(value->device, &device));
     MPG_GOTO(mpg_tensor_create(device, &value->desc, &results[i]));
+    if (__builtin_expect(device->id.rank != 0, 0))
+      results[i].storage->name = mpg_ranks_name_array(space.origin, MPG_MADE_BY_GRAPH);
   }
   mpg_random_key random =
       c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};

@@ -19,11 +19,12 @@
  * mostly one parameter set (autograd/parameter_set.h).
  *
  * Of the user's inputs, the last ones may be *bound*: the same arrays from call to call (a block's
- * parameters). A binding has a number; where a call comes with the number that the compiled call
- * knows, nobody looks at these arrays before the work is queued. What is made of bound inputs and
- * constants alone is kept with the binding when no gradient is recorded (weights packed or folded):
- * a invariants makes it at the first call, and again when one of these arrays has been written
- * since (invariants.c). It follows the inputs among the external arrays.
+ * parameters). A binding has a number; if a call has the number that the compiled call knows, these
+ * arrays aren't checked before the work is queued. If no gradient is recorded, values computed from
+ * bound inputs and constants alone (packed or folded weights) are kept with the binding. An
+ * invariants program computes them at the first call, and recomputes them after a write to one of
+ * these arrays (invariants.c). They follow the inputs among the external arrays. At most a few
+ * signatures of a function keep such values at a time.
  *
  * Ownership: a compiled call is counted; tapes of recorded calls hold references. Threads: host
  * lock.
@@ -119,6 +120,8 @@ typedef struct mpg_compiled {
   uint32_t num_results;
   uint32_t *external; /* per value of the graph: external array, or MPG_NO_BASE */
   bool recording, exact, unfused;
+  bool starts;     /* a node starts a gradient (mpg_node_starts) */
+  uint64_t agreed; /* the graph's number in all processes; 0 if it spans no ranks */
   mpg_compile_stages stages;
   mpg_drawn *drawn; /* per random call: where the rows of a micro-batch lie in it, once it was
                        checked (pipeline_run.h); NULL: not known */
@@ -141,8 +144,11 @@ typedef struct mpg_compiled {
   mpg_compiled_backward *backwards;
   uint64_t saved_in;    /* number of the parameter set that was last told of saved_external */
   mpg_binding *binding; /* of the latest call; owned reference */
-  uint64_t bindings;    /* made so far */
-  void *space;          /* for the next call's bookkeeping; owned */
+  const void *family;   /* identifies the signature cache of its function; only compared */
+  /* Links of the list of compiled calls that keep values. keeper_link is NULL outside the list. */
+  struct mpg_compiled *next_keeper, **keeper_link;
+  uint64_t bindings;               /* made so far */
+  void *space;                     /* for the next call's bookkeeping; owned */
   struct mpg_recorded_call *spare; /* for the next recorded call: a list; owned */
   uint64_t calls, last_used;
   size_t held; /* bytes of frames that wait for their backward */
@@ -197,6 +203,9 @@ mpg_status mpg_compiled_fit(mpg_compiled *compiled, const mpg_memory_budget *bud
 mpg_status mpg_compiled_measure(mpg_compiled *compiled, mpg_plan *plan);
 
 void mpg_compiled_unbind(mpg_compiled *compiled); /* forgets the binding */
+/* Releases the kept values of all compiled calls that aren't running, because a device is out of
+ * memory. The next call recomputes them. */
+void mpg_compiled_release_kept(void);
 void mpg_compiled_free_spare(mpg_compiled *compiled);
 
 /* Calls it: inputs as given at the trace (same shapes, dtypes, devices); outputs: empty structs. */
@@ -214,10 +223,11 @@ mpg_status mpg_compiled_replay(mpg_compiled *compiled, const mpg_array *inputs,
                                const uint32_t *versions, mpg_random_key random, uint64_t sequence,
                                mpg_array *outputs);
 
-/* Per input: whether outputs that have a gradient depend on it, other than through detached values.
- */
+/* Fills *reached with one flag for each of the compiled->num_inputs inputs, captured arrays
+ * included: true if an output with a gradient depends on the input through values that aren't
+ * detached. arrives: one flag for each output. The caller frees *reached. */
 mpg_status mpg_compiled_find_reached(const mpg_compiled *compiled, const bool *arrives,
-                                     bool *reached);
+                                     bool **reached);
 
 /* invariants.c. Makes the invariants of a simplified graph, where there is something to keep. */
 mpg_status mpg_compiled_make_invariants(mpg_compiled *compiled);

@@ -58,10 +58,8 @@ fail:
 
 mpg_status mpg_compiled_make_invariants(mpg_compiled *c) {
   size_t num_kept;
-  c->kept = mpg_malloc((c->graph.num_values + 1) * sizeof *c->kept);
-  if (!c->kept) return mpg_out_of_host_memory(c->graph.num_values * sizeof *c->kept);
   MPG_TRY(mpg_graph_hoist_invariants(&c->graph, c->inputs + mpg_compiled_first_fixed(c),
-                                     c->num_bound + c->num_constants, c->kept, &num_kept));
+                                     c->num_bound + c->num_constants, &c->kept, &num_kept));
   c->num_kept = (uint32_t)num_kept;
   return num_kept ? plan_invariants(c) : MPG_OK;
 }
@@ -76,10 +74,44 @@ void mpg_binding_release(mpg_binding *binding) {
   mpg_free(binding);
 }
 
+/* List of the compiled calls that keep values, the most recently bound first. Runtime state, under
+ * the host lock. */
+static mpg_compiled *keepers;
+
+static void remove_keeper(mpg_compiled *c) {
+  if (!c->keeper_link) return;
+  *c->keeper_link = c->next_keeper;
+  if (c->next_keeper) c->next_keeper->keeper_link = c->keeper_link;
+  c->keeper_link = NULL;
+  c->next_keeper = NULL;
+}
+
 void mpg_compiled_unbind(mpg_compiled *c) {
   mpg_binding *binding = c->binding;
   c->binding = NULL;
+  remove_keeper(c);
   mpg_binding_release(binding);
+}
+
+void mpg_compiled_release_kept(void) {
+  while (keepers) mpg_compiled_unbind(keepers);
+}
+
+/* The signatures of a function that may keep values at the same time. */
+enum { MOST_KEEPERS = 4 };
+
+/* Adds c to the list, and evicts the least recently bound signatures of its function: each keeps
+ * its own copy of the packed weights. Recomputing a copy takes one pass over the weights. */
+static void add_keeper(mpg_compiled *c) {
+  c->next_keeper = keepers;
+  c->keeper_link = &keepers;
+  if (keepers) keepers->keeper_link = &c->next_keeper;
+  keepers = c;
+  int count = 0;
+  for (mpg_compiled *keeper = keepers, *next; keeper; keeper = next) {
+    next = keeper->next_keeper;
+    if (keeper->family == c->family && ++count > MOST_KEEPERS) mpg_compiled_unbind(keeper);
+  }
 }
 
 static mpg_status new_binding(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **result) {
@@ -120,6 +152,7 @@ mpg_status mpg_compiled_bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_bind
     MPG_TRY(new_binding(c, inputs, &binding));
     mpg_compiled_unbind(c); /* waiting for memory lets others in */
     c->binding = binding;
+    if (binding->num_kept) add_keeper(c);
   }
   *result = c->binding;
   c->binding->references++;

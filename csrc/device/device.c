@@ -30,7 +30,8 @@ static struct {
   mpg_device **devices;
   size_t capacity;
   int count;
-  int fixed_threads; /* per CPU device; 0: cores are shared out */
+  _Atomic(mpg_device *) newest; /* any thread */
+  int fixed_threads;            /* per CPU device; 0: cores are shared out */
   mpg_engine_mode mode;
   int64_t idle_spin_ns;
   mpg_team_spin team_spin;
@@ -46,6 +47,9 @@ static struct {
 
 int mpg_device_count(void) { return table.count; }
 mpg_device *mpg_device_at(int ordinal) { return table.devices[ordinal]; }
+mpg_device *mpg_device_newest(void) {
+  return atomic_load_explicit(&table.newest, memory_order_acquire);
+}
 
 int mpg_gpu_count(const char **reason) {
   const char *why;
@@ -133,6 +137,8 @@ static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg
   MPG_GOTO(mpg_pool_create(device, &device->pool));
   MPG_GOTO(device->backend->open(device));
   table.devices[table.count++] = device;
+  device->older = mpg_device_newest();
+  atomic_store_explicit(&table.newest, device, memory_order_release);
   share_threads();
   *result = device;
   return MPG_OK;
@@ -377,6 +383,20 @@ mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *tot
   return MPG_OK;
 }
 
+/* When the running work starts, earlier work may still be using cached blocks. */
+static mpg_status allocate_scratch(mpg_device *device, size_t size, void **memory) {
+  const mpg_backend *backend = device->backend;
+  mpg_status status;
+  for (bool drained = !backend->drain;
+       (status = backend->allocate(device, size, memory)) == MPG_DEVICE_OUT_OF_MEMORY;) {
+    if (mpg_pool_relieve(device->pool, size)) continue;
+    if (drained) break;
+    backend->drain(device);
+    drained = true;
+  }
+  return status;
+}
+
 void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size) {
   _Static_assert(sizeof device->scratch / sizeof device->scratch[0] == MPG_SCRATCH_SLOTS,
                  "a buffer for each slot");
@@ -395,7 +415,7 @@ void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t 
     return NULL;
   }
   if (mpg_pool_resize_scratch(device->pool, total) != MPG_OK) return NULL;
-  mpg_status status = device->backend->allocate(device, rounded, &device->scratch[slot].memory);
+  mpg_status status = allocate_scratch(device, rounded, &device->scratch[slot].memory);
   if (status != MPG_OK) {
     device->scratch[slot].memory = NULL;
     mpg_pool_resize_scratch(device->pool, scratch_total(device));

@@ -134,6 +134,9 @@ typedef struct mpg_backend {
   mpg_status (*allocate)(mpg_device *device, size_t size,
                          void **memory); /* 64-byte aligned; raw, below the pool */
   void (*free)(mpg_device *device, void *memory, size_t size);
+  /* Optional. Returns memory that the driver has cached since `free` to the system. Waits for work
+   * that was issued before those calls of `free`. Any thread. */
+  void (*trim)(mpg_device *device);
   /* Submission in two steps, so that several devices take work together or not at all. enqueue
    * copies the work and starts nothing. publish (cannot fail) lets all enqueued work run. wake
    * (optional) is called after publish if a thread may sleep. retract forgets work that was
@@ -177,12 +180,15 @@ typedef struct mpg_backend {
   /* Optional: captures, work issued once and then again as one (gpu.h says how); by running work,
    * the last by any thread. */
   mpg_status (*capture_begin)(mpg_device *device, void **stream);
+  bool (*capture_void)(mpg_device *device);
   mpg_status (*capture_end)(mpg_device *device, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_device *device, void *capture);
   void (*capture_free)(mpg_device *device, void *capture);
   /* With captures: writes the first `count` of mpg_device.keys, in the order of the running work;
    * `keys` may go at once. The first call makes them; count 0: that alone. */
   mpg_status (*capture_keys)(mpg_device *device, const mpg_random_key *keys, int count);
+  /* Optional: running work waits until its device has done everything issued before. */
+  void (*drain)(mpg_device *device);
   /* Optional: records the failures that the device itself has reported (mpg_device.raised). Any
    * thread. */
   void (*collect)(mpg_device *device);
@@ -205,7 +211,8 @@ const mpg_submitted *mpg_device_latest(const mpg_device *device);
 
 struct mpg_device {
   mpg_device_id id;
-  int32_t ordinal; /* position in the device table */
+  int32_t ordinal;   /* position in the device table */
+  mpg_device *older; /* the device opened before this one; NULL if this is the first. Any thread */
   const mpg_backend *backend;
   void *backend_state;
   void *stream;         /* the backend's; NULL on CPU devices */
@@ -264,6 +271,9 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side);
 int mpg_device_count(void); /* opened so far */
 mpg_device *mpg_device_at(int ordinal);
+/* The device opened last; NULL if none is open. With `older` it enumerates all devices. Any thread.
+ */
+mpg_device *mpg_device_newest(void);
 /* MPG_OK if these devices can take part in collectives as single ops, that is through NCCL: GPUs on
  * cards of their own, and the library is there. Else why not. Host lock. */
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);

@@ -184,12 +184,11 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
 const char *mpg_failures_text(const mpg_cause *cause) { return cause->text; }
 
 mpg_status mpg_failures_report(const mpg_cause *cause) {
-  atomic_store(&((mpg_cause *)cause)->reported, true);
-  if (mpg_worker_device()) { /* without the host lock the source line is not available; the reporter
-                                asks for it */
+  if (mpg_worker_device()) { /* the host thread that reports the failure adds the origin */
     passed_on = cause;
     return mpg_fail(cause->status, "%s", cause->text);
   }
+  atomic_store(&((mpg_cause *)cause)->reported, true);
   char origin[512] = "";
   if (cause->origin) {
     char line[480] = "";

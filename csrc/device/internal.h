@@ -23,7 +23,8 @@ const mpg_cause *mpg_failures_find(mpg_device *device,
                                    mpg_tick tick); /* NULL: that tick did not fail */
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause);
 const char *mpg_failures_text(const mpg_cause *cause);
-mpg_status mpg_failures_report(const mpg_cause *cause); /* sets the error text; marks as reported */
+/* Sets the error text. Marks the cause as reported, except on a worker, which passes it on. */
+mpg_status mpg_failures_report(const mpg_cause *cause);
 const mpg_cause *mpg_failures_unreported(
     mpg_device *device); /* the first one; all are marked as reported. NULL: none */
 void mpg_failures_forget_passed_on(

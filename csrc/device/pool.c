@@ -1,6 +1,7 @@
 /* The memory pool of a device: size classes, a cache, a limit and statistics. */
 #include "device/pool.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,23 +27,30 @@ enum {
 enum {
   NUM_CLASSES = SMALL_CLASSES + (LARGEST_BITS - SMALL_BITS) * 8,
   LOOK_BACK = 8,
-  MOST_AHEAD = 4, /* times the working set that may be cached, and still in use by queued work,
-                     before no more is taken to spare a wait */
+  /* A request waits for a cached block, instead of allocating, once cached memory exceeds this
+   * multiple of the peak use. */
+  MOST_AHEAD = 4,
+  MOST_CACHED = 3,        /* a pool that holds more than this multiple of the peak use is trimmed */
+  LARGE = 1 << 20,        /* smallest request that may be served by splitting and joining */
+  LEAST_PART = LARGE / 8, /* smallest part, and the step between sizes of large blocks */
 };
 
+/* Blocks of one size. A part of a segment belongs to the largest class that it can serve. */
 typedef struct size_class {
-  mpg_block *cached; /* a stack, so that blocks in caches are reused first; where work is
-                        captured a heap, the block at the lowest address first */
+  /* A stack, so that blocks in the CPU's cache are reused first. On a device that captures work, a
+   * heap by address, the lowest first. */
+  mpg_block *cached;
   size_t count;
-  size_t capacity; /* at least as many as there are blocks of this class, so that giving one back
-                      cannot fail */
-  size_t blocks;   /* of this class: cached or handed out */
+  size_t capacity; /* >= blocks, so that freeing a block cannot fail */
+  size_t blocks;   /* number of blocks of this class, cached or allocated */
 } size_class;
 
-/* The atomics have one writer, the host (scratch: the thread that runs the device's work), so
- * adding is a load and a store. */
+/* The atomics have one writer, the host (scratch: the thread that runs the device's work; held:
+ * by the holder of the mutex), so adding is a load and a store. */
 struct mpg_pool {
   mpg_device *device;
+  bool guarded; /* the mutex guards the classes and `held`; else the host lock does */
+  pthread_mutex_t mutex;
   bool poison;                          /* for tests: cached memory is filled with a pattern */
   _Atomic size_t in_use, held, scratch; /* in_use and held: without scratch */
   _Atomic size_t peak_in_use, peak_held;
@@ -54,6 +62,13 @@ struct mpg_pool {
 
 #define GET(field) atomic_load_explicit(&pool->field, memory_order_relaxed)
 #define SET(field, value) atomic_store_explicit(&pool->field, (value), memory_order_relaxed)
+
+static inline void lock(mpg_pool *pool) {
+  if (__builtin_expect(pool->guarded, 0)) pthread_mutex_lock(&pool->mutex);
+}
+static inline void unlock(mpg_pool *pool) {
+  if (__builtin_expect(pool->guarded, 0)) pthread_mutex_unlock(&pool->mutex);
+}
 
 /* --- Uses ------------------------------------------------------------------------------------- */
 
@@ -160,6 +175,13 @@ static bool find_class(size_t size, int *index, size_t *rounded) {
   return true;
 }
 
+/* Returns the largest class whose size does not exceed the block's. */
+static int class_of(size_t size) {
+  if (size <= SMALL_LIMIT) return (int)(size / SMALL_STEP) - 1;
+  int bits = 63 - __builtin_clzll(size); /* 2^bits <= size < 2^(bits + 1) */
+  return SMALL_CLASSES + (bits - SMALL_BITS) * 8 + (int)(size >> (bits - 3)) - 9;
+}
+
 size_t mpg_pool_block_size(size_t size) {
   int index;
   size_t rounded = size;
@@ -171,6 +193,8 @@ mpg_status mpg_pool_create(mpg_device *device, mpg_pool **pool) {
   if (!*pool) return mpg_out_of_host_memory(sizeof **pool);
   (*pool)->device = device;
   (*pool)->poison = device->backend->host_accessible && mpg_pool_poison_setting();
+  (*pool)->guarded = !device->backend->host_accessible;
+  pthread_mutex_init(&(*pool)->mutex, NULL);
   return MPG_OK;
 }
 
@@ -185,6 +209,7 @@ void mpg_pool_destroy(mpg_pool *pool) {
     }
     mpg_free(class->cached);
   }
+  pthread_mutex_destroy(&pool->mutex);
   mpg_free(pool);
 }
 
@@ -228,6 +253,111 @@ static mpg_block take_out(const mpg_pool *pool, size_class *class, size_t index)
   return block;
 }
 
+/* --- Parts of segments ------------------------------------------------------------------------ */
+
+/* True if the caller need not wait before it uses the block. Work on the pool's own device is in
+ * order, so only the host and reads by other devices matter. */
+static bool is_ready(const mpg_pool *pool, const mpg_block *block, bool host_access) {
+  return !(host_access || block->uses.num_foreign) || mpg_uses_finished(&block->uses, pool->device);
+}
+
+static bool reserve_block(size_class *class) {
+  return mpg_grow((void **)&class->cached, &class->capacity, class->blocks + 1,
+                  sizeof *class->cached) == MPG_OK;
+}
+
+static int by_address(const void *a, const void *b) {
+  const mpg_block *first = a, *second = b;
+  return is_below(first, second) ? -1 : is_below(second, first);
+}
+
+/* Coalesces a with b, which follows it in their segment. Returns false if other devices still read
+ * one of them, or if host memory is short. */
+static bool join_pair(mpg_pool *pool, mpg_block *a, mpg_block *b) {
+  size_class *joined = &pool->classes[class_of(a->size + b->size)];
+  drop_finished(&a->uses);
+  drop_finished(&b->uses);
+  if (a->uses.num_foreign || b->uses.num_foreign || !reserve_block(joined)) return false;
+  joined->blocks++;
+  pool->classes[class_of(a->size)].blocks--;
+  pool->classes[class_of(b->size)].blocks--;
+  unpoison(pool, a);
+  unpoison(pool, b);
+  mpg_free(b->uses.foreign);
+  a->size += b->size;
+  if (b->uses.write > a->uses.write) a->uses.write = b->uses.write;
+  if (b->uses.read > a->uses.read) a->uses.read = b->uses.read;
+  return true;
+}
+
+/* Coalesces cached parts of segments with their cached neighbors. Returns false if there are no
+ * neighbors. */
+static bool join(mpg_pool *pool) {
+  const int first = class_of(LEAST_PART);
+  size_t count = 0, kept = 0;
+  for (int i = first; i < NUM_CLASSES; i++)
+    for (size_t j = 0; j < pool->classes[i].count; j++)
+      count += pool->classes[i].cached[j].segment != NULL;
+  mpg_block *parts = count > 1 ? mpg_malloc(count * sizeof *parts) : NULL;
+  if (!parts) return false;
+  count = 0;
+  for (int i = first; i < NUM_CLASSES; i++)
+    for (size_t j = pool->classes[i].count; j-- > 0;)
+      if (pool->classes[i].cached[j].segment) parts[count++] = take_out(pool, &pool->classes[i], j);
+  qsort(parts, count, sizeof *parts, by_address);
+  for (size_t i = 1; i < count; i++) {
+    mpg_block *last = &parts[kept];
+    if (parts[i].segment != last->segment ||
+        (char *)last->memory + last->size != (char *)parts[i].memory ||
+        !join_pair(pool, last, &parts[i]))
+      parts[++kept] = parts[i];
+  }
+  kept++;
+  for (size_t i = 0; i < kept; i++) {
+    if (parts[i].size == parts[i].segment->size) {
+      mpg_free(parts[i].segment);
+      parts[i].segment = NULL;
+    }
+    put(pool, &pool->classes[class_of(parts[i].size)], &parts[i]);
+  }
+  mpg_free(parts);
+  return kept < count;
+}
+
+/* Removes cached[at] from a class and splits it: *block gets `size` bytes, the remainder is cached.
+ * Returns false if host memory for the bookkeeping is short. */
+static bool cut(mpg_pool *pool, size_class *class, size_t at, size_t size, mpg_block *block) {
+  size_t rest_size = class->cached[at].size - size;
+  if (rest_size < LEAST_PART) {
+    *block = take_out(pool, class, at);
+    return true;
+  }
+  size_class *rest_class = &pool->classes[class_of(rest_size)],
+             *own_class = &pool->classes[class_of(size)];
+  mpg_pool_segment *segment = class->cached[at].segment;
+  if (!reserve_block(rest_class)) return false;
+  rest_class->blocks++;
+  bool reserved = reserve_block(own_class);
+  if (!reserved || (!segment && !(segment = mpg_malloc(sizeof *segment)))) {
+    rest_class->blocks--;
+    return false;
+  }
+  own_class->blocks++;
+  class->blocks--;
+  *block = take_out(pool, class, at);
+  unpoison(pool, block);
+  if (!block->segment) *segment = (mpg_pool_segment){block->memory, block->size};
+  block->segment = segment;
+  block->size = size;
+  block->uses.num_foreign = 0; /* is_ready: other devices have finished reading */
+  mpg_block rest = {.memory = (char *)block->memory + size,
+                    .size = rest_size,
+                    .segment = segment,
+                    .uses = {.write = block->uses.write, .read = block->uses.read}};
+  put(pool, rest_class, &rest);
+  return true;
+}
+
 /* --- The system's memory ---------------------------------------------------------------------- */
 
 /* Both peaks are also raised by the device's worker when scratch grows: keep the larger. */
@@ -237,48 +367,113 @@ static void raise_peak(_Atomic size_t *peak, size_t value) {
                              peak, &seen, value, memory_order_relaxed, memory_order_relaxed)) {}
 }
 
-static void release_cached(mpg_pool *pool, size_class *class, size_t index) {
+static size_t release_cached(mpg_pool *pool, size_class *class, size_t index) {
   mpg_block block = take_out(pool, class, index);
   class->blocks--;
   SET(held, GET(held) - block.size);
   unpoison(pool, &block);
   mpg_free(block.uses.foreign);
   pool->device->backend->free(pool->device, block.memory, block.size);
+  return block.size;
 }
 
-/* Gives cached blocks back, largest first, until `held` (with scratch) is at most `target`. */
-static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_lock) {
-  for (int i = NUM_CLASSES - 1; i >= 0; i--) {
-    size_class *class = &pool->classes[i];
-    for (size_t j = class->count; j-- > 0;) {
-      if (GET(held) + GET(scratch) <= target) return MPG_OK;
-      if (j >= class->count) continue; /* another thread took some while the lock was released */
-      if (!mpg_uses_finished(&class->cached[j].uses, pool->device)) {
-        if (!wait) continue;
-        const mpg_uses *uses = &class->cached[j].uses;
-        if (give_up_lock) {
-          MPG_TRY(mpg_uses_wait(uses, pool->device, false));
-          if (j >= class->count || !mpg_uses_finished(&class->cached[j].uses, pool->device))
-            continue;
-        } else {
-          mpg_tick_wait(pool->device, uses->write > uses->read ? uses->write : uses->read, false);
-          for (int k = 0; k < uses->num_foreign; k++)
-            mpg_tick_wait(uses->foreign[k].device, uses->foreign[k].tick, false);
-        }
-      }
-      release_cached(pool, class, j);
-      if (j < class->count) j++; /* another one is there now */
-    }
+/* Returns the index of a cached block that queued work uses (`used`), or else of an unused block
+ * that isn't part of a segment. Returns class->count if the class has none. */
+static size_t find_in(const mpg_pool *pool, const size_class *class, bool used) {
+  for (size_t j = class->count; j-- > 0;)
+    if ((used || !class->cached[j].segment) &&
+        mpg_uses_finished(&class->cached[j].uses, pool->device) != used)
+      return j;
+  return class->count;
+}
+
+/* Returns the smallest block of at least `size` bytes, else the largest; NULL if none is cached. */
+static size_class *find_cached(mpg_pool *pool, size_t size, bool used, size_t *index) {
+  int first = size >= (size_t)1 << LARGEST_BITS ? NUM_CLASSES - 1
+              : size < SMALL_STEP               ? 0
+                                                : class_of(size);
+  for (int i = first; i < NUM_CLASSES; i++)
+    if ((*index = find_in(pool, &pool->classes[i], used)) < pool->classes[i].count)
+      return &pool->classes[i];
+  for (int i = first; i-- > 0;)
+    if ((*index = find_in(pool, &pool->classes[i], used)) < pool->classes[i].count)
+      return &pool->classes[i];
+  return NULL;
+}
+
+/* Waits for the work that uses a cached block. The pool is unlocked during the wait. */
+static mpg_status wait_for_uses(mpg_pool *pool, const mpg_uses *cached, bool give_up_lock) {
+  enum { MOST = 64 };
+  mpg_foreign_read foreign[MOST];
+  mpg_uses uses = *cached;
+  if (uses.num_foreign > MOST) uses.num_foreign = MOST;
+  for (int i = 0; i < uses.num_foreign; i++) foreign[i] = uses.foreign[i];
+  uses.foreign = foreign;
+  unlock(pool);
+  mpg_status status = MPG_OK;
+  if (give_up_lock) {
+    status = mpg_uses_wait(&uses, pool->device, false);
+  } else {
+    mpg_tick_wait(pool->device, uses.write > uses.read ? uses.write : uses.read, false);
+    for (int i = 0; i < uses.num_foreign; i++)
+      mpg_tick_wait(foreign[i].device, foreign[i].tick, false);
   }
-  return MPG_OK;
+  lock(pool);
+  return status;
 }
 
-/* The same for all devices whose memory may come from where this one's does. */
-static void shrink_all(mpg_pool *pool, bool wait) {
-  for (int i = 0; i < mpg_device_count(); i++)
-    if (mpg_device_at(i)->backend == pool->device->backend)
-      shrink(mpg_device_at(i)->pool, 0, wait, false);
-  shrink(pool, 0, wait, false); /* of a device that is only being opened */
+/* Returns cached blocks to the system until they add up to `size` bytes; *given is the sum. Blocks
+ * that work still uses are included only if `wait`. */
+static mpg_status give_back(mpg_pool *pool, size_t size, bool wait, bool give_up_lock,
+                            size_t *given) {
+  mpg_status status = MPG_OK;
+  size_t most_waits = 0, index;
+  size_class *class;
+  *given = 0;
+  lock(pool);
+  for (int i = 0; i < NUM_CLASSES && wait; i++) most_waits += pool->classes[i].count;
+  while (*given < size && status == MPG_OK) {
+    if ((class = find_cached(pool, size - *given, false, &index)))
+      *given += release_cached(pool, class, index);
+    else if (join(pool))
+      continue;
+    else if (most_waits && (class = find_cached(pool, size - *given, true, &index)))
+      most_waits--, /* other threads may add blocks while the host lock is released */
+          status = wait_for_uses(pool, &class->cached[index].uses, give_up_lock);
+    else
+      break;
+  }
+  unlock(pool);
+  return status;
+}
+
+/* Returns cached blocks to the system until `held` plus scratch is at most `target`. */
+static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_lock) {
+  size_t held = GET(held) + GET(scratch), given;
+  return held > target ? give_back(pool, held - target, wait, give_up_lock, &given) : MPG_OK;
+}
+
+/* True if both devices allocate from the same hardware. */
+static bool shares_memory(mpg_device *a, mpg_device *b) {
+  if (a->backend != b->backend) return false;
+  const mpg_sharing *sharing = a->backend->sharing;
+  return !sharing || sharing->card(a) == sharing->card(b);
+}
+
+/* give_back for this pool, then for other pools on the same hardware. */
+static size_t give_back_shared(mpg_pool *pool, size_t size, bool wait) {
+  size_t total, given;
+  give_back(pool, size, wait, false, &total);
+  for (mpg_device *other = mpg_device_newest(); other && total < size; other = other->older) {
+    if (other == pool->device || !shares_memory(other, pool->device)) continue;
+    give_back(other->pool, size - total, wait, false, &given);
+    total += given;
+  }
+  return total;
+}
+
+size_t mpg_pool_relieve(mpg_pool *pool, size_t size) {
+  return pool->guarded ? give_back_shared(pool, size, false) : 0;
 }
 
 static const char *bytes_text(size_t bytes, char *buffer, size_t size) {
@@ -313,26 +508,42 @@ static bool fits(const mpg_pool *pool, size_t size) {
   return !bound || (mpg_size_add(GET(held) + GET(scratch), size, &total) && total <= bound);
 }
 
+/* Returns the peak use if `size` more bytes are allocated now. */
+static size_t largest_use(const mpg_pool *pool, size_t size) {
+  size_t used = GET(in_use) + size;
+  return used > pool->working_set ? used : pool->working_set;
+}
+
+/* Trims the cache: if sizes only grow, no cached block is large enough to be reused. */
+static void give_back_outgrown(mpg_pool *pool, size_t size) {
+  size_t most = MOST_CACHED * largest_use(pool, size), held = GET(held) + size, given;
+  if (held > most) give_back(pool, held - most, false, false, &given);
+}
+
 static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, size_t asked,
                                mpg_block *block) {
   mpg_device *device = pool->device;
   size_t bound = GET(limit);
   if (bound && size > bound) return out_of_memory(pool, asked);
+  if (size >= LARGE) give_back_outgrown(pool, size);
   for (int attempt = 0; attempt < 2 && !fits(pool, size); attempt++)
     shrink(pool, bound - size, attempt == 1, false);
   if (!fits(pool, size)) return out_of_memory(pool, asked);
-  MPG_TRY(mpg_grow((void **)&class->cached, &class->capacity, class->blocks + 1,
-                   sizeof *class->cached));
+  lock(pool);
+  bool reserved = reserve_block(class);
+  unlock(pool);
+  if (!reserved) return mpg_out_of_host_memory(sizeof *class->cached);
   void *memory = NULL;
   mpg_status status;
-  for (int attempt = 0; (status = device->backend->allocate(device, size, &memory)) != MPG_OK;
-       attempt++) {
+  while ((status = device->backend->allocate(device, size, &memory)) != MPG_OK) {
     if (status != MPG_DEVICE_OUT_OF_MEMORY) return status;
-    if (attempt == 2) return out_of_memory(pool, asked);
-    shrink_all(pool, attempt == 1);
+    if (!give_back_shared(pool, size, false) && !give_back_shared(pool, size, true))
+      return out_of_memory(pool, asked);
   }
+  lock(pool);
   class->blocks++;
   SET(held, GET(held) + size);
+  unlock(pool);
   SET(system_allocations, GET(system_allocations) + 1);
   raise_peak(&pool->peak_held, GET(held) + GET(scratch));
   *block = (mpg_block){.memory = memory, .size = size};
@@ -349,7 +560,7 @@ static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool 
   if (at >= class->count) return chosen;
   const mpg_block *block = &class->cached[at];
   if (chosen < class->count && is_below(&class->cached[chosen], block)) return chosen;
-  if (!(host_access || block->uses.num_foreign) || mpg_uses_finished(&block->uses, pool->device))
+  if (is_ready(pool, block, host_access))
     return at; /* those below it in the heap are at higher addresses */
   chosen = choose_steady(pool, class, host_access, 2 * at + 1, chosen);
   return choose_steady(pool, class, host_access, 2 * at + 2, chosen);
@@ -395,23 +606,65 @@ static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size
   return choose(pool, class, false);
 }
 
-static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t size,
-                       bool host_access, mpg_block *block) {
+/* True if the pool should not allocate from the system: it is at its limit, or it would hold more
+ * than 1.5 times its peak use. Below that, blocks stay whole, so that repeated steps reuse the same
+ * blocks. */
+static bool holds_much(const mpg_pool *pool, size_t size) {
+  size_t used = largest_use(pool, size);
+  return GET(held) + size > used + used / 2 || !fits(pool, size);
+}
+
+/* Takes the best fit among the cached blocks that are ready. Joins neighbors if no block fits. */
+static bool carve(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
+  do {
+    for (int i = class_of(size); i < NUM_CLASSES; i++) {
+      size_class *class = &pool->classes[i];
+      size_t at = class->count;
+      if (pool->device->captures)
+        at = choose_steady(pool, class, host_access, 0, at);
+      else
+        while (at-- > 0 && !is_ready(pool, &class->cached[at], host_access)) {}
+      if (at < class->count) return cut(pool, class, at, size, block);
+    }
+  } while (join(pool));
+  return false;
+}
+
+static inline bool take_cached(mpg_pool *pool, size_class *class, size_t rounded, bool host_access,
+                               mpg_block *block) {
   if (__builtin_expect(class->count && top_is_good(pool, class, host_access), 1)) {
     *block = class->cached[--class->count];
-    return MPG_OK;
+    return true;
   }
   size_t chosen = class->count ? choose_bounded(pool, class, rounded, host_access) : 0;
-  if (chosen == class->count) {
-    mpg_status status = system_alloc(pool, class, rounded, size, block);
-    if (status != MPG_OK) { /* a block that the host must wait for is better than none */
-      if (status != MPG_DEVICE_OUT_OF_MEMORY || !class->count) return status;
-      *block = class->cached[--class->count];
-    }
-  } else {
+  if (chosen < class->count) {
     *block = take_out(pool, class, chosen);
+    return true;
   }
-  return MPG_OK;
+  return rounded >= LARGE && holds_much(pool, rounded) && carve(pool, rounded, host_access, block);
+}
+
+/* Takes any block that fits because the system is out of memory, even if the host must wait. */
+static bool take_any(mpg_pool *pool, size_class *class, size_t rounded, mpg_block *block) {
+  lock(pool);
+  bool taken = rounded >= LARGE && carve(pool, rounded, false, block);
+  if (!taken && class->count) {
+    *block = class->cached[--class->count];
+    taken = true;
+  }
+  unlock(pool);
+  return taken;
+}
+
+static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t size,
+                       bool host_access, mpg_block *block) {
+  lock(pool);
+  bool cached = take_cached(pool, class, rounded, host_access, block);
+  unlock(pool);
+  if (__builtin_expect(cached, 1)) return MPG_OK;
+  mpg_status status = system_alloc(pool, class, rounded, size, block);
+  return status == MPG_DEVICE_OUT_OF_MEMORY && take_any(pool, class, rounded, block) ? MPG_OK
+                                                                                     : status;
 }
 
 static __attribute__((noinline)) void make_usable(const mpg_pool *pool, size_class *class,
@@ -457,20 +710,23 @@ void mpg_pool_free(mpg_pool *pool, const mpg_block *block) {
     mpg_free(block->uses.foreign);
     return;
   }
-  int index;
-  size_t rounded;
-  bool found = find_class(block->size, &index, &rounded);
-  MPG_ASSERT(found && rounded == block->size);
-  size_class *class = &pool->classes[index];
+  size_class *class = &pool->classes[class_of(block->size)];
+  lock(pool);
   put(pool, class, block);
+  unlock(pool);
   if (__builtin_expect(pool->poison, 0)) /* devices that capture are not poisoned */
     poison(pool, &class->cached[class->count - 1]);
   SET(in_use, GET(in_use) - block->size);
 }
 
 mpg_status mpg_pool_trim(mpg_pool *pool, bool wait) {
+  mpg_device *device = pool->device;
   MPG_TRY(shrink(pool, 0, wait, true));
-  if (mpg_device_idle(pool->device)) mpg_device_free_scratch(pool->device);
+  if (mpg_device_idle(device)) mpg_device_free_scratch(device);
+  if (!device->backend->trim) return MPG_OK;
+  void *token = mpg_host_release_lock();
+  device->backend->trim(device);
+  mpg_host_acquire_lock(token);
   return MPG_OK;
 }
 
@@ -479,13 +735,15 @@ mpg_status mpg_pool_set_limit(mpg_pool *pool, size_t limit) {
   return limit ? shrink(pool, limit, true, true) : MPG_OK;
 }
 
-/* Only the host can give cached blocks back, so scratch may go beyond the limit by as
- * much; the host trims at its next allocation. */
+/* If only the host can release cached blocks, scratch memory may exceed the limit by their size
+ * until the host's next allocation trims the cache. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size) {
   size_t bound = GET(limit), old = GET(scratch), in_use;
   if (size > old && bound && (!mpg_size_add(GET(in_use), size, &in_use) || in_use > bound))
     return out_of_memory(pool, size);
   SET(scratch, size);
+  if (size > old && bound && GET(held) + size > bound && pool->guarded)
+    shrink(pool, bound, false, false);
   raise_peak(&pool->peak_in_use, GET(in_use) + size);
   raise_peak(&pool->peak_held, GET(held) + size);
   return MPG_OK;

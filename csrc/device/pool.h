@@ -1,10 +1,16 @@
 /* A device's memory pool: caching, in size classes (eight per doubling), with a limit and
  * statistics.
  *
+ * Splitting and joining. A request of 1 MiB or more takes a part of a larger cached block, or
+ * several adjacent parts joined, if the pool holds much more than its peak use, or has reached its
+ * limit. So requests of changing sizes share memory. A segment is the memory of
+ * one system allocation; it goes back to the system as a whole.
+ *
  * Blocks are reused in program order: a block freed while queued work still uses it is handed out
  * again at once, together with its last uses (mpg_uses), which the new owner must wait for. So
  * freeing never waits. Ownership: a device owns its pool; a block belongs to the caller between
- * alloc and free. Threads: host lock, except for the statistics, which any thread may read.
+ * alloc and free. Threads: host lock, except for the statistics and mpg_pool_relieve, which any
+ * thread may call. Therefore a mutex guards the cache of a pool that the host cannot access.
  */
 #ifndef MPG_DEVICE_POOL_H
 #define MPG_DEVICE_POOL_H
@@ -26,9 +32,16 @@ typedef struct mpg_uses {
       *foreign; /* one per device; the block's, and kept with it; NULL: there was none */
 } mpg_uses;
 
+/* Memory of one system allocation that has been split into blocks, which own it together. */
+typedef struct mpg_pool_segment {
+  char *memory;
+  size_t size;
+} mpg_pool_segment;
+
 typedef struct mpg_block {
   void *memory;
-  size_t size; /* bytes reserved, >= bytes asked for */
+  size_t size;               /* bytes reserved, >= bytes asked for */
+  mpg_pool_segment *segment; /* contains the block; NULL if the block was never split */
   mpg_uses uses;
   bool poisoned; /* cached and filled with the poison pattern (MPGLUON_POOL_POISON) */
 } mpg_block;
@@ -66,5 +79,10 @@ mpg_status mpg_pool_set_limit(mpg_pool *pool,
                               size_t limit); /* bytes held; 0: none. Trims if more is held. */
 void mpg_pool_stats(const mpg_pool *pool, mpg_memory_stats *stats);
 void mpg_pool_reset_peak(mpg_pool *pool);
+
+/* Returns at least `size` bytes of unused cached blocks to the system if possible, from this pool
+ * first, then from pools on the same hardware. Returns the bytes released: 0 if no cached block is
+ * unused, or if the host can access the pool's memory. Any thread. */
+size_t mpg_pool_relieve(mpg_pool *pool, size_t size);
 
 #endif

@@ -65,7 +65,10 @@ void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status) 
 }
 
 void mpg_task_drop(mpg_device *device, const mpg_task *task) {
+  mpg_device *outer = worker_device;
+  worker_device = device; /* payloads are discarded without the host, as on the device's worker */
   mpg_task_fail(device, task, mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down"));
+  worker_device = outer;
 }
 
 /* --- Lists ------------------------------------------------------------------------------------ */

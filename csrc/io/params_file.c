@@ -15,6 +15,10 @@ static const uint32_t VERSION_1 = 0xF993FAC8u, VERSION_2 = 0xF993FAC9u, VERSION_
  * bounds the counts a file can claim. */
 enum { SMALLEST_ARRAY = 4, SMALLEST_NAME = 8 };
 
+/* Bounds the memory of absent arrays (None), each of which takes 4 bytes of a file but some hundred
+ * bytes of memory. Files of real programs have few of them. */
+enum { MOST_ABSENT = 1 << 16 };
+
 void mpg_tensor_list_free(mpg_tensor_list *list) {
   for (size_t i = 0; i < list->count; i++) {
     mpg_free(list->items[i].name);
@@ -66,7 +70,7 @@ typedef struct reader {
   size_t array; /* number of the array being read, for errors */
 } reader;
 
-/* The description of an array that the walk found. */
+/* Reads the description of an array. */
 typedef struct found_array {
   mpg_storage_type type;
   mpg_shape shape; /* of the array, if it is sparse */
@@ -266,19 +270,38 @@ static mpg_status load_elements(reader *r, mpg_device_id saved_on, const mpg_des
   return status;
 }
 
-/* All of an array that the walk has found. */
-static mpg_status load_array(reader *r, const found_array *found, mpg_named_tensor *item) {
-  r->offset = found->data;
-  item->type = found->type;
-  item->shape = found->shape;
-  MPG_TRY(load_elements(r, found->saved_on, &found->desc, &item->tensor));
+/* Reads the description of the array at r->offset, checks that its elements are in the file, and
+ * skips them. */
+static mpg_status take_array(reader *r, found_array *found) {
+  *found = (found_array){0};
+  MPG_TRY(take_header(r, found));
+  if (found->absent) return MPG_OK;
+  MPG_TRY(skip_elements(r, &found->desc));
   for (int k = 0; k < mpg_num_indices(found->type); k++)
-    MPG_TRY(load_elements(r, found->saved_on, &found->indices[k], &item->indices[k]));
+    MPG_TRY(skip_elements(r, &found->indices[k]));
   return MPG_OK;
 }
 
-static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found,
-                       size_t *found_capacity) {
+/* Reads the whole array at `offset`. */
+static mpg_status load_array(reader *r, uint64_t offset, mpg_named_tensor *item) {
+  found_array found;
+  r->offset = offset;
+  MPG_TRY(take_array(r, &found));
+  if (found.absent) return MPG_OK;
+  r->offset = found.data;
+  item->type = found.type;
+  item->shape = found.shape;
+  MPG_TRY(load_elements(r, found.saved_on, &found.desc, &item->tensor));
+  for (int k = 0; k < mpg_num_indices(found.type); k++)
+    MPG_TRY(load_elements(r, found.saved_on, &found.indices[k], &item->indices[k]));
+  return MPG_OK;
+}
+
+/* Checks the whole file before any array is created. Stores only the offset of each array, because
+ * an array may take just 20 bytes of the file. */
+static mpg_status walk(reader *r, mpg_tensor_list *list, uint64_t **offsets, size_t *capacity) {
+  found_array found;
+  uint64_t absent = 0;
   uint64_t magic, reserved, count, names;
   MPG_TRY(take(r, &magic, sizeof magic, "the header"));
   if (magic != LIST_MAGIC)
@@ -288,14 +311,16 @@ static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found,
   MPG_TRY(take(r, &reserved, sizeof reserved, "the header"));
   MPG_TRY(take_count(r, &count, SMALLEST_ARRAY, "the number of arrays"));
   for (uint64_t i = 0; i < count; i++) {
-    MPG_TRY(mpg_grow((void **)found, found_capacity, (size_t)i + 1, sizeof **found));
-    found_array *array = &(*found)[i];
-    *array = (found_array){0};
+    MPG_TRY(mpg_grow((void **)offsets, capacity, (size_t)i + 1, sizeof **offsets));
+    (*offsets)[i] = r->offset;
     r->array = (size_t)i;
-    MPG_TRY(take_header(r, array));
-    if (!array->absent) MPG_TRY(skip_elements(r, &array->desc));
-    for (int k = 0; !array->absent && k < mpg_num_indices(array->type); k++)
-      MPG_TRY(skip_elements(r, &array->indices[k]));
+    MPG_TRY(take_array(r, &found));
+    absent += found.absent;
+    if (absent > MOST_ABSENT)
+      return mpg_source_fail(r->source, (*offsets)[i],
+                             "more than %d arrays are left out: it is damaged or was not written "
+                             "by MXNet",
+                             (int)MOST_ABSENT);
   }
   uint64_t at = r->offset;
   MPG_TRY(take_count(r, &names, SMALLEST_NAME, "the number of names"));
@@ -303,6 +328,7 @@ static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found,
     return mpg_source_fail(r->source, at, "there are %llu names for %llu arrays",
                            (unsigned long long)names, (unsigned long long)count);
   mpg_tensor none = {0};
+  MPG_TRY(mpg_grow((void **)&list->items, &list->capacity, (size_t)count, sizeof *list->items));
   for (uint64_t i = 0; i < count; i++) {
     MPG_TRY(mpg_tensor_list_add(list, NULL, 0, &none));
     if (names) MPG_TRY(take_name(r, &list->items[i]));
@@ -314,18 +340,18 @@ static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found,
 mpg_status mpg_params_read(mpg_source *source, mpg_tensor_list *list) {
   mpg_status status = MPG_OK;
   reader r = {.source = source};
-  found_array *found = NULL;
-  size_t found_capacity = 0;
+  uint64_t *offsets = NULL;
+  size_t capacity = 0;
   *list = (mpg_tensor_list){0};
-  MPG_GOTO(walk(&r, list, &found, &found_capacity));
+  MPG_GOTO(walk(&r, list, &offsets, &capacity));
   for (size_t i = 0; i < list->count; i++) {
     r.array = i;
-    if (!found[i].absent) MPG_GOTO(load_array(&r, &found[i], &list->items[i]));
+    MPG_GOTO(load_array(&r, offsets[i], &list->items[i]));
   }
-  mpg_free(found);
+  mpg_free(offsets);
   return MPG_OK;
 fail:
-  mpg_free(found);
+  mpg_free(offsets);
   mpg_tensor_list_free(list);
   return status;
 }

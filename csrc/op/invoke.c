@@ -5,6 +5,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
+#include "device/ranks/ranks.h"
 #include "op/user/extension.h"
 #include "op/fused.h"
 #include "op/placement.h"
@@ -299,6 +300,9 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     mpg_tensor_retain(&inv->outputs[0]);
     return MPG_OK;
   }
+  uint32_t origin = 0; /* read first: allocating may release the GIL, and other threads run */
+  if (__builtin_expect(device->id.rank != 0, 0))
+    origin = inv->origin ? inv->origin : mpg_host_origin();
   uint64_t created[(MPG_MAX_OUTPUTS + 63) / 64]; /* which outputs were made here, to undo */
   memset(created, 0, (size_t)(inv->num_outputs + 63) / 64 * sizeof *created);
   mpg_status status = MPG_OK;
@@ -307,13 +311,17 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     if (inv->outputs[made].storage) continue;
     MPG_GOTO(mpg_tensor_create(device, &output_descs[made], &inv->outputs[made]));
     created[made / 64] |= 1ull << (made % 64);
+    if (__builtin_expect(origin != 0, 0))
+      inv->outputs[made].storage->name =
+          mpg_ranks_name_array(origin, MPG_MADE_BY_OP + (uint32_t)op->id);
   }
   for (int i = 0; i < inv->num_inputs; i++)
     views[i] = (mpg_view){mpg_tensor_data(&inv->inputs[i]), input_descs[i]};
   for (int o = 0; o < inv->num_outputs; o++)
     views[inv->num_inputs + o] = (mpg_view){mpg_tensor_data(&inv->outputs[o]), output_descs[o]};
   mpg_random_key random = {0};
-  if (op->flags & MPG_OP_RANDOM) random = inv->random ? *inv->random : mpg_random_next(1);
+  if (op->flags & MPG_OP_RANDOM && mpg_op_draws(op, inv->params, inv->train))
+    random = inv->random ? *inv->random : mpg_random_next(1);
   mpg_transfer_kind transfer = transfer_kind(inv, device);
   if (__builtin_expect(transfer != MPG_TRANSFER_HERE, 0)) {
     if (op->flags & MPG_OP_COPY)
@@ -379,6 +387,6 @@ static mpg_status invoke(mpg_invocation *inv) {
 mpg_status mpg_invoke(mpg_invocation *inv) {
   mpg_status status = invoke(inv);
   if (__builtin_expect(status != MPG_OK && inv->scope, 0))
-    mpg_fail_prefix(status, "in %s", mpg_scope_text(inv->scope));
+    mpg_fail_prefix(status, "in block %s", mpg_scope_text(inv->scope));
   return status;
 }

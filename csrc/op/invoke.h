@@ -41,6 +41,9 @@ enum { MPG_INLINE_ELEMENTS = 16384 };
 void mpg_random_seed(uint64_t seed);
 mpg_random_key mpg_random_next(
     uint64_t calls); /* reserves `calls` numbers; key.call is the first */
+/* True if a call of the op draws random numbers. An op that draws only in training reserves none in
+ * prediction, so that predictions don't advance the stream. */
+bool mpg_op_draws(const mpg_op *op, const void *params, bool train);
 mpg_random_key mpg_random_state(void);
 void mpg_random_restore(mpg_random_key state);
 

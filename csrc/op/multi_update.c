@@ -129,7 +129,7 @@ static mpg_status call(mpg_multi_update *u, const void *params, double lr, doubl
 mpg_status mpg_multi_update_call(mpg_multi_update *u, const void *params, double lr,
                                  double correction, double wd, uint32_t scope) {
   mpg_status status = call(u, params, lr, correction, wd, scope);
-  if (status != MPG_OK && scope) mpg_fail_prefix(status, "in %s", mpg_scope_text(scope));
+  if (status != MPG_OK && scope) mpg_fail_prefix(status, "in block %s", mpg_scope_text(scope));
   return status;
 }
 

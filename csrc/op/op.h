@@ -103,9 +103,9 @@ struct mpg_gradient {
   const mpg_value *inputs;  /* of the forward node; reading one that `saves` does not list is a bug
                                (its desc is always there) */
   const mpg_value *outputs; /* likewise */
-  const mpg_value
-      *out_grads;      /* MPG_NO_VALUE where no gradient arrives (zero); at least one arrives */
-  const bool *needed;  /* per input: whether anybody wants in_grads[i] */
+  const mpg_value *out_grads; /* MPG_NO_VALUE if no gradient arrives (zero); at least one
+                                  arrives, except at ops that start one (mpg_op_starts_gradient) */
+  const bool *needed;         /* per input: whether in_grads[i] is needed */
   mpg_value *in_grads; /* result; MPG_NO_VALUE (preset) means zero / not differentiable there */
   bool train;          /* the mode the forward op ran in */
   mpg_status status;
@@ -226,7 +226,7 @@ typedef enum mpg_op_flags {
    * update them, as BatchNorm its moving averages. */
   MPG_OP_STATISTICS = 1 << 14,
   /* Its gradient does not depend on what arrives at its output: backward may start here
-   * without one. */
+   * without one, and starts here if any head was computed from the output. */
   MPG_OP_LOSS = 1 << 15,
   /* A cast that automatic mixed precision puts between other ops. */
   MPG_OP_AMP_CAST = 1 << 16,
@@ -318,6 +318,11 @@ int mpg_op_num_input_names(const mpg_op *op); /* names in `inputs`; variadic cou
 bool mpg_op_variadic(const mpg_op *op);
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer,
                               size_t size); /* "arg3" for variadic ones */
+/* True if the op starts a gradient: its input gradients aren't zero even if a zero gradient
+ * arrives. Losses do, and ops that add a gradient of their own. */
+static inline bool mpg_op_starts_gradient(const mpg_op *op) {
+  return op->flags & MPG_OP_LOSS || op->id == MPG_OP__attach_gradient;
+}
 /* Whether a gradient may flow through it: of a composed op its parts say more. */
 bool mpg_op_differentiable(const mpg_op *op);
 /* Whether an output may lie over an input (MPG_OP_INPLACE): the first, or each of an update of many

@@ -360,8 +360,12 @@ static mpg_status fail_arity(const mpg_infer *infer, int expected) {
   bool variadic = mpg_op_variadic(infer->op);
   for (int i = 0; i < (variadic ? mpg_op_num_input_names(infer->op) : expected); i++)
     mpg_text_append(&names, "%s%s", i ? ", " : "", input_name(infer, i, name, sizeof name));
-  mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s%s), %d given", infer->op->name, expected,
-           mpg_text_string(&names), variadic ? ", ..." : "", infer->num_inputs);
+  const mpg_param_table *table = infer->op->params;
+  bool hint = infer->num_inputs > expected && !variadic && table->size > 0 && table->count > 0;
+  mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s%s), %d given%s%s%s", infer->op->name, expected,
+           mpg_text_string(&names), variadic ? ", ..." : "", infer->num_inputs,
+           hint ? "; give parameters by name, such as " : "", hint ? table->params[0].name : "",
+           hint ? "=..." : "");
   mpg_text_free(&names);
   return MPG_ERROR;
 }
@@ -412,6 +416,10 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
                           "weight is %s, the data %s; convert the data with x.astype('%s'), "
                           "or the network with net.cast('%s')",
                           own, other, own, other);
+  if (input > 0 && infer->inputs[0].dtype != dtype && infer->inputs[0].dtype != MPG_DTYPE_NONE)
+    return mpg_infer_fail(infer,
+                          "%s must be %s if the first input is %s, not %s; convert it with astype",
+                          name, other, mpg_dtype_name(infer->inputs[0].dtype), own);
   return mpg_infer_fail(infer,
                         "%s must be %s, as the other inputs are, not %s; convert it with astype",
                         name, other, own);

@@ -1,6 +1,8 @@
 /* Queues copies between devices of several processes. */
 #include "op/transfer.h"
 
+#include <string.h>
+
 #include "base/clock.h"
 #include "base/host.h"
 #include "device/profiler.h"
@@ -57,6 +59,19 @@ static mpg_status note_tick(void *state, bool *done) {
   return MPG_OK;
 }
 
+static mpg_rank_call call_of(const mpg_tensor *array, uint32_t origin) {
+  const mpg_shape *shape = &array->desc.shape;
+  mpg_rank_call call = {.line = mpg_host_origin_key(origin),
+                        .ndim = (uint32_t)shape->ndim,
+                        .array = array->storage->name,
+                        .offset = array->offset,
+                        .step = mpg_ranks_step()};
+  const char *dtype = mpg_dtype_name(array->desc.dtype);
+  memcpy(call.dtype, dtype, strnlen(dtype, sizeof call.dtype));
+  for (int i = 0; i < shape->ndim && i < MPG_CALL_DIMS; i++) call.dims[i] = shape->dims[i];
+  return call;
+}
+
 mpg_status mpg_invoke_transfer(const mpg_invocation *inv, mpg_device *device,
                                mpg_transfer_kind kind) {
   const mpg_tensor *input = &inv->inputs[0], *output = &inv->outputs[0];
@@ -66,36 +81,37 @@ mpg_status mpg_invoke_transfer(const mpg_invocation *inv, mpg_device *device,
     mpg_storage_add_write(output->storage, 0);
     return MPG_OK;
   }
+  uint32_t origin = inv->origin ? inv->origin : mpg_host_origin();
   bool receives = kind == MPG_TRANSFER_RECEIVE, sends = kind == MPG_TRANSFER_SEND;
-  transfer_task task = {.transfer = {source->id, device->id, number, mpg_tensor_bytes(input)},
-                        .kind = kind,
-                        .from = source,
-                        .to = device,
-                        .scope = inv->scope,
-                        .runs_on = receives || sends ? source : device,
-                        .source = mpg_tensor_data(input),
-                        .target = mpg_tensor_data(output)};
+  transfer_task task = {
+      .transfer = {source->id, device->id, number, mpg_tensor_bytes(input), call_of(input, origin)},
+      .kind = kind,
+      .from = source,
+      .to = device,
+      .scope = inv->scope,
+      .runs_on = receives || sends ? source : device,
+      .source = mpg_tensor_data(input),
+      .target = mpg_tensor_data(output)};
   mpg_device *devices[2] = {task.runs_on, device};
   const mpg_array_use uses[2] = {mpg_use_array(input, true, false),
                                  mpg_use_array(output, false, true)};
-  MPG_TRY(mpg_kernel_submit(
-      &(mpg_kernel_submission){.devices = devices,
-                               .num_devices = receives ? 2 : 1,
-                               .transfers = true,
-                               .work = {.name = sends      ? "send"
-                                                : receives ? "receive"
-                                                           : inv->op->name,
-                                        .work = transfer_work,
-                                        .payload = &task,
-                                        .payload_size = sizeof task,
-                                        .origin = inv->origin ? inv->origin : mpg_host_origin(),
-                                        .scope = inv->scope,
-                                        .steps = inv->steps,
-                                        .discard = transfer_discard},
-                               .uses = uses,
-                               .num_uses = sends ? 1 : 2,
-                               .ready = note_tick,
-                               .state = &task}));
+  MPG_TRY(mpg_kernel_submit(&(mpg_kernel_submission){.devices = devices,
+                                                     .num_devices = receives ? 2 : 1,
+                                                     .transfers = true,
+                                                     .work = {.name = sends      ? "send"
+                                                                      : receives ? "receive"
+                                                                                 : inv->op->name,
+                                                              .work = transfer_work,
+                                                              .payload = &task,
+                                                              .payload_size = sizeof task,
+                                                              .origin = origin,
+                                                              .scope = inv->scope,
+                                                              .steps = inv->steps,
+                                                              .discard = transfer_discard},
+                                                     .uses = uses,
+                                                     .num_uses = sends ? 1 : 2,
+                                                     .ready = note_tick,
+                                                     .state = &task}));
   if (sends) mpg_storage_add_write(output->storage, 0);
   return MPG_OK;
 }

@@ -36,6 +36,23 @@ static PyObject *absent_get(PyObject *object, PyObject *instance, PyObject *owne
   return NULL;
 }
 
+int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value) {
+  if (PyObject_GenericSetAttr(object, name, value) == 0) return 0;
+  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+  PyObject *type, *error, *traceback;
+  PyErr_Fetch(&type, &error, &traceback);
+  PyObject *found = PyObject_GetAttr(object, name);
+  if (found != NULL) { /* it is there, and read-only */
+    Py_DECREF(found);
+    PyErr_Restore(type, error, traceback);
+    return -1;
+  }
+  Py_XDECREF(type);
+  Py_XDECREF(error);
+  Py_XDECREF(traceback);
+  return -1;
+}
+
 static int absent_traverse(PyObject *object, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(((absent *)object)->error);

@@ -281,7 +281,9 @@ out:
 static PyObject *sum_over_ranks(PyObject *Py_UNUSED(self), PyObject *args) {
   PyObject *given[2], *kept[2] = {NULL, NULL}, *gpus = Py_None, *result = NULL;
   const char *what = "sum_over_ranks takes lists of arrays";
-  if (!PyArg_ParseTuple(args, "O!O!|O", &PyList_Type, &given[0], &PyList_Type, &given[1], &gpus))
+  unsigned long long names = 0;
+  if (!PyArg_ParseTuple(args, "O!O!|OK", &PyList_Type, &given[0], &PyList_Type, &given[1], &gpus,
+                        &names))
     return NULL;
   Py_ssize_t count = PyList_GET_SIZE(given[0]);
   if (count != PyList_GET_SIZE(given[1])) {
@@ -305,7 +307,8 @@ static PyObject *sum_over_ranks(PyObject *Py_UNUSED(self), PyObject *args) {
   const mpg_rank_sums sums = {.arrays = tensors,
                               .sums = tensors + count,
                               .num_arrays = (uint32_t)count,
-                              .indices = indices};
+                              .indices = indices,
+                              .names = names};
   mpg_status status = mpg_comm_sum_over_ranks(&sums);
   if (status != MPG_OK)
     mpg_py_raise(status);

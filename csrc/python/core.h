@@ -73,6 +73,7 @@ typedef struct mpg_py_state {
   PyObject *name_out, *name_name, *name_backward; /* interned */
   mpg_py_operator binary[MPG_PY_BINARY_COUNT];
   PyObject *no_value; /* numpy-like default marker accepted as "not given" */
+  int exit_status;    /* exit status of the process; 0 leaves it to Python */
 } mpg_py_state;
 
 extern mpg_py_state *mpg_py; /* runtime state: set once when the module is made */
@@ -301,6 +302,8 @@ int mpg_py_symbol_init(PyObject *module); /* symbol.c */
 int mpg_py_trace_init(PyObject *module);  /* trace.c */
 int mpg_py_scope_init(PyObject *module);  /* scope.c */
 int mpg_py_absent_init(PyObject *module); /* absent.c */
+/* A tp_setattro: a name that cannot be set raises the error of reading it, if that is one. */
+int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value);
 /* From and to (shape, dtype) pairs, 0 and -1 in a shape standing for sizes and None for shapes and
  * dtypes that are not known (inference.c). */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);

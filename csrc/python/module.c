@@ -1,4 +1,7 @@
 /* mpgluon._core: the module itself. See core.h. */
+#include <stdio.h>
+#include <unistd.h>
+
 #include "device/gpu/gpu.h"
 #include "kernels/cpu/dispatch.h"
 #include "op/fused.h"
@@ -7,12 +10,38 @@
 static mpg_py_state state; /* runtime state: one module a process */
 mpg_py_state *mpg_py;
 
+/* MPI has ended by now: its atexit function was registered later, so it ran first. */
+static void end(void) {
+  mpg_device_shutdown();
+  if (state.exit_status == 0) return;
+  fflush(NULL);
+  _exit(state.exit_status);
+}
+
+static PyObject *set_exit_status(PyObject *Py_UNUSED(module), PyObject *status) {
+  state.exit_status = (int)PyLong_AsLong(status);
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
+}
+static PyMethodDef methods[] = {
+    {"set_exit_status", set_exit_status, METH_O,
+     "set_exit_status(status)\n--\n\nThe status with which the process ends, if not 0."},
+    {NULL, NULL, 0, NULL}};
+
 static int add_functions(PyObject *module) {
-  PyMethodDef *const tables[] = {
-      mpg_py_host_methods,      mpg_py_context_methods,    mpg_py_exchange_methods,
-      mpg_py_dlpack_methods,    mpg_py_number_methods,     mpg_py_op_methods,
-      mpg_py_autograd_methods,  mpg_py_runtime_methods,    mpg_py_profiler_methods,
-      mpg_py_extension_methods, mpg_py_gpu_module_methods, mpg_py_precision_methods};
+  PyMethodDef *const tables[] = {mpg_py_host_methods,
+                                 mpg_py_context_methods,
+                                 mpg_py_exchange_methods,
+                                 mpg_py_dlpack_methods,
+                                 mpg_py_number_methods,
+                                 mpg_py_op_methods,
+                                 mpg_py_autograd_methods,
+                                 mpg_py_runtime_methods,
+                                 mpg_py_profiler_methods,
+                                 mpg_py_extension_methods,
+                                 mpg_py_gpu_module_methods,
+                                 mpg_py_precision_methods,
+                                 methods};
   for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;
@@ -37,7 +66,7 @@ static int fill_module(PyObject *module) {
   }
   /* Workers must have stopped before libraries that were opened later (oneDNN) take their state
    * down, which exit does first. */
-  if (Py_AtExit(mpg_device_shutdown) < 0) {
+  if (Py_AtExit(end) < 0) {
     PyErr_SetString(PyExc_RuntimeError,
                     "no more functions can be registered to run when Python ends");
     return -1;

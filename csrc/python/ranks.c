@@ -121,6 +121,18 @@ static PyObject *ranks_note_step(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
   Py_RETURN_NONE;
 }
 
+static PyObject *ranks_note_update(PyObject *Py_UNUSED(self), PyObject *args) {
+  double scale, learning_rate;
+  if (!PyArg_ParseTuple(args, "dd:ranks_note_update", &scale, &learning_rate)) return NULL;
+  mpg_ranks_note_update(scale, learning_rate);
+  Py_RETURN_NONE;
+}
+
+static PyObject *ranks_note_meeting(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  mpg_ranks_note_meeting();
+  Py_RETURN_NONE;
+}
+
 static PyObject *ranks_look(PyObject *Py_UNUSED(self), PyObject *args) {
   const char *what;
   unsigned long long progress;
@@ -232,6 +244,12 @@ static PyObject *ranks_find_lost(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(
   return Py_BuildValue("(isO)", rank, text, all_ended ? Py_True : Py_False);
 }
 
+static PyObject *ranks_differ(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused)) {
+  char text[512];
+  if (!mpg_ranks_differ(text, sizeof text)) Py_RETURN_NONE;
+  return PyUnicode_FromString(text);
+}
+
 static PyMethodDef methods[] = {
     {"ranks_tell_end", ranks_tell_end, METH_VARARGS,
      "ranks_tell_end(failure=None)\n--\n\nTells other ranks that this one has ended, or failed."},
@@ -255,6 +273,11 @@ static PyMethodDef methods[] = {
      "all."},
     {"ranks_note_step", ranks_note_step, METH_NOARGS,
      "ranks_note_step()\n--\n\nOne more step of training begins."},
+    {"ranks_note_update", ranks_note_update, METH_VARARGS,
+     "ranks_note_update(rescale_grad, learning_rate)\n--\n\nAn update of parameters that all ranks "
+     "make together, and compare."},
+    {"ranks_note_meeting", ranks_note_meeting, METH_NOARGS,
+     "ranks_note_meeting()\n--\n\nAll ranks are at the same place of the program."},
     {"ranks_look", ranks_look, METH_VARARGS,
      "ranks_look(what, progress, again)\n--\n\nThis rank waits for all others, in vain so far; "
      "again: not for the first time, with the number that the last call has returned."},
@@ -262,6 +285,9 @@ static PyMethodDef methods[] = {
     {"ranks_find_lost", ranks_find_lost, METH_NOARGS,
      "ranks_find_lost()\n--\n\nThe first rank that is lost (-1: none), why, and whether no other "
      "goes on."},
+    {"ranks_differ", ranks_differ, METH_NOARGS,
+     "ranks_differ()\n--\n\nOnce all ranks have ended: how this rank's transfers differ from "
+     "those of another one; None if they do not."},
     {"ranks_begin", ranks_begin, METH_VARARGS,
      "ranks_begin(path, rank, size, communicator, byte, largest_tag, handle_size, limit, sum, "
      "in_place, any_order, types)\n--\n\nFrom now on this process is one of several, which talk "

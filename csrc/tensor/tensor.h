@@ -29,6 +29,7 @@ typedef struct mpg_storage {
   mpg_kept_contents *kept;      /* owned: copies of contents that were overwritten; mostly NULL */
   size_t size;                  /* bytes asked for */
   uint64_t born;                /* number of storages made up to this one */
+  uint64_t name;                /* name in all processes (mpg_ranks_name_array); 0 if none */
   void (*release)(void *owner); /* memory from outside: called instead of freeing, when no queued
                                    work uses it */
   void *owner;

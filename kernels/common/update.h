@@ -20,7 +20,8 @@ enum { MPG_UPDATE_STATES = 3 };
 /* The numbers of an update but for learning rate and weight decay, which are the weight's. */
 typedef struct mpg_update_constants {
   double rescale, clip, momentum, beta1, beta2, epsilon, gamma1, gamma2, clip_weights, lamda1,
-      wd_lh, eta, correct1, correct2, ahead;
+      wd_lh, eta, correct1, correct2, ahead, gradient_factor, gradient_divisor, mean_factor,
+      mean_divisor;
 } mpg_update_constants;
 
 typedef struct mpg_update {

@@ -203,7 +203,7 @@ def _agree(mpi, any_order, wrong):
 
 def wait(request: Any, what: str, works: bool = False) -> None:
     """Waits for MPI's request; Ctrl-C and other threads get their turns. MXNetError when a rank is
-    lost, has not come in time, or never will. works: all ranks are here, and what they wait for
+    lost or never comes. works: all ranks are here, and what they wait for
     takes its time."""
     if request.Test():
         return
@@ -225,10 +225,12 @@ def _wait_and_look(request, what, works):
             if waited - looked > 0.05 and not works:
                 looked = waited
                 progress = _core.ranks_look(what, progress or 0, progress is not None)
-            if waited > _limit:
+            # Without `works` there is no limit to the wait: a rank may compute for long, and one
+            # that is silent, has ended or waits, too, is lost.
+            if waited > _limit and works:
                 raise MXNetError(
-                    f"{what}: rank {_own} has waited {waited:.0f} s for the others, of which one "
-                    f"at least has not come to this place ({_LIMIT})"
+                    f"{what}: rank {_own} has waited {waited:.0f} s for the others, which do not "
+                    f"finish ({_LIMIT})"
                 )
         time.sleep(pause)
 
@@ -237,6 +239,9 @@ def gather(what: str, text: str) -> list[str]:
     """The texts of all ranks, by rank. All ranks call it with the same `what`."""
     if count() == 1:
         return [text]
+    lost, why, _ = _core.ranks_find_lost()
+    if lost >= 0:  # the ranks may have left an earlier call at different points
+        raise MXNetError(f"{what}: {why}")
     import numpy
 
     data = numpy.frombuffer(f"{what}\0{text}".encode(), numpy.uint8)
@@ -254,7 +259,18 @@ def gather(what: str, text: str) -> list[str]:
             "the ranks run different programs; they wait for each other at different places: "
             + ", ".join(f"rank {rank} at {place!r}" for rank, (place, _) in enumerate(said))
         )
+    _core.ranks_note_meeting()
     return [text for _, text in said]
+
+
+def compare(what: str, said: str) -> None:
+    """MXNetError on all ranks, which call it together, unless all say the same."""
+    by_rank = gather(what, said)
+    if len(set(by_rank)) > 1:
+        raise MXNetError(
+            f"the ranks run different programs; {what} has been called "
+            + ", ".join(f"with {text} by rank {rank}" for rank, text in enumerate(by_rank))
+        )
 
 
 def barrier() -> None:
@@ -301,10 +317,30 @@ def agree_on_trace(text: str) -> None:
     )
 
 
+def _report(text):
+    """Prints the reason, and ends the process with an error status."""
+    global _failure
+    sys.stdout.flush()
+    print(f"mpgluon, rank {_own}: {text}", file=sys.stderr, flush=True)
+    _core.set_exit_status(1)
+    _failure = text
+
+
+def _finish_work():
+    """Finishes the queued work: other ranks may wait for it, and its errors are still unread."""
+    try:
+        _core.waitall()
+    except BaseException as error:  # even Ctrl-C: no later code could handle it
+        _report(f"work that the program had queued when it ended has failed: {error}")
+        _core.ranks_tell_end(_failure)
+
+
 def _end(process):
     """Others may still wait for data of this rank; and MPI ends on all ranks together."""
     if os.getpid() != process:
         return
+    if _failure is None:
+        _finish_work()
     if _failure is None:
         while not _core.ranks_flushed():
             time.sleep(0.0005)
@@ -319,6 +355,9 @@ def _end(process):
     flushed = time.monotonic()
     while not _core.ranks_flushed() and time.monotonic() - flushed < 1:
         time.sleep(0.0005)
+    difference = _core.ranks_differ() if all_ended and _failure is None else None
+    if difference:
+        _report(difference)
     _core.ranks_end()
     if all_ended:
         _core.ranks_end_within_limit()

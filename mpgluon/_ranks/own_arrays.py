@@ -7,7 +7,9 @@ way of the CPU device that names its rank (``csrc/device/ranks``).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from typing import Any
 
 from .. import _core, autograd, ndarray as nd
 from .._core import NDArray, dtype_name
@@ -19,6 +21,7 @@ from .gpus import Indices
 
 _TOGETHER = 4 << 20  # bytes; smaller arrays travel together
 _ALONE = 1 << 20  # bytes; larger ones are summed where they are
+_MOST = 2048  # arrays that travel together; an op takes at most 4096
 
 
 def check_own(array: NDArray, what: str) -> None:
@@ -28,6 +31,11 @@ def check_own(array: NDArray, what: str) -> None:
             f"{what}: the array is on {array.context}, which is one device for all ranks; take a "
             "device that names no rank, such as cpu(0), of which each rank has its own"
         )
+
+
+def brought_to_all(array: NDArray) -> NDArray:
+    """The array on a device of this process. All ranks call it if the array's device names one."""
+    return array if array.context.rank is None else array.as_in_context(cpu(0))
 
 
 def _bytes(array):
@@ -42,7 +50,7 @@ def _grouped(arrays):
         numbers, size = open_.pop(dtype, ([], 0))
         numbers.append(number)
         size += _bytes(array)
-        if size >= _TOGETHER:
+        if size >= _TOGETHER or len(numbers) == _MOST:
             groups.append(numbers)
         else:
             open_[dtype] = numbers, size
@@ -65,25 +73,26 @@ def _together(arrays, work):
     return results
 
 
-def _queue_sums(parts):
+def _queue_sums(parts, names):
     """Queues sums: (array, its sum, the GPUs between which they are summed, or None for arrays on
-    CPU devices). The last ones first: backward finishes these first. Small ones travel together."""
+    CPU devices). The last ones first: backward finishes these first. Small ones travel together.
+    All ranks compare `names`, a hash."""
     open_ = {}
     for array, total, indices in reversed(parts):
         size = _bytes(array)
         if size >= _ALONE:
-            _core.sum_over_ranks([array], [total], indices)
+            _core.sum_over_ranks([array], [total], indices, names)
             continue
         kind = dtype_name(array.dtype), indices, array.context if indices is None else None
         arrays, totals, before = open_.pop(kind, ([], [], 0))
         arrays.append(array)
         totals.append(total)
-        if before + size >= _TOGETHER:
-            _core.sum_over_ranks(arrays, totals, indices)
+        if before + size >= _TOGETHER or len(arrays) == _MOST:
+            _core.sum_over_ranks(arrays, totals, indices, names)
         else:
             open_[kind] = arrays, totals, before + size
     for (_, indices, _), (arrays, totals, _) in open_.items():
-        _core.sum_over_ranks(arrays, totals, indices)
+        _core.sum_over_ranks(arrays, totals, indices, names)
 
 
 def _brought(array, indices):
@@ -97,10 +106,12 @@ def add_up(
     arrays: Sequence[NDArray],
     in_place: bool = False,
     gpus: Sequence[Indices | None] | None = None,
+    keys: Sequence[Any] = (),
 ) -> list[NDArray]:
     """The sums over ranks, in the order of ranks, of each array; on all ranks, in new arrays where
     the arrays are, or `in_place`. gpus: for each array the GPUs between which it is summed, of
-    which this rank's gets it if it is elsewhere (`gpus.joined`); others are brought to the host."""
+    which this rank's gets it if it is elsewhere (`gpus.joined`); others are brought to the host.
+    keys: names of what is summed, which all ranks compare."""
     if count() == 1:
         return list(arrays) if in_place else [array.copy() for array in arrays]
     where = [None] * len(arrays) if gpus is None else list(gpus)
@@ -112,7 +123,8 @@ def add_up(
             else nd.empty(array.shape, ctx=array.context, dtype=array.dtype)
             for there, array in zip(here, arrays)
         ]
-        _queue_sums(list(zip(here, sums, where)))
+        names = zlib.crc32(repr(list(keys)).encode()) if keys else 0
+        _queue_sums(list(zip(here, sums, where)), names)
         if not in_place:
             return [total.as_in_context(array.context) for total, array in zip(sums, arrays)]
         moved = [pair for pair in zip(sums, arrays) if pair[0] is not pair[1]]

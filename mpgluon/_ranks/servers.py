@@ -316,7 +316,7 @@ class AsyncKVStore(TwoBits, OptimizingStore):
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> NoReturn:
         raise MXNetError(f"save_optimizer_states: the servers of {self._kind!r} have the states")
 
-    def load_optimizer_states(self, fname: str) -> NoReturn:
+    def load_optimizer_states(self, fname: str, trusted: bool = False) -> NoReturn:
         raise MXNetError(f"load_optimizer_states: the servers of {self._kind!r} have the states")
 
 
@@ -333,7 +333,7 @@ class _Updater(optimizers.Updater):
     def get_states(self, dump_optimizer: bool = False) -> NoReturn:
         self._store.save_optimizer_states("")
 
-    def set_states(self, states: bytes) -> NoReturn:
+    def set_states(self, states: bytes, trusted: bool = False) -> NoReturn:
         self._store.load_optimizer_states("")
 
 

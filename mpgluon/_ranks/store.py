@@ -74,6 +74,7 @@ class DistKVStore(TwoBits, KVStore):
                 [arrays[number] for number in dense],
                 in_place,
                 self._gpus_of([(keys[number], arrays[number].context) for number in dense]),
+                [keys[number] for number in dense],
             )
         else:
             with autograd.pause():

@@ -201,7 +201,7 @@ def install(numpy_names: bool = False) -> None:
     if present is None or _is_wheel(present):
         sys.modules.pop("mxnet", None)
         importlib.import_module("mxnet")
-    imported_names.give(OURS)
+    imported_names.give(OURS, MODULES)
     if numpy_names:
         for name, value in NUMPY_NAMES.items():
             if name not in vars(np):

@@ -55,8 +55,9 @@ NAMES = {
 }
 
 
-def give(package: str) -> None:
-    """Gives the modules of a package these names, where they have none of their own."""
+def give(package: str, modules: dict[str, str]) -> None:
+    """Gives the modules of a package these names, where they have none of their own. modules: ours,
+    by MXNet's names for them, which become attributes of their parents."""
 
     def module(name: str) -> Any:
         return importlib.import_module(f"{package}.{name}".rstrip("."))
@@ -67,5 +68,10 @@ def give(package: str) -> None:
             for wanted in names.split():
                 if wanted not in vars(ours):
                     setattr(ours, wanted, getattr(module(source), wanted))
+    for name, ours in modules.items():
+        parent, _, last = name.rpartition(".")
+        holder = module(modules.get(parent, parent))
+        if last not in vars(holder):
+            setattr(holder, last, module(ours))
     arrays = (module("symbol").Symbol, module("ndarray").NDArray)
     module("gluon").tensor_types = module("gluon.rnn.rnn_cell").tensor_types = arrays

@@ -2,6 +2,8 @@
 ``mx.contrib.sym``; vocabularies and word vectors, ``mx.contrib.text``; mixed precision,
 ``mx.contrib.amp``; and networks of 8-bit numbers, ``mx.contrib.quantization``."""
 
+import sys as _sys
+
 from ..ndarray import contrib as nd, contrib as ndarray
 from ..symbol import contrib as sym, contrib as symbol
 from . import (
@@ -31,3 +33,6 @@ __all__ = [
     "tensorboard",
     "text",
 ]
+
+# `import mpgluon.contrib.ndarray` gives the same modules as the attributes.
+_sys.modules[f"{__name__}.ndarray"], _sys.modules[f"{__name__}.symbol"] = ndarray, symbol

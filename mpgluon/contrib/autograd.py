@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,12 @@ from ..autograd import mark_variables as mark_variables
 from ..base import MXNetAssertionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..ndarray import NDArray
 
 __all__ = [
+    "TrainingStateScope",
     "backward",
     "compute_gradient",
     "grad",
@@ -33,24 +33,43 @@ def set_is_training(is_train: bool) -> bool:
     return autograd.set_recording(is_train)
 
 
-@contextlib.contextmanager
-def _section(is_train: bool) -> Iterator[None]:
-    training, recording = autograd.set_training(is_train), autograd.set_recording(is_train)
-    try:
-        yield
-    finally:
+class TrainingStateScope:
+    """Turns recording and the train mode on or off in a ``with`` block.
+
+    Parameters
+    ----------
+    enter_state : bool
+        True records in train mode; False does neither.
+
+    Examples
+    --------
+    >>> with mx.contrib.autograd.TrainingStateScope(True):
+    ...     mx.autograd.is_recording()
+    True
+    """
+
+    def __init__(self, enter_state: bool) -> None:
+        self._enter_state = enter_state
+        self._before = False, False
+
+    def __enter__(self) -> None:
+        self._before = autograd.is_training(), autograd.is_recording()
+        set_is_training(self._enter_state)
+
+    def __exit__(self, *_: object) -> None:
+        training, recording = self._before
         autograd.set_training(training)
         autograd.set_recording(recording)
 
 
-def train_section() -> contextlib.AbstractContextManager[None]:
+def train_section() -> TrainingStateScope:
     """``with train_section():`` is ``with autograd.record():``."""
-    return _section(True)
+    return TrainingStateScope(True)
 
 
-def test_section() -> contextlib.AbstractContextManager[None]:
+def test_section() -> TrainingStateScope:
     """``with test_section():`` is ``with autograd.pause():``."""
-    return _section(False)
+    return TrainingStateScope(False)
 
 
 test_section.__test__ = False  # no test, whatever its name suggests

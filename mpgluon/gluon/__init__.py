@@ -32,4 +32,8 @@ __all__ = [
 if not TYPE_CHECKING:  # they take what is here for all there is
 
     def __getattr__(name: str) -> object:
+        if name == "tensor_types":  # MXNet's, for isinstance
+            from .. import ndarray, symbol
+
+            return symbol.Symbol, ndarray.NDArray
         raise _of_module(__name__, name, _GLUON)

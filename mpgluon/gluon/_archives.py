@@ -8,6 +8,7 @@ import tempfile
 import zipfile
 import zlib
 
+from .._files import check_expansion
 from ..base import MXNetError
 from .utils import check_sha1, download
 
@@ -25,12 +26,10 @@ def fetch_unpacked(url: str, path: str, sha1: str | None) -> None:
         unpacked = os.path.join(scratch, file)
         packed = download(url, os.path.join(scratch, os.path.basename(url)))
         try:
-            with (
-                zipfile.ZipFile(packed) as files,
-                files.open(file) as source,
-                open(unpacked, "wb") as target,
-            ):
-                shutil.copyfileobj(source, target)
+            with zipfile.ZipFile(packed) as files:
+                check_expansion(packed, files.getinfo(file).file_size)
+                with files.open(file) as source, open(unpacked, "wb") as target:
+                    shutil.copyfileobj(source, target)
         except (KeyError, RuntimeError, *UNREADABLE) as error:
             raise MXNetError(f"{url} is not a zip file that has {file} in it: {error}") from error
         if sha1 and not check_sha1(unpacked, sha1):

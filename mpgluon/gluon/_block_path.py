@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
 from ._compiled import tracing
 from ._tree import children
 
@@ -23,27 +24,53 @@ def is_call(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _calls():
+    """The block of each running call, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _call_code:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
+
+
+def _name_in(parent, child):
+    """The last part of a child's path."""
+    return next((name for name, block in children(parent).items() if block is child), child.name)
+
+
 def block_path():
     """The path of the block whose call is the innermost one running, such as
     ``ModelParallelLM.lstm2``."""
     blocks = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _call_code:
-            block = frame.f_locals["self"]
-            if not blocks or blocks[-1] is not block:
-                blocks.append(block)
-        frame = frame.f_back
+    for block in _calls():
+        if not blocks or blocks[-1] is not block:
+            blocks.append(block)
     if not blocks:
         return ""
     blocks.reverse()
-    path = type(blocks[0]).__name__
-    for parent, child in zip(blocks, blocks[1:]):
-        name = next(
-            (name for name, block in children(parent).items() if block is child), child.name
-        )
-        path += "." + name
-    return path
+    names = [_name_in(parent, child) for parent, child in zip(blocks, blocks[1:])]
+    return ".".join([type(blocks[0]).__name__, *names])
+
+
+_paths: dict[int, str] = {}  # scope of a block -> its path
+
+
+def scope_of(block, outer):
+    """The number of the path of a block that has just been called, in scope `outer`."""
+    above = _paths.get(outer)
+    parent = None
+    if above is not None:  # the path of the caller is known: no more frames are read than needed
+        calls = _calls()
+        next(calls)
+        parent = next(calls, None)
+    if parent is None:
+        path = block_path()
+    else:
+        path = above if parent is block else f"{above}.{_name_in(parent, block)}"
+    scope = _core.intern_scope(path)
+    if scope:
+        _paths[scope] = path
+    return scope
 
 
 def add_path(error, hybridized):

@@ -76,9 +76,9 @@ class _StoreUpdater(Updater):
         first = weight[0] if isinstance(weight, (list, tuple)) else weight
         self._trainer.updater_on(first.context)(index, grad, weight)
 
-    def set_states(self, states: bytes) -> None:
+    def set_states(self, states: bytes, trusted: bool = False) -> None:
         read = Updater(self._trainer.optimizer)
-        read.set_states(states)
+        read.set_states(states, trusted)
         self._trainer.replace_states(read.states)
 
 

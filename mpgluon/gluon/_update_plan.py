@@ -94,6 +94,10 @@ class Plan:
     def __init__(self, params, sharded, apart):
         self.changes, self.mode = changes[0], (sharded, apart)
         self.seen = [(param, param.arrays, param.gradients) for param in params]
+        # Arrays from before a move that a backward pass may still reach
+        self.left = [
+            (param, array) for param in params if param.grad_req != "null" for array in param.left
+        ]
         self.owners = {}  # index -> device whose copy stands for all
         self.weights = []
         self.dtypes = {}  # by index
@@ -136,10 +140,57 @@ class Plan:
                     groups[ctx] = _Group(ctx)
                 groups[ctx].add(index, sums.get(param, param.gradients[ctx]), weight)
         self.work = list(groups.values())
+        self.devices = {index: [] for index in self.dtypes}  # where each is updated
+        for group in self.work:
+            for index in group.indices:
+                self.devices[index].append(group.ctx)
+        for index, param in self.sparse:
+            self.devices[index] = list(param.arrays)
 
     def fresh(self):
         """Whether backward has written all gradients since the last step."""
-        return _core.gradients_fresh(self.weights) and (
-            not self.sparse
-            or all(grad.fresh for _, param in self.sparse for grad in param.gradients.values())
+        return (
+            _core.gradients_fresh(self.weights)
+            and (
+                not self.sparse
+                or all(grad.fresh for _, param in self.sparse for grad in param.gradients.values())
+            )
+            and not (self.left and self.lost())
         )
+
+    def lost(self):
+        """(parameter, device) of the gradients that backward has written to arrays from before a
+        move, where no update sees them."""
+        return [(param, array.context) for param, array in self.left if array._fresh_grad]
+
+    def forget_left(self):
+        """Releases the arrays from before a move."""
+        for param, _ in self.left:
+            param.left = ()
+        self.left.clear()
+
+    def fresh_work(self):
+        """The groups of the parameters whose gradients backward has written since the last
+        step."""
+        return self.work if self.fresh() else [group.fresh() for group in self.work]
+
+    @staticmethod
+    def fresh_rows(param):
+        """The row_sparse gradients that backward has written since the last step."""
+        return [grad for grad in param.gradients.values() if grad.fresh]
+
+    def gradients(self, work):
+        """The gradients of groups and the fresh ones of rows: one of each parameter, in the order
+        of the parameters, so that a norm of them has the same bits on any devices; and all."""
+        once, every = {}, []
+        for group in work:
+            every += group.grads
+            for index, grad in zip(group.indices, group.grads):
+                if index not in once or self.owners[index] == group.ctx:
+                    once[index] = grad
+        for index, param in self.sparse:
+            rows = self.fresh_rows(param)
+            if rows:
+                every += rows
+                once[index] = rows[0]
+        return [once[index] for index in sorted(once)], every

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import ndarray as nd
+from .._ranks import compare
 from .._ranks.own_arrays import check_own, copies_of
 from .._ranks.store import broadcast_values
 
@@ -26,6 +27,7 @@ def take_values(rank: int, params: Sequence[Parameter], what: str) -> list[Param
     Parameters that wait for their shapes take the place in the sequence of random numbers from
     which that rank will initialize them. Returns these.
     """
+    compare(what, f"root_rank {rank} and {len(params)} parameters")
     here = [param for param in params if param.arrays is not None]
     arrays = [list(param.arrays.values()) for param in here]
     for copies in arrays:

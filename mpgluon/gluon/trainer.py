@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, autograd, kvstore as kvstores, ndarray as nd, optimizer as opt
 from .._hints import TRAINER, absent, present
-from ..base import MXNetAssertionError, MXNetError, counted
+from ..base import MXNetAssertionError
 from ..optimizer._lazy import sum_rows
-from ..optimizer._nested_states import cast_state, check_state, copy_state, put_together, take_apart
-from ..optimizer.optimizer import HALF
-from ..optimizer.updater import is_pickle, read_trainer_states
-from ._trainer_store import NO_STATE as _NO_STATE, TrainerStore, unique_names
+from ..optimizer._nested_states import copy_state
+from ._trainer_state import TrainerState
+from ._trainer_store import TrainerStore, unique_names
 from ._tree import parameters_by_path
 from ._update_plan import Plan
 from .block import Block
 from .parameter import Parameter, ParameterDict
+from .parameter._gradient_contents import changes_to
 from .parameter._parameter import changes
-from .utils import brief, global_norm, scale_arrays
+from .utils import global_norm, scale_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..context import Context
     from ..kvstore import KVStoreBase
-    from ..optimizer import Updater
     from ..optimizer.optimizer import Optimizer
 
 __all__ = ["Trainer"]
 
-_FORMAT = "mpgluon trainer states 1"
 
-
-class Trainer(TrainerStore):
+class Trainer(TrainerStore, TrainerState):
     """Applies an optimizer to parameters; one trainer for all of a model's parameters, on whatever
     devices.
 
@@ -130,6 +124,8 @@ class Trainer(TrainerStore):
                 raise ValueError(
                     "First argument must be a list or dict of Parameters, got list of "
                     f"{type(param)}."
+                    + " For groups with factors of their own, set lr_mult and wd_mult of their "
+                    "Parameters" * isinstance(param, dict)
                 )
             if param.replaced:
                 raise param.replaced_error()
@@ -170,6 +166,8 @@ class Trainer(TrainerStore):
         self._scale = self._optimizer.rescale_grad
         self._by_device = {}  # device -> updater, which holds the states of the copies there
         self._loaded = {}  # loaded states that are not where they are needed yet: index -> state
+        if accumulate > 1:  # sums begin with this trainer
+            _core.at_once(*[change for p in self._params for change in changes_to(p, None)])
         if kvstores.is_of_ranks(kvstore):
             self._ready()  # all ranks begin with the values of rank 0
 
@@ -251,11 +249,12 @@ class Trainer(TrainerStore):
         plan = self._current_plan()
         if not plan.fresh():
             self._check_stale(plan, ignore_stale_grad)
+        plan.forget_left()
         with autograd.pause():
             if self._overflows(plan, plan.work):
                 return
             if self._max_norm is not None:
-                self._clip(plan)
+                self._clip(plan, plan.work)
             self._sum_in_store()
         _core.at_once((_core.gradients_used, plan.weights), *self._ended(plan))
 
@@ -302,10 +301,13 @@ class Trainer(TrainerStore):
             else:
                 plan.changes = now
                 return plan
-        self._plan = Plan(self._params, *self._mode())
-        if plan is not None:
-            self._convert_states(plan.dtypes, self._plan.dtypes)
-        return self._plan
+        made = Plan(self._params, *self._mode())
+        self._check_sums(made)
+        with autograd.pause():
+            casts = self._casts(plan.dtypes, made.dtypes) if plan is not None else []
+            _core.at_once(*casts)
+            _core.at_once(*self._moves(made), (vars(self).update, {"_plan": made}))
+        return made
 
     def _at_home(self):
         """Whether each parameter is updated on one of its devices only."""
@@ -319,23 +321,6 @@ class Trainer(TrainerStore):
         """Forgets a plan that was made for another mode."""
         if self._plan is not None and self._plan.mode != self._mode():
             self._plan = None
-
-    def _convert_states(self, former, dtypes):
-        """States follow parameters that were cast."""
-        for index, dtype in dtypes.items():
-            old = former.get(index, dtype)
-            if old == dtype:
-                continue
-            if self._optimizer.multi_precision and (old in HALF) != (dtype in HALF):
-                raise MXNetError(
-                    f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} in "
-                    "mid-training, and with multi_precision its state in the "
-                    f"{type(self._optimizer).__name__} optimizer is of another kind then: cast "
-                    "before the first step, or make a new Trainer"
-                )
-            for updater in self._by_device.values():
-                if index in updater.states:
-                    updater.states[index] = cast_state(updater.states[index], old, dtype)
 
     def _allreduce_grads(self):
         plan = self._current_plan()
@@ -353,17 +338,11 @@ class Trainer(TrainerStore):
             if self._store_of_ranks is not None:
                 self._sum_over_ranks(plan)
 
-    def _clip(self, plan):
+    def _clip(self, plan, work):
         """Scales the gradients that are about to be used."""
-        grads = [grad for group in plan.work for grad in group.grads]
-        once = [
-            grad
-            for group in plan.work
-            for index, grad in zip(group.indices, group.grads)
-            if plan.owners[index] == group.ctx
-        ]
-        grads += [grad for _, param in plan.sparse for grad in param.gradients.values()]
-        once += [next(iter(param.gradients.values())) for _, param in plan.sparse]
+        once, grads = plan.gradients(work)
+        if not once:
+            return
         norm = global_norm(once)
         scale_arrays(
             grads, nd.minimum(self._max_norm / (self._optimizer.rescale_grad * norm + 1e-8), 1.0)
@@ -373,14 +352,19 @@ class Trainer(TrainerStore):
         _core.ranks_note_step()
         plan = self._current_plan()
         work = plan.work
+        if self._store_of_ranks is not None or any(group.ctx.rank is not None for group in work):
+            optimizer = self._optimizer
+            _core.ranks_note_update(optimizer.rescale_grad, optimizer.learning_rate)
         if not plan.fresh():
             self._check_stale(plan, ignore_stale_grad)
             work = [group.fresh() for group in work]
+        if plan.left:
+            plan.forget_left()
         with autograd.pause():
             if self._amp_loss_scaler is not None and self._overflows(plan, work):
                 return
             if self._max_norm is not None:
-                self._clip(plan)
+                self._clip(plan, work)
             if self._unequal:
                 self._equalize(plan)
             for group in work:  # for all devices before any state changes
@@ -388,28 +372,58 @@ class Trainer(TrainerStore):
                 if group.holds(updater):
                     continue
                 if not updater.states.keys() >= group.known:
-                    for index in group.indices:
-                        if index not in updater.states:
-                            self._bring_state(index, group.ctx)
+                    _core.at_once(*self._moves(plan))
                 group.prepare(updater, plan.changes)
             if plan.buckets:
                 self._unequal = True
-            steps, num_update = [], self._optimizer.num_update
-            for group in work:
-                if group.multi is not None:
-                    counted = group.multi.step(steps, group.ctx.count_key, plan.changes, num_update)
-                    if counted is not None:
-                        num_update = counted
-                        steps.append(group.used)
-                        continue
-                _core.at_once(*steps)
-                group.update(self._updater(group.ctx))
-                steps, num_update = [group.used], self._optimizer.num_update
-            if plan.buckets or self._accumulate > 1:
-                steps += self._ended(plan)
+            if self._optimizer.lr_scheduler is not None and len(work) + len(plan.sparse) > 1:
+                self._count_ahead(plan, work)
+            if not self._optimizer.draws:
+                self._update_groups(plan, work)
+                return
+            indices = {index for group in work for index in group.indices}
+            indices.update(index for index, param in plan.sparse if plan.fresh_rows(param))
+            with self._optimizer.draws_by(sorted(indices)):
+                self._update_groups(plan, work)
+
+    def _count_ahead(self, plan, work):
+        """Sets the number of updates to that after this step, before the first group asks the
+        scheduler: parameters that were frozen for a while have lower counts, and their rate must
+        not depend on whether a device with higher counts comes first."""
+        optimizer = self._optimizer
+        number = optimizer.num_update
+        for group in work:
+            if group.multi is not None and group.multi.counts is not None:
+                number = max(number, group.multi.count + 1)
+                continue
+            counts = optimizer.update_counts.get(group.ctx.count_key, {})
+            first = optimizer.begin_num_update
+            number = max([number, *[counts.get(i, first) + 1 for i in group.indices]])
+        for index, param in plan.sparse:
+            for ctx, grad in param.gradients.items():
+                if grad.fresh:
+                    counts = optimizer.update_counts.get(ctx.count_key, {})
+                    number = max(number, counts.get(index, optimizer.begin_num_update) + 1)
+        optimizer.num_update = number
+
+    def _update_groups(self, plan, work):
+        """Updates the weights of groups, and those with row_sparse gradients."""
+        steps, num_update = [], self._optimizer.num_update
+        for group in work:
+            if group.multi is not None:
+                counted = group.multi.step(steps, group.ctx.count_key, plan.changes, num_update)
+                if counted is not None:
+                    num_update = counted
+                    steps.append(group.used)
+                    continue
             _core.at_once(*steps)
-            for index, param in plan.sparse:
-                self._update_rows(index, param)
+            group.update(self._updater(group.ctx))
+            steps, num_update = [group.used], self._optimizer.num_update
+        if plan.buckets or self._accumulate > 1:
+            steps += self._ended(plan)
+        _core.at_once(*steps)
+        for index, param in plan.sparse:
+            self._update_rows(index, param)
 
     def _overflows(self, plan, work):
         """Whether there are infinite gradients, or NaN, among those of the groups `work` and the
@@ -424,15 +438,14 @@ class Trainer(TrainerStore):
         ended = self._ended(plan) if plan.buckets or self._accumulate > 1 else []
         _core.at_once((_core.gradients_used, plan.weights), *ended)
         for grad in rows:
+            if self._accumulate > 1:
+                grad[:] = 0
             grad.used()
         return True
 
     def _update_rows(self, index, param):
         """Updates a parameter by its row_sparse gradients."""
         fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
-        for ctx in fresh:  # for all devices before any state changes
-            if index not in self._updater(ctx).states:
-                self._bring_state(index, ctx)
         for ctx, grad in fresh.items():
             if grad.here:
                 self._updater(ctx)(index, grad, param.arrays[ctx])
@@ -486,6 +499,11 @@ class Trainer(TrainerStore):
                 raise param.replaced_error()
         if ignore_stale_grad:
             return
+        lost = plan.lost()
+        plan.forget_left()
+        for moved, _ in lost:  # only another backward pass makes these gradients whole
+            for weight in moved.arrays.values():
+                weight._fresh_grad = False
         param, ctx = next(
             (param, ctx)
             for param, data, _ in plan.seen
@@ -495,8 +513,9 @@ class Trainer(TrainerStore):
         raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by "
             "backward since last `step`. Either the loss does not depend on it, or the forward "
-            "pass was not recorded. If only some of the Parameters are meant to be used, call "
-            "step with ignore_stale_grad=True to leave the others as they are"
+            "pass was not recorded, or the parameter was moved or cast (place, reset_ctx, cast) "
+            "between the forward pass and backward. If only some of the Parameters are meant to "
+            "be used, call step with ignore_stale_grad=True to leave the others as they are"
         )
 
     def _updater(self, ctx):
@@ -505,229 +524,6 @@ class Trainer(TrainerStore):
             updater = self._by_device[ctx] = opt.get_updater(self._optimizer)
         return updater
 
-    def updater_on(self, ctx: Context) -> Updater:
-        """The updater of the copies on a device, with their states."""
-        return self._updater(ctx)
-
-    def _brought(self, ctx):
-        """The updater of a device, with the states that were loaded for it."""
-        for index, param in enumerate(self._params):
-            if index in self._loaded and ctx in (param.arrays or ()):
-                updater = self._updater(ctx)
-                updater.states[index] = copy_state(self._loaded[index], ctx)
-                updater.states_synced[index] = True
-        return self._updater(ctx)
-
-    def all_states(self) -> dict[int, Any]:
-        """The states of all parameters that have some, by number."""
-        states = {i: self._state_of(i, param) for i, param in enumerate(self._params)}
-        return {index: state for index, state in states.items() if state is not _NO_STATE}
-
-    def replace_states(self, states: dict[int, Any]) -> None:
-        """Goes on with these states, by number."""
-        vars(self).update({"_by_device": {}, "_loaded": dict(states)})
-
-    def _bring_state(self, index, ctx):
-        """Copies the state of a parameter that was loaded, moved or replicated since to its device
-        `ctx`."""
-        state = self._loaded.get(index, _NO_STATE)
-        counts = self._optimizer.update_counts
-        for device, updater in list(self._by_device.items()):
-            if index in updater.states and state is _NO_STATE:
-                state = updater.states[index]
-                if index in counts.get(device.count_key, ()):
-                    counts.setdefault(ctx.count_key, {})[index] = counts[device.count_key][index]
-            if device not in self._params[index].arrays:
-                updater.states.pop(index, None)
-        if state is not _NO_STATE:
-            updater = self._updater(ctx)
-            updater.states[index] = copy_state(state, ctx)
-            updater.states_synced[index] = True
-            if all(
-                index in self._updater(group.ctx).states
-                for group in self._plan.work
-                if index in group.known
-            ):
-                self._loaded.pop(index, None)
-
-    # States
-
-    def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Writes what the optimizer remembers of each parameter, by the parameter's name; it loads
-        onto any placement.
-
-        The file is an array file like ``.params`` files. Multipliers such as ``lr_mult`` are the
-        parameters' own and not in it.
-        """
-        arrays = {}
-        header = self._describe_states(arrays, dict(enumerate(self._names)))
-        text = json.dumps(header, sort_keys=True).encode()
-        arrays[_HEADER] = nd.array(list(text), dtype="uint8")
-        nd.save(fname, arrays)
-
-    def _describe_states(self, arrays, names):
-        """The header of the saved states, for JSON; adds their arrays to `arrays`. names: of the
-        parameters, by index."""
-        shapes, counts = {}, {}
-        for i, param in enumerate(self._params):
-            state = self._state_of(i, param)
-            if state is not _NO_STATE:
-                shapes[names[i]] = take_apart(state, names[i], arrays)
-            for per_device in self._optimizer.update_counts.values():
-                if i in per_device:
-                    counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
-        return {
-            "format": _FORMAT,
-            "optimizer": type(self._optimizer).__name__,
-            "num_update": self._optimizer.num_update,
-            "learning_rate": self._optimizer.lr,
-            "counts": counts,
-            "states": shapes,
-        }
-
-    def _state_of(self, index, param):
-        for ctx in param.arrays or ():
-            updater = self._by_device.get(ctx)
-            if updater is not None and index in updater.states:
-                return updater.states[index]
-        if index in self._loaded:
-            return self._loaded[index]
-        # A parameter that was moved since the last step.
-        return next(
-            (
-                updater.states[index]
-                for updater in self._by_device.values()
-                if index in updater.states
-            ),
-            _NO_STATE,
-        )
-
-    def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Reads what `save_states` wrote, here or in MXNet 1.x (without running code that such a
-        file could hold); parameters may live on other devices than they did.
-
-        Raises
-        ------
-        MXNetError
-            When the file is no such file, or belongs to other parameters or another optimizer;
-            nothing is changed then.
-        """
-        if not os.path.exists(fname):
-            raise FileNotFoundError(f"Trainer.load_states: there is no file '{fname}'")
-        if is_pickle(fname):
-            self._load_pickle(fname)
-            return
-        try:
-            arrays = nd.load(fname)
-        except MemoryError:
-            raise
-        except MXNetError as error:
-            raise MXNetError(f"'{fname}' is no file of trainer states ({error})") from error
-        header = _read_header(arrays, fname)
-        kind = type(self._optimizer).__name__
-        if header["optimizer"] != kind:
-            raise MXNetError(
-                f"'{fname}' holds states of optimizer {header['optimizer']}, but this trainer has "
-                f"{kind}"
-            )
-        states = header["states"]
-        unknown = [name for name in states if name not in self._param2idx]
-        if unknown:
-            raise MXNetError(
-                f"'{fname}' holds states of parameters that this trainer does not have: "
-                f"{brief(unknown)}; it has {brief(self._param2idx)}"
-            )
-        missing = (
-            [
-                name
-                for name, param in zip(self._names, self._params)
-                if param.grad_req != "null" and name not in states
-            ]
-            if states
-            else []
-        )
-        if missing:
-            raise MXNetError(f"'{fname}' has no states of the parameters {brief(missing)}")
-        loaded = {}
-        for name, shape in states.items():
-            index = self._param2idx[name]
-            loaded[index] = put_together(shape, name, arrays, fname)
-            check_state(loaded[index], self._params[index], fname)
-        self._take_over(
-            header,
-            loaded,
-            {
-                self._param2idx[name]: count
-                for name, count in header["counts"].items()
-                if name in self._param2idx
-            },
-        )
-
-    def _load_pickle(self, fname):
-        """Reads a file of MXNet's, which has states by the parameters' numbers."""
-        try:
-            with open(fname, "rb") as file:
-                states, name, saved = read_trainer_states(file.read())
-            if name != type(self._optimizer).__name__:
-                raise MXNetError(f"it is of the optimizer {name}")
-            if sorted(states) != list(range(len(self._params))):
-                raise MXNetError(f"it has states of {len(states)} parameters")
-            for index, state in states.items():
-                check_state(state, self._params[index], fname)
-            self._take_over(
-                {"num_update": int(saved["num_update"]), "learning_rate": float(saved["lr"])},
-                states,
-                {index: int(count) for index, count in saved["_index_update_count"].items()},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, MXNetError) as error:
-            raise MXNetError(
-                f"'{fname}' is a pickle that this trainer, with {type(self._optimizer).__name__} "
-                f"and {counted(len(self._params), 'parameter')}, can't load: {error}"
-            ) from error
-
-    def _take_over(self, header, loaded, counts):
-        """Goes on with the states and numbers of updates of another trainer, by index; all at
-        once."""
-        optimizer = self._optimizer
-        optimizer.settle_counts()
-        every = {
-            ctx.count_key: dict(counts) for param in self._params for ctx in param.list_ctx()
-        } or {0: {}}
-        numbers = {
-            "num_update": header["num_update"],
-            "_all_counts": every,
-            "_counts": next(iter(every.values())),
-        }
-        if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
-            numbers["lr"] = header["learning_rate"]
-        _core.at_once(
-            (vars(self).update, {"_by_device": {}, "_loaded": loaded}),
-            (vars(optimizer).update, numbers),
-        )
-
-
-_HEADER = "trainer_states"
-
-
-def _read_header(arrays, fname):
-    if not isinstance(arrays, dict) or _HEADER not in arrays:
-        raise MXNetError(f"'{fname}' is no file of trainer states")
-    if any(array is None for array in arrays.values()):
-        raise MXNetError(f"'{fname}' is damaged: it leaves arrays out")
-    try:
-        header = json.loads(bytes(arrays[_HEADER].asnumpy().astype("uint8").tolist()))
-    except ValueError as error:
-        raise MXNetError(f"'{fname}' is damaged: {error}") from error
-    kinds = {"optimizer": str, "num_update": int, "counts": dict, "states": dict}
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise MXNetError(f"'{fname}' is no file of trainer states that this version reads")
-    if (
-        any(not isinstance(header.get(key), kind) for key, kind in kinds.items())
-        or "learning_rate" not in header
-    ):
-        raise MXNetError(f"'{fname}' is damaged: its header is incomplete")
-    return header
-
 
 # For the package's other modules.
 
@@ -735,21 +531,6 @@ def _read_header(arrays, fname):
 def current_plan(trainer: Trainer) -> Any:
     """The plan of a trainer: what there is to update where."""
     return trainer._current_plan()
-
-
-def describe_states(
-    trainer: Trainer, arrays: dict[str, nd.NDArray], names: dict[int, str]
-) -> dict[str, Any]:
-    """The header of the saved states, for JSON; adds their arrays to `arrays`. `names`: of
-    the parameters, by index."""
-    return trainer._describe_states(arrays, names)
-
-
-def take_over_states(
-    trainer: Trainer, header: dict[str, Any], loaded: dict[int, Any], counts: dict[int, int]
-) -> None:
-    """Goes on with the states and numbers of updates of another trainer, by index; all at once."""
-    trainer._take_over(header, loaded, counts)
 
 
 def loss_scaling(trainer: Trainer) -> Any:

@@ -4,8 +4,8 @@ files."""
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
-import shutil
 import urllib.parse
 import urllib.request
 import warnings
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core, ndarray as nd
-from .._hints import near_names
+from .._files import open_regular, replacing
+from .._hints import GLUON, near_names
+from .._ranks.own_arrays import brought_to_all
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context
 from ._repository import repository_file_url, repository_url
@@ -35,7 +37,7 @@ __all__ = [
     "shape_is_known",
 ]
 
-near_names(__name__)
+near_names(__name__, pad_sequence=GLUON["pad_sequence"])
 
 # Their names in MXNet, which packages import.
 _get_repo_url = repository_url
@@ -178,7 +180,7 @@ def clip_global_norm(
         raise MXNetAssertionError("clip_global_norm: there are no arrays to clip")
     total = global_norm(arrays)
     if check_isfinite:
-        norm = float(total.asscalar())
+        norm = float(brought_to_all(total).asscalar())
         if not np.isfinite(norm):
             warnings.warn(
                 "The gradients' norm is nan or inf. Clipping gives nan or zero gradients.",
@@ -278,11 +280,21 @@ def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
     >>> same
     True
     """
-    digest = hashlib.sha1()
-    with open(filename, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return bool(sha1_hash) and digest.hexdigest().startswith(sha1_hash.lower())
+    with open_regular(filename) as file:
+        return bool(sha1_hash) and _wrong_hash(file, sha1_hash, None) is None
+
+
+def _wrong_hash(file, sha1, sha256):
+    """The name and value of the first of the hashes that a file does not have; None if all fit."""
+    for name, wanted, algorithm in (("SHA-1", sha1, "sha1"), ("SHA-256", sha256, "sha256")):
+        if wanted:
+            file.seek(0)
+            digest = hashlib.new(algorithm)
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+            if not digest.hexdigest().startswith(wanted.lower()):
+                return f"{name} {wanted}"
+    return None
 
 
 def download(
@@ -292,10 +304,14 @@ def download(
     sha1_hash: str | None = None,
     retries: int = 5,
     verify_ssl: bool = True,
+    *,
+    sha256_hash: str | None = None,
+    timeout: float = 60,
+    max_size: int = 64 << 30,
 ) -> str:
     """Fetches `url` into a file and returns the file's path.
 
-    An existing file is kept unless `overwrite` is set or its SHA-1 is not `sha1_hash`. ``file://``
+    An existing file is kept unless `overwrite` is set or its hash is another than the one given. ``file://``
     addresses and plain paths need no network.
 
     Parameters
@@ -313,11 +329,19 @@ def download(
         How often to try again when the network fails.
     verify_ssl : bool, default True
         Whether certificates are checked.
+    sha256_hash : str, optional
+        The 64 hexadecimal digits that the file's SHA-256 must have. Prefer it to `sha1_hash`:
+        two files with the same SHA-1 can be made.
+    timeout : float, default 60
+        Seconds without data from the server after which the download fails.
+    max_size : int, default 64 GiB
+        Bytes after which the download fails.
 
     Raises
     ------
     MXNetError
-        When the address cannot be read, or what came is not the file that `sha1_hash` names.
+        When the address cannot be read, or the file has another hash, or more than `max_size`
+        bytes.
     """
     name = os.path.basename(urllib.parse.urlparse(url).path)
     if path is None or os.path.isdir(path):
@@ -325,8 +349,10 @@ def download(
             raise ValueError(f"download: {url!r} names no file; give `path`")
         path = os.path.join(path or "", name)
     path = os.path.expanduser(path)
-    if os.path.exists(path) and not overwrite and (not sha1_hash or check_sha1(path, sha1_hash)):
-        return path
+    if os.path.exists(path) and not overwrite:
+        with open_regular(path) as file:
+            if _wrong_hash(file, sha1_hash, sha256_hash) is None:
+                return path
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     address = (
         url
@@ -338,26 +364,36 @@ def download(
         import ssl
 
         context = ssl._create_unverified_context()
-    part = f"{path}.part{os.getpid()}"
-    try:
+    if address.startswith("http:") and not (sha1_hash or sha256_hash):
+        warnings.warn(
+            f"download: {url} is fetched without encryption, so anyone on the way can change it; "
+            "use https or give sha256_hash",
+            stacklevel=2,
+        )
+    with replacing(path) as target:
         for attempt in range(retries + 1):
+            target.seek(0)
+            target.truncate()
             try:
-                with (
-                    urllib.request.urlopen(address, context=context) as source,
-                    open(part, "wb") as target,
-                ):
-                    shutil.copyfileobj(source, target)
+                with urllib.request.urlopen(address, context=context, timeout=timeout) as source:
+                    _copy(source, target, max_size, url)
                 break
-            except OSError as error:
+            except (OSError, http.client.HTTPException) as error:
                 if attempt == retries or address.startswith("file:"):
                     raise MXNetError(f"download: cannot read {url}: {error}") from error
-        if sha1_hash and not check_sha1(part, sha1_hash):
-            raise MXNetError(f"download: what {url} holds does not have the SHA-1 {sha1_hash}")
-        os.replace(part, path)
-    finally:
-        if os.path.exists(part):
-            os.remove(part)
+        if wrong := _wrong_hash(target, sha1_hash, sha256_hash):
+            raise MXNetError(f"download: what {url} holds does not have the {wrong}")
     return path
+
+
+def _copy(source, target, most, url):
+    """Copies a response to a file."""
+    size = 0
+    while data := source.read(1 << 20):
+        size += len(data)
+        if size > most:
+            raise MXNetError(f"download: {url} has more than the {most} bytes of max_size")
+        target.write(data)
 
 
 class HookHandle(_core.Scope):

@@ -6,6 +6,10 @@ import numpy as np
 
 from ..base import MXNetError, MXNetValueError
 
+# The formats that are decoded. Pillow knows some 40 more and tries them all by default: EPS among
+# them, which it hands to Ghostscript, a program that runs the code in the file.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+
 
 def pillow():
     """Pillow's module of images."""
@@ -21,8 +25,9 @@ def pillow():
 def _plain(picture, channels):
     """The picture with 1 or 3 channels of 8 bits, or, with None, with those that it has."""
     if picture.mode.startswith(("I", "F")):  # of 16 bits or more: the upper 8
-        values = np.asarray(picture).astype(np.int64)
-        picture = pillow().fromarray((values >> 8).clip(0, 255).astype(np.uint8))
+        values = np.asarray(picture).clip(0, 65535)
+        values = np.nan_to_num(values, copy=False).astype(np.uint16, copy=False) >> 8
+        picture = pillow().fromarray(values.astype(np.uint8))
     if channels is not None:
         mode = "L" if channels == 1 else "RGB"
         return picture if picture.mode == mode else picture.convert(mode)  # which always copies
@@ -30,6 +35,16 @@ def _plain(picture, channels):
         return picture.convert("L")
     alpha = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
     return picture.convert("RGBA" if alpha else "RGB")
+
+
+def _check_pixels(picture, limit):
+    """Refuses an image by its header if decoding it would take too much memory."""
+    pixels = picture.width * picture.height
+    if limit is not None and pixels > limit:
+        raise MXNetError(
+            f"{picture.width} x {picture.height} pixels are more than the limit of {limit}; if the "
+            "file is trusted, raise PIL.Image.MAX_IMAGE_PIXELS"
+        )
 
 
 def decode(data, flag):
@@ -45,7 +60,8 @@ def decode(data, flag):
     if not len(data):
         raise MXNetError("the image cannot be decoded: the input is an empty buffer")
     try:
-        with image.open(io.BytesIO(data)) as picture:
+        with image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            _check_pixels(picture, image.MAX_IMAGE_PIXELS)
             if flag == 0:
                 picture.draft("L", None)  # JPEG has the grey values as such
             picture = _plain(picture, None if flag is None else 3 if flag else 1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd
+from .._files import open_regular
 from .._hints import of_package
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from . import _resize
@@ -61,7 +62,7 @@ def imdecode(
     to_rgb: bool | int = True,
     out: NDArray | None = None,
 ) -> NDArray:
-    """The image in the bytes of an image file (JPEG, PNG, or another format that Pillow reads).
+    """The image in the bytes of an image file: JPEG, PNG, BMP, GIF, TIFF, WebP or PPM.
 
     Parameters
     ----------
@@ -82,7 +83,8 @@ def imdecode(
     Raises
     ------
     MXNetError
-        When the bytes are no image, or end before it does, or there are none.
+        When the bytes are no image, or end before it does, or there are none, or the image has
+        more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
     ValueError
         When `flag` is neither 0 nor 1.
     ImportError
@@ -136,7 +138,7 @@ def imread(
         When `flag` is neither 0 nor 1.
     """
     try:
-        with open(filename, "rb") as file:
+        with open_regular(filename) as file:
             data = file.read()
     except OSError as error:
         raise MXNetError(f"imread: {error}") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import ndarray as nd, recordio
+from .._files import open_regular
 from ..base import MXNetAssertionError, MXNetError, MXNetValueError
 from ..io.io import DataBatch, DataDesc, DataIter
 from ._lists import entry_of, read_list
@@ -320,7 +321,7 @@ class ImageIter(DataIter):
 
     def read_image(self, fname: str) -> bytes:
         """The bytes of a file in `path_root`."""
-        with open(os.path.join(self.path_root or "", fname), "rb") as file:
+        with open_regular(os.path.join(self.path_root or "", fname)) as file:
             return file.read()
 
     def augmentation_transform(self, data: NDArray) -> NDArray:

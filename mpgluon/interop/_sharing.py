@@ -9,6 +9,8 @@ import weakref
 
 from .. import _core, ndarray as nd
 
+LEGACY_STREAM = 1  # DLPack's number for the default stream, which is 0 in PyTorch
+
 _guard = threading.Lock()  # of what the modules of this package keep by identity
 
 
@@ -21,8 +23,14 @@ def import_torch():
 
 
 def to_torch(array):
-    """A tensor over the array's memory, after what reads or writes it is done."""
-    return import_torch().utils.dlpack.from_dlpack(nd.to_dlpack_for_write(array))
+    """A tensor over the array's memory, after all queued reads and writes of the array. On a GPU
+    its release orders later work after PyTorch's current stream."""
+    torch = import_torch()
+    if array.context.device_type != "gpu":
+        return torch.utils.dlpack.from_dlpack(nd.to_dlpack_for_write(array))
+    card = array.__dlpack_device__()[1]
+    stream = torch.cuda.current_stream(card).cuda_stream or LEGACY_STREAM
+    return torch.utils.dlpack.from_dlpack(_core.to_dlpack_for_write_on(array, stream))
 
 
 def to_ndarray(tensor, role):

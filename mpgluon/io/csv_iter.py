@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
+from .._files import open_regular
 from ..base import MXNetError
 from .io import DataDesc
 from .mx_data_iter import MXDataIter, files_of, rows_of, shape_of, warn_of_unused
@@ -30,6 +31,8 @@ def _read(path, shape, dtype):
 
 
 def _read_file(path, shape, dtype):
+    with open_regular(path):
+        pass  # NumPy would wait for the other end of a pipe
     try:
         values = np.loadtxt(path, delimiter=",", dtype=dtype, ndmin=2)
     except ValueError as error:

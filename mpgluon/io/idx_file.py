@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._files import check_expansion, open_regular
 from ..base import MXNetError
 
 if TYPE_CHECKING:
@@ -37,24 +39,28 @@ def read_idx(path: str | os.PathLike[str], dimensions: int) -> np.ndarray[Any, A
     MXNetError
         When it is no such file, or shorter or longer than it says.
     """
+    begin = 4 + 4 * dimensions
     try:
-        with open(path, "rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
-            data = file.read()
+        with open_regular(path) as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            with gzip.GzipFile(fileobj=raw) if packed else raw as file:
+                head = file.read(begin)
+                if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) < begin:
+                    raise MXNetError(
+                        f"{path} is no file of {dimensions} dimensions of bytes in the IDX format"
+                    )
+                shape = struct.unpack_from(f">{dimensions}I", head, 4)
+                size = math.prod(shape)
+                check_expansion(path, size)
+                data = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, (FileNotFoundError, MXNetError)):
             raise
         raise MXNetError(f"{path} is damaged: {error}") from None
-    begin = 4 + 4 * dimensions
-    if data[:4] != bytes([0, 0, 8, dimensions]) or len(data) < begin:
-        raise MXNetError(f"{path} is no file of {dimensions} dimensions of bytes in the IDX format")
-    shape = struct.unpack_from(f">{dimensions}I", data, 4)
-    size = 1
-    for length in shape:
-        size *= length
-    if size != len(data) - begin:
+    if size != len(data):
+        found = len(data) if len(data) < size else "more"
         raise MXNetError(
-            f"{path} is damaged: it says {size} bytes of shape {shape}, and has {len(data) - begin}"
+            f"{path} is damaged: it says {size} bytes of shape {shape}, and has {found}"
         )
-    return np.frombuffer(data, np.uint8, offset=begin).reshape(shape)
+    return np.frombuffer(data, np.uint8).reshape(shape)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .. import _core, ndarray as nd
+from .._hints import late_names as _late_names
 from ..base import MXNetAssertionError, MXNetValueError
 
 if TYPE_CHECKING:
@@ -691,3 +692,7 @@ class PrefetchingIter(WholeBatchIter):
         # all iterators stay at the same batch
         _core.at_once(*taken, (vars(self), "current_batch", batch))
         return True
+
+
+# MXNet has them in this module; here they are built from it.
+_late_names(__name__, "mx_data_iter")

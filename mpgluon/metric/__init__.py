@@ -8,6 +8,7 @@ it happens once per update, after all device work of it is queued.
 
 from __future__ import annotations
 
+from .. import ndarray as ndarray  # GluonTS imports it from here
 from .._hints import near_names as _near_names
 from .base import *
 from .base import __all__ as _base

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .. import _core, kvstore as kvstores, ndarray as nd, optimizer as optimizers
+from .._files import open_regular
 from .._ranks.store import broadcast_values, sums_over_ranks
 from ..base import MXNetError, itemsize
 from ..context import Context, cpu, current_context
@@ -15,6 +16,7 @@ from ..executor import changes_to_copy, release
 from ..initializer import InitDesc, Uniform
 from ..io import DataDesc
 from ..model import load_checkpoint, save_checkpoint
+from ._executor_group import ExecutorGroup, GroupState
 from .base_module import BaseModule, check_names, copied, require
 
 if TYPE_CHECKING:
@@ -34,17 +36,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Module"]
-
-
-# The value of Module._exec_group
-class ExecutorGroup(NamedTuple):
-    """The executors of a module, a device each, and the names of what they share."""
-
-    execs: list[Executor]
-    contexts: list[Context]
-    param_names: list[str]
-    aux_names: list[str]
-    batch_size: int
 
 
 def _descs(shapes):
@@ -189,8 +180,21 @@ class Module(BaseModule):
 
     @property
     def _exec_group(self):
-        return ExecutorGroup(
-            self._execs, self._context, self._param_names, self._aux_names, self._batch_size
+        return ExecutorGroup(self, self._group_state) if self.binded else None
+
+    def _group_state(self):
+        return GroupState(
+            execs=self._execs,
+            contexts=self._context,
+            workload=self._work_load_list,
+            slices=[slice(*part) for part in self._parts],
+            batch_size=self._batch_size,
+            param_names=self._param_names,
+            fixed_param_names=self._fixed_param_names,
+            state_names=self._state_names,
+            data_shapes=self._data_shapes,
+            label_shapes=self._label_shapes,
+            grad_req=self._grad_requests(self._grad_req if self.for_training else "null"),
         )
 
     @property
@@ -584,14 +588,14 @@ class Module(BaseModule):
         _core.write_file(fname, self._updater.get_states())
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Reads what `save_optimizer_states` wrote, here or in MXNet; load only what you trust.
+        """Reads what `save_optimizer_states` wrote, here or in MXNet; no code in the file runs.
 
         MXNetError when the file holds no states, or states of parameters that the module does not
         have.
         """
         self._require(params=True, optimizer=True)
         updater = optimizers.get_updater(self._updater.optimizer)
-        with open(fname, "rb") as file:
+        with open_regular(fname) as file:
             try:
                 updater.set_states(file.read())
             except MemoryError:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import _core, _device_groups, _graph_breaks
+from .. import _core, _device_groups, _graph_breaks, _ranks
 from .._core import NDArray
+from ..base import MXNetError
 from ._sparse.row_gradients import RowGradientWeight, whole
 
 if TYPE_CHECKING:
@@ -171,9 +172,19 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
 
+def _check_rank(ctx, what):
+    """MXNetError, on all ranks, for a condition whose value only one of them has."""
+    if ctx.rank is not None and _ranks.count() > 1:
+        raise MXNetError(
+            f"{what} is on {ctx}, and the other ranks do not have its value; use "
+            "mx.parallel.fetch(x), which all ranks call"
+        )
+
+
 def _truth(value, what):
     """A condition as bool."""
     if isinstance(value, NDArray):
+        _check_rank(value.context, what)
         if value.size != 1:
             raise ValueError(f"{what} has to be one number, not an array of shape {value.shape}")
         return bool(value)
@@ -244,7 +255,7 @@ def while_loop(
     rows, nest_outputs = [], None
     with _Steps() as numbered:
         for _ in numbered.numbers(limit):
-            if not _truth(cond(*variables), "while_loop: what cond returns"):
+            if not _truth(cond(*variables), "while_loop: the result of cond"):
                 break
             outputs, variables = _step_of(func, variables, "while_loop")
             leaves, nest_outputs = _flat(outputs, "while_loop: the outputs of func")
@@ -288,9 +299,10 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
             )
         if result.size != 1:
             raise ValueError(
-                "while_loop: what cond returns has to be one number, not an array of shape "
+                "while_loop: the result of cond has to be one number, not an array of shape "
                 f"{result.shape}"
             )
+        _check_rank(result.context, "while_loop: the result of cond")
         return [result]
 
     descs = [_graph_breaks.describe(array) for array in variables]
@@ -347,6 +359,7 @@ def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]
         return then_func() if _truth(pred, "cond: pred") else else_func()
     if pred.size != 1:
         raise ValueError(f"cond: pred has to be one number, not an array of shape {pred.shape}")
+    _check_rank(pred.context, "cond: pred")
     nests = []
 
     def flat_of(function, what):

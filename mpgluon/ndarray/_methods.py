@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .. import _core
+from .. import _core, _ranks
 from .._core import NDArray
 from .._hints import ARRAY, absent, present
 from ..base import MXNetError, MXNetTypeError
@@ -94,7 +94,7 @@ def __repr_html_(self) -> str:
     device."""
     import html
 
-    if self._traced:
+    if self._traced or self.context.rank not in (None, _ranks.own()):
         return f"<div>{html.escape(repr(self))}</div>"
     values = np.array2string(self.asnumpy(), max_line_width=100, threshold=100)
     shape = " × ".join(map(str, self.shape)) or "no axes"

@@ -10,12 +10,18 @@ import json
 import math
 import os
 import zlib
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._core import NotSupportedError
+from .._files import open_regular, replacing
 from ..base import MXNetError, itemsize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
 
 _NAMES = {
     "float64": "F64",
@@ -29,12 +35,21 @@ _NAMES = {
     "bool": "BOOL",
 }
 _DTYPES = {code: name for name, code in _NAMES.items()}
+
+
+def is_dtype(name: str) -> bool:
+    """Whether the format has arrays of a dtype."""
+    return name in _NAMES
+
+
 _OTHERS = (  # that no array here can have
     *("I16", "U16", "U32", "U64", "C64"),
     *("F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4"),
 )
 _LARGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
+_MOST = (1 << 63) - 1  # of dimensions, offsets and bytes
+_MOST_DIMENSIONS = 10  # of arrays here
 
 
 def encode(value: Any, dtype: str) -> Any:
@@ -47,12 +62,12 @@ def encode(value: Any, dtype: str) -> Any:
 
 
 def write(path: str, arrays: Any, progress: Any) -> Any:
-    """Writes a file and flushes it to the disk.
+    """Writes a file and flushes it to the disk; it replaces one of that name when it is complete.
 
     Parameters
     ----------
     path : str
-        The file; one that is there is overwritten.
+        The file.
     arrays : list of (name, dtype, shape, callable)
         The callable gives the contents, a NumPy array, when their turn has come.
     progress : callable
@@ -75,7 +90,7 @@ def write(path: str, arrays: Any, progress: Any) -> Any:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     sums = []
-    with open(path, "wb") as file:
+    with replacing(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, dtype, shape, read in arrays:
             value = encode(read(), dtype)
@@ -88,20 +103,29 @@ def write(path: str, arrays: Any, progress: Any) -> Any:
             file.write(data)
             progress(len(data))
             del value, data
-        file.flush()
-        os.fsync(file.fileno())
     return 8 + len(text) + end, zlib.crc32(text), sums
 
 
+def _integer(text):
+    """A number of the header. Longer ones do not fit, and converting n digits takes n^2 steps."""
+    if len(text) > len(str(_MOST)):
+        raise ValueError("a number has too many digits")
+    return int(text)
+
+
 class File:
-    """A file of the format, for reading. Raises MXNetError, naming the file, where it is
-    damaged."""
+    """A file of the format, for reading.
+
+    Raises MXNetError, naming the file, if it is damaged. Arrays are read, not mapped: another
+    process that shortens the file meanwhile causes an error, not a signal.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._open: BinaryIO | None = None
         try:
-            self.size = os.path.getsize(path)
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
+                self.size = os.fstat(file.fileno()).st_size
                 length = int.from_bytes(file.read(8), "little")
                 if self.size < 8 or length > min(self.size - 8, _LARGEST_HEADER):
                     raise self.damaged("it is cut off in its header")
@@ -111,28 +135,33 @@ class File:
         self.header_sum = zlib.crc32(text)
         self._begin = 8 + length
         try:
-            header = json.loads(text)
+            header = json.loads(text, parse_int=_integer)
             self.entries = {
                 name: self._entry(name, entry)
                 for name, entry in header.items()
                 if name != "__metadata__"
             }
-            cut = next(
-                (
-                    name
-                    for name, (_, _, _, end) in self.entries.items()
-                    if self._begin + end > self.size
-                ),
-                None,
-            )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self.damaged(f"its header is no list of arrays ({error})") from error
-        if cut is not None:
-            raise self.damaged(f"it is cut off: '{cut}' would end behind the end of the file")
+        self._check_ranges()
 
     def damaged(self, why: str) -> MXNetError:
-        """The error that says so."""
+        """The error for a damaged file."""
         return MXNetError(f"safetensors file '{self.path}' is damaged: {why}")
+
+    def _check_ranges(self):
+        """Arrays follow each other without overlap or gap, as the format demands: a byte of the
+        file is part of one array at most."""
+        at, last = 0, "its header"
+        ranges = sorted((begin, end, name) for name, (_, _, begin, end) in self.entries.items())
+        for begin, end, name in ranges:
+            if self._begin + end > self.size:
+                raise self.damaged(f"it is cut off: '{name}' would end behind the end of the file")
+            if begin != at:
+                raise self.damaged(f"'{name}' begins at byte {begin}, but '{last}' ends at {at}")
+            at, last = end, name
+        if self._begin + at != self.size:
+            raise self.damaged(f"{self.size - self._begin - at} bytes follow its last array")
 
     def _entry(self, name, entry):
         if entry["dtype"] in _OTHERS:
@@ -145,40 +174,82 @@ class File:
             tuple(entry["shape"]),
             entry["data_offsets"],
         )
-        if not all(
-            isinstance(n, int) and n >= 0 for n in (*shape, begin, end)
-        ) or end - begin != math.prod(shape) * itemsize(dtype):
+        if len(shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"'{name}' has {len(shape)} dimensions; arrays have at most 10")
+        if not all(type(n) is int and 0 <= n <= _MOST for n in (*shape, begin, end)):
+            raise ValueError(f"a number of '{name}' is out of range")
+        # NumPy computes strides from the dimensions that are not 0
+        if math.prod(filter(None, shape)) * itemsize(dtype) > _MOST:
+            raise ValueError(f"no memory can hold the shape of '{name}'")
+        if end - begin != math.prod(shape) * itemsize(dtype):
             raise ValueError("an array's size is not that of its shape")
         return dtype, shape, begin, end
 
-    def checksum(self, name: str, progress: Any = None) -> int:
-        """The CRC-32 of an array as stored."""
-        _, _, begin, end = self.entries[name]
-        total = 0
-        with open(self.path, "rb") as file:
-            file.seek(self._begin + begin)
-            left = end - begin
-            while left:
-                data = file.read(min(left, _CHUNK))
-                if not data:
-                    raise self.damaged(f"it ends within '{name}'")
-                total = zlib.crc32(data, total)
-                left -= len(data)
-                if progress is not None:
-                    progress(len(data))
-        return total
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """A scope in which reads of arrays share one open file."""
+        with open_regular(self.path) as file:
+            self._open = file
+            try:
+                yield
+            finally:
+                self._open = None
+
+    def _file(self):
+        return open_regular(self.path) if self._open is None else nullcontext(self._open)
+
+    def checksums(self, progress: Any = None) -> dict[str, int]:
+        """The CRC-32 of each array as stored. The file is read once, from begin to end."""
+        sums = {}
+        with open_regular(self.path) as file:
+            for name, (_, _, begin, end) in sorted(
+                self.entries.items(), key=lambda item: item[1][2:]
+            ):
+                file.seek(self._begin + begin)
+                total, left = 0, end - begin
+                while left:
+                    data = file.read(min(left, _CHUNK))
+                    if not data:
+                        raise self.damaged(f"it ends within '{name}'")
+                    total = zlib.crc32(data, total)
+                    left -= len(data)
+                    if progress is not None:
+                        progress(len(data))
+                    del data  # before the next one is read
+                sums[name] = total
+        return sums
 
     def read(self, name: str, ranges: Any = None) -> np.ndarray:
-        """An array, or the part of it that `ranges`, a dict of axes to (begin, end), says. bfloat16
+        """An array, or the part of it given by `ranges`, a dict of axes to (begin, end). bfloat16
         is returned as float32."""
         dtype, shape, offset, _ = self.entries[name]
         stored = np.dtype("<u2" if dtype == "bfloat16" else dtype).newbyteorder("<")
-        if not math.prod(shape):
-            return np.empty(shape, stored)
-        value = np.memmap(self.path, stored, "r", self._begin + offset, shape)
-        if ranges:
-            value = value[
-                tuple(slice(*ranges[d]) if d in ranges else slice(None) for d in range(len(shape)))
-            ]
-        value = np.array(value)
+        parts = [
+            range(size)[slice(*(ranges or {}).get(d, (None,)))] for d, size in enumerate(shape)
+        ]
+        value = np.empty([len(part) for part in parts], stored)
+        if value.size:
+            with self._file() as file:
+                self._fill(file, name, self._begin + offset, value, shape, parts)
         return (value.astype("<u4") << 16).view("<f4") if dtype == "bfloat16" else value
+
+    def _fill(self, file, name, offset, value, shape, parts):
+        """Reads parts of an array into `value`, row by row if only parts of rows are read."""
+
+        def read(target, row):
+            file.seek(offset + row * width)
+            if file.readinto(target.reshape(-1).view(np.uint8)) != target.nbytes:
+                raise self.damaged(f"it ends within '{name}'")
+
+        width = math.prod(shape[1:]) * value.itemsize
+        rows = parts[0] if parts else range(1)
+        if all(len(part) == size for part, size in zip(parts[1:], shape[1:])):
+            read(value, rows.start)
+            return
+        step = max(1, _CHUNK // width)
+        chosen = tuple(slice(part.start, part.stop) for part in parts[1:])
+        for done in range(0, len(rows), step):
+            count = min(step, len(rows) - done)
+            some = np.empty((count, *shape[1:]), value.dtype)
+            read(some, rows.start + done)
+            value[done : done + count] = some[(slice(None), *chosen)]

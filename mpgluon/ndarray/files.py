@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
-from contextlib import contextmanager, suppress
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import _core
+from .._files import open_regular, replacing
 from ..base import bfloat16
 from ._sparse.arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray
 
@@ -79,7 +79,8 @@ def _as_saved(arrays, names):
         return arrays
     found = dict(zip(names, arrays))
     if len(found) < len(names):
-        twice = next(name for name in found if names.count(name) > 1)
+        counts = Counter(names)
+        twice = next(name for name in found if counts[name] > 1)
         warnings.warn(
             f"the file has several arrays named {twice!r}; of arrays of one name the last is taken",
             stacklevel=3,
@@ -91,7 +92,8 @@ def _as_saved(arrays, names):
 _FORMATS = {
     ".npy": ("nd.array(numpy.load(file))", "numpy.save(file, array.asnumpy())"),
     ".pt": (
-        "{name: nd.from_dlpack(tensor) for name, tensor in torch.load(file).items()}",
+        "{name: nd.from_dlpack(tensor) for name, tensor in "
+        "torch.load(file, weights_only=True).items()}",
         "torch.save({name: torch.from_dlpack(array) for name, array in arrays.items()}, file)",
     ),
 }
@@ -106,21 +108,8 @@ def _way(fname, writing):
     return f"for that format use {ways[writing]}" if ways else ""
 
 
-@contextmanager
-def _replacing(fname):
-    """The path of a new file, which takes the place of another at the end. Where there is an
-    error, it is removed."""
-    path = f"{os.fspath(fname)}.{os.getpid()}-{threading.get_ident()}.new"
-    try:
-        yield path
-        os.replace(path, fname)
-    except OSError as error:
-        raise _core.MXNetIOError(
-            f"save: '{os.fspath(fname)}' can't be written: {error.strerror}"
-        ) from error
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(path)
+def _unwritable(fname, error):
+    return _core.MXNetIOError(f"save: '{os.fspath(fname)}' can't be written: {error.strerror}")
 
 
 def _named_dense(fname, data):
@@ -151,8 +140,10 @@ def _save_safetensors(fname, data):
         (name, _core.dtype_name(array.dtype), array.shape, partial(_contents, array))
         for name, array in _named_dense(fname, data).items()
     ]
-    with _replacing(fname) as path:
-        _safetensors.write(path, arrays, lambda size: None)
+    try:
+        _safetensors.write(fname, arrays, lambda size: None)
+    except OSError as error:
+        raise _unwritable(fname, error) from error
 
 
 def _load_safetensors(fname):
@@ -173,10 +164,11 @@ def _save_npz(fname, data):
             f"save: {half!r} is bfloat16, which NumPy's files do not know; save as .params or "
             ".safetensors, or convert it with astype('float32')"
         )
-    with _replacing(fname) as path, open(path, "wb") as file:
-        np.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with replacing(fname) as file:
+            np.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})
+    except OSError as error:
+        raise _unwritable(fname, error) from error
 
 
 def _load_npz(fname):
@@ -195,7 +187,7 @@ def _begins(fname, magic):
     """Whether a file that is there begins so: one of MXNet's format may have any name."""
     if not os.path.isfile(fname):
         return False
-    with open(fname, "rb") as file:
+    with open_regular(fname) as file:
         return file.read(len(magic)) == magic
 
 

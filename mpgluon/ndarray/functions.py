@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _core, _domain
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
+from ..base import MXNetTypeError, is_floating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,6 +146,11 @@ def UpSampling(
 
 
 def _filled(op, shape, ctx, dtype, out, **value):
+    if isinstance(ctx, int) and isinstance(shape, int):
+        name = op.lstrip("_")
+        raise MXNetTypeError(
+            f"{name}: the shape must be one argument, such as nd.{name}(({shape}, {ctx}))"
+        )
     if out is not None:
         value["out"] = out
     result = _op(op)(shape=shape, ctx=ctx, dtype="float32" if dtype is None else dtype, **value)
@@ -207,7 +213,22 @@ def full(
     >>> nd.full((2,), 7).asnumpy()
     array([7., 7.], dtype=float32)
     """
+    if type(val) is int and abs(val) > 1 << 53:
+        _check_integer("full", val, dtype if out is None else out.dtype)
     return _filled("_full", shape, ctx, dtype, out, value=val)
+
+
+def _check_integer(name, value, dtype):
+    """Refuses an integer that an array of integers cannot hold, or that a double rounds."""
+    if is_floating(dtype) or np.dtype(dtype).kind not in "iu":
+        return
+    kind = np.dtype(dtype)
+    limits = np.iinfo(kind)
+    if not limits.min <= value <= limits.max or int(float(value)) != value:
+        raise OverflowError(
+            f"{name}: {value} cannot be passed exactly for dtype {kind.name}, because numbers are "
+            f"doubles in ops; use nd.array with dtype='int64' for integers up to {(1 << 63) - 1}"
+        )
 
 
 def empty(

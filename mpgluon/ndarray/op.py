@@ -3,7 +3,7 @@
 from .. import _core
 from . import _namespaces
 from ._cached_op import CachedOp  # noqa: F401 - found here in MXNet, too
-from .functions import Custom  # noqa: F401
+from .functions import Custom, UpSampling, cast_storage  # noqa: F401
 
 _namespaces.fill(
     {name: op for name, op in _core.ops().items() if "hidden" not in op.describe()["flags"]},

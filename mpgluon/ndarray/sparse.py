@@ -26,7 +26,14 @@ from ._sparse.ops import retain as retain
 from ._sparse.row_gradients import RowGradientWeight
 from ._sparse.rows import pointers
 from ._sparse.variables import gradients
-from .functions import add as add, divide as divide, multiply as multiply, subtract as subtract
+from .functions import (
+    UpSampling as UpSampling,
+    add as add,
+    cast_storage as cast_storage,
+    divide as divide,
+    multiply as multiply,
+    subtract as subtract,
+)
 
 if TYPE_CHECKING:
     from typing import Any

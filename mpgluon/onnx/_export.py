@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import ndarray as nd
 from ..base import MXNetError
-from ..symbol import Group, Symbol, load as load_symbol, var
+from ..symbol import Symbol, load as load_symbol
 from ..symbol._graph import entries_of, topological
 from . import _ops as _ops
 from ._graph import Builder, Value, value
@@ -119,8 +119,9 @@ def export_model(
     types = list(types) if isinstance(types, (list, tuple)) else [types] * len(shapes)
     if len(types) != len(shapes):
         raise ValueError(f"in_types has {len(types)} dtypes for {len(shapes)} in_shapes")
-    symbol, arrays = _network(sym, params, len(shapes))
-    graph = _Graph(onnx, symbol, arrays, shapes, [dtype_name(dtype) for dtype in types])
+    types = [dtype_name(dtype) for dtype in types]
+    symbol, arrays = _network(sym, params, list(zip(shapes, types)))
+    graph = _Graph(onnx, symbol, arrays, shapes, types)
     model = graph.dynamic_model(dynamic_input_shapes, verbose) if dynamic else graph.model(verbose)
     if run_shape_inference:
         model = onnx.shape_inference.infer_shapes(model)
@@ -146,16 +147,17 @@ def _save(onnx, model, path, large):
     onnx.checker.check_model(path)
 
 
-def _network(sym, params, count):
-    """The symbol, and its parameters as arrays by name."""
+def _network(sym, params, inputs):
+    """The symbol, and its parameters as arrays by name. inputs: (shape, dtype) of each."""
     from ..gluon import HybridBlock
+    from ..gluon.block._symbol_block import symbol_and_constants
 
     if isinstance(sym, HybridBlock):
         if params is not None:
             raise ValueError("a block's parameters are its own; leave params out")
-        return _symbol_of(sym, count), {
-            name: param.reduced() for name, param in sym.collect_params().items()
-        }
+        symbol, constants = symbol_and_constants(sym, inputs)
+        weights = {name: param.reduced() for name, param in sym.collect_params().items()}
+        return symbol, {**weights, **constants}
     if isinstance(sym, (str, os.PathLike)):
         sym = load_symbol(os.fspath(sym))
     if not isinstance(sym, Symbol):
@@ -170,32 +172,6 @@ def _network(sym, params, count):
         for part in parts
         for name, array in part.items()
     }
-
-
-def _symbol_of(block, count):
-    """The symbol of a block of so many inputs; it need not have been hybridized."""
-    from ..gluon import SymbolBlock
-    from ..gluon._nested import count as arrays_in
-    from ..gluon._tree import compiled_call, export_form
-    from ..gluon.block._symbol_block import symbol_of
-
-    call = compiled_call(block)
-    structure = None if call is None else call.structure()
-    form = None if structure is None else export_form(block, structure)[0]
-    if isinstance(block, SymbolBlock) or (form is not None and arrays_in(form) == count):
-        return symbol_of(block)
-    outputs = block(*[var("data" if count == 1 else f"data{i}") for i in range(count)])
-    found: list[Symbol] = []
-    _flatten(outputs, found)
-    return found[0] if len(found) == 1 else Group(found)
-
-
-def _flatten(outputs, found):
-    if isinstance(outputs, Symbol):
-        found.append(outputs)
-    else:
-        for item in outputs:
-            _flatten(item, found)
 
 
 class _Graph:

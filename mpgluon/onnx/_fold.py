@@ -5,6 +5,7 @@ Shapes are arrays of objects: integers, and `Open` for sizes that the file leave
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,75 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Arrays that no folding makes larger.
+# Elements of the largest result; of one that is computed by Python, element by element.
 MOST = 1 << 24
+_MOST_SLOW = 1 << 16
 
 
+# --- Sizes of results, before they are computed ---------------------------------------------------
+def _product_of(sizes):
+    """The number of elements of a shape, in Python's integers, which do not overflow."""
+    if any(not isinstance(size, Open) and size < 0 for size in sizes):
+        raise ONNXError(f"a shape of {sizes}")
+    return math.prod(1 if isinstance(size, Open) else int(size) for size in sizes)
+
+
+def _of_input(node):
+    return node.constant(0).shape
+
+
+def _broadcast(node):
+    return np.broadcast_shapes(*[node.constant(place).shape for place in range(node.count)])
+
+
+def _of_gather(node):
+    found, axis = node.constant(0).shape, node.attribute("axis", 0) % node.constant(0).ndim
+    return (*found[:axis], *node.constant(1).shape, *found[axis + 1 :])
+
+
+def _of_concat(node):
+    return (sum(node.constant(place).size for place in range(node.count)),)
+
+
+def _of_range(node):
+    values = [node.constant(place).reshape(-1)[0] for place in range(3)]
+    if any(isinstance(value, Open) for value in values):
+        return ()
+    start, limit, delta = values
+    return (abs(int(math.ceil((float(limit) - float(start)) / float(delta)))),)
+
+
+# The shape that each fold allocates. Folds that are missing return views of their inputs, or
+# tensors of the file.
+_ALLOCATED: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Equal", "Less", "Greater", "Where"), _broadcast),
+    **dict.fromkeys(("Cast", "Not", "Neg", "Trilu", "Floor", "Sqrt", "ReduceProd"), _of_input),
+    "ConstantOfShape": lambda node: node.sizes(0),
+    "Gather": _of_gather,
+    "Concat": _of_concat,
+    "Range": _of_range,
+}
+
+
+def fold(node: Any) -> Any:
+    """The result of a node of constants; None if the importer has to convert the node.
+
+    Raises ONNXError, before anything is allocated, if the result is larger than MOST elements or
+    than the memory that the graph may take for the size of its file.
+    """
+    shape = _ALLOCATED[node.op](node) if node.op in _ALLOCATED else ()
+    size = _product_of(shape)
+    slow = any(
+        isinstance(node.value(place), np.ndarray) and node.value(place).dtype == object
+        for place in range(node.count)
+    )
+    if size > (_MOST_SLOW if slow or node.op == "ReduceProd" else MOST):
+        raise ONNXError(f"its result of shape {tuple(shape)} is too large for a constant")
+    node.graph.charge(size * 8)
+    return FOLDS[node.op](node)
+
+
+# --- Folds ----------------------------------------------------------------------------------------
 def _shape(node):
     shape = node.shape(0)
     if shape is None:
@@ -56,8 +122,6 @@ def _constant_of_shape(node):
     shape = node.sizes(0)
     if any(isinstance(size, Open) for size in shape):
         return None  # the importer's
-    if any(size < 0 for size in shape) or np.prod(shape, dtype=float) > MOST:
-        raise ONNXError(f"an array of shape {shape} is too large for a constant")
     found = node.attribute("value")
     value = np.zeros(1, np.float32) if found is None else node.graph.tensor(found)
     return np.full(shape, value.reshape(-1)[0], dtype=value.dtype)
@@ -102,8 +166,6 @@ def _range(node):
     if isinstance(node.sizes(1)[0], Open):
         return None  # the importer's
     start, limit, delta = [node.constant(place).reshape(-1)[0] for place in range(3)]
-    if abs((limit - start) / delta) > MOST:
-        raise ONNXError("a range that is too long for a constant")
     return np.arange(start, limit, delta, dtype=node.constant(0).dtype)
 
 
@@ -151,7 +213,10 @@ def _array(item):
 
 def _compared(function):
     def fold(node):
-        x, y = np.broadcast_arrays(node.constant(0), node.constant(1))
+        x, y = node.constant(0), node.constant(1)
+        if object not in (x.dtype, y.dtype):
+            return function(x, y)
+        x, y = np.broadcast_arrays(x, y)
         pairs = zip(x.reshape(-1), y.reshape(-1))
         found = [
             all(function(a, b) for a, b in zip(runs_of(one), runs_of(other)))
@@ -166,7 +231,7 @@ def _compared(function):
 
 def _expand(node):
     sizes = node.sizes(1)
-    if any(isinstance(size, Open) for size in sizes) or np.prod(sizes, dtype=float) > MOST:
+    if any(isinstance(size, Open) for size in sizes) or _product_of(sizes) > MOST:
         return None  # the importer's
     found = node.constant(0)
     return np.broadcast_to(found, np.broadcast_shapes(found.shape, tuple(sizes)))

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core, ndarray as nd, symbol as sym
+from .._files import open_regular
 from ..base import MXNetError
 from ..name import NameManager
 from ..symbol import Group, Symbol, var
 from ..symbol._graph import entries_of, states, topological
 from . import _ops as _ops
-from ._fold import FOLDS
+from ._fold import FOLDS, fold
 from ._package import DOMAINS, OPSET, ONNXError, dtype_of, onnx_package
 from ._source import WAYS, Open, Shapes, Source, told_shape, told_sizes
 from ._table import IMPORTS
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 # Files of later opsets are read as long as their ops are known.
 OLDEST = 7
+# Limit on the memory for constants: bytes for each byte of the file, and bytes for each file.
+_TIMES, _PLUS = 16, 256 << 20
+# How often tensors may share the bytes of the files beside a model, on average.
+_SHARED = 4
 
 
 def import_model(
@@ -115,7 +120,10 @@ def _loaded(onnx, path):
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        model = onnx.load(path)
+        with open_regular(path):
+            pass  # a pipe would block
+        # Tensors in other files are read after the check, which refuses paths out of the folder
+        model = onnx.load(path, load_external_data=False)
         if not model.graph.node and not model.graph.output:
             raise ONNXError("it has no graph")
         onnx.checker.check_model(path)
@@ -130,12 +138,44 @@ def _read(path):
     """The graph of a file, with sizes for those it leaves open that go with it."""
     onnx = onnx_package()
     model, error = _loaded(onnx, path), None
+    size = _size(onnx, path, model)
     for way in WAYS:
         try:
-            return _Graph(onnx, path, model, way)
+            return _Graph(onnx, path, model, way, size)
         except ONNXError as failure:
             error = error or failure
     raise error or ONNXError("no sizes to try")
+
+
+def _external(tensor, key):
+    return next((entry.value for entry in tensor.external_data if entry.key == key), None)
+
+
+def _size(onnx, path, model):
+    """The bytes of a file and of the files that hold its tensors.
+
+    Raises ONNXError if tensors share the bytes of these files more than a few times: each of them
+    becomes an array.
+    """
+    path = os.fspath(path)
+    folder = os.path.dirname(os.path.abspath(path))
+    helper = onnx.external_data_helper
+    tensors = list(model.graph.initializer)
+    for node in model.graph.node:
+        for item in node.attribute:
+            tensors += [item.t] if item.HasField("t") else []
+            tensors += item.tensors
+    files, wanted = {}, 0
+    for tensor in filter(helper.uses_external_data, tensors):
+        name = os.path.join(folder, _external(tensor, "location") or "")
+        if name not in files:
+            files[name] = os.path.getsize(name) if os.path.isfile(name) else 0
+        wanted += int(_external(tensor, "length") or files[name])
+    if wanted > _SHARED * sum(files.values()):
+        raise ONNXError(
+            f"{path}: its tensors take {wanted} bytes of files that have {sum(files.values())}"
+        )
+    return os.path.getsize(path) + sum(files.values())
 
 
 def _array(onnx, tensor, folder):
@@ -151,8 +191,9 @@ def _array(onnx, tensor, folder):
 class _Graph:
     """One import: `values` has a Symbol or the array of a constant for each name."""
 
-    def __init__(self, onnx, path, model, way) -> None:
+    def __init__(self, onnx, path, model, way, size) -> None:
         self._onnx, self._path = onnx, os.fspath(path)
+        self._left = _TIMES * size + _PLUS
         versions = [item.version for item in model.opset_import if item.domain in DOMAINS]
         self.opset = max(versions, default=0)
         if self.opset < OLDEST:
@@ -189,6 +230,13 @@ class _Graph:
             self.shapes.tell(symbol, shape, dtype)
         if self._proto.sparse_initializer:
             raise ONNXError(f"{self._path} has sparse tensors, which are not read")
+
+    def charge(self, size: int) -> None:
+        """Counts the bytes of an array that is computed or copied; ONNXError if they exceed what
+        the size of the file allows."""
+        self._left -= size
+        if self._left < 0:
+            raise ONNXError("its constants take more memory than the size of the file allows")
 
     def tensor(self, tensor: Any) -> Any:
         """A tensor inside a node as an array."""
@@ -248,6 +296,7 @@ class _Graph:
         if known is None or known.shape != (array.shape or (1,)):
             while name in self._parameters:
                 name += "_"
+            self.charge(array.nbytes)
             # No array here is without axes
             self._parameters[name] = nd.array(array.reshape(array.shape or (1,)), dtype=dtype)
         known = self._parameters[name]
@@ -293,8 +342,7 @@ class _Graph:
 
     def _folded(self, source):
         """The results of a node that computes constants; None where it is to be run later."""
-        fold = FOLDS.get(source.op)
-        if fold is None:
+        if source.op not in FOLDS:
             return None
         if source.op != "Shape" and any(
             isinstance(self.values[name], Symbol) for name in source.inputs if name

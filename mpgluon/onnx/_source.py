@@ -42,6 +42,18 @@ def runs_of(size: Any) -> tuple[int, ...]:
     return size.runs if isinstance(size, Open) else (int(size),) * RUNS
 
 
+# Axes, sizes, pads and other lists; they become Python's numbers, which take much more memory.
+_LONGEST = 4096
+
+
+def _listed(array, what):
+    """The elements of a constant that is used as a list of numbers."""
+    found = np.asarray(array).reshape(-1)
+    if found.size > _LONGEST:
+        raise ONNXError(f"{what or 'a list'} has {found.size} elements, more than {_LONGEST}")
+    return found
+
+
 class Source:
     """A node of a file. `value`, `symbol`, `constant` give its inputs; None is one left out."""
 
@@ -97,7 +109,7 @@ class Source:
         found = self.constant(place, attribute or "")
         if found is None:
             return None
-        found = np.asarray(found).reshape(-1)
+        found = _listed(found, attribute)
         if any(isinstance(item, Open) for item in found):
             raise ONNXError(f"{attribute or 'a value'} depends on a size that the file leaves open")
         return [int(item) for item in found]
@@ -106,14 +118,14 @@ class Source:
         """Like `integers`, with `Open` for sizes that the file leaves open."""
         told = self.attribute(attribute) if attribute else None
         found = self.constant(place, attribute or "") if told is None else np.asarray(told)
-        found = found.reshape(-1)
+        found = _listed(found, attribute)
         return [item if isinstance(item, Open) else int(item) for item in found]
 
     def numbers(self, place: int, attribute: str) -> list[float] | None:
         """Numbers from an attribute of older opsets, or from a constant input."""
         told = self.attribute(attribute)
         found = self.constant(place, attribute) if told is None and self.has(place) else told
-        return None if found is None else [float(item) for item in found]
+        return None if found is None else [float(item) for item in _listed(found, attribute)]
 
     def refuse(self, what: str) -> Any:
         raise ONNXError(what)

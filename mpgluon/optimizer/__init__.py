@@ -4,6 +4,7 @@
 that keeps the states itself.
 """
 
+from .._hints import OPTIMIZERS as _OPTIMIZERS, near_names as _near_names
 from . import contrib
 from .adaptive import FTML, LAMB, AdaDelta, AdaGrad, Adam, Adamax, Ftrl, Nadam, RMSProp
 from .optimizer import Optimizer, Test, create, register
@@ -36,3 +37,5 @@ __all__ = [
     "get_updater",
     "register",
 ]
+
+_near_names(__name__, **_OPTIMIZERS)

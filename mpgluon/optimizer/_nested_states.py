@@ -34,17 +34,17 @@ def cast_state(state, old, dtype):
     return state
 
 
-def take_apart(state, name, arrays):
+def take_apart(state, name, arrays, who="Trainer.save_states"):
     """Adds the arrays of a nested state to `arrays`; returns its structure for JSON."""
     if isinstance(state, nd.NDArray):
         arrays[name] = state
         return "array"
     if isinstance(state, (tuple, list)):
-        return [take_apart(part, f"{name}:{i}", arrays) for i, part in enumerate(state)]
+        return [take_apart(part, f"{name}:{i}", arrays, who) for i, part in enumerate(state)]
     if state is None or isinstance(state, (int, float, bool)):
         return {"value": state}
     raise MXNetError(
-        f"Trainer.save_states: the state of parameter '{name}' holds a {type(state).__name__}, "
+        f"{who}: the state of parameter '{name}' holds a {type(state).__name__}, "
         "which can't be saved"
     )
 
@@ -60,7 +60,7 @@ def put_together(
         return tuple(
             put_together(part, f"{name}:{i}", arrays, fname) for i, part in enumerate(shape)
         )
-    if isinstance(shape, dict) and "value" in shape:
+    if isinstance(shape, dict) and isinstance(shape.get("value", ""), (int, float, type(None))):
         return shape["value"]
     raise MXNetError(f"'{fname}' is damaged: the state of '{name}' has no structure")
 

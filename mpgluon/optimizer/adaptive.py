@@ -293,6 +293,8 @@ class Adamax(GroupedOptimizer):
     Adamax(learning_rate=0.002, beta1=0.8, wd=0.0)
     """
 
+    _op = "_multi_adamax_update"
+
     def __init__(
         self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
     ) -> None:
@@ -304,24 +306,37 @@ class Adamax(GroupedOptimizer):
     def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
 
-    def _decayed_gradient(self, weight, grad, wd):
-        """Here clipping comes after weight decay is added."""
-        grad = grad * self.rescale_grad + wd * weight
-        return (
-            grad
-            if self.clip_gradient is None
-            else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
-        )
+    def _step(self, indices, weights, grads, states, lrs, wds):
+        """Updates weights of equal counts, whose numbers agree, together."""
+        groups: dict[int, list[int]] = {}
+        for k, index in enumerate(indices):
+            groups.setdefault(self._index_update_count[index], []).append(k)
+        for count, group in groups.items():
+            factor, options = self._multi_numbers(count)
+            weights_, grads_, states_, lrs_, wds_ = (
+                [values[k] for k in group] for values in (weights, grads, states, lrs, wds)
+            )
+            update_group(
+                getattr(nd._internal, self._op),
+                weights_,
+                (grads_, *zip(*states_)),
+                [lr * factor for lr in lrs_],
+                wds_,
+                **options,
+            )
 
-    def _step_one(self, index, weight, grad, state, lr, wd):
-        mean, largest = state
-        lr /= 1.0 - self.beta1 ** self._index_update_count[index]
-        grad = self._decayed_gradient(weight, grad, wd)
-        new_mean = mean * self.beta1 + (1.0 - self.beta1) * grad
-        new_largest = nd.maximum(self.beta2 * largest, nd.abs(grad))
-        replace(
-            (mean, new_mean), (largest, new_largest), (weight, weight - lr * new_mean / new_largest)
-        )
+    def _options(self, **options):
+        """Clips to zero where `clip_gradient` is 0, as MXNet does for these two optimizers."""
+        options = super()._options(**options)
+        if self.clip_gradient is not None:
+            options["clip_gradient"] = self.clip_gradient
+        return options
+
+    def _multi(self, weights, states):
+        return None if self.multi_precision else (self._op, list(zip(*states)))
+
+    def _multi_numbers(self, count):
+        return 1.0 / (1.0 - self.beta1**count), self._options(beta1=self.beta1, beta2=self.beta2)
 
 
 @register
@@ -350,6 +365,8 @@ class Nadam(Adamax):
     Nadam(learning_rate=0.001, schedule_decay=0.01, wd=0.0)
     """
 
+    _op = "_multi_nadam_update"
+
     def __init__(
         self,
         learning_rate: float = 0.001,
@@ -369,21 +386,21 @@ class Nadam(Adamax):
     def _momentum(self, t):
         return self.beta1 * (1.0 - 0.5 * 0.96 ** (t * self.schedule_decay))
 
-    def _step_one(self, index, weight, grad, state, lr, wd):
-        mean, var = state
-        t = self._index_update_count[index]
-        while len(self._schedule) <= t and self._schedule[-1] > 1e-17:  # 1 less it is 1
+    def _multi_numbers(self, count):
+        while len(self._schedule) <= count and self._schedule[-1] > 1e-17:  # below, 1 - x is 1
             self._schedule.append(self._schedule[-1] * self._momentum(len(self._schedule)))
-        momentum, next_momentum = self._momentum(t), self._momentum(t + 1)
-        product = self._schedule[min(t, len(self._schedule) - 1)]
-        grad = self._decayed_gradient(weight, grad, wd)
-        new_mean = mean * self.beta1 + (1.0 - self.beta1) * grad
-        new_var = var * self.beta2 + (1.0 - self.beta2) * grad * grad
-        ahead = (1.0 - momentum) * (grad / (1.0 - product)) + next_momentum * (
-            new_mean / (1.0 - product * next_momentum)
+        momentum, next_momentum = self._momentum(count), self._momentum(count + 1)
+        product = self._schedule[min(count, len(self._schedule) - 1)]
+        return 1.0, self._options(
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            gradient_factor=1.0 - momentum,
+            gradient_divisor=1.0 - product,
+            mean_factor=next_momentum,
+            mean_divisor=1.0 - product * next_momentum,
+            variance_divisor=1.0 - self.beta2**count,
         )
-        step = lr * ahead / (nd.sqrt(new_var / (1.0 - self.beta2**t)) + self.epsilon)
-        replace((mean, new_mean), (var, new_var), (weight, weight - step))
 
 
 @register

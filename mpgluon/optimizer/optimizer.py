@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import os
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +19,7 @@ from ._lazy import update_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from typing_extensions import Never
 
@@ -112,9 +115,17 @@ class Optimizer:
         if learning_rate is not None:
             _domain.at_least(0, learning_rate=learning_rate)
             if lr_scheduler is not None and lr_scheduler.base_lr != learning_rate:
-                warnings.warn(
-                    "learning_rate replaces the base_lr of lr_scheduler", UserWarning, stacklevel=3
-                )
+                # schedulers with base_lr_orig compute their rates from it
+                if not hasattr(lr_scheduler, "base_lr_orig"):
+                    own = inspect.signature(type(self)).parameters.get("learning_rate")
+                    default = own is not None and own.default == learning_rate
+                    whose = f", the default of {type(self).__name__}," if default else ""
+                    warnings.warn(
+                        f"learning_rate {learning_rate}{whose} replaces the base_lr "
+                        f"{lr_scheduler.base_lr} of lr_scheduler; pass both with the same value",
+                        UserWarning,
+                        stacklevel=3,
+                    )
                 lr_scheduler.base_lr = learning_rate
         elif lr_scheduler is None:
             learning_rate = 0.01
@@ -171,9 +182,13 @@ class Optimizer:
             raise TypeError(f"an optimizer is given by name, not a {type(name).__name__}")
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
+            known = set(Optimizer.opt_registry)
+            hint = near(name, known)
+            if name.lower() == "adamw":
+                hint = "; nd.contrib.adamw_update is its update, and 'adam' adds wd to the gradient"
             raise ValueError(
-                f"there is no optimizer named {name!r}{near(name, Optimizer.opt_registry)}; there "
-                f"are {', '.join(sorted(Optimizer.opt_registry))}"
+                f"there is no optimizer named {name!r}{hint}; there are "
+                f"{', '.join(sorted(known - {'test'}))}"
             )
         return klass(**kwargs)
 
@@ -382,6 +397,22 @@ class Optimizer:
 
     def _get_wd(self, index):
         return self._get_wds([index])[0]
+
+    # Whether updates draw random numbers.
+    draws: bool = False
+
+    def draws_by(self, indices: Sequence[Any]) -> AbstractContextManager[None]:
+        """A scope in which the updates of parameters, by index, draw one after the other in the
+        order of `indices`, in whatever order they are made. Replicas draw the same numbers."""
+        return nullcontext()
+
+    def unsaved(self) -> str | None:
+        """A text that names state which no file of states can hold now, or None."""
+        return None
+
+    def resumed(self, counts: dict[Any, int]) -> dict[str, Any]:
+        """The attributes that follow from loaded counts of updates, by index."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         self.settle_counts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import _domain, ndarray as nd, random
@@ -20,6 +21,8 @@ from .optimizer import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from .._types import NDArray
 
 
@@ -253,18 +256,43 @@ class SGLD(GroupedOptimizer):
     """Stochastic gradient Langevin dynamics: half a gradient step plus normal noise of variance
     lr.
 
+    Parameters
+    ----------
+    **kwargs
+        See `Optimizer`.
+
     Examples
     --------
     >>> mx.optimizer.SGLD(learning_rate=0.1)
     SGLD(learning_rate=0.1, wd=0.0)
     """
 
+    draws = True
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._draws: dict[Any, tuple[int, int]] = {}  # index -> the state in which it draws
+
+    @contextmanager
+    def draws_by(self, indices: Sequence[Any]) -> Iterator[None]:
+        """See `Optimizer.draws_by`."""
+        seed, call = random.get_state()
+        random.set_state((seed, call + len(indices)))
+        self._draws = {index: (seed, call + i) for i, index in enumerate(indices)}
+        try:
+            yield
+        finally:
+            self._draws = {}
+
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
         moved = weight + -lr / 2 * (grad + wd * weight)
-        weight[:] = moved + random.normal(
-            0, math.sqrt(lr), shape=weight.shape, dtype=dtype_name(weight), ctx=weight.context
-        )
+        given = self._draws.get(index)
+        with nullcontext() if given is None else random.calls_at(given):
+            noise = random.normal(
+                0, math.sqrt(lr), shape=weight.shape, dtype=dtype_name(weight), ctx=weight.context
+            )
+        weight[:] = moved + noise
 
 
 @register
@@ -493,6 +521,16 @@ class LBSGD(_Momentum):
         # index -> (sum of gradients or None, number of gradients seen)
         self.cumgrads: dict[Any, tuple[Any, int]] = {}
 
+    def unsaved(self) -> str | None:
+        """A text that names sums of gradients that wait for an update, or None."""
+        waiting = any(total is not None for total, _ in self.cumgrads.values())
+        return "sums of gradients in the middle of a batch of `batch_scale`" if waiting else None
+
+    def resumed(self, counts: dict[Any, int]) -> dict[str, Any]:
+        """See `Optimizer.resumed`."""
+        begin = self.init_updates - self.begin_num_update
+        return {"cumgrads": {index: (None, begin + count) for index, count in counts.items()}}
+
     def _warmup_factor(self, updates):
         total = self.warmup_epochs * self.updates_per_epoch
         rise = float(self.batch_scale) - 1
@@ -505,8 +543,14 @@ class LBSGD(_Momentum):
         return 1.0 + rise * curve.get(self.warmup_strategy, 0.0)
 
     def _update_all(self, indices, weights, grads, states):
-        # The scheduler is asked before the updates are counted.
-        lrs, wds = self._get_lrs(indices), self._get_wds(indices)
+        # The rate is that of the updates before this one. `num_update` may already count this step
+        # for parameters on other devices, so the number comes from these parameters.
+        counts, counted = self._index_update_count, self.num_update
+        self.num_update = max(counts.get(i, self.begin_num_update) for i in indices)
+        try:
+            lrs, wds = self._get_lrs(indices), self._get_wds(indices)
+        finally:
+            self.num_update = counted
         self._update_count(indices)
         self._step(indices, weights, grads, states, lrs, wds)
 

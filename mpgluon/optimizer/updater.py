@@ -2,97 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import os
 import pickle
-import struct
 from typing import TYPE_CHECKING, Any
 
 from ..base import MXNetError
-from ..ndarray import NDArray, load_frombuffer
+from ..ndarray import NDArray
 from ..ndarray.sparse import BaseSparseNDArray
 from ._lazy import update_rows
+from ._state_files import read_trusted, states_of_bytes, states_to_bytes, taken_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..context import Context
     from .optimizer import Optimizer
-
-
-class _SavedArray:
-    """Stands for an NDArray of MXNet's in a pickle; `value` becomes the array."""
-
-    def __init__(self, handle=None):
-        self.value = None
-
-    def __setstate__(self, state):
-        record = state["handle"]
-        if record is not None:  # as one array of an array file
-            (self.value,) = load_frombuffer(
-                struct.pack("<QQQ", 0x112, 0, 1) + bytes(record) + struct.pack("<Q", 0)
-            )
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module, name):
-        if module.partition(".")[0] != "mxnet":
-            return super().find_class(module, name)
-        if name == "NDArray":
-            return _SavedArray
-        raise MXNetError(
-            f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save "
-            "them with dump_optimizer=False"
-        )
-
-
-class _SavedObject:
-    """Stands for an optimizer or scheduler of MXNet's in a pickle: its attributes."""
-
-
-class _TrainerStates(pickle.Unpickler):
-    """Reads a Trainer's file of MXNet's, and makes nothing but arrays, numbers and containers."""
-
-    def find_class(self, module, name):
-        if module.startswith("mxnet.") and name == "NDArray":
-            return _SavedArray
-        if module.startswith(("mxnet.optimizer.", "mxnet.lr_scheduler")):
-            return type(name, (_SavedObject,), {})
-        if (module, name) in (("builtins", "bytearray"), ("builtins", "set")):
-            return super().find_class(module, name)
-        raise MXNetError(f"it holds a {module}.{name}, and only arrays and numbers are read")
-
-
-def is_pickle(fname: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a pickle does, and its suffix says nothing else."""
-    with open(fname, "rb") as file:
-        return file.read(1) == pickle.PROTO and not os.fspath(fname).endswith(".safetensors")
-
-
-def read_trainer_states(data: bytes) -> tuple[dict[int, Any], str, dict[str, Any]]:
-    """What ``Trainer.save_states`` of MXNet 1.x has written: the states by index, and the name and
-    the attributes of the optimizer. MXNetError where it is something else; no code in the file
-    runs."""
-    try:
-        loaded = _TrainerStates(io.BytesIO(data)).load()
-        states, optimizer = loaded
-        states = {index: _taken_over(state) for index, state in states.items()}
-    except MXNetError:
-        raise
-    except Exception as error:  # a pickle that is damaged or of something else raises anything
-        raise MXNetError(f"it is no pickle of a Trainer's states: {error}") from error
-    if not isinstance(optimizer, _SavedObject):
-        raise MXNetError("it holds no optimizer")
-    return states, type(optimizer).__name__, vars(optimizer)
-
-
-def _taken_over(state):
-    """A state with our arrays in place of MXNet's."""
-    if isinstance(state, _SavedArray):
-        return state.value
-    if isinstance(state, (tuple, list)):
-        return type(state)([_taken_over(part) for part in state])
-    return state
 
 
 def _move(state, context):
@@ -209,30 +132,45 @@ class Updater:
         """The state on that device; parts that are there already are kept."""
         return _move(state, context)
 
-    def set_states(self, states: bytes) -> None:
-        """Takes over what `get_states` returned, here or in MXNet (there without its optimizer).
-        The bytes are a pickle: load only what you trust. MXNetError when they are no states."""
-        try:
-            loaded = _Unpickler(io.BytesIO(states)).load()
-        except MXNetError:
-            raise
-        except Exception as error:  # a pickle that is damaged raises anything
-            raise MXNetError(f"these bytes are no states of an optimizer: {error}") from None
+    def set_states(self, states: bytes, trusted: bool = False) -> None:
+        """Replaces the states by those that `get_states` returned, here or in MXNet.
+
+        Parameters
+        ----------
+        states : bytes
+            An array file, or a pickle of arrays and numbers; reading it runs no code.
+        trusted : bool, default False
+            Whether the bytes may be any pickle, such as one with an optimizer
+            (``dump_optimizer=True``). Such a pickle can run code: only pass True for bytes from a
+            source that you trust.
+
+        Raises
+        ------
+        MXNetError
+            When the bytes are no states; nothing is changed then.
+        """
         optimizer = self.optimizer
-        if isinstance(loaded, tuple) and len(loaded) == 2:
-            loaded, optimizer = loaded
-        if not isinstance(loaded, dict):
-            raise MXNetError(
-                f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer"
-            )
-        states = {index: _taken_over(state) for index, state in loaded.items()}
+        if trusted and states[:1] == pickle.PROTO:
+            loaded = read_trusted(states)
+            if isinstance(loaded, tuple) and len(loaded) == 2:
+                loaded, optimizer = loaded
+            if not isinstance(loaded, dict):
+                raise MXNetError(
+                    f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer"
+                )
+            loaded = taken_over(loaded)
+        else:
+            loaded = states_of_bytes(states)
         vars(self).update(
-            states=states, optimizer=optimizer, states_synced=dict.fromkeys(states, False)
+            states=loaded, optimizer=optimizer, states_synced=dict.fromkeys(loaded, False)
         )
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """The states as bytes, with the optimizer itself if `dump_optimizer`."""
-        return pickle.dumps((self.states, self.optimizer) if dump_optimizer else self.states)
+        """The states as bytes: an array file, or, with `dump_optimizer`, a pickle of the states and
+        the optimizer, which `set_states` only reads with ``trusted=True``."""
+        if dump_optimizer:
+            return pickle.dumps((self.states, self.optimizer))
+        return states_to_bytes(self.states)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

@@ -8,7 +8,9 @@ whenever a save is killed, the index names complete files.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
+import math
 import os
 import re
 import threading
@@ -19,12 +21,24 @@ import numpy as np
 
 from .. import _ranks, autograd, ndarray as nd, random
 from .._core import NotSupportedError, dtype_name
+from .._files import replacing
 from ..base import MXNetError, itemsize
+from ..gluon._trainer_state import describe_states
 from ..gluon._tree import parameters_by_path
-from ..gluon.trainer import describe_states, loss_scaling, take_over_states
-from ..gluon.utils import brief
+from ..gluon.parameter import _gradient_contents as gradients
+from ..gluon.trainer import loss_scaling
 from ..ndarray import _safetensors
-from ..optimizer._nested_states import put_together
+from ..optimizer._nested_states import check_state, put_together
+from ._checkpoint_index import (
+    FORMAT,
+    INDEX,
+    STATE,
+    check_trainer,
+    compare,
+    open_shards,
+    read_index,
+    state_keys,
+)
 from ._tensor_parallel.parameters import ShardedParameter, complete_whole
 
 if TYPE_CHECKING:
@@ -33,10 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Saving", "load", "save"]
 
-_INDEX = "index.json"
-_FORMAT = "mpgluon checkpoint 2"
-_FILES = re.compile(r"shard-\d{6}-[\w.-]+\.safetensors|index\.json\.new")
-_STATE = "optimizer:"  # goes in front of names of parameters in names of their states
+# Shards, and files that a save did not complete
+_FILES = re.compile(
+    r"shard-\d{6}-[\w.-]+\.safetensors(\.[0-9a-f]{16}\.new)?|index\.json(\.[0-9a-f]{16})?\.new"
+)
 
 # An array of a checkpoint, or the part of it that a parameter on one device holds: the ranges
 # [begin, end) of `where` along its axis; where None: all of it.
@@ -160,6 +174,12 @@ class Saving:
 
 
 _saving = {}  # directory -> its latest Saving
+_locks: dict[str, threading.Lock] = {}  # directory -> held by the thread that writes or reads it
+
+
+def _alone_in(directory):
+    """A lock: threads take turns in one directory."""
+    return _locks.setdefault(os.path.realpath(directory), threading.Lock())
 
 
 def save(
@@ -175,6 +195,9 @@ def save(
     progress: bool | None = None,
 ) -> Saving:
     """Writes a checkpoint: parameters, optimizer states, the random state and where training is.
+
+    It may be taken at any moment: gradients that an update has yet to use, and how many calls of
+    ``step`` wait for it (``accumulate``), are in it, too.
 
     There is one safetensors file for each device with the arrays that lie there, and
     ``index.json``. The directory holds one checkpoint: the former one stays whole until the new one
@@ -248,14 +271,12 @@ def save(
             parts = [part._replace(read=part.read.asnumpy) for part in parts]
     if step is None and trainer is not None:
         step = trainer.optimizer.num_update
-    scaler = None if trainer is None else loss_scaling(trainer)
-    if loss_scale is None:
-        loss_scale = scaler
+    if loss_scale is None and trainer is not None:
+        loss_scale = loss_scaling(trainer)
     index.update(
         step=step,
         position=position,
         loss_scale=getattr(loss_scale, "loss_scale", loss_scale),
-        loss_scaler=None if scaler is None else list(scaler.state),
         extra=extra,
         random=list(random.get_state()),
     )
@@ -268,7 +289,12 @@ def save(
     saving = Saving()
     if background:
         _saving[directory] = saving
-    saving._run(lambda: _write(directory, parts, index, gather, progress), background)
+
+    def write():
+        with _alone_in(directory):
+            _write(directory, parts, index, gather, progress)
+
+    saving._run(write, background)
     return saving
 
 
@@ -289,7 +315,7 @@ def _describe(net, trainer):
                 _Part(name, dtype_name(data.dtype), shapes[name], where, data, data.context)
             )
             names[param] = name, where
-    index = {"format": _FORMAT, "trainer": None}
+    index = {"format": FORMAT, "trainer": None}
     if trainer is None:
         return parts, index
     numbered = {}
@@ -298,15 +324,30 @@ def _describe(net, trainer):
         numbered[i] = name if where is None else f"{name}:{where.ranges[0][0]}"
     arrays = {}
     header = describe_states(trainer, arrays, numbered)
-    states = {"states": {}, "counts": {}}
+    states = {"states": {}, "counts": {}, "gradients": {}}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
         for kind in states:
             if numbered[i] in header[kind]:
                 states[kind].setdefault(name, header[kind][numbered[i]])
-        for key in _keys(header["states"].get(numbered[i]), numbered[i]):
+        keys = [
+            (key, STATE + name + key[len(numbered[i]) :])
+            for key in state_keys(header["states"].get(numbered[i]), numbered[i])
+        ]
+        if numbered[i] in header["gradients"]:
+            entry = header["gradients"][numbered[i]]
+            if where is not None and any(r["kind"] == "rows" for r in entry["replicas"]):
+                raise NotSupportedError(
+                    f"save: parameter '{name}' is split, and its row_sparse gradient holds rows "
+                    "that no update has used; save after the update"
+                )
+            there = gradients.keys_of(entry, numbered[i])
+            keys += [
+                (key, STATE + other)
+                for (key, _), (other, _) in zip(there, gradients.keys_of(entry, name))
+            ]
+        for key, whole in keys:
             array = arrays[key]
-            whole = _STATE + name + key[len(numbered[i]) :]
             split = where if where is not None and array.shape == param.shape else None
             if where is not None and split is None and where.ranges[0][0]:
                 continue  # the same for all shards
@@ -314,17 +355,9 @@ def _describe(net, trainer):
             parts.append(
                 _Part(whole, dtype_name(array.dtype), tuple(shape), split, array, array.context)
             )
-    index["trainer"] = {**header, **states}
+    every = list(dict.fromkeys(names[param][0] for param in trainer.parameters))
+    index["trainer"] = {**header, **states, "names": every}
     return parts, index
-
-
-def _keys(structure, name):
-    """The names of the arrays of a state."""
-    if structure == "array":
-        return [name]
-    if isinstance(structure, list):
-        return [key for i, part in enumerate(structure) for key in _keys(part, f"{name}:{i}")]
-    return []
 
 
 def _shape_of(part):
@@ -386,7 +419,7 @@ def _bar(total, progress, text):
 
 def _write(directory, parts, index, gather, progress):
     os.makedirs(directory, exist_ok=True)
-    former = os.path.join(directory, _INDEX)
+    former = os.path.join(directory, INDEX)
     first = _ranks.own() == 0  # it decides for all
     generation = _ranks.join({0: _generation(former) + 1} if first else {})[0]
     if gather:
@@ -395,10 +428,7 @@ def _write(directory, parts, index, gather, progress):
     for part in parts:
         shards.setdefault(part.device, []).append(part)
     described, arrays, files, written = [], {}, [], {}  # written: by number of the shard
-    sizes = {
-        id(part): int(np.prod(_shape_of(part), dtype=np.int64)) * itemsize(part.dtype)
-        for part in parts
-    }
+    sizes = {id(part): math.prod(_shape_of(part)) * itemsize(part.dtype) for part in parts}
     with _bar(sum(sizes.values()), progress, "saving") as bar:
         for number, (device, own) in enumerate(shards.items()):
             name = f"shard-{generation:06d}-{re.sub(r'[^A-Za-z0-9]+', '', str(device))}.safetensors"
@@ -438,12 +468,22 @@ def _write(directory, parts, index, gather, progress):
                 )
     for entry in arrays.values():
         entry["pieces"].sort(key=lambda piece: piece["ranges"])
-    text = json.dumps(
-        {**index, "generation": generation, "shards": described, "arrays": arrays}, indent=1
-    )
+    text = _text({**index, "generation": generation, "shards": described, "arrays": arrays})
     if first:
         _commit(directory, former, text, {shard["file"] for shard in described})
     _ranks.join({})  # then it is there, for all
+
+
+def _text(index):
+    """The index as JSON, a line for each array. (The encoder of `indent` is written in Python.)"""
+
+    def lines(entries, indent):
+        inside = [f"{indent}{json.dumps(key)}: {value}" for key, value in entries.items()]
+        return "{\n" + ",\n".join(inside) + "\n" + indent[1:] + "}" if inside else "{}"
+
+    arrays = {name: json.dumps(entry) for name, entry in index["arrays"].items()}
+    rest = {key: json.dumps(value) for key, value in index.items() if key != "arrays"}
+    return lines({**rest, "arrays": lines(arrays, "  ")}, " ")
 
 
 def _owner(device):
@@ -452,11 +492,8 @@ def _owner(device):
 
 
 def _commit(directory, former, text, current):
-    with open(former + ".new", "w") as file:
-        file.write(text[:-2] + f',\n "crc32": {zlib.crc32(text.encode())}\n}}\n')
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(former + ".new", former)
+    with replacing(former) as file:
+        file.write((text[:-2] + f',\n "crc32": {zlib.crc32(text.encode())}\n}}\n').encode())
     _sync(directory)
     for name in os.listdir(directory):
         if _FILES.fullmatch(name) and name not in current:
@@ -493,7 +530,9 @@ def load(
 ) -> dict[str, Any]:
     """Reads a checkpoint into a network, on whatever devices it lies and however it is split.
 
-    The whole checkpoint is checked before anything is changed. Arrays are read one at a time.
+    The whole checkpoint is checked before anything is changed. Arrays are read one at a time. With
+    a trainer, gradients are part of what is replaced: those that no update had used when the
+    checkpoint was saved, and sums of ``accumulate``, are there again, and later ones are gone.
 
     Parameters
     ----------
@@ -540,16 +579,21 @@ def load(
     former = _saving.pop(directory, None)
     if former is not None:
         former.wait()
-    index = _read_index(os.path.join(directory, _INDEX))
+    with _alone_in(directory):
+        return _load(directory, net, trainer, progress)
+
+
+def _load(directory, net, trainer, progress):
+    index = read_index(os.path.join(directory, INDEX))
     wanted, shapes = _parts_of(net)
-    _compare(index, wanted, shapes, directory)
+    compare(index, wanted, shapes, directory)
     names = {param: (name, where) for name, pieces in wanted.items() for param, where in pieces}
+    source = f"the checkpoint '{directory}'"
     if trainer is not None:
-        _check_trainer(index, trainer, names, directory)
+        check_trainer(index, trainer, names, directory)
+        trainer.check_header(index["trainer"], source)
     with _bar(sum(shard["bytes"] for shard in index["shards"]), progress, "checking") as bar:
-        files = [
-            _check_shard(directory, index, number, bar) for number in range(len(index["shards"]))
-        ]
+        files = open_shards(directory, index, bar.update)
     reader = _Reader(index["arrays"], files)
     for name, pieces in wanted.items():
         _complete([param for param, _ in pieces], tuple(index["arrays"][name]["shape"]))
@@ -557,8 +601,11 @@ def load(
     names.update(
         (param, (name, where)) for name, pieces in wanted.items() for param, where in pieces
     )
-    states = _read_states(reader, index, trainer, names) if trainer is not None else None
-    with autograd.pause():
+    if trainer is not None:
+        states, grads = _read_training(reader, index, trainer, names, source)
+    with contextlib.ExitStack() as stack, autograd.pause():
+        for file in files:
+            stack.enter_context(file.opened())
         for name, pieces in wanted.items():
             for param, where in pieces:
                 if param.arrays is None:
@@ -567,19 +614,16 @@ def load(
                     reader.read(name, where, target)
     if trainer is not None:
         counts = index["trainer"]["counts"]
-        take_over_states(
-            trainer,
-            index["trainer"],
+        trainer.take_over(
+            {"loss_scaler": index.get("loss_scaler"), **index["trainer"]},
             states,
             {
                 i: counts[names[param][0]]
                 for i, param in enumerate(trainer.parameters)
                 if names[param][0] in counts
             },
+            grads,
         )
-        scaler = loss_scaling(trainer)
-        if scaler is not None and index.get("loss_scaler") is not None:
-            scaler.state = tuple(index["loss_scaler"])
     random.set_state(tuple(index["random"]))
     return {key: index[key] for key in ("step", "position", "loss_scale", "extra")}
 
@@ -594,115 +638,6 @@ def _complete(params, shape):
             param.shape = shape
 
 
-def _read_index(path):
-    if not os.path.exists(path):
-        raise FileNotFoundError(
-            f"load: there is no checkpoint at '{os.path.dirname(path)}' (no {_INDEX})"
-        )
-    with open(path, "rb") as file:
-        text = file.read()
-    match = re.fullmatch(rb'(.*),\n "crc32": (\d+)\n\}\n', text, re.DOTALL)
-    if not match or zlib.crc32(match[1] + b"\n}") != int(match[2]):
-        raise MXNetError(f"the checkpoint's index '{path}' is damaged: its checksum does not fit")
-    index = json.loads(text)
-    if index.get("format") != _FORMAT:
-        raise MXNetError(
-            f"'{path}' is an index of format {index.get('format')!r}, which this version does not "
-            "read"
-        )
-    return index
-
-
-def _compare(index, wanted, shapes, directory):
-    """Raises with the first differences between a network and a checkpoint."""
-    saved = {name: entry for name, entry in index["arrays"].items() if not name.startswith(_STATE)}
-    differences = [
-        f"the network has no parameter '{name}' {tuple(entry['shape'])}"
-        for name, entry in saved.items()
-        if name not in wanted
-    ]
-    for name, pieces in wanted.items():
-        if name not in saved:
-            differences.append(f"the checkpoint has no parameter '{name}' {shapes[name]}")
-            continue
-        shape, dtype = tuple(saved[name]["shape"]), dtype_name(pieces[0][0].dtype)
-        known = shapes[name]
-        if known is not None and (
-            len(known) != len(shape) or any(a not in (0, -1, b) for a, b in zip(known, shape))
-        ):
-            differences.append(
-                f"'{name}' has shape {known} in the network, {shape} in the checkpoint"
-            )
-        elif dtype != saved[name]["dtype"]:
-            differences.append(
-                f"'{name}' is {dtype} in the network, {saved[name]['dtype']} in the checkpoint"
-            )
-        for param, _ in pieces:
-            param.list_ctx()  # raises where it was never initialized
-    if differences:
-        more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
-        raise MXNetError(
-            f"the checkpoint '{directory}' is one of another network: "
-            f"{'; '.join(differences[:4])}{more}. Nothing was changed"
-        )
-
-
-def _check_trainer(index, trainer, names, directory):
-    header = index["trainer"]
-    if header is None:
-        raise MXNetError(
-            f"the checkpoint '{directory}' was saved without a trainer; load it without one"
-        )
-    kind = type(trainer.optimizer).__name__
-    if header["optimizer"] != kind:
-        raise MXNetError(
-            f"the checkpoint '{directory}' holds states of optimizer {header['optimizer']}, but "
-            f"this trainer has {kind}. Nothing was changed"
-        )
-    for param in trainer.parameters:
-        names.setdefault(param, (param.name, None))
-    own = {names[param][0] for param in trainer.parameters}
-    strange = [name for name in header["states"] if name not in own]
-    if strange:
-        raise MXNetError(
-            f"the checkpoint '{directory}' holds states of parameters that this trainer does not "
-            f"have: {brief(strange)}"
-        )
-    missing = (
-        [
-            names[param][0]
-            for param in trainer.parameters
-            if param.grad_req != "null" and names[param][0] not in header["states"]
-        ]
-        if header["states"]
-        else []
-    )
-    if missing:
-        raise MXNetError(
-            f"the checkpoint '{directory}' has no optimizer states of the parameters "
-            f"{brief(missing)}"
-        )
-
-
-def _check_shard(directory, index, number, bar):
-    """Opens a file and compares it with what the index says."""
-    shard = index["shards"][number]
-    file = _safetensors.File(os.path.join(directory, os.path.basename(shard["file"])))
-    if file.size != shard["bytes"]:
-        raise file.damaged(f"it has {file.size:,} bytes instead of {shard['bytes']:,}")
-    if file.header_sum != shard["header_crc32"]:
-        raise file.damaged("its header was changed")
-    for name, entry in index["arrays"].items():
-        for piece in entry["pieces"]:
-            if piece["shard"] != number:
-                continue
-            if piece["key"] not in file.entries:
-                raise file.damaged(f"it has no array '{piece['key']}'")
-            if file.checksum(piece["key"], bar.update) != piece["crc32"]:
-                raise file.damaged(f"the contents of '{name}' were changed")
-    return file
-
-
 class _Reader:
     """Reads parts of arrays, piece by piece, into arrays on devices."""
 
@@ -711,6 +646,15 @@ class _Reader:
 
     def entry(self, name):
         return self._arrays[name]
+
+    def read_new(self, name, param, where, shaped):
+        """An array on the parameter's first device, of its shape if `shaped`, with the part of a
+        saved array that `where` says."""
+        entry = self._arrays[name]
+        shape = param.shape if shaped else tuple(entry["shape"])
+        array = nd.empty(shape, ctx=param.list_ctx()[0], dtype=entry["dtype"])
+        self.read(name, where, array)
+        return array
 
     def read(self, name, where, target):
         """Fills `target` with the part of an array that `where` says; None: with all of it."""
@@ -753,22 +697,35 @@ def _overlap(axis, there, wanted, here):
     return source, place
 
 
-def _read_states(reader, index, trainer, names):
-    """The states of a trainer's parameters: index -> nested state, each on its parameter's first
-    device."""
-    loaded = {}
+def _read_training(reader, index, trainer, names, source):
+    """The states of a trainer's parameters (index -> nested state), and the gradients that an
+    update has yet to use (index -> those of each replica). All arrays are on their parameter's
+    first device."""
+    saved, states, found = index["trainer"], {}, {}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
-        structure = index["trainer"]["states"].get(name)
-        if structure is None:
-            continue
-        arrays = {}
-        for key in _keys(structure, name):
-            entry = reader.entry(_STATE + key)
-            whole = index["arrays"].get(name, {"shape": param.shape})["shape"]
-            split = where is not None and list(entry["shape"]) == list(whole)
-            shape = param.shape if split else entry["shape"]
-            arrays[key] = nd.empty(tuple(shape), ctx=param.list_ctx()[0], dtype=entry["dtype"])
-            reader.read(_STATE + key, where if split else None, arrays[key])
-        loaded[i] = put_together(structure, name, arrays, "the checkpoint")
-    return loaded
+
+        def array_of(key, shaped, param=param, where=where):
+            """shaped: the array has the parameter's shape, so it is split as the parameter is."""
+            return reader.read_new(STATE + key, param, where if shaped else None, shaped)
+
+        structure, entry = saved["states"].get(name), saved["gradients"].get(name)
+        if structure is not None:
+            whole = list(index["arrays"].get(name, {"shape": param.shape})["shape"])
+            arrays = {
+                key: array_of(key, list(reader.entry(STATE + key)["shape"]) == whole)
+                for key in state_keys(structure, name)
+            }
+            states[i] = put_together(structure, name, arrays, "the checkpoint")
+            check_state(states[i], param, "the checkpoint")
+        if entry is not None:
+            shaped = dict(gradients.keys_of(entry, name))
+            found.update(
+                trainer.read_gradients(
+                    saved,
+                    {i: name},
+                    lambda key, array_of=array_of, shaped=shaped: array_of(key, shaped[key]),
+                    source,
+                )
+            )
+    return states, found

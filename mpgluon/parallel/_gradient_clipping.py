@@ -30,7 +30,8 @@ def clip_global_norm(
     ----------
     params : Trainer, ParameterDict, or list of Parameter
         A Trainer with ``shard_updates`` knows which copy holds the sum: then give that, not the
-        parameters.
+        parameters. Of a Trainer, gradients that backward has not written since the last step are
+        left out, as ``update(ignore_stale_grad=True)`` leaves them out.
     max_norm : float
         Of gradients as they are, before they are divided by the batch size.
 
@@ -56,21 +57,22 @@ def clip_global_norm(
     >>> net.weight.grad().asnumpy()
     array([[0.6, 0.8]], dtype=float32)
     """
-    if isinstance(params, Trainer):
+    if not max_norm > 0:
+        raise ValueError(f"clip_global_norm: max_norm must be positive, not {max_norm!r}")
+    trainer = isinstance(params, Trainer)
+    if trainer:
         plan = current_plan(params)
-        once = [params.parameters[index].gradients[ctx] for index, ctx in plan.owners.items()]
-        params = params.parameters
+        once, grads = plan.gradients(plan.fresh_work())
     else:
         params = list(params.values() if hasattr(params, "values") else params)
         once = [next(iter(param.gradients.values())) for param in params if param.gradients]
+        grads = [grad for param in params for grad in (param.gradients or {}).values()]
     if not once:
-        raise ValueError("clip_global_norm: none of the parameters has a gradient")
-    if not max_norm > 0:
-        raise ValueError(f"clip_global_norm: max_norm must be positive, not {max_norm!r}")
+        raise ValueError(
+            "clip_global_norm: none of the parameters has a gradient"
+            + (" that backward has written since the last step" if trainer else "")
+        )
     with autograd.pause():
         norm = global_norm(once)
-        scale_arrays(
-            [grad for param in params for grad in (param.gradients or {}).values()],
-            nd.minimum(max_norm / (norm + 1e-8), 1.0),
-        )
+        scale_arrays(grads, nd.minimum(max_norm / (norm + 1e-8), 1.0))
     return norm

@@ -415,6 +415,18 @@ class Replicas:
             )
         return groups
 
+    def initial_homes(self, net: Block, ctx: Any) -> dict[Any, Any]:
+        """The devices on which `initialize` makes each parameter; `ctx`: as it was given."""
+        if ctx is not None:
+            raise ValueError(
+                f"initialize: '{net.name}' is placed on {self.mesh}, where its parameters belong; "
+                "leave ctx out"
+            )
+        return self.homes(net)
+
+    def initialized(self, net: Block) -> None:
+        """Called when `initialize` is done."""
+
     def homes(self, net: Block) -> dict[Any, list[Context]]:
         """The devices of each parameter of the network: a dict."""
         homes = {}

@@ -18,6 +18,7 @@ from ..gluon._tree import (
     set_devices_of_groups,
     set_group,
 )
+from ..gluon.nn.basic_layers import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known
 from ._mesh import Replicas, forget_placement
 from ._tensor_parallel.parameters import HomeParameter
@@ -44,14 +45,7 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
                 "networks without groups"
             )
     homes = devices_now(net)
-    forget_placement(net)
-    _assign(net, None, named, homes, devices[0])
-    used = {group_of(block) for block in blocks.values()} - {None}
-    found = dict.fromkeys([*devices, *sum(homes.values(), [])])
-    groups = {_GROUP + str(ctx): ctx for ctx in found if _GROUP + str(ctx) in used}
-    placed = _Placed(groups, homes)
-    for block in blocks.values():  # those inside, too: methods of the network may call them
-        set_devices_of_groups(block, placed)
+    _arrange(net, blocks.values(), devices, homes, where, named)
     wanted = devices_of_groups(net).homes(net)
     with autograd.pause():
         for param in net.collect_params().values():
@@ -60,12 +54,52 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
                 param.reset_ctx(wanted[param])
 
 
+def _arrange(net, blocks, devices, homes, where, named):
+    """Puts each block of a network into the group of its device: the one in `named`, or else the
+    one of its parameters in `homes`."""
+    forget_placement(net)
+    _assign(net, None, named, homes)
+    used = {group_of(block) for block in blocks} - {None}
+    found = dict.fromkeys([*devices, *sum(homes.values(), [])])
+    groups = {_GROUP + str(ctx): ctx for ctx in found if _GROUP + str(ctx) in used}
+    placed = _Placed(groups, homes, where, named, net)
+    for block in blocks:  # inner ones included: the network may call them directly
+        set_devices_of_groups(block, placed)
+
+
+def follow_parameters(net: Block) -> None:
+    """Lets the layers of a placed network compute where `reset_ctx` has moved the parameters of the
+    network, or of the block `net` in it. Parameters that all have the same devices need no
+    placement."""
+    placed = devices_of_groups(net)
+    root = placed.net if isinstance(placed, _Placed) else net
+    if any(isinstance(param, HomeParameter) for param in root.collect_params().values()):
+        return
+    homes = devices_now(root)
+    distinct = {tuple(devices) for devices in homes.values()}
+    if len(distinct) == 1 or any(len(devices) > 1 for devices in distinct):
+        if len(distinct) > 1 and not isinstance(placed, _Placed):
+            return  # a part of the replicas of a mesh
+        forget_placement(root)
+        root.apply(lambda block: set_devices_of_groups(block, None))
+    elif isinstance(placed, _Placed):
+        blocks = [root, *[block for _, _, _, block in walk(root)]]
+        _arrange(root, blocks, [], homes, {}, {})
+
+
 class _Placed(Replicas):
     """The devices of groups, and of the parameters that are in none: those where they have been."""
 
-    def __init__(self, groups: dict[str, Context], rest: dict[Any, list[Context]]) -> None:
+    def __init__(
+        self,
+        groups: dict[str, Context],
+        rest: dict[Any, list[Context]],
+        where: dict[str, Context],
+        named: dict[Block, Context],
+        net: Block,
+    ) -> None:
         super().__init__([groups], " and ".join(map(str, groups.values())))
-        self._rest = rest
+        self._rest, self._where, self._named, self.net = rest, where, named, net
 
     def homes(self, net: Block) -> dict[Any, list[Context]]:
         homes = super().homes(net)
@@ -84,6 +118,35 @@ class _Placed(Replicas):
             for param, devices in homes.items()
         }
 
+    def initial_homes(self, net: Block, ctx: Any) -> dict[Any, Any]:
+        """The devices on which `initialize` makes each parameter: blocks that were named on
+        theirs, the rest on `ctx`, or without one where it has been (None: nowhere yet)."""
+        homes: dict[Any, list[Context]] = {}
+
+        def visit(block, device):
+            device = self._named.get(block, device)
+            for param in own_parameters(block).values():
+                if isinstance(param, HomeParameter):
+                    homes.setdefault(param, param.homes)
+                elif device is not None:
+                    homes.setdefault(param, [device])
+            for child in children(block).values():
+                visit(child, device)
+
+        visit(net, None)
+        params = net.collect_params().values()
+        if ctx is not None and all(param in homes for param in params):
+            return super().initial_homes(net, ctx)
+        now = devices_now(net)
+        return {
+            param: homes[param] if param in homes else ctx if ctx is not None else now.get(param)
+            for param in params
+        }
+
+    def initialized(self, net: Block) -> None:
+        """Places the network again, because layers without a device have one after `initialize`."""
+        place(net, self._where)
+
 
 def _devices(where):
     """The devices of the dict."""
@@ -101,24 +164,35 @@ def _devices(where):
 
 
 def _named(net, where, blocks):
-    """The device of each block that a name or pattern matches."""
-    named, unused = {}, list(where)
-    for path, block in blocks.items():
-        for pattern, ctx in where.items():
+    """The device of each block that a name or pattern matches.
+
+    A key that is the path or name of blocks stands for these alone, and is looked up; only other
+    keys are patterns, which are compiled once. So thousands of paths take linear time.
+    """
+    texts = {text for path, block in blocks.items() for text in (path, block.name)}
+    literal = {key: i for i, key in enumerate(where) if key in texts}
+    patterns = []
+    for i, key in enumerate(where):
+        if key not in literal:
             try:
-                fits = pattern in (path, block.name) or any(
-                    re.fullmatch(pattern, text) for text in (path, block.name)
-                )
+                patterns.append((i, re.compile(key)))
             except re.error as error:
                 raise ValueError(
-                    f"place: {pattern!r} is no block and no regular expression: {error}; any "
+                    f"place: {key!r} is no block and no regular expression: {error}; any "
                     "text is '.*'"
                 ) from error
-            if fits:
-                if pattern in unused:
-                    unused.remove(pattern)
-                named.setdefault(block, ctx)
+    devices, named, used = list(where.values()), {}, set()
+    for path, block in blocks.items():
+        found = min(literal.get(path, len(where)), literal.get(block.name, len(where)))
+        for i, pattern in patterns:
+            if i > found:
                 break
+            if pattern.fullmatch(path) or pattern.fullmatch(block.name):
+                found = i
+        if found < len(where):
+            used.add(found)
+            named.setdefault(block, devices[found])
+    unused = [key for i, key in enumerate(where) if i not in used]
     if unused:
         raise ValueError(
             f"place: {unused[0]!r} is the path or name of no block of '{net.name}', or only of "
@@ -143,18 +217,19 @@ def _is_layer(block):
     return not any(own_parameters(inner) for _, _, _, inner in walk(block))
 
 
-def _assign(block, device, named, homes, first):
+def _assign(block, device, named, homes):
     """Gives groups to a block and those in it. Layers that are not named, nor in one that is, stay
-    where their parameters are."""
+    where their parameters are; before these are anywhere, `initialize` decides."""
     device = named.get(block, device)
     own = own_parameters(block).values()
     if device is not None:
         set_group(block, _GROUP + str(device))
     elif own and _is_layer(block):
-        there = next((homes[param][0] for param in own if param in homes), first)
-        set_group(block, _GROUP + str(there))
+        there = next((homes[param][0] for param in own if param in homes), None)
+        if there is not None:
+            set_group(block, _GROUP + str(there))
     for child in children(block).values():
-        _assign(child, device, named, homes, first)
+        _assign(child, device, named, homes)
 
 
 def devices_now(net: Block) -> dict[Any, list[Context]]:
@@ -177,21 +252,36 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
     names = {group: ", ".join(str(each[group]) for each in dicts) for group in dicts[0]}
     params: dict[str | None, dict[Any, None]] = {}
     layers: list[tuple[str, str]] = []  # path and group, in the children's order
+    moves: list[str] = []
 
     def visit(block, path, outer):
-        """The groups of the layers inside."""
+        """The groups of the layers inside; and where arrays enter and leave: (path, group) of the
+        first and the last layer, or None if that is unknown."""
         group = group_of(block) or outer
         for param in own_parameters(block).values():
             params.setdefault(group, {})[param] = None
         if not children(block) or own_parameters(block) and _is_layer(block):
             layers.append((path, group))
-            return {group}
+            ends = (path, group) if group in names else None
+            return {group}, ends, ends
         begin, found = len(layers), set()
+        first = last = None
+        chain = type(block) in (Sequential, HybridSequential)  # its children run in order
         for name, child in children(block).items():
-            found |= visit(child, f"{path}.{name}" if path else name, group)
+            inside, enters, leaves = visit(child, f"{path}.{name}" if path else name, group)
+            found |= inside
+            if enters is None and inside == {None}:
+                continue  # it runs where its input is
+            if chain and last and enters and last[1] != enters[1]:
+                way = f"from {names[last[1]]} to {names[enters[1]]}"
+                moves.append(f"  arrays move before {enters[0]}, {way}")
+            first, last = enters if last is None and first is None else first, leaves
         if len(found) == 1:
             layers[begin:] = [(path, *found)]
-        return found
+            only = next(iter(found))
+            ends = (path, only) if only in names else None
+            return found, ends, ends
+        return (found, first, last) if chain else (found, None, None)
 
     visit(net, "", None)
     lines = [f"{type(net).__name__} '{net.name}':"]
@@ -203,14 +293,8 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
             lines.append(f"  {devices}: {', '.join(paths)} ({_size(params.get(group, ()))})")
     if params.get(None):
         lines.append(f"  not placed: {_size(params[None])}")
-    placed = [layer for layer in layers if layer[1] in names]
-    lines += [
-        f"  arrays move before {path}, from {names[former]} to {names[group]}"
-        for (_, former), (path, group) in zip(placed, placed[1:])
-        if former != group
-    ]
     moved = [param for param, devices in before.items() if param.list_ctx() != devices]
-    return "\n".join([*lines, f"  moved: {_size(moved)}"])
+    return "\n".join([*lines, *moves, f"  moved: {_size(moved)}"])
 
 
 def _size(params):

@@ -2,7 +2,8 @@
 
 The page is the one place of these facts; wheels have a copy of it. Each row of its tables under
 "Different on purpose" says in its first column where a program meets the difference. The code there
-is read as patterns: `Dropout(p=1)` is a call with that option, `cpu_pinned` a use of that name.
+is read as patterns: `Dropout(p=1)` is a call with that option, `nd.save('*.npz')` a call with a
+text that ends so, `cpu_pinned` a use of that name.
 Where there are words about the name, a condition that no source shows ("`norm` of integers"), only
 calls with options count. A comment in the cell, ``<!-- port: PATTERN, PATTERN -->``, holds instead
 of its code.

@@ -283,9 +283,51 @@ class Inference:
         return [self.values[self.place[node]][index] for node, index in self.entries]
 
 
+def dtypes_after_cast(entries, dtype):
+    """The dtypes of variables, by name, once all of them are cast to `dtype`: `dtype`, unless an op
+    that reads them accepts only another dtype in their place, as BatchNorm does."""
+    found, values = {}, {}
+
+    def infer(node, descs):
+        try:
+            return node.call.infer(descs, [UNKNOWN] * node.num_outputs, False)
+        except MemoryError:
+            raise
+        except MXNetError:
+            return None
+
+    for node in topological(entries):
+        if node.call is None:
+            found[node.name] = dtype
+            values[node] = [(None, dtype)]
+            continue
+        descs = [values[source][index] for source, index in node.inputs]
+        result = infer(node, descs)
+        if result is None:  # the first input is the data, which decides
+            variable = [i > 0 and source.call is None for i, (source, _) in enumerate(node.inputs)]
+            result = infer(node, [UNKNOWN if v else desc for v, desc in zip(variable, descs)])
+            for (source, _), v, desc in zip(node.inputs, variable, result[0] if result else ()):
+                if v and desc[1] is not None:
+                    found[source.name] = desc[1]
+        values[node] = result[1] if result else [UNKNOWN] * node.num_outputs
+    return found
+
+
 def _text(desc):
     shape, dtype = desc
     return f"{dtype or 'of unknown dtype'} {'of unknown shape' if shape is None else shape}"
+
+
+def with_open_shapes(nodes):
+    """The nodes that make arrays of a shape with open sizes, as first states have: the sizes follow
+    from what is done with them."""
+    return [
+        node
+        for node in nodes
+        if node.call is not None
+        and node.call.creates
+        and 0 in parse_shape(node.attrs.get("shape", "()"))
+    ]
 
 
 def known(shape):

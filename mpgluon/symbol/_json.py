@@ -37,6 +37,33 @@ def without_casts(entries):
     return [entry(*one) for one in entries]
 
 
+def without_devices(entries, body=False):
+    """The entries with copies between devices taken out, and with no device named by the ops that
+    make arrays: such a graph runs on one device. In the body of a loop or branch, whose results
+    must be results of ops, copies become ops that stay on one device."""
+    copies = {}  # node -> its entries
+    for node in topological(entries):
+        inputs = tuple([copies[source][index] for source, index in node.inputs])
+        attrs, call = dict(node.attrs), node.call
+        if call is not None and call.copies:
+            if not body:
+                copies[node] = list(inputs)
+                continue
+            attrs.pop("ctx", None)
+            call = _core.OpCall("_copy", {})
+        elif isinstance(call, Control):
+            graphs = [without_devices(graph.entries, body=True) for graph in call.graphs]
+            call = type(call)(attrs, graphs, call.count)
+        elif call is not None and "ctx" in attrs:
+            del attrs["ctx"]
+            known = {param["name"] for param in _core.ops()[call.name].describe()["params"]}
+            call = _core.OpCall(call.name, {k: v for k, v in attrs.items() if k in known})
+        copy = Node(node.name, attrs, call, inputs)
+        copy.origin = node.origin
+        copies[node] = [(copy, i) for i in range(copy.num_outputs)]
+    return [copies[source][index] for source, index in entries]
+
+
 def dump(entries):
     """The text of the symbol."""
     numpy = ', "is_np_shape": ["int", 1]' if is_np_shape() else ""
@@ -238,9 +265,9 @@ def _bilinear(name, attrs):
     own = {key: value for key, value in attrs.items() if key.startswith("__")}
     try:
         params = bilinear_upsampling(int(attrs.get("scale", "")), int(attrs.get("num_filter", "0")))
-    except ValueError as error:
+        return {**own, **{key: str(value) for key, value in params.items()}}
+    except ValueError as error:  # numbers of thousands of digits have no text
         raise MXNetError(f"{name}: {error}") from None
-    return {**own, **{key: str(value) for key, value in params.items()}}
 
 
 def _op_node(op, name, attrs, inputs, version):

@@ -85,7 +85,7 @@ class WatchedRun:
     ) -> dict[tuple[int, int], NDArray]:
         """The gradients of variables: (place, 0) -> NDArray. `head_grads`: of the heads; None for
         losses and where nothing flows."""
-        sums, losses = {}, set()
+        sums, losses, reached = {}, set(), set(program.heads)
         for entry, grad in zip(program.heads, head_grads):
             if grad is None:
                 losses.add(entry)
@@ -93,11 +93,15 @@ class WatchedRun:
                 sums[entry] = sums[entry] + grad if entry in sums else grad
         while self._steps:
             node, place, sources, inputs, outputs = self._steps.pop()
-            pairs = [
-                (array, sums.pop((place, i), None))
-                for i, array in enumerate(outputs)
-                if (place, i) in sums or (place, i) in losses
-            ]
+            pairs = []
+            for i, array in enumerate(outputs):
+                entry = (place, i)
+                if entry in reached:
+                    reached.update(sources)
+                if entry in sums or entry in losses:
+                    pairs.append((array, sums.pop(entry, None)))
+                elif entry in reached and node.call.loss:  # it starts its own gradient
+                    pairs.append((array, _core.get_op("zeros_like")(array)))
             pairs = [(array, grad) for array, grad in pairs if _core.on_tape(array)]
             if not pairs or not node.call.differentiable:
                 continue
@@ -108,10 +112,13 @@ class WatchedRun:
                 for entry, array in zip(sources, inputs)
                 if array.grad is not None
             ]
+            parts = {}  # a node's contributions to one entry are summed up first
             for i, (entry, array, grad) in enumerate(found):
                 self._watch(f"{node.name}_backward_output{i if len(found) > 1 else ''}", grad)
                 grad = grad.as_in_context(self._homes[entry])
-                sums[entry] = sums[entry] + grad if entry in sums else grad
+                parts[entry] = parts[entry] + grad if entry in parts else grad
+            for entry, part in parts.items():
+                sums[entry] = sums[entry] + part if entry in sums else part
         return sums
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._namespaces import fill
+from .creation import UpSampling as UpSampling
 
 if TYPE_CHECKING:
     from ._sparse_named_ops import *  # noqa: F403

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
+from .._files import open_regular
+from .._hints import late_names as _late_names
 from ..base import MXNetError, NotImplementedForSymbol
 from ..util import is_np_shape
 from ._functions import attributes, node_of, single
@@ -684,9 +686,9 @@ def load(fname: str) -> Symbol:
     """
     if not isinstance(fname, str):
         raise TypeError("fname need to be string")
-    with open(fname, encoding="utf-8", errors="strict") as file:
+    with open_regular(fname) as file:
         try:
-            text = file.read()
+            text = file.read().decode("utf-8")
         except UnicodeDecodeError as error:
             raise MXNetError(f"{fname} is no text: {error}") from None
     try:
@@ -710,3 +712,6 @@ def load_json(json_str: str) -> Symbol:
 
 
 fromjson = load_json
+
+# MXNet has them in this module; here they are built from it.
+_late_names(__name__, "creation")

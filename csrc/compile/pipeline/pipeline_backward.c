@@ -103,18 +103,14 @@ static void forget_backward(mpg_micro_batch *micro_batch) {
   mpg_release_blocks(micro_batch->state.blocks, c->plan.num_blocks, micro_batch->num_blocks);
 }
 
-/* The blocks of the backward phase follow the forward's. */
+/* The blocks of the backward phase follow the forward's. The second backward of a retained graph
+ * may have fewer blocks than the first one. */
 static mpg_status grow_blocks(mpg_micro_batch *micro_batch, uint32_t count) {
+  if (count <= micro_batch->num_blocks) return MPG_OK;
   mpg_storage **blocks = mpg_realloc(micro_batch->state.blocks, (count + 1) * sizeof *blocks);
   if (!blocks) return mpg_out_of_host_memory(count * sizeof *blocks);
   micro_batch->state.blocks = micro_batch->staged_calls[MPG_PHASE_FORWARD].call.blocks = blocks;
-  uint32_t *uses = mpg_realloc(micro_batch->uses, (count + 1) * sizeof *uses);
-  if (!uses) return mpg_out_of_host_memory(count * sizeof *uses);
-  micro_batch->uses = uses;
-  for (; micro_batch->num_blocks < count; micro_batch->num_blocks++) {
-    blocks[micro_batch->num_blocks] = NULL;
-    uses[micro_batch->num_blocks] = 0;
-  }
+  while (micro_batch->num_blocks < count) blocks[micro_batch->num_blocks++] = NULL;
   return MPG_OK;
 }
 
@@ -141,7 +137,7 @@ static mpg_status differentiate_micro_batch(mpg_pipeline_run *run, uint32_t k, b
   MPG_GOTO(
       mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &micro_batch->backward));
   MPG_GOTO(grow_blocks(micro_batch, micro_batch->backward->plan.num_blocks));
-  mpg_count_block_uses(micro_batch->backward->programs, micro_batch->uses);
+  MPG_GOTO(mpg_block_uses_add(&micro_batch->uses, micro_batch->backward->programs));
   MPG_GOTO(mpg_micro_batch_begin(run, micro_batch, MPG_PHASE_BACKWARD));
 fail:
   mpg_free(arrives);
@@ -153,16 +149,16 @@ fail:
 static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *heads,
                               const bool *needed, mpg_target *targets) {
   const mpg_compiled *c = run->micro_batches[0].state.compiled;
-  bool *arrives = mpg_calloc(run->num_outputs + run->num_inputs + 1, sizeof *arrives),
-       *reached = arrives + run->num_outputs;
-  if (!arrives) return mpg_out_of_host_memory(run->num_inputs);
+  bool *arrives = mpg_calloc(run->num_outputs + 1, sizeof *arrives), *reached = NULL;
+  if (!arrives) return mpg_out_of_host_memory(run->num_outputs);
   for (uint32_t i = 0; i < run->num_outputs; i++)
     arrives[i] = (heads[i] && heads[i]->tensor.storage) ||
                  (run->num_micro_batches > 1 && run->output_kinds[i] == MPG_BATCH_STATE);
-  mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
+  mpg_status status = mpg_compiled_find_reached(c, arrives, &reached);
   for (uint32_t i = 0; status == MPG_OK && i < run->num_inputs; i++)
     targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage &&
                         run->input_kinds[i] != MPG_BATCH_STATE && !reached[i];
+  mpg_free(reached);
   mpg_free(arrives);
   return status;
 }
@@ -291,6 +287,7 @@ mpg_status mpg_pipeline_run_record(mpg_pipeline_run *run, const mpg_pipeline_run
   node->call = &pipelined_calls;
   node->state = run;
   run->references++;
+  node->starts = c->starts;
   node->train = mpg_autograd_training();
   node->scope = run->scope;
   node->origin = run->origin;

@@ -27,24 +27,32 @@ bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, siz
   return true;
 }
 
-void mpg_count_block_uses(const mpg_program_set *set, uint32_t *uses) {
+mpg_status mpg_block_uses_add(mpg_block_uses *uses, const mpg_program_set *set) {
+  if (!uses->counts || set->num_blocks > uses->num_blocks) {
+    uint32_t *counts = mpg_realloc(uses->counts, ((size_t)set->num_blocks + 1) * sizeof *counts);
+    if (!counts) return mpg_out_of_host_memory(set->num_blocks * sizeof *counts);
+    uses->counts = counts;
+    while (uses->num_blocks < set->num_blocks) counts[uses->num_blocks++] = 0;
+  }
   for (uint32_t s = 0; s < set->num_segments; s++)
     for (uint32_t i = 0; i < set->segments[s].num_accesses; i++)
       if (set->segments[s].accesses[i].base >= set->num_externals)
-        uses[set->segments[s].accesses[i].base - set->num_externals]++;
+        uses->counts[set->segments[s].accesses[i].base - set->num_externals]++;
+  return MPG_OK;
 }
 
 /* --- Peaks ------------------------------------------------------------------------------------ */
 
 typedef struct simulated_micro_batch {
-  uint32_t *uses; /* per block: segments that are still to touch it */
-  bool *held;
+  mpg_block_uses uses;
+  bool *held; /* per block */
 } simulated_micro_batch;
 
 typedef struct simulation {
   simulated_micro_batch *micro_batches;
   mpg_spare_lanes spares;
   size_t *held; /* bytes on each device, by ordinal */
+  mpg_peaks peaks;
 } simulation;
 
 static const mpg_program_set *set_at(const mpg_schedule_memory *schedule, uint32_t micro_batch,
@@ -54,47 +62,44 @@ static const mpg_program_set *set_at(const mpg_schedule_memory *schedule, uint32
 
 static mpg_status begin_simulation(const mpg_schedule_memory *schedule, simulation *state) {
   state->micro_batches = mpg_calloc(schedule->num_micro_batches + 1, sizeof *state->micro_batches);
-  state->held = mpg_calloc((size_t)mpg_device_count() + 1, sizeof *state->held);
-  if (!state->micro_batches || !state->held)
+  state->peaks.num_devices = mpg_device_count();
+  state->held = mpg_calloc((size_t)state->peaks.num_devices + 1, sizeof *state->held);
+  state->peaks.bytes = mpg_calloc((size_t)state->peaks.num_devices + 1, sizeof *state->held);
+  if (!state->micro_batches || !state->held || !state->peaks.bytes)
     return mpg_out_of_host_memory(schedule->num_micro_batches * sizeof *state->micro_batches);
   for (uint32_t k = 0; k < schedule->num_micro_batches; k++) {
     simulated_micro_batch *micro_batch = &state->micro_batches[k];
-    uint32_t count = 0;
-    for (int phase = 0; phase < 2; phase++) {
-      const mpg_program_set *set = set_at(schedule, k, phase);
-      if (set && set->num_blocks > count) count = set->num_blocks;
-    }
-    micro_batch->uses = mpg_calloc((size_t)count + 1, sizeof *micro_batch->uses);
-    micro_batch->held = mpg_calloc((size_t)count + 1, sizeof *micro_batch->held);
-    if (!micro_batch->uses || !micro_batch->held)
-      return mpg_out_of_host_memory(count * sizeof *micro_batch->uses);
     for (int phase = 0; phase < 2; phase++)
       if (set_at(schedule, k, phase))
-        mpg_count_block_uses(set_at(schedule, k, phase), micro_batch->uses);
+        MPG_TRY(mpg_block_uses_add(&micro_batch->uses, set_at(schedule, k, phase)));
+    micro_batch->held =
+        mpg_calloc((size_t)micro_batch->uses.num_blocks + 1, sizeof *micro_batch->held);
+    if (!micro_batch->held) return mpg_out_of_host_memory(micro_batch->uses.num_blocks);
   }
   return MPG_OK;
 }
 
 static void end_simulation(const mpg_schedule_memory *schedule, simulation *state) {
   for (uint32_t k = 0; state->micro_batches && k < schedule->num_micro_batches; k++) {
-    mpg_free(state->micro_batches[k].uses);
+    mpg_free(state->micro_batches[k].uses.counts);
     mpg_free(state->micro_batches[k].held);
   }
   mpg_free(state->micro_batches);
   mpg_free(state->spares.lanes);
   mpg_free(state->held);
+  mpg_free(state->peaks.bytes);
 }
 
 static mpg_status simulate_segment(const mpg_program_set *set, const mpg_program_segment *segment,
-                                   bool keep, simulated_micro_batch *micro_batch, simulation *state,
-                                   size_t *peaks) {
+                                   bool keep, simulated_micro_batch *micro_batch,
+                                   simulation *state) {
   mpg_lane lane = {0};
   for (int back = 0; back < 2; back++) /* first all is taken, then given back */
     for (uint32_t i = 0; i < segment->num_accesses; i++) {
       if (segment->accesses[i].base < set->num_externals) continue;
       uint32_t block = segment->accesses[i].base - set->num_externals;
       const mpg_device *device = set->programs[set->block_devices[block]].device;
-      size_t *held = &state->held[device->ordinal], *peak = &peaks[device->ordinal];
+      size_t *held = &state->held[device->ordinal], *peak = &state->peaks.bytes[device->ordinal];
       size_t size = mpg_pool_block_size(set->block_sizes[block]);
       if (!back) {
         if (micro_batch->held[block]) continue;
@@ -105,7 +110,7 @@ static mpg_status simulate_segment(const mpg_program_set *set, const mpg_program
         *held += size;
         if (*held > *peak) *peak = *held;
       } else {
-        if (--micro_batch->uses[block] || keep) continue;
+        if (--micro_batch->uses.counts[block] || keep) continue;
         lane = (mpg_lane){device, set->block_sizes[block], NULL};
         if (set->block_lanes[block])
           MPG_TRY(mpg_spare_lanes_add(&state->spares, &lane));
@@ -116,10 +121,9 @@ static mpg_status simulate_segment(const mpg_program_set *set, const mpg_program
   return MPG_OK;
 }
 
-mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, size_t *peaks) {
+mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, mpg_peaks *peaks) {
   simulation state = {0};
   mpg_status status = MPG_OK;
-  memset(peaks, 0, (size_t)mpg_device_count() * sizeof *peaks);
   MPG_GOTO(begin_simulation(schedule, &state));
   for (size_t i = 0; i < schedule->num_items; i++) {
     const mpg_micro_batch_item *item = &schedule->items[i];
@@ -130,8 +134,10 @@ mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, size_t *peaks
       MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of micro-batch %u", item->segment,
                         item->micro_batch));
     MPG_GOTO(simulate_segment(set, &set->segments[item->segment], schedule->keep,
-                              &state.micro_batches[item->micro_batch], &state, peaks));
+                              &state.micro_batches[item->micro_batch], &state));
   }
+  *peaks = state.peaks;
+  state.peaks.bytes = NULL;
 fail:
   end_simulation(schedule, &state);
   return status;

@@ -27,8 +27,13 @@ mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane);
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
                           mpg_lane *lane);
 
-/* Adds up, per block, the segments of the programs that touch it. */
-void mpg_count_block_uses(const mpg_program_set *set, uint32_t *uses);
+/* For each block of a micro-batch, the number of segments that have yet to use it. */
+typedef struct mpg_block_uses {
+  uint32_t *counts; /* owned */
+  uint32_t num_blocks;
+} mpg_block_uses;
+/* Allocates the counts for the blocks of the programs, and counts the segments that use them. */
+mpg_status mpg_block_uses_add(mpg_block_uses *uses, const mpg_program_set *set);
 
 typedef struct mpg_micro_batch_item { /* one segment of one micro-batch, to be queued */
   uint32_t micro_batch, segment;
@@ -44,7 +49,11 @@ typedef struct mpg_schedule_memory {
   size_t num_items;
   bool keep; /* nothing is given back: a backward is to come */
 } mpg_schedule_memory;
-/* The most bytes that the blocks take on each device, by the device's ordinal. */
-mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, size_t *peaks);
+/* Peak bytes of the blocks on each device. */
+typedef struct mpg_peaks {
+  size_t *bytes; /* by the device's ordinal; owned by the caller */
+  int num_devices;
+} mpg_peaks;
+mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, mpg_peaks *peaks);
 
 #endif

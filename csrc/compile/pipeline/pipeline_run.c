@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "device/ranks/ranks.h"
 #include "graph/schedule/micro_batching.h"
 
 static void give_back(mpg_micro_batch *micro_batch) {
@@ -32,7 +33,7 @@ static void free_run(mpg_pipeline_run *run) {
     mpg_free(micro_batch->externals);
     mpg_free(micro_batch->state.blocks);
     mpg_free(micro_batch->state.saved);
-    mpg_free(micro_batch->uses);
+    mpg_free(micro_batch->uses.counts);
     mpg_compiled_release(micro_batch->state.compiled);
   }
   mpg_free(run->micro_batches);
@@ -128,7 +129,7 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *
   if (check->other &&
       (check->other->num_given != c->num_given || check->other->num_outputs != c->num_outputs))
     return mpg_fail(MPG_VALUE_ERROR, "the call for another size has other inputs or results");
-  mpg_drawn *drawn = mpg_calloc(c->graph.num_random + 1, sizeof *drawn);
+  mpg_drawn *drawn = mpg_calloc((size_t)c->graph.num_random + 1, sizeof *drawn);
   if (!drawn) return mpg_out_of_host_memory(c->graph.num_random * sizeof *drawn);
   request.input_kinds = check->input_kinds;
   request.output_kinds = check->output_kinds;
@@ -137,6 +138,7 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *
   request.along_time = check->along_time;
   request.whole_statistics = check->whole_statistics;
   request.drawn = drawn;
+  request.num_drawn = c->graph.num_random;
   if (check->other) {
     mpg_batching_request inputs = check_of(check->other, &second);
     other = request;
@@ -173,7 +175,10 @@ static mpg_status make_output(mpg_pipeline_run *run, uint32_t i) {
       mpg_graph_at(&c->graph, c->results[c->outputs[i].external - mpg_compiled_result(c, 0)])
           ->device,
       &device));
-  return mpg_tensor_create(device, &desc, &run->outputs[i]);
+  MPG_TRY(mpg_tensor_create(device, &desc, &run->outputs[i]));
+  if (device->id.rank)
+    run->outputs[i].storage->name = mpg_ranks_name_array(run->origin, MPG_MADE_BY_PIPELINE);
+  return MPG_OK;
 }
 
 static mpg_status check_input(const mpg_tensor *tensor, const mpg_graph_value *value, uint32_t i) {
@@ -182,12 +187,14 @@ static mpg_status check_input(const mpg_tensor *tensor, const mpg_graph_value *v
       tensor->desc.dtype == value->desc.dtype &&
       mpg_device_id_equal(mpg_tensor_device(tensor)->id, value->device))
     return MPG_OK;
-  return mpg_fail(
-      MPG_ERROR,
-      "input %u of a pipelined block's micro-batch is %s %s, but the micro-batch was compiled for "
-      "%s %s",
-      i, mpg_dtype_name(tensor->desc.dtype), mpg_shape_text(&tensor->desc.shape, have, sizeof have),
-      mpg_dtype_name(value->desc.dtype), mpg_shape_text(&value->desc.shape, want, sizeof want));
+  return mpg_fail(MPG_ERROR,
+                  "input %u of a pipelined block's micro-batch is %s %s on %s, but the micro-batch "
+                  "was compiled for %s %s on %s",
+                  i, mpg_dtype_name(tensor->desc.dtype),
+                  mpg_shape_text(&tensor->desc.shape, have, sizeof have),
+                  mpg_device_text(mpg_tensor_device(tensor)), mpg_dtype_name(value->desc.dtype),
+                  mpg_shape_text(&value->desc.shape, want, sizeof want),
+                  mpg_device_id_text(value->device).text);
 }
 
 /* Binds output i of all micro-batches: their rows of the whole array, or the carried arrays. */
@@ -270,10 +277,9 @@ static mpg_status prepare_micro_batch(mpg_pipeline_run *run, uint32_t k,
       mpg_calloc(mpg_compiled_all_externals(c) + 1, sizeof *micro_batch->externals);
   micro_batch->state.blocks =
       mpg_calloc(micro_batch->num_blocks + 1, sizeof *micro_batch->state.blocks);
-  micro_batch->uses = mpg_calloc(micro_batch->num_blocks + 1, sizeof *micro_batch->uses);
-  if (!micro_batch->externals || !micro_batch->state.blocks || !micro_batch->uses)
+  if (!micro_batch->externals || !micro_batch->state.blocks)
     return mpg_out_of_host_memory(micro_batch->num_blocks * sizeof *micro_batch->state.blocks);
-  mpg_count_block_uses(c->programs, micro_batch->uses);
+  MPG_TRY(mpg_block_uses_add(&micro_batch->uses, c->programs));
   run->recording |= c->recording;
   return MPG_OK;
 }

@@ -32,7 +32,7 @@ typedef struct mpg_micro_batch {
   mpg_call_state state; /* blocks: of both phases; saved: of a recorded run, else NULL; owned */
   mpg_rows rows;
   mpg_tensor *externals; /* owned references */
-  uint32_t *uses;        /* per block: segments that are still to touch it */
+  mpg_block_uses uses;
   uint32_t num_blocks;
   mpg_compiled_backward *backward; /* borrowed from compiled */
   mpg_staged_call staged_calls[2]; /* by phase; kept for their times */
@@ -98,10 +98,10 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
 /* Queues items in that order; after mpg_pipeline_run_train, all of the backward's with one call. */
 mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                    size_t count);
-/* The most bytes that the blocks of all micro-batches take on each device, by the device's ordinal,
- * when items are queued in this order; keep: nothing is given back, as a backward is to come. */
+/* Computes the peak bytes of the blocks of all micro-batches on each device if items are queued in
+ * this order. `keep`: no block is released, because a backward follows. */
 mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
-                                  size_t count, bool keep, size_t *peaks);
+                                  size_t count, bool keep, mpg_peaks *peaks);
 /* Called when all is queued: releases memory and references (the times stay). */
 void mpg_pipeline_run_finish(mpg_pipeline_run *run);
 /* Prepares the backward for the variables among the inputs; their gradients go where autograd would

@@ -42,7 +42,7 @@ static mpg_status drop_blocks(mpg_pipeline_run *run, mpg_micro_batch *micro_batc
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base < set->num_externals) continue;
     uint32_t block = segment->accesses[i].base - set->num_externals;
-    if (--micro_batch->uses[block] || keep || run->retain) continue;
+    if (--micro_batch->uses.counts[block] || keep || run->retain) continue;
     if (set->block_lanes[block]) {
       mpg_storage *storage = micro_batch->state.blocks[block];
       MPG_TRY(
@@ -68,7 +68,7 @@ static mpg_status name_item(mpg_status status, const mpg_program_set *set,
 }
 
 mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
-                                  size_t count, bool keep, size_t *peaks) {
+                                  size_t count, bool keep, mpg_peaks *peaks) {
   bool queued[2] = {false, false}; /* by phase */
   for (size_t i = 0; i < count; i++) queued[items[i].phase] = true;
   const mpg_program_set **sets = mpg_calloc(2 * (size_t)run->num_micro_batches, sizeof *sets);

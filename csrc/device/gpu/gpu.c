@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "device/gpu/issued.h"
+#include "device/pool.h"
 #include "device/queue.h"
 #include "device/ranks/ranks.h"
 
@@ -466,6 +467,22 @@ static void gpu_free(mpg_device *device, void *memory, size_t size) {
   state_of(device)->driver->free(state_of(device)->gpu, memory, mpg_worker_device() == device);
 }
 
+static void gpu_trim(mpg_device *device) {
+  if (usable(device) == MPG_OK) state_of(device)->driver->trim(state_of(device)->gpu);
+}
+
+static void gpu_drain(mpg_device *device) {
+  settle(device, state_of(device), atomic_load(&state_of(device)->issued));
+}
+
+void mpg_gpu_make_room(int card) {
+  for (mpg_device *device = mpg_device_newest(); device; device = device->older) {
+    if (!is_gpu(device) || state_of(device)->driver->card(state_of(device)->gpu) != card) continue;
+    mpg_pool_relieve(device->pool, SIZE_MAX);
+    gpu_trim(device);
+  }
+}
+
 static mpg_status gpu_copy_to_host(mpg_device *device, void *host, const void *memory,
                                    size_t size) {
   if (!size) return MPG_OK;
@@ -500,11 +517,15 @@ static mpg_status gpu_received(mpg_device *device) {
 static mpg_status gpu_arrived(mpg_device *device) {
   return sharing(device, state_of(device)->driver->arrived);
 }
+/* A lost card, and one that this process cannot see, run nothing that could be waited for. */
+static bool runs_nothing(mpg_device *device) {
+  return state_of(device)->forked || atomic_load(&state_of(device)->lost);
+}
 static mpg_status gpu_follow_default(mpg_device *device) {
-  return sharing(device, state_of(device)->driver->follow_default);
+  return runs_nothing(device) ? MPG_OK : sharing(device, state_of(device)->driver->follow_default);
 }
 static mpg_status gpu_settle(mpg_device *device) {
-  return sharing(device, state_of(device)->driver->settle);
+  return runs_nothing(device) ? MPG_OK : sharing(device, state_of(device)->driver->settle);
 }
 
 static const mpg_sharing gpu_sharing = {.card = gpu_card,
@@ -539,6 +560,9 @@ static mpg_status gpu_run_copy_to_host(mpg_device *device, void *host, const voi
 
 static mpg_status gpu_capture_begin(mpg_device *device, void **stream) {
   return state_of(device)->driver->capture_begin(state_of(device)->gpu, stream);
+}
+static bool gpu_capture_void(mpg_device *device) {
+  return state_of(device)->driver->capture_void(state_of(device)->gpu);
 }
 static mpg_status gpu_capture_end(mpg_device *device, bool keep, void **capture) {
   return state_of(device)->driver->capture_end(state_of(device)->gpu, keep, capture);
@@ -630,6 +654,8 @@ const mpg_backend mpg_gpu_backend = {
     .close = gpu_close,
     .allocate = gpu_allocate,
     .free = gpu_free,
+    .trim = gpu_trim,
+    .drain = gpu_drain,
     .enqueue = gpu_enqueue,
     .publish = gpu_publish,
     .wake = gpu_wake,
@@ -645,6 +671,7 @@ const mpg_backend mpg_gpu_backend = {
     .run_copy_to_host = gpu_run_copy_to_host,
     .memory = gpu_memory,
     .capture_begin = gpu_capture_begin,
+    .capture_void = gpu_capture_void,
     .capture_end = gpu_capture_end,
     .capture_run = gpu_capture_run,
     .capture_free = gpu_capture_free,

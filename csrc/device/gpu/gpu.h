@@ -54,6 +54,8 @@ typedef struct mpg_gpu_services {
   mpg_status (*meet)(const mpg_participant *participant, mpg_meeting **meeting, int *place);
   const void *(*meeting_data)(const mpg_meeting *meeting, int place);
   void (*meeting_leave)(mpg_meeting *meeting);
+  /* Returns cached, unused memory of all pools on the card to the driver. Any thread. */
+  void (*make_room)(int card);
 } mpg_gpu_services;
 
 /* Communicators over ranks: of each rank one GPU, each on a card of its own. None of these calls
@@ -98,6 +100,8 @@ typedef struct mpg_gpu_driver {
                          void **memory); /* 256-byte aligned, usable at once */
   /* `after`: work issued so far may still use it; else none does. */
   void (*free)(mpg_gpu *gpu, void *memory, bool after);
+  /* Returns freed memory from the driver's pool to the card. Blocks. */
+  void (*trim)(mpg_gpu *gpu);
   /* Called by the issuing thread: puts a write of `tick` behind the issued work. */
   mpg_status (*publish)(mpg_gpu *gpu, mpg_tick tick);
   /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. Recorded behind the work issued so far (by
@@ -129,8 +133,11 @@ typedef struct mpg_gpu_driver {
   /* Captures of issued work, to be replayed as one. Called by the issuing thread: between the two
    * calls work goes to *stream and does not run. `keep`: *capture becomes the issued work, as an
    * update of the earlier capture if there is one. On failure *capture may be NULL, and the work
-   * must be issued without it. */
+   * must be issued without it. *stream is NULL if the card cannot be captured at the moment, as
+   * another thread synchronizes it; then there is no capture to end. */
   mpg_status (*capture_begin)(mpg_gpu *gpu, void **stream);
+  /* True if a call of another thread has invalidated the capture (cudaDeviceSynchronize does). */
+  bool (*capture_void)(mpg_gpu *gpu);
   mpg_status (*capture_end)(mpg_gpu *gpu, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_gpu *gpu, void *capture);
   void (*capture_free)(void *capture); /* any thread; it may still be running */
@@ -176,7 +183,8 @@ typedef struct mpg_gpu_library {
 typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services *services);
 #define MPG_GPU_LIBRARY_OPEN "mpg_gpu_library_open"
 
-/* gpu.c: the service `check`. */
+/* gpu.c: the services `check` and `make_room`. */
+void mpg_gpu_make_room(int card);
 mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 
 /* gpu.c: communicators of a device, each over the GPUs of the numbers indices[rank]; all ranks join

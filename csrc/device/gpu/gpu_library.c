@@ -54,7 +54,8 @@ static bool library_path(char *path, size_t size) {
   }
   snprintf(
       gpu_library.reason, sizeof gpu_library.reason,
-      "this build of mpgluon has no GPU kernels: install it where nvcc is found (docs/cuda.md)");
+      "this build of mpgluon has no GPU kernels: install it where nvcc is found (docs/cuda.md), or "
+      "use CPU devices (python -m mpgluon.port --write --cpu changes mx.gpu to mx.cpu)");
   return false;
 }
 
@@ -66,7 +67,8 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
                                             .check = mpg_gpu_check,
                                             .meet = mpg_meet,
                                             .meeting_data = mpg_meeting_data,
-                                            .meeting_leave = mpg_meeting_leave};
+                                            .meeting_leave = mpg_meeting_leave,
+                                            .make_room = mpg_gpu_make_room};
   *reason = gpu_library.reason;
   if (gpu_library.library || gpu_library.reason[0]) return gpu_library.library;
   char path[480];

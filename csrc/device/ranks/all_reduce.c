@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/host.h"
 #include "base/memory.h"
 #include "device/ranks/engine.h"
 
@@ -20,11 +21,16 @@ enum {
 
 typedef struct opening { /* what ranks say first; small arrays or the text of a failure follow */
   uint64_t magic, number, count;
-  uint32_t item, dtype, failed, unused[3];
+  uint32_t item, dtype, failed, line;
+  uint64_t names, unused;
+  mpg_rank_step step;
 } opening;
 static const uint64_t MAGIC = 0x6d7067726d737532;
-enum { OPENING = sizeof(opening) + WHOLE };
-_Static_assert(sizeof(opening) % 16 == 0 && (int)MPG_NOTICE <= (int)WHOLE, "data is aligned");
+/* Fits any first message of a rank that runs another call. */
+enum { OPENING = MPG_HEADER + MPG_SMALL };
+_Static_assert(sizeof(opening) % 16 == 0 && (int)MPG_NOTICE <= (int)WHOLE &&
+                   sizeof(opening) + (int)WHOLE <= (int)OPENING && OPENING % 16 == 0,
+               "data is aligned, and fits");
 
 static char *take(mpg_room *r, size_t size) {
   if (size <= r->size) return r->memory;
@@ -163,6 +169,14 @@ static mpg_status finish(mpg_mpi_handle *request, int rank) {
 
 /* --- Openings --------------------------------------------------------------------------------- */
 
+static const char *at_line(uint32_t key, char *text, size_t size) {
+  char line[200] = "";
+  uint32_t origin = key ? mpg_host_origin_of_key(key) : 0;
+  if (origin) mpg_host_origin_text(origin, line, sizeof line);
+  snprintf(text, size, "%s%s", line[0] ? " at " : "", line);
+  return text;
+}
+
 static mpg_status check(const mpg_all_reduce *work, const char *said, int rank) {
   opening o;
   memcpy(&o, said, sizeof o);
@@ -172,13 +186,17 @@ static mpg_status check(const mpg_all_reduce *work, const char *said, int rank) 
                     "sends an array",
                     engine->rank, rank);
   if (o.number != work->number || o.count != work->count || o.item != work->item ||
-      o.dtype != work->dtype)
+      o.dtype != work->dtype || o.names != work->names) {
+    char here[240], there[240];
     return mpg_fail(
         MPG_ERROR,
         "the ranks run different programs: rank %d sums over ranks, as transfer %llu, %zu bytes of "
-        "dtype %u, but rank %d, as transfer %llu, %llu bytes of dtype %u",
-        engine->rank, (unsigned long long)work->number, work->count * work->item, work->dtype, rank,
-        (unsigned long long)o.number, (unsigned long long)(o.count * o.item), o.dtype);
+        "dtype %u%s, but rank %d sums, as transfer %llu, %llu bytes of dtype %u%s",
+        engine->rank, (unsigned long long)work->number, work->count * work->item, work->dtype,
+        at_line(work->line, here, sizeof here), rank, (unsigned long long)o.number,
+        (unsigned long long)(o.count * o.item), o.dtype, at_line(o.line, there, sizeof there));
+  }
+  MPG_TRY(mpg_ranks_compare_steps(&work->step, &o.step, rank));
   if (o.failed) return mpg_fail(MPG_ERROR, "on rank %d: %.*s", rank, MPG_NOTICE, said + sizeof o);
   return MPG_OK;
 }
@@ -189,6 +207,7 @@ static mpg_status open(const mpg_all_reduce *work, const char *failure, char **s
   size_t own = (size_t)engine->rank * OPENING, ranks = (size_t)engine->size;
   size_t follows = work->count * work->item <= WHOLE ? work->count * work->item : 0;
   size_t size = ranks * OPENING + 2 * ranks * sizeof(mpg_mpi_handle);
+  MPG_TRY(look_for_lost(false)); /* fails if a rank is lost: MPI may have ended */
   char *memory = take(&engine->openings, size);
   if (!memory) return mpg_out_of_host_memory(size);
   *said = memory;
@@ -198,6 +217,9 @@ static mpg_status open(const mpg_all_reduce *work, const char *failure, char **s
                      .count = work->count,
                      .item = (uint32_t)work->item,
                      .dtype = work->dtype,
+                     .line = work->line,
+                     .names = work->names,
+                     .step = work->step,
                      .failed = failure != NULL};
   memcpy(memory + own, &o, sizeof o);
   if (failure)
@@ -368,12 +390,14 @@ static mpg_status sum_by_mpi(const mpg_all_reduce *work) {
 
 mpg_status mpg_all_reduce_run(const mpg_all_reduce *work) {
   char *said;
+  atomic_fetch_add(&engine->sums_running, 1);
   mpg_status status = open(work, NULL, &said);
   if (status == MPG_OK)
     status = work->count * work->item <= WHOLE ? sum_small(work, said)
              : type_of(work)                   ? sum_by_mpi(work)
                                                : sum_large(work);
   wait_no_more();
+  atomic_fetch_sub(&engine->sums_running, 1);
   return status;
 }
 
@@ -395,6 +419,8 @@ char *mpg_all_reduce_room(size_t size) { return take(&engine->joined, size); }
 void mpg_all_reduce_fail(const mpg_all_reduce *work) {
   char text[MPG_NOTICE], *said;
   snprintf(text, sizeof text, "%s", mpg_error_text());
+  atomic_fetch_add(&engine->sums_running, 1);
   (void)open(work, text, &said); /* who is gone need not be told */
   wait_no_more();
+  atomic_fetch_sub(&engine->sums_running, 1);
 }

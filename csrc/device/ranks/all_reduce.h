@@ -22,6 +22,9 @@ typedef struct mpg_all_reduce {
   char *target;       /* the same memory, or other */
   size_t count, item;
   uint32_t dtype; /* of the items, its number */
+  uint32_t line;  /* key of the line that queued it; 0 if unknown */
+  uint64_t names; /* hash of the arrays' keys and shapes; all ranks compare it */
+  mpg_rank_step step;
   /* Adds up parts[rank], from first to last. `sum` may be one of them. */
   mpg_status (*add)(void *state, const char *const *parts, char *sum, size_t count);
   void *state;

@@ -67,6 +67,50 @@ void mpg_ranks_give_up(const char *text) {
   pthread_mutex_unlock(&engine->lock);
 }
 
+static bool any_failed(void) {
+  for (int i = 0; i < mpg_device_count(); i++)
+    if (mpg_device_has_failed(mpg_device_at(i))) return true;
+  return false;
+}
+
+mpg_rank_end mpg_rank_end_of(int rank) {
+  return (mpg_rank_end){.numbers = next_number,
+                        .sent = engine->peers[rank].sent,
+                        .step = mpg_ranks_step(),
+                        .failures = any_failed()};
+}
+
+bool mpg_ranks_differ(char *text, size_t size) {
+  bool differ = false, failures = any_failed();
+  const mpg_rank_step step = mpg_ranks_step();
+  pthread_mutex_lock(&engine->lock);
+  for (int i = 0; i < engine->size && engine->peers; i++)
+    failures |= i != engine->rank && (engine->peers[i].end.failures || engine->peers[i].failed[0]);
+  for (int i = 0; i < engine->size && engine->peers && !failures && !differ; i++) {
+    const mpg_peer *peer = &engine->peers[i];
+    if (i == engine->rank) continue;
+    differ = true;
+    if (peer->end.numbers != next_number)
+      snprintf(text, size,
+               "the ranks run different programs: rank %d has queued %llu transfers between ranks, "
+               "but rank %d has queued %llu",
+               engine->rank, (unsigned long long)next_number, i,
+               (unsigned long long)peer->end.numbers);
+    else if (peer->end.sent != peer->received)
+      snprintf(text, size,
+               "the ranks run different programs: rank %d has sent %llu messages to rank %d, which "
+               "has received %llu",
+               i, (unsigned long long)peer->end.sent, engine->rank,
+               (unsigned long long)peer->received);
+    else if (mpg_ranks_compare_steps(&step, &peer->end.step, i) != MPG_OK)
+      snprintf(text, size, "%s", mpg_error_text());
+    else
+      differ = false;
+  }
+  pthread_mutex_unlock(&engine->lock);
+  return differ;
+}
+
 int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended) {
   int found = -1;
   pthread_mutex_lock(&engine->lock);
@@ -295,6 +339,8 @@ void mpg_ranks_end(void) {
   for (int i = 0; i < engine->size; i++)
     if (i != engine->rank) mpg_ranks_lost(i, "the program has ended");
   mpg_engine_stop();
+  /* They fail soon, because the ranks have been given up. */
+  while (atomic_load(&engine->sums_running)) nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 /* --- Transfers -------------------------------------------------------------------------------- */
@@ -314,6 +360,7 @@ static mpg_status send(const mpg_transfer *t, const void *data, const char *fail
   int to = mpg_device_rank(t->to);
   mpg_status status = MPG_OK;
   pthread_mutex_lock(&engine->lock);
+  if (engine->stopping) MPG_GOTO(mpg_fail(MPG_ERROR, "the program has ended"));
   if (!failure) make_room();
   const mpg_device *device = mpg_worker_device();
   uint32_t scope = device ? atomic_load_explicit(&device->at.scope, memory_order_relaxed) : 0;

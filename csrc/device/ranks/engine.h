@@ -11,8 +11,8 @@
 #include "device/ranks/ranks.h"
 
 enum {
-  MPG_HEADER = 64,      /* bytes in front of the data of a message */
-  MPG_NOTICE = 448,     /* bytes of the text of a failure */
+  MPG_HEADER = 176,     /* bytes in front of the data of a message */
+  MPG_NOTICE = 1024,    /* bytes of the text of a failure */
   MPG_SMALL = 64 << 10, /* data up to here comes with its header in one message */
   MPG_PIECE = 1 << 30,  /* larger data comes in pieces of so many bytes */
   MPG_CONTROL_TAG = 0,  /* tag of control messages; those of transfers are 1 and more */
@@ -44,6 +44,14 @@ typedef struct mpg_standing {
   char text[MPG_NOTICE / 2]; /* what it waits for; of others that do not: their latest block */
 } mpg_standing;
 
+/* A rank's summary of its whole run, sent to each other rank when its script ends. */
+typedef struct mpg_rank_end {
+  uint64_t numbers; /* number of transfers queued */
+  uint64_t sent;    /* number of messages to the receiving rank */
+  mpg_rank_step step;
+  bool failures; /* some work has failed, so messages may be missing */
+} mpg_rank_end;
+
 typedef struct mpg_peer {
   char lost[MPG_NOTICE];   /* why nothing comes from it any more; empty: it may */
   char failed[MPG_NOTICE]; /* how its script failed; empty: it has not. What it had sent may still
@@ -53,6 +61,8 @@ typedef struct mpg_peer {
   mpg_standing standing;   /* this rank's own, too */
   uint64_t steps;          /* of training, that it has begun */
   int64_t ended_ns;        /* when it has said that its script has ended; 0: it has not */
+  uint64_t sent, received; /* number of transfer messages to and from the peer */
+  mpg_rank_end end;        /* the peer's summary, valid once its script has ended */
 } mpg_peer;
 
 /* Memory that is kept from one sum over ranks to the next. */
@@ -92,12 +102,13 @@ typedef struct mpg_engine {
   mpg_room openings, arrived, joined; /* of sums, their queue's thread's alone: no lock */
   uint64_t sent, received, bytes_sent, bytes_received;
   mpg_peer *peers;               /* by rank */
+  _Atomic(int) sums_running;     /* number of active calls of mpg_all_reduce_run, which call MPI */
   _Atomic(mpg_device *) summing; /* whose work is a sum over ranks that waits for others */
   uint64_t turns, knot;          /* pieces of sums; ranks that seem to wait for one another */
   int64_t knot_ns;               /* since when */
   int64_t limit_ns, told_ns;     /* how long a rank may be silent; when others were told last */
-  bool ended;
-  uint32_t scope; /* of the block whose work sent last; 0: of none */
+  bool ended, gave_up; /* gave_up: messages have been since mpg_messages_advance began to look */
+  uint32_t scope;      /* the block whose work sent last; 0 if no block did */
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state */
 
@@ -112,6 +123,7 @@ void mpg_standing_judge(int64_t now); /* standstill.c: whether any of it ever en
 bool mpg_messages_advance(void);      /* true: something was done */
 mpg_status mpg_news_listen(int rank); /* to the next one */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
+mpg_rank_end mpg_rank_end_of(int rank); /* this rank's summary for `rank`; engine.c; host lock */
 void mpg_peer_lost(int rank, const char *text); /* engine.c */
 void mpg_peers_lost(const char *text);          /* all, and they are told so */
 

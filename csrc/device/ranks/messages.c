@@ -12,6 +12,7 @@ typedef struct header {
   mpg_device_id from, to;
   uint32_t failed; /* a text follows instead of data */
   uint32_t unused;
+  mpg_rank_call call;
 } header;
 _Static_assert(sizeof(header) <= MPG_HEADER, "it fits");
 
@@ -145,6 +146,7 @@ typedef struct news {
   uint32_t unused;
   uint64_t steps, serial, waits_for;
   int64_t stood_ns;
+  mpg_rank_end end;
   char text[MPG_NOTICE];
 } news;
 
@@ -183,6 +185,7 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
                        .size = transfer->size,
                        .from = transfer->from,
                        .to = transfer->to,
+                       .call = transfer->call,
                        .failed = failure != NULL};
   memset(m->buffer, 0, MPG_HEADER);
   memcpy(m->buffer, &head, sizeof head);
@@ -200,6 +203,7 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
   for (int i = 0; m->data && i < pieces_of(size); i++)
     MPG_GOTO(isend(m, m->data + (size_t)i * MPG_PIECE, piece_size(size, i), tag_of(number)));
   engine->sent++;
+  engine->peers[rank].sent++;
   engine->bytes_sent += size;
   MPG_GOTO(look_whether_left(m, &left));
   if (left) /* as small ones have */
@@ -214,12 +218,11 @@ fail:
 }
 
 mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message) {
-  size_t small = transfer->size <= MPG_SMALL ? transfer->size : 0;
-  size_t behind = small > MPG_NOTICE ? small : MPG_NOTICE;
   int rank = mpg_device_rank(transfer->from);
   mpg_message *m;
   if (engine->peers[rank].lost[0]) return mpg_fail(MPG_ERROR, "%s", engine->peers[rank].lost);
-  MPG_TRY(new_message(rank, MPG_HEADER + behind, 1 + pieces_of(transfer->size), &m));
+  /* Room for any first message: a rank that runs another program may send more than expected. */
+  MPG_TRY(new_message(rank, MPG_HEADER + MPG_SMALL, 1 + pieces_of(transfer->size), &m));
   m->transfer = *transfer;
   if (!transfer->to.rank) m->transfer.number += (uint64_t)engine->rank; /* one for each rank */
   m->target = target;
@@ -255,6 +258,7 @@ mpg_status mpg_news_tell(int rank, mpg_news kind, const char *text) {
                .serial = standing->serial,
                .waits_for = standing->waits_for,
                .stood_ns = standing->since_ns ? mpg_clock_ns() - standing->since_ns : -1};
+  if (kind == MPG_NEWS_ENDED) said.end = mpg_rank_end_of(rank);
   if (kind == MPG_NEWS_ALIVE)
     text = standing->since_ns ? standing->text : mpg_scope_text(engine->scope);
   snprintf(said.text, sizeof said.text, "%s", text);
@@ -284,6 +288,7 @@ static void hear(const mpg_message *m) {
       if (i != engine->rank) mpg_peer_lost(i, heard.text);
   if (heard.kind == MPG_NEWS_ENDED || heard.kind == MPG_NEWS_FAILED)
     peer->ended_ns = mpg_clock_ns();
+  if (heard.kind == MPG_NEWS_ENDED) peer->end = heard.end;
   if (heard.kind == MPG_NEWS_FAILED)
     snprintf(engine->peers[m->rank].failed, MPG_NOTICE, "%s",
              heard.text[0] ? heard.text : "an error without a text");
@@ -292,6 +297,7 @@ static void hear(const mpg_message *m) {
 }
 
 void mpg_message_give_up(mpg_message *m, const char *text) {
+  engine->gave_up = true;
   m->done = true;
   m->status = MPG_ERROR;
   snprintf(m->text, sizeof m->text, "%s", text);
@@ -308,21 +314,13 @@ static void finish(mpg_message *m, mpg_status status) {
 
 /* Whether the message is the one that this program expects. */
 static mpg_status check_header(const mpg_message *m, const header *head) {
-  const mpg_transfer *t = &m->transfer;
   if (head->magic != MAGIC)
     return mpg_fail(MPG_ERROR, "rank %d sent what is no transfer: it runs another version",
                     m->rank);
-  if (head->number == t->number && head->size == t->size &&
-      mpg_device_id_equal(head->from, t->from) && mpg_device_id_equal(head->to, t->to))
-    return MPG_OK;
-  return mpg_fail(
-      MPG_ERROR,
-      "the ranks run different programs: rank %d expects, as transfer %llu, %zu bytes from %s to "
-      "%s, but rank %d sent as transfer %llu %llu bytes from %s to %s",
-      engine->rank, (unsigned long long)t->number, t->size, mpg_device_id_text(t->from).text,
-      mpg_device_id_text(t->to).text, m->rank, (unsigned long long)head->number,
-      (unsigned long long)head->size, mpg_device_id_text(head->from).text,
-      mpg_device_id_text(head->to).text);
+  const mpg_transfer sent = {head->from, head->to, head->number, (size_t)head->size, head->call};
+  mpg_status status = mpg_ranks_compare_calls(&m->transfer, &sent, m->rank);
+  if (status != MPG_OK) mpg_peers_lost(mpg_error_text()); /* later results would be wrong */
+  return status;
 }
 
 /* The header of a receive has come. */
@@ -351,8 +349,12 @@ static void pass(mpg_message *m, mpg_status result) {
   }
   if (result == MPG_OK) {
     m->num_tested++;
-    engine->peers[m->rank].heard_ns = mpg_clock_ns();
-    if (!m->sends && !m->body && !m->control) result = begin_body(m);
+    /* A finished send says nothing about the receiver: MPICH copies data into shared memory. */
+    if (!m->sends) engine->peers[m->rank].heard_ns = mpg_clock_ns();
+    if (!m->sends && !m->body && !m->control) {
+      engine->peers[m->rank].received++;
+      result = begin_body(m);
+    }
   }
   if (result == MPG_OK && m->num_tested < m->num_requests) return;
   if (result == MPG_OK && m->control && !m->sends) hear(m);
@@ -392,7 +394,8 @@ bool mpg_messages_advance(void) {
   int count = 0;
   bool moved = false;
   drop_done();
-  if (!engine->under_way) return false;
+  if (!engine->under_way || engine->stopping) return false; /* MPI may have ended */
+  engine->gave_up = false;
   for (mpg_message *m = engine->under_way; m; m = m->next) {
     engine->looked_at.messages[count] = m;
     put_request(count++, m);
@@ -407,7 +410,8 @@ bool mpg_messages_advance(void) {
     mpg_message *m = engine->looked_at.messages[index < 0 ? 0 : index];
     pass(m, result);
     moved = true;
-    if (result != MPG_OK) break;
+    if (result != MPG_OK || engine->gave_up)
+      break;                             /* requests that were given up are none of MPI's */
     if (!m->done) put_request(index, m); /* else MPI has put there that it has none */
   }
   drop_done();

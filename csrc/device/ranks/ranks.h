@@ -36,14 +36,19 @@ mpg_status mpg_ranks_end_within_limit(void);
 /* Begins: from now on there are `size` ranks and this process is `rank`. A rank that is silent for
  * `limit` seconds is lost. Once. Host lock. */
 mpg_status mpg_ranks_begin(const mpg_mpi *mpi, int rank, int size, double limit);
-/* Tells the others that this rank's script has ended, or how it failed. Any thread. */
+/* Notifies the other ranks that this rank's script has ended, or how it failed. Host lock. */
 void mpg_ranks_tell_end(const char *failure);
 /* There is no going on together: what waits for another rank fails, here and on all others, with
  * that text. Any thread. */
 void mpg_ranks_give_up(const char *text);
 /* The first rank that is lost, and why; -1: none. *all_ended: no other rank goes on. Any thread. */
 int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended);
-/* Stops: nothing is sent or received any more; what waits fails. Host lock not needed. */
+/* Compares the summaries of all ranks once their scripts have ended. Returns true and describes the
+ * difference if another rank has queued or sent other transfers than this one. Returns false also
+ * if work has failed. Host lock. */
+bool mpg_ranks_differ(char *text, size_t size);
+/* Stops all communication: MPI is not called any more, and pending messages fail. Host lock not
+ * needed. */
 void mpg_ranks_end(void);
 int mpg_ranks_count(void);      /* 1: not begun, or only one. Any thread */
 int mpg_ranks_own(void);        /* 0 then */
@@ -66,11 +71,52 @@ uint64_t mpg_transfer_numbers(mpg_device_id from, mpg_device_id to);
 /* The first of so many new numbers. Host lock. */
 uint64_t mpg_transfers_take(uint64_t count);
 
+/* calls.c: descriptions of calls. Each message carries the sender's description, and the receiving
+ * rank compares it with its own. A difference is an error on all ranks that names both calls. Text
+ * is formatted only then. Host lock, except for the comparing functions. */
+
+/* The latest update of parameters, in which all ranks take part. */
+typedef struct mpg_rank_step {
+  uint64_t number;
+  double scale, learning_rate; /* the optimizer's */
+} mpg_rank_step;
+void mpg_ranks_note_update(double scale, double learning_rate);
+mpg_rank_step mpg_ranks_step(void);
+
+/* Returns a name for a new array on a device that names a rank. It combines the line that makes the
+ * array, the kind of call (an op's number plus MPG_MADE_BY_OP, or another enumerator), and the
+ * count of arrays that such calls on that line have made since the last rendezvous. Equal names in
+ * all processes mean the same array, unless a rank makes the call more often than another one.
+ * Returns 0 if the line is unknown. */
+enum { MPG_MADE_BY_GRAPH, MPG_MADE_BY_PIPELINE, MPG_MADE_BY_HOST, MPG_MADE_BY_OP };
+uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind);
+void mpg_ranks_note_meeting(void); /* at a rendezvous of all ranks: restarts the counts of names */
+uint64_t mpg_ranks_note_graph(void); /* returns the number of a graph that all ranks agreed on */
+
+enum { MPG_CALL_DIMS = 4 };
+typedef struct mpg_rank_call {
+  uint64_t graph; /* number of the compiled graph; 0 if an eager call makes the copy */
+  uint32_t copy;  /* index among the graph's copies */
+  uint32_t line;  /* key of the line that makes the call; not compared, as ranks may branch */
+  char dtype[8];
+  uint32_t ndim;
+  uint32_t unused;
+  int64_t dims[MPG_CALL_DIMS]; /* the first dimensions; zero beyond ndim */
+  uint64_t array, offset;      /* name of the array; offset of the data in bytes */
+  mpg_rank_step step;
+} mpg_rank_call;
+
 typedef struct mpg_transfer {
   mpg_device_id from, to;
   uint64_t number; /* the first of the copy's */
   size_t size;
+  mpg_rank_call call;
 } mpg_transfer;
+
+/* MPG_ERROR with a text for all ranks if `theirs`, sent by `rank`, differs from `own`. Any thread.
+ */
+mpg_status mpg_ranks_compare_calls(const mpg_transfer *own, const mpg_transfer *theirs, int rank);
+mpg_status mpg_ranks_compare_steps(const mpg_rank_step *own, const mpg_rank_step *theirs, int rank);
 
 /* SEND and SHARE: sends what is at `data`, memory of `device`, to whoever gets it. Waits while very
  * much is under way. Running work of `device`, or of the target's where the host can read it; or

@@ -93,7 +93,9 @@ void mpg_ranks_look_over(mpg_rank_wait *wait) {
 static bool stands(int rank, int64_t now) {
   const mpg_peer *peer = &engine->peers[rank];
   if (peer->ended_ns) return true;
-  return peer->standing.since_ns && now - peer->standing.since_ns > engine->limit_ns / 3;
+  /* A process that is stopped says nothing more, so its last news don't get older. */
+  int64_t heard = rank == engine->rank ? now : peer->heard_ns;
+  return peer->standing.since_ns && heard - peer->standing.since_ns > engine->limit_ns / 3;
 }
 
 /* The ranks that stand and wait for such only; *serial: changes with any of them. */

@@ -1,22 +1,38 @@
-/* One gradient pass for eager backward, compiled graphs and gradients of gradients. Iterative:
- * graphs are deep. */
+/* One gradient pass for eager backward, compiled graphs and gradients of gradients. Iterative,
+ * because graphs are deep.
+ *
+ * The order of sums doesn't depend on placement. Ops on another device read a value through one
+ * copy, whose gradient is summed before it moves back. Sums on one device follow the same order: a
+ * family is an op together with the ops that compute its gradients. The contributions of each
+ * family are summed first, last user first. Then the sums of the families are added in reverse
+ * order of their first users. */
 #include <string.h>
 
 #include "graph/ir/graph.h"
 
+/* The sum of one family's contributions to a value. */
+typedef struct part {
+  struct part
+      *next; /* the part whose latest contribution came next; in the spare list, the next one */
+  uint64_t family;
+  mpg_value sum;
+} part;
+
 typedef struct pass {
   mpg_graph *graph;
   size_t num_values;    /* of the forward part */
-  mpg_value *gradients; /* per forward value */
-  bool *depends;        /* per forward value: on something wanted */
-  mpg_value *in_grads;  /* work space of one node */
+  mpg_value *gradients; /* per forward value: the sum so far, without its parts */
+  part **parts;         /* per forward value: a list */
+  part *spare;
+  bool *depends;       /* per forward value: it depends on a wanted value */
+  bool *reached;       /* per forward value: a head was computed from it; NULL if nothing starts */
+  mpg_value *in_grads; /* work space of one node */
   mpg_value *out_grads;
   mpg_value *out_values;
   bool *needed;
 } pass;
 
-static mpg_status accumulate(pass *p, mpg_value value, mpg_value gradient) {
-  mpg_value *sum = &p->gradients[mpg_value_index(p->graph, value)];
+static mpg_status add(pass *p, mpg_value *sum, mpg_value gradient) {
   if (!mpg_has_value(*sum)) {
     *sum = gradient;
     return MPG_OK;
@@ -24,6 +40,41 @@ static mpg_status accumulate(pass *p, mpg_value value, mpg_value gradient) {
   mpg_value terms[2] = {*sum, gradient};
   return mpg_graph_emit(p->graph, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE,
                         sum);
+}
+
+/* Adds a contribution to the part of its family and moves that part to the end of the list. */
+static mpg_status accumulate(pass *p, mpg_value value, uint64_t family, mpg_value gradient) {
+  part **link = &p->parts[mpg_value_index(p->graph, value)], *found = NULL;
+  while (*link) {
+    if ((*link)->family == family) {
+      found = *link;
+      *link = found->next;
+    } else {
+      link = &(*link)->next;
+    }
+  }
+  if (!found) {
+    if ((found = p->spare) != NULL)
+      p->spare = found->next;
+    else if (!(found = mpg_arena_alloc(&p->graph->arena, sizeof *found)))
+      return mpg_out_of_host_memory(sizeof *found);
+    *found = (part){.family = family, .sum = MPG_NO_VALUE};
+  }
+  found->next = NULL;
+  *link = found;
+  return add(p, &found->sum, gradient);
+}
+
+/* Adds all parts of a value to its gradient, in the order of the list. */
+static mpg_status settle(pass *p, uint32_t index) {
+  while (p->parts[index]) {
+    part *first = p->parts[index];
+    MPG_TRY(add(p, &p->gradients[index], first->sum));
+    p->parts[index] = first->next;
+    first->next = p->spare;
+    p->spare = first;
+  }
+  return MPG_OK;
 }
 
 /* The node's inputs that want a gradient, into p->needed; false when there is none. */
@@ -37,10 +88,49 @@ static bool find_needed(pass *p, const mpg_node *node) {
   return any;
 }
 
+/* Marks every value that a head depends on. Edges of detached values are not followed. */
+static mpg_status find_reached(pass *p, const mpg_differentiation *request, size_t num_nodes) {
+  mpg_graph *graph = p->graph;
+  p->reached = mpg_arena_alloc(&graph->arena, p->num_values + 1);
+  if (!p->reached) return mpg_out_of_host_memory(p->num_values);
+  memset(p->reached, 0, p->num_values);
+  for (size_t i = 0; i < request->num_heads; i++)
+    p->reached[mpg_value_index(graph, request->heads[i])] = true;
+  for (size_t n = num_nodes; n-- > request->first;) {
+    const mpg_node *node = &graph->nodes[n];
+    if (mpg_node_flag(node, MPG_OP_DETACHES) ||
+        !memchr(p->reached + node->values, true, node->num_outputs))
+      continue;
+    const mpg_value *inputs = mpg_node_inputs(graph, node);
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      if (mpg_has_value(inputs[i])) p->reached[mpg_value_index(graph, inputs[i])] = true;
+  }
+  return MPG_OK;
+}
+
+/* Sets the missing gradients of an opaque call's reached outputs to zeros. The call starts
+ * gradients by itself, and the zeros mark the outputs to start from. */
+static mpg_status fill_zeros(pass *p, uint32_t number) {
+  const uint32_t values = p->graph->nodes[number].values;
+  for (uint32_t i = 0; i < p->graph->nodes[number].num_outputs; i++)
+    if (p->reached[values + i] && !mpg_has_value(p->gradients[values + i]))
+      MPG_TRY(
+          mpg_graph_emit_full_like(p->graph, (mpg_value){number, i}, 0, &p->gradients[values + i]));
+  return MPG_OK;
+}
+
 static mpg_status node_gradient(pass *p, uint32_t number) {
   mpg_graph *graph = p->graph;
-  mpg_node node = graph->nodes[number]; /* a copy: emission moves the array */
   bool arrives = false;
+  for (uint32_t i = 0; i < graph->nodes[number].num_outputs; i++)
+    MPG_TRY(settle(p, graph->nodes[number].values + i));
+  if (p->reached && mpg_node_starts(&graph->nodes[number]) &&
+      find_needed(p, &graph->nodes[number])) {
+    if (graph->nodes[number].opaque) MPG_TRY(fill_zeros(p, number));
+    arrives = memchr(p->reached + graph->nodes[number].values, true,
+                     graph->nodes[number].num_outputs) != NULL;
+  }
+  mpg_node node = graph->nodes[number]; /* a copy: emission moves the array */
   for (uint32_t i = 0; i < node.num_outputs; i++) {
     p->out_grads[i] = p->gradients[node.values + i];
     p->out_values[i] = (mpg_value){number, i};
@@ -53,6 +143,7 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   for (uint32_t i = 0; i < node.num_inputs; i++) p->in_grads[i] = MPG_NO_VALUE;
   graph->scope = node.scope;
   graph->origin = node.origin;
+  graph->family = node.family;
   graph->recompute_region = node.recompute_region;
   if (node.opaque) {
     /* The sum so far for an input goes in, the new sum comes out: so a call adds up its
@@ -62,6 +153,7 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
       mpg_value *sum = &p->out_grads[node.num_outputs + i];
       *sum = MPG_NO_VALUE;
       if (!p->needed[i]) continue;
+      MPG_TRY(settle(p, mpg_value_index(graph, in_values[i])));
       mpg_value *known = &p->gradients[mpg_value_index(graph, in_values[i])];
       *sum = *known;
       *known = MPG_NO_VALUE;
@@ -101,13 +193,16 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
     MPG_ASSERT(mpg_shape_equal(&gradient->desc.shape, &value->desc.shape));
     MPG_ASSERT(mpg_device_id_equal(gradient->device, value->device));
 #endif
-    MPG_TRY(accumulate(p, in_values[i], p->in_grads[i]));
+    MPG_TRY(accumulate(p, in_values[i], node.family, p->in_grads[i]));
   }
+  for (uint32_t i = 0; i < node.num_inputs && !graph->has_families; i++)
+    if (p->needed[i]) MPG_TRY(settle(p, mpg_value_index(graph, in_values[i])));
   return MPG_OK;
 }
 
 static mpg_status run(pass *p, const mpg_differentiation *request, size_t num_nodes) {
   mpg_graph *graph = p->graph;
+  bool starts = false;
   for (size_t i = 0; i < p->num_values; i++) p->gradients[i] = MPG_NO_VALUE;
   for (size_t i = 0; i < request->num_wanted; i++)
     p->depends[mpg_value_index(graph, request->wanted[i])] = true;
@@ -117,14 +212,19 @@ static mpg_status run(pass *p, const mpg_differentiation *request, size_t num_no
     bool depends = false;
     for (uint32_t i = 0; i < node->num_inputs && !depends; i++)
       depends = mpg_has_value(inputs[i]) && p->depends[mpg_value_index(graph, inputs[i])];
+    starts |= depends && mpg_node_starts(node);
     if (depends && node->op && node->op->gradient == mpg_gradient_none) depends = false;
     if (depends) memset(p->depends + node->values, true, node->num_outputs);
   }
+  if (starts) MPG_TRY(find_reached(p, request, num_nodes));
   for (size_t i = 0; i < request->num_heads; i++)
     if (p->depends[mpg_value_index(graph, request->heads[i])])
-      MPG_TRY(accumulate(p, request->heads[i], request->head_grads[i]));
+      MPG_TRY(
+          add(p, &p->gradients[mpg_value_index(graph, request->heads[i])], request->head_grads[i]));
   for (size_t n = num_nodes; n-- > request->first;)
     if (!mpg_node_is_input(&graph->nodes[n])) MPG_TRY(node_gradient(p, (uint32_t)n));
+  for (size_t i = 0; i < request->num_wanted; i++)
+    MPG_TRY(settle(p, mpg_value_index(graph, request->wanted[i])));
   for (size_t i = 0; i < request->num_wanted; i++)
     request->gradients[i] = p->gradients[mpg_value_index(graph, request->wanted[i])];
   return MPG_OK;
@@ -140,15 +240,18 @@ static mpg_status make_work_space(pass *p) {
     if (node->num_outputs > outputs) outputs = node->num_outputs;
   }
   p->gradients = mpg_arena_alloc(&graph->arena, (p->num_values + 1) * sizeof *p->gradients);
+  p->parts = mpg_arena_alloc(&graph->arena, (p->num_values + 1) * sizeof *p->parts);
   p->in_grads = mpg_arena_alloc(&graph->arena, (2 * (size_t)inputs + 1) * sizeof *p->in_grads);
   p->out_grads =
       mpg_arena_alloc(&graph->arena, ((size_t)inputs + outputs + 1) * sizeof *p->out_grads);
   p->out_values = mpg_arena_alloc(&graph->arena, ((size_t)outputs + 1) * sizeof *p->out_values);
   p->depends = mpg_arena_alloc(&graph->arena, p->num_values + 1);
   p->needed = mpg_arena_alloc(&graph->arena, (size_t)inputs + 1);
-  if (!p->gradients || !p->in_grads || !p->out_grads || !p->out_values || !p->depends || !p->needed)
+  if (!p->gradients || !p->parts || !p->in_grads || !p->out_grads || !p->out_values ||
+      !p->depends || !p->needed)
     return mpg_out_of_host_memory(p->num_values * sizeof *p->gradients);
   memset(p->depends, 0, p->num_values);
+  memset(p->parts, 0, p->num_values * sizeof *p->parts);
   return MPG_OK;
 }
 
@@ -156,6 +259,7 @@ mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *reque
   uint32_t scope = graph->scope, origin = graph->origin, region = graph->recompute_region;
   uint8_t phase = graph->phase;
   bool train = graph->train;
+  uint64_t family = graph->family;
   pass p = {.graph = graph, .num_values = graph->num_values};
   mpg_status status = make_work_space(&p);
   if (status == MPG_OK) {
@@ -167,6 +271,7 @@ mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *reque
   graph->train = train;
   graph->scope = scope;
   graph->origin = origin;
+  graph->family = family;
   graph->recompute_region = region;
   return status;
 }

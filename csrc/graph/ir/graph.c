@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "op/array/collective.h"
+#include "op/invoke.h"
 #include "op/placement.h"
 
 struct mpg_value_block {
@@ -94,6 +95,8 @@ void mpg_graph_clear(mpg_graph *graph) {
   }
   graph->num_random = graph->scope = graph->origin = graph->recompute_region =
       graph->num_recompute_regions = 0;
+  graph->family = 0;
+  graph->has_families = false;
   graph->phase = MPG_PHASE_FORWARD;
   graph->train = false;
   if (graph->arena.blocks) mpg_arena_reset(&graph->arena);
@@ -143,6 +146,7 @@ static mpg_status append(mpg_graph *graph, const mpg_node *fields, const mpg_val
   node->train = graph->train;
   node->scope = graph->scope;
   node->origin = graph->origin;
+  node->family = graph->family;
   node->recompute_region = graph->recompute_region;
   if (fields->num_inputs)
     memcpy(graph->inputs + graph->num_inputs, inputs, fields->num_inputs * sizeof *inputs);
@@ -213,10 +217,11 @@ mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params
                      .num_inputs = (uint32_t)num_inputs,
                      .num_outputs = (uint32_t)num_outputs,
                      .random = MPG_NO_RANDOM};
-  if (op->flags & MPG_OP_RANDOM) fields.random = graph->num_random;
+  bool draws = mpg_op_draws(op, params, graph->train);
+  if (draws) fields.random = graph->num_random;
   uint32_t number;
   MPG_TRY(append(graph, &fields, inputs, &number));
-  if (op->flags & MPG_OP_RANDOM) graph->num_random++;
+  graph->num_random += draws;
   mpg_graph_value *values = graph->values + graph->nodes[number].values;
   mpg_device_id places[MPG_MAX_SPANNED];
   bool elsewhere = op->flags & MPG_OP_SPANS &&
@@ -289,4 +294,10 @@ bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_COPY) &&
          !mpg_device_id_equal(mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device,
                               node->device);
+}
+
+bool mpg_graph_spans_ranks(const mpg_graph *graph) {
+  for (size_t v = 0; v < graph->num_values; v++)
+    if (graph->values[v].device.rank) return true;
+  return false;
 }

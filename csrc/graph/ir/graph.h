@@ -34,7 +34,9 @@ typedef struct mpg_node {
   uint32_t scope;            /* block path */
   uint32_t origin;           /* host line */
   uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0: none */
-  uint32_t duplicate_of;     /* the node that computes the same (simplify.c), plus 1; 0: none */
+  uint64_t family; /* in graphs from the tape: the forward op that the node is, or whose gradients
+                      it computes (graph_gradient.c) */
+  uint32_t duplicate_of; /* 1 + the node that computes the same values (simplify.c); 0 if none */
   uint32_t random; /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
   uint8_t phase;   /* mpg_phase */
   bool train;
@@ -42,6 +44,7 @@ typedef struct mpg_node {
    * with its input */
   bool separate;
   bool recomputes; /* a copy, in the backward phase, of a forward node (recompute.h) */
+  bool starts;     /* opaque calls only: see mpg_node_starts */
 } mpg_node;
 
 typedef struct mpg_graph_value {
@@ -68,8 +71,10 @@ typedef struct mpg_graph {
   uint32_t num_random;
   /* Fields of newly emitted nodes. */
   uint32_t scope, origin, recompute_region;
+  uint64_t family;
   uint8_t phase;
   bool train;
+  bool has_families;              /* some nodes compute gradients of other nodes (node->family) */
   uint32_t num_recompute_regions; /* regions 1..num_recompute_regions are in use */
   bool borrow_params;             /* params outlive the graph: do not copy them */
 } mpg_graph;
@@ -109,6 +114,11 @@ static inline const mpg_value *mpg_node_inputs(const mpg_graph *graph, const mpg
 static inline bool mpg_node_is_input(const mpg_node *node) { return !node->op && !node->opaque; }
 static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) {
   return node->op && (node->op->flags & flag);
+}
+/* True if the node starts a gradient: its input gradients aren't zero even if a zero gradient
+ * arrives. Losses do, and calls that contain losses or run Python code. */
+static inline bool mpg_node_starts(const mpg_node *node) {
+  return node->op ? mpg_op_starts_gradient(node->op) : node->starts;
 }
 /* True for a node that several devices take part in (op/array/collective.h). */
 static inline bool mpg_node_spans(const mpg_node *node) {
@@ -152,8 +162,10 @@ mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 
 /* graph_gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`.
- * gradients[i] is MPG_NO_VALUE where it is zero. Contributions to one value are added in reverse
- * order of their users, so the bits do not depend on placement. */
+ * gradients[i] is MPG_NO_VALUE if it is zero. A loss that a head depends on starts its own
+ * gradient, even through edges without a gradient (BlockGrad, argmax), but not through detached
+ * values. Contributions to one value are added in reverse order of their users, so the bits do not
+ * depend on placement. */
 typedef struct mpg_differentiation {
   const mpg_value *heads, *head_grads;
   size_t num_heads;
@@ -174,10 +186,10 @@ mpg_status mpg_graph_simplify(mpg_graph *graph);
 
 /* invariant_hoisting.c: nodes that depend on `fixed` inputs (parameters) and constants alone go
  * into the invariants phase, which runs when one of these has been written, not with every call.
- * kept: the values of it that other nodes read, at most num_values. Only for graphs that are not
- * differentiated. */
+ * *kept: the values of that phase that other nodes read; the caller frees it even after an error.
+ * Only for graphs that are not differentiated. */
 mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
-                                      mpg_value *kept, size_t *num_kept);
+                                      mpg_value **kept, size_t *num_kept);
 
 /* order.c: the live nodes of `phase` in the order in which they run: those that `roots` need, and
  * in the forward phase also those that effects need. Copies to other devices go right behind the
@@ -217,6 +229,8 @@ static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_n
 mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
                             size_t num_urgent, bool defer);
 
+/* True if a value is on a device that names a rank: all ranks trace and compile the graph. */
+bool mpg_graph_spans_ranks(const mpg_graph *graph);
 /* dump.c: stable text for tests, one line per node. verify: MPG_ERROR that names the first broken
  * rule; debug builds verify between passes. */
 void mpg_graph_dump(const mpg_graph *graph, mpg_text *text);

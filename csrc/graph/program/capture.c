@@ -191,31 +191,38 @@ static kept_capture *choose(mpg_captured_segment *captured, const mpg_call_frame
   return oldest;
 }
 
-/* MPG_OK with a capture, or not: then `failed` says where. */
-static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
-                          mpg_captured_segment *captured, kept_capture *kept) {
+/* Captures the segment. Returns false if that fails; `failed` is then the instruction that could
+ * not be captured, or UINT32_MAX if another thread has synchronized the device. */
+static bool capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
+                    mpg_captured_segment *captured, kept_capture *kept) {
   mpg_device *device = run->device;
   mpg_run into = *run;
-  if (captured->num_draws && !device->keys) MPG_TRY(device->backend->capture_keys(device, NULL, 0));
-  MPG_TRY(device->backend->capture_begin(device, &into.stream));
+  const mpg_backend *backend = device->backend;
+  captured->failed = UINT32_MAX;
+  if (captured->num_draws && !device->keys && backend->capture_keys(device, NULL, 0) != MPG_OK)
+    return false;
+  if (backend->capture_begin(device, &into.stream) != MPG_OK || !into.stream) return false;
   device->scratch_stays = true;
-  mpg_status status = MPG_OK;
-  uint32_t i = captured->begin, draw = 0;
-  for (; i < captured->end && status == MPG_OK; i++) {
+  bool good = true;
+  uint32_t draw = 0;
+  for (uint32_t i = captured->begin; i < captured->end && good; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
     uint32_t drawn = draws_of(instruction);
-    if (instruction->kind != MPG_SIGNAL)
-      status =
-          mpg_program_issue(&into, frame, program, instruction, drawn ? &device->keys[draw] : NULL);
+    if (backend->capture_void(device)) {
+      good = false; /* another thread's call, since all instructions so far have succeeded */
+    } else if (instruction->kind != MPG_SIGNAL &&
+               mpg_program_issue(&into, frame, program, instruction,
+                                 drawn ? &device->keys[draw] : NULL) != MPG_OK) {
+      if (!backend->capture_void(device)) captured->failed = i;
+      good = false;
+    }
     draw += drawn;
   }
   device->scratch_stays = false;
-  mpg_status ended = device->backend->capture_end(device, status == MPG_OK, &kept->capture);
-  if (status != MPG_OK || ended != MPG_OK) {
-    if (kept->capture) device->backend->capture_free(device, kept->capture);
+  if (backend->capture_end(device, good, &kept->capture) != MPG_OK || !good) {
+    if (kept->capture) backend->capture_free(device, kept->capture);
     kept->capture = NULL;
-    if (status != MPG_OK) captured->failed = i - 1;
-    return status != MPG_OK ? status : ended;
+    return false;
   }
   for (uint32_t k = 0; k < captured->num_bases; k++)
     kept->addresses[k] = frame->bases[captured->bases[k]];
@@ -223,11 +230,11 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
     kept->scratch[k].memory = device->scratch[k].memory;
     kept->scratch[k].size = device->scratch[k].size;
   }
-  return MPG_OK;
+  return true;
 }
 
 /* An instruction that cannot be captured twice in a row is never tried again: the captured segment
- * ends before it. */
+ * ends before it. A capture that another thread has invalidated is retried at the next call. */
 static void learn(const mpg_program *program, mpg_captured_segment *captured,
                   uint32_t failed_before) {
   struct mpg_captures *replays = program->replays;
@@ -270,8 +277,7 @@ mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_progra
       return MPG_OK;
     }
     uint32_t failed_before = captured->failed;
-    captured->failed = UINT32_MAX;
-    if (capture(run, frame, program, captured, kept) != MPG_OK) {
+    if (!capture(run, frame, program, captured, kept)) {
       learn(program, captured, failed_before);
       return MPG_OK; /* issued one by one, which reports the error */
     }

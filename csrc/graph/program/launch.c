@@ -1,6 +1,7 @@
 /* Queues the programs of a call, all together or segment by segment. */
 #include <string.h>
 
+#include "base/host.h"
 #include "base/memory.h"
 #include "device/ranks/ranks.h"
 #include "graph/program/program.h"
@@ -92,6 +93,10 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
                             .binding = call->binding,
                             .transfers = mpg_transfers_take(set->num_transfers),
                             .first_ticks = frame->first_ticks};
+  if (set->num_transfers) {
+    frame->step = mpg_ranks_step();
+    frame->line = mpg_host_origin_key(call->origin);
+  }
   void **bases = frame->bases;
   uint32_t base = 0;
   for (uint32_t p = 0; p < set->parts.count; p++) {

@@ -45,6 +45,10 @@ static mpg_transfer_kind transfer_of(const mpg_call_frame *frame, const mpg_prog
   *transfer = (mpg_transfer){.from = program->device->id,
                              .to = frame->set->programs[instruction->peer].device->id,
                              .number = frame->transfers + instruction->transfer,
+                             .call = {.graph = frame->set->graph,
+                                      .copy = instruction->transfer,
+                                      .line = frame->line,
+                                      .step = frame->step},
                              .size = instruction->bytes};
   return mpg_transfer_of(transfer->from, transfer->to);
 }
@@ -254,8 +258,9 @@ mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mp
       instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : run->device;
   mpg_status status = mpg_kernel_issue(instruction->kernel, &call, run->device, to);
   if (status == MPG_OK) return status;
-  return instruction->scope ? mpg_fail_prefix(status, "in %s", mpg_scope_text(instruction->scope))
-                            : status;
+  return instruction->scope
+             ? mpg_fail_prefix(status, "in block %s", mpg_scope_text(instruction->scope))
+             : status;
 }
 
 static void note_event(const mpg_run *run, const mpg_program_set *set,

@@ -26,6 +26,7 @@
 #ifndef MPG_GRAPH_PROGRAM_PROGRAM_H
 #define MPG_GRAPH_PROGRAM_PROGRAM_H
 
+#include "device/ranks/ranks.h"
 #include "graph/schedule/plan.h"
 #include "op/fused.h"
 #include "tensor/tensor.h"
@@ -116,6 +117,7 @@ typedef struct mpg_program_set {
   bool *block_lanes;
   uint32_t first_block; /* blocks before it come with the frame of the forward phase */
   uint32_t num_random;
+  uint64_t graph; /* number in all processes (mpg_ranks_note_graph); 0 if it spans no ranks */
   uint32_t num_transfers; /* numbers that the copies between ranks take in a call */
   mpg_drawn *drawn; /* per random call: where the rows of a micro-batch lie in it; in the arena;
                        NULL: looked for */
@@ -195,6 +197,8 @@ struct mpg_call_frame {
   uint64_t binding;           /* whose addresses are among the bases */
   mpg_random_key random;
   uint64_t transfers; /* the first number of its copies between ranks */
+  mpg_rank_step step; /* the training step at which it was queued */
+  uint32_t line;      /* key of the line that queued it */
   mpg_rows rows;
   mpg_segment_time *times; /* per segment, filled in as they run; read when they have run; NULL: not
                               wanted. Owned while in use */

@@ -10,9 +10,11 @@
 typedef struct walk {
   const mpg_graph *graph;
   const mpg_batching_request *request;
-  mpg_batch *values; /* per value of the graph */
-  bool *live;        /* per node */
-  mpg_batch *in;     /* work space */
+  const struct walk *whole; /* walk of the same nodes with more rows, which decides; may be NULL */
+  mpg_batch *values;        /* per value of the graph */
+  bool *live;               /* per node */
+  mpg_batch *in;            /* work space for one node, as are the next two */
+  mpg_batch *out;
   mpg_desc *descs;
   mpg_workspace space; /* has all these arrays */
 } walk;
@@ -52,11 +54,11 @@ static mpg_status run_rule(walk *w, uint32_t number, mpg_batch *out) {
   return mpg_op_batching(&b);
 }
 
+static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
+
 /* The error for a value that a chunk computes from its own steps alone, where that is an error:
  * that of the op that computed it. */
-static mpg_status fail_cause(walk *w, uint32_t cause) {
-  return run_rule(w, cause, w->in + MPG_MAX_INPUTS);
-}
+static mpg_status fail_cause(walk *w, uint32_t cause) { return run_rule(w, cause, w->out); }
 
 /* Along time: carried state may be combined with anything, as it is meant to be; a value computed
  * from the steps of one chunk alone may become state, and nothing else. */
@@ -91,11 +93,49 @@ static mpg_status check_statistics(const mpg_node *node) {
                   node->op->name, *path ? " in block " : "", path, node->op->name);
 }
 
+/* Reports that the shapes of output k differ between the walks in more than their rows. */
+static mpg_status fail_sizes(const walk *a, const walk *b, uint32_t n, uint32_t k) {
+  const mpg_node *node = &a->graph->nodes[n], *other = &b->graph->nodes[n];
+  const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "",
+             *part = a->request->along_time ? "chunk" : "micro-batch";
+  char shapes[2][MPG_SHAPE_TEXT_SIZE];
+  return mpg_fail(
+      MPG_ERROR,
+      "%s%s%s goes across the %s: a %s of %lld row%s gives %s, one of %lld %s, "
+      "which are not as many for each row. Sizes must follow from the "
+      "inputs' shapes; Pipeline(check=False) leaves this to you",
+      node->op->name, in, path, a->request->along_time ? "sequence" : "batch", part,
+      (long long)a->request->rows, plural(a->request->rows),
+      mpg_shape_text(&a->graph->values[node->values + k].desc.shape, shapes[0], sizeof shapes[0]),
+      (long long)b->request->rows,
+      mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1], sizeof shapes[1]));
+}
+
+/* With one row, every axis of size 1 could be the batch's. The walk of the whole batch, which has
+ * passed the rules, tells which one is. */
+static mpg_status adopt(walk *w, uint32_t number, mpg_batch *out) {
+  const mpg_node *node = &w->graph->nodes[number];
+  uint32_t first = w->whole->graph->nodes[number].values;
+  for (uint32_t k = 0; k < node->num_outputs; k++) {
+    const mpg_shape *shape = &w->graph->values[node->values + k].desc.shape,
+                    *whole = &w->whole->graph->values[first + k].desc.shape;
+    out[k] = w->whole->values[first + k];
+    if (out[k].kind != MPG_BATCH_DIVIDED ||
+        (shape->ndim == whole->ndim && shape->dims[out[k].axis] * w->whole->request->rows ==
+                                           whole->dims[out[k].axis] * w->request->rows))
+      continue;
+    MPG_TRY(run_rule(w, number, w->out)); /* its error is more specific, if it fails */
+    return fail_sizes(w, w->whole, number, k);
+  }
+  return MPG_OK;
+}
+
 static mpg_status visit(walk *w, uint32_t number) {
   const mpg_node *node = &w->graph->nodes[number];
   if (w->request->whole_statistics) MPG_TRY(check_statistics(node));
   mpg_batch *out = w->values + node->values;
   bool done = false;
+  if (w->whole) return adopt(w, number, out);
   if (w->request->along_time) MPG_TRY(along_time(w, number, out, &done));
   if (done) return MPG_OK;
   mpg_status status = run_rule(w, number, out);
@@ -149,24 +189,44 @@ static void note_drawn(const walk *w, const mpg_node *node) {
       w->values[mpg_node_flag(node, MPG_OP_SHAPE_ONLY) ? mpg_value_index(w->graph, inputs[0])
                                                        : node->values];
   if (batch.kind != MPG_BATCH_DIVIDED) return;
+  MPG_ASSERT(node->random < w->request->num_drawn);
   mpg_drawn *found = &w->request->drawn[node->random];
   *found = (mpg_drawn){batch.outer, batch.inner};
   for (int d = 0; d < drawn.ndim; d++)
     *(d < batch.axis ? &found->outer : &found->inner) *= d == batch.axis ? 1 : drawn.dims[d];
 }
 
+/* Allocates the arrays of a walk and marks the nodes that it visits. */
+static mpg_status prepare_walk(walk *w) {
+  const mpg_graph *graph = w->graph;
+  w->values = mpg_workspace_take(&w->space, graph->num_values, sizeof *w->values);
+  w->live = mpg_workspace_take(&w->space, graph->num_nodes, sizeof *w->live);
+  size_t inputs = 0, outputs = 0;
+  for (size_t n = 0; n < graph->num_nodes; n++) {
+    if (graph->nodes[n].num_inputs > inputs) inputs = graph->nodes[n].num_inputs;
+    if (graph->nodes[n].num_outputs > outputs) outputs = graph->nodes[n].num_outputs;
+  }
+  w->in = mpg_workspace_take(&w->space, inputs, sizeof *w->in);
+  w->out = mpg_workspace_take(&w->space, outputs, sizeof *w->out);
+  w->descs = mpg_workspace_take(&w->space, inputs + outputs, sizeof *w->descs);
+  MPG_TRY(mpg_workspace_check(&w->space));
+  mark_live(w);
+  return MPG_OK;
+}
+
+/* Adds the nodes that another walk visits. Simplification of one of two graphs of the same nodes
+ * may have left some of them without users. */
+static void visit_also(walk *w, const walk *other) {
+  for (size_t n = 0; n < w->graph->num_nodes; n++) w->live[n] |= other->live[n];
+  mpg_graph_mark_live(w->graph, w->live);
+}
+
 static mpg_status run_walk(walk *w) {
   const mpg_graph *graph = w->graph;
   const mpg_batching_request *request = w->request;
-  w->values = mpg_workspace_take(&w->space, graph->num_values, sizeof *w->values);
-  w->live = mpg_workspace_take(&w->space, graph->num_nodes, sizeof *w->live);
-  w->in = mpg_workspace_take(&w->space, MPG_MAX_INPUTS + MPG_MAX_OUTPUTS, sizeof *w->in);
-  w->descs = mpg_workspace_take(&w->space, MPG_MAX_INPUTS + MPG_MAX_OUTPUTS, sizeof *w->descs);
-  MPG_TRY(mpg_workspace_check(&w->space));
   for (uint32_t i = 0; i < request->num_inputs; i++)
     w->values[mpg_value_index(graph, request->inputs[i])] =
         (mpg_batch){.kind = request->input_kinds[i], .outer = 1, .inner = 1};
-  mark_live(w);
   for (uint32_t n = 0; n < graph->num_nodes; n++)
     if (w->live[n] && graph->nodes[n].op) MPG_TRY(visit(w, n));
   for (size_t i = 0; i < graph->num_outputs; i++) MPG_TRY(check_output(w, i));
@@ -178,7 +238,10 @@ static mpg_status run_walk(walk *w) {
 
 mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_request *request) {
   walk w = {.graph = graph, .request = request};
-  mpg_status status = run_walk(&w);
+  mpg_status status = MPG_OK;
+  MPG_GOTO(prepare_walk(&w));
+  MPG_GOTO(run_walk(&w));
+fail:
   mpg_workspace_free(&w.space);
   return status;
 }
@@ -199,12 +262,9 @@ static int other_number(const mpg_node *a, const mpg_node *b, double *one, doubl
   return -1;
 }
 
-static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
-
 static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
   const mpg_node *node = &a->graph->nodes[n], *other = &b->graph->nodes[n];
   double one, two;
-  char shapes[2][MPG_SHAPE_TEXT_SIZE];
   const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "",
              *part = a->request->along_time ? "chunk" : "micro-batch";
   bool counts = mpg_node_flag(node, MPG_OP_COUNTS); /* as far as it must: its users are asked */
@@ -215,17 +275,7 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
     if (x->kind != MPG_BATCH_DIVIDED || y->kind != MPG_BATCH_DIVIDED ||
         (x->axis == y->axis && x->outer == y->outer && x->inner == y->inner))
       continue;
-    return mpg_fail(
-        MPG_ERROR,
-        "%s%s%s goes across the %s: a %s of %lld row%s gives %s, one of %lld %s, "
-        "which are not as many for each row. Sizes must follow from the "
-        "inputs' shapes; Pipeline(check=False) leaves this to you",
-        node->op->name, in, path, a->request->along_time ? "sequence" : "batch", part,
-        (long long)a->request->rows, plural(a->request->rows),
-        mpg_shape_text(&a->graph->values[node->values + k].desc.shape, shapes[0], sizeof shapes[0]),
-        (long long)b->request->rows,
-        mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1],
-                       sizeof shapes[1]));
+    return fail_sizes(a, b, n, k);
   }
   int number = counts ? -1 : other_number(node, other, &one, &two);
   if (number < 0) return MPG_OK;
@@ -247,8 +297,17 @@ mpg_status mpg_graph_compare_batching(const mpg_graph *first, const mpg_batching
   for (size_t n = 0; n < first->num_nodes && alike; n++)
     alike = first->nodes[n].op == second->nodes[n].op &&
             first->nodes[n].num_outputs == second->nodes[n].num_outputs;
-  MPG_GOTO(run_walk(&a));
-  MPG_GOTO(run_walk(&b));
+  MPG_GOTO(prepare_walk(&a));
+  MPG_GOTO(prepare_walk(&b));
+  if (request->rows == 1 && alike) {
+    visit_also(&b, &a);
+    MPG_GOTO(run_walk(&b));
+    a.whole = &b;
+    MPG_GOTO(run_walk(&a));
+  } else {
+    MPG_GOTO(run_walk(&a));
+    MPG_GOTO(run_walk(&b));
+  }
   for (uint32_t n = 0; n < first->num_nodes && alike; n++)
     if (a.live[n] && b.live[n] && first->nodes[n].op) MPG_GOTO(compare_node(&a, &b, n));
 fail:

@@ -22,8 +22,9 @@ typedef struct mpg_batching_request {
   int64_t rows;                /* of the micro-batch */
   int axis;                    /* the axis of rows in arrays that the graph creates */
   bool along_time;
-  mpg_drawn *drawn; /* receives, per random call of the graph, where the rows lie in it; zeroed;
-                       NULL: not wanted */
+  mpg_drawn *drawn;   /* receives, per random call of the graph, where the rows lie in it; zeroed;
+                         NULL: not wanted */
+  uint32_t num_drawn; /* the room of `drawn` */
   bool whole_statistics; /* moving averages are updated outside, of the whole: no op may change its
                             states */
 } mpg_batching_request;
@@ -32,7 +33,8 @@ typedef struct mpg_batching_request {
 mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_request *request);
 /* Checks one function traced for two numbers of rows. Sizes and numbers in the graph must not
  * depend on the number of rows in another way than the arrays' rows do (x / len(x)). Traces with
- * different nodes (a loop over steps) are checked separately. */
+ * different nodes (a loop over steps) are checked separately. If the first has one row, the second
+ * determines which axis of size 1 is the batch axis. */
 mpg_status mpg_graph_compare_batching(const mpg_graph *graph, const mpg_batching_request *request,
                                       const mpg_graph *second, const mpg_batching_request *other);
 

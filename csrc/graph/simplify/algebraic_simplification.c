@@ -169,6 +169,8 @@ static mpg_value undone_cast(const mpg_graph *graph, const mpg_node *node) {
 }
 
 mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) {
+  if (node->op && node->op->id == MPG_OP_Dropout && node->random == MPG_NO_RANDOM)
+    return mpg_node_inputs(graph, node)[0]; /* prediction has no mask */
   if (!node->op || node->num_outputs != 1 || node->num_inputs == 0 ||
       mpg_node_flag(node, MPG_OP_SHAPE_ONLY | MPG_OP_RANDOM))
     return MPG_NO_VALUE;

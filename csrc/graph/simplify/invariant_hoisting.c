@@ -40,12 +40,14 @@ static void find_varying(const mpg_graph *graph, bool *varies) {
 }
 
 mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
-                                      mpg_value *kept, size_t *num_kept) {
+                                      mpg_value **kept, size_t *num_kept) {
   mpg_workspace space = {0};
   uint8_t *states = mpg_workspace_take(&space, graph->num_nodes, sizeof *states);
   bool *varies = mpg_workspace_take(&space, graph->num_nodes, sizeof *varies);
   bool *listed = mpg_workspace_take(&space, graph->num_values, sizeof *listed);
   mpg_status status = MPG_OK;
+  size_t capacity = 0;
+  *kept = NULL;
   *num_kept = 0;
   MPG_GOTO(mpg_workspace_check(&space));
   find_varying(graph, varies);
@@ -72,7 +74,8 @@ mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, 
           listed[mpg_value_index(graph, input)])
         continue;
       listed[mpg_value_index(graph, input)] = true;
-      kept[(*num_kept)++] = input;
+      MPG_GOTO(mpg_grow((void **)kept, &capacity, *num_kept + 1, sizeof **kept));
+      (*kept)[(*num_kept)++] = input;
     }
   }
   MPG_VERIFY(graph);

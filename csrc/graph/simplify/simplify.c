@@ -8,18 +8,21 @@ typedef struct state {
   mpg_cse_table seen;
   mpg_value *stands_for; /* per node: what its users read instead; of a earlier, output 0 */
   uint32_t *root;        /* per node: the one whose memory it is a view of */
+  bool *identity;        /* per node: output 0 equals the input */
   bool *written;         /* per root: some node writes it */
   bool *result;          /* per root: it is the memory of an output of the graph */
 } state;
 
+/* True if users of the value read another node's value instead: output 0 of an identity, or any
+ * output of a duplicate. */
 static bool replaced(const state *s, mpg_value value) {
-  return mpg_has_value(value) && mpg_has_value(s->stands_for[value.node]);
+  return mpg_has_value(value) && mpg_has_value(s->stands_for[value.node]) &&
+         !(s->identity[value.node] && value.output);
 }
 
 static mpg_value now(const state *s, mpg_value value) {
   mpg_value stand = s->stands_for[value.node];
-  return s->graph->nodes[value.node].num_outputs > 1 ? (mpg_value){stand.node, value.output}
-                                                     : stand;
+  return s->identity[value.node] ? stand : (mpg_value){stand.node, value.output};
 }
 
 static uint32_t root_of(const state *s, uint32_t n) {
@@ -71,6 +74,7 @@ static void simplify_node(state *s, uint32_t n) {
   mpg_value same = mpg_graph_find_identity(graph, node);
   if (mpg_has_value(same)) {
     if (may_replace(s, n, same)) s->stands_for[n] = same;
+    s->identity[n] = true;
     return;
   }
   mpg_value origin = mpg_graph_behind_cast(graph, node);
@@ -89,6 +93,7 @@ mpg_status mpg_graph_simplify(mpg_graph *graph) {
   state s = {.graph = graph,
              .stands_for = mpg_workspace_take(&space, count, sizeof *s.stands_for),
              .root = mpg_workspace_take(&space, count, sizeof *s.root),
+             .identity = mpg_workspace_take(&space, count, sizeof *s.identity),
              .written = mpg_workspace_take(&space, count, sizeof *s.written),
              .result = mpg_workspace_take(&space, count, sizeof *s.result)};
   mpg_status status = MPG_OK;

@@ -34,7 +34,8 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
                        .axis = axis,
                        .outer = outer / before,
                        .inner = size / (outer / before * b->rows)};
-    /* With one row several axes are possible: one of size 1 is preferred. */
+    /* With one row several axes are possible, and the walk of a larger batch decides
+     * (graph/schedule/micro_batching.c). Without one, an axis of size 1 is preferred. */
     if (best >= 0 && (mpg_batching_whole(&b->out[0]) || !mpg_batching_whole(&found))) continue;
     b->out[0] = found;
     best = axis;

@@ -103,8 +103,13 @@ mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, a)->shape, along = shape;
   mpg_shape given = mpg_value_desc(g, condition)->shape;
-  if (shape.ndim > 1 && given.ndim == shape.ndim && mpg_shape_product(&given, 1, given.ndim) == 1) {
-    given.ndim = along.ndim = 1; /* whole rows are chosen */
+  bool whole_rows = shape.ndim > 1 && given.ndim == shape.ndim;
+  /* An axis of size 1 may be the batch axis. Pipelines with one row and with more rows must run the
+   * same ops. */
+  for (int i = 1; i < shape.ndim && whole_rows; i++)
+    whole_rows = given.dims[i] == 1 && shape.dims[i] > 1;
+  if (whole_rows) {
+    given.ndim = along.ndim = 1;
     condition = mpg_emit_reshape(g, condition, &given);
   }
   return mpg_emit3(g, MPG_OP_where, NULL, mpg_emit_broadcast_to(g, condition, &along), a,

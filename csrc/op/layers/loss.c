@@ -52,7 +52,7 @@ mpg_status mpg_infer_softmax_output_back(mpg_infer *infer) {
 void mpg_gradient_softmax_output(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_output, params);
   mpg_value inputs[3] = {g->outputs[0], g->inputs[1], g->out_grads[0]};
-  if (g->needed[0])
+  if (g->needed[0] && (!params->out_grad || mpg_has_value(g->out_grads[0])))
     g->in_grads[0] =
         mpg_emit(g, MPG_OP__backward_SoftmaxOutput, params, params->out_grad ? 3 : 2, inputs);
 }
@@ -173,9 +173,11 @@ mpg_status mpg_infer_attach_gradient(mpg_infer *infer) {
 
 void mpg_gradient_attach_gradient(mpg_gradient *g) {
   if (!g->needed[0]) return;
-  mpg_value sum = mpg_add(g, mpg_widen(g, g->out_grads[0]), g->inputs[1]);
-  if (g->status == MPG_OK)
-    g->in_grads[0] = mpg_emit_cast(g, sum, mpg_value_desc(g, g->inputs[0])->dtype);
+  mpg_desc data = *mpg_value_desc(g, g->inputs[0]);
+  mpg_value arrives = mpg_has_value(g->out_grads[0]) ? mpg_widen(g, g->out_grads[0]) : MPG_NO_VALUE,
+            sum = mpg_has_value(arrives) ? mpg_add(g, arrives, g->inputs[1])
+                                         : mpg_emit_broadcast_to(g, g->inputs[1], &data.shape);
+  if (g->status == MPG_OK) g->in_grads[0] = mpg_emit_cast(g, sum, data.dtype);
 }
 
 void mpg_compose_sparse_reg(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {

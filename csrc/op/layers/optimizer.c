@@ -104,7 +104,9 @@ mpg_status mpg_infer_multi_update(mpg_infer *infer) {
       extra = 2;
       mixed = true;
       break;
-    case MPG_OP__multi_adam_update: per_weight = 4; break;
+    case MPG_OP__multi_adam_update:
+    case MPG_OP__multi_adamax_update:
+    case MPG_OP__multi_nadam_update: per_weight = 4; break;
     default: break;
   }
   if (infer->num_outputs != weights)

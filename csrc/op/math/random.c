@@ -3,6 +3,8 @@
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
+#include "op/invoke.h"
+#include "op/math/activation.h"
 
 /* The parameter of that name in an op's struct. */
 static const void *param(const mpg_infer *infer, const char *name) {
@@ -54,7 +56,13 @@ mpg_status mpg_infer_randint(mpg_infer *infer) {
   if (params->low >= params->high)
     return mpg_infer_fail(infer, "low must be below high; they are %lld and %lld",
                           (long long)params->low, (long long)params->high);
-  return created(infer, MPG_INT32, MPG_DTYPES_INTEGER);
+  MPG_TRY(created(infer, MPG_INT32, MPG_DTYPES_INTEGER));
+  if (infer->outputs[0].dtype == MPG_INT32 &&
+      (params->low < INT32_MIN || params->high - 1 > INT32_MAX))
+    return mpg_infer_fail(infer,
+                          "low %lld and high %lld are out of range for int32; pass dtype='int64'",
+                          (long long)params->low, (long long)params->high);
+  return MPG_OK;
 }
 
 /* A shape followed by the dimensions of a tuple. */
@@ -224,6 +232,22 @@ void mpg_gradient_dropout(mpg_gradient *g) {
 void mpg_gradient_dropout_apply(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit2(g, MPG_OP__dropout_apply, g->params, g->out_grads[0], g->inputs[1]);
+}
+
+bool mpg_op_draws(const mpg_op *op, const void *params, bool train) {
+  if (!(op->flags & MPG_OP_RANDOM)) return false;
+  switch ((int)op->id) {
+    case MPG_OP_Dropout: return drops(params, train);
+    case MPG_OP__dropout_draw: return train;
+    case MPG_OP_LeakyReLU:
+      return train && ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_RRELU;
+    case MPG_OP_RNN:
+    case MPG_OP__rnn: {
+      const mpg_rnn_params *rnn = params;
+      return train && rnn->p > 0 && rnn->num_layers > 1;
+    }
+    default: return true;
+  }
 }
 
 mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,

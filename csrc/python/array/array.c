@@ -4,6 +4,8 @@
  * Objects of the exact type come from a list of dead ones: an eager op costs no malloc. They hold
  * no Python objects, so the cyclic collector need not know them.
  */
+#include "base/host.h"
+#include "device/ranks/ranks.h"
 #include "python/core.h"
 
 enum { FREE_LIMIT = 256 };
@@ -295,9 +297,12 @@ mpg_device_id mpg_py_context_id(const mpg_array *array) {
 mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor) {
   mpg_device *device;
   MPG_TRY(mpg_device_get(id, &device));
-  return id.type == MPG_CPU_PINNED && !device->remote
-             ? mpg_tensor_create_pinned(device, desc, tensor)
-             : mpg_tensor_create(device, desc, tensor);
+  uint32_t origin = id.rank ? mpg_host_origin() : 0;
+  MPG_TRY(id.type == MPG_CPU_PINNED && !device->remote
+              ? mpg_tensor_create_pinned(device, desc, tensor)
+              : mpg_tensor_create(device, desc, tensor));
+  if (origin) tensor->storage->name = mpg_ranks_name_array(origin, MPG_MADE_BY_HOST);
+  return MPG_OK;
 }
 
 static PyObject *copy_to_pinned(mpg_array *array, mpg_device_id id) {
@@ -414,6 +419,10 @@ static PyObject *array_repr(PyObject *self) {
   if (mpg_array_traced(array)) {
     result = PyUnicode_FromFormat("<NDArray %s %s @%R, traced by hybridize()>", dims,
                                   mpg_dtype_name(desc->dtype), context);
+  } else if (mpg_tensor_device(&array->tensor)->remote) {
+    result = PyUnicode_FromFormat("<NDArray %s %s @%R, whose values are on rank %d>", dims,
+                                  mpg_dtype_name(desc->dtype), context,
+                                  mpg_device_rank(mpg_tensor_device(&array->tensor)->id));
   } else {
     PyObject *values = mpg_py_to_numpy(array);
     if (values != NULL)
@@ -441,6 +450,7 @@ int mpg_py_array_init(PyObject *module) {
        "([[30.0, 40.0], [3.0, 4.0]], (2, 2), cpu(0))"},
       {Py_tp_new, array_new},
       {Py_tp_dealloc, array_dealloc},
+      {Py_tp_setattro, mpg_py_set_attribute},
       {Py_tp_repr, array_repr},
       {Py_tp_hash, array_hash},
       {Py_tp_members, members},

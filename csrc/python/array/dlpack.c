@@ -74,16 +74,35 @@ static void let_go(exported *self) {
   PyMem_RawFree(self);
 }
 
+/* Leaks the memory, because it is unknown when the consumer's work is done. Raises no exception,
+ * because consumers call this from destructors. */
+static void report_kept(const exported *self, mpg_status status) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  mpg_fail_prefix(status,
+                  "DLPack: %zu bytes on %s stay allocated, as it is not known when work on them "
+                  "is done",
+                  mpg_tensor_bytes(&self->tensor),
+                  mpg_device_text(mpg_tensor_device(&self->tensor)));
+  mpg_py_raise(status);
+  PyErr_WriteUnraisable(NULL);
+  PyErr_Restore(type, value, traceback);
+}
+
 static void release(exported *self) {
   if (!Py_IsInitialized()) return; /* the process ends: so does the memory */
   /* likewise: the lock is given to no other thread any more, which would end waiting for it */
   if (finalizing() && !PyGILState_Check()) return;
   mpg_device *device = mpg_tensor_device(&self->tensor);
   const mpg_sharing *sharing = device->backend->sharing;
-  /* The consumer's work may still use the memory. What fails here is a lost device's. */
-  if (sharing) (self->on_default ? sharing->follow_default : sharing->settle)(device);
+  /* The consumer's work may still use the memory. */
+  mpg_status status =
+      sharing ? (self->on_default ? sharing->follow_default : sharing->settle)(device) : MPG_OK;
   PyGILState_STATE state = PyGILState_Ensure(); /* consumers may let go in any thread */
-  let_go(self);
+  if (status == MPG_OK)
+    let_go(self);
+  else
+    report_kept(self, status);
   PyGILState_Release(state);
 }
 static void delete_plain(dl_managed *managed) { release(managed->context); }
@@ -165,6 +184,14 @@ static mpg_device *own_device(PyObject *self) {
   return NULL;
 }
 
+/* The number that CUDA and DLPack give to the default stream. */
+static bool is_legacy(PyObject *stream) {
+  const long legacy = 1;
+  bool is = PyLong_Check(stream) && PyLong_AsLong(stream) == legacy;
+  if (PyErr_Occurred()) PyErr_Clear(); /* a handle beyond a long is no default stream */
+  return is;
+}
+
 PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
   PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
@@ -193,9 +220,7 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
       return NULL;
     }
   }
-  const long legacy = 1; /* as CUDA's and DLPack's numbers of the default stream */
-  bool on_default = stream == Py_None || (PyLong_Check(stream) && PyLong_AsLong(stream) == legacy);
-  if (PyErr_Occurred()) PyErr_Clear(); /* a handle beyond a long is no default stream */
+  bool on_default = stream == Py_None || is_legacy(stream);
   int copied = copy == Py_None ? 0 : PyObject_IsTrue(copy);
   if (copied < 0) return NULL;
   PyObject *source = copied
@@ -219,6 +244,13 @@ static PyObject *for_read(PyObject *Py_UNUSED(module), PyObject *object) {
 static PyObject *for_write(PyObject *Py_UNUSED(module), PyObject *object) {
   return mpg_py_expect_array(object, "to_dlpack_for_write") ? export(object, true, false, false)
                                                             : NULL;
+}
+static PyObject *for_write_on(PyObject *Py_UNUSED(module), PyObject *args) {
+  PyObject *object, *stream;
+  if (!PyArg_ParseTuple(args, "OO:to_dlpack_for_write_on", &object, &stream)) return NULL;
+  return mpg_py_expect_array(object, "to_dlpack_for_write_on")
+             ? export(object, true, false, is_legacy(stream))
+             : NULL;
 }
 
 /* --- In --------------------------------------------------------------------------------------- */
@@ -485,6 +517,9 @@ PyMethodDef mpg_py_dlpack_methods[] = {
      ">>> y[:] = 7\n"
      ">>> x.asnumpy()\n"
      "array([7., 7.], dtype=float32)"},
+    {"to_dlpack_for_write_on", for_write_on, METH_VARARGS,
+     "to_dlpack_for_write_on(data, stream)\n--\n\nThe same for a consumer that works on that CUDA "
+     "stream, 1 being the default one."},
     {"from_dlpack", from_dlpack, METH_O,
      "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an "
      "object with __dlpack__; of a tensor that is not contiguous (a transposed one) a copy on its "

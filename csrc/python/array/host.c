@@ -1,11 +1,17 @@
 /* The host hooks: the GIL, signals, and where in the user's program work was queued.
  *
  * Origins. A line is asked for each time work is queued, and shown only when that work fails. So
- * asking interns the pair (code object, offset of the instruction) in a hash table and gives its
- * number; text is made from the number when needed. The table keeps its code objects alive, else
- * another could take a dead one's address; it stops growing at MAX_ORIGINS.
+ * asking interns the pair (code object, offset of the instruction) in a hash table and returns its
+ * number. The text is built when a pair is interned for the first time. Failures are reported by
+ * threads without the GIL, and after Python has ended, so reading a text must not call Python. The
+ * table keeps its code objects alive, because a new code object could reuse the address of a freed
+ * one. It stops growing at MAX_ORIGINS.
  */
+#include <stdatomic.h>
+#include <string.h>
+
 #include "base/host.h"
+#include "compile/compiled_call.h"
 #include "python/core.h"
 
 #include <frameobject.h>
@@ -13,16 +19,19 @@
 typedef struct origin {
   PyCodeObject *code; /* owned */
   int offset;
+  uint32_t key; /* hash of file name, line and function; not 0 */
+  char *text;   /* "file.py:12 in f"; owned, never changed or freed; NULL if memory was short */
 } origin;
 
 enum { MAX_ORIGINS = 1 << 15, TABLE_SIZE = 1 << 16 };
 
 static struct {
-  origin *origins; /* number n is origins[n - 1] */
-  uint32_t *table; /* open addressing over numbers; 0: free */
-  uint32_t count;
-  char package[1024]; /* folder of the mpgluon package with a slash at its end; "": not known */
+  origin *origins;        /* number n is origins[n - 1] */
+  uint32_t *table;        /* hash table of numbers with open addressing; 0 if free */
+  _Atomic uint32_t count; /* read by any thread */
+  char package[1024];     /* folder of the mpgluon package with a trailing slash; "" if unknown */
   size_t package_length;
+  unsigned long main_thread;
 } lines; /* runtime state, under the GIL */
 
 static void *release_lock(void) { return PyEval_SaveThread(); }
@@ -52,6 +61,40 @@ static bool in_package(PyCodeObject *code) {
          memcmp(name, lines.package, lines.package_length) == 0;
 }
 
+/* Returns the text of the line, which the caller frees; NULL if memory is short. */
+static char *describe_line(PyCodeObject *code, int offset) {
+  char text[1024];
+  /* An exception may be pending. */
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  const char *file = PyUnicode_AsUTF8(code->co_filename);
+#if PY_VERSION_HEX >= 0x030b0000
+  const char *function = PyUnicode_AsUTF8(code->co_qualname);
+#else
+  const char *function = PyUnicode_AsUTF8(code->co_name);
+#endif
+  int line = PyCode_Addr2Line(code, offset);
+  if (function != NULL && strcmp(function, "<module>") != 0)
+    snprintf(text, sizeof text, "%s:%d in %s", file ? file : "?", line, function);
+  else
+    snprintf(text, sizeof text, "%s:%d", file ? file : "?", line);
+  PyErr_Clear();
+  PyErr_Restore(type, value, traceback);
+  size_t size = strlen(text) + 1;
+  char *copy = PyMem_RawMalloc(size);
+  return copy != NULL ? memcpy(copy, text, size) : NULL;
+}
+
+/* FNV-1a hash. Leaves out folders, which differ between hosts. */
+static uint32_t key_of(const char *text) {
+  uint32_t key = 2166136261u;
+  const char *end = text != NULL ? strstr(text, ".py:") : NULL, *from = text;
+  for (const char *at = text; at != NULL && end != NULL && at < end; at++)
+    if (*at == '/') from = at + 1;
+  for (; from != NULL && *from; from++) key = (key ^ (unsigned char)*from) * 16777619u;
+  return key ? key : 1;
+}
+
 static uint32_t intern(PyCodeObject *code, int offset) {
   size_t slot =
       (((uintptr_t)code >> 4) * 0x9E3779B97F4A7C15u + (size_t)offset * 0xBF58476D1CE4E5B9u) >> 48;
@@ -61,9 +104,13 @@ static uint32_t intern(PyCodeObject *code, int offset) {
     const origin *known = &lines.origins[number - 1];
     if (known->code == code && known->offset == offset) return number;
   }
-  if (lines.count == MAX_ORIGINS) return 0;
-  lines.origins[lines.count] = (origin){(PyCodeObject *)Py_NewRef((PyObject *)code), offset};
-  return lines.table[slot] = ++lines.count;
+  uint32_t count = atomic_load_explicit(&lines.count, memory_order_relaxed);
+  if (count == MAX_ORIGINS) return 0;
+  char *text = describe_line(code, offset);
+  lines.origins[count] =
+      (origin){(PyCodeObject *)Py_NewRef((PyObject *)code), offset, key_of(text), text};
+  atomic_store_explicit(&lines.count, count + 1, memory_order_release);
+  return lines.table[slot] = count + 1;
 }
 
 /* The innermost frame outside the package; the innermost of all when there is none outside. */
@@ -91,27 +138,24 @@ static uint32_t current_origin(void) {
   return innermost;
 }
 
+/* Calls no Python, so any thread may call it at any time. */
 static void origin_text(uint32_t number, char *buffer, size_t size) {
   if (size == 0) return;
-  buffer[0] = 0;
-  if (number == 0 || number > lines.count) return;
-  /* May be asked for while an exception is on its way. */
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  const origin *known = &lines.origins[number - 1];
-  const char *file = PyUnicode_AsUTF8(known->code->co_filename);
-#if PY_VERSION_HEX >= 0x030b0000
-  const char *function = PyUnicode_AsUTF8(known->code->co_qualname);
-#else
-  const char *function = PyUnicode_AsUTF8(known->code->co_name);
-#endif
-  int line = PyCode_Addr2Line(known->code, known->offset);
-  if (function != NULL && strcmp(function, "<module>") != 0)
-    snprintf(buffer, size, "%s:%d in %s", file ? file : "?", line, function);
-  else
-    snprintf(buffer, size, "%s:%d", file ? file : "?", line);
-  PyErr_Clear();
-  PyErr_Restore(type, value, traceback);
+  bool known = number != 0 && number <= atomic_load_explicit(&lines.count, memory_order_acquire);
+  const char *text = known ? lines.origins[number - 1].text : NULL;
+  snprintf(buffer, size, "%s", text != NULL ? text : "");
+}
+
+static uint32_t origin_key(uint32_t number) {
+  if (PyThread_get_thread_ident() != lines.main_thread) return 0;
+  return number != 0 && number <= lines.count ? lines.origins[number - 1].key : 0;
+}
+
+static uint32_t origin_of_key(uint32_t key) {
+  uint32_t count = atomic_load_explicit(&lines.count, memory_order_acquire);
+  for (uint32_t i = 0; i < count; i++)
+    if (lines.origins[i].key == key) return i + 1;
+  return 0;
 }
 
 static PyObject *set_package_folder(PyObject *Py_UNUSED(module), PyObject *folder) {
@@ -144,8 +188,10 @@ static PyObject *origin_line(PyObject *Py_UNUSED(module), PyObject *number) {
   return PyUnicode_FromString(text);
 }
 
-/* Garbage in cycles. Whatever its finalizers do or raise is theirs. */
+/* Frees the values that compiled calls keep, and collects reference cycles. Exceptions of
+ * finalizers are ignored. */
 static void collect_garbage(void) {
+  mpg_compiled_release_kept();
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   PyObject *gc = PyImport_ImportModule("gc");
@@ -168,8 +214,9 @@ static mpg_status agree(const char *text) {
   return done ? MPG_OK : mpg_py_host_exception();
 }
 
-static const mpg_host python_host = {release_lock, acquire_lock,    check_interrupt, current_origin,
-                                     origin_text,  collect_garbage, alone,           agree};
+static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt, current_origin,
+                                     origin_text,  origin_key,   origin_of_key,   collect_garbage,
+                                     alone,        agree};
 
 /* Tests: what runs wherever others may. */
 static PyObject *intruder; /* owned */
@@ -213,6 +260,7 @@ int mpg_py_host_init(PyObject *Py_UNUSED(module)) {
       return -1;
     }
   }
+  lines.main_thread = PyThread_get_thread_ident();
   mpg_host_set(&python_host);
   return 0;
 }

@@ -38,27 +38,65 @@ static bool is_basic(PyObject *object) {
   return object == Py_None || object == Py_Ellipsis || PySlice_Check(object) || is_integer(object);
 }
 
-static int add_dimension(basic_key *basic, const mpg_shape *shape, PyObject *entry) {
+/* An integer or a slice of a key, converted to C integers. */
+typedef struct plain_entry {
+  bool is_slice;
+  Py_ssize_t begin; /* the integer itself if this is not a slice */
+  Py_ssize_t end, step;
+} plain_entry;
+
+/* The integers and slices of a basic key in order. Unpacking runs the user's `__index__`, which may
+ * even change the array's shape, so it comes before the array is read. */
+typedef struct plain_key {
+  Py_ssize_t count; /* may exceed MPG_MAX_NDIM, the number of entries stored */
+  plain_entry entries[MPG_MAX_NDIM];
+} plain_key;
+
+static const plain_entry EVERYTHING = {.is_slice = true, .end = PY_SSIZE_T_MAX, .step = 1};
+
+static PyObject *const *entries_of(PyObject *const *key, Py_ssize_t *count) {
+  *count = PyTuple_Check(*key) ? PyTuple_GET_SIZE(*key) : 1;
+  return PyTuple_Check(*key) ? &PyTuple_GET_ITEM(*key, 0) : key;
+}
+
+static int unpack_entry(PyObject *object, plain_entry *entry) {
+  entry->is_slice = PySlice_Check(object);
+  if (entry->is_slice) return PySlice_Unpack(object, &entry->begin, &entry->end, &entry->step);
+  entry->begin = PyNumber_AsSsize_t(object, PyExc_IndexError);
+  return entry->begin == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int unpack_basic(PyObject *key, plain_key *plain) {
+  Py_ssize_t count;
+  PyObject *const *entries = entries_of(&key, &count);
+  plain->count = 0;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (entries[i] == Py_Ellipsis || entries[i] == Py_None) continue;
+    if (plain->count < MPG_MAX_NDIM && unpack_entry(entries[i], &plain->entries[plain->count]) < 0)
+      return -1;
+    plain->count++;
+  }
+  return 0;
+}
+
+static int add_dimension(basic_key *basic, const mpg_shape *shape, const plain_entry *entry) {
   int axis = basic->count;
   int64_t size = shape->dims[axis];
-  if (PySlice_Check(entry)) {
-    Py_ssize_t begin, end, step;
-    if (PySlice_Unpack(entry, &begin, &end, &step) < 0) return -1;
-    basic->length[axis] = PySlice_AdjustIndices((Py_ssize_t)size, &begin, &end, step);
+  Py_ssize_t begin = entry->begin, end = entry->end;
+  if (entry->is_slice) {
+    basic->length[axis] = PySlice_AdjustIndices((Py_ssize_t)size, &begin, &end, entry->step);
     basic->begin[axis] = begin;
-    basic->step[axis] = step;
+    basic->step[axis] = entry->step;
     basic->dropped[axis] = false;
     basic->result.dims[basic->result.ndim++] = basic->length[axis];
   } else {
-    Py_ssize_t index = PyNumber_AsSsize_t(entry, PyExc_IndexError);
-    if (index == -1 && PyErr_Occurred()) return -1;
-    if (index < -size || index >= size) {
+    if (begin < -size || begin >= size) {
       PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR],
-                   "index %zd is out of bounds for axis %d with size %lld", index, axis,
+                   "index %zd is out of bounds for axis %d with size %lld", begin, axis,
                    (long long)size);
       return -1;
     }
-    basic->begin[axis] = index < 0 ? index + size : index;
+    basic->begin[axis] = begin < 0 ? begin + size : begin;
     basic->step[axis] = 1;
     basic->length[axis] = 1;
     basic->dropped[axis] = true;
@@ -68,40 +106,39 @@ static int add_dimension(basic_key *basic, const mpg_shape *shape, PyObject *ent
   return 0;
 }
 
-static int parse_basic(PyObject *key, const mpg_shape *shape, basic_key *basic) {
+/* plain: the unpacked key. Of `key` itself, only None and ... are read. */
+static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *shape,
+                       basic_key *basic) {
   memset(basic, 0, sizeof *basic);
-  PyObject *const *entries = PyTuple_Check(key) ? &PyTuple_GET_ITEM(key, 0) : &key;
-  Py_ssize_t count = PyTuple_Check(key) ? PyTuple_GET_SIZE(key) : 1;
-  int consumed = 0, ellipses = 0, added = 0;
+  Py_ssize_t count;
+  PyObject *const *entries = entries_of(&key, &count);
+  int ellipses = 0, added = 0;
   for (Py_ssize_t i = 0; i < count; i++) {
     if (entries[i] == Py_Ellipsis)
       ellipses++;
     else if (entries[i] == Py_None)
       added++;
-    else
-      consumed++;
   }
   if (ellipses > 1) {
     PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR], "an index has at most one ellipsis (...)");
     return -1;
   }
-  if (consumed > shape->ndim) return too_many(key, shape);
+  if (plain->count > shape->ndim) return too_many(key, shape);
   if (shape->ndim + added > MPG_MAX_NDIM) {
     PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "an array has at most %d dimensions",
                  MPG_MAX_NDIM);
     return -1;
   }
-  int whole =
-      shape->ndim - consumed; /* dimensions the ellipsis, or the end of the key, stands for */
-  static PyObject *all;       /* slice(None), made once */
-  if (all == NULL && (all = PySlice_New(NULL, NULL, NULL)) == NULL) return -1;
+  const plain_entry *next = plain->entries;
+  /* dimensions the ellipsis, or the end of the key, stands for */
+  int whole = shape->ndim - (int)plain->count;
   for (Py_ssize_t i = 0; i <= count; i++) {
     if (i == count ? ellipses == 0 : entries[i] == Py_Ellipsis) {
       for (; whole > 0; whole--)
-        if (add_dimension(basic, shape, all) < 0) return -1;
+        if (add_dimension(basic, shape, &EVERYTHING) < 0) return -1;
     } else if (i < count && entries[i] == Py_None) {
       basic->result.dims[basic->result.ndim++] = 1;
-    } else if (i < count && add_dimension(basic, shape, entries[i]) < 0) {
+    } else if (i < count && add_dimension(basic, shape, next++) < 0) {
       return -1;
     }
   }
@@ -128,11 +165,11 @@ static bool contiguous(const basic_key *basic, const mpg_shape *shape, int64_t *
   return true;
 }
 
-static PyObject *view(const mpg_array *array, int64_t first, const mpg_shape *shape) {
+static PyObject *view(const mpg_tensor *source, int64_t first, const mpg_shape *shape) {
   PyObject *result = mpg_py_array_new();
   if (result == NULL) return NULL;
   mpg_tensor *tensor = &mpg_py_array_of(result)->tensor;
-  *tensor = array->tensor;
+  *tensor = *source;
   mpg_tensor_retain(tensor);
   tensor->desc.shape = *shape;
   if (mpg_shape_size(shape) > 0)
@@ -167,32 +204,43 @@ static PyObject *empty_like(const mpg_array *array, const mpg_shape *shape) {
   return mpg_py_raise(status);
 }
 
-static PyObject *get_basic(PyObject *self, PyObject *key) {
+/* Returns x[key]. tensor: the array's tensor that `basic` was resolved against; the caller holds a
+ * reference. The ops check the key against the array's current shape. */
+static PyObject *get_resolved(PyObject *self, const mpg_tensor *tensor, const basic_key *basic) {
   mpg_array *array = mpg_py_array_of(self);
-  const mpg_shape *shape = &array->tensor.desc.shape;
-  basic_key basic;
-  if (parse_basic(key, shape, &basic) < 0) return NULL;
+  const mpg_shape *shape = &tensor->desc.shape;
   bool tracked = mpg_py_tracked(array);
   if (!tracked && mpg_py_expect_value(array, "indexing") < 0) return NULL;
   int64_t first;
-  if (!tracked && contiguous(&basic, shape, &first)) return view(array, first, &basic.result);
-  if (!tracked && mpg_shape_size(&basic.result) == 0) return empty_like(array, &basic.result);
-  PyObject *sliced;
-  if (mpg_shape_equal(&basic.sliced, shape)) {
+  if (!tracked && contiguous(basic, shape, &first)) return view(tensor, first, &basic->result);
+  if (!tracked && mpg_shape_size(&basic->result) == 0) return empty_like(array, &basic->result);
+  if (mpg_shape_equal(&basic->sliced, shape)) {
     bool plain = true;
-    for (int i = 0; i < basic.count; i++)
-      plain = plain && (basic.step[i] == 1 || basic.length[i] <= 1);
+    for (int i = 0; i < basic->count; i++)
+      plain = plain && (basic->step[i] == 1 || basic->length[i] <= 1);
     if (plain)
-      return mpg_shape_equal(&basic.result, shape) ? Py_NewRef(self)
-                                                   : mpg_py_reshape(self, &basic.result);
+      return mpg_shape_equal(&basic->result, shape) ? Py_NewRef(self)
+                                                    : mpg_py_reshape(self, &basic->result);
   }
   mpg_tuple begin, end, step;
-  slice_params(&basic, &begin, &end, &step);
-  sliced = mpg_py_call_named("slice", &array, 1, NULL, "begin", &begin, "end", &end, "step", &step,
-                             NULL);
-  if (sliced == NULL || mpg_shape_equal(&basic.sliced, &basic.result)) return sliced;
-  PyObject *result = mpg_py_reshape(sliced, &basic.result);
+  slice_params(basic, &begin, &end, &step);
+  PyObject *sliced = mpg_py_call_named("slice", &array, 1, NULL, "begin", &begin, "end", &end,
+                                       "step", &step, NULL);
+  if (sliced == NULL || mpg_shape_equal(&basic->sliced, &basic->result)) return sliced;
+  PyObject *result = mpg_py_reshape(sliced, &basic->result);
   Py_DECREF(sliced);
+  return result;
+}
+
+static PyObject *get_basic(PyObject *self, PyObject *key) {
+  plain_key plain;
+  basic_key basic;
+  if (unpack_basic(key, &plain) < 0) return NULL;
+  mpg_tensor tensor = mpg_py_array_of(self)->tensor;
+  if (parse_basic(key, &plain, &tensor.desc.shape, &basic) < 0) return NULL;
+  mpg_tensor_retain(&tensor);
+  PyObject *result = get_resolved(self, &tensor, &basic);
+  mpg_tensor_release(&tensor);
   return result;
 }
 
@@ -208,11 +256,28 @@ static PyObject *no_index(PyObject *entry) {
   return NULL;
 }
 
+/* Converts an entry to a plain int or slice, because NumPy would run the user's `__index__` once
+ * for each axis. Returns a new reference. */
+static PyObject *plain_object(PyObject *entry) {
+  plain_entry plain;
+  if (entry == Py_None || entry == Py_Ellipsis) return Py_NewRef(entry);
+  if (unpack_entry(entry, &plain) < 0) return NULL;
+  if (!plain.is_slice) return PyLong_FromSsize_t(plain.begin);
+  /* Unpacking has replaced None by the limits of Py_ssize_t, which select the same elements. */
+  PyObject *begin = PyLong_FromSsize_t(plain.begin), *end = PyLong_FromSsize_t(plain.end),
+           *step = PyLong_FromSsize_t(plain.step), *result = NULL;
+  if (begin != NULL && end != NULL && step != NULL) result = PySlice_New(begin, end, step);
+  Py_XDECREF(begin);
+  Py_XDECREF(end);
+  Py_XDECREF(step);
+  return result;
+}
+
 /* An entry as NumPy understands it: NDArrays by value, floats as integers (MXNet allows them as
  * indices). New. */
 static PyObject *numpy_entry(PyObject *entry) {
   if (PyBool_Check(entry)) return PyLong_FromLong(entry == Py_True);
-  if (is_basic(entry)) return Py_NewRef(entry);
+  if (is_basic(entry)) return plain_object(entry);
   PyObject *values;
   if (PyFloat_Check(entry) || PyArray_IsScalar(entry, Floating)) return no_index(entry);
   if (mpg_py_is_array(entry)) {
@@ -237,6 +302,7 @@ static PyObject *numpy_entry(PyObject *entry) {
 }
 
 typedef struct gather {
+  mpg_shape shape;     /* of the array, when all entries of the key had been converted */
   PyArrayObject *flat; /* owned: positions among the leading elements, int64, C-contiguous */
   mpg_shape rows;      /* the array seen as (leading, trailing dimensions...) */
 } gather;
@@ -304,7 +370,7 @@ static PyArrayObject *row_positions(PyObject *entry, int64_t size) {
   return flat;
 }
 
-static int resolve(const mpg_shape *shape, PyObject *key, gather *result) {
+static int resolve(const mpg_array *array, PyObject *key, gather *result) {
   int status = -1;
   PyObject *sum = NULL, *entries = PyTuple_Check(key) ? Py_NewRef(key) : PyTuple_Pack(1, key),
            *clean = NULL;
@@ -321,6 +387,9 @@ static int resolve(const mpg_shape *shape, PyObject *key, gather *result) {
     consumed += dimensions_of(entry);
     ellipsis = ellipsis || entry == Py_Ellipsis;
   }
+  /* Converting entries may run the user's code, which may give the array another shape. */
+  result->shape = array->tensor.desc.shape;
+  const mpg_shape *shape = &result->shape;
   if (consumed > shape->ndim) {
     too_many(key, shape);
     goto done;
@@ -428,7 +497,8 @@ static PyObject *get_advanced(PyObject *self, PyObject *key) {
     return take(array, mpg_py_array_of(key));
   if (!mpg_array_traced(array) && mpg_py_expect_value(array, "indexing") < 0) return NULL;
   gather g = {0};
-  if (resolve(shape, key, &g) < 0) return NULL;
+  if (resolve(array, key, &g) < 0) return NULL;
+  shape = &g.shape;
   mpg_shape wanted = gathered_shape(&g);
   PyObject *result = NULL, *rows = NULL, *positions = NULL;
   if (looks_like_mask(key, shape, &g) &&
@@ -561,37 +631,35 @@ static int refuse_recorded(PyObject *value) {
   return -1;
 }
 
-static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
-  mpg_array *array = mpg_py_array_of(self);
-  const mpg_shape *shape = &array->tensor.desc.shape;
-  basic_key basic;
-  if (parse_basic(key, shape, &basic) < 0) return -1;
-  if (mpg_shape_size(&basic.sliced) == 0) return assign_nothing(array, value, &basic.result);
+/* tensor: the array's tensor that `basic` was resolved against; the caller holds a reference. */
+static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const basic_key *basic,
+                           PyObject *value) {
+  const mpg_shape *shape = &tensor->desc.shape;
+  if (mpg_shape_size(&basic->sliced) == 0) return assign_nothing(array, value, &basic->result);
   int64_t first;
-  if (mpg_shape_equal(&basic.result, shape) && contiguous(&basic, shape, &first))
+  if (mpg_shape_equal(&basic->result, shape) && contiguous(basic, shape, &first))
     return assign_all(array, value);
   if (refuse_recorded(value) < 0) return -1;
-  if (contiguous(&basic, shape, &first)) {
+  if (contiguous(basic, shape, &first)) {
     /* The value is matched to the result's shape, in which integers have no dimension. */
-    mpg_shape target = basic.result;
-    PyObject *part = view(array, first, &target);
+    mpg_shape target = basic->result;
+    PyObject *part = view(tensor, first, &target);
     if (part == NULL) return -1;
     int result = assign_all(mpg_py_array_of(part), value);
     Py_DECREF(part);
     return result;
   }
   mpg_tuple begin, end, step;
-  slice_params(&basic, &begin, &end, &step);
-  if (mpg_py_is_scalar(value) &&
-      !(array->tensor.desc.dtype == MPG_INT64 && !PyFloat_Check(value))) {
+  slice_params(basic, &begin, &end, &step);
+  if (mpg_py_is_scalar(value) && !(tensor->desc.dtype == MPG_INT64 && !PyFloat_Check(value))) {
     double number;
     if (mpg_py_scalar(value, &number) < 0) return -1;
     mpg_array *input = array;
     return done_of(mpg_py_call_named("_slice_assign_scalar", &input, 1, array, "scalar", &number,
                                      "begin", &begin, "end", &end, "step", &step, NULL));
   }
-  PyObject *prepared = prepare(array, value, &basic.result);
-  if (prepared != NULL) Py_SETREF(prepared, mpg_py_reshape(prepared, &basic.sliced));
+  PyObject *prepared = prepare(array, value, &basic->result);
+  if (prepared != NULL) Py_SETREF(prepared, mpg_py_reshape(prepared, &basic->sliced));
   if (prepared == NULL) return -1;
   mpg_array *inputs[2] = {array, mpg_py_array_of(prepared)};
   int result = done_of(mpg_py_call_named("_slice_assign", inputs, 2, array, "begin", &begin, "end",
@@ -600,11 +668,22 @@ static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
   return result;
 }
 
+static int assign_basic(PyObject *self, PyObject *key, const plain_key *plain, PyObject *value) {
+  mpg_array *array = mpg_py_array_of(self);
+  mpg_tensor tensor = array->tensor;
+  basic_key basic;
+  if (parse_basic(key, plain, &tensor.desc.shape, &basic) < 0) return -1;
+  mpg_tensor_retain(&tensor);
+  int result = assign_resolved(array, &tensor, &basic, value);
+  mpg_tensor_release(&tensor);
+  return result;
+}
+
 static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
   mpg_array *array = mpg_py_array_of(self);
   if (refuse_recorded(value) < 0) return -1;
   gather g = {0};
-  if (resolve(&array->tensor.desc.shape, key, &g) < 0) return -1;
+  if (resolve(array, key, &g) < 0) return -1;
   mpg_shape wanted = gathered_shape(&g);
   PyObject *rows = NULL, *positions = NULL, *prepared = NULL;
   int result = -1;
@@ -661,6 +740,9 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
     Py_XDECREF(nan);
     return result;
   }
+  plain_key plain;
+  bool basic = basic_only(key);
+  if (basic && unpack_basic(key, &plain) < 0) return -1;
   if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;
   MPG_PY_TRY_INT(mpg_trace_check_write(array, "x[...] = value"));
   if (array->node != NULL && mpg_autograd_recording()) {
@@ -673,5 +755,5 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   if ((PyTuple_Check(key) && PyTuple_GET_SIZE(key) == 0) ||
       (array->tensor.desc.shape.ndim == 0 && (PySlice_Check(key) || key == Py_Ellipsis)))
     return assign_all(array, value);
-  return basic_only(key) ? assign_basic(self, key, value) : assign_advanced(self, key, value);
+  return basic ? assign_basic(self, key, &plain, value) : assign_advanced(self, key, value);
 }

@@ -93,6 +93,24 @@ static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scala
   return result;
 }
 
+/* Raises OverflowError for an integer that arithmetic with an integer array would round or wrap,
+ * because ops take numbers as doubles. Comparisons accept any number. */
+static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, double scalar) {
+  int overflow;
+  if (!PyLong_Check(number) || (kind >= MPG_PY_EQ && kind <= MPG_PY_LE) ||
+      !mpg_dtype_is_integer(mpg_py_array_of(self)->tensor.desc.dtype))
+    return 0;
+  long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+  if (value == -1 && PyErr_Occurred()) return -1;
+  if (!overflow && scalar < 0x1p63 && (long long)scalar == value) return 0;
+  PyErr_Format(PyExc_OverflowError,
+               "%s: %S cannot be combined exactly with an array of dtype %s, because numbers are "
+               "doubles in ops; use an array, nd.array([%S], dtype='int64')",
+               names[kind].array, number, mpg_dtype_name(mpg_py_array_of(self)->tensor.desc.dtype),
+               number);
+  return -1;
+}
+
 /* An operand that is no NDArray: Python and NumPy numbers, NumPy arrays. `reflected`: it stands on
  * the left. */
 static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected,
@@ -103,6 +121,9 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
     if (op == NULL) return missing(reflected ? names[kind].reflected : names[kind].scalar);
     double scalar;
     if (mpg_py_scalar(other, &scalar) < 0) return NULL;
+    if (__builtin_expect(!(scalar > -0x1p53 && scalar < 0x1p53), 0) &&
+        check_integer(kind, self, other, scalar) < 0)
+      return NULL;
     return with_scalar(op, self, scalar, out);
   }
   if (!mpg_py_is_numpy(other)) Py_RETURN_NOTIMPLEMENTED;
@@ -196,6 +217,27 @@ static PyObject *number_absolute(PyObject *self) {
   const mpg_op *op = mpg_op_find("abs");
   mpg_array *array = mpg_py_array_of(self);
   return op ? mpg_py_call(op, NULL, &array, 1) : missing("abs");
+}
+/* Arrays have no bitwise operators, which programs for other libraries apply to masks. */
+static PyObject *refuse_bits(PyObject *a, PyObject *b, const char *operator, const char *name) {
+  if ((!mpg_py_is_array(a) && !PyLong_Check(a)) || (!mpg_py_is_array(b) && !PyLong_Check(b)))
+    Py_RETURN_NOTIMPLEMENTED;
+  return PyErr_Format(PyExc_TypeError,
+                      "unsupported operator for arrays: %s; use nd.%s(x, y) for masks", operator,
+                      name);
+}
+static PyObject *number_and(PyObject *a, PyObject *b) {
+  return refuse_bits(a, b, "&", "logical_and");
+}
+static PyObject *number_or(PyObject *a, PyObject *b) {
+  return refuse_bits(a, b, "|", "logical_or");
+}
+static PyObject *number_xor(PyObject *a, PyObject *b) {
+  return refuse_bits(a, b, "^", "logical_xor");
+}
+static PyObject *number_invert(PyObject *Py_UNUSED(self)) {
+  return PyErr_Format(PyExc_TypeError,
+                      "unsupported operator for arrays: ~; use nd.logical_not(x) for masks");
 }
 static PyObject *number_matmul(PyObject *a, PyObject *b) {
   if ((!mpg_py_is_array(a) && !mpg_py_is_sparse(a)) ||
@@ -292,6 +334,10 @@ PyType_Slot mpg_py_number_slots[] = {
     {Py_nb_inplace_remainder, number_in_place_remainder},
     {Py_nb_power, number_power}, /* **= makes a new array, as in MXNet */
     {Py_nb_matrix_multiply, number_matmul},
+    {Py_nb_and, number_and},
+    {Py_nb_or, number_or},
+    {Py_nb_xor, number_xor},
+    {Py_nb_invert, number_invert},
     {Py_nb_negative, number_negative},
     {Py_nb_positive, number_positive},
     {Py_nb_absolute, number_absolute},

@@ -1,6 +1,7 @@
 /* mpgluon.autograd on csrc/autograd: recording scopes, variables, backward, differentiable Python
  * functions. */
 #include "python/core.h"
+#include "python/graph/describe.h"
 
 /* --- Scopes: record(), pause(), train_mode(), predict_mode() ---------------------------------- */
 typedef struct scope {
@@ -503,24 +504,6 @@ static PyObject *gradients_used(PyObject *Py_UNUSED(module), PyObject *arrays) {
 }
 
 #define KEYWORDS(function) (PyCFunction)(void (*)(void)) function
-/* The parameters of a node that are not the defaults, as text. */
-static PyObject *node_params(const mpg_node *node) {
-  PyObject *params = PyDict_New();
-  for (int i = 0; params != NULL && node->params && i < node->op->params->count; i++) {
-    const mpg_param *param = &node->op->params->params[i];
-    mpg_text text = {0};
-    mpg_params_get_text(node->op->params, node->params, i, &text);
-    const char *value = mpg_text_string(&text);
-    if (strcmp(value, param->default_text) != 0) {
-      PyObject *item = PyUnicode_FromString(value);
-      if (item == NULL || PyDict_SetItemString(params, param->name, item) < 0) Py_CLEAR(params);
-      Py_XDECREF(item);
-    }
-    mpg_text_free(&text);
-  }
-  return params;
-}
-
 static PyObject *node_inputs(const mpg_graph *graph, const mpg_node *node) {
   PyObject *inputs = PyList_New(node->num_inputs);
   for (uint32_t i = 0; inputs != NULL && i < node->num_inputs; i++) {
@@ -539,9 +522,9 @@ static mpg_status read_recorded(const mpg_graph *graph, mpg_value head, void *st
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && i < graph->num_nodes; i++) {
     const mpg_node *node = &graph->nodes[i];
-    PyObject *item =
-        node->op ? Py_BuildValue("sNN", node->op->name, node_params(node), node_inputs(graph, node))
-                 : Py_NewRef(Py_None);
+    PyObject *item = node->op ? Py_BuildValue("sNN", node->op->name, mpg_py_node_params(node),
+                                              node_inputs(graph, node))
+                              : Py_NewRef(Py_None);
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }

@@ -155,6 +155,20 @@ static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs)
   return result;
 }
 
+/* Warns once if signatures are evicted and recompiled. */
+static int warn_of_dropped(const cached_op *self) {
+  if (self->cache->dropped != 1) return 0;
+  const char *path = mpg_scope_text(mpg_autograd_scope());
+  return PyErr_WarnFormat(
+      PyExc_UserWarning, 1,
+      "%s: more than %d signatures (shapes, dtypes, devices and modes of the inputs) have been "
+      "compiled; the least recently used one is dropped for each new one and compiled again when "
+      "it "
+      "comes back. If a size differs from call to call, as that of a growing cache does, pad it to "
+      "a few sizes, or run this block without hybridize()",
+      *path ? path : "a hybridized block", (int)MPG_CACHE_LIMIT);
+}
+
 /* With a reference. */
 static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   bool train = mpg_autograd_training();
@@ -165,9 +179,9 @@ static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
     if (compiled == NULL) return NULL;
     compiled->references++; /* one for the cache, one for this call */
     mpg_status status = mpg_cache_add(self->cache, inputs, train, recording, compiled);
-    if (status != MPG_OK) {
+    if (status != MPG_OK || warn_of_dropped(self) < 0) {
       mpg_compiled_release(compiled);
-      mpg_py_raise(status);
+      if (status != MPG_OK) mpg_py_raise(status);
       return NULL;
     }
   } else {

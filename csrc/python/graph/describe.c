@@ -272,3 +272,20 @@ void mpg_py_dump_groups(const mpg_compiled *compiled, mpg_text *text) {
   dump_groups(compiled->programs, "forward", text);
   dump_groups(backward_set(compiled), "backward", text);
 }
+
+PyObject *mpg_py_node_params(const mpg_node *node) {
+  PyObject *params = PyDict_New();
+  for (int i = 0; params != NULL && node->params && i < node->op->params->count; i++) {
+    const mpg_param *param = &node->op->params->params[i];
+    mpg_text text = {0};
+    mpg_params_get_text(node->op->params, node->params, i, &text);
+    const char *value = mpg_text_string(&text);
+    if (strcmp(value, param->default_text) != 0) {
+      PyObject *item = PyUnicode_FromString(value);
+      if (item == NULL || PyDict_SetItemString(params, param->name, item) < 0) Py_CLEAR(params);
+      Py_XDECREF(item);
+    }
+    mpg_text_free(&text);
+  }
+  return params;
+}

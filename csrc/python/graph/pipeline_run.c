@@ -430,30 +430,25 @@ static PyObject *pipeline_run_submit(PyObject *object, PyObject *items) {
 }
 
 static PyObject *pipeline_run_peaks(PyObject *object, PyObject *args) {
-  PyObject *items, *result = NULL;
+  PyObject *items, *result;
   int keep = 0;
   size_t count;
   if (!PyArg_ParseTuple(args, "O|p:peaks", &items, &keep)) return NULL;
   mpg_micro_batch_item *list = items_from(items, &count);
   if (list == NULL) return NULL;
-  int devices = mpg_device_count();
-  size_t *peaks = PyMem_Calloc((size_t)devices + 1, sizeof *peaks);
-  if (peaks == NULL) {
-    PyErr_NoMemory();
-  } else {
-    mpg_status status =
-        mpg_pipeline_run_peaks(((pipeline_run *)object)->run, list, count, keep, peaks);
-    result = status == MPG_OK ? PyDict_New() : mpg_py_raise(status);
-  }
-  for (int i = 0; result != NULL && i < devices; i++) {
-    if (peaks[i] == 0) continue;
+  mpg_peaks peaks = {0};
+  mpg_status status =
+      mpg_pipeline_run_peaks(((pipeline_run *)object)->run, list, count, keep, &peaks);
+  result = status == MPG_OK ? PyDict_New() : mpg_py_raise(status);
+  for (int i = 0; result != NULL && i < peaks.num_devices; i++) {
+    if (peaks.bytes[i] == 0) continue;
     PyObject *context = mpg_py_context(mpg_device_at(i)->id);
-    PyObject *bytes = context != NULL ? PyLong_FromSize_t(peaks[i]) : NULL;
+    PyObject *bytes = context != NULL ? PyLong_FromSize_t(peaks.bytes[i]) : NULL;
     if (bytes == NULL || PyDict_SetItem(result, context, bytes) < 0) Py_CLEAR(result);
     Py_XDECREF(bytes);
     Py_XDECREF(context);
   }
-  PyMem_Free(peaks);
+  mpg_free(peaks.bytes);
   PyMem_Free(list);
   return result;
 }

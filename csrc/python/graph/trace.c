@@ -5,6 +5,7 @@
 #include "compile/function.h"
 #include "autograd/tape.h"
 #include "python/core.h"
+#include "python/graph/describe.h"
 
 typedef struct py_trace {
   PyObject_HEAD mpg_trace *trace; /* owned reference; NULL: cleared */
@@ -181,9 +182,9 @@ static PyObject *trace_value(PyObject *object, PyObject *item) {
   return PyLong_FromUnsignedLong(mpg_value_index(&trace->graph, value));
 }
 
-static PyObject *constant_array(const mpg_array *constant) {
+static PyObject *constant_array(const mpg_trace *trace, size_t i) {
   mpg_array array = {0};
-  mpg_array_copy(&array, constant);
+  MPG_PY_TRY(mpg_trace_get_constant(trace, i, &array));
   return mpg_py_array_take(&array);
 }
 
@@ -199,7 +200,7 @@ static PyObject *trace_constants(PyObject *object, PyObject *from) {
   for (size_t i = (size_t)begin; list != NULL && i < trace->num_constants; i++) {
     PyObject *item = Py_BuildValue(
         "kN", (unsigned long)mpg_value_index(&trace->graph, trace->constants[i].value),
-        constant_array(&trace->constants[i].array));
+        constant_array(trace, i));
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }
@@ -216,6 +217,20 @@ static PyObject *trace_live(PyObject *object, PyObject *Py_UNUSED(unused)) {
     Py_XDECREF(number);
   }
   return list;
+}
+
+static PyObject *trace_keep(PyObject *object, PyObject *ids) {
+  mpg_trace *trace = open_trace(object);
+  PyObject *items = trace ? mpg_py_items(ids, "Trace.keep: the ids are a list of ints") : NULL;
+  if (items == NULL) return NULL;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items); i++) {
+    size_t id = PyLong_AsSize_t(PyTuple_GET_ITEM(items, i));
+    if (PyErr_Occurred()) break;
+    if (id < trace->graph.num_values && id < trace->live_capacity) trace->live[id]++;
+  }
+  Py_DECREF(items);
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
 }
 
 static PyObject *trace_cut(PyObject *object, PyObject *args) {
@@ -275,6 +290,44 @@ static PyObject *trace_nodes(PyObject *object, void *Py_UNUSED(unused)) {
   return trace ? PyLong_FromSize_t(trace->graph.num_nodes) : NULL;
 }
 
+static PyObject *trace_ops(PyObject *object, PyObject *Py_UNUSED(unused)) {
+  mpg_trace *trace = open_trace(object);
+  PyObject *list = trace ? PyList_New(0) : NULL;
+  for (size_t i = 0; list != NULL && i < trace->graph.num_nodes; i++) {
+    const mpg_node *node = &trace->graph.nodes[i];
+    if (mpg_node_is_input(node)) continue;
+    uint32_t count = node->op ? node->num_inputs : 0; /* opaque calls may lack inputs */
+    PyObject *inputs = PyTuple_New(count);
+    for (uint32_t k = 0; inputs != NULL && k < count; k++) {
+      mpg_value value = trace->graph.inputs[node->inputs + k];
+      PyObject *number = PyLong_FromUnsignedLong(mpg_value_index(&trace->graph, value));
+      if (number == NULL)
+        Py_CLEAR(inputs);
+      else
+        PyTuple_SET_ITEM(inputs, k, number);
+    }
+    PyObject *params = inputs && node->op ? mpg_py_node_params(node) : PyDict_New();
+    PyObject *item = inputs && params
+                         ? Py_BuildValue("zOOII", node->op ? node->op->name : NULL, params, inputs,
+                                         node->values, node->num_outputs)
+                         : NULL;
+    Py_XDECREF(inputs);
+    Py_XDECREF(params);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+static PyObject *trace_shape(PyObject *object, PyObject *number) {
+  mpg_trace *trace = open_trace(object);
+  size_t id = PyLong_AsSize_t(number);
+  if (trace == NULL || PyErr_Occurred()) return NULL;
+  if (id >= trace->graph.num_values)
+    return PyErr_Format(PyExc_IndexError, "Trace.shape: there is no value %zu", id);
+  return mpg_py_shape_tuple(&trace->graph.values[id].desc.shape);
+}
+
 static PyObject *trace_paused(PyObject *object, void *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   return trace ? PyBool_FromLong(mpg_trace_paused(trace)) : NULL;
@@ -287,6 +340,11 @@ static void trace_dealloc(PyObject *object) {
   mpg_trace_release(self->trace);
   type->tp_free(object);
   Py_DECREF(type);
+}
+
+static PyObject *trace_spans_ranks(PyObject *object, void *Py_UNUSED(unused)) {
+  const mpg_trace *trace = open_trace(object);
+  return trace ? PyBool_FromLong(mpg_graph_spans_ranks(&trace->graph)) : NULL;
 }
 
 static PyMethodDef trace_methods[] = {
@@ -303,6 +361,11 @@ static PyMethodDef trace_methods[] = {
      "constants(begin)\n--\n\nThe constants from that number on, as (id, array)."},
     {"live", trace_live, METH_NOARGS,
      "live()\n--\n\nThe ids of the values that some array stands for."},
+    {"ops", trace_ops, METH_NOARGS,
+     "ops()\n--\n\nThe ops so far, each as (name, parameters, ids of its inputs, id of its first "
+     "output, number of outputs). The name is None for a call that is not an op."},
+    {"shape", trace_shape, METH_O, "shape(id)\n--\n\nThe shape of the value with this id."},
+    {"keep", trace_keep, METH_O, "keep(ids)\n--\n\nThese values stay live until the trace ends."},
     {"forget_moves", trace_forget_moves, METH_NOARGS,
      "forget_moves()\n--\n\nArrays that were moved between groups are moved anew from now on."},
     {"cut", trace_cut, METH_VARARGS,
@@ -311,6 +374,8 @@ static PyMethodDef trace_methods[] = {
      "theirs, or those that are among the results."},
     {0}};
 static PyGetSetDef trace_properties[] = {
+    {"spans_ranks", trace_spans_ranks, NULL,
+     "Whether a value is on a device that names a rank, so that all ranks trace it.", NULL},
     {"nodes", trace_nodes, NULL, "How many nodes it has.", NULL},
     {"paused", trace_paused, NULL, "Whether autograd was recording when it began, and is not now.",
      NULL},
@@ -356,7 +421,9 @@ static PyObject *captured_arrays(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && trace != NULL && i < trace->num_constants; i++) {
     if (trace->constants[i].array.trace) continue;
-    PyObject *item = constant_array(&trace->constants[i].array);
+    mpg_array array = {0}; /* the array itself, with its current contents */
+    mpg_array_copy(&array, &trace->constants[i].array);
+    PyObject *item = mpg_py_array_take(&array);
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }

@@ -72,6 +72,20 @@ static int add_array(call *c, int place, PyObject *object) {
   return 0;
 }
 
+/* An error for `concat([x, y], 0)`: a number after a list of arrays is meant as a parameter. */
+static int check_array_after_list(const call *c, PyObject *object) {
+  const mpg_param_table *table = c->self->op->params;
+  int shown = c->self->count_param == 0; /* num_args follows from the arrays */
+  if ((!PyLong_Check(object) && !PyFloat_Check(object)) || table->size == 0 ||
+      shown >= table->count)
+    return 0;
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+               "%s: expected an array after the list of arrays, got %R; give parameters by name, "
+               "such as %s=%R",
+               c->self->op->name, object, table->params[shown].name, object);
+  return -1;
+}
+
 static int add_arrays_of(call *c, PyObject *sequence) {
   PyObject *items = mpg_py_items(sequence, "expected a list of arrays");
   if (items == NULL) return -1;
@@ -345,9 +359,12 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
   if (!self->variadic && count > positional + 2)
     return PyErr_Format(PyExc_TypeError, "%s takes at most %zd arguments, got %zd", self->op->name,
                         positional + 2, count);
+  bool after_list = false;
   for (Py_ssize_t i = 0; i < count; i++) {
     if (self->variadic && i >= self->num_inputs - 1) {
       bool list = PyList_Check(args[i]) || PyTuple_Check(args[i]);
+      if (after_list && check_array_after_list(&c, args[i]) < 0) goto done;
+      after_list = list;
       if ((list ? add_arrays_of(&c, args[i]) : add_array(&c, c.num_arrays, args[i])) < 0) goto done;
     } else if (i < self->num_inputs) {
       if (add_array(&c, (int)i, args[i]) < 0) goto done;

@@ -34,15 +34,30 @@ static int as_int(PyObject *object, int64_t *value) {
   return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* The items of a list, tuple, ndarray or NDArray of numbers as a tuple; new. A single number gives
- * NULL without an exception. */
-static PyObject *items_of(PyObject *value) {
-  if (PyTuple_Check(value) || PyList_Check(value)) return mpg_py_items(value, "");
+static int check_count(const mpg_param *param, const char *op, Py_ssize_t count, int most) {
+  if (count <= most) return 0;
+  PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given",
+               op, param->name, count, most);
+  return -1;
+}
+
+/* Returns the numbers of a list, tuple, ndarray or NDArray as a new tuple of at most `most` items.
+ * Returns NULL without an exception for a single number. */
+static PyObject *items_of(const mpg_param *param, const char *op, PyObject *value, int most) {
   if (PyFloat_Check(value) || PyLong_Check(value)) return NULL;
-  if (PyArray_Check(value) ? PyArray_NDIM((PyArrayObject *)value) == 0
-                           : (!PySequence_Check(value) || PyUnicode_Check(value)))
-    return NULL;
-  return mpg_py_items(value, "");
+  if (!PyTuple_Check(value) && !PyList_Check(value)) {
+    if (PyArray_Check(value) ? PyArray_NDIM((PyArrayObject *)value) == 0
+                             : (!PySequence_Check(value) || PyUnicode_Check(value)))
+      return NULL;
+    /* Check the length first: iterating over an array creates an array for each row. */
+    Py_ssize_t count = PySequence_Size(value);
+    if (count < 0 && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
+    PyErr_Clear();
+    if (check_count(param, op, count, most) < 0) return NULL;
+  }
+  PyObject *items = mpg_py_items(value, "");
+  if (items != NULL && check_count(param, op, PyTuple_GET_SIZE(items), most) < 0) Py_CLEAR(items);
+  return items;
 }
 
 static int tuple_from(const mpg_param *param, const char *op, mpg_tuple *tuple, PyObject *value) {
@@ -52,19 +67,13 @@ static int tuple_from(const mpg_param *param, const char *op, mpg_tuple *tuple, 
     tuple->count = -1;
     return 0;
   }
-  PyObject *items = items_of(value);
+  PyObject *items = items_of(param, op, value, MPG_MAX_TUPLE);
   if (items == NULL) {
     if (PyErr_Occurred()) return wrong(param, op, value, expected);
     tuple->count = 1;
     return as_int(value, &tuple->values[0]) < 0 ? wrong(param, op, value, expected) : 0;
   }
   Py_ssize_t count = PyTuple_GET_SIZE(items);
-  if (count > MPG_MAX_TUPLE) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given",
-                 op, param->name, count, MPG_MAX_TUPLE);
-    Py_DECREF(items);
-    return -1;
-  }
   tuple->count = (int32_t)count;
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject *item = PyTuple_GET_ITEM(items, i);
@@ -151,19 +160,13 @@ static int from_floats(const target *to, void *field, PyObject *value) {
   static const char expected[] = "a number or a tuple of numbers";
   mpg_floats *floats = field;
   memset(floats, 0, sizeof *floats);
-  PyObject *items = items_of(value);
+  PyObject *items = items_of(to->param, to->op, value, MPG_MAX_FLOATS);
   if (items == NULL) {
     if (PyErr_Occurred()) return refuse(to, value, expected);
     floats->count = 1;
     return mpg_py_scalar(value, &floats->values[0]) < 0 ? refuse(to, value, expected) : 0;
   }
   Py_ssize_t count = PyTuple_GET_SIZE(items);
-  if (count > MPG_MAX_FLOATS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given",
-                 to->op, to->param->name, count, MPG_MAX_FLOATS);
-    Py_DECREF(items);
-    return -1;
-  }
   floats->count = (int32_t)count;
   for (Py_ssize_t i = 0; i < count; i++)
     if (mpg_py_scalar(PyTuple_GET_ITEM(items, i), &floats->values[i]) < 0) {

@@ -61,25 +61,44 @@ typedef struct range_plan {
   mpg_dtype dtype;
   void *out;
   mpg_steps by;
-  int64_t period; /* period: values start anew after so many elements */
+  int64_t period; /* elements after which the values repeat */
 } range_plan;
+
+/* Writes n values of one period, starting at step k. A vector loop if each value appears once. */
+static void fill_steps(const mpg_steps *by, bool whole, int64_t k, int64_t n, void *values) {
+  int64_t *integers = values;
+  double *reals = values;
+  uint64_t start = (uint64_t)(int64_t)by->start, step = (uint64_t)(int64_t)by->step;
+  if (by->repeat > 1) {
+    int64_t value = k / by->repeat, left = by->repeat - k % by->repeat;
+    for (int64_t j = 0; j < n; j++) {
+      if (whole)
+        integers[j] = (int64_t)(start + (uint64_t)value * step);
+      else
+        reals[j] = by->start + (double)value * by->step;
+      if (!--left) value++, left = by->repeat;
+    }
+  } else if (whole) {
+    for (int64_t j = 0; j < n; j++)
+      integers[j] = (int64_t)(start + (uint64_t)k * step + (uint64_t)j * step);
+  } else {
+    double first = (double)k; /* counts below 2^53, so that the sums with j are exact */
+    for (int32_t j = 0; j < (int32_t)n; j++) reals[j] = by->start + (first + (double)j) * by->step;
+  }
+}
 
 static void run_range(void *context, int64_t begin, int64_t end) {
   const range_plan *p = context;
-  mpg_block_buffer values;
+  mpg_block_buffer buffer;
   bool whole = !mpg_dtype_is_float(p->dtype) && p->by.start == (double)(int64_t)p->by.start &&
                p->by.step == (double)(int64_t)p->by.step;
-  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
-    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
-    for (int64_t j = 0; j < n; j++) {
-      int64_t k = (i + j) % p->period / p->by.repeat;
-      if (whole)
-        values.i64[j] =
-            (int64_t)((uint64_t)(int64_t)p->by.start + (uint64_t)k * (uint64_t)(int64_t)p->by.step);
-      else
-        values.f64[j] = p->by.start + (double)k * p->by.step;
-    }
-    mpg_cpu_store(whole ? MPG_COMPUTE_I64 : MPG_COMPUTE_F64, p->dtype, p->out, i, n, &values);
+  mpg_compute compute = whole ? MPG_COMPUTE_I64 : MPG_COMPUTE_F64;
+  for (int64_t i = begin, n; i < end; i += n) {
+    int64_t k = i % p->period, most = end - i < p->period - k ? end - i : p->period - k;
+    n = most < MPG_CPU_BLOCK ? most : MPG_CPU_BLOCK;
+    void *values = mpg_cpu_place(compute, p->dtype, p->out, i, &buffer);
+    fill_steps(&p->by, whole, k, n, values);
+    mpg_cpu_store(compute, p->dtype, p->out, i, n, values);
   }
 }
 

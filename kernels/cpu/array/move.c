@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/array/turn.h"
 
-enum { GRAIN_BYTES = 32768, TILE = MPG_TURNED };
+enum { GRAIN_BYTES = 32768, TILE = MPG_TURNED, SHORT = 8 };
 
 /* A move without its inner part: outer dimensions, and an inner row (or a plane to transpose) that
  * one call handles. Bytes throughout. */
@@ -14,8 +14,10 @@ typedef struct plan {
   int64_t dims[MPG_MOVE_NDIM], in_strides[MPG_MOVE_NDIM], out_strides[MPG_MOVE_NDIM];
   int64_t count, in_step, out_step; /* the row */
   int64_t item;
-  int64_t rows, row_in,
-      row_out;    /* transposes: `rows` rows side by side in the input (row_in == item) */
+  /* Transposes: number of adjacent rows in the input (row_in == item). Short rows: number of rows
+   * that one call moves. */
+  int64_t rows, row_in, row_out;
+  bool short_rows;
   int64_t spread; /* not 0: so many neighbours, each `count` times one after the other */
   const char *in;
   char *out;
@@ -54,6 +56,23 @@ typedef struct plan {
       case 3: spread_##type##_of(source, target, n, 3); return;                                    \
       case 4: spread_##type##_of(source, target, n, 4); return;                                    \
       default: spread_##type##_of(source, target, n, times); return;                               \
+    }                                                                                              \
+  }                                                                                                \
+  __attribute__((always_inline)) static inline void short_##type##_of(                             \
+      const char *in, char *out, int64_t rows, int64_t row_in, int64_t row_out, int64_t count,     \
+      int64_t in_step) {                                                                           \
+    for (int64_t r = 0; r < rows; r++, in += row_in, out += row_out)                               \
+      for (int64_t c = 0; c < count; c++)                                                          \
+        ((type *)(void *)out)[c] = *(const type *)(const void *)(in + c * in_step);                \
+  }                                                                                                \
+  /* Rows of at most SHORT elements that are adjacent in the result. */                            \
+  static void short_##type(const char *in, char *out, int64_t rows, int64_t row_in,                \
+                           int64_t row_out, int64_t count, int64_t in_step) {                      \
+    switch (count) {                                                                               \
+      case 2: short_##type##_of(in, out, rows, row_in, row_out, 2, in_step); return;               \
+      case 3: short_##type##_of(in, out, rows, row_in, row_out, 3, in_step); return;               \
+      case 4: short_##type##_of(in, out, rows, row_in, row_out, 4, in_step); return;               \
+      default: short_##type##_of(in, out, rows, row_in, row_out, count, in_step); return;          \
     }                                                                                              \
   }                                                                                                \
   /* A tile of a transpose: `rows` rows of `count`; the input's rows lie side by side. */          \
@@ -114,6 +133,17 @@ static void move_tile(int64_t item, const char *in, char *out, int64_t rows, int
   }
 }
 
+static void move_short(int64_t item, const char *in, char *out, int64_t rows, int64_t row_in,
+                       int64_t row_out, int64_t count, int64_t in_step) {
+  switch (item) {
+    case 1: short_item1(in, out, rows, row_in, row_out, count, in_step); return;
+    case 2: short_item2(in, out, rows, row_in, row_out, count, in_step); return;
+    case 4: short_item4(in, out, rows, row_in, row_out, count, in_step); return;
+    case 8: short_item8(in, out, rows, row_in, row_out, count, in_step); return;
+    default: short_item16(in, out, rows, row_in, row_out, count, in_step); return;
+  }
+}
+
 static void spread(int64_t item, const char *in, char *out, int64_t n, int64_t times) {
   switch (item) {
     case 1: spread_item1(in, out, n, times); return;
@@ -139,6 +169,8 @@ static void run_plan(void *context, int64_t begin, int64_t end) {
   for (int64_t unit = begin; unit < end; unit++) {
     if (p->spread) {
       spread(p->item, in, out, p->spread, p->count);
+    } else if (p->short_rows) {
+      move_short(p->item, in, out, p->rows, p->row_in, p->row_out, p->count, p->in_step);
     } else if (p->rows == 0) {
       move_row(p->item, in, out, p->count, p->in_step, p->out_step);
     } else {
@@ -220,7 +252,18 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
   } else if (element && p.out_step == item && p.in_step != 0)
     for (int i = 0; i < p.ndim; i++)
       if (p.in_strides[i] == item) plane = i;
-  if (plane >= 0) {
+  if (plane < 0 && element && !p.spread && p.out_step == item && p.count <= SHORT && inner >= 0) {
+    p.short_rows = true;
+    p.rows = p.dims[inner];
+    p.row_in = p.in_strides[inner];
+    p.row_out = p.out_strides[inner];
+    p.ndim--;
+    for (int64_t piece = 4096; piece >= 64; piece /= 2)
+      if (piece < p.rows && p.rows % piece == 0) {
+        split_dim(&p, &p.rows, p.row_in, p.row_out, piece);
+        break;
+      }
+  } else if (plane >= 0) {
     p.rows = p.dims[plane];
     p.row_in = item;
     p.row_out = p.out_strides[plane];

@@ -224,6 +224,13 @@ static void add_bias(void *context, int64_t begin, int64_t end) { /* counts (sam
 }
 
 #ifdef MPG_WITH_ONEDNN
+/* True if im2col is faster than oneDNN, which pads few channels of a strided gradient to a full
+ * vector. */
+static bool few_channels(const mpg_convolution *c, int direction) {
+  return direction == MPG_BACKWARD_DATA && c->groups == 1 && c->channels <= 4 &&
+         mpg_window_product(c->window.stride, c->window.ndim) > 1;
+}
+
 static const mpg_onednn_prepared *find_prepared(const mpg_kernel_call *call,
                                                 mpg_onednn_convolution *how) {
   mpg_onednn_key key = mpg_onednn_convolution_key(how);
@@ -258,7 +265,8 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
     prepared = find_prepared(call, &how);
   if (prepared) computed = dtype;
   how.dtype = dnnl_f32;
-  if (!empty && computed == MPG_FLOAT32) prepared = find_prepared(call, &how);
+  if (!empty && computed == MPG_FLOAT32 && !few_channels(c, direction))
+    prepared = find_prepared(call, &how);
 #endif
   bool half = mpg_dtype_size(dtype) == 2 && computed != dtype;
   plain p = plain_setup(c, computed);

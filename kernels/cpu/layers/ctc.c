@@ -11,7 +11,8 @@
 
 #include "base/memory.h"
 #include "kernels/common/real.h"
-#include "kernels/cpu/cpu.h"
+#include "kernels/common/vector_math_double.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/index.h"
 
 typedef struct ctc {
@@ -35,116 +36,187 @@ static int64_t labels_of(const ctc *t, int64_t n) {
   return count;
 }
 
-/* log(exp(a) + exp(b) + exp(c)); NaN where one is. */
-static inline double log_sum(double a, double b, double c) {
-  double most = a > b ? a : b;
-  most = most > c ? most : c;
-  if (most == -INFINITY || most != most) return a + b + c;
-  return most + log(exp(a - most) + exp(b - most) + exp(c - most));
-}
-
-/* The logarithm of the sum of exponentials of a frame's scores. */
-static double log_total(const ctc *t, int64_t at) {
-  double most = -INFINITY, sum = 0;
-  for (int64_t k = 0; k < t->classes; k++) {
-    double x = mpg_real_at(t->data, at + k);
-    if (!(x <= most)) most = x;
-  }
-  if (most == -INFINITY) return most;
-  for (int64_t k = 0; k < t->classes; k++) sum += exp(mpg_real_at(t->data, at + k) - most);
-  return most + log(sum);
-}
-
-static inline int64_t class_of(const ctc *t, const int64_t *labels, int64_t s) {
-  return s & 1 ? labels[s / 2] : t->blank;
-}
-/* Whether a label may follow the one before without a blank in between. */
-static inline bool skips(const int64_t *labels, int64_t s) {
-  return (s & 1) && s >= 3 && labels[s / 2] != labels[s / 2 - 1];
-}
-
-/* alpha of one more frame. `before` NULL: the first one. */
-static void advance(const ctc *t, const int64_t *labels, int64_t states, int64_t at, double total,
-                    const double *before, double *alpha) {
-  for (int64_t s = 0; s < states; s++) {
-    double here = mpg_real_at(t->data, at + class_of(t, labels, s)) - total;
-    if (!before)
-      alpha[s] = s < 2 ? here : -INFINITY;
-    else
-      alpha[s] = here + log_sum(before[s], s > 0 ? before[s - 1] : -INFINITY,
-                                skips(labels, s) ? before[s - 2] : -INFINITY);
-  }
-}
-
-/* How many frames the labels need at least: one each, and one between two that are equal. */
+/* Returns the fewest frames for the labels: one for each, and a blank between equal neighbors. */
 static int64_t needed(const int64_t *labels, int64_t count) {
   int64_t frames = count;
   for (int64_t i = 1; i < count; i++) frames += labels[i] == labels[i - 1];
   return frames;
 }
 
-static inline double ended(const double *alpha, int64_t states) {
-  return log_sum(alpha[states - 1], states > 1 ? alpha[states - 2] : -INFINITY, -INFINITY);
+/* Returns the doubles in a row of states: STATES_PAD on both sides hold -inf, so that transitions
+ * need no bounds checks. */
+enum { STATES_PAD = 2 };
+static int64_t row_of(int64_t labels) { return 2 * labels + 1 + 2 * STATES_PAD; }
+
+/* One sample. The arrays are parts of its group's scratch. */
+typedef struct sample {
+  const ctc *t;
+  int64_t n, frames, states;
+  int64_t *classes;        /* of each state */
+  double *skip;            /* 0 if a state may follow the one before its blank, else -inf; padded */
+  double *here;            /* log probability of each state in the current frame alone */
+  double *scores, *powers; /* scores of the classes in the current frame, and their exponentials */
+} sample;
+
+/* Returns the first state of the row at *scratch, and moves *scratch past the row. */
+static double *take_row(double **scratch, const ctc *t) {
+  double *row = *scratch + STATES_PAD;
+  *scratch += row_of(t->length);
+  return row;
+}
+static double *take(double **scratch, int64_t count) {
+  double *found = *scratch;
+  *scratch += count;
+  return found;
+}
+
+/* Computes the scratch for begin_sample and `rows` more rows of states for its callers. */
+static bool scratch_size(const ctc *t, size_t rows, size_t *bytes) {
+  size_t row = (size_t)row_of(t->length), more;
+  return mpg_size_mul(rows + 3, row, bytes) &&
+         mpg_size_mul((size_t)t->classes, t->grad ? 3 : 2, &more) &&
+         mpg_size_add(*bytes, more, bytes) &&
+         mpg_size_add(*bytes, t->grad ? (size_t)t->time : 0, bytes) &&
+         mpg_size_mul(*bytes, sizeof(double), bytes);
+}
+
+static void pad(double *row, int64_t states) {
+  for (int i = 1; i <= STATES_PAD; i++) row[-i] = row[states + i - 1] = -INFINITY;
+}
+
+static void begin_sample(const ctc *t, int64_t n, double **scratch, sample *s) {
+  int64_t count = labels_of(t, n);
+  *s = (sample){.t = t, .n = n, .frames = frames_of(t, n), .states = 2 * count + 1};
+  s->classes = (int64_t *)(void *)take_row(scratch, t);
+  s->skip = take_row(scratch, t);
+  s->here = take_row(scratch, t);
+  s->scores = take(scratch, t->classes);
+  s->powers = take(scratch, t->classes);
+  int64_t *labels = s->classes + s->states - count; /* read from the back while states are filled */
+  for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
+  if (needed(labels, count) > s->frames) s->frames = 0;
+  pad(s->skip, s->states);
+  for (int64_t i = 0; i < count; i++) {
+    int64_t label = labels[i];
+    s->skip[2 * i] = -INFINITY;
+    s->skip[2 * i + 1] = i && label != s->classes[2 * i - 1] ? 0 : -INFINITY;
+    s->classes[2 * i] = t->blank;
+    s->classes[2 * i + 1] = label;
+  }
+  s->classes[s->states - 1] = t->blank;
+  s->skip[s->states - 1] = -INFINITY;
+}
+
+/* Loads the scores of frame f; returns the logarithm of the sum of their exponentials. */
+static double load_scores(sample *s, int64_t f) {
+  const ctc *t = s->t;
+  double most = -INFINITY, sum = 0;
+  mpg_cpu_load_all(MPG_COMPUTE_F64, t->data->desc.dtype, t->data->data,
+                   (f * t->batch + s->n) * t->classes, t->classes, s->scores);
+  for (int64_t k = 0; k < t->classes; k++)
+    if (!(s->scores[k] <= most)) most = s->scores[k];
+  if (most == -INFINITY) return most;
+  MPG_INDEPENDENT
+  for (int64_t k = 0; k < t->classes; k++) s->powers[k] = mpg_exp(s->scores[k] - most);
+  for (int64_t k = 0; k < t->classes; k++) sum += s->powers[k];
+  return most + log(sum);
+}
+
+static void load_states(sample *s, double total) {
+  for (int64_t k = 0; k < s->states; k++) s->here[k] = s->scores[s->classes[k]] - total;
+}
+
+/* log(exp(a) + exp(b) + exp(c)); -inf if all three are -inf, NaN if one is NaN. */
+MPG_INLINE double log_sum(double a, double b, double c) {
+  double most = a > b ? a : b;
+  most = most > c ? most : c;
+  most = most == -INFINITY ? 0 : most;
+  return most + mpg_log(mpg_exp(a - most) + mpg_exp(b - most) + mpg_exp(c - most));
+}
+
+/* Computes alpha of the loaded frame. before: alpha of the previous frame; NULL for the first
+ * frame. */
+static void advance(const sample *s, const double *before, double *alpha) {
+  const double *here = s->here, *skip = s->skip;
+  pad(alpha, s->states);
+  if (!before) {
+    for (int64_t k = 0; k < s->states; k++) alpha[k] = k < 2 ? here[k] : -INFINITY;
+    return;
+  }
+  MPG_INDEPENDENT
+  for (int64_t k = 0; k < s->states; k++)
+    alpha[k] = here[k] + log_sum(before[k], before[k - 1], before[k - 2] + skip[k]);
+}
+
+/* Computes beta. after: beta of the next frame plus that frame's scores. */
+static void retreat(const sample *s, const double *after, double *beta) {
+  const double *skip = s->skip;
+  MPG_INDEPENDENT
+  for (int64_t k = 0; k < s->states; k++)
+    beta[k] = log_sum(after[k], after[k + 1], after[k + 2] + skip[k + 2]);
+}
+
+static double ended(const double *alpha, int64_t states) {
+  return log_sum(alpha[states - 1], alpha[states - 2], -INFINITY);
 }
 
 static void sample_loss(const ctc *t, int64_t n, double *scratch) {
-  int64_t frames = frames_of(t, n), count = labels_of(t, n), states = 2 * count + 1;
-  double *alpha = scratch, *before = alpha + 2 * t->length + 1;
-  int64_t *labels = (int64_t *)(void *)(before + 2 * t->length + 1);
-  for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
-  if (needed(labels, count) > frames || frames == 0) {
+  sample s;
+  begin_sample(t, n, &scratch, &s);
+  double *alpha = take_row(&scratch, t), *before = take_row(&scratch, t);
+  if (s.frames == 0) {
     mpg_real_store(t->out, n, 0);
     return;
   }
-  for (int64_t f = 0; f < frames; f++) {
-    int64_t at = (f * t->batch + n) * t->classes;
-    advance(t, labels, states, at, log_total(t, at), f ? before : NULL, alpha);
+  for (int64_t f = 0; f < s.frames; f++) {
+    load_states(&s, load_scores(&s, f));
+    advance(&s, f ? before : NULL, alpha);
     double *swap = alpha;
     alpha = before;
     before = swap;
   }
-  mpg_real_store(t->out, n, -ended(before, states));
+  mpg_real_store(t->out, n, -ended(before, s.states));
 }
 
 /* The gradient of the scores: softmax, less the probability that the frame is in a state of the
  * class, given the labels. */
 static void sample_back(const ctc *t, int64_t n, double *scratch) {
-  int64_t frames = frames_of(t, n), count = labels_of(t, n), states = 2 * count + 1,
-          row = 2 * t->length + 1;
-  double *alpha = scratch, *beta = alpha + t->time * row, *after = beta + row,
-         *totals = after + row, *shares = totals + t->time;
-  int64_t *labels = (int64_t *)(void *)(shares + t->classes);
-  double head = mpg_real_at(t->grad, n), likelihood = 0;
-  for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
-  if (needed(labels, count) > frames) frames = 0;
-  for (int64_t f = 0; f < frames; f++) {
-    int64_t at = (f * t->batch + n) * t->classes;
-    totals[f] = log_total(t, at);
-    advance(t, labels, states, at, totals[f], f ? alpha + (f - 1) * row : NULL, alpha + f * row);
+  sample s;
+  begin_sample(t, n, &scratch, &s);
+  double *beta = take_row(&scratch, t), *after = take_row(&scratch, t),
+         *totals = take(&scratch, t->time), *shares = take(&scratch, t->classes);
+  double *alphas = scratch + STATES_PAD, head = mpg_real_at(t->grad, n), likelihood = 0;
+  int64_t row = row_of(t->length);
+  for (int64_t f = 0; f < s.frames; f++) {
+    load_states(&s, totals[f] = load_scores(&s, f));
+    advance(&s, f ? alphas + (f - 1) * row : NULL, alphas + f * row);
   }
-  if (frames) likelihood = ended(alpha + (frames - 1) * row, states);
-  if (likelihood == -INFINITY) frames = 0; /* no way at all: nothing changes that */
+  if (s.frames) likelihood = ended(alphas + (s.frames - 1) * row, s.states);
+  if (likelihood == -INFINITY) s.frames = 0; /* no path has a probability */
+  pad(after, s.states);
   for (int64_t f = t->time - 1; f >= 0; f--) {
     int64_t at = (f * t->batch + n) * t->classes;
-    if (f >= frames) {
+    if (f >= s.frames) {
       for (int64_t k = 0; k < t->classes; k++) mpg_real_store(t->out, at + k, 0);
       continue;
     }
+    if (f == s.frames - 1)
+      for (int64_t k = 0; k < s.states; k++) beta[k] = k >= s.states - 2 ? 0 : -INFINITY;
+    else
+      retreat(&s, after, beta);
+    const double *alpha = alphas + f * row;
+    double *posterior = after; /* reuses its memory until the next iteration fills it */
+    MPG_INDEPENDENT
+    for (int64_t k = 0; k < s.states; k++) posterior[k] = mpg_exp(alpha[k] + beta[k] - likelihood);
     memset(shares, 0, (size_t)t->classes * sizeof *shares);
-    for (int64_t s = 0; s < states; s++) {
-      if (f == frames - 1) {
-        beta[s] = s >= states - 2 ? 0 : -INFINITY;
-      } else { /* `after` holds the next frame's beta with its own scores */
-        beta[s] = log_sum(after[s], s + 1 < states ? after[s + 1] : -INFINITY,
-                          s + 2 < states && skips(labels, s + 2) ? after[s + 2] : -INFINITY);
-      }
-      shares[class_of(t, labels, s)] += exp(alpha[f * row + s] + beta[s] - likelihood);
-    }
-    for (int64_t s = 0; s < states; s++)
-      after[s] = beta[s] + mpg_real_at(t->data, at + class_of(t, labels, s)) - totals[f];
+    for (int64_t k = 0; k < s.states; k++) shares[s.classes[k]] += posterior[k];
+    mpg_cpu_load_all(MPG_COMPUTE_F64, t->data->desc.dtype, t->data->data, at, t->classes, s.scores);
+    load_states(&s, totals[f]);
+    for (int64_t k = 0; k < s.states; k++) after[k] = beta[k] + s.here[k];
+    MPG_INDEPENDENT
+    for (int64_t k = 0; k < t->classes; k++) s.powers[k] = mpg_exp(s.scores[k] - totals[f]);
     for (int64_t k = 0; k < t->classes; k++)
-      mpg_real_store(t->out, at + k,
-                     head * (exp(mpg_real_at(t->data, at + k) - totals[f]) - shares[k]));
+      mpg_real_store(t->out, at + k, head * (s.powers[k] - shares[k]));
   }
 }
 
@@ -202,11 +274,8 @@ static mpg_status run(const mpg_kernel_call *call, int first) {
   if (t.batch == 0) return MPG_OK;
   MPG_TRY(check(call, &t));
   t.groups = t.batch < call->num_threads ? t.batch : call->num_threads;
-  size_t row, size, rows = first ? (size_t)t.time + 2 : 2,
-                    more = (size_t)t.length + (first ? (size_t)t.time + (size_t)t.classes : 0);
-  if (!mpg_size_mul((size_t)t.length, 2, &row) || !mpg_size_mul(row + 1, rows, &size) ||
-      !mpg_size_add(size, more + 8, &size) ||
-      !mpg_size_mul(size, sizeof(double), &t.scratch_each) ||
+  size_t size;
+  if (!scratch_size(&t, first ? (size_t)t.time + 2 : 2, &t.scratch_each) ||
       !mpg_size_mul(t.scratch_each = mpg_align_up(t.scratch_each, 64), (size_t)t.groups, &size))
     return mpg_fail(MPG_VALUE_ERROR, "%s: the labels and steps are too many", call->op->name);
   t.scratch = mpg_device_scratch(call->device, size);

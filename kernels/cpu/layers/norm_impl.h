@@ -48,8 +48,15 @@ static inline __attribute__((always_inline)) double NAME(fold)(NAME(vector) * v)
   return (double)lanes[0];
 }
 
+/* Rows shorter than this are summed one by one, in double. */
+enum { NAME(SHORT) = 8 };
+
 static double NAME(row_sum)(const A *x, int64_t count) {
   double result = 0;
+  if (count < NAME(SHORT)) {
+    for (int64_t i = 0; i < count; i++) result += (double)x[i];
+    return result;
+  }
   for (int64_t i = 0, n; i < count; i = n) {
     n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
     NAME(vector) sums[NAME(VECTORS)] = {{0}}, more[NAME(VECTORS)] = {{0}};
@@ -72,6 +79,13 @@ static double NAME(row_sum)(const A *x, int64_t count) {
  * their squares. */
 static void NAME(row_distances)(const A *x, int64_t count, A center, double *away,
                                 double *squares) {
+  if (count < NAME(SHORT)) {
+    for (int64_t i = 0; i < count; i++) {
+      double v = (double)(x[i] - center);
+      *away += v, *squares += v * v;
+    }
+    return;
+  }
   for (int64_t i = 0, n; i < count; i = n) {
     n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
     NAME(vector) sums[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}};
@@ -94,6 +108,14 @@ static inline __attribute__((always_inline)) void NAME(row_products)(const A *x,
                                                                      int64_t count, A center,
                                                                      double *sum, double *away,
                                                                      double *product) {
+  if (count < NAME(SHORT)) {
+    for (int64_t i = 0; i < count; i++) {
+      double v = (double)(x[i] - center), w = (double)y[i];
+      *sum += w, *product += v * w;
+      if (away) *away += v;
+    }
+    return;
+  }
   for (int64_t i = 0, n; i < count; i = n) {
     n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
     NAME(vector)

@@ -45,39 +45,57 @@ static void cumsum_range(void *context, int64_t begin, int64_t end) {
 }
 
 enum { NARROW = 16, TOGETHER = 8, SHORT = 32 };
+/* Fewest lines for which transposed tiles are faster than chains of additions. Without 64-byte
+ * vectors they never are. */
+static const int64_t MANY = MPG_VECTOR_BYTES >= 64 ? 8 : INT64_MAX;
 
-/* `steps` steps of rows of `inner`, of `lines` outer indices. */
-#define CHAINS(name, T, S)                                                                 \
-  __attribute__((always_inline)) static inline void name##_of(                             \
-      const T *from, T *to, S *sums, int64_t inner, int64_t steps, bool reverse) {         \
-    S s[NARROW];                                                                           \
-    for (int64_t i = 0; i < inner; i++) s[i] = sums[i];                                    \
-    for (int64_t k = 0; k < steps; k++) {                                                  \
-      int64_t at = (reverse ? steps - 1 - k : k) * inner;                                  \
-      for (int64_t i = 0; i < inner; i++) to[at + i] = (T)(s[i] = s[i] + (S)from[at + i]); \
-    }                                                                                      \
-    for (int64_t i = 0; i < inner; i++) sums[i] = s[i];                                    \
-  }                                                                                        \
-  static void name(const T *const *from, T *const *to, S *sums, int lines, int64_t inner,  \
-                   int64_t steps, bool reverse) {                                          \
-    if (lines == TOGETHER && inner == 1) {                                                 \
-      S s[TOGETHER];                                                                       \
-      for (int r = 0; r < TOGETHER; r++) s[r] = sums[r];                                   \
-      for (int64_t k = 0; k < steps; k++) {                                                \
-        int64_t at = reverse ? steps - 1 - k : k;                                          \
-        for (int r = 0; r < TOGETHER; r++) to[r][at] = (T)(s[r] = s[r] + (S)from[r][at]);  \
-      }                                                                                    \
-      for (int r = 0; r < TOGETHER; r++) sums[r] = s[r];                                   \
-      return;                                                                              \
-    }                                                                                      \
-    for (int r = 0; r < lines; r++, sums += inner) switch (inner) {                        \
-        case 1: name##_of(from[r], to[r], sums, 1, steps, reverse); break;                 \
-        case 2: name##_of(from[r], to[r], sums, 2, steps, reverse); break;                 \
-        case 3: name##_of(from[r], to[r], sums, 3, steps, reverse); break;                 \
-        case 4: name##_of(from[r], to[r], sums, 4, steps, reverse); break;                 \
-        default: name##_of(from[r], to[r], sums, inner, steps, reverse); break;            \
-      }                                                                                    \
+/* Accumulates `steps` rows of `inner` elements for each of `lines` outer indices. Lines of single
+ * elements advance together, because each addition depends on the previous one in its line. */
+#define CHAINS(name, T, S)                                                                   \
+  __attribute__((always_inline)) static inline void name##_of(                               \
+      const T *from, T *to, S *sums, int64_t inner, int64_t steps, bool reverse) {           \
+    S s[NARROW];                                                                             \
+    for (int64_t i = 0; i < inner; i++) s[i] = sums[i];                                      \
+    for (int64_t k = 0; k < steps; k++) {                                                    \
+      int64_t at = (reverse ? steps - 1 - k : k) * inner;                                    \
+      for (int64_t i = 0; i < inner; i++) to[at + i] = (T)(s[i] = s[i] + (S)from[at + i]);   \
+    }                                                                                        \
+    for (int64_t i = 0; i < inner; i++) sums[i] = s[i];                                      \
+  }                                                                                          \
+  __attribute__((always_inline)) static inline void name##_together(                         \
+      int lines, const T *const *from, T *const *to, S *sums, int64_t steps, bool reverse) { \
+    S s[TOGETHER] = {0};                                                                     \
+    const T *x[TOGETHER];                                                                    \
+    T *y[TOGETHER];                                                                          \
+    int64_t first = reverse ? steps - 1 : 0, by = reverse ? -1 : 1;                          \
+    MPG_UNROLL(8)                                                                            \
+    for (int r = 0; r < lines; r++) s[r] = sums[r], x[r] = from[r], y[r] = to[r];            \
+    for (int64_t k = 0, at = first; k < steps; k++, at += by) MPG_UNROLL(8)                  \
+    for (int r = 0; r < lines; r++) y[r][at] = (T)(s[r] = s[r] + (S)x[r][at]);               \
+    MPG_UNROLL(8)                                                                            \
+    for (int r = 0; r < lines; r++) sums[r] = s[r];                                          \
+  }                                                                                          \
+  static void name(const T *const *from, T *const *to, S *sums, int lines, int64_t inner,    \
+                   int64_t steps, bool reverse) {                                            \
+    for (int r = 0, n; inner == 1 && r < lines; r += n, from += n, to += n, sums += n) {     \
+      n = lines - r >= TOGETHER ? TOGETHER : lines - r > 4 ? 4 : lines - r;                  \
+      switch (n) {                                                                           \
+        case 1: name##_of(from[0], to[0], sums, 1, steps, reverse); break;                   \
+        case 2: name##_together(2, from, to, sums, steps, reverse); break;                   \
+        case 3: name##_together(3, from, to, sums, steps, reverse); break;                   \
+        case 4: name##_together(4, from, to, sums, steps, reverse); break;                   \
+        default: name##_together(TOGETHER, from, to, sums, steps, reverse); break;           \
+      }                                                                                      \
+    }                                                                                        \
+    if (inner == 1) return;                                                                  \
+    for (int r = 0; r < lines; r++, sums += inner) switch (inner) {                          \
+        case 2: name##_of(from[r], to[r], sums, 2, steps, reverse); break;                   \
+        case 3: name##_of(from[r], to[r], sums, 3, steps, reverse); break;                   \
+        case 4: name##_of(from[r], to[r], sums, 4, steps, reverse); break;                   \
+        default: name##_of(from[r], to[r], sums, inner, steps, reverse); break;              \
+      }                                                                                      \
   }
+
 /* Lines of neighbours, `length` elements each: short ones, of which the processor has many under
  * way. */
 #define LINES(name, T, S)                                                                    \
@@ -250,10 +268,11 @@ MPG_CPU_KERNEL(cumsum) {
   }
   if (mpg_shape_size(shape))
     mpg_cpu_parallel_for(call, outer, 1 + 16384 / (p.length * p.inner),
-                         p.inner == 1 && p.length <= SHORT              ? short_range
-                         : p.inner == 1 && p.compute == MPG_COMPUTE_F32 ? turned_range
-                         : p.inner < NARROW                             ? narrow_range
-                                                                        : cumsum_range,
+                         p.inner == 1 && p.length <= SHORT ? short_range
+                         : p.inner == 1 && p.compute == MPG_COMPUTE_F32 && outer >= MANY
+                             ? turned_range
+                         : p.inner < NARROW ? narrow_range
+                                            : cumsum_range,
                          &p);
   return MPG_OK;
 }

@@ -28,11 +28,14 @@ typedef struct mpg_gemm {
 #define MPG_GEMM_MR 4
 #endif
 
-enum { MPG_GEMM_NARROW = 32 }; /* most rows of A for the kernel that packs nothing */
+/* Limits of the kernel without packing: rows of A, and elements of C below which it is faster than
+ * oneDNN. */
+enum { MPG_GEMM_NARROW = 32, MPG_GEMM_NARROW_ELEMENTS = 512 };
 enum {
   MPG_GEMM_FEW = 512,
   MPG_GEMM_SMALL = 65536
 }; /* most multiplications of a product by rows, with fewer columns than a vector or more */
+enum { MPG_GEMM_THIN = 4 }; /* most 4x4 tiles of C for which operands are not packed */
 
 #if defined(__FMA__)
 #define FUSED(suffix, a, b, c) __builtin_fma##suffix(a, b, c)
@@ -75,16 +78,12 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
   bool by_rows = !g->transpose_a && !g->transpose_b && g->alpha == 1 && g->beta == 0 &&
                  mpg_gemm_tiny(g->m, g->n, g->k) &&
                  g->m * g->n * g->k <= (g->n < lanes ? MPG_GEMM_FEW : MPG_GEMM_SMALL);
-  if (by_rows && g->dtype == MPG_FLOAT32) {
-    gemm_small_f32(g);
-    return;
-  }
-  if (by_rows && g->dtype == MPG_FLOAT64) {
-    gemm_small_f64(g);
-    return;
-  }
-  if (g->dtype == MPG_FLOAT64)
-    gemm_product_f64(call, g);
+  bool thin = mpg_gemm_tiny(g->m, g->n, g->k) &&
+              (g->m + 3) / 4 * ((g->n + 3) / 4) <= (by_rows ? 1 : MPG_GEMM_THIN);
+  if (g->dtype == MPG_FLOAT32)
+    (thin ? gemm_thin_f32 : by_rows ? gemm_small_f32 : gemm_product_f32)(call, g);
+  else if (g->dtype == MPG_FLOAT64)
+    (thin ? gemm_thin_f64 : by_rows ? gemm_small_f64 : gemm_product_f64)(call, g);
   else
     gemm_product_f32(call, g);
 }
@@ -206,6 +205,17 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   }
 #ifdef MPG_WITH_ONEDNN
   const mpg_onednn *dnnl = g->dtype == MPG_FLOAT32 ? mpg_cpu_onednn() : NULL;
+#else
+  const void *dnnl = NULL;
+#endif
+  if (!g->transpose_a && g->transpose_b && g->m <= MPG_GEMM_NARROW && g->n % 4 == 0 && g->k >= 64 &&
+      (!dnnl || g->m * g->n <= MPG_GEMM_NARROW_ELEMENTS) &&
+      (g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64)) {
+    mpg_cpu_parallel_for(call, g->n / 4, 1 + 65536 / (g->m * g->k),
+                         g->dtype == MPG_FLOAT32 ? gemm_narrow_f32 : gemm_narrow_f64, g);
+    return MPG_OK;
+  }
+#ifdef MPG_WITH_ONEDNN
   if (dnnl) {
     int before = mpg_onednn_threads_begin(call);
     dnnl_status_t status =
@@ -218,13 +228,6 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
                       call->op->name);
   }
 #endif
-  bool narrow =
-      !g->transpose_a && g->transpose_b && g->m <= MPG_GEMM_NARROW && g->n % 4 == 0 && g->k >= 64;
-  if (narrow && (g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64)) {
-    mpg_cpu_parallel_for(call, g->n / 4, 1 + 65536 / (g->m * g->k),
-                         g->dtype == MPG_FLOAT32 ? gemm_narrow_f32 : gemm_narrow_f64, g);
-    return MPG_OK;
-  }
   if ((g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64) && fits_int(g) && mpg_cpu_openblas())
     mpg_cpu_parallel_for(call,
                          (g->m + OPENBLAS_ROWS - 1) / OPENBLAS_ROWS *

@@ -181,7 +181,8 @@ static inline __attribute__((always_inline)) void NAME(small_tile)(int rows, int
   }
 }
 
-static void NAME(gemm_small)(const mpg_gemm *g) {
+static void NAME(gemm_small)(const mpg_kernel_call *call, mpg_gemm *g) {
+  (void)call;
   switch (g->n < LANES ? g->n : 0) {
     case 0: break;
     case 1: NAME(small_of)(g, 1); return;
@@ -206,6 +207,46 @@ static void NAME(gemm_small)(const mpg_gemm *g) {
         NAME(small_tile)(1, 1, g, i, j0, j1);
   }
 }
+
+/* --- Few elements of C -------------------------------------------------------------------------
+ */
+/* Products whose C has at most MPG_GEMM_THIN tiles, where packing would cost more than it saves. A
+ * tile's sums stay in registers and take the same steps as the blocked product. */
+static inline __attribute__((always_inline)) void NAME(thin_tile)(int rows, int columns,
+                                                                  const mpg_gemm *g, int64_t i,
+                                                                  int64_t j) {
+  int64_t a_row = g->transpose_a ? 1 : g->lda, a_step = g->transpose_a ? g->lda : 1;
+  int64_t b_column = g->transpose_b ? g->ldb : 1, b_step = g->transpose_b ? 1 : g->ldb;
+  const T *a = (const T *)g->a + i * a_row, *b = (const T *)g->b + j * b_column;
+  T sum[4][4] = {{0}}, *c = (T *)g->c + i * g->ldc + j, alpha = (T)g->alpha, beta = (T)g->beta;
+  for (int64_t p = 0; p < g->k; p++, a += a_step, b += b_step) MPG_UNROLL(4)
+  for (int r = 0; r < rows; r++) MPG_UNROLL(4)
+  for (int q = 0; q < columns; q++) sum[r][q] = FMA(a[r * a_row], b[q * b_column], sum[r][q]);
+  for (int r = 0; r < rows; r++)
+    for (int q = 0; q < columns; q++)
+      c[r * g->ldc + q] =
+          beta == 0 ? alpha * sum[r][q] : alpha * sum[r][q] + beta * c[r * g->ldc + q];
+}
+
+#define THIN_TILES(rows)                               \
+  switch (g->n - j) {                                  \
+    case 1: NAME(thin_tile)(rows, 1, g, i, j); break;  \
+    case 2: NAME(thin_tile)(rows, 2, g, i, j); break;  \
+    case 3: NAME(thin_tile)(rows, 3, g, i, j); break;  \
+    default: NAME(thin_tile)(rows, 4, g, i, j); break; \
+  }                                                    \
+  break
+static void NAME(gemm_thin)(const mpg_kernel_call *call, mpg_gemm *g) {
+  (void)call;
+  for (int64_t i = 0; i < g->m; i += 4)
+    for (int64_t j = 0; j < g->n; j += 4) switch (g->m - i) {
+        case 1: THIN_TILES(1);
+        case 2: THIN_TILES(2);
+        case 3: THIN_TILES(3);
+        default: THIN_TILES(4);
+      }
+}
+#undef THIN_TILES
 
 /* --- Few rows times a transposed matrix ------------------------------------------------------- */
 /* C = A x B^T with A of at most NARROW rows. B is read once, row by row, and nothing is packed: the

@@ -68,9 +68,14 @@ mpg_status load(libraries *all) {
   MPG_TRY(mpg_cuda_library_functions(MPG_CUDA_CUSOLVER, of_solver,
                                      sizeof of_solver / sizeof *of_solver, &all->solver));
   int result = all->blas.cublasCreate_v2(&all->blas_handle);
-  if (result != 0) return mpg_fail(MPG_ERROR, "cublasCreate failed with status %d", result);
+  if (result != 0)
+    return mpg_fail(result == MPG_CUBLAS_STATUS_ALLOC_FAILED ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
+                    "cublasCreate failed with status %d", result);
   result = all->solver.cusolverDnCreate(&all->solver_handle);
-  if (result != 0) return mpg_fail(MPG_ERROR, "cusolverDnCreate failed with status %d", result);
+  if (result != 0)
+    return mpg_fail(
+        result == MPG_CUSOLVER_STATUS_ALLOC_FAILED ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
+        "cusolverDnCreate failed with status %d", result);
   return MPG_OK;
 }
 

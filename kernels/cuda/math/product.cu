@@ -91,7 +91,8 @@ mpg_status make_products(void **contents) {
     cublasStatus_t result = all->lt.cublasLtCreate(&all->handle);
     if (result != MPG_CUBLAS_STATUS_SUCCESS)
       status =
-          mpg_fail(MPG_ERROR, "cublasLtCreate failed: %s", all->lt.cublasLtGetStatusName(result));
+          mpg_fail(result == MPG_CUBLAS_STATUS_ALLOC_FAILED ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
+                   "cublasLtCreate failed: %s", all->lt.cublasLtGetStatusName(result));
   }
   if (status != MPG_OK) {
     mpg_free(all);

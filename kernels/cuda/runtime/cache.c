@@ -2,6 +2,7 @@
 #include "kernels/cuda/runtime/cache.h"
 
 #include "base/memory.h"
+#include "kernels/cuda/runtime/runtime.h"
 
 typedef struct cache {
   void *contents[MPG_CUDA_SLOTS];
@@ -25,7 +26,13 @@ mpg_status mpg_cuda_cached(mpg_device *device, mpg_cuda_slot slot,
     device->kernel_cache_free = free_cache;
   }
   if (!c->contents[slot]) {
-    MPG_TRY(make(&c->contents[slot]));
+    mpg_status status = make(&c->contents[slot]);
+    int card;
+    if (status == MPG_DEVICE_OUT_OF_MEMORY && cudaGetDevice(&card) == cudaSuccess) {
+      mpg_cuda_services->make_room(card);
+      status = make(&c->contents[slot]);
+    }
+    MPG_TRY(status);
     c->release[slot] = release;
   }
   *contents = c->contents[slot];

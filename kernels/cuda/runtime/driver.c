@@ -3,6 +3,7 @@
  * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n logical devices,
  * device i on card i mod cards, each with streams and a memory pool of its own.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,8 +156,27 @@ static mpg_status make_pool(mpg_gpu *gpu) {
   return MPG_OK;
 }
 
+/* The card must be the thread's current one. */
+static mpg_status prepare(mpg_gpu *gpu) {
+  struct cudaDeviceProp properties;
+  void *mapped;
+  MPG_CUDA_TRY(cudaGetDeviceProperties(&properties, gpu->card));
+  snprintf(gpu->description, sizeof gpu->description, "%s (compute capability %d.%d)",
+           properties.name, properties.major, properties.minor);
+  MPG_CUDA_TRY(cudaHostAlloc((void **)&gpu->reports, sizeof *gpu->reports,
+                             cudaHostAllocMapped | cudaHostAllocPortable));
+  memset(gpu->reports, 0, sizeof *gpu->reports);
+  MPG_CUDA_TRY(cudaHostGetDevicePointer(&mapped, gpu->reports, 0));
+  gpu->completed = (unsigned long long)(uintptr_t)mapped + offsetof(mpg_gpu_reports, completed);
+  int can = 0;
+  gpu->writes_ticks = cuda_state.write_value && cuda_state.attribute &&
+                      cuda_state.attribute(&can, CAN_WRITE_64_BITS, gpu->card) == 0 && can;
+  MPG_TRY(make_streams(gpu));
+  return make_pool(gpu);
+}
+
 static mpg_status driver_open(mpg_device_id id, mpg_gpu **result) {
-  int slot = 0;
+  int slot = 0, former;
   while (slot < MOST_DEVICES && atomic_load(&cuda_state.opened[slot])) slot++;
   if (slot == MOST_DEVICES)
     return mpg_fail(MPG_ERROR, "a process can open %d GPUs at most", MOST_DEVICES);
@@ -166,25 +186,10 @@ static mpg_status driver_open(mpg_device_id id, mpg_gpu **result) {
   gpu->slot = slot;
   gpu->card = id.index % cuda_state.cards;
   mpg_status status;
-  struct cudaDeviceProp properties;
-  void *mapped;
-  MPG_GOTO(mpg_cuda_check(cudaSetDevice(gpu->card), "cudaSetDevice"));
-  MPG_GOTO(
-      mpg_cuda_check(cudaGetDeviceProperties(&properties, gpu->card), "cudaGetDeviceProperties"));
-  snprintf(gpu->description, sizeof gpu->description, "%s (compute capability %d.%d)",
-           properties.name, properties.major, properties.minor);
-  MPG_GOTO(mpg_cuda_check(cudaHostAlloc((void **)&gpu->reports, sizeof *gpu->reports,
-                                        cudaHostAllocMapped | cudaHostAllocPortable),
-                          "cudaHostAlloc"));
-  memset(gpu->reports, 0, sizeof *gpu->reports);
-  MPG_GOTO(mpg_cuda_check(cudaHostGetDevicePointer(&mapped, gpu->reports, 0),
-                          "cudaHostGetDevicePointer"));
-  gpu->completed = (unsigned long long)(uintptr_t)mapped + offsetof(mpg_gpu_reports, completed);
-  int can = 0;
-  gpu->writes_ticks = cuda_state.write_value && cuda_state.attribute &&
-                      cuda_state.attribute(&can, CAN_WRITE_64_BITS, gpu->card) == 0 && can;
-  MPG_GOTO(make_streams(gpu));
-  MPG_GOTO(make_pool(gpu));
+  MPG_GOTO(mpg_cuda_enter(gpu->card, &former));
+  status = prepare(gpu);
+  mpg_cuda_leave(former);
+  if (status != MPG_OK) goto fail;
   atomic_store(&cuda_state.opened[slot], gpu);
   *result = gpu;
   return MPG_OK;
@@ -229,27 +234,36 @@ static void driver_attach(mpg_gpu *gpu) { cudaSetDevice(gpu->card); }
 static mpg_gpu_reports *driver_reports(mpg_gpu *gpu) { return gpu->reports; }
 static void *driver_stream(mpg_gpu *gpu) { return gpu->compute; }
 
-/* Gives back what the pools of the card keep in other sizes, and what is being freed. */
-static void trim_card(int card) {
-  for (int i = 0; i < MOST_DEVICES; i++) {
-    mpg_gpu *gpu = atomic_load(&cuda_state.opened[i]);
-    if (!gpu || gpu->card != card) continue;
-    cudaStreamSynchronize(gpu->freeing);
-    cudaMemPoolTrimTo(gpu->pool, 0);
-  }
+static void driver_trim(mpg_gpu *gpu) {
+  cudaStreamSynchronize(gpu->freeing);
+  cudaMemPoolTrimTo(gpu->pool, 0);
   cudaGetLastError();
 }
 
-static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
-  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+static void trim_card(int card) {
+  for (int i = 0; i < MOST_DEVICES; i++) {
+    mpg_gpu *gpu = atomic_load(&cuda_state.opened[i]);
+    if (gpu && gpu->card == card) driver_trim(gpu);
+  }
+}
+
+static mpg_status allocate(mpg_gpu *gpu, size_t size, void **memory) {
   cudaError_t error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    trim_card(gpu->card);
+    trim_card(gpu->card); /* pools cache other sizes, and earlier frees may be pending */
     error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
   }
   MPG_TRY(mpg_cuda_check(error, "cudaMallocFromPoolAsync"));
   return mpg_cuda_check(cudaStreamSynchronize(gpu->allocating), "cudaStreamSynchronize");
+}
+
+static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
+  int former;
+  MPG_TRY(mpg_cuda_enter(gpu->card, &former));
+  mpg_status status = allocate(gpu, size, memory);
+  mpg_cuda_leave(former);
+  return status;
 }
 
 static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
@@ -270,12 +284,11 @@ static mpg_status driver_publish(mpg_gpu *gpu, mpg_tick tick) {
 }
 
 static mpg_status driver_record(mpg_gpu *gpu, int event) {
-  int card;
-  MPG_CUDA_TRY(cudaGetDevice(&card));
-  if (card != gpu->card) MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  int former;
+  MPG_TRY(mpg_cuda_enter(gpu->card, &former));
   mpg_status status =
       mpg_cuda_check(cudaEventRecord(gpu->events[event], gpu->compute), "cudaEventRecord");
-  if (card != gpu->card) cudaSetDevice(card);
+  mpg_cuda_leave(former);
   return status;
 }
 
@@ -295,22 +308,27 @@ static mpg_status driver_check(mpg_gpu *gpu) {
 }
 
 static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memory, size_t size) {
-  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
-  MPG_CUDA_TRY(cudaStreamWaitEvent(gpu->to_host, gpu->arrived, 0));
-  return mpg_staging_read(gpu->staging, gpu->to_host, host, memory, size);
+  int former;
+  MPG_TRY(mpg_cuda_enter(gpu->card, &former));
+  mpg_status status =
+      mpg_cuda_check(cudaStreamWaitEvent(gpu->to_host, gpu->arrived, 0), "cudaStreamWaitEvent");
+  if (status == MPG_OK) status = mpg_staging_read(gpu->staging, gpu->to_host, host, memory, size);
+  mpg_cuda_leave(former);
+  return status;
 }
 
-static mpg_status driver_received(mpg_gpu *gpu);
+/* Orders work issued from now on after the work of `from_host`. */
+static mpg_status note_arrival(mpg_gpu *gpu) {
+  MPG_CUDA_TRY(cudaEventRecord(gpu->arrived, gpu->from_host));
+  return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
+}
 
-/* The bytes arrive before whatever is issued from now on. The thread may be one that issues work to
- * another card. */
 static mpg_status driver_copy_from_host(mpg_gpu *gpu, void *memory, const void *host, size_t size) {
-  int card;
-  MPG_CUDA_TRY(cudaGetDevice(&card));
-  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  int former;
+  MPG_TRY(mpg_cuda_enter(gpu->card, &former));
   mpg_status status = mpg_staging_write(gpu->staging, gpu->from_host, memory, host, size);
-  if (status == MPG_OK) status = driver_received(gpu);
-  if (card != gpu->card) cudaSetDevice(card);
+  if (status == MPG_OK) status = note_arrival(gpu);
+  mpg_cuda_leave(former);
   return status;
 }
 
@@ -319,31 +337,75 @@ static mpg_status driver_copy_from_host(mpg_gpu *gpu, void *memory, const void *
 static int driver_card(mpg_gpu *gpu) { return gpu->card; }
 static void *driver_arrivals(mpg_gpu *gpu) { return gpu->from_host; }
 
-/* As copies from the host do. */
 static mpg_status driver_received(mpg_gpu *gpu) {
-  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
-  MPG_CUDA_TRY(cudaEventRecord(gpu->arrived, gpu->from_host));
-  return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
+  int former;
+  MPG_TRY(mpg_cuda_enter(gpu->card, &former));
+  mpg_status status = note_arrival(gpu);
+  mpg_cuda_leave(former);
+  return status;
 }
 
 static mpg_status driver_arrived(mpg_gpu *gpu) {
   return mpg_cuda_check(cudaEventSynchronize(gpu->arrived), "cudaEventSynchronize");
 }
 
-static mpg_status driver_follow_default(mpg_gpu *gpu) {
+static mpg_status follow_default(mpg_gpu *gpu) {
   cudaEvent_t event;
-  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
   MPG_CUDA_TRY(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   cudaError_t error = cudaEventRecord(event, cudaStreamLegacy);
   if (error == cudaSuccess) error = cudaStreamWaitEvent(gpu->from_host, event, 0);
   cudaEventDestroy(event);
   MPG_TRY(mpg_cuda_check(error, "cudaEventRecord"));
-  return driver_received(gpu);
+  return note_arrival(gpu);
+}
+
+static mpg_status driver_follow_default(mpg_gpu *gpu) {
+  int former;
+  MPG_TRY(mpg_cuda_enter(gpu->card, &former));
+  mpg_status status = follow_default(gpu);
+  mpg_cuda_leave(former);
+  return status;
+}
+
+/* Excludes captures of a card while this library synchronizes the whole card: CUDA refuses to
+ * synchronize a card during a capture of any of its streams, and invalidates the capture. */
+static struct {
+  pthread_mutex_t mutex;
+  pthread_cond_t ended;
+  struct {
+    int captures, settling;
+  } cards[MOST_DEVICES];
+} captured = {.mutex = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
+
+/* Returns false if a thread is synchronizing the card. */
+static bool capture_may_begin(int card) {
+  pthread_mutex_lock(&captured.mutex);
+  bool may = !captured.cards[card].settling;
+  captured.cards[card].captures += may;
+  pthread_mutex_unlock(&captured.mutex);
+  return may;
+}
+
+static void capture_has_ended(int card) {
+  pthread_mutex_lock(&captured.mutex);
+  captured.cards[card].captures--;
+  pthread_cond_broadcast(&captured.ended);
+  pthread_mutex_unlock(&captured.mutex);
 }
 
 static mpg_status driver_settle(mpg_gpu *gpu) {
-  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
-  return mpg_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  int former;
+  MPG_TRY(mpg_cuda_enter(gpu->card, &former));
+  pthread_mutex_lock(&captured.mutex);
+  captured.cards[gpu->card].settling++;
+  while (captured.cards[gpu->card].captures) pthread_cond_wait(&captured.ended, &captured.mutex);
+  pthread_mutex_unlock(&captured.mutex);
+  mpg_status status = mpg_cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  pthread_mutex_lock(&captured.mutex);
+  captured.cards[gpu->card].settling--;
+  pthread_mutex_unlock(&captured.mutex);
+  mpg_cuda_leave(former);
+  return status;
 }
 
 static mpg_status driver_finish(mpg_gpu *gpu) {
@@ -368,8 +430,11 @@ static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *
 }
 
 static mpg_status driver_memory(mpg_gpu *gpu, size_t *free_bytes, size_t *total) {
-  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
-  return mpg_cuda_check(cudaMemGetInfo(free_bytes, total), "cudaMemGetInfo");
+  int former;
+  MPG_TRY(mpg_cuda_enter(gpu->card, &former));
+  mpg_status status = mpg_cuda_check(cudaMemGetInfo(free_bytes, total), "cudaMemGetInfo");
+  mpg_cuda_leave(former);
+  return status;
 }
 
 /* --- Captures --------------------------------------------------------------------------------- */
@@ -387,21 +452,44 @@ static void driver_capture_free(void *which) {
 }
 
 static mpg_status driver_capture_begin(mpg_gpu *gpu, void **stream) {
-  MPG_CUDA_TRY(cudaStreamBeginCapture(gpu->capturing, cudaStreamCaptureModeRelaxed));
+  *stream = NULL;
+  if (!capture_may_begin(gpu->card)) return MPG_OK;
+  mpg_status status =
+      mpg_cuda_check(cudaStreamBeginCapture(gpu->capturing, cudaStreamCaptureModeRelaxed),
+                     "cudaStreamBeginCapture");
+  if (status != MPG_OK) {
+    capture_has_ended(gpu->card);
+    return status;
+  }
+  mpg_cuda_watch_failures();
   gpu->captures = true;
   gpu->peers = 0;
   *stream = gpu->capturing;
   return MPG_OK;
 }
 
+static bool driver_capture_void(mpg_gpu *gpu) {
+  enum cudaStreamCaptureStatus status;
+  if (cudaStreamIsCapturing(gpu->capturing, &status) == cudaSuccess)
+    return status == cudaStreamCaptureStatusInvalidated && !mpg_cuda_failed_by_itself();
+  cudaGetLastError();
+  return false;
+}
+
 /* Makes the graph what the capture runs. */
-static mpg_status instantiate(capture *c, cudaGraph_t graph) {
+static mpg_status instantiate(capture *c, cudaGraph_t graph, int card) {
   cudaGraphExecUpdateResultInfo info;
   if (c->exec && cudaGraphExecUpdate(c->exec, graph, &info) == cudaSuccess) return MPG_OK;
-  cudaGetLastError(); /* not the same kernels: made anew */
+  cudaGetLastError(); /* not the same kernels */
   if (c->exec) cudaGraphExecDestroy(c->exec);
   c->exec = NULL;
-  return mpg_cuda_check(cudaGraphInstantiate(&c->exec, graph, 0), "cudaGraphInstantiate");
+  cudaError_t error = cudaGraphInstantiate(&c->exec, graph, 0);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    mpg_cuda_services->make_room(card);
+    error = cudaGraphInstantiate(&c->exec, graph, 0);
+  }
+  return mpg_cuda_check(error, "cudaGraphInstantiate");
 }
 
 static mpg_status driver_capture_end(mpg_gpu *gpu, bool keep, void **result) {
@@ -409,13 +497,14 @@ static mpg_status driver_capture_end(mpg_gpu *gpu, bool keep, void **result) {
   capture *c = *result;
   gpu->captures = false;
   cudaError_t error = cudaStreamEndCapture(gpu->capturing, &graph);
+  capture_has_ended(gpu->card);
   mpg_status status = keep ? mpg_cuda_check(error, "cudaStreamEndCapture") : MPG_OK;
   if (!keep) cudaGetLastError();
   if (keep && status == MPG_OK && !c && !(c = mpg_calloc(1, sizeof *c)))
     status = mpg_out_of_host_memory(sizeof *c);
   if (keep && status == MPG_OK) {
     c->peers = gpu->peers;
-    status = instantiate(c, graph);
+    status = instantiate(c, graph, gpu->card);
   }
   if (graph) cudaGraphDestroy(graph);
   if (keep && status != MPG_OK && c) {
@@ -464,6 +553,7 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .stream = driver_stream,
     .allocate = driver_allocate,
     .free = driver_free,
+    .trim = driver_trim,
     .publish = driver_publish,
     .record = driver_record,
     .wait = driver_wait,
@@ -482,6 +572,7 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .lock = driver_lock,
     .unlock = driver_unlock,
     .capture_begin = driver_capture_begin,
+    .capture_void = driver_capture_void,
     .capture_end = driver_capture_end,
     .capture_run = driver_capture_run,
     .capture_free = driver_capture_free,

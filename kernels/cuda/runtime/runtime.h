@@ -23,6 +23,17 @@ mpg_status mpg_cuda_write_tick(cudaStream_t stream, uint64_t *to, uint64_t tick)
 /* Lets a kernel have so many bytes of shared memory on the current card; remembered, as asking
  * CUDA takes longer than a launch. */
 mpg_status mpg_cuda_allow_shared(const void *kernel, size_t bytes);
+/* If another thread has invalidated a capture, the first error is
+ * cudaErrorStreamCaptureInvalidated. `mpg_cuda_failed_by_itself` is true if the thread's first
+ * error since `mpg_cuda_watch_failures` was a different one. */
+void mpg_cuda_watch_failures(void);
+bool mpg_cuda_failed_by_itself(void);
+/* Calls for a card from any thread, even a user's thread: `enter` makes the card the
+ * thread's current one and stores the former one in *former, or -1 if it is the same; `leave` puts
+ * the former one back. Other libraries of the process, such as PyTorch, allocate on the thread's
+ * current card. */
+mpg_status mpg_cuda_enter(int card, int *former);
+void mpg_cuda_leave(int former);
 /* MPG_OK, or MPG_ERROR with "<what> failed: <CUDA's text>". */
 mpg_status mpg_cuda_check(cudaError_t error, const char *what);
 #define MPG_CUDA_TRY(call) MPG_TRY(mpg_cuda_check((call), #call))

@@ -9,8 +9,15 @@
 
 const mpg_gpu_services *mpg_cuda_services;
 
+/* The thread's first error since it began a capture. */
+static _Thread_local enum { NO_FAILURE, CAPTURE_INVALIDATED, OTHER_FAILURE } first_failure;
+
+void mpg_cuda_watch_failures(void) { first_failure = NO_FAILURE; }
+bool mpg_cuda_failed_by_itself(void) { return first_failure == OTHER_FAILURE; }
+
 mpg_status mpg_fail(mpg_status code, const char *format, ...) {
   va_list arguments;
+  if (first_failure == NO_FAILURE) first_failure = OTHER_FAILURE;
   va_start(arguments, format);
   mpg_status status = mpg_cuda_services->fail(code, format, arguments);
   va_end(arguments);
@@ -39,8 +46,28 @@ void mpg_meeting_leave(mpg_meeting *meeting) { mpg_cuda_services->meeting_leave(
 mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return MPG_OK;
   cudaGetLastError(); /* said here, and by nobody later */
+  if (first_failure == NO_FAILURE && error == cudaErrorStreamCaptureInvalidated)
+    first_failure = CAPTURE_INVALIDATED;
   return mpg_fail(error == cudaErrorMemoryAllocation ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
                   "%.*s failed: %s", (int)strcspn(what, "("), what, cudaGetErrorString(error));
+}
+
+mpg_status mpg_cuda_enter(int card, int *former) {
+  *former = -1;
+  int current;
+  MPG_CUDA_TRY(cudaGetDevice(&current));
+  if (current == card) return MPG_OK;
+  cudaError_t error = cudaSetDevice(card);
+  if (error != cudaSuccess) {
+    cudaSetDevice(current); /* the current card may be lost */
+    return mpg_cuda_check(error, "cudaSetDevice");
+  }
+  *former = current;
+  return MPG_OK;
+}
+
+void mpg_cuda_leave(int former) {
+  if (former >= 0 && cudaSetDevice(former) != cudaSuccess) cudaGetLastError();
 }
 
 mpg_status mpg_cuda_allow_shared(const void *kernel, size_t bytes) {

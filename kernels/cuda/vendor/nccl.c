@@ -94,6 +94,7 @@ static mpg_status make(const int *cards, int count, communicator **result) {
   for (int i = 0; i < count; i++) {
     MPG_GOTO(open_card(cards[i]));
     c->clique.streams[i] = nccl.cards[cards[i]].stream;
+    mpg_cuda_services->make_room(cards[i]); /* NCCL allocates hundreds of megabytes by itself */
   }
   ncclResult_t made_it = nccl.functions.ncclCommInitAll(c->clique.comms, count, cards);
   if (made_it != MPG_ncclSuccess)

@@ -65,7 +65,7 @@ static mpg_status open(communicator *c, const char *id) {
   ncclUniqueId unique;
   memcpy(&unique, id, sizeof unique);
   MPG_TRY(mpg_nccl_find(&c->functions));
-  MPG_CUDA_TRY(cudaSetDevice(c->card));
+  mpg_cuda_services->make_room(c->card); /* NCCL allocates hundreds of megabytes by itself */
   MPG_CUDA_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
   MPG_CUDA_TRY(cudaEventCreateWithFlags(&c->event, cudaEventDisableTiming));
   return CALL(c, ncclCommInitRankConfig, &c->comm, c->count, unique, c->rank,
@@ -79,8 +79,12 @@ static mpg_status join(mpg_device_id device, const char *id, int rank, int count
   mpg_status status = MPG_OK;
   c->rank = rank;
   c->count = count;
+  int former;
   MPG_GOTO(mpg_cuda_device_card(device, &c->card, &c->arrived));
-  MPG_GOTO(open(c, id));
+  MPG_GOTO(mpg_cuda_enter(c->card, &former)); /* this is a user's thread */
+  status = open(c, id);
+  mpg_cuda_leave(former);
+  if (status != MPG_OK) goto fail;
   *result = c;
   return MPG_OK;
 fail:

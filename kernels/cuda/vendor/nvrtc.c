@@ -140,7 +140,14 @@ static mpg_nvrtc_key key_of(const mpg_nvrtc_source *s, const choices *c) {
 static mpg_status load(const mpg_nvrtc_code *code, void **library) {
 #if CUDART_VERSION >= 12080
   cudaLibrary_t loaded;
-  MPG_CUDA_TRY(cudaLibraryLoadData(&loaded, code->code, NULL, NULL, 0, NULL, NULL, 0));
+  cudaError_t error = cudaLibraryLoadData(&loaded, code->code, NULL, NULL, 0, NULL, NULL, 0);
+  int card;
+  if (error == cudaErrorMemoryAllocation && cudaGetDevice(&card) == cudaSuccess) {
+    cudaGetLastError();
+    mpg_cuda_services->make_room(card);
+    error = cudaLibraryLoadData(&loaded, code->code, NULL, NULL, 0, NULL, NULL, 0);
+  }
+  MPG_TRY(mpg_cuda_check(error, "cudaLibraryLoadData"));
   *library = loaded;
   return MPG_OK;
 #else

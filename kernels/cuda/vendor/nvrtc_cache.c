@@ -43,14 +43,22 @@ static struct { /* under the mutex */
 
 /* --- Settings --------------------------------------------------------------------------------- */
 
-/* False: there is no such folder, and none can be made. */
+/* True if only this user can write to a file or folder, apart from root. Code in it runs on the GPU
+ * with this process's data. */
+static bool is_own(const struct stat *found) {
+  return found->st_uid == geteuid() && !(found->st_mode & (S_IWGRP | S_IWOTH));
+}
+
+/* Creates the folder if it is missing; false if that fails or others can write to it. */
 static bool make_folders(char *path) {
+  struct stat found;
   for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
     *at = 0;
     mkdir(path, 0700);
     *at = '/';
   }
-  return mkdir(path, 0700) == 0 || errno == EEXIST;
+  if (mkdir(path, 0700) != 0 && errno != EEXIST) return false;
+  return stat(path, &found) == 0 && S_ISDIR(found.st_mode) && is_own(&found);
 }
 
 static mpg_status read_settings(void) {
@@ -137,12 +145,22 @@ static bool take_names(const char *names, size_t size, int count, mpg_nvrtc_code
   return at == size;
 }
 
+/* Returns -1 for anything but a regular file of this user, because opening a pipe would block. */
+static int open_own(const char *path) {
+  struct stat found;
+  int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (file < 0 || (fstat(file, &found) == 0 && S_ISREG(found.st_mode) && is_own(&found)))
+    return file;
+  close(file);
+  return -1;
+}
+
 bool mpg_nvrtc_cache_read(const mpg_nvrtc_key *key, int num_names, mpg_nvrtc_code *code) {
   char path[MOST_PATH];
   header head;
   path_of(key, path);
   *code = (mpg_nvrtc_code){0};
-  int file = open(path, O_RDONLY | O_CLOEXEC);
+  int file = open_own(path);
   if (file < 0) return false;
   char *rest = read_rest(file, key, &head);
   futimens(file, NULL); /* read just now */

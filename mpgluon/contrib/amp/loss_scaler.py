@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, autograd, ndarray as nd
+from ..._ranks.own_arrays import brought_to_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +35,7 @@ def all_finite(arrays: Iterable[Any]) -> bool:
                 some = own[begin : begin + _AT_ONCE]
                 nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=flag)
             flags.append(flag)
+        flags = [brought_to_all(flag) for flag in flags]  # all of them, before any is read
         return all(flag.asscalar() != 0 for flag in flags)
 
 

@@ -6,6 +6,7 @@ of the core. Signatures that are new trace the block's `forward`.
 
 import weakref
 from itertools import count
+from typing import NamedTuple
 
 from ... import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
 from ...ndarray._sparse.row_gradients import whole
@@ -14,7 +15,7 @@ from .._block_path import block_path
 from .._nested import ARRAY, flatten, regroup
 from .._tree import flags_of
 from ..utils import shape_is_known
-from . import recompute, tracing
+from . import grouped, recompute, tracing
 from .captured import are_current, find as find_captured
 
 _ONLY_ARRAYS = {nd.NDArray}
@@ -22,6 +23,17 @@ _ONLY_ARRAYS = {nd.NDArray}
 # own (csrc/compile/call_cache.h).
 LIMIT = _core.CachedOp.LIMIT
 _clock = count()
+
+
+class TracedOps(NamedTuple):
+    """The ops of a traced block. Values are ids."""
+
+    ops: list  # as of `_core.Trace.ops`
+    shapes: list  # of the first input of each op, None if it has no inputs
+    inputs: list
+    parameters: dict  # value -> Parameter
+    constants: dict  # value -> array
+    outputs: list
 
 
 class Signature:
@@ -34,6 +46,7 @@ class Signature:
         self.structure = structure
         self.training = training
         self.used = []  # copies of parameters the block uses, as (parameter, device)
+        self.inputs = ()  # (shape, dtype, device) of the arrays of the first trace
         self.outputs = None  # structure of what the block returns
         self.first_trace = None  # what `discover` traced, until `op` compiles it
         self.op = None
@@ -55,6 +68,7 @@ class Signature:
     def discover(self, flat):
         """Traces the block to see which copies of parameters it uses, whether it has to be cut, and
         to find shapes that aren't known yet. Its result goes to `first_trace`."""
+        self.inputs = [(array.shape, array.dtype, array.context) for array in flat]
         discovery = tracing.Discovery()
         traced = None
         with discovery:
@@ -76,6 +90,40 @@ class Signature:
             if param.deferred_init and shape_is_known(param.shape):
                 param.finish_deferred_init()
         return traced and (state, traced)
+
+    def traced_ops(self, inputs):
+        """The block's ops for inputs of these (shape, dtype, device): see `TracedOps`. Raises
+        NotSupportedError if the block runs steps on the host, loops or branches."""
+        discovery = tracing.Discovery()
+        with autograd.pause(train_mode=self.training), discovery:
+            arrays = [discovery.trace.new_input(*desc) for desc in inputs]
+            try:
+                # A call of the block enters its replica and group before it is compiled.
+                with grouped.replica(self.block, arrays, False), grouped.group(self.block, False):
+                    outputs = self._forward(arrays)
+            except _graph_breaks.NeedsValues as error:
+                raise self._no_symbol(error.name) from None
+            if discovery.splits or discovery.has_bodies:
+                raise self._no_symbol(
+                    discovery.splits[0] if discovery.splits else "a loop or branch"
+                )
+            trace = discovery.trace
+            output_ids = [trace.value(array) for array in outputs]
+            ops = trace.ops()
+            return TracedOps(
+                ops,
+                [trace.shape(used[0]) if used else None for _, _, used, _, _ in ops],
+                [trace.value(array) for array in arrays],
+                {trace.value(array): param for (param, _), array in discovery.used.items()},
+                dict(trace.constants(0)),
+                output_ids,
+            )
+
+    def _no_symbol(self, what):
+        return _core.NotSupportedError(
+            f"{self.path}: {what} cannot be written as a symbol in a block that uses what "
+            "symbols lack, such as shapes"
+        )
 
     def _state(self, arrays):
         """The facts that a trace depends on and that differ between calls of a signature."""
@@ -273,6 +321,10 @@ class CompiledCall:
     def structure(self):
         """The structure of the arguments of the first signature; None where nothing is compiled."""
         return next(iter(self._signatures))[0] if self._signatures else None
+
+    def inputs(self):
+        """(shape, dtype, device) of the arrays of the first call."""
+        return next(iter(self._signatures.values())).inputs
 
     def discover(self, args):
         """Finds the unknown shapes of the block's parameters."""

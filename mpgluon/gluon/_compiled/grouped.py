@@ -46,18 +46,15 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
 
 
 def initialize_replicas(block, init, ctx, verbose, force_reinit):
-    """`Block.initialize` of a block that is placed on a mesh."""
-    if ctx is not None:
-        raise ValueError(
-            f"initialize: '{block.name}' is placed on {devices_of_groups(block).mesh}, where its "
-            "parameters belong; leave ctx out"
-        )
+    """`Block.initialize` of a block that is placed on devices."""
+    placed = devices_of_groups(block)
+    homes = placed.initial_homes(block, ctx)
     init = Uniform() if init is None else create(init)
     if verbose:
         init.set_verbosity(verbose=verbose)
-    homes = devices_of_groups(block).homes(block)
     for param in block.collect_params().values():
         param.initialize(None, homes[param], init, force_reinit=force_reinit)
+    placed.initialized(block)
 
 
 def replicated(block):

@@ -32,12 +32,30 @@ def current():
     return _local.tracing
 
 
-class _Tracing(_core.Scope):
+class _Parameters:
+    """Values of parameters in one trace."""
+
+    _replaced: dict | None = None  # (parameter, device) -> the array that replaces it
+
+    def parameter(self, param, ctx):
+        """The traced array of a parameter's copy on a device."""
+        if self._replaced is not None and (param, ctx) in self._replaced:
+            return self._replaced[param, ctx]
+        return self._parameter(param, ctx)
+
+    def replace(self, param, ctx, array):
+        """Uses `array` as the parameter's copy on a device for the rest of the trace."""
+        if self._replaced is None:
+            self._replaced = {}
+        self._replaced[param, ctx] = array
+
+
+class _Tracing(_Parameters, _core.Scope):
     def _changes(self):
         return [(vars(_local), "tracing", self)]
 
 
-class Discovery(_graph_breaks.Tracer):
+class Discovery(_Parameters, _graph_breaks.Tracer):
     """The first trace of a block, when nobody knows yet what it uses.
 
     It notes the copies of parameters that the block uses, in the order of their first use; where
@@ -58,7 +76,7 @@ class Discovery(_graph_breaks.Tracer):
     def _changes(self):
         return [*super()._changes(), (vars(_local), "tracing", self)]
 
-    def parameter(self, param, ctx):
+    def _parameter(self, param, ctx):
         array = self.used.get((param, ctx))
         if array is None:
             array = self.trace.new_input(param.shape, param.dtype, ctx)
@@ -110,7 +128,7 @@ class Binding(_Tracing):
         self._path = path
         self._taps = taps
 
-    def parameter(self, param, ctx):
+    def _parameter(self, param, ctx):
         array = self._arrays.get((param, ctx))
         if array is None:
             raise MXNetError(
@@ -133,7 +151,7 @@ class LateBinding(_Tracing):
         self._tracer = _graph_breaks.current()
         self._arrays = {}
 
-    def parameter(self, param, ctx):
+    def _parameter(self, param, ctx):
         if has_row_gradient(param):
             refuse_row_gradient(param)
         if self._tracer is None:  # within the trace of somebody who doesn't know of parameters

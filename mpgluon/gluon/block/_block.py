@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, ndarray as nd
@@ -13,7 +14,7 @@ from ..._hints import BLOCK, absent, absent_before_init, present, unknown_option
 from ...base import MXNetError
 from ...context import Context
 from ...name import NameManager, Prefix
-from .._block_path import add_path, block_path, is_call
+from .._block_path import add_path, is_call, scope_of
 from .._compiled import grouped
 from .._compiled.programs import CompiledPrograms
 from .._nested import is_symbolic
@@ -130,9 +131,28 @@ class Block(TreeNode):
         self._scope_ids = {}  # scope of the calling block -> scope of this one
 
     def __repr__(self) -> str:
-        return self._repr_with(
-            [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
-        )
+        lines: list[str] = []
+        self._add_lines(lines, "", 0)
+        return "\n".join(lines)
+
+    def _shown(self):
+        """The blocks that repr lists, by name."""
+        return [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
+
+    def _add_lines(self, lines, head, depth):
+        """Appends the lines of repr; each is indented once, however deep the blocks are nested."""
+        margin = "  " * depth
+        lines.append(f"{margin}{head}{type(self).__name__}(")
+        shown = self._shown()
+        if not shown:
+            lines.append("")
+        for name, block in shown:
+            if type(block).__repr__ is Block.__repr__:
+                block._add_lines(lines, f"({name}): ", depth + 1)
+            else:
+                text = indent(repr(block), 2 * (depth + 1))
+                lines.append(f"{margin}  ({name}): {text}")
+        lines.append(f"{margin})")
 
     def _repr_html_(self) -> str:
         from ._summary import html_of
@@ -141,10 +161,6 @@ class Block(TreeNode):
 
     def __dir__(self) -> list[str]:
         return present(self, super().__dir__())
-
-    def _repr_with(self, named):
-        lines = "\n".join(f"  ({name}): {indent(repr(block), 2)}" for name, block in named)
-        return f"{type(self).__name__}(\n{lines}\n)"
 
     def __setattr__(self, name: str, value: Any) -> None:
         existing = self.__dict__.get(name)
@@ -161,6 +177,7 @@ class Block(TreeNode):
                     f"Overriding Parameter attribute {name} is not allowed. To share parameters "
                     "between blocks, give 'params' when the block is made."
                 )
+            self.params.adopt(value)
             self._reg_params[name] = value
         super().__setattr__(name, value)
 
@@ -237,6 +254,7 @@ class Block(TreeNode):
         """
         self._warn_of_hidden_children()
         collected = ParameterDict(self._params.prefix)
+        collected.collected_from = weakref.ref(self)
         if select is None or select == "":
             collected.update(self.params)
         else:
@@ -369,7 +387,8 @@ class Block(TreeNode):
         self.collect_params().zero_grad()
 
     def reset_ctx(self, ctx: Devices) -> None:
-        """Moves all parameters to `ctx`, a Context or list of Context."""
+        """Moves all parameters to `ctx`, a Context or list of Context. The layers of a placed
+        network compute where their parameters are from then on."""
         self.collect_params().reset_ctx(ctx)
 
     def cast(self, dtype: DType) -> None:
@@ -586,8 +605,8 @@ class Block(TreeNode):
     def _scope_id(self, outer):
         """The number of the path of this block within the block of scope `outer`, under which its
         work is queued."""
-        self._scope_ids[outer] = _core.intern_scope(block_path())
-        return self._scope_ids[outer]
+        self._scope_ids[outer] = scope = scope_of(self, outer)
+        return scope
 
     def _run_in_group(self, args):
         symbolic, outer = is_symbolic(args), running_group()

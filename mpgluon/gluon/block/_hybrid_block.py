@@ -288,14 +288,14 @@ class HybridBlock(Block, Compilable):
                 if trace is None:
                     param.finish_deferred_init()
                     data = param.arrays
-            if trace is None:
+            if trace is None and not param.overrides_data:
                 array = data.get(ctx)
                 if array is not None:
                     arrays[name] = array
                     continue
             device, stray = self._place(param, ctx)
             strays = strays or stray
-            arrays[name] = param.arrays[device] if trace is None else trace.parameter(param, device)
+            arrays[name] = _array_of(param, device)
         ops = nd if unknown is None else tracing.InferringOps()
         if self._op_hook is not None:
             ops = self._hooked(ops)
@@ -362,7 +362,13 @@ class HybridBlock(Block, Compilable):
         ``path-0000.params``.
 
         The block must have been hybridized and called. An only input is named ``data``, several are
-        ``data0``, ``data1``, ...
+        ``data0``, ``data1``, ... The files name no devices: the block that `SymbolBlock.imports`
+        makes of them runs on one device.
+
+        A block that reads shapes, or uses arrays besides its inputs and parameters, is written as
+        it was traced for prediction: the sizes that it read are constants, except for the batch
+        size, which stays free where possible. Its arrays become parameters ``captured0``, ...
+        Results in a dict are written in the order of the dict.
 
         Parameters
         ----------
@@ -422,14 +428,21 @@ _FLAGS = frozenset(
 )
 
 
+def _array_of(param, device):
+    """The array that blocks compute with: the copy on a device, or the result of an overridden
+    `data`. While a block is traced, a traced array."""
+    if param.overrides_data:
+        return param.data(device)
+    trace = tracing.current()
+    return param.arrays[device] if trace is None else trace.parameter(param, device)
+
+
 def _resolver(param, device):
     """A function that gives the array of a parameter once its shape is found."""
 
     def resolve():
-        trace = tracing.current()
-        if trace is not None:
-            return trace.parameter(param, device)
-        param.finish_deferred_init()
-        return param.arrays[device]
+        if tracing.current() is None:
+            param.finish_deferred_init()
+        return _array_of(param, device)
 
     return resolve

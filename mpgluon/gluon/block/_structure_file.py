@@ -9,6 +9,7 @@ import contextlib
 import json
 
 from ..._core import at_once, write_file
+from ..._files import open_regular
 from .._tree import can_be_hybridized, children, is_hybridized
 
 
@@ -38,7 +39,7 @@ def structure_of(path, block):
     """Gives the tree of blocks the children's names of the file, and hybridizes those that were;
     undone where what is done with it fails. ValueError when it is another tree, of which nothing
     was changed then."""
-    with open(path, encoding="utf-8") as file:
+    with open_regular(path) as file:
         try:
             tree = json.load(file)
         except (ValueError, RecursionError) as error:

@@ -6,18 +6,21 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
-from ...base import MXNetAssertionError, MXNetError
+from ..._core import dtype_name
+from ...base import MXNetAssertionError, MXNetError, NotSupportedError
+from ...context import current_context
 from .. import _nested
 from .._compiled import tracing
 from .._tree import compiled_call, export_form
 from ..parameter import ParameterDict
 from ..utils import shape_is_known
 from ._hybrid_block import HybridBlock
+from ._traced_symbol import traced_symbols
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..._types import Devices, Symbol
+    from ..._types import Devices, DType, NDArray, Symbol
     from ..parameter import Parameter
 
 
@@ -194,6 +197,17 @@ class SymbolBlock(HybridBlock):
     def infer_shape(self, *args: Any) -> None:
         self._find_shapes(args)
 
+    def cast(self, dtype: DType) -> None:
+        """Casts the parameters. Those for which an op accepts only another dtype get that one:
+        BatchNorm's are float32 if the data is float16."""
+        from ...symbol._graph import entries_of
+        from ...symbol._infer import dtypes_after_cast
+
+        self._clear_compiled()
+        dtypes = dtypes_after_cast(entries_of(self._symbol), dtype_name(dtype))
+        for name, param in self._params.items():
+            param.cast(dtypes.get(name, dtype))
+
     def _named(self, args):
         """The inputs by name."""
         flat = []
@@ -246,6 +260,13 @@ def _collect(value, flat):
         flat.append(value)
 
 
+def _lists(value):
+    """Outputs of a block with lists of the values in place of dicts, which symbols lack."""
+    if type(value) is dict:
+        value = list(value.values())
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _symbols_like(structure, names):
     """Variables nested like the arguments of a compiled call; `names` is an iterator."""
     from ...symbol import var
@@ -264,32 +285,74 @@ def _symbols_like(structure, names):
 def symbol_of(block: HybridBlock) -> Symbol:
     """The symbol of a block that was hybridized and called, its inputs named as
     `HybridBlock.export` does."""
+    return symbol_and_constants(block)[0]
+
+
+def symbol_and_constants(
+    block: HybridBlock, inputs: Sequence[Any] | None = None
+) -> tuple[Symbol, dict[str, NDArray]]:
+    """The symbol of a block, and arrays by the names of its variables that are neither inputs nor
+    parameters. inputs: (shape, dtype) of each input, for a block that was not called."""
     from ...symbol import Group
 
     if isinstance(block, SymbolBlock):
-        return block._symbol
+        return block._symbol, {}
     call = compiled_call(block)
     structure = None if call is None else call.structure()
-    if structure is None:
+    descs = None if structure is None else call.inputs()
+    if structure is None and inputs is None:
         raise RuntimeError(
             "Please first call block.hybridize() and then run forward with this block at least "
             "once before calling export."
         )
-    structure, first_only = export_form(block, structure)
-    count = _nested.count(structure)
-    names = iter(["data"] if count == 1 else [f"data{i}" for i in range(count)])
-    outputs = block(*_symbols_like(structure, names))
-    found = []
-    _flatten(outputs[0] if first_only else outputs, found, "The outputs of the block")
-    return found[0] if len(found) == 1 else Group(found)
+    form, first_only = (structure, False)
+    if structure is not None:
+        form, first_only = export_form(block, structure)
+    if inputs is not None:
+        if structure is None or _nested.count(form) != len(inputs):
+            form = structure = (tuple, *[_nested.ARRAY] * len(inputs))
+            first_only = False
+        home = descs[0][2] if descs else current_context()
+        descs = [(shape, dtype, home) for shape, dtype in inputs]
+    count = _nested.count(form)
+    names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
+    constants: dict[str, NDArray] = {}
+    found: list[Symbol] = []
+    try:
+        outputs = block(*_symbols_like(form, iter(names)))
+        _flatten(_lists(outputs[0] if first_only else outputs), found, "The outputs of the block")
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Symbols lack shapes and values. A block that asks for them is traced with shapes.
+        lacks = isinstance(error, _OF_SYMBOLS) and not isinstance(error, NotSupportedError)
+        if form is not structure or not lacks:
+            raise
+        found, constants = traced_symbols(block, structure, descs, names)
+    return found[0] if len(found) == 1 else Group(found), constants
+
+
+_OF_SYMBOLS = (MXNetError, AttributeError, TypeError, ValueError)
+
+
+def portable_symbol(
+    block: HybridBlock, inputs: Sequence[Any] | None = None
+) -> tuple[Symbol, dict[str, NDArray]]:
+    """`symbol_and_constants` for a file: without devices."""
+    from ...symbol import Symbol
+    from ...symbol._graph import entries_of
+    from ...symbol._json import without_devices
+
+    symbol, constants = symbol_and_constants(block, inputs)
+    return Symbol(without_devices(entries_of(symbol))), constants
 
 
 def export_block(block: HybridBlock, path: str, epoch: int, remove_amp_cast) -> Any:
     """See `HybridBlock.export`."""
-    symbol = symbol_of(block)
+    symbol, constants = portable_symbol(block)
     symbol_file, param_file = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     arguments, states = set(symbol.list_arguments()), set(symbol.list_auxiliary_states())
-    arrays = {}
+    arrays = {f"arg:{name}": array for name, array in constants.items()}
     for name, param in block.collect_params().items():
         if name in arguments:
             arrays[f"arg:{name}"] = param.reduced()

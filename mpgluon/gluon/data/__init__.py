@@ -1,6 +1,6 @@
 """Data sets, samplers, and the loader that makes batches of them."""
 
-from ..._hints import near_names as _near_names
+from ..._hints import DATA as _DATA, near_names as _near_names
 from . import vision
 from .dataloader import DataLoader, default_batchify_fn, default_mp_batchify_fn
 from .dataset import ArrayDataset, Dataset, RecordFileDataset, SimpleDataset
@@ -32,4 +32,4 @@ __all__ = [
     "vision",
 ]
 
-_near_names(__name__)
+_near_names(__name__, **_DATA)

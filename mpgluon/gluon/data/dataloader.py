@@ -282,6 +282,11 @@ class DataLoader(OptionsChecked):
             if sampler is not None and shuffle:
                 raise ValueError("shuffle must not be set when sampler is given")
             if sampler is None:
+                if not hasattr(dataset, "__len__"):
+                    raise TypeError(
+                        "DataLoader: the data set must have a length and indices, got "
+                        f"{type(dataset).__name__}; use list(data), or a Dataset"
+                    )
                 sampler = (_sampler.RandomSampler if shuffle else _sampler.SequentialSampler)(
                     len(dataset)
                 )

@@ -42,7 +42,7 @@ class _Stack:
     """The base of both sequential containers."""
 
     def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
-        if isinstance(prefix, Block):
+        if isinstance(prefix, (Block, list, tuple)):
             kind = type(self).__name__
             raise MXNetTypeError(
                 f"{kind} is made without blocks: net = nn.{kind}(), then net.add(block, ...)"
@@ -59,8 +59,8 @@ class _Stack:
             x = block(x)
         return x
 
-    def __repr__(self) -> str:
-        return self._repr_with(self._children.items())
+    def _shown(self):
+        return self._children.items()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(list(self._children.values()))

@@ -1,7 +1,7 @@
 """Parameters: named arrays with gradients, each on one device or replicated on several."""
 
+from ._constant import Constant as Constant
 from ._parameter import (
-    Constant as Constant,
     DeferredInitializationError as DeferredInitializationError,
     Parameter as Parameter,
     tensor_types as tensor_types,

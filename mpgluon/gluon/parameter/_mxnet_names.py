@@ -6,10 +6,14 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
+from ...base import MXNetError
 from ...context import Context, computes, current_context
+from .._compiled import tracing
+from ..utils import shape_is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import NoReturn
 
     from ..._core import NDArray
     from ..trainer import Trainer
@@ -19,23 +23,101 @@ def _by_device(arrays: Sequence[NDArray] | None) -> dict[Context, NDArray] | Non
     return None if arrays is None else {array.context: array for array in arrays}
 
 
+class DeviceArrays(list["NDArray"]):
+    """A list of a parameter's arrays or gradients, one per device, that writes through: ``_data[i]
+    = array`` gives the parameter that array on device `i`, with the gradient that it leads to.
+
+    While a block is traced, the arrays are traced ones, and an array that is set replaces the
+    parameter for the rest of the trace.
+    """
+
+    def __init__(self, parameter: MXNetNames, attribute: str) -> None:
+        self._parameter = parameter
+        self._attribute = attribute  # "arrays" or "gradients"
+        super().__init__(self.by_device().values())
+
+    def by_device(self) -> dict[Context, Any]:
+        """The parameter's arrays or gradients now, by device."""
+        found = getattr(self._parameter, self._attribute)
+        # while traced, before a known shape's array is made
+        return dict.fromkeys(self._parameter.list_ctx()) if found is None else found
+
+    def _trace(self):
+        return tracing.current() if self._attribute == "arrays" else None
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        contexts, before = list(self.by_device()), list(self.by_device().values())
+        after = list(before)
+        after[index] = value
+        if len(after) != len(contexts):
+            self._refuse()
+        changed = {ctx: new for ctx, old, new in zip(contexts, before, after) if new is not old}
+        for ctx, array in changed.items():
+            if array.context != ctx:
+                raise MXNetError(
+                    f"Parameter '{self._parameter.name}': the array for {ctx} is on "
+                    f"{array.context}; move it with as_in_context(mx.{ctx})"
+                )
+        trace = self._trace()
+        if trace is not None:
+            for ctx, array in changed.items():
+                trace.replace(self._parameter, ctx, array)
+            return
+        super().__setitem__(slice(None), after)
+        if self._attribute == "arrays" and self._parameter.stype != "default":
+            after = [array.tostype("default") for array in after]
+        setattr(self._parameter, self._attribute, dict(zip(contexts, after)))
+
+    def __getitem__(self, index: Any) -> Any:
+        trace = self._trace()
+        if trace is None:
+            return super().__getitem__(index)
+        contexts = list(self.by_device())[index]
+        if isinstance(contexts, list):
+            return [trace.parameter(self._parameter, ctx) for ctx in contexts]
+        return trace.parameter(self._parameter, contexts)
+
+    def __iter__(self) -> Iterator[NDArray]:
+        return (self[i] for i in range(len(self)))
+
+    def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise MXNetError(
+            f"Parameter '{self._parameter.name}': it has one array per device, so this list cannot "
+            "grow, shrink or be reordered; reset_ctx changes the devices"
+        )
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse  # type: ignore
+    __delitem__ = __iadd__ = __imul__ = _refuse  # type: ignore
+
+
 class MXNetNames:
-    """Views of a parameter's arrays; a list that is set is taken over, by the devices of its
-    arrays."""
+    """Views of a parameter's arrays that write through; a list that is set is taken over, by the
+    devices of its arrays."""
 
     arrays: dict[Context, NDArray] | None
     gradients: dict[Context, NDArray] | None
     deferred_init: tuple[Any, ...]
+    name: str
+    shape: Any
+    data: Any
     stype: str
     grad_stype: str
     _trainer_reference: weakref.ref[Trainer] | None
+    overrides_data: bool = False  # True in subclasses with their own data(), which blocks then use
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        parameter: Any = next(kind for kind in cls.__mro__ if MXNetNames in kind.__bases__)
+        cls.overrides_data = cls.data is not parameter.data
 
     @property
     def _data(self) -> list[NDArray] | None:
-        if self.arrays is None:
+        if self.arrays is None and (tracing.current() is None or not shape_is_known(self.shape)):
             return None
-        arrays = list(self.arrays.values())
-        return arrays if self.stype == "default" else [one.tostype(self.stype) for one in arrays]
+        arrays = DeviceArrays(self, "arrays")
+        if self.stype != "default":
+            list.__setitem__(arrays, slice(None), [one.tostype(self.stype) for one in arrays])
+        return arrays
 
     @_data.setter
     def _data(self, arrays: Sequence[NDArray] | None) -> None:
@@ -43,7 +125,7 @@ class MXNetNames:
 
     @property
     def _grad(self) -> list[NDArray] | None:
-        return None if self.gradients is None else list(self.gradients.values())
+        return None if self.gradients is None else DeviceArrays(self, "gradients")
 
     @_grad.setter
     def _grad(self, arrays: Sequence[NDArray] | None) -> None:
@@ -134,9 +216,11 @@ class MXNetNames:
         if ctx is None and len(arr_list) == 1:
             return arr_list[0]
         ctx = current_context() if ctx is None else ctx
-        for array in arr_list:
-            if array.context in (ctx, computes(ctx)):
-                return array
+        by_device = isinstance(arr_list, DeviceArrays)
+        contexts = list(arr_list.by_device()) if by_device else [a.context for a in arr_list]
+        for place, home in enumerate(contexts):
+            if home in (ctx, computes(ctx)):
+                return arr_list[place]
         raise self.elsewhere_error(ctx)
 
     def _get_row_sparse(self, arr_list: Any, ctx: Any, row_id: NDArray) -> Any:

@@ -16,6 +16,7 @@ from ...context import Context, computes, current_context
 from ...ndarray._sparse.row_gradients import RowGradientWeight, RowSparseGradient, row_sparse_part
 from .._compiled import tracing
 from ..utils import shape_is_known
+from ._gradient_contents import contents_of, filled, left_behind, on_devices
 from ._mxnet_names import MXNetNames
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ def _reserve_random_calls():
     key = seed, call = random.get_state()
     random.set_state((seed, call + _CALLS_PER_INITIALIZATION))
     return key
+
+
+# The owner of a parameter: none yet, the ParameterDict that made it, or the blocks that have it as
+# an attribute.
+UNOWNED, OWNED_BY_DICT, OWNED_BY_BLOCKS = range(3)
 
 
 class DeferredInitializationError(MXNetError):
@@ -107,7 +113,7 @@ class Parameter(MXNetNames):
     -----
     For the package's other modules, and not to be changed by users: `arrays` and `gradients`
     (device -> array, None where there are none), `deferred_init` (what an initialization that waits
-    for the shape was given; empty where none does), `floating`, `replaced`.
+    for the shape was given; empty where none does), `floating`, `replaced`, `owner`, `left`.
 
     Examples
     --------
@@ -147,6 +153,8 @@ class Parameter(MXNetNames):
         ] = ()  # (init, devices, default initializer, value or None, random key)
         self._trainer = None
         self.replaced: str | None = None  # who took the layer out of the network, and why
+        self.owner = UNOWNED
+        self.left: Sequence[NDArray] = ()  # former arrays that a backward pass may still reach
         self.floating = False  # moves to the device of the group in which it is first used
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
@@ -167,9 +175,17 @@ class Parameter(MXNetNames):
         return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "requires_grad":  # PyTorch's name: it would change nothing
+            raise AttributeError(
+                f"Parameter '{self.name}' has no attribute 'requires_grad'; use param.grad_req = "
+                "'null' to freeze it, or 'write'",
+                name=name,
+            )
         object.__setattr__(self, name, value)
         if name == "arrays":
             self._unbind()
+        if name == "name":
+            self._var = None  # has the former name
         if name in _COUNTED:
             changes[0] += 1
 
@@ -254,16 +270,20 @@ class Parameter(MXNetNames):
         self._shape = shape
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_trainer_reference": None, "_var": None, "_calls": None}
+        # A copy belongs to no Trainer. Its gradients come with what they hold.
+        return {
+            **self.__dict__,
+            **dict.fromkeys(("_trainer_reference", "_var", "_calls")),
+            "gradients": None,
+            "left": (),
+            "contents": contents_of(self),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        contents = state.pop("contents", ())
         self.__dict__.update(state)
-        if self.gradients is not None and self.grad_stype != "default":
-            self._hold_data(self.arrays, self._grad_req)
-        elif self.gradients is not None:
-            autograd.mark_variables(
-                list(self.arrays.values()), list(self.gradients.values()), self._grad_req
-            )
+        if contents:
+            self._hold_data(self.arrays, self._grad_req, dict(zip(self.arrays, contents)))
 
     def set_trainer(self, trainer: Trainer | None) -> None:
         """Notes the trainer that updates the parameter; one at a time for row_sparse storage."""
@@ -586,20 +606,24 @@ class Parameter(MXNetNames):
             else:
                 self._init_impl(value, contexts)
 
-    def _take(self, value, contexts, own=True):
-        """Takes copies of `value`. own: nobody else holds it, and it is the copy on its device."""
+    def _take(self, value, contexts, own=True, contents=()):
+        """Takes copies of `value`. own: `value` itself becomes the copy on its device.
+        contents: of the gradients, by device; missing ones are zero."""
         data = {c: value if own and c == value.context else value.copyto(c) for c in contexts}
         if not own:
             data = {ctx: array.astype(self.dtype, copy=False) for ctx, array in data.items()}
-        self._hold_data(data, self._grad_req)
+        self._hold_data(data, self._grad_req, contents)
 
-    def _init_impl(self, value, contexts):
+    def _init_impl(self, value, contexts, contents=()):
         value = value.tostype("default").astype(self.dtype, copy=False)
-        self._take(value.copyto(contexts[0]), contexts)
+        self._take(value.copyto(contexts[0]), contexts, contents=contents)
 
-    def _hold_data(self, data, req):
-        """Takes `data`, arrays by device, with new gradients."""
-        grad, marks = None, ()
+    def _hold_data(self, data, req, contents=(), **values):
+        """Takes `data`, arrays by device, with new gradients. contents: those of the gradients, by
+        device; without them they are zero. values: attributes that change with it."""
+        grad, contents = None, dict(contents)
+        self._unbind()  # compiled programs release the former arrays
+        left, marks = left_behind(self) if contents else ((), [])
         if self.grad_stype != "default" or self.stype != "default":
             data = {ctx: _plain(array) for ctx, array in data.items()}
         if req != "null" and self.grad_stype != "default":
@@ -607,14 +631,33 @@ class Parameter(MXNetNames):
                 ctx: RowSparseGradient(array.shape, ctx, array.dtype, req)
                 for ctx, array in data.items()
             }
+            for ctx, (content, fresh) in contents.items():
+                filled(self, grad[ctx], ctx, content, data[ctx].dtype).mark(fresh)
             data = {ctx: RowGradientWeight(array, grad[ctx]) for ctx, array in data.items()}
         elif req != "null":
             grad = {
                 ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype)
+                if contents.get(ctx, (None,))[0] is None
+                else filled(self, None, ctx, contents[ctx][0], array.dtype)
                 for ctx, array in data.items()
             }
-            marks = [(mark_variables, list(data.values()), list(grad.values()), req)]
-        self._hold(*marks, arrays=data, gradients=grad, _grad_req=req, deferred_init=())
+            marks += [
+                (mark_variables, list(data.values()), list(grad.values()), req),
+                *[
+                    (setattr, data[c], "_fresh_grad", True)
+                    for c, (_, new) in contents.items()
+                    if new
+                ],
+            ]
+        self._hold(
+            *marks,
+            arrays=data,
+            gradients=grad,
+            _grad_req=req,
+            deferred_init=(),
+            left=left,
+            **values,
+        )
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
         """Raises when `data` is no value for this parameter, before anything is changed. `source`:
@@ -657,7 +700,7 @@ class Parameter(MXNetNames):
 
     def reset_ctx(self, ctx: Devices) -> None:
         """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients
-        start at zero there.
+        move with it, with what they hold: an update that follows sees the same sum.
 
         Raises
         ------
@@ -667,7 +710,8 @@ class Parameter(MXNetNames):
         contexts = context_list(ctx)
         if self.arrays is not None:
             with autograd.pause():
-                self._init_impl(self._mean(), contexts)
+                contents = on_devices(contents_of(self), self.list_ctx(), contexts)
+                self._init_impl(self._mean(), contexts, contents)
         elif self.deferred_init:
             init, _, default_init, value, key = self.deferred_init
             self.deferred_init = (init, contexts, default_init, value, key)
@@ -683,64 +727,9 @@ class Parameter(MXNetNames):
             self._dtype = dtype
             return
         with autograd.pause():
-            data, grad = {ctx: array.astype(dtype) for ctx, array in self.arrays.items()}, None
-            if self.gradients is not None and self.grad_stype != "default":
-                self._dtype = dtype
-                self._hold_data(data, self._grad_req)
-                return
-            if self.gradients is not None:
-                grad = {ctx: array.astype(dtype) for ctx, array in self.gradients.items()}
-                autograd.mark_variables(list(data.values()), list(grad.values()), self._grad_req)
-            self._hold(_dtype=dtype, arrays=data, gradients=grad)
-
-
-class _Value(initializer.Initializer):
-    """Fills with a given array."""
-
-    def __init__(self, value):
-        super().__init__()
-        self._value = value
-
-    def _init_weight(self, _, array):
-        array[:] = self._value.as_in_context(array.context)
-
-
-class Constant(Parameter):
-    """A parameter that autograd and Trainer leave alone; `set_data` may still change it.
-
-    Parameters
-    ----------
-    name : str
-        The name.
-    value : NDArray or array-like
-        The value, which gives shape and dtype.
-
-    Examples
-    --------
-    >>> gluon.Constant("two", [2.0])
-    Constant two (shape=(1,), dtype=<class 'numpy.float32'>)
-    """
-
-    def __init__(self, name: str, value: ArrayLike | Sequence[Any]) -> None:
-        if not isinstance(value, nd.NDArray):
-            value = nd.array(value)
-        self.value = value
-        super().__init__(
-            name, grad_req="null", shape=value.shape, dtype=value.dtype, init=_Value(value)
-        )
-
-    @property
-    def grad_req(self) -> str:
-        return "null"
-
-    @grad_req.setter
-    def grad_req(self, req: str) -> None:
-        self._grad_req = "null"
-        if req != "null":
-            warnings.warn(
-                f"Constant parameter '{self.name}' has no gradient; grad_req '{req}' is ignored.",
-                stacklevel=2,
-            )
+            contents = dict(zip(self.arrays, contents_of(self)))
+            data = {ctx: array.astype(dtype) for ctx, array in self.arrays.items()}
+            self._hold_data(data, self._grad_req, contents, _dtype=dtype)
 
 
 def _merge_shapes(a, b):

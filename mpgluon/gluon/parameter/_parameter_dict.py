@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import initializer, ndarray as nd
+from .._tree import devices_of_groups
 from ..utils import brief, indent
-from ._parameter import Constant, Parameter, load_values, match_attributes
+from ._constant import Constant
+from ._parameter import (
+    OWNED_BY_BLOCKS,
+    OWNED_BY_DICT,
+    UNOWNED,
+    Parameter,
+    load_values,
+    match_attributes,
+)
 
 if TYPE_CHECKING:
     import os
+    import weakref
     from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 
     from ..._types import ArrayLike, Devices, Init, NDArray
@@ -42,11 +52,15 @@ class ParameterDict:
         self._prefix = prefix
         self._params = {}
         self._shared = shared
+        self.collected_from: weakref.ref[Any] | None = None  # a block
 
     def __repr__(self) -> str:
         name = self._prefix + " " if self._prefix else ""
         content = "\n".join(indent(f"  {param!r}", 2) for param in self.values())
         return f"{name}(\n{content}\n)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "collected_from": None}
 
     def __getitem__(self, name: str) -> Parameter:
         return self._params[name]
@@ -106,6 +120,7 @@ class ParameterDict:
         param = self._find(name)
         if param is None:
             param = self._params[name] = Parameter(name, **kwargs)
+            param.owner = OWNED_BY_DICT
             return param
         match_attributes(param, kwargs)
         return param
@@ -118,6 +133,7 @@ class ParameterDict:
             if value is None:
                 raise KeyError(f"No constant named '{name}'. Give a value to make a new one.")
             param = self._params[name] = Constant(name, value)
+            param.owner = OWNED_BY_DICT
         elif value is not None:
             if not isinstance(param, Constant):
                 raise AssertionError(f"Parameter '{name}' already exists but it is not a constant.")
@@ -142,7 +158,34 @@ class ParameterDict:
                     "Cannot update self with other because they have different Parameters with "
                     f"the same name '{name}'"
                 )
+        for param in other.values():
+            if param.owner == UNOWNED:
+                param.owner = OWNED_BY_DICT
         self._params.update(other.items())
+
+    def adopt(self, param: Parameter) -> None:
+        """Takes in a parameter that was made without a ParameterDict and became an attribute of a
+        block. The first dict that adopts it puts its prefix in front of the parameter's name. A
+        parameter that `get` made belongs to its dict alone, and is ignored.
+
+        Raises
+        ------
+        AssertionError
+            When another parameter of this dict has the name.
+        """
+        if param.owner == OWNED_BY_DICT:
+            return
+        new = param.owner == UNOWNED and not param.name.startswith(self._prefix)
+        name = self._prefix + param.name if new else param.name
+        if self._params.get(name, param) is not param:
+            raise AssertionError(
+                f"Parameter '{name}' exists already in the block that has prefix "
+                f"'{self._prefix}'; give the parameters of a block different names"
+            )
+        self._params[name] = param
+        if new:
+            param.name = name
+        param.owner = OWNED_BY_BLOCKS
 
     def initialize(
         self,
@@ -176,9 +219,15 @@ class ParameterDict:
             param.zero_grad()
 
     def reset_ctx(self, ctx: Devices) -> None:
-        """Moves all parameters to `ctx`, a Context or list of Context."""
+        """Moves all parameters to `ctx`, a Context or list of Context. The layers of a placed
+        network compute where their parameters are from then on."""
         for param in self.values():
             param.reset_ctx(ctx)
+        block = None if self.collected_from is None else self.collected_from()
+        if block is not None and devices_of_groups(block) is not None:
+            from ...parallel._placing import follow_parameters
+
+            follow_parameters(block)
 
     def list_ctx(self) -> list[Context]:
         """The devices that parameters are on, in the order in which they first come up."""

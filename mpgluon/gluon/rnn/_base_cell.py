@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
+from ..._core import dtype_name
 from ..block import Block, HybridBlock
 from ..nn.activations import LeakyReLU, check_activation
 from ._sequences import arranged, functions_of, is_one, masked, steps_of
@@ -30,6 +31,12 @@ def state_options(block: Block, options: dict[str, Any]) -> dict[str, Any]:
         if len(contexts) == 1:
             options = {**options, "ctx": contexts.pop()}
     return options
+
+
+def symbol_of_zeros(block: Block, F: Any, shape: tuple[int, ...]) -> Any:
+    """A symbol of a first state, in the dtype of the block's first parameter."""
+    dtypes = [dtype_name(param.dtype) for param in block.collect_params().values()]
+    return F.zeros(shape=shape, dtype=dtypes[0] if dtypes else "float32")
 
 
 class RecurrentCell(Block):
@@ -106,7 +113,7 @@ class RecurrentCell(Block):
             return begin_state
         F = functions_of(inputs)
         if F is not nd:
-            return self.begin_state(func=lambda shape, **_: F.zeros(shape=shape))
+            return self.begin_state(func=lambda shape, **_: symbol_of_zeros(self, F, shape))
         if is_one(inputs):
             first, batch_size = inputs, inputs.shape[layout.find("N")]
         else:

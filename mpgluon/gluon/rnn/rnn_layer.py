@@ -9,7 +9,7 @@ from ... import _domain, ndarray as nd
 from ..block import HybridBlock
 from ..nn.activations import check_activation
 from . import _projected, rnn_cell
-from ._base_cell import state_options
+from ._base_cell import state_options, symbol_of_zeros
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,7 +264,7 @@ class _RNNLayer(HybridBlock):
         size follows from the input's."""
         begins = states is None
         if begins:
-            states = [F.zeros(shape=info["shape"]) for info in self.state_info(0)]
+            states = [symbol_of_zeros(self, F, info["shape"]) for info in self.state_info(0)]
         elif not isinstance(states, (list, tuple)):
             states = [states]
         if self._layout == "NTC":

@@ -228,6 +228,11 @@ class RowSparseGradient(RowSparseNDArray):
         """Whether backward has written it since `used`."""
         return self._fresh or any(part.reached for part in self._parts)
 
+    @property
+    def awaited(self) -> bool:
+        """True if a backward pass may still write it."""
+        return any(part.kept for part in self._parts)
+
     def mark(self, fresh: bool) -> None:
         """Says whether it counts as written by backward."""
         self._fresh = fresh
@@ -236,6 +241,16 @@ class RowSparseGradient(RowSparseNDArray):
         """Notes that it has been used for an update."""
         self._gather()
         self._fresh = False
+
+    def replacement(self, content: RowSparseNDArray | None, fresh: bool) -> tuple[Any, ...]:
+        """The change (`_core.at_once`) that gives it other contents, on its device; None: none."""
+        if content is None:
+            content = zeros_of("row_sparse", self._shape, self._values.context, self._values.dtype)
+        values, index = content.values, content.index
+        parts = [part for part in self._parts if part.kept]
+        names = ("_values", values), ("_index", index), ("_host", {}), ("_parts", parts)
+        pairs = [item for pair in (*names, ("_fresh", fresh)) for item in pair]
+        return (_core.set_attributes, self, *pairs)
 
     def _take_over(self, other):
         self._gather()
@@ -274,6 +289,10 @@ class RowGradientWeight(NDArray):
     def _fresh_grad(self, fresh):
         if not fresh:
             self.gradient.used()
+
+    @property
+    def _on_tape(self):
+        return self.gradient.awaited
 
     def detach(self) -> NDArray:
         return self.plain.detach()

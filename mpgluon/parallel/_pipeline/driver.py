@@ -131,7 +131,8 @@ class Driver:
         """Both passes, interleaved."""
         self._choose(run)
         prepared = self._prepare(run, "FB")
-        _check_memory(prepared.peaks, "More micro-batches, schedule='1f1b' or recompute take less")
+        leaner = "" if prepared.schedule == "1f1b" else ", schedule='1f1b'"
+        _check_memory(prepared.peaks, f"More micro-batches{leaner} or recompute take less")
         self._queue(run, prepared, "FB")
 
     def __call__(self, run: _core.PipelineRun) -> None:

@@ -19,6 +19,7 @@ from ...gluon._compiled.call import CompiledCall, Signature
 from ...ndarray._sparse.row_taps import FlatTaps, MicroBatchTaps, has_row_gradient
 from .. import collectives, schedules
 from ..collectives import divide
+from .advice import divided_by_length, of_size
 from .driver import AUTO, Driver
 from .report import Report
 
@@ -458,15 +459,23 @@ class Entry:
                 works = next((size for size, *_ in self.calls if size != rows), None)
                 if works is None:
                     raise
-                raise _of_size(
-                    error, self.signature.path, rows, works, self.pipeline.axis
+                raise of_size(
+                    error, self.signature.path, rows, works, self.pipeline, self.kinds
                 ).with_traceback(error.__traceback__) from None
             shared = tuple(i for i, (_, _, own) in enumerate(call.outputs) if not own)
             if shared:
                 self.copied = shared
                 call = make()
             if self.pipeline.check and divided:
-                self._check(call, rows, arrays, whole)
+                try:
+                    self._check(call, rows, arrays, whole)
+                except MemoryError:
+                    raise
+                except MXNetError as error:
+                    advice = divided_by_length(self.pipeline, self.kinds, total)
+                    raise type(error)(f"{error}{advice}").with_traceback(
+                        error.__traceback__
+                    ) from None
             if self.misshapen is not None:
                 raise MXNetError(
                     f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of "
@@ -497,10 +506,10 @@ class Entry:
         results = [kind if i < self.own else CARRIED for i, kind in enumerate(self.output_kinds)]
         check = (kinds, results, rows, self.pipeline.axis, bool(self.pipeline.carry))
         whole_statistics = self.pipeline.statistics == "batch"
-        if self.compared:
+        if self.compared and rows > 1:
             return call.check(*check, whole_statistics=whole_statistics)
-        # Traced on the whole batch, too: numbers and sizes that do not come from shapes show up
-        # there.
+        # Also traced on the whole batch, which shows numbers and sizes that do not come from
+        # shapes, and which axis is the batch's if a micro-batch has one row.
         none = [False] * len(arrays)
         total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
         params = arrays[len(whole) : len(whole) + len(self.signature.used)]
@@ -535,17 +544,6 @@ def _step(op):
     return {"kind": "run", "scope": scope, "op": name}
 
 
-def _of_size(error, path, rows, works, axis):
-    """`error` of tracing a micro-batch of `rows`, where tracing as many as `works` met none: with
-    what is to be done."""
-    return type(error)(
-        f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis {axis}; {path} "
-        f"works with {works}. A number in it stands for the size of the batch, "
-        "which a pipeline divides: write -1 in its place in a reshape (0 keeps a size of the "
-        "input), or take it from an input's shape"
-    )
-
-
 class PipelinedCall:
     """A block's calls in micro-batches; takes the place of `CompiledCall` where
     ``hybridize(pipeline=...)`` was said."""
@@ -566,6 +564,15 @@ class PipelinedCall:
             run.finish()
         note(outputs)
         return self.regroup(entry, outputs)
+
+    def structure(self) -> Any:
+        """The structure of the arguments of the first call; None before it."""
+        return next(iter(self._entries))[0] if self._entries else None
+
+    def inputs(self) -> list[tuple[Any, Any, Context]]:
+        """(shape, dtype, device) of the arrays of the first call."""
+        shapes = next(iter(self._entries.values())).shapes
+        return [(shape, dtype, ctx) for ctx, dtype, shape in shapes]
 
     def regroup(self, entry: Entry, outputs: list[nd.NDArray]) -> Any:
         axis = self._pipeline.axis
@@ -651,7 +658,7 @@ class PipelinedCall:
             if whole or not self._works(self._signature(structure, places), fronts, kinds):
                 raise
             size, total = rows[0][1], rows[-1][1]
-            raise _of_size(error, signature.path, size, total, axis).with_traceback(
+            raise of_size(error, signature.path, size, total, self._pipeline, kinds).with_traceback(
                 error.__traceback__
             ) from None
         if signature.splits:

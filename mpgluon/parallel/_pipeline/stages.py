@@ -66,7 +66,11 @@ class Stages:
         for (_, k, i), (kind, s) in sorted(self._owners.items()):
             self._segments.setdefault((kind, s, k), []).append(i)
         self._needed = self._find_needed(carried)
-        self.names = [_name_of(self._ops_of_stage(s)) for s in range(len(devices))]
+        ops = [self._ops_of_stage(s) for s in range(len(devices))]
+        blocks = [_prefixes(own) for own in ops]
+        self.names = [
+            _name_of(own, set().union(*blocks[:s], *blocks[s + 1 :])) for s, own in enumerate(ops)
+        ]
         deferred = any(kind == "W" for kind, _, _ in self._segments)
         self.durations = self._unit_durations(len(devices), deferred)
         sources, waits = [set() for _ in devices], {}
@@ -283,12 +287,39 @@ class Stages:
         graph = self.graph
         if isinstance(schedule, str):
             return schedules.make_table(graph, micro_batches, schedule, self.durations, phases)
+        schedule = self._with_senders(schedule, of or micro_batches)
         kinds = {"F", "B", "W"} if phases == "FB" else set("BW" if phases == "B" else "F")
         table = schedules.parse_table(schedule, graph)
         if of is not None and micro_batches < of:
             table = [[a for a in row if not micro_batches <= a.micro_batch < of] for row in table]
         schedules.verify(table, graph, micro_batches, "FB")
         return [[a for a in row if a.kind in kinds] for row in table]
+
+    def _with_senders(self, table, micro_batches):
+        """A user's table with the stages that only send inputs and labels, if the table has no rows
+        for their devices: it is the same table wherever the inputs lie."""
+        graph = self.graph
+        computing = [s for s in range(len(graph)) if not self._only_sends(s)]
+        devices = sorted({graph.devices[s] for s in computing})
+        if len(devices) == graph.num_devices or len(table) != len(devices):
+            return table
+        rows = [[] for _ in range(graph.num_devices)]
+        for device, row in zip(devices, table):
+            rows[device] = [self._renumbered(entry, computing) for entry in row]
+        for s in set(range(len(graph))) - set(computing):
+            device = graph.devices[s]
+            sends = [("F", s, k) for k in range(micro_batches)]
+            ends = [("B", s, k) for k in range(micro_batches)]
+            rows[device] = sends + rows[device] + ends
+        return rows
+
+    def _renumbered(self, entry, computing):
+        """The entry with its stage counted among computing stages; invalid entries unchanged."""
+        try:
+            kind, stage, micro_batch = entry
+            return kind, computing[stage], micro_batch
+        except (TypeError, ValueError, IndexError):
+            return entry
 
     def items(self, table: schedules.Table, micro_batches: int, phases: str) -> array_of:
         """The segments to queue, as `_core.PipelineRun.submit` takes them. Each comes behind all
@@ -409,21 +440,36 @@ def _sends(segment):
     return not segment["computes"] and segment["copies"] > 0 and not segment["waits"]
 
 
-def _name_of(ops):
+def _blocks_of(op):
+    """The path of an operator's block, as a list; empty for copies and what is in no block."""
+    path, name = op.rsplit("/", 1)
+    return path.split(".") if path and name != "_copyto" else []
+
+
+def _prefixes(ops):
+    """The blocks that operators are in, from the outermost on."""
+    paths = map(_blocks_of, ops)
+    return {tuple(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
+
+
+def _name_of(ops, elsewhere=frozenset()):
     """The blocks of a stage, by their operators' paths: the smallest block they are all in, or the
-    first and the last child of the whole."""
-    paths = [
-        path.split(".")
-        for path, name in (op.rsplit("/", 1) for op in ops)
-        if path and name != "_copyto"
-    ]
+    first and the last child of the whole. A block that other stages compute a part of (in
+    `elsewhere`) is named by its own first and last child."""
+    paths = [path for path in map(_blocks_of, ops) if path]
     inner = [path for path in paths if len(path) > 1] or paths
     if not inner:
         return ops[0].rsplit("/", 1)[-1]
     depth = 0
     while all(len(path) > depth and path[depth] == inner[0][depth] for path in inner):
         depth += 1
-    if depth > 1 or len(inner[0]) <= depth:
+    if (depth > 1 and tuple(inner[0][:depth]) not in elsewhere) or len(inner[0]) <= depth:
         return ".".join(inner[0][:depth])
-    first, last = (".".join(path[: depth + 1]) for path in (inner[0], inner[-1]))
+    names = []
+    for path in (inner[0], inner[-1]):
+        end = depth + 1
+        while end < len(path) and tuple(path[:end]) in elsewhere:
+            end += 1
+        names.append(".".join(path[:end]))
+    first, last = names
     return first if first == last else f"{first} ... {last}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import autograd, ndarray as nd
 from ...base import MXNetError, counted
+from ...gluon import _nested
 from ...gluon._compiled.programs import CompiledPrograms
 from ...gluon.block import HybridBlock
 from ...gluon.loss import Loss
@@ -29,6 +30,42 @@ def first_of(outputs: Any, *_: Any) -> Any:
     return outputs
 
 
+def _arguments(value):
+    """As a list of arguments: a list or tuple is one already."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _flat(value, what):
+    """The arrays in nested lists, tuples and dicts."""
+    flat = []
+    _nested.flatten(value, flat, f"TrainStep: {what}")
+    return flat
+
+
+def _each(value, what, function):
+    """`value` with the result of a function in place of each array."""
+    flat = []
+    structure = _nested.flatten(value, flat, f"TrainStep: {what}")
+    return _nested.regroup(structure, iter([function(array) for array in flat]))
+
+
+def _beside_outputs(labels, outputs):
+    """The labels, each on the device of the output that it belongs to: the output in the same
+    place where there are as many outputs as labels, otherwise the first one."""
+    if isinstance(outputs, dict) and len(labels) == 1 and isinstance(labels[0], dict):
+        keys, (label,) = list(labels[0]), labels
+        if not all(key in outputs for key in keys):
+            return [_beside(label, outputs)]
+        return [{key: _beside(label[key], outputs[key]) for key in keys}]
+    paired = isinstance(outputs, (list, tuple)) and len(outputs) == len(labels)
+    return [_beside(label, outputs[i] if paired else outputs) for i, label in enumerate(labels)]
+
+
+def _beside(label, output):
+    ctx = _nested.first_context(output)
+    return label if ctx is None else _each(label, "labels", lambda a: a.as_in_context(ctx))
+
+
 class _Losses(HybridBlock):
     """Network and loss as one block."""
 
@@ -45,9 +82,7 @@ class _Losses(HybridBlock):
         states = None
         if self._states:
             outputs, states = outputs
-        first = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
-        labels = [label.as_in_context(first.context) for label in labels]
-        losses = self.loss(outputs, *labels)
+        losses = self.loss(outputs, *_beside_outputs(labels, outputs))
         losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
         if not losses or not all(isinstance(loss, nd.NDArray) for loss in losses):
             raise MXNetError(
@@ -76,8 +111,14 @@ class TrainStep:
 
     Notes
     -----
-    A call is ``step(data, labels)``, where both may be lists, and returns the losses of the
-    samples. Along time it is ``step(data, labels, states)`` and returns ``(losses, states)``.
+    A call is ``step(data, labels)`` and returns the losses of the samples. A network with several
+    inputs takes a list, ``step([x, ids], labels)``, and likewise a loss with several labels; a dict
+    is one argument. Along time it is ``step(data, labels, states)`` and returns ``(losses,
+    states)``.
+
+    Labels move to the device of the output that they belong to: if there are as many outputs as
+    labels (or keys in both), to that of the output in the same place, otherwise to that of the
+    first output.
 
     Of a network that is placed on a `Mesh` with several replicas, each replica gets its part of the
     batch, which its pipeline divides further.
@@ -160,23 +201,28 @@ class TrainStep:
 
     def __call__(
         self,
-        data: nd.NDArray | Sequence[nd.NDArray],
-        labels: nd.NDArray | Sequence[nd.NDArray],
+        data: Any,
+        labels: nd.NDArray | Sequence[Any] | dict[str, Any],
         states: Any = None,
         batch_size: int | None = None,
+        ignore_stale_grad: bool = False,
     ) -> Any:
         """Trains on one batch.
 
         Parameters
         ----------
-        data : NDArray or list of NDArray
-            The inputs of the network, the whole batch of each.
-        labels : NDArray or list of NDArray
+        data : NDArray, dict or list
+            The inputs of the network, the whole batch of each. A list has one item for each
+            argument; a dict is one argument.
+        labels : NDArray, dict or list
             The arguments of the loss beside the network's outputs.
         states : NDArray or nested list, optional
             Along time: what the first micro-batch starts from.
         batch_size : int, optional
             The number that gradients are divided by; by default the number of samples.
+        ignore_stale_grad : bool, default False
+            As in `Trainer.step`: parameters that the losses do not depend on are left as they are,
+            instead of an error.
 
         Returns
         -------
@@ -185,22 +231,22 @@ class TrainStep:
         Raises
         ------
         ValueError
-            Labels have another number of rows than the data, or along time there are no states.
+            Labels have another number of rows than the data, or along time there are no states, or
+            there are states otherwise.
         ScheduleError
             A device's memory limit leaves less than the schedule needs.
         """
         losses = self.gradients(data, labels, states)
         if self._trainer is not None:
-            first = data[0] if isinstance(data, (list, tuple)) else data
-            self._trainer.step(
-                first.shape[self._pipeline.axis] if batch_size is None else batch_size
-            )
+            if batch_size is None:
+                batch_size = _flat(data, "the data")[0].shape[self._pipeline.axis]
+            self._trainer.step(batch_size, ignore_stale_grad=ignore_stale_grad)
         return losses
 
     def gradients(
         self,
-        data: nd.NDArray | Sequence[nd.NDArray],
-        labels: nd.NDArray | Sequence[nd.NDArray],
+        data: Any,
+        labels: nd.NDArray | Sequence[Any] | dict[str, Any],
         states: Any = None,
     ) -> Any:
         """A call without the update: ``trainer.step`` is left to you.
@@ -214,9 +260,13 @@ class TrainStep:
         -------
         What a call does.
         """
-        data = list(data) if isinstance(data, (list, tuple)) else [data]
-        labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
+        data, labels = _arguments(data), _arguments(labels)
         timewise = bool(self._pipeline.carry)
+        if states is not None and not timewise:
+            raise ValueError(
+                "TrainStep: the third argument is the states of a pipeline along time, which this "
+                "one is not; pass several inputs or labels as lists: step([x, ids], [y, z])"
+            )
         self._check_labels(data, labels)
         if timewise and states is None:
             raise ValueError(
@@ -237,14 +287,16 @@ class TrainStep:
         return (losses, states) if timewise else losses
 
     def bytes_of_step(
-        self, data: nd.NDArray | Sequence[nd.NDArray], labels: nd.NDArray | Sequence[nd.NDArray]
+        self,
+        data: Any,
+        labels: nd.NDArray | Sequence[Any] | dict[str, Any],
     ) -> dict[Context, int]:
         """The most bytes that the micro-batches of such a step take on each device, by plan; it is
         compiled for that, and nothing is run.
 
         Parameters
         ----------
-        data, labels : NDArray or list of NDArray
+        data, labels : NDArray, dict or list
             As for a call; only shapes, dtypes and devices count.
 
         Returns
@@ -252,8 +304,7 @@ class TrainStep:
         dict of Context to int
             Bytes, without parameters.
         """
-        labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
-        data = list(data) if isinstance(data, (list, tuple)) else [data]
+        data, labels = _arguments(data), _arguments(labels)
         call = PipelinedCall(_Losses(self._net, self._loss, len(labels), False), self._flags)
         with autograd.train_mode():
             run, entry, _ = call.begin((*data, *labels), True)
@@ -280,13 +331,16 @@ class TrainStep:
         """A label that is not divided would meet each micro-batch whole: unless that was said, its
         length is a mistake."""
         axis = self._pipeline.axis
-        if self._pipeline.carry or self._pipeline.split is not None or data[0].ndim <= axis:
+        first = next(iter(_flat(data, "the data")), None)
+        if first is None:
+            raise ValueError("TrainStep: the data must hold at least one array")
+        if self._pipeline.carry or self._pipeline.split is not None or first.ndim <= axis:
             return
-        for i, label in enumerate(labels):
-            if label.ndim > axis and label.shape[axis] not in (1, data[0].shape[axis]):
+        for i, label in enumerate(_flat(labels, "labels")):
+            if label.ndim > axis and label.shape[axis] not in (1, first.shape[axis]):
                 raise ValueError(
                     f"TrainStep: label {i} has {counted(label.shape[axis], 'row')} along axis "
-                    f"{axis}, the data {data[0].shape[axis]}. Pipeline(split=[...]) says what is "
+                    f"{axis}, the data {first.shape[axis]}. Pipeline(split=[...]) says what is "
                     "divided where it is to go whole to each micro-batch"
                 )
 
@@ -308,19 +362,25 @@ class TrainStep:
                 "TrainStep: a pipeline along time runs on one replica; use the ordinary loop, with "
                 "states of its own for each replica"
             )
-        axis, count = self._pipeline.axis, mesh.size("data")
-        if data[0].ndim > axis and data[0].shape[axis] < count:
-            rows = data[0].shape[axis]
+        axis, count, flat = self._pipeline.axis, mesh.size("data"), []
+        structure = _nested.flatten((data, labels), flat, "TrainStep: data and labels")
+        rows = flat[0].shape[axis] if flat[0].ndim > axis else count
+        if rows < count:
             raise ValueError(
                 f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} can't be divided "
                 f"among {count} replicas, which need one each; take larger batches, or leave this "
                 "one out (DataLoader(last_batch='discard'))"
             )
-        parts = zip(
-            *[mesh.split_and_load(a, axis, even_split=False) for a in data],
-            *[mesh.split_and_load(a, axis, even_split=False) for a in labels],
-        )
-        losses = zip(*[self._run(call, part)[0] for part in parts])
+        chosen = self._pipeline.split
+        parts = []
+        for number, array in enumerate(flat):
+            divided = array.ndim > axis and array.shape[axis] == rows
+            if divided if chosen is None else number in chosen:
+                parts.append(mesh.split_and_load(array, axis, even_split=False))
+            else:
+                parts.append([array.as_in_context(mesh.device(data=i)) for i in range(count)])
+        calls = [sum(_nested.regroup(structure, iter(part)), []) for part in zip(*parts)]
+        losses = zip(*[self._run(call, args)[0] for args in calls])
         with autograd.pause():
             return [
                 nd.concat(*[part.as_in_context(own[0].context) for part in own], dim=0)

@@ -14,6 +14,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import _core
+from ..._files import open_regular
 from ..._tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context, parts_of
@@ -117,7 +118,7 @@ class SavedAsJson:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads what `save` wrote; MXNetError when the file holds something else."""
-        with open(path) as f:
+        with open_regular(path) as f:
             try:
                 data = json.load(f)
             except ValueError as error:
@@ -161,6 +162,8 @@ class Profile(SavedAsJson, Tabular):
     measured_bytes : dict
         Plans that were compiled: (placement, micro-batches, schedule) -> bytes of micro-batches on
         each device, with the table of stages that are equally heavy.
+    chosen : set
+        The keys of plans that searches chose, within any limits; files lack them.
 
     Examples
     --------
@@ -207,10 +210,15 @@ class Profile(SavedAsJson, Tabular):
         self.host_overhead = host_overhead
         self.trials: dict[Any, Trial] = dict(trials or {})
         self.measured_bytes: dict[Any, list[int]] = dict(measured_bytes or {})
+        self.chosen: set[Any] = set()
 
     def trial(self, candidate: Any) -> Trial | None:
         """The `Trial` of a `Candidate` that was run; None where it was not."""
         return self.trials.get(key_of(candidate))
+
+    def known(self) -> set[Any]:
+        """The keys of all plans that were run, compiled or chosen."""
+        return {*self.trials, *self.measured_bytes, *self.chosen}
 
     def is_measured(self, candidate: Any) -> bool:
         """Whether the candidate's bytes are those of a compiled plan."""

@@ -13,7 +13,7 @@ from ... import random
 from ...context import memory_stats
 from . import layer_measurement
 from .layer_profile import key_of
-from .search import Search
+from .search import SIMULATED, Search
 
 __all__ = ["MemoryMeter", "best_within"]
 
@@ -73,15 +73,15 @@ class MemoryMeter:
         ]
 
 
-def best_within(profile, limits, numbers, names, meter=None, progress=False):
+def best_within(profile, limits, numbers, names, meter=None, progress=False, most=SIMULATED):
     """The best candidate that has room; MXNetError, which says what is lacking, where there is
     none.
 
     ``meter``: None where nothing can be compiled; the search's estimates are believed then.
     """
     if meter is None or not any(limit is not None for limit in (limits or {}).values()):
-        return Search(profile, limits, numbers, names, progress=progress).run()
-    search = Search(profile, limits, numbers, names, SLACK, progress)
+        return Search(profile, limits, numbers, names, progress=progress, most=most).run()
+    search = Search(profile, limits, numbers, names, SLACK, progress, most)
     for _ in range(TURNS):
         best = search.find()
         if best is None or profile.is_measured(best):
@@ -98,6 +98,7 @@ def best_within(profile, limits, numbers, names, meter=None, progress=False):
         )
         if best is None:
             search.fail(min(known, key=search.over))
+    search.choose(best)
     return best
 
 

@@ -3,11 +3,12 @@
 A candidate is a placement with a number of micro-batches and a schedule. Unless it has been run,
 its step is simulated (`schedules.simulate`) with the sums of the layers' times; on CPU devices,
 where whoever sends also copies, transfers count as work of the sender. Placements are listed
-(contiguous ones, in rounds for schedules that have such, and all of them where branches make few
-enough), ordered by a bound that no schedule can beat, and simulated until the bound reaches the
-best so far. Where they are too many to list, dynamic programming over cut points finds, for each
-longest stage allowed, the split with the smallest sum of times, and the best ones are improved
-layer by layer.
+(contiguous ones, those that come back to the first device, in rounds for schedules that have such,
+and all of them where branches make few enough), ordered by a bound that no schedule can beat, and
+simulated until the bound reaches the best so far. Where they are too many to list, dynamic
+programming over cut points finds, for each longest stage allowed, the split with the smallest sum
+of times. The best one, and the first that has room, are improved layer by layer. Plans that were
+run, or chosen by an earlier search, are considered, too.
 """
 
 import collections
@@ -23,6 +24,7 @@ __all__ = ["Candidate", "Search"]
 
 LISTED = 20000  # placements that are listed; beyond, dynamic programming
 SIMULATED = 600  # simulations, beyond which what is found is improved step by step
+RESIMULATED = 60  # simulations of a search after a trial has corrected the costs
 CLIMBING = 4  # of the leanest candidates those whose neighbours are looked at
 
 Candidate = collections.namedtuple(
@@ -65,11 +67,21 @@ class Search:
         limit by: those are estimates.
     progress : bool or None
         Whether a search that takes long shows a bar; None: on terminals.
+    most : int
+        After how many simulations the best one found is improved step by step.
     """
 
     def __init__(
-        self, profile, memory=None, micro_batches=(1,), names=None, slack=0.0, progress=False
+        self,
+        profile,
+        memory=None,
+        micro_batches=(1,),
+        names=None,
+        slack=0.0,
+        progress=False,
+        most=SIMULATED,
     ):
+        self.most = most
         self.profile, self.micro_batches = profile, list(micro_batches)
         self.names = list(names or schedules.SCHEDULES)
         self.slack, self.progress = slack, progress
@@ -246,9 +258,17 @@ class Search:
         """Whether layers run beside each other."""
         return any(layer.kind == "join" for layer in self.layers)
 
+    def _listed_orders(self, rounds):
+        """Orders of the devices of contiguous placements, and of those that come back to the first
+        device for the last layers."""
+        for order in self._sequences(rounds):
+            yield order
+            if rounds == 1 and 1 < len(order) < len(self.free):
+                yield (*order, order[0])
+
     def _number(self, rounds):
         total = 0
-        for order in self._sequences(rounds):
+        for order in self._listed_orders(rounds):
             ways = 1
             for k in range(len(order) - 1):
                 ways = ways * (len(self.free) - 1 - k) // (k + 1)
@@ -263,7 +283,7 @@ class Search:
         if self._number(rounds) > LISTED:
             return None
         found = []
-        for order in self._sequences(rounds):
+        for order in self._listed_orders(rounds):
             for cuts in itertools.combinations(range(1, n), len(order) - 1):
                 ends = (*cuts, n)
                 found.append(
@@ -375,7 +395,13 @@ class Search:
             best = self.lean()[0]
             if self.excess(best)[0]:
                 self.fail(best)
+        self.choose(best)
         return best
+
+    def choose(self, candidate):
+        """Notes a candidate in the profile, so that later searches consider it, too: none with
+        more memory predicts a longer step than one with less."""
+        self.profile.chosen.add(candidate[1:4])
 
     def find(self):
         """The best candidate; None where none that is looked at has room."""
@@ -383,22 +409,20 @@ class Search:
             raise MXNetError("plan: there is no number of micro-batches to choose from")
         if self._queue is None:
             self._fill_queue()
-        queue, complete = self._queue
-        best, looked = None, 0
-        for bound, m, schedule, placement in self._shown(queue):
+        first, best, looked = None, None, 0
+        for bound, m, schedule, placement in self._shown(self._queue):
             if (
-                best is not None and (bound >= best.seconds or looked >= SIMULATED)
+                best is not None and (bound >= best.seconds or looked >= self.most)
             ) or looked >= 10 * SIMULATED:
-                complete = complete and best is not None and bound >= best.seconds
                 break
             if self.over_by(self.fixed_memory(self.whole(placement)), [0] * self.count)[0] <= 0:
                 best = self._better(best, self.evaluate(placement, m, schedule))
+                first = first or best
                 looked += 1
-        if best is not None and (
-            not complete or (self.branching() and self.count ** len(self.free) > LISTED // 4)
-        ):
-            best = self._improve(best)
-        return best
+        if best is None:
+            return None
+        starts = [best] if first is best else [best, first]
+        return min(map(self._improve, starts), key=lambda c: c.seconds)
 
     def _shown(self, queue):
         """The queue, with a bar from 2 seconds on."""
@@ -424,15 +448,20 @@ class Search:
         )
 
     def _fill_queue(self):
-        queue, complete = [], True
+        queue = []
         for m, schedule, listed in self._forms():
-            complete = complete and listed is not None
             some = listed
             if listed is None:
                 orders = self._orders_for(schedule)
                 some = {p for order in orders for p in self.splits(order, m, schedule)}
             queue += [(self.bound(p, m, schedule), m, schedule, p) for p in some]
-        self._queue = sorted(queue), complete
+        listed = {(p, m, schedule) for _, m, schedule, p in queue}
+        queue += [
+            (self.bound(p, m, schedule), m, schedule, p)
+            for p, m, schedule in self.profile.known()
+            if (p, m, schedule) not in listed and m in self.micro_batches and schedule in self.names
+        ]
+        self._queue = sorted(queue)
 
     def _forms(self):
         """(micro-batches, schedule, placements to be looked at with it; None where they are too
@@ -569,7 +598,8 @@ class Search:
         return found
 
     def _improve(self, best):
-        """Moves layers and cuts while that helps."""
+        """Moves layers and cuts while that helps. A list lacks most scattered placements,
+        one of which may be better than all that it has."""
         while True:
             start = best
             for placement in self._neighbours(start.placement):
@@ -577,7 +607,10 @@ class Search:
                     {(start.micro_batches, name) for name in self.names}
                     | {(m, start.schedule) for m in self.micro_batches}
                 ):
-                    if schedules.named(schedule).takes(m):
+                    if (
+                        schedules.named(schedule).takes(m)
+                        and self.bound(placement, m, schedule) < best.seconds
+                    ):
                         best = self._better(best, self.evaluate(placement, m, schedule))
             if best is start:
                 return best

@@ -17,7 +17,7 @@ from .._pipeline.pipeline import Expected
 from . import layer_measurement
 from .layer_profile import Trial, key_of
 from .memory_measurement import best_within
-from .search import Search
+from .search import RESIMULATED, SIMULATED, Search
 
 __all__ = ["improve"]
 
@@ -68,7 +68,8 @@ def improve(
     with random.calls_at(random.get_state()):
         while len(tried) < count:
             further = time.perf_counter() - begin < ENOUGH
-            candidate = _next(profile, limits, numbers, names, meter, further, progress)
+            most = RESIMULATED if tried else SIMULATED
+            candidate = _next(profile, limits, numbers, names, meter, further, progress, most)
             if candidate is None or not _has_room(profile, candidate):
                 break
             trial = _Trial(
@@ -100,10 +101,10 @@ def improve(
     )
 
 
-def _next(profile, limits, numbers, names, meter, further, progress=False):
+def _next(profile, limits, numbers, names, meter, further, progress=False, most=SIMULATED):
     """The candidate to be run next: the best, as long as it was not run, and then (`further`) the
     best of those near to it; None: enough were run."""
-    best = best_within(profile, limits, numbers, names, meter, progress)
+    best = best_within(profile, limits, numbers, names, meter, progress, most)
     if profile.trial(best) is None:
         return best
     search = Search(profile, limits, numbers, names)

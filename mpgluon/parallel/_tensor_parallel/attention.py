@@ -25,6 +25,8 @@ __all__ = ["ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallel
 def _drop(F, parts, rate, axis):
     """Dropout of an array whose parts along an axis are on several devices: with the mask that the
     whole array would get."""
+    if not rate:
+        return parts
     sizes = [part.shape[axis] for part in parts]
     draw = F._internal._dropout_draw(parts[0], axis=axis, total=sum(sizes))
     draws = collectives.broadcast(draw, [part.context for part in parts])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _device_groups, _domain, ndarray as nd
 from ..._domain import per_axis
-from ...base import MXNetError
+from ...base import MXNetError, NotSupportedError
 from ...gluon._nested import is_symbolic
 from ...gluon._tree import own_parameters
 from ...gluon.block import HybridBlock
@@ -74,7 +74,7 @@ class SplitLayer(HybridBlock):
 
     def forward(self, x: NDArray | list[NDArray], *args: Any) -> Any:
         if is_symbolic((x, *args)):
-            raise MXNetError(
+            raise NotSupportedError(
                 f"{type(self).__name__} computes on arrays on several devices; there is no symbol "
                 "of it"
             )

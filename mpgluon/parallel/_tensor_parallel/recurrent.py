@@ -181,9 +181,9 @@ class ParallelLSTM(SplitLayer):
         if self._layout == "NTC":
             x = F.swapaxes(x, dim1=0, dim2=1)
         time, batch, _ = x.shape
-        # LSTM's operator takes the number of a random call, used or not: what is drawn after it
-        # stays the same.
-        draw = F._internal._dropout_draw(x, axis=0, total=time)
+        draw = None
+        if self._dropout and self._layers > 1:  # as in LSTM; otherwise it draws no numbers
+            draw = F._internal._dropout_draw(x, axis=0, total=time)
         if begins:
             states = self.begin_state(batch, ctx=home, dtype=x.dtype)
         for state, info in zip(states, self.state_info(batch)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .... import ndarray as nd
+from ...._files import check_expansion
 from ....base import MXNetError, data_dir
 from ..._archives import UNREADABLE
 from ...data import Dataset
@@ -74,6 +75,7 @@ class _WikiText(Dataset):
                 path = archive
                 with zipfile.ZipFile(archive) as file:
                     (member,) = [one for one in file.namelist() if os.path.basename(one) == name]
+                    check_expansion(archive, file.getinfo(member).file_size)
                     return file.read(member).decode("utf-8"), archive
         except (ValueError, OSError, RuntimeError, *UNREADABLE) as e:
             raise MXNetError(f"{path} is damaged, or has no {name}: {e}") from None

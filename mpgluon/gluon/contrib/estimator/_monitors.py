@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ....base import MXNetError
 from ....metric import CompositeEvalMetric, EvalMetric
+from ..._tree import is_hybridized
 from ._events import BatchEnd, EpochEnd, TrainBegin, TrainEnd
 
 if TYPE_CHECKING:
@@ -156,17 +157,18 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
 
     def _save_symbol(self, estimator):
         from ...block import HybridBlock
-        from ...block._symbol_block import symbol_of
+        from ...block._symbol_block import portable_symbol
 
         path = self._path(self.model_prefix, "-symbol.json")
         net = estimator.net
         reason: object = "the network is no hybridized HybridBlock"
-        if isinstance(net, HybridBlock) and getattr(net, "_active", False):
+        inputs = getattr(estimator.batch_processor, "inputs", None)
+        if isinstance(net, HybridBlock) and (inputs or is_hybridized(net)):
             try:
-                symbol_of(net).save(path)
+                with estimator.context[0]:
+                    portable_symbol(net, inputs)[0].save(path)
                 return
-            except (MXNetError, RuntimeError) as error:
-                # Layers that are split have none; nor does a network that a pipeline alone calls.
+            except (MXNetError, RuntimeError) as error:  # layers that are split have none
                 reason = error
         estimator.logger.info("CheckpointHandler: %s is not written: %s", path, reason)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .... import autograd
+from ..._nested import flatten
 from ...trainer import scaled_losses
 from ...utils import split_and_load
 
@@ -120,6 +121,7 @@ class PipelineBatchProcessor(BatchProcessor):
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self._step: TrainStep | None = None
+        self.inputs: list[Any] | None = None  # (shape, dtype) of each input of the first batch
 
     def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Parts:
         """Computes the loss and the gradients in the pipeline; see `BatchProcessor.fit_batch`. The
@@ -134,5 +136,9 @@ class PipelineBatchProcessor(BatchProcessor):
         if self._step is None:
             self._step = TrainStep(estimator.net, estimator.loss, estimator.trainer, self.pipeline)
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        if self.inputs is None:
+            arrays: list[Any] = []
+            flatten(data, arrays, "the data")
+            self.inputs = [(array.shape, array.dtype) for array in arrays]
         loss = self._step.gradients(data, label)
         return data, label, [], list(loss) if isinstance(loss, (list, tuple)) else [loss]

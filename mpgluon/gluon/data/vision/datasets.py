@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .... import image, ndarray as nd, recordio
+from ...._files import check_expansion
 from ....base import MXNetError, MXNetValueError, data_dir
 from ....image._lists import entry_of, read_list
 from ....io.idx_file import read_idx
@@ -228,13 +229,17 @@ class CIFAR10(_ImagesInFiles):
     @staticmethod
     def _unpacked(archive, names):
         """The contents of files in an archive, whatever folder they are in there."""
-        found = {}
+        found, size = {}, 0
         try:
             with tarfile.open(archive) as members:
                 for member in members:
+                    size += member.size
+                    check_expansion(archive, size)
                     name = os.path.basename(member.name)
                     if name in names and member.isfile():
                         found[name] = members.extractfile(member).read()
+        except MXNetError:
+            raise
         except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
             raise MXNetError(f"{archive} is damaged: {error}") from None
         absent = [name for name in names if name not in found]

@@ -248,17 +248,19 @@ class ResNetV2(_ResNet):
 
 
 _BASIC, _DEEP = [64, 64, 128, 256, 512], [64, 256, 512, 1024, 2048]
-_SPECS = {
-    18: ("basic", [2, 2, 2, 2], _BASIC),
-    34: ("basic", [3, 4, 6, 3], _BASIC),
-    50: ("bottleneck", [3, 4, 6, 3], _DEEP),
-    101: ("bottleneck", [3, 4, 23, 3], _DEEP),
-    152: ("bottleneck", [3, 8, 36, 3], _DEEP),
+resnet_spec: dict[int, tuple[str, list[int], list[int]]] = {
+    18: ("basic_block", [2, 2, 2, 2], _BASIC),
+    34: ("basic_block", [3, 4, 6, 3], _BASIC),
+    50: ("bottle_neck", [3, 4, 6, 3], _DEEP),
+    101: ("bottle_neck", [3, 4, 23, 3], _DEEP),
+    152: ("bottle_neck", [3, 8, 36, 3], _DEEP),
 }
-_VERSIONS = {
-    1: (ResNetV1, {"basic": BasicBlockV1, "bottleneck": BottleneckV1}),
-    2: (ResNetV2, {"basic": BasicBlockV2, "bottleneck": BottleneckV2}),
-}
+# by version - 1
+resnet_net_versions: list[type[HybridBlock]] = [ResNetV1, ResNetV2]
+resnet_block_versions: list[dict[str, type[HybridBlock]]] = [
+    {"basic_block": BasicBlockV1, "bottle_neck": BottleneckV1},
+    {"basic_block": BasicBlockV2, "bottle_neck": BottleneckV2},
+]
 
 
 def get_resnet(
@@ -296,15 +298,15 @@ def get_resnet(
     >>> net.output.weight.shape
     (10, 512)
     """
-    if num_layers not in _SPECS:
+    if num_layers not in resnet_spec:
         raise AssertionError(
-            f"num_layers must be one of {', '.join(map(str, _SPECS))}, not {num_layers}"
+            f"num_layers must be one of {', '.join(map(str, resnet_spec))}, not {num_layers}"
         )
-    if version not in _VERSIONS:
+    if version not in (1, 2):
         raise AssertionError(f"version must be 1 or 2, not {version}")
-    kind, layers, channels = _SPECS[num_layers]
-    network, blocks = _VERSIONS[version]
-    net = network(blocks[kind], layers, channels, **kwargs)
+    kind, layers, channels = resnet_spec[num_layers]
+    block = resnet_block_versions[version - 1][kind]
+    net = resnet_net_versions[version - 1](block, layers, channels, **kwargs)
     if pretrained:
         net.load_parameters(get_model_file(f"resnet{num_layers}_v{version}", root=root), ctx=ctx)
     return net

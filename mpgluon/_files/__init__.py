@@ -1,0 +1,72 @@
+"""Opens files for reading, and files that replace existing ones.
+
+Shared by all readers and writers in Python; the core's are in csrc/io/file.c, with the same rules.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from .._core import MXNetIOError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+# Limit on the size of an unpacked file: EXPANDS times its packed size, plus EXPANDS_PLUS bytes.
+# Compressed zeros become a thousand times their size; data sets and parameters do not.
+EXPANDS, EXPANDS_PLUS = 64, 64 << 20
+
+
+def check_expansion(path: str | os.PathLike[str], size: int) -> None:
+    """Raises MXNetIOError if `size` bytes are more than a compressed file may become."""
+    packed = os.path.getsize(path)
+    if size > EXPANDS * packed + EXPANDS_PLUS:
+        raise MXNetIOError(
+            f"{os.fspath(path)} has {packed} bytes and would become {size} or more; if it comes "
+            "from a trusted source, unpack it with other tools"
+        )
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file for reading.
+
+    A pipe raises MXNetIOError, because opening it would wait for its other end; so do folders and
+    devices. A missing file raises FileNotFoundError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "a device or pipe"
+            raise MXNetIOError(
+                f"'{os.fspath(path)}' is not a file that can be loaded: it is {kind}"
+            )
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Yields a new file that replaces `path` when the block ends; after an error it is removed.
+
+    The file is created in the same folder under a random name, and never opened through a link, so
+    no other user of the folder can redirect the writes.
+    """
+    temporary = f"{os.fspath(path)}.{os.urandom(8).hex()}.new"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(temporary)

@@ -1,0 +1,510 @@
+"""The state of a trainer: how it moves with the parameters, is saved and is loaded.
+
+Who owns each piece of training state is a table in docs/internals/training-state.md. All of it
+changes at once: an error or an interrupt leaves the state as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from .. import _core, autograd, ndarray as nd
+from .._files import open_regular
+from ..base import MXNetError, counted
+from ..optimizer._nested_states import cast_state, check_state, copy_state, put_together, take_apart
+from ..optimizer._state_files import is_pickle, read_trainer_states
+from ..optimizer.optimizer import HALF
+from ._trainer_store import NO_STATE
+from .parameter import _gradient_contents as gradients
+from .utils import brief
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .._types import NDArray
+    from ..context import Context
+    from ..optimizer import Updater
+    from ..optimizer.optimizer import Optimizer
+    from .parameter import Parameter
+    from .trainer import Trainer
+
+_FORMAT = "mpgluon trainer states 2"
+_FORMATS = (_FORMAT, "mpgluon trainer states 1")  # which had no gradients, phase and scale
+_HEADER = "trainer_states"
+
+
+class TrainerState:
+    """The part of `Trainer` that moves, saves and loads its state."""
+
+    _params: list[Parameter]
+    _names: list[str]
+    _param2idx: dict[str, int]
+    _optimizer: Optimizer
+    _by_device: dict[Context, Updater]
+    _loaded: dict[int, Any]
+    _accumulate: int
+    _waiting: tuple[int, float]
+    _scale: float
+    _amp_loss_scaler: Any
+    _amp_original_scale: float
+    _updater: Callable[[Context], Updater]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "Trainer: it cannot be pickled or copied, because it holds its parameters' arrays on "
+            "devices; write its state by trainer.save_states(file), or mx.parallel.save(folder, "
+            "net, trainer), and load it into a new Trainer"
+        )
+
+    # Moving
+
+    def _check_sums(self, plan: Any) -> None:
+        """MXNetError for gradients that would not add up although the trainer accumulates."""
+        if self._accumulate == 1:
+            return
+        for index in plan.dtypes:
+            if self._params[index].grad_req != "add":
+                raise MXNetError(
+                    f"Trainer(accumulate={self._accumulate}): Parameter "
+                    f"'{self._params[index].name}' has grad_req "
+                    f"'{self._params[index].grad_req}', so its gradients do not add up; set it to "
+                    "'add'"
+                )
+
+    def _moves(self, plan: Any) -> list[Any]:
+        """The changes (`_core.at_once`) that bring each parameter's state and count of updates to
+        exactly the devices where the plan updates it, from where they were or were loaded. Nothing
+        for a parameter without a state."""
+        changes: list[Any] = []
+        counts = self._optimizer.update_counts
+        for index, devices in plan.devices.items():
+            have = [ctx for ctx, updater in self._by_device.items() if index in updater.states]
+            missing = [ctx for ctx in devices if ctx not in have]
+            loaded = index in self._loaded
+            if not have and not loaded:
+                continue
+            if missing:
+                home = next((ctx for ctx in devices if ctx in have), have[0] if have else None)
+                state = self._by_device[home].states[index] if have else self._loaded[index]
+                keys = counts if home is None else [home.count_key]
+                count = next((counts[k][index] for k in keys if index in counts.get(k, ())), None)
+                for ctx in missing:
+                    updater = self._updater(ctx)
+                    changes += [
+                        (updater.states.__setitem__, index, copy_state(state, ctx)),
+                        (updater.states_synced.__setitem__, index, True),
+                    ]
+                    if count is not None:
+                        its = counts.setdefault(ctx.count_key, {})
+                        changes.append((its.__setitem__, index, count))
+            for ctx in have:
+                if ctx not in devices:
+                    changes += [
+                        (self._by_device[ctx].states.pop, index, None),
+                        (self._by_device[ctx].states_synced.pop, index, None),
+                    ]
+            keys = {ctx.count_key for ctx in devices}
+            for key, its in counts.items():
+                if key not in keys and index in its:
+                    changes.append((its.pop, index, None))
+            if loaded:
+                changes.append((self._loaded.pop, index, None))
+        return changes
+
+    def _casts(self, former: dict[int, str], dtypes: dict[int, str]) -> list[Any]:
+        """The changes by which states follow parameters that were cast. Dtypes by index."""
+        changes = []
+        for index, dtype in dtypes.items():
+            old = former.get(index, dtype)
+            if old == dtype:
+                continue
+            if self._optimizer.multi_precision and (old in HALF) != (dtype in HALF):
+                raise MXNetError(
+                    f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} in "
+                    "mid-training, and with multi_precision its state in the "
+                    f"{type(self._optimizer).__name__} optimizer is of another kind then: cast "
+                    "before the first step, or make a new Trainer"
+                )
+            for updater in self._by_device.values():
+                if index in updater.states:
+                    state = cast_state(updater.states[index], old, dtype)
+                    changes.append((updater.states.__setitem__, index, state))
+            if index in self._loaded:
+                state = cast_state(self._loaded[index], old, dtype)
+                changes.append((self._loaded.__setitem__, index, state))
+        return changes
+
+    def updater_on(self, ctx: Context) -> Updater:
+        """The updater of the copies on a device, with their states."""
+        return self._updater(ctx)
+
+    def _brought(self, ctx):
+        """The updater of a device, with the states that were loaded for it."""
+        for index, param in enumerate(self._params):
+            if index in self._loaded and ctx in (param.arrays or ()):
+                updater = self._updater(ctx)
+                if index not in updater.states:
+                    updater.states[index] = copy_state(self._loaded[index], ctx)
+                    updater.states_synced[index] = True
+        return self._updater(ctx)
+
+    def all_states(self) -> dict[int, Any]:
+        """The states of all parameters that have some, by number."""
+        states = {i: self._state_of(i, param) for i, param in enumerate(self._params)}
+        return {index: state for index, state in states.items() if state is not NO_STATE}
+
+    def replace_states(self, states: dict[int, Any]) -> None:
+        """Replaces the states, by number."""
+        vars(self).update({"_by_device": {}, "_loaded": dict(states), "_plan": None})
+
+    def _state_of(self, index, param):
+        for ctx in param.arrays or ():
+            updater = self._by_device.get(ctx)
+            if updater is not None and index in updater.states:
+                return updater.states[index]
+        if index in self._loaded:
+            return self._loaded[index]
+        # A parameter that was moved since the last step.
+        return next(
+            (
+                updater.states[index]
+                for updater in self._by_device.values()
+                if index in updater.states
+            ),
+            NO_STATE,
+        )
+
+    # Saving
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Writes the trainer's state by the parameters' names: what the optimizer remembers of
+        each, counts of updates, the scale of losses, and between a backward pass and the update
+        that uses it the gradients. It loads onto any placement.
+
+        The file is an array file like ``.params`` files. Multipliers such as ``lr_mult`` are the
+        parameters' own and not in it, nor are schedulers and the random state.
+        """
+        import json
+
+        arrays = {}
+        header = self._describe_states(arrays, dict(enumerate(self._names)))
+        header["names"] = self._names
+        text = json.dumps(header, sort_keys=True).encode()
+        arrays[_HEADER] = nd.array(list(text), dtype="uint8")
+        nd.save(fname, arrays)
+
+    def _describe_states(self, arrays, names):
+        """The header of the saved states, for JSON; adds their arrays to `arrays`. names: of the
+        parameters, by index."""
+        shapes, counts = {}, {}
+        its_counts = self._optimizer.update_counts.values()
+        for i, param in enumerate(self._params):
+            state = self._state_of(i, param)
+            if state is not NO_STATE:
+                shapes[names[i]] = take_apart(state, names[i], arrays)
+            for per_device in its_counts:
+                if i in per_device:
+                    counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
+        held, kind = self._optimizer.unsaved(), type(self._optimizer).__name__
+        if held:
+            raise MXNetError(
+                f"Trainer.save_states: the optimizer {kind} holds {held}, which no file can hold; "
+                "save after the update that uses them"
+            )
+        with autograd.pause():
+            adding = self._accumulate > 1
+            chosen = set(gradients.to_save(self._params, adding, self._waiting[0]))
+            grads = {
+                names[i]: gradients.describe(param, names[i], arrays)
+                for i, param in enumerate(self._params)
+                if param in chosen
+            }
+        scaler = self._amp_loss_scaler
+        return {
+            "format": _FORMAT,
+            "optimizer": type(self._optimizer).__name__,
+            "num_update": self._optimizer.num_update,
+            "learning_rate": self._optimizer.lr,
+            "counts": counts,
+            "states": shapes,
+            "waiting": list(self._waiting),
+            "gradients": grads,
+            "loss_scaler": None if scaler is None else list(scaler.state),
+            "divided_by": None if scaler is None else self._amp_original_scale / self._scale,
+        }
+
+    # Loading
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Reads what `save_states` wrote, here or in MXNet 1.x (without running code that such a
+        file could hold); parameters may live on other devices than they did.
+
+        Parameters go by name; or, if all names differ in numbers alone, as those of a network that
+        was created again do, by the order of these numbers. Gradients that no update has used are
+        replaced, too.
+
+        Raises
+        ------
+        MXNetError
+            When the file is no such file, or belongs to other parameters or another optimizer;
+            nothing is changed then.
+        """
+        if not os.path.exists(fname):
+            raise FileNotFoundError(f"Trainer.load_states: there is no file '{fname}'")
+        if is_pickle(fname):
+            self._load_pickle(fname)
+            return
+        try:
+            arrays = nd.load(fname)
+        except MemoryError:
+            raise
+        except MXNetError as error:
+            raise MXNetError(f"'{fname}' is no file of trainer states ({error})") from error
+        header = _read_header(arrays, fname)
+        source = f"'{fname}'"
+        self.check_header(header, source)
+        states = header["states"]
+        numbers = self._numbers(header)
+        unknown = [name for name in states if name not in numbers]
+        if unknown:
+            raise MXNetError(
+                f"'{fname}' holds states of parameters that this trainer does not have: "
+                f"{brief(unknown)}; it has {brief(self._param2idx)}"
+            )
+        # Parameters that were never updated have no state, and older files do not name them.
+        given = {numbers[name] for name in header.get("names") or states if name in numbers}
+        missing = (
+            [
+                name
+                for index, (name, param) in enumerate(zip(self._names, self._params))
+                if param.grad_req != "null" and index not in given
+            ]
+            if states
+            else []
+        )
+        if missing:
+            raise MXNetError(f"'{fname}' has no states of the parameters {brief(missing)}")
+        loaded = {}
+        for name, shape in states.items():
+            index = numbers[name]
+            loaded[index] = put_together(shape, name, arrays, fname)
+            check_state(loaded[index], self._params[index], fname)
+
+        def array_of(key):
+            if key not in arrays:
+                raise MXNetError(f"'{fname}' is damaged: the array '{key}' is missing")
+            return arrays[key]
+
+        named = {numbers[name]: name for name in header["gradients"] if name in numbers}
+        self.take_over(
+            header,
+            loaded,
+            {numbers[name]: count for name, count in header["counts"].items() if name in numbers},
+            self.read_gradients(header, named, array_of, source),
+        )
+
+    def _numbers(self, header):
+        """The numbers of the parameters that a file names: by name. If all names differ in numbers
+        alone, the network was created again; then both go in the order of these numbers, which is
+        the order of creation. (Plain sorting has dense10 before dense2.)"""
+        saved = header.get("names")
+        if saved is None or all(name in self._param2idx for name in header["states"]):
+            return self._param2idx
+        saved, own = sorted(saved, key=_by_numbers), sorted(self._names, key=_by_numbers)
+        if len(saved) != len(own) or any(map(_other_name, saved, own)):
+            return self._param2idx
+        return {name: self._param2idx[mine] for name, mine in zip(saved, own)}
+
+    def _load_pickle(self, fname):
+        """Reads a file of MXNet's, which has states by the parameters' numbers."""
+        try:
+            with open_regular(fname) as file:
+                states, name, saved = read_trainer_states(file.read())
+            if name != type(self._optimizer).__name__:
+                raise MXNetError(f"it is of the optimizer {name}")
+            if sorted(states) != list(range(len(self._params))):
+                raise MXNetError(f"it has states of {len(states)} parameters")
+            for index, state in states.items():
+                check_state(state, self._params[index], fname)
+            self.take_over(
+                {"num_update": int(saved["num_update"]), "learning_rate": float(saved["lr"])},
+                states,
+                {index: int(count) for index, count in saved["_index_update_count"].items()},
+                {},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, MXNetError) as error:
+            raise MXNetError(
+                f"'{fname}' is a pickle that this trainer, with {type(self._optimizer).__name__} "
+                f"and {counted(len(self._params), 'parameter')}, can't load: {error}"
+            ) from error
+
+    def check_header(self, header: dict[str, Any], source: str) -> None:
+        """MXNetError when this trainer cannot go on from a saved state; `source`: where it is from,
+        in words."""
+        kind = type(self._optimizer).__name__
+        if header["optimizer"] != kind:
+            raise MXNetError(
+                f"{source} holds states of optimizer {header['optimizer']}, but this trainer has "
+                f"{kind}. Nothing was changed"
+            )
+        calls = header["waiting"][0]
+        if calls and self._accumulate == 1:
+            raise MXNetError(
+                f"{source} was saved after {counted(calls, 'call')} of step that wait for an "
+                "update; make the trainer with accumulate=, as the saved one was"
+            )
+        scaler = self._amp_loss_scaler
+        if header["gradients"] and (scaler is None) != (header["loss_scaler"] is None):
+            has, lacks = ("the saved trainer", "this one") if scaler is None else ("this one", "it")
+            raise MXNetError(
+                f"{source} holds gradients that no update has used, and {has} scales losses "
+                f"(amp.init_trainer), but {lacks} does not"
+            )
+
+    def read_gradients(
+        self,
+        header: dict[str, Any],
+        names: dict[int, str],
+        array_of: Callable[[str], NDArray],
+        source: str,
+    ) -> dict[int, Any]:
+        """The gradients of a saved state by the parameters' numbers; `names`: theirs there."""
+        found = {}
+        for index, name in names.items():
+            param, entry = self._params[index], header["gradients"].get(name)
+            if entry is None:
+                continue
+            gradients.check(param, entry, source)
+            if param.grad_req == "null":
+                continue
+            if param.arrays is None:
+                raise MXNetError(
+                    f"{source} holds a gradient of parameter '{param.name}', whose shape is not "
+                    "known yet; load the parameters, or run a forward pass, before the states"
+                )
+            found[index] = gradients.read(param, entry, name, array_of)
+        return found
+
+    def take_over(
+        self,
+        header: dict[str, Any],
+        loaded: dict[int, Any],
+        counts: dict[int, int],
+        grads: dict[int, Any],
+    ) -> None:
+        """Goes on from another trainer's state: states, counts of updates and gradients by index.
+        Gradients that are not given are as an update leaves them. All at once."""
+        optimizer = self._optimizer
+        optimizer.settle_counts()
+        every = {
+            ctx.count_key: dict(counts) for param in self._params for ctx in param.list_ctx()
+        } or {0: {}}
+        numbers = {
+            "num_update": header["num_update"],
+            "_all_counts": every,
+            "_counts": next(iter(every.values())),
+            **optimizer.resumed(counts),
+        }
+        if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
+            numbers["lr"] = header["learning_rate"]
+        own = {
+            "_by_device": {},
+            "_loaded": loaded,
+            "_plan": None,
+            "_waiting": tuple(header.get("waiting", (0, 0))),
+            "_unequal": False,
+        }
+        scaler, scale = self._amp_loss_scaler, header.get("loss_scaler")
+        if scaler is not None and scale is not None:
+            scaler.state = tuple(scale)
+            if header.get("divided_by") is not None:
+                own["_scale"] = self._amp_original_scale / header["divided_by"]
+        with autograd.pause():
+            changes = [
+                change
+                for index, param in enumerate(self._params)
+                for change in gradients.changes_to(param, grads.get(index))
+            ]
+            _core.at_once(
+                (vars(self).update, own),
+                (vars(optimizer).update, numbers),
+                *changes,
+            )
+
+
+def _by_numbers(name):
+    """A key that sorts names by the numbers in them."""
+    parts = re.split(r"([0-9]{1,15})", name)  # every other one is a number
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def _other_name(one, other):
+    """Whether two names differ in more than their numbers."""
+    return re.sub(r"\d+", "0", one) != re.sub(r"\d+", "0", other)
+
+
+def _read_header(arrays, fname):
+    import json
+
+    if not isinstance(arrays, dict) or _HEADER not in arrays:
+        raise MXNetError(f"'{fname}' is no file of trainer states")
+    if any(array is None for array in arrays.values()):
+        raise MXNetError(f"'{fname}' is damaged: it leaves arrays out")
+    try:
+        header = json.loads(bytes(arrays[_HEADER].asnumpy().astype("uint8").tolist()))
+    except (ValueError, RecursionError) as error:
+        raise MXNetError(f"'{fname}' is damaged: {error}") from error
+    if not isinstance(header, dict) or header.get("format") not in _FORMATS:
+        raise MXNetError(f"'{fname}' is no file of trainer states that this version reads")
+    wrong = header_fault(header)
+    if wrong is not None:
+        raise MXNetError(f"'{fname}' is damaged: its header is incomplete ({wrong})")
+    return header
+
+
+def header_fault(header: Any) -> str | None:
+    """The part of a header of saved states that is invalid, or None. Adds what older files lack."""
+
+    def number(value):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+    def numbers(value, count):
+        return isinstance(value, list) and len(value) == count and all(map(number, value))
+
+    if not isinstance(header, dict):
+        return "it is no dict"
+    header.setdefault("waiting", [0, 0])
+    header.setdefault("gradients", {})
+    header.setdefault("loss_scaler", None)
+    header.setdefault("divided_by", None)
+    rate, scaler, by = (header.get(k) for k in ("learning_rate", "loss_scaler", "divided_by"))
+    names = header.get("names")
+    checks = {
+        "optimizer": isinstance(header.get("optimizer"), str),
+        "num_update": isinstance(header.get("num_update"), int),
+        "learning_rate": "learning_rate" in header and (rate is None or number(rate)),
+        "states": isinstance(header.get("states"), dict),
+        "counts": isinstance(header.get("counts"), dict)
+        and all(isinstance(count, int) for count in header["counts"].values()),
+        "waiting": numbers(header["waiting"], 2) and header["waiting"][0] >= 0,
+        "gradients": isinstance(header["gradients"], dict)
+        and all(map(gradients.is_description, header["gradients"].values())),
+        "loss_scaler": scaler is None or (numbers(scaler, 2) and scaler[0] > 0),
+        "divided_by": by is None or (number(by) and by > 0),
+        "names": names is None
+        or (isinstance(names, list) and all(isinstance(name, str) for name in names)),
+    }
+    return next((key for key, good in checks.items() if not good), None)
+
+
+# For the package's other modules.
+
+
+def describe_states(
+    trainer: Trainer, arrays: dict[str, NDArray], names: dict[int, str]
+) -> dict[str, Any]:
+    """The header of the saved states, for JSON; adds their arrays to `arrays`. `names`: of
+    the parameters, by index."""
+    return trainer._describe_states(arrays, names)

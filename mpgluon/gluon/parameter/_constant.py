@@ -1,0 +1,63 @@
+"""`Constant`: a parameter that is not trained."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ... import initializer, ndarray as nd
+from ._parameter import Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..._types import ArrayLike
+
+
+class _Value(initializer.Initializer):
+    """Fills with a given array."""
+
+    def __init__(self, value):
+        super().__init__()
+        self._value = value
+
+    def _init_weight(self, _, array):
+        array[:] = self._value.as_in_context(array.context)
+
+
+class Constant(Parameter):
+    """A parameter that autograd and Trainer leave alone; `set_data` may still change it.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    value : NDArray or array-like
+        The value, which gives shape and dtype.
+
+    Examples
+    --------
+    >>> gluon.Constant("two", [2.0])
+    Constant two (shape=(1,), dtype=<class 'numpy.float32'>)
+    """
+
+    def __init__(self, name: str, value: ArrayLike | Sequence[Any]) -> None:
+        if not isinstance(value, nd.NDArray):
+            value = nd.array(value)
+        self.value = value
+        super().__init__(
+            name, grad_req="null", shape=value.shape, dtype=value.dtype, init=_Value(value)
+        )
+
+    @property
+    def grad_req(self) -> str:
+        return "null"
+
+    @grad_req.setter
+    def grad_req(self, req: str) -> None:
+        self._grad_req = "null"
+        if req != "null":
+            warnings.warn(
+                f"Constant parameter '{self.name}' has no gradient; grad_req '{req}' is ignored.",
+                stacklevel=2,
+            )

@@ -1,0 +1,238 @@
+"""The contents of a parameter's gradients, as they move with it, are saved and loaded.
+
+A gradient is training state between the backward pass that writes it and the update that uses it,
+and for as long as ``grad_req='add'`` sums in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ... import ndarray as nd
+from ..._core import NotSupportedError, dtype_name
+from ...base import MXNetError
+from ...ndarray.sparse import RowSparseNDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ..._types import NDArray
+    from ...context import Context
+    from ._parameter import Parameter
+
+    Content = tuple[NDArray | None, bool]  # None: zero; and whether a step has yet to use it
+
+
+def contents_of(param: Parameter) -> list[Content]:
+    """The gradients of a parameter by replica, and whether backward has written each since the
+    last step. Dense gradients are the arrays themselves, row_sparse ones copies."""
+    if not param.gradients:
+        return []
+    sparse = param.grad_stype != "default"
+    return [
+        (grad.copy() if sparse else grad.detach(), bool(weight._fresh_grad))
+        for weight, grad in zip(param.arrays.values(), param.gradients.values())
+    ]
+
+
+def on_devices(
+    contents: Sequence[Content], old: Sequence[Context], new: Sequence[Context]
+) -> dict[Context, Content]:
+    """The gradients of replicas on devices `old` for replicas on devices `new`.
+
+    Equally many replicas keep their own. Otherwise the first new replica has the sum, which is the
+    sum that the next update sees.
+    """
+    if not contents:
+        return {}
+    if set(old) == set(new):
+        return dict(zip(old, contents))
+    if len(old) == len(new):
+        return dict(zip(new, contents))
+    return {ctx: (content, fresh) for ctx, (content, fresh) in zip(new, summed(contents, len(new)))}
+
+
+def summed(contents: Sequence[Content], count: int) -> list[Content]:
+    """The sum of the gradients of replicas as those of `count` replicas, of which the first has
+    all."""
+    arrays = [array for array, _ in contents if array is not None]
+    total = arrays[0] if arrays else None
+    if len(arrays) > 1:
+        total = nd.add_n(*[array.as_in_context(arrays[0].context) for array in arrays])
+    fresh = all(fresh for _, fresh in contents)
+    return [(total if i == 0 else None, fresh) for i in range(count)]
+
+
+def filled(param: Parameter, grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
+    """A gradient on a device with contents from elsewhere. `grad`: the row_sparse gradient to
+    fill; None for a dense one, which is made."""
+    if grad is None:
+        same = dtype_name(content.dtype) == dtype_name(dtype)
+        return content.copyto(ctx) if same else content.as_in_context(ctx).astype(dtype)
+    if content is not None and content.indices.size:
+        if ctx.rank is not None or content.context.rank is not None:
+            raise NotSupportedError(
+                f"Parameter '{param.name}': its row_sparse gradient holds rows, and these cannot "
+                "move to or from a device of another rank; move the parameter after the update"
+            )
+        grad[:] = content.as_in_context(ctx).astype(dtype)
+    return grad
+
+
+def left_behind(param: Parameter) -> tuple[list[NDArray], list[Any]]:
+    """The arrays that a parameter gives up and a backward pass may still reach, and the changes
+    (`_core.at_once`) after which a gradient there counts as written since."""
+    arrays = [array for array in param.arrays.values() if array._on_tape]
+    marks = [
+        (setattr, array, "_fresh_grad", False)
+        if param.grad_stype == "default"
+        else array.gradient.replacement(None, False)
+        for array in arrays
+    ]
+    return [*[array for array in param.left if array._on_tape], *arrays], marks
+
+
+# In files
+
+
+def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Parameter]:
+    """The parameters whose gradients a later backward pass or step uses.
+
+    adding: whether a Trainer adds gradients up by itself, over several calls of `step`; then
+    `phase` is the number of calls so far, and sums are zero at 0.
+    """
+    chosen, unsure = [], []
+    for param in params:
+        if not param.gradients:
+            continue
+        if any(weight._fresh_grad for weight in param.arrays.values()):
+            chosen.append(param)
+        elif param.grad_req == "add":
+            (unsure if not adding else chosen if phase else []).append(param)
+    flags = [
+        (param, (array != 0).sum() if array.stype == "default" else array.indices.size)
+        for param in unsure
+        for array, _ in contents_of(param)
+    ]
+    held = {
+        param
+        for param, flag in flags
+        if (flag.asscalar() if isinstance(flag, nd.NDArray) else flag) != 0
+    }
+    return [*chosen, *[param for param in unsure if param in held]]
+
+
+def describe(param: Parameter, name: str, arrays: dict[str, NDArray]) -> dict[str, Any]:
+    """The description of the gradients of a parameter for a header in JSON; adds their arrays to
+    `arrays`."""
+    replicas = []
+    for k, (array, fresh) in enumerate(contents_of(param)):
+        key, kind = f"gradient:{k}:{name}", "array"
+        if array.stype == "default":
+            arrays[key] = array
+        elif array.indices.size:
+            kind = "rows"
+            arrays[f"{key}:values"], arrays[f"{key}:rows"] = array.data, array.indices
+        else:
+            kind = "zero"
+        replicas.append({"kind": kind, "fresh": fresh})
+    return {"grad_req": param.grad_req, "replicas": replicas}
+
+
+def keys_of(entry: Mapping[str, Any], name: str) -> list[tuple[str, bool]]:
+    """The names of the arrays of a description, and whether each has the parameter's shape."""
+    keys = []
+    for k, replica in enumerate(entry["replicas"]):
+        key = f"gradient:{k}:{name}"
+        if replica["kind"] == "array":
+            keys.append((key, True))
+        elif replica["kind"] == "rows":
+            keys += [(f"{key}:values", False), (f"{key}:rows", False)]
+    return keys
+
+
+def is_description(entry: Any) -> bool:
+    """Whether an object from a file describes gradients."""
+    return (
+        isinstance(entry, dict)
+        and entry.get("grad_req") in ("write", "add")
+        and isinstance(entry.get("replicas"), list)
+        and bool(entry["replicas"])
+        and all(
+            isinstance(replica, dict)
+            and replica.get("kind") in ("array", "rows", "zero")
+            and isinstance(replica.get("fresh"), bool)
+            for replica in entry["replicas"]
+        )
+    )
+
+
+def read(
+    param: Parameter, entry: Mapping[str, Any], name: str, array_of: Callable[[str], NDArray]
+) -> list[Content]:
+    """The gradients that a description names."""
+    contents: list[Content] = []
+    for k, replica in enumerate(entry["replicas"]):
+        key, content = f"gradient:{k}:{name}", None
+        if replica["kind"] == "array":
+            content = array_of(key)
+            fits = content.shape == param.shape
+        elif replica["kind"] == "rows":
+            values, rows = array_of(f"{key}:values"), array_of(f"{key}:rows")
+            numbers = rows.asnumpy()
+            fits = (
+                rows.shape == values.shape[:1]
+                and values.shape[1:] == param.shape[1:]
+                and bool((numbers[1:] > numbers[:-1]).all())
+                and 0 <= numbers.min()
+                and numbers.max() < param.shape[0]
+            )
+            if fits:
+                content = RowSparseNDArray(values, rows.astype("int64"), param.shape)
+        else:
+            fits = True
+        if not fits:
+            raise MXNetError(
+                f"the gradient of parameter '{param.name}' does not have its shape {param.shape}"
+            )
+        contents.append((content, replica["fresh"]))
+    return contents
+
+
+def check(param: Parameter, entry: Mapping[str, Any], source: str) -> None:
+    """MXNetError when a parameter cannot take over the gradients of a description."""
+    if (
+        param.grad_req == entry["grad_req"]
+        or param.grad_req == "null" != entry["grad_req"] != "add"
+    ):
+        return
+    raise MXNetError(
+        f"{source} holds a gradient of parameter '{param.name}' with grad_req "
+        f"'{entry['grad_req']}', which an update has yet to use, and here its grad_req is "
+        f"'{param.grad_req}'; set it to '{entry['grad_req']}' first (Trainer(accumulate=...) does "
+        "for 'add')"
+    )
+
+
+def changes_to(param: Parameter, contents: Sequence[Content] | None) -> list[Any]:
+    """The changes (`_core.at_once`) that give a parameter these gradients; None: no gradient that
+    an update has yet to use, and empty sums."""
+    if not param.gradients:
+        return []
+    weights, grads = list(param.arrays.values()), list(param.gradients.values())
+    if contents is None:
+        contents = [(None, False)] * len(grads)
+    elif len(contents) != len(grads):
+        contents = summed(contents, len(grads))
+    changes: list[Any] = []
+    for weight, grad, (content, fresh) in zip(weights, grads, contents):
+        there = None if content is None else content.as_in_context(grad.context)
+        if grad.stype != "default":
+            changes.append(grad.replacement(there, fresh))
+            continue
+        if there is not None:
+            changes.append((there.copyto, grad))
+        elif fresh or param.grad_req == "add":
+            changes.append((grad.__setitem__, slice(None), 0))
+        changes.append((setattr, weight, "_fresh_grad", fresh))
+    return changes

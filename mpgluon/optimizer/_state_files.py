@@ -1,0 +1,260 @@
+"""States of optimizers as bytes: array files, and pickles that MXNet wrote. For the package's other
+modules.
+
+Reading runs no code of the bytes and takes at most a stated multiple of their size.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import pickletools
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .._files import open_regular
+from ..base import MXNetError
+from ..ndarray import array, load_frombuffer, save_tobuffer
+from ._nested_states import put_together, take_apart
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_HEADER = "updater_states"
+_FORMAT = "mpgluon updater states 1"
+
+
+# --- Array files ----------------------------------------------------------------------------------
+def states_to_bytes(states: dict[Any, Any]) -> bytes:
+    """An array file of states by key, with their structure as JSON in an array of bytes."""
+    arrays: dict[str, Any] = {}
+    entries = []
+    for number, (key, state) in enumerate(states.items()):
+        if not isinstance(key, (int, str)):
+            raise MXNetError(
+                f"get_states: the key {key!r} is a {type(key).__name__}; keys must be int or str "
+                "(or pass dump_optimizer=True, which pickles everything)"
+            )
+        entries.append([key, take_apart(state, str(number), arrays, "get_states")])
+    text = json.dumps({"format": _FORMAT, "states": entries}).encode()
+    arrays[_HEADER] = array(np.frombuffer(text, np.uint8), dtype="uint8")
+    return save_tobuffer(arrays)
+
+
+def states_of_bytes(data: bytes) -> dict[Any, Any]:
+    """The states in an array file of `states_to_bytes`, or in a pickle of MXNet's ``get_states``.
+
+    Raises MXNetError for all other bytes.
+    """
+    if data[:1] != pickle.PROTO and data[:8] == struct.pack("<Q", 0x112):
+        return _states_of_arrays(load_frombuffer(data))
+    try:
+        loaded = read_pickle(data)
+    except _RefusedName as error:
+        raise MXNetError(
+            f"these bytes are no states of an optimizer: {error}; if they come from a trusted "
+            "source, pass trusted=True"
+        ) from error
+    except MXNetError as error:
+        raise MXNetError(f"these bytes are no states of an optimizer: {error}") from error
+    if isinstance(loaded, tuple) and len(loaded) == 2:
+        raise MXNetError(
+            "these bytes hold an optimizer too; only states are read: save them with "
+            "dump_optimizer=False, or pass trusted=True if the file comes from a trusted source"
+        )
+    if not isinstance(loaded, dict):
+        raise MXNetError(
+            f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer"
+        )
+    return loaded
+
+
+def _states_of_arrays(arrays):
+    damaged = MXNetError("these bytes are no states of an optimizer: their header is damaged")
+    if not isinstance(arrays, dict) or arrays.get(_HEADER) is None:
+        raise MXNetError("these bytes are an array file, but no states of an optimizer")
+    try:
+        header = json.loads(arrays[_HEADER].asnumpy().tobytes())
+        if header["format"] != _FORMAT:
+            raise MXNetError("these states are of a format that this version cannot read")
+        states = {
+            key: put_together(shape, str(number), arrays, "the states")
+            for number, (key, shape) in enumerate(header["states"])
+        }
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise damaged from error
+    if any(type(key) not in (int, str) for key in states):
+        raise damaged
+    return states
+
+
+# --- Pickles --------------------------------------------------------------------------------------
+class _SavedArray:
+    """An NDArray of MXNet's in a pickle; `value` becomes the array."""
+
+    def __init__(self, handle=None):
+        self.value = None
+
+    def __setstate__(self, state):
+        record = state["handle"]
+        if record is not None:  # as one array of an array file
+            (self.value,) = load_frombuffer(
+                struct.pack("<QQQ", 0x112, 0, 1) + bytes(record) + struct.pack("<Q", 0)
+            )
+
+
+class _RefusedName(MXNetError):
+    """A pickle names a class or function that is not read."""
+
+
+class SavedObject:
+    """An optimizer or scheduler of MXNet's in a pickle: its attributes."""
+
+
+class _Restricted(pickle.Unpickler):
+    """Creates arrays, numbers and containers only.
+
+    The classes and functions that a pickle may call are made for each pickle, because a pickle can
+    set attributes of everything that it can name.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self._known = {
+            ("builtins", "bytearray"): lambda *args: bytearray(_bytes_of(*args)),
+            ("_codecs", "encode"): lambda *args: _bytes_of(*args),
+            ("builtins", "set"): lambda items=(): set(_list_of(items)),
+        }
+        self._array = type("NDArray", (_SavedArray,), {})
+
+    def find_class(self, module, name):
+        if module.startswith("mxnet.") and name == "NDArray":
+            return self._array
+        if module.startswith(("mxnet.optimizer.", "mxnet.lr_scheduler")):
+            return type(name, (SavedObject,), {})
+        module = "builtins" if module == "__builtin__" else module
+        if (module, name) in self._known:
+            return self._known[module, name]
+        raise _RefusedName(f"it holds a {module}.{name}, and only arrays and numbers are read")
+
+
+def _bytes_of(value=b"", encoding="latin1"):
+    """Bytes as pickles of several protocols write them; a length is refused, because it would be
+    memory that the file does not pay for."""
+    if isinstance(value, str) and encoding in ("latin1", "latin-1"):
+        return value.encode("latin1")
+    if isinstance(value, bytes):
+        return value
+    raise MXNetError(f"it makes bytes from a {type(value).__name__}")
+
+
+def _list_of(items):
+    if isinstance(items, (list, tuple)):
+        return items
+    raise MXNetError(f"it makes a set from a {type(items).__name__}")
+
+
+_MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
+
+
+def _check_size(data):
+    """Refuses a pickle that claims more than its bytes: the interpreter's reader allocates a memo
+    slot for each index up to the largest (CPython issue 115952), and strings by their lengths.
+
+    Reads the opcodes without executing them.
+    """
+    for opcode, argument, _ in pickletools.genops(data):
+        name = opcode.name
+        if (name in _MEMO or name == "FRAME") and not 0 <= argument <= len(data):
+            raise ValueError(f"{name} {argument} in {len(data)} bytes")
+
+
+def read_pickle(data: bytes) -> Any:
+    """The arrays, numbers and containers of a pickle; no code in it runs.
+
+    Raises MXNetError for a pickle of anything else, or one that is damaged.
+    """
+    try:
+        _check_size(data)
+        loaded = _Restricted(data).load()
+        return taken_over(loaded, _Budget(len(data)))
+    except MXNetError:
+        raise
+    except Exception as error:  # a damaged pickle raises anything
+        raise MXNetError(f"it is damaged: {error}") from error
+
+
+class _Budget:
+    """Limits the walk over a pickle's objects, which may share parts: n of them can nest to 2^n."""
+
+    def __init__(self, most):
+        self._left = most
+
+    def spend(self):
+        self._left -= 1
+        if self._left < 0:
+            raise MXNetError("its objects are nested more often than its size allows")
+
+
+def taken_over(state: Any, budget: _Budget | None = None) -> Any:
+    """A state with NDArrays in place of MXNet's."""
+    if budget is not None:
+        budget.spend()
+    if isinstance(state, _SavedArray):
+        return state.value
+    if type(state) in (tuple, list):
+        return type(state)([taken_over(part, budget) for part in state])
+    if type(state) is dict:
+        return {key: taken_over(part, budget) for key, part in state.items()}
+    return state
+
+
+def is_pickle(fname: str | os.PathLike[str]) -> bool:
+    """True if a file begins as a pickle does and is not named `.safetensors`."""
+    with open_regular(fname) as file:
+        return file.read(1) == pickle.PROTO and not os.fspath(fname).endswith(".safetensors")
+
+
+def read_trainer_states(data: bytes) -> tuple[dict[int, Any], str, dict[str, Any]]:
+    """The states by index, and the name and attributes of the optimizer, in a pickle that
+    ``Trainer.save_states`` of MXNet 1.x wrote.
+
+    Raises MXNetError for all other bytes; no code in them runs.
+    """
+    loaded = read_pickle(data)
+    if not isinstance(loaded, tuple) or len(loaded) != 2 or not isinstance(loaded[0], dict):
+        raise MXNetError("it is no pickle of a Trainer's states")
+    states, optimizer = loaded
+    if not isinstance(optimizer, SavedObject):
+        raise MXNetError("it holds no optimizer")
+    return states, type(optimizer).__name__, vars(optimizer)
+
+
+class _Trusting(pickle.Unpickler):
+    """Runs what the pickle says, and converts MXNet's arrays."""
+
+    def find_class(self, module, name):
+        if module.partition(".")[0] != "mxnet":
+            return super().find_class(module, name)
+        if name == "NDArray":
+            return _SavedArray
+        raise MXNetError(
+            f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save "
+            "them with dump_optimizer=False"
+        )
+
+
+def read_trusted(data: bytes) -> Any:
+    """The contents of any pickle, which may run any code. MXNet's arrays still need
+    `taken_over`."""
+    try:
+        loaded = _Trusting(io.BytesIO(data)).load()
+    except MXNetError:
+        raise
+    except Exception as error:  # a damaged pickle raises anything
+        raise MXNetError(f"these bytes are no states of an optimizer: {error}") from None
+    return loaded

@@ -1,0 +1,264 @@
+"""The index of a checkpoint, and whether a checkpoint is what it says and fits a network.
+
+An index is read once, and everything that loading relies on is checked then: names, shapes, types,
+and that the pieces of each array cover it. Arrays in the shards are checked against the index
+before anything is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from typing import Any
+
+from .._core import dtype_name
+from ..base import MXNetError
+from ..gluon._trainer_state import header_fault
+from ..gluon.parameter import _gradient_contents as gradients
+from ..gluon.utils import brief
+from ..ndarray import _safetensors
+
+INDEX = "index.json"
+FORMAT = "mpgluon checkpoint 3"
+_FORMATS = (FORMAT, "mpgluon checkpoint 2")  # which had no gradients, phase and scale
+STATE = "optimizer:"  # prefix of the names of states
+_LARGEST = 1 << 63
+
+
+def state_keys(structure: Any, name: str) -> list[str]:
+    """The names of the arrays of a state."""
+    if structure == "array":
+        return [name]
+    if isinstance(structure, list):
+        return [key for i, part in enumerate(structure) for key in state_keys(part, f"{name}:{i}")]
+    return []
+
+
+def read_index(path: str) -> dict[str, Any]:
+    """The index in a file. MXNetError, naming the file, unless it is complete and consistent."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"load: there is no checkpoint at '{os.path.dirname(path)}' (no {INDEX})"
+        )
+    with open(path, "rb") as file:
+        text = file.read()
+    match = re.fullmatch(rb'(.*),\n "crc32": (\d{1,10})\n\}\n', text, re.DOTALL)
+    if not match or zlib.crc32(match[1] + b"\n}") != int(match[2]):
+        raise MXNetError(f"the checkpoint's index '{path}' is damaged: its checksum does not fit")
+    try:
+        index = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MXNetError(f"the checkpoint's index '{path}' is damaged: {error}") from error
+    if not isinstance(index, dict) or index.get("format") not in _FORMATS:
+        given = index.get("format") if isinstance(index, dict) else index
+        raise MXNetError(
+            f"'{path}' is an index of format {given!r:.100}, which this version does not read"
+        )
+    fault = _fault(index)
+    if fault is not None:
+        raise MXNetError(f"the checkpoint's index '{path}' is damaged: {fault}")
+    return index
+
+
+def _size(value):
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def _list_of(check, value):
+    return isinstance(value, list) and all(map(check, value))
+
+
+def _fault(index):
+    """The fault of an index, or None."""
+    for key in ("step", "position", "loss_scale", "extra", "shards", "arrays", "random"):
+        if key not in index:
+            return f"it has no '{key}'"
+    seed = index["random"]
+    if not (_list_of(lambda n: type(n) is int and -_LARGEST <= n < 2 * _LARGEST, seed)):
+        return "its random state is no list of integers"
+    if len(seed) != 2:
+        return "its random state is not a pair"
+    shards = index["shards"]
+    if not _list_of(_is_shard, shards):
+        return "its shards are no list of files, sizes and checksums"
+    if not isinstance(index["arrays"], dict):
+        return "its arrays are no dict"
+    for name, entry in index["arrays"].items():
+        fault = _fault_of_array(entry, len(shards))
+        if fault is not None:
+            return f"array '{name}': {fault}"
+    return _fault_of_trainer(index)
+
+
+def _is_shard(shard):
+    return (
+        isinstance(shard, dict)
+        and isinstance(shard.get("file"), str)
+        and shard["file"] == os.path.basename(shard["file"])
+        and shard["file"] not in ("", ".", "..")
+        and _size(shard.get("bytes"))
+        and _size(shard.get("header_crc32"))
+    )
+
+
+def _fault_of_array(entry, shards):
+    if not isinstance(entry, dict):
+        return "it is described by no dict"
+    shape, axis, pieces = entry.get("shape"), entry.get("axis"), entry.get("pieces")
+    if not _list_of(_size, shape) or len(shape) > 32:
+        return "its shape is no list of sizes"
+    if not isinstance(entry.get("dtype"), str) or not _safetensors.is_dtype(entry["dtype"]):
+        return f"its dtype is {entry.get('dtype')!r:.50}"
+    if axis is not None and not (type(axis) is int and 0 <= axis < len(shape)):
+        return f"it has no axis {axis!r:.50}"
+    if not isinstance(pieces, list) or not pieces:
+        return "it has no pieces"
+    covered = []
+    for piece in pieces:
+        if not (
+            isinstance(piece, dict)
+            and type(piece.get("shard")) is int
+            and 0 <= piece["shard"] < shards
+            and isinstance(piece.get("key"), str)
+            and _size(piece.get("crc32"))
+        ):
+            return "a piece does not name a shard, a key and a checksum"
+        ranges = piece.get("ranges")
+        if not _list_of(lambda span: _list_of(_size, span) and len(span) == 2, ranges):
+            return "the ranges of a piece are no pairs"
+        covered += ranges
+    if axis is None:
+        return "it has ranges but no axis" if covered else None
+    at = 0
+    for begin, end in sorted(covered):
+        if begin != at or end < begin:
+            return f"its pieces do not cover axis {axis} from {at} to {begin} once"
+        at = end
+    return None if at == shape[axis] else f"its pieces end at {at} of {shape[axis]} on axis {axis}"
+
+
+def _fault_of_trainer(index):
+    header = index.get("trainer")
+    if header is None:
+        return None
+    fault = header_fault(header)
+    if fault is not None:
+        return f"its trainer has no valid '{fault}'"
+    for name, structure in header["states"].items():
+        keys = state_keys(structure, name)
+        if name in header["gradients"]:
+            keys += [key for key, _ in gradients.keys_of(header["gradients"][name], name)]
+        for key in keys:
+            if STATE + key not in index["arrays"]:
+                return f"it has no array '{STATE + key}'"
+    return None
+
+
+def compare(index, wanted, shapes, directory):
+    """Raises with the first differences between a network and a checkpoint."""
+    saved = {name: entry for name, entry in index["arrays"].items() if not name.startswith(STATE)}
+    differences = [
+        f"the network has no parameter '{name}' {tuple(entry['shape'])}"
+        for name, entry in saved.items()
+        if name not in wanted
+    ]
+    for name, pieces in wanted.items():
+        if name not in saved:
+            differences.append(f"the checkpoint has no parameter '{name}' {shapes[name]}")
+            continue
+        shape, dtype = tuple(saved[name]["shape"]), dtype_name(pieces[0][0].dtype)
+        known = shapes[name]
+        if known is not None and (
+            len(known) != len(shape) or any(a not in (0, -1, b) for a, b in zip(known, shape))
+        ):
+            differences.append(
+                f"'{name}' has shape {known} in the network, {shape} in the checkpoint"
+            )
+        elif dtype != saved[name]["dtype"]:
+            differences.append(
+                f"'{name}' is {dtype} in the network, {saved[name]['dtype']} in the checkpoint"
+            )
+        for param, _ in pieces:
+            param.list_ctx()  # raises where it was never initialized
+    if differences:
+        more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
+        raise MXNetError(
+            f"the checkpoint '{directory}' is one of another network: "
+            f"{'; '.join(differences[:4])}{more}. Nothing was changed"
+        )
+
+
+def check_trainer(index, trainer, names, directory):
+    header = index["trainer"]
+    if header is None:
+        raise MXNetError(
+            f"the checkpoint '{directory}' was saved without a trainer; load it without one"
+        )
+    for param in trainer.parameters:
+        names.setdefault(param, (param.name, None))
+    own = {names[param][0] for param in trainer.parameters}
+    strange = [name for name in header["states"] if name not in own]
+    if strange:
+        raise MXNetError(
+            f"the checkpoint '{directory}' holds states of parameters that this trainer does not "
+            f"have: {brief(strange)}"
+        )
+    known = header.get("names") or header["states"]  # older files name only parameters with a state
+    missing = (
+        [
+            names[param][0]
+            for param in trainer.parameters
+            if param.grad_req != "null" and names[param][0] not in known
+        ]
+        if header["states"]
+        else []
+    )
+    if missing:
+        raise MXNetError(
+            f"the checkpoint '{directory}' has no optimizer states of the parameters "
+            f"{brief(missing)}"
+        )
+
+
+class _Pieces:
+    """The pieces of each shard: for its number (name of the array, description, piece)."""
+
+    def __init__(self, index):
+        self._of = {}
+        for name, entry in index["arrays"].items():
+            for piece in entry["pieces"]:
+                self._of.setdefault(piece["shard"], []).append((name, entry, piece))
+
+    def of(self, number):
+        return self._of.get(number, [])
+
+
+def open_shards(directory: str, index: dict[str, Any], progress: Any) -> list[_safetensors.File]:
+    """The files of a checkpoint, all contents compared with the index."""
+    pieces, files = _Pieces(index), []
+    for number, shard in enumerate(index["shards"]):
+        file = _safetensors.File(os.path.join(directory, shard["file"]))
+        if file.size != shard["bytes"]:
+            raise file.damaged(f"it has {file.size:,} bytes instead of {shard['bytes']:,}")
+        if file.header_sum != shard["header_crc32"]:
+            raise file.damaged("its header was changed")
+        sums = file.checksums(progress)
+        for name, entry, piece in pieces.of(number):
+            key = piece["key"]
+            if key not in file.entries:
+                raise file.damaged(f"it has no array '{key}'")
+            if file.entries[key][:2] != (entry["dtype"], _shape_of(entry, piece)):
+                raise file.damaged(f"'{key}' does not have the shape and dtype of '{name}'")
+            if sums[key] != piece["crc32"]:
+                raise file.damaged(f"the contents of '{name}' were changed")
+        files.append(file)
+    return files
+
+
+def _shape_of(entry, piece):
+    shape = list(entry["shape"])
+    if entry["axis"] is not None:
+        shape[entry["axis"]] = sum(end - begin for begin, end in piece["ranges"])
+    return tuple(shape)

@@ -1,0 +1,33 @@
+"""Advice in errors of pipelined blocks: the sizes involved, and the remedy."""
+
+from ..._core import MICRO_BATCH_SPLIT as SPLIT
+from ...base import counted
+
+__all__ = ["divided_by_length", "of_size"]
+
+
+def of_size(error, path, rows, works, pipeline, kinds):
+    """`error` of tracing a micro-batch of `rows`, with the remedy; `works` is a number of rows that
+    was traced without an error."""
+    return type(error)(
+        f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis {pipeline.axis}; "
+        f"{path} works with {works}. If a number in it stands for the size of the batch, which a "
+        "pipeline divides: write -1 in its place in a reshape (0 keeps a size of the "
+        f"input), or take it from an input's shape{divided_by_length(pipeline, kinds, works)}"
+    )
+
+
+def divided_by_length(pipeline, kinds, total):
+    """The remedy for inputs that are divided only because they are as long as the first one; empty
+    if there are none."""
+    divided = [i for i, kind in enumerate(kinds) if kind == SPLIT]
+    if pipeline.split is not None or len(divided) < 2:
+        return ""
+    others = " and ".join(str(i) for i in divided[1:])
+    word, are = ("input", "is") if len(divided) == 2 else ("inputs", "are")
+    return (
+        f"\n  {word} {others} {are} divided because of {total} elements along axis "
+        f"{pipeline.axis}, as input {divided[0]} has; if one of the inputs is not part of the "
+        "batch (a mask, a table), list only the inputs to divide: "
+        f"Pipeline(split={divided[:1]}), with the numbers of the labels for a TrainStep"
+    )
