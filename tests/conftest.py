@@ -10,6 +10,9 @@ from support.devices import test_devices
 from support.gpu_kernels import MISSING
 from support.stand_in import ON_STAND_IN
 
+# Skipping 3,000 tests one by one would take a while.
+collect_ignore_glob = [] if mx.num_gpus() else ["gpu/test_*.py"]
+
 
 def pytest_configure():
     """What test modules make when they are imported lies on the first of the test devices, too.
@@ -20,6 +23,12 @@ def pytest_configure():
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     test_devices()[0].__enter__()
+
+
+def pytest_report_header():
+    if not mx.num_gpus():
+        return "gpu: left out, as there is no GPU and no stand-in for one (docs/cuda.md)"
+    return None
 
 
 @pytest.fixture

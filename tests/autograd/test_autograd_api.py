@@ -253,6 +253,20 @@ def test_function():
     assert Sigmoid()(nd.array([0.0])).asscalar() == 0.5
 
 
+def test_function_apply_names_the_way_to_call():
+    with pytest.raises(AttributeError, match=r"'Sigmoid' object has no attribute 'apply'; use an"):
+        Sigmoid.apply(nd.ones((1,)))
+    assert not hasattr(Sigmoid(), "apply")
+
+
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_function_with_a_static_method_is_refused(kind, name):
+    message = rf"Own\.{name}: a {kind.__name__} cannot keep values .* write `def {name}\(self, "
+    with pytest.raises(TypeError, match=message):
+        type("Own", (autograd.Function,), {name: kind(lambda ctx, x: x)})
+
+
 def test_function_that_keeps_its_results_is_freed():
     """Also where nobody differentiates, in whatever way the results were kept."""
 

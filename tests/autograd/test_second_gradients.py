@@ -8,7 +8,9 @@ third order on.
 import numpy as np
 import pytest
 
+import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from mpgluon.gluon import nn
 from support.devices import on
 
 torch = pytest.importorskip("torch")
@@ -293,3 +295,55 @@ def test_as_pytorch(name):
                 ) if flags != {} else np.testing.assert_allclose(
                     found, eager, rtol=1e-7, atol=1e-9 * max(1.0, np.abs(eager).max(initial=0))
                 )
+
+
+def chain_gradients(devices, options, order):
+    """Gradients of a chain of layers on devices, by a penalty on gradients of that order."""
+    mx.random.seed(3)
+    net = nn.HybridSequential(prefix="chain_")
+    with net.name_scope():
+        net.add(
+            nn.Dense(12, in_units=12, activation="tanh"),
+            nn.LayerNorm(in_channels=12),
+            nn.Dense(5, in_units=12),
+        )
+    net.initialize(mx.init.Xavier(), ctx=on(0))
+    net.place({str(i): on(device) for i, device in enumerate(devices)})
+    if options is not None:
+        net.hybridize(**options)
+    found = []
+    for seed in range(3):
+        x = nd.array(np.random.RandomState(seed).randn(5, 12), ctx=on(devices[0]))
+        x.attach_grad()
+        with autograd.record():
+            total = (net(x) ** 2).sum()
+            for _ in range(order - 1):
+                (gradient,) = autograd.grad(total, [x], create_graph=True, retain_graph=True)
+                total = total + (gradient**2).sum().as_in_context(total.context)
+        total.backward()
+        found += [x.grad, *[p.grad(p.list_ctx()[0]) for p in net.collect_params().values()]]
+    return [array.asnumpy() for array in found]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("options", [None, {}, {"exact": True}], ids=str)
+def test_gradients_of_a_chain_do_not_depend_on_placement(options, order, capsys):
+    """An op and the ops of its gradients read a value of another device through one copy."""
+    expected = chain_gradients([0, 0, 0], options, order)
+    for devices in [(0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]:
+        for one, other in zip(chain_gradients(devices, options, order), expected):
+            np.testing.assert_array_equal(one, other, err_msg=str(devices))
+
+
+def test_value_that_one_op_reads_twice_does_not_depend_on_placement():
+    results = []
+    for other in (0, 1):
+        x = nd.array(uniform(7, 5), ctx=on(0), dtype="float32")
+        x.attach_grad()
+        with autograd.record():
+            h = nd.tanh(x)
+            moved = h.as_in_context(on(other))
+            total = (moved * moved * 0.3).sum().as_in_context(on(0)) + (nd.exp(h) * 1.7).sum()
+        total.backward()
+        results.append(x.grad.asnumpy())
+    np.testing.assert_array_equal(*results)

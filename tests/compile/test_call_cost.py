@@ -211,6 +211,7 @@ def test_steady_predictions_of_loops_allocate_nothing(kind, devices):
     assert steady(call, 1, 0 if devices == 1 else net.steps // 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("kind", ["foreach", "while_loop", "branches"])
 def test_steady_loops_do_not_allocate_for_each_step(kind, devices):

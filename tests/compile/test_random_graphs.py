@@ -359,16 +359,20 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
 
 def close(found, wanted, truth):
     """Within 1e-6 of the array's scale in each of the training steps, beside a few times the error
-    that single precision makes anyway. Numbers on the way are about 1, so a result that is nearly 0
-    is what is left of sums that cancel: noise of that size."""
-    for i, (a, b, exact) in enumerate(zip(found, wanted, truth, strict=True)):
-        scale = np.abs(exact).max(initial=0.1)
-        error = np.abs(b - exact).max(initial=0)
+    that single precision makes anyway: the worst one among the results, because a single result of
+    an ill-conditioned graph may be right by luck. Intermediate values are about 1, so a result near
+    0 comes from sums that cancel, and its error is as large as theirs."""
+    scales = [np.abs(exact).max(initial=0.1) for exact in truth]
+    error = max(
+        np.abs(b - exact).max(initial=0) / scale
+        for b, exact, scale in zip(wanted, truth, scales, strict=True)
+    )
+    for i, (a, b, scale) in enumerate(zip(found, wanted, scales, strict=True)):
         np.testing.assert_allclose(
             a,
             b,
             rtol=0,
-            atol=4e-6 * scale + 6 * error,
+            atol=(4e-6 + 6 * error) * scale,
             err_msg=f"default against eager, result {i}",
         )
 
@@ -409,7 +413,7 @@ def test_random_graphs(graph):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, **SETTINGS)
+@settings(max_examples=250, **SETTINGS)
 @given(graphs)
 def test_many_random_graphs(graph):
     check(graph, [("async", 0), ("shuffle", 1), ("shuffle", 2), ("shuffle", 3)])
@@ -468,7 +472,7 @@ def test_networks():
 
 @pytest.mark.slow
 def test_many_networks():
-    check_fresh(Case, 250, "random_networks.py")
+    check_fresh(Case, 120, "random_networks.py")
 
 
 def test_attention_over_moved_arrays_sums_its_gradients_where_the_copy_is():

@@ -351,6 +351,7 @@ def test_a_recorded_op_leads_to_the_array_that_it_has_read():
         assert (y.asnumpy() == 4).all() and (x.grad.asnumpy() == 4).all()
 
 
+@pytest.mark.slow
 def test_a_recorded_call_leads_to_the_array_that_it_has_read():
     """Compiled calls of variables and of results; the results are new arrays, and an input
     itself."""

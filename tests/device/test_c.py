@@ -5,6 +5,7 @@ Each test runs in a process of its own, so one that ends, forks or hangs its pro
 another.
 """
 
+import fcntl
 import glob
 import os
 import re
@@ -39,7 +40,7 @@ def test_names(program):
 
 test_names.__test__ = False
 CASES = [
-    (variant, program, name)
+    pytest.param(variant, program, name, marks=() if variant == "plain" else pytest.mark.slow)
     for variant in VARIANTS
     for program in PROGRAMS
     for name in test_names(program)
@@ -49,34 +50,30 @@ CASES = [
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("c")
-    built = {}
+    """Builds a program's variant when a test first needs it, once for all workers of a run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
 
     def get(variant, program):
-        if variant not in built:
-            built[variant] = compile_core(folder / variant, VARIANTS[variant])
-        objects = built[variant]
-        if objects is None:
-            pytest.skip(f"the compiler has no {variant} sanitizer")
-        target = str(folder / variant / program)
-        if not os.path.exists(target):
-            source = os.path.join(ROOT, "tests", "c", program + ".c")
-            compiled(
-                FLAGS
-                + VARIANTS[variant]
-                + [
-                    "-I" + os.path.join(ROOT, "tests", "c"),
-                    source,
-                    *objects,
-                    "-fopenmp",
-                    "-lm",
-                    "-o",
-                    target,
-                ]
-            )
-        return target
+        with open(folder / f"c-{variant}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return build_program(folder / f"c-{variant}", variant, program)
 
     return get
+
+
+def build_program(folder, variant, program):
+    target, library = folder / program, folder / "core.a"
+    if not folder.exists():
+        compile_core(folder, VARIANTS[variant], library)
+    if not library.exists():
+        pytest.skip(f"the compiler has no {variant} sanitizer")
+    if not target.exists():
+        tests = os.path.join(ROOT, "tests", "c")
+        files = ["-I" + tests, os.path.join(tests, program + ".c"), str(library)]
+        compiled(FLAGS + VARIANTS[variant] + [*files, "-fopenmp", "-lm", "-o", str(target)])
+    return target
 
 
 WARNINGS = ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("MPGLUON_WERROR") == "1" else [])
@@ -88,9 +85,9 @@ def compiled(arguments):
     assert done.returncode == 0, done.stderr
 
 
-def compile_core(folder, flags):
-    """The objects of the layers under test, or None where the compiler cannot build with these
-    flags."""
+def compile_core(folder, flags, library):
+    """Compiles the layers under test into a library. Makes none if the compiler cannot build with
+    these flags."""
     folder.mkdir()
     probe = folder / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")
@@ -98,7 +95,7 @@ def compile_core(folder, flags):
         COMPILER + flags + [str(probe), "-o", str(folder / "probe")], capture_output=True
     )
     if linked.returncode or subprocess.run([str(folder / "probe")], capture_output=True).returncode:
-        return None
+        return
     objects = []
     for layer in ("base", "device", "tensor"):
         for source in sorted(
@@ -106,7 +103,7 @@ def compile_core(folder, flags):
         ):
             objects.append(str(folder / (layer + "_" + os.path.basename(source)[:-2] + ".o")))
             compiled(FLAGS + flags + ["-c", source, "-o", objects[-1]])
-    return objects
+    subprocess.run(["ar", "rcs", str(library), *objects], check=True)
 
 
 @pytest.mark.parametrize("variant,program,name", CASES, ids=lambda value: value)

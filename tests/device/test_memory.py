@@ -117,7 +117,13 @@ def train_deep(devices, first, hybridize=True, rows=2048, steps=3):
     return [step(net, trainer, x).asscalar() for _ in range(steps)]
 
 
-@pytest.mark.parametrize("hybridize", [True, False], ids=["hybridized", "eager"])
+@pytest.mark.parametrize(
+    "hybridize",
+    [
+        pytest.param(True, id="hybridized"),
+        pytest.param(False, id="eager", marks=pytest.mark.slow),
+    ],
+)
 def test_limits_of_60_percent(hybridize):
     """The model that does not fit into 60 % of its peak on one device trains on two devices of that
     size."""
@@ -164,7 +170,12 @@ def resident():
 
 
 @pytest.mark.parametrize(
-    "hybridize", [{}, {"exact": True}, None], ids=["hybridized", "exact", "eager"]
+    "hybridize",
+    [
+        pytest.param({}, id="hybridized"),
+        pytest.param({"exact": True}, id="exact", marks=pytest.mark.slow),
+        pytest.param(None, id="eager", marks=pytest.mark.slow),
+    ],
 )
 def test_steps_leave_nothing_behind(hybridize):
     """In 200 steps that run ahead of the devices neither what is in use nor the process grows."""
@@ -233,6 +244,7 @@ def test_frames_are_used_again():
     assert entry["bytes_held"] == 0 and entry["calls"] == 23
 
 
+@pytest.mark.slow
 def test_unused_results_hold_no_frame():
     """A recorded call whose outputs are dropped gives its saved arrays back; so does a call that is
     never differentiated."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, autograd, gluon, nd
+from mpgluon import _core, _graph_breaks, autograd, gluon, nd
 from mpgluon.gluon import nn
 
 THREADS = 4
@@ -135,6 +135,41 @@ def test_one_network_predicts_in_many_threads_with_many_signatures():
         net.scale.set_data(net.scale.data() * 0.5)
         net.norm.running_mean.set_data(net.norm.running_mean.data() + 1)
     assert 12 <= len(net.compiled())
+
+
+class Cut(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.contrib.boolean_mask(x + 1, x.sum(axis=1)) * 2
+
+
+def test_a_part_is_run_by_no_other_thread_before_its_trace_ends(monkeypatch):
+    """The first thread is stopped at the step between two parts until a second one has called, and
+    the second one before it traces until the first one is done."""
+    net = Cut()
+    net.hybridize()
+    stopped, go_on = threading.Event(), threading.Event()
+    step, extend = _graph_breaks.Host.__call__, _graph_breaks.Split._extend
+
+    def stop_the_first(host, env):
+        if not stopped.is_set():
+            stopped.set()
+            assert go_on.wait(60)
+        return step(host, env)
+
+    def stop_the_second(split, *args):
+        if stopped.is_set():
+            go_on.set()
+            first.result(60)
+        return extend(split, *args)
+
+    monkeypatch.setattr(_graph_breaks.Host, "__call__", stop_the_first)
+    monkeypatch.setattr(_graph_breaks.Split, "_extend", stop_the_second)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: net(nd.ones((2, 3))).asnumpy())
+        assert stopped.wait(60)
+        for found in (net(nd.ones((2, 3))), net(nd.ones((2, 3)))):
+            np.testing.assert_array_equal(found.asnumpy(), np.full((2, 3), 4))
+        np.testing.assert_array_equal(first.result(), np.full((2, 3), 4))
 
 
 def test_some_threads_predict_while_one_records():

@@ -426,7 +426,7 @@ def test_huge_sizes_are_refused(tmp_path):
         onnx.helper.make_node("Add", ["x0", "c"], ["out"]),
     ]
     numbers = {"a": np.array(0), "b": np.array(1), "n": np.array(1 << 50)}
-    refused(save(path, many, x, numbers), "too long")
+    refused(save(path, many, x, numbers), "too large")
     model = onnx.load(save(path, [node("Add", 2)], x, {"x1": random(2, 3)}))
     model.graph.initializer[0].dims[:] = [1 << 40, 1 << 40]
     onnx.save_model(model, str(path))

@@ -18,6 +18,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 WORK = os.path.join(ROOT, "build", "fuzz")
+sys.path.insert(0, os.path.dirname(HERE))  # tests: for fuzz.cost
 CORE = "core_params"  # the target in C; its corpus is that of params
 READERS = ("params", "symbol", "safetensors", "checkpoint", "trainer_states", "parameters")
 LIMITS = ["-rss_limit_mb=3000", "-malloc_limit_mb=256", "-timeout=30", "-max_len=8192"]
@@ -33,8 +34,10 @@ def build_core():
     """The program that fuzzes the core's reader. Without OpenMP, which not every clang has."""
     target = os.path.join(WORK, CORE + ".bin")
     core = os.path.join(ROOT, "csrc")
-    layers = [os.path.join(core, layer, "*.c") for layer in ("base", "device", "tensor", "io")]
-    sources = [source for layer in layers for source in sorted(glob.glob(layer))]
+    layers = [
+        os.path.join(core, layer, "**", "*.c") for layer in ("base", "device", "tensor", "io")
+    ]
+    sources = [source for layer in layers for source in sorted(glob.glob(layer, recursive=True))]
     flags = ["-std=gnu11", "-g", "-O1", "-w", "-pthread", "-fsanitize=fuzzer,address,undefined"]
     flags += ["-fno-sanitize-recover=undefined", "-I" + core, "-I" + os.path.join(HERE, "include")]
     sources.append(os.path.join(HERE, "params.c"))
@@ -54,7 +57,7 @@ def fuzz_python(target, arguments):
         import mpgluon.parallel
         import mpgluon.symbol  # not loaded with the package
     mx.context.set_memory_limit(mx.cpu(0), readers.LIMIT)
-    atheris.Setup([sys.argv[0], *arguments], readers.TARGETS[target])
+    atheris.Setup([sys.argv[0], *arguments], readers.limited(readers.TARGETS[target]))
     atheris.Fuzz()
 
 

@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+import sys
 import weakref
 
 import numpy as np
@@ -686,3 +687,46 @@ def test_networks_are_freed_at_once(hybridized, trained):
         assert all(param() is None for param in values())
     finally:
         gc.enable()
+
+
+def lines_run(function, name):
+    """The lines of the package's file `name` that run in a call."""
+    count = 0
+
+    def line(frame, event, _):
+        nonlocal count
+        count += event == "line"
+        return line
+
+    sys.settrace(lambda frame, *_: line if frame.f_code.co_filename.endswith(name) else None)
+    try:
+        function()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def nested(depth):
+    net = inner = nn.HybridSequential()
+    for _ in range(depth):
+        inner.add(nn.HybridSequential())
+        inner = inner[0]
+    inner.add(nn.Dense(2, in_units=2))
+    net.initialize()
+    return net
+
+
+def test_first_calls_of_nested_blocks_take_time_in_proportion_to_their_depth():
+    def work(depth):
+        return lines_run(lambda: nested(depth)(nd.ones((1, 2))), "_block_path.py")
+
+    work(2)
+    assert work(60) < 2.5 * work(30)
+
+
+def test_nested_blocks_are_shown_with_one_margin_for_each_level():
+    lines = repr(nested(3)).splitlines()
+    assert lines[3] == "      (0): HybridSequential("
+    assert lines[4].startswith("        (0): Dense(")
+    assert [line.strip() for line in lines[5:]] == [")"] * 4
+    assert repr(nn.HybridSequential()) == "HybridSequential(\n\n)"

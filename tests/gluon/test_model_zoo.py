@@ -16,9 +16,10 @@ from support.model_zoo import CLASSES, RECORD, fill, image, size_of, structure
 with open(RECORD, encoding="utf-8") as file:
     MXNET = json.load(file)  # what MXNet 1.9.1 has
 # Whose outputs are compared in every run.
-QUICK = {"densenet121", "mobilenet0.25", "mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1"}
+QUICK = {"mobilenet0.25", "mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1"}
 
 
+@pytest.mark.slow
 def test_structures():
     """Names and shapes of parameters, in order, without memory for them."""
     assert sorted(MXNET) == sorted(vision._MODELS)
@@ -104,18 +105,19 @@ def test_two_devices(kind, hybridize):
     assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
-def losses_of(net, size, rate=0.05):
+def losses_of(net, size, rate=0.05, samples=4, steps=8):
     net.initialize(mx.init.Xavier())
     net.hybridize()
-    x = mx.nd.array(np.random.RandomState(0).randn(4, 3, size, size))
+    x = mx.nd.array(np.random.RandomState(0).randn(samples, 3, size, size))
+    labels = mx.nd.array(np.arange(samples) % 4)
     trainer = mx.gluon.Trainer(
         net.collect_params(), "sgd", {"learning_rate": rate, "momentum": 0.9}
     )
     loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     losses = []
-    for _ in range(8):
+    for _ in range(steps):
         with autograd.record():
-            error = loss(net(x), mx.nd.array([0, 1, 2, 3])).mean()
+            error = loss(net(x), labels).mean()
         error.backward()
         trainer.step(1)
         losses.append(error.asscalar())
@@ -125,8 +127,8 @@ def losses_of(net, size, rate=0.05):
 @pytest.mark.parametrize("kind", SMALL)
 def test_training(kind):
     make, size = SMALL[kind]
-    losses = losses_of(make(), size, 0.005)
-    assert losses[-1] < losses[0]
+    losses = losses_of(make(), size, 0.01, samples=16, steps=24)
+    assert np.mean(losses[-4:]) < 0.8 * losses[0]
 
 
 def test_names():

@@ -696,3 +696,40 @@ def test_named_arrays_that_parameters_leave_out():
         mx.sym.FullyConnected(variables[0], None, variables[1], no_bias=True, num_hidden=3)
     loss = mx.sym.CTCLoss(variables[0], None, variables[1], use_label_lengths=True, name="c")
     assert loss.list_arguments() == ["x", "c_label", "b"]
+
+
+class Unrolled(gluon.HybridBlock):
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def hybrid_forward(self, F, x):
+        if isinstance(self.cell, rnn.RecurrentCell):
+            return self.cell.unroll(3, x, layout="TNC", merge_outputs=True)[0]
+        return self.cell(x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rnn.LSTM(4, input_size=4),
+        lambda: rnn.GRU(4, input_size=4, bidirectional=True),
+        lambda: rnn.LSTMCell(4, input_size=4),
+        lambda: rnn.ResidualCell(rnn.GRUCell(4, input_size=4)),
+        lambda: rnn.BidirectionalCell(
+            rnn.RNNCell(4, input_size=4), rnn.RNNCell(4, input_size=4, prefix="r_")
+        ),
+    ],
+)
+def test_exported_recurrent_net_runs_in_its_own_dtype(make, dtype, tmp_path):
+    net = Unrolled(make())
+    net.initialize(mx.init.Xavier())
+    net.cast(dtype)
+    net.hybridize()
+    x = nd.random.uniform(shape=(3, 2, 4)).astype(dtype)
+    expected = net(x)
+    symbol, params = net.export(str(tmp_path / "net"))
+    found = gluon.SymbolBlock.imports(symbol, ["data"], params)(x)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=2e-3, atol=1e-3)

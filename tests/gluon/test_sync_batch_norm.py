@@ -286,7 +286,13 @@ def test_replicas_called_by_threads():
 # --- Replicas that do not come ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybrid"])
+@pytest.mark.parametrize(
+    "hybrid",
+    [
+        pytest.param(False, id="eager"),
+        pytest.param(True, id="hybrid", marks=pytest.mark.slow),
+    ],
+)
 def test_reading_before_all_replicas_were_called(hybrid):
     net, _ = pair(2, make=lambda norm: norm())
     net.hybridize(hybrid)
@@ -305,6 +311,7 @@ def test_reading_before_all_replicas_were_called(hybrid):
     assert all(np.isfinite(out.asnumpy()).all() for out in outputs)
 
 
+@pytest.mark.slow
 def test_backward_of_one_replica_alone():
     net, _ = pair(3, make=lambda norm: norm())
     parts, _ = batches((3, 2, 2))
@@ -323,6 +330,7 @@ def test_backward_of_one_replica_alone():
     assert np.isfinite(outputs[0].asnumpy()).all()
 
 
+@pytest.mark.slow
 def test_work_that_failed_before_it_came():
     net, _ = pair(2, make=lambda norm: norm())
     parts, _ = batches((3, 2))

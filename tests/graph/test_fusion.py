@@ -557,7 +557,7 @@ def test_random_graphs(drawn, num_devices):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, **SETTINGS)
+@settings(max_examples=800, **SETTINGS)
 @given(program, st.integers(1, 2))
 def test_many_random_graphs(drawn, num_devices):
     random_graph(drawn, num_devices)

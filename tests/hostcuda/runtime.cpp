@@ -50,7 +50,7 @@ cudaError_t state_of(int device) {
 }
 
 std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs,
-    num_launched, num_specialised, num_attributes, num_locked, num_direct;
+    num_launched, num_specialised, num_attributes, num_locked, num_direct, num_settled, num_refused;
 
 // Kernels that run now, and the most that ever did at the same time.
 std::atomic<long> num_running, most_running;
@@ -79,9 +79,18 @@ struct moment { // of an event
   }
 };
 
+// What a pool has taken from its card, and what of it is handed out. As CUDA's, which maps memory
+// behind addresses, it hands out what it keeps in any sizes; it keeps more than `threshold` until
+// it is trimmed. Under memory_lock.
+struct pool_use {
+  int device;
+  size_t reserved = 0, used = 0, threshold = 0;
+};
+
 struct allocation {
   size_t size;
   int device;
+  pool_use *pool; // none: by cudaMalloc
 };
 std::mutex memory_lock;
 std::map<char *, allocation> &allocations() {
@@ -107,18 +116,31 @@ bool take_freed(void **memory, size_t size, int device) {
   return true;
 }
 
-cudaError_t take(void **memory, size_t size, int device) {
+cudaError_t take(void **memory, size_t size, int device, pool_use *pool = nullptr) {
   if (state_of(device) != cudaSuccess) return state_of(device);
-  size_t before = cards[device].used.fetch_add(size);
-  if (before + size > capacity() ||
-      (!take_freed(memory, size, device) && posix_memalign(memory, 256, size ? size : 1))) {
-    cards[device].used -= size;
-    return cudaErrorMemoryAllocation;
+  {
+    std::lock_guard<std::mutex> guard(memory_lock);
+    size_t kept = pool ? pool->reserved - pool->used : 0, more = size > kept ? size - kept : 0;
+    if (cards[device].used + more > capacity()) return cudaErrorMemoryAllocation;
+    cards[device].used += more;
+    if (pool) {
+      pool->reserved += more;
+      pool->used += size;
+    }
   }
+  if (!take_freed(memory, size, device) && posix_memalign(memory, 256, size ? size : 1)) abort();
   memset(*memory, 0xcb, std::min(size, (size_t)1 << 20)); // what nobody wrote
   std::lock_guard<std::mutex> guard(memory_lock);
-  allocations()[(char *)*memory] = {size, device};
+  allocations()[(char *)*memory] = {size, device, pool};
   return cudaSuccess;
+}
+
+// memory_lock is held.
+void trim(pool_use *pool, size_t keep) {
+  size_t least = std::max(pool->used, keep);
+  if (pool->reserved <= least) return;
+  cards[pool->device].used -= pool->reserved - least;
+  pool->reserved = least;
 }
 
 cudaError_t give(void *memory) {
@@ -126,7 +148,12 @@ cudaError_t give(void *memory) {
   std::lock_guard<std::mutex> guard(memory_lock);
   auto at = allocations().find((char *)memory);
   if (at == allocations().end()) return cudaErrorInvalidValue;
-  cards[at->second.device].used -= at->second.size;
+  if (pool_use *pool = at->second.pool) {
+    pool->used -= at->second.size;
+    trim(pool, pool->threshold);
+  } else {
+    cards[at->second.device].used -= at->second.size;
+  }
   if (reuses())
     freed()[{at->second.device, at->second.size}].push_back(memory);
   else
@@ -141,9 +168,14 @@ struct CUgraph_st { // what was captured, in order
   std::deque<std::function<void()>> tasks;
 };
 
+// Captures that a call of another thread is to spoil, and after how many of their tasks.
+static std::atomic<long> to_spoil, spoil_after;
+
 struct CUstream_st {
   int device;
+  bool blocking = true;           // the legacy stream waits for it
   CUgraph_st *captured = nullptr; // it captures; only one thread uses it then
+  std::atomic<bool> capturing{false}, spoiled{false};
   std::mutex lock;
   std::condition_variable changed;
   std::deque<std::function<void()>> tasks;
@@ -152,7 +184,12 @@ struct CUstream_st {
   cudaError_t put(std::function<void()> task) {
     if (state_of(device) != cudaSuccess) return state_of(device);
     if (captured) {
+      if (spoiled) return cudaErrorStreamCaptureInvalidated;
       captured->tasks.push_back(std::move(task));
+      if ((long)captured->tasks.size() == spoil_after && to_spoil > 0) {
+        to_spoil--;
+        spoiled = true;
+      }
       return cudaSuccess;
     }
     std::lock_guard<std::mutex> guard(lock);
@@ -202,6 +239,19 @@ static cudaStream_t make_stream(int device) {
   streams().push_back(stream);
   return stream;
 }
+// A call that waits for a whole card, or for all its blocking streams: refused while one of them is
+// captured, and the capture is void.
+static cudaError_t disturb(int device, bool all) {
+  cudaError_t error = cudaSuccess;
+  std::lock_guard<std::mutex> guard(streams_lock);
+  for (cudaStream_t stream : streams())
+    if (stream->device == device && stream->capturing && (all || stream->blocking)) {
+      stream->spoiled = true;
+      error = cudaErrorStreamCaptureUnsupported;
+    }
+  num_refused += error != cudaSuccess;
+  return error;
+}
 // The default stream of the current card has a number in place of an address.
 static cudaStream_t named(cudaStream_t stream) {
   static cudaStream_t defaults[64];
@@ -214,6 +264,7 @@ static cudaStream_t named(cudaStream_t stream) {
 }
 
 struct CUevent_st {
+  int device; // on whose streams it is recorded
   std::mutex lock;
   std::shared_ptr<moment> latest; // none: never recorded
 };
@@ -223,7 +274,7 @@ struct CUgraphExec_st {
 };
 
 struct CUmemPoolHandle_st {
-  int device;
+  pool_use use;
 };
 
 // What is queued on a broken card is not done, but events and waits go through, so that nobody
@@ -278,6 +329,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
   return note(cudaErrorInvalidValue);
 }
 cudaError_t cudaDeviceSynchronize(void) {
+  if (cudaError_t error = disturb(current_card, true)) return note(error);
+  num_settled++;
   std::vector<cudaStream_t> all;
   {
     std::lock_guard<std::mutex> guard(streams_lock);
@@ -312,6 +365,8 @@ const char *cudaGetErrorName(cudaError_t error) {
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
     default: return "cudaErrorInvalidValue";
   }
 }
@@ -326,12 +381,16 @@ const char *cudaGetErrorString(cudaError_t error) {
       return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     default: return "invalid argument";
   }
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
   *stream = make_stream(current_card);
+  (*stream)->blocking = !(flags & cudaStreamNonBlocking);
   return note(state_of(current_card));
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { // its thread stays
@@ -365,6 +424,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
   *event = new CUevent_st;
+  (*event)->device = current_card;
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -372,7 +432,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (stream == cudaStreamLegacy)
+    if (cudaError_t error = disturb(current_card, false)) return note(error);
   stream = named(stream);
+  if (event->device != stream->device) return note(cudaErrorInvalidResourceHandle);
   if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
   auto at = std::make_shared<moment>();
   cudaError_t error = stream->put([at] { at->reach(); });
@@ -407,13 +470,27 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode) {
   if (stream->captured || !stream->idle()) return note(cudaErrorInvalidValue);
   stream->captured = new CUgraph_st;
+  stream->spoiled = false;
+  stream->capturing = true;
   num_captures++;
   return note(state_of(stream->device));
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  *status = !stream->captured ? cudaStreamCaptureStatusNone
+            : stream->spoiled ? cudaStreamCaptureStatusInvalidated
+                              : cudaStreamCaptureStatusActive;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
   if (!stream->captured) return note(cudaErrorInvalidValue);
+  stream->capturing = false;
   *graph = stream->captured;
   stream->captured = nullptr;
+  if (stream->spoiled) {
+    delete *graph;
+    *graph = nullptr;
+    return note(cudaErrorStreamCaptureInvalidated);
+  }
   return note(state_of(stream->device));
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
@@ -507,20 +584,29 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *properties) {
-  *pool = new CUmemPoolHandle_st{properties->location.id};
+  *pool = new CUmemPoolHandle_st;
+  (*pool)->use.device = properties->location.id;
   return cudaSuccess;
 }
-cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
-  delete pool;
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) { // its memory may be in use
+  std::lock_guard<std::mutex> guard(memory_lock);
+  trim(&pool->use, 0);
   return cudaSuccess;
 }
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void *value) {
+  pool->use.threshold = (size_t)*(uint64_t *)value; // the one attribute there is
+  return cudaSuccess;
+}
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc *, size_t) {
   return cudaSuccess;
 }
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
+  std::lock_guard<std::mutex> guard(memory_lock);
+  trim(&pool->use, keep);
+  return cudaSuccess;
+}
 cudaError_t cudaMallocFromPoolAsync(void **memory, size_t size, cudaMemPool_t pool, cudaStream_t) {
-  return note(take(memory, size, pool->device));
+  return note(take(memory, size, pool->use.device, &pool->use));
 }
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
   return note(stream->put([memory] { give(memory); }));
@@ -576,6 +662,24 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 }
 
 void hostcuda_break(int device) { cards[device].broken = true; }
+// For tests: another library begins to capture a stream of the current card, or ends it.
+__attribute__((visibility("default"))) void hostcuda_capture_elsewhere(int begin) {
+  static cudaStream_t stream;
+  cudaGraph_t graph = nullptr;
+  if (begin) {
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed);
+  } else {
+    cudaStreamEndCapture(stream, &graph);
+    delete graph;
+  }
+}
+// For tests: the next captures become void after so many of their tasks, as if another thread had
+// synchronized the card.
+__attribute__((visibility("default"))) void hostcuda_spoil(long captures, long after) {
+  spoil_after = after;
+  to_spoil = captures;
+}
 void hostcuda_break_after(int device, long launches) { cards[device].launches_left = launches; }
 int hostcuda_captures(cudaStream_t stream) { return stream->captured != nullptr; }
 cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data), const void *data,
@@ -606,6 +710,8 @@ long hostcuda_count(const char *what) {
                 {"specialised", &num_specialised},
                 {"together", &most_running},
                 {"locked", &num_locked},
+                {"settle", &num_settled},
+                {"refused", &num_refused},
                 {"direct", &num_direct}};
   for (auto &one : counts)
     if (!strcmp(one.name, what)) return *one.count;
@@ -679,6 +785,13 @@ cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void
   if (!threads || threads > 1024 || block.z > 64 || !grid.x || !grid.y || !grid.z ||
       grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 || config->dynamicSmemBytes > 232448)
     return note(cudaErrorInvalidConfiguration);
+  cudaStream_t stream = named(config->stream);
+  if (stream->device != current_card) {
+    fprintf(stderr,
+            "hostcuda: a kernel is launched onto a stream of card %d while card %d is current\n",
+            stream->device, current_card);
+    abort();
+  }
   num_launched++;
   return put_work(config->stream,
                   [config = *config, thread = std::move(thread), device = config->stream->device] {

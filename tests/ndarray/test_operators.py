@@ -244,3 +244,36 @@ def test_values_of_truth_of_numpy_are_numbers():
     for result, expected in ((x * mask, [1, 0]), (mask + x, [2, 4]), (x == mask, [1, 0])):
         assert result.dtype == np.float32 and result.asnumpy().tolist() == expected
     assert (nd.array([3, 5], dtype="int32") * mask).asnumpy().tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**53 + 1, -(2**70), 2**62 + 1])
+def test_integer_that_a_double_cannot_hold_is_refused(number):
+    """Numbers are doubles in ops: MXNet rounds or wraps them."""
+    x = nd.array([1], dtype="int64")
+    for call in (
+        lambda: x + number,
+        lambda: number - x,
+        lambda: x * number,
+        lambda: x.__iadd__(number),
+        lambda: nd.full((2,), number, dtype="int64"),
+    ):
+        with pytest.raises(OverflowError, match=f"{number} cannot be .* exactly"):
+            call()
+    assert (x < number).asscalar() == (number > 1)
+    assert np.isfinite((x.astype("float32") + number).asscalar())
+    assert np.isfinite(nd.full((2,), number).asnumpy()).all()
+
+
+def test_integers_beyond_2_to_the_53_are_exact_in_arrays():
+    x = nd.array([2**62 + 1], dtype="int64")
+    assert (x + 2**60).asscalar() == 2**62 + 1 + 2**60
+    assert (x + nd.array([1], dtype="int64")).asscalar() == 2**62 + 2
+    assert nd.full((1,), 2**60, dtype="int64").asscalar() == 2**60
+
+
+def test_randint_bounds_that_int32_cannot_hold_are_refused():
+    with pytest.raises(mx.MXNetError, match="out of range for int32; pass dtype='int64'"):
+        nd.random.randint(-(2**62), 2**62, shape=(3,))
+    drawn = nd.random.randint(-(2**62), 2**62, shape=(30,), dtype="int64").asnumpy()
+    assert abs(drawn).max() > 2**40
+    assert nd.random.randint(2**31 - 1, 2**31, shape=(1,)).asscalar() == 2**31 - 1

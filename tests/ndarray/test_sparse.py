@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import nd
+from mpgluon import _core, nd
 from mpgluon.ndarray.sparse import CSRNDArray, RowSparseNDArray
 
 VALUES = np.array([[0, 1, 0], [2, 0, -3], [0, 0, 0], [0, 0, 4]], "float32")
@@ -656,3 +656,15 @@ def test_gradients_outlive_their_variables(how):
         return own
 
     assert gradient().asnumpy().tolist() == [[2, 2], [1, 1], [3, 3]]
+
+
+def test_ops_are_the_same_functions_in_all_namespaces():
+    """`nd.sparse.cast_storage` was the dense op."""
+    shared = [name for name in _core.ops() if name in nd.__all__]
+    assert len(shared) > 200
+    for space in (nd.op, nd.sparse):
+        strange = [n for n in shared if getattr(space, n, None) not in (None, getattr(nd, n))]
+        assert strange == []
+    assert mx.sym.op.UpSampling is mx.sym.sparse.UpSampling is mx.sym.UpSampling
+    x = nd.array([[0, 1], [0, 2]])
+    assert nd.sparse.cast_storage(x, "csr").stype == "csr"

@@ -114,6 +114,7 @@ json.dump(result, sys.stdout)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["ALL", "AVX512_CORE_BF16", "AVX512_CORE"])
 def test_each_way_is_near_double(isa):
     result = json.loads(output_of(PROGRAM, ONEDNN_MAX_CPU_ISA=isa, PYTHONHASHSEED="0"))

@@ -125,6 +125,35 @@ def test_hybridize_with_groups_leaves_parameters_where_they_are():
     assert net.a.weight.list_ctx() == [on(0)]
 
 
+def test_inputs_in_a_dict_move_to_the_group():
+    class Keyed(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.inner = nn.Dense(3, in_units=4)
+
+        def hybrid_forward(self, F, inputs):
+            self.seen = [x.context for x in inputs.values()]
+            return self.inner(inputs["a"] + inputs["b"]) + F.sum(inputs["a"])
+
+    class Outer(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope(), mx.AttrScope(ctx_group="dev1"):
+                self.keyed = Keyed()
+
+        def hybrid_forward(self, F, x):
+            return self.keyed({"a": x, "b": x * 2})
+
+    net, x = Outer(), mx.nd.ones((2, 4), ctx=on(0))
+    net.initialize(mx.init.One(), ctx=on(0), group2ctx=TWO)
+    for hybrid in (False, True):
+        net.hybridize(hybrid)
+        found = net(x)
+        assert net.keyed.seen == [on(1)] * 2 and found.context == on(1)
+        np.testing.assert_array_equal(found.asnumpy(), np.full((2, 3), 20))
+
+
 def test_outside_a_block_nothing_is_moved():
     net, _ = trained(Called, TWO, False, steps=1)
     with pytest.raises(mx.MXNetError, match="different devices"):

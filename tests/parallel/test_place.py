@@ -1,6 +1,9 @@
 """`net.place({...})`: blocks on devices by name."""
 
+import copy
+import pickle
 import re
+import time
 
 import numpy as np
 import pytest
@@ -155,11 +158,18 @@ def test_where_parameters_go():
     assert found["features.2.weight"] == [on(2)]
     assert found["output.weight"] == found["shift"] == [on(0)]
     later = made({"output": on(1)}, first=True)
-    assert later.output.weight.list_ctx() == later.features[0].weight.list_ctx() == [on(1)]
-    with pytest.raises(ValueError, match="leave ctx out"):
-        later.initialize(ctx=on(0), force_reinit=True)
+    assert later.output.weight.list_ctx() == [on(1)]
+    assert later.features[0].weight.list_ctx() == later.shift.list_ctx() == [on(0)]
+    assert later(nd.ones((2, 6))).context == on(1)
+    later.initialize(ctx=on(2), force_reinit=True)
+    assert later.output.weight.list_ctx() == [on(1)]
+    assert later.features[0].weight.list_ctx() == later.shift.list_ctx() == [on(2)]
+    assert later(nd.ones((2, 6), ctx=on(2))).context == on(1)
     later.initialize(force_reinit=True)
     assert later.output.weight.list_ctx() == [on(1)]
+    later.place(on(1), verbose=False)
+    with pytest.raises(ValueError, match="leave ctx out"):
+        later.initialize(ctx=on(0), force_reinit=True)
 
 
 def test_placing_again_while_training(capsys):
@@ -194,7 +204,6 @@ def test_what_is_printed(capsys):
         f"  {on(1)}: output (2 parameters, 0.144 KB)\n"
         f"  {on(0)}: features.0, features.1, features.2 (8 parameters, 0.64 KB)\n"
         "  not placed: 1 parameter, 0.032 KB\n"
-        f"  arrays move before output, from {on(0)} to {on(1)}\n"
         "  moved: 2 parameters, 0.144 KB\n"
     )
     made().place({"": on(1)}, verbose=False)
@@ -207,6 +216,40 @@ def test_what_is_printed(capsys):
         "  moved: 0 parameters\n",
         capsys.readouterr().out,
     )
+
+
+def test_moves_are_printed_only_between_layers_that_run_in_order(capsys):
+    """A custom block may run its children in any order; nested sequences pass arrays on."""
+    net = nn.HybridSequential()
+    inner = nn.HybridSequential()
+    inner.add(nn.Dense(3, in_units=3), nn.Activation("relu"), nn.Dense(3, in_units=3))
+    net.add(nn.Dense(3, in_units=3), inner, nn.Dense(3, in_units=3))
+    net.initialize()
+    net.place({"1.2": on(1), "2": on(2)})
+    lines = [line for line in capsys.readouterr().out.splitlines() if "move before" in line]
+    assert lines == [
+        f"  arrays move before 1.2, from {on(0)} to {on(1)}",
+        f"  arrays move before 2, from {on(1)} to {on(2)}",
+    ]
+    made().place({"output": on(1)})
+    assert "move before" not in capsys.readouterr().out
+
+
+def test_thousands_of_keys_take_linear_time():
+    """The number of keys and of paths is multiplied only for patterns, compiled once."""
+
+    def seconds(count, pattern=""):
+        net = nn.HybridSequential()
+        for _ in range(count):
+            net.add(nn.Dense(1, in_units=1))
+        net.initialize()
+        keys = {str(i) + pattern: on(i * 2 // count) for i in range(count)}
+        begin = time.process_time()
+        net.place(keys, verbose=False)
+        return time.process_time() - begin
+
+    assert seconds(600) < 10 * seconds(200) + 0.3
+    assert seconds(560, "$") < 2  # compiled for each path: 5 or more
 
 
 def test_plans_and_their_placement(capsys):
@@ -287,3 +330,58 @@ def test_groups_of_ones_own_and_arguments():
         net.output = nn.Dense(4, in_units=8)
     with pytest.raises(mx.MXNetError, match="'output' belongs to ctx_group 'mine' already"):
         net.place({"features": on(1)})
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_reset_ctx_of_a_placed_network_moves_its_layers(hybridize):
+    """The call may be for the whole network, a block in it, or the parameters of a pattern."""
+    plain = made(hybridize=hybridize)
+    expected = trained(plain)
+    for reset, devices in (
+        (lambda net: net.collect_params().reset_ctx(on(0)), {on(0)}),
+        (lambda net: net.reset_ctx(on(2)), {on(2)}),
+        (lambda net: net.features.reset_ctx(on(2)), {on(0), on(1), on(2)}),
+        (lambda net: net.collect_params(".*batchnorm").reset_ctx(on(2)), {on(0), on(1), on(2)}),
+    ):
+        net = made({"features": on(0), "output": on(1)}, hybridize=hybridize)
+        reset(net)
+        assert set(net.collect_params().list_ctx()) == devices
+        if devices == {on(2)}:
+            with autograd.record():
+                out = net(nd.ones((4, 6), ctx=on(2)))
+            assert out.context == on(2)
+            continue
+        same_bits(trained(net), expected)
+        assert set(net.collect_params().list_ctx()) == devices
+        net.place({"": on(1)}, verbose=False)
+        assert net.collect_params().list_ctx() == [on(1)]
+
+
+def test_reset_ctx_of_placed_network_that_runs_in_a_pipeline_and_is_copied():
+    net = made({"features": on(0), "output": on(1)})
+    for twin in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        twin.collect_params().reset_ctx(on(0))
+        twin.hybridize(pipeline=mx.parallel.Pipeline(2))
+        assert twin(nd.ones((4, 6), ctx=on(0))).context == on(0)
+    assert pickle.loads(pickle.dumps(net.collect_params())).list_ctx() == [on(0)]
+
+
+def test_reset_ctx_of_a_network_on_a_mesh_ends_the_placement():
+    mesh = mx.parallel.Mesh({"data": 2, "stage": 2}, devices=[on(i) for i in range(4)])
+    net = Net()
+    mesh.place(net, stages={"features": 0, "output": 1})
+    net.initialize()
+    net.collect_params().reset_ctx(on(0))
+    assert net(nd.ones((4, 6), ctx=on(0))).context == on(0)
+
+
+def test_reset_ctx_of_a_network_in_groups_ends_them():
+    net = nn.HybridSequential()
+    for i in range(2):
+        with mx.AttrScope(ctx_group=f"dev{i}"):
+            net.add(nn.Dense(4, in_units=4), nn.BatchNorm(in_channels=4))
+    net.initialize(group2ctx={"dev0": on(0), "dev1": on(1)})
+    net.collect_params().reset_ctx(on(2))
+    with autograd.record():
+        out = net(nd.ones((3, 4), ctx=on(2)))
+    assert out.context == on(2)

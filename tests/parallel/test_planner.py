@@ -44,9 +44,8 @@ def brute_force(profile, micro_batches, names, limits=None, contiguous=True):
 def test_contiguous_choice_is_the_best(seed, devices, speeds):
     profile = synthetic(seed, 7, devices, speeds)
     chosen = Search(profile, None, [2, 4], SCHEDULES).run()
-    assert chosen.seconds == pytest.approx(
-        brute_force(profile, [2, 4], SCHEDULES).seconds, rel=1e-9
-    )
+    least = brute_force(profile, [2, 4], SCHEDULES).seconds
+    assert chosen.seconds <= least * (1 + 1e-9)  # a scattered one may be better
     assert len(chosen.placement) == 7
 
 
@@ -58,7 +57,8 @@ def test_memory_limits_are_kept_and_the_best_within_them_is_chosen(seed):
     limits = {CPU[0]: needed[0] - 1000, CPU[1]: 200_000}
     best = brute_force(profile, [2, 4], SCHEDULES, limits)
     chosen = Search(profile, limits, [2, 4], SCHEDULES).run()
-    assert chosen.seconds == pytest.approx(best.seconds, rel=1e-9) and chosen.seconds > free.seconds
+    assert chosen.seconds <= best.seconds * (1 + 1e-9)
+    assert Search(profile, None, [2, 4], SCHEDULES).run().seconds <= chosen.seconds
     assert sum(chosen.memory[0]) <= limits[CPU[0]]
 
 
@@ -93,6 +93,32 @@ def test_many_layers_by_dynamic_programming(monkeypatch):
     limits = {ctx: int(sum(listed.memory[d]) * 1.02) for d, ctx in enumerate(CPU[:3])}
     within = Search(profile, limits, [4], ["1f1b"])
     assert not within.excess(within.run())[0]
+
+
+def test_search_considers_plans_that_were_run_or_chosen_within_limits():
+    """Placements that a search of its own does not list, too."""
+    profile, scattered = synthetic(0, 9, 2), (0, 1, 0, 1, 1, 0, 1, 0, 1)
+    free = Search(profile, None, [4], SCHEDULES).run()
+    assert scattered not in Search(profile).placements("1f1b")
+    profile.trials[scattered, 4, "1f1b"] = Trial(free.seconds / 2, [0, 0], None, None)
+    for limits in (None, {CPU[0]: 10**12}):
+        found = Search(profile, limits, [4], SCHEDULES).run()
+        assert found.placement == scattered and found.seconds == free.seconds / 2
+    assert Search(profile, None, [2], SCHEDULES).run().placement != scattered
+
+
+@pytest.mark.parametrize("seed, layers", [(3, 14), (4, 9), (13, 9), (5, 11)])
+def test_step_with_more_memory_is_predicted_no_longer(seed, layers):
+    """Scattered placements, which a full list of contiguous ones lacks, are found without limits,
+    too."""
+    profile = synthetic(seed, layers, 2)
+    free = Search(profile, None, [2, 4], SCHEDULES).run()
+    limits = dict.fromkeys(CPU[:2], max(map(sum, free.memory)))
+    for share in (1.0, 0.9, 0.8):
+        profile.chosen.clear()
+        shared = {ctx: int(limit * share) for ctx, limit in limits.items()}
+        found = Search(profile, shared, [2, 4], SCHEDULES).find()
+        assert found is None or found.seconds >= free.seconds * (1 - 1e-9)
 
 
 def test_a_plan_that_nothing_can_hold_says_what_is_lacking():
@@ -228,6 +254,7 @@ def test_a_small_network(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_the_choice_was_run_and_is_predicted_as_measured():
     made = small_plan(layered())
     key = made.candidate.placement, made.micro_batches, made.schedule
@@ -530,6 +557,7 @@ def most_held(row, last):
     return most
 
 
+@pytest.mark.slow
 def test_errors(tmp_path):
     net, x = layered(), nd.ones((12, 10))
     with pytest.raises(ValueError, match="devices must be a list of different Contexts"):

@@ -158,6 +158,7 @@ def test_all_devices_that_lack_memory_are_named():
     assert len(re.findall("more than its limit of 1,000", str(error.value))) == 2
 
 
+@pytest.mark.slow
 def test_estimates_alone_plan_every_limit_from_what_they_refuse_with():
     for seed in range(4):
         profile = synthetic(seed, 6, 3, [1, 1.4, 1.2])

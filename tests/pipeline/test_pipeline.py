@@ -569,6 +569,21 @@ def test_stages_have_the_names_of_blocks():
     ]
 
 
+def test_stages_name_the_layers_of_a_divided_sequence():
+    first = ["net.tokens/dot", "net.layers.0.a/dot", "net.layers.1.a/dot", "net.layers.1.b/add"]
+    middle = ["net.layers.2.a/dot", "net.layers.3.a/dot"]
+    last = ["net.layers.4.a/dot", "net.head/dot"]
+    named = [
+        stages._name_of(own, stages._prefixes([*one, *other]))
+        for own, one, other in ((first, middle, last), (middle, first, last), (last, first, middle))
+    ]
+    assert named == [
+        "net.tokens ... net.layers.1",
+        "net.layers.2 ... net.layers.3",
+        "net.layers.4 ... net.head",
+    ]
+
+
 def test_mistakes():
     net = NETS["dense"][0]([0, 1])
     with pytest.raises(ValueError, match="positive whole number"):

@@ -8,6 +8,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
+from support.devices import on
 from support.pipelines import (
     DEVICES,
     NETS,
@@ -611,3 +612,59 @@ def test_the_data_of_a_step_may_be_a_variable(request_, times):
         whole = loss(net(x), y)
     whole.backward()
     np.testing.assert_array_equal(found, times * x.grad.asnumpy())
+
+
+def test_train_step_takes_nested_inputs_and_results():
+    """Lists and dicts of arrays, divided as flat arguments are, on one replica and on two."""
+
+    class Sum(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="sum_")
+            with self.name_scope():
+                self.dense = nn.Dense(2, in_units=3)
+
+        def hybrid_forward(self, F, inputs, scale):
+            h = self.dense(inputs["a"] + inputs["b"][0])
+            return {"h": F.broadcast_mul(h, scale), "raw": h}
+
+    def train(mesh):
+        mx.random.seed(2)
+        net = Sum()
+        if mesh is not None:
+            net.place(mesh, verbose=False)
+        net.initialize(mx.init.Xavier(), **({} if mesh is not None else {"ctx": on(0)}))
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        loss = lambda out, label: nd.mean(nd.square(out["h"] - label), axis=1)
+        step = TrainStep(net, loss, trainer, Pipeline(2), exact=True)
+        a, b, label = (
+            nd.array(np.random.RandomState(i).rand(4, n), ctx=on(0))
+            for i, n in ((1, 3), (2, 3), (3, 2))
+        )
+        losses = step([{"a": a, "b": [b]}, nd.full((1, 2), 0.5, ctx=on(0))], label)
+        return losses.asnumpy(), net.dense.weight.list_data()[0].asnumpy()
+
+    losses, weight = train(None)
+    on_mesh, found = train(mx.parallel.Mesh({"data": 2}, [on(0), on(1)]))
+    np.testing.assert_allclose(on_mesh, losses, rtol=1e-5)
+    np.testing.assert_allclose(found, weight, rtol=1e-5)
+
+
+def test_table_of_ones_own_does_not_count_the_device_of_inputs():
+    table = [
+        [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)],
+        [("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)],
+    ]
+
+    def losses(where):
+        mx.random.seed(3)
+        net = nn.HybridSequential()
+        net.add(nn.Dense(8, in_units=6), nn.Dense(4, in_units=8))
+        net.place({"0": mx.cpu(0), "1": mx.cpu(1)}, verbose=False)
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        step = TrainStep(net, gluon.loss.L2Loss(), trainer, Pipeline(2, table))
+        x = nd.arange(24).reshape((4, 6)).as_in_context(where)
+        y = nd.ones((4, 4)).as_in_context(where)
+        return [step(x[:rows], y[:rows]).asnumpy().tolist() for rows in (4, 4, 1)]
+
+    assert losses(mx.cpu(2)) == losses(mx.cpu(0))

@@ -158,7 +158,7 @@ def test_networks():
 
 @pytest.mark.slow
 def test_many_networks():
-    check_fresh(lambda seed: Case(seed, every_schedule=True), 200, "random_pipelines.py")
+    check_fresh(lambda seed: Case(seed, every_schedule=True), 100, "random_pipelines.py")
 
 
 FIXED = {

@@ -1,21 +1,29 @@
 """Calls every op, hidden ones too, with hostile parameters, shapes and values. A program of its
 own, since what it looks for ends the process:
 
-    python tests/programs/op_fuzz.py [--seed N] [--first N] [--seconds S | --calls N] [--ops
-    NAME ...] [--log FILE]                                 # 60 seconds, where nothing is said
+    python tests/programs/op_fuzz.py [--seed N] [--first N] [--last N] [--seconds S | --calls N]
+    [--ops NAME ...] [--without PARAMETER ...] [--log FILE] [--shrink]     # 60 seconds by default
 
 Each op is called about as often as any other. What is called next is written to the log first, so
 that the last line of it is what ended the process; a call that takes longer than a minute ends it,
 too. Refusals are what is wished for; exceptions of other kinds (SystemError, ...) end it as well.
 The same seed makes the same calls.
+
+With `--shrink` the calls run in a process of their own. If it ends with an error, few calls
+and parameters that still end one are printed, with the command that repeats them.
 """
 
 import argparse
+import contextlib
 import faulthandler
 import itertools
 import math
 import os
 import random
+import re
+import subprocess
+import sys
+import tempfile
 import time
 
 import numpy as np
@@ -234,6 +242,66 @@ def call(rng, numbers, op, params, inputs):
         result.wait_to_read()
 
 
+def process(*arguments):
+    """Runs calls in a process of their own: its exit status, the last call and its messages."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = os.path.join(folder, "log")
+        tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        path = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        done = subprocess.run(
+            [sys.executable, os.path.abspath(__file__), *map(str, arguments), "--log", log],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        last = ""
+        if os.path.exists(log):
+            with open(log, errors="replace") as f:
+                last = f.read().strip()
+    return done.returncode, last, done.stderr
+
+
+def shrink(args):
+    """Runs the calls of the options in another process. If that fails, prints few calls and
+    parameters that still do. Returns the exit status."""
+    chosen = ["--seed", args.seed, *(["--ops", *args.ops] if args.ops else [])]
+    limit = ["--seconds", args.seconds] if args.seconds else ["--calls", args.calls]
+    status, last, messages = process(*chosen, "--first", args.first, *limit)
+    if status == 0:
+        return 0
+    found = re.search(r" number (\d+) params", last)
+    if found is None:
+        print(f"finding: exit status {status} before the first call\n{messages}", flush=True)
+        return 1
+    number = int(found[1])
+
+    def attempt(first, without):
+        options = [*chosen, "--first", first, "--last", number]
+        return options + (["--without", *without] if without else [])
+
+    # One call is enough, unless it reads memory that an earlier call has damaged.
+    first, back = number, 1
+    while first > args.first and process(*attempt(first, []))[0] == 0:
+        first, back = max(args.first, number - back), 4 * back
+    without = []
+    for name in re.findall(r"'(\w+)':", last.partition(" params ")[2].partition(" inputs ")[0]):
+        if first == number and process(*attempt(first, [*without, name]))[0] != 0:
+            without.append(name)
+    repeated = process(*attempt(first, without))
+    if repeated[0] != 0:
+        status, last, messages = repeated
+    print(
+        f"finding: exit status {status} in the last of {number - first + 1} calls\n{last}\n"
+        f"{messages[-2000:]}\n"
+        f"python tests/programs/op_fuzz.py {' '.join(map(str, attempt(first, without)))}",
+        flush=True,
+    )
+    return 1
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int)
@@ -241,13 +309,18 @@ def main(arguments=None):
     parser.add_argument("--calls", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first call")
     parser.add_argument("--ops", nargs="*")
+    parser.add_argument("--last", type=int, help="the number of the last call")
+    parser.add_argument("--without", nargs="*", default=[], help="parameters to leave out")
+    parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--log")
     args = parser.parse_args(arguments)
-    if not args.seconds and not args.calls:
+    if not args.seconds and not args.calls and args.last is None:
         args.seconds = 60
     if args.seed is None:
         args.seed = random.SystemRandom().randrange(1 << 32)
         print(f"--seed {args.seed}", flush=True)
+    if args.shrink:
+        return shrink(args)
     log = os.open(args.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if args.log else None
     names = [name for name in _core.list_ops() if not args.ops or name in args.ops]
     ops = [_core.get_op(name).describe() for name in names]
@@ -255,7 +328,10 @@ def main(arguments=None):
         mx.context.set_memory_limit(device, 1 << 28)
     started, made, failed = time.monotonic(), 0, 0
     for number in itertools.count(args.first):
-        if time.monotonic() - started > args.seconds if args.seconds else made >= args.calls:
+        if args.last is not None:
+            if number > args.last:
+                break
+        elif time.monotonic() - started > args.seconds if args.seconds else made >= args.calls:
             break
         op = ops[number % len(ops)]
         rng = random.Random(args.seed * 1000003 + number)
@@ -269,6 +345,8 @@ def main(arguments=None):
         if inputs is None:
             continue
         made += 1
+        for name in args.without:
+            params.pop(name, None)
         if log is not None:
             os.pwrite(log, (text + f" inputs {inputs}".encode())[:3900].ljust(3999) + b"\n", 0)
         try:
@@ -277,9 +355,12 @@ def main(arguments=None):
                 mx.nd.waitall()
         except REFUSALS:
             failed += 1
+    with contextlib.suppress(*REFUSALS):  # of the calls that are still queued
+        mx.nd.waitall()
     faulthandler.cancel_dump_traceback_later()
     print(f"{made} calls, {failed} of them refused")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,6 +2,7 @@
 hunt for seeds that fail."""
 
 import argparse
+import copy
 import time
 
 import numpy as np
@@ -63,30 +64,85 @@ def check_fresh(make, count, program):
         case.check()
 
 
+SHRINK_SECONDS = 30
+
+
+def failure(case):
+    """The error of a case, or None."""
+    try:
+        case.check()
+    except Exception as error:
+        return error
+    return None
+
+
+def smaller(case):
+    """Copies of a case with one node that only passes its first input on, or one result less."""
+    for i, node in enumerate(case.nodes):
+        if node.kind != "move":
+            other = copy.deepcopy(case)
+            other.nodes[i] = Node("move", node.device, node.inputs[:1])
+            yield other
+    for i in range(len(case.outputs) if len(case.outputs) > 1 else 0):
+        other = copy.deepcopy(case)
+        del other.outputs[i]
+        if hasattr(other, "used"):  # whether a loss is made of the result
+            del other.used[i]
+            if not any(other.used):
+                continue
+        yield other
+
+
+def shorter(case, error):
+    """The smallest case found that fails with the same kind of error, and its error."""
+    end = time.monotonic() + SHRINK_SECONDS
+    changed = True
+    while changed and time.monotonic() < end:
+        changed = False
+        for other in smaller(case):
+            found = failure(other)
+            if type(found) is type(error):
+                case, error, changed = other, found, True
+                break
+            if time.monotonic() > end:
+                break
+    return case, error
+
+
 def hunt(make, parser=None):
-    """A program's main: checks `make(seed, options)` of many seeds, and tells which of them fail
-    and how."""
+    """The main function of a program: checks `make(seed, options)` for many seeds, and prints each
+    case that fails, made smaller."""
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, help="instead of a count")
     parser.add_argument("--seed", type=int, help="the first of the seeds; a fresh one by default")
     options = parser.parse_args()
     first = fresh_seed() if options.seed is None else options.seed
-    print(f"networks with seeds {first} to {first + options.count - 1}", flush=True)
-    findings, begin = 0, time.time()
-    for number in range(options.count):
+    print(f"networks from seed {first}", flush=True)
+    findings, number, begin = 0, 0, time.monotonic()
+    while (
+        number < options.count
+        if options.seconds is None
+        else time.monotonic() - begin < options.seconds
+    ):
         case = make(first + number, options)
-        try:
-            case.check()
-        except Exception as error:
+        error = failure(case)
+        if error is not None:
             findings += 1
-            print(f"{case}\n  {type(error).__name__}: {error}", flush=True)
-        if number % 500 == 499:
+            small, error = shorter(case, error)
             print(
-                f"{number + 1} networks, {findings} findings, {time.time() - begin:.0f} s",
+                f"seed {first + number} fails, made smaller:\n{small}\n  "
+                f"{type(error).__name__}: {error}",
+                flush=True,
+            )
+        number += 1
+        if number % 500 == 0:
+            print(
+                f"{number} networks, {findings} findings, {time.monotonic() - begin:.0f} s",
                 flush=True,
             )
     print(
-        f"{options.count} networks from seed {first}: {findings} findings, "
-        f"{time.time() - begin:.0f} s"
+        f"{number} networks from seed {first}: {findings} findings, "
+        f"{time.monotonic() - begin:.0f} s"
     )
     return bool(findings)

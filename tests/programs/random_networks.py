@@ -5,10 +5,11 @@
 A finding is printed with its seed; `--seed` of it and `--count 1` repeat it.
 
 A network is a list of operators and layers on random devices, each of earlier values: branches,
-ways back, layers used twice, values that nobody uses, several results. It trains for some steps on
-batches of changing sizes, by first gradients or by a penalty on these. Eager and exact ones have
-the same bits on one device and on several, and so have default ones among themselves, with static
-memory and recomputed, too.
+ways back, layers used twice, unused values, captured arrays, losses behind cut gradients, several
+results. It trains for some steps on batches of changing sizes, by first gradients or by a penalty
+on these, and predicts in between. Results of `autograd.grad` are overwritten before backward. Eager
+and exact ones have the same bits on one device and on several, and so have default ones among
+themselves, with static memory and recomputed, too.
 """
 
 import os
@@ -98,6 +99,13 @@ UNARY = {
     ),
     "stop": lambda F, x: x * F.BlockGrad(x) + x,
     "through": lambda F, x: x + F.BlockGrad(F.round(x) - x),
+    "made_loss": lambda F, x: x + F.floor(F.make_loss(x * 0.1)),
+    "regression": lambda F, x: (
+        F.tanh(x) + F.sign(F.LinearRegressionOutput(x, F.BlockGrad(x * 0.5), grad_scale=0.1))
+    ),
+    "shifted_loss": lambda F, x: x - F.BlockGrad(F.MakeLoss(F.square(x), grad_scale=0.05)),
+    "detached": lambda F, x: x + F.make_loss(F.sigmoid(x)).detach(),
+    "captured": None,
     "cast": lambda F, x: F.cast(F.cast(x, "float32"), x.dtype),
     "twice": lambda F, x: F.tanh(x) * F.tanh(x) + F.tanh(x),
     "positions": positions,
@@ -139,12 +147,21 @@ PLANES = ("convolution", "deconvolution", "batch_norm", "group_norm", "instance_
 class Network(random_blocks.Network):
     """The nodes of a `Case`, on several devices or `together` on one."""
 
+    def __init__(self, case, together):
+        super().__init__(case, together)
+        self.captured = [
+            nd.full((1, WIDTH), 0.5 + i / 8, ctx=place, dtype=case.dtype)
+            for i, place in enumerate(self.places)
+        ]
+
     @staticmethod
     def make(kind):
         return LAYERS[kind]()
 
     def compute(self, F, node, inputs):
         kind, layer = node.kind, node.layer
+        if kind == "captured":
+            return F.broadcast_mul(inputs[0], self.captured[node.device])
         if kind in UNARY:
             return UNARY[kind](F, inputs[0])
         if kind in BINARY:
@@ -205,7 +222,10 @@ class Case:
         )
 
     def run(self, flags, together):
-        """Results, gradients, parameters and moving statistics of all steps, as NumPy arrays."""
+        """Results, gradients, parameters and moving statistics of all steps, as NumPy arrays.
+        Predictions in between draw nothing, so every way of running has another number of them."""
+        draws = any(node.kind == "draw" for node in self.nodes)
+        predictions = 1 if draws else len(flags or ()) + together
         net = Network(self, together)
         if flags is not None:
             net.hybridize(**flags)
@@ -225,12 +245,20 @@ class Case:
                 if self.second:
                     (gradient,) = autograd.grad(loss, [x], create_graph=True, retain_graph=True)
                     loss = loss + (gradient * gradient).sum()
+            if not self.second:
+                (gradient,) = autograd.grad(loss, [x], retain_graph=True)
+            found.append(gradient.copy())
+            gradient[:] = 100
             loss.backward()
             found += [*outputs, x.grad, *[p.grad().copy() for p in params if p.grad_req != "null"]]
             for p in params:
                 if p.grad_req != "null":
                     p.set_data(p.data() - 0.1 * p.grad())
             found += [p.data().copy() for p in params]
+            for array in net.captured:
+                array *= 0.75
+            for _ in range(predictions):
+                net(x)
         found += net(nd.ones((3, WIDTH), ctx=on(0), dtype=self.dtype))
         return [array.astype("float64").asnumpy() for array in found]
 

@@ -62,6 +62,7 @@ def test_all_names_of_the_old_name():
     assert not hasattr(mx.optimizer.optimizer, "no_such_name")
 
 
+@pytest.mark.slow
 def test_scripts_and_modules(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
@@ -107,7 +108,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("names", [[], pytest.param(["--numpy-names"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("names", [[], ["--numpy-names"]])
+@pytest.mark.slow
 def test_processes_that_a_program_starts(tmp_path, method, names):
     (tmp_path / "script.py").write_text(STARTS_OTHERS)
     found = ran("-u", "-m", "mpgluon.as_mxnet", *names, "script.py", method, cwd=tmp_path)
@@ -148,6 +150,7 @@ def test_names_that_modules_of_mxnet_import():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not os.path.isdir(os.path.join(ROOT, "tools")), reason="the sources are not here"
 )
@@ -187,6 +190,7 @@ def test_another_mxnet_is_not_replaced(tmp_path):
     assert "is imported already, from" in text and str(tmp_path) in text and version == "1.5.0"
 
 
+@pytest.mark.slow
 def test_names_that_numpy_removed():
     code = """
         import numpy as np, mpgluon
@@ -309,3 +313,46 @@ def test_names_of_the_c_library_say_that_it_is_not_here():
         check_call(0)
     assert c_str("text").value == b"text"
     assert not hasattr(mx.base, "no_such_name")
+
+
+MOVED = """
+    kvstore.base kvstore.kvstore kvstore_server nd.utils sym.register nd.register
+    gluon.contrib.nn.basic_layers gluon.contrib.cnn.conv_layers contrib.onnx.onnx2mx
+    contrib.onnx.mx2onnx module.executor_group onnx.mx2onnx executor_manager misc
+""".split()
+
+
+def test_modules_of_mxnet_are_attributes_before_they_are_imported():
+    code = f"""
+        import mpgluon
+        mpgluon.as_mxnet()
+        import mxnet, operator
+        print(*[operator.attrgetter(name)(mxnet).__name__ for name in {MOVED}])
+    """
+    assert len(output_of(code).split()) == len(MOVED)
+
+
+def test_names_that_clients_import_under_the_new_name():
+    code = """
+        import ctypes
+        import mpgluon.contrib.ndarray
+        import mpgluon as mx
+        from mpgluon.contrib.symbol import MultiBoxPrior
+        from mpgluon.contrib.autograd import TrainingStateScope
+        from mpgluon.gluon.model_zoo.vision.resnet import resnet_block_versions, resnet_spec
+        from mpgluon.io.io import MXDataIter
+        from mpgluon.metric import ndarray
+        from mpgluon.symbol.symbol import arange, zeros
+        print(ndarray is mx.nd, mx.contrib.ndarray is mx.nd.contrib, arange is mx.sym.arange)
+        print(isinstance(mx.nd.ones(1), mx.gluon.tensor_types), mx.base.mx_uint is ctypes.c_uint)
+        x = mx.sym.var("x")
+        print(isinstance(x, mx.gluon.tensor_types), MXDataIter is mx.io.MXDataIter)
+        print(issubclass(mx.base.NotSupportedForSparseNDArray, mx.MXNetError), resnet_spec[18][0])
+        print(mx.libinfo.find_include_path() == mx.library.get_include())
+        with TrainingStateScope(True):
+            print(mx.autograd.is_recording(), mx.autograd.is_training())
+        print(mx.autograd.is_recording())
+    """
+    assert output_of(code).split() == [*["True"] * 8, "basic_block", *["True"] * 3, "False"]
+    with pytest.raises(AttributeError, match="did you mean 'DataIter'"):
+        mx.io.io.MXDataItr

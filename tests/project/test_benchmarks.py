@@ -137,6 +137,7 @@ def test_ratios_are_against_the_better_peer():
     assert f"{sizes.mlp_training() / 0.010 / (2 * 2048**3 / 0.1):.0%}" in text
 
 
+@pytest.mark.slow
 def test_single_ops_are_measured(tmp_path):
     file = tmp_path / "ops.json"
     pytest.importorskip("torch")

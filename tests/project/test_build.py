@@ -92,6 +92,7 @@ def test_it_is_missed_before_anything_is_compiled(tmp_path):
     assert done.returncode and "MPGLUON_CUDA=1, but nvcc was not found" in done.stderr
 
 
+@pytest.mark.slow
 def test_source_distribution_has_every_file(tmp_path):
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:

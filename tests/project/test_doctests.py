@@ -14,6 +14,7 @@ import mpgluon as mx
 from mpgluon import _core, gluon, nd
 from mpgluon.ndarray._namespaces import place
 from mpgluon.symbol._functions import Function
+from support.processes import output_of
 
 # Bases and helpers that users do not make, besides errors.
 WITHOUT = {
@@ -82,7 +83,14 @@ def failures_of(name, text):
     return "".join(failures)
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.slow
+def test_examples_of_the_old_name():
+    """In a process of its own: it gives MXNet's names to modules of the package."""
+    code = "import doctest, mpgluon.as_mxnet; print(doctest.testmod(mpgluon.as_mxnet).failed)"
+    assert output_of(code).strip() == "0"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "mpgluon.as_mxnet"])
 def test_examples(module):
     if module.startswith("mpgluon.interop"):
         pytest.importorskip("torch")

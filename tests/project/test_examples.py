@@ -113,17 +113,20 @@ def test_model_parallel_lm(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_model_parallel_lm_on_the_standard_library(tmp_path):
     pytest.importorskip("matplotlib")
     output = run("model_parallel_lm.py", *SMALL, "--steps", "8", cwd=tmp_path)
     assert "equal bit for bit: yes" in output and "vocabulary 200" in output
 
 
+@pytest.mark.slow
 def test_model_parallel_lm_names_a_wrong_device(tmp_path):
     with pytest.raises(AssertionError, match="'cpu0' is no device; write cpu"):
         run("model_parallel_lm.py", *SMALL, "--devices", "cpu0", "cpu1", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_split_layers(tmp_path):
     """On pictures of bars, upright and lying, in ten places."""
     rng = np.random.RandomState(0)
@@ -279,6 +282,7 @@ def test_pipelined_language_models(script, tmp_path):
     check_why(output, name, tmp_path / "out" / script.replace(".py", ".png"))
 
 
+@pytest.mark.slow
 def test_image_pipeline(tmp_path):
     """Without BatchNorm the pipeline's losses are those of the whole batch; with it they are not,
     but those of the micro-batches."""
@@ -312,6 +316,7 @@ def test_image_pipeline(tmp_path):
     check_why(output, "pipelined, 2 devices", tmp_path / "example-output" / "image_pipeline.png")
 
 
+@pytest.mark.slow
 def test_three_devices(tmp_path):
     output = run(
         "three_devices.py",

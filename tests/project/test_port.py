@@ -134,6 +134,7 @@ def test_devices(tmp_path):
         ("def f(t):\n    t.load_states('f')\n", "by parameter name"),
         ("def f(p):\n    p.get('w', grad_stype='row_sparse')\n", "the rows that were taken"),
         ("def f(i):\n    i.get('w')\n", ""),
+        ("import mxnet as mx\nmx.nd.save('a.npz', [])\n", "the format of the name"),
     ],
 )
 def test_findings(tmp_path, text, said):
@@ -320,6 +321,7 @@ def command(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     program(tmp_path / "good.py", "import mxnet as mx\nmx.nd.ones(1)\n")
     done = command(tmp_path, "--all")
@@ -341,6 +343,12 @@ def test_the_command(tmp_path):
         assert done.returncode == 1 and not done.stderr
     assert command().returncode == command(tmp_path, "--cpu").returncode == 2
     assert command(tmp_path / "none").returncode == 1
+
+
+def test_saving_under_a_name_of_mxnet_needs_nothing_but_imports(tmp_path):
+    text = "import mxnet as mx\nmx.nd.save('both.params', [])\nkv = mx.kv.create(name)\n"
+    (report,) = port.read([program(tmp_path / "a.py", text)])
+    assert set(report.kinds) == {"import", "runs"}
 
 
 def test_patterns_of_rows():

@@ -39,10 +39,10 @@ def names_of_the_core():
     return {*vars(_core), *methods, *_core.ops()}
 
 
-def own_names(tree):
+def own_names(nodes):
     """What a module defines: functions, classes, variables, attributes of self, slots."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -57,8 +57,9 @@ def own_names(tree):
 
 def foreign_names(tree, modules):
     """The private names that a module uses of others: attributes and imports."""
-    own = own_names(tree) | modules
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    own = own_names(nodes) | modules
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             used = [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute):

@@ -60,12 +60,44 @@ def test_every_module_is_in_the_reference():
     assert not missing
 
 
-def test_pictures_of_schedules_are_those_of_the_code():
-    """python tools/draw_schedules.py draws them; and the page has their figures."""
-    path = os.path.join(ROOT, "tools", "draw_schedules.py")
-    spec = importlib.util.spec_from_file_location("draw_schedules", path)
+def tool_of(name):
+    spec = importlib.util.spec_from_file_location(name, os.path.join(ROOT, "tools", f"{name}.py"))
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
+    return tool
+
+
+UNSIGNED = ("Sampler", "SummaryWriter", "NDArray")  # their constructors take anything, or nothing
+
+
+def test_classes_in_the_reference_show_the_parameters_of_their_constructors():
+    docstrings = tool_of("docstrings")
+    unsigned = {"", "(*args, **kwargs)"}
+    for module in map(importlib.import_module, documented()):
+        for name in module.__all__ if hasattr(module, "__all__") else ():
+            kind = getattr(module, name)
+            if not isinstance(kind, type) or issubclass(kind, BaseException) or name in UNSIGNED:
+                continue
+            shown = docstrings.signature_of(kind)
+            assert shown not in unsigned and " at 0x" not in shown, f"{name}{shown}"
+            bases = docstrings.public_bases(kind.__bases__)
+            assert not [base for base in bases if base.__name__.startswith("_")], name
+    assert docstrings.signature_of(mx.gluon.nn.Dropout) == "(rate, axes=(), **kwargs)"
+    assert docstrings.public_bases(mx.gluon.nn.AvgPool1D.__bases__) == [mx.gluon.HybridBlock]
+
+
+def test_layers_in_the_reference_leave_out_what_the_base_class_says():
+    docstrings = tool_of("docstrings")
+    for value, left_out in ((mx.gluon.nn.Dense, True), (mx.gluon.HybridBlock, None)):
+        method = value.hybrid_forward
+        assert docstrings.skip(None, "class", "hybrid_forward", method, False, None) is left_out, (
+            value
+        )
+
+
+def test_pictures_of_schedules_are_those_of_the_code():
+    """python tools/draw_schedules.py draws them; and the page has their figures."""
+    tool = tool_of("draw_schedules")
     with open(os.path.join(ROOT, "docs", "schedules.md"), encoding="utf-8") as file:
         page = file.read()
     for name in tool.PICTURES:

@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ SCRIPTS = os.path.join(TESTS, "ranks", "scripts")  # the programs
 
 
 def _launcher():
+    if "MPGLUON_TEST_MPIRUN" in os.environ:  # of several MPI libraries, as MPI4PY_LIBMPI chooses
+        return os.environ["MPGLUON_TEST_MPIRUN"]
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     return beside if os.path.exists(beside) else shutil.which("mpirun")
 
@@ -34,7 +37,7 @@ MISSING = _missing()  # why programs can't be run; None: they can
 
 def _options():
     version = subprocess.run([_launcher(), "--version"], capture_output=True, text=True).stdout
-    if "Open MPI" not in version:
+    if "Open MPI" not in version and not _launcher().endswith("prterun"):
         return []
     return ["--oversubscribe", "--bind-to", "none"] + (
         ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -63,6 +66,13 @@ def run(count, script, *arguments, timeout=100, **more):
         timeout=timeout,
         **_settings(more),
     )
+
+
+def told(count, script, how, launched=run, **settings):
+    """By rank what each has printed as "told", and the process."""
+    done = launched(count, script, how, **{"MPGLUON_RANKS_TIMEOUT": "20", **settings})
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
+    return {line["rank"]: line["told"] for line in lines}, done
 
 
 def start(count, script, *arguments, **more):

@@ -47,6 +47,7 @@ def test_calls_of_stores():
             assert f"rank {rank}: {name} done" in done.stdout
 
 
+@pytest.mark.slow
 def test_sums_in_the_order_of_mpi():
     script = os.path.join(launching.SCRIPTS, "kvstore_calls.py")
     done = launching.run(3, script, "any_order", MPGLUON_RANKS_SUMS="mpi")

@@ -54,6 +54,7 @@ def test_kubernetes():
     assert threads in arguments
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
 def test_what_they_start(tmp_path):
     """A job that is started again goes on from the newest checkpoint."""

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launch
 SCRIPT = os.path.join(launching.SCRIPTS, "planned.py")
 
 
+@pytest.mark.slow
 def test_both_ranks_get_the_same_plan():
     done = launching.run(2, SCRIPT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

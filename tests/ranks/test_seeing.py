@@ -56,6 +56,7 @@ def test_one_trace_of_all_ranks(tmp_path):
     assert len(crossing) == 4 and all(set(arrow) == {"s", "f"} for arrow in arrows.values())
 
 
+@pytest.mark.slow
 def test_looks_for_messages_leave_the_cores_to_devices():
     """A look costs microseconds of the core that the device computes on: 4,000 to 8,000 a second
     took a quarter of it."""

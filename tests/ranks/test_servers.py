@@ -9,7 +9,7 @@ SCRIPT = os.path.join(launching.SCRIPTS, "served_calls.py")
 pytestmark = pytest.mark.skipif(launching.MISSING is not None, reason=str(launching.MISSING))
 
 
-@pytest.mark.parametrize("servers, ranks", [(1, 3), (2, 4)])
+@pytest.mark.parametrize("servers, ranks", [(1, 3), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_workers_and_servers(servers, ranks):
     programs = ["pushed", "rows", "compressed", "module", "wrong"]
     done = launching.run(ranks, SCRIPT, *programs, DMLC_NUM_SERVER=str(servers))
@@ -23,6 +23,7 @@ def test_one_worker_trains_as_without_servers():
     assert done.returncode == 0 and "one_worker done" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_ends_all():
     done = launching.run(3, SCRIPT, "raises", MPGLUON_RANKS_TIMEOUT="10")
     assert done.returncode and "a mistake of a worker" in done.stderr, done.stdout + done.stderr
@@ -30,6 +31,7 @@ def test_a_worker_that_fails_ends_all():
     assert not launching.processes_of(f"{SCRIPT} raises"), "processes are left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", ["2", "0", "-1", "many"])
 def test_servers_that_leave_no_worker(servers):
     done = launching.run(2, SCRIPT, "pushed", DMLC_NUM_SERVER=servers)

@@ -11,7 +11,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
-from support.processes import ended
+from support.processes import ended, output_of
 
 HERE = os.path.basename(__file__)
 
@@ -84,7 +84,11 @@ def test_lines_of_outer_blocks(body, words):
 
 def test_different_devices_eager():
     text = text_of(MXNetError, lambda: Net(second_device)(nd.ones((2, 3))))
-    assert "in Net: " in text and "rhs.as_in_context(mx.cpu(0))" in text and text.count("Net") == 1
+    assert (
+        "in block Net: " in text
+        and "rhs.as_in_context(mx.cpu(0))" in text
+        and text.count("Net") == 1
+    )
 
 
 def test_arrays_that_outlive_their_trace():
@@ -449,6 +453,21 @@ FOREIGN = {
     "nn.Dens": (lambda: nn.Dens, "did you mean 'Dense'?"),
     "mx.gloun": (lambda: mx.gloun, "did you mean 'gluon'?"),
     "loss.L1los": (lambda: gluon.loss.L1los, "did you mean 'L1Loss'?"),
+    "nn.MultiheadAttention": (lambda: nn.MultiheadAttention, "F.batch_dot"),
+    "nn.RMSNorm": (lambda: nn.RMSNorm, "use nn.LayerNorm"),
+    "nd.isnan": (lambda: nd.isnan, "use nd.contrib.isnan"),
+    "nd.tril": (lambda: nd.tril, "use numpy.tril"),
+    "nd.unique": (lambda: nd.unique, "use numpy.unique"),
+    "nd.gelu": (lambda: nd.gelu, "act_type='gelu'"),
+    "x.tril": (lambda: nd.ones((2, 2)).tril(), "use numpy.tril(x)"),
+    "mx.float16": (lambda: mx.float16, "use dtype='float16'"),
+    "optimizer.AdamW": (lambda: mx.optimizer.AdamW, "use nd.contrib.adamw_update"),
+    "detect_anomaly": (lambda: autograd.detect_anomaly, "isfinite"),
+    "pad_sequence": (lambda: gluon.utils.pad_sequence, "nd.pad"),
+    "random_split": (lambda: gluon.data.random_split, "shard"),
+    "net.children": (lambda: nn.Dense(2).children(), "use net.apply(function)"),
+    "x.requires_grad": (lambda: nd.ones(2).requires_grad, "attach_grad"),
+    "x.requires_grad = True": (lambda: setattr(nd.ones(2), "requires_grad", True), "attach_grad"),
     "x.foo": (lambda: nd.ones((2,)).foo, "no attribute 'foo'"),
     "net.foo": (lambda: nn.Dense(2).foo, "no attribute 'foo'"),
 }
@@ -458,6 +477,43 @@ FOREIGN = {
 def test_names_of_other_frameworks(name):
     call, words = FOREIGN[name]
     assert words in text_of(AttributeError, call)
+
+
+def two():
+    return nd.ones((2, 2))
+
+
+CALLS = {  # as in PyTorch: an error names the way that works
+    "x & y": (lambda: two() & two(), "use nd.logical_and(x, y)"),
+    "x | True": (lambda: two() | True, "use nd.logical_or(x, y)"),
+    "True ^ x": (lambda: True ^ two(), "use nd.logical_xor(x, y)"),
+    "~x": (lambda: ~two(), "use nd.logical_not(x)"),
+    "softmax(x, -1)": (lambda: nd.softmax(two(), -1), "give parameters by name, such as axis="),
+    "concat((x, x), 0)": (lambda: nd.concat((two(), two()), 0), "such as dim=0"),
+    "stack([x, x], 1)": (lambda: nd.stack([two(), two()], 1), "such as axis=1"),
+    "zeros(3, 4)": (lambda: nd.zeros(3, 4), "such as nd.zeros((3, 4))"),
+    "ones(3, 4)": (lambda: nd.ones(3, 4), "such as nd.ones((3, 4))"),
+    "HybridSequential([a])": (lambda: nn.HybridSequential([nn.Dense(2)]), "net.add(block, ...)"),
+    "DataLoader(generator)": (
+        lambda: gluon.data.DataLoader((i for i in range(3)), 2),
+        "must have a length and indices, got generator; use list(data)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_as_in_other_frameworks_name_the_way_that_works(name):
+    call, words = CALLS[name]
+    assert words in text_of((TypeError, MXNetError), call)
+
+
+class Reflected:
+    def __rand__(self, other):
+        return "reflected"
+
+
+def test_bitwise_operators_leave_reflected_ones_to_others():
+    assert two() & Reflected() == "reflected"
 
 
 def test_options_that_layers_do_not_have():
@@ -504,6 +560,9 @@ def test_foreign_names_are_not_offered():
         (nn, _hints.LAYERS),
         (nd, _hints.FUNCTIONS),
         (nd.contrib, _hints.CONTRIB.keys() - ONLY_OF_ARRAYS),
+        (gluon, _hints.GLUON),
+        (gluon.data, _hints.DATA),
+        (mx.optimizer, _hints.OPTIMIZERS),
         (mx.sym.contrib, _hints.CONTRIB),
         (autograd, _hints.AUTOGRAD),
         (gluon.loss, _hints.LOSSES),
@@ -571,6 +630,35 @@ def test_trainer_says_first_what_is_wrong_with_its_optimizer():
     assert "did you mean 'accuracy'?" in text_of(ValueError, lambda: mx.metric.create("acuracy"))
     net = _dense()
     assert gluon.Trainer(net, "sgd")._params == gluon.Trainer(net.collect_params(), "sgd")._params
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({}, "learning_rate 0.001, the default of Adam, replaces the base_lr 0.1 of lr_scheduler"),
+        ({"learning_rate": 0.2}, "learning_rate 0.2 replaces the base_lr 0.1 of lr_scheduler"),
+    ],
+)
+def test_warning_of_a_replaced_base_lr_names_its_origin(options, words):
+    scheduler = mx.lr_scheduler.FactorScheduler(step=3, base_lr=0.1)
+    with pytest.warns(UserWarning, match=words):
+        mx.optimizer.Adam(lr_scheduler=scheduler, **options)
+
+
+NO_KERNELS = """
+import mpgluon as mx
+try:
+    mx.nd.ones(1, ctx=mx.gpu(0)).wait_to_read()
+except mx.MXNetError as error:
+    print(error)
+"""
+
+
+def test_builds_without_gpu_kernels_name_the_way_to_cpu_devices():
+    library = os.path.join(os.path.dirname(mx.__file__), "_cuda.so")
+    if os.path.exists(library) or "MPGLUON_CUDA_LIBRARY" in os.environ:
+        pytest.skip("there is a library of GPU kernels")
+    assert "python -m mpgluon.port --write --cpu" in output_of(NO_KERNELS)
 
 
 def test_data_of_another_dtype_than_the_network():

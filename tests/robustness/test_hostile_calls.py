@@ -142,7 +142,32 @@ def test_every_op_with_hostile_parameters(tmp_path):
 @pytest.mark.slow
 def test_every_op_with_many_hostile_parameters(tmp_path):
     """Other calls in every run; the number is printed with what fails."""
-    fuzz(tmp_path, seconds=50, seed=int.from_bytes(os.urandom(3), "little"))
+    fuzz(tmp_path, seconds=25, seed=int.from_bytes(os.urandom(3), "little"))
+
+
+@pytest.mark.parametrize("needed", [1, 3])
+def test_fuzzing_prints_few_calls_and_parameters_that_still_fail(needed, monkeypatch, capsys):
+    """A stand-in for the process fails in call 37 if the call before it, `needed` - 1 earlier, has
+    run, and if the parameter axis is given."""
+
+    def process(*options):
+        options = [str(option) for option in options]
+        first = int(options[options.index("--first") + 1])
+        last = int(options[options.index("--last") + 1]) if "--last" in options else 1000
+        if not first <= 37 - needed + 1 <= 37 <= last or "axis" in options:
+            return 0, "", ""
+        return -11, "sum seed 5 number 37 params {'axis': 1, 'keepdims': True} inputs []", "crash"
+
+    monkeypatch.setattr(op_fuzz, "process", process)
+    assert op_fuzz.main(["--calls=500", "--seed=5", "--shrink"]) == 1
+    printed = capsys.readouterr().out
+    assert "exit status -11" in printed and "'axis': 1" in printed and "crash" in printed
+    repeat = printed.splitlines()[-1]
+    if needed == 1:
+        assert repeat.endswith("op_fuzz.py --seed 5 --first 37 --last 37 --without keepdims")
+    else:
+        assert repeat.endswith("op_fuzz.py --seed 5 --first 33 --last 37")
+    assert op_fuzz.main(["--calls=500", "--seed=5", "--first=38", "--shrink"]) == 0
 
 
 def test_numbers_at_the_ends_of_their_range():

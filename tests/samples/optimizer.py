@@ -39,6 +39,21 @@ def adam(w, g, m, v, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, **p):
     return w - lr * m / (np.sqrt(v) + epsilon)
 
 
+def adamax(w, g, m, u, lr, beta1=0.9, beta2=0.999, **p):
+    g = _decayed(w, g, **p)
+    return w - lr * (beta1 * m + (1 - beta1) * g) / np.maximum(beta2 * u, np.abs(g))
+
+
+def nadam(
+    w, g, m, v, lr, gradient_factor, gradient_divisor, mean_factor, mean_divisor,
+    variance_divisor, beta1=0.9, beta2=0.999, epsilon=1e-8, **p,
+):  # fmt: skip
+    g = _decayed(w, g, **p)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    step = gradient_factor * (g / gradient_divisor) + mean_factor * (m / mean_divisor)
+    return w - lr * step / (np.sqrt(v / variance_divisor) + epsilon)
+
+
 def adagrad(w, g, h, lr, wd=0, epsilon=1e-7, **p):
     g = _grad(g, **p)
     return w - lr * (g / np.sqrt(h + g * g + epsilon) + wd * w)
@@ -319,6 +334,17 @@ SAMPLES = {
     "preloaded_multi_mp_sgd_update": _multi_mixed(sgd, 0, preloaded=True),
     "preloaded_multi_mp_sgd_mom_update": _multi_mixed(sgd_mom, 1, preloaded=True, momentum=0.9),
     "_multi_adam_update": _multi(adam, 2, positive=True),
+    "_multi_adamax_update": _multi(adamax, 2, positive=True, **_COMMON),
+    "_multi_nadam_update": _multi(
+        nadam,
+        2,
+        positive=True,
+        gradient_factor=0.4,
+        gradient_divisor=0.8,
+        mean_factor=0.9,
+        mean_divisor=0.6,
+        variance_divisor=0.5,
+    ),
     "_multi_rmsprop_update": _multi(rmsprop, 1, positive=True),
     "_multi_adagrad_update": _multi(adagrad, 1, positive=True),
     "_multi_nag_mom_update": _multi(nag, 1, momentum=0.9),

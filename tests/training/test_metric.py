@@ -299,3 +299,13 @@ def test_configs_hold_what_mxnets_do():
             "output_names",
             "label_names",
         }
+
+
+@pytest.mark.parametrize("label_dtype", ["float32", "int32"])
+def test_accuracy_of_half_scores_counts_classes_beyond_2048(label_dtype):
+    classes = [4097, 2049, 3001]
+    scores = np.zeros((3, 5000), "float16")
+    scores[range(3), classes] = 1
+    metric = mx.metric.Accuracy()
+    metric.update([mx.nd.array(classes, dtype=label_dtype)], [mx.nd.array(scores, dtype="float16")])
+    assert metric.get()[1] == 1.0

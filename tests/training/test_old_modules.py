@@ -173,6 +173,7 @@ def test_names_of_small_things():
     assert (one[0] == other[0]).asnumpy().all()
 
 
+@pytest.mark.slow
 def test_modules_under_the_old_name():
     names = (
         "contrib.amp.lists",

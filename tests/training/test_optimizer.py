@@ -286,7 +286,7 @@ def test_states_survive_saving_and_moving(name):
     first = mx.optimizer.get_updater(make(case))
     weight = train(first.optimizer, dtype=dtype, updater=first)
     second = mx.optimizer.get_updater(make(case))
-    second.set_states(first.get_states(dump_optimizer=True))
+    second.set_states(first.get_states(dump_optimizer=True), trusted=True)
     moved = weight.as_in_context(on(1))
     # Counts are kept per device: the ones of cpu(0) go on for the weight's copy on cpu(1).
     second.optimizer._all_index_update_counts[1] = dict(
@@ -395,3 +395,67 @@ def test_a_refused_rate_leaves_the_counts_as_they_were():
     with pytest.raises(ValueError, match="learning rate"):
         optimizer.update([0, 2], weights, grads, [None, None])
     assert optimizer._index_update_count == before and optimizer.num_update == updates
+
+
+def test_lbsgd_rates_are_independent_of_placement():
+    """The scheduler is asked with the number of updates before this one on every device."""
+
+    def weights(places):
+        layers = mx.gluon.nn.HybridSequential(prefix="net_")
+        layers.add(*[mx.gluon.nn.Dense(1, in_units=1, use_bias=False) for _ in places])
+        for layer, place in zip(layers, places):
+            layer.initialize("ones", ctx=on(place))
+        rate = mx.lr_scheduler.PolyScheduler(4, 0.1)
+        trainer = mx.gluon.Trainer(layers.collect_params(), "lbsgd", {"lr_scheduler": rate})
+        for _ in range(3):
+            with mx.autograd.record():
+                losses = [layer(mx.nd.ones((1, 1), ctx=on(p))) for layer, p in zip(layers, places)]
+            mx.autograd.backward(losses)
+            trainer.step(1)
+        return [layer.weight.data().asscalar() for layer in layers]
+
+    assert weights([0, 1, 2]) == weights([0, 0, 0])
+
+
+def by_single_ops(optimizer, weight, grad, state, count):
+    """What Adamax and Nadam compute, one op at a time."""
+    mean, second = state
+    lr, wd, beta1, beta2 = optimizer.lr, optimizer.wd, optimizer.beta1, optimizer.beta2
+    grad = grad * optimizer.rescale_grad + wd * weight
+    if optimizer.clip_gradient is not None:
+        grad = mx.nd.clip(grad, -optimizer.clip_gradient, optimizer.clip_gradient)
+    mean = mean * beta1 + (1.0 - beta1) * grad
+    if type(optimizer) is mx.optimizer.Adamax:
+        second = mx.nd.maximum(beta2 * second, mx.nd.abs(grad))
+        return weight - lr / (1.0 - beta1**count) * mean / second, mean, second
+    factors = [beta1 * (1.0 - 0.5 * 0.96 ** (t * 0.004)) for t in range(1, count + 2)]
+    product = math.prod(factors[:-1])
+    second = second * beta2 + (1.0 - beta2) * grad * grad
+    ahead = (1.0 - factors[-2]) * (grad / (1.0 - product)) + factors[-1] * (
+        mean / (1.0 - product * factors[-1])
+    )
+    root = mx.nd.sqrt(second / (1.0 - beta2**count))
+    return weight - lr * ahead / (root + optimizer.epsilon), mean, second
+
+
+@pytest.mark.parametrize("clip", [None, 0, 0.3])
+@pytest.mark.parametrize("name", ["adamax", "nadam"])
+def test_fused_update_has_the_bits_of_single_ops(name, clip):
+    optimizer = mx.optimizer.create(
+        name, learning_rate=0.02, wd=0.01, clip_gradient=clip, rescale_grad=0.5
+    )
+    draw = np.random.RandomState(5)
+    weights = [mx.nd.array(draw.normal(size=shape)) for shape in [(3, 5), (7,), (1, 2, 40)]]
+    counts = [0, 0, 0]
+    states = [optimizer.create_state(i, weight) for i, weight in enumerate(weights)]
+    for step in range(5):
+        chosen = [i for i in range(3) if i != step % 4]  # so counts differ
+        grads = [mx.nd.array(draw.normal(size=weights[i].shape)) for i in chosen]
+        expected = []
+        for i, grad in zip(chosen, grads):
+            counts[i] += 1
+            expected.append(by_single_ops(optimizer, weights[i], grad, states[i], counts[i]))
+        optimizer.update(chosen, [weights[i] for i in chosen], grads, [states[i] for i in chosen])
+        for i, arrays in zip(chosen, expected):
+            for got, wanted in zip((weights[i], *states[i]), arrays):
+                np.testing.assert_array_equal(got.asnumpy(), wanted.asnumpy())

@@ -137,4 +137,4 @@ PROGRAMS = {
 }
 for name, run in PROGRAMS.items():
     bits = hashlib.sha1(b"".join(array.asnumpy().tobytes() for array in run())).hexdigest()
-    print(json.dumps({"rank": RANK, "program": name, "bits": bits}), flush=True)
+    print("\n" + json.dumps({"rank": RANK, "program": name, "bits": bits}), flush=True)

@@ -116,7 +116,7 @@ def by_nccl():
     total = RANKS * (RANKS + 1) / 2
     for found in (
         mx.parallel.all_reduce(arrays)[RANK],
-        add_up([arrays[RANK].as_in_context(GPU)])[0],
+        add_up([nd.full((9,), RANK + 1, ctx=GPU)])[0],
     ):
         assert (found.asnumpy() == total).all()
     try:
@@ -151,9 +151,13 @@ def failed_copy():
     here, there = mx.gpu(0, rank=0), mx.gpu(0, rank=1)
     rows = nd.ones((4, 20_000), ctx=here)
     bad = nd.take(rows, nd.array([7.0], ctx=here), mode="raise")
-    for array in (bad.as_in_context(there), (bad + 1).as_in_context(mx.cpu(0, rank=1))):
+    copies = [bad.as_in_context(there), (bad + 1).as_in_context(mx.cpu(0, rank=1))]
+    reads = [mx.parallel.fetch(array).wait_to_read for array in copies]
+    if RANK == 0:  # its own error: one that nobody has read there fails the program at its end
+        reads += [bad.wait_to_read]
+    for read in reads:
         try:
-            mx.parallel.fetch(array).wait_to_read()
+            read()
             raise AssertionError("nothing was raised")
         except (mx.MXNetError, IndexError) as error:
             assert "index 7 is out of range" in str(error), error

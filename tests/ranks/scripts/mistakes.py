@@ -33,12 +33,6 @@ def different_graphs():
     net(nd.ones((2, 3), ctx=DEVICES[0]))
 
 
-def different_sizes():
-    x = nd.ones((4 + RANK,), ctx=DEVICES[0])
-    par.fetch(x).wait_to_read()
-    return "" if RANK == 0 else None
-
-
 def different_counts():
     x = nd.ones((4,), ctx=DEVICES[0])
     if RANK == 0:
@@ -64,7 +58,71 @@ def two_ranks_in_one_op():
     nd.ones((2,), ctx=DEVICES[0]) + nd.ones((2,), ctx=DEVICES[1])
 
 
-MISTAKES = [different_graphs, different_sizes, failed_work, reading, unknown_rank]
+def printing():
+    """The owner prints values; the others can print the array, too, as logs and debuggers do."""
+    text = str(nd.ones((3,), ctx=DEVICES[0]))
+    html = nd.ones((3,), ctx=DEVICES[0])._repr_html_()
+    if RANK == 0:
+        assert text == "\n[1. 1. 1.]\n<NDArray 3 @cpu(0, rank=0)>" and "1. 1." in html
+    else:
+        assert text == "<NDArray 3 float32 @cpu(0, rank=0), whose values are on rank 0>"
+        assert "whose values are on rank 0" in html
+
+
+def many_arrays():
+    """More than an op takes."""
+    arrays = [nd.full((2,), i + RANK) for i in range(4097)]
+    assert own_arrays.copies_of(1, arrays)[4096].asnumpy().tolist() == [4097, 4097]
+    assert own_arrays.add_up(arrays)[4096].asnumpy().tolist() == [8193, 8193]
+
+
+class Branch(gluon.HybridBlock):
+    """Branches by a value of rank 0: fetched, all ranks have it."""
+
+    def __init__(self, fetched):
+        super().__init__()
+        self.fetched = fetched
+
+    def hybrid_forward(self, F, x):
+        value = par.fetch(x.sum()) if self.fetched else x.sum()
+        return F.contrib.cond(value > 2, lambda: x * 2, lambda: x)
+
+
+def branches_on_fetched_values():
+    x = nd.ones((3,), ctx=DEVICES[0])
+    for hybridize in (False, True):
+        net = Branch(fetched=True)
+        net.hybridize(hybridize)
+        assert par.fetch(net(x)).asnumpy().tolist() == [2, 2, 2]
+
+
+def eager_branch():
+    Branch(fetched=False)(nd.ones((3,), ctx=DEVICES[0]))
+
+
+def hybridized_branch():
+    net = Branch(fetched=False)
+    net.hybridize()
+    net(nd.ones((3,), ctx=DEVICES[0]))
+
+
+def eager_loop():
+    i = nd.zeros((1,), ctx=DEVICES[0])
+    nd.contrib.while_loop(lambda i: i < 2, lambda i: (i, [i + 1]), [i], max_iterations=3)
+
+
+MISTAKES = [
+    printing,
+    branches_on_fetched_values,
+    eager_branch,
+    hybridized_branch,
+    eager_loop,
+    many_arrays,
+    different_graphs,
+    failed_work,
+    reading,
+    unknown_rank,
+]
 MISTAKES += [two_ranks_in_one_op, different_counts]
 
 

@@ -3,6 +3,7 @@
 mpirun -n 2 python programs.py      or, all in one process:  python programs.py
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from registered import LOSS, PROGRAMS, inputs, program
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon.contrib import amp
 from mpgluon.gluon import nn
 
 
@@ -145,6 +147,80 @@ def gradients(devices):
         z = (first.as_in_context(devices[3]) ** 2).sum() + y.as_in_context(devices[3])
     z.backward()
     return [first, x.grad, own.grad]
+
+
+class Triple(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 3)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 3)
+
+
+@mx.operator.register("triple_on_ranks")
+class TripleProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Triple()
+
+
+class Broken(gluon.HybridBlock):
+    """Two graph breaks. An array before the first lives in a cycle until the collector runs, which
+    it does on one rank only; the other rank stores it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Dense(5, in_units=6), nn.Dense(4, in_units=5)
+        self.kept = []
+
+    def hybrid_forward(self, F, x):
+        h = self.first(x)
+        cycle = [h]
+        cycle.append(cycle)
+        del cycle
+        gc.collect() if par.rank() == 1 else self.kept.append(h)
+        return F.Custom(
+            self.second(F.Custom(h, op_type="triple_on_ranks")), op_type="triple_on_ranks"
+        )
+
+
+@program
+def graph_breaks(devices):
+    net = Broken()
+    net.place({"first": devices[0], "second": devices[1]}, verbose=False)
+    net.initialize(mx.init.Xavier())
+    return train(in_mode(net, "hybridized"), devices[:2], classes=4)
+
+
+@program
+def amp_float16(devices):
+    """Overflows on one rank skip the update, and halve the scale, on all."""
+    amp.init("float16")
+    try:
+        net = nn.HybridSequential()
+        net.add(nn.Dense(8, in_units=6), nn.Dense(4, in_units=8))
+        net.place({"0": devices[0], "1": devices[1]}, verbose=False)
+        net.initialize(mx.init.Xavier())
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        amp.init_trainer(trainer)
+        kept = []
+        for step in range(3):
+            with autograd.record():
+                loss = net(inputs(step, (8, 6), devices[0]) * 10 ** (3 - 3 * step)).sum()
+                with amp.scale_loss(loss, trainer) as scaled:
+                    autograd.backward(scaled)
+            trainer.step(8)
+            kept += [loss, nd.array([trainer._amp_loss_scaler.loss_scale])]
+        return [*kept, *[p.data() for p in net.collect_params().values()]]
+    finally:
+        amp.turn_off()
+
+
+@program
+def clipped_by_utils(devices):
+    """MXNet's function, which reads the norm."""
+    arrays = [inputs(i, (4, 3), device) for i, device in enumerate(devices)]
+    norm = gluon.utils.clip_global_norm(arrays, 1.0)
+    return [nd.array([norm]), *arrays]
 
 
 def digest(arrays):

@@ -1,0 +1,116 @@
+"""Parameters that become attributes of a block without its ParameterDict, as in PyTorch."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from support.devices import on
+
+
+class Scaled(gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.g = gluon.Parameter("g", shape=(3,), init="ones")
+        self.offset = gluon.Constant("offset", [1.0, 2.0, 3.0])
+
+    def hybrid_forward(self, F, x, g, offset):
+        return x * F.broadcast_add(F.broadcast_mul(F.ones_like(x), g), offset)
+
+
+class Plain(gluon.Block):
+    def __init__(self):
+        super().__init__()
+        self.g = gluon.Parameter("g", shape=(3,), init="ones")
+
+    def forward(self, x):
+        return x * self.g.data()
+
+
+def trained(net, hybridize=False):
+    if hybridize:
+        net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    x = nd.ones((1, 3))
+    with autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    trainer.step(1)
+    return trainer
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_parameter_of_a_hybrid_block_is_trained(hybridize):
+    net = nn.HybridSequential()
+    net.add(Scaled(), Scaled())
+    net.initialize()
+    assert len(net.collect_params()) == 4
+    trained(net, hybridize)
+    for layer in net:
+        assert (layer.g.data().asnumpy() < 1).all()
+        assert layer.offset.data().asnumpy().tolist() == [1, 2, 3]
+        assert layer.g.name == layer.prefix + "g" and layer.g.var().name == layer.g.name
+
+
+def test_parameter_of_a_plain_block_is_trained_and_moved():
+    net = Plain()
+    net.initialize()
+    trained(net)
+    assert net.g.data().asnumpy().tolist() == [0.5] * 3
+    net.collect_params().reset_ctx(on(1))
+    assert net.g.list_ctx() == [on(1)]
+
+
+def test_parameters_as_attributes_are_saved_loaded_and_copied(tmp_path):
+    net, other = Scaled(), Scaled()
+    for each in (net, other):
+        each.initialize()
+    trainer = trained(net)
+    net.save_parameters(str(tmp_path / "a.params"))
+    other.load_parameters(str(tmp_path / "a.params"))
+    expected = net(nd.ones((1, 3))).asnumpy()
+    np.testing.assert_array_equal(other(nd.ones((1, 3))).asnumpy(), expected)
+    trainer.save_states(str(tmp_path / "a.states"))
+    trainer.load_states(str(tmp_path / "a.states"))
+    mx.parallel.save(str(tmp_path / "all"), net, trainer)
+    other.g.set_data(nd.zeros(3))
+    mx.parallel.load(str(tmp_path / "all"), other)
+    np.testing.assert_array_equal(other(nd.ones((1, 3))).asnumpy(), expected)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert list(twin.collect_params()) == list(net.collect_params())
+        np.testing.assert_array_equal(twin(nd.ones((1, 3))).asnumpy(), expected)
+    net.hybridize()
+    net(nd.ones((1, 3)))
+    symbol, params = net.export(str(tmp_path / "net"))
+    block = gluon.SymbolBlock.imports(symbol, ["data"], params)
+    np.testing.assert_array_equal(block(nd.ones((1, 3))).asnumpy(), expected)
+
+
+def test_parameter_is_shared_by_the_blocks_that_have_it():
+    tied = gluon.Parameter("tied", shape=(3,), init="ones")
+    net = nn.Sequential()
+    net.add(Plain(), Plain())
+    for layer in net:
+        layer.tied = tied
+    params = net.collect_params()
+    assert sum(param is tied for param in params.values()) == 1 and len(params) == 3
+    assert tied in net[0].collect_params().values() and tied in net[1].collect_params().values()
+
+
+def test_parameter_of_another_blocks_dict_stays_its_own():
+    """As in MXNet: such an attribute is an argument of hybrid_forward and nothing else."""
+    dense, net = nn.Dense(3, in_units=3), Plain()
+    net.weight = dense.weight
+    assert list(net.collect_params()) == [net.g.name]
+    assert dense.weight.name == dense.prefix + "weight"
+
+
+def test_parameters_of_one_name_in_a_block_are_an_error():
+    net = Plain()
+    with pytest.raises(AssertionError, match="give the parameters of a block different names"):
+        net.h = gluon.Parameter("g", shape=(2,))
+    assert not hasattr(net, "h") and len(net.collect_params()) == 1

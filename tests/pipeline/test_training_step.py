@@ -1,0 +1,141 @@
+"""TrainStep: its arguments, nested and misplaced ones, and the devices of labels."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline, TrainStep
+from support.devices import on
+from support.pipelines import data, equal, gradients
+
+
+class ByName(gluon.HybridBlock):
+    """Takes a dict and gives a dict, with its heads on two devices."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.a, self.b = nn.Dense(3, in_units=4), nn.Dense(2, in_units=4)
+        mx.random.seed(3)
+        self.a.initialize(mx.init.Xavier(), ctx=on(0))
+        self.b.initialize(mx.init.Xavier(), ctx=on(1))
+
+    def hybrid_forward(self, F, inputs):
+        x = inputs["x"] * inputs["scale"]
+        return {"a": self.a(x), "b": self.b(x.as_in_context(on(1)))}
+
+
+class Heads(ByName):
+    def hybrid_forward(self, F, x, scale):
+        heads = super().hybrid_forward(F, {"x": x, "scale": scale})
+        return heads["a"], heads["b"]
+
+
+L2 = gluon.loss.L2Loss()
+X, SCALE = data((8, 4)), data((8, 1), seed=4)
+Y, Z = data((8, 3), seed=1), data((8, 2), seed=2)
+
+
+def losses(outputs, y, z):
+    return [L2(outputs[0], y), L2(outputs[1], z)]
+
+
+def losses_by_name(outputs, labels):
+    return [L2(outputs[name], labels[name]) for name in ("a", "b")]
+
+
+def by_hand():
+    net = Heads()
+    net.collect_params().setattr("grad_req", "add")
+    for i in range(0, 8, 2):
+        with autograd.record():
+            heads = net(X[i : i + 2], SCALE[i : i + 2])
+            found = losses(heads, Y[i : i + 2], Z[i : i + 2].as_in_context(on(1)))
+        autograd.backward(found)
+    return gradients(net)
+
+
+def test_labels_move_to_the_devices_of_their_outputs():
+    net = Heads()
+    TrainStep(net, losses, None, Pipeline(4), exact=True)([X, SCALE], [Y, Z])
+    assert equal(gradients(net), by_hand())
+
+
+def test_one_label_moves_to_the_device_of_the_first_output():
+    net = Heads()
+
+    def loss(outputs, y):
+        return L2(outputs[0], y)
+
+    step = TrainStep(net, loss, None, Pipeline(4))
+    assert step([X, SCALE], Y.as_in_context(on(1))).context == on(0)
+
+
+def test_dicts_are_one_argument():
+    net = ByName()
+    step = TrainStep(net, losses_by_name, None, Pipeline(4), exact=True)
+    found = step({"x": X, "scale": SCALE}, {"a": Y, "b": Z})
+    assert equal(gradients(net), by_hand())
+    assert [loss.shape for loss in found] == [(8,), (8,)]
+    assert step.bytes_of_step({"x": X, "scale": SCALE}, {"a": Y, "b": Z})
+
+
+def test_the_trainer_divides_by_the_rows_of_a_dict():
+    net = ByName()
+    before = net.a.weight.data().asnumpy()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
+    step = TrainStep(net, losses_by_name, trainer, Pipeline(2))
+    step({"x": X, "scale": SCALE}, {"a": Y, "b": Z})
+    moved = before - net.a.weight.data().asnumpy()
+    np.testing.assert_allclose(moved, net.a.weight.grad().asnumpy() / 8, rtol=1e-4, atol=1e-6)
+
+
+def test_arguments_that_are_not_lists_name_the_remedy():
+    step = TrainStep(Heads(), losses, None, Pipeline(2))
+    with pytest.raises(ValueError, match=r"pass several .* lists: step\(\[x, ids\], \[y, z\]\)"):
+        step(X, SCALE, Y, Z)
+    with pytest.raises(ValueError, match="at least one array"):
+        step({}, Y)
+
+
+def test_stale_gradients_are_ignored_on_request():
+    net = Heads()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
+    step = TrainStep(net, lambda outputs, y: L2(outputs[0], y), trainer, Pipeline(2))
+    unused = net.b.weight.data().asnumpy()
+    with pytest.raises(UserWarning, match="not been updated"):
+        step([X, SCALE], Y)
+    step([X, SCALE], Y, ignore_stale_grad=True)
+    assert np.array_equal(net.b.weight.data().asnumpy(), unused)
+
+
+class Masked(gluon.HybridBlock):
+    """Adds a (time, time) mask to its scores."""
+
+    def hybrid_forward(self, F, x, mask):
+        return F.broadcast_add(F.batch_dot(x, x, transpose_b=True), F.expand_dims(mask, 0))
+
+
+class Table(gluon.HybridBlock):
+    def hybrid_forward(self, F, x, table):
+        return F.Embedding(x, table, input_dim=8, output_dim=4)
+
+
+@pytest.mark.parametrize(
+    "net, x, other",
+    [
+        (Masked, nd.ones((8, 8, 3)), nd.ones((8, 8))),
+        (Table, nd.ones((8, 2)), nd.ones((8, 4))),
+    ],
+)
+def test_inputs_as_long_as_the_batch_name_split(net, x, other):
+    block = net()
+    expected = block(x, other).asnumpy()
+    block.hybridize(pipeline=Pipeline(4))
+    with pytest.raises((mx.MXNetError, ValueError), match=r"input 1 is divided .* 8 elements") as e:
+        block(x, other)
+    assert "Pipeline(split=[0])" in str(e.value)
+    block.hybridize(pipeline=Pipeline(4, split=[0]))
+    assert np.array_equal(block(x, other).asnumpy(), expected)

@@ -1,0 +1,149 @@
+"""Programs of features: each has one value of every factor of `features/table.py`, and is compared
+with eager execution on one device.
+
+    python tests/programs/feature_programs.py --strength 2 [--seed 7] [--seconds 600]
+
+`--strength 2` covers every pair of values, `--strength 3` every triple. A finding is printed with
+the fewest values that still fail, and the command that repeats it. The exit status is 1 if there
+was a finding.
+
+A program trains a network of four stages for three steps. Between the first two is the event. What
+the contract promises is compared by bits: placement, schedule, engine, recomputation, static memory
+and events change none. Rewrites of `hybridize()` without `exact=True`, replicas, split layers and
+dropout in micro-batches agree within a tolerance, in the first step.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+
+import mpgluon as mx
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
+
+from programs.features.compare import close, equal
+from programs.features.covering import cover
+from programs.features.run import Run
+from programs.features.table import DEFAULTS, FACTORS, PIPELINED, REPLICAS, SMOOTH, SPLIT, excluded
+from programs.random_blocks import fresh_seed
+
+
+def by_bits(row):
+    """Whether the contract promises the bits of one device."""
+    if row["placement"] in REPLICAS or row["placement"] in SPLIT:
+        return False
+    if row["gradient"] == "second order" and row["placement"] != "one device":
+        return False  # gradients that meet on another device are added up there first
+    if row["layer"] == "row_sparse" and row["accumulate"] == "2" and row["way"] in PIPELINED:
+        return False  # rows of micro-batches are added up before those of the step before
+    return not (row["layer"] == "Dropout" and row["way"] in PIPELINED)
+
+
+def check(row):
+    """Raises AssertionError if the program of a row does not compute what eager execution on one
+    device does."""
+    compiled = row["exact"] == "default" and row["way"] not in ("eager", "inactive")
+    wanted = Run(row, True, False).run()
+    found = Run(row, False, False).run()
+    first = [name for name in wanted if name.endswith(" 0") and not name.startswith("weights")]
+    if by_bits(row) and compiled:
+        equal(found, Run(row, True, True).run(), "beside one device, hybridized")
+    elif by_bits(row):
+        equal(found, wanted, "beside eager execution on one device")
+    # Lookups by signs turn rounding into other rows.
+    smooth = row["optimizer"] in SMOOTH and row["layer"] not in ("Embedding", "row_sparse")
+    if row["layer"] == "Dropout" and row["way"] in PIPELINED and row["precision"] == "amp float16":
+        smooth, first = False, ["losses 0"]  # only sums over the whole batch may overflow
+    for name in wanted if smooth else first:
+        if found.get(name):
+            close(found[name], wanted[name], row, f"beside eager execution: {name}")
+
+
+def shorter(row, fails):
+    """The row with as many default values as still fail."""
+    changed = True
+    while changed:
+        changed = False
+        for factor in row:
+            if row[factor] == DEFAULTS[factor]:
+                continue
+            tried = {**row, factor: DEFAULTS[factor]}
+            if not possible(tried):
+                continue
+            if fails(tried):
+                row, changed = tried, True
+    return row
+
+
+def possible(row):
+    values = list(row.items())
+    return not any(excluded(a, b) for a in values for b in values if a != b)
+
+
+def told(row):
+    return ", ".join(f"{k}={v}" for k, v in row.items() if v != DEFAULTS[k]) or "all defaults"
+
+
+def failure(row):
+    """The error of a row's program, or None."""
+    try:
+        check(row)
+    except Exception as error:
+        return error
+    return None
+
+
+def same_failure(row, error):
+    """Whether a row's program fails in the same way."""
+    found = failure(row)
+    return found is not None and type(found) is type(error)
+
+
+def finding(row, error):
+    """The text of a finding: the fewest values that still fail, and how to repeat it."""
+    small = shorter(row, lambda tried: same_failure(tried, error))
+    chosen = {k: v for k, v in small.items() if v != DEFAULTS[k]}
+    command = f"python tests/programs/feature_programs.py --row {json.dumps(json.dumps(chosen))}"
+    return f"{type(error).__name__}: {error}\n  fewest values: {told(small)}\n  {command}"
+
+
+def hunt(seconds, seed, strength=3):
+    """Checks programs in random order for a while; the number of findings."""
+    rows, tuples, _ = cover(FACTORS, excluded, strength, seed)
+    findings, done, end = 0, 0, time.monotonic() + seconds
+    for row in rows:
+        if time.monotonic() > end:
+            break
+        error, done = failure(row), done + 1
+        if error is not None:
+            findings += 1
+            print(finding(row, error), flush=True)
+    kind = {2: "pairs", 3: "triples"}[strength]
+    print(
+        f"{done} of {len(rows)} programs for {tuples} {kind} from seed {seed}: {findings} findings",
+        flush=True,
+    )
+    return findings
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Programs of features.")
+    parser.add_argument("--strength", type=int, choices=(2, 3), default=2)
+    parser.add_argument("--seed", type=int, help="a fresh one by default")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--row", type=json.loads, help="one program: a JSON object of values")
+    options = parser.parse_args()
+    if options.row is not None:
+        check({**DEFAULTS, **options.row})
+        return 0
+    seed = fresh_seed() if options.seed is None else options.seed
+    return bool(hunt(options.seconds, seed, options.strength))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    mx.context.set_threads(1)
+    sys.exit(main())

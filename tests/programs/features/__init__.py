@@ -1,0 +1,1 @@
+"""Programs of features: the table, the network, and how both are run and compared."""

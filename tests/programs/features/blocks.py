@@ -1,0 +1,435 @@
+"""The network of a program of features (`feature_programs.py`): four stages on devices, and the
+captured arrays, parameters, control flow, custom operators and layers that a row of the table
+(`features/table.py`) puts into them."""
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import HybridBlock, nn, rnn
+from support.devices import on
+
+WIDTH = 6
+
+
+def numbers(seed, shape=(1, WIDTH)):
+    return np.random.RandomState(seed).uniform(0.5, 1.0, shape).astype("float32")
+
+
+# --- Captured arrays: `ORIGINS[name](i, dtype)` gives array i, of shape (1, WIDTH) ----------------
+
+
+def host(i, dtype):
+    return nd.array(numbers(i), ctx=on(0), dtype=dtype)
+
+
+def far(i, dtype):
+    return nd.array(numbers(i), ctx=on(i % 2), dtype=dtype)
+
+
+def view(i, dtype):
+    return nd.array(numbers(i, (3, WIDTH)), ctx=on(0), dtype=dtype)[i % 3 : i % 3 + 1]
+
+
+def reshaped(i, dtype):
+    return nd.array(numbers(i, (2, WIDTH // 2)), ctx=on(0), dtype=dtype).reshape((1, WIDTH))
+
+
+def computed(i, dtype):
+    return nd.tanh(host(i, dtype)) + 0.5
+
+
+def gradient(i, dtype):
+    x = host(i, dtype)
+    x.attach_grad()
+    with autograd.record():
+        y = x * x
+    y.backward()
+    return x.grad
+
+
+def exchanged(i, dtype):
+    return nd.from_dlpack(nd.to_dlpack_for_read(host(i, dtype)))
+
+
+def drawn(i, dtype):
+    draw = nd.random.uniform(0.5, 1, shape=(1, WIDTH), ctx=on(0), dtype="float32")
+    return draw.astype(dtype)
+
+
+def reloaded(i, dtype):
+    import os
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "arrays")
+        nd.save(path, [host(i, dtype)])
+        return nd.load(path)[0].as_in_context(on(0))
+
+
+def detached(i, dtype):
+    x = host(i, dtype)
+    x.attach_grad()
+    with autograd.record():
+        y = x * 2
+    return y.detach() * 0.5
+
+
+ORIGINS = {
+    "host data": host,
+    "several devices": far,
+    "slice": view,
+    "reshape": reshaped,
+    "result": computed,
+    "gradient": gradient,
+    "dlpack": exchanged,
+    "random": drawn,
+    "file": reloaded,
+    "detached": detached,
+    "NumPy": lambda i, dtype: numbers(i),  # converted in every call
+    "NumPy number": lambda i, dtype: np.float32(numbers(i)[0, 0]),
+}
+
+
+# --- Views and writes: functions of (F, h) that return values like h. What is recorded can't be
+# written to, so these write to arrays that no operator has read yet -------------------------------
+
+
+def written_where_born(F, h):
+    born = F.zeros((1, WIDTH), ctx=h.context, dtype=h.dtype)
+    born[:] = 0.5
+    born[:] = born * 1.5
+    return F.broadcast_mul(h, born)
+
+
+def written_from_host(F, h):
+    born = nd.array(numbers(60), ctx=h.context, dtype=h.dtype)
+    born[:] = 0.75
+    return F.broadcast_mul(h, born)
+
+
+def added_in_place(F, h):
+    total = F.ones((1, WIDTH), ctx=h.context, dtype=h.dtype)
+    total += 0.25
+    total *= 0.75
+    return F.broadcast_mul(h, total)
+
+
+def through_views(F, h):
+    return F.concat(
+        *[part.reshape((-1, WIDTH // 2)) for part in h.reshape((-1, WIDTH)).split(2, axis=1)],
+        dim=-1,
+    ).reshape_like(h)
+
+
+MEMORY = {
+    "values": lambda F, h: h * 0.9,
+    "views": through_views,
+    "write to a new array": written_where_born,
+    "write to host data": written_from_host,
+    "in-place sums": added_in_place,
+    "slices": lambda F, h: F.concat(
+        F.slice_axis(h, axis=-1, begin=2, end=None),
+        F.slice_axis(h, axis=-1, begin=0, end=2),
+        dim=-1,
+    ),
+}
+
+
+# --- Control flow ---------------------------------------------------------------------------------
+
+
+def foreach(F, h):
+    steps = F.stack(h, h * 0.5, axis=0)
+    out, _ = F.contrib.foreach(
+        lambda step, state: (step + state[0], [F.tanh(step)]), steps, [F.zeros_like(h)]
+    )
+    return F.mean(out, axis=0)
+
+
+def while_loop(F, h):
+    zero = F.zeros_like(F.sum(h))
+    _, (_, out) = F.contrib.while_loop(
+        lambda i, v: i < 2,
+        lambda i, v: ([], [i + 1, F.tanh(v)]),
+        [zero, h],
+        max_iterations=3,
+    )
+    return out
+
+
+def cond(F, h):
+    one = F.ones_like(F.sum(h))
+    return F.contrib.cond(one > 0, lambda: F.tanh(h), lambda: h)
+
+
+def by_training(F, h):
+    return F.tanh(h) * 0.9 if autograd.is_training() else F.tanh(h)
+
+
+def by_shape(F, h):
+    return h * (h.shape[-1] / WIDTH) if h.ndim > 1 else h
+
+
+def python_loop(F, h):
+    for i in range(3):
+        h = h + F.tanh(h) * (0.1 * i)
+    return h
+
+
+FLOW = {
+    "straight": lambda F, h: h,
+    "foreach": foreach,
+    "while_loop": while_loop,
+    "cond": cond,
+    "Python loop": python_loop,
+    "training mode": by_training,
+    "shape read": by_shape,
+}
+
+
+# --- Operators of one's own -----------------------------------------------------------------------
+
+
+class Double(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+
+@mx.operator.register("feature_double")
+class DoubleProp(mx.operator.CustomOpProp):
+    def __init__(self):
+        super().__init__(need_top_grad=True)
+
+    def infer_shape(self, in_shape):
+        return in_shape, in_shape, []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Double()
+
+
+class Bent(autograd.Function):
+    """tanh with half its gradient."""
+
+    def forward(self, x):
+        y = nd.tanh(x)
+        self.save_for_backward(y)
+        return y
+
+    def backward(self, dy):
+        (y,) = self.saved_tensors
+        return dy * (1 - y * y) * 0.5
+
+
+CUSTOM = {
+    "operators": lambda F, h: F.tanh(h),
+    "Custom": lambda F, h: F.Custom(h, op_type="feature_double") * 0.5,
+    "Function": lambda F, h: Bent()(h),
+    "BlockGrad": lambda F, h: F.BlockGrad(h) * 0.1 + h,
+    "make_loss": lambda F, h: h + F.make_loss(h * 0.1) * 0.1,
+    "straight through": lambda F, h: h + F.stop_gradient(F.round(h) - h),
+}
+
+
+# --- Layers ---------------------------------------------------------------------------------------
+
+
+class Cells(HybridBlock):
+    """A layer on rows of shape `inner`, between reshapes."""
+
+    def __init__(self, layer, inner, time_major=False):
+        super().__init__(prefix="cells_")
+        self.layer, self.inner, self.time_major = layer, inner, time_major
+
+    def hybrid_forward(self, F, h):
+        rows = F.reshape(h, shape=(-1, *self.inner))
+        if self.time_major:
+            rows = self.layer(F.transpose(rows, axes=(1, 0, 2)))
+            return F.reshape_like(F.transpose(rows, axes=(1, 0, 2)), h)
+        return F.reshape_like(self.layer(rows), h)
+
+
+class Lookup(HybridBlock):
+    """Rows of an embedding by the signs of h, which has no gradient by this way."""
+
+    def __init__(self, sparse):
+        super().__init__(prefix="lookup_")
+        self.table = nn.Embedding(4, WIDTH, sparse_grad=sparse)
+
+    def hybrid_forward(self, F, h):
+        signs = F.BlockGrad(h > 0.1)
+        index = F.sum(F.slice_axis(signs, axis=-1, begin=0, end=3), axis=-1)
+        return h + self.table(index)
+
+
+class Attention(HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="attention_")
+        self.qkv = nn.Dense(3 * WIDTH, in_units=WIDTH, flatten=False)
+
+    def hybrid_forward(self, F, h):
+        q, k, v = F.split(self.qkv(h), num_outputs=3, axis=-1)
+        rows = [F.reshape(part, shape=(-1, 3, 2)) for part in (q, k, v)]
+        scores = F.softmax(F.batch_dot(rows[0], rows[1], transpose_b=True), axis=-1)
+        return h + F.reshape_like(F.batch_dot(scores, rows[2]), h)
+
+
+def nested():
+    block = nn.HybridSequential(prefix="nested_")
+    for _ in range(3):
+        outer = nn.HybridSequential()
+        outer.add(nn.Dense(WIDTH, in_units=WIDTH, flatten=False), nn.Activation("tanh"))
+        block.add(outer)
+    return block
+
+
+def plane(layer):
+    return Cells(layer, (2, 1, 3))
+
+
+LAYERS = {
+    "Dense": lambda: nn.Dense(WIDTH, in_units=WIDTH, flatten=False, activation="tanh"),
+    "LayerNorm": lambda: nn.LayerNorm(in_channels=WIDTH),
+    "BatchNorm": lambda: nn.BatchNorm(axis=-1, in_channels=WIDTH),
+    "Dropout": lambda: nn.Dropout(0.3),
+    "LSTM": lambda: Cells(rnn.LSTM(2, input_size=2), (3, 2), time_major=True),
+    "Conv2D": lambda: plane(nn.Conv2D(2, 3, padding=1, in_channels=2)),
+    "Embedding": lambda: Lookup(sparse=False),
+    "row_sparse": lambda: Lookup(sparse=True),
+    "attention": Attention,
+    "nested": nested,
+}
+
+
+# --- The network ----------------------------------------------------------------------------------
+
+
+class Body(HybridBlock):
+    """Captured arrays, own parameters, memory, control flow and custom operators, on the device
+    of its input."""
+
+    def __init__(self, row, dtype):
+        super().__init__(prefix="body_")
+        self.row = row
+        count = 0 if row["captured"] == "nothing" else int(row["count"])
+        self.captured = [ORIGINS[row["captured"]](i, dtype) for i in range(count)]
+        with self.name_scope():
+            kind = row["parameters"]
+            self.scale = self.params.get(
+                "scale",
+                shape=(1, WIDTH),
+                init=mx.init.Constant(0.75),
+                grad_req="null" if kind == "frozen" else "write",
+                lr_mult=0.5 if kind == "multipliers" else 1.0,
+                wd_mult=0.5 if kind == "multipliers" else 1.0,
+                differentiable=kind != "not differentiable",
+            )
+            self.fixed = self.params.get_constant("fixed", nd.array(numbers(50), ctx=on(0)))
+            if kind == "unused":
+                self.unused = self.params.get("unused", shape=(2,), init="ones")
+            if kind == "attribute":
+                self.shift = gluon.Parameter("shift", shape=(1, WIDTH), init="ones")
+
+    def hybrid_forward(self, F, h, scale, fixed, unused=None, shift=None):
+        h = F.broadcast_mul(h, scale)
+        if shift is not None:
+            h = F.broadcast_add(h, shift)
+        if self.row["parameters"] == "constant":
+            h = F.broadcast_add(h, fixed * 0.1)
+        for i, array in enumerate(self.captured):
+            if isinstance(array, np.floating):
+                h = h * array + 0.1 * i
+                continue
+            if isinstance(array, np.ndarray):
+                array = nd.array(array, ctx=h.context, dtype=h.dtype)
+            array = array.as_in_context(h.context)
+            join = (F.broadcast_mul, F.broadcast_add, F.broadcast_maximum)[i % 3]
+            h = join(h, array)
+            if i % 3 == 1:
+                h = h - 0.7
+        h = MEMORY[self.row["memory"]](F, h)
+        h = FLOW[self.row["flow"]](F, h)
+        return CUSTOM[self.row["custom"]](F, h)
+
+
+class Subject(HybridBlock):
+    """The network of a row: its four stages lie on `places`, by `as_in_context` here where `moves`
+    is True, and otherwise by the caller's placement."""
+
+    def __init__(self, row, places, moves, dtype="float32", timewise=False):
+        super().__init__(prefix="net_")
+        self.row, self.places, self.moves, self.timewise = row, places, moves, timewise
+        deferred = row["parameters"] == "deferred"
+        with self.name_scope():
+            self.first = nn.Dense(
+                WIDTH, in_units=0 if deferred else WIDTH, flatten=False, activation="tanh"
+            )
+            self.body = Body(row, dtype)
+            self.layer = LAYERS[row["layer"]]()
+            tied = {"tied": self.first.params}.get(row["parameters"])
+            self.last = nn.Dense(WIDTH, in_units=WIDTH, flatten=False, params=tied)
+
+    @property
+    def stages(self):
+        return [self.first, self.body, self.layer, self.last]
+
+    def initialize_on_places(self, init):
+        for stage, place in zip(self.stages, self.places):
+            if stage is self.last and self.row["parameters"] == "tied":
+                continue
+            stage.initialize(init, ctx=place)
+
+    def move(self, x, stage):
+        return x.as_in_context(self.places[stage]) if self.moves else x
+
+    def read(self, F, inputs):
+        """One array from the inputs of the row's structure."""
+        kind = self.row["inputs"]
+        if kind == "one":
+            return inputs[0]
+        if kind == "two":
+            return inputs[0] + inputs[1]
+        if kind == "whole":
+            return F.broadcast_add(inputs[0], inputs[1])
+        if kind == "list":
+            return inputs[0][0] + inputs[0][1]
+        if kind == "dict":
+            return inputs[0]["a"] + inputs[0]["b"]
+        return inputs[0] if inputs[1] is None else inputs[0] + inputs[1]
+
+    def results(self, F, h, middle):
+        if self.moves:
+            tied = self.row["parameters"] == "tied"
+            middle = middle.as_in_context(self.places[0 if tied else 3])
+        else:
+            # Its gradient would meet those of another device there, which rounds them otherwise.
+            middle = F.BlockGrad(middle)
+        return {
+            "one": lambda: h,
+            "two": lambda: (h, middle),
+            "nested": lambda: (h, [middle, (h * 2, middle)]),
+            "list": lambda: [h, middle],
+            "dict": lambda: {"h": h, "middle": middle},
+            "same twice": lambda: (h, h),
+        }[self.row["outputs"]]()
+
+    def hybrid_forward(self, F, *inputs):
+        if self.timewise:
+            *inputs, state = inputs
+        h = self.move(self.read(F, inputs), 0)
+        if self.timewise:
+            h = F.broadcast_add(h, self.move(state, 0))
+        middle = self.body(self.move(self.first(h), 1))
+        h = self.layer(self.move(middle, 2))
+        if self.timewise:
+            carried = F.mean(h, axis=0, keepdims=True) * 0.5
+            after = carried if F is mx.sym else carried.as_in_context(state.context)
+        h = self.move(h, 3)
+        if self.row["parameters"] == "tied" and self.moves:
+            # The shared weight lies with the first stage.
+            h = h.as_in_context(self.places[0])
+        out = self.results(F, self.last(h), middle)
+        return (out, after) if self.timewise else out

@@ -1,0 +1,54 @@
+"""How results of programs of features are compared: by bits, or within a tolerance."""
+
+import numpy as np
+
+from mpgluon import nd
+
+# A few roundings of each type, relative to the largest value
+TOLERANCE = {
+    "float32": 2e-6,
+    "float64": 1e-14,
+    "float16": 1e-2,
+    "multi_precision": 1e-2,
+    "bfloat16": 4e-2,
+    "amp float16": 1e-2,
+    "amp bfloat16": 4e-2,
+}
+CLIPPED = 1e-7  # norms are float32
+
+
+def close(found, wanted, row, what):
+    clipped = row["clipping"] != "none"
+    tolerance = max(TOLERANCE[row["precision"]], CLIPPED if clipped else 0)
+    found = found if isinstance(found, (list, tuple)) else [found]
+    assert len(found) == len(wanted), f"{what}: {len(found)} arrays instead of {len(wanted)}"
+    # A small array may come from sums of terms that are as large as the other arrays.
+    least = 0.05 * max([np.nanmax(np.abs(b), initial=0) for b in wanted], default=0)
+    for i, (a, b) in enumerate(zip(found, wanted)):
+        a = a.astype("float64").asnumpy() if isinstance(a, nd.NDArray) else a
+        limit = tolerance * max(np.nanmax(np.abs(b), initial=0), least)
+        assert a.shape == b.shape, f"{what}: array {i} has shape {a.shape} instead of {b.shape}"
+        assert np.array_equal(np.isnan(a), np.isnan(b)), f"{what}: array {i} has other NaN"
+        assert np.nanmax(np.abs(a - b), initial=0) <= limit, (
+            f"{what}: array {i} differs by {np.abs(a - b).max()}, more than {limit}"
+        )
+
+
+def equal(found, wanted, what):
+    for name in wanted:
+        if name not in found:  # gradients before a `TrainStep` updates
+            continue
+        assert len(found[name]) == len(wanted[name]), f"{what}: {name}"
+        for i, (a, b) in enumerate(zip(found[name], wanted[name])):
+            assert a.shape == b.shape, f"{what}: {name}, array {i}: {a.shape} instead of {b.shape}"
+            assert np.array_equal(a, b, equal_nan=True), (
+                f"{what}: {name}, array {i} of {len(wanted[name])} differs by {np.abs(a - b).max()}"
+            )
+
+
+def flat(value):
+    if isinstance(value, dict):
+        return [x for key in sorted(value) for x in flat(value[key])]
+    if isinstance(value, (list, tuple)):
+        return [x for part in value for x in flat(part)]
+    return [] if value is None else [value]

@@ -1,0 +1,211 @@
+"""Events in the middle of a program of features (`features/run.py`), each a function of the run.
+
+Most change nothing that is computed, so the run is compared with one without the event. Those of
+`IN_BOTH` change what is computed, and happen in both runs.
+"""
+
+import contextlib
+import copy
+import os
+import pickle
+import signal
+import time
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import gluon, nd
+from programs.features.blocks import WIDTH, numbers
+from programs.features.compare import close, flat
+from programs.features.table import BY_CODE, REPLICAS
+from support.devices import on
+
+STAGES = ("first", "body", "layer", "last")
+EVENTS = {}
+
+
+def event(name):
+    def registered(function):
+        EVENTS[name] = function
+        return function
+
+    return registered
+
+
+# Events that change what is computed: a plain run has them, too.
+IN_BOTH = ("set_learning_rate", "set_data", "freeze", "captured")
+
+
+def reset(run):
+    """After a change of the network the program makes what it had made of it."""
+    run.hybridize(run.net)
+    run.train = None
+
+
+@event("place")
+def place(run):
+    turned = [on((i + 1) % 3) for i in range(4)]
+    run.net.place(dict(zip(STAGES, turned)), verbose=False)
+    if run.net.moves:
+        run.net.places = turned
+        reset(run)
+
+
+@event("reset_ctx")
+def reset_ctx(run):
+    if run.row["placement"] in BY_CODE:
+        run.net.places = [on(0)] * 4
+    run.net.collect_params().reset_ctx(on(0))
+    run.mesh = None  # which nothing lies on any longer
+    reset(run)
+
+
+@event("cast")
+def cast(run):
+    run.net.cast("float64")  # which holds the values of all others
+    run.net.cast(run.dtype)
+
+
+@event("load_parameters")
+@event("save_parameters")
+def save_parameters(run):
+    path = os.path.join(run.folder, "net.params")
+    run.net.save_parameters(path, **run.options("save_parameters"))
+    for param in run.net.collect_params().values():
+        if param.grad_req != "null":
+            param.set_data(nd.zeros(param.shape, dtype=param.dtype))
+    run.net.load_parameters(path, **run.options("load_parameters"))
+
+
+@event("save_states")
+def save_states(run):
+    path = os.path.join(run.folder, "trainer.states")
+    run.trainer.save_states(path)
+    run.trainer.load_states(path)
+
+
+@event("checkpoint")
+@event("background checkpoint")
+@event("whole checkpoint")
+def checkpoint(run):
+    options, folder = run.options("parallel.save"), os.path.join(run.folder, "run")
+    mx.parallel.save(folder, run.net, run.trainer, **options).wait()
+    for param in run.net.collect_params().values():
+        if param.grad_req != "null":
+            param.set_data(nd.zeros(param.shape, dtype=param.dtype))
+    nd.random.uniform(shape=(3,)).wait_to_read()
+    found = mx.parallel.load(folder, run.net, run.trainer, progress=False)
+    for name in ("position", "extra"):
+        assert found[name] == options.get(name), (name, found[name])
+
+
+@event("export")
+def export(run):
+    if run.timewise and run.row["placement"] in REPLICAS:
+        return  # a block that reads shapes keeps those of its first call, of a replica's samples
+    wanted = [x.asnumpy() for x in run.predict()]
+    files = run.net.export(os.path.join(run.folder, "net"), epoch=1)
+    count = len(flat(run.inputs(50)[0])) + run.timewise
+    names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
+    loaded = gluon.SymbolBlock.imports(files[0], names, files[1], ctx=on(0))
+
+    def called(*args):
+        results = flat(loaded(*[x.as_in_context(on(0)) for x in flat(args)]))
+        return (results[:-1], results[-1]) if run.timewise else results
+
+    found = run.predict(called, by_parts=run.timewise)
+    close(found, wanted, run.row, "what was exported predicts")
+
+
+def same_predictions(run, other):
+    wanted, found = run.predict(), run.predict(other)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy(), err_msg="the copy predicts")
+
+
+@event("pickle")
+def pickled(run):
+    same_predictions(run, pickle.loads(pickle.dumps(run.net)))
+
+
+@event("deepcopy")
+def deepcopy(run):
+    same_predictions(run, copy.deepcopy(run.net))
+
+
+@event("exception")
+def exception(run):
+    try:
+        run.net(nd.ones((3, WIDTH + 1), ctx=run.home()), *[None] * run.timewise)
+    except Exception as error:
+        assert str(error), "an error without a text"
+    else:
+        raise AssertionError("an input of another width was no error")
+
+
+@event("interrupt")
+def interrupt(run):
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)
+        for _ in range(3):
+            run.predict()
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    nd.waitall()
+
+
+@event("memory limit")
+def memory_limit(run):
+    used = on(0)
+    mx.context.set_memory_limit(used, 1)
+    try:
+        nd.zeros((1 << 16,), ctx=used).wait_to_read()
+        raise AssertionError("an array larger than the device's limit")
+    except MemoryError:
+        pass
+    try:
+        run.predict()
+    except MemoryError:
+        pass
+    finally:
+        with contextlib.suppress(MemoryError):
+            nd.waitall()
+        mx.context.set_memory_limit(used, 0)
+
+
+@event("hybridize")
+def hybridize(run):
+    reset(run)
+
+
+@event("predict")
+def predict(run):
+    run.predict()
+
+
+@event("freeze")
+def freeze(run):
+    run.net.body.scale.grad_req = "null"
+
+
+@event("set_learning_rate")
+def set_learning_rate(run):
+    if run.row["rate"] == "constant":
+        run.trainer.set_learning_rate(0.02)
+
+
+@event("set_data")
+def set_data(run):
+    run.net.body.scale.set_data(nd.array(numbers(70), dtype=run.dtype))
+
+
+@event("captured")
+def captured(run):
+    """Captured arrays are read in every call."""
+    for i, array in enumerate(run.net.body.captured):
+        array[:] = nd.array(numbers(80 + i), dtype=array.dtype, ctx=array.context)

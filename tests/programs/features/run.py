@@ -1,0 +1,517 @@
+"""One execution of a program of features: a network of `features/blocks.py`, trained as the values
+of a row of `features/table.py` say."""
+
+import contextlib
+import re
+import tempfile
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, lr_scheduler, nd
+from mpgluon.contrib import amp
+from mpgluon.parallel import Mesh, Pipeline, TrainStep, schedules
+from programs.features.blocks import WIDTH, Subject, numbers
+from programs.features.compare import flat
+from programs.features.events import EVENTS, IN_BOTH, STAGES
+from programs.features.table import BY_CODE, FACTORS, MESHES, PIPELINED, REPLICAS, STEPS
+from support.devices import on
+
+STEPS_OF_TRAINING = 3
+SEED = 23  # of training
+PLACES = {
+    "two devices": (0, 0, 1, 1),
+    "three devices": (0, 1, 1, 2),
+    "four devices": (0, 1, 2, 3),
+    "back and forth": (0, 1, 0, 1),
+    "placed before": (0, 1, 0, 1),
+    "placed after": (0, 1, 2, 1),
+    "placed by pattern": (0, 0, 1, 1),
+    "group2ctx": (0, 1, 1, 0),
+}
+RATES = {
+    "Factor": lambda: lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1),
+    "MultiFactor": lambda: lr_scheduler.MultiFactorScheduler([1, 2], 0.5, base_lr=0.1),
+    "Cosine": lambda: lr_scheduler.CosineScheduler(4, 0.1, final_lr=0.01, warmup_steps=1),
+    "Poly": lambda: lr_scheduler.PolyScheduler(4, 0.1),
+}
+
+
+class Run:
+    """One execution of a program: as its row says, or `plain`, on one device without a pipeline
+    and without events that change nothing. `compiled`: whether a plain run is hybridized."""
+
+    def __init__(self, row, plain, compiled):
+        self.row, self.plain, self.compiled = row, plain, compiled
+        self.found = {}
+        self.pipelined = row["way"] in PIPELINED
+        self.timewise = row["way"].endswith("time")
+        self.rows, self.micro_batches = map(int, row["rows"].split(" in "))
+        precision = row["precision"]
+        self.dtype = precision if precision in ("float64", "float16", "bfloat16") else "float32"
+        if precision == "multi_precision":
+            self.dtype = "float16"
+        self.amp = precision.partition("amp ")[2]
+        self.mesh, self.made_table = None, None
+
+    def options(self, function):
+        """The options that the values of the row give to a public function."""
+        given = {}
+        for factor, value in self.row.items():
+            given.update(FACTORS[factor][value].get(function, {}))
+        return given
+
+    # --- The network ------------------------------------------------------------------------------
+
+    def places(self):
+        placement = self.row["placement"]
+        if placement == "rank 0":
+            return [
+                mx.cpu(i, rank=0) if on(0).device_type == "cpu" else on(i) for i in (0, 1, 1, 0)
+            ]
+        return [on(i) for i in PLACES.get(placement, (0, 0, 0, 0))]
+
+    def make_network(self):
+        row, placement = self.row, self.row["placement"]
+        mx.random.seed(11)
+        # Moves to the same device keep the order in which gradients are added up.
+        places, moves = [on(0)] * 4 if self.plain else self.places(), placement in BY_CODE
+        net = Subject(row, places, moves, self.dtype, self.timewise)
+        init = mx.init.Uniform(0.7)
+        by_name = dict(zip(STAGES, places))
+        if self.plain or placement in BY_CODE:
+            net.initialize_on_places(init)
+        elif placement == "placed before":
+            net.place(by_name, verbose=False)
+            net.initialize(init)
+        elif placement in MESHES:
+            value = FACTORS["placement"][placement]
+            mesh = value["Mesh"]
+            self.mesh = Mesh(mesh["axes"], devices=[on(i) for i in range(mesh["devices"])])
+            how = value.get("how")
+            options = {"stages": {"first": 0, "body": 0, "layer": 1, "last": 1}}
+            if how == "split":
+                options = {"split": {"first": "column", "last": "row"}}
+            self.mesh.place(net, **(options if how else {}))
+            net.initialize(init)
+        elif placement == "shard":
+            mx.parallel.shard(net, {"first": "column", "last": "row"}, [on(0), on(1)])
+            net.initialize(init, ctx=on(0))
+        else:
+            net.initialize(init, ctx=on(0))
+            if placement == "placed by pattern":
+                net.place(
+                    {"first|body": places[0], "layer": places[2], "last": places[3]}, verbose=False
+                )
+            else:
+                net.place(by_name, verbose=False)
+        if self.dtype != "float32":
+            net.cast(self.dtype)
+        self.hybridize(net)
+        return net
+
+    def hybridize(self, net):
+        row = self.row
+        if self.plain:
+            if self.compiled:
+                net.hybridize()
+            return
+        if row["recompute"] == "layers":
+            for stage in net.stages:
+                exact = row["exact"] == "exact" or row["way"] in ("eager", "inactive")
+                stage.hybridize(recompute=True, exact=exact)
+        flags = self.options("hybridize")
+        if self.pipelined and row["way"] not in STEPS:
+            self.pipeline = flags["pipeline"] = self.make_pipeline()
+        if row["way"] in STEPS:
+            if set(flags) - {"exact"}:
+                net.hybridize(**flags)
+        elif row["way"] != "eager":
+            net.hybridize(**flags)
+
+    def make_pipeline(self, **changed):
+        options = {**self.options("Pipeline"), **changed}
+        if options.get("schedule") == "table":
+            options["schedule"] = self.table()
+        if options.get("split") == "all":
+            options["split"] = list(range(self.divided()))
+            if self.row["way"] in STEPS:  # the label, after inputs and state
+                count = len(flat(self.inputs(0)[0])) + self.timewise
+                options["split"].append(count)
+        if options.get("carry") == "state":
+            options.pop("carry")
+        arguments = len(self.inputs(0)[0])
+        if self.timewise:
+            options.setdefault("check", False)
+            options.pop("axis", None)
+            if arguments > 1 or self.row["pipeline"] == "carry":
+                options["carry"] = {arguments: 1}
+        return Pipeline(self.micro_batches, **options)
+
+    def table(self):
+        """An order of actions for this network, from the stages of a twin's step."""
+        if self.made_table is not None:
+            return self.made_table
+        twin = Run({**self.row, "way": "step gpipe", "event": "none"}, False, False)
+        net = twin.make_network()
+        step = TrainStep(net, twin.losses, None, twin.make_pipeline(), exact=True)
+        inputs, labels = twin.inputs(0)
+        step(inputs, labels)
+        graph = step.pipeline.report().stages.graph
+        times = {(kind, s): 1 + s % 3 for kind in "FBW" for s in range(len(graph))}
+        count = min(self.rows, self.micro_batches)
+        self.made_table = schedules.make_table(graph, count, "1f1b", times)
+        mx.random.seed(SEED)
+        return self.made_table
+
+    # --- Data -------------------------------------------------------------------------------------
+
+    def rows_of(self, step):
+        if self.row["event"] == "new shapes" and step >= 1:
+            return self.rows + 2
+        return self.rows
+
+    def array(self, seed, rows):
+        shape = (rows, 2, WIDTH) if self.timewise else (rows, WIDTH)
+        values = np.random.RandomState(seed).uniform(-1, 1, shape)
+        return nd.array(values, ctx=self.home(), dtype=self.dtype)
+
+    def home(self):
+        return on(0) if self.plain else self.places()[0]
+
+    def inputs(self, step):
+        """The inputs of a step in the structure of the row, and its labels."""
+        rows = self.rows_of(step)
+        a, b = self.array(100 + step, rows), self.array(200 + step, rows)
+        whole = nd.array(numbers(300 + step), ctx=self.home(), dtype=self.dtype)
+        inputs = {
+            "one": [a],
+            "two": [a, b],
+            "whole": [a, whole],
+            "list": [[a, b]],
+            "dict": [{"a": a, "b": b}],
+            "None": [a, None],
+        }[self.row["inputs"]]
+        return inputs, [self.array(400 + step, rows)]
+
+    def divided(self):
+        return {"two": 2, "list": 2, "dict": 2}.get(self.row["inputs"], 1)
+
+    def cut(self, inputs, begin, end):
+        """Rows begin to end of what is divided."""
+        kind = self.row["inputs"]
+        if kind == "list":
+            return [[x[begin:end] for x in inputs[0]]]
+        if kind == "dict":
+            return [{key: x[begin:end] for key, x in inputs[0].items()}]
+        parts = [None if x is None else x[begin:end] for x in inputs]
+        return [parts[0], inputs[1]] if kind == "whole" else parts
+
+    def parts(self, rows):
+        """The rows of the micro-batches."""
+        divided = self.pipelined and self.row["layer"] != "Dropout"
+        count = min(self.micro_batches, rows) if divided else 1
+        sizes = [len(part) for part in np.array_split(np.arange(rows), count)]
+        ends = np.cumsum(sizes)
+        return [(int(end - size), int(end)) for end, size in zip(ends, sizes)]
+
+    def losses(self, outputs, label):
+        """The loss of each row; two of them where the program has several heads."""
+        if self.row["outputs"] == "dict":
+            values = [outputs["h"], outputs["middle"]]
+        elif self.row["outputs"] == "one":
+            values = [outputs]
+        elif self.row["outputs"] == "nested":
+            values = [outputs[0], outputs[1][1][0]]
+        else:
+            values = list(outputs)
+        label = label.as_in_context(values[0].context)
+        first = nd.mean(nd.square(values[0] - label), axis=-1)
+        second = nd.mean(nd.square(values[-1]), axis=-1) * 0.1
+        second = second.as_in_context(first.context)
+        if self.row["gradient"] == "several heads":
+            return [first, second]
+        return [first + second]
+
+    # --- Training ---------------------------------------------------------------------------------
+
+    def make_trainer(self, net):
+        options, optimizer = self.options("Optimizer"), self.row["optimizer"]
+        if self.row["rate"] != "constant":
+            options.pop("learning_rate", None)
+            options["lr_scheduler"] = RATES[self.row["rate"]]()
+        given = self.options("Trainer")
+        if self.plain:
+            given = {k: v for k, v in given.items() if k in ("accumulate", "clip_global_norm")}
+        trainer = gluon.Trainer(net.collect_params(), optimizer.split(" ")[0], options, **given)
+        if self.amp == "float16":
+            amp.init_trainer(trainer)
+        return trainer
+
+    def backward(self, losses):
+        kind, options = self.row["gradient"], self.options("backward")
+        losses = self.scaled(losses)
+        if kind == "head gradients":
+            autograd.backward(losses, self.heads(losses), **options)
+        elif kind == "twice" and not self.plain:  # the second one replaces the first one's
+            autograd.backward(losses, **options)
+            autograd.backward(losses)
+        else:
+            autograd.backward(losses, **({} if kind == "twice" else options))
+
+    def record(self):
+        return autograd.record(**self.options("record"))
+
+    def heads(self, losses):
+        value = 0.5 if self.row["gradient"] == "head gradients" else 1
+        return [nd.full(x.shape, value, ctx=x.context, dtype=x.dtype) for x in losses]
+
+    def scaled(self, losses):
+        """Losses times the trainer's scale, if it has one. Recorded."""
+        if self.amp != "float16":
+            return losses
+        with amp.scale_loss(losses, self.trainer) as scaled:
+            return scaled
+
+    def by_hand(self, inputs, label, params):
+        """One micro-batch after the other, gradients added up; along time backward from the last
+        one, with the gradient of the state that it began with."""
+        net, held, state, found = self.net, [], self.state(), []
+        self.added = [p for p in params if p.grad_req != "null"]
+        for param in self.added:
+            param.grad_req = "add"
+        for begin, end in self.parts(len(label)):
+            part = self.cut(inputs, begin, end)
+            if self.timewise:
+                state = state.detach()
+                state.attach_grad()
+            with self.record():
+                out = net(*part, state) if self.timewise else net(*part)
+                out, after = out if self.timewise else (out, None)
+                losses = self.losses(out, label[begin:end])
+                found.append(losses)
+                if self.timewise:
+                    held.append((self.scaled(losses), state, after))
+                    state = after
+                else:
+                    self.backward(losses)
+        grads = None
+        for losses, before, after in reversed(held):
+            ends, heads = list(losses), self.heads(losses)
+            if grads is not None:
+                ends, heads = [*ends, after], [*heads, grads]
+            mode = self.options("backward").get("train_mode", True)
+            autograd.backward(ends, heads, train_mode=mode)
+            grads = before.grad
+        return [nd.concat(*piece, dim=0) for piece in zip(*found)]
+
+    def state(self):
+        values = np.random.RandomState(5).uniform(-1, 1, (1, 2, WIDTH))
+        return nd.array(values, ctx=self.home(), dtype=self.dtype)
+
+    def loop(self, inputs, label, params):
+        """The ordinary loop of record and backward."""
+        if self.mesh is not None and self.row["placement"] in REPLICAS:
+            return self.loop_on_mesh(inputs, label, params)
+        with self.record():
+            out = self.net(*inputs, *([self.state()] if self.timewise else []))
+            losses = self.losses(out[0] if self.timewise else out, label)
+            if self.row["gradient"] == "second order":
+                return self.penalized(losses, params)
+            if self.row["gradient"] != "autograd.grad":
+                self.backward(losses)
+                return losses
+            ends = self.scaled(losses)
+        wanted = self.learning(params)
+        arrays = [p.data(p.list_ctx()[0]) for p in wanted]
+        grads = autograd.grad(ends, arrays, **self.options("grad"))
+        with autograd.record():
+            self.backward(losses)
+        for param, grad in zip(wanted, grads):
+            param.grad()[:] = grad
+        return losses
+
+    def learning(self, params):
+        return [
+            p
+            for p in params
+            if p.grad_req != "null" and not p.name.endswith("unused") and p.grad_stype == "default"
+        ]
+
+    def penalized(self, losses, params):
+        """Losses and the squares of their gradients by a weight in the middle, which no placement
+        splits."""
+        inner = {
+            *self.net.body.collect_params().values(),
+            *self.net.layer.collect_params().values(),
+        }
+        wanted = [p.data() for p in self.learning(params) if p in inner][:1]
+        if not wanted:
+            self.backward(losses)
+            return losses
+        grads = autograd.grad(losses, wanted, **self.options("grad"))
+        penalty = nd.add_n(*[nd.sum(nd.square(g)).as_in_context(on(0)) for g in grads])
+        total = [nd.sum(x).as_in_context(on(0)) for x in losses]
+        autograd.backward([nd.add_n(*total, (penalty * 0.1).astype(total[0].dtype))])
+        return losses
+
+    def loop_on_mesh(self, inputs, label, params):
+        parts = self.divide(label, stage=-1)
+        pieces = [
+            self.whole(x) if i and self.row["inputs"] == "whole" else self.divide(x)
+            for i, x in enumerate(flat(inputs))
+        ]
+        states = self.divide(self.state()) if self.timewise else None
+        losses = []
+        for i, target in enumerate(parts):
+            given = self.shaped([piece[i] for piece in pieces])
+            with self.record():
+                out = self.net(*given, states[i])[0] if self.timewise else self.net(*given)
+                losses.append(self.losses(out, target))
+        with autograd.record():
+            self.backward([x for each in losses for x in each])
+        return [
+            nd.concat(*[x.as_in_context(on(0)) for x in each], dim=int(self.timewise))
+            for each in zip(*losses)
+        ]
+
+    def divide(self, array, stage=0):
+        """The part of each replica: of the rows, or along time of the samples."""
+        axis = int(self.timewise)
+        return self.mesh.split_and_load(array, axis, even_split=False, stage=stage)
+
+    def whole(self, array):
+        """The array on the first device of each replica."""
+        replicas = range(self.mesh.size("data"))
+        return [array.as_in_context(self.mesh.device(data=i)) for i in replicas]
+
+    def shaped(self, arrays):
+        kind = self.row["inputs"]
+        if kind == "list":
+            return [arrays]
+        if kind == "dict":
+            return [dict(zip("ab", arrays))]
+        return [arrays[0], None] if kind == "None" else arrays
+
+    def step(self, inputs, label):
+        """A `TrainStep`, which updates as well."""
+        if self.train is None:
+            self.pipeline = self.make_pipeline()
+            self.train = TrainStep(
+                self.net, self.losses, self.trainer, self.pipeline, **self.options("TrainStep")
+            )
+        states, ignore = self.state() if self.timewise else None, self.row["parameters"] == "unused"
+        losses = self.train(inputs, [label], states, ignore_stale_grad=ignore)
+        losses = losses[0] if self.timewise else losses
+        return losses if isinstance(losses, list) else [losses]
+
+    def clip(self, params):
+        """Explicit clipping between backward and update."""
+        how = self.row["clipping"]
+        if how == "clip_global_norm":
+            self.trainer.allreduce_grads()
+            mx.parallel.clip_global_norm(self.trainer, 0.05)
+            return True
+        if how == "utils":
+            grads = [g for p in self.learning(params) for g in p.list_grad()]
+            gluon.utils.clip_global_norm(grads, 0.5)
+        return False
+
+    def train_once(self, number):
+        inputs, (label,) = self.inputs(number)
+        params = list(self.net.collect_params().values())
+        rows = self.rows_of(number)
+        if not self.plain and self.row["way"] in STEPS:
+            losses = self.step(inputs, label)
+        else:
+            self.added = []
+            by_hand = self.plain and (len(self.parts(rows)) > 1 or self.timewise)
+            losses = (self.by_hand if by_hand else self.loop)(inputs, label, params)
+            self.keep(f"gradients {number}", self.gradients(params))
+            updated = self.clip(params)
+            ignore = self.row["parameters"] == "unused"
+            (self.trainer.update if updated else self.trainer.step)(rows, ignore_stale_grad=ignore)
+            if self.row["accumulate"] == "1":
+                for param in self.added:
+                    param.zero_grad()
+        self.keep(f"losses {number}", losses)
+        self.keep(f"weights {number}", self.weights(params))
+
+    def gradients(self, params):
+        """The gradients that a step would use: sums over replicas, without the scale of losses."""
+        scale = self.trainer._amp_loss_scaler.loss_scale if self.amp == "float16" else 1
+        learning = [p for p in params if p.grad_req != "null"]
+        sums = [nd.add_n(*[g.as_in_context(on(0)) for g in p.list_grad()]) for p in learning]
+        return self.joined(learning, [total / scale for total in sums])
+
+    def weights(self, params):
+        statistics = self.row["pipeline"] == "statistics"
+        kept = [
+            p for p in params if not (statistics and p.grad_req == "null" and "running" in p.name)
+        ]
+        return self.joined(kept, [p.list_data()[0] for p in kept])
+
+    def joined(self, params, arrays):
+        """Arrays of parameters. The parts of a split layer are joined."""
+        parts = {}
+        for param, array in zip(params, arrays):
+            name = re.sub(r"_shard\d+", "", param.name)
+            parts.setdefault(name, []).append(array.as_in_context(on(0)))
+        return [
+            nd.concat(*part, dim=int(part[0].shape[0] == WIDTH)) if len(part) > 1 else part[0]
+            for part in parts.values()
+        ]
+
+    def keep(self, name, arrays):
+        self.found[name] = [a.astype("float64").asnumpy() for a in arrays]
+
+    # --- The whole --------------------------------------------------------------------------------
+
+    def predict(self, net=None, number=50, by_parts=None):
+        """The results of the network outside of training. by_parts: whether a network along time
+        takes the chunks of a pipeline, as plain runs do."""
+        if by_parts is None:
+            by_parts = self.plain and self.row["way"] not in STEPS
+        inputs, (label,) = self.inputs(number)
+        net = net or self.net
+        if not self.timewise:
+            return flat(net(*inputs))
+        if not by_parts:
+            return flat(net(*inputs, self.state()))
+        state, found = self.state(), []
+        for begin, end in self.parts(len(label)):
+            out, state = net(*self.cut(inputs, begin, end), state)
+            found.append(flat(out))
+        return [*[nd.concat(*piece, dim=0) for piece in zip(*found)], state]
+
+    def run(self):
+        row = self.row
+        engine = "async" if self.plain else row["engine"]
+        with contextlib.ExitStack() as stack:
+            if self.amp:
+                amp.init(self.amp)
+                stack.callback(amp.turn_off)
+            if engine != "async":
+                mx.engine.set_mode(engine, *([3] if engine == "shuffle" else []))
+                stack.callback(mx.engine.set_mode, "async")
+            self.folder = stack.enter_context(tempfile.TemporaryDirectory())
+            self.net = self.make_network()
+            if row["parameters"] == "deferred":
+                self.predict()
+            self.trainer, self.train = self.make_trainer(self.net), None
+            mx.random.seed(SEED)
+            for number in range(STEPS_OF_TRAINING):
+                self.train_once(number)
+                if number == 0:
+                    self.happen()
+            by_step = row["way"] in STEPS and row["exact"] == "default"  # predicts eagerly
+            if row["pipeline"] != "statistics" and not by_step:
+                self.keep("predictions", self.predict())
+            nd.waitall()
+        return self.found
+
+    def happen(self):
+        name = self.row["event"]
+        function = EVENTS.get(name)
+        if function is not None and (not self.plain or name in IN_BOTH):
+            function(self)

@@ -1,0 +1,337 @@
+"""The table of features: one row of `FACTORS` for each question that a program answers, and the
+answers with the options they give to public functions.
+
+A new feature adds its value here. `feature_programs.py` runs programs of these values, and
+`tests/combinations` fails if a public option is in no value. Some pairs of values are in no
+program: `MEANINGLESS` lists those without a meaning, `DIFFERENT` those that are documented to
+compute other values, and `REFUSED` those that raise an error, with words of its text.
+"""
+
+from mpgluon.parallel import schedules
+from programs.features.blocks import CUSTOM, FLOW, LAYERS, MEMORY, ORIGINS
+
+NAMED = [*schedules.NAMES, "auto"]
+
+
+def plain(*names):
+    return {name: {} for name in names}
+
+
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.1},
+    "sgd momentum": {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+    "nag": {"learning_rate": 0.1, "momentum": 0.9},
+    "adam": {"learning_rate": 0.01},
+    "adam begun late": {"learning_rate": 0.01, "begin_num_update": 5},
+    "nadam": {"learning_rate": 0.01},
+    "adamax": {"learning_rate": 0.01},
+    "adagrad": {"learning_rate": 0.05},
+    "adadelta": {},
+    "rmsprop": {"learning_rate": 0.01, "centered": True},
+    "ftrl": {"learning_rate": 0.1},
+    "ftml": {"learning_rate": 0.01},
+    "lamb": {"learning_rate": 0.01},
+    "lars": {"learning_rate": 0.1, "momentum": 0.9},
+    "lbsgd": {"learning_rate": 0.1},
+    "dcasgd": {"learning_rate": 0.1},
+    "signum": {"learning_rate": 0.01},
+    "sgld": {"learning_rate": 0.001},
+}
+# Optimizers whose weights change little if a gradient changes little
+SMOOTH = ("sgd", "sgd momentum", "nag")
+
+FACTORS = {
+    "way": {
+        "eager": {},
+        "inactive": {"hybridize": {"active": False}},
+        "hybridized": {"hybridize": {}},
+        "static": {
+            "hybridize": {
+                "static_alloc": True,
+                "static_shape": True,
+                "inline_limit": 4,
+                "forward_bulk_size": 8,
+                "backward_bulk_size": 8,
+            }
+        },
+        **{f"loop {name}": {"Pipeline": {"schedule": name}} for name in NAMED},
+        **{f"step {name}": {"Pipeline": {"schedule": name}, "TrainStep": {}} for name in NAMED},
+        "step table": {"Pipeline": {"schedule": "table"}, "TrainStep": {}},
+        "loop along time": {"Pipeline": {"along": "time"}},
+        "step along time": {"Pipeline": {"along": "time"}, "TrainStep": {}},
+    },
+    "exact": {"exact": {"hybridize": {"exact": True}, "TrainStep": {"exact": True}}, "default": {}},
+    "placement": {
+        **plain("one device", "two devices", "three devices", "four devices", "back and forth"),
+        **plain("placed before", "placed after", "placed by pattern", "group2ctx", "rank 0"),
+        "mesh of stages": {"Mesh": {"axes": {"stage": 2}, "devices": 2}},
+        "mesh of named stages": {"Mesh": {"axes": {"stage": 2}, "devices": 2}, "how": "stages"},
+        "mesh of replicas": {"Mesh": {"axes": {"data": 2}, "devices": 2}},
+        "mesh of replicas and stages": {"Mesh": {"axes": {"data": 2, "stage": 2}, "devices": 4}},
+        "mesh with split layers": {
+            "Mesh": {"axes": {"stage": 2, "model": 2}, "devices": 4},
+            "how": "split",
+        },
+        "shard": {},
+    },
+    "captured": plain("nothing", *ORIGINS),
+    "count": plain("0", "1", "2", "3", "7", "20"),
+    "parameters": {
+        **plain("own", "tied", "frozen", "not differentiable", "constant", "multipliers"),
+        **plain("deferred", "unused", "attribute"),
+    },
+    "inputs": plain("one", "two", "whole", "list", "dict", "None"),
+    "outputs": plain("one", "two", "nested", "list", "dict", "same twice"),
+    "flow": plain(*FLOW),
+    "custom": plain(*CUSTOM),
+    "memory": plain(*MEMORY),
+    "layer": plain(*LAYERS),
+    "optimizer": {name: {"Optimizer": options} for name, options in OPTIMIZERS.items()},
+    "accumulate": {"1": {"Trainer": {"accumulate": 1}}, "2": {"Trainer": {"accumulate": 2}}},
+    "clipping": {
+        **plain("none", "clip_global_norm", "utils"),
+        "Trainer": {"Trainer": {"clip_global_norm": 0.05}},
+        "elements": {"Optimizer": {"clip_gradient": 0.02}},
+    },
+    "precision": {
+        **plain("float32", "float64", "float16", "bfloat16", "amp bfloat16", "amp float16"),
+        "multi_precision": {"Optimizer": {"multi_precision": True}},
+    },
+    "recompute": {
+        "kept": {},
+        "all": {"hybridize": {"recompute": True}},
+        "layers": {},
+    },
+    "store": {
+        "device": {"Trainer": {"kvstore": "device"}},
+        "local": {"Trainer": {"kvstore": "local"}},
+        "none": {"Trainer": {"kvstore": None}},
+        "on the store": {"Trainer": {"update_on_kvstore": True}},
+        "off the store": {"Trainer": {"update_on_kvstore": False}},
+        "sharded": {"Trainer": {"shard_updates": True}},
+    },
+    "rate": plain("constant", "Factor", "MultiFactor", "Cosine", "Poly"),
+    "event": {
+        **plain("none", "place", "reset_ctx", "cast", "save_parameters", "save_states"),
+        "load_parameters": {
+            "save_parameters": {"deduplicate": True},
+            "load_parameters": {
+                "allow_missing": True,
+                "ignore_extra": True,
+                "cast_dtype": True,
+                "dtype_source": "current",
+            },
+        },
+        "checkpoint": {
+            "parallel.save": {"step": 1, "position": {"batch": 1}, "extra": {"name": "x"}},
+        },
+        "background checkpoint": {"parallel.save": {"background": True}},
+        "whole checkpoint": {"parallel.save": {"gather": True, "progress": False}},
+        **plain("export", "pickle"),
+        **plain("deepcopy", "new shapes", "exception", "interrupt", "memory limit"),
+        **plain("hybridize", "predict", "freeze", "set_learning_rate", "set_data", "captured"),
+    },
+    "rows": plain("8 in 4", "7 in 3", "3 in 4", "2 in 2"),
+    "pipeline": {
+        "default": {},
+        "unchecked": {"Pipeline": {"check": False}},
+        "split": {"Pipeline": {"split": "all"}},
+        "statistics": {"Pipeline": {"statistics": "batch"}},
+        "carry": {"Pipeline": {"carry": "state"}},
+        "axis": {"Pipeline": {"axis": 1}},
+    },
+    "gradient": {
+        **plain("backward", "head gradients", "several heads"),
+        "prediction mode": {"record": {"train_mode": False}, "backward": {"train_mode": False}},
+        "autograd.grad": {"grad": {"retain_graph": True}},
+        "second order": {"grad": {"create_graph": True}},
+        "twice": {"backward": {"retain_graph": True}},
+    },
+    "engine": plain("async", "sync", "shuffle"),
+}
+
+DEFAULTS = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+# Optimizers that are for other networks than these, or for tests of optimizers
+OTHER_OPTIMIZERS = ("groupadagrad", "svrgoptimizer", "assignmentoptimizer", "test", "ccsgd")
+COMPILED = [way for way in FACTORS["way"] if way not in ("eager", "inactive")]
+PIPELINED = [way for way in FACTORS["way"] if "Pipeline" in FACTORS["way"][way]]
+STEPS = [way for way in PIPELINED if "TrainStep" in FACTORS["way"][way]]
+LOOPS = [way for way in PIPELINED if way not in STEPS]
+ALONG_TIME = [way for way in PIPELINED if way.endswith("time")]
+WRITES = ("write to a new array", "in-place sums")  # which no compiled block has
+MESHES = [name for name, value in FACTORS["placement"].items() if "Mesh" in value]
+REPLICAS = ("mesh of replicas", "mesh of replicas and stages")
+SPLIT = ("mesh with split layers", "shard")
+BY_CODE = (
+    "one device",
+    "two devices",
+    "three devices",
+    "four devices",
+    "back and forth",
+    "rank 0",
+)
+HALVES = ("float16", "bfloat16", "amp bfloat16", "amp float16", "multi_precision")
+
+
+def rules(*entries):
+    """Pairs of sets of values: {factor: values} for both sides."""
+    return [
+        tuple((factor, frozenset(values)) for side in entry for factor, values in side.items())
+        for entry in entries
+    ]
+
+
+def but(factor, *values):
+    return [value for value in FACTORS[factor] if value not in values]
+
+
+# Pairs without a meaning: an option without effect or an order of calls that no program has.
+MEANINGLESS = rules(
+    ({"captured": ["nothing"]}, {"count": but("count", "0")}),
+    ({"captured": but("captured", "nothing")}, {"count": ["0"]}),
+    ({"captured": ["nothing", "NumPy", "NumPy number"]}, {"event": ["captured"]}),
+    ({"way": but("way", *PIPELINED)}, {"pipeline": but("pipeline", "default")}),
+    ({"way": ["eager", "inactive"]}, {"exact": ["exact"]}),
+    ({"way": ["eager"]}, {"recompute": ["all"]}),  # an option of `hybridize`
+    ({"way": but("way", *ALONG_TIME)}, {"pipeline": ["carry", "axis"]}),
+    # A TrainStep takes no heads, and updates before a program can clip.
+    ({"way": STEPS}, {"gradient": but("gradient", "backward", "several heads")}),
+    ({"way": STEPS}, {"clipping": ["clip_global_norm", "utils"]}),
+    # A table is for the devices of the stages of one replica.
+    ({"way": ["step table"]}, {"placement": REPLICAS}),
+    # Gradients are written by hand or twice, which accumulation would add up.
+    ({"gradient": ["autograd.grad", "twice"]}, {"accumulate": ["2"]}),
+)
+
+# Pairs that compute other values than one device without a pipeline, as documented.
+DIFFERENT = rules(
+    # Each replica has its part of a penalty and of a norm, and numbers and statistics of its own
+    # (docs/parallel.md).
+    ({"placement": REPLICAS}, {"gradient": ["second order"]}),
+    ({"placement": REPLICAS}, {"clipping": ["utils"]}),
+    ({"placement": REPLICAS}, {"layer": ["Dropout", "BatchNorm"]}),
+    # Each chunk draws other numbers.
+    ({"way": ALONG_TIME}, {"layer": ["Dropout"]}),
+)
+
+# Pairs that raise an error, words of its text, and other values that the error takes.
+LAID_OUT = {"placement": "mesh of replicas"}
+CAPTURING = {"captured": "host data", "count": "2"}
+COMPILED_WHOLE = {"way": "hybridized"}
+REFUSED = [
+    (({"way": PIPELINED}, {"flow": ["while_loop", "cond"]}), "pipeline", {}),
+    (({"way": PIPELINED}, {"custom": ["Custom", "Function"]}), "pipeline", {}),
+    (({"way": ["eager", "inactive", *STEPS]}, {"event": ["export"]}), "hybridize", {}),
+    (({"placement": SPLIT}, {"parameters": ["tied"]}), "shared parameters", {}),
+    (({"placement": SPLIT}, {"event": ["export"]}), "there is no symbol", COMPILED_WHOLE),
+    (({"placement": SPLIT}, {"event": ["reset_ctx"]}), "is split over devices", {}),
+    (
+        ({"custom": ["Function"]}, {"event": ["export"]}),
+        "cannot be written as a symbol",
+        COMPILED_WHOLE,
+    ),
+    (
+        ({"flow": ["foreach", "while_loop", "cond"]}, {"event": ["export"]}),
+        "cannot be written as a symbol",
+        {**COMPILED_WHOLE, **CAPTURING},
+    ),
+    (
+        ({"custom": ["Custom"]}, {"event": ["export"]}),
+        "cannot be written as a symbol",
+        {**COMPILED_WHOLE, **CAPTURING},
+    ),
+    (({"way": ["step table"]}, {"event": ["place"]}), "the schedule has rows for", {}),
+    (
+        ({"way": ["step table"]}, {"event": ["reset_ctx"]}),
+        "the schedule has rows for",
+        {"placement": "three devices"},
+    ),
+    (
+        ({"way": ["step table"]}, {"event": ["new shapes"]}),
+        "is missing from the schedule",
+        {"rows": "3 in 4"},
+    ),
+    (({"way": ["step along time"]}, {"placement": REPLICAS}), "one replica", {}),
+    (({"way": LOOPS}, {"gradient": ["second order"]}), "pipeline", {}),
+    (({"custom": ["Function", "Custom"]}, {"gradient": ["second order"]}), "no gradient", {}),
+    (({"way": COMPILED}, {"memory": WRITES}), "hybridize", {}),
+    (({"recompute": ["layers"]}, {"memory": WRITES}), "hybridize", {}),
+    (
+        ({"layer": ["row_sparse"]}, {"flow": ["while_loop", "cond"]}),
+        "has a row_sparse gradient",
+        COMPILED_WHOLE,
+    ),
+    (
+        ({"layer": ["row_sparse"]}, {"custom": ["Custom", "Function"]}),
+        "has a row_sparse gradient",
+        COMPILED_WHOLE,
+    ),
+    (
+        ({"store": ["on the store"]}, {"clipping": ["clip_global_norm"]}),
+        "allreduce_grads() is not possible",
+        LAID_OUT,
+    ),
+]
+
+
+def excluded(one, other):
+    """Whether two (factor, value) are never in one program."""
+    return any(
+        one[0] == first and other[0] == second and one[1] in values and other[1] in others
+        for (first, values), (second, others) in EXCLUDED
+    )
+
+
+EXCLUDED = (*MEANINGLESS, *DIFFERENT, *rules(*[sides for sides, *_ in REFUSED]))
+
+
+# Options without a value of their own in `FACTORS`, and where they are given instead.
+OTHER_OPTIONS = {
+    "hybridize": {
+        "pipeline": "the ways with a Pipeline",
+        "group2ctx": "the placement group2ctx",
+        "backend": "refused: there is no backend but the compiler",
+    },
+    "TrainStep.__call__": {
+        "states": "the ways along time",
+        "batch_size": "as Trainer.step",
+        "ignore_stale_grad": "the parameters unused",
+    },
+    "Trainer": {"compression_params": "stores of ranks: tests/ranks"},
+    "Mesh.place": {"stages": "the mesh of named stages", "split": "the mesh with split layers"},
+    "Optimizer": {
+        "rescale_grad": "by Trainer.step",
+        "param_idx2name": "by Module",
+        "lr_scheduler": "the factor rate",
+        "sym": "by Module",
+        "param_dict": "by Trainer",
+    },
+    "Parameter": {
+        "grad_req": "the parameters frozen",
+        "dtype": "the factor precision",
+        "lr_mult": "the parameters multipliers",
+        "wd_mult": "the parameters multipliers",
+        "init": "every program",
+        "allow_deferred_init": "the parameters deferred",
+        "differentiable": "the parameters not differentiable",
+        "stype": "row_sparse weights: tests/gluon",
+        "grad_stype": "the layer row_sparse",
+    },
+    "initialize": {
+        "init": "every program",
+        "ctx": "the factor placement",
+        "verbose": "prints",
+        "force_reinit": "makes a new network",
+        "group2ctx": "the placement group2ctx",
+    },
+    "place": {"where": "the factor placement", "verbose": "prints"},
+    "load_parameters": {
+        "ctx": "the event save_parameters",
+        "name_map": "names: tests/files/test_formats.py",
+    },
+    "export": {"epoch": "the event export", "remove_amp_cast": "accepted, without effect"},
+    "parallel.save": {"loss_scale": "loops without a trainer: tests/files/test_checkpoint.py"},
+    "parallel.load": {"progress": "prints"},
+    "backward": {"head_grads": "head gradients"},
+    "grad": {"head_grads": "as of backward", "train_mode": "as of backward"},
+}

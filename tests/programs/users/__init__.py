@@ -1,0 +1,1 @@
+"""Programs as new users write them from the docs."""

@@ -1,0 +1,53 @@
+"""Programs that end in the way which the argument names, with work still queued."""
+
+import sys
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon.gluon import nn
+
+DEVICES = [mx.cpu(0, rank=i) for i in range(par.num_ranks())]
+
+
+def unread():
+    """Much is queued, and nothing of it is read."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(512, in_units=512), nn.Dense(512, in_units=512))
+    net.place({"0": DEVICES[0], "1": DEVICES[1]}, verbose=False)
+    net.initialize()
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    loss = gluon.loss.L2Loss()
+    label = nd.ones((128, 512), ctx=DEVICES[1])
+    for _ in range(10):
+        with autograd.record():
+            error = loss(net(nd.ones((128, 512))), label)
+        error.backward()
+        trainer.step(128)
+    x = nd.ones((500, 500)).as_in_context(DEVICES[0])
+    for _ in range(50):
+        x = nd.dot(x, x) * 1e-3
+    par.fetch(x)
+
+
+def left_out():
+    """The owner alone makes the last call, which needs all."""
+    x = nd.ones((3,)).as_in_context(DEVICES[0])
+    if par.rank() == 0:
+        par.fetch(x)
+
+
+def other_root():
+    """As many transfers on both ranks, but each sends and none receives."""
+    root = par.rank()
+    nd.ones((3,)).as_in_context(DEVICES[root]).copyto(mx.cpu(0))
+
+
+def failed():
+    """Work fails when it runs, and no result is read."""
+    rows = nd.ones((4, 20_000), ctx=DEVICES[0])
+    par.fetch(nd.take(rows, nd.array([7.0], ctx=DEVICES[0]), mode="raise"))
+
+
+globals()[sys.argv[1]]()
+sys.stdout.write("done\n")

@@ -1,0 +1,548 @@
+"""Training state moves, is saved and is loaded as a whole, at any moment."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.gluon.trainer import set_loss_scaler
+from support.devices import on
+
+CPU = [mx.cpu(i) for i in range(4)]
+OPTIMIZERS = {
+    "sgd": {"momentum": 0.9},
+    "adam": {},
+    "adamax": {},
+    "nadam": {},
+    "ftml": {},
+    "lamb": {},
+    "adagrad": {},
+    "lbsgd": {"momentum": 0.9},
+    "sgld": {},
+}
+
+
+def network(prefix="n_"):
+    mx.random.seed(1)
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=3, activation="tanh"), nn.Dense(2, in_units=4))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def trainer_of(net, optimizer="adam", **options):
+    chosen = {"learning_rate": 0.1, **OPTIMIZERS[optimizer]}
+    return gluon.Trainer(net.collect_params(), optimizer, chosen, **options)
+
+
+def backward(net, i):
+    ctx = net[0].weight.list_ctx()[0]
+    x = nd.array(np.random.RandomState(i).randn(5, 3), ctx=ctx)
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    loss.backward()
+
+
+def train(net, trainer, begin, end):
+    for i in range(begin, end):
+        backward(net, i)
+        trainer.step(5)
+
+
+def values(net):
+    return [p.data(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values()]
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(values(one), values(other)))
+
+
+def placed(net, devices, capsys):
+    net.place({str(i): CPU[d] for i, d in enumerate(devices)})
+    capsys.readouterr()
+
+
+def events(folder, capsys):
+    """Functions of a network and a trainer to those that training goes on with."""
+
+    def checkpoint(net, trainer, remake, to=None):
+        mx.parallel.save(folder, net, trainer)
+        net, trainer = remake()
+        if to is not None:
+            placed(net, to, capsys)
+        mx.parallel.load(folder, net, trainer)
+        return net, trainer
+
+    def states(net, trainer, remake, to=None):
+        net.save_parameters(str(folder / "p"))
+        trainer.save_states(str(folder / "s"))
+        state = mx.random.get_state()
+        net, trainer = remake()
+        mx.random.set_state(state)
+        net.load_parameters(str(folder / "p"))
+        trainer.load_states(str(folder / "s"))
+        if to is not None:
+            placed(net, to, capsys)
+        return net, trainer
+
+    def moved(how):
+        def move(net, trainer, remake):
+            how(net)
+            return net, trainer
+
+        return move
+
+    return {
+        "place": moved(lambda net: placed(net, [0, 1], capsys)),
+        "place back and forth": moved(
+            lambda net: [placed(net, to, capsys) for to in ([2, 1], [0, 0], [1, 0])]
+        ),
+        "reset_ctx": moved(lambda net: net.reset_ctx(CPU[2])),
+        "cast": moved(lambda net: net.cast("float32")),
+        "checkpoint": checkpoint,
+        "checkpoint onto two": lambda *args: checkpoint(*args, to=[0, 1]),
+        "states": states,
+        "states, then place": lambda *args: states(*args, to=[1, 0]),
+    }
+
+
+KINDS = {
+    "each step": {},
+    "accumulate": {"accumulate": 3},
+    "clip": {"clip_global_norm": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_no_event_changes_a_bit_of_training(optimizer, kind, tmp_path, capsys):
+    """Moving, saving and loading at any step and between backward and step is unseen by later
+    weights."""
+
+    def remake():
+        net = network()
+        return net, trainer_of(net, optimizer, **KINDS[kind])
+
+    def run(event=None, at=None, between=False):
+        net, trainer = remake()
+        for i in range(5):
+            if i == at and not between:
+                net, trainer = event(net, trainer, remake)
+            backward(net, i)
+            if i == at and between:
+                net, trainer = event(net, trainer, remake)
+            trainer.step(5)
+        return net
+
+    expected = run()
+    for number, (name, event) in enumerate(events(tmp_path, capsys).items()):
+        for between in (False, True):
+            at = 1 + (number + between) % 4
+            assert same(expected, run(event, at, between)), (name, at, between)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sums_of_grad_req_add_move_and_are_saved(sparse, tmp_path, capsys):
+    """The sums that a script makes with grad_req='add' are state like those of accumulate."""
+
+    def remake():
+        mx.random.seed(1)
+        net = nn.HybridSequential(prefix="e_")
+        with net.name_scope():
+            net.add(nn.Embedding(6, 3, sparse_grad=sparse), nn.Dense(2, in_units=3, flatten=False))
+        net.initialize(mx.init.Xavier())
+        net.collect_params().setattr("grad_req", "add")
+        return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+
+    def run(event=None, at=None):
+        net, trainer = remake()
+        for i in range(6):
+            if i == at:
+                net, trainer = event(net, trainer, remake)
+            ctx = net[0].weight.list_ctx()[0]
+            with autograd.record():
+                loss = (net(nd.array([[i % 6, 1, (i + 2) % 6]], ctx=ctx)) ** 2).sum()
+            loss.backward()
+            if i % 3 == 2:
+                trainer.step(3)
+                net.collect_params().zero_grad()
+        return net
+
+    expected = run()
+    for name, event in events(tmp_path, capsys).items():
+        for at in (2, 3, 5):
+            assert same(expected, run(event, at)), (name, at)
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "states"])
+def test_load_discards_later_steps_and_gradients(way, tmp_path):
+    """Rolling back replaces phase and sums of accumulate, stray gradients and the schedule."""
+
+    def run(stray, unused):
+        net = network()
+        schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=0.1)
+        trainer = gluon.Trainer(
+            net.collect_params(), "sgd", {"lr_scheduler": schedule}, accumulate=2
+        )
+        train(net, trainer, 0, 3)
+        if way == "checkpoint":
+            mx.parallel.save(tmp_path, net, trainer)
+        else:
+            net.save_parameters(str(tmp_path / "p"))
+            trainer.save_states(str(tmp_path / "s"))
+        train(net, trainer, 20, 20 + stray)
+        if unused:
+            backward(net, 30)
+        if way == "checkpoint":
+            mx.parallel.load(tmp_path, net, trainer)
+        else:
+            net.load_parameters(str(tmp_path / "p"))
+            trainer.load_states(str(tmp_path / "s"))
+        train(net, trainer, 3, 7)
+        return net
+
+    expected = run(0, False)
+    for stray in (0, 1, 2, 5):
+        assert same(expected, run(stray, True)), stray
+
+
+def test_states_follow_replicas_that_leave_and_come_back():
+    """A replica that is made again has the momentum of now, not of when it was last there."""
+
+    def run(*contexts):
+        net = network()
+        trainer = trainer_of(net, "sgd")
+        for i, ctx in enumerate(contexts):
+            net.reset_ctx(ctx)
+            parts = gluon.utils.split_and_load(nd.array(np.eye(4, 3) + i), ctx)
+            with autograd.record():
+                losses = [(net(x) ** 2).sum() for x in parts]
+            autograd.backward(losses)
+            trainer.step(4)
+        return net, trainer
+
+    both = CPU[:2]
+    net, trainer = run(both, [CPU[0]], [CPU[0]], both, both)
+    expected, _ = run(both, [CPU[2]], [CPU[2]], both, both)
+    for one in (net, expected):
+        for param in one.collect_params().values():
+            a, b = param.list_data()
+            assert (a.asnumpy() == b.asnumpy()).all()
+    assert same(net, expected)
+
+
+def test_replicas_that_are_joined_keep_the_sum_of_their_gradients():
+    param = gluon.Parameter("p", shape=(2,))
+    param.initialize(ctx=CPU[:3])
+    with autograd.record():
+        losses = [(param.data(ctx) * (i + 1)).sum() for i, ctx in enumerate(CPU[:3])]
+    autograd.backward(losses)
+    param.reset_ctx(CPU[3])
+    assert param.grad().asnumpy().tolist() == [6, 6]
+    param.reset_ctx(CPU[:2])
+    assert [grad.asnumpy().tolist() for grad in param.list_grad()] == [[6, 6], [0, 0]]
+    trainer = gluon.Trainer([param], "sgd", {"learning_rate": 1.0})
+    before = param.list_data()[0].asnumpy()
+    trainer.step(1)  # no gradient is stale
+    for data in param.list_data():
+        assert np.allclose(data.asnumpy(), before - 6)
+
+
+def test_moving_between_forward_and_backward_is_named_as_a_cause(capsys):
+    net = network()
+    trainer = trainer_of(net, "sgd")
+    with autograd.record():
+        loss = net(nd.ones((2, 3))).sum()
+    placed(net, [1, 1], capsys)
+    loss.backward()
+    with pytest.raises(UserWarning, match="moved or cast"):
+        trainer.step(2)
+
+
+def test_copies_of_networks_keep_sums_and_belong_to_no_trainer():
+    net = network()
+    trainer = trainer_of(net, "sgd", accumulate=2)
+    train(net, trainer, 0, 3)
+    copied = copy.deepcopy(net)
+    for one, other in zip(net.collect_params().values(), copied.collect_params().values()):
+        for two in (other, pickle.loads(pickle.dumps(one))):
+            assert (one.grad().asnumpy() == two.grad().asnumpy()).all()
+            assert two.grad_req == "add" and abs(two.grad().asnumpy()).sum() > 0
+    new = trainer_of(copied, "sgd", accumulate=2)  # whose sums begin now
+    assert all(not p.grad().asnumpy().any() for p in copied.collect_params().values())
+    train(copied, new, 0, 2)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copying_a_trainer_names_the_way(how):
+    net = network()
+    trainer = trainer_of(net)
+    train(net, trainer, 0, 2)
+    with pytest.raises(TypeError, match="save_states"):
+        how(trainer)
+
+
+def test_state_that_cannot_be_loaded_is_an_error(tmp_path):
+    """Sums and phases that the loading trainer could not hold change nothing."""
+    net = network()
+    trainer = trainer_of(net, "sgd", accumulate=3)
+    train(net, trainer, 0, 2)
+    name = str(tmp_path / "s")
+    trainer.save_states(name)
+    mx.parallel.save(tmp_path, net, trainer)
+    plain = network()
+    other = trainer_of(plain, "sgd")
+    before = values(plain)
+    for load in (other.load_states, lambda _: mx.parallel.load(tmp_path, plain, other)):
+        with pytest.raises(mx.MXNetError, match="make the trainer with accumulate="):
+            load(name)
+    assert all(np.array_equal(a, b) for a, b in zip(before, values(plain)))
+    other = trainer_of(plain, "sgd", accumulate=3)
+    plain.collect_params().setattr("grad_req", "write")
+    with pytest.raises(mx.MXNetError, match="grad_req 'add'"):
+        other.load_states(name)
+    backward(plain, 0)
+    with pytest.raises(mx.MXNetError, match="set it to 'add'"):
+        other.step(5)
+    stuck = trainer_of(network(), "lbsgd")
+    stuck.optimizer.batch_scale = 2
+    stuck_net = network()
+    stuck = gluon.Trainer(stuck_net.collect_params(), "lbsgd", {"batch_scale": 2})
+    train(stuck_net, stuck, 0, 1)
+    with pytest.raises(mx.MXNetError, match="save after the update"):
+        stuck.save_states(name)
+    train(stuck_net, stuck, 1, 2)
+    stuck.save_states(name)
+
+
+def test_states_load_into_the_same_network_created_again(tmp_path):
+    """Names that differ in counters alone go by position, numbers above 9 included."""
+    name = str(tmp_path / "s")
+
+    def make(units=4):
+        mx.random.seed(1)
+        net = nn.HybridSequential()
+        for _ in range(12):
+            net.add(nn.Dense(units, in_units=units))
+        net.initialize(mx.init.Xavier())
+        return net, gluon.Trainer(net.collect_params(), "adam")
+
+    def step(net, trainer):
+        with autograd.record():
+            loss = (net(nd.ones((2, 4))) ** 2).sum()
+        loss.backward()
+        trainer.step(1)
+
+    net, trainer = make()
+    step(net, trainer)
+    trainer.save_states(name)
+    net.save_parameters(str(tmp_path / "p"))
+    step(net, trainer)
+    again, its_trainer = make()
+    again.load_parameters(str(tmp_path / "p"))
+    its_trainer.load_states(name)
+    step(again, its_trainer)
+    assert same(net, again)
+    with pytest.raises(mx.MXNetError, match="shape"):
+        make(units=5)[1].load_states(name)
+    with pytest.raises(mx.MXNetError, match="does not have"):
+        other = nn.Dense(4, in_units=4, prefix="head_")
+        other.initialize()
+        gluon.Trainer(other.collect_params(), "adam").load_states(name)
+
+
+def test_scale_of_losses_is_saved_with_states(tmp_path):
+    """A step after loading divides by the scale that its gradients were made with."""
+
+    def make():
+        net = network()
+        trainer = trainer_of(net, "sgd")
+        set_loss_scaler(trainer, mx.contrib.amp.LossScaler())
+        trainer._amp_loss_scaler.loss_scale = 8.0
+        return net, trainer
+
+    def pass_of(net, trainer):
+        with autograd.record():
+            loss = (net(nd.ones((5, 3))) ** 2).sum()
+            with mx.contrib.amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+
+    net, trainer = make()
+    pass_of(net, trainer)
+    net.save_parameters(str(tmp_path / "p"))
+    trainer.save_states(str(tmp_path / "s"))
+    trainer.step(5)
+    again, other = make()
+    other._amp_loss_scaler.loss_scale = 2.0
+    again.load_parameters(str(tmp_path / "p"))
+    other.load_states(str(tmp_path / "s"))
+    other.step(5)
+    assert same(net, again) and other._amp_loss_scaler.loss_scale == 8.0
+    with pytest.raises(mx.MXNetError, match="scales losses"):
+        trainer_of(network(), "sgd").load_states(str(tmp_path / "s"))
+
+
+def test_random_updates_do_not_depend_on_placement(capsys):
+    """SGLD draws by parameter, and the same numbers for all replicas."""
+
+    def run(devices, replicas=None):
+        net = nn.HybridSequential(prefix="n_")
+        with net.name_scope():
+            for _ in range(3):
+                net.add(nn.Dense(3, in_units=3))
+        mx.random.seed(1)
+        net.initialize(mx.init.Xavier(), ctx=replicas)
+        if devices:
+            placed(net, devices, capsys)
+        trainer = trainer_of(net, "sgld")
+        for _ in range(2):
+            xs = [nd.ones((4, 3), ctx=ctx) for ctx in replicas or [net[0].weight.list_ctx()[0]]]
+            with autograd.record():
+                losses = [net(x).sum() for x in xs]
+            autograd.backward(losses)
+            trainer.step(4)
+        return net
+
+    expected = run(None)
+    for devices in ([1, 1, 1], [0, 1, 0], [2, 1, 0]):
+        assert same(expected, run(devices)), devices
+    for param in run(None, CPU[:2]).collect_params().values():
+        one, other = param.list_data()
+        assert (one.asnumpy() == other.asnumpy()).all()
+
+
+def test_an_overflow_discards_sums_of_row_sparse_gradients():
+    layer = nn.Embedding(4, 2, sparse_grad=True)
+    layer.initialize(mx.init.One())
+    trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 1.0}, accumulate=2)
+    set_loss_scaler(trainer, mx.contrib.amp.LossScaler())
+
+    def step(factor):
+        with autograd.record():
+            loss = layer(nd.array([1, 2])).sum() * factor
+            with mx.contrib.amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(1)
+
+    step(float("inf"))
+    step(1)
+    step(1)
+    step(1)
+    assert np.allclose(layer.weight.data().asnumpy(), [[1, 1], [0, 0], [0, 0], [1, 1]])
+
+
+def test_rate_of_layers_that_were_frozen_does_not_depend_on_placement(capsys):
+    """A scheduler is asked for the number of the update that all parameters are part of."""
+
+    def run(devices):
+        net = network()
+        if devices:
+            placed(net, devices, capsys)
+        schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=0.1)
+        options = {"lr_scheduler": schedule, "learning_rate": 0.1}
+        trainer = gluon.Trainer(net.collect_params(), "adam", options)
+        for i, req in enumerate(["null", "null", "write", "write", "write", "write"]):
+            for param in net[0].collect_params().values():
+                param.grad_req = req
+            train(net, trainer, i, i + 1)
+        return net
+
+    expected = run(None)
+    assert same(expected, run([0, 1])) and same(expected, run([1, 0]))
+
+
+def test_parameters_that_were_never_updated_load_without_states(tmp_path):
+    def make():
+        net = network()
+        return net, trainer_of(net)
+
+    net, trainer = make()
+    for param in net[0].collect_params().values():
+        param.grad_req = "null"
+    train(net, trainer, 0, 1)
+    for param in net[0].collect_params().values():
+        param.grad_req = "write"
+    net.save_parameters(str(tmp_path / "p"))
+    trainer.save_states(str(tmp_path / "s"))
+    mx.parallel.save(tmp_path / "c", net, trainer)
+    train(net, trainer, 1, 3)
+    for way in ("states", "checkpoint"):
+        other, its_trainer = make()
+        if way == "states":
+            other.load_parameters(str(tmp_path / "p"))
+            its_trainer.load_states(str(tmp_path / "s"))
+        else:
+            mx.parallel.load(tmp_path / "c", other, its_trainer)
+        train(other, its_trainer, 1, 3)
+        assert same(net, other), way
+
+
+MOVES = {
+    "reset_ctx": lambda net: net.collect_params().reset_ctx(on(1)),
+    "place": lambda net: net.place(on(1), verbose=False),
+    "cast": lambda net: net.cast("float64"),
+}
+
+
+class Summed(gluon.HybridBlock):
+    def __init__(self, kind):
+        super().__init__()
+        with self.name_scope():
+            if kind == "sparse":
+                self.layer = gluon.nn.Embedding(4, 3, sparse_grad=True)
+            else:
+                self.layer = gluon.nn.Dense(3, in_units=2)
+
+    def hybrid_forward(self, F, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("req", ["write", "add"])
+@pytest.mark.parametrize("kind", ["dense", "hybridized", "sparse"])
+def test_move_between_forward_and_backward_is_reported_after_an_earlier_backward(kind, req, move):
+    if kind == "sparse" and move == "cast":
+        pytest.skip("indices are cast with the inputs")
+    net = Summed(kind)
+    net.initialize(ctx=on(0))
+    if kind == "hybridized":
+        net.hybridize()
+    params = net.collect_params()
+    params.setattr("grad_req", req)
+    trainer = gluon.Trainer(params, "sgd", {"learning_rate": 0.1})
+
+    def forward():
+        param = next(iter(params.values()))
+        with autograd.record():
+            return net(nd.ones((2, 2), ctx=param.list_ctx()[0], dtype=param.dtype)).sum()
+
+    forward().backward()  # its gradients are there when the parameters move
+    loss = forward()
+    MOVES[move](net)
+    loss.backward()
+    for _ in range(2):
+        with pytest.raises(UserWarning, match="place, reset_ctx, cast"):
+            trainer.step(1)
+    params.zero_grad()
+    forward().backward()
+    trainer.step(1)
+    assert not any(param.left for param in params.values())
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_move_after_backward_leaves_no_arrays_behind(hybridize):
+    net = gluon.nn.Dense(3, in_units=2)
+    net.initialize(ctx=on(0))
+    if hybridize:
+        net.hybridize()
+    net.collect_params().setattr("grad_req", "add")
+    with autograd.record():
+        loss = net(nd.ones((2, 2), ctx=on(0))).sum()
+    loss.backward()
+    net.collect_params().reset_ctx(on(1))
+    assert not any(param.left for param in net.collect_params().values())
