@@ -13,7 +13,7 @@ PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
 
 .PHONY: demo test clients lint format types slow-test bench bench-ops asan tsan check-sanitized fuzz \
-  stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
+  stateful stateful-asan hunt wheel-check compiler-check hostcuda hostcuda-test \
   hostcuda-asan cuda-build cuda-table gpu-wheel gpu-check gpu-check-suites notebooks \
   notebooks-check site serving-test wheels coverage clean
 
@@ -76,22 +76,6 @@ serving-test: $(VENV)/.test
 	  echo 'the packages of examples/serving were not installed: the tests are skipped'
 	cd tests && $(abspath $(BIN))/pytest -rs project/test_serving_example.py -m slow
 
-# How many lines of the package and of the C core the quick tests run, or those of COVERAGE_TESTS.
-COVERAGE_TESTS ?= . -m "not slow"
-coverage: .venv-coverage/.made
-	mkdir -p build/coverage
-	rm -f build/coverage/*
-	find build/release---coverage-* -name '*.gcda' -delete
-	cd tests && COVERAGE_FILE=../build/coverage/data ../.venv-coverage/bin/pytest \
-	  -p no:cacheprovider --cov=mpgluon --cov-report= $(PARALLEL) $(COVERAGE_TESTS) || \
-	  echo 'some tests failed, perhaps those of time: see above'
-	.venv-coverage/bin/python tools/coverage_report.py build/coverage
-.venv-coverage/.made: $(SOURCES)
-	$(PYTHON) -m venv .venv-coverage
-	CC='$(CC) --coverage' MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) \
-	  .venv-coverage/bin/python -m pip install -q '.[viz,test]' pytest-cov==7.1.0 gcovr==8.8
-	touch $@
-
 # Packages that were written for MXNet, which a package index must have.
 clients: $(VENV)/.test
 	$(BIN)/python tests/clients/run.py .venv-clients
@@ -124,10 +108,13 @@ SANITIZED_TESTS ?= tests -m "not slow"
 SANITIZED_ISA = $(or $(MPGLUON_ISA),$(shell grep -q avx2 /proc/cpuinfo && echo v3 || echo base))
 PYTEST_SANITIZED = pytest -p no:cacheprovider --capture=sys $(PARALLEL)
 
+# The build for ASan also counts the lines that run. Counters aren't atomic: a lost count changes no
+# report, and atomic ones would slow every loop of the kernels down.
 .venv-asan/.made: $(SOURCES)
 	$(PYTHON) -m venv .venv-asan
-	MPGLUON_CUDA=0 MPGLUON_SANITIZE=address,undefined MPGLUON_ISA=$(SANITIZED_ISA) \
-	  .venv-asan/bin/python -m pip install -q '.[viz,test]'
+	CC='$(CC) -fprofile-update=single --coverage' MPGLUON_CUDA=0 \
+	  MPGLUON_SANITIZE=address,undefined MPGLUON_ISA=$(SANITIZED_ISA) \
+	  .venv-asan/bin/python -m pip install -q '.[viz,test]' pytest-cov==7.1.0 gcovr==8.8
 	touch $@
 
 .venv-tsan/.made: $(SOURCES)
@@ -143,11 +130,20 @@ UNDER_ASAN = PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
 asan: .venv-asan/.made
-	$(UNDER_ASAN) .venv-asan/bin/python .venv-asan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
+	mkdir -p build/coverage
+	rm -f build/coverage/*
+	find build/address-undefined---coverage-* -name '*.gcda' -delete
+	$(UNDER_ASAN) COVERAGE_FILE=build/coverage/data .venv-asan/bin/python \
+	  .venv-asan/bin/$(PYTEST_SANITIZED) --cov-report= $(SANITIZED_TESTS) \
+	  --cov=$$(ls -d .venv-asan/lib/python*/site-packages/mpgluon)
 	PYTHONMALLOC=malloc PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) \
 	  ASAN_OPTIONS=detect_leaks=1:exitcode=0 \
 	  .venv-asan/bin/python tests/programs/leaks.py 2>&1 \
 	  | .venv-asan/bin/python tests/programs/leaks.py --judge
+
+# How many lines of the package, of the C core and of the CPU kernels those tests run.
+coverage: asan
+	.venv-asan/bin/python tools/coverage_report.py build/coverage
 
 tsan: .venv-tsan/.made
 	PYTHONSAFEPATH=1 LD_PRELOAD=$(TSAN_LIBRARY) \
@@ -156,7 +152,7 @@ tsan: .venv-tsan/.made
 	  .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
 
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the
-# CUDA runtime; four devices, and more for the tests that ask for them. PARTS=3: a third of the
+# CUDA runtime; four devices, and more for the tests that ask for them. PARTS=4: a quarter of the
 # tests.
 HOSTCUDA_PYTHON ?= $(BIN)/python
 HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy) \
@@ -185,8 +181,8 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider \
 	  $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(PARALLEL) $(ARGS)
 
-# The same under ASan and UBSan, the library and its stand-in too: an eighth of the many tests of
-# ops and networks, and a quarter of what else kernels, programs and pipelines have of their own.
+# The same under ASan and UBSan, the library and its stand-in too: a sixteenth of the many tests of
+# ops and networks, and an eighth of what else kernels, programs and pipelines have of their own.
 HOSTCUDA_ASAN = cd tests && \
 	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so \
 	  HOSTCUDA_DEVICES=8 \
@@ -199,10 +195,10 @@ HOSTCUDA_ASAN_TESTS = \
 
 hostcuda-asan: .venv-asan/.made
 	HOSTCUDA_SANITIZE=address,undefined python3 tests/hostcuda/build.py
-	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,8) ../.venv-asan/bin/python \
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,16) ../.venv-asan/bin/python \
 	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  ops/test_ops.py gpu/test_gpu.py gpu/test_gpu_networks.py -m "not slow"
-	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,4) ../.venv-asan/bin/python \
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=$(call part_of,8) ../.venv-asan/bin/python \
 	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
 	  $(HOSTCUDA_ASAN_TESTS:tests/%=%) -m "not slow"
 
@@ -255,11 +251,10 @@ TSAN_TESTS = $(call test_files,device,device context memory shuffle threads) \
   $(call test_files,parallel,model_parallel collectives mesh mesh_model \
     tensor_parallel attention_heads)
 
-# What CI can afford: a quarter of the quick tests under ASan, of each commit the next one, and of
-# what threads share half under TSan.
-check-sanitized:
-	MPGLUON_TEST_SHARD=$(call part_of,4) $(MAKE) asan
-	MPGLUON_TEST_SHARD=$(call part_of,2) $(MAKE) tsan SANITIZED_TESTS="$(TSAN_TESTS) -m 'not slow'"
+# All quick tests under ASan, and of what threads share a third under TSan, of each commit the next
+# third.
+check-sanitized: coverage
+	MPGLUON_TEST_SHARD=$(call part_of,3) $(MAKE) tsan SANITIZED_TESTS="$(TSAN_TESTS) -m 'not slow'"
 
 # Fuzzers of all readers of files, guided by coverage: libFuzzer (clang) for the core's, Atheris for
 # Python's. Seconds for each.
@@ -283,6 +278,11 @@ stateful-asan: .venv-asan/.made
 	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1; \
 	  $(call STATEFUL,../.venv-asan/bin/python)
+
+# Runs all random generators in turn for SECONDS, with fresh seeds; exit status 1 on a finding.
+SECONDS ?= 600
+hunt: $(VENV)/.test
+	$(BIN)/python tests/programs/hunt.py --seconds $(SECONDS) $(addprefix --seed ,$(SEED))
 
 clean:
 	rm -rf build dist *.egg-info .venv .venv-* mpgluon/_core*.so

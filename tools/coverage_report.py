@@ -1,7 +1,7 @@
 """Says how many lines of the Python package, of the C core and of the CPU kernels were run, after
 the tests of `make coverage`.
 
-    .venv-coverage/bin/python tools/coverage_report.py build/coverage
+    .venv-asan/bin/python tools/coverage_report.py build/coverage
 
 Ends with an error where a share is below LEAST percent. The folder gets, for the files with most
 lines that were not run, their lists of lines (missing.txt).
@@ -41,7 +41,7 @@ def python_lines(folder):
 
 def c_lines(folder):
     """The same of the C files, by gcov. A line of a header counts once."""
-    (objects,) = glob.glob(os.path.join(ROOT, "build", "release---coverage-*"))
+    (objects,) = glob.glob(os.path.join(ROOT, "build", "address-undefined---coverage-*"))
     path = os.path.join(folder, "c.json")
     command = [sys.executable, "-m", "gcovr", "-r", ROOT, "--json", path, objects]
     command += ["-j", str(len(os.sched_getaffinity(0))), "--gcov-ignore-errors=source_not_found"]

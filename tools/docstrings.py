@@ -1,8 +1,10 @@
-"""A Sphinx extension: docstrings as the package writes them, as reStructuredText.
+"""A Sphinx extension: docstrings as the package writes them, as reStructuredText; and classes as
+their constructors show them.
 
-They are NumPy's in form, and their text is plain: a name with a star is a name, not emphasis.
+Docstrings are NumPy's in form, and their text is plain: a name with a star is a name, not emphasis.
 """
 
+import inspect
 import re
 
 # What plain text means literally and reStructuredText does not: stars before names, ending
@@ -44,6 +46,52 @@ def process(app, what, name, value, options, lines: list[str]) -> None:
     lines[:] = result
 
 
+# Methods that layers define for the base class; only its docstring says what they are for.
+CALLED_BY_BASE = ("forward", "hybrid_forward")
+
+
+def signature_of(kind: type) -> str:
+    """The constructor's parameters without types, "" if Python knows none."""
+    try:
+        signature = inspect.signature(kind)
+    except (TypeError, ValueError):
+        return ""
+    parameters = []
+    for parameter in signature.parameters.values():
+        default = parameter.default
+        if default is not parameter.empty and hasattr(default, "__name__"):  # not by its address
+            default = type("Named", (), {"__repr__": lambda self, name=default.__name__: name})()
+        parameters.append(parameter.replace(annotation=parameter.empty, default=default))
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+
+
+def public_bases(bases: tuple[type, ...]) -> list[type]:
+    """The bases, each private one replaced by its own public bases."""
+    found: list[type] = []
+    for base in bases:
+        inner = public_bases(base.__bases__) if base.__name__.startswith("_") else [base]
+        found += [one for one in inner if one is not object and one not in found]
+    return found
+
+
+def sign(app, what, name, value, options, signature, returns):
+    """autodoc takes the signature of the metaclass's `__call__`, which Block has."""
+    shown = signature_of(value) if isinstance(value, type) else ""
+    return (shown, None) if shown else None
+
+
+def show_bases(app, name, value, options, bases):
+    bases[:] = public_bases(bases) or [object]
+
+
+def skip(app, what, name, value, skipped, options):
+    """Leaves out methods whose text autodoc would take from the base class."""
+    return True if name in CALLED_BY_BASE and not getattr(value, "__doc__", None) else None
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", process, priority=1)
+    app.connect("autodoc-process-signature", sign)
+    app.connect("autodoc-process-bases", show_bases)
+    app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
