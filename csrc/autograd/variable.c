@@ -5,9 +5,8 @@
 
 mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
                                       const mpg_tensor *gradient) {
-  if (array->trace)
-    return mpg_fail(MPG_ERROR,
-                    "attach_grad is not possible on an array inside a hybridized block's forward");
+  if (array->trace || (gradient && !gradient->storage)) /* a traced array has no storage */
+    return mpg_fail(MPG_ERROR, "attach_grad is not possible inside a hybridized block's forward");
   const mpg_desc *desc = &array->tensor.desc;
   if (gradient) {
     char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];

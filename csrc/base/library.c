@@ -32,9 +32,10 @@ mpg_status mpg_library_set_folders(const char *const *folders, int count) {
   for (int i = 0; i < count; i++) {
     copies[i] = mpg_strdup(folders[i]);
     if (!copies[i]) {
+      size_t size = strlen(folders[i]) + 1;
       while (i--) mpg_free(copies[i]);
       mpg_free(copies);
-      return mpg_out_of_host_memory(strlen(folders[count - 1]) + 1);
+      return mpg_out_of_host_memory(size);
     }
   }
   for (int i = 0; i < num_library_folders; i++) mpg_free(library_folders[i]);

@@ -51,6 +51,15 @@ static int take_devices(request *q, PyObject *object) {
   return result;
 }
 
+/* mpg_py_array_list for arrays that must have values; fails for traced ones. */
+static int take_values(PyObject *list, mpg_array **arrays, int capacity, PyObject **keep,
+                       const char *what) {
+  int count = mpg_py_array_list(list, arrays, capacity, keep, what);
+  for (int i = 0; i < count; i++)
+    if (mpg_py_expect_value(arrays[i], what) < 0) return -1;
+  return count;
+}
+
 static int take_arrays(request *q, PyObject *object) {
   const char *name = mpg_collective_name(q->r.kind);
   q->arrays = PyMem_Calloc(MPG_COMM_MAX_RANKS, sizeof *q->arrays);
@@ -248,7 +257,7 @@ static PyObject *sum_replicas(PyObject *Py_UNUSED(self), PyObject *args) {
       Py_DECREF(list);
       goto out;
     }
-    int taken = mpg_py_array_list(list, arrays + r * each, (int)each, &kept[r], "sum_replicas");
+    int taken = take_values(list, arrays + r * each, (int)each, &kept[r], "sum_replicas");
     Py_DECREF(list);
     if (taken < 0) goto out;
   }
@@ -299,7 +308,7 @@ static PyObject *sum_over_ranks(PyObject *Py_UNUSED(self), PyObject *args) {
   }
   if (gpus != Py_None && (indices = mpg_py_gpu_indices(gpus)) == NULL) goto out;
   for (int i = 0; i < 2; i++)
-    if (mpg_py_array_list(given[i], arrays + i * count, (int)count, &kept[i], what) != count) {
+    if (take_values(given[i], arrays + i * count, (int)count, &kept[i], what) != count) {
       if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, what);
       goto out;
     }
@@ -330,7 +339,7 @@ static PyObject *written_at(PyObject *Py_UNUSED(self), PyObject *object) {
   PyObject *keep = NULL, *list = PyList_New(1), *result = NULL;
   if (list == NULL) return NULL;
   PyList_SET_ITEM(list, 0, Py_NewRef(object));
-  if (mpg_py_array_list(list, &array, 1, &keep, "written_at") == 1) {
+  if (take_values(list, &array, 1, &keep, "written_at") == 1) {
     const mpg_storage *storage = array->tensor.storage;
     result = Py_BuildValue("(KK)", (unsigned long long)storage->block.uses.write,
                            (unsigned long long)storage->device->submitted);

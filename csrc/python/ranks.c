@@ -186,7 +186,10 @@ int32_t *mpg_py_gpu_indices(PyObject *object) {
 /* The device and the numbers of (ctx, indices); -1 with an exception. */
 static int take_gpus(PyObject *args, mpg_device **device, int32_t **indices) {
   PyObject *context, *numbers;
-  if (!PyArg_ParseTuple(args, "OO", &context, &numbers)) return -1;
+  if (!PyTuple_Check(args) || !PyArg_ParseTuple(args, "OO", &context, &numbers)) {
+    PyErr_SetString(PyExc_TypeError, "expected a tuple (ctx, indices)");
+    return -1;
+  }
   *device = mpg_py_device(context);
   *indices = *device ? mpg_py_gpu_indices(numbers) : NULL;
   return *indices ? 0 : -1;

@@ -4,6 +4,7 @@ of its own time, as in eager execution."""
 import numpy as np
 import pytest
 
+import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.parallel import Pipeline
 from support.captures import MODES
@@ -189,3 +190,18 @@ def test_each_use_sees_the_contents_of_its_time_in_a_cut_program():
         net.hybridize(hybridized)
         found.append([net(nd.ones((2, 3)) * i).asnumpy().tolist() for i in (1, 2)])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("grad_req", ("write", "add", "null"))
+def test_attach_grad_in_a_hybridized_forward_raises_an_error(grad_req):
+    outside = nd.ones(3)
+
+    class Attaching(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            outside.attach_grad(grad_req)
+            return x + outside
+
+    net = Attaching()
+    net.hybridize()
+    with pytest.raises(mx.MXNetError, match="attach_grad is not possible inside"):
+        net(nd.ones(3))

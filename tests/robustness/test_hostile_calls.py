@@ -99,6 +99,68 @@ def test_containers_that_change_while_they_are_read():
     assert int(output_of(CONTAINERS)) > 5000
 
 
+# All functions and methods of the core, with objects that were only half made, outside of a trace
+# (`traced` is 0) or inside one
+HALF_MADE = """
+from mpgluon import _core, nd
+
+SPECIAL = ("_", "set_exit_status", "ranks_begin", "ranks_end")  # test hooks, process state, MPI
+SKIPPED = {"__init_subclass__", "__subclasshook__", "__class__", "__setattr__", "__delattr__"}
+
+def attempt(call, *args):
+    try:
+        call(*args)
+    except SystemError as error:
+        raise AssertionError(f"{call} {args}") from error
+    except Exception:
+        pass
+    return 1
+
+def members(item):
+    for name in sorted(set(dir(type(item))) - SKIPPED):
+        try:
+            yield getattr(item, name)
+        except Exception:
+            pass
+
+trace, calls = _core.Trace(), 0
+objects = [None, 0, "x", [], {}, (0,), (0, 0, 0, 0), nd.ones(2)]
+if traced:
+    trace.__enter__()
+    objects = [trace.input(nd.ones(2)), nd.ones(2), nd.ones(2)]
+for kind in [item for item in vars(_core).values() if isinstance(item, type)]:
+    for make in (kind, lambda: kind.__new__(kind)):
+        try:
+            objects.append(make())
+        except Exception:
+            pass
+for name, call in vars(_core).items():
+    if type(call) is not type(len) or name.startswith(SPECIAL):
+        continue
+    for item in objects:
+        for args in [(item,), (item, item), (item, None), (None, item), ([item],)]:
+            calls += attempt(call, *args)
+        for other in objects[:2]:
+            for args in [(item, other), (other, item), ([item], [other]), ([other], [item])]:
+                calls += attempt(call, *args)
+        if traced:
+            trace = _core.Trace()
+            trace.__enter__()
+for item in objects:
+    for call in filter(callable, members(item)):
+        first = objects[0]
+        for args in [(), (None,), (item,), (0,), (first,), (first, first), (None, None, None)]:
+            calls += attempt(call, *args)
+print(calls)
+"""
+
+
+@pytest.mark.parametrize("traced", (0, 1))
+def test_core_functions_refuse_half_made_objects(traced):
+    printed = output_of(f"traced = {traced}\n{HALF_MADE}")
+    assert int(printed.split()[-1]) > 10000
+
+
 def test_packed_weights_that_are_none():
     """Their contents say how they are to be read."""
     printed = output_of("""

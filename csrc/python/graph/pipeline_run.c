@@ -276,6 +276,10 @@ static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged
 static int rows_from(PyObject *object, mpg_rows *rows) {
   long long begin, count, total;
   int axis;
+  if (!PyTuple_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "PipelineRun: rows are tuples (axis, begin, count, total)");
+    return -1;
+  }
   if (!PyArg_ParseTuple(object, "iLLL:PipelineRun", &axis, &begin, &count, &total)) return -1;
   if (axis < 0 || begin < 0 || count < 0 || total < count || begin > total - count) {
     PyErr_SetString(PyExc_ValueError, "PipelineRun: rows must be (axis, begin, count, total)");

@@ -402,7 +402,7 @@ static PyObject *swap_trace(PyObject *Py_UNUSED(module), PyObject *item) {
       return NULL;
     }
     trace = ((py_trace *)item)->trace;
-    if (trace->closed) trace = NULL;
+    if (trace != NULL && trace->closed) trace = NULL;
   }
   mpg_trace *former = mpg_trace_swap(trace);
   if (former == NULL) Py_RETURN_NONE;

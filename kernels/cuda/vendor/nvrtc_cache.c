@@ -163,7 +163,7 @@ bool mpg_nvrtc_cache_read(const mpg_nvrtc_key *key, int num_names, mpg_nvrtc_cod
   int file = open_own(path);
   if (file < 0) return false;
   char *rest = read_rest(file, key, &head);
-  futimens(file, NULL); /* read just now */
+  if (rest) futimens(file, NULL); /* marks the entry as recently read */
   close(file);
   if (!rest) return false;
   code->size = head.size - head.names_size;
