@@ -53,15 +53,17 @@ $(VENV)/.types: $(VENV)/.test Makefile
 	  types-tqdm==4.70.0.20261106
 	touch $@
 
+# PARTS=2: half of the slow tests, the other half with the next commit.
 slow-test: $(VENV)/.test
-	cd tests && $(abspath $(BIN))/pytest . -m slow $(PARALLEL) --durations=15
+	cd tests && $(if $(PARTS),MPGLUON_TEST_SHARD=$(call part_of,$(PARTS))) \
+	  $(abspath $(BIN))/pytest . -m slow $(PARALLEL) --durations=15
 
 # The notebooks: executed and stored anew, or executed only. The site, in build/site: without
 # warnings, and its inner links lead somewhere.
 notebooks: $(VENV)/.site
 	$(BIN)/python tools/notebooks.py $(NOTEBOOKS)
 notebooks-check: $(VENV)/.site
-	$(BIN)/pytest -q --nbmake --nbmake-timeout=120 --durations=0 notebooks
+	$(BIN)/pytest -q --nbmake --nbmake-timeout=120 --durations=0 $(PARALLEL) notebooks
 site: $(VENV)/.site
 	rm -rf build/site
 	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/site-doctrees . build/site
@@ -133,7 +135,7 @@ asan: .venv-asan/.made
 	mkdir -p build/coverage
 	rm -f build/coverage/*
 	find build/address-undefined---coverage-* -name '*.gcda' -delete
-	$(UNDER_ASAN) COVERAGE_FILE=build/coverage/data .venv-asan/bin/python \
+	$(UNDER_ASAN) COVERAGE_FILE=$(CURDIR)/build/coverage/data .venv-asan/bin/python \
 	  .venv-asan/bin/$(PYTEST_SANITIZED) --cov-report= $(SANITIZED_TESTS) \
 	  --cov=$$(ls -d .venv-asan/lib/python*/site-packages/mpgluon)
 	PYTHONMALLOC=malloc PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) \

@@ -698,11 +698,12 @@ def lines_run(function, name):
         count += event == "line"
         return line
 
+    former = sys.gettrace()
     sys.settrace(lambda frame, *_: line if frame.f_code.co_filename.endswith(name) else None)
     try:
         function()
     finally:
-        sys.settrace(None)
+        sys.settrace(former)
     return count
 
 

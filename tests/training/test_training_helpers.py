@@ -115,7 +115,8 @@ def test_registry():
 
 def test_these_modules_load_only_when_used():
     code = (
-        "import sys, mpgluon; print([m for m in ('multiprocessing', 'json', 'mpgluon.metric', "
-        "'mpgluon.optimizer', 'PIL') if m in sys.modules])"
+        "import sys; before = set(sys.modules); import mpgluon; print([m for m in "
+        "('multiprocessing', 'json', 'mpgluon.metric', 'mpgluon.optimizer', 'PIL') "
+        "if m in sys.modules and m not in before])"
     )
     assert output_of(code).strip() == "[]"
