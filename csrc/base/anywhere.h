@@ -1,4 +1,4 @@
-/* Functions in headers that code for a GPU calls too. */
+/* MPG_ANYWHERE: the prefix of inline functions that both host and GPU code call. */
 #ifndef MPG_BASE_ANYWHERE_H
 #define MPG_BASE_ANYWHERE_H
 

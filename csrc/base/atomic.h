@@ -1,5 +1,5 @@
-/* C11's atomics, in a form that C++ reads too: GPU kernels are C++ and see the same structs. There
- * an atomic is a plain object of the same layout, touched by builtins only.
+/* C11 atomics in a form that also compiles as C++, because GPU kernels are C++ and use the same
+ * structs. In C++ an atomic is a plain object of the same layout that is accessed only by builtins.
  */
 #ifndef MPG_BASE_ATOMIC_H
 #define MPG_BASE_ATOMIC_H

@@ -1,4 +1,4 @@
-/* The host lock, turns, interrupts and other services of whoever drives the core. */
+/* The host lock, turns, interrupts and other services of the host program. */
 #include "base/host.h"
 
 #include <stdio.h>
@@ -15,7 +15,7 @@ static void no_collect(void) {}
 static const mpg_host no_host = {no_release, no_acquire, no_interrupt, no_origin, no_origin_text,
                                  NULL,       NULL,       no_collect,   NULL,      NULL};
 static const mpg_host *current_host = &no_host; /* runtime state: set once at start */
-/* runtime state, under the host lock; so is what follows */
+/* Runtime state, under the host lock, like the variables below. */
 static uint64_t turns;
 static void (*intruder)(void);
 static bool intruding, collecting;
@@ -28,7 +28,7 @@ void mpg_host_check_turns(uint64_t before) {
 #ifndef MPG_DEBUG
   if (!intruder) return;
 #endif
-  MPG_ASSERT(before == turns); /* others could run between collecting points and noting uses */
+  MPG_ASSERT(before == turns); /* Other code could run between collecting points and noting uses. */
 }
 
 void mpg_host_yield(void) {

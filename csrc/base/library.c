@@ -1,4 +1,4 @@
-/* Opens optional libraries, oneDNN and OpenBLAS. */
+/* Loader of the optional libraries oneDNN and OpenBLAS. */
 #include "base/library.h"
 
 #include <dlfcn.h>
@@ -50,8 +50,8 @@ int mpg_library_folders(const char *const **folders) {
   return num_library_folders;
 }
 
-/* The struct's first fields are the same in every oneDNN 1 to 3; declared here so that base needs
- * no header of it. */
+/* The first fields of the struct are the same in oneDNN 1 to 3. Declared here so that base does not
+ * include its headers. */
 static void onednn_version(mpg_library *library) {
   struct version {
     int major, minor, patch;
@@ -74,7 +74,7 @@ static void openblas_version(mpg_library *library) {
   snprintf(library->version, sizeof library->version, "%.*s", (int)strcspn(text, " "), text);
 }
 
-/* Opens folder/file, or file alone when folder is NULL. */
+/* Opens folder/file, or only file if folder is NULL. */
 static bool try_open(mpg_library *library, const char *folder, const char *between,
                      const char *file) {
   char path[sizeof library->path];
@@ -105,7 +105,7 @@ static void open_library(mpg_library_id id) {
   bool found = false;
   if (setting && setting[0]) {
     found = try_open(library, setting, "/lib/", file) || try_open(library, setting, "/", file);
-    if (!found) return; /* asked for one in particular: no other in its place */
+    if (!found) return; /* The setting names one folder, so no other copy is used. */
   }
   for (int i = 0; i < num_library_folders && !found; i++)
     found = try_open(library, library_folders[i], "/", file);

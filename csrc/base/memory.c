@@ -1,11 +1,11 @@
-/* Host memory for bookkeeping: allocation that tests can make fail, spaces and arenas. */
+/* Host memory for bookkeeping: allocation with injected failures, scratch memory and arenas. */
 #include "base/memory.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* 0: disarmed; test hook, see the header */
+/* 0 means disarmed; a test hook, see the header. */
 static _Atomic int64_t allocations_until_failure, failures_left;
 static _Atomic bool failure_happened;
 
@@ -93,8 +93,9 @@ void mpg_space_give(void *given) {
   if (!given) return;
   space *least = (space *)given - 1;
   mpg_poison(given, least->size);
+  /* Frees the smallest of the kept blocks and the given one. */
   if (least->size <= LARGEST_KEPT)
-    for (int i = 0; i < KEPT_SPACES && least; i++) { /* the smallest of all goes */
+    for (int i = 0; i < KEPT_SPACES && least; i++) {
       space *kept = kept_spaces[i];
       if (kept && kept->size >= least->size) continue;
       kept_spaces[i] = least;
@@ -146,9 +147,8 @@ void *mpg_arena_alloc(mpg_arena *arena, size_t size) {
   if (!mpg_size_add(size, ARENA_ALIGNMENT - 1, &padded)) return NULL;
   padded &= ~(size_t)(ARENA_ALIGNMENT - 1);
   if (padded > arena->left) {
-    size_t block_size = arena->total > ARENA_BLOCK_SIZE / 2
-                            ? 2 * arena->total
-                            : ARENA_BLOCK_SIZE; /* so that soon one block is enough */
+    /* Doubling soon makes one block large enough. */
+    size_t block_size = arena->total > ARENA_BLOCK_SIZE / 2 ? 2 * arena->total : ARENA_BLOCK_SIZE;
     if (block_size < padded) block_size = padded;
     mpg_arena_block *block = mpg_malloc(sizeof *block + block_size);
     if (!block) return NULL;

@@ -15,15 +15,15 @@
 typedef struct mpg_random_key {
   uint64_t seed;
   uint64_t call;
-  uint64_t position; /* added to the element index: where this piece starts in the whole batch */
-  /* A piece along an inner axis is not one run of the whole: `run` elements of it lie together, and
-   * runs begin `stride` apart. run 0: it is one run. */
+  uint64_t position; /* added to the element index: where this shard starts in the whole batch */
+  /* A shard along an inner axis is not contiguous in the whole. It consists of runs of `run`
+   * elements that begin `stride` apart. 0 for `run` means contiguous. */
   uint64_t run, stride;
-  uint64_t
-      first; /* of a part of the piece (a tile): the index that its element 0 has in the piece */
+  /* For a tile of the shard: the index of the tile's element 0 in the shard. */
+  uint64_t first;
 } mpg_random_key;
 
-/* The position of element `index` of the piece in the whole. */
+/* Returns the position in the whole of element `index` of the shard. */
 MPG_ANYWHERE uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
   index += key->first;
   return key->position + (key->run ? index / key->run * key->stride + index % key->run : index);
@@ -33,7 +33,8 @@ typedef struct mpg_philox_block {
   uint32_t value[4];
 } mpg_philox_block;
 
-/* The four 32-bit words of block `counter`; elements 4c..4c+3 of a stream of words use block c. */
+/* Returns the four 32-bit words of block `counter`. Elements 4c..4c+3 of a stream of words use
+ * block c. */
 MPG_ANYWHERE mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t counter) {
   uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = (uint32_t)call,
            c3 = (uint32_t)(call >> 32);
@@ -52,10 +53,10 @@ MPG_ANYWHERE mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t 
   return block;
 }
 
-/* Uniform in [0, 1) with 24 bits, exactly representable in float. */
+/* Returns a uniform number in [0, 1) with 24 bits, exactly representable in float. */
 MPG_ANYWHERE float mpg_philox_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
 
-/* Uniform in [0, 1) with 53 bits. */
+/* Returns a uniform number in [0, 1) with 53 bits. */
 MPG_ANYWHERE double mpg_philox_uniform_double(uint32_t high, uint32_t low) {
   return (double)((((uint64_t)high << 32) | low) >> 11) * 0x1p-53;
 }

@@ -10,7 +10,7 @@ enum { ERROR_TEXT_SIZE = 4096 };
 static _Thread_local char error_text[ERROR_TEXT_SIZE];
 
 mpg_status mpg_fail(mpg_status code, const char *format, ...) {
-  /* The arguments may point into the present text, so it is formatted beside it. */
+  /* The arguments may point into error_text, so the new text is formatted in a local buffer. */
   char text[ERROR_TEXT_SIZE];
   va_list args;
   va_start(args, format);
@@ -27,7 +27,7 @@ mpg_status mpg_fail_prefix(mpg_status code, const char *format, ...) {
   int length = vsnprintf(text, sizeof text, format, args);
   va_end(args);
   if (length < 0) length = 0;
-  if ((size_t)length < sizeof text) { /* cut off where the buffer ends */
+  if ((size_t)length < sizeof text) { /* truncates to the buffer size */
     size_t left = sizeof text - (size_t)length, present = strlen(error_text);
     if (left > 3) {
       if (present > left - 3) present = left - 3;

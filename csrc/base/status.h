@@ -2,8 +2,7 @@
  *
  * Every function that can fail returns mpg_status. The text of the latest failure is kept per
  * thread and stays valid until the next failure on that thread. Nothing here owns memory beyond
- * that fixed buffer. Any thread may call. A function has one `fail:` label where it has something
- * to undo.
+ * that fixed buffer. Any thread may call. A function with cleanup has one `fail:` label.
  */
 #ifndef MPG_BASE_STATUS_H
 #define MPG_BASE_STATUS_H
@@ -15,12 +14,12 @@
 
 typedef enum mpg_status {
   MPG_OK = 0,
-  MPG_ERROR,                /* MXNetError: a mistake in how something is used */
-  MPG_VALUE_ERROR,          /* a value that is out of its range */
+  MPG_ERROR,                /* MXNetError: incorrect use */
+  MPG_VALUE_ERROR,          /* a value out of range */
   MPG_TYPE_ERROR,           /* an argument of the wrong type */
   MPG_INDEX_ERROR,          /* an index out of bounds */
-  MPG_KEY_ERROR,            /* a word that is none of those known */
-  MPG_NOT_IMPLEMENTED,      /* a part of a feature that does not exist */
+  MPG_KEY_ERROR,            /* an unknown name */
+  MPG_NOT_IMPLEMENTED,      /* an unsupported part of a feature */
   MPG_DEVICE_OUT_OF_MEMORY, /* a device's pool is at its limit, or the machine refused */
   MPG_HOST_OUT_OF_MEMORY,   /* malloc of bookkeeping failed */
   MPG_IO_ERROR,             /* a file could not be read or written, or is damaged */
@@ -47,15 +46,16 @@ typedef enum mpg_status {
 mpg_status mpg_fail(mpg_status code, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 
-/* Puts a formatted text in front of the present error text: "prefix: text". Returns `code`
- * unchanged. */
+/* Prepends a formatted text to the current error text: "prefix: text". Returns `code` unchanged. */
 mpg_status mpg_fail_prefix(mpg_status code, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 
-/* This thread's latest error text; never NULL. Borrowed, until the next failure on this thread. */
+/* Returns this thread's latest error text; never NULL. Borrowed until the next failure on this
+ * thread. */
 const char *mpg_error_text(void);
 
-/* A broken invariant of our own: prints and aborts. Never for a user's mistake. */
+/* Checks an internal invariant: prints a message and aborts if it is broken. Not for user
+ * errors. */
 #define MPG_ASSERT(condition) \
   ((condition) ? (void)0 : mpg_assert_failed(#condition, __FILE__, __LINE__))
 void mpg_assert_failed(const char *condition, const char *file, int line)

@@ -1,12 +1,12 @@
-/* A growing string. The owner frees it; one thread at a time. A failed append is remembered and
- * reported by mpg_text_status. */
+/* Growing string. The owner frees it. Not thread-safe. A failed append is remembered and reported
+ * by mpg_text_status. */
 #ifndef MPG_BASE_TEXT_H
 #define MPG_BASE_TEXT_H
 
 #include "base/status.h"
 
 typedef struct mpg_text {
-  char *data; /* owned, NUL-terminated once something was appended */
+  char *data; /* owned; NUL-terminated after the first append */
   size_t length, capacity;
   bool failed;
 } mpg_text;

@@ -1,4 +1,4 @@
-/* The arrays of a pass. */
+/* Temporary arrays of a pass. */
 #include "base/workspace.h"
 
 typedef struct mpg_workspace_array {

@@ -1,6 +1,6 @@
-/* The arrays that one pass works with: zeroed, each an allocation of its own, freed together. An
- * array that could not be had is NULL; one check behind all requests says so. Starts as {0}. Not
- * shared between threads.
+/* Temporary arrays of one pass. Each is zeroed and allocated separately; all are freed together. An
+ * array that could not be allocated is NULL, and mpg_workspace_check after all requests reports the
+ * failure. Initialize with {0}. Not thread-safe.
  */
 #ifndef MPG_BASE_WORKSPACE_H
 #define MPG_BASE_WORKSPACE_H
@@ -9,7 +9,7 @@
 
 typedef struct mpg_workspace {
   struct mpg_workspace_array *arrays; /* owned */
-  size_t refused;                     /* bytes of a request that failed; 0: none has */
+  size_t refused;                     /* size in bytes of a failed request; 0 if none failed */
 } mpg_workspace;
 
 void *mpg_workspace_take(mpg_workspace *space, size_t count, size_t item_size);
