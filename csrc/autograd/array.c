@@ -1,4 +1,4 @@
-/* Arrays as users hold them: making, assigning and releasing them. */
+/* Creation, assignment and release of user-visible arrays. */
 #include "autograd/array.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 
-static uint64_t changes; /* runtime state, under the host lock */
+static uint64_t changes; /* Runtime state, under the host lock. */
 uint64_t mpg_array_changes(void) { return changes; }
 void mpg_array_note_change(void) { changes++; }
 
@@ -22,8 +22,9 @@ void mpg_array_clear(mpg_array *array) {
   mpg_trace *trace = array->trace;
   mpg_value value = array->value;
   mpg_array_changed(array);
-  *array = (mpg_array){0}; /* cleared first, because a finalizer may look at the array; and as a
-                              whole, because structs are reused */
+  /* Cleared before the releases, because a finalizer may read the array. Cleared as a whole,
+   * because structs are reused. */
+  *array = (mpg_array){0};
   if (storage) mpg_storage_release(storage);
   mpg_tape_release(node);
   if (trace) trace->live[mpg_value_index(&trace->graph, value)]--;

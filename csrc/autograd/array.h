@@ -1,8 +1,9 @@
-/* Arrays: what users hold. A tensor with its place on the tape, or a value of a graph being traced.
+/* User-visible arrays: a tensor with its position on the tape, or a value of a graph that is being
+ * traced.
  *
  * Ownership: an mpg_array owns a reference to its tensor's storage and to its tape node (or trace);
- * the binding embeds it in its array object and calls mpg_array_clear when that dies. Threads: host
- * lock.
+ * the binding embeds it in its array object and calls mpg_array_clear when that is destroyed.
+ * Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_ARRAY_H
 #define MPG_AUTOGRAD_ARRAY_H
@@ -14,40 +15,38 @@ typedef struct mpg_tape_node mpg_tape_node;         /* autograd/tape.h */
 typedef struct mpg_trace mpg_trace;                 /* a graph being traced */
 typedef struct mpg_parameter_set mpg_parameter_set; /* autograd/parameter_set.h */
 
-typedef enum mpg_grad_req {
-  MPG_GRAD_NULL = 0,
-  MPG_GRAD_WRITE = 1,
-  MPG_GRAD_ADD = 3
-} mpg_grad_req; /* MXNet's numbers */
+/* The values are MXNet's. */
+typedef enum mpg_grad_req { MPG_GRAD_NULL = 0, MPG_GRAD_WRITE = 1, MPG_GRAD_ADD = 3 } mpg_grad_req;
 
 typedef struct mpg_array {
-  mpg_tensor tensor; /* when traced: storage NULL, but desc is right */
-  mpg_tape_node
-      *node; /* owned reference: the op or variable it comes from; NULL when not on the tape */
+  mpg_tensor tensor; /* when traced: storage is NULL, but desc is valid */
+  /* Owned reference to the op or variable that produced the array; NULL if not on the tape. */
+  mpg_tape_node *node;
   uint32_t output; /* which output of node */
-  bool bound; /* compiled calls count on its tensor and node: say mpg_array_changed where these are
-                 replaced */
+  /* Compiled calls rely on its tensor and node: call mpg_array_changed when these are replaced. */
+  bool bound;
   mpg_trace *trace; /* owned reference while traced, else NULL */
   mpg_value value;  /* in the traced graph */
 } mpg_array;
 
 static inline const mpg_desc *mpg_array_desc(const mpg_array *array) { return &array->tensor.desc; }
 static inline bool mpg_array_traced(const mpg_array *array) { return array->trace != NULL; }
-mpg_device_id mpg_array_device_id(const mpg_array *array); /* of a traced one too */
-void mpg_array_clear(
-    mpg_array *array); /* releases its references; the struct becomes empty, all zeros */
+mpg_device_id mpg_array_device_id(const mpg_array *array); /* also valid for a traced array */
+/* Releases the array's references and zeroes the struct. */
+void mpg_array_clear(mpg_array *array);
 static inline void mpg_array_clear_all(mpg_array *arrays, size_t count) {
   for (size_t i = 0; arrays && i < count; i++) mpg_array_clear(&arrays[i]);
 }
-void mpg_array_copy(mpg_array *target,
-                    const mpg_array *source); /* another reference to the same array (retains) */
-/* Counts how often bound arrays got another tensor or node. */
+/* Creates another reference to the same array (retains). */
+void mpg_array_copy(mpg_array *target, const mpg_array *source);
+/* Returns how often a bound array has received another tensor or node. */
 uint64_t mpg_array_changes(void);
 void mpg_array_note_change(void);
 static inline void mpg_array_changed(const mpg_array *array) {
   if (array->bound) mpg_array_note_change();
 }
-/* Same tensor, off the tape (detach); a traced one becomes `_detach` of it. target is empty. */
+/* Detaches: *target (empty) gets the same tensor, off the tape. For a traced array, emits
+ * `_detach`. */
 mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
 
 #endif

@@ -1,4 +1,5 @@
-/* Backward: collect the tape, differentiate, say where results go, run. MXNet 1.9.1's semantics. */
+/* Backward: collects the tape, differentiates, assigns gradient destinations, runs. MXNet 1.9.1's
+ * semantics. */
 #include <string.h>
 
 #include "autograd/trace.h"
@@ -30,8 +31,8 @@ static void pass_end(mpg_backward_pass *pass) {
   kept_passes = pass;
 }
 
-/* Whether the head was joined along the first axis and the gradient only has more rows: as in MXNet
- * the first ones count then. */
+/* True if the head is a concatenation along the first axis and the gradient only has more rows. As
+ * in MXNet, the first rows are used then. */
 static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shape *want,
                           const mpg_shape *have) {
   const mpg_node *node = &graph->nodes[head.node];
@@ -40,8 +41,8 @@ static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shap
          memcmp(have->dims + 1, want->dims + 1, (size_t)(want->ndim - 1) * sizeof *want->dims) == 0;
 }
 
-/* The gradient of a head: ones, or the array given, seen in the head's shape when it has another
- * one of as many elements. */
+/* Returns the gradient of a head: ones, or the given array, reshaped to the head's shape if it has
+ * the same number of elements. */
 static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
                                 const mpg_array *gradient, mpg_value value, mpg_value *result) {
   mpg_graph *graph = &pass->graph;
@@ -87,7 +88,7 @@ static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
                         result);
 }
 
-/* Heads with their gradients, in order; bound when the arrays exist. */
+/* Heads with their gradients, in order; bound once the arrays exist. */
 typedef struct head_list {
   mpg_array *const *heads, *const *gradients;
   int count;
@@ -103,8 +104,8 @@ static mpg_status differentiate(mpg_backward_pass *pass, head_list *list, const 
                                 size_t num_wanted, mpg_value *gradients, bool train) {
   pass->graph.phase = MPG_PHASE_BACKWARD;
   pass->graph.train = train;
-  int ones =
-      -1; /* the last head whose gradient is ones: they serve heads of the same kind as well */
+  /* The last head whose gradient is ones. Heads of the same shape, dtype and device share it. */
+  int ones = -1;
   for (int i = 0; i < list->count; i++) {
     list->values[i] = mpg_backward_pass_value(pass, list->heads[i]);
     const mpg_array *gradient = list->gradients ? list->gradients[i] : NULL;
@@ -130,7 +131,7 @@ static mpg_status differentiate(mpg_backward_pass *pass, head_list *list, const 
   return MPG_OK;
 }
 
-/* Space for `count` more values of execution; new ones are empty. */
+/* Resizes and clears the per-value arrays of execution for all values of the graph. */
 static mpg_status grow_arrays(mpg_backward_pass *pass) {
   size_t count = pass->graph.num_values;
   MPG_TRY(mpg_grow((void **)&pass->arrays, &pass->arrays_capacity, count, sizeof *pass->arrays));
@@ -162,13 +163,13 @@ static void consume(mpg_backward_pass *pass) {
   for (size_t i = 0; i < pass->num_nodes; i++) mpg_tape_consume(pass->nodes[i]);
 }
 
-/* The input behind a head gradient, which may be a reshape or a part of it. */
+/* Returns the graph input of a head gradient, which may be a reshape or a slice of it. */
 static mpg_value given(const mpg_graph *graph, mpg_value value) {
   const mpg_node *node = &graph->nodes[value.node];
   return mpg_node_is_input(node) ? value : mpg_node_inputs(graph, node)[0];
 }
 
-/* The head gradients' contents, once the arrays exist. */
+/* Binds the head gradients' contents once the arrays exist. */
 static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
   for (int i = 0; i < list->count; i++)
     if (list->gradients && list->gradients[i])
@@ -177,7 +178,7 @@ static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
                      list->gradients[i]);
 }
 
-/* Whether a call does not lead to all parameters of a set that was one value. */
+/* Sets *missed if a call does not reach all parameters of a set that was collected as one value. */
 static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
   mpg_graph *graph = &pass->graph;
   for (size_t n = 0; pass->num_parameter_sets && n < graph->num_nodes && !*missed; n++) {
@@ -194,8 +195,8 @@ static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
   return MPG_OK;
 }
 
-/* again: no gradient arrives at a parameter set that was taken as one variable, or only at some of
- * its variables. The caller starts over with the variables one by one. */
+/* Sets *again if no gradient reaches a parameter set that was collected as one variable, or only
+ * some of its variables. The caller then restarts with the variables one by one. */
 static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain, bool train,
                            bool *again) {
   mpg_graph *graph = &pass->graph;
@@ -303,8 +304,8 @@ mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head
   return again ? try_backward(&list, retain_graph, train, false, &unused) : status;
 }
 
-/* A recorded gradient that no variable went into is a constant. It is on the tape nevertheless, so
- * that it can be differentiated again, which gives zeros. */
+/* A recorded gradient that does not depend on a variable is a constant. It is put on the tape
+ * anyway, so that it can be differentiated again, which gives zeros. */
 static mpg_status record_constant(mpg_array *gradient, mpg_array *variable) {
   mpg_array *inputs[] = {gradient, variable}, recorded = {0};
   mpg_reshape_like_params params;
@@ -315,8 +316,8 @@ static mpg_status record_constant(mpg_array *gradient, mpg_array *variable) {
   return MPG_OK;
 }
 
-/* Gives a gradient memory of its own if the storage has other holders: an input, a head gradient or
- * another result. Saved contents don't count, because a write leaves them as they are. */
+/* Copies a gradient if its storage has other holders: an input, a head gradient or another result.
+ * Saved contents are exempt, because a write preserves them. */
 static mpg_status unshare(mpg_tensor *gradient) {
   const mpg_storage *storage = gradient->storage;
   if ((uint32_t)storage->references <= 1 + storage->savers) return MPG_OK;

@@ -1,14 +1,14 @@
-/* A pass: one backward over the tape. The reached part of the tape as a graph, the gradient
- * appended to it, and the arrays the values of that graph stand for. Walks are kept for reuse, so
- * that a backward allocates nothing in steady state. Internal to csrc/autograd. Threads: host lock.
+/* One backward over the tape: the reached part of the tape as a graph, the gradient appended to it,
+ * and the arrays that hold the graph's values. Passes are kept for reuse, so that a backward
+ * allocates nothing in steady state. Internal to csrc/autograd. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_BACKWARD_PASS_H
 #define MPG_AUTOGRAD_BACKWARD_PASS_H
 
 #include "autograd/parameter_set.h"
 
-typedef struct mpg_saved_place { /* where the contents of a forward value are kept */
-  mpg_tape_node *node;           /* borrowed; NULL: nowhere */
+typedef struct mpg_saved_place { /* the slot that saves the contents of a forward value */
+  mpg_tape_node *node;           /* borrowed; NULL if not saved */
   uint32_t slot;
 } mpg_saved_place;
 
@@ -22,7 +22,7 @@ typedef struct mpg_backward_pass {
   } *stack;
   size_t stack_capacity;
   uint64_t visit;
-  mpg_tape_node **owners; /* per graph node: the tape node it stands for, or NULL */
+  mpg_tape_node **owners; /* per graph node: its tape node, or NULL */
   size_t owners_capacity;
   mpg_saved_place *saved_places; /* per forward value */
   size_t saved_places_capacity;
@@ -30,7 +30,7 @@ typedef struct mpg_backward_pass {
   size_t work_capacity;
   mpg_value *edges; /* inputs of the node being built */
   size_t edges_capacity;
-  /* Execution, per value of the whole graph. */
+  /* Execution state, per value of the whole graph. */
   mpg_array *arrays;
   uint32_t *uses;
   mpg_target **targets;
@@ -39,27 +39,27 @@ typedef struct mpg_backward_pass {
   size_t target_list_capacity;
   mpg_tape_node **variables; /* borrowed from nodes */
   size_t num_variables, variables_capacity;
-  /* Parameter sets of calls. `together`: each set is one value, which is possible where no
-   * variable is reached twice. */
+  /* Parameter sets of calls. If `together`, each set is one value, which requires that no variable
+   * is reached twice. */
   struct mpg_backward_pass_set {
     mpg_parameter_set *parameters; /* borrowed from nodes */
     uint32_t graph_node;
   } *parameter_sets;
   size_t num_parameter_sets, parameter_sets_capacity;
-  uint64_t *distinct; /* numbers of sets that are known to have no variable in common */
+  uint64_t *distinct; /* numbers of sets that are known to share no variable */
   size_t num_distinct, distinct_capacity;
   bool together, clash;
   bool taken; /* saved contents were taken from the tape */
   struct mpg_backward_pass *next;
 } mpg_backward_pass;
 
-/* Collects what the heads were computed from and builds its graph. create_graph: calls are expanded
- * to ops. together: a parameter set is one value where that is possible. */
+/* Collects the computation of the heads and builds its graph. If create_graph, calls are expanded
+ * to ops. If `together`, a parameter set is one value where possible. */
 mpg_status mpg_backward_pass_collect(mpg_backward_pass *pass, mpg_array *const *heads,
                                      int num_heads, bool create_graph, bool together);
-/* The value of the graph an array of the tape stands for. */
+/* Returns the graph value of an array on the tape. */
 mpg_value mpg_backward_pass_value(const mpg_backward_pass *pass, const mpg_array *array);
-/* Runs the live nodes of the backward phase. `kept`: values not to release, their number. */
+/* Runs the live nodes of the backward phase. The num_kept values in `kept` are not released. */
 mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept,
                                  bool retain, bool create_graph, bool train);
 

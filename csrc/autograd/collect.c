@@ -1,10 +1,10 @@
-/* From the tape to a graph. */
+/* Conversion of the tape to a graph. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "autograd/backward_pass.h"
 
-static uint64_t passes; /* runtime state: number of passes so far, the mark of the present one */
+static uint64_t passes; /* runtime state: number of passes so far, which marks the current one */
 
 static mpg_status push(mpg_backward_pass *pass, size_t depth, mpg_tape_node *node) {
   MPG_TRY(mpg_grow((void **)&pass->stack, &pass->stack_capacity, depth + 1, sizeof *pass->stack));
@@ -24,7 +24,7 @@ static mpg_status check_differentiable(const mpg_tape_node *node) {
       mpg_tape_name(node));
 }
 
-/* The end of an edge, where calls that were expanded are replaced by what stands for them. */
+/* Returns the end of an edge, following the expansions of calls. */
 static mpg_tape_node *resolve(mpg_tape_node *node, uint32_t *output) {
   while (node && node->expansion) {
     const mpg_tape_edge *stand_in = &node->expansion[*output];
@@ -41,7 +41,7 @@ static mpg_status append(mpg_backward_pass *pass, mpg_tape_node *node) {
   return MPG_OK;
 }
 
-/* The number of parameters that are inputs one by one, behind the call's other inputs. */
+/* Returns the number of parameters that are separate inputs, after the call's other inputs. */
 static uint32_t num_parameters(const mpg_backward_pass *pass, const mpg_tape_node *node) {
   return node->parameters && !pass->together ? node->parameters->count : 0;
 }
@@ -52,7 +52,7 @@ static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
              : (mpg_tape_edge){node->parameters->variables[i - node->num_inputs], 0};
 }
 
-/* Notes a parameter set, and whether one of its variables is reached in another way too. */
+/* Records a parameter set, and whether one of its variables is also reached in another way. */
 static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_parameter_set *parameters = node->parameters;
   if (!pass->together) return MPG_OK;
@@ -66,7 +66,7 @@ static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *nod
   return MPG_OK;
 }
 
-/* Whether parameter sets have a variable in common; the answer for the same sets is kept. */
+/* Detects parameter sets that share a variable. Caches the answer for the same sets. */
 static mpg_status compare_parameter_sets(mpg_backward_pass *pass) {
   bool known = pass->num_distinct == pass->num_parameter_sets;
   for (size_t i = 0; known && i < pass->num_parameter_sets; i++)
@@ -87,7 +87,7 @@ static mpg_status compare_parameter_sets(mpg_backward_pass *pass) {
   return MPG_OK;
 }
 
-/* Depth first, without recursion; nodes are listed after their dependencies. */
+/* Iterative depth-first search; lists nodes after their dependencies. */
 static mpg_status visit(mpg_backward_pass *pass, mpg_tape_node *start, uint32_t output,
                         bool create_graph) {
   start = resolve(start, &output);
@@ -131,7 +131,8 @@ static int by_sequence(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* The order of recording, which is that of a trace, so that gradients are summed in the same order.
+/* Sorts by recording order, which equals the order of a trace, so that gradients are summed in the
+ * same order.
  */
 static void sort(mpg_backward_pass *pass) {
   for (size_t i = 1; i < pass->num_nodes; i++) {
@@ -165,7 +166,7 @@ static mpg_status add_variable(mpg_backward_pass *pass, mpg_tape_node *node) {
   return own(pass, value.node, node);
 }
 
-/* The parameter set of a call as one value. */
+/* Adds the parameter set of a call as one value. */
 static mpg_status add_parameter_set(mpg_backward_pass *pass, const mpg_tape_node *node,
                                     mpg_value *value) {
   size_t k = 0;
@@ -177,7 +178,7 @@ static mpg_status add_parameter_set(mpg_backward_pass *pass, const mpg_tape_node
   return own(pass, value->node, NULL);
 }
 
-/* Whether an input's saved contents are others than those that the value has so far: it was
+/* True if an input's saved contents differ from the value's contents so far, because it was
  * overwritten between two ops that read it. */
 static bool was_overwritten(const mpg_backward_pass *pass, mpg_value value,
                             const mpg_saved *saved) {
@@ -187,7 +188,7 @@ static bool was_overwritten(const mpg_backward_pass *pass, mpg_value value,
   return first->storage != saved->storage || first->version != saved->version;
 }
 
-/* The same value of the tape with its later contents. */
+/* Adds a value for the later contents of a tape value that was overwritten. */
 static mpg_status add_later_contents(mpg_backward_pass *pass, mpg_tape_node *source,
                                      mpg_value *value) {
   const mpg_graph_value of = *mpg_graph_at(&pass->graph, *value);

@@ -1,4 +1,4 @@
-/* Calls of ops that are composed of others, on arrays: each of them is called in turn. */
+/* Eager calls of composed ops: calls the component ops in turn. */
 #include "autograd/composed.h"
 
 #include "autograd/autograd.h"
@@ -6,15 +6,15 @@
 #include "base/memory.h"
 
 enum { BLOCK = 32, MOST_BLOCKS = 64 };
-/* From so many elements among the inputs on, intermediate arrays are given up behind their last
- * reader, which takes composing twice. */
+/* Minimum number of input elements for releasing intermediate arrays after their last reader, which
+ * requires composing twice. */
 enum { COUNTED_ELEMENTS = 16384 };
 
-/* The arrays that there are so far; blocks, because formulas hold pointers to descs. */
+/* The arrays created so far. Stored in blocks, because formulas hold pointers to descs. */
 typedef struct array_builder {
   mpg_builder builder;
   uint32_t count;
-  uint32_t *uses; /* per array: readers that come yet; NULL: not counted */
+  uint32_t *uses; /* per array: remaining readers; NULL if not counted */
   mpg_device_id device;
   mpg_array *blocks[MOST_BLOCKS];
   mpg_array first[BLOCK];
@@ -24,7 +24,7 @@ static mpg_array *array_at(const array_builder *b, uint32_t number) {
   return &b->blocks[number / BLOCK][number % BLOCK];
 }
 
-/* An empty array that is the next value. */
+/* Appends an empty array for the next value. */
 static mpg_status add(array_builder *b, mpg_array **array, mpg_value *value) {
   uint32_t block = b->count / BLOCK;
   if (block == MOST_BLOCKS)
@@ -45,7 +45,7 @@ static mpg_device_id device_of(mpg_builder *builder, mpg_value value) {
   return array->tensor.storage ? mpg_array_device_id(array) : ((array_builder *)builder)->device;
 }
 
-/* Gives an array up; formulas may still ask for its shape. */
+/* Releases an array but keeps its desc, because formulas may still read its shape. */
 static void give_up(mpg_array *array) {
   mpg_desc desc = array->tensor.desc;
   mpg_array_clear(array);
@@ -117,7 +117,8 @@ mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *co
   b.blocks[0] = b.first;
   if (total > MPG_MAX_NAMED * 2 && !(values = mpg_malloc((size_t)total * sizeof *values)))
     return mpg_out_of_host_memory((size_t)total * sizeof *values);
-  for (int i = 0; i < num_inputs; i++) { /* while one op waits, others may change an array */
+  /* Copied, because other threads may change an array while an op waits. */
+  for (int i = 0; i < num_inputs; i++) {
     mpg_array *array;
     MPG_GOTO(add(&b, &array, &values[i]));
     mpg_array_copy(array, inputs[i]);

@@ -1,9 +1,8 @@
-/* Groups: ops in a group run on its device; copies of inputs from other devices are inserted for
- * them.
+/* Device groups: ops in a group run on its device. Inputs on other devices are copied there first.
  *
- * The mode is per thread; programs switch it on where a user names the device of every op, as
- * AttrScope(ctx_group=...) does with group2ctx. Outside, an op with inputs on different devices
- * stays an error. Threads: host lock.
+ * The mode is per thread. Programs enable it if the user names the device of every op, as
+ * AttrScope(ctx_group=...) does with group2ctx. Outside of groups, an op with inputs on different
+ * devices is an error. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_GROUPS_H
 #define MPG_AUTOGRAD_GROUPS_H
@@ -12,18 +11,20 @@
 
 typedef struct mpg_group {
   bool active;
-  mpg_device_id device; /* type 0: no device is named; an op runs where its first input is */
+  /* type 0: no device is named, and an op runs on the device of its first input */
+  mpg_device_id device;
 } mpg_group;
 
 mpg_group mpg_group_get(void);
-mpg_group mpg_group_set(mpg_group group); /* returns the former one */
+mpg_group mpg_group_set(mpg_group group); /* returns the previous one */
 
-/* The array on that device; target is empty. Where it is there already, a view: its gradients are
- * summed before they join others, as they are behind a copy, so that bits do not depend on where
- * groups are. Within a trace, one copy per value and device. */
+/* Returns the array on `device`; `target` is empty. If it is already there, returns a view. The
+ * gradients of a view are summed before they join other gradients, as those of a copy are, so that
+ * results are bitwise independent of the placement of groups. Within a trace, makes one copy per
+ * value and device. */
 mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_array *target);
 
-/* mpg_call inside a group. */
+/* Same as mpg_call_as, inside a group. */
 mpg_status mpg_group_call(mpg_trace *trace, const mpg_op *op, const void *params,
                           mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                           int num_visible, mpg_array *const *out, bool separate);

@@ -1,4 +1,4 @@
-/* Casts before the ops that automatic mixed precision has rules for. */
+/* Casts for automatic mixed precision. */
 #include "autograd/mixed_precision.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ static mpg_dtype target_of(const mpg_op *op, const void *params, mpg_array *cons
                            int num_inputs, mpg_array *const *out) {
   mpg_dtype few[FEW] = {MPG_DTYPE_NONE}, *dtypes = few;
   if (num_inputs > FEW && !(dtypes = mpg_malloc((size_t)num_inputs * sizeof *dtypes)))
-    return MPG_DTYPE_NONE; /* the call itself needs more memory, and says so */
+    return MPG_DTYPE_NONE; /* the call itself needs more memory and reports the failure */
   for (int i = 0; i < num_inputs; i++) dtypes[i] = mpg_array_desc(inputs[i])->dtype;
   mpg_dtype target = mpg_precision_target(op, params, dtypes, num_inputs,
                                           out ? mpg_array_desc(out[0])->dtype : MPG_DTYPE_NONE);
@@ -27,8 +27,7 @@ static bool is_cast(const mpg_op *op, const void *params, mpg_array *const *inpu
          !mpg_precision_counts(op, params, index, num_inputs);
 }
 
-/* The parameters of a loss with its gradient times the scale of losses; NULL with a status where
- * they cannot be had. */
+/* Allocates the parameters of a loss op with its gradient scale multiplied by the loss scale. */
 static mpg_status scaled_loss(const mpg_op *op, const void *params, const mpg_trace *trace,
                               void **scaled) {
   int index = mpg_params_find(op->params, "grad_scale");

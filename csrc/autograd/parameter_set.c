@@ -1,9 +1,9 @@
-/* Parameter sets: the variables among a call's bound arrays, as one thing on the tape. */
+/* Parameter sets: the variables among a call's bound arrays as one unit on the tape. */
 #include "autograd/parameter_set.h"
 
 #include <string.h>
 
-static uint64_t numbers; /* runtime state: sets made so far */
+static uint64_t numbers; /* runtime state: number of sets created so far */
 
 void mpg_parameter_set_release(mpg_parameter_set *parameters) {
   if (!parameters || --parameters->references) return;
@@ -11,7 +11,7 @@ void mpg_parameter_set_release(mpg_parameter_set *parameters) {
     mpg_tensor_release(&parameters->tensors[i]);
     mpg_tape_release(parameters->variables[i]);
   }
-  mpg_free(parameters->latest); /* no call holds it, as these have references to the set */
+  mpg_free(parameters->latest); /* not held by a call, because calls hold a reference to the set */
   mpg_free(parameters);
 }
 
@@ -47,7 +47,7 @@ mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
   return MPG_OK;
 }
 
-/* Counts the calls that hold these versions as one saver of each parameter. */
+/* Counts all calls that hold these versions as one saver of each parameter. */
 static void count_savers(mpg_late_savers *savers) {
   mpg_parameter_versions *versions = (mpg_parameter_versions *)savers;
   const mpg_parameter_set *parameters = versions->parameters;
@@ -67,7 +67,7 @@ static void uncount_savers(mpg_parameter_versions *versions) {
       mpg_contents_remove_saver(parameters->tensors[i].storage, versions->versions[i]);
 }
 
-/* Whether a reference is of the set's own or of calls. */
+/* Returns the number of references held by calls, without the set's own. */
 static int32_t calls_of(const mpg_parameter_versions *versions) {
   return versions->references - (versions->parameters->latest == versions);
 }
@@ -81,7 +81,8 @@ mpg_status mpg_parameter_set_versions(mpg_parameter_set *parameters,
       size_t size = sizeof *versions + parameters->count * (sizeof *versions->versions + 1);
       versions = mpg_malloc(size);
       if (!versions) return mpg_out_of_host_memory(size);
-      if (parameters->latest) parameters->latest->references--; /* the calls' are left */
+      /* only the calls' references remain */
+      if (parameters->latest) parameters->latest->references--;
       *versions = (mpg_parameter_versions){
           .savers = {.count = count_savers}, .references = 1, .parameters = parameters};
       versions->saved = (bool *)(versions->versions + parameters->count);
@@ -114,7 +115,7 @@ void mpg_parameter_set_save(mpg_parameter_set *parameters, const bool *saved) {
     parameters->saved[i] |= saved[i];
   }
   if (!more || !latest || !latest->counted) return;
-  uncount_savers(latest); /* to be counted again, with these */
+  uncount_savers(latest); /* recounted with the additional parameters */
   if (calls_of(latest)) mpg_late_savers_add(&latest->savers);
 }
 

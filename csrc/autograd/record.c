@@ -1,4 +1,4 @@
-/* The one entry through which every op call of a user goes: trace, or run and record. */
+/* The single entry point of user op calls: trace, or run and record. */
 #include <string.h>
 
 #include "autograd/composed.h"
@@ -10,7 +10,7 @@
 #include "op/placement.h"
 #include "op/precision/precision.h"
 
-/* The thread's mode for the ops it calls. One struct, so that a call looks it up once. */
+/* The thread's mode for op calls. One struct, so that a call needs one thread-local lookup. */
 typedef struct call_mode {
   bool recording, training;
   uint32_t scope;
@@ -69,7 +69,7 @@ int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) {
   return mpg_op_visible_outputs(op, params, num_inputs);
 }
 
-/* The device of an op that does not take it from its inputs; NULL for the rest. */
+/* Returns the device of an op that does not take it from its inputs; NULL for other ops. */
 static mpg_status named_device(const mpg_op *op, const void *params, mpg_device **device) {
   mpg_device_id id = mpg_op_named_device(op, params);
   *device = NULL;
@@ -77,8 +77,8 @@ static mpg_status named_device(const mpg_op *op, const void *params, mpg_device 
   return id.type ? mpg_device_get(id, device) : MPG_OK;
 }
 
-/* A node for a call that is about to run. It has the edges already: while the call waits, others
- * may make its inputs other arrays. */
+/* Creates a node for a call that is about to run. Its edges are set here, because other threads may
+ * replace its inputs while the call waits. */
 static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inputs,
                                mpg_tape_node **result) {
   const mpg_op *op = call->op;
@@ -94,7 +94,7 @@ static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inp
   return MPG_OK;
 }
 
-/* Puts the call, which has just run, on the tape; takes over the node. */
+/* Puts the finished call on the tape. Takes ownership of the node. */
 static void end_record(mpg_tape_node *node, const mpg_invocation *call, mpg_array *const *outputs,
                        int num_known) {
   const mpg_op *op = call->op;
@@ -127,10 +127,10 @@ enum { STACK_ARRAYS = 16 };
 typedef struct call_space {
   mpg_tensor tensors[STACK_ARRAYS];
   mpg_array *pointers[STACK_ARRAYS];
-  mpg_tensor *heap; /* where there are more */
+  mpg_tensor *heap; /* used if the arrays exceed STACK_ARRAYS */
 } call_space;
 
-/* Runs a call whose inputs and outputs are still to be filled in. */
+/* Fills in the inputs and outputs of a call and runs it. */
 static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs, mpg_array *outputs,
                                  int num_visible, mpg_array *const *out, bool recording) {
   const mpg_op *op = call->op;
@@ -147,8 +147,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
     pointers = (mpg_array **)(tensors + total);
   }
   bool on_tape = false;
-  for (int i = 0; i < num_inputs;
-       i++) { /* held for the call: while it waits, others may give these arrays other memory */
+  /* Retained for the call, because other threads may replace the arrays' memory while it waits. */
+  for (int i = 0; i < num_inputs; i++) {
     tensors[i] = inputs[i]->tensor;
     mpg_tensor_retain(&tensors[i]);
     on_tape |= inputs[i]->node && !inputs[i]->node->consumed;
@@ -166,8 +166,9 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
   mpg_tape_node *node = NULL;
   if (recording && on_tape && !(op->flags & MPG_OP_DETACHES)) {
     MPG_GOTO(begin_record(call, inputs, &node));
-    call->origin = mpg_host_origin(); /* before the op runs: no other thread may run between the op
-                                         and the saving of its inputs */
+    /* Read before the op runs: no other thread may run between the op and the saving of its
+     * inputs. */
+    call->origin = mpg_host_origin();
   }
   MPG_GOTO(mpg_invoke(call));
   if (!out) {
@@ -176,7 +177,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
   }
   if (node) end_record(node, call, out ? out : pointers, num_visible);
   node = NULL;
-  for (int i = num_visible; i < num_outputs; i++) mpg_tensor_release(&results[i]); /* hidden ones */
+  /* hidden outputs */
+  for (int i = num_visible; i < num_outputs; i++) mpg_tensor_release(&results[i]);
 fail:
   mpg_tape_release(node);
   for (int i = 0; i < num_inputs; i++) mpg_tensor_release(&tensors[i]);
@@ -200,7 +202,7 @@ mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *cons
   return run_and_record(&call, inputs, outputs, num_outputs, NULL, mode.recording);
 }
 
-/* The trace a call belongs to, given the active one; NULL: none, it runs. */
+/* Returns the trace that a call belongs to, given the active one; NULL if the call runs eagerly. */
 static mpg_trace *find_trace(mpg_trace *trace, const mpg_op *op, mpg_array *const *inputs,
                              int num_inputs) {
   for (int i = 0; i < num_inputs; i++)
@@ -255,7 +257,7 @@ call_in(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const
   if (out) MPG_TRY(check_out(now, op, inputs, num_inputs, out, num_visible));
   if (__builtin_expect((op->flags & MPG_OP_COMPOSED) != 0, 0))
     return mpg_composed_call(op, params, inputs, num_inputs, outputs, num_visible, out);
-  /* All fields are named: with one left out, the compiler would clear the whole struct first. */
+  /* All fields are named. If one were omitted, the compiler would clear the whole struct first. */
   mpg_invocation call = {.op = op,
                          .params = params,
                          .num_inputs = num_inputs,

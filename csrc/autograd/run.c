@@ -1,11 +1,12 @@
-/* Running the backward part of a pass node by node; contents are released after their last use. */
+/* Node-by-node execution of the backward part of a pass. Contents are released after their last
+ * use. */
 #include <string.h>
 
 #include "autograd/trace.h"
 #include "autograd/backward_pass.h"
 
-/* Counts, from the kept values back, how often each value is read; a node none of whose outputs is
- * read does not run. */
+/* Counts the readers of each value, backward from the kept values. A node whose outputs are all
+ * unread does not run. */
 static void count_uses(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept) {
   mpg_graph *graph = &pass->graph;
   for (size_t i = 0; i < num_kept; i++)
@@ -23,10 +24,10 @@ static void count_uses(mpg_backward_pass *pass, const mpg_value *kept, size_t nu
   }
 }
 
-/* Gives the forward values that are read their saved contents. */
+/* Binds the saved contents to the forward values that are read. */
 static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_graph) {
   mpg_graph *graph = &pass->graph;
-  for (int take = 0; take < 2; take++) { /* checks all before it takes any */
+  for (int take = 0; take < 2; take++) { /* checks all values before it takes any */
     pass->taken = take && !retain;
     for (size_t n = 0; n < graph->num_nodes; n++) {
       const mpg_node *node = &graph->nodes[n];
@@ -40,12 +41,13 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
         if (!take) continue;
         mpg_tensor_retain(&tensor);
         pass->arrays[value].tensor = tensor;
-        if (!retain && !create_graph) /* then the last use here frees it */
+        if (!retain && !create_graph) /* the last use in this pass frees it */
           mpg_contents_release(&place.node->saved[place.slot]);
         if (create_graph) {
           mpg_tape_node *owner = pass->owners[n];
           pass->arrays[value].node = mpg_tape_retain(owner);
-          pass->arrays[value].output = /* later contents are those of their input on the tape */
+          /* later contents have the output index of their input on the tape */
+          pass->arrays[value].output =
               owner && owner->graph_node != n ? mpg_node_inputs(graph, node)[0].output : i;
         }
       }
@@ -54,7 +56,7 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
   return MPG_OK;
 }
 
-/* An array for an input whose contents are not read. */
+/* Creates an empty array for an input whose contents are not read. */
 static mpg_status stand_in(mpg_backward_pass *pass, uint32_t value) {
   mpg_graph_value *wanted = &pass->graph.values[value];
   mpg_device *device;
@@ -74,7 +76,7 @@ static void release_inputs(mpg_backward_pass *pass, const mpg_node *node) {
   }
 }
 
-/* Writes (adds) a result that a call returned into the gradient array it is for. */
+/* Writes (or adds) a result of a call into its gradient array. */
 static mpg_status deliver(mpg_array *result, mpg_target *target) {
   mpg_tensor inputs[2] = {target->tensor, result->tensor}, output = target->tensor;
   mpg_copyto_params params;
@@ -110,7 +112,7 @@ static mpg_status fill_zero(const mpg_graph_value *value, mpg_tensor *tensor) {
   return mpg_invoke(&call);
 }
 
-/* Checks a gradient that a call returned, and brings it to the input's dtype. */
+/* Checks a gradient that a call returned, and casts it to the input's dtype. */
 static mpg_status settle_result(const mpg_tape_node *owner, const mpg_graph_value *value,
                                 mpg_array *result, uint32_t input) {
   if (!result->tensor.storage) return MPG_OK;
@@ -134,7 +136,7 @@ static mpg_status settle_result(const mpg_tape_node *owner, const mpg_graph_valu
   return MPG_OK;
 }
 
-/* result := sum + result. Recorded where gradients of gradients are wanted. */
+/* result := sum + result. Recorded if gradients of gradients are wanted. */
 static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
   if (!sum->tensor.storage) return MPG_OK;
   mpg_array total = {0};
@@ -153,8 +155,8 @@ static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool r
   mpg_graph *graph = &pass->graph;
   mpg_tape_node *owner = node->opaque;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
-  uint32_t num_grads = node->num_inputs,
-           num_results = node->num_outputs; /* gradients: of outputs, then sums of inputs */
+  /* The node's inputs are the output gradients followed by the sums for the call's inputs. */
+  uint32_t num_grads = node->num_inputs, num_results = node->num_outputs;
   size_t size = num_grads * sizeof(mpg_array *) +
                 num_results * (sizeof(mpg_array) + sizeof(mpg_target) + sizeof(bool));
   char *memory = mpg_arena_alloc(&graph->arena, size);
@@ -226,7 +228,7 @@ static mpg_status run_op(mpg_backward_pass *pass, const mpg_node *node, mpg_tens
   }
   if ((node->op->flags & MPG_OP_INPLACE) && !outputs[0].storage &&
       !(node->op->flags & (MPG_OP_SHAPE_ONLY | MPG_OP_VIEW)) && node->num_inputs) {
-    /* The first input is ours alone and dies here: its memory serves again. */
+    /* The first input has no other reference and is not read later, so its memory is reused. */
     const mpg_desc *wanted = &graph->values[node->values].desc;
     if (tensors[0].storage->references == 1 && pass->uses[mpg_value_index(graph, inputs[0])] == 1 &&
         tensors[0].desc.dtype == wanted->dtype &&
@@ -259,7 +261,7 @@ static mpg_status run_op(mpg_backward_pass *pass, const mpg_node *node, mpg_tens
   return status;
 }
 
-/* The same, putting it on the tape. */
+/* Same as run_op, recorded on the tape. */
 static mpg_status run_recorded(mpg_backward_pass *pass, const mpg_node *node) {
   mpg_graph *graph = &pass->graph;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
@@ -331,7 +333,7 @@ mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept,
     }
     release_inputs(pass, node);
   }
-  /* Releases all but the kept values: unread head gradients, unused outputs. */
+  /* Releases all except the kept values: unread head gradients, unused outputs. */
   for (size_t i = 0; i < graph->num_values; i++)
     if (!pass->uses[i] || pass->targets[i]) mpg_array_clear(&pass->arrays[i]);
   return MPG_OK;

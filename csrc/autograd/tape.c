@@ -1,9 +1,10 @@
-/* The tape: its nodes, their order and their release. */
+/* Tape nodes, their order and their release. */
 #include "autograd/tape.h"
 
 #include <string.h>
 
-/* Nodes are kept for reuse: small ones in steps of 128 bytes, compiled calls' in powers of two. */
+/* Nodes are kept for reuse in size classes: small ones in steps of 128 bytes, those of compiled
+ * calls in powers of two. */
 enum {
   CLASS_BYTES = 128,
   SMALL_CLASSES = 24,
@@ -16,7 +17,7 @@ enum {
 static struct {
   mpg_tape_node *kept[NUM_CLASSES]; /* free nodes by size, linked by next */
   uint32_t num_kept[NUM_CLASSES];
-  mpg_tape_node *dying; /* dead nodes whose edges are still to be dropped */
+  mpg_tape_node *dying; /* dead nodes whose edges are not yet released */
   bool freeing;
   uint64_t sequence;
 } tape;
@@ -26,7 +27,8 @@ static size_t bytes_of(size_t class) {
                                : (size_t)2 * SMALL_CLASSES * CLASS_BYTES << (class - SMALL_CLASSES);
 }
 
-/* The class of a size, and how much memory its nodes have; NUM_CLASSES: none. */
+/* Returns the class of a size and sets *bytes to the memory of its nodes. Returns NUM_CLASSES if
+ * the size is too large to be kept. */
 static size_t class_of(size_t size, size_t *bytes) {
   size_t class = (size + CLASS_BYTES - 1) / CLASS_BYTES;
   if (class >= SMALL_CLASSES) {
@@ -84,8 +86,8 @@ static void drop_expansion(mpg_tape_node *node) {
   mpg_free(expansion);
 }
 
-/* Drops what the node was computed from and with. Nodes that die by it go on the list, so depth
- * costs no stack. */
+/* Releases a node's inputs and saved contents. Nodes that die as a result are added to the list, so
+ * that deep tapes do not recurse. */
 static void drop_contents(mpg_tape_node *node) {
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_tape_node *source = node->edges[i].node;
@@ -107,7 +109,7 @@ static void drop_contents(mpg_tape_node *node) {
   mpg_parameter_set_release(parameters);
 }
 
-/* Frees the nodes on the list, unless a caller further up does so already. */
+/* Frees the nodes on the list, unless an outer call is already doing so. */
 static void free_dying(void) {
   if (tape.freeing) return;
   tape.freeing = true;
@@ -138,7 +140,7 @@ void mpg_tape_destroy(mpg_tape_node *node) {
 void mpg_tape_consume(mpg_tape_node *node) {
   if (node->consumed || node->kind == MPG_TAPE_VARIABLE) return;
   node->consumed = true;
-  node->references++; /* a dropped object may hold the last reference */
+  node->references++; /* a released object may hold the last reference */
   drop_contents(node);
   drop_expansion(node);
   mpg_tape_release(node);
@@ -150,7 +152,7 @@ mpg_status mpg_tape_expand(mpg_tape_node *node) {
   mpg_status status = MPG_OK;
   if (!outputs || !expansion) MPG_GOTO(mpg_out_of_host_memory(node->num_outputs * sizeof *outputs));
   MPG_GOTO(node->call->expand(node, outputs));
-  if (node->expansion) goto fail; /* another thread was faster */
+  if (node->expansion) goto fail; /* another thread expanded it first */
   for (uint32_t i = 0; i < node->num_outputs; i++)
     expansion[i] = (mpg_tape_edge){mpg_tape_retain(outputs[i].node), outputs[i].output};
   drop_contents(node);

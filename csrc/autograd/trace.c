@@ -1,4 +1,4 @@
-/* Traces: begins and ends them, and makes nodes of the ops that run meanwhile. */
+/* Begin and end of traces, and creation of nodes from traced ops. */
 #include "autograd/trace.h"
 
 #include <string.h>
@@ -34,7 +34,7 @@ void mpg_trace_release(mpg_trace *trace) {
   mpg_free(trace);
 }
 
-/* Room for the counts of all values that the graph has; new ones are 0. */
+/* Grows the live counts to all values of the graph; new counts are 0. */
 static mpg_status count_values(mpg_trace *trace) {
   size_t known = trace->live_capacity;
   MPG_TRY(mpg_grow((void **)&trace->live, &trace->live_capacity, trace->graph.num_values,
@@ -75,7 +75,7 @@ static const mpg_trace *outermost(const mpg_trace *trace) {
   return trace;
 }
 
-/* True if the constant is this array with its present contents. */
+/* True if the constant is this array with its current contents. */
 static bool is_same(const mpg_trace_constant *constant, const mpg_array *array) {
   const mpg_array *known = &constant->array;
   if (array->trace)
@@ -114,8 +114,8 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
   *constant = (mpg_trace_constant){.value = *value};
   mpg_array_copy(&constant->array, array);
   mpg_storage *storage = array->tensor.storage;
-  if (!storage || storage->born <= outermost(trace)->born) return MPG_OK; /* writes are refused */
-  if (storage->exposed) { /* code outside the core may write it unseen */
+  if (!storage || storage->born <= outermost(trace)->born) return MPG_OK; /* writes are rejected */
+  if (storage->exposed) { /* code outside the core may write it unnoticed */
     mpg_tensor copy;
     MPG_TRY(mpg_tensor_snapshot(&constant->array.tensor, &copy));
     mpg_tensor_release(&constant->array.tensor);
@@ -182,7 +182,8 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
                   what, line);
 }
 
-/* The parameters of an op that names a device, naming the trace's only one. */
+/* Copies the parameters of an op that names a device, with the device replaced by the trace's only
+ * one. */
 static mpg_status put_on(mpg_trace *trace, const mpg_op *op, const void **params) {
   if (!(op->flags & (MPG_OP_COPY | MPG_OP_CREATES)) || !*params) return MPG_OK;
   char *changed = mpg_arena_copy(&trace->graph.arena, *params, op->params->size);

@@ -1,4 +1,4 @@
-/* Variables and callbacks: what begins a tape and what the core does not see into. */
+/* Variables and callbacks: the leaves of a tape and its opaque calls. */
 #include <string.h>
 
 #include "autograd/tape.h"
@@ -89,7 +89,7 @@ static void callback_release(void *state) {
   mpg_free(self);
 }
 
-/* A node of a callback, which takes `state` over. */
+/* Creates the node of a callback and takes ownership of `state`. */
 static mpg_status callback_node(const mpg_callback *callback, void *state, uint32_t num_inputs,
                                 uint32_t num_outputs, mpg_tape_node **result) {
   mpg_tape_node *node;
@@ -105,8 +105,8 @@ static mpg_status callback_node(const mpg_callback *callback, void *state, uint3
       {.name = callback->name, .backward = callback_backward, .release = callback_release},
       *callback,
       state};
-  memcpy((void *)node->params, &self->call,
-         sizeof self->call); /* the table outlives the state: names stay for errors */
+  /* Copied, because the table outlives the state: errors need its names. */
+  memcpy((void *)node->params, &self->call, sizeof self->call);
   node->call = node->params;
   node->params = NULL;
   node->state = self;
@@ -118,7 +118,7 @@ static mpg_status callback_node(const mpg_callback *callback, void *state, uint3
   return MPG_OK;
 }
 
-/* `array` is output i of `node` from now on. */
+/* Makes `array` output i of `node`. */
 static void set_output(mpg_tape_node *node, uint32_t i, mpg_array *array) {
   mpg_tape_describe(node, node->num_inputs + i, &array->tensor);
   mpg_tape_node *former = array->node;
@@ -162,16 +162,17 @@ static mpg_status refuse_second_order(void *name, mpg_array *const *out_grads, i
 
 static void release_name(void *name) { (void)name; }
 
-/* Puts the gradients of a call on the tape: computed, in a way that nobody knows, from the inputs
- * of the call and the gradients of its outputs. So whoever differentiates them is told, instead of
- * being given a part of the derivative. */
+/* Records the gradients of a call on the tape as an opaque function of the call's inputs and of its
+ * output gradients. Differentiating them then raises an error instead of returning a part of the
+ * derivative. */
 static mpg_status record_gradients(const mpg_tape_node *node, mpg_array *const *out_grads,
                                    mpg_array *in_grads) {
   mpg_callback callback = {node->call->name, refuse_second_order, release_name};
   uint32_t num_inputs = node->num_inputs, num_slots = num_inputs + node->num_outputs;
   mpg_tape_node *made;
   MPG_TRY(callback_node(&callback, (void *)callback.name, num_slots, num_inputs, &made));
-  for (uint32_t i = 0; i < num_slots; i++) { /* gradients are like what they are gradients of */
+  /* A gradient has the desc and device of its value. */
+  for (uint32_t i = 0; i < num_slots; i++) {
     made->descs[i] = node->descs[i];
     made->devices[i] = node->devices[i];
     if (i >= num_inputs)
