@@ -1,7 +1,7 @@
-/* The cache of one compiled function: signature -> compiled call. A signature is the inputs'
- * shapes, dtypes and devices, the train mode, whether autograd is recording, and which inputs need
- * gradients. The least recently used of more than MPG_CACHE_LIMIT entries goes. Ownership: the
- * cache owns its entries. Threads: host lock. */
+/* The cache of one compiled function: signature -> compiled call. A signature consists of the
+ * inputs' shapes, dtypes and devices, the train mode, whether autograd is recording, and which
+ * inputs need gradients. Beyond MPG_CACHE_LIMIT entries, the least recently used one is evicted.
+ * Ownership: the cache owns its entries. Threads: host lock. */
 #ifndef MPG_COMPILE_CALL_CACHE_H
 #define MPG_COMPILE_CALL_CACHE_H
 
@@ -22,22 +22,22 @@ typedef struct mpg_cache_entry {
   uint64_t binding; /* a binding whose arrays are known to fit */
   uint64_t last_used;
   mpg_compiled *compiled; /* owned reference */
-  uint64_t precision;     /* mpg_precision_changes when it was compiled */
+  uint64_t precision;     /* mpg_precision_changes at compilation */
 } mpg_cache_entry;
 
 typedef struct mpg_cache {
   mpg_cache_entry entries[MPG_CACHE_LIMIT];
   uint32_t count;
   uint64_t clock;
-  uint64_t dropped; /* entries that made room for others */
+  uint64_t dropped; /* number of evicted entries */
 } mpg_cache;
 
-/* Whether an input needs a gradient when recording. */
+/* True if an input needs a gradient when recording. */
 static inline bool mpg_cache_wants(const mpg_array *input) { return mpg_tape_wants(input->node); }
-/* Borrowed; NULL when it is not there. */
+/* Returns a borrowed reference; NULL if the signature is not cached. */
 mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train,
                              bool recording);
-/* Takes over the reference to `compiled`, also on failure. */
+/* Takes ownership of the reference to `compiled`, even on failure. */
 mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording,
                          mpg_compiled *compiled);
 void mpg_cache_clear(mpg_cache *cache);

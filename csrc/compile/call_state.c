@@ -1,4 +1,4 @@
-/* The state of calls of compiled functions. */
+/* State of calls of compiled functions. */
 #include "compile/call_state.h"
 
 void mpg_release_blocks(mpg_storage **blocks, uint32_t begin, uint32_t end) {

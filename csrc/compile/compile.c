@@ -1,4 +1,4 @@
-/* From a trace to programs. */
+/* Compilation of a trace to programs. */
 #include <string.h>
 
 #include "base/workspace.h"
@@ -72,7 +72,7 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
   return MPG_OK;
 }
 
-/* Whether a value is an array of its own to users, though a view: it was made by an op. */
+/* True if a value is a separate array to users even though it is a view, because an op made it. */
 static bool is_separate(const mpg_graph *graph, mpg_value value) {
   for (; mpg_node_is_view(&graph->nodes[value.node]);
        value = mpg_node_inputs(graph, &graph->nodes[value.node])[0])
@@ -80,8 +80,8 @@ static bool is_separate(const mpg_graph *graph, mpg_value value) {
   return false;
 }
 
-/* Whether output i is in memory that is an input's or another output's, too. Of several that are
- * separate, the first has it. */
+/* True if output i shares memory with an input or another output. Of several separate outputs that
+ * share memory, the first one keeps it. */
 static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i) {
   mpg_value root = mpg_view_root(graph, graph->outputs[i]);
   if (mpg_node_is_input(&graph->nodes[root.node])) return true;
@@ -94,7 +94,7 @@ static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i
   return false;
 }
 
-/* Copies outputs that are arrays of their own to users but not in memory. One array may be returned
+/* Copies outputs that are separate arrays to users but share memory. One array may be returned
  * several times. */
 static mpg_status separate_outputs(mpg_graph *graph, const bool *separate) {
   for (size_t i = 0; i < graph->num_outputs; i++) {
@@ -137,8 +137,8 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
   return MPG_OK;
 }
 
-/* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`; elsewhere
- * no gradient flows, or with `fill`, zeros do. */
+/* Copies the trace's graph to `joint` and appends the gradient. out_grads[i] is a new input if
+ * arrives[i]. Otherwise no gradient flows or, if `fill`, zeros do. */
 static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill,
                                 const bool *wanted, const bool *summed, bool train,
                                 mpg_graph *joint, mpg_value *out_grads, mpg_value *sums,
@@ -155,7 +155,7 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
     memcpy(joint->inputs, c->traced, joint->num_inputs * sizeof *joint->inputs);
   const mpg_value *traced_outputs = c->traced + joint->num_inputs;
   joint->phase = MPG_PHASE_BACKWARD;
-  /* Last first: that is how gradients arrive when ops that use the outputs in order are
+  /* In reverse, because gradients arrive in this order if ops that use the outputs in order are
    * differentiated one by one. */
   for (uint32_t i = c->num_outputs; i-- > 0;) {
     out_grads[i] = MPG_NO_VALUE;
@@ -194,7 +194,8 @@ fail:
   return status;
 }
 
-/* Gradients are outputs while it is simplified, so that they are rewired and stay apart. */
+/* Simplifies the joint graph. The gradients are outputs meanwhile, so that they are rewired and
+ * stay distinct. */
 static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t count) {
   size_t num_outputs = 0;
   MPG_TRY(mpg_graph_set_outputs(joint, in_grads, count));
@@ -208,7 +209,7 @@ static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t
   return mpg_graph_set_outputs(joint, in_grads, 0);
 }
 
-/* Which forward values the gradient of all outputs reads. */
+/* Determines the forward values that the gradient of all outputs reads. */
 static mpg_status find_saved(mpg_compiled *c) {
   mpg_graph joint;
   mpg_order order = {0};
@@ -293,7 +294,7 @@ fail:
   return status;
 }
 
-/* The rewrites that change bits; the graph before them is kept where there were any. */
+/* Applies the rewrites that change bits. Keeps the original graph if any were applied. */
 static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace) {
   bool changed = false;
   if (c->exact) return MPG_OK;
@@ -328,7 +329,7 @@ static mpg_status make_all(mpg_compiled *c, const mpg_memory_budget *budget) {
   return make_forward(c);
 }
 
-/* A compiled call of which nothing is made yet; *result is to be released on failure, too. */
+/* Allocates an empty compiled call. The caller releases *result even on failure. */
 static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
                                const mpg_compile_options *options, mpg_compiled **result) {
   mpg_compiled *c = *result = mpg_calloc(1, sizeof *c);
@@ -350,7 +351,7 @@ static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
   return MPG_OK;
 }
 
-/* The trace's graph, inputs and outputs. separate: per output, whether it is an array of its own.
+/* Takes the trace's graph, inputs and outputs. Sets separate[i] if output i is a separate array.
  */
 static mpg_status take_trace(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs,
                              mpg_array *const *outputs, const mpg_compile_options *options,
@@ -375,7 +376,7 @@ fail:
   return status;
 }
 
-/* The inputs of nodes and outputs before simplification. */
+/* Saves the inputs of nodes and the outputs before simplification. */
 static mpg_status keep_traced(mpg_compiled *c) {
   size_t inputs = c->graph.num_inputs, count = inputs + c->num_outputs;
   c->traced = mpg_malloc((count + 1) * sizeof *c->traced);
@@ -401,7 +402,7 @@ static mpg_status cut_detached(mpg_compiled *c) {
   return status;
 }
 
-/* Where devices of several processes take part, all must have traced the same. */
+/* Checks that all processes have traced the same graph if it spans several ranks. */
 static mpg_status agree(mpg_compiled *c) {
   const mpg_graph *graph = &c->graph;
   if (!mpg_graph_spans_ranks(graph)) return MPG_OK;
@@ -455,7 +456,7 @@ bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_
     bool whole = constant->node == place->node && tensor->offset == place->offset &&
                  mpg_shape_equal(&tensor->desc.shape, &array->tensor.desc.shape);
     mpg_tape_node *node = whole ? array->node : NULL;
-    size_t ahead = tensor->offset - place->offset; /* of a view, within the array */
+    size_t ahead = tensor->offset - place->offset; /* offset of a view within the array */
     if (!whole && (constant->node || tensor->offset < place->offset ||
                    ahead + mpg_desc_bytes(&tensor->desc) > mpg_desc_bytes(&array->tensor.desc)))
       return false;
@@ -478,7 +479,7 @@ bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-/* True when all forward values that are read were kept. */
+/* True if all forward values that are read were saved. */
 static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint,
                              const mpg_order *order) {
   for (size_t k = 0; k < order->count; k++) {
@@ -492,7 +493,7 @@ static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint,
   return true;
 }
 
-/* The joint graph with what is computed again. */
+/* Adds the recomputed forward nodes to the joint graph. */
 static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out_grads,
                          mpg_value *sums, mpg_value *in_grads) {
   if (!mpg_recompute_wanted(joint, c->graph.num_nodes)) return MPG_OK;
@@ -510,7 +511,8 @@ static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out
   return status;
 }
 
-/* The gradients of carried inputs are what other pieces wait for. */
+/* Orders the backward into stages. The gradients of carried inputs are urgent, because other
+ * micro-batches wait for them. */
 static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint,
                                  const mpg_value *stored, mpg_order *order) {
   size_t count = 0;
@@ -524,8 +526,9 @@ static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint,
   return status;
 }
 
-/* Parts: inputs that are not bound; bound; constants, results, gradients of outputs and of the
- * first; of the bound; of constants, with sums for the first; sums for the bound, for constants. */
+/* Parts, in order: unbound inputs; bound inputs; constants, results, gradients of outputs and of
+ * unbound inputs; gradients of bound inputs; gradients of constants, sums of unbound inputs; sums
+ * of bound inputs; sums of constants. */
 static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
   uint32_t own = mpg_compiled_first_fixed(c);
   mpg_program_set_arrange(
@@ -567,7 +570,7 @@ static mpg_status find_reached(const mpg_compiled *c, mpg_compiled_backward *b) 
   return MPG_OK;
 }
 
-/* Where the value, or what it is a view of, lies: in that external array. */
+/* Assigns external array `array` to the value or, for a view, to its root. */
 static void set_external(const mpg_graph *joint, uint32_t *external, mpg_value value,
                          uint32_t array) {
   if (mpg_has_value(value)) external[mpg_value_index(joint, mpg_view_root(joint, value))] = array;
@@ -577,13 +580,14 @@ static void set_external(const mpg_graph *joint, uint32_t *external, mpg_value v
 typedef struct joint_graph {
   mpg_graph graph;
   mpg_value *out_grads;       /* per output */
-  mpg_value *in_grads, *sums; /* per input: its gradient; the sum that it begins with */
-  mpg_value *stored, *old;    /* per input: its gradient in the variable's array; that array */
-  bool *wanted;               /* per input */
-  uint32_t *external;         /* per value */
-  bool *saved;                /* per value */
-  uint32_t num_nodes;         /* without those that store gradients */
-  mpg_workspace space;        /* has all these arrays */
+  mpg_value *in_grads, *sums; /* per input: its gradient; the sum that it is added to */
+  /* Per input: its gradient stored in the variable's array; the former contents of that array. */
+  mpg_value *stored, *old;
+  bool *wanted;        /* per input */
+  uint32_t *external;  /* per value */
+  bool *saved;         /* per value */
+  uint32_t num_nodes;  /* without the nodes that store gradients */
+  mpg_workspace space; /* owns all these arrays */
 } joint_graph;
 
 static mpg_status begin_joint(const mpg_compiled *c, joint_graph *j) {
@@ -604,10 +608,11 @@ static void end_joint(joint_graph *j) {
   mpg_workspace_free(&j->space);
 }
 
-/* Takes the gradients, simplified, with forward nodes repeated where they are recomputed. */
+/* Computes and simplifies the gradients, and repeats the forward nodes that are recomputed. */
 static mpg_status take_gradients(const mpg_compiled *c, const mpg_compiled_backward *b, bool fill,
                                  joint_graph *j) {
-  for (uint32_t i = 0; i < c->num_inputs; i++) /* in stages, places tell what is reached */
+  /* With stages, `places` alone determines the wanted inputs. */
+  for (uint32_t i = 0; i < c->num_inputs; i++)
     j->wanted[i] =
         b->places[i] != MPG_PLACE_NONE && (b->reached[i] || c->stages != MPG_STAGES_NONE);
   MPG_TRY(differentiate(c, b->arrives, fill, j->wanted, b->summed, b->train, &j->graph,
@@ -635,7 +640,7 @@ static mpg_status store_gradients(const mpg_compiled *c, mpg_compiled_backward *
   return MPG_OK;
 }
 
-/* External arrays and saved values: those of the forward phase, and of gradients. */
+/* Determines the external arrays and the saved values of the forward phase and of gradients. */
 static mpg_status find_places(const mpg_compiled *c, joint_graph *j) {
   const mpg_graph *graph = &j->graph;
   j->external = mpg_workspace_take(&j->space, graph->num_values, sizeof *j->external);
@@ -670,8 +675,8 @@ static mpg_status lower_backward(const mpg_compiled *c, const mpg_graph *joint,
   return MPG_OK;
 }
 
-/* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were
- * saved. *made: whether all values that it reads were. */
+/* Builds the backward. With `fill`, outputs without a gradient get zeros, so that the gradient
+ * reads only saved values. Sets *made to false if it would read a value that was not saved. */
 static mpg_status try_backward(const mpg_compiled *c, mpg_compiled_backward *b, bool fill,
                                bool lower, bool *made) {
   joint_graph j = {0};
@@ -707,7 +712,7 @@ static mpg_status make_backward(const mpg_compiled *c, mpg_compiled_backward *b,
   return made ? MPG_OK : try_backward(c, b, true, lower, &made);
 }
 
-/* One of an empty signature, of which nothing is made yet. */
+/* Allocates a backward with an empty signature and without programs. */
 static mpg_status new_backward(const mpg_compiled *c, mpg_compiled_backward **result) {
   mpg_compiled_backward *b = mpg_calloc(1, sizeof *b);
   if (!b) return mpg_out_of_host_memory(sizeof *b);
@@ -747,7 +752,7 @@ fail:
   return status;
 }
 
-/* The one of this signature; NULL: it is not made yet. */
+/* Returns the backward of this signature; NULL if it does not exist yet. */
 static mpg_compiled_backward *find_backward(const mpg_compiled *c, const bool *arrives,
                                             const bool *summed, const uint8_t *places, bool retain,
                                             bool train) {

@@ -1,4 +1,4 @@
-/* Calling compiled programs, and their place on the tape. */
+/* Calls of compiled programs, and their nodes on the tape. */
 #include <string.h>
 
 #include "compile/call_state.h"
@@ -6,18 +6,20 @@
 
 static const char BLOCK[] = "a hybridized block";
 
-/* The state that a recorded call keeps for its backward. One block of memory, which the compiled
+/* State that a recorded call keeps for its backward. A single block of memory, which the compiled
  * call reuses for its next call. */
 typedef struct mpg_recorded_call {
   struct mpg_recorded_call *next; /* in the list of spare ones */
   mpg_call_state state;
-  mpg_parameter_set *parameters;    /* owned; NULL: bound inputs are among the others */
-  mpg_parameter_versions *versions; /* of these, when it was called; owned */
-  mpg_array *inputs; /* owned, all others, as on the tape: gradients of gradients replay the call */
+  mpg_parameter_set *parameters;    /* owned; NULL if bound inputs are among `inputs` */
+  mpg_parameter_versions *versions; /* versions of the parameters at the call; owned */
+  /* All inputs outside of `parameters`, with their tape nodes; owned. Gradients of gradients replay
+   * the call. */
+  mpg_array *inputs;
   size_t held;
   mpg_random_key random;
-  uint64_t steps; /* of loops around it */
-  bool ran;       /* else there are no blocks, and nothing is saved */
+  uint64_t steps; /* of enclosing loops */
+  bool ran;       /* if false, there are no blocks, and nothing is saved */
 } recorded_call;
 
 void mpg_compiled_free_spare(mpg_compiled *c) {
@@ -28,13 +30,13 @@ void mpg_compiled_free_spare(mpg_compiled *c) {
   }
 }
 
-/* The input of the compiled call that has number i on the tape. */
+/* Returns the input of the compiled call that has number i on the tape. */
 static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return i < own ? i : i < own + c->num_constants ? i + c->num_bound : i - c->num_constants;
 }
 
-/* The reverse: the number on the tape of an input that is not in the parameter set. */
+/* Inverse of input_of: returns the number on the tape of an input outside of the parameter set. */
 static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return input < own                  ? input
@@ -42,12 +44,12 @@ static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
                                       : input - c->num_bound;
 }
 
-/* The number of inputs that are on the tape one by one. */
+/* Returns the number of inputs that are separate on the tape. */
 static uint32_t num_single(const mpg_compiled *c, const mpg_parameter_set *parameters) {
   return parameters ? c->num_inputs - c->num_bound : c->num_inputs;
 }
 
-/* The memory of a recorded call, for any number of bound parameters. */
+/* Returns the size of a recorded call, for any number of bound parameters. */
 static size_t recorded_size(const mpg_compiled *c) {
   return sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) +
          mpg_compiled_forward_externals(c) * sizeof(mpg_saved) +
@@ -74,7 +76,8 @@ static void recorded_release(void *state) {
   mpg_compiled_release(c);
 }
 
-/* Bookkeeping memory of `size` bytes, always the same for one `kept`; give_space gives it back. */
+/* Returns bookkeeping memory of `size` bytes, which must be constant for one `kept`. give_space
+ * returns it. */
 static void *take_space(void **kept, size_t size) {
   void *space = *kept;
   *kept = NULL;
@@ -95,16 +98,17 @@ static uint8_t place_of(const mpg_target *target, bool needed) {
   return target->request == MPG_GRAD_ADD ? MPG_PLACE_ADD : MPG_PLACE_WRITE;
 }
 
-/* Work space of a backward. */
+/* Scratch memory of a backward. */
 typedef struct backward_space {
   mpg_compiled_backward *b;
   mpg_tensor *externals;
   mpg_storage **blocks;
-  mpg_tensor
-      *former; /* the parameter set where some of it was overwritten; NULL: it is as it was */
+  /* Copy of the parameter set's tensors if some were overwritten; NULL if none was. */
+  mpg_tensor *former;
 } backward_space;
 
-/* The parts of bound inputs: a parameter set, as one or one by one, or else inputs like the others.
+/* Returns the launch parts. Bound inputs are a parameter set (as one unit or one by one), or plain
+ * inputs.
  */
 static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
                                   bool together) {
@@ -125,7 +129,8 @@ static mpg_launching launching_of(const recorded_call *call, const backward_spac
       .blocks = space->blocks};
 }
 
-/* Where the contents of parameter i are that the call read. NULL: lost, or not saved. */
+/* Returns the storage of the contents of parameter i that the call read; NULL if lost or not
+ * saved. */
 static mpg_storage *parameter_at(const recorded_call *call, uint32_t i) {
   uint32_t own = mpg_compiled_first_fixed(call->state.compiled);
   return call->state.compiled->saved_external[own + i]
@@ -133,7 +138,7 @@ static mpg_storage *parameter_at(const recorded_call *call, uint32_t i) {
              : NULL;
 }
 
-/* Finds the contents that the call read, where some of its parameters were written since. */
+/* Finds the contents that the call read, if some of its parameters were written since. */
 static mpg_status find_parameters(const recorded_call *call, backward_space *space) {
   const mpg_compiled *c = call->state.compiled;
   const mpg_parameter_set *parameters = call->parameters;
@@ -154,13 +159,13 @@ static mpg_status find_parameters(const recorded_call *call, backward_space *spa
   return MPG_OK;
 }
 
-/* The last check before a backward is queued: the contents that it reads are still where they were
- * found. */
+/* The last check before a backward is queued: verifies that the contents it reads have not moved
+ * since they were found. */
 typedef struct last_look {
   const recorded_call *call;
   const backward_space *space;
   bool together;
-  bool *moved; /* they are not: nothing was queued */
+  bool *moved; /* set if they have moved; nothing was queued then */
 } last_look;
 
 static bool parameters_moved(const recorded_call *call, const backward_space *space) {
@@ -213,14 +218,14 @@ static mpg_status gather(const recorded_call *call, const backward_space *space,
   return MPG_OK;
 }
 
-/* Finds the backward signature of a call. Flags are per input on the tape. */
+/* The backward signature of a call. Flags are per input on the tape. */
 typedef struct backward_signature {
   bool *arrives, *summed;
   uint8_t *places;
   bool retain, train;
 } backward_signature;
 
-/* The one that was used before with this parameter set. */
+/* Returns the backward that was used before with this parameter set. */
 static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_parameter_set *parameters,
                                          const backward_signature *m) {
   for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
@@ -349,7 +354,7 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
   return MPG_OK;
 }
 
-/* Where contents were overwritten and kept, these are the input. */
+/* Replaces the tensor by the preserved contents if it was overwritten. */
 static void use_former(mpg_tensor *tensor, uint32_t *version) {
   mpg_storage *former = mpg_contents_at(tensor->storage, *version);
   if (!former || former == tensor->storage) return;
@@ -389,7 +394,7 @@ static const mpg_tape_call recorded_calls = {.name = BLOCK,
                                              .expand = recorded_expand,
                                              .release = recorded_release};
 
-/* Work space of a call. Its arrays are the inputs that are not bound, then the results. */
+/* Scratch memory of a call. Its arrays are the unbound inputs, then the results. */
 typedef struct call_space {
   mpg_compiled *c;
   mpg_binding *binding;
@@ -431,8 +436,8 @@ static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *parameters,
   return MPG_OK;
 }
 
-/* A node for a call that is about to run. It has its inputs and edges already: while the call
- * waits, others may make its inputs other arrays. */
+/* Creates a node for a call that is about to run. Its inputs and edges are set here, because other
+ * threads may replace the arrays while the call waits. */
 static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs,
                                mpg_tape_node **result) {
   mpg_compiled *c = space->c;
@@ -455,8 +460,8 @@ static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs
     uint32_t i = input_of(c, k);
     const mpg_array *input = mpg_compiled_input(c, inputs, i);
     const mpg_tensor *tensor = external_at(space, i);
-    const mpg_array replaced = {
-        .tensor = *tensor}; /* while it was bound: another array, which is none of its inputs */
+    /* If the bound array was replaced since, the new array is not an input of this call. */
+    const mpg_array replaced = {.tensor = *tensor};
     if (input->tensor.storage != tensor->storage || input->tensor.offset != tensor->offset)
       input = &replaced;
     mpg_array_copy(&call->inputs[k], input);
@@ -470,7 +475,7 @@ fail:
   return status;
 }
 
-/* Puts the call, which has just run, on the tape. */
+/* Puts the finished call on the tape. */
 static mpg_status end_record(const call_space *space, const mpg_inputs *inputs,
                              mpg_random_key random, mpg_tape_node *node, mpg_array *outputs) {
   mpg_compiled *c = space->c;
@@ -483,7 +488,7 @@ static mpg_status end_record(const call_space *space, const mpg_inputs *inputs,
     MPG_TRY(mpg_parameter_set_versions(call->parameters, &call->versions));
   }
   call->random = random;
-  for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
+  for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* moves the frame to the recorded call */
     call->state.blocks[i] = space->blocks[i];
     space->blocks[i] = NULL;
     call->held += c->programs->block_sizes[i];
@@ -515,8 +520,10 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   uint32_t num_own = mpg_compiled_first_fixed(c), num_blocks = c->plan.num_blocks;
   mpg_status status = MPG_OK;
   mpg_tape_node *node = NULL;
-  call_space space = {.c = c, .origin = mpg_host_origin()}; /* first: it lets others in */
-  MPG_ASSERT(c->stages == MPG_STAGES_NONE); /* else it is called by pipeline runs: pipeline_run.h */
+  /* Reads the origin first, because other threads may run meanwhile. */
+  call_space space = {.c = c, .origin = mpg_host_origin()};
+  /* Calls with stages are only made by pipeline runs (pipeline_run.h). */
+  MPG_ASSERT(c->stages == MPG_STAGES_NONE);
   MPG_TRY(mpg_compiled_bind(c, inputs, &space.binding));
   space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) +
                                               num_blocks * sizeof(mpg_storage *));
@@ -526,8 +533,8 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   }
   mpg_tensor *results = space.externals + num_own;
   space.blocks = (mpg_storage **)(results + c->num_results);
-  for (uint32_t i = 0; i < num_own;
-       i++) { /* held for the call: while it waits, others may give these arrays other memory */
+  /* Retained for the call, because other threads may replace the arrays' memory while it waits. */
+  for (uint32_t i = 0; i < num_own; i++) {
     space.externals[i] = inputs->given[i]->tensor;
     mpg_tensor_retain(&space.externals[i]);
   }

@@ -1,6 +1,5 @@
-/* A compiled call as ops on the tape, run once more: what gradients of gradients are taken of.
- * These are the ops as traced, because not every op that a rewrite puts in their place has a
- * gradient of its gradient. */
+/* Replay of a compiled call as ops on the tape, for gradients of gradients. Replays the ops as
+ * traced, because some ops that rewrites insert have no second gradient. */
 #include <string.h>
 
 #include "compile/compiled_call.h"
@@ -16,7 +15,7 @@ static mpg_status replay_node(const mpg_graph *graph, const mpg_node *node, mpg_
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     arguments[i] = &values[mpg_value_index(graph, inputs[i])];
     if (!mpg_op_input_mutable(node->op, (int)i)) continue;
-    /* Auxiliary states were updated when the call ran; this time a copy is. */
+    /* The call itself updated the auxiliary states, so the replay updates a copy. */
     mpg_copyto_params params;
     memset(&params, 0, sizeof params);
     mpg_invocation copy = {.op = mpg_op_get(MPG_OP__copyto),
@@ -43,8 +42,9 @@ fail:
   return status;
 }
 
-/* The graph as traced: rewrites change bits, and simplification takes out what only a gradient sees
- * (BlockGrad, the same op twice, whose gradients are summed up in another order when it is one). */
+/* Copies the graph as traced. Rewrites change bits, and simplification removes nodes that only a
+ * gradient sees: BlockGrad, and duplicate ops, whose gradients would be summed in another order if
+ * merged. */
 static mpg_status copy_traced(const mpg_compiled *c, mpg_graph *graph,
                               const mpg_value **input_values) {
   bool rewritten = c->original.num_nodes > 0;
@@ -56,8 +56,8 @@ static mpg_status copy_traced(const mpg_compiled *c, mpg_graph *graph,
   return mpg_graph_set_outputs(graph, c->traced + graph->num_inputs, c->num_outputs);
 }
 
-/* Inputs that are read must be unchanged since the call ran, except those that the call itself
- * wrote (moving statistics). */
+/* Checks that the inputs that are read are unchanged since the call ran, except those that the call
+ * itself wrote (moving statistics). */
 static mpg_status check_unchanged(const mpg_graph *graph, const mpg_order *order,
                                   const mpg_value *input_values, const mpg_array *inputs,
                                   const uint32_t *versions, uint32_t num_inputs) {
@@ -96,7 +96,7 @@ mpg_status mpg_compiled_replay(mpg_compiled *c, const mpg_array *inputs, const u
   mpg_order order = {0};
   mpg_status status = MPG_OK;
   mpg_graph_init(&graph);
-  c->references++; /* ops may let other threads run, which may give the call up */
+  c->references++; /* ops may let other threads run, which may release the call */
   bool recording = mpg_autograd_set_recording(true);
   MPG_GOTO(copy_traced(c, &graph, &input_values));
   values = mpg_calloc(graph.num_values + 1, sizeof *values);
@@ -109,8 +109,7 @@ mpg_status mpg_compiled_replay(mpg_compiled *c, const mpg_array *inputs, const u
   for (size_t k = 0; k < order.count; k++) {
     const mpg_node *node = &graph.nodes[order.nodes[k]];
     MPG_GOTO(replay_node(&graph, node, values, random));
-    /* The place on the tape that the op would have had: copies run earlier here than they were
-     * traced. */
+    /* The sequence number of the traced op: copies run earlier here than they were traced. */
     if (node->num_outputs && values[node->values].node)
       values[node->values].node->sequence = sequence + order.nodes[k];
   }

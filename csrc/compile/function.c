@@ -1,4 +1,4 @@
-/* Functions cut out of traces, and calls of them inside other traces. */
+/* Functions extracted from traces, and calls of them inside other traces. */
 #include "compile/function.h"
 
 void mpg_function_free(mpg_function *function) {
@@ -20,7 +20,7 @@ static mpg_status add(mpg_value **values, size_t *values_capacity, uint32_t **id
   return MPG_OK;
 }
 
-/* Makes inputs of the function of the values that a node uses and that are not computed in it. */
+/* Adds a function input for each value that a node reads and that the function does not compute. */
 static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_function *function,
                               mpg_value *known) {
   const mpg_value *inputs = mpg_node_inputs(graph, node);
@@ -35,9 +35,9 @@ static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_
   return MPG_OK;
 }
 
-/* Emits a node of one graph into another. known: for each value of `from`, its value in `into`.
- * regions: the number of recompute regions that `into` had before. If `into` is in a region, the
- * node joins it. */
+/* Emits a node of one graph into another. `known` maps each value of `from` to its value in `into`.
+ * `regions` is the number of recompute regions that `into` had before. If `into` is in a region,
+ * the node joins it. */
 static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *into,
                        uint32_t regions, mpg_value *known) {
   mpg_value stack[32], *inputs = stack;
@@ -81,8 +81,8 @@ mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_valu
   mpg_graph_init(&function->graph);
   for (size_t i = 0; i < graph->num_values; i++) {
     known[i] = MPG_NO_VALUE;
-    wanted[i] = !results && i < trace->live_capacity &&
-                trace->live[i] > 0; /* constants have no count until an array stands for them */
+    /* Constants have no count until an array refers to them. */
+    wanted[i] = !results && i < trace->live_capacity && trace->live[i] > 0;
   }
   for (size_t i = 0; i < num_results; i++) wanted[mpg_value_index(graph, results[i])] = true;
   for (size_t n = begin; n < graph->num_nodes; n++) {

@@ -1,11 +1,11 @@
-/* Bindings, and the values kept with them, which depend on parameters and constants alone. */
+/* Bindings, and the values kept with them, which depend only on parameters and constants. */
 #include <string.h>
 
 #include "compile/compiled_call.h"
 
 /* --- Compiling -------------------------------------------------------------------------------- */
 
-/* Finds the fixed arrays that the invariants read. */
+/* Finds the fixed arrays that the invariants program reads. */
 static mpg_status find_sources(mpg_compiled *c) {
   const mpg_program_set *set = c->invariants;
   uint32_t first = mpg_compiled_first_fixed(c), num_borrowed = c->num_bound + c->num_constants;
@@ -97,11 +97,11 @@ void mpg_compiled_release_kept(void) {
   while (keepers) mpg_compiled_unbind(keepers);
 }
 
-/* The signatures of a function that may keep values at the same time. */
+/* Maximum number of signatures of a function that keep values at the same time. */
 enum { MOST_KEEPERS = 4 };
 
-/* Adds c to the list, and evicts the least recently bound signatures of its function: each keeps
- * its own copy of the packed weights. Recomputing a copy takes one pass over the weights. */
+/* Adds c to the list, and evicts the least recently bound signatures of its function, because each
+ * keeps its own copy of the packed weights. Recomputing a copy takes one pass over the weights. */
 static void add_keeper(mpg_compiled *c) {
   c->next_keeper = keepers;
   c->keeper_link = &keepers;
@@ -120,9 +120,8 @@ static mpg_status new_binding(mpg_compiled *c, const mpg_inputs *inputs, mpg_bin
       mpg_malloc(sizeof *binding + (fixed + c->num_kept) * sizeof *binding->tensors);
   if (!binding) return mpg_out_of_host_memory(fixed * sizeof *binding->tensors);
   *binding = (mpg_binding){.references = 1, .number = inputs->binding, .num_fixed = fixed};
-  if (inputs->binding)
-    binding->launched = ++c->bindings; /* another thread may have made a new binding since
-                                          inputs->binding was read */
+  /* Another thread may have created a new binding since inputs->binding was read. */
+  if (inputs->binding) binding->launched = ++c->bindings;
   for (uint32_t i = 0; i < fixed; i++) {
     binding->tensors[i] = mpg_compiled_input(c, inputs, mpg_compiled_first_fixed(c) + i)->tensor;
     mpg_tensor_retain(&binding->tensors[i]);
@@ -148,9 +147,9 @@ fail:
 mpg_status mpg_compiled_bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **result) {
   if (!c->binding || !inputs->binding || c->binding->number != inputs->binding) {
     mpg_binding *binding = NULL;
-    mpg_compiled_unbind(c); /* first, so that its memory can serve the new one */
+    mpg_compiled_unbind(c); /* first, so that the new binding can reuse its memory */
     MPG_TRY(new_binding(c, inputs, &binding));
-    mpg_compiled_unbind(c); /* waiting for memory lets others in */
+    mpg_compiled_unbind(c); /* other threads may have run while this one waited for memory */
     c->binding = binding;
     if (binding->num_kept) add_keeper(c);
   }
@@ -212,8 +211,9 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
                                                       .blocks = blocks,
                                                       .scope = mpg_autograd_scope(),
                                                       .origin = mpg_host_origin()}));
-  memcpy(binding->versions, versions,
-         c->num_sources * sizeof *versions); /* only now: before, others would run ahead of it */
+  /* Set only after the launch: if it were set before, calls of other threads could run ahead of
+   * it. */
+  memcpy(binding->versions, versions, c->num_sources * sizeof *versions);
   binding->watched = watched;
   binding->made = !exposed;
 fail:

@@ -7,13 +7,13 @@
 
 enum {
   BETWEEN_INTERRUPTS = 64,
-  LARGEST_KEPT = 1 << 14 /* arrays that work space is kept for */
+  LARGEST_KEPT = 1 << 14 /* maximum number of arrays for which scratch memory is kept */
 };
 
 typedef struct mpg_loop_space {
   mpg_array *slices; /* per data array, per step; owned, as are all arrays */
   mpg_array *rows;   /* per step, per output */
-  mpg_array *states; /* the present ones, then what a step returns */
+  mpg_array *states; /* the current ones, then the results of a step */
   mpg_array **arguments;
   size_t slices_capacity, rows_capacity, states_capacity, arguments_capacity;
   size_t num_rows;
@@ -78,7 +78,7 @@ static mpg_status let_others_in(void) {
 static mpg_status run_steps(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures,
                             uint64_t outer, int64_t *steps) {
   for (*steps = 0; *steps < loop->limit; ++*steps) {
-    mpg_autograd_begin_step(outer, *steps); /* what fails later says so */
+    mpg_autograd_begin_step(outer, *steps); /* attributes later failures to this step */
     mpg_status status = loop->turns++ % BETWEEN_INTERRUPTS ? MPG_OK : let_others_in();
     bool goes_on = true;
     if (status == MPG_OK && loop->condition.function)
@@ -159,7 +159,7 @@ mpg_status mpg_loop_call(mpg_loop *loop, mpg_array *const *inputs, mpg_array *ou
   if (!space) return mpg_out_of_host_memory(sizeof *space);
   mpg_status status = run(loop, space, inputs, outputs);
   if (loop->space || space->slices_capacity + space->rows_capacity > LARGEST_KEPT)
-    free_space(space); /* another call was under way, or it is large */
+    free_space(space); /* another call was running, or the space is large */
   else
     loop->space = space;
   return status;

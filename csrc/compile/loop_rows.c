@@ -1,4 +1,4 @@
-/* Rows of loops: arrays cut into slices along their first axis, and rows put together again. */
+/* Slicing of a loop's data along the first axis, and stacking of its output rows. */
 #include "compile/loop_rows.h"
 
 #include <string.h>
@@ -8,9 +8,10 @@
 #include "autograd/trace.h"
 #include "op/invoke.h"
 
-enum { MOST_ARRAYS = 512 }; /* arrays that one op makes or joins at most */
+enum { MOST_ARRAYS = 512 }; /* maximum number of outputs or inputs of one op */
 
-/* Rows [begin, begin + count) as the results of one op, so that their gradient is one op, too. */
+/* Returns rows [begin, begin + count) as the results of one op, so that their gradient is also one
+ * op. */
 static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array *slices) {
   mpg_array made = {0}, *input = whole;
   mpg_slice_axis_params part;
@@ -44,7 +45,7 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
     return MPG_OK;
   }
   mpg_desc row = whole->tensor.desc;
-  if (row.shape.ndim > 1) { /* else rows are of one element */
+  if (row.shape.ndim > 1) { /* else rows have one element */
     row.shape.ndim--;
     memmove(row.shape.dims, whole->tensor.desc.shape.dims + 1,
             (size_t)row.shape.ndim * sizeof *row.shape.dims);
@@ -60,7 +61,8 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
   return MPG_OK;
 }
 
-/* Joins at most MOST_ARRAYS arrays, `stride` apart, along a new first axis (`stacks`) or their own.
+/* Joins at most MOST_ARRAYS arrays, `stride` apart, along a new first axis (if `stacks`) or along
+ * their own.
  */
 static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks,
                            mpg_array *joined) {
@@ -76,7 +78,7 @@ static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool 
                   stacks ? (void *)&stack : &concat, pointers, (int)count, joined, 1, NULL);
 }
 
-/* Stacks arrays along a new first axis, by as many rounds as it takes. */
+/* Stacks arrays along a new first axis, in as many rounds as needed. */
 static mpg_status stack(mpg_loop_joined *space, mpg_array *arrays, size_t stride, size_t count,
                         mpg_array *joined) {
   if (count <= MOST_ARRAYS) return join_few(arrays, stride, count, true, joined);
@@ -93,7 +95,7 @@ static mpg_status stack(mpg_loop_joined *space, mpg_array *arrays, size_t stride
   }
   for (; num_parts > MOST_ARRAYS; num_parts = (num_parts + MOST_ARRAYS - 1) / MOST_ARRAYS)
     for (size_t k = 0; k * MOST_ARRAYS < num_parts; k++) {
-      /* In place: a joined array lies before those that it is made of, or is the first of them. */
+      /* In place: a joined array precedes its inputs, or is the first of them. */
       size_t begin = k * MOST_ARRAYS,
              size = num_parts - begin < MOST_ARRAYS ? num_parts - begin : MOST_ARRAYS;
       mpg_array whole = {0};

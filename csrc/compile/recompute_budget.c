@@ -1,4 +1,4 @@
-/* Chooses values to recompute, so that a plan fits into a memory budget. */
+/* Selection of values to recompute, so that a plan fits into a memory budget. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "graph/gradient/recompute.h"
 #include "graph/ir/analysis.h"
 
-/* A way to give regions: the cheap nodes among the first `amount`, or the first `amount` of a
+/* A way to assign regions: the cheap nodes among the first `amount`, or the first `amount` of a
  * number of segments. */
 typedef enum choice_kind { CHOOSE_CHEAP, CHOOSE_MEDIUM, CHOOSE_SEGMENTS } choice_kind;
 typedef struct choice {
@@ -18,14 +18,14 @@ typedef struct choice {
 typedef struct chooser {
   mpg_compiled *c;
   const mpg_memory_budget *budget;
-  uint32_t *given;  /* per node: the region that the user gave */
-  uint8_t *classes; /* per node: choice_kind from which on it is computed again */
-  size_t *weights;  /* per node: bytes that would be saved of it */
+  uint32_t *given;  /* per node: the region assigned by the user */
+  uint8_t *classes; /* per node: the first choice_kind that recomputes it */
+  size_t *weights;  /* per node: bytes saved by recomputing it */
   mpg_cost *costs;  /* per node */
-  size_t *crossing; /* per node: bytes of forward values alive behind it */
+  size_t *crossing; /* per node: bytes of forward values alive after it */
   size_t total;     /* of weights */
-  mpg_plan least;   /* the plan that comes nearest to the budget */
-  double excess;    /* of `least`: the greatest of planned / allowed */
+  mpg_plan least;   /* the plan nearest to the budget */
+  double excess;    /* of `least`: the maximum of planned / allowed */
   mpg_workspace space;
 } chooser;
 
@@ -49,8 +49,8 @@ static double excess_of(const mpg_plan *plan, const mpg_memory_budget *budget) {
   return worst;
 }
 
-/* Whether recomputing the node costs much for the memory that it saves: products and values made of
- * them, windows, long sums. */
+/* True if recomputing the node is expensive for the memory that it saves: products and values
+ * computed from them, windows, long sums. */
 static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost) {
   enum { FLOPS_PER_ELEMENT = 16 };
   double elements = 0;
@@ -59,7 +59,7 @@ static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost)
   return cost.flops >= FLOPS_PER_ELEMENT * elements;
 }
 
-/* The last node that uses an output of node n; 0: there is none. */
+/* Returns the last node that uses an output of node n; 0 if none does. */
 static uint32_t last_use_of(const mpg_graph *graph, const mpg_analysis *facts, size_t n) {
   const mpg_node *node = &graph->nodes[n];
   uint32_t last = 0;
@@ -68,7 +68,7 @@ static uint32_t last_use_of(const mpg_graph *graph, const mpg_analysis *facts, s
   return last;
 }
 
-/* Sums up the weight of each node from its place to its last user. */
+/* Accumulates the weight of each node from its position to its last user. */
 static mpg_status find_crossing(chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   mpg_analysis facts = {0};
@@ -119,13 +119,13 @@ static void end(chooser *ch) {
   mpg_plan_free(&ch->least);
 }
 
-/* The end of segment `number` (from 1) of `count`: near its share of all bytes, at the place that
- * the fewest bytes cross. */
+/* Returns the end of segment `number` (from 1) of `count`: near its share of all bytes, at the cut
+ * that the fewest bytes cross. */
 static size_t segment_end(const chooser *ch, const size_t *sums, size_t number, size_t count) {
   size_t nodes = ch->c->graph.num_nodes, low = 0, high = nodes - 1;
   double share = (double)ch->total / (double)count, from = share * ((double)number - 0.5),
          to = share * ((double)number + 0.5);
-  while (low < high) { /* the first node behind `from` */
+  while (low < high) { /* the first node after `from` */
     size_t middle = (low + high) / 2;
     if ((double)sums[middle] < from)
       low = middle + 1;
@@ -150,8 +150,8 @@ static mpg_status apply(chooser *ch, choice choice) {
   size_t *sums = mpg_malloc((graph->num_nodes + 1) * sizeof *sums), sum = 0, first = 0;
   if (!sums) return mpg_out_of_host_memory(graph->num_nodes * sizeof *sums);
   for (size_t n = 0; n < graph->num_nodes; n++) sums[n] = sum += ch->weights[n];
-  for (size_t s = 1; s <= choice.amount;
-       s++) { /* what the last segment computes is needed at once */
+  /* Excludes the last segment, because its values are needed at once. */
+  for (size_t s = 1; s <= choice.amount; s++) {
     size_t last = segment_end(ch, sums, s, choice.segments);
     for (size_t n = first; n <= last; n++)
       if (!ch->given[n])
@@ -178,7 +178,7 @@ static mpg_status try_choice(chooser *ch, choice choice, bool *fits) {
   return MPG_OK;
 }
 
-/* Binary search for the smallest amount that fits; choice->amount does. */
+/* Binary search for the smallest amount that fits, given that choice->amount fits. */
 static mpg_status reduce(chooser *ch, choice *choice) {
   size_t low = 1, high = choice->amount;
   while (low < high) {
@@ -214,7 +214,7 @@ static mpg_status fail_with(const chooser *ch) {
       text);
 }
 
-/* Seconds of what a choice, applied now, may compute again. */
+/* Returns the estimated seconds of the recomputation under the applied choice. */
 static double work_of(const chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   double work = 0;

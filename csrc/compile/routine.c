@@ -1,4 +1,4 @@
-/* Routines: compiled functions joined by sequences, branches and loops. */
+/* Routines: compiled functions composed by sequences, branches and loops. */
 #include "compile/routine.h"
 
 #include <string.h>
@@ -12,9 +12,8 @@ static void clear(mpg_array *arrays, size_t count) {
 /* --- Sequences -------------------------------------------------------------------------------- */
 
 mpg_status mpg_sequence_finish(mpg_sequence *s) {
-  uint32_t *last = mpg_malloc(
-      ((size_t)s->num_slots + 1) *
-      sizeof *last); /* per slot: number of the last call that touches it; num_calls: a result */
+  /* Per slot: the number of the last call that touches it; num_calls for a result. */
+  uint32_t *last = mpg_malloc(((size_t)s->num_slots + 1) * sizeof *last);
   if (!last) return mpg_out_of_host_memory(s->num_slots * sizeof *last);
   mpg_status status = MPG_OK;
   uint32_t slot = s->num_inputs;
@@ -66,7 +65,7 @@ static mpg_status sequence_call(mpg_sequence *s, mpg_array *const *inputs, mpg_a
 fail:
   clear(own, num_own);
   if (s->space)
-    mpg_free(space); /* another call was under way */
+    mpg_free(space); /* another call was running */
   else
     s->space = space;
   return status;
