@@ -1,4 +1,5 @@
-/* Gradients of a pipelined backward pass whose queueing failed in the middle. */
+/* Invalidation of the gradients of a pipelined backward pass whose queueing failed in the
+ * middle. */
 #include "compile/pipeline/pipeline_run.h"
 
 static const mpg_staged_call *backward_call(const mpg_pipeline_run *run,
@@ -6,7 +7,7 @@ static const mpg_staged_call *backward_call(const mpg_pipeline_run *run,
   return &run->micro_batches[item->micro_batch].staged_calls[MPG_PHASE_BACKWARD];
 }
 
-/* The first tick of the backward segments that are queued on the device; 0: there is none. */
+/* Returns the first tick of the backward segments queued on the device; 0 if none is queued. */
 static mpg_tick first_backward_tick(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                     size_t count, const mpg_device *device) {
   for (size_t i = 0; i < count; i++) {
@@ -36,7 +37,8 @@ void mpg_fail_partial_gradients(const mpg_pipeline_run *run, const mpg_micro_bat
       mpg_tick last = storage->device == device ? storage->block.uses.write : 0;
       if (last < first) continue;
       mpg_device_fail(device, last, last, status, NULL);
-      (void)mpg_device_failure(device, last); /* the caller reports it: that is no news */
+      /* Marks the failure as read, because the caller reports it. */
+      (void)mpg_device_failure(device, last);
     }
   }
 }

@@ -1,4 +1,4 @@
-/* The backward of pipeline runs: gradients of the micro-batches, and the run's place on the tape.
+/* Backward of pipeline runs: gradients of the micro-batches, and the run's node on the tape.
  */
 #include "compile/pipeline/pipeline_run.h"
 
@@ -14,8 +14,8 @@ static mpg_status new_gradient(const mpg_graph_value *value, int64_t rows, mpg_t
   return mpg_tensor_create(device, &desc, tensor);
 }
 
-/* Binds the gradient of output i of a micro-batch; false where none arrives. `row`: where its rows
- * begin.
+/* Binds the gradient of output i of a micro-batch, whose rows begin at `row`. Sets *arrives to
+ * false if there is no gradient.
  */
 static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const *heads, uint32_t i,
                             int64_t row, bool *arrives) {
@@ -24,10 +24,11 @@ static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const 
       &micro_batch->externals[mpg_compiled_out_grad(micro_batch->state.compiled, i)];
   mpg_tensor source = {0};
   bool last = k + 1 == run->num_micro_batches;
+  /* The gradient of the next micro-batch's carried input. Several of these inputs would need a
+   * sum. */
   if (run->output_kinds[i] == MPG_BATCH_DIVIDED || last) {
     if (heads[i] && heads[i]->tensor.storage) source = heads[i]->tensor;
-  } else { /* what the next micro-batch's backward gives for the input it carried on to; several
-              inputs would need a sum */
+  } else {
     const mpg_micro_batch *next = &run->micro_batches[k + 1];
     uint32_t users = 0;
     for (uint32_t j = 0; j < run->num_inputs; j++) {
@@ -50,8 +51,8 @@ static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const 
   return MPG_OK;
 }
 
-/* Where a micro-batch writes the gradient of input i; `first`: it is the first of the backward to
- * write it. */
+/* Determines the destination of a micro-batch's gradient of input i. `first` is true for the first
+ * micro-batch of the backward that writes it. */
 static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, bool first,
                               int64_t row, const mpg_target *target, mpg_array *whole,
                               uint8_t *place, mpg_tensor *tensor) {
@@ -65,7 +66,7 @@ static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, boo
                                    &value->desc, &row, "the gradient of input", i, tensor);
     case MPG_BATCH_STATE:
       *place = MPG_PLACE_WRITE;
-      if (k == 0) { /* the caller's own */
+      if (k == 0) { /* the caller's array */
         *tensor = whole->tensor;
         mpg_tensor_retain(tensor);
         return MPG_OK;
@@ -91,8 +92,8 @@ static int64_t row_before(const mpg_pipeline_run *run, uint32_t k, uint32_t i, b
   return row;
 }
 
-/* Releases what an earlier backward of a retained graph left; each backward has its own arrays and
- * blocks. */
+/* Releases the state of an earlier backward of a retained graph; each backward has its own arrays
+ * and blocks. */
 static void forget_backward(mpg_micro_batch *micro_batch) {
   const mpg_compiled *c = micro_batch->state.compiled;
   mpg_staged_call_end(&micro_batch->staged_calls[MPG_PHASE_BACKWARD]);
@@ -103,8 +104,8 @@ static void forget_backward(mpg_micro_batch *micro_batch) {
   mpg_release_blocks(micro_batch->state.blocks, c->plan.num_blocks, micro_batch->num_blocks);
 }
 
-/* The blocks of the backward phase follow the forward's. The second backward of a retained graph
- * may have fewer blocks than the first one. */
+/* Extends the blocks to both phases; those of the backward follow the forward's. A later backward
+ * of a retained graph may have fewer blocks than an earlier one. */
 static mpg_status grow_blocks(mpg_micro_batch *micro_batch, uint32_t count) {
   if (count <= micro_batch->num_blocks) return MPG_OK;
   mpg_storage **blocks = mpg_realloc(micro_batch->state.blocks, (count + 1) * sizeof *blocks);
@@ -144,8 +145,7 @@ fail:
   return status;
 }
 
-/* Finds the parameters that the results of some micro-batch depend on; the others keep their
- * gradients. */
+/* Finds the parameters that no micro-batch's result depends on. They keep their gradients. */
 static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *heads,
                               const bool *needed, mpg_target *targets) {
   const mpg_compiled *c = run->micro_batches[0].state.compiled;
@@ -233,7 +233,7 @@ static mpg_status save(mpg_micro_batch *micro_batch) {
   return MPG_OK;
 }
 
-/* The backward reads contents where they are now, if they were written since. */
+/* Replaces arrays that were written since the forward pass by their preserved contents. */
 static mpg_status find_saved(mpg_micro_batch *micro_batch) {
   const mpg_call_state *state = &micro_batch->state;
   uint32_t count = mpg_compiled_forward_externals(state->compiled);

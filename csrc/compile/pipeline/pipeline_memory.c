@@ -1,4 +1,4 @@
-/* The memory of micro-batches: spare lanes, and the peaks of a schedule. */
+/* Memory of micro-batches: spare lanes, and the peaks of a schedule. */
 #include "compile/pipeline/pipeline_memory.h"
 
 #include <string.h>
@@ -10,7 +10,8 @@ mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane) {
   return MPG_OK;
 }
 
-enum { LEFT_ALONE = 1 }; /* of the lanes that fit: the latest may still be read */
+/* Number of matching lanes left unused, because the latest may still be read. */
+enum { LEFT_ALONE = 1 };
 
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
                           mpg_lane *lane) {
@@ -94,7 +95,8 @@ static mpg_status simulate_segment(const mpg_program_set *set, const mpg_program
                                    bool keep, simulated_micro_batch *micro_batch,
                                    simulation *state) {
   mpg_lane lane = {0};
-  for (int back = 0; back < 2; back++) /* first all is taken, then given back */
+  /* First takes all blocks, then releases those after their last use. */
+  for (int back = 0; back < 2; back++)
     for (uint32_t i = 0; i < segment->num_accesses; i++) {
       if (segment->accesses[i].base < set->num_externals) continue;
       uint32_t block = segment->accesses[i].base - set->num_externals;

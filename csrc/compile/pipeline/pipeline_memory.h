@@ -1,9 +1,9 @@
-/* The memory of micro-batches under way: which spare lanes they take, and what a schedule needs.
+/* Memory of micro-batches in flight: reuse of spare lanes, and the peaks of a schedule.
  *
- * A block is taken when the first segment that touches it is queued, and given back behind the
- * last. A lane (an array that one device pushes to another) is kept then, as a spare one for other
- * micro-batches. A pipeline run does so with memory, the peaks of a schedule are found with sizes
- * alone. Threads: host lock.
+ * A block is taken when the first segment that uses it is queued, and released after the last one.
+ * A released lane (an array that one device pushes to another) becomes a spare one for other
+ * micro-batches. A pipeline run does this with memory; the peaks of a schedule are computed from
+ * sizes alone. Threads: host lock.
  */
 #ifndef MPG_COMPILE_PIPELINE_MEMORY_H
 #define MPG_COMPILE_PIPELINE_MEMORY_H
@@ -13,7 +13,7 @@
 typedef struct mpg_lane {
   const mpg_device *device;
   size_t size;
-  mpg_storage *storage; /* NULL where sizes alone are counted */
+  mpg_storage *storage; /* NULL if only sizes are counted */
 } mpg_lane;
 
 typedef struct mpg_spare_lanes {
@@ -22,8 +22,8 @@ typedef struct mpg_spare_lanes {
 } mpg_spare_lanes;
 
 mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane);
-/* Takes the oldest spare lane of that device and size. False if there is none, or if the latest is
- * still being read: a push into it would wait for the reader. */
+/* Takes the oldest spare lane of that device and size. Returns false if there is none, or if only
+ * the latest is left, which may still be read: a push into it would wait for the reader. */
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
                           mpg_lane *lane);
 
@@ -42,12 +42,13 @@ typedef struct mpg_micro_batch_item { /* one segment of one micro-batch, to be q
 } mpg_micro_batch_item;
 
 typedef struct mpg_schedule_memory {
-  const mpg_program_set *const *sets; /* per micro-batch: of its forward, of its backward phase;
-                                         NULL: is not queued */
+  /* Per micro-batch: the programs of its forward phase, then of its backward phase; NULL if not
+   * queued. */
+  const mpg_program_set *const *sets;
   uint32_t num_micro_batches;
-  const mpg_micro_batch_item *items; /* in the order in which they are queued */
+  const mpg_micro_batch_item *items; /* in queue order */
   size_t num_items;
-  bool keep; /* nothing is given back: a backward is to come */
+  bool keep; /* releases no block, because a backward follows */
 } mpg_schedule_memory;
 /* Peak bytes of the blocks on each device. */
 typedef struct mpg_peaks {

@@ -1,4 +1,4 @@
-/* Making and finishing pipeline runs. */
+/* Creation and release of pipeline runs. */
 #include "compile/pipeline/pipeline_run.h"
 
 #include <string.h>
@@ -52,7 +52,7 @@ void mpg_pipeline_run_release(mpg_pipeline_run *run) {
   mpg_pipeline_run_finish(run);
   void *driver = run->driver;
   run->driver = NULL;
-  run->watchers++; /* releasing the driver may give up the last one */
+  run->watchers++; /* releasing the driver may remove the last watcher */
   if (driver) run->schedule->release(driver);
   mpg_pipeline_run_unwatch(run);
 }
@@ -153,8 +153,9 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *
   return status;
 }
 
-/* The description of output i of the whole. A split output has the rows of all micro-batches. A
- * carried one is that of the last micro-batch, whose shape may differ: carried state may grow. */
+/* Allocates output i of the whole run. A split output has the rows of all micro-batches. A carried
+ * output is that of the last micro-batch, whose shape may differ, because carried state may
+ * grow. */
 static mpg_status make_output(mpg_pipeline_run *run, uint32_t i) {
   mpg_desc desc = *mpg_micro_batch_output(
       &run->micro_batches[run->output_kinds[i] == MPG_BATCH_DIVIDED ? 0
@@ -218,8 +219,8 @@ static mpg_status bind_output(mpg_pipeline_run *run, uint32_t i) {
   return MPG_OK;
 }
 
-/* The array that micro-batch k reads as input i, which is not divided: the whole input, or the
- * carried output of the micro-batch before. */
+/* Returns the array that micro-batch k reads as input i, which is not divided: the whole input, or
+ * the carried output of the previous micro-batch. */
 static const mpg_tensor *undivided_input(const mpg_pipeline_run *run, uint32_t k, uint32_t i) {
   if (run->input_kinds[i] != MPG_BATCH_STATE || !k) return &run->inputs[i].tensor;
   const mpg_micro_batch *before = &run->micro_batches[k - 1];
@@ -290,7 +291,7 @@ static void *copied(const void *source, size_t size) {
   return copy;
 }
 
-/* Allocates the arrays of the run, and copies those of the request. */
+/* Allocates the arrays of the run, and copies the request's arrays. */
 static mpg_status allocate(mpg_pipeline_run *run, const mpg_pipeline_run_request *request) {
   run->num_inputs = request->num_inputs;
   run->num_outputs = request->num_outputs;

@@ -1,4 +1,4 @@
-/* Queues the segments of a pipeline run, in the order of its schedule. */
+/* Queueing of the segments of a pipeline run, in the order of its schedule. */
 #include "compile/pipeline/pipeline_run.h"
 
 static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_item *item) {
@@ -21,7 +21,7 @@ static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_
   return MPG_OK;
 }
 
-/* The lanes that the segment is the first to touch: spare ones, where there are some. */
+/* Takes spare lanes, if any, for the lanes that the segment is the first to use. */
 static void take_lanes(mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                        const mpg_program_set *set, const mpg_program_segment *segment) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
@@ -119,7 +119,7 @@ mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_
   }
   if (!run->trains) return MPG_OK;
   run->trains = false;
-  for (uint32_t i = 0; i < run->num_inputs; i++) { /* queued: the trainer may count on them */
+  for (uint32_t i = 0; i < run->num_inputs; i++) { /* all queued, so the trainer may rely on them */
     mpg_tape_node *variable = run->inputs[i].node;
     if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL &&
         !run->missed[i])
