@@ -1,4 +1,4 @@
-/* Sources and sinks: checked reads, and files that are replaced when they are whole. */
+/* Sources and sinks: checked reads, and atomic replacement of files. */
 #include "io/file.h"
 
 #include <errno.h>
@@ -15,17 +15,17 @@
 #include "base/memory.h"
 
 enum {
-  WINDOW_SIZE = 1 << 14, /* smaller reads are served from pieces of this size */
-  LONG_READ = 1 << 16,   /* reads from this size on give the host lock up */
-  SINK_BUFFER = 1 << 18, /* small writes are gathered up to this size */
-  LARGEST_TRANSFER = 1
-      << 26, /* one system call moves at most this much; interrupts are looked for in between */
+  WINDOW_SIZE = 1 << 14, /* smaller reads are served from a window of this size */
+  LONG_READ = 1 << 16,   /* reads of at least this size release the host lock */
+  SINK_BUFFER = 1 << 18, /* small writes are buffered up to this size */
+  /* The maximum of one system call; interrupts are checked in between. */
+  LARGEST_TRANSFER = 1 << 26,
   TEMPORARY_TRIES = 100,
 };
 
 /* --- System calls that may block, without the host lock --------------------------------------- */
 
-/* errno of the call is errno afterwards. */
+/* Preserves errno of the call. */
 #define WITHOUT_LOCK(call)                  \
   do {                                      \
     void *token_ = mpg_host_release_lock(); \
@@ -35,7 +35,7 @@ enum {
     errno = error_;                         \
   } while (0)
 
-/* Opening a pipe waits for its other end, and interrupts end the wait. */
+/* Opens a file. Opening a pipe waits for its other end; an interrupt ends the wait. */
 static mpg_status open_file(const char *path, int flags, mode_t mode, int *descriptor) {
   do {
     WITHOUT_LOCK(*descriptor = open(path, flags | O_CLOEXEC, mode));
@@ -50,9 +50,9 @@ static mpg_status open_file(const char *path, int flags, mode_t mode, int *descr
 
 mpg_status mpg_source_open(mpg_source *source, const char *path) {
   *source = (mpg_source){.name = path, .descriptor = -1};
-  /* A pipe is refused, not waited for. */
+  /* O_NONBLOCK, because a pipe is rejected instead of waited for. */
   mpg_status opened = open_file(path, O_RDONLY | O_NONBLOCK, 0, &source->descriptor);
-  if (opened != MPG_OK) { /* interrupted, and open all the same */
+  if (opened != MPG_OK) { /* interrupted, but the file may be open */
     mpg_source_close(source);
     return opened;
   }
@@ -102,8 +102,8 @@ static mpg_status cut_off(const mpg_source *source, uint64_t offset, size_t size
                          what, size, (unsigned long long)source->size);
 }
 
-/* Reads exactly `size` bytes of the file; *done tells how many came when the file turned out
- * shorter than it was. */
+/* Reads exactly `size` bytes of the file. *done is less than `size` if the file was shortened
+ * meanwhile. Returns errno or 0. */
 static int read_fully(int descriptor, uint64_t offset, char *target, size_t size, size_t *done) {
   *done = 0;
   while (*done < size) {
@@ -129,7 +129,7 @@ static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, s
     }
     if (error)
       return mpg_source_fail(source, offset, "%s cannot be read: %s", what, strerror(error));
-    if (done < part) { /* somebody else shortened it meanwhile */
+    if (done < part) { /* another program shortened it meanwhile */
       source->size = offset + done;
       return cut_off(source, offset, size, what);
     }
@@ -179,7 +179,8 @@ static mpg_status write_failed(const mpg_sink *sink, const char *doing, int erro
                   strerror(error));
 }
 
-/* Where a link leads to, new; `*is_link` false: `path` is no link. NULL: that, or no memory. */
+/* Returns the target of a symbolic link (new). Returns NULL with *is_link false if `path` is not a
+ * link, and NULL with *is_link true if out of memory. */
 static char *link_target(const char *path, bool *is_link) {
   char target[PATH_MAX];
   ssize_t length = readlink(path, target, sizeof target - 1);
@@ -195,14 +196,15 @@ static char *link_target(const char *path, bool *is_link) {
   return result;
 }
 
-/* The target's own path when it is a link, so that the file it leads to is replaced, or made, and
- * not the link; new. */
+/* Resolves symbolic links, so that the target file is replaced or created instead of the link.
+ * Returns a new string. */
 static char *resolve(const char *path) {
-  enum { MOST_LINKS = 40 }; /* as the system follows */
+  enum { MOST_LINKS = 40 }; /* same limit as the kernel's */
   char *real;
   WITHOUT_LOCK(real = realpath(path, NULL));
   char *copy = mpg_strdup(real ? real : path);
-  for (int i = 0; !real && copy && i < MOST_LINKS; i++) { /* a link to what is not there yet */
+  /* A link to a file that does not exist yet. */
+  for (int i = 0; !real && copy && i < MOST_LINKS; i++) {
     bool is_link;
     char *next = link_target(copy, &is_link);
     if (!is_link) break;
@@ -214,7 +216,7 @@ static char *resolve(const char *path) {
 }
 
 static mpg_status open_temporary(mpg_sink *sink) {
-  static _Atomic uint32_t counter; /* tells names of one process apart */
+  static _Atomic uint32_t counter; /* makes names unique within a process */
   size_t size = strlen(sink->path) + 48;
   sink->temporary = mpg_malloc(size);
   if (!sink->temporary) return mpg_out_of_host_memory(size);
@@ -250,7 +252,7 @@ mpg_status mpg_sink_open(mpg_sink *sink, const char *path) {
     status = write_failed(sink, "it is write-protected", errno);
     goto fail;
   }
-  if (exists && !S_ISREG(present.st_mode)) { /* a pipe or device: there is nothing to replace */
+  if (exists && !S_ISREG(present.st_mode)) { /* a pipe or device is written directly */
     MPG_GOTO(open_file(sink->path, O_WRONLY, 0, &sink->descriptor));
     if (sink->descriptor < 0) {
       status = write_failed(sink, "opening it", errno);
@@ -314,8 +316,8 @@ mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size) {
   return MPG_OK;
 }
 
-/* A rename is durable only once the folder is on disk too. Some file systems refuse to sync
- * folders; the data is safe then as far as they can make it. */
+/* Syncs the folder of a file, because a rename is durable only after that. Some file systems refuse
+ * to sync folders; the rename is then as durable as the file system allows. */
 static void sync_folder(const char *path) {
   char folder[PATH_MAX];
   const char *slash = strrchr(path, '/');

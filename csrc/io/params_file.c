@@ -1,4 +1,4 @@
-/* Reads and writes MXNet's array files. */
+/* Reader and writer of MXNet's array files. */
 #include "io/params_file.h"
 
 #include <string.h>
@@ -11,11 +11,11 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 enum { LIST_MAGIC = 0x112 };
 static const uint32_t VERSION_1 = 0xF993FAC8u, VERSION_2 = 0xF993FAC9u, VERSION_3 = 0xF993FACAu;
 
-/* The fewest bytes an array (an ndim of 0 in the oldest form) and a name (an empty one) take up:
- * bounds the counts a file can claim. */
+/* The minimum size of an array (an ndim of 0 in the oldest form) and of a name (an empty one),
+ * which bounds the counts that a file can claim. */
 enum { SMALLEST_ARRAY = 4, SMALLEST_NAME = 8 };
 
-/* Bounds the memory of absent arrays (None), each of which takes 4 bytes of a file but some hundred
+/* Limits the memory of absent arrays (None), each of which takes 4 bytes of a file but some hundred
  * bytes of memory. Files of real programs have few of them. */
 enum { MOST_ABSENT = 1 << 16 };
 
@@ -70,14 +70,14 @@ typedef struct reader {
   size_t array; /* number of the array being read, for errors */
 } reader;
 
-/* Reads the description of an array. */
+/* The description of an array in the file. */
 typedef struct found_array {
   mpg_storage_type type;
   mpg_shape shape; /* of the array, if it is sparse */
   mpg_desc desc;   /* of the elements */
   mpg_desc indices[MPG_MAX_INDICES];
   mpg_device_id saved_on;
-  uint64_t data; /* offset of its elements; indices lie behind them */
+  uint64_t data; /* offset of its elements; the indices follow them */
   bool absent;
 } found_array;
 
@@ -153,7 +153,7 @@ static mpg_status check_sparse(reader *r, const found_array *found, uint64_t at)
                          csr ? "csr" : "row_sparse");
 }
 
-/* Everything of an array up to its elements. */
+/* Reads the header of an array, up to its elements. */
 static mpg_status take_header(reader *r, found_array *found) {
   uint64_t at = r->offset;
   uint32_t version;
@@ -186,7 +186,7 @@ static mpg_status take_header(reader *r, found_array *found) {
   return MPG_OK;
 }
 
-/* Checks that the elements are all there and steps over them. */
+/* Checks that all elements are in the file and skips them. */
 static mpg_status skip_elements(reader *r, const mpg_desc *desc) {
   char text[MPG_SHAPE_TEXT_SIZE];
   size_t bytes;
@@ -226,7 +226,7 @@ static mpg_status take_name(reader *r, mpg_named_tensor *item) {
   return take(r, item->name, (size_t)length, "a name");
 }
 
-/* Where the elements are put. */
+/* Returns the GPU on which the array was saved if it exists here, else cpu(0). */
 static mpg_status choose_device(mpg_device_id saved_on, mpg_device **device) {
   mpg_device_id id = {.type = MPG_CPU};
   if (saved_on.type == MPG_GPU && saved_on.index >= 0 && saved_on.index < mpg_gpu_count(NULL))
@@ -234,7 +234,7 @@ static mpg_status choose_device(mpg_device_id saved_on, mpg_device **device) {
   return mpg_device_get(id, device);
 }
 
-/* Kernels rely on a bool being 0 or 1, which nothing in a file guarantees. */
+/* Sets bools to 0 or 1. Kernels rely on these values, but a file may hold others. */
 static void normalize_bools(const mpg_desc *desc, uint8_t *elements, size_t count) {
   if (desc->dtype != MPG_BOOL) return;
   for (size_t i = 0; i < count; i++) elements[i] = elements[i] != 0;
@@ -298,7 +298,7 @@ static mpg_status load_array(reader *r, uint64_t offset, mpg_named_tensor *item)
 }
 
 /* Checks the whole file before any array is created. Stores only the offset of each array, because
- * an array may take just 20 bytes of the file. */
+ * an array may take only 20 bytes of the file. */
 static mpg_status walk(reader *r, mpg_tensor_list *list, uint64_t **offsets, size_t *capacity) {
   found_array found;
   uint64_t absent = 0;
@@ -358,8 +358,8 @@ fail:
 
 /* --- Writing ---------------------------------------------------------------------------------- */
 
-/* Version 2, unless there is a scalar, which it does not have; MXNet loads a list only if all its
- * arrays are of one version. */
+/* Returns version 2, or version 3 if there is a scalar, which version 2 lacks. MXNet loads a list
+ * only if all its arrays have the same version. */
 static uint32_t choose_version(const mpg_tensor_list *list) {
   for (size_t i = 0; i < list->count; i++)
     if (list->items[i].tensor.desc.shape.ndim == 0) return VERSION_3;
@@ -394,8 +394,8 @@ static mpg_status write_header(mpg_sink *sink, const mpg_named_tensor *item, uin
   return MPG_OK;
 }
 
-/* A copy: without the host lock, which the file is written without, others may write to the
- * array. */
+/* Copies the elements to the sink, because other threads may write to the array while the file is
+ * written without the host lock. */
 static mpg_status write_elements(mpg_sink *sink, const mpg_tensor *tensor) {
   size_t bytes = mpg_tensor_bytes(tensor);
   void *place;

@@ -1,19 +1,25 @@
-/* MXNet's array files (".params", what nd.save writes): a list of arrays, with or without names.
+/* MXNet's array files (".params", as written by nd.save): a list of arrays, with or without names.
  *
- *   list    uint64 0x112, uint64 0, uint64 count, count arrays, uint64 names (0 or count), each:
- * uint64 length, bytes array   uint32 version, [int32 storage type: 0 dense], int32 ndim, int64
- * dims[ndim], int32 device type, int32 device index, int32 dtype, the elements. Everything
- * little-endian. A sparse array (storage type 1 row_sparse, 2 csr) has the shape of its values in
- * front of its own, dtype and shape of each array of indices behind its dtype (row_sparse: the
- * numbers of rows; csr: pointers, columns), then the values, and these arrays. version 0xF993FAC9
- * (written by MXNet 1.x), 0xF993FACA (the same, under NumPy's meaning of shapes: ndim 0 is a
- * scalar, -1 no array), 0xF993FAC8 (no storage type). The oldest files have no version: their first
- * word is ndim, and the dims are uint32. Outside 0xF993FACA an ndim of 0 means "no array", and
- * nothing follows it.
+ * Layout, all little-endian:
+ *   - list: uint64 0x112, uint64 0, uint64 count, count arrays, uint64 names (0 or count), then for
+ *     each name uint64 length and its bytes
+ *   - array: uint32 version, [int32 storage type: 0 dense], int32 ndim, int64 dims[ndim], int32
+ *     device type, int32 device index, int32 dtype, the elements
+ *   - sparse array (storage type 1 row_sparse, 2 csr): the shape of its values precedes its own
+ *     shape. The dtype and shape of each index array (row_sparse: row numbers; csr: pointers,
+ *     columns) follow its dtype. Then come the values and the index arrays.
  *
- * A file is first walked through from end to end without its elements, so whatever is wrong with it
- * is found before memory is asked for. Ownership: the caller owns a list and frees it. Threads:
- * host lock, given up while reading long arrays.
+ * Versions:
+ *   - 0xF993FAC9: written by MXNet 1.x
+ *   - 0xF993FACA: the same with NumPy's shapes: ndim 0 is a scalar, -1 is no array
+ *   - 0xF993FAC8: no storage type
+ *   - none, in the oldest files: the first word is ndim, and the dims are uint32
+ *
+ * Except in version 0xF993FACA, an ndim of 0 means "no array", and the array ends there.
+ *
+ * The reader first walks the whole file without its elements, so that errors are found before
+ * memory is allocated. Ownership: the caller owns a list and frees it. Threads: host lock, released
+ * during long reads.
  */
 #ifndef MPG_IO_PARAMS_FILE_H
 #define MPG_IO_PARAMS_FILE_H
@@ -26,9 +32,9 @@ enum { MPG_MAX_INDICES = 2 };
 static inline int mpg_num_indices(mpg_storage_type type) { return (int)type; }
 
 typedef struct mpg_named_tensor {
-  char *name; /* owned, NUL-terminated (it may hold NULs itself); NULL when the list has no names */
+  char *name; /* owned, NUL-terminated (it may contain NULs); NULL if the list has no names */
   size_t name_length;
-  mpg_tensor tensor; /* owned reference; storage NULL: the file says "no array" here */
+  mpg_tensor tensor; /* owned reference; storage is NULL if the file says "no array" here */
   mpg_storage_type type;
   mpg_shape shape;                     /* of a sparse array, whose values `tensor` holds */
   mpg_tensor indices[MPG_MAX_INDICES]; /* of a sparse array; owned references */
@@ -41,18 +47,18 @@ typedef struct mpg_tensor_list {
 } mpg_tensor_list;
 
 void mpg_tensor_list_free(mpg_tensor_list *list);
-/* Appends a tensor (retained) under a name (copied; NULL: none). */
+/* Appends a tensor (retained) under a name (copied; NULL for none). */
 mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length,
                                const mpg_tensor *tensor);
 
-/* Makes the last one sparse: its tensor holds the values. The indices are retained. */
+/* Makes the last item sparse: its tensor holds the values. The indices are retained. */
 void mpg_tensor_list_make_sparse(mpg_tensor_list *list, mpg_storage_type type,
                                  const mpg_shape *shape, const mpg_tensor *indices);
 
-/* Reads all arrays. They lie on cpu(0), or on the GPU they were saved from where there is one of
- * that number. `list` is empty on entry, and after a failure. */
+/* Reads all arrays, to cpu(0) or to the GPU from which each was saved if it exists here. `list` is
+ * empty on entry and after a failure. */
 mpg_status mpg_params_read(mpg_source *source, mpg_tensor_list *list);
-/* Writes all arrays, waiting for each one's value. */
+/* Writes all arrays; waits for each one's value. */
 mpg_status mpg_params_write(mpg_sink *sink, const mpg_tensor_list *list);
 
 #endif
