@@ -1,14 +1,13 @@
-/* _core.Absent: a name that a class does not have, and that people look for; reading it raises the
- * error that says what there is.
+/* _core.Absent: placeholder for an attribute that a class lacks but users expect. Reading it raises
+ * an error that suggests an alternative.
  *
- * A class attribute, so that what the class does have is found as fast as ever, which __getattr__
- * would not leave so: Python then gives up its shortcuts for all attributes. What an object keeps
- * under the name comes first.
+ * A class attribute, because a __getattr__ method would disable Python's attribute caches and slow
+ * down all existing attributes. An instance attribute of the same name takes precedence.
  */
 #include "python/core.h"
 
 typedef struct absent {
-  PyObject_HEAD PyObject *error, *name; /* NULL for error: the collector has cleared it */
+  PyObject_HEAD PyObject *error, *name; /* error is NULL after the collector has cleared it */
 } absent;
 
 static PyObject *absent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -42,7 +41,7 @@ int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value) {
   PyObject *type, *error, *traceback;
   PyErr_Fetch(&type, &error, &traceback);
   PyObject *found = PyObject_GetAttr(object, name);
-  if (found != NULL) { /* it is there, and read-only */
+  if (found != NULL) { /* the attribute exists and is read-only */
     Py_DECREF(found);
     PyErr_Restore(type, error, traceback);
     return -1;

@@ -12,7 +12,7 @@
 
 #include "python/core.h"
 
-/* The request of a call, taken from Python objects. */
+/* The request of a call, converted from Python objects. */
 typedef struct request {
   mpg_comm_request r;
   const char *transport;
@@ -51,7 +51,7 @@ static int take_devices(request *q, PyObject *object) {
   return result;
 }
 
-/* mpg_py_array_list for arrays that must have values; fails for traced ones. */
+/* Like mpg_py_array_list, but fails for traced arrays, which have no value. */
 static int take_values(PyObject *list, mpg_array **arrays, int capacity, PyObject **keep,
                        const char *what) {
   int count = mpg_py_array_list(list, arrays, capacity, keep, what);
@@ -104,8 +104,7 @@ static int request_take(request *q, PyObject *args) {
   return root == Py_None ? 0 : mpg_py_device_id(root, &q->r.root);
 }
 
-/* Calls the ops of a plan one after the other; slots: num_slots empty arrays but for the inputs,
- * which are there. */
+/* Calls the ops of a plan in order. `slots` are num_slots arrays: the inputs, then empty ones. */
 static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   mpg_array *inputs[MPG_COMM_MAX_RANKS];
   for (size_t i = 0; i < plan->num_steps; i++) {
@@ -117,8 +116,9 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   return MPG_OK;
 }
 
-/* Off the tape, the sum of arrays that are on a CPU device of each rank goes on in pieces, and of
- * those on joined GPUs by NCCL; its bits are those of the plan. */
+/* True if a sum can run off the tape: in chunks if each rank has its array on a CPU device, or by
+ * NCCL if each has it on a joined GPU. The result is bitwise equal to that of the plan. Fills
+ * `tensors`. */
 static bool sums_over_ranks(const request *q, const mpg_tensor **tensors) {
   const mpg_comm_request *r = &q->r;
   if (r->kind != MPG_ALL_REDUCE || r->algorithm != MPG_COMM_AUTO || mpg_autograd_recording() ||
@@ -332,8 +332,8 @@ out:
   return result;
 }
 
-/* For tests: when the latest write of an array is done, and the last tick that its device was
- * given. */
+/* For tests: returns the tick of an array's latest write, and the last tick submitted to its
+ * device. */
 static PyObject *written_at(PyObject *Py_UNUSED(self), PyObject *object) {
   mpg_array *array;
   PyObject *keep = NULL, *list = PyList_New(1), *result = NULL;

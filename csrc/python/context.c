@@ -1,4 +1,4 @@
-/* Context: the name of a device, and the stack of current contexts of each thread. */
+/* Context: the name of a device, and each thread's stack of current contexts. */
 #include "device/ranks/ranks.h"
 #include "python/core.h"
 
@@ -9,7 +9,7 @@ typedef struct context {
 enum { CACHED = 32, MAX_DEPTH = 256 };
 static PyObject *cached[2][CACHED]; /* cpu(i) and gpu(i); owned; filled on first use */
 
-/* Per thread: the with-statements that are open. */
+/* Per thread: the open with-statements. */
 static _Thread_local struct {
   mpg_device_id stack[MAX_DEPTH];
   int depth;
@@ -302,8 +302,8 @@ static PyObject *set_memory_limit(PyObject *Py_UNUSED(module), PyObject *args) {
   if (device == NULL) return NULL;
   Py_ssize_t bytes = 0;
   if (limit != Py_None) {
-    bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, NULL)
-                                 : -1; /* beyond the largest: the largest */
+    /* Clips a value beyond the range of Py_ssize_t. */
+    bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, NULL) : -1;
     if (bytes == -1 && PyErr_Occurred()) return NULL;
     if (bytes < 0)
       return mpg_py_refuse(

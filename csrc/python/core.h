@@ -1,10 +1,10 @@
-/* The extension module mpgluon._core: what its files share.
+/* Shared declarations of the extension module mpgluon._core.
  *
- * This layer converts: Python objects to arrays, parameters and contexts, results and errors back.
- * It decides nothing else. The core below is one per process (device table, registry), so the
- * module is too: it can't be loaded into a second interpreter, and its state (types, exceptions,
- * ops looked up) hangs on one pointer, `mpg_py`, because number slots get no module handed to them.
- * Threads: every function here is called with the GIL held, which is the core's host lock.
+ * This layer only converts: Python objects to arrays, parameters and contexts, and results and
+ * errors back. The core below exists once per process (device table, registry), and so does the
+ * module: it cannot be loaded into a second interpreter. Its state (types, exceptions, cached ops)
+ * is reachable through one pointer, `mpg_py`, because number slots receive no module. Threads:
+ * every function here is called with the GIL held, which is the core's host lock.
  *
  * References: "new" results are owned by the caller; arguments are borrowed. Functions that return
  * PyObject * return NULL, those that return int return -1, with a Python exception set.
@@ -26,7 +26,7 @@ typedef struct mpg_py_array {
   mpg_array array;
 } mpg_py_array;
 
-/* A binary operator: the op of two arrays, of array and scalar, and of scalar and array. */
+/* A binary operator: the op for two arrays, for array and scalar, and for scalar and array. */
 typedef struct mpg_py_operator {
   const mpg_op *array, *scalar, *reflected;
 } mpg_py_operator;
@@ -53,37 +53,36 @@ typedef enum mpg_py_binary {
   MPG_PY_BINARY_COUNT
 } mpg_py_binary;
 
-enum {
-  MPG_PY_MAX_PARAMS = 4096,
-  MPG_PY_SMALL = 16
-}; /* bytes of the largest parameter struct; arrays kept on the stack */
+/* Bytes of the largest parameter struct, and the maximum number of arrays kept on the stack. */
+enum { MPG_PY_MAX_PARAMS = 4096, MPG_PY_SMALL = 16 };
 
 typedef struct mpg_py_state {
   PyTypeObject *array_type, *context_type, *op_type, *scope_type;
   PyTypeObject *trace_type, *function_type; /* trace.c */
   PyTypeObject *routine_type;               /* routine.c */
   PyTypeObject *change_type;                /* scope.c */
-  PyTypeObject *sparse_type, *weight_type;  /* sparse.c; NULL until the package has set them */
-  PyObject *sparse_call;              /* called in place of ops that such an array goes into */
-  PyObject *sparse_gradients;         /* dict: id of a dense array -> its sparse gradient */
-  PyObject *errors[MPG_STATUS_COUNT]; /* exception classes by status */
-  PyObject *assertion_error; /* a value that MXNet's assert statements refuse: a ValueError, too */
-  PyObject *dtypes[MPG_DTYPE_LIMIT];              /* what NDArray.dtype gives: numpy.float32, ... */
+  PyTypeObject *sparse_type, *weight_type;  /* sparse.c; NULL until the package sets them */
+  PyObject *sparse_call;                    /* called instead of ops that receive a sparse array */
+  PyObject *sparse_gradients;               /* dict: id of a dense array -> its sparse gradient */
+  PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
+  /* Raised for values that MXNet's assert statements reject; also a ValueError. */
+  PyObject *assertion_error;
+  PyObject *dtypes[MPG_DTYPE_LIMIT];              /* values of NDArray.dtype: numpy.float32, ... */
   PyObject *ops_by_name;                          /* dict: name or alias -> _core.Op */
   PyObject *name_out, *name_name, *name_backward; /* interned */
   mpg_py_operator binary[MPG_PY_BINARY_COUNT];
-  PyObject *no_value; /* numpy-like default marker accepted as "not given" */
+  PyObject *no_value; /* NumPy-like default marker, treated as "not given" */
   int exit_status;    /* exit status of the process; 0 leaves it to Python */
 } mpg_py_state;
 
-extern mpg_py_state *mpg_py; /* runtime state: set once when the module is made */
+extern mpg_py_state *mpg_py; /* runtime state: set once when the module is created */
 
 /* --- Errors (errors.c) ------------------------------------------------------------------------ */
 int mpg_py_errors_init(PyObject *module);
-/* Raises the thread's error text as the exception of `status`; returns NULL. A pending exception
- * stays for statuses that say that the host holds it. */
+/* Raises the thread's error text as the exception of `status` and returns NULL. Keeps the pending
+ * exception if `status` means that the host holds it. */
 PyObject *mpg_py_raise(mpg_status status);
-/* Returns from the enclosing function (NULL or -1) with the exception set when `call` fails. */
+/* Returns NULL (or -1) from the enclosing function with the exception set if `call` fails. */
 #define MPG_PY_TRY(call)                                               \
   do {                                                                 \
     mpg_status mpg_py_status_ = (call);                                \
@@ -97,8 +96,8 @@ PyObject *mpg_py_raise(mpg_status status);
       return -1;                        \
     }                                   \
   } while (0)
-/* Stores the pending Python exception's text as the core's and returns MPG_HOST_EXCEPTION; the
- * exception stays pending. */
+/* Stores the pending Python exception's text as the core's error text and returns
+ * MPG_HOST_EXCEPTION. The exception stays pending. */
 mpg_status mpg_py_host_exception(void);
 
 /* --- Host hooks (host.c) ---------------------------------------------------------------------- */
@@ -107,13 +106,14 @@ extern PyMethodDef mpg_py_host_methods[];
 
 /* --- NDArray (array.c) ------------------------------------------------------------------------ */
 int mpg_py_array_init(PyObject *module);
-/* Whether it may be of a Python class under NDArray: numbers, tuples and arrays are told at once.
+/* False only if the object cannot be of a Python class derived from NDArray, as for numbers, tuples
+ * and plain arrays. A fast check.
  */
 static inline bool mpg_py_may_derive(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   return type != mpg_py->array_type && PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
 }
-/* An array that is stored sparsely: a Python class over dense parts. Its own struct is empty. */
+/* True for a sparse array: a Python class over dense parts. Its own struct is empty. */
 static inline bool mpg_py_is_sparse(PyObject *object) {
   return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
          PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type);
@@ -125,86 +125,90 @@ static inline bool mpg_py_is_array(PyObject *object) {
 }
 static inline mpg_array *mpg_py_array_of(PyObject *object) {
   return &((mpg_py_array *)object)->array;
-} /* of a checked one */
-PyObject *mpg_py_array_new(void); /* new, empty: fill ->array at once */
-PyObject *mpg_py_array_take(
-    mpg_array *array); /* new; moves *array in, which becomes empty, also on failure */
-PyObject *mpg_py_array_take_all(mpg_array *arrays,
-                                Py_ssize_t count); /* new; a list, each array moved in like that */
-/* The array of `object`; else TypeError "what: expected an NDArray, got ...". Borrowed. */
+} /* requires that mpg_py_is_array is true */
+PyObject *mpg_py_array_new(void); /* new and empty: fill ->array at once */
+/* New. Moves *array into the object. *array becomes empty, even on failure. */
+PyObject *mpg_py_array_take(mpg_array *array);
+/* New: a list. Moves each array as mpg_py_array_take does. */
+PyObject *mpg_py_array_take_all(mpg_array *arrays, Py_ssize_t count);
+/* Returns the array of `object`, borrowed. Otherwise raises TypeError "what: expected an NDArray,
+ * got ...". */
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what);
-/* A wrong value as messages name it: its repr, shortened; arrays by shape and dtype. New. */
+/* Returns a short description of a value for error messages: its repr, shortened, or an array's
+ * shape and dtype. New. */
 PyObject *mpg_py_brief(PyObject *value);
-/* Raises "<format>, got <the value in brief>"; NULL. */
+/* Raises "<format>, got <the value in brief>" and returns NULL. */
 PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ...);
-/* Fails for arrays being traced: they have no value. `what` is the method's name. */
+/* Fails for arrays that are being traced, because they have no value. `what` is the method's
+ * name. */
 int mpg_py_expect_value(const mpg_array *array, const char *what);
-/* And its value may steer what comes: while a block is traced, not that of an array from outside,
- * which may be another in the next call. */
+/* Same, for a value that steers later code. While a block is traced, also fails for an array from
+ * outside, which may have another value in the next call. */
 int mpg_py_expect_readable(const mpg_array *array, const char *what);
-/* A list or tuple of NDArrays (or one NDArray) as pointers, borrowed from *keep, a new reference
- * the caller drops after use. `arrays` has room for `capacity`; -1 with an exception when there are
- * more or others. Returns the count. */
+/* Converts a list or tuple of NDArrays (or one NDArray) to pointers borrowed from *keep, a new
+ * reference that the caller releases after use. Returns the count. Returns -1 with an exception if
+ * there are more than `capacity` items or if one is not an array. */
 int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep,
                       const char *what);
-/* The items of a sequence or iterable, as a tuple: nobody changes it while Python code runs for one
- * of them, nor while the lock is given up. New; TypeError(what) for other objects. */
+/* Returns the items of a sequence or iterable as a tuple, which cannot change while Python code
+ * runs for an item or while the lock is released. New. Raises TypeError(what) for other objects. */
 PyObject *mpg_py_items(PyObject *object, const char *what);
-/* Calls an op of one output; new NDArray. params may be NULL for ops without. */
+/* Calls an op with one output and returns a new NDArray. `params` may be NULL for ops without
+ * parameters. */
 PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs,
                       int num_inputs);
-/* The same, as users call ops: the result is an array of its own, as in MXNet; only x.reshape(),
- * x[begin:end] and x.detach() share memory. */
+/* Same, with the semantics of user calls: the result is a separate array, as in MXNet. Only
+ * x.reshape(), x[begin:end] and x.detach() share memory. */
 PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const *inputs,
                          int num_inputs);
-/* Writes the result into `out`. */
+/* Same as mpg_py_call, but writes the result into `out`. */
 int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                     mpg_array *out);
-/* Calls an op by name with parameters given as (name, pointer to the value as the struct has it)
- * pairs, ended by NULL: mpg_tuple for SHAPE, int64_t for INT, ...; names the op does not have are
- * an error. Into `out`, or (NULL) a new NDArray. */
+/* Calls an op by name. The parameters are (name, pointer to the value) pairs, ended by NULL; values
+ * have the struct's types: mpg_tuple for SHAPE, int64_t for INT, ... Unknown names are an error.
+ * Writes into `out`, or returns a new NDArray if `out` is NULL. */
 PyObject *mpg_py_call_named(const char *op, mpg_array *const *inputs, int num_inputs,
                             mpg_array *out, ...);
-/* On the tape while recording, or traced: reads must go through ops. */
+/* True if the array is traced, or on the tape while recording: reads must then use ops. */
 static inline bool mpg_py_tracked(const mpg_array *array) {
   return mpg_array_traced(array) || (array->node != NULL && mpg_autograd_recording());
 }
 PyObject *mpg_py_shape_tuple(const mpg_shape *shape); /* new */
-PyObject *mpg_py_reshape(
-    PyObject *self, const mpg_shape *shape); /* new; a view where that can be; sizes are equal */
-PyObject *mpg_py_cast(PyObject *self,
-                      mpg_dtype dtype); /* new reference; self when the dtype is right */
-/* Where the array is, as users name it: memory that is pinned is cpu_pinned. */
+/* New; a view if possible. The sizes must be equal. */
+PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape);
+/* New reference; self if it already has the dtype. */
+PyObject *mpg_py_cast(PyObject *self, mpg_dtype dtype);
+/* Returns the array's device as users name it: cpu_pinned for pinned memory. */
 mpg_device_id mpg_py_context_id(const mpg_array *array);
-/* A new tensor on that device, in pinned memory if it is a cpu_pinned. */
+/* Creates a tensor on that device, in pinned memory for cpu_pinned. */
 mpg_status mpg_py_tensor_create(mpg_device_id id, const mpg_desc *desc, mpg_tensor *tensor);
-PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id,
-                           bool copy); /* new reference; self when there already and !copy */
-PyObject *mpg_py_broadcast(PyObject *self,
-                           const mpg_shape *shape); /* new reference; self when equal */
-extern PyMethodDef mpg_py_array_methods[];          /* method.c */
+/* New reference; self if it is already there and !copy. */
+PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy);
+/* New reference; self if the shapes are equal. */
+PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape);
+extern PyMethodDef mpg_py_array_methods[]; /* method.c */
 extern PyGetSetDef mpg_py_array_properties[];
 
 /* --- Sparse arrays (sparse.c) ------------------------------------------------------------------
  */
 int mpg_py_sparse_init(PyObject *module);
-/* Whether it is a sparse array, or a weight whose gradient is sparse. */
+/* True for a sparse array, or for a weight whose gradient is sparse. */
 static inline bool mpg_py_is_handled(PyObject *object) {
   return mpg_py_may_derive(object) && mpg_py->sparse_type != NULL &&
          (PyType_IsSubtype(Py_TYPE(object), mpg_py->sparse_type) ||
           PyType_IsSubtype(Py_TYPE(object), mpg_py->weight_type));
 }
-/* Whether an op's arguments have one among them: then mpg_py_sparse_call runs it. */
+/* True if one of an op's arguments is sparse: mpg_py_sparse_call must run the op. */
 bool mpg_py_takes_sparse(PyObject *const *args, Py_ssize_t count);
 PyObject *mpg_py_sparse_call(PyObject *op, PyObject *const *args, Py_ssize_t count,
                              PyObject *keywords);
-/* The gradient of a dense array that is a sparse one; NULL where it is not. New reference. */
+/* Returns the sparse gradient of a dense array; NULL if it has none. New reference. */
 PyObject *mpg_py_sparse_gradient(PyObject *array);
-int mpg_py_forget_sparse_gradient(PyObject *array); /* where it had one */
+int mpg_py_forget_sparse_gradient(PyObject *array); /* does nothing if it has none */
 /* attach_grad of a dense array, with a gradient in the storage `stype`. */
 PyObject *mpg_py_attach_sparse(PyObject *array, const char *request, PyObject *stype);
-/* A sparse array as a dense one, and a weight with a sparse gradient as a variable of all its rows
- * while recording; other objects as they are. New reference. */
+/* Converts a sparse array to a dense one and, while recording, a weight with a sparse gradient to a
+ * variable of all its rows. Returns other objects unchanged. New reference. */
 PyObject *mpg_py_dense(PyObject *object);
 
 /* --- Operators (number.c) --------------------------------------------------------------------- */
@@ -219,22 +223,23 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index);
 
 /* --- NumPy, buffers, DLPack (exchange.c, dlpack.c) -------------------------------------------- */
 int mpg_py_exchange_init(PyObject *module);
-PyObject *mpg_py_to_numpy(
-    const mpg_array *array); /* new ndarray with a copy; bfloat16 as float32 */
-/* A new NDArray with the values of anything NumPy makes an array of. dtype NONE: the source's,
- * float64 as float32. */
+/* New ndarray with a copy of the contents; bfloat16 becomes float32. */
+PyObject *mpg_py_to_numpy(const mpg_array *array);
+/* Returns a new NDArray from any object that NumPy can convert. For dtype NONE, uses the source's
+ * dtype, except float32 for float64. */
 PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id device);
-/* Writes what NumPy makes of `value`, broadcast, into the tensor (blocking). */
+/* Writes `value`, converted by NumPy and broadcast, into the tensor (blocking). */
 int mpg_py_write_object(mpg_array *array, PyObject *value);
-/* An NDArray for an operand of an op: `object` itself, or a conversion of a scalar or NumPy array
- * to the device, and where both are floating or both are integer, to the dtype of `like` (may be
- * NULL). alike: whole numbers beside floating ones become those, too; else they may be indices. New
- * reference. */
+/* Returns an NDArray for an operand of an op: `object` itself, or a scalar or NumPy array converted
+ * to the device of `like` (may be NULL). If both are floating or both are integer, it is also
+ * converted to the dtype of `like`. If `alike`, integers next to floating arrays are converted as
+ * well; otherwise they may be indices. New reference. */
 PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, const char *what);
 bool mpg_py_is_numpy(PyObject *object);  /* numpy.ndarray */
-bool mpg_py_is_scalar(PyObject *object); /* Python or NumPy number (bool too) */
+bool mpg_py_is_scalar(PyObject *object); /* Python or NumPy number, including bool */
 int mpg_py_scalar(PyObject *object, double *value);
-mpg_dtype mpg_py_dtype(PyObject *object); /* MPG_DTYPE_NONE with an exception when it is none */
+/* MPG_DTYPE_NONE with an exception if it is not a dtype */
+mpg_dtype mpg_py_dtype(PyObject *object);
 int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags);
 void mpg_py_releasebuffer(PyObject *self, Py_buffer *view);
 extern PyMethodDef mpg_py_exchange_methods[];
@@ -245,29 +250,30 @@ PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *unused);
 /* --- Context (context.c) ---------------------------------------------------------------------- */
 int mpg_py_context_init(PyObject *module);
 PyObject *mpg_py_context(mpg_device_id id); /* new reference */
-/* Sets id->rank from the number of a rank; begins with MPI where that has started the program. */
+/* Sets id->rank from a rank number. Initializes MPI first if the program was started by it. */
 int mpg_py_resolve_rank(PyObject *rank, mpg_device_id *id);
-int mpg_py_device_id(PyObject *object,
-                     mpg_device_id *id); /* a Context or its text; None: the current one */
+/* Accepts a Context or its text; None means the current one. */
+int mpg_py_device_id(PyObject *object, mpg_device_id *id);
 mpg_device_id mpg_py_current_device(void);
-mpg_device *mpg_py_device(PyObject *object); /* of such; opened. NULL with an exception */
-/* The numbers of GPUs, one of each rank, of a tuple. New, PyMem_Free; NULL with an exception. */
+/* Same arguments; opens the device. NULL with an exception. */
+mpg_device *mpg_py_device(PyObject *object);
+/* Converts a tuple of GPU indices, one per rank. New, PyMem_Free; NULL with an exception. */
 int32_t *mpg_py_gpu_indices(PyObject *object);
 extern PyMethodDef mpg_py_context_methods[];
 
 /* --- Ops (op.c, params.c, extension.c) -------------------------------------------------------- */
 int mpg_py_op_init(PyObject *module);
-/* Stores a Python value into one parameter of a struct, checked; `op` is for errors. */
+/* Stores a Python value into one parameter of a struct, with checks; `op` is the name for
+ * errors. */
 int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index,
                      PyObject *value);
-/* Fills the struct of an op with defaults and the values of a dict; bit i of *present (may be NULL)
- * says that parameter i was given. Ops without parameters take an empty dict. */
+/* Fills an op's struct with defaults and the values of a dict. Sets bit i of *present (may be NULL)
+ * if parameter i was given. Ops without parameters accept an empty dict. */
 int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present);
-/* A text as the core knows it by, set like any op parameter: looks the parameter up by name. */
-int mpg_py_shape_from(PyObject *object, mpg_shape *shape,
-                      const char *what); /* an integer or a sequence of them */
+/* Accepts an integer or a sequence of integers. */
+int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what);
 extern PyMethodDef mpg_py_op_methods[];
-/* The _core.Op of a row under its name, which `_core.ops` has then; new reference. */
+/* Returns the _core.Op of a row under its name, and adds it to `_core.ops`. New reference. */
 PyObject *mpg_py_op_add(const mpg_op *op);
 extern PyMethodDef mpg_py_extension_methods[];  /* extension.c */
 extern PyMethodDef mpg_py_gpu_module_methods[]; /* gpu_module.c */
@@ -279,15 +285,14 @@ extern PyMethodDef mpg_py_autograd_methods[];
 extern PyMethodDef mpg_py_runtime_methods[];
 extern PyMethodDef mpg_py_profiler_methods[]; /* profiler.c */
 
-/* --- Others' files: CachedOp (cached_op.c), files (io.c), inference.c; each adds its types and
- * functions to the module -- */
+/* --- Other files, each of which adds its types and functions to the module -------------------- */
 int mpg_py_cached_op_init(PyObject *module);
-/* Runs a Python function on traced arrays and compiles what it did. options->wanted may be NULL:
- * autograd's. New reference, or NULL with an exception. */
+/* Runs a Python function on traced arrays and compiles the trace. options->wanted may be NULL to
+ * use autograd's state. New reference, or NULL with an exception. */
 mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inputs,
                                        const mpg_compile_options *options);
-bool mpg_py_is_cached_op(PyObject *object); /* one that binds nothing */
-/* A call of such a CachedOp, compiled where it has to be: outputs are empty structs. */
+bool mpg_py_is_cached_op(PyObject *object); /* a CachedOp without bound arrays */
+/* Calls a CachedOp without bound arrays, compiling it if needed. `outputs` are empty structs. */
 mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs,
                                 mpg_array *outputs, uint32_t num_outputs);
 int mpg_py_routine_init(PyObject *module);      /* routine.c */
@@ -302,10 +307,11 @@ int mpg_py_symbol_init(PyObject *module); /* symbol.c */
 int mpg_py_trace_init(PyObject *module);  /* trace.c */
 int mpg_py_scope_init(PyObject *module);  /* scope.c */
 int mpg_py_absent_init(PyObject *module); /* absent.c */
-/* A tp_setattro: a name that cannot be set raises the error of reading it, if that is one. */
+/* A tp_setattro: setting a name that cannot be set raises the error of reading it, if reading also
+ * fails. */
 int mpg_py_set_attribute(PyObject *object, PyObject *name, PyObject *value);
-/* From and to (shape, dtype) pairs, 0 and -1 in a shape standing for sizes and None for shapes and
- * dtypes that are not known (inference.c). */
+/* Convert from and to (shape, dtype) pairs. In a shape, 0 and -1 are unknown sizes; None is an
+ * unknown shape or dtype (inference.c). */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
 PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */
 

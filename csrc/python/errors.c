@@ -1,5 +1,5 @@
-/* Statuses as Python exceptions. All derive from MXNetError; those with a fitting built-in derive
- * from that too. */
+/* Statuses as Python exceptions. All derive from MXNetError; those with a matching built-in class
+ * also derive from that. */
 #include "python/core.h"
 
 static const struct {
@@ -54,7 +54,7 @@ int mpg_py_errors_init(PyObject *module) {
     if (error == NULL) return -1;
     Py_SETREF(mpg_py->errors[classes[i].status], error);
   }
-  /* Value errors that MXNet's programs know by another built-in. */
+  /* Value errors for which MXNet programs catch a different built-in class. */
   mpg_py->assertion_error = new_value_error(
       module, "MXNetAssertionError",
       "A value that does not fit, where MXNet has an assert statement.", PyExc_AssertionError);
@@ -62,7 +62,7 @@ int mpg_py_errors_init(PyObject *module) {
             new_value_error(module, "MXNetKeyError", "A word that is none of those known.",
                             PyExc_KeyError));
   if (mpg_py->assertion_error == NULL || mpg_py->errors[MPG_KEY_ERROR] == NULL) return -1;
-  /* KeyError shows its message quoted; ours is text like the others'. */
+  /* KeyError shows its message quoted; this class shows plain text like the rest. */
   PyObject *text = PyObject_GetAttrString(PyExc_Exception, "__str__");
   int result = text ? PyObject_SetAttrString(mpg_py->errors[MPG_KEY_ERROR], "__str__", text) : -1;
   Py_XDECREF(text);
@@ -72,7 +72,7 @@ int mpg_py_errors_init(PyObject *module) {
 PyObject *mpg_py_raise(mpg_status status) {
   MPG_ASSERT(status > MPG_OK && status < MPG_STATUS_COUNT);
   if (status == MPG_INTERRUPTED || status == MPG_HOST_EXCEPTION) {
-    /* The exception that stopped the core; without one, it was the user's Ctrl-C. */
+    /* Keeps the exception that stopped the core. Without one, the user pressed Ctrl-C. */
     if (!PyErr_Occurred()) {
       if (status == MPG_INTERRUPTED)
         PyErr_SetNone(PyExc_KeyboardInterrupt);

@@ -1,9 +1,9 @@
-/* Array files (csrc/io) as functions of the module. */
+/* Python functions for array files (csrc/io). */
 #include "io/params_file.h"
 #include "python/core.h"
 
-/* The parts of a sparse array as the package gives them: (storage type, shape, values, indices...),
- * indices being of int64. Appends them. */
+/* Appends a sparse array given as a tuple by the package: (storage type, shape, values,
+ * indices...), with indices of int64. */
 static int gather_sparse(PyObject *parts, const char *name, Py_ssize_t length,
                          mpg_tensor_list *list) {
   mpg_shape shape;
@@ -24,7 +24,7 @@ static int gather_sparse(PyObject *parts, const char *name, Py_ssize_t length,
   return 0;
 }
 
-/* Fills `list` from a sequence of NDArrays and one of names (None: without). */
+/* Fills `list` from a sequence of NDArrays and a sequence of names (None for no names). */
 static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
   *list = (mpg_tensor_list){0};
   PyObject *array_items = mpg_py_items(arrays, "the arrays to save must be a list or tuple");
@@ -77,14 +77,14 @@ fail:
   return -1;
 }
 
-/* A tensor as an array, which owns it from then on. */
+/* Moves a tensor into a new array. */
 static PyObject *array_of(mpg_tensor *tensor) {
   mpg_array array = {.tensor = *tensor};
   tensor->storage = NULL;
   return mpg_py_array_take(&array);
 }
 
-/* The parts of a sparse array, as gather_sparse takes them. */
+/* Returns the parts of a sparse array in the form that gather_sparse accepts. */
 static PyObject *parts_of(mpg_named_tensor *item) {
   int count = mpg_num_indices(item->type);
   PyObject *parts = PyTuple_New(3 + count);
@@ -101,7 +101,8 @@ static PyObject *parts_of(mpg_named_tensor *item) {
   return parts;
 }
 
-/* (arrays, names or None) of a list, which is emptied. An array that the file left out is None. */
+/* Converts a list to (arrays, names or None) and empties it. An array missing from the file is
+ * None. */
 static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
   Py_ssize_t count = (Py_ssize_t)list->count;
   PyObject *arrays = PyList_New(count),

@@ -1,4 +1,4 @@
-/* mpgluon._core: the module itself. See core.h. */
+/* The extension module mpgluon._core. See core.h. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -7,10 +7,11 @@
 #include "op/fused.h"
 #include "python/core.h"
 
-static mpg_py_state state; /* runtime state: one module a process */
+static mpg_py_state state; /* runtime state: one module per process */
 mpg_py_state *mpg_py;
 
-/* MPI has ended by now: its atexit function was registered later, so it ran first. */
+/* Runs at exit, after MPI has ended: MPI's atexit function was registered later, so it runs
+ * first. */
 static void end(void) {
   mpg_device_shutdown();
   if (state.exit_status == 0) return;
@@ -64,8 +65,8 @@ static int fill_module(PyObject *module) {
     mpg_py_raise(status);
     return -1;
   }
-  /* Workers must have stopped before libraries that were opened later (oneDNN) take their state
-   * down, which exit does first. */
+  /* Workers must stop before libraries that were opened later (oneDNN) tear down their state. A C
+   * atexit function or a destructor of this module would run after that. */
   if (Py_AtExit(end) < 0) {
     PyErr_SetString(PyExc_RuntimeError,
                     "no more functions can be registered to run when Python ends");
@@ -86,10 +87,10 @@ static int fill_module(PyObject *module) {
   return 0;
 }
 
-/* A free-threaded Python turns its lock on for this module, and says so, but for when it was told
- * never to. */
+/* Checks that the global lock is on. A free-threaded Python turns it on for this module with a
+ * warning, unless it was disabled explicitly. */
 static int expect_lock(void) {
-  PyObject *asks = PySys_GetObject("_is_gil_enabled"); /* borrowed; from Python 3.13 on */
+  PyObject *asks = PySys_GetObject("_is_gil_enabled"); /* borrowed; since Python 3.13 */
   PyObject *answer = asks != NULL ? PyObject_CallNoArgs(asks) : Py_NewRef(Py_True);
   int enabled = answer != NULL ? PyObject_IsTrue(answer) : -1;
   Py_XDECREF(answer);
@@ -110,8 +111,9 @@ static int exec_module(PyObject *module) {
   }
   mpg_py = &state;
   if (fill_module(module) == 0) return 0;
-  state = (mpg_py_state){0}; /* what failed, NumPy missing for one, may be there at the next import;
-                                what was made so far is not freed */
+  /* Allows another import to retry, for example if NumPy was missing. State created so far
+   * leaks. */
+  state = (mpg_py_state){0};
   mpg_py = NULL;
   return -1;
 }

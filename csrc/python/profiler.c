@@ -1,4 +1,4 @@
-/* The profiler's switch and events for Python; mpgluon/profiler.py makes tables and traces of them.
+/* Python interface to the profiler; mpgluon/profiler.py builds tables and traces from the events.
  */
 #include "device/profiler.h"
 #include "python/core.h"
@@ -18,12 +18,13 @@ static PyObject *resume(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)
   Py_RETURN_NONE;
 }
 
-/* (device, name, kind, scope, backward, program, peer or None, bytes, stage or None, micro_batch or
- * None, begin_ns, end_ns) */
+/* Returns number - 1, or None for 0. */
 static PyObject *number_or_none(uint32_t number) {
   return number ? PyLong_FromUnsignedLong(number - 1) : Py_NewRef(Py_None);
 }
 
+/* Returns (device, name, kind, scope, backward, program, peer or None, bytes, stage or None,
+ * micro_batch or None, begin_ns, end_ns). */
 static PyObject *event_tuple(const mpg_device *device, const mpg_event *event) {
   static const char *const kinds[] = {[MPG_EVENT_OP] = "op",
                                       [MPG_EVENT_COPY] = "copy",

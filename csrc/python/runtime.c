@@ -1,4 +1,5 @@
-/* Settings and facts of the process: execution mode, random seed, waiting for all, build features.
+/* Process-wide settings and facts: execution mode, random seed, waiting for all work, build
+ * features.
  */
 #include "base/host.h"
 #include "base/library.h"
@@ -136,8 +137,8 @@ static PyObject *memory_until_failure(PyObject *Py_UNUSED(module), PyObject *Py_
   return PyLong_FromLongLong(mpg_memory_until_failure());
 }
 
-/* (name, line, block path, stage or None, micro-batch or None) of a submission; None when it is not
- * known. */
+/* Returns (name, line, block path, stage or None, micro-batch or None) of a submission; None if
+ * unknown. */
 static PyObject *work_tuple(const mpg_submitted *work) {
   if (work == NULL) Py_RETURN_NONE;
   char line[512] = "";
