@@ -52,14 +52,15 @@ static const struct {
     {MPG_BFLOAT16, DL_BFLOAT, 16}, {MPG_UINT8, DL_UINT, 8},     {MPG_INT8, DL_INT, 8},
     {MPG_INT32, DL_INT, 32},       {MPG_INT64, DL_INT, 64},     {MPG_BOOL, DL_BOOL, 8}};
 
-/* --- Out -------------------------------------------------------------------------------------- */
+/* --- Export ----------------------------------------------------------------------------------- */
 typedef struct exported {
   union {
     dl_managed plain;
     dl_versioned versioned;
   };
   mpg_tensor tensor; /* owned reference */
-  bool on_default;   /* the consumer works on its default stream; else on one that may be gone */
+  /* True if the consumer uses its default stream; else its stream may no longer exist. */
+  bool on_default;
   int64_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } exported;
 
@@ -90,15 +91,16 @@ static void report_kept(const exported *self, mpg_status status) {
 }
 
 static void release(exported *self) {
-  if (!Py_IsInitialized()) return; /* the process ends: so does the memory */
-  /* likewise: the lock is given to no other thread any more, which would end waiting for it */
+  if (!Py_IsInitialized()) return; /* the process is ending, which frees the memory */
+  /* Same. The lock is not given to other threads any more, so this thread would end while waiting
+   * for it. */
   if (finalizing() && !PyGILState_Check()) return;
   mpg_device *device = mpg_tensor_device(&self->tensor);
   const mpg_sharing *sharing = device->backend->sharing;
   /* The consumer's work may still use the memory. */
   mpg_status status =
       sharing ? (self->on_default ? sharing->follow_default : sharing->settle)(device) : MPG_OK;
-  PyGILState_STATE state = PyGILState_Ensure(); /* consumers may let go in any thread */
+  PyGILState_STATE state = PyGILState_Ensure(); /* consumers may release in any thread */
   if (status == MPG_OK)
     let_go(self);
   else
@@ -108,7 +110,7 @@ static void release(exported *self) {
 static void delete_plain(dl_managed *managed) { release(managed->context); }
 static void delete_versioned(dl_versioned *managed) { release(managed->context); }
 static void capsule_plain(PyObject *capsule) {
-  if (!PyCapsule_IsValid(capsule, plain_name)) return; /* consumed: renamed */
+  if (!PyCapsule_IsValid(capsule, plain_name)) return; /* consumed and renamed */
   dl_managed *managed = PyCapsule_GetPointer(capsule, plain_name);
   if (managed != NULL && managed->deleter != NULL) managed->deleter(managed);
 }
@@ -123,13 +125,13 @@ static dl_device device_of(mpg_device *device) {
   return sharing ? (dl_device){DL_CUDA, sharing->card(device)} : (dl_device){DL_CPU, 0};
 }
 
-/* Everything is done on return, whatever the consumer's stream. */
+/* Exports the array. All its work is complete on return, independent of the consumer's stream. */
 static PyObject *export(PyObject *self, bool write, bool versioned, bool on_default) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_readable(array, "DLPack") < 0) return NULL;
   exported *out = PyMem_RawCalloc(1, sizeof *out);
   if (out == NULL) return PyErr_NoMemory();
-  out->tensor = array->tensor; /* the array may be given another one while this waits */
+  out->tensor = array->tensor; /* retained, because the array may be rebound while this waits */
   mpg_tensor_retain(&out->tensor);
   mpg_status status =
       write ? mpg_tensor_wait_write(&out->tensor) : mpg_tensor_wait_read(&out->tensor);
@@ -175,7 +177,7 @@ static PyObject *export(PyObject *self, bool write, bool versioned, bool on_defa
   return capsule;
 }
 
-/* The array's device, opened. NULL: an exception is set. */
+/* Returns the array's device, opened; NULL with an exception. */
 static mpg_device *own_device(PyObject *self) {
   mpg_device *device;
   mpg_status status = mpg_device_get(mpg_array_device_id(mpg_py_array_of(self)), &device);
@@ -184,11 +186,11 @@ static mpg_device *own_device(PyObject *self) {
   return NULL;
 }
 
-/* The number that CUDA and DLPack give to the default stream. */
+/* True for the number of the default stream in CUDA and DLPack. */
 static bool is_legacy(PyObject *stream) {
   const long legacy = 1;
   bool is = PyLong_Check(stream) && PyLong_AsLong(stream) == legacy;
-  if (PyErr_Occurred()) PyErr_Clear(); /* a handle beyond a long is no default stream */
+  if (PyErr_Occurred()) PyErr_Clear(); /* a handle that exceeds a long is not the default stream */
   return is;
 }
 
@@ -253,7 +255,7 @@ static PyObject *for_write_on(PyObject *Py_UNUSED(module), PyObject *args) {
              : NULL;
 }
 
-/* --- In --------------------------------------------------------------------------------------- */
+/* --- Import ----------------------------------------------------------------------------------- */
 static void release_plain(void *owner) {
   dl_managed *managed = owner;
   if (managed->deleter != NULL) managed->deleter(managed);
@@ -268,7 +270,7 @@ static int refuse(const char *why) {
   return -1;
 }
 
-/* The elements one after the other in new memory; NULL without enough of it. */
+/* Copies the elements in C order to new memory; NULL if out of memory. */
 static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes) {
   char *target = PyMem_RawMalloc(bytes);
   if (target == NULL) return NULL;
@@ -284,14 +286,13 @@ static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes)
   return target;
 }
 
-/* A tensor on a GPU with other strides than those of C, in the memory from its lowest to its
- * highest element. */
+/* A non-contiguous tensor on a GPU, in memory that spans from its lowest to its highest element. */
 typedef struct strided {
-  mpg_shape shape, strides; /* ndim 0: there is none */
+  mpg_shape shape, strides; /* ndim 0 if there is none */
   int64_t first;
 } strided;
 
-/* Notes it, and the memory as an array of one dimension. -1: an exception is set. */
+/* Fills in `s` and describes the memory as a 1-d array. Returns -1 with an exception. */
 static int note_strides(const dl_tensor *source, strided *s, mpg_shape *memory) {
   int64_t low = 0, high = 0;
   s->shape.ndim = s->strides.ndim = source->ndim;
@@ -310,14 +311,15 @@ static int note_strides(const dl_tensor *source, strided *s, mpg_shape *memory) 
   return 0;
 }
 
-/* A copy on the device, which is complete: the producer may write to its tensor. `memory` is taken.
+/* Copies the tensor on the device. The copy is complete on return, so the producer may write to its
+ * tensor. Takes ownership of `memory`.
  */
 static PyObject *copy_strided(PyObject *memory, const strided *s) {
   PyObject *shape = mpg_py_shape_tuple(&s->shape),
            *strides = shape ? mpg_py_shape_tuple(&s->strides) : NULL,
            *module = strides ? PyImport_ImportModule("mpgluon.ndarray._strided") : NULL,
            *copy = NULL;
-  mpg_trace *former = mpg_trace_swap(NULL); /* no part of a block that is traced */
+  mpg_trace *former = mpg_trace_swap(NULL); /* not part of a block that is being traced */
   if (module)
     copy =
         PyObject_CallMethod(module, "copied", "OOOL", memory, shape, strides, (long long)s->first);
@@ -329,9 +331,9 @@ static PyObject *copy_strided(PyObject *memory, const strided *s) {
   return copy;
 }
 
-/* The memory as a tensor, which takes `owner` over: its storage calls release_owner(owner) at its
- * end; of a tensor with other strides than those of C a copy, or, on a GPU, the memory that *s has
- * it in. -1: `owner` is the caller's still. */
+/* Wraps the memory as a tensor that owns `owner`: its storage calls release_owner(owner) when it is
+ * freed. A non-contiguous tensor is copied on a CPU; on a GPU, the whole memory is wrapped and *s
+ * describes the tensor. On -1 the caller keeps `owner`. */
 static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner,
                   mpg_tensor *tensor, strided *s) {
   mpg_device_id id = {.type = MPG_CPU};
@@ -386,8 +388,8 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
   return 0;
 }
 
-/* One of our own comes back: the same storage, so that work queued on one array is waited for by
- * the other. */
+/* Unwraps a tensor exported by this package. It has the same storage, so that work queued on one
+ * array is ordered with work on the other. */
 static int take_back(exported *own, mpg_tensor *tensor) {
   *tensor = own->tensor;
   mpg_tensor_retain(tensor);
@@ -395,8 +397,8 @@ static int take_back(exported *own, mpg_tensor *tensor) {
   return 0;
 }
 
-/* The array's later work comes behind what its producer has put onto the stream that it was given
- * (`ordered`), or onto any. */
+/* Orders the array's later work after the producer's work on the stream that it was given
+ * (`ordered`), or on any stream. */
 static mpg_status receive(const mpg_array *array, bool ordered) {
   mpg_device *device = mpg_tensor_device(&array->tensor);
   const mpg_sharing *sharing = device->backend->sharing;
@@ -423,7 +425,7 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
     refuse("the tensor is read-only, and an NDArray can be written; copy it, as nd.array does");
     return NULL;
   }
-  /* Renamed first: from then on the capsule releases nothing. */
+  /* Renamed first, so that the capsule no longer releases the tensor. */
   if (PyCapsule_SetName(capsule, versioned ? "used_dltensor_versioned" : "used_dltensor") < 0)
     return NULL;
   int failed;
@@ -448,13 +450,13 @@ static PyObject *from_capsule(PyObject *capsule, bool ordered) {
   return taken && s.shape.ndim ? copy_strided(taken, &s) : taken;
 }
 
-/* The stream that a producer on a GPU is to put its work before, as a Python integer; None: the
- * producer is on the host, or says nothing. NULL: an exception is set. */
+/* Returns the stream that a producer on a GPU must synchronize with, as a Python integer. Returns
+ * None if the producer is on the host or does not say, and NULL with an exception. */
 static PyObject *stream_for(PyObject *producer) {
   int type, card;
   PyObject *where = PyObject_CallMethod(producer, "__dlpack_device__", NULL);
   if (where == NULL) {
-    PyErr_Clear(); /* a producer of another kind */
+    PyErr_Clear(); /* not a DLPack producer */
     Py_RETURN_NONE;
   }
   bool told = PyTuple_Check(where) && PyArg_ParseTuple(where, "ii", &type, &card);

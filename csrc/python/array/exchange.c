@@ -1,7 +1,7 @@
-/* Values in and out: NumPy arrays and scalars, dtypes, the buffer protocol.
+/* Conversion of values: NumPy arrays and scalars, dtypes, the buffer protocol.
  *
- * bfloat16 has no NumPy type: reading gives float32 (exact), writing rounds to nearest even; DLPack
- * gives its bits.
+ * NumPy has no bfloat16. Reading converts to float32 (exact), and writing rounds to nearest even;
+ * DLPack exports the bits.
  */
 #define MPG_NUMPY_OWNER
 #include "python/core.h"
@@ -66,7 +66,8 @@ PyObject *mpg_py_refuse(mpg_status kind, PyObject *value, const char *format, ..
   Py_XDECREF(brief);
   return NULL;
 }
-/* A number of a dtype that another package gave NumPy, such as ml_dtypes' bfloat16. */
+/* True for a number of a dtype that another package has added to NumPy, for example ml_dtypes'
+ * bfloat16. */
 static bool is_foreign_number(PyObject *object) {
   const PyNumberMethods *number = Py_TYPE(object)->tp_as_number;
   return PyArray_IsScalar(object, Generic) && !PyArray_IsScalar(object, Flexible) &&
@@ -102,7 +103,7 @@ mpg_dtype mpg_py_dtype(PyObject *object) {
   mpg_dtype dtype = MPG_DTYPE_NONE;
   if (object != Py_None && PyArray_DescrConverter(object, &descr) == NPY_SUCCEED) {
     dtype = mpg_py_from_numpy_type(descr->type_num);
-    /* ml_dtypes gives NumPy one of its own */
+    /* ml_dtypes adds a bfloat16 dtype to NumPy */
     const char *point = strrchr(descr->typeobj->tp_name, '.');
     if (dtype == MPG_DTYPE_NONE && point != NULL && strcmp(point, ".bfloat16") == 0)
       dtype = MPG_BFLOAT16;
@@ -123,7 +124,7 @@ static int dtypes_init(PyObject *module) {
   for (int i = 0; i < MPG_DTYPE_LIMIT; i++) {
     if (!mpg_dtype_valid(i)) continue;
     if (i == MPG_BFLOAT16) {
-      /* A class named as NumPy's scalar types are, since there is none to use. */
+      /* A class that mimics NumPy's scalar types, because NumPy has no bfloat16. */
       PyObject *space = Py_BuildValue("{s:s,s:i,s:s,s:s}", "__module__", "mpgluon", "itemsize", 2,
                                       "name", "bfloat16", "__doc__",
                                       "The dtype bfloat16: float32 with a significand of 8 bits. "
@@ -160,9 +161,9 @@ static void narrow(const float *source, uint16_t *target, size_t count) {
   }
 }
 
-/* --- Out -------------------------------------------------------------------------------------- */
+/* --- Output ----------------------------------------------------------------------------------- */
 PyObject *mpg_py_to_numpy(const mpg_array *array) {
-  /* kept: the array may be given another one while this waits */
+  /* retained, because the array may be rebound while this waits */
   mpg_tensor tensor = array->tensor;
   const mpg_shape *shape = &tensor.desc.shape;
   npy_intp dims[MPG_MAX_NDIM];
@@ -173,7 +174,8 @@ PyObject *mpg_py_to_numpy(const mpg_array *array) {
       PyArray_SimpleNew(shape->ndim, dims, wide ? NPY_FLOAT32 : numpy_types[tensor.desc.dtype]);
   if (result != NULL) {
     void *data = PyArray_DATA((PyArrayObject *)result);
-    /* bfloat16 goes into the upper half first, so that widening runs upwards in place. */
+    /* bfloat16 is copied to the upper half, so that it can be widened in place in ascending
+     * order. */
     size_t count = (size_t)mpg_shape_size(shape);
     void *target = wide ? (void *)((uint16_t *)data + count) : data;
     mpg_status status = mpg_tensor_copy_to_host(&tensor, target);
@@ -188,7 +190,7 @@ PyObject *mpg_py_to_numpy(const mpg_array *array) {
   return result;
 }
 
-/* --- In --------------------------------------------------------------------------------------- */
+/* --- Input ------------------------------------------------------------------------------------ */
 PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype) {
   int type = dtype == MPG_BFLOAT16 ? NPY_FLOAT32 : numpy_types[dtype];
   PyArray_Descr *descr = PyArray_DescrFromType(type);
@@ -266,19 +268,19 @@ int mpg_py_write_object(mpg_array *array, PyObject *value) {
     not_array_like(value);
     return -1;
   }
-  /* kept: the array may be given another one while this waits */
+  /* retained, because the array may be rebound while this waits */
   mpg_tensor tensor = array->tensor;
   const mpg_desc *desc = &tensor.desc;
   mpg_dtype taken = mpg_py_from_numpy_type(PyArray_TYPE(source));
   if (taken != (desc->dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : desc->dtype)) {
-    /* or while the value was made an array */
+    /* the array may also be rebound while `value` is converted */
     PyErr_SetString(mpg_py->errors[MPG_ERROR],
                     "the array was given another dtype while a value was assigned to it");
     Py_DECREF(source);
     return -1;
   }
   mpg_tensor_retain(&tensor);
-  /* Ones in front of the shape beyond the target's dimensions are dropped, as in MXNet. */
+  /* Extra leading ones of the shape are dropped, as in MXNet. */
   int extra = PyArray_NDIM(source) - desc->shape.ndim, ones = 0;
   while (ones < extra && PyArray_DIM(source, ones) == 1) ones++;
   npy_intp dims[MPG_MAX_NDIM];
@@ -321,8 +323,8 @@ done:
   return result;
 }
 
-/* Whether the values of a NumPy array are all that it says, and real numbers; an exception where
- * they are not: a part of it would be lost in an NDArray. */
+/* True if a NumPy array holds unmasked real numbers. Otherwise sets an exception, because an
+ * NDArray would lose a part of it. */
 static bool is_plain(PyArrayObject *array, const char *what) {
   int type = PyArray_TYPE(array);
   bool masked = !PyArray_CheckExact(array) && PyObject_HasAttrString((PyObject *)array, "filled");
@@ -376,7 +378,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, bool alike, co
   return mpg_py_from_object(object, own, device);
 }
 
-/* Sparse arrays, and SciPy's, stay sparse. */
+/* True for sparse arrays, including SciPy's, which stay sparse. */
 static bool stays_sparse(PyObject *source) {
   return mpg_py_is_sparse(source) ||
          (!mpg_py_is_array(source) && !PyArray_Check(source) && !PyList_CheckExact(source) &&
@@ -435,7 +437,7 @@ static const char *const formats[MPG_DTYPE_LIMIT] = {
     [MPG_INT64] = "q",   [MPG_BOOL] = "?",    [MPG_BFLOAT16] = "H"};
 
 typedef struct buffer {
-  mpg_tensor tensor; /* owned reference: the array may be given another one meanwhile */
+  mpg_tensor tensor; /* owned reference: the array may be rebound meanwhile */
   Py_ssize_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } buffer;
 

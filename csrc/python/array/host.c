@@ -1,11 +1,11 @@
-/* The host hooks: the GIL, signals, and where in the user's program work was queued.
+/* Host hooks: the GIL, signals, and origins, the user's source lines that queued work.
  *
- * Origins. A line is asked for each time work is queued, and shown only when that work fails. So
- * asking interns the pair (code object, offset of the instruction) in a hash table and returns its
- * number. The text is built when a pair is interned for the first time. Failures are reported by
- * threads without the GIL, and after Python has ended, so reading a text must not call Python. The
- * table keeps its code objects alive, because a new code object could reuse the address of a freed
- * one. It stops growing at MAX_ORIGINS.
+ * Origins. A line is recorded each time work is queued, but shown only if that work fails.
+ * Therefore recording interns the pair (code object, instruction offset) in a hash table and
+ * returns its number. The text is built when a pair is interned for the first time. Failures are
+ * reported by threads without the GIL, and after Python has ended, so reading a text must not call
+ * Python. The table keeps its code objects alive, because a new code object could reuse the address
+ * of a freed one. It stops growing at MAX_ORIGINS.
  */
 #include <stdatomic.h>
 #include <string.h>
@@ -113,7 +113,7 @@ static uint32_t intern(PyCodeObject *code, int offset) {
   return lines.table[slot] = count + 1;
 }
 
-/* The innermost frame outside the package; the innermost of all when there is none outside. */
+/* Returns the innermost frame outside of the package, or the innermost frame if all are inside. */
 static uint32_t current_origin(void) {
   PyFrameObject *frame = PyEval_GetFrame();
   if (frame == NULL || lines.table == NULL) return 0;
@@ -130,7 +130,7 @@ static uint32_t current_origin(void) {
     }
     if (innermost == 0) innermost = number;
     PyFrameObject *back = PyFrame_GetBack(frame);
-    /* no memory for it: an outer line is not worth an error */
+    /* Ignores an out-of-memory error for an outer line. */
     if (back == NULL && PyErr_Occurred()) PyErr_Clear();
     Py_DECREF(frame);
     frame = back;
@@ -138,7 +138,7 @@ static uint32_t current_origin(void) {
   return innermost;
 }
 
-/* Calls no Python, so any thread may call it at any time. */
+/* Does not call Python, so any thread may call it at any time. */
 static void origin_text(uint32_t number, char *buffer, size_t size) {
   if (size == 0) return;
   bool known = number != 0 && number <= atomic_load_explicit(&lines.count, memory_order_acquire);
@@ -162,8 +162,8 @@ static PyObject *set_package_folder(PyObject *Py_UNUSED(module), PyObject *folde
   Py_ssize_t length;
   const char *text = PyUnicode_AsUTF8AndSize(folder, &length);
   if (text == NULL) return NULL;
-  if ((size_t)length + 2 > sizeof lines.package)
-    Py_RETURN_NONE; /* then lines inside the package are named too */
+  /* Too long: lines inside the package are then reported as well. */
+  if ((size_t)length + 2 > sizeof lines.package) Py_RETURN_NONE;
   memcpy(lines.package, text, (size_t)length);
   lines.package[length] = '/';
   lines.package_length = (size_t)length + 1;
@@ -188,8 +188,8 @@ static PyObject *origin_line(PyObject *Py_UNUSED(module), PyObject *number) {
   return PyUnicode_FromString(text);
 }
 
-/* Frees the values that compiled calls keep, and collects reference cycles. Exceptions of
- * finalizers are ignored. */
+/* Frees the values that compiled calls keep, and collects reference cycles. Ignores exceptions of
+ * finalizers. */
 static void collect_garbage(void) {
   mpg_compiled_release_kept();
   PyObject *type, *value, *traceback;
@@ -205,7 +205,7 @@ static bool alone(void) {
   return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Main())) == NULL;
 }
 
-/* All ranks compile the same graph, or get an error (the package's _ranks). */
+/* Checks that all ranks compile the same graph (mpgluon._ranks). */
 static mpg_status agree(const char *text) {
   PyObject *module = PyImport_ImportModule("mpgluon._ranks");
   PyObject *done = module ? PyObject_CallMethod(module, "agree_on_trace", "s", text) : NULL;
@@ -218,7 +218,7 @@ static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt
                                      origin_text,  origin_key,   origin_of_key,   collect_garbage,
                                      alone,        agree};
 
-/* Tests: what runs wherever others may. */
+/* For tests: called at each turn (base/host.h). */
 static PyObject *intruder; /* owned */
 
 static void intrude(void) {

@@ -1,23 +1,23 @@
 /* x[key] and x[key] = value.
  *
- * Basic keys (integers, slices, ..., None) become begin, end and step of each dimension. What lies
- * in one piece of memory is a view of it; the rest goes through the op `slice`. Under record() and
- * hybridize() both go through ops. A key with arrays is resolved on the host: NumPy applies it to
- * index arrays that are broadcast views, one per dimension up to the last that the key touches,
- * which gives the flat positions with NumPy's own rules and bounds checks at the cost of the
- * result's size. Then it is one `take` (or scatter) of the rows that remain.
+ * A basic key (integers, slices, ..., None) is converted to begin, end and step of each dimension.
+ * A contiguous selection is returned as a view; other selections use the op `slice`. Under record()
+ * and hybridize() both use ops. A key with arrays is resolved on the host: NumPy applies it to
+ * index arrays that are broadcast views, one per dimension up to the last that the key touches.
+ * This gives the flat positions with NumPy's rules and bounds checks, at the cost of the result's
+ * size. A single `take` (or scatter) of the remaining rows follows.
  */
 #include "autograd/trace.h"
 #include "python/core.h"
 #include "python/array/numpy.h"
 
 typedef struct basic_key {
-  int count; /* dimensions of the array */
+  int count; /* number of dimensions of the array */
   int64_t begin[MPG_MAX_NDIM], step[MPG_MAX_NDIM], length[MPG_MAX_NDIM];
-  bool dropped[MPG_MAX_NDIM]; /* an integer: the dimension goes away */
+  bool dropped[MPG_MAX_NDIM]; /* an integer entry removes the dimension */
   mpg_shape sliced;           /* lengths of all dimensions */
   mpg_shape result;           /* after dropping and with new axes */
-  bool scalar; /* all dimensions are dropped: the result has shape (1,), as in MXNet */
+  bool scalar; /* all dimensions are removed: the result has shape (1,), as in MXNet */
 } basic_key;
 
 static int too_many(PyObject *key, const mpg_shape *shape) {
@@ -30,7 +30,7 @@ static int too_many(PyObject *key, const mpg_shape *shape) {
   return -1;
 }
 
-/* True and False are the integers 1 and 0, as in MXNet. */
+/* Includes True and False, which are the integers 1 and 0, as in MXNet. */
 static bool is_integer(PyObject *object) {
   return PyLong_Check(object) || PyArray_IsScalar(object, Integer);
 }
@@ -46,7 +46,7 @@ typedef struct plain_entry {
 } plain_entry;
 
 /* The integers and slices of a basic key in order. Unpacking runs the user's `__index__`, which may
- * even change the array's shape, so it comes before the array is read. */
+ * even change the array's shape, so it precedes any read of the array. */
 typedef struct plain_key {
   Py_ssize_t count; /* may exceed MPG_MAX_NDIM, the number of entries stored */
   plain_entry entries[MPG_MAX_NDIM];
@@ -106,7 +106,7 @@ static int add_dimension(basic_key *basic, const mpg_shape *shape, const plain_e
   return 0;
 }
 
-/* plain: the unpacked key. Of `key` itself, only None and ... are read. */
+/* Resolves the unpacked key `plain` against a shape. Only None and ... are read from `key`. */
 static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *shape,
                        basic_key *basic) {
   memset(basic, 0, sizeof *basic);
@@ -130,7 +130,7 @@ static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *s
     return -1;
   }
   const plain_entry *next = plain->entries;
-  /* dimensions the ellipsis, or the end of the key, stands for */
+  /* number of dimensions that the ellipsis, or the end of the key, covers */
   int whole = shape->ndim - (int)plain->count;
   for (Py_ssize_t i = 0; i <= count; i++) {
     if (i == count ? ellipses == 0 : entries[i] == Py_Ellipsis) {
@@ -150,11 +150,12 @@ static int parse_basic(PyObject *key, const plain_key *plain, const mpg_shape *s
   return 0;
 }
 
-/* True when the selected elements lie in one piece: *first is the place of the first. */
+/* True if the selected elements are contiguous; *first is the index of the first one. */
 static bool contiguous(const basic_key *basic, const mpg_shape *shape, int64_t *first) {
   int64_t stride = 1, offset = 0;
-  bool partial =
-      false; /* a dimension further right is not whole: those to its left must have one entry */
+  /* True once a dimension to the right is not whole: the dimensions to its left must have one
+   * entry. */
+  bool partial = false;
   for (int i = basic->count - 1; i >= 0; i--) {
     if (basic->length[i] > 1 && (basic->step[i] != 1 || partial)) return false;
     if (basic->length[i] != shape->dims[i]) partial = true;
@@ -177,7 +178,7 @@ static PyObject *view(const mpg_tensor *source, int64_t first, const mpg_shape *
   return result;
 }
 
-/* begin, end, step as the op `slice` takes them. */
+/* Fills in begin, end and step for the op `slice`. */
 static void slice_params(const basic_key *basic, mpg_tuple *begin, mpg_tuple *end,
                          mpg_tuple *step) {
   memset(begin, 0, sizeof *begin);
@@ -204,8 +205,8 @@ static PyObject *empty_like(const mpg_array *array, const mpg_shape *shape) {
   return mpg_py_raise(status);
 }
 
-/* Returns x[key]. tensor: the array's tensor that `basic` was resolved against; the caller holds a
- * reference. The ops check the key against the array's current shape. */
+/* Returns x[key]. `tensor` is the array's tensor that `basic` was resolved against; the caller
+ * holds a reference. The ops check the key against the array's current shape. */
 static PyObject *get_resolved(PyObject *self, const mpg_tensor *tensor, const basic_key *basic) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &tensor->desc.shape;
@@ -273,7 +274,7 @@ static PyObject *plain_object(PyObject *entry) {
   return result;
 }
 
-/* An entry as NumPy understands it: NDArrays by value, floats as integers (MXNet allows them as
+/* Converts an entry for NumPy: NDArrays by value, float arrays to integers (MXNet allows them as
  * indices). New. */
 static PyObject *numpy_entry(PyObject *entry) {
   if (PyBool_Check(entry)) return PyLong_FromLong(entry == Py_True);
@@ -302,12 +303,12 @@ static PyObject *numpy_entry(PyObject *entry) {
 }
 
 typedef struct gather {
-  mpg_shape shape;     /* of the array, when all entries of the key had been converted */
+  mpg_shape shape;     /* of the array after all entries of the key were converted */
   PyArrayObject *flat; /* owned: positions among the leading elements, int64, C-contiguous */
-  mpg_shape rows;      /* the array seen as (leading, trailing dimensions...) */
+  mpg_shape rows;      /* the array's shape viewed as (leading, trailing dimensions...) */
 } gather;
 
-/* Dimensions an entry uses up. */
+/* Returns the number of dimensions that an entry consumes. */
 static int dimensions_of(PyObject *entry) {
   if (entry == Py_None || entry == Py_Ellipsis) return 0;
   if (PyArray_Check(entry) && PyArray_ISBOOL((PyArrayObject *)entry))
@@ -316,7 +317,7 @@ static int dimensions_of(PyObject *entry) {
 }
 
 static PyObject *index_error(void) {
-  /* NumPy's IndexError, as ours. */
+  /* Converts NumPy's IndexError to ours. */
   PyObject *type, *value, *traceback;
   if (!PyErr_ExceptionMatches(PyExc_IndexError)) return NULL;
   PyErr_Fetch(&type, &value, &traceback);
@@ -327,8 +328,8 @@ static PyObject *index_error(void) {
   return NULL;
 }
 
-/* The index array of one dimension, seen in the shape of the leading ones: no memory but `size`
- * numbers. */
+/* Returns the index array of one dimension, broadcast to the shape of the leading ones. It only
+ * takes memory for the numbers of its own dimension. */
 static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, int64_t stride) {
   npy_intp length = (npy_intp)shape->dims[axis];
   PyObject *line = PyArray_Arange(0.0, (double)length, 1.0, NPY_INT64);
@@ -340,8 +341,8 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
   strides[axis] = sizeof(int64_t);
   PyObject *spread = PyArray_New(&PyArray_Type, leading, dims, NPY_INT64, strides, values, 0,
                                  NPY_ARRAY_ALIGNED, NULL);
-  if (spread == NULL ||
-      PyArray_SetBaseObject((PyArrayObject *)spread, line) < 0) { /* takes over `line` */
+  /* Takes ownership of `line`. */
+  if (spread == NULL || PyArray_SetBaseObject((PyArrayObject *)spread, line) < 0) {
     if (spread == NULL) Py_DECREF(line);
     Py_XDECREF(spread);
     return NULL;
@@ -349,8 +350,8 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
   return spread;
 }
 
-/* Rows by one array of integers, the commonest key: positions are the indices themselves, made
- * positive. */
+/* Fast path for the most common key, one array of integers: positions are the indices themselves,
+ * made non-negative. */
 static PyArrayObject *row_positions(PyObject *entry, int64_t size) {
   PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(
       entry, PyArray_DescrFromType(NPY_INT64), 0, 0,
@@ -387,14 +388,14 @@ static int resolve(const mpg_array *array, PyObject *key, gather *result) {
     consumed += dimensions_of(entry);
     ellipsis = ellipsis || entry == Py_Ellipsis;
   }
-  /* Converting entries may run the user's code, which may give the array another shape. */
+  /* Converting entries may run the user's code, which may change the array's shape. */
   result->shape = array->tensor.desc.shape;
   const mpg_shape *shape = &result->shape;
   if (consumed > shape->ndim) {
     too_many(key, shape);
     goto done;
   }
-  /* Behind the last dimension that the key touches, whole rows are moved. */
+  /* Dimensions after the last one that the key touches are moved as whole rows. */
   int leading = ellipsis ? shape->ndim : consumed;
   result->rows = (mpg_shape){.ndim = 1 + shape->ndim - leading};
   result->rows.dims[0] = mpg_shape_product(shape, 0, leading);
@@ -455,7 +456,7 @@ static int check_ndim(const mpg_shape *shape) {
   return -1;
 }
 
-/* Positions as an NDArray on the device: int32 where they fit. */
+/* Returns the positions as an NDArray on the device: int32 if they fit, else int64. */
 static PyObject *positions_array(const gather *g, mpg_device_id device) {
   mpg_dtype dtype = g->rows.dims[0] <= INT32_MAX ? MPG_INT32 : MPG_INT64;
   PyArrayObject *values = mpg_py_as_ndarray((PyObject *)g->flat, dtype);
@@ -471,8 +472,8 @@ static PyObject *take(mpg_array *source, mpg_array *positions) {
   return mpg_py_call_named("take", inputs, 2, NULL, "axis", &axis, NULL);
 }
 
-/* Whether an index array holds nothing but 0 and 1 and has the shape of the array: a comparison's
- * result, meant as a mask. */
+/* True if an index array holds only 0 and 1 and has the shape of the array's leading dimensions:
+ * likely the result of a comparison that was meant as a mask. */
 static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather *g) {
   if (!mpg_py_is_array(key)) return false;
   const mpg_desc *desc = &mpg_py_array_of(key)->tensor.desc;
@@ -490,8 +491,7 @@ static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather 
 static PyObject *get_advanced(PyObject *self, PyObject *key) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &array->tensor.desc.shape;
-  /* The one index that need not be known on the host: while tracing, rows chosen by an array whose
-   * value isn't. */
+  /* The one key whose value need not be known on the host: an index array that is being traced. */
   if (mpg_py_is_array(key) && mpg_trace_takes(mpg_py_array_of(key)) &&
       mpg_py_array_of(key)->tensor.desc.dtype != MPG_BOOL && shape->ndim > 0)
     return take(array, mpg_py_array_of(key));
@@ -551,7 +551,7 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index) {
   return result;
 }
 
-/* x[:], which is x itself, as in MXNet. */
+/* True for x[:], which is x itself, as in MXNet. */
 static bool is_everything(PyObject *key) {
   if (PyTuple_Check(key)) return PyTuple_GET_SIZE(key) == 0;
   if (!PySlice_Check(key)) return false;
@@ -567,8 +567,8 @@ PyObject *mpg_py_subscript(PyObject *self, PyObject *key) {
 }
 
 /* --- Assignment ------------------------------------------------------------------------------- */
-/* The value as an NDArray of the target's dtype and device in the wanted shape; new. Autograd's
- * recording is left alone. */
+/* Converts the value to an NDArray of the target's dtype and device in the wanted shape; new. Keeps
+ * autograd's recording state. */
 static PyObject *prepare(const mpg_array *target, PyObject *value, const mpg_shape *shape) {
   mpg_device_id device = mpg_array_device_id(target);
   PyObject *step;
@@ -587,12 +587,12 @@ static int done_of(PyObject *result) {
   return result ? 0 : -1;
 }
 
-/* No element is selected: a value of another shape is a mistake all the same. */
+/* Assigns to no elements; a value with a wrong shape is still an error. */
 static int assign_nothing(const mpg_array *array, PyObject *value, const mpg_shape *shape) {
   return mpg_py_is_scalar(value) ? 0 : done_of(prepare(array, value, shape));
 }
 
-/* Everything in `array` := value. */
+/* Assigns the value to the whole array. */
 static int assign_all(mpg_array *array, PyObject *value) {
   const mpg_desc *desc = mpg_array_desc(array);
   if (mpg_py_is_scalar(value) && !(desc->dtype == MPG_INT64 && !PyFloat_Check(value))) {
@@ -606,7 +606,7 @@ static int assign_all(mpg_array *array, PyObject *value) {
   if (source->tensor.storage == array->tensor.storage &&
       source->tensor.offset == array->tensor.offset && !mpg_array_traced(source) &&
       source->tensor.storage != NULL && mpg_shape_equal(&source->tensor.desc.shape, &desc->shape))
-    return 0; /* itself */
+    return 0; /* assignment to itself */
   PyObject *prepared = prepare(array, value, &desc->shape);
   if (prepared == NULL) return -1;
   source = mpg_py_array_of(prepared);
@@ -616,13 +616,13 @@ static int assign_all(mpg_array *array, PyObject *value) {
   return result;
 }
 
-/* How MXNet begins, which programs look for. */
+/* The beginning of MXNet's message, which programs search for. */
 #define RECORDING                                                                               \
   "Inplace operations (+=, -=, x[:]=, etc) are not supported when recording with autograd, as " \
   "here: "
 
-/* A part of an array can't take over a recorded value: its other elements come from elsewhere. As
- * in MXNet. */
+/* Rejects assigning a recorded value to a part of an array, because the other elements have a
+ * different origin. As in MXNet. */
 static int refuse_recorded(PyObject *value) {
   if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
   PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING
@@ -631,7 +631,8 @@ static int refuse_recorded(PyObject *value) {
   return -1;
 }
 
-/* tensor: the array's tensor that `basic` was resolved against; the caller holds a reference. */
+/* Assigns to a resolved basic key. `tensor` is the array's tensor that `basic` was resolved
+ * against; the caller holds a reference. */
 static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const basic_key *basic,
                            PyObject *value) {
   const mpg_shape *shape = &tensor->desc.shape;
@@ -641,7 +642,7 @@ static int assign_resolved(mpg_array *array, const mpg_tensor *tensor, const bas
     return assign_all(array, value);
   if (refuse_recorded(value) < 0) return -1;
   if (contiguous(basic, shape, &first)) {
-    /* The value is matched to the result's shape, in which integers have no dimension. */
+    /* The value is broadcast to the result's shape, in which integers have no dimension. */
     mpg_shape target = basic->result;
     PyObject *part = view(tensor, first, &target);
     if (part == NULL) return -1;
@@ -694,7 +695,7 @@ static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
   }
   prepared = prepare(array, value, &wanted);
   if (prepared == NULL) goto done;
-  /* One line of positions, and rows to match. */
+  /* Flattens the positions and reshapes the value to matching rows. */
   mpg_shape lines = g.rows;
   lines.dims[0] = (int64_t)PyArray_SIZE(g.flat);
   Py_SETREF(prepared, mpg_py_reshape(prepared, &lines));
@@ -728,7 +729,7 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
     PyErr_SetString(PyExc_TypeError, "elements of an array can't be deleted");
     return -1;
   }
-  if (value == Py_None) { /* NaN, as in MXNet */
+  if (value == Py_None) { /* assigns NaN, as in MXNet */
     if (!mpg_dtype_is_float(array->tensor.desc.dtype)) {
       PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
                    "None is assigned as NaN, which %s does not have",

@@ -1,4 +1,4 @@
-/* Methods and properties of NDArray that are no ops. Ops become methods in mpgluon/ndarray. */
+/* Methods and properties of NDArray that are not ops. Ops become methods in mpgluon/ndarray. */
 #include "autograd/groups.h"
 #include "compile/call_cache.h"
 #include "python/core.h"
@@ -167,7 +167,8 @@ static PyObject *wait_with(PyObject *self, const char *what,
                            mpg_status (*wait)(const mpg_tensor *)) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, what) < 0) return NULL;
-  mpg_tensor tensor = array->tensor; /* kept: the array may be given another one meanwhile */
+  /* Retained, because the array may be rebound meanwhile. */
+  mpg_tensor tensor = array->tensor;
   mpg_tensor_retain(&tensor);
   mpg_status status = wait(&tensor);
   mpg_tensor_release(&tensor);
@@ -288,7 +289,8 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (mpg_py_expect_value(array, "attach_grad()") < 0) return NULL;
   if (mpg_py_forget_sparse_gradient(self) < 0) return NULL;
   bool recording = mpg_autograd_set_recording(false);
-  mpg_group group = mpg_group_set((mpg_group){0}); /* the gradient is where the array is */
+  /* So that the gradient is on the array's device. */
+  mpg_group group = mpg_group_set((mpg_group){0});
   PyObject *zeros = mpg_py_call_named("zeros_like", &array, 1, NULL, NULL);
   mpg_group_set(group);
   mpg_autograd_set_recording(recording);
@@ -363,7 +365,8 @@ static PyObject *reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
   mpg_tuple *tuple =
       (mpg_tuple *)(params + op->params->params[mpg_params_find(op->params, "shape")].offset);
   mpg_shape shape;
-  if (tuple->count == 0) { /* () as a code means "not given"; as a shape it is that of a scalar */
+  /* () as a code means "not given"; as a shape it denotes a scalar. */
+  if (tuple->count == 0) {
     shape = (mpg_shape){0};
     if (mpg_shape_size(own) != 1) goto wrong_size;
     return mpg_py_reshape(self, &shape);

@@ -1,8 +1,7 @@
-/* Operators of NDArray: each is an op of two arrays, of array and scalar, or of scalar and array,
+/* Operators of NDArray. Each is an op of two arrays, of array and scalar, or of scalar and array,
  * as in MXNet.
  *
- * This is the path that an eager program spends its time on: no tuples, no dictionaries, parameters
- * on the stack.
+ * This is the hot path of eager programs: no tuples or dictionaries, and parameters on the stack.
  */
 #include "python/core.h"
 
@@ -33,7 +32,7 @@ static const mpg_op *find(const char *name) { return mpg_op_find(name); }
 
 enum { MAX_SCALAR_PARAMS = 64 };
 
-/* The parameters of a scalar op, and where its scalar is. All scalar ops share one struct. */
+/* The parameters of a scalar op, and the offset of the scalar. All scalar ops share one struct. */
 static struct {
   const mpg_param_table *table;
   size_t scalar;
@@ -85,7 +84,7 @@ static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double sca
   return mpg_py_call_out(op, params, &array, 1, out) < 0 ? NULL : Py_NewRef(self);
 }
 
-/* Truth values count as int64 with a number, as in MXNet. */
+/* Casts truth values to int64 for operations with a number, as in MXNet. */
 static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
   PyObject *numbers = mpg_py_cast(self, MPG_INT64);
   PyObject *result = numbers ? with_scalar(op, numbers, scalar, out) : NULL;
@@ -111,8 +110,8 @@ static int check_integer(mpg_py_binary kind, PyObject *self, PyObject *number, d
   return -1;
 }
 
-/* An operand that is no NDArray: Python and NumPy numbers, NumPy arrays. `reflected`: it stands on
- * the left. */
+/* Applies an operator to an operand that is not an NDArray: Python and NumPy numbers, NumPy arrays.
+ * `reflected` is true if it is the left operand. */
 static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected,
                             mpg_array *out) {
   const mpg_py_operator *operator = &mpg_py->binary[kind];
@@ -141,7 +140,7 @@ static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other,
   return result;
 }
 
-/* An operator of sparse arrays: the op itself knows what to do. */
+/* Calls an operator's op on sparse arrays; the op handles them. */
 static __attribute__((noinline)) PyObject *with_sparse(mpg_py_binary kind, PyObject *a,
                                                        PyObject *b) {
   bool left = mpg_py_is_scalar(a), right = mpg_py_is_scalar(b);
@@ -155,7 +154,7 @@ static __attribute__((noinline)) PyObject *with_sparse(mpg_py_binary kind, PyObj
   return PyObject_CallFunctionObjArgs(op, left ? b : a, left ? a : b, NULL);
 }
 
-/* The operators, each compiled for its kind. */
+/* Applies a binary operator. Always inlined, to be specialized for each kind. */
 __attribute__((always_inline)) static inline PyObject *binary(mpg_py_binary kind, PyObject *a,
                                                               PyObject *b) {
   bool first = mpg_py_is_array(a);
@@ -218,7 +217,7 @@ static PyObject *number_absolute(PyObject *self) {
   mpg_array *array = mpg_py_array_of(self);
   return op ? mpg_py_call(op, NULL, &array, 1) : missing("abs");
 }
-/* Arrays have no bitwise operators, which programs for other libraries apply to masks. */
+/* Rejects bitwise operators, which other libraries' users apply to masks. */
 static PyObject *refuse_bits(PyObject *a, PyObject *b, const char *operator, const char *name) {
   if ((!mpg_py_is_array(a) && !PyLong_Check(a)) || (!mpg_py_is_array(b) && !PyLong_Check(b)))
     Py_RETURN_NOTIMPLEMENTED;
@@ -243,18 +242,19 @@ static PyObject *number_matmul(PyObject *a, PyObject *b) {
   if ((!mpg_py_is_array(a) && !mpg_py_is_sparse(a)) ||
       (!mpg_py_is_array(b) && !mpg_py_is_sparse(b)))
     Py_RETURN_NOTIMPLEMENTED;
-  if (mpg_py_is_array(b) && mpg_py_array_of(b)->tensor.desc.shape.ndim > 2) { /* several matrices */
+  /* A stack of matrices. */
+  if (mpg_py_is_array(b) && mpg_py_array_of(b)->tensor.desc.shape.ndim > 2) {
     PyObject *module = PyImport_ImportModule("mpgluon.ndarray._numpy_protocol"),
              *result = module ? PyObject_CallMethod(module, "matmul", "OO", a, b) : NULL;
     Py_XDECREF(module);
     if (result != Py_NotImplemented) return result;
-    Py_DECREF(result); /* whole numbers: the error is that of the op */
+    Py_DECREF(result); /* integers: use the op's error */
   }
   PyObject *dot = PyDict_GetItemString(mpg_py->ops_by_name, "dot");
   return dot ? PyObject_CallFunctionObjArgs(dot, a, b, NULL) : missing("dot");
 }
 
-/* The one element of an array as a Python number. */
+/* Returns the only element of an array as a Python number. */
 static PyObject *scalar_of(PyObject *self, const char *what) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_readable(array, what) < 0) return NULL;
@@ -305,7 +305,8 @@ static PyObject *number_index(PyObject *self) {
     mpg_py_expect_value(mpg_py_array_of(self), "an index");
     return NULL;
   }
-  /* TypeError for what is no index: callers such as bytes() go on to the buffer protocol then. */
+  /* TypeError if it is not an index, because callers such as bytes() then try the buffer
+   * protocol. */
   if (!mpg_dtype_is_integer(dtype) ||
       mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape) != 1)
     return PyErr_Format(PyExc_TypeError,
@@ -332,7 +333,7 @@ PyType_Slot mpg_py_number_slots[] = {
     {Py_nb_inplace_true_divide, number_in_place_divide},
     {Py_nb_remainder, number_remainder},
     {Py_nb_inplace_remainder, number_in_place_remainder},
-    {Py_nb_power, number_power}, /* **= makes a new array, as in MXNet */
+    {Py_nb_power, number_power}, /* **= creates a new array, as in MXNet */
     {Py_nb_matrix_multiply, number_matmul},
     {Py_nb_and, number_and},
     {Py_nb_or, number_or},
@@ -348,7 +349,8 @@ PyType_Slot mpg_py_number_slots[] = {
     {Py_tp_richcompare, compare},
     {0, NULL}};
 
-/* _binary(kind, a, b): nd.add, nd.maximum, ...: operands may be arrays or numbers on either side.
+/* _binary(kind, a, b), for nd.add, nd.maximum, ...: operands may be arrays or numbers on either
+ * side.
  */
 static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "expected two operands");

@@ -1,4 +1,4 @@
-/* NumPy's C API for the files that use it: one table, filled by exchange.c. */
+/* NumPy's C API, as one shared table that exchange.c fills. */
 #ifndef MPG_PYTHON_ARRAY_NUMPY_H
 #define MPG_PYTHON_ARRAY_NUMPY_H
 
@@ -9,13 +9,13 @@
 #endif
 #include <numpy/arrayobject.h>
 
-/* The dtype of a type number of NumPy; MPG_DTYPE_NONE for those we do not have. */
+/* Returns the dtype of a NumPy type number; MPG_DTYPE_NONE if there is no equivalent. */
 mpg_dtype mpg_py_from_numpy_type(int type);
-/* A C-contiguous ndarray of that dtype from any object (float32 for bfloat16); new, or NULL with
- * TypeError. */
+/* Returns a C-contiguous ndarray of that dtype from any object (float32 for bfloat16). New, or NULL
+ * with TypeError. */
 PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype);
-/* A new array on `device` with the contents of a C-contiguous ndarray made by mpg_py_as_ndarray for
- * `dtype`. */
+/* Returns a new array on `device` with the contents of a C-contiguous ndarray from
+ * mpg_py_as_ndarray for `dtype`. */
 PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device_id device);
 
 #endif

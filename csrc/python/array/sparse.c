@@ -1,5 +1,5 @@
-/* Where the core meets arrays that are stored sparsely (mpgluon/ndarray/_sparse/arrays.py): ops
- * that get one are run by a function of the package, and assignments take their dense values.
+/* Interface to sparse arrays (mpgluon/ndarray/_sparse/arrays.py). Ops that receive one are run by a
+ * function of the package, and assignments use their dense values.
  */
 #include "python/core.h"
 
