@@ -1,12 +1,12 @@
-/* mpgluon.autograd on csrc/autograd: recording scopes, variables, backward, differentiable Python
- * functions. */
+/* Python interface of csrc/autograd (mpgluon.autograd): recording scopes, variables, backward,
+ * differentiable Python functions. */
 #include "python/core.h"
 #include "python/graph/describe.h"
 
 /* --- Scopes: record(), pause(), train_mode(), predict_mode() ---------------------------------- */
 typedef struct scope {
-  PyObject_HEAD signed char record, train; /* 1, 0, or -1: left as it is */
-  signed char old_record, old_train;       /* what it was before */
+  PyObject_HEAD signed char record, train; /* 1, 0, or -1 to keep the current flag */
+  signed char old_record, old_train;       /* the flags before entering */
 } scope;
 
 static PyObject *scope_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
@@ -99,7 +99,7 @@ static PyObject *set_training(PyObject *Py_UNUSED(module), PyObject *value) {
 /* --- Lists of arrays -------------------------------------------------------------------------- */
 typedef struct arrays {
   PyObject *keep;
-  mpg_array **items; /* small or owned */
+  mpg_array **items; /* points to `small` or to an owned block */
   int count;
   mpg_array *small[MPG_PY_SMALL];
 } arrays;
@@ -108,8 +108,8 @@ static void arrays_free(arrays *a) {
   if (a->items != a->small) PyMem_Free(a->items);
   Py_CLEAR(a->keep);
 }
-/* The items with the places of sparse ones on the tape in place of these, and of weights with
- * sparse gradients; takes over the tuple. */
+/* Replaces sparse arrays by their arrays on the tape, and weights with sparse gradients by dense
+ * ones. Takes ownership of the tuple. */
 static PyObject *dense_items(PyObject *items) {
   for (Py_ssize_t i = 0; items != NULL && i < PyTuple_GET_SIZE(items); i++) {
     if (!mpg_py_is_handled(PyTuple_GET_ITEM(items, i))) continue;
@@ -128,7 +128,7 @@ static PyObject *dense_items(PyObject *items) {
   return items;
 }
 
-/* `nones`: None stands for NULL. */
+/* Converts an NDArray or a sequence of them. If `nones`, None is accepted and becomes NULL. */
 static int arrays_from(arrays *a, PyObject *object, bool nones, const char *what) {
   a->items = a->small;
   a->keep = NULL;
@@ -323,12 +323,12 @@ done:
 
 /* --- autograd.Function ------------------------------------------------------------------------ */
 typedef struct function_state {
-  PyObject *function; /* owned: called with the output gradients, returns those of the inputs */
+  PyObject *function; /* owned: called with the output gradients, returns the input gradients */
   int num_outputs;
   struct {
     mpg_desc desc;
     mpg_device_id device;
-  } outputs[]; /* to make zeros of */
+  } outputs[]; /* descriptions for zero gradients */
 } function_state;
 
 static void function_release(void *pointer) {
@@ -400,8 +400,8 @@ done:
   return status;
 }
 
-/* The outputs on the tape are other arrays than those given, over the same memory: whatever the
- * function kept of these does not lead back to the node, which holds the function. */
+/* Returns arrays on the tape that are separate from the given outputs but share their memory.
+ * Outputs that the function keeps therefore do not reference the node, which holds the function. */
 static PyObject *record_function(PyObject *Py_UNUSED(module), PyObject *args) {
   static const mpg_callback callback = {"Function", function_backward, function_release};
   PyObject *function, *input_object, *output_object;
@@ -479,7 +479,8 @@ static PyObject *current_scope(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
   return PyUnicode_FromString(mpg_scope_text(mpg_autograd_scope()));
 }
 
-/* Flags of the variables in a list of arrays, which whoever calls keeps from changing. */
+/* Tests the flags of the variables in a list of arrays. The caller must not change the list
+ * meanwhile. */
 static PyObject *gradients_fresh(PyObject *Py_UNUSED(module), PyObject *arrays) {
   if (!PyList_Check(arrays))
     return PyErr_Format(PyExc_TypeError, "gradients_fresh takes a list of arrays, not %s",
@@ -517,7 +518,7 @@ static PyObject *node_inputs(const mpg_graph *graph, const mpg_node *node) {
   return inputs;
 }
 
-/* *state: a list of nodes, and the head. */
+/* Sets *state to a tuple of a list of nodes and the head. */
 static mpg_status read_recorded(const mpg_graph *graph, mpg_value head, void *state) {
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && i < graph->num_nodes; i++) {

@@ -4,23 +4,25 @@
 #include "python/graph/describe.h"
 
 typedef struct cached_op {
-  PyObject_HEAD PyObject *trace; /* the function; NULL only while the object dies */
+  PyObject_HEAD PyObject *trace; /* the function; NULL only while the object is being destroyed */
   bool exact, unfused;
   mpg_memory_budget budget; /* owned limits */
   mpg_cache *cache;
-  PyObject *bound;    /* tuple of arrays that every call gets behind its own; NULL: none */
-  PyObject *pointers; /* bytes: the mpg_array pointers of these */
-  uint64_t binding;   /* number of what is bound now; 0: compare the arrays at each call */
-  uint64_t bindings;  /* the latest number */
-  bool unbound;       /* calls that count on a binding return None until there is another */
-  uint64_t changes;   /* mpg_array_changes when that was last looked at */
+  PyObject *bound;    /* tuple of arrays appended to the inputs of every call; NULL if none */
+  PyObject *pointers; /* bytes: the mpg_array pointers of the bound arrays */
+  /* Number of the current binding; 0 means that the arrays are compared at each call. */
+  uint64_t binding;
+  uint64_t bindings; /* the latest binding number */
+  bool unbound;      /* calls that rely on a binding return None until arrays are bound */
+  uint64_t changes;  /* mpg_array_changes at the last check */
   bool bound_wanted;
-  mpg_parameter_set *parameter_set; /* what is bound, once a call was recorded; owned */
+  /* The bound arrays, created by the first recorded call; owned. */
+  mpg_parameter_set *parameter_set;
 } cached_op;
 
 /* --- Tracing ---------------------------------------------------------------------------------- */
 
-/* The arrays a trace function returned, as a tuple; new reference. */
+/* Returns the arrays from a trace function as a tuple; new reference. */
 static PyObject *expect_arrays(PyObject *result) {
   if (result == NULL) return NULL;
   if (mpg_py_is_array(result)) {
@@ -62,7 +64,7 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
   return args;
 }
 
-/* options->wanted NULL: what autograd says of the inputs. */
+/* Compiles the trace. If options->wanted is NULL, uses autograd's state of the inputs. */
 static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results,
                                      const mpg_inputs *call, const mpg_compile_options *given) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PyTuple_GET_SIZE(results);
@@ -107,8 +109,8 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
   trace->recording = options->recording;
   PyObject *args = traced_inputs(trace, inputs), *results = NULL;
   if (args != NULL) {
-    PyObject *function =
-        Py_NewRef(traced); /* the call may do anything, also to who holds the function */
+    /* Retained, because the call may run any code, including code that releases the function. */
+    PyObject *function = Py_NewRef(traced);
     results = expect_arrays(PyObject_CallObject(function, args));
     Py_DECREF(function);
   }
@@ -169,7 +171,7 @@ static int warn_of_dropped(const cached_op *self) {
       *path ? path : "a hybridized block", (int)MPG_CACHE_LIMIT);
 }
 
-/* With a reference. */
+/* Returns the compiled call of this signature with a reference, compiling it if needed. */
 static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   bool train = mpg_autograd_training();
   bool recording = mpg_autograd_recording();
@@ -177,7 +179,7 @@ static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   if (compiled == NULL) {
     compiled = trace_and_compile(self, inputs, recording);
     if (compiled == NULL) return NULL;
-    compiled->references++; /* one for the cache, one for this call */
+    compiled->references++; /* one for the cache, one for the caller */
     mpg_status status = mpg_cache_add(self->cache, inputs, train, recording, compiled);
     if (status != MPG_OK || warn_of_dropped(self) < 0) {
       mpg_compiled_release(compiled);
@@ -198,8 +200,8 @@ static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
   return result;
 }
 
-/* Looks at what is bound: a new number for it, or none where one of the arrays is the result of a
- * recorded computation. */
+/* Updates the state of the binding: assigns a new number, or 0 if one of the arrays is the result
+ * of a recorded computation. */
 static void note_binding(cached_op *self) {
   Py_ssize_t count = self->bound != NULL ? PyTuple_GET_SIZE(self->bound) : 0;
   self->changes = mpg_array_changes();
@@ -230,7 +232,7 @@ mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num
   return status;
 }
 
-/* Inside another trace: the function's ops become part of that. */
+/* Inside another trace: emits the function's ops into that trace. */
 static PyObject *call_traced(cached_op *self, PyObject *args) {
   PyObject *all = self->bound != NULL ? PySequence_Concat(args, self->bound) : Py_NewRef(args),
            *result = NULL;
@@ -331,7 +333,8 @@ static PyObject *bind_arrays(cached_op *self, PyObject *arrays, bool unbound) {
   Py_RETURN_NONE;
 }
 
-/* Whether all compiled calls can take the arrays for those that they captured; they do. */
+/* True if all compiled calls can use the arrays in place of the captured ones. With `change`,
+ * replaces them. */
 static bool recapture(cached_op *self, const mpg_captured *captured, size_t count, bool change) {
   for (uint32_t i = 0; i < self->cache->count; i++) {
     const mpg_cache_entry *entry = &self->cache->entries[i];
@@ -367,12 +370,13 @@ static PyObject *cached_op_recapture(PyObject *object, PyObject *args) {
   }
   for (size_t i = 0; i < count; i++)
     if (captured_from(PyTuple_GET_ITEM(items, (Py_ssize_t)i), &captured[i]) < 0) goto done;
-  /* From here on no other thread runs. */
+  /* No other thread runs from here on. */
   if ((noted = PyObject_GetAttrString(holder, "captured")) == NULL) goto done;
   bool possible = noted == former && recapture(self, captured, count, false);
   if (possible && PyObject_SetAttrString(holder, "captured", following) < 0) goto done;
   if (possible) recapture(self, captured, count, true);
-  if (possible) note_binding(self); /* a new number: nobody counts on what was bound */
+  /* Assigns a new number, so that no call relies on the former binding. */
+  if (possible) note_binding(self);
   result = noted == former ? PyBool_FromLong(possible) : Py_NewRef(Py_None);
 done:
   Py_XDECREF(noted);
@@ -381,7 +385,7 @@ done:
   return result;
 }
 
-/* --- Looking inside --------------------------------------------------------------------------- */
+/* --- Introspection ---------------------------------------------------------------------------- */
 
 static PyObject *cached_op_compiled(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const cached_op *self = (cached_op *)object;
@@ -429,7 +433,7 @@ static PyObject *cached_op_clear(PyObject *object, PyObject *Py_UNUSED(unused)) 
 
 /* --- The type --------------------------------------------------------------------------------- */
 
-/* From a list of (Context or None, bytes). */
+/* Sets the memory budget from a list of (Context or None, bytes). */
 static int set_budget(cached_op *self, PyObject *list) {
   static const char form[] = "CachedOp: 'budget' is a list of (Context or None, bytes)";
   PyObject *items = mpg_py_items(list, form);
@@ -514,8 +518,8 @@ static int cached_op_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* Gives back all that it holds: the function, arrays, and what was compiled with memory kept for
- * them. Calls are errors from then on. */
+/* Releases everything the object holds: the function, arrays, and compiled calls with their memory.
+ * Later calls raise an error. */
 static int cached_op_break(PyObject *object) {
   cached_op *self = (cached_op *)object;
   PyObject *trace = self->trace, *bound = self->bound, *pointers = self->pointers;

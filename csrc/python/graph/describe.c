@@ -100,7 +100,7 @@ static int describe_copies(const mpg_program_set *set, const char *phase, PyObje
   return 0;
 }
 
-/* Bytes of a set's own blocks on one device, of one kind. */
+/* Returns the bytes of a set's own blocks on one device: of lanes, or of all other blocks. */
 static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   size_t bytes = 0;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
@@ -108,8 +108,8 @@ static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   return bytes;
 }
 
-/* Bytes of the forward values that backward reads, where they lie in the main block; values that
- * share memory count once. */
+/* Returns the bytes of the forward values that backward reads and that are in the main block.
+ * Values that share memory count once. */
 static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
   bool *counted = c->saved != NULL ? PyMem_Calloc(c->graph.num_values + 1, sizeof *counted) : NULL;
   size_t bytes = 0;
@@ -127,12 +127,12 @@ static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
   return bytes;
 }
 
-/* The backward that was made last, or NULL. */
+/* Returns the most recently built backward, or NULL. */
 static const mpg_program_set *backward_set(const mpg_compiled *c) {
   return c->backwards ? c->backwards->programs : NULL;
 }
 
-/* Bytes of what the invariants keeps on a device. */
+/* Returns the bytes on a device of the values that the invariants program keeps. */
 static size_t kept_bytes(const mpg_compiled *c, mpg_device_id id) {
   size_t bytes = 0;
   for (uint32_t i = 0; i < c->num_kept; i++) {
@@ -160,7 +160,7 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
          forward_lanes = here ? planned(c->programs, slot, true) : 0;
   size_t backward_bytes = there ? planned(backward, back_slot, false) : 0,
          backward_lanes = there ? planned(backward, back_slot, true) : 0;
-  size_t alive = here ? c->plan.alive[slot] : 0; /* the most of both phases */
+  size_t alive = here ? c->plan.alive[slot] : 0; /* the maximum of both phases */
   if (there && c->backwards->plan.alive[back_slot] > alive)
     alive = c->backwards->plan.alive[back_slot];
   uint64_t replays =
@@ -204,7 +204,7 @@ static PyObject *describe_inputs(const mpg_cache_entry *entry) {
   return list;
 }
 
-/* Nodes that compute: all but inputs. */
+/* Returns the number of nodes other than inputs. */
 static size_t count_ops(const mpg_graph *graph) {
   size_t ops = 0;
   for (size_t n = 0; n < graph->num_nodes; n++) ops += !mpg_node_is_input(&graph->nodes[n]);
@@ -213,8 +213,8 @@ static size_t count_ops(const mpg_graph *graph) {
 
 PyObject *mpg_py_describe_call(const mpg_cache_entry *entry) {
   const mpg_compiled *c = entry->compiled;
-  const mpg_plan *plan =
-      c->backwards ? &c->backwards->plan : &c->plan; /* the backward's knows all devices */
+  /* The plan of the backward includes all devices. */
+  const mpg_plan *plan = c->backwards ? &c->backwards->plan : &c->plan;
   PyObject *dict = PyDict_New(), *devices = PyDict_New(), *copies = PyList_New(0);
   if (dict == NULL || devices == NULL || copies == NULL) goto fail;
   for (uint32_t s = 0; s < plan->num_devices + c->invariant_plan.num_devices; s++) {

@@ -9,7 +9,7 @@ typedef struct staged_call {
 
 typedef struct pipeline_run {
   PyObject_HEAD mpg_pipeline_run *run;
-  bool watches; /* `run` is kept for its times only */
+  bool watches; /* `run` is kept only for its timings */
 } pipeline_run;
 
 /* --- Descriptions ----------------------------------------------------------------------------- */
@@ -91,7 +91,7 @@ static PyObject *describe_set(const mpg_program_set *set) {
 
 enum { MOST = 4096 };
 
-/* Flags of a sequence of booleans, `count` of them; PyMem_Free. */
+/* Converts a sequence of `count` booleans; PyMem_Free. */
 static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
   bool *flags = PyMem_Calloc((size_t)count + 1, sizeof *flags);
   if (flags == NULL) return (bool *)PyErr_NoMemory();
@@ -177,7 +177,7 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *Py_UNUSED(unuse
   return describe_set(c->programs);
 }
 
-enum { NUM_KINDS = MPG_BATCH_STATE + 1 }; /* of inputs and results */
+enum { NUM_KINDS = MPG_BATCH_STATE + 1 }; /* number of kinds of inputs and results */
 
 static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers,
                         const char *what) {
@@ -270,8 +270,7 @@ static PyType_Slot staged_call_slots[] = {
 static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0,
                                        Py_TPFLAGS_DEFAULT, staged_call_slots};
 
-/* --- PipelineRun ---------------------------------------------------------------------------------
- */
+/* --- PipelineRun ------------------------------------------------------------------------------ */
 
 static int rows_from(PyObject *object, mpg_rows *rows) {
   long long begin, count, total;
@@ -321,7 +320,8 @@ static PyObject *pipeline_run_new(PyTypeObject *type, PyObject *args, PyObject *
   if (num_inputs < 0) goto done;
   for (Py_ssize_t k = 0; k < count; k++) {
     PyObject *call = PyTuple_GET_ITEM(calls_object, k);
-    if (Py_TYPE(call)->tp_dealloc != staged_call_dealloc) { /* the type can't be subclassed */
+    /* The type cannot be subclassed, so this identifies it. */
+    if (Py_TYPE(call)->tp_dealloc != staged_call_dealloc) {
       PyErr_Format(PyExc_TypeError, "PipelineRun: micro-batches must be StagedCalls, got %s",
                    Py_TYPE(call)->tp_name);
       goto done;
@@ -399,7 +399,7 @@ static PyObject *pipeline_run_outputs(PyObject *object, PyObject *Py_UNUSED(unus
   return list;
 }
 
-/* The items in an array of 32-bit numbers, four for each; PyMem_Free. */
+/* Converts an array of 32-bit numbers, four per item; PyMem_Free. */
 static mpg_micro_batch_item *items_from(PyObject *object, size_t *count) {
   Py_buffer view;
   if (PyObject_GetBuffer(object, &view, PyBUF_CONTIG_RO) < 0) return NULL;
@@ -465,7 +465,8 @@ static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
   if (PyList_GET_SIZE(heads_object) != run->num_outputs)
     return PyErr_Format(PyExc_ValueError, "PipelineRun.train: expected %u heads", run->num_outputs);
   mpg_array **heads = PyMem_Calloc(run->num_outputs + 1, sizeof *heads);
-  PyObject *kept = PyList_AsTuple(heads_object); /* the list may change while the call waits */
+  /* A copy, because the list may change while the call waits. */
+  PyObject *kept = PyList_AsTuple(heads_object);
   if (heads == NULL || kept == NULL) {
     PyMem_Free(heads);
     Py_XDECREF(kept);
@@ -486,7 +487,7 @@ static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* The driver of a recorded run is a Python callable that takes the run. */
+/* The driver of a recorded run is a Python callable that receives the run. */
 static mpg_status drive_backward(mpg_pipeline_run *run, void *driver) {
   PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM((PyObject *)driver, 1);
   pipeline_run *self = (pipeline_run *)type->tp_alloc(type, 0);
@@ -517,7 +518,7 @@ static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
     mpg_status status = mpg_pipeline_run_record(run, &python_schedule, pair, outputs);
     for (uint32_t i = 0; i < run->num_outputs; i++) {
       mpg_array *array = mpg_py_array_of(PyList_GET_ITEM(arrays, i));
-      array->node = outputs[i].node; /* the reference moves */
+      array->node = outputs[i].node; /* moves the reference */
       array->output = outputs[i].output;
     }
     if (status != MPG_OK) {
@@ -529,7 +530,7 @@ static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
   return arrays;
 }
 
-/* (micro_batch, phase) -> the micro-batch; NULL with an exception. */
+/* Parses (micro_batch, phase) and returns the micro-batch; NULL with an exception. */
 static const mpg_micro_batch *micro_batch_at(PyObject *object, PyObject *args, int *phase) {
   const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   unsigned int micro_batch;
@@ -581,7 +582,7 @@ static PyObject *pipeline_run_times(PyObject *object, PyObject *args) {
   for (uint32_t s = 0;
        list != NULL && frame != NULL && frame->times != NULL && s < frame->set->num_segments; s++) {
     const mpg_device *device = frame->set->programs[frame->set->segments[s].slot].device;
-    /* Read what the worker wrote only when it has signalled that the segment is done. */
+    /* The worker's times may only be read after it has signalled that the segment is done. */
     mpg_tick last = frame->first_ticks[s] + frame->set->segments[s].num_signals;
     bool done = frame->first_ticks[s] && mpg_tick_reached(device, last);
     PyObject *item = Py_BuildValue("LL", done ? (long long)frame->times[s].begin : 0LL,

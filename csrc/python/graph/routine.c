@@ -1,4 +1,4 @@
-/* _core.Routine: compiled functions put together by loops, branches and sequences. See
+/* _core.Routine: compiled functions composed by loops, branches and sequences. See
  * compile/routine.h and core.h. */
 #include "compile/routine.h"
 #include "base/memory.h"
@@ -6,12 +6,12 @@
 
 typedef struct py_routine {
   PyObject_HEAD mpg_routine routine;
-  PyObject *called; /* list of what it calls; owned */
+  PyObject *called; /* list of the called objects; owned */
 } py_routine;
 
-/* --- What is called --------------------------------------------------------------------------- */
+/* --- Callees ---------------------------------------------------------------------------------- */
 
-/* Code of the host between compiled functions: a function from a list of arrays to a list of
+/* Calls host code between compiled functions: a function from a list of arrays to a list of
  * arrays. */
 static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t num_inputs,
                             mpg_array *outputs, uint32_t num_outputs) {
@@ -48,7 +48,7 @@ static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t n
 
 static int is_routine(PyObject *object);
 
-/* Something that may be called; `self` keeps it. */
+/* Converts a callable to a callee; `self` keeps a reference to it. */
 static int callee_from(py_routine *self, PyObject *object, mpg_callee *callee) {
   if (!PyCallable_Check(object)) {
     PyErr_Format(PyExc_TypeError, "Routine: expected a CachedOp, a Routine or a function, got %s",
@@ -64,11 +64,11 @@ static int callee_from(py_routine *self, PyObject *object, mpg_callee *callee) {
   return PyList_Append(self->called, object);
 }
 
-/* --- Making ----------------------------------------------------------------------------------- */
+/* --- Creation --------------------------------------------------------------------------------- */
 
 static PyObject *allocate(mpg_routine_kind kind);
 
-/* Slots below `limit`; -1 with an exception. */
+/* Converts a sequence of slots below `limit`. Returns -1 with an exception. */
 static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32_t *count) {
   PyObject *items = PySequence_Tuple(object);
   if (items == NULL) return -1;
@@ -89,7 +89,7 @@ static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* From (function, scope or None, slots of its inputs, number of its outputs). */
+/* Fills in a call from (function, scope or None, input slots, number of outputs). */
 static int sequence_call_from(py_routine *self, PyObject *item, mpg_sequence_call *call) {
   mpg_sequence *sequence = &self->routine.sequence;
   PyObject *function, *scope, *inputs;
@@ -126,7 +126,7 @@ static PyObject *make_sequence(PyObject *Py_UNUSED(type), PyObject *args) {
   for (; sequence->num_calls < PyTuple_GET_SIZE(items); sequence->num_calls++)
     if (sequence_call_from(self, PyTuple_GET_ITEM(items, sequence->num_calls),
                            &sequence->calls[sequence->num_calls]) < 0) {
-      sequence->num_calls++; /* it may own something */
+      sequence->num_calls++; /* the incomplete call may own memory */
       goto fail;
     }
   if (slots_from(results, sequence->num_slots, &sequence->results, &sequence->num_results) < 0)
@@ -165,7 +165,7 @@ static PyObject *make_branch(PyObject *Py_UNUSED(type), PyObject *args) {
   return (PyObject *)self;
 }
 
-/* From (shape, dtype, ctx). */
+/* Fills in an output from (shape, dtype, ctx). */
 static int loop_output_from(PyObject *item, mpg_loop_output *output) {
   PyObject *shape, *dtype, *ctx;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOO:Routine.loop", &shape, &dtype, &ctx)) {
@@ -264,7 +264,7 @@ static int routine_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* The called functions go with the routine only, so this breaks cycles by making the routine refuse
+/* Breaks reference cycles. The called functions are released, so the routine is also made to reject
  * calls. */
 static int routine_break(PyObject *object) {
   py_routine *self = (py_routine *)object;
@@ -354,7 +354,7 @@ static PyObject *loop_stack(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_ssize_t count = PyTuple_GET_SIZE(list);
   if (count == 0 || count > limit)
     return PyErr_Format(PyExc_ValueError, "loop_stack: there must be 1 to %lld rows", limit);
-  /* Rows of their own: another thread may change the arrays' while the lock is given up. */
+  /* Copied, because another thread may change the arrays while the lock is released. */
   mpg_array *rows = PyMem_Calloc((size_t)count, sizeof *rows), joined = {0};
   mpg_loop_joined space = {0};
   if (rows == NULL) return PyErr_NoMemory();

@@ -1,5 +1,5 @@
-/* _core.SavedContents: arrays as they are now, for a gradient in Python that reads them later. See
- * tensor/contents.h. */
+/* _core.SavedContents: saves the current contents of arrays for a gradient in Python that reads
+ * them later. See tensor/contents.h. */
 #include "tensor/contents.h"
 
 #include "python/core.h"

@@ -1,15 +1,17 @@
-/* _core.Scope: a with-statement that changes state and puts it back.
+/* _core.Scope: a with-statement that changes state and restores it.
  *
- * Python code can be interrupted between any two of its instructions (Ctrl-C), so a state that
- * Python code puts back, in an `__exit__` or a `finally`, may stay as it was. Here all changes are
- * made in one C call and undone in another, so a scope was entered or it was not, and whoever
- * entered it leaves it. `at_once` makes changes that stay, likewise in one call. */
+ * Python code can be interrupted (Ctrl-C) between any two instructions, so state that Python code
+ * restores in an `__exit__` or a `finally` may remain changed. Here a single C call makes all
+ * changes, and a single C call undoes them. A scope is therefore either entered completely or not
+ * at all, and every entered scope is left. `at_once` makes permanent changes, also in a single
+ * call. */
 #include "python/core.h"
 
 typedef struct scope {
-  PyObject_HEAD PyObject *changes; /* owned: a tuple; what `_changes` gives */
-  PyObject *entered; /* owned: a list; for each time it is entered, a list of what undoes the
-                        changes made, or NULL */
+  PyObject_HEAD PyObject *changes; /* owned: a tuple; the default result of `_changes` */
+  /* Owned: a list with one entry per nested enter: the list of changes that undo it, or None while
+   * entering. */
+  PyObject *entered;
 } scope;
 
 static PyObject *former_item(PyObject *change) {
@@ -28,7 +30,8 @@ static bool is_setting(PyObject *change) {
          PyCFunction_Check(PyTuple_GET_ITEM(change, 0));
 }
 
-/* Makes one change; *undo gets what undoes it. Whatever can fail comes before the change. */
+/* Makes one change and sets *undo to the change that undoes it. Steps that can fail precede the
+ * change. */
 static int apply(PyObject *change, PyObject **undo) {
   *undo = NULL;
   if (is_item(change) && PyTuple_GET_SIZE(change) == 3) {
@@ -36,7 +39,7 @@ static int apply(PyObject *change, PyObject **undo) {
     return PyDict_SetItem(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1),
                           PyTuple_GET_ITEM(change, 2));
   }
-  if (is_item(change)) { /* the item is there, and goes at the end */
+  if (is_item(change)) { /* the item already exists and is deleted on exit */
     *undo = Py_NewRef(change);
     return 0;
   }
@@ -70,8 +73,8 @@ static int revert(PyObject *undo) {
   return result != NULL ? 0 : -1;
 }
 
-/* Undoes the changes, last one first, all of them whatever fails. A pending exception stays; else
- * that of the first failure is set. */
+/* Undoes all changes in reverse order, even if some fail. Keeps a pending exception; otherwise sets
+ * the exception of the first failure. */
 static int revert_all(PyObject *undos) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -87,7 +90,8 @@ static int revert_all(PyObject *undos) {
   return -1;
 }
 
-/* Makes the changes. Returns those that undo them: a new list; NULL, and nothing is changed. */
+/* Makes the changes and returns a new list of changes that undo them. On failure, reverts the
+ * changes made so far and returns NULL. */
 static PyObject *apply_all(PyObject *changes) {
   Py_ssize_t count = PyTuple_GET_SIZE(changes);
   PyObject *undos = PyList_New(count);
@@ -168,7 +172,7 @@ static PyObject *scope_run(PyObject *object, PyObject *const *args, Py_ssize_t c
   PyErr_Fetch(&type, &value, &traceback);
   PyObject *left = scope_exit(object, NULL, 0);
   Py_DECREF(entered);
-  if (type != NULL) { /* what went wrong first is told */
+  if (type != NULL) { /* the first exception has priority */
     if (left == NULL) PyErr_Clear();
     PyErr_Restore(type, value, traceback);
   } else if (left == NULL) {
@@ -215,7 +219,7 @@ static void scope_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-/* Copies of what Python's subclasses hold; nobody has entered them. */
+/* Returns a copy of the attributes of a Python subclass. The copied scope is not entered. */
 static PyObject *scope_getstate(PyObject *object, PyObject *Py_UNUSED(unused)) {
   if (Py_TYPE(object) == mpg_py->change_type)
     return PyErr_Format(PyExc_TypeError, "cannot pickle '%s' object", Py_TYPE(object)->tp_name);
@@ -225,9 +229,9 @@ static PyObject *scope_getstate(PyObject *object, PyObject *Py_UNUSED(unused)) {
   return copy;
 }
 
-/* --- Changes that stay ------------------------------------------------------------------------ */
+/* --- Permanent changes ------------------------------------------------------------------------ */
 
-/* A function written in Python could be interrupted in its middle. */
+/* True for a call of a C function. A Python function could be interrupted halfway. */
 static bool is_call(PyObject *change) {
   if (!PyTuple_CheckExact(change) || PyTuple_GET_SIZE(change) < 1) return false;
   PyObject *function = PyTuple_GET_ITEM(change, 0);
@@ -235,7 +239,7 @@ static bool is_call(PyObject *change) {
 }
 
 static PyObject *at_once(PyObject *Py_UNUSED(module), PyObject *const *changes, Py_ssize_t count) {
-  for (Py_ssize_t i = 0; i < count; i++) /* before any of them is made */
+  for (Py_ssize_t i = 0; i < count; i++) /* checks all before making any */
     if (!is_call(changes[i]) && !(is_item(changes[i]) && PyTuple_GET_SIZE(changes[i]) == 3))
       return PyErr_Format(PyExc_TypeError, "at_once(): %R is no change", changes[i]);
   for (Py_ssize_t i = 0; i < count; i++) {

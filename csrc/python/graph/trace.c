@@ -1,6 +1,6 @@
-/* _core.Trace and _core.Function: traces that Python code takes apart. A block that has to look at
- * values on the way is traced as one Trace and cut into Functions; bodies of loops and branches are
- * Functions of traces of their own. See compile/function.h.
+/* _core.Trace and _core.Function: traces that Python code splits. A block that must read values
+ * during the trace is traced as one Trace and cut into Functions. Bodies of loops and branches are
+ * Functions of separate traces. See compile/function.h.
  */
 #include "compile/function.h"
 #include "autograd/tape.h"
@@ -8,8 +8,8 @@
 #include "python/graph/describe.h"
 
 typedef struct py_trace {
-  PyObject_HEAD mpg_trace *trace; /* owned reference; NULL: cleared */
-  bool begun;                     /* active in this thread, and to be ended */
+  PyObject_HEAD mpg_trace *trace; /* owned reference; NULL before the trace begins */
+  bool begun;                     /* active in this thread; must be ended */
 } py_trace;
 
 typedef struct py_function {
@@ -276,8 +276,8 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
   return (PyObject *)made;
 }
 
-/* Copies between groups that a part made are not passed over the cut: they aren't arrays of
- * anybody's. */
+/* Forgets the copies between groups, so that they are not passed over a cut: users hold no arrays
+ * for them. */
 static PyObject *trace_forget_moves(PyObject *object, PyObject *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   if (trace == NULL) return NULL;
@@ -430,7 +430,7 @@ static PyObject *captured_arrays(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
   return list;
 }
 
-/* Finalizers that the collector runs in the middle of a trace are no part of it. Owned
+/* The trace set aside while the garbage collector runs, so that finalizers are not traced. Owned
  * reference. */
 static _Thread_local mpg_trace *aside;
 
@@ -442,7 +442,7 @@ static PyObject *collecting(PyObject *Py_UNUSED(module), PyObject *args) {
   aside = NULL;
   if (strcmp(phase, "start") == 0) {
     if ((aside = mpg_trace_swap(NULL)) != NULL) aside->references++;
-  } else if (trace != NULL && !trace->closed) { /* else it was garbage itself */
+  } else if (trace != NULL && !trace->closed) { /* otherwise the trace itself was garbage */
     mpg_trace_swap(trace);
   }
   mpg_trace_release(trace);
