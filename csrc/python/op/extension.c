@@ -1,9 +1,9 @@
-/* _core.load_library: ops of libraries that users compile. */
+/* _core.load_library: ops of user-compiled libraries. */
 #include "op/user/extension.h"
 
 #include "python/core.h"
 
-/* Whether a name is in use already; -1 with an exception. */
+/* Checks that no name is in use. Returns -1 with an exception if one is. */
 static int check_names(const mpg_extension_library *library, PyObject *taken, PyObject *path) {
   for (int i = 0; i < mpg_extension_count(library); i++) {
     PyObject *used = PyObject_CallFunction(taken, "s", mpg_extension_name(library, i));

@@ -1,11 +1,11 @@
-/* _core.CUDA modules: kernels that users write (mx.rtc), as capsules. See op/user/gpu_module.h. */
+/* CUDA modules of _core: user-written kernels (mx.rtc) as capsules. See op/user/gpu_module.h. */
 #include "autograd/trace.h"
 #include "op/user/gpu_module.h"
 #include "python/core.h"
 
 static const char *const MODULE = "mpgluon.cuda_module", *const KERNEL = "mpgluon.cuda_kernel";
 
-/* A tuple of texts as C strings, borrowed from it; NULL with an exception. */
+/* Converts a tuple of strings to C strings, borrowed from it; NULL with an exception. */
 static const char **texts_of(PyObject *tuple) {
   Py_ssize_t count = PyTuple_GET_SIZE(tuple);
   const char **texts = PyMem_Calloc((size_t)count + 1, sizeof *texts);
@@ -49,7 +49,7 @@ static PyObject *find_kernel(PyObject *Py_UNUSED(self), PyObject *args) {
   return PyCapsule_New((void *)kernel, KERNEL, NULL);
 }
 
-/* (array, whether it is written), or the bytes of a number. */
+/* Converts (array, whether it is written), or the bytes of a number. */
 static int take_argument(PyObject *object, mpg_gpu_argument *argument) {
   memset(argument, 0, sizeof *argument);
   if (PyBytes_Check(object) && PyBytes_GET_SIZE(object) <= 8) {

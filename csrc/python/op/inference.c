@@ -1,5 +1,5 @@
-/* Functions of the core for mpgluon.gluon: inference on partly known shapes, the scope under which
- * work is queued, names of dtypes. See core.h. */
+/* Functions for mpgluon.gluon: inference with partly known shapes, the scope under which work is
+ * queued, dtype names. See core.h. */
 #include "autograd/groups.h"
 #include "python/core.h"
 
@@ -41,7 +41,8 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   return result;
 }
 
-/* (shape, dtype name): 0 for unknown sizes, None for what is wholly unknown. New reference. */
+/* Returns (shape, dtype name). 0 is an unknown size; None is a completely unknown shape or dtype.
+ * New reference. */
 static PyObject *desc_to(const mpg_desc *desc) {
   PyObject *shape = NULL, *dtype = desc->dtype == MPG_DTYPE_NONE
                                        ? Py_NewRef(Py_None)
@@ -88,7 +89,7 @@ static int set_params(const mpg_op *op, void *params, PyObject *given, int num_i
   return 0;
 }
 
-/* A call whose descs are inferred; end_call frees what it holds. */
+/* An op call whose descs are inferred; end_call frees its members. */
 typedef struct inferred_call {
   mpg_infer infer;
   PyObject *pairs;
@@ -108,7 +109,8 @@ static int infer_call(PyObject *args, inferred_call *call) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
     return -1;
   }
-  call->pairs = PyList_AsTuple(inputs); /* Python code that makes numbers may change the list */
+  /* A copy, because Python code in number conversions may change the list. */
+  call->pairs = PyList_AsTuple(inputs);
   if (call->pairs == NULL) return -1;
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(call->pairs);
   if (num_inputs > MPG_MAX_INPUTS) {
@@ -207,7 +209,7 @@ static PyObject *end_recompute(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
   Py_RETURN_NONE;
 }
 
-/* None: no group; True: one without a device; a Context: its device. */
+/* Returns None for no group, True for a group without a device, else its device as a Context. */
 static PyObject *group_object(mpg_group group) {
   if (!group.active) Py_RETURN_NONE;
   return group.device.type ? mpg_py_context(group.device) : Py_NewRef(Py_True);

@@ -1,9 +1,9 @@
-/* _core.Op: an op as a Python function. Arrays come first, then parameters in the order they are
- * declared, as in MXNet's generated functions; `out` writes into given arrays; `name` is for
- * symbols and has no effect here.
+/* _core.Op: an op as a Python function. Arrays come first, then parameters in declaration order, as
+ * in MXNet's generated functions. `out` writes into given arrays; `name` is for symbols and has no
+ * effect here.
  *
- * Names are interned, so a keyword is found by comparing pointers, and its spelling is looked at
- * only where that fails.
+ * Names are interned, so a keyword is found by comparing pointers. Spellings are compared only if
+ * that fails.
  */
 #include "op/batching/batching.h"
 #include "python/core.h"
@@ -11,16 +11,16 @@
 typedef struct op_object {
   PyObject_HEAD vectorcallfunc call;
   const mpg_op *op;
-  PyObject *name;  /* the name it was made under */
+  PyObject *name;  /* the name or alias under which it was created */
   PyObject *names; /* tuple of interned names: inputs, then parameters */
-  int num_inputs;  /* names among inputs; a variadic one counts */
-  int min_inputs;  /* inputs that are never left out */
+  int num_inputs;  /* number of input names; a variadic input counts as one */
+  int min_inputs;  /* number of inputs that are always required */
   bool variadic;
   bool creates;      /* `ctx` None means the current context */
-  int ctx;           /* index of that parameter, or -1 */
-  int count_param;   /* "num_args" of variadic ops: filled from the number of arrays; -1: none */
-  void *defaults;    /* the parameter struct filled with defaults; owned */
-  uint64_t required; /* bits: parameters that have to be given */
+  int ctx;           /* index of the parameter "ctx", or -1 */
+  int count_param;   /* "num_args" of variadic ops: set to the number of arrays; -1 if none */
+  void *defaults;    /* the parameter struct with defaults; owned */
+  uint64_t required; /* bits of the required parameters */
 } op_object;
 
 enum { MAX_PARAMS = 64 };
@@ -28,14 +28,14 @@ enum { MAX_PARAMS = 64 };
 /* --- Calls ------------------------------------------------------------------------------------ */
 typedef struct call {
   op_object *self;
-  PyObject **arrays; /* owned references: converted inputs, NULL where not given */
-  int num_arrays;    /* one past the last place used */
+  PyObject **arrays; /* owned references: converted inputs, NULL if not given */
+  int num_arrays;    /* one past the last used position */
   int capacity;
   PyObject *small[MPG_PY_SMALL];
   PyObject *out;      /* borrowed */
-  uint64_t given;     /* parameters given */
-  uint32_t named;     /* inputs given by name */
-  const void *values; /* params; NULL for ops without */
+  uint64_t given;     /* bits of the given parameters */
+  uint32_t named;     /* bits of the inputs given by name */
+  const void *values; /* `params`; NULL for ops without parameters */
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
 } call;
 
@@ -67,15 +67,16 @@ static int add_array(call *c, int place, PyObject *object) {
     return -1;
   }
   while (c->num_arrays <= place) c->arrays[c->num_arrays++] = NULL;
-  if (object == Py_None) return 0; /* an optional input that is left out */
+  if (object == Py_None) return 0; /* an omitted optional input */
   c->arrays[place] = Py_NewRef(object);
   return 0;
 }
 
-/* An error for `concat([x, y], 0)`: a number after a list of arrays is meant as a parameter. */
+/* Raises an error for `concat([x, y], 0)`: a number after a list of arrays is probably a
+ * parameter. */
 static int check_array_after_list(const call *c, PyObject *object) {
   const mpg_param_table *table = c->self->op->params;
-  int shown = c->self->count_param == 0; /* num_args follows from the arrays */
+  int shown = c->self->count_param == 0; /* num_args is derived from the arrays */
   if ((!PyLong_Check(object) && !PyFloat_Check(object)) || table->size == 0 ||
       shown >= table->count)
     return 0;
@@ -106,7 +107,8 @@ static int add_param(call *c, int index, PyObject *value) {
   return mpg_py_param_set(c->self->op->params, c->self->op->name, c->params, index, value);
 }
 
-/* Ops without parameters take any in MXNet, and so do programs written for it. */
+/* Warns if the op has no parameters, because MXNet's parameterless ops accept any keyword, and
+ * programs rely on that. Otherwise raises an error with the closest names. */
 static int unknown_keyword(const op_object *self, PyObject *keyword) {
   if (self->op->params->size == 0)
     return PyErr_WarnFormat(PyExc_UserWarning, 1,
@@ -137,7 +139,8 @@ static Py_ssize_t find_name(PyObject *names, PyObject *keyword) {
   return -1;
 }
 
-/* "arg3", "data3": one array of a variadic op by name; -1 when it is none. */
+/* Returns the position of one array of a variadic op given by name ("arg3", "data3"); -1 if the
+ * name is different. */
 static int variadic_place(const op_object *self, PyObject *keyword) {
   const char *text = PyUnicode_AsUTF8(keyword);
   if (text == NULL) return -1;
@@ -183,7 +186,8 @@ static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
   return add_array(c, (int)place, value);
 }
 
-/* An array that is named stays that one: it can't take the place of one that is left out. */
+/* Rejects an array that is given by name for an input that the parameters disable: it must not take
+ * the position of another input. */
 static int check_named(const call *c) {
   for (int i = 0; i < c->self->num_inputs && i < 32; i++)
     if (c->named >> i & 1 && mpg_op_input_left_out(c->self->op, c->values, i)) {
@@ -195,7 +199,8 @@ static int check_named(const call *c) {
   return 0;
 }
 
-/* Inputs that are not given and that the parameters leave out make room for those behind them. */
+/* Removes the positions of omitted inputs that the parameters disable, and shifts later arrays
+ * down. */
 static void close_gaps(call *c) {
   int kept = 0;
   for (int i = 0; i < c->num_arrays; i++) {
@@ -209,13 +214,14 @@ static void close_gaps(call *c) {
   c->num_arrays = kept;
 }
 
-/* Numbers and NumPy arrays become arrays on the device of the first NDArray; left-out inputs at the
- * end are cut off. */
+/* Removes trailing omitted inputs, and converts numbers and NumPy arrays to arrays on the device of
+ * the first NDArray. */
 static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
   if (c->named && check_named(c) < 0) return -1;
   while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
-  if (c->num_arrays < c->self->min_inputs && /* and some that are not left out in their middle */
+  /* Required inputs may also be missing in the middle. */
+  if (c->num_arrays < c->self->min_inputs &&
       mpg_op_num_inputs(op, c->values, c->num_arrays) != c->num_arrays) {
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %U is missing", op->name,
                  PyTuple_GET_ITEM(c->self->names, c->num_arrays));
@@ -247,7 +253,7 @@ static int convert_arrays(call *c) {
   return 0;
 }
 
-/* num_args: as many as there are arrays; 0 stands for that, too. */
+/* Sets num_args to the number of arrays. A given value must match; 0 is accepted. */
 static int set_count(call *c) {
   if (c->self->count_param < 0) return 0;
   const mpg_param_table *table = c->self->op->params;
@@ -370,7 +376,7 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
       if (add_array(&c, (int)i, args[i]) < 0) goto done;
     } else if (i < positional) {
       if (add_param(&c, (int)i - self->num_inputs, args[i]) < 0) goto done;
-    } else if (i == positional) { /* behind it comes `name`, which has no effect */
+    } else if (i == positional) { /* `name`, which has no effect, follows */
       if (set_out(&c, args[i]) < 0) goto done;
     }
   }
@@ -385,8 +391,8 @@ done:
   return result;
 }
 
-/* Whether a call passes arrays alone, by position: nothing is converted, and all parameters have
- * their defaults. The caller keeps the arrays. */
+/* True if a call passes only arrays, by position: no conversion is needed, and all parameters have
+ * their defaults. The caller keeps the arrays alive. */
 static inline bool is_plain(const op_object *self, PyObject *const *args, Py_ssize_t count,
                             PyObject *keywords) {
   if (self->variadic || self->required || count == 0 || count < self->min_inputs ||
@@ -495,7 +501,7 @@ static PyObject *get_signature_object(PyObject *self, void *Py_UNUSED(unused)) {
 static const char *const kind_names[] = {MPG_PARAM_KINDS(KIND_NAME)};
 #undef KIND_NAME
 
-/* A row's documentation: a text, and an example, which may be empty. */
+/* A row's documentation: a text and an optional example. */
 typedef struct row_doc {
   const char *text;
   int length;
@@ -694,8 +700,8 @@ static PyObject *op_new(const mpg_op *op, const char *name) {
     const char *text = mpg_op_input_name(op, i, buffer, sizeof buffer);
     char clean[64];
     snprintf(clean, sizeof clean, "%s", text);
-    if (self->variadic &&
-        i == self->num_inputs - 1) { /* named "data0" there: the name without the number */
+    /* The registry names it "data0"; removes the number. */
+    if (self->variadic && i == self->num_inputs - 1) {
       size_t length = strlen(clean);
       while (length > 1 && clean[length - 1] >= '0' && clean[length - 1] <= '9')
         clean[--length] = 0;

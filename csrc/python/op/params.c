@@ -1,4 +1,5 @@
-/* Op parameters from and to Python values, straight into the structs: no text in between. */
+/* Conversion of op parameters between Python values and the structs, without a text form in
+ * between. */
 #include "python/core.h"
 #include "python/array/numpy.h"
 
@@ -18,7 +19,7 @@ static int as_int(PyObject *object, int64_t *value) {
     PyObject *index = PyNumber_Index(object);
     if (index == NULL) {
       double number;
-      /* 3.0 stands for 3, as MXNet's text form did. */
+      /* 3.0 is accepted as 3, as in MXNet's text form. */
       if (!PyErr_ExceptionMatches(PyExc_TypeError) || !PyFloat_Check(object)) return -1;
       number = PyFloat_AsDouble(object);
       if (!(number >= -9007199254740992.0 && number <= 9007199254740992.0) ||
@@ -49,7 +50,7 @@ static PyObject *items_of(const mpg_param *param, const char *op, PyObject *valu
     if (PyArray_Check(value) ? PyArray_NDIM((PyArrayObject *)value) == 0
                              : (!PySequence_Check(value) || PyUnicode_Check(value)))
       return NULL;
-    /* Check the length first: iterating over an array creates an array for each row. */
+    /* Check the length first, because iterating over an array creates an array for each row. */
     Py_ssize_t count = PySequence_Size(value);
     if (count < 0 && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Clear();
@@ -89,7 +90,7 @@ static int tuple_from(const mpg_param *param, const char *op, mpg_tuple *tuple, 
 }
 
 /* --- Kinds ------------------------------------------------------------------------------------ */
-/* The parameter that a value is for. */
+/* The parameter to which a value is assigned. */
 typedef struct target {
   const mpg_param_table *table;
   const mpg_param *param;
@@ -152,7 +153,7 @@ static int from_shape(const target *to, void *field, PyObject *value) {
   if (tuple_from(to->param, to->op, tuple, value) < 0) return -1;
   if (tuple->count >= 0 || strcmp(to->param->default_text, "None") == 0) return 0;
   if (mpg_param_required(to->param)) return refuse(to, value, "an integer or a tuple of integers");
-  tuple->count = 0; /* None where MXNet's default is (): not given */
+  tuple->count = 0; /* None means "not given" if MXNet's default is () */
   return from_default(to);
 }
 
@@ -200,7 +201,7 @@ static int from_enum(const target *to, void *field, PyObject *value) {
   }
   *position = mpg_param_enum_find(param->constraint, word, (size_t)length);
   if (*position < 0 && value == Py_None && strcmp(param->default_text, "None") == 0)
-    return from_default(to); /* none of the words */
+    return from_default(to); /* None is a default that is not an enum value */
   if (*position < 0)
     mpg_py_refuse(MPG_VALUE_ERROR, value, "%s: %s is one of %s", to->op, param->name,
                   param->constraint);
@@ -230,8 +231,8 @@ static int (*const from_python[])(const target *to, void *field,
                                   PyObject *value) = {MPG_PARAM_KINDS(FROM)};
 #undef FROM
 
-/* Kinds whose values are text themselves. Others take the text form, too, as -symbol.json has it:
- * some programs pass attributes that they read there. */
+/* True for kinds whose values are text. The other kinds also accept the text form from
+ * -symbol.json, because some programs pass attributes that they read there. */
 static bool is_text(mpg_param_kind kind) {
   return kind == MPG_PARAM_STRING || kind == MPG_PARAM_ENUM || kind == MPG_PARAM_DTYPE ||
          kind == MPG_PARAM_DEVICE;
@@ -253,7 +254,7 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
 int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present) {
   const mpg_param_table *table = op->params;
   if (table->size) mpg_params_defaults(table, params);
-  /* converting a value may run Python code that changes the dict */
+  /* a copy, because converting a value may run Python code that changes the dict */
   PyObject *own = PyDict_Copy(given);
   if (own == NULL) return -1;
   PyObject *name, *value;

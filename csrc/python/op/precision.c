@@ -1,4 +1,4 @@
-/* Rules of mixed precision from Python. */
+/* Python interface to the rules of mixed precision. */
 #include "op/precision/precision.h"
 
 #include "python/core.h"

@@ -1,7 +1,6 @@
-/* _core.OpCall: an op with its parameters, without its arrays. It is what the node of a symbol
- * holds: parameters are parsed and checked once, when the node is made, by the op's own table;
- * arity, inference and execution (or tracing) are then the op's own too. Immutable after it is
- * made. See core.h.
+/* _core.OpCall: an op with its parameters but without its arrays, as held by a symbol's node. The
+ * op's table parses and checks parameters once, when the node is created. Arity, inference and
+ * execution (or tracing) also use the op. Immutable. See core.h.
  */
 #include "op/infer.h"
 #include "op/placement.h"
@@ -10,12 +9,12 @@
 
 typedef struct op_call {
   PyObject_VAR_HEAD const mpg_op *op;
-  int count_param; /* "num_args" of variadic ops: follows the number of arrays; -1: none */
-  int ctx_param;   /* "ctx" of ops that create arrays; -1: none */
+  int count_param; /* "num_args" of variadic ops: set to the number of arrays; -1 if none */
+  int ctx_param;   /* "ctx" of ops that create arrays; -1 if none */
   _Alignas(16) char params[];
 } op_call;
 
-/* A copy of the parameters for `num_inputs` arrays; NULL for ops without parameters. */
+/* Copies the parameters for `num_inputs` arrays to `space`; NULL for ops without parameters. */
 static const void *params_for(const op_call *self, int num_inputs, char *space) {
   if (self->op->params->size == 0) return NULL;
   memcpy(space, self->params, self->op->params->size);
@@ -24,7 +23,8 @@ static const void *params_for(const op_call *self, int num_inputs, char *space) 
   return space;
 }
 
-/* Sizes of a shape to be made that are left open may be written -1, too. */
+/* Replaces -1 by 0 in the shape of an op that creates arrays, because both denote an unknown
+ * size. */
 static void mark_open_sizes(const op_call *self, char *params) {
   int index = self->op->flags & MPG_OP_CREATES ? mpg_params_find(self->op->params, "shape") : -1;
   if (index < 0) return;
@@ -33,7 +33,7 @@ static void mark_open_sizes(const op_call *self, char *params) {
     if (shape->values[i] == -1) shape->values[i] = 0;
 }
 
-/* The number of inputs an argument asks about: 0 to MPG_MAX_INPUTS; -1 with an exception. */
+/* Converts a number of inputs, from 0 to MPG_MAX_INPUTS; -1 with an exception. */
 static int count_from(const op_call *self, PyObject *object) {
   long count = PyLong_AsLong(object);
   if (count == -1 && PyErr_Occurred()) return -1;
@@ -114,8 +114,8 @@ static PyObject *call_initial_values(PyObject *object, PyObject *argument) {
   return values;
 }
 
-/* Output i as the row of ops.def names it, without marks; `buffer` gets "" where the row has fewer
- * names. */
+/* Writes the name of output i from the op's row, without marks, to `buffer`; "" if the row has
+ * fewer names. */
 static void output_name(const mpg_op *op, int index, char *buffer, size_t size) {
   const char *text = op->outputs;
   buffer[0] = 0;
@@ -178,7 +178,7 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
   if (!PyArg_ParseTuple(args, "O!O!p:infer", &PyList_Type, &inputs_list, &PyList_Type, &known_list,
                         &train))
     return NULL;
-  /* Python code that makes numbers may change the lists. */
+  /* Copies, because Python code in number conversions may change the lists. */
   if ((inputs = PyList_AsTuple(inputs_list)) == NULL ||
       (known = PyList_AsTuple(known_list)) == NULL)
     goto done;
@@ -225,7 +225,7 @@ done:
 }
 
 /* --- Placement -------------------------------------------------------------------------------- */
-/* A device of a list of Contexts and None, which is type 0. */
+/* Returns a device from a list converted from Contexts and None; None has type 0. */
 static mpg_device_id listed_device(const void *list, int index) {
   return ((const mpg_device_id *)list)[index];
 }
@@ -263,7 +263,7 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
   if (!PyArg_ParseTuple(args, "O!|O:run", &PyList_Type, &list, &device)) return NULL;
   mpg_array *small[MPG_PY_SMALL], **inputs = small, few[MPG_PY_SMALL] = {0}, *outputs = few;
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
-  /* holds them: the list may change while the call waits */
+  /* a copy, because the list may change while the call waits */
   PyObject *result = NULL, *arrays = PyList_AsTuple(list);
   if (arrays == NULL) return NULL;
   int visible = 0;
@@ -426,8 +426,8 @@ static PyType_Spec call_spec = {.name = "mpgluon._core.OpCall",
                                 .flags = Py_TPFLAGS_DEFAULT,
                                 .slots = call_slots};
 
-/* Makes the object of `target` stand for the array of `source`: the same memory, off the tape.
- * Executors keep their outputs' identities this way from one forward to the next. */
+/* Rebinds the object `target` to the array of `source`: the same memory, off the tape. Executors
+ * use this to keep the identity of their outputs between forwards. */
 static PyObject *replace_array(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *to, *from;
   if (!PyArg_ParseTuple(args, "OO:replace_array", &to, &from)) return NULL;
@@ -442,7 +442,7 @@ static PyObject *replace_array(PyObject *Py_UNUSED(module), PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* Whether a gradient can flow from the array. */
+/* True if the array has a node on the tape. */
 static PyObject *on_tape(PyObject *Py_UNUSED(module), PyObject *object) {
   const mpg_array *array = mpg_py_expect_array(object, "on_tape");
   return array == NULL ? NULL : PyBool_FromLong(array->node != NULL);

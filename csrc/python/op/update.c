@@ -8,11 +8,11 @@ typedef struct multi_update {
   PyObject *arrays;         /* tuple */
   mpg_multi_update *update; /* owned */
   const mpg_op *op;
-  uint64_t changes; /* mpg_array_changes when the arrays were last looked at */
+  uint64_t changes; /* mpg_array_changes at the last check of the arrays */
   _Alignas(16) char defaults[MPG_PY_MAX_PARAMS];
 } multi_update;
 
-/* Whether the arrays are still what was prepared, and may be written. */
+/* True if the arrays are unchanged since the preparation and may be written. */
 static bool ready(multi_update *self) {
   if (mpg_trace_active() != NULL) return false;
   if (self->changes == mpg_array_changes()) return true;
@@ -49,7 +49,7 @@ static PyObject *update_call(PyObject *object, PyObject *const *args, size_t fla
       return name == NULL ? NULL
                           : PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%s'",
                                          self->op->name, name);
-    Py_INCREF(value); /* it may run Python code, which may take it out of the dict */
+    Py_INCREF(value); /* the conversion may run Python code that removes it from the dict */
     int status = mpg_py_param_set(table, self->op->name, params, index, value);
     Py_DECREF(value);
     if (status < 0) return NULL;
@@ -67,9 +67,9 @@ static PyObject *update_ready(PyObject *self, PyObject *Py_UNUSED(unused)) {
   return PyBool_FromLong(ready((multi_update *)self));
 }
 
-/* --- Making ----------------------------------------------------------------------------------- */
+/* --- Creation --------------------------------------------------------------------------------- */
 
-/* The arrays' tensors, borrowed; for PyMem_Free. */
+/* Returns the arrays' tensors, borrowed; for PyMem_Free. */
 static mpg_tensor *tensors_of(PyObject *arrays) {
   Py_ssize_t count = PyTuple_GET_SIZE(arrays);
   mpg_tensor *tensors = PyMem_Malloc((size_t)(count + 1) * sizeof *tensors);
@@ -113,7 +113,7 @@ static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
                  "MultiUpdate: %zd arrays are given, %zd for each weight", count, per_weight);
     return -1;
   }
-  /* may run Python code, so before looking at the arrays */
+  /* may run Python code, so it precedes any read of the arrays */
   double *factors = numbers_of(list, 2 * (count / per_weight));
   mpg_tensor *tensors = factors != NULL ? tensors_of(self->arrays) : NULL;
   int result = -1;
@@ -206,7 +206,7 @@ static PyType_Spec update_spec = {
     .slots = update_slots,
 };
 
-/* --- What a step looks at --------------------------------------------------------------------- */
+/* --- Checks before a step --------------------------------------------------------------------- */
 
 static PyObject *holds(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *dict, *keys, *values;
@@ -216,8 +216,8 @@ static PyObject *holds(PyObject *Py_UNUSED(module), PyObject *args) {
   if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values))
     return PyErr_Format(PyExc_ValueError, "holds: %zd keys, %zd values", PyList_GET_SIZE(keys),
                         PyList_GET_SIZE(values));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values);
-       i++) { /* comparing keys may run anything */
+  /* Comparing keys may run any code, so the sizes are read in each iteration. */
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values); i++) {
     PyObject *key = Py_NewRef(PyList_GET_ITEM(keys, i));
     PyObject *item = PyDict_GetItemWithError(dict, key);
     Py_DECREF(key);
