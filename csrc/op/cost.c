@@ -1,4 +1,4 @@
-/* Costs of ops without products, and seconds of a cost. See op.h. */
+/* Costs of ops without products, and conversion of a cost to seconds. See op.h. */
 #include "op/infer.h"
 
 static double size_of(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }
@@ -22,7 +22,7 @@ double mpg_cost_bytes(const mpg_infer *call) {
              : written + total(call->inputs, call->num_inputs, bytes_of);
 }
 
-/* Elements that are worked on: all inputs', or all outputs', if these are more. */
+/* Number of elements processed: of all inputs or of all outputs, whichever is larger. */
 static double worked_on(const mpg_infer *call) {
   if (call->op->flags & MPG_OP_VIEW) return 0;
   double out = total(call->outputs, call->num_outputs, size_of);
@@ -45,8 +45,8 @@ mpg_cost mpg_cost_math(const mpg_infer *call) {
 
 mpg_cost mpg_cost_draws(const mpg_infer *call) { return mpg_cost_math(call); }
 
-/* Of a larger input (one that is sliced, or a table) only the result's elements are read; a smaller
- * one is read as a whole. */
+/* If an input is larger than the result (a slice, a table), only as many elements are read as the
+ * result has; a smaller one is read entirely. */
 mpg_cost mpg_cost_moves(const mpg_infer *call) {
   double in = total(call->inputs, call->num_inputs, bytes_of),
          out = total(call->outputs, call->num_outputs, bytes_of);
@@ -59,7 +59,7 @@ typedef struct rates {
   double start, bytes, flops, copied;
 } rates;
 
-/* Rates of a core with its share of the memory bandwidth, and of a typical card for training. */
+/* Rates of a CPU core with its share of the memory bandwidth, and of a typical training GPU. */
 static const rates cpu_rates = {1e-6, 1e10, 1e11, 5e9}, gpu_rates = {5e-6, 2e12, 4e13, 2e10};
 
 static const rates *rates_of(int32_t device_type) {

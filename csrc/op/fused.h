@@ -1,28 +1,32 @@
-/* A fused group, as backends see it: ops that run tile by tile, so that intermediate results need
- * not be in memory.
+/* Fused groups, the interface to backends: ops that run tile by tile, so that intermediate results
+ * need no memory.
  *
- * The group has a domain, a row-major box of dims. Each value of the group varies along some of
- * them and is broadcast along the others (where its size is 1). Tiles cut the domain along dims
- * 0..split only, each tile being whole along those behind it; what members make moves along all of
- * 0..split, so every tile makes its own part of everything once. A value's part of a tile that
- * fixes dims before d, takes a range of d, and is whole behind it is contiguous. Only trailing
- * reductions are otherwise: members that reduce a value of the whole domain over dims 0..k, split
- * <= k, keeping those behind. Their results are there when all tiles are done, and no member reads
- * them. A reduction's bits come from how it adds up; an op's kernel does so in chunks of so many
- * rows of the source, first within each and then their results in the same way, so tiles may be fed
- * into it in order and chunks go to different threads. A group may have a producer, a product that
- * comes in panels of rows (op/math/product.h). Its result moves along the whole domain; tiles of a
- * panel's rows may follow as soon as the panel is made, and where nobody else reads the result it
- * has no memory, but a panel's. A backend may run the members' kernels on each tile
- * (kernels/cpu/math/fused.c), or generate one kernel (one with a `fuses` function): members are in
- * order, an element's bits are those of the members' own kernels. Groups for generated kernels have
- * no producer. They reduce rows only: the whole domain along its last dims, the same in all
- * reductions and ops of rows (op/math/rows.h) of a group, MPG_FUSED_MAX_ROW elements at most of one
- * dtype; and their trailing reductions are what ops of rows sum over all rows.
+ * Tiles. The domain of a group is a row-major box of dims. Each value of the group varies along
+ * some dims and is broadcast along the others (its size is 1 there). Tiles cut the domain along
+ * dims 0..split only; a tile is whole along later dims. The results of members vary along all of
+ * 0..split, so each tile computes its own part of every result exactly once. If a tile fixes the
+ * dims before d, takes a range of d, and is whole after d, its part of a value is contiguous.
  *
- * Call of a fused kernel: call->params is the group, inputs and outputs are its values outside
- * (operands). Owned by the program. `views` and `keys` belong to whoever runs the call; the rest is
- * constant.
+ * Trailing reductions are the exception: they reduce a value of the whole domain over dims 0..k,
+ * split <= k, and keep the later dims. Their results are complete after the last tile, and no
+ * member reads them. The bits of a reduction depend on the order of additions: an op's kernel adds
+ * chunks of a fixed number of source rows, first within each chunk and then across chunks in the
+ * same way. Tiles can therefore feed it in order, and threads can take different chunks.
+ *
+ * Producer. A group may have one: a product that is computed in panels of rows (op/math/product.h).
+ * Its result varies along the whole domain. The tiles of a panel's rows may run as soon as the
+ * panel is ready. If nothing outside the group reads the result, it only has the memory of a panel.
+ *
+ * Backends either run the members' kernels on each tile (kernels/cpu/math/fused.c) or generate one
+ * kernel (backends with a `fuses` function). Members are in execution order, and each element has
+ * the bits of the members' own kernels. Groups for generated kernels have no producer. They reduce
+ * rows only: the whole domain along its last dims, the same in all reductions and row ops
+ * (op/math/rows.h) of the group, at most MPG_FUSED_MAX_ROW elements of one dtype. Their trailing
+ * reductions are the outputs that row ops sum over all rows.
+ *
+ * Calls. call->params is the group; the inputs and outputs of the call are the operands, the values
+ * visible outside the group. The program owns the group. The caller of the kernel owns `views` and
+ * `keys`; everything else is constant.
  */
 #ifndef MPG_OP_FUSED_H
 #define MPG_OP_FUSED_H
@@ -34,11 +38,11 @@
 #define MPG_FUSED_PANEL (UINT32_MAX - 1)
 enum { MPG_FUSED_MAX_MEMBERS = 64, MPG_FUSED_MAX_VALUES = 128, MPG_FUSED_MAX_TRAILING = 8 };
 
-enum { MPG_FUSED_MAX_ROW = 8192 }; /* elements of a row that a generated kernel reduces */
+enum { MPG_FUSED_MAX_ROW = 8192 }; /* elements per row that a generated kernel reduces */
 
-enum { MPG_REDUCTION_CHUNK = 16384 }; /* elements, about */
+enum { MPG_REDUCTION_CHUNK = 16384 }; /* approximate number of elements */
 
-/* Rows (elements, where inner is 1) of a chunk of a reduction of (count, inner) to (inner). */
+/* Rows per chunk of a reduction of (count, inner) to (inner); elements per chunk if inner is 1. */
 static inline int64_t mpg_reduction_chunk(int64_t count, int64_t inner) {
   int64_t length = inner >= MPG_REDUCTION_CHUNK / 64 ? 64 : MPG_REDUCTION_CHUNK / inner;
   if (count <= length + length / 2) length = count;
@@ -47,56 +51,59 @@ static inline int64_t mpg_reduction_chunk(int64_t count, int64_t inner) {
 
 typedef struct mpg_fused_value {
   mpg_dtype dtype;
-  uint32_t varying;              /* bit i: along dim i */
-  int64_t strides[MPG_MAX_NDIM]; /* in elements; 0 where it is broadcast */
-  uint32_t operand; /* of the call: inputs, then outputs; LOCAL: no memory but a tile's; PANEL: of a
-                       producer's result, but a panel's */
-  uint32_t slot;    /* of a local one; those of one slot live one after the other */
+  uint32_t varying;              /* bit i: varies along dim i */
+  int64_t strides[MPG_MAX_NDIM]; /* in elements; 0 along broadcast dims */
+  /* Operand of the call: inputs, then outputs. LOCAL has only the memory of a tile; PANEL is a
+   * producer's result with only the memory of a panel. */
+  uint32_t operand;
+  uint32_t slot; /* of a local value; values in one slot have disjoint lifetimes */
 } mpg_fused_value;
 
-typedef struct mpg_fused_draw { /* of a random member */
-  uint32_t call;                /* its number within the graph */
-  mpg_shape shape;              /* of its random draws */
+typedef struct mpg_fused_draw { /* Random draws of a member. */
+  uint32_t call;                /* call number within the graph */
+  mpg_shape shape;              /* shape of the draws */
 } mpg_fused_draw;
 
 typedef struct mpg_fused_member {
   const mpg_op *op;
   const void *params; /* axes count from the end of the domain */
   mpg_kernel_fn kernel;
-  uint32_t operands, num_inputs, num_outputs; /* first of its operands; inputs, then outputs */
-  uint32_t draw;                              /* number of its draw; UINT32_MAX: not random */
+  uint32_t operands, num_inputs, num_outputs; /* index of the first operand; inputs, then outputs */
+  uint32_t draw;                              /* index of the draw; UINT32_MAX if not random */
   bool train;
   bool trailing;
 } mpg_fused_member;
 
 typedef struct mpg_fused_producer {
-  const mpg_op *op; /* NULL: there is none */
+  const mpg_op *op; /* NULL if there is no producer */
   const void *params;
   mpg_product product;
   uint32_t first_input, num_inputs; /* of the call */
-  uint32_t value;                   /* that it makes */
+  uint32_t value;                   /* index of the result */
 } mpg_fused_producer;
 
 typedef struct mpg_fused {
-  int ndim, split; /* split -1: one tile */
+  int ndim, split; /* split is -1 for a single tile */
   int64_t dims[MPG_MAX_NDIM];
-  uint32_t row; /* dims of rows, in a generated kernel; 0: there are none */
+  uint32_t row; /* dims of a row in a generated kernel; 0 without row reductions */
   mpg_dtype row_dtype;
   uint32_t num_members, num_values, num_operands, num_slots, num_draws, num_trailing;
   mpg_fused_producer producer;
   const mpg_fused_member *members;
   const mpg_fused_value *values;
-  const uint32_t *operands;  /* values, by members' operands; MPG_FUSED_LOCAL: no contents */
-  const uint8_t *slot_bytes; /* per slot: of its largest element */
+  /* Value indices, by members' operands; MPG_FUSED_LOCAL: contents are not read. */
+  const uint32_t *operands;
+  const uint8_t *slot_bytes; /* size of the largest element in each slot */
   const mpg_fused_draw *draws;
-  mpg_random_key *keys; /* of the draws; where call->random_at is not NULL they are there instead */
+  mpg_random_key *keys; /* of the draws; unused if call->random_at is set */
   mpg_view *views;      /* per operand: its desc on the whole domain */
-  bool reduces;         /* a member asks for scratch, at most two doubles an element */
+  bool reduces;         /* a member needs scratch memory, at most two doubles per element */
   const char *name;     /* "sum+mul+relu" */
 } mpg_fused;
 
-/* Whether the fused kernels of a device type can compute an op; dtypes: of its inputs, then
- * outputs. NULL: all ops. Set once when the backend's library is loaded. */
+/* True if the fused kernels of a device type can compute an op. `dtypes` lists those of the
+ * inputs, then the outputs. A NULL function accepts all ops. Set once when the backend's library
+ * is loaded. */
 typedef bool (*mpg_fuses_fn)(const mpg_op *op, const void *params, const mpg_dtype *dtypes,
                              int count);
 void mpg_kernels_set_fuses(mpg_device_type type, mpg_fuses_fn fuses);

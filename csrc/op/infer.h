@@ -1,5 +1,5 @@
-/* Inference rules, gradients and arities named by the rows of ops.def, and helpers the family files
- * share. */
+/* Inference rules, gradients and arities that rows of ops.def name, and helpers for the files of op
+ * families. */
 #ifndef MPG_OP_INFER_H
 #define MPG_OP_INFER_H
 
@@ -22,38 +22,36 @@
 #undef MPG_OP_ROW
 #undef MPG_COMPOSED_ROW
 
-/* For rows without a gradient; mpg_op_gradient reports it. */
+/* Gradient of rows without one: reports the error. */
 void mpg_gradient_missing(mpg_gradient *g);
-/* As many as there are names. */
+/* Arity of ops with one array per name. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given);
-/* The last, optional input ("bias") is there unless the struct's `no_bias` says so: rows whose
- * params begin with no_bias define their own; shared rules live in op/arity.c. */
 
 /* Shared rules. */
-/* All inputs and outputs have one shape and dtype (each completes the others). */
+/* Requires all inputs and outputs to have one shape and dtype; each completes the others. */
 mpg_status mpg_infer_same(mpg_infer *infer);
-/* All inputs and outputs have one dtype. */
+/* Requires all inputs and outputs to have one dtype. */
 mpg_status mpg_infer_same_dtype(mpg_infer *infer);
-/* outputs[0] has the dtype of input 0. Whether that input's shape is known. */
+/* Gives outputs[0] the dtype of input 0. True if the shape of input 0 is known. */
 static inline bool mpg_infer_begin(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   return mpg_shape_known(&infer->inputs[0].shape);
 }
-/* Requires inputs[i].dtype to equal `dtype` (or takes it over when unknown). */
+/* Requires inputs[i].dtype to equal `dtype`, and sets it if it is unknown. */
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
-/* Requires (or completes) inputs[i].shape. */
+/* Requires inputs[i].shape to match `shape`, and completes it. */
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape);
-/* A shape from an mpg_tuple, checked: no size is negative, and an array of any dtype may have
- * it. */
+/* Converts an mpg_tuple to a shape. Fails if a size is negative or if the array would be too large
+ * for any dtype. */
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);
-/* Bytes of a call's inputs and outputs, as far as their contents are touched. */
+/* Returns the bytes of inputs and outputs whose contents a call accesses. */
 double mpg_cost_bytes(const mpg_infer *call);
-enum { MPG_COST_FUNCTION = 10 }; /* operations that an elementary function counts for */
-/* A cost of `flops` operations on all inputs and outputs. */
+enum { MPG_COST_FUNCTION = 10 }; /* operations per elementary function */
+/* Returns a cost of `flops` operations and one access to all inputs and outputs. */
 static inline mpg_cost mpg_cost_of(const mpg_infer *call, double flops) {
   return (mpg_cost){mpg_cost_bytes(call), flops};
 }
-/* The output-side order of a shape: outputs[i] := desc. */
+/* Sets the shape and dtype of an output. */
 static inline void mpg_infer_set(mpg_infer *infer, int output, const mpg_shape *shape,
                                  mpg_dtype dtype) {
   infer->outputs[output].shape = *shape;

@@ -1,10 +1,10 @@
-/* Inference of input shapes from output shapes. Symbols need it: a variable's shape may follow from
- * the use of a result. Rules exist where the answer is certain. */
+/* Inference of input shapes from output shapes, for Symbols: the shape of a variable may follow
+ * from the use of a result. Only unambiguous cases have a rule. */
 #include <string.h>
 
 #include "op/infer.h"
 
-enum { LIMIT = INT32_MAX }; /* sizes beyond are left open: products of two stay within int64 */
+enum { LIMIT = INT32_MAX }; /* larger sizes stay unknown, so that a product of two fits int64 */
 
 static mpg_status merge(const mpg_op *op, mpg_shape *input, const mpg_shape *wanted) {
   mpg_shape known = *wanted;
@@ -14,8 +14,8 @@ static mpg_status merge(const mpg_op *op, mpg_shape *input, const mpg_shape *wan
                   mpg_shape_text(input, a, sizeof a), mpg_shape_text(wanted, b, sizeof b));
 }
 
-/* data (batch, ...), weight, bias -> (batch, ..., hidden): everything but the last axis, or the
- * batch alone when flattened. */
+/* data (batch, ...), weight, bias -> (batch, ..., hidden). All axes but the last are equal, or only
+ * the batch if flattened. */
 static mpg_status fully_connected(const mpg_op *op, const mpg_fully_connected_params *p,
                                   mpg_desc *inputs, const mpg_shape *out) {
   mpg_shape *data = &inputs[0].shape;
@@ -27,7 +27,8 @@ static mpg_status fully_connected(const mpg_op *op, const mpg_fully_connected_pa
   return merge(op, data, &wanted);
 }
 
-/* The batch, and sizes where the stride is 1 (elsewhere several inputs give one output size). */
+/* Infers the batch, and sizes with stride 1. With larger strides several input sizes give one
+ * output size. */
 static mpg_status convolution(const mpg_op *op, const mpg_convolution_params *p, mpg_desc *inputs,
                               const mpg_shape *out) {
   mpg_shape *data = &inputs[0].shape;
@@ -48,7 +49,7 @@ static mpg_status convolution(const mpg_op *op, const mpg_convolution_params *p,
   return merge(op, data, &wanted);
 }
 
-/* Each axis is one of the result's. */
+/* Each input axis equals one output axis. */
 static mpg_status transpose(const mpg_op *op, const mpg_transpose_params *p, mpg_desc *inputs,
                             const mpg_shape *out) {
   mpg_shape wanted = *out;
@@ -86,7 +87,7 @@ static mpg_status slice_channel(const mpg_op *op, const mpg_split_params *p, mpg
   return MPG_OK;
 }
 
-/* Every axis but the joined one; that one too when a single input is left open. */
+/* Infers all axes except the joined one, and the joined one if it is unknown for a single input. */
 static mpg_status concat(const mpg_op *op, const mpg_concat_params *p, mpg_desc *inputs,
                          int num_inputs, const mpg_shape *out) {
   int axis, unknown = -1;
@@ -107,7 +108,7 @@ static mpg_status concat(const mpg_op *op, const mpg_concat_params *p, mpg_desc 
   return MPG_OK;
 }
 
-/* Reshapes keep the number of elements: it tells a single size that is not known. */
+/* Reshapes keep the number of elements, which determines a single unknown size. */
 static void same_size(mpg_shape *in, const mpg_shape *out) {
   int unknown = -1;
   int64_t size = 1, rest = 1;

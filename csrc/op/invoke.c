@@ -1,4 +1,4 @@
-/* Runs one op: checks, inference, allocation, then at once or queued. */
+/* Runs one op: checks, inference, allocation, then execution inline or queued. */
 #include "op/invoke.h"
 
 #include <string.h>
@@ -14,11 +14,12 @@
 
 enum { STACK_ARRAYS = 16 };
 
+/* Indexed by mpg_device_type; set once at startup. */
 static struct {
   const mpg_kernel_fn *table;
   mpg_kernel_fn fused;
   mpg_fuses_fn fuses;
-} kernel_tables[8]; /* by mpg_device_type; set once at start */
+} kernel_tables[8];
 
 void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kernel_fn fused) {
   kernel_tables[type].table = table;
@@ -73,7 +74,7 @@ static mpg_status output_mismatch(const mpg_invocation *inv, int index, const mp
                   mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, have, sizeof have));
 }
 
-/* Whether output `o`, given by the caller, may be written while input `i` is read. */
+/* True if output `o`, given by the caller, may be written while input `i` is read. */
 static bool may_alias(const mpg_invocation *inv, int o, int i) {
   const mpg_tensor *output = &inv->outputs[o], *input = &inv->inputs[i];
   if (!mpg_tensor_overlaps(output, input)) return true;
@@ -83,13 +84,13 @@ static bool may_alias(const mpg_invocation *inv, int o, int i) {
   return same && mpg_op_in_place(inv->op, o);
 }
 
-/* Inputs by their storage, so that many outputs need not each be held against all of them. */
+/* Hashes inputs by storage, so that many outputs need not be compared with every input. */
 enum { ALIAS_BUCKETS = 256 };
 static int alias_bucket(const mpg_tensor *tensor) {
   return (int)(((uintptr_t)tensor->storage * UINT64_C(0x9E3779B97F4A7C15)) >> 56);
 }
 
-/* Whether all outputs given by the caller may be written while the inputs are read. */
+/* True if all outputs given by the caller may be written while the inputs are read. */
 static bool may_alias_all(const mpg_invocation *inv) {
   if (inv->num_outputs < 4) {
     for (int o = 0; o < inv->num_outputs; o++)
@@ -97,8 +98,9 @@ static bool may_alias_all(const mpg_invocation *inv) {
         if (!may_alias(inv, o, i)) return false;
     return true;
   }
-  int16_t first[ALIAS_BUCKETS],
-      next[MPG_MAX_INPUTS]; /* an input and the one before it in its bucket; -1: none */
+  /* Linked lists per bucket: the last input, and for each input the previous one; -1 ends a
+   * list. */
+  int16_t first[ALIAS_BUCKETS], next[MPG_MAX_INPUTS];
   memset(first, -1, sizeof first);
   for (int i = 0; i < inv->num_inputs; i++) {
     int16_t *bucket = &first[alias_bucket(&inv->inputs[i])];
@@ -112,8 +114,8 @@ static bool may_alias_all(const mpg_invocation *inv) {
   return true;
 }
 
-/* Runs into fresh outputs and then copies them over the given ones: for outputs that overlap inputs
- * in ways kernels cannot bear. */
+/* Runs into new outputs and then copies them to the given ones, for outputs that overlap inputs in
+ * ways that kernels do not support. */
 static mpg_status invoke_aside(mpg_invocation *inv) {
   mpg_tensor stack[STACK_ARRAYS], *given = inv->outputs;
   if (inv->num_outputs > STACK_ARRAYS)
@@ -152,7 +154,8 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
 static mpg_status check_failures(const mpg_invocation *inv) {
   if (!(inv->op->flags & MPG_OP_SHAPE_ONLY))
     for (int i = 0; i < inv->num_inputs; i++) MPG_TRY(mpg_storage_failure(inv->inputs[i].storage));
-  for (int i = 0; i < inv->num_outputs; i++) /* what a write leaves of an array must be good too */
+  /* The part of an array that a write keeps must be valid. */
+  for (int i = 0; i < inv->num_outputs; i++)
     if (mpg_tensor_bytes(&inv->outputs[i]) != inv->outputs[i].storage->size)
       MPG_TRY(mpg_storage_failure(inv->outputs[i].storage));
   return MPG_OK;
@@ -182,14 +185,14 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device,
   return true;
 }
 
-/* They have been written, in this thread or nowhere. */
+/* Records writes that are complete: done by this thread, or not needed on a remote device. */
 static void note_writes(const mpg_invocation *inv, bool written_inputs) {
   for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
   for (int i = 0; written_inputs && i < inv->num_inputs; i++)
     if (mpg_op_input_mutable(inv->op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
 }
 
-/* NONE for all that remote devices do by themselves. */
+/* Returns NONE if remote devices do all of the work. */
 static mpg_transfer_kind transfer_kind(const mpg_invocation *inv, const mpg_device *device) {
   if (!(inv->op->flags & MPG_OP_COPY) || !inv->num_inputs)
     return device->remote ? MPG_TRANSFER_NONE : MPG_TRANSFER_HERE;
@@ -198,11 +201,11 @@ static mpg_transfer_kind transfer_kind(const mpg_invocation *inv, const mpg_devi
                                              : mpg_transfer_of(source->id, device->id);
 }
 
-/* Inference has read contents of the inputs: of these versions. */
+/* Versions of the inputs whose contents inference has read. */
 typedef struct seen_inputs {
   const mpg_invocation *inv;
   uint32_t versions[MPG_MAX_NAMED];
-  bool *again; /* they are others now: nothing was queued */
+  bool *again; /* set if the versions have changed, so that nothing was queued */
 } seen_inputs;
 
 static bool unchanged(const seen_inputs *seen) {
@@ -218,7 +221,7 @@ static mpg_status check_unchanged(void *state, bool *done) {
   return MPG_OK;
 }
 
-/* Inference that reads contents: it waits for them, and says which versions it has read. */
+/* Inference that reads contents: waits for the inputs and records the versions that it has read. */
 static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs,
                                seen_inputs *seen) {
   const void *values[MPG_MAX_NAMED] = {NULL};
@@ -229,7 +232,7 @@ static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_d
     turns = mpg_host_turns();
     for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++)
       MPG_GOTO(mpg_tensor_wait_read(&inv->inputs[i]));
-  } while (turns != mpg_host_turns()); /* waiting for one gives others the time to write another */
+  } while (turns != mpg_host_turns()); /* other threads may write an input during a wait */
   for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++) {
     const mpg_tensor *input = &inv->inputs[i];
     seen->versions[i] = input->storage->version;
@@ -249,8 +252,8 @@ fail:
   return status;
 }
 
-/* *again: nothing has been done, as the contents that decide about the result's shape are others by
- * now. */
+/* Sets *again if nothing was done because the contents that determine the result's shape have
+ * changed. */
 static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *views, bool *again) {
   const mpg_op *op = inv->op;
   mpg_device *device = inv->device;
@@ -263,7 +266,7 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
       input_descs[i] = inv->inputs[i].desc;
       if (mpg_tensor_device(&inv->inputs[i]) != device && !(op->flags & MPG_OP_COPY))
         return mpg_op_place(op, inv->params, inv->inputs, inv->num_inputs, input_device, device->id,
-                            &place); /* says which input is where */
+                            &place); /* fails with the device of each input */
       written_inputs |= mpg_op_input_mutable(op, i);
     }
   } else if (!device) {
@@ -303,7 +306,8 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
   uint32_t origin = 0; /* read first: allocating may release the GIL, and other threads run */
   if (__builtin_expect(device->id.rank != 0, 0))
     origin = inv->origin ? inv->origin : mpg_host_origin();
-  uint64_t created[(MPG_MAX_OUTPUTS + 63) / 64]; /* which outputs were made here, to undo */
+  /* Outputs created here, to release after a failure. */
+  uint64_t created[(MPG_MAX_OUTPUTS + 63) / 64];
   memset(created, 0, (size_t)(inv->num_outputs + 63) / 64 * sizeof *created);
   mpg_status status = MPG_OK;
   int made = 0;

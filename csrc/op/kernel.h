@@ -1,12 +1,11 @@
-/* The kernel interface: what an op's implementation on a backend sees.
+/* The kernel interface: the arguments of an op's implementation on a backend.
  *
- * A kernel is one function. It gets resolved addresses, shapes and parameters, computes, and
- * returns. It does not allocate (mpg_device_scratch is there for work space), lock, or wait, but
- * for ops that meet others (MPG_OP_MEETS). It may use call->num_threads threads. The bits it
- * produces depend on shapes, dtypes, parameters, inputs and call->num_threads alone, and where it
- * can on the first four alone (reductions in chunks of fixed size). Zero-size arrays are valid. A
- * backend's kernels are listed in a table made from ops.def: a promised kernel that is missing is a
- * link error.
+ * A kernel is one function. It receives resolved addresses, shapes and parameters, computes, and
+ * returns. It does not allocate (mpg_device_scratch provides work space) or lock, and waits only in
+ * an op that is a rendezvous (MPG_OP_MEETS). It may use call->num_threads threads. The bits that it
+ * produces depend only on shapes, dtypes, parameters, inputs and call->num_threads, and if possible
+ * not on num_threads (reductions use chunks of fixed size). Zero-size arrays are valid. A table
+ * generated from ops.def lists the kernels of a backend: a missing kernel is a link error.
  */
 #ifndef MPG_OP_KERNEL_H
 #define MPG_OP_KERNEL_H
@@ -20,38 +19,39 @@ typedef struct mpg_view { /* contiguous */
 } mpg_view;
 
 typedef struct mpg_kernel_call {
-  const mpg_op *op;   /* NULL: a fused group */
-  const void *params; /* mpg_fused of a fused group */
+  const mpg_op *op;   /* NULL for a fused group */
+  const void *params; /* mpg_fused for a fused group */
   mpg_device *device;
-  void *stream; /* the backend's; NULL on CPU */
+  void *stream; /* of the backend; NULL on CPU */
   int num_threads;
   int num_inputs, num_outputs;
-  const mpg_view *inputs;  /* mutable inputs ("!") are written through here too */
-  const mpg_view *outputs; /* never overlap inputs, except exactly (same address) where the op is
-                              INPLACE or a mutable input */
-  mpg_random_key random;   /* RANDOM ops */
-  const mpg_random_key *random_at; /* while work is captured: where on the device it is whenever the
-                                      work runs, with `first` 0 (a fused group's: one for each of
-                                      its draws); NULL: it is `random` */
-  bool train;                      /* TRAIN ops */
-  void *scratch; /* given to members of a fused group, which share the device's; NULL: the device's
-                    is free */
+  const mpg_view *inputs; /* mutable inputs ("!") are also written through these views */
+  /* Outputs never overlap inputs, except at exactly the same address if the op is INPLACE or the
+   * input is mutable. */
+  const mpg_view *outputs;
+  mpg_random_key random; /* RANDOM ops */
+  /* Device address of the key while work is captured, read whenever the work runs, with `first` 0.
+   * A fused group has one key for each of its draws. NULL: use `random`. */
+  const mpg_random_key *random_at;
+  bool train; /* TRAIN ops */
+  /* Given to members of a fused group, which share the device's scratch memory. NULL: the device's
+   * scratch memory is free. */
+  void *scratch;
   size_t scratch_size;
 } mpg_kernel_call;
 
 typedef mpg_status (*mpg_kernel_fn)(const mpg_kernel_call *call);
 
-/* The kernels of a device type: a table indexed by mpg_op_id, set once when the backend's library
- * is loaded. */
-void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table,
-                     mpg_kernel_fn fused); /* borrowed, must outlive the process */
-mpg_kernel_fn mpg_kernel_get(const mpg_device *device,
-                             const mpg_op *op); /* NULL: the device type has none for this op */
-mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op,
-                           mpg_kernel_fn *kernel); /* MPG_NOT_IMPLEMENTED then */
-uint64_t mpg_kernel_stamp(void); /* names this interface: its ops and structs; a library of kernels
-                                    must have been built for the same */
-mpg_kernel_fn mpg_kernel_get_fused(
-    const mpg_device *device); /* runs a group of op/fused.h; NULL: the backend has none */
+/* Sets the kernels of a device type: a table indexed by mpg_op_id, set once when the backend's
+ * library is loaded. `table` is borrowed and must never be freed. */
+void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kernel_fn fused);
+/* Returns NULL if the device type has no kernel for this op. */
+mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op);
+/* Fails with MPG_NOT_IMPLEMENTED if there is no kernel. */
+mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel);
+/* Identifies this interface, its ops and structs. A library of kernels must have the same stamp. */
+uint64_t mpg_kernel_stamp(void);
+/* Returns the kernel that runs a group of op/fused.h; NULL if the backend has none. */
+mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device);
 
 #endif

@@ -14,16 +14,16 @@ typedef struct factors {
   double lr, wd;
 } factors;
 
-struct mpg_multi_update {     /* one block of memory */
-  _Atomic int32_t references; /* the owner's, and one of each queued call */
+struct mpg_multi_update {     /* One block of memory. */
+  _Atomic int32_t references; /* one of the owner and one per queued call */
   const mpg_op *op;
   mpg_kernel_fn kernel;
   mpg_device *device;
   uint32_t num_weights, per_weight;
   int64_t elements;
-  size_t lrs, wds, num; /* where these are among the parameters */
-  mpg_tensor *arrays;   /* owned; storage NULL when the owner has let go */
-  mpg_view *views;      /* of one kernel call after the other: inputs, then outputs */
+  size_t lrs, wds, num; /* offsets of these parameters */
+  mpg_tensor *arrays;   /* owned; storage NULL after mpg_multi_update_release */
+  mpg_view *views;      /* of consecutive kernel calls: inputs, then outputs */
   factors *factors;
   mpg_array_use *uses; /* of the arrays */
 };
@@ -87,7 +87,7 @@ static bool runs_inline(const mpg_multi_update *u) {
   return true;
 }
 
-/* Runs in this thread: all arrays are ready, and the device is idle. */
+/* Runs on this thread. Requires that all arrays are ready and the device is idle. */
 static mpg_status run_inline(mpg_multi_update *u, update_task *task) {
   for (uint32_t i = 0; i < num_arrays(u); i++) MPG_TRY(mpg_storage_failure(u->arrays[i].storage));
   MPG_TRY(update_work(&(mpg_run){.device = u->device, .num_threads = 1}, task));
@@ -106,7 +106,7 @@ static mpg_status call(mpg_multi_update *u, const void *params, double lr, doubl
                        double wd, uint32_t scope) {
   _Alignas(16) char payload[MAX_PARAMS + 64];
   update_task *task = (update_task *)payload;
-  uint32_t origin = mpg_host_origin(); /* first: it lets others in */
+  uint32_t origin = mpg_host_origin(); /* first, because other threads may run here */
   *task = (update_task){u, lr, correction, wd, scope};
   memcpy(payload + params_offset(), params, u->op->params->size);
   if (runs_inline(u)) return run_inline(u, task);
@@ -141,7 +141,7 @@ static int by_address(const void *a, const void *b) {
   return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* Kernels take the arrays of several weights to be apart. */
+/* Kernels assume that the arrays of different weights do not overlap. */
 static mpg_status check_apart(const mpg_multi_update *u) {
   uint32_t count = num_arrays(u), n = 0;
   const mpg_tensor **sorted = mpg_malloc((size_t)count * sizeof *sorted);
@@ -158,7 +158,7 @@ static mpg_status check_apart(const mpg_multi_update *u) {
                : mpg_fail(MPG_VALUE_ERROR, "%s: two of the arrays share memory", u->op->name);
 }
 
-/* Inference of the kernel call for the weights from `first` on; `descs` has room. */
+/* Infers the kernel call for the weights from `first` on and fills its views; `descs` has room. */
 static mpg_status infer_chunk(const mpg_multi_update *u, char *params, uint32_t first,
                               mpg_desc *descs, mpg_view *views) {
   uint32_t count = chunk_size(u, first), inputs = count * u->per_weight;
@@ -236,9 +236,9 @@ mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uin
   for (uint32_t i = 0; i < num_arrays(u); i++) {
     u->arrays[i] = arrays[i];
     mpg_tensor_retain(&u->arrays[i]);
-    u->uses[i] = mpg_use_array(&arrays[i], true, i % per_weight != 1); /* 1: the gradient */
-    u->elements += mpg_shape_size(&arrays[i].desc.shape) *
-                   (i % per_weight ? 1 : 2); /* a weight is an output, too */
+    u->uses[i] = mpg_use_array(&arrays[i], true, i % per_weight != 1); /* 1 is the gradient */
+    /* A weight is also an output. */
+    u->elements += mpg_shape_size(&arrays[i].desc.shape) * (i % per_weight ? 1 : 2);
     if (mpg_tensor_device(&arrays[i]) != u->device)
       status = mpg_fail(MPG_ERROR, "%s: the arrays are on different devices, %s and %s", op->name,
                         mpg_device_text(u->device), mpg_device_text(mpg_tensor_device(&arrays[i])));

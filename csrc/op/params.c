@@ -1,4 +1,4 @@
-/* Typed op parameters: parses, prints, checks and compares them. */
+/* Typed op parameters: parsing, printing and checks. */
 #include "op/params.h"
 
 #include <ctype.h>
@@ -43,8 +43,7 @@ typedef struct interned {
   char text[];
 } interned;
 enum { INTERN_BUCKETS = 1024 };
-static interned
-    *intern_table[INTERN_BUCKETS]; /* runtime: lives as long as the process; host lock */
+static interned *intern_table[INTERN_BUCKETS]; /* never freed; host lock */
 
 const char *mpg_intern(const char *text) {
   uint32_t hash = 2166136261u;
@@ -82,8 +81,8 @@ static bool bool_from(const char *text, bool *value) {
   return false;
 }
 
-/* One integer at *text, which moves behind it. Accepts "3", "3L" and "3.0" (Python 2 and NumPy
- * wrote such). */
+/* Parses one integer at *text and advances *text past it. Accepts "3", "3L" and "3.0", which Python
+ * 2 and NumPy wrote. */
 static bool parse_int_at(const char **text, int64_t *value) {
   char *end;
   errno = 0;
@@ -124,7 +123,7 @@ static bool float_from(const char *text, double *value) {
   return parse_float_at(&text, value) && *skip_space(text) == 0;
 }
 
-/* A sequence "(a, b)", "[a, b]" or a single element; one callback per element. */
+/* Parses a sequence "(a, b)", "[a, b]" or a single element; calls `element` for each element. */
 static bool parse_sequence(const char *text, bool (*element)(const char **text, void *into),
                            void *into) {
   text = skip_space(text);
@@ -183,7 +182,7 @@ const char *mpg_param_enum_word(const char *constraint, int position, size_t *le
 }
 
 /* --- Kinds ------------------------------------------------------------------------------------ */
-/* The shortest text that reads back as the same double. */
+/* Appends the shortest text that parses to the same double. */
 static void append_float(mpg_text *text, double value) {
   char buffer[32];
   for (int precision = 6; precision <= 17; precision++) {
@@ -205,17 +204,18 @@ static mpg_status check_range(const mpg_param *param, const char *op, double val
   return MPG_OK;
 }
 
-/* Whether the text is None, and the parameter takes that. */
+/* True if the text is None and the parameter accepts it. */
 static bool means_none(const mpg_param *param, const char *text) {
   return strcmp(param->default_text, "None") == 0 && is_none(text);
 }
 
-/* Functions for a kind of parameter. `field`: of the kind's C type. */
+/* Functions of a parameter kind. `field` points to the kind's C type. */
 typedef struct param_kind {
-  const char *expected; /* in errors */
+  const char *expected; /* for error messages */
   bool (*parse)(const mpg_param *param, void *field, const char *text);
   void (*print)(const mpg_param *param, const void *field, mpg_text *text);
-  mpg_status (*check)(const mpg_param *param, const char *op, const void *field); /* or NULL */
+  /* NULL if the kind has no range. */
+  mpg_status (*check)(const mpg_param *param, const char *op, const void *field);
 } param_kind;
 
 static bool parse_bool(const mpg_param *param, void *field, const char *text) {
@@ -411,7 +411,7 @@ void mpg_params_defaults(const mpg_param_table *table, void *params) {
     if (!mpg_param_required(param)) {
       bool parsed =
           kinds[param->kind].parse(param, (char *)params + param->offset, param->default_text);
-      MPG_ASSERT(parsed); /* a default in a .def file that does not parse */
+      MPG_ASSERT(parsed); /* every default in a .def file must parse */
     }
   }
 }

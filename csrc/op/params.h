@@ -2,16 +2,16 @@
  *
  * A parameter struct is declared once, as a list macro MPG_PARAMS_<struct>(P) of rows
  *     P(struct, KIND, name, "default", "constraint", "documentation")
- * in op/params.def; from it come the C struct mpg_<struct>_params, the table the registry parses
- * and prints with, Python signatures, docs and stubs. Structs are plain data without pointers to
- * own (strings are interned), zeroed before they are filled, so they can be copied, hashed and
- * compared as bytes.
+ * in op/params.def. The list generates the C struct mpg_<struct>_params, the table for parsing and
+ * printing, Python signatures, docs and stubs. Structs are plain data that own no pointers (strings
+ * are interned) and are zeroed before they are filled, so they can be copied, hashed and compared
+ * as bytes.
  *
- * MPG_PARAM_KINDS lists the kinds: the fields they are, their text, and what Python may pass.
+ * MPG_PARAM_KINDS lists the kinds: their C type, text form, and accepted Python values.
  *
- * default: the text form, or "required". constraint: "" or, for INT and FLOAT kinds, "low..high"
- * with either side empty. Defaults are those of MXNet 1.9.1. Any thread may read; parsing happens
- * under the host lock.
+ * default: the text form, or "required". constraint: "", or "low..high" for INT and FLOAT kinds,
+ * either side of which may be empty. Defaults are those of MXNet 1.9.1. Any thread may read;
+ * parsing requires the host lock.
  */
 #ifndef MPG_OP_PARAMS_H
 #define MPG_OP_PARAMS_H
@@ -26,7 +26,7 @@ enum { MPG_MAX_FLOATS = 64, MPG_MAX_TUPLE = 2 * MPG_MAX_NDIM + 4 };
 #define MPG_TUPLE_NONE INT64_MIN
 
 typedef struct mpg_tuple {
-  int32_t count; /* -1: None */
+  int32_t count; /* -1 means None */
   int64_t values[MPG_MAX_TUPLE];
 } mpg_tuple;
 static inline mpg_tuple mpg_shape_tuple(const mpg_shape *shape) {
@@ -49,22 +49,23 @@ typedef struct mpg_opt_float {
   int64_t present;
 } mpg_opt_float;
 
-/* One row a kind: K(KIND, name, C type, what docs call it, what errors do). What is done with a
- * kind are functions in tables made from this list: parse_<name> and print_<name> in op/params.c,
- * from_<name> in python/op/params.c. One that is missing does not compile.
+/* One row per kind: K(KIND, name, C type, noun in docs, noun in errors). The functions of a kind
+ * are in tables generated from this list: parse_<name> and print_<name> in op/params.c, from_<name>
+ * in python/op/params.c. A missing function is a compile error.
  *
  * BOOL       True, False, 1 or 0
  * INT        an integer
  * OPT_INT    an integer or None
  * FLOAT      a number
  * OPT_FLOAT  a number or None
- * SHAPE      an integer or a tuple of integers; None (count -1) where the default is None. Elements
+ * SHAPE      an integer or a tuple of integers; None (count -1) if the default is None. Elements
  *            may be None (MPG_TUPLE_NONE) in begin, end and step of slices
  * FLOATS     a number or a tuple of numbers
- * DTYPE      an mpg_dtype: a dtype's name, NumPy dtype or type; None (MPG_DTYPE_NONE) where the
+ * DTYPE      an mpg_dtype: a dtype's name, NumPy dtype or type; None (MPG_DTYPE_NONE) if the
  *            default is None
- * ENUM       a word of the constraint "a|b|c": its position; None (-1) where the default is None
- * STRING     text, interned; None (NULL) where the default is None
+ * ENUM       a name from the constraint "a|b|c", stored as its index; None (-1) if the default is
+ *            None
+ * STRING     text, interned; None (NULL) if the default is None
  * DEVICE     a Context or "cpu(0)"; the default "None" means the current context (type 0) */
 #define MPG_PARAM_KINDS(K)                                                             \
   K(BOOL, bool, bool, "boolean", "a bool")                                             \
@@ -121,26 +122,28 @@ MPG_ALL_PARAMS(MPG_PARAM_TABLE)
 MPG_PARAM_TABLE(none)
 #undef MPG_PARAM_TABLE
 
-/* Fills `params` (table->size bytes) with the defaults; required ones stay zero, which the
- * caller reports. */
+/* Fills `params` (table->size bytes) with the defaults. Required parameters stay zero; the caller
+ * reports them if they are missing. */
 void mpg_params_defaults(const mpg_param_table *table, void *params);
 int mpg_params_find(const mpg_param_table *table, const char *name); /* index, or -1 */
-/* Sets one parameter from its text form, checking the constraint. `op` is for the error text. */
+/* Sets one parameter from its text form and checks the constraint. `op` is used in the error
+ * text. */
 mpg_status mpg_params_set_text(const mpg_param_table *table, const char *op, void *params,
                                int index, const char *text);
-/* Checks a value that was stored directly (by a binding) against kind and constraint. */
+/* Checks a value that a binding stored directly against its kind and constraint. */
 mpg_status mpg_params_check(const mpg_param_table *table, const char *op, const void *params,
                             int index);
-/* Appends the text form, as MXNet writes it into -symbol.json: "True", "(3, 3)", "None", "0.9",
+/* Appends the text form that MXNet writes to -symbol.json: "True", "(3, 3)", "None", "0.9",
  * "relu". */
 void mpg_params_get_text(const mpg_param_table *table, const void *params, int index,
                          mpg_text *text);
 bool mpg_param_required(const mpg_param *param);
-/* The position of a word in "a|b|c", or -1; and the word at a position (its length in *length). */
+/* Returns the index of a name in "a|b|c", or -1. */
 int mpg_param_enum_find(const char *constraint, const char *word, size_t length);
+/* Returns the name at an index and stores its length. */
 const char *mpg_param_enum_word(const char *constraint, int position, size_t *length);
 
-/* The one pooled copy of `text`, which lives as long as the process; NULL when out of memory. */
+/* Returns the interned copy of `text`, which is never freed; NULL if out of memory. */
 const char *mpg_intern(const char *text);
 
 #endif

@@ -1,28 +1,29 @@
-/* The device of an op: one rule, for eager calls and for graphs.
+/* Placement: the rule for the device of an op, in eager calls and in graphs.
  *
- * A copy, and an op that creates an array, run on the device that their parameters name. Every
- * other op runs on the device of its inputs, which must be on one device: nothing is copied
- * silently, but for ops in a group (autograd/groups.h). Threads: host lock.
+ * Copies, and ops that create an array, run on the device that their parameters name. Every other
+ * op runs on the device of its inputs, which must all be on one device: nothing is copied silently,
+ * except for ops in a group (autograd/groups.h). Threads: host lock.
  */
 #ifndef MPG_OP_PLACEMENT_H
 #define MPG_OP_PLACEMENT_H
 
 #include "op/op.h"
 
-/* The device of one of the inputs. */
+/* Returns the device of one of the inputs. */
 typedef mpg_device_id (*mpg_input_device_fn)(const void *inputs, int index);
 
-/* The device that the parameters name; type 0: none. */
+/* Returns the device that the parameters name; type 0 if they name none. */
 mpg_device_id mpg_op_named_device(const mpg_op *op, const void *params);
 
-/* otherwise: where an op without inputs runs that names no device. Fails, naming which input is
- * where, when the inputs are on different devices. */
+/* Determines the device of an op. `otherwise` is the device of an op that has no inputs and names
+ * no device. If the inputs are on different devices, fails with the device of each. */
 mpg_status mpg_op_place(const mpg_op *op, const void *params, const void *inputs, int num_inputs,
                         mpg_input_device_fn device_of, mpg_device_id otherwise,
                         mpg_device_id *device);
 
-/* The device of an op whose inputs are moved to it: that of its group, else of its first input with
- * a known device, else the named one. A copy goes where it is told. Type 0: not known. */
+/* Returns the device of an op whose inputs will be moved to it: the device of its group, otherwise
+ * that of the first input with a known device, otherwise the named one. A copy runs on the device
+ * that it names. Type 0 if unknown. */
 mpg_device_id mpg_op_place_in_group(const mpg_op *op, const void *params, const void *inputs,
                                     int num_inputs, mpg_input_device_fn device_of,
                                     mpg_device_id group);

@@ -1,4 +1,4 @@
-/* The table of ops, made from ops.def, and behind it the rows that libraries add; names and
+/* The op table, generated from ops.def, followed by the rows that user libraries add. Names and
  * signatures are resolved once. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,27 +52,27 @@ static const mpg_op ops[] = {
 #undef MPG_COMPOSED_ROW
 _Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
 
-/* The input and output texts of a row, parsed. */
+/* Parsed input and output names of a row. */
 typedef struct signature {
   int num_inputs, num_outputs;
   bool variadic, variadic_outputs;
-  bool of_many_weights; /* an update of as many as num_weights says, each with its output */
+  bool of_many_weights; /* an update of num_weights weights with one output each */
   int num_hidden;       /* trailing outputs that users do not see */
-  size_t
-      show_hidden; /* offset of the parameter output_mean_var, which shows them; 0: there is none */
+  /* Offset of the parameter output_mean_var, which shows hidden outputs; 0 if absent. */
+  size_t show_hidden;
   uint32_t mutable_inputs, optional_inputs;
   struct {
     const char *text;
     int length;
-    int use;     /* the BOOL parameter that an optional input comes with; -1: there is none */
-    int word;    /* an ENUM instead, and the word that it comes with, counted from 1; else 0 */
-    bool unless; /* without it: use is no_bias, of "bias" and what belongs to it */
+    int use;     /* index of the BOOL or ENUM parameter that enables it; -1 if none */
+    int word;    /* 1 + index of the ENUM value that enables it; 0 for a BOOL */
+    bool unless; /* present if the parameter is false: no_bias for "bias" inputs */
     bool has_initial;
-    double initial; /* what a variable made for it starts with */
+    double initial; /* initial value of a variable created for it */
   } inputs[MPG_MAX_NAMED];
 } signature;
 
-static signature signatures[MPG_OP_LIMIT]; /* the registry: see op.h */
+static signature signatures[MPG_OP_LIMIT]; /* the registry; see op.h */
 static mpg_op added[MPG_OP_ADDED];
 static int num_added;
 
@@ -116,7 +116,7 @@ const mpg_op *mpg_op_find(const char *name) {
 
 const mpg_op *mpg_op_get(mpg_op_id id) { return &ops[id]; }
 
-/* The next name of a "a, ?b, *c" text: its marker and extent; NULL at the end. */
+/* Returns the next name in a text like "a, ?b, *c", its marker and its length; NULL at the end. */
 static const char *next_name(const char **text, char *marker, int *length) {
   const char *start = *text + strspn(*text, ", ");
   if (!*start) return NULL;
@@ -146,7 +146,7 @@ static mpg_status read_signature(const mpg_op *op) {
     char use[64];
     snprintf(use, sizeof use, "use_%.*s", length, name);
     s->inputs[s->num_inputs].use = marker == '?' ? mpg_params_find(op->params, use) : -1;
-    if (name[length] == '@') { /* used where a parameter is that word: ?state_cell@mode=lstm */
+    if (name[length] == '@') { /* present if a parameter has that value: ?state_cell@mode=lstm */
       const char *param = name + length + 1, *word = strchr(param, '=') + 1;
       snprintf(use, sizeof use, "%.*s", (int)(word - 1 - param), param);
       int index = s->inputs[s->num_inputs].use = mpg_params_find(op->params, use);
@@ -199,7 +199,7 @@ const mpg_op *mpg_registry_add(const mpg_op *row, bool named) {
   op->id = (mpg_op_id)(MPG_OP_COUNT + num_added++);
   bool good = read_signature(op) == MPG_OK &&
               (!named || add_name(op->name, strlen(op->name), op) == MPG_OK);
-  MPG_ASSERT(good); /* whoever adds it has checked it */
+  MPG_ASSERT(good); /* the caller has checked the row */
   return op;
 }
 
@@ -265,8 +265,8 @@ const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t 
   return buffer;
 }
 
-/* For inputs: as many as are given, which mpg_op_infer then checks. For outputs: as many as there
- * are names. */
+/* Returns the number given for inputs, which mpg_op_infer then checks. For outputs
+ * mpg_op_num_outputs uses the number of names. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)params;
@@ -290,7 +290,7 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
   const signature *s = &signatures[op->id];
   int count = mpg_op_num_outputs(op, params, num_inputs);
   bool shown = s->show_hidden && *(const bool *)((const char *)params + s->show_hidden);
-  /* The hidden ones come last. Parameters may leave out visible ones before them (RNN). */
+  /* Hidden outputs come last. Parameters may omit visible outputs before them (RNN). */
   return shown || count <= s->num_hidden ? count : count - s->num_hidden;
 }
 
@@ -411,7 +411,7 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
   const char *own = mpg_dtype_name(desc->dtype), *other = mpg_dtype_name(dtype);
   input_name(infer, input, name, sizeof name);
   bool of_layer = strcmp(name, "weight") == 0 && strncmp(infer->op->inputs, "data,", 5) == 0;
-  if (of_layer) /* it is more often the data that has to change */
+  if (of_layer) /* more often the data has to change */
     return mpg_infer_fail(infer,
                           "weight is %s, the data %s; convert the data with x.astype('%s'), "
                           "or the network with net.cast('%s')",

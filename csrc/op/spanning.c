@@ -1,6 +1,6 @@
-/* Running a spanning op, whose arrays are on several devices: it is queued on its first input's,
- * and every other device that has an array of it waits there for its end, so that all it writes is
- * written by a tick of the device it is on. */
+/* Runs spanning ops, whose arrays are on several devices. The op is queued on the device of its
+ * first input, and every other device with an array of the op waits for its end. Each array is
+ * therefore written at a tick of its own device. */
 #include "base/memory.h"
 #include "op/array/collective.h"
 #include "op/submit.h"
@@ -16,7 +16,7 @@ static mpg_status add_device(mpg_device **devices, int *count, mpg_device *devic
   return MPG_OK;
 }
 
-/* Compares the devices of the op's arrays with those that they must be on. */
+/* Checks that the op's arrays are on the required devices. */
 static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs,
                                mpg_device **devices, int *num_devices) {
   const mpg_collective_params *params = inv->params;

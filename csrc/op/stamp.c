@@ -1,5 +1,5 @@
-/* The stamp that a library of kernels must have in common with the core; compiled into both.
- * MPG_KERNEL_SOURCES is a number of the kernels' sources (tools/native_build.py). */
+/* Stamp that a library of kernels and the core must share; compiled into both. MPG_KERNEL_SOURCES
+ * is a hash of the kernels' sources (tools/native_build.py). */
 #include "device/gpu/gpu.h"
 #include "op/fused.h"
 

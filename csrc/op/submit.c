@@ -1,4 +1,4 @@
-/* Queues kernels: collects the points that they wait for, and packs the work of ops. */
+/* Queues kernels: collects the points to wait for and packs the work of ops. */
 #include "op/submit.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@
 
 typedef struct queued_kernel {
   const mpg_kernel_submission *submission;
-  mpg_point end; /* of the work, for the other devices */
+  mpg_point end; /* end of the work, for the other devices */
 } queued_kernel;
 
 static mpg_status wait_work(mpg_run *run, void *payload) {
@@ -82,11 +82,11 @@ mpg_status mpg_kernel_submit(const mpg_kernel_submission *submission) {
 
 /* --- Ops -------------------------------------------------------------------------------------- */
 
-typedef struct op_task { /* followed by the views, then the parameters */
+typedef struct op_task { /* Followed by the views, then the parameters. */
   mpg_kernel_fn kernel;
   const mpg_op *op;
   int32_t num_inputs, num_outputs;
-  mpg_device *source; /* of a copy from another device; NULL */
+  mpg_device *source; /* source device of a copy from another device, or NULL */
   uint32_t scope;
   bool train, backward;
   mpg_random_key random;

@@ -1,9 +1,9 @@
 /* Queues kernels. All work on arrays is queued here, except programs (graph/program/launch.c).
  *
- * The caller says which arrays the work reads and writes. The points to wait for are collected from
- * these and the new uses are recorded, while no other thread runs (mpg_device_queue). The work of
- * an op has its kernel, views and parameters by value, so that it holds no pointer to the caller's
- * memory. Threads: host lock; kernels are called by the thread that runs the device's work.
+ * The caller lists the arrays that the work reads and writes. The points to wait for are derived
+ * from this list, and the new uses are recorded, while no other thread runs (mpg_device_queue). The
+ * work of an op contains its kernel, views and parameters by value, so it holds no pointer to the
+ * caller's memory. Threads: host lock; kernels run on the thread that executes the device's work.
  */
 #ifndef MPG_OP_SUBMIT_H
 #define MPG_OP_SUBMIT_H
@@ -20,29 +20,32 @@ static inline mpg_array_use mpg_use_array(const mpg_tensor *tensor, bool reads, 
 }
 
 typedef struct mpg_kernel_submission {
-  mpg_device *const *devices; /* the first does the work; arrays that it writes on the others are
-                                 written when these have waited for its end */
+  /* The first device does the work. The others wait for its end; their arrays count as written
+   * then. */
+  mpg_device *const *devices;
   int num_devices;
-  bool transfers;      /* it sends or receives, which is all that remote devices do: other work on
-                          them is done as soon as it is submitted */
-  mpg_submission work; /* but for its points */
+  /* True for work that sends or receives, the only work that remote devices do. Other work on a
+   * remote device completes at submission. */
+  bool transfers;
+  mpg_submission work; /* without its points */
   const mpg_array_use *uses;
   uint32_t num_uses;
-  /* Optional: called last. No other thread runs, and nothing else can fail, from then until the
-   * work is queued. *done: nothing is to be queued. */
+  /* Optional; called last. From then until the work is queued, no other thread runs and nothing can
+   * fail. Set *done to queue nothing. */
   mpg_status (*ready)(void *state, bool *done);
   void *state;
 } mpg_kernel_submission;
 mpg_status mpg_kernel_submit(const mpg_kernel_submission *submission);
 
-/* Queues an op. views: of its inputs, then its outputs, which have memory. ready, state: as
- * above. */
+/* Queues an op. `views` holds its inputs, then its outputs, which have memory. `ready` and `state`
+ * are as above. */
 mpg_status mpg_op_submit(const mpg_invocation *inv, mpg_kernel_fn kernel,
                          mpg_device *const *devices, int num_devices, const mpg_view *views,
                          mpg_random_key random, mpg_status (*ready)(void *state, bool *done),
                          void *state);
 
-/* A call of an op's kernel in running work. views: of the inputs, then the outputs. */
+/* Returns the arguments of an op's kernel for running work. `views` holds the inputs, then the
+ * outputs. */
 static inline mpg_kernel_call mpg_kernel_call_in(const mpg_run *run, const mpg_op *op,
                                                  const void *params, const mpg_view *views,
                                                  int num_inputs, int num_outputs) {
@@ -57,8 +60,8 @@ static inline mpg_kernel_call mpg_kernel_call_in(const mpg_run *run, const mpg_o
                            .outputs = views + num_inputs};
 }
 
-/* Runs it; where it is a copy between devices whose memories the host cannot reach, they do it.
- * from, to: the devices of a copy, else the call's. */
+/* Runs a kernel. If the kernel is a copy between devices whose memory the host cannot access, the
+ * devices copy. `from` and `to` are the devices of a copy, or both call->device. */
 static inline mpg_status mpg_kernel_issue(mpg_kernel_fn kernel, const mpg_kernel_call *call,
                                           mpg_device *from, mpg_device *to) {
   if (__builtin_expect(!mpg_device_copies(to, from), 1)) return kernel(call);
@@ -67,8 +70,8 @@ static inline mpg_status mpg_kernel_issue(mpg_kernel_fn kernel, const mpg_kernel
                              mpg_dtype_size(call->inputs[0].desc.dtype));
 }
 
-/* The same for an op by itself, and tells the profiler. source: of a copy from another device, else
- * NULL. */
+/* Runs the kernel of a single op and records it in the profiler. `source` is the device that a copy
+ * reads from, or NULL. */
 mpg_status mpg_kernel_run_profiled(mpg_kernel_fn kernel, const mpg_kernel_call *call,
                                    uint32_t scope, bool backward, mpg_device *source);
 static inline mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call,

@@ -1,4 +1,4 @@
-/* Queues copies between devices of several processes. */
+/* Queues copies between devices of different processes. */
 #include "op/transfer.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ typedef struct transfer_task {
   void *target;
   mpg_tick tick; /* of the work */
   uint32_t scope;
-  bool done; /* it has been sent */
+  bool done; /* the data has been sent */
 } transfer_task;
 
 static mpg_status transfer_work(mpg_run *run, void *payload) {
@@ -44,11 +44,11 @@ static mpg_status transfer_work(mpg_run *run, void *payload) {
   return MPG_OK;
 }
 
-/* Who waits for what was not sent is told. */
+/* Notifies the receiving rank that the send was dropped. */
 static void transfer_discard(void *payload) {
   const transfer_task *task = payload;
   if (task->done || task->kind == MPG_TRANSFER_RECEIVE) return;
-  if (task->tick) (void)mpg_device_failure(task->runs_on, task->tick); /* sets the text */
+  if (task->tick) (void)mpg_device_failure(task->runs_on, task->tick); /* sets the error text */
   mpg_transfer_send_failure(&task->transfer);
 }
 
