@@ -25,7 +25,8 @@ int mpg_arity_collective(const mpg_op *op, const void *params, int given) {
   return count ? count : given;
 }
 
-/* Output i: what input i (or the first) is, its first axis multiplied and divided. */
+/* Gives output i the desc of input i, or of the first input, with the first axis multiplied by
+ * `times` and divided by `parts`. */
 static mpg_status set_outputs(mpg_infer *infer, int times, int parts) {
   for (int i = 0; i < infer->num_outputs; i++) {
     mpg_desc desc = infer->inputs[i < infer->num_inputs ? i : 0];
@@ -77,7 +78,8 @@ mpg_status mpg_infer_collective(mpg_infer *infer) {
   }
 }
 
-/* The conjugate one. Where no gradient arrives there are zeros: all devices take part, or none. */
+/* Emits the conjugate collective. A missing output gradient becomes zeros, because either all
+ * devices take part or none. */
 void mpg_gradient_collective(mpg_gradient *g) {
   static const int32_t conjugate[] = {
       [MPG_SUM_TO_ALL] = MPG_SUM_TO_ALL,    [MPG_SUM_TO_ONE] = MPG_ONE_TO_ALL,

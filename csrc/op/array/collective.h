@@ -1,9 +1,9 @@
-/* Collectives as single ops: one op with arrays on several devices, which all devices' programs run
- * to and go on from together.
+/* Collectives as single ops. The arrays of one op are on several devices, whose programs all wait
+ * for the op and continue after it.
  *
- * It runs on the device of its first input (issues the transfers of all), when everything before it
- * on every device that takes part is done; what comes behind it on any of them waits for its end.
- * Each backend has a kernel `collective`, which finds the devices in the parameters.
+ * The op runs on the device of its first input, which issues the transfers of all devices, after
+ * all earlier work on every participating device. Later work on each of these devices waits for its
+ * end. Each backend has a kernel `collective`, which reads the devices from the parameters.
  * Threads: any.
  */
 #ifndef MPG_OP_ARRAY_COLLECTIVE_H
@@ -11,7 +11,7 @@
 
 #include "op/op.h"
 
-/* The kinds, in the order of the parameter's words. */
+/* Kinds of collectives, in the order of the parameter's values. */
 typedef enum mpg_collective_kind {
   MPG_SUM_TO_ALL,
   MPG_SUM_TO_ONE,
@@ -21,12 +21,12 @@ typedef enum mpg_collective_kind {
   MPG_EXCHANGE
 } mpg_collective_kind;
 
-enum { MPG_MAX_SPANNED = 512 }; /* arrays on either side */
+enum { MPG_MAX_SPANNED = 512 }; /* inputs, and likewise outputs */
 
-/* The devices that a parameter names, at most `max`; 0 where it names none, or other than devices.
- */
+/* Parses the devices that a parameter names, at most `max`. Returns their number, or 0 if the text
+ * is empty or names something other than devices. */
 int mpg_collective_places(const char *text, mpg_device_id *places, int max);
-/* The parameter's text for these devices, interned. NULL: out of memory. */
+/* Returns the parameter's text for these devices, interned; NULL if out of memory. */
 const char *mpg_collective_text(const mpg_device_id *places, int count);
 
 #endif

@@ -1,4 +1,5 @@
-/* The devices that a collective's parameters name; also for the library of GPU kernels. */
+/* Parses the devices in a collective's parameters; also compiled into the library of GPU
+ * kernels. */
 #include "op/array/collective.h"
 
 int mpg_collective_places(const char *text, mpg_device_id *places, int max) {

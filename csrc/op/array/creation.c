@@ -1,4 +1,4 @@
-/* Arrays from nothing, casts and copies: inference and gradients. */
+/* Array creation, casts and copies: inference and gradients. */
 #include <math.h>
 
 #include "op/infer.h"
@@ -36,7 +36,7 @@ mpg_status mpg_infer_eye(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Elements times repeat, as a one-dimensional shape; fails when it does not fit. */
+/* Sets a one-dimensional shape of count * repeat elements; fails if that is too large. */
 static mpg_status set_range(mpg_infer *infer, double count, int64_t repeat, mpg_dtype dtype) {
   int64_t size;
   if (!(count >= 0)) count = 0;
@@ -119,7 +119,7 @@ mpg_status mpg_infer_amp_multicast(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* --- Gradients: back to the input's dtype, or device ------------------------------------------ */
+/* --- Gradients: cast to the input's dtype, or copy to its device ------------------------------ */
 
 static mpg_value cast_like(mpg_gradient *g, mpg_value grad, mpg_value input) {
   if (g->status != MPG_OK || !mpg_has_value(grad)) return MPG_NO_VALUE;

@@ -1,4 +1,5 @@
-/* The numbers of ops that make arrays of them, for kernels and rewrites. Stateless; any thread. */
+/* Values of ops that create constant arrays and ranges, for kernels and rewrites. Stateless; any
+ * thread. */
 #ifndef MPG_OP_ARRAY_CREATION_H
 #define MPG_OP_ARRAY_CREATION_H
 
@@ -6,7 +7,7 @@
 
 #include "op/op.h"
 
-/* Whether an op gives all elements one number, which is in its row or its parameters. */
+/* True if an op fills its output with a single value, which its row or its parameters give. */
 static inline bool mpg_op_fill(const mpg_op *op, const void *params, double *value) {
   switch (op->id) {
     case MPG_OP__full: *value = ((const mpg_full_params *)params)->value; return true;
@@ -21,13 +22,13 @@ static inline bool mpg_op_fill(const mpg_op *op, const void *params, double *val
   }
 }
 
-/* Element i is start + i / repeat * step. */
+/* A range: element i is start + i / repeat * step. */
 typedef struct mpg_steps {
   double start, step;
   int64_t repeat;
 } mpg_steps;
 
-/* Whether an op counts like that. */
+/* True if an op creates such a range; stores its parameters. */
 static inline bool mpg_op_steps(const mpg_op *op, const void *params, mpg_dtype dtype,
                                 mpg_steps *steps) {
   if (op->id == MPG_OP__arange) {
@@ -43,8 +44,8 @@ static inline bool mpg_op_steps(const mpg_op *op, const void *params, mpg_dtype 
   } else {
     return false;
   }
-  if (mpg_dtype_is_integer(dtype)) { /* as in MXNet and NumPy: the numbers are converted first, then
-                                        counted with */
+  /* As in MXNet and NumPy, the numbers are converted to the integer dtype before counting. */
+  if (mpg_dtype_is_integer(dtype)) {
     steps->start = trunc(steps->start);
     steps->step = trunc(steps->step);
   }

@@ -1,4 +1,4 @@
-/* Counts of the elements between edges. */
+/* Histogram: counts of the elements between edges. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -10,7 +10,7 @@ int mpg_arity_histogram(const mpg_op *op, const void *params, int given) {
   return ((const mpg_histogram_params *)params)->bin_cnt.present ? 1 : 2;
 }
 
-/* The edges of equal bins. */
+/* Emits the edges of bins of equal width. */
 static mpg_value equal_edges(mpg_gradient *g, mpg_value data, int64_t bins, const double *range) {
   mpg_shape shape = {.ndim = 1, .dims = {bins + 1}};
   mpg_value high = mpg_emit_count(g, data, bins + 1, MPG_FLOAT64, &shape),
@@ -19,7 +19,8 @@ static mpg_value equal_edges(mpg_gradient *g, mpg_value data, int64_t bins, cons
   return mpg_emit_scalar(g, MPG_OP__div_scalar, sum, (double)bins);
 }
 
-/* By bisection, the last edge that is not above each element; then one is added for each. */
+/* Finds the bin of each element by bisection over the edges, then adds 1 to the count of that
+ * bin. */
 void mpg_compose_histogram(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_histogram_params *params = g->params;
   mpg_desc data = *mpg_value_desc(g, inputs[0]);
@@ -67,7 +68,8 @@ void mpg_compose_histogram(mpg_gradient *g, const mpg_value *inputs, mpg_value *
   }
   mpg_value lowest = mpg_emit_slice(g, edges, 0, 0, 1),
             highest = mpg_emit_slice(g, edges, 0, bins, bins + 1);
-  /* The last bin has its upper edge, too; what lies outside is counted beyond it. */
+  /* The last bin includes its upper edge. Elements outside the edges are counted in an extra bin,
+   * which is dropped. */
   mpg_value inside = mpg_multiply(g, mpg_emit2(g, MPG_OP_broadcast_greater_equal, NULL, x, lowest),
                                   mpg_emit2(g, MPG_OP_broadcast_lesser_equal, NULL, x, highest));
   place = mpg_emit_scalar(g, MPG_OP__minimum_scalar, place, (double)(bins - 1));

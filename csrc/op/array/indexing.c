@@ -16,7 +16,7 @@ static mpg_status expect_numeric(mpg_infer *infer, int input) {
 
 /* --- take, Embedding -------------------------------------------------------------------------- */
 
-/* `a` with dimension `axis` replaced by the dimensions of `indices`. */
+/* Computes the shape of `a` with dimension `axis` replaced by the dimensions of `indices`. */
 static mpg_status taken_shape(mpg_infer *infer, const mpg_shape *a, int axis,
                               const mpg_shape *indices, mpg_shape *shape) {
   if (a->ndim - 1 + indices->ndim > MPG_MAX_NDIM)
@@ -124,7 +124,7 @@ void mpg_compose_count_sketch(mpg_gradient *g, const mpg_value *inputs, mpg_valu
 
 /* --- pick ------------------------------------------------------------------------------------- */
 
-/* Checks that `index` has the positions of `data` without `axis`, or with it as 1. */
+/* Checks that `index` has the shape of `data` without `axis`, or with size 1 along it. */
 static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape *data, int axis) {
   mpg_shape without = {0}, with = *data;
   with.dims[axis] = 1;
@@ -132,8 +132,8 @@ static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape 
     if (i != axis) without.dims[without.ndim++] = data->dims[i];
   const mpg_shape *index = &infer->inputs[input].shape;
   if (index->ndim == data->ndim) return mpg_infer_expect_shape(infer, input, &with);
-  if (without.ndim == 0 && index->ndim == 1)
-    without = with; /* one position, as an array of one element */
+  /* A single index is an array of one element. */
+  if (without.ndim == 0 && index->ndim == 1) without = with;
   return mpg_infer_expect_shape(infer, input, &without);
 }
 
@@ -281,9 +281,9 @@ void mpg_gradient_where(mpg_gradient *g) {
     g->in_grads[2] = mpg_emit3(g, MPG_OP_where, NULL, g->inputs[0], zeros, g->out_grads[0]);
 }
 
-/* --- gather_nd and its like ------------------------------------------------------------------- */
+/* --- gather_nd, scatter_nd -------------------------------------------------------------------- */
 
-/* The shape of the elements of an array of `shape` at the columns of `indices`. */
+/* Computes the shape of the elements of an array of `shape` at the columns of `indices`. */
 static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const mpg_shape *indices,
                                  mpg_shape *result) {
   if (indices->ndim < 1) return mpg_infer_fail(infer, "indices have at least one dimension");
@@ -330,8 +330,8 @@ mpg_status mpg_infer_scatter_nd(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* The gradient of scatter_nd and of _backward_gather_nd. scatter_nd keeps only the last of equal
- * indices, but this counts each of them, as MXNet does. */
+/* Gradient of scatter_nd and of _backward_gather_nd. If indices repeat, scatter_nd keeps only the
+ * last element, but the gradient includes each of them, as in MXNet. */
 void mpg_gradient_scatter_nd(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[1]);
@@ -359,7 +359,7 @@ void mpg_gradient_scatter_set_nd(mpg_gradient *g) {
     g->in_grads[1] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[2]);
 }
 
-/* The indexed shape; its first dimension may be -1 (not needed). */
+/* Checks the indexed shape. Its first dimension is not used and may be -1. */
 static mpg_status indexed_shape(mpg_infer *infer, const mpg_tuple *tuple) {
   if (tuple->count < 1 || tuple->count > MPG_MAX_NDIM)
     return mpg_infer_fail(infer, "shape has 1 to %d dimensions", MPG_MAX_NDIM);
@@ -425,7 +425,7 @@ static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_
   return mpg_infer_expect_shape(infer, 1, &batch);
 }
 
-/* An element is kept where its place along the time axis is below the length of its sequence. */
+/* Keeps the elements whose index along the time axis is below the length of their sequence. */
 void mpg_compose_sequence_mask(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   GRADIENT_PARAMS(sequence_mask, params);
   mpg_shape data = mpg_value_desc(g, inputs[0])->shape;

@@ -1,4 +1,4 @@
-/* The geometry of slices, splits and pads, shared by inference and kernels so that they cannot
+/* Geometry of slices, splits and pads, shared by inference and kernels so that they cannot
  * disagree. Plain functions of shapes and parameters: no ownership, any thread.
  */
 #ifndef MPG_OP_ARRAY_REGION_H
@@ -6,16 +6,16 @@
 
 #include "op/params.h"
 
-/* A region of an array: in each dimension `count` elements from `start` on, `step` apart. All
- * within the array. */
+/* A strided region of an array: in each dimension shape.dims[i] elements from `start`, `step`
+ * apart. All of them are inside the array. */
 typedef struct mpg_region {
   int64_t start[MPG_MAX_NDIM], step[MPG_MAX_NDIM];
-  mpg_shape shape; /* the counts */
+  mpg_shape shape; /* number of elements */
 } mpg_region;
 
-/* Python's slice of a known shape; begin, end and step may name fewer dimensions than there are.
- * Out-of-range bounds are cut to the array. Fails with the op's name on a zero step or on tuples of
- * different lengths. */
+/* Computes the region of a Python slice of a known shape. begin, end and step may name fewer
+ * dimensions than the shape has. Out-of-range bounds are clipped. Fails with the op's name on a
+ * zero step or on tuples of different lengths. */
 static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
                                          const mpg_tuple *begin, const mpg_tuple *end,
                                          const mpg_tuple *step, mpg_region *region) {
@@ -34,7 +34,7 @@ static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
     if (i < step->count && step->values[i] != MPG_TUPLE_NONE) s = step->values[i];
     if (s == 0) return mpg_fail(MPG_VALUE_ERROR, "%s: the step of dimension %d is 0", op, i);
     if (s < -INT64_MAX) s = -INT64_MAX;
-    int64_t low = s > 0 ? 0 : -1, high = s > 0 ? size : size - 1; /* where begin and end may lie */
+    int64_t low = s > 0 ? 0 : -1, high = s > 0 ? size : size - 1; /* range of begin and end */
     int64_t b = s > 0 ? low : high, e = s > 0 ? high : low;
     if (i < begin->count && begin->values[i] != MPG_TUPLE_NONE) {
       b = begin->values[i] < 0 ? begin->values[i] + size : begin->values[i];
@@ -54,8 +54,8 @@ static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* One dimension [begin, end) of a known shape, as slice_axis has it: the bounds must lie in the
- * array. */
+/* Slices one dimension of a known shape to [begin, end), as slice_axis does. The bounds must be
+ * inside the array. */
 static inline mpg_status mpg_region_axis(const char *op, const mpg_shape *shape, int64_t axis_param,
                                          int64_t begin, const mpg_opt_int *end,
                                          mpg_region *region) {
@@ -76,8 +76,8 @@ static inline mpg_status mpg_region_axis(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* The leading part of a known shape that has the size of `like` in `axes` (all of them when axes is
- * empty). */
+/* Slices a known shape to its leading part with the size of `like` along `axes`, or along all
+ * dimensions if axes is empty. */
 static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
                                          const mpg_shape *like, const mpg_tuple *axes,
                                          mpg_region *region) {
@@ -107,7 +107,8 @@ static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* Crop's rows and columns of a (n, c, h, w) shape; `like` NULL: params->h_w. */
+/* Computes the rows and columns that Crop selects from a (n, c, h, w) shape. If `like` is NULL,
+ * params->h_w gives their number. */
 static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
                                          const mpg_shape *like, const mpg_crop_params *params,
                                          mpg_region *region) {
@@ -133,7 +134,7 @@ static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* Part `part` of _split_v2 along a dimension of `size`: [*begin, *end). */
+/* Computes the range [*begin, *end) of part `part` of _split_v2 along a dimension of `size`. */
 static inline mpg_status mpg_split_part(const mpg_split_v2_params *params, int64_t size, int part,
                                         int64_t *begin, int64_t *end) {
   if (params->sections > 0) {

@@ -1,4 +1,4 @@
-/* Shapes of the same elements: views, transposes, and rearrangements. Inference and gradients. */
+/* Reshaping, transposing, repeating and rearranging elements. Inference and gradients. */
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/array/region.h"
@@ -6,7 +6,7 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-/* Passes the dtype on; true when the input's shape is known. */
+/* Stores a * b; fails if the shape is too large. */
 static mpg_status multiply(mpg_infer *infer, int64_t a, int64_t b, int64_t *result) {
   if (__builtin_mul_overflow(a, b, result))
     return mpg_infer_fail(infer, "the result's shape is too large");
@@ -15,8 +15,8 @@ static mpg_status multiply(mpg_infer *infer, int64_t a, int64_t b, int64_t *resu
 
 /* --- Views ------------------------------------------------------------------------------------ */
 
-/* Reads MXNet's codes from left to right; both lists were reversed before when the params say so.
- */
+/* Applies MXNet's reshape codes from left to right. The caller reverses both lists if
+ * params->reverse is set. */
 static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_count,
                                 const int64_t *codes, int code_count, int64_t *out,
                                 int *out_count) {
@@ -121,7 +121,7 @@ mpg_status mpg_infer_reshape(mpg_infer *infer) {
     if (params->reverse) {
       reverse_list(dims, in->ndim);
       reverse_list(codes, count);
-      /* -4 and its two numbers are read in this order from either side. */
+      /* Code -4 comes before its two numbers in both directions. */
       for (int i = 0; i + 2 < count; i++)
         if (codes[i + 2] == -4 && codes[i] != -4) {
           int64_t right = codes[i], left = codes[i + 1];
@@ -422,7 +422,7 @@ void mpg_compose_space_to_depth(mpg_gradient *g, const mpg_value *inputs, mpg_va
 
 /* --- Diagonals -------------------------------------------------------------------------------- */
 
-/* The shape of the diagonals of `in` (ndim >= 2). */
+/* Computes the shape of the diagonals of `in` (ndim >= 2). */
 static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t k, int64_t axis1,
                                  int64_t axis2, mpg_shape *shape) {
   int a, b;
@@ -430,7 +430,7 @@ static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t 
   MPG_TRY(mpg_axis_normalize(axis2, in->ndim, infer->op->name, &b));
   if (a == b) return mpg_infer_fail(infer, "axis1 and axis2 are the same dimension");
   int64_t rows = in->dims[a], columns = in->dims[b];
-  if (k > 0) columns = k < columns ? columns - k : 0; /* nothing beyond the plane */
+  if (k > 0) columns = k < columns ? columns - k : 0; /* empty outside the matrix */
   if (k < 0) rows = k > -rows ? rows + k : 0;
   *shape = (mpg_shape){0};
   for (int i = 0; i < in->ndim; i++)

@@ -1,4 +1,4 @@
-/* Joining, splitting, slicing and padding. Inference and gradients. */
+/* Concatenation, splitting, slicing and padding. Inference and gradients. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -8,8 +8,8 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-/* The region as parameters of slice: begin, end (None where a negative step runs off the start) and
- * step. */
+/* Converts the region to the parameters of slice. `end` is None if a negative step runs past the
+ * start. */
 static void region_to_tuples(const mpg_region *region, mpg_tuple *begin_, mpg_tuple *end,
                              mpg_tuple *step) {
   int ndim = region->shape.ndim;
@@ -25,7 +25,7 @@ static void region_to_tuples(const mpg_region *region, mpg_tuple *begin_, mpg_tu
   }
 }
 
-/* The gradient of taking `region` out of an array of `shape`. */
+/* Gradient of slicing `region` from an array of `shape`. */
 static mpg_value pad_region(mpg_gradient *g, const mpg_region *region, const mpg_shape *shape,
                             mpg_value grad) {
   mpg_slice_pad_params params;
@@ -47,7 +47,8 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
   MPG_TRY(mpg_axis_normalize(params->dim, common.ndim, infer->op->name, &axis));
   int64_t total = 0;
   common.dims[axis] = -1;
-  for (int pass = 0; pass < 2; pass++) /* the second completes what a later input told */
+  /* The second pass completes dimensions that a later input determines. */
+  for (int pass = 0; pass < 2; pass++)
     for (int i = 0; i < infer->num_inputs; i++) {
       mpg_shape *shape = &infer->inputs[i].shape;
       int64_t own = shape->ndim == common.ndim ? shape->dims[axis] : -1;
@@ -124,8 +125,8 @@ int mpg_arity_split_v2(const mpg_op *op, const void *params_, int given) {
   return count < 1 ? 1 : count;
 }
 
-/* Shapes of the parts: `sizes(part)` along the axis, which goes away when `squeeze` (then every
- * size must be 1). */
+/* Sets the shape of one part: `size` along the axis, which is removed if `squeeze` (the size must
+ * be 1). */
 static mpg_status set_part(mpg_infer *infer, int part, int axis, int64_t size, bool squeeze) {
   mpg_shape shape = infer->inputs[0].shape;
   if (squeeze) {
@@ -172,8 +173,7 @@ mpg_status mpg_infer_split_v2(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Joins the gradients of the parts; a part without one counts as zeros. With `gaps`, each part also
- * has its place. */
+/* Concatenates the gradients of the parts; a missing gradient is zero. */
 static void join_parts(mpg_gradient *g, int axis, bool squeeze) {
   mpg_value parts[MPG_MAX_OUTPUTS];
   mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
@@ -330,8 +330,8 @@ mpg_status mpg_infer_slice_axis(mpg_infer *infer) {
   if (infer->inputs[0].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis));
   if (infer->inputs[0].shape.dims[axis] < 0) {
-    infer->outputs[0].shape =
-        infer->inputs[0].shape; /* begin and end may count from the unknown end */
+    /* Begin and end may be relative to the unknown end. */
+    infer->outputs[0].shape = infer->inputs[0].shape;
     return MPG_OK;
   }
   MPG_TRY(mpg_region_axis(infer->op->name, &infer->inputs[0].shape, params->axis, params->begin,
@@ -350,7 +350,7 @@ void mpg_gradient_slice_axis(mpg_gradient *g) {
   g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
 }
 
-/* The region, as a slice. */
+/* Emits the region as a slice. */
 static void emit_region(mpg_gradient *g, const mpg_region *region, mpg_value data,
                         mpg_value *output) {
   mpg_slice_params params;
@@ -409,7 +409,7 @@ mpg_status mpg_infer_pad(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Adds what was padded along an axis to the elements that it shows. */
+/* Adds the gradient of the padding along an axis to the elements that the padding repeats. */
 static mpg_value unpad_axis(mpg_gradient *g, mpg_value grad, int axis, bool reflect, int64_t before,
                             int64_t after) {
   int64_t end = mpg_value_desc(g, grad)->shape.dims[axis] - after, size = end - before;

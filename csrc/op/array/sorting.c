@@ -6,7 +6,7 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-/* The shape that is ordered and the axis: the flattened array's when the axis is None. */
+/* Computes the shape to sort and the axis. If the axis is None, the array is flattened. */
 static mpg_status ordered_shape(mpg_infer *infer, const mpg_opt_int *axis_param, mpg_shape *shape,
                                 int *axis) {
   *shape = infer->inputs[0].shape;
@@ -66,7 +66,7 @@ mpg_status mpg_infer_topk(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Puts the gradient of chosen elements back at `indices` along the axis. */
+/* Scatters the gradient of the selected elements to `indices` along the axis. */
 static mpg_value put_back(mpg_gradient *g, const mpg_opt_int *axis_param, mpg_value indices) {
   const mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
   mpg_along_params params;
@@ -101,7 +101,7 @@ void mpg_gradient_topk(mpg_gradient *g) {
   g->in_grads[0] = put_back(g, &params->axis, mpg_emit1(g, MPG_OP_topk, &order, g->inputs[0]));
 }
 
-/* Indices have the dtype of the data, unless it is too small for them. */
+/* Returns the dtype of indices: that of the data, or float32 if it is too small. */
 static mpg_dtype index_dtype(mpg_dtype dtype) {
   return dtype == MPG_INT8 || dtype == MPG_UINT8 || dtype == MPG_BOOL || dtype == MPG_BFLOAT16
              ? MPG_FLOAT32
@@ -141,7 +141,7 @@ void mpg_compose_argmax_channel(mpg_gradient *g, const mpg_value *inputs, mpg_va
 
 /* --- Gathering and scattering along a dimension ----------------------------------------------- */
 
-/* data and indices agree in all dimensions but `axis`. */
+/* Checks that data and indices agree in all dimensions except `axis`. */
 static mpg_status expect_along(mpg_infer *infer, int *axis) {
   PARAMS(along, params);
   const mpg_shape *data = &infer->inputs[0].shape;

@@ -1,4 +1,4 @@
-/* Ops on sparse arrays, of dense ones. */
+/* Ops on sparse arrays, composed of ops on dense arrays. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
