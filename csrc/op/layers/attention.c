@@ -1,5 +1,5 @@
-/* Attention: inference and gradient. Arrays are addressed by offsets and distances of their
- * batches, heads and rows, so that the layouts that projections give are read in place. */
+/* Attention: inference and gradient. Arrays are strided views, given by an offset and the strides
+ * of batches, heads and rows, so that the layouts of projections are read in place. */
 #include "op/infer.h"
 
 enum { BATCH, HEADS, ROWS, KEYS, WIDTH, VALUE_WIDTH, SIZES };
@@ -24,7 +24,8 @@ int mpg_arity_attention_backward_outputs(const mpg_op *op, const void *params, i
   return ((const mpg_attention_params *)params)->packed ? 1 : 3;
 }
 
-/* All elements of the place lie in an array of `size` elements. */
+/* Checks that all elements at this offset and these strides are inside an array of `size`
+ * elements. */
 static mpg_status expect_inside(const mpg_infer *infer, const char *what, const mpg_tuple *place,
                                 const int64_t *counts, int64_t width, int64_t size) {
   if (place->count != PLACES)
@@ -73,7 +74,7 @@ static mpg_status check(mpg_infer *infer, const mpg_desc *query, const mpg_desc 
                        mpg_shape_size(&mask->shape));
 }
 
-/* But for the inputs from `from` to before `to`. */
+/* Checks that the inputs outside [from, to) have the dtype of input 0. */
 static mpg_status same_dtypes(mpg_infer *infer, int from, int to) {
   for (int i = 1; i < infer->num_inputs; i++)
     if (i < from || i >= to) MPG_TRY(mpg_infer_expect_dtype(infer, i, infer->inputs[0].dtype));
@@ -133,7 +134,8 @@ void mpg_gradient_attention(mpg_gradient *g) {
     if (g->needed[i]) g->in_grads[i] = grads[i];
 }
 
-/* Two products with all scores forward; backward makes the scores again and has two for each. */
+/* Forward has two products with all scores. Backward recomputes the scores and has two products for
+ * each of the forward ones. */
 static mpg_cost cost(const mpg_infer *call, int by_width, int by_value_width) {
   const mpg_attention_params *p = call->params;
   const int64_t *n = p->sizes.values;

@@ -1,12 +1,12 @@
 /* Convolution: geometry, inference and gradients. The data and weight gradients of a convolution
- * are ops whose own gradients are convolutions again, so any order of differentiation works.
- * Deconvolution is the data gradient by another name. */
+ * are ops whose own gradients are convolutions, so gradients of any order work. Deconvolution is
+ * the data gradient under another name. */
 #include "op/layers/convolution.h"
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Larger sizes of windows, strides or pads are mistakes, and would overflow. */
+/* Larger windows, strides or pads are mistakes, and would overflow. */
 #define LARGEST ((int64_t)1 << 31)
 
 enum {
@@ -16,9 +16,9 @@ enum {
   LAYOUT_NDHWC,
   LAYOUT_NHWC,
   LAYOUT_NWC
-}; /* the words of `layout` */
+}; /* values of `layout` */
 
-/* Checks one tuple of a window: none, or one element per spatial axis, each in [low, LARGEST]. */
+/* Checks one tuple of a window: empty, or one element per spatial axis, each in [low, LARGEST]. */
 static mpg_status check_tuple(const mpg_infer *infer, const char *name, const mpg_tuple *tuple,
                               int ndim, int64_t low) {
   if (tuple->count <= 0) return MPG_OK;
@@ -44,7 +44,7 @@ static mpg_status check_window(const mpg_infer *infer, const mpg_tuple *kernel,
   return check_tuple(infer, "pad", pad, ndim, 0);
 }
 
-/* The word must have as many letters as data has axes. */
+/* Checks that the name of the layout has one letter per axis of data. */
 static mpg_status check_layout(const mpg_infer *infer, int layout, int ndim) {
   static const char *const words[] = {"NCDHW", "NCHW", "NCW", "NDHWC", "NHWC", "NWC"};
   static const int axes[] = {3, 2, 1, 3, 2, 1};
@@ -67,7 +67,7 @@ int mpg_arity_convolution(const mpg_op *op, const void *params, int given) {
   return ((const mpg_convolution_params *)params)->no_bias ? 2 : 3;
 }
 
-/* data: channels first, or not known. */
+/* Checks the numbers of channels. `data` is a channels-first shape and may be unknown. */
 static mpg_status check_channels(mpg_infer *infer, const mpg_shape *data, int ndim,
                                  int64_t num_filter, int64_t num_group) {
   if (num_filter % num_group)
@@ -178,8 +178,8 @@ void mpg_gradient_convolution(mpg_gradient *g) {
     g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
-/* The result's shape is a parameter; the other shape is input 1's, and out_grad must be what the
- * two make. */
+/* The result's shape is a parameter, and input 1 has the other shape. out_grad must have the shape
+ * of their convolution. */
 static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   const mpg_convolution_backward_params *p = infer->params;
   mpg_shape shape;
@@ -218,8 +218,8 @@ mpg_status mpg_infer_convolution_backward_weight(mpg_infer *infer) {
   return infer_backward(infer, false);
 }
 
-/* dx = D(dy, w) is linear in both: its gradient in dy is the convolution, in w the weight gradient
- * with dy. */
+/* dx = D(dy, w) is linear in both arguments: its gradient with respect to dy is the convolution,
+ * and its gradient with respect to w is the weight gradient with dy. */
 void mpg_gradient_convolution_backward_data(mpg_gradient *g) {
   const mpg_convolution_backward_params *p = g->params;
   mpg_shape weight = mpg_value_desc(g, g->inputs[1])->shape;
@@ -229,7 +229,7 @@ void mpg_gradient_convolution_backward_data(mpg_gradient *g) {
                                    g->out_grads[0], &weight);
 }
 
-/* dw = W(dy, x) likewise. */
+/* dw = W(dy, x) is linear in both arguments as well. */
 void mpg_gradient_convolution_backward_weight(mpg_gradient *g) {
   const mpg_convolution_backward_params *p = g->params;
   mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape;
@@ -246,7 +246,8 @@ int mpg_arity_deconvolution(const mpg_op *op, const void *params, int given) {
   return ((const mpg_deconvolution_params *)params)->no_bias ? 2 : 3;
 }
 
-/* pad and adj along spatial axis i: as given, or such that the result has the target's size. */
+/* Computes pad and adj along spatial axis i: the parameters, or the values that give the result the
+ * target size. */
 static mpg_status deconvolution_pad(const mpg_infer *infer, const mpg_deconvolution_params *p,
                                     int i, int64_t full, int64_t *pad, int64_t *adj) {
   bool target = false;
@@ -263,7 +264,7 @@ static mpg_status deconvolution_pad(const mpg_infer *infer, const mpg_deconvolut
   return MPG_OK;
 }
 
-/* Also completes `pads`, which the gradients and kernels use. */
+/* Computes the output shape and `pads`, which the gradients and kernels use. */
 static mpg_status deconvolution_shape(const mpg_infer *infer, const mpg_deconvolution_params *p,
                                       const mpg_shape *data, mpg_shape *out, mpg_tuple *pads) {
   int ndim = p->kernel.count;
@@ -412,7 +413,7 @@ void mpg_gradient_col2im(mpg_gradient *g) {
 /* --- Pooling ---------------------------------------------------------------------------------- */
 enum { CONVENTION_FULL, CONVENTION_SAME, CONVENTION_VALID };
 
-/* The shape of what pooling makes of `data`; unknown as that is. */
+/* Computes the shape of pooled `data`; unknown if the shape of `data` is. */
 static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape *result) {
   const mpg_pooling_params *p = infer->params;
   *result = MPG_SHAPE_UNKNOWN;
@@ -498,7 +499,7 @@ void mpg_compose_pooling_v1(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   outputs[0] = mpg_emit1(g, MPG_OP_Pooling, &pooling, inputs[0]);
 }
 
-/* (sum of data^p) ^ (1/p): an odd p keeps signs. */
+/* (sum of data^p) ^ (1/p); an odd p keeps the sign. */
 static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_pooling_params sum = *(const mpg_pooling_params *)g->params;
   int64_t p = sum.p_value.value;
@@ -509,7 +510,7 @@ static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   if (p > 1) outputs[0] = mpg_emit1(g, p == 2 ? MPG_OP_sqrt : MPG_OP_cbrt, NULL, outputs[0]);
 }
 
-/* Sums and averages are linear; the largest is picked at places that do not change. */
+/* Sum and average pooling are linear. Max pooling selects elements at fixed positions. */
 void mpg_gradient_pooling_backward(mpg_gradient *g) {
   const mpg_pooling_params *p = g->params;
   if (p->pool_type == MPG_POOL_LP) {
@@ -530,8 +531,8 @@ mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) {
   return mpg_infer_pooling(infer);
 }
 
-void mpg_gradient_pooling_at_max(
-    mpg_gradient *g) { /* the third input is not read for the largest */
+/* _backward_Pooling does not read its third input for max pooling. */
+void mpg_gradient_pooling_at_max(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0],
                                g->inputs[1], g->out_grads[0]);
@@ -652,8 +653,8 @@ void mpg_compose_upsampling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 
 /* --- Costs ------------------------------------------------------------------------------------ */
 
-/* Every place of the side with the filters takes the whole weight once: 2 * batch * places *
- * |weight|. */
+/* Cost of the products: every position of the side with the filters is multiplied by the whole
+ * weight once, 2 * batch * positions * |weight| operations. */
 static mpg_cost products(const mpg_infer *call, const mpg_shape *filters_side, double weight,
                          mpg_layout layout) {
   mpg_shape first = mpg_data_first(filters_side, layout);
@@ -677,7 +678,7 @@ mpg_cost mpg_cost_convolution_weight(const mpg_infer *call) {
                   mpg_convolution_layout(call->op, call->params));
 }
 
-/* A step for each element of each window; of global pooling for each element. */
+/* One operation per element of each window, or per element of the data in global pooling. */
 mpg_cost mpg_cost_pooling(const mpg_infer *call) {
   const mpg_pooling_params *p = call->params;
   bool backward = call->op->id == MPG_OP__backward_Pooling;

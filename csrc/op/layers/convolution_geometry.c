@@ -1,8 +1,8 @@
-/* The geometry of convolutions and poolings: plain functions, of which the libraries of other
- * backends have copies. */
+/* Geometry of convolutions and poolings: plain functions, also compiled into the libraries of other
+ * backends. */
 #include "op/layers/convolution.h"
 
-enum { FIRST_CHANNELS_LAST = 3 }; /* NDHWC, of the words of `layout` */
+enum { FIRST_CHANNELS_LAST = 3 }; /* NDHWC, among the values of `layout` */
 
 mpg_layout mpg_layout_of(int param) {
   return param >= FIRST_CHANNELS_LAST ? MPG_CHANNELS_LAST : MPG_CHANNELS_FIRST;

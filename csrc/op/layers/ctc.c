@@ -11,8 +11,8 @@ int mpg_arity_ctc_loss(const mpg_op *op, const void *params, int given) {
          (op->id == MPG_OP__backward_CTCLoss);
 }
 
-/* data and what follows it, from input `first` on; *batch: how many samples, -1 when that is not
- * known. */
+/* Checks data and the inputs after it, from input `first` on. *batch is the number of samples, or
+ * -1 if unknown. */
 static mpg_status expect_inputs(mpg_infer *infer, int first, int64_t *batch) {
   const mpg_desc *data = &infer->inputs[first + DATA];
   const mpg_shape *label = &infer->inputs[first + LABEL].shape;
@@ -62,8 +62,8 @@ void mpg_gradient_ctc_loss(mpg_gradient *g) {
   g->in_grads[DATA] = mpg_emit(g, MPG_OP__backward_CTCLoss, g->params, g->num_inputs + 1, inputs);
 }
 
-/* The softmax of all scores, and a sum of exponentials for each step and each place between and on
- * the labels, there and back. */
+/* One softmax over all scores, and a sum of exponentials per step and per position on and between
+ * the labels. Backward traverses them in both directions. */
 mpg_cost mpg_cost_ctc_loss(const mpg_infer *call) {
   bool backward = call->op->id == MPG_OP__backward_CTCLoss;
   const mpg_shape *data = &call->inputs[backward].shape, *label = &call->inputs[backward + 1].shape;

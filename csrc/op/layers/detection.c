@@ -1,4 +1,5 @@
-/* Boxes: anchors, their targets, detections and their suppression. Inference and gradients. */
+/* Object detection: anchors, training targets, detections and non-maximum suppression. Inference
+ * and gradients. */
 #include "op/infer.h"
 
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
@@ -35,7 +36,7 @@ mpg_status mpg_infer_multibox_prior(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Anchors (1, count, 4); *count -1 while it is not known. */
+/* Checks that anchors have the shape (1, count, 4); *count is -1 if unknown. */
 static mpg_status anchors_of(mpg_infer *infer, int input, int64_t *count) {
   const mpg_shape *shape = &infer->inputs[input].shape;
   *count = -1;
@@ -169,7 +170,7 @@ mpg_status mpg_infer_bipartite_matching(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Every box is held against every other, or every one of the second array, within a picture. */
+/* Each box is compared with every other box of its image, or with every box of the second array. */
 mpg_cost mpg_cost_boxes(const mpg_infer *call) {
   enum { OVERLAP = 16 };
   const mpg_shape *a = &call->inputs[0].shape,

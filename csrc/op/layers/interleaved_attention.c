@@ -1,5 +1,5 @@
-/* The products of multi-head attention on projections in which a head's query, key and value lie
- * beside each other: (length, batch, heads x parts x features), as MXNet's transformers have them.
+/* Products of multi-head attention on interleaved projections, in which the query, key and value of
+ * a head are adjacent: (length, batch, heads x parts x features), as in MXNet's transformers.
  */
 #include <math.h>
 #include <string.h>
@@ -8,10 +8,10 @@
 #include "op/infer.h"
 
 typedef struct projection {
-  int64_t length, batch, features; /* features of a head */
+  int64_t length, batch, features; /* per head */
 } projection;
 
-/* The sizes of a projection with so many parts a head. */
+/* Returns the sizes of a projection with `parts` parts per head. */
 static projection sizes_of(mpg_gradient *g, mpg_value value, int parts, const char *name) {
   const mpg_interleaved_params *params = g->params;
   const mpg_shape *shape = &mpg_value_desc(g, value)->shape;
@@ -33,7 +33,7 @@ static mpg_value swap_first(mpg_gradient *g, mpg_value value) {
   return mpg_emit1(g, MPG_OP_transpose, &params, value);
 }
 
-/* One of the parts of all heads: (batch x heads, length, features). */
+/* Emits one of the parts for all heads: (batch x heads, length, features). */
 static mpg_value part_of(mpg_gradient *g, mpg_value value, projection size, int parts, int part) {
   const mpg_interleaved_params *params = g->params;
   mpg_shape by_head = {.ndim = 3,
@@ -55,7 +55,7 @@ static mpg_value scores(mpg_gradient *g, mpg_value query, mpg_value key, int64_t
                    1 / sqrt((double)(features ? features : 1)));
 }
 
-/* The values that attention (batch x heads, queries, keys) weighs, put together again. */
+/* Multiplies the values by attention (batch x heads, queries, keys) and merges the heads. */
 static mpg_value look_up(mpg_gradient *g, mpg_value attention, mpg_value value, projection size) {
   const mpg_interleaved_params *params = g->params;
   if (g->status != MPG_OK) return MPG_NO_VALUE;

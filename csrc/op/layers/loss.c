@@ -1,4 +1,4 @@
-/* Output layers and losses with gradients of their own. Inference and gradients. */
+/* Output layers and losses with custom gradients. Inference and gradients. */
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
@@ -106,8 +106,8 @@ mpg_status mpg_infer_svm_output(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 1, &rows);
 }
 
-/* Each class has the sign +1 where it is the label, else -1; below the margin, sign * score has the
- * slope -1, or that of its square. */
+/* Hinge loss. The sign of a class is +1 for the label, otherwise -1. If sign * score is below the
+ * margin, its slope is -1, or that of the squared distance to the margin. */
 void mpg_gradient_svm_output(mpg_gradient *g) {
   GRADIENT_PARAMS(svm_output, params);
   if (!g->needed[0] || g->status != MPG_OK) return;
@@ -128,7 +128,7 @@ void mpg_gradient_svm_output(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit_reshape(g, mpg_emit_cast(g, grad, output.dtype), &output.shape);
 }
 
-/* grad_scale, divided as `normalization` says. */
+/* grad_scale, divided according to `normalization`. */
 void mpg_gradient_make_loss_layer(mpg_gradient *g) {
   enum { BATCH, NONE, VALID };
   GRADIENT_PARAMS(make_loss_layer, params);
@@ -190,8 +190,8 @@ void mpg_compose_sparse_reg(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   double target = params->sparseness_target;
   mpg_value data = mpg_widen(g, mpg_emit1(g, MPG_OP__detach, NULL, inputs[0]));
   mpg_value mean = mpg_emit_mean_over(g, data, 1, &rows);
-  /* The average is the momentum of an optimizer whose weight is 0: the step writes it, and is the
-   * new one. */
+  /* The moving average is the momentum of an SGD step on a zero weight: the step updates the
+   * momentum and returns the new average. */
   mpg_sgd_mom_params step = {.lr = params->momentum - 1,
                              .momentum = params->momentum,
                              .rescale_grad = 1,

@@ -1,4 +1,4 @@
-/* Normalisation: inference and gradients. */
+/* Normalization: inference and gradients. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -12,7 +12,7 @@ static mpg_status channels_axis(mpg_infer *infer, int64_t axis_param, int *axis)
   return mpg_axis_normalize(axis_param, data->ndim, infer->op->name, axis);
 }
 
-/* inputs[first .. last] are vectors of `length` elements. */
+/* Checks that inputs[first .. last] are vectors of `length` elements. */
 static mpg_status expect_vectors(mpg_infer *infer, int first, int last, int64_t length) {
   mpg_shape shape = {.ndim = 1, .dims = {length}};
   for (int i = first; i <= last; i++) MPG_TRY(mpg_infer_expect_shape(infer, i, &shape));
@@ -20,7 +20,7 @@ static mpg_status expect_vectors(mpg_infer *infer, int first, int last, int64_t 
 }
 
 /* --- BatchNorm -------------------------------------------------------------------------------- */
-/* The inputs of BatchNorm and its kin; output 0 is like data, the others are statistics. */
+/* Infers BatchNorm and its variants: output 0 is like data, the other outputs are statistics. */
 static mpg_status infer_channels(mpg_infer *infer, int64_t axis_param) {
   const mpg_desc *data = &infer->inputs[0];
   mpg_dtype statistics = mpg_dtype_of_sums(data->dtype);
@@ -43,8 +43,8 @@ mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
 
 mpg_status mpg_infer_sync_batch_norm(mpg_infer *infer) { return infer_channels(infer, 1); }
 
-/* The shared shape of all backward ops here: gradients have the descs of data, gamma and beta
- * (which is as gamma is). */
+/* Common inference of all backward ops in this file: the gradients have the descs of data, gamma
+ * and beta (which is like gamma). */
 static mpg_status infer_backward(mpg_infer *infer) {
   if (infer->inputs[1].shape.ndim < 0 || infer->inputs[2].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_infer_expect_dtype(infer, 0, infer->inputs[1].dtype));
@@ -65,7 +65,7 @@ mpg_status mpg_infer_batch_norm_backward(mpg_infer *infer) {
   return expect_vectors(infer, 2, 4, data->dims[axis]);
 }
 
-/* Mean and deviation of LayerNorm and its kin. */
+/* Checks the mean and deviation of LayerNorm and GroupNorm. */
 static mpg_status expect_moments(mpg_infer *infer, const mpg_shape *shape) {
   for (int i = 3; i <= 4; i++) {
     MPG_TRY(mpg_infer_expect_dtype(infer, i, mpg_dtype_of_sums(infer->inputs[1].dtype)));
@@ -97,8 +97,8 @@ mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) {
   return expect_moments(infer, &moments);
 }
 
-/* Emits a backward op on (out_grad, data, gamma, mean, deviation); gradients that flow into the
- * statistics are not followed, as in MXNet. */
+/* Emits a backward op on (out_grad, data, gamma, mean, deviation). Gradients of the statistics are
+ * ignored, as in MXNet. */
 static void emit_backward_with(mpg_gradient *g, mpg_op_id op, const void *params,
                                const mpg_value *outputs) {
   if (!mpg_has_value(g->out_grads[0])) return;
@@ -146,8 +146,8 @@ int mpg_arity_batch_norm_relu_backward(const mpg_op *op, const void *params, int
   return ((const mpg_batch_norm_relu_backward_params *)params)->add ? 4 : 3;
 }
 
-/* A row: a bit a channel, whether it was above 0; a bit a channel, whether it was NaN; a byte,
- * whether any was NaN. */
+/* Shape of the mask. A row has one bit per channel for values above 0, one bit per channel for NaN,
+ * and one byte that is set if any value is NaN. */
 static mpg_shape mask_shape(const mpg_shape *data) {
   int64_t channels = data->dims[data->ndim - 1];
   return (mpg_shape){
@@ -207,16 +207,17 @@ void mpg_gradient_batch_norm_relu(mpg_gradient *g) {
 }
 
 /* --- LayerNorm, GroupNorm, InstanceNorm ------------------------------------------------------- */
-/* Mean and deviation, of the shape `moments`: of halves in float32, as gradients lose digits by
- * others. `shown` to the user they have the dtype of the data, as in MXNet. */
+/* Sets the descs of mean and deviation to the shape `moments`. For 16-bit data they are float32,
+ * because gradients would lose precision otherwise. If `shown` to the user, they have the dtype of
+ * the data, as in MXNet. */
 static void set_moments(mpg_infer *infer, const mpg_shape *moments, bool shown) {
   mpg_dtype dtype = infer->inputs[0].dtype;
   for (int i = 1; i <= 2; i++)
     mpg_infer_set(infer, i, moments, shown ? dtype : mpg_dtype_of_sums(dtype));
 }
 
-/* `hidden`: the parameters of the op with which it does not show its moments. Where it did, and
- * rounded them, they are worked out once more. */
+/* `hidden` holds the op's parameters with the moments hidden. If the forward op showed its moments,
+ * and therefore rounded them, they are recomputed. */
 static void emit_row_backward(mpg_gradient *g, mpg_op_id op, const void *params,
                               const void *hidden) {
   mpg_dtype dtype = mpg_value_desc(g, g->inputs[0])->dtype;
@@ -253,7 +254,7 @@ void mpg_gradient_layer_norm(mpg_gradient *g) {
   emit_row_backward(g, MPG_OP__backward_LayerNorm, &params, &hidden);
 }
 
-/* num_groups 0: as many as channels. */
+/* num_groups 0 means one group per channel. */
 static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups, bool shown) {
   MPG_TRY(mpg_infer_same_dtype(infer));
   const mpg_desc *data = &infer->inputs[0];
@@ -295,7 +296,7 @@ void mpg_gradient_instance_norm(mpg_gradient *g) {
 }
 
 /* --- L2Normalization, LRN --------------------------------------------------------------------- */
-/* The shape of the norms of data with these axes. */
+/* Computes the shape of the norms of an input. */
 static mpg_status l2_norms(mpg_infer *infer, int input, mpg_shape *norms) {
   static const char *const modes[] = {"instance", "channel", "spatial"};
   const mpg_l2_normalization_params *p = infer->params;
@@ -338,7 +339,7 @@ void mpg_gradient_l2_normalization(mpg_gradient *g) {
   mpg_emit_all(g, MPG_OP__backward_L2Normalization, g->params, 3, inputs, 1, g->in_grads);
 }
 
-/* data * (knorm + alpha / nsize * sum of squares of neighbouring channels) ^ -beta. */
+/* data * (knorm + alpha / nsize * sum of squares of neighboring channels) ^ -beta. */
 void mpg_compose_lrn(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_lrn_params *p = g->params;
   const mpg_desc *data = mpg_value_desc(g, inputs[0]);

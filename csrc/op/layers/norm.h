@@ -1,4 +1,4 @@
-/* The geometry of L2Normalization, for inference and kernels of any backend. Plain values; any
+/* Geometry of L2Normalization, for inference and the kernels of all backends. Plain values; any
  * thread.
  */
 #ifndef MPG_OP_LAYERS_NORM_H
@@ -6,9 +6,9 @@
 
 #include "op/op.h"
 
-enum { MPG_L2_INSTANCE, MPG_L2_CHANNEL, MPG_L2_SPATIAL }; /* the words of `mode` */
+enum { MPG_L2_INSTANCE, MPG_L2_CHANNEL, MPG_L2_SPATIAL }; /* values of `mode` */
 
-/* Data of this shape seen as (outer, n, inner), normalised along n. */
+/* Splits the shape of data into (outer, n, inner); data is normalized along n. */
 static inline void mpg_l2_split(int mode, const mpg_shape *data, int64_t *outer, int64_t *n,
                                 int64_t *inner) {
   int first = mode == MPG_L2_SPATIAL ? 2 : 1, last = mode == MPG_L2_CHANNEL ? 2 : data->ndim;

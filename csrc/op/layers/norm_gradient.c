@@ -1,16 +1,15 @@
-/* Gradients of the gradients of normalisations, which are those of the normalisations written
- * out. */
+/* Second-order gradients of normalizations, derived from the normalizations as compositions of
+ * other ops. */
 #include "op/formula/arithmetic.h"
 #include "op/layers/convolution.h"
 #include "op/infer.h"
 
 /* --- (data - mean) / deviation * gamma + beta ------------------------------------------------- */
 typedef struct standardised {
-  /* seen with three axes: batch or outer axes, channels or groups, the rest */
+  /* Shapes with three axes: batch or outer axes, channels or groups, the rest. */
   mpg_shape data, moments, gamma;
   double eps;
-  /* given: the statistics are inputs 3 and 4, mean and 1 / deviation, that do not depend on
-   * data */
+  /* given: the statistics are inputs 3 and 4 (mean and 1 / deviation) and do not depend on data. */
   bool fix_gamma, given;
 } standardised;
 

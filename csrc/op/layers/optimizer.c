@@ -2,7 +2,8 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Input `i` has the shape of the weight, and its dtype or, in mixed precision, float32. */
+/* Checks that input `i` has the shape of the weight, and its dtype or, in mixed precision,
+ * float32. */
 static mpg_status like_weight(mpg_infer *infer, int weight, int i, bool single) {
   mpg_shape shape = infer->inputs[weight].shape;
   if (mpg_shape_known(&shape)) MPG_TRY(mpg_infer_expect_shape(infer, i, &shape));
@@ -145,7 +146,7 @@ mpg_status mpg_infer_multi_update(mpg_infer *infer) {
 
 /* --- LARS ------------------------------------------------------------------------------------- */
 
-/* lr * eta * |w| / (|g| * rescale + wd * |w| + eps); lr where a norm is 0. */
+/* lr * eta * |w| / (|g| * rescale + wd * |w| + eps); lr if a norm is 0. */
 void mpg_compose_multi_lars(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_multi_lars_params *p = g->params;
   for (int i = 1; i < 4; i++)

@@ -1,5 +1,4 @@
-/* Convolutions whose weight was packed before, for the graph: _pack_convolution,
- * _packed_convolution. */
+/* Convolutions with a packed weight, for the graph: _pack_convolution, _packed_convolution. */
 #include <string.h>
 
 #include "op/layers/convolution.h"
@@ -85,7 +84,7 @@ static mpg_status check(const mpg_infer *infer, const mpg_shape *data, mpg_shape
   *first = p->channels_last ? mpg_channels_first(data) : *data;
   if (p->num_filter % p->num_group || first->dims[1] % p->num_group)
     return mpg_infer_fail(infer, "channels must be a multiple of num_group");
-  /* At most what each factor of the packed size is rounded up to. */
+  /* Upper bounds of the rounded factors of the packed size. */
   mpg_shape packed = {.ndim = ndim + 3,
                       .dims = {p->num_group + 15, p->num_filter / p->num_group + 63,
                                first->dims[1] / p->num_group + 15}};

@@ -4,12 +4,12 @@
 #include "op/infer.h"
 #include "op/layers/rnn.h"
 
-/* Elements of the flat parameter vector. */
+/* Computes the number of elements of the flat parameter vector; false on overflow. */
 static bool flat_elements(const mpg_rnn_size *s, int64_t *elements) {
   int64_t total = 0, rows = s->gates * s->hidden, weights;
   for (int layer = 0; layer < s->layers; layer++) {
-    int64_t columns =
-        mpg_rnn_layer_input(s, layer) + s->hidden + 2; /* both weights and both biases */
+    /* Both weights and both biases. */
+    int64_t columns = mpg_rnn_layer_input(s, layer) + s->hidden + 2;
     if (__builtin_mul_overflow(rows, columns, &weights) ||
         __builtin_mul_overflow(weights, (int64_t)s->directions, &weights) ||
         __builtin_add_overflow(total, weights, &total))
@@ -34,8 +34,8 @@ static mpg_status check_params(mpg_infer *infer, const mpg_rnn_params *params) {
   return MPG_OK;
 }
 
-/* Everything but the weights. `states` is the position of the first state among the inputs. While
- * the data's shape is not known, dtypes alone are settled, and size->layers is 0. */
+/* Infers everything except the weights. `states` is the index of the first state among the inputs.
+ * If the data's shape is unknown, only dtypes are inferred and size->layers is 0. */
 static mpg_status infer_common(mpg_infer *infer, int states, mpg_rnn_size *size) {
   const mpg_rnn_params *params = infer->params;
   MPG_TRY(check_params(infer, params));
@@ -126,14 +126,14 @@ mpg_status mpg_infer_rnn_separate(mpg_infer *infer) {
 
 enum { MPG_RNN_RESULTS = 4 }; /* output, up to two states, reserve */
 
-/* Inputs of _rnn_backward: the forward inputs, output, reserve, then the gradients of output and
- * (state_outputs) states. */
+/* Number of forward inputs of _rnn_backward. Its inputs are the forward inputs, output, reserve,
+ * then the gradients of output and (state_outputs) states. */
 static int backward_forward_inputs(const mpg_rnn_backward_params *params) {
   const mpg_rnn_params *rnn = (const mpg_rnn_params *)params;
   return params->flat ? mpg_arity_rnn(NULL, rnn, 0) : mpg_arity_rnn_separate(NULL, rnn, 0);
 }
 
-/* The lengths of sequences have no gradient. */
+/* Number of gradients: one per forward input except the sequence lengths. */
 static int num_gradients(const mpg_rnn_backward_params *params) {
   return backward_forward_inputs(params) - (params->use_sequence_length ? 1 : 0);
 }
@@ -149,7 +149,7 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   const mpg_rnn_params *rnn = infer->params;
   int expected = count + 2 + 1 + (rnn->state_outputs ? (rnn->mode == MPG_RNN_LSTM ? 2 : 1) : 0);
   if (infer->num_inputs != expected) return mpg_infer_fail(infer, "takes %d arrays", expected);
-  /* The forward op's rules tell all shapes. */
+  /* The rules of the forward op determine all shapes. */
   mpg_desc results[MPG_RNN_RESULTS];
   for (int i = 0; i < MPG_RNN_RESULTS; i++)
     results[i] = (mpg_desc){MPG_SHAPE_UNKNOWN, MPG_DTYPE_NONE};
@@ -161,8 +161,8 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   forward.train = params->dropped;
   MPG_TRY(params->flat ? mpg_infer_rnn(&forward) : mpg_infer_rnn_separate(&forward));
   int visible = forward.num_outputs - 1;
-  for (int i = 0; i < forward.num_outputs + 1;
-       i++) { /* output, reserve, gradients of the visible outputs */
+  /* Output, reserve, gradients of the visible outputs. */
+  for (int i = 0; i < forward.num_outputs + 1; i++) {
     const mpg_desc *desc = &results[i == 0 ? 0 : i == 1 ? visible : i - 2];
     MPG_TRY(mpg_infer_expect_dtype(infer, count + i, desc->dtype));
     if (mpg_shape_known(&desc->shape))
@@ -199,8 +199,8 @@ static void gradient(mpg_gradient *g, bool flat) {
 void mpg_gradient_rnn(mpg_gradient *g) { gradient(g, true); }
 void mpg_gradient_rnn_separate(mpg_gradient *g) { gradient(g, false); }
 
-/* Products of the input and of the state with their weights, for every step; backward has two for
- * each. */
+/* Products of the input and of the state with their weights, for every step. Backward has two
+ * products for each. */
 static mpg_cost cost(const mpg_infer *call, int products) {
   const mpg_shape *data = &call->inputs[0].shape;
   mpg_rnn_size s = mpg_rnn_size_of(call->params, data->dims[0], data->dims[1], data->dims[2]);

@@ -1,5 +1,5 @@
-/* The gradient of the gradient of recurrent layers, which is that of the layers written out step
- * by step. */
+/* Second-order gradient of recurrent layers, derived from the layers as step-by-step compositions
+ * of other ops. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -7,7 +7,7 @@
 #include "op/infer.h"
 #include "op/layers/rnn.h"
 
-enum { PIECES = MPG_MAX_OUTPUTS }; /* arrays that one op makes or joins at most */
+enum { PIECES = MPG_MAX_OUTPUTS }; /* largest number of arrays that one op splits into or joins */
 
 static mpg_value part_of(mpg_gradient *g, mpg_value a, int64_t begin, int64_t count) {
   if (!mpg_has_value(a) || mpg_value_desc(g, a)->shape.dims[0] == count) return a;
@@ -40,7 +40,7 @@ static mpg_value concat(mpg_gradient *g, int count, const mpg_value *parts, int6
   return count == 1 ? parts[0] : mpg_emit(g, MPG_OP_Concat, &params, count, parts);
 }
 
-/* Steps as rows of one array; those at the beginning of each piece are overwritten. */
+/* Stacks steps as rows of one array. Overwrites the first elements of `steps`. */
 static mpg_value stack_steps(mpg_gradient *g, int64_t count, mpg_value *steps) {
   int pieces = 0;
   for (int64_t begin = 0; begin < count; begin += PIECES) {
@@ -73,7 +73,7 @@ static mpg_value clip_cell(mpg_gradient *g, const mpg_rnn_params *p, mpg_value c
   return mpg_emit1(g, MPG_OP_clip, &params, c);
 }
 
-/* One step: x and y are what the input and the state are multiplied to. */
+/* Emits one step. `x` and `y` are the products of the input and of the state with their weights. */
 static void cell(mpg_gradient *g, const mpg_rnn_size *s, mpg_value x, mpg_value y, mpg_value *h,
                  mpg_value *c) {
   mpg_value a[4], b[4];
@@ -95,8 +95,8 @@ static void cell(mpg_gradient *g, const mpg_rnn_size *s, mpg_value x, mpg_value 
   }
 }
 
-/* A layer's output as input of the next one. The forward pass left it in the reserve, with negative
- * zeros for dropped elements. */
+/* Emits a layer's output after dropout, the input of the next layer. The forward pass stored it in
+ * the reserve, with negative zeros for dropped elements. */
 static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_value output,
                       mpg_value reserve) {
   const mpg_rnn_backward_params *p = g->params;
@@ -113,8 +113,8 @@ static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_val
                       mpg_emit_scalar(g, MPG_OP__mul_scalar, kept, p->p < 1 ? 1 / (1 - p->p) : 0));
 }
 
-/* 1 for the sequences that reach step t, or no value where all do: for `where`, which takes rows.
- */
+/* Emits a condition for `where`, one per row: 1 for the sequences that reach step t. Returns no
+ * value if all of them do. */
 static mpg_value reached(mpg_gradient *g, mpg_value lengths, int64_t t) {
   return mpg_has_value(lengths)
              ? mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, lengths, (double)(t + 1))
@@ -126,13 +126,13 @@ static mpg_value where_reached(mpg_gradient *g, mpg_value condition, mpg_value a
 }
 
 typedef struct arrays {
-  /* of layer and direction k: 2k, 2k + 1; then the biases */
+  /* weights of layer and direction k at 2k and 2k + 1, then the biases */
   mpg_value weights[MPG_RNN_MAX_INPUTS];
   mpg_value h[MPG_RNN_MAX_INPUTS / 4], c[MPG_RNN_MAX_INPUTS / 4];
   mpg_value lengths; /* of sequences, or no value */
 } arrays;
 
-/* Weights that are parts of one vector. */
+/* Splits the flat vector into weights and biases. */
 static void cut_weights(mpg_gradient *g, const mpg_rnn_size *s, mpg_value flat,
                         mpg_value *weights) {
   int64_t rows = s->gates * s->hidden, begin = 0;

@@ -1,5 +1,4 @@
-/* The sizes of recurrent ops: plain functions, of which the libraries of other backends have
- * copies. */
+/* Sizes of recurrent ops: plain functions, also compiled into the libraries of other backends. */
 #include "op/layers/rnn.h"
 
 mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t batch,
@@ -22,8 +21,8 @@ mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t
 
 bool mpg_rnn_reserve_elements(const mpg_rnn_size *s, bool dropout, int64_t *elements) {
   int64_t per_row = 0, rows, block;
-  /* Per layer and direction: gates; LSTM: cell states; GRU: the hidden part of n. Per layer but the
-   * last: its output; with dropout also the output as the next layer sees it. */
+  /* Per layer and direction: gates, and cell states (LSTM) or the hidden part of n (GRU). Per layer
+   * except the last: its output, and with dropout its output after dropout. */
   int64_t inner = s->gates + (s->is_lstm ? 1 : 0) + (s->mode == MPG_RNN_GRU ? 1 : 0);
   per_row = inner * s->layers * s->directions +
             (int64_t)(s->layers - 1) * s->directions * (dropout ? 2 : 1) +

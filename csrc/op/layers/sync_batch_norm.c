@@ -1,5 +1,5 @@
-/* BatchNorm with the statistics of several devices' batches, composed of others around the one op
- * in which the devices wait for each other. */
+/* BatchNorm over the batches of several devices, composed of other ops around a single op that is
+ * the rendezvous of the devices. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -28,7 +28,7 @@ mpg_status mpg_infer_replicas(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Everybody's gradients of a row go to whom it came from. */
+/* Returns the gradients of a row, from all replicas, to the replica that the row came from. */
 void mpg_gradient_replicas(mpg_gradient *g) {
   mpg_replicas_params back = *(const mpg_replicas_params *)g->params;
   back.sum = !back.sum;
@@ -42,7 +42,8 @@ int mpg_arity_sync_batch_norm(const mpg_op *op, const void *params, int given) {
   return ((const mpg_sync_batch_norm_params *)params)->output_mean_var ? 3 : 1;
 }
 
-/* With statistics of its own, or the varying ones. */
+/* Composes BatchNorm without an exchange: with the statistics of this replica's batch, or the
+ * moving ones. */
 static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_sync_batch_norm_params *p = g->params;
   mpg_batch_norm_params params;
@@ -56,11 +57,11 @@ static void compose_alone(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   mpg_emit_all(g, MPG_OP_BatchNorm, &params, 5, inputs, 3, all);
   outputs[0] = all[0];
   if (!p->output_mean_var) return;
-  outputs[1] = all[1]; /* the next is 1 / sqrt(variance + eps) */
+  outputs[1] = all[1]; /* all[2] is 1 / sqrt(variance + eps) */
   outputs[2] = mpg_plus(g, mpg_over(g, 1, mpg_emit1(g, MPG_OP_square, NULL, all[2])), -p->eps);
 }
 
-/* average = momentum * average + (1 - momentum) * value, as a step of an optimizer. */
+/* Emits average = momentum * average + (1 - momentum) * value, as an optimizer step. */
 static void update(mpg_gradient *g, mpg_value average, mpg_value value, double momentum) {
   mpg_sgd_mom_params params;
   mpg_params_defaults(&mpg_sgd_mom_table, &params);
@@ -74,8 +75,9 @@ typedef struct statistics {
   mpg_value mean, variance; /* of all replicas, (1, 1, channels) */
 } statistics;
 
-/* data: in the statistics' dtype. Each replica brings its mean, its sum of squared distances from
- * that, and how many elements they are of: the variance does not suffer from a large mean. */
+/* Computes the statistics of all replicas. `data` has the dtype of the statistics. Each replica
+ * contributes its mean, its sum of squared distances from the mean, and its number of elements, so
+ * that the variance stays precise if the mean is large. */
 static statistics gather(mpg_gradient *g, mpg_value data) {
   const mpg_sync_batch_norm_params *p = g->params;
   mpg_desc desc = *mpg_value_desc(g, data);

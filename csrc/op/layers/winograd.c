@@ -1,4 +1,4 @@
-/* Convolutions by Winograd's algorithm, for the graph: _pack_winograd, _winograd_convolution,
+/* Winograd convolutions, for the graph: _pack_winograd, _winograd_convolution,
  * _winograd_backward_weight. */
 #include <string.h>
 
@@ -51,7 +51,7 @@ int mpg_arity_winograd(const mpg_op *op, const void *params, int given) {
   return 2 + p->trains + !p->no_bias + p->add;
 }
 
-/* Only the graph makes these ops: here are the checks that keep a call by hand from harm. */
+/* Only the graph emits these ops; the checks protect direct calls. */
 static mpg_status check(const mpg_infer *infer, const mpg_shape *data, int64_t filters,
                         const mpg_tuple *pad, mpg_winograd *w) {
   if (data->ndim != 4)
@@ -65,7 +65,7 @@ static mpg_status check(const mpg_infer *infer, const mpg_shape *data, int64_t f
     return mpg_infer_fail(infer, "channels and filters must be multiples of %d",
                           MPG_WINOGRAD_GROUP);
   MPG_TRY(mpg_shape_check(&(mpg_shape){.ndim = 3, .dims = {POINTS, w->channels, filters}},
-                          MPG_FLOAT32, NULL)); /* the packed weight's size */
+                          MPG_FLOAT32, NULL)); /* size of the packed weight */
   if (w->out_h < 1 || w->out_w < 1)
     return mpg_infer_fail(infer, "the kernel is larger than the padded data");
   return MPG_OK;
@@ -134,7 +134,8 @@ void mpg_gradient_winograd(mpg_gradient *g) {
         g, "_winograd_convolution has a gradient only with trains=True, add=False and relu=False");
     return;
   }
-  if (g->needed[0]) { /* a convolution with the weight turned, channels and filters exchanged */
+  /* A convolution with the flipped weight and with channels and filters exchanged. */
+  if (g->needed[0]) {
     mpg_pack_winograd_params pack;
     mpg_winograd_params turned;
     memset(&pack, 0, sizeof pack);
@@ -157,8 +158,8 @@ void mpg_gradient_winograd(mpg_gradient *g) {
     g->in_grads[3] = mpg_emit_channel_sum(g, g->out_grads[0], MPG_CHANNELS_LAST);
 }
 
-/* A tile of 2x2 places takes POINTS products instead of 36; transforming data and results adds
- * some for every element. */
+/* A tile of 2x2 results takes POINTS products instead of 36. Transforming data and results adds
+ * some operations per element. */
 static mpg_cost cost(const mpg_infer *call, const mpg_winograd *w) {
   double tiles = (double)w->tiles, channels = (double)w->channels, filters = (double)w->filters;
   return mpg_cost_of(
