@@ -1,5 +1,5 @@
-/* The functions that the parameter act_type of Activation and of LeakyReLU chooses: positions of
- * its words in op/defs/elementwise.def. */
+/* Functions that the parameter act_type of Activation and LeakyReLU selects, in the order of its
+ * values in op/defs/elementwise.def. */
 #ifndef MPG_OP_MATH_ACTIVATION_H
 #define MPG_OP_MATH_ACTIVATION_H
 
@@ -22,8 +22,8 @@ enum {
   MPG_LEAKY_SELU
 };
 
-/* The shape in which prelu's gamma is broadcast to the data: its axes are the first ones of the
- * data, up to that of the channels. */
+/* Returns the shape that broadcasts prelu's gamma to the data: the axes of gamma are the first axes
+ * of the data, up to the channels. */
 static inline mpg_shape mpg_prelu_shape(const mpg_shape *data, const mpg_shape *gamma) {
   mpg_shape shape = *data;
   int before = (data->ndim > 1 ? 2 : 1) - gamma->ndim;

@@ -20,8 +20,8 @@ mpg_status mpg_infer_cumsum(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Element i counts in the sums from i on, so its gradient is the sum of theirs: the same op the
- * other way round. */
+/* Element i contributes to the sums from i on, so its gradient is the sum of their gradients: the
+ * same op in reverse. */
 void mpg_gradient_cumsum(mpg_gradient *g) {
   const mpg_desc *a = mpg_value_desc(g, g->inputs[0]);
   mpg_cumsum_params params = *(const mpg_cumsum_params *)g->params;

@@ -1,6 +1,6 @@
-/* Probability densities of samples. The parameters of the distributions have the shape of the
- * leading axes of the samples. Formulas and gradients are those of MXNet 1.9.1: none reaches the
- * samples of a discrete distribution. */
+/* Probability densities of samples. The parameters of a distribution have the shape of the leading
+ * axes of the samples. Formulas and gradients match MXNet 1.9.1: the samples of a discrete
+ * distribution get no gradient. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 typedef struct density {
   mpg_gradient *g;
-  mpg_value x, a, b; /* samples and parameters that broadcast to them, in float32 at least */
+  mpg_value x, a, b; /* samples, and parameters that broadcast to them; float32 or wider */
   bool is_log;
 } density;
 
@@ -20,7 +20,8 @@ static mpg_value log_of(const density *d, mpg_value a) { return apply(d, MPG_OP_
 static mpg_value gammaln(const density *d, mpg_value a) { return apply(d, MPG_OP_gammaln, a); }
 static mpg_value exp_of(const density *d, mpg_value a) { return apply(d, MPG_OP_exp, a); }
 
-/* A parameter with as many axes as the samples; `vector`: its last axis is that of the samples. */
+/* Reshapes a parameter to the rank of the samples. If `vector`, its last axis is that of the
+ * samples. */
 static mpg_value spread(mpg_gradient *g, mpg_value parameter, const mpg_shape *sample,
                         bool vector) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -56,7 +57,7 @@ static mpg_value finish(mpg_gradient *g, const mpg_value *inputs, mpg_value dens
   return mpg_emit_cast(g, density, mpg_value_desc(g, inputs[0])->dtype);
 }
 
-/* The density whose logarithm is given, as asked for. */
+/* Converts a log density to the requested form: as it is, or its exponential. */
 static mpg_value of_log(const density *d, mpg_value value) {
   return d->is_log ? value : exp_of(d, value);
 }
@@ -102,7 +103,7 @@ void mpg_compose_density_poisson(mpg_gradient *g, const mpg_value *inputs, mpg_v
   outputs[0] = finish(g, inputs, of_log(&d, mpg_subtract(g, value, d.a)));
 }
 
-/* d->a failures end the experiment, each of probability d->b. */
+/* The experiment ends after d->a failures, each with probability d->b. */
 static mpg_value negative_binomial(const density *d) {
   mpg_gradient *g = d->g;
   mpg_value choices = mpg_subtract(g, gammaln(d, mpg_add(g, d->x, d->a)),
@@ -118,7 +119,7 @@ void mpg_compose_density_negative_binomial(mpg_gradient *g, const mpg_value *inp
   outputs[0] = finish(g, inputs, negative_binomial(&d));
 }
 
-/* By mean and dispersion. */
+/* The parameters are mean and dispersion. */
 void mpg_compose_density_generalized_negative_binomial(mpg_gradient *g, const mpg_value *inputs,
                                                        mpg_value *outputs) {
   density d = begin(g, inputs, true, false);

@@ -19,7 +19,7 @@ mpg_status mpg_infer_broadcast(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* --- What formulas below are made of ---------------------------------------------------------- */
+/* --- Helpers of the formulas ------------------------------------------------------------------ */
 
 static mpg_value scalar(mpg_gradient *g, mpg_op_id op, mpg_value a, double number) {
   return mpg_emit_scalar(g, op, a, number);
@@ -30,7 +30,8 @@ static mpg_value unary(mpg_gradient *g, mpg_op_id op, mpg_value a) {
 static mpg_value square(mpg_gradient *g, mpg_value a) { return unary(g, MPG_OP_square, a); }
 static mpg_value negative(mpg_gradient *g, mpg_value a) { return unary(g, MPG_OP_negative, a); }
 
-/* Gives input `i` the gradient `value`, summed over the axes along which the input was repeated. */
+/* Sets the gradient of input `i` to `value`, summed over the axes along which the input is
+ * broadcast. */
 static void give(mpg_gradient *g, int i, mpg_value value) {
   if (g->status != MPG_OK) return;
   g->in_grads[i] = mpg_emit_sum_to(g, value, &mpg_value_desc(g, g->inputs[i])->shape);
@@ -40,7 +41,7 @@ static void give(mpg_gradient *g, int i, mpg_value value) {
 #define X (g->inputs[0])
 #define Y (g->outputs[0])
 #define GRADIENT(name) void mpg_gradient_##name(mpg_gradient *g)
-/* For ops of one input: the expression is its gradient. */
+/* For ops with one input: the expression is the gradient. */
 #define UNARY_GRADIENT(name, expression) \
   GRADIENT(name) { g->in_grads[0] = (expression); }
 
@@ -63,7 +64,7 @@ GRADIENT(div) {
   if (g->needed[0]) give(g, 0, quotient);
   if (g->needed[1]) give(g, 1, negative(g, mpg_multiply(g, quotient, Y)));
 }
-GRADIENT(mod) { /* integers: none, as in MXNet */
+GRADIENT(mod) { /* integers have no gradient, as in MXNet */
   if (!mpg_dtype_is_float(mpg_value_desc(g, G)->dtype)) return;
   if (g->needed[0]) give(g, 0, G);
   if (g->needed[1])
@@ -113,7 +114,7 @@ GRADIENT(add_n) {
   for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = G;
 }
 
-/* Gradients of the gradients' own ops: both are linear in grad. */
+/* Second-order gradients. The backward ops are linear in grad. */
 GRADIENT(backward_relu) {
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_relu, NULL, G, g->inputs[1]);
 }
@@ -132,7 +133,8 @@ GRADIENT(backward_tanh) { /* grad * (1 - y * y) */
 
 /* --- One array -------------------------------------------------------------------------------- */
 
-/* Of formulas that halves would lose digits in: grad and x in float32, the result rounded once. */
+/* For formulas that would lose precision in 16-bit dtypes: grad and x are float32, and the result
+ * is rounded once. */
 #define WIDE_GRADIENT(name, formula)                                         \
   GRADIENT(name) {                                                           \
     mpg_value grad = mpg_widen(g, G), x = mpg_widen(g, X);                   \
@@ -145,11 +147,10 @@ UNARY_GRADIENT(abs, mpg_multiply(g, G, unary(g, MPG_OP_sign, X)))
 UNARY_GRADIENT(negative, negative(g, G))
 UNARY_GRADIENT(square, mpg_multiply(g, G, mpg_times(g, X, 2)))
 UNARY_GRADIENT(sqrt, mpg_times(g, mpg_divide(g, G, Y), 0.5))
-UNARY_GRADIENT(rsqrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -0.5), Y),
-                                 X)) /* in an order that does not overflow before its value does */
+/* The order of operations avoids overflow unless the result overflows; likewise in rcbrt. */
+UNARY_GRADIENT(rsqrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -0.5), Y), X))
 UNARY_GRADIENT(cbrt, mpg_divide(g, G, mpg_times(g, square(g, Y), 3)))
-UNARY_GRADIENT(rcbrt,
-               mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -1.0 / 3), Y), X)) /* likewise */
+UNARY_GRADIENT(rcbrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -1.0 / 3), Y), X))
 UNARY_GRADIENT(reciprocal, negative(g, mpg_multiply(g, G, square(g, Y))))
 UNARY_GRADIENT(exp, mpg_multiply(g, G, Y))
 UNARY_GRADIENT(expm1, mpg_multiply(g, G, unary(g, MPG_OP_exp, X)))
@@ -216,7 +217,7 @@ GRADIENT(quadratic) {
 }
 UNARY_GRADIENT(div_sqrt_dim, unary(g, MPG_OP__contrib_div_sqrt_dim, G))
 
-GRADIENT(activation) { /* from the result alone, so that the input need not be kept */
+GRADIENT(activation) { /* computed from the result, so that the input need not be kept */
   const mpg_activation_params *params = g->params;
   switch (params->act_type) {
     case MPG_ACTIVATION_RELU:
@@ -244,13 +245,13 @@ int mpg_arity_leaky_relu_inputs(const mpg_op *op, const void *params, int given)
   return ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_PRELU ? 2 : 1;
 }
 
-/* Random slopes are an output, as in MXNet. */
+/* Random slopes are a second output, as in MXNet. */
 int mpg_arity_leaky_relu_outputs(const mpg_op *op, const void *params, int given) {
   (void)op, (void)given;
   return ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_RRELU ? 2 : 1;
 }
 
-/* gamma has one value, one for each channel, or one for each channel of each row. */
+/* Infers gamma: one value, one per channel, or one per channel and row. */
 static mpg_status infer_gamma(mpg_infer *infer) {
   const mpg_shape *data = &infer->inputs[0].shape;
   mpg_shape *gamma = &infer->inputs[1].shape;
@@ -297,15 +298,16 @@ GRADIENT(leaky_relu) {
     mpg_value slope = mpg_emit_reshape(g, g->inputs[1], &shape);
     g->in_grads[0] = mpg_emit3(g, MPG_OP_where, NULL, positive, G, mpg_multiply(g, G, slope));
   }
-  if (g->needed[1]) { /* chosen, not multiplied: an infinity above zero has no part in it */
+  if (g->needed[1]) { /* selected, not multiplied: 0 * inf would be NaN */
     mpg_value below = mpg_emit3(g, MPG_OP_where, NULL, positive, mpg_emit_full_like(g, X, 0), X);
     g->in_grads[1] =
         mpg_emit_reshape(g, mpg_emit_sum_to(g, mpg_multiply(g, G, below), &shape), &original);
   }
 }
 
-GRADIENT(backward_leaky_relu) { /* grad * f(x): f' is 0, or exp(x) times a constant below zero, or
-                                   the normal density times (2 - x * x) */
+/* The op is grad * f(x). f' is 0, exp(x) times a constant below zero, or the normal density times
+ * (2 - x * x). */
+GRADIENT(backward_leaky_relu) {
   const mpg_leaky_relu_params *params = g->params;
   mpg_value x = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_LeakyReLU, params, G, x);

@@ -1,5 +1,5 @@
-/* Linear algebra: inference and gradients. A triangle is cut out of a matrix by extracting it and
- * making a matrix of it again. */
+/* Linear algebra: inference and gradients. One triangle of a matrix is selected by extracting it
+ * and expanding it to a matrix. */
 #include <math.h>
 #include <string.h>
 
@@ -8,8 +8,8 @@
 
 /* --- Inference -------------------------------------------------------------------------------- */
 
-/* *known: whether there is a shape to go on with: that of arrays of matrices, square ones if asked.
- */
+/* Infers dtypes and checks that the input is an array of matrices, square ones if requested. *known
+ * is true if its shape is known. */
 static mpg_status matrices(mpg_infer *infer, bool square, bool *known) {
   const mpg_shape *a = &infer->inputs[0].shape;
   for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = infer->inputs[0].dtype;
@@ -23,7 +23,7 @@ static mpg_status matrices(mpg_infer *infer, bool square, bool *known) {
   return MPG_OK;
 }
 
-/* The result for one matrix would have no axes; as in MXNet it has one of size 1. */
+/* Returns the shape with one element per matrix. For a single matrix it is (1,), as in MXNet. */
 static mpg_shape one_per_matrix(const mpg_shape *a) {
   mpg_shape shape = *a;
   if (a->ndim == 2) return (mpg_shape){.ndim = 1, .dims = {1}};
@@ -80,7 +80,7 @@ mpg_status mpg_infer_linalg_det(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Elements of a side of a square matrix that a diagonal at `offset` leaves. */
+/* Computes the length of the diagonal at `offset` of a square matrix. */
 static mpg_status left_by_offset(mpg_infer *infer, int64_t offset, int64_t *side) {
   const mpg_shape *a = &infer->inputs[0].shape;
   int64_t n = a->dims[a->ndim - 1];
@@ -190,7 +190,7 @@ static mpg_value extracted(mpg_gradient *g, mpg_value a, int64_t offset) {
   return mpg_emit1(g, MPG_OP_diag, &params, a);
 }
 
-/* Square matrices of zeros with the vectors in `a` as diagonals. */
+/* Emits square zero matrices with the vectors in `a` as diagonals. */
 static mpg_value diagonal(mpg_gradient *g, mpg_value a, int64_t offset) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, a)->shape;
@@ -248,7 +248,7 @@ void mpg_compose_linalg_sumlogdiag(mpg_gradient *g, const mpg_value *inputs, mpg
 
 /* --- Gradients of products and factors -------------------------------------------------------- */
 
-/* One triangle with its diagonal, and zeros. */
+/* Keeps one triangle with the diagonal and zeros the rest. */
 static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
   mpg_linalg_triangle_params params;
   memset(&params, 0, sizeof params);
@@ -257,19 +257,19 @@ static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
                    mpg_emit1(g, MPG_OP__linalg_extracttrian, &params, a));
 }
 
-/* The symmetric matrix of one triangle. */
+/* Emits the symmetric matrix with this triangle. */
 static mpg_value mirrored(mpg_gradient *g, mpg_value a, bool lower) {
   mpg_value half = triangle(g, a, lower), main = diagonal(g, extracted(g, a, 0), 0);
   return mpg_subtract(g, mpg_add(g, half, swapped(g, half)), main);
 }
 
-/* The gradient of output i; zeros where none arrives. */
+/* Returns the gradient of output i, or zeros if there is none. */
 static mpg_value arrived(mpg_gradient *g, int i) {
   return mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
 }
 
-/* A = L L^T: with P = the mirrored triangle of L^T dL, dA = L^-T P L^-1 / 2. Upper factors are the
- * transposed of that. */
+/* A = L L^T: with P = the mirrored triangle of L^T dL, dA = L^-T P L^-1 / 2. Upper factors use the
+ * transposed formula. */
 void mpg_gradient_linalg_potrf(mpg_gradient *g) {
   bool lower = ((const mpg_linalg_cholesky_params *)g->params)->lower;
   mpg_value l = g->outputs[0];
@@ -280,7 +280,7 @@ void mpg_gradient_linalg_potrf(mpg_gradient *g) {
   g->in_grads[0] = triangular(g, MPG_OP__linalg_trsm, l, p, !lower, true, lower, 1);
 }
 
-/* B = (L L^T)^-1: dL = -B (G + G^T) L^-T, and for upper factors -U^-T (G + G^T) B. */
+/* B = (L L^T)^-1: dL = -B (G + G^T) L^-T, or -U^-T (G + G^T) B for upper factors. */
 void mpg_gradient_linalg_potri(mpg_gradient *g) {
   bool lower = ((const mpg_linalg_cholesky_params *)g->params)->lower;
   mpg_value b = g->outputs[0], sum = mpg_add(g, G, swapped(g, G));
@@ -307,7 +307,7 @@ void mpg_gradient_linalg_trmm(mpg_gradient *g) {
         triangular(g, MPG_OP__linalg_trmm, a, G, !p->transpose, p->rightside, p->lower, p->alpha);
 }
 
-/* With X the solution for alpha: dB = alpha A^-T G, dA = -A^-T G X^T. */
+/* X is the solution, scaled by alpha: dB = alpha A^-T G, dA = -A^-T G X^T. */
 void mpg_gradient_linalg_trsm(mpg_gradient *g) {
   const mpg_linalg_triangular_params *p = g->params;
   mpg_value x = g->outputs[0], y = triangular(g, MPG_OP__linalg_trsm, g->inputs[0], G,
@@ -331,7 +331,7 @@ void mpg_gradient_linalg_syrk(mpg_gradient *g) {
                                 : product(g, sum, false, g->inputs[0], false, p->alpha);
 }
 
-/* A value for each matrix, to be broadcast over vectors (axes 1) or matrices (2). */
+/* Reshapes one value per matrix to broadcast over vectors (axes = 1) or matrices (2). */
 static mpg_value spread(mpg_gradient *g, mpg_value value, int axes) {
   mpg_shape shape = mpg_value_desc(g, g->inputs[0])->shape;
   for (int i = 1; i <= axes; i++) shape.dims[shape.ndim - 3 + i] = 1;
@@ -358,14 +358,13 @@ void mpg_gradient_linalg_gelqf(mpg_gradient *g) {
   g->in_grads[0] = triangular(g, MPG_OP__linalg_trsm, l, sum, true, false, true, 1);
 }
 
-/* dA = U^T S U, where S has dL on its diagonal, and beside it (T - T^T)_ij / (2 (L_i - L_j)) of T =
- * dU U^T for i > j, mirrored. */
+/* dA = U^T S U. S has dL on its diagonal; its other elements are (T - T^T)_ij / (2 (L_i - L_j)) for
+ * i > j, mirrored, with T = dU U^T. */
 void mpg_gradient_linalg_syevd(mpg_gradient *g) {
   mpg_value u = g->outputs[0], l = g->outputs[1];
   mpg_shape rows = mpg_value_desc(g, u)->shape, columns = rows;
-  double least = mpg_value_desc(g, u)->dtype == MPG_FLOAT32
-                     ? 1e-30
-                     : 1e-100; /* as in MXNet, for equal eigenvalues */
+  /* As in MXNet, for equal eigenvalues. */
+  double least = mpg_value_desc(g, u)->dtype == MPG_FLOAT32 ? 1e-30 : 1e-100;
   mpg_value inner = diagonal(g, arrived(g, 1), 0);
   if (mpg_has_value(g->out_grads[0])) {
     rows.dims[rows.ndim - 1] = columns.dims[columns.ndim - 2] = 1;
@@ -402,8 +401,8 @@ void mpg_gradient_linalg_slogdet(mpg_gradient *g) {
 
 /* --- Costs ------------------------------------------------------------------------------------ */
 
-/* Factors and inverses: each element meets each row about twice; eigenvectors take some rounds of
- * that. */
+/* Cost of factors and inverses: two operations per element and row. Eigenvectors need several
+ * iterations. */
 mpg_cost mpg_cost_linalg_square(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
   double rounds = call->op->id == MPG_OP__linalg_syevd ? 9 : 2;

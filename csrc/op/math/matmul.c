@@ -1,9 +1,9 @@
-/* Matrix products: inference and gradients. Every product's gradient is two products. */
+/* Matrix products: inference and gradients. The gradient of a product is two products. */
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/layers/packed.h"
 
-/* Elements of the dims [begin, end), -1 when one of them is not known. */
+/* Returns the number of elements in dims [begin, end), or -1 if one of them is unknown. */
 static int64_t known_product(const mpg_shape *shape, int begin, int end) {
   int64_t size = 1;
   for (int i = begin; i < end; i++) {
@@ -15,7 +15,7 @@ static int64_t known_product(const mpg_shape *shape, int begin, int end) {
 
 static bool disagree(int64_t a, int64_t b) { return a >= 0 && b >= 0 && a != b; }
 
-/* A value seen as a matrix of `rows` x `columns`. */
+/* Reshapes a value to a matrix of `rows` x `columns`. */
 static mpg_value as_matrix(mpg_gradient *g, mpg_value value, int64_t rows, int64_t columns) {
   return mpg_emit_reshape(g, value, &(mpg_shape){.ndim = 2, .dims = {rows, columns}});
 }
@@ -187,7 +187,7 @@ void mpg_gradient_fully_connected(mpg_gradient *g) {
     g->in_grads[2] = mpg_emit_sum_to(g, grad, &(mpg_shape){.ndim = 1, .dims = {hidden}});
 }
 
-/* --- FullyConnected with its weight packed ---------------------------------------------------- */
+/* --- FullyConnected with a packed weight ------------------------------------------------------ */
 static int64_t in_blocks(int64_t size) {
   return (size / MPG_PACKED_BLOCK + (size % MPG_PACKED_BLOCK != 0)) * MPG_PACKED_BLOCK;
 }
@@ -196,7 +196,8 @@ int64_t mpg_packed_matrix_elements(int64_t rows, int64_t columns) {
   return MPG_PACKED_HEADER + in_blocks(rows) * in_blocks(columns);
 }
 
-/* The size of a packed weight: the shape rounded up to whole blocks must not overflow either. */
+/* Computes the shape of a packed weight. Fails if the shape rounded up to whole blocks
+ * overflows. */
 static mpg_status packed_shape(const mpg_infer *infer, int64_t rows, int64_t columns,
                                mpg_shape *shape) {
   mpg_shape whole = {.ndim = 2, .dims = {in_blocks(rows), in_blocks(columns)}};
@@ -242,7 +243,8 @@ mpg_status mpg_infer_packed_fully_connected(mpg_infer *infer) {
 }
 
 /* --- linalg ----------------------------------------------------------------------------------- */
-/* The result of op(A) x op(B), matrices with rows along `axis` and columns along the last axis. */
+/* Infers the shape of op(A) x op(B), matrices with rows along `axis` and columns along the last
+ * axis. */
 static mpg_status infer_linalg(mpg_infer *infer, bool ta, bool tb, int64_t axis_param,
                                mpg_shape *out) {
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
@@ -336,8 +338,7 @@ void mpg_compose_khatri_rao(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 /* --- Costs ------------------------------------------------------------------------------------ */
 static double elements(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }
 
-/* A multiplication and an addition for every element of the result and of the axis that is summed
- * over. */
+/* One multiplication and one addition per element of the result and of the summed axis. */
 static mpg_cost product(const mpg_infer *call, int64_t summed) {
   return mpg_cost_of(call, 2 * elements(&call->outputs[0]) * (double)summed);
 }
@@ -361,7 +362,7 @@ mpg_cost mpg_cost_fully_connected(const mpg_infer *call) {
                          (double)((const mpg_fully_connected_params *)call->params)->num_hidden);
 }
 
-/* The summed axes of A have as many elements as the result's rows have in it. */
+/* One multiplication and one addition per element of A and column of the result. */
 mpg_cost mpg_cost_linalg_gemm(const mpg_infer *call) {
   double a = elements(&call->inputs[0]),
          columns = (double)call->outputs[0].shape.dims[call->outputs[0].shape.ndim - 1];

@@ -1,4 +1,4 @@
-/* Chooses the panels of rows that a product may come in. */
+/* Chooses the panels of rows in which a product is computed. */
 #include "op/math/product.h"
 
 #include "op/layers/convolution.h"
@@ -30,8 +30,9 @@ static bool dense(const mpg_op *op, const void *params, const mpg_shape *a, cons
   return mpg_product_cut(p);
 }
 
-/* Whole rows of an image, so many at a step, or whole images: the number of places next to
- * `wanted`, if it is not half or twice as many. */
+/* Cuts images into panels of whole rows (a multiple of `step`) or whole images, with a number of
+ * positions close to `wanted`. Returns false if the number is less than half or more than twice of
+ * that, or if there are too few panels. */
 static bool cut_images(mpg_product *p, int64_t batch, int64_t height, int64_t width, int64_t step,
                        int64_t wanted) {
   enum { PANELS = 8 };

@@ -1,4 +1,4 @@
-/* Numbers of 8 bits that stand for others by a range: rounded to the nearest, halves to even. */
+/* Quantized tensors: int8 or uint8 with a [min, max] range, rounded to nearest, ties to even. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -16,8 +16,8 @@ static mpg_dtype dtype_of(int type, const mpg_opt_float *low, const mpg_opt_floa
   return type == TYPE_INT8 ? MPG_INT8 : MPG_UINT8;
 }
 static double largest_of(mpg_dtype dtype) { return dtype == MPG_INT8 ? 127 : 255; }
-/* What quantize_v2 and dequantize of MXNet count with: the largest number is half of a step wider.
- */
+/* Returns the range in steps that MXNet's quantize_v2 and dequantize use: half a step beyond the
+ * largest number. */
 static double range_of(mpg_dtype dtype) { return largest_of(dtype) + 0.5; }
 
 /* --- Inference -------------------------------------------------------------------------------- */
@@ -36,7 +36,7 @@ static mpg_status set_outputs(mpg_infer *infer, mpg_dtype dtype) {
   return MPG_OK;
 }
 
-/* The range of data is found, so there is some. */
+/* Data must have elements if its range is computed from them. */
 static mpg_status expect_data(const mpg_infer *infer, bool known) {
   const mpg_shape *shape = &infer->inputs[0].shape;
   if (!known && mpg_shape_known(shape) && !mpg_shape_size(shape))
@@ -100,18 +100,18 @@ static mpg_value number(mpg_gradient *g, mpg_value like, double value) {
   return mpg_emit_full(g, like, &one_number, MPG_FLOAT32, value);
 }
 
-/* The larger size of two numbers. */
+/* Returns the larger absolute value of the ends of a range. */
 static mpg_value reach(mpg_gradient *g, mpg_value low, mpg_value high) {
   return mpg_emit2(g, MPG_OP__maximum, NULL, mpg_emit1(g, MPG_OP_abs, NULL, low),
                    mpg_emit1(g, MPG_OP_abs, NULL, high));
 }
 
-/* Not 0, so that zeros stay zeros. */
+/* Avoids division by 0, so that zeros stay zeros. */
 static mpg_value divisor(mpg_gradient *g, mpg_value x) {
   return mpg_emit_scalar(g, MPG_OP__maximum_scalar, x, 1e-30);
 }
 
-/* Of all elements. */
+/* Reduces all elements. */
 static mpg_value extreme(mpg_gradient *g, mpg_op_id op, mpg_value data) {
   mpg_reduce_params params;
   memset(&params, 0, sizeof params);
@@ -124,7 +124,7 @@ static mpg_value rounded(mpg_gradient *g, mpg_value x, mpg_dtype dtype) {
   memset(&limits, 0, sizeof limits);
   limits.a_min = dtype == MPG_INT8 ? -128 : 0;
   limits.a_max = largest_of(dtype);
-  /* rint has halves go down; those from odd numbers go up again. */
+  /* rint rounds ties down; ties above an odd number are then rounded up to even. */
   mpg_value whole = mpg_emit1(g, MPG_OP_rint, NULL, x),
             half = mpg_emit_scalar(g, MPG_OP__equal_scalar, mpg_subtract(g, x, whole), 0.5),
             odd = mpg_emit_scalar(g, MPG_OP__mod_scalar, whole, 2);
@@ -217,7 +217,7 @@ void mpg_compose_requantize(mpg_gradient *g, const mpg_value *inputs, mpg_value 
 }
 
 /* --- Layers: inference ------------------------------------------------------------------------ */
-enum { ENDS = 2 }; /* of a range: two inputs or outputs */
+enum { ENDS = 2 }; /* a range is two inputs or outputs */
 
 int mpg_arity_quantized_fully_connected(const mpg_op *op, const void *params, int given) {
   (void)op;
@@ -253,7 +253,7 @@ static mpg_status expect_small(const mpg_infer *infer, int input) {
                               mpg_dtype_name(given));
 }
 
-/* Shapes by the rule of the layer of float32 that has the first `count` inputs. */
+/* Infers shapes by the rule of the float32 layer, which has the first `count` inputs. */
 static mpg_status infer_as_floats(mpg_infer *infer, mpg_infer_fn rule, int count) {
   mpg_desc inputs[5], outputs[3];
   mpg_infer layer = *infer;
@@ -271,7 +271,7 @@ static mpg_status infer_as_floats(mpg_infer *infer, mpg_infer_fn rule, int count
   return MPG_OK;
 }
 
-/* One dtype for the result, and its range. */
+/* Sets the dtype of the result and the descs of its range. */
 static void set_result(mpg_infer *infer, mpg_dtype dtype) {
   infer->outputs[0].dtype = dtype;
   for (int i = 1; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &one_number, MPG_FLOAT32);
@@ -301,7 +301,7 @@ mpg_status mpg_infer_quantized_conv(mpg_infer *infer) {
   return infer_products(infer, mpg_infer_convolution, arrays);
 }
 
-/* Of one array, which keeps its dtype and range. */
+/* Infers an op on one array that keeps its dtype and range. */
 static mpg_status infer_kept(mpg_infer *infer, mpg_infer_fn rule) {
   MPG_TRY(expect_small(infer, 0));
   MPG_TRY(expect_ends(infer, 1, ENDS));
@@ -414,13 +414,13 @@ static mpg_value scaled(mpg_gradient *g, mpg_value x, mpg_value scale) {
   return mpg_emit2(g, MPG_OP_broadcast_mul, NULL, x, scale);
 }
 
-/* The size of a step of numbers of a dtype, by their range: as quantize_v2 counts. */
+/* Returns the quantization step of a dtype with this range, as in quantize_v2. */
 static mpg_value step_of(mpg_gradient *g, mpg_dtype dtype, mpg_value low, mpg_value high) {
   return mpg_times(g, reach(g, low, high), 1 / range_of(dtype));
 }
 
-/* The range that int32 stand for, whose steps are the products of those of two arrays; the largest
- * number of 8 bits is that of the range here. */
+/* Computes the range of an int32 product. Its step is the product of the steps of two arrays; here
+ * the largest 8-bit number is the end of a range. */
 static void product_range(mpg_gradient *g, mpg_dtype left, const mpg_value *left_ends,
                           mpg_dtype right, const mpg_value *right_ends, mpg_value *ends) {
   mpg_value most =
@@ -429,18 +429,19 @@ static void product_range(mpg_gradient *g, mpg_dtype left, const mpg_value *left
   ends[0] = mpg_times(g, ends[1], -1);
 }
 
-/* Whole numbers of a dtype, from float32 that are cut to it. */
+/* Rounds float32 values to integers of a dtype and clips them to its range. */
 static mpg_value whole(mpg_gradient *g, mpg_value x, mpg_dtype dtype) {
   if (dtype != MPG_INT32) return rounded(g, x, dtype);
   mpg_clip_params limits;
   memset(&limits, 0, sizeof limits);
-  limits.a_max = largest_int32 - 128; /* the largest float32 below */
+  limits.a_max = largest_int32 - 128; /* the largest float32 below 2^31 */
   limits.a_min = -limits.a_max;
   return mpg_emit_cast(g, mpg_emit1(g, MPG_OP_clip, &limits, mpg_emit1(g, MPG_OP_rint, NULL, x)),
                        MPG_INT32);
 }
 
-/* inputs: data, weight, maybe bias, and the ends of each. The bias counts in steps of the sums. */
+/* inputs: data, weight, optional bias, then the ends of their ranges. The bias is rescaled to steps
+ * of the sums. */
 static void products(mpg_gradient *g, mpg_op_id op, const void *params, int bias_axis,
                      const mpg_value *inputs, mpg_value *outputs) {
   int arrays = g->num_inputs / (1 + ENDS);
@@ -500,7 +501,7 @@ void mpg_compose_quantized_flatten(mpg_gradient *g, const mpg_value *inputs, mpg
 
 void mpg_compose_quantized_embedding(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   mpg_take_params params;
-  memset(&params, 0, sizeof params); /* along the first axis, cut to it */
+  memset(&params, 0, sizeof params); /* along the first axis, indices clipped */
   outputs[0] = mpg_emit2(g, MPG_OP_take, &params, inputs[1], inputs[0]);
   keep_range(g, inputs + 2, outputs);
 }
@@ -551,7 +552,7 @@ void mpg_compose_quantized_elemwise_mul(mpg_gradient *g, const mpg_value *inputs
   outputs[2] = number(g, inputs[0], p->max_calib_range.value);
   mpg_value step = divisor(g, step_of(g, MPG_INT8, outputs[1], outputs[2]));
   mpg_value steps = scaled(g, product, mpg_divide(g, unit, step));
-  outputs[0] = rounded(g, mpg_emit1(g, MPG_OP_trunc, NULL, steps), MPG_INT8); /* MXNet cuts */
+  outputs[0] = rounded(g, mpg_emit1(g, MPG_OP_trunc, NULL, steps), MPG_INT8); /* MXNet truncates */
 }
 
 void mpg_compose_quantized_concat(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
@@ -580,7 +581,7 @@ void mpg_compose_quantized_concat(mpg_gradient *g, const mpg_value *inputs, mpg_
   mpg_free(parts);
 }
 
-/* By arithmetic: BatchNorm itself would be asked to write the statistics. */
+/* Composed of arithmetic, because BatchNorm would write the statistics. */
 void mpg_compose_quantized_batch_norm(mpg_gradient *g, const mpg_value *inputs,
                                       mpg_value *outputs) {
   const mpg_batch_norm_params *p = g->params;

@@ -6,7 +6,7 @@
 #include "op/invoke.h"
 #include "op/math/activation.h"
 
-/* The parameter of that name in an op's struct. */
+/* Returns the parameter with this name in an op's struct, or NULL. */
 static const void *param(const mpg_infer *infer, const char *name) {
   int index = mpg_params_find(infer->op->params, name);
   return index < 0 ? NULL : (const char *)infer->params + infer->op->params->params[index].offset;
@@ -25,13 +25,15 @@ static mpg_status created(mpg_infer *infer, mpg_dtype fallback, mpg_dtype_set al
   return MPG_OK;
 }
 
-/* Numbers of a distribution are finite; the bounds of a uniform one are in order. */
+/* Checks that the parameters of a distribution are finite and that the bounds of a uniform one are
+ * in order. */
 static mpg_status check_law(const mpg_infer *infer) {
   const mpg_param_table *table = infer->op->params;
   for (int i = 0; i < table->count; i++) {
     if (table->params[i].kind != MPG_PARAM_FLOAT) continue;
     double value = *(const double *)param(infer, table->params[i].name);
-    bool limit = infer->op->id == MPG_OP__random_exponential && value == INFINITY; /* zeros */
+    /* Samples are 0. */
+    bool limit = infer->op->id == MPG_OP__random_exponential && value == INFINITY;
     if (!isfinite(value) && !limit)
       return mpg_infer_fail(infer, "parameter %s must be a finite number, not %g",
                             table->params[i].name, value);
@@ -65,7 +67,7 @@ mpg_status mpg_infer_randint(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* A shape followed by the dimensions of a tuple. */
+/* Appends the dimensions of a tuple to a shape. */
 static mpg_status extend(mpg_infer *infer, mpg_shape *shape, const mpg_tuple *tuple) {
   if (shape->ndim < 0 || tuple->count <= 0) return MPG_OK;
   mpg_shape more;
@@ -116,7 +118,7 @@ mpg_status mpg_infer_sample_multinomial(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* The gradient of the logarithm of a probability is its inverse, at the index that was drawn. */
+/* The gradient of a log probability is the reciprocal of the probability, at the sampled index. */
 void mpg_gradient_sample_multinomial(mpg_gradient *g) {
   if (g->num_outputs < 2 || !mpg_has_value(g->out_grads[1]) || g->status != MPG_OK) return;
   mpg_shape data = mpg_value_desc(g, g->inputs[0])->shape,
@@ -144,7 +146,7 @@ static bool drops(const mpg_dropout_params *params, bool train) {
   return (train || params->mode == ALWAYS) && params->p > 0;
 }
 
-/* The mask: a byte for each value that is drawn; empty when none is. */
+/* The mask has one byte per drawn value; it is empty if nothing is drawn. */
 mpg_status mpg_infer_dropout(mpg_infer *infer) {
   const mpg_dropout_params *params = infer->params;
   const mpg_desc *data = &infer->inputs[0];
@@ -252,12 +254,12 @@ bool mpg_op_draws(const mpg_op *op, const void *params, bool train) {
 
 mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,
                              const mpg_shape *output) {
-  if (op->id == MPG_OP__dropout_attention) { /* its scores, row after row */
+  if (op->id == MPG_OP__dropout_attention) { /* the scores in row-major order */
     const int64_t *sizes = ((const mpg_attention_params *)params)->sizes.values;
     return (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
   }
   if (op->id != MPG_OP__dropout_draw) return *output;
-  /* For the parts of an array like its input, but whole. */
+  /* Its input is a part of an array, but the numbers are drawn for the whole array. */
   const mpg_dropout_draw_params *p = params;
   mpg_shape drawn = *input;
   drawn.dims[p->axis < 0 ? p->axis + drawn.ndim : p->axis] = p->total;

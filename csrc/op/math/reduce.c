@@ -5,7 +5,7 @@
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* The axes of a reduction. Each entry of `axis` is checked; a repeated one is an error. */
+/* Marks the axes of a reduction. An invalid or repeated entry of `axis` is an error. */
 static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bool exclude,
                                int ndim, bool *reduced) {
   bool all = axis->count <= 0;
@@ -35,7 +35,8 @@ static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool ke
       if (!reduced[i] || keepdims) out.dims[out.ndim++] = reduced[i] ? 1 : in->dims[i];
     }
     if (out.ndim == 0 && !keepdims)
-      out = (mpg_shape){.ndim = 1, .dims = {1}}; /* as in MXNet, whose arrays have a dimension */
+      /* As in MXNet, where results have at least one axis. */
+      out = (mpg_shape){.ndim = 1, .dims = {1}};
     if (needs_element && count == 0 && mpg_shape_known(&out) && mpg_shape_size(&out) > 0)
       return mpg_infer_fail(infer, "there is no element to choose from");
   }
@@ -63,8 +64,7 @@ mpg_status mpg_infer_reduce_norm(mpg_infer *infer) {
 #define X (g->inputs[0])
 #define Y (g->outputs[0])
 
-/* The input's shape with reduced axes of size 1, and the number of elements that one result stands
- * for. */
+/* Returns the input's shape with reduced axes of size 1, and the number of elements per result. */
 static mpg_shape kept_shape(mpg_gradient *g, const mpg_tuple *axis, bool exclude, int64_t *count) {
   mpg_shape shape = mpg_value_desc(g, X)->shape;
   bool reduced[MPG_MAX_NDIM], all = axis->count <= 0;
@@ -80,7 +80,7 @@ static mpg_shape kept_shape(mpg_gradient *g, const mpg_tuple *axis, bool exclude
   return shape;
 }
 
-/* `value`, which has the output's shape, with its reduced axes back (of size 1). */
+/* Reshapes `value` from the output's shape to one with reduced axes of size 1. */
 static mpg_value kept(mpg_gradient *g, mpg_value value) {
   const mpg_reduce_params *params = g->params;
   int64_t count;
@@ -101,15 +101,16 @@ void mpg_gradient_mean(mpg_gradient *g) {
   g->in_grads[0] = spread(g, mpg_emit_number(g, MPG_OP__div_scalar, G, (double)count));
 }
 
-/* 0 where x is NaN: x == x is 1 just for numbers. */
+/* Emits 1 for numbers and 0 for NaN, which is not equal to itself. */
 static mpg_value is_number(mpg_gradient *g) { return mpg_emit2(g, MPG_OP__equal, NULL, X, X); }
 
 static mpg_value where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b) {
   return mpg_emit3(g, MPG_OP_where, NULL, condition, a, b);
 }
 
-/* The product of the other elements of x: y / x; of the only zero what the others make; of two
- * zeros each the other times what the rest makes, which is 0 but has a gradient; 0 of more. */
+/* Emits the product of the other elements of x, which is y / x without zeros. With one zero, it is
+ * nonzero only at the zero. With two zeros, each gets the other zero times the product of the rest,
+ * which is 0 but has a gradient. With more zeros it is 0. */
 static mpg_value product_gradient(mpg_gradient *g, mpg_value x) {
   mpg_reduce_params params = *(const mpg_reduce_params *)g->params;
   params.keepdims = true;
@@ -131,20 +132,20 @@ void mpg_gradient_nansum(mpg_gradient *g) {
   g->in_grads[0] = mpg_multiply(g, kept(g, G), is_number(g));
 }
 
-void mpg_gradient_nanprod(
-    mpg_gradient *g) { /* as of prod, but 0 (chosen, not multiplied) where x is NaN */
+/* As for prod, with 1 in place of NaN and a gradient of 0 there. */
+void mpg_gradient_nanprod(mpg_gradient *g) {
   mpg_value numbers = where(g, is_number(g), X, mpg_emit_full_like(g, X, 1));
   g->in_grads[0] = mpg_multiply(g, product_gradient(g, numbers), is_number(g));
 }
 
-/* The gradient goes to all elements equal to the result; for NaN, to all NaN. */
+/* The gradient flows to all elements that equal the result and to all NaN. */
 void mpg_gradient_extremum(mpg_gradient *g) {
   mpg_value equal = mpg_emit2(g, MPG_OP_broadcast_equal, NULL, X, kept(g, Y)),
             nan = mpg_emit2(g, MPG_OP__not_equal, NULL, X, X);
   g->in_grads[0] = mpg_multiply(g, kept(g, G), mpg_emit2(g, MPG_OP__maximum, NULL, equal, nan));
 }
 
-void mpg_gradient_norm(mpg_gradient *g) { /* 1: sign(x); 2: x / y, and 0 where the norm is */
+void mpg_gradient_norm(mpg_gradient *g) { /* ord 1: sign(x); ord 2: x / y, or 0 if the norm is 0 */
   const mpg_reduce_norm_params *params = g->params;
   int64_t count;
   mpg_shape shape = kept_shape(g, &params->axis, false, &count);
@@ -193,7 +194,7 @@ mpg_status mpg_infer_broadcast_to(mpg_infer *infer) {
   for (int i = 0; i < to.ndim; i++) {
     int64_t size = params->shape.values[i];
     int k = from->ndim < 0 ? -1 : i - (to.ndim - from->ndim);
-    if (size == 0) { /* MXNet's mark for "as it is"; a size of 0 stays 0 */
+    if (size == 0) { /* as in MXNet, 0 keeps the input's size */
       size = from->ndim < 0 ? -1 : k < 0 ? 0 : from->dims[k];
     } else if (size < 0) {
       return mpg_infer_fail(infer, "shape has a negative size, %lld", (long long)size);
@@ -276,7 +277,8 @@ void mpg_compose_allclose(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   mpg_value close =
                 mpg_binary(g, MPG_OP__lesser_equal, MPG_OP_broadcast_lesser_equal, apart, allowed),
             equal = mpg_binary(g, MPG_OP__equal, MPG_OP_broadcast_equal, numbers[0], numbers[1]);
-  /* Beside an infinity everything is allowed, and their difference is NaN. */
+  /* For infinite elements the tolerance is infinite and the difference NaN; only equal elements are
+   * close. */
   mpg_value finite = mpg_emit_scalar(g, MPG_OP__lesser_scalar, allowed, INFINITY);
   close = mpg_binary(g, MPG_OP__maximum, MPG_OP_broadcast_maximum, mpg_multiply(g, close, finite),
                      equal);

@@ -1,11 +1,11 @@
-/* The axes of a reduction (a row with MPG_OP_REDUCTION), checked by inference. Stateless; any
- * thread. */
+/* Axes of a reduction (a row with MPG_OP_REDUCTION), after inference has checked them. Stateless;
+ * any thread. */
 #ifndef MPG_OP_MATH_REDUCE_H
 #define MPG_OP_MATH_REDUCE_H
 
 #include "op/op.h"
 
-/* Marks them. */
+/* Marks the reduced axes. */
 static inline void mpg_reduced_axes(const mpg_op *op, const void *params, int ndim, bool *reduced) {
   bool norm = op->id == MPG_OP_norm,
        exclude = !norm && ((const mpg_reduce_params *)params)->exclude;
@@ -17,7 +17,7 @@ static inline void mpg_reduced_axes(const mpg_op *op, const void *params, int nd
     reduced[axis->values[k] < 0 ? axis->values[k] + ndim : axis->values[k]] = !exclude;
 }
 
-/* Makes the params those of a reduction over these axes that keeps them. */
+/* Sets the params to a reduction over these axes with keepdims. */
 static inline void mpg_reduce_over(const mpg_op *op, void *params, const mpg_tuple *axis) {
   if (op->id == MPG_OP_norm) {
     ((mpg_reduce_norm_params *)params)->axis = *axis;

@@ -1,4 +1,4 @@
-/* Ops whose rows along an axis are each computed by themselves: LayerNorm, the softmax family, and
+/* Row ops, which compute each row along an axis independently: LayerNorm, the softmax family, and
  * their gradients. For fusion. Stateless; any thread. */
 #ifndef MPG_OP_MATH_ROWS_H
 #define MPG_OP_MATH_ROWS_H
@@ -6,11 +6,11 @@
 #include "op/op.h"
 
 typedef struct mpg_rows {
-  int64_t axis;   /* as params have it */
-  uint32_t whole; /* bit i: output i is summed over all rows, beside them */
+  int64_t axis;   /* as in the params */
+  uint32_t whole; /* bit i: output i is a sum over all rows */
 } mpg_rows;
 
-/* False: another op. Input 0 and output 0 have all rows. */
+/* Returns false for other ops. Input 0 and output 0 contain all rows. */
 static inline bool mpg_rows_of(const mpg_op *op, const void *params, mpg_rows *rows) {
   *rows = (mpg_rows){0, 0};
   switch (op->id) {
@@ -24,7 +24,7 @@ static inline bool mpg_rows_of(const mpg_op *op, const void *params, mpg_rows *r
       rows->axis = ((const mpg_softmax_back_params *)params)->axis;
       return true;
     case MPG_OP_LayerNorm: rows->axis = ((const mpg_layer_norm_params *)params)->axis; return true;
-    case MPG_OP__backward_LayerNorm: /* the gradients of gamma and beta */
+    case MPG_OP__backward_LayerNorm: /* gradients of gamma and beta are sums */
       rows->axis = ((const mpg_layer_norm_backward_params *)params)->axis;
       rows->whole = 1u << 1 | 1u << 2;
       return true;

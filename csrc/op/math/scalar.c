@@ -1,4 +1,4 @@
-/* Ops of an array and a number: gradients. */
+/* Ops on an array and a number: gradients. */
 #include <math.h>
 
 #include "op/formula/arithmetic.h"
@@ -18,7 +18,7 @@ GRADIENT(div_scalar) { g->in_grads[0] = mpg_emit_scalar(g, MPG_OP__div_scalar, G
 GRADIENT(rdiv_scalar) { /* -s / (x * x) = -y / x */
   g->in_grads[0] = mpg_emit1(g, MPG_OP_negative, NULL, mpg_divide(g, mpg_multiply(g, G, Y), X));
 }
-GRADIENT(mod_scalar) { /* of integers: none, as in MXNet */
+GRADIENT(mod_scalar) { /* integers have no gradient, as in MXNet */
   if (mpg_dtype_is_float(mpg_value_desc(g, G)->dtype)) g->in_grads[0] = G;
 }
 GRADIENT(rmod_scalar) { /* s - x * floor(s / x) */
@@ -43,7 +43,7 @@ GRADIENT(minimum_scalar) {
   g->in_grads[0] = mpg_multiply(g, G, mpg_emit_scalar(g, MPG_OP__lesser_equal_scalar, X, NUMBER));
 }
 GRADIENT(hypot_scalar) { g->in_grads[0] = mpg_divide(g, mpg_multiply(g, G, X), Y); }
-GRADIENT(smooth_l1) { /* s^2 x where that is within -1 and 1, else the sign */
+GRADIENT(smooth_l1) { /* s^2 x, clipped to [-1, 1] */
   mpg_clip_params bounds = {.a_min = -1, .a_max = 1};
   mpg_value slope = mpg_emit_scalar(g, MPG_OP__mul_scalar, X, NUMBER * NUMBER);
   g->in_grads[0] = mpg_multiply(g, G, mpg_emit1(g, MPG_OP_clip, &bounds, slope));

@@ -63,7 +63,7 @@ mpg_status mpg_infer_softmax_back(mpg_infer *infer) {
                                   &axis);
 }
 
-/* The gradient of the softmax family: in the dtype of the result, then in that of the input. */
+/* Emits the gradient of the softmax family in the result's dtype and casts it to the input's. */
 static void softmax_gradient(mpg_gradient *g, mpg_op_id op, int64_t axis, double scale) {
   if (!g->needed[0]) return;
   mpg_softmax_back_params params;
@@ -94,7 +94,7 @@ void mpg_gradient_log_softmax(mpg_gradient *g) {
   softmax_gradient(g, MPG_OP__log_softmax_backward, params->axis, inverse_of(&params->temperature));
 }
 
-/* The sum along the axis, kept with size 1. */
+/* Sums along the axis, which keeps the size 1. */
 static mpg_value sum_along(mpg_gradient *g, mpg_value value, int64_t axis) {
   mpg_shape shape = mpg_value_desc(g, g->inputs[0])->shape;
   shape.dims[axis < 0 ? axis + shape.ndim : axis] = 1;
@@ -104,8 +104,8 @@ static mpg_value scaled(mpg_gradient *g, mpg_value a, double scale) {
   return scale == 1 ? a : mpg_emit_scalar(g, MPG_OP__mul_scalar, a, scale);
 }
 
-/* f(d, y) = y (d - s) c with s = sum(d y). Along v: for d again f(v, y); for y (v (d - s) - d sum(v
- * y)) c. */
+/* f(d, y) = y (d - s) c with s = sum(d y). The gradient for v is f(v, y) with respect to d, and (v
+ * (d - s) - d sum(v y)) c with respect to y. */
 void mpg_gradient_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], y = g->inputs[1], v = g->out_grads[0];
@@ -120,8 +120,8 @@ void mpg_gradient_softmax_back(mpg_gradient *g) {
   }
 }
 
-/* f(d, y) = (d - exp(y) sum(d)) c. Along v: for d (v - sum(v exp(y))) c; for y -v exp(y) sum(d) c.
- */
+/* f(d, y) = (d - exp(y) sum(d)) c. The gradient for v is (v - sum(v exp(y))) c with respect to d,
+ * and -v exp(y) sum(d) c with respect to y. */
 void mpg_gradient_log_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], v = g->out_grads[0];
@@ -152,7 +152,7 @@ void mpg_compose_softmax_activation(mpg_gradient *g, const mpg_value *inputs, mp
 
 /* --- Cross-entropy ---------------------------------------------------------------------------- */
 
-/* label: data without its last dimension, or with it as 1. */
+/* Checks that label has the shape of data without its last dimension, or with size 1 there. */
 static mpg_status expect_labels(mpg_infer *infer, int data, int label, mpg_shape *rows) {
   *rows = infer->inputs[data].shape;
   if (rows->ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
@@ -180,7 +180,7 @@ mpg_status mpg_infer_softmax_cross_entropy(mpg_infer *infer) {
   return expect_labels(infer, 0, 1, &rows);
 }
 
-/* Through _softmax_ce, whose statistics are worked out once more. */
+/* Recomputes the statistics with _softmax_ce. */
 void mpg_gradient_softmax_cross_entropy(mpg_gradient *g) {
   if (!g->needed[0]) return;
   mpg_value inputs[2] = {g->inputs[0], g->inputs[1]}, outputs[3];
@@ -192,7 +192,7 @@ void mpg_gradient_softmax_cross_entropy(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit(g, MPG_OP__softmax_ce_backward, NULL, 5, back);
 }
 
-/* Half precision would lose what the backward pass needs. */
+/* The statistics of 16-bit data are float32, because the backward pass needs the precision. */
 mpg_status mpg_infer_softmax_ce(mpg_infer *infer) {
   mpg_dtype dtype = infer->inputs[0].dtype;
   infer->outputs[0].dtype = dtype;
@@ -227,8 +227,9 @@ mpg_status mpg_infer_softmax_ce_back(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 4, &rows);
 }
 
-/* f(d, x) = (p - onehot) d with p = softmax(x), its statistics counted as functions of x. Along v:
- * for d the sum of v p minus v at the label; for x the softmax gradient of v d. */
+/* f(d, x) = (p - onehot) d with p = softmax(x), whose statistics are functions of x. The gradient
+ * for v is sum(v p) minus v at the label with respect to d, and the softmax gradient of v d with
+ * respect to x. */
 void mpg_gradient_softmax_ce_back(mpg_gradient *g) {
   mpg_value d = g->inputs[0], label = g->inputs[2], v = g->out_grads[0];
   const mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape, rows = mpg_value_desc(g, d)->shape;
