@@ -1,11 +1,11 @@
-/* The targets that anchors learn of boxes, and the boxes that they predict. Targets of training: no
- * gradient goes through them. */
+/* Box coding relative to anchors: encodes boxes as training targets and decodes predicted boxes.
+ * The results have no gradient. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* Boxes as x, y, width and height; each (..., 1). */
+/* Boxes as x, y, width and height; each array is (..., 1). */
 typedef struct box {
   mpg_value x, y, width, height;
 } box;
@@ -39,7 +39,7 @@ static bool check(mpg_gradient *g, mpg_value value, int ndim, const char *name) 
   return false;
 }
 
-/* The box of refs (batch, boxes, 4) for each number in matches (batch, anchors). */
+/* Selects the box of refs (batch, boxes, 4) for each index in matches (batch, anchors). */
 static mpg_value matched(mpg_gradient *g, mpg_value refs, mpg_value matches) {
   mpg_shape shape = mpg_value_desc(g, refs)->shape, flat = shape;
   int64_t batch = shape.dims[0], boxes = shape.dims[1];

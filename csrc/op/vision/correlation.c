@@ -1,6 +1,6 @@
-/* How alike two pictures are at places that are moved against each other (Dosovitskiy et al.,
- * FlowNet, 2015). Composed of other ops. The products of all displacements are one of them, with a
- * kernel: arrays of their own for hundreds of displacements would take too much memory. */
+/* Correlation of two images at displacements (Dosovitskiy et al., FlowNet, 2015). Composed of other
+ * ops. The products at all displacements are a single op with a kernel, because separate arrays for
+ * hundreds of displacements would take too much memory. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -9,16 +9,16 @@
 #include "op/infer.h"
 
 /* --- Products at displacements ---------------------------------------------------------------- */
-/* first, (batch, channels, rows, columns), at (i, j) meets second, (batch, channels, height,
- * width), at (most + i * step + down, most + j * step + right), where down and right are multiples
- * of the stride from -most to most. All three ops are linear in each of their inputs, so that the
- * gradients of each are the other two. */
+/* The element (i, j) of `first`, (batch, channels, rows, columns), is multiplied by the element
+ * (most + i * step + down, most + j * step + right) of `second`, (batch, channels, height, width).
+ * down and right are multiples of the stride from -most to most. All three ops are linear in each
+ * of their inputs, so the gradients of each op are the other two. */
 static int64_t displacements(const mpg_displaced_params *p) {
   int64_t across = 2 * (p->most / p->stride) + 1;
   return across * across;
 }
 
-/* `products`, `first`, `second`: where each lies among the inputs; RESULT: it is the output. */
+/* `products`, `first` and `second` are indices among the inputs; RESULT means the output. */
 enum { RESULT = -1 };
 static mpg_status infer_displaced(mpg_infer *infer, int products, int first, int second) {
   const mpg_displaced_params *p = infer->params;
@@ -65,7 +65,7 @@ mpg_status mpg_infer_displaced_second(mpg_infer *infer) {
   return infer_displaced(infer, 0, 1, RESULT);
 }
 
-/* A product for each element of the first array, displacement, and channel. */
+/* One product per element of the first array, displacement, and channel. */
 mpg_cost mpg_cost_displaced(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape, *b = &call->inputs[1].shape;
   bool products = call->op->id == MPG_OP__displaced_products;
@@ -133,7 +133,7 @@ static mpg_value part(mpg_gradient *g, mpg_value data, const window *w, int64_t 
   return mpg_emit1(g, MPG_OP_slice, &params, data);
 }
 
-/* With zeros around. */
+/* Pads with zeros. */
 static mpg_value padded(mpg_gradient *g, mpg_value data, int64_t pad) {
   for (int axis = 2; axis < 4 && pad > 0 && g->status == MPG_OK; axis++) {
     mpg_shape edge = mpg_value_desc(g, data)->shape;
@@ -145,7 +145,7 @@ static mpg_value padded(mpg_gradient *g, mpg_value data, int64_t pad) {
   return data;
 }
 
-/* Sums over windows of kernel x kernel elements, every `stride` elements. */
+/* Sums over windows of kernel x kernel elements with a stride. */
 static mpg_value summed(mpg_gradient *g, mpg_value data, int64_t kernel, int64_t stride) {
   enum { SUM = 3 };
   mpg_pooling_params params;
@@ -159,13 +159,13 @@ static mpg_value summed(mpg_gradient *g, mpg_value data, int64_t kernel, int64_t
   return mpg_emit1(g, MPG_OP_Pooling, &params, data);
 }
 
-/* |x|, whose derivative is 1 at 0. */
+/* Emits |x| with the derivative 1 at 0. */
 static mpg_value size_of(mpg_gradient *g, mpg_value x) {
   mpg_value positive = mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, x, 0);
   return mpg_multiply(g, x, mpg_plus(g, mpg_times(g, positive, 2), -1));
 }
 
-/* Sums over channels of the sizes of differences, at every displacement. */
+/* Sums absolute differences over channels, at every displacement. */
 static mpg_value differences(mpg_gradient *g, mpg_value first, mpg_value second, const window *w,
                              int64_t radius, int64_t stride) {
   int64_t across = 2 * radius + 1;

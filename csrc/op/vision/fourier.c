@@ -6,21 +6,21 @@
 
 static const double PI = 3.14159265358979323846;
 
-/* 0 to n - 1, as a row or a column. */
+/* Emits 0 to n - 1, as a row or a column. */
 static mpg_value count_to(mpg_gradient *g, mpg_value like, int64_t n, bool column) {
   mpg_shape shape = {.ndim = 2, .dims = {column ? n : 1, column ? 1 : n}};
-  /* In float64 products of two positions are exact, also where n is large. */
+  /* In float64 the product of two positions is exact even for large n. */
   return mpg_emit_count(g, like, n, MPG_FLOAT64, &shape);
 }
 
-/* (n, n): 2 pi j k / n, from 0 to 2 pi. */
+/* Emits the matrix (n, n) of angles 2 pi j k / n, reduced to [0, 2 pi). */
 static mpg_value angles(mpg_gradient *g, mpg_value like, int64_t n) {
   mpg_value products = mpg_multiply(g, count_to(g, like, n, true), count_to(g, like, n, false));
   mpg_value turns = mpg_emit_scalar(g, MPG_OP__mod_scalar, products, (double)n);
   return mpg_times(g, turns, 2 * PI / (double)n);
 }
 
-/* Rows of the data: all axes but the last in one. */
+/* Reshapes data to rows: all axes except the last become one. */
 static mpg_value rows_of(mpg_gradient *g, mpg_value data, int64_t *length) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, data)->shape;

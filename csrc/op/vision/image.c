@@ -1,6 +1,5 @@
-/* Pictures (height, width, channels), as MXNet's nd.image has them. Numbers of integer dtypes are
- * worked with in float32; back in uint8 they are cut off at 0 and 255, and their fractions left
- * out. */
+/* Image ops (height, width, channels), as in MXNet's nd.image. Integer images are processed in
+ * float32; uint8 results are clipped to [0, 255] and truncated. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -20,7 +19,8 @@ static image fail_image(mpg_gradient *g, const mpg_shape *shape, const char *ord
   return (image){.data = MPG_NO_VALUE};
 }
 
-/* (height, width, channels), or a batch; `colors`: channels are 1 or 3. */
+/* Checks data, (height, width, channels) or a batch of that, and casts it. `colors` requires 1 or 3
+ * channels. */
 static image begin(mpg_gradient *g, mpg_value data, bool colors) {
   const mpg_desc *desc = mpg_value_desc(g, data);
   int ndim = desc->shape.ndim;
@@ -43,7 +43,7 @@ static mpg_value finish(mpg_gradient *g, const image *im, mpg_value result) {
   return mpg_emit_cast(g, result, im->dtype);
 }
 
-/* A value that broadcasts to the picture, or to each of its places: drawn anew by every call. */
+/* Emits a random number that broadcasts to the image; every call draws a new one. */
 static mpg_value draw(mpg_gradient *g, const image *im, double low, double high) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_uniform_like_params params = {.low = low, .high = high};
@@ -65,14 +65,14 @@ void mpg_compose_image_to_tensor(mpg_gradient *g, const mpg_value *inputs, mpg_v
   outputs[0] = mpg_emit_scalar(g, MPG_OP__div_scalar, data, 255);
 }
 
-/* One number for each channel: as many as there are, or one for all. */
+/* Emits one number per channel. `numbers` has one for each channel, or the same one for all. */
 static mpg_value channel_numbers(mpg_gradient *g, mpg_value data, const mpg_floats *numbers,
                                  const char *name) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   const mpg_desc *desc = mpg_value_desc(g, data);
   int axis = desc->shape.ndim - 3;
   int64_t channels = desc->shape.dims[axis];
-  bool alike = numbers->count == 1 || numbers->count == 4; /* the default is four times the same */
+  bool alike = numbers->count == 1 || numbers->count == 4; /* the default is four equal numbers */
   for (int i = 1; i < numbers->count; i++) alike &= numbers->values[i] == numbers->values[0];
   if (numbers->count != channels && !alike) {
     mpg_gradient_fail(g, "%s has %d numbers for %lld channels", name, (int)numbers->count,
@@ -164,10 +164,10 @@ void mpg_compose_image_random_flip_top_bottom(mpg_gradient *g, const mpg_value *
 }
 
 /* --- Colors ----------------------------------------------------------------------------------- */
-/* Each makes another picture of `data`, by a factor that broadcasts to it. */
+/* Returns `data` adjusted by a factor that broadcasts to it. */
 typedef mpg_value (*adjustment)(mpg_gradient *g, const image *im, mpg_value data, mpg_value factor);
 
-/* The brightness of each place, as the eye has it: (height, width, 1). */
+/* Emits the luminance of each pixel: (height, width, 1). */
 static mpg_value gray(mpg_gradient *g, const image *im, mpg_value data) {
   static const double weights[] = {0.299, 0.587, 0.114};
   if (im->num_channels == 1) return data;
@@ -199,8 +199,8 @@ static mpg_value adjust_saturation(mpg_gradient *g, const image *im, mpg_value d
                                : away_from(g, data, gray(g, im, data), factor);
 }
 
-/* The channel, of hue h (in sixths of the circle, from 0 to 6), lightness and saturation, that is
- * brightest at hue `peak` (Wikipedia, HSL and HSV: from HSL to RGB). */
+/* Computes a channel from a hue in sixths of the circle, from 0 to 6, a lightness and a chroma.
+ * This is f(n) of Wikipedia, HSL and HSV, from HSL to RGB, with n = `peak`. */
 static mpg_value channel_of(mpg_gradient *g, mpg_value hue, mpg_value lightness, mpg_value chroma,
                             double peak) {
   mpg_value k = mpg_emit_scalar(g, MPG_OP__mod_scalar, mpg_plus(g, mpg_times(g, hue, 2), peak), 12);
@@ -269,8 +269,8 @@ ENHANCE(contrast, adjust_contrast)
 ENHANCE(saturation, adjust_saturation)
 ENHANCE(hue, adjust_hue)
 
-/* Adjustments in random order: each has a random key, and its turn where as many keys are
- * smaller. */
+/* Applies the adjustments in random order. Each one has a random key, and the rank of the key is
+ * its turn. */
 void mpg_compose_image_random_color_jitter(mpg_gradient *g, const mpg_value *inputs,
                                            mpg_value *outputs) {
   enum { MOST = 4 };
@@ -310,7 +310,7 @@ void mpg_compose_image_random_color_jitter(mpg_gradient *g, const mpg_value *inp
 }
 
 /* --- Lighting --------------------------------------------------------------------------------- */
-/* The principal components of ImageNet's colors times their deviations: red, green, blue. */
+/* Principal components of ImageNet's colors times their deviations: red, green, blue. */
 static const double components[3][3] = {{55.46 * -0.5675, 4.794 * 0.7192, 1.148 * 0.4009},
                                         {55.46 * -0.5808, 4.794 * -0.0045, 1.148 * -0.8140},
                                         {55.46 * -0.5836, 4.794 * -0.6948, 1.148 * 0.4203}};

@@ -1,5 +1,5 @@
-/* Pictures (height, width, channels) in another size, with the numbers of OpenCV. Composed of other
- * ops: along each axis, sums of elements times weights. */
+/* Resizing of images (height, width, channels) with OpenCV's numbers. Composed of other ops: along
+ * each axis, weighted sums of elements. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -7,13 +7,13 @@
 #include "op/vision/resample.h"
 #include "op/vision/sampling.h"
 
-/* 0 to `count` - 1, as a column (0) or a row (1) of float64. */
+/* Emits 0 to `count` - 1, as a column (0) or a row (1) of float64. */
 static mpg_value count_to(mpg_gradient *g, mpg_value like, int64_t count, int axis) {
   mpg_shape shape = {.ndim = 2, .dims = {axis ? 1 : count, axis ? count : 1}};
   return mpg_emit_count(g, like, count, MPG_FLOAT64, &shape);
 }
 
-/* Each element is the mean of what it covers of `from` elements. */
+/* Area averaging: each element is the mean of the part of the `from` elements that it covers. */
 static mpg_value covered(mpg_gradient *g, mpg_value data, int axis, int64_t size) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, data)->shape;

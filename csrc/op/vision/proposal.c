@@ -1,13 +1,13 @@
-/* Regions of interest that a network proposes (Ren et al., Faster R-CNN, 2015): anchors moved as it
- * says, of which the most probable are kept that do not overlap. Composed of other ops; no gradient
- * goes through. */
+/* Region proposals (Ren et al., Faster R-CNN, 2015). Anchors are moved by the predicted deltas, and
+ * non-maximum suppression keeps the most probable ones. Composed of other ops; the result has no
+ * gradient. */
 #include <math.h>
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
-/* A number of each anchor, or of each box. Boxes are (batch, height, width, anchors). */
+/* Coordinates of anchors or boxes. Boxes are (batch, height, width, anchors). */
 typedef struct box {
   mpg_value x1, y1, x2, y2;
 } box;
@@ -18,8 +18,8 @@ int mpg_arity_proposal_outputs(const mpg_op *op, const void *params, int given) 
   return 1 + ((const mpg_proposal_params *)params)->output_score;
 }
 
-/* One of the numbers xmin, ymin, xmax, ymax of all anchors at the first place: boxes of one area in
- * the given ratios, which are then scaled. They are rounded to whole elements as MXNet does. */
+/* Emits one of xmin, ymin, xmax, ymax for all anchors at the first position. The anchors have equal
+ * areas in the given ratios and are then scaled; sizes are rounded as in MXNet. */
 static mpg_value anchors(mpg_gradient *g, mpg_value like, mpg_dtype dtype, int which) {
   const mpg_proposal_params *params = g->params;
   double numbers[MPG_MAX_FLOATS], center = 0.5 * (double)(params->feature_stride - 1);
@@ -36,7 +36,7 @@ static mpg_value anchors(mpg_gradient *g, mpg_value like, mpg_dtype dtype, int w
   return mpg_emit_numbers(g, like, 3, dtype, numbers, count);
 }
 
-/* 0, 1, ... along an axis of boxes. */
+/* Emits 0, 1, ... along an axis of boxes. */
 static mpg_value along(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   int64_t count = mpg_value_desc(g, like)->shape.dims[axis];
@@ -45,14 +45,14 @@ static mpg_value along(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtyp
   return mpg_emit_count(g, like, count, dtype, &shape);
 }
 
-/* One of the numbers of each picture in im_info (height, width, scale). */
+/* Emits one column of im_info (height, width, scale), a number per image. */
 static mpg_value info(mpg_gradient *g, mpg_value im_info, int column) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = {.ndim = 4, .dims = {mpg_value_desc(g, im_info)->shape.dims[0], 1, 1, 1}};
   return mpg_emit_reshape(g, mpg_emit_slice(g, im_info, 1, column, column + 1), &shape);
 }
 
-/* The lower and the upper end of boxes along x (0) or y (1), cut off at the picture's edge. */
+/* Computes the lower and upper ends of boxes along x (0) or y (1), clipped to the image. */
 static void moved(mpg_gradient *g, mpg_value like, const mpg_value *deltas, mpg_value im_info,
                   int axis, mpg_value *low, mpg_value *high) {
   const mpg_proposal_params *params = g->params;
@@ -82,14 +82,14 @@ static void moved(mpg_gradient *g, mpg_value like, const mpg_value *deltas, mpg_
   }
 }
 
-/* 1 where a box is smaller than it may be, and 0 elsewhere. */
+/* Emits 1 for boxes below the minimum size, otherwise 0. */
 static mpg_value is_small(mpg_gradient *g, mpg_value low, mpg_value high, mpg_value least) {
   return mpg_emit2(g, MPG_OP_broadcast_lesser, NULL, mpg_plus(g, mpg_subtract(g, high, low), 1),
                    least);
 }
 
-/* The boxes that stay, as positions among the `count` boxes of a picture, (batch, kept): those that
- * there are, again and again. */
+/* Emits the boxes to keep, as positions among the `count` boxes of an image: (batch, kept). If
+ * there are fewer boxes, they are repeated. */
 static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t batch,
                       int64_t count) {
   const mpg_proposal_params *params = g->params;
@@ -97,7 +97,7 @@ static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t ba
             numbers = {.ndim = 3, .dims = {1, count, 1}},
             places = {.ndim = 2, .dims = {1, params->rpn_post_nms_top_n}};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
-  /* The last element of a box belongs to it. Behind the box stands its position. */
+  /* A box includes its last element. The column after the box is its position. */
   mpg_value parts[] = {score,
                        b->x1,
                        b->y1,
@@ -133,7 +133,7 @@ static mpg_value kept(mpg_gradient *g, const box *b, mpg_value score, int64_t ba
 }
 
 static bool fits(mpg_gradient *g, const mpg_value *inputs) {
-  enum { MOST = 1 << 24 }; /* positions that float32 has */
+  enum { MOST = 1 << 24 }; /* integers that float32 represents exactly */
   const mpg_proposal_params *params = g->params;
   int64_t count = (int64_t)params->ratios.count * params->scales.count;
   if (!mpg_same_dtype(g, 0, 1) || !mpg_same_dtype(g, 0, 2)) return false;
@@ -184,7 +184,8 @@ void mpg_compose_proposal(mpg_gradient *g, const mpg_value *inputs, mpg_value *o
   box b;
   moved(g, score, deltas, arrays[2], 0, &b.x1, &b.x2);
   moved(g, score, deltas, arrays[2], 1, &b.y1, &b.y2);
-  /* Boxes of places beyond the picture, and boxes that are too small, which grow, come last. */
+  /* Boxes at positions outside the image come last in the order. Boxes that are too small are
+   * enlarged and also come last. */
   mpg_value last = MPG_NO_VALUE;
   for (int i = 0; i < 2; i++) {
     mpg_value real = mpg_emit1(g, MPG_OP_floor, NULL,

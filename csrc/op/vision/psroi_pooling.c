@@ -1,5 +1,6 @@
-/* Regions of interest whose bins read channels of their own (Dai et al., R-FCN, 2016), also where
- * another array moves the bins (Dai et al., 2017). Composed of other ops. */
+/* Position-sensitive pooling of regions of interest, whose bins read separate channels (Dai et al.,
+ * R-FCN, 2016), and its variant in which another array moves the bins (Dai et al., 2017). Composed
+ * of other ops. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -7,18 +8,18 @@
 #include "op/vision/regions.h"
 #include "op/vision/sampling.h"
 
-/* Where regions begin along height (0) or width (1), and how large they are, (regions, 1, ...). */
+/* Computes the begin and size of regions along height (0) or width (1), (regions, 1, ...). */
 static void extent_of(mpg_gradient *g, mpg_value rois, int axis, double scale, double shift,
                       int ndim, mpg_value *begin, mpg_value *size) {
   mpg_value first = mpg_emit1(g, MPG_OP_round, NULL, mpg_emit_roi_number(g, rois, 2 - axis, ndim)),
             last = mpg_emit1(g, MPG_OP_round, NULL, mpg_emit_roi_number(g, rois, 4 - axis, ndim));
-  scale = (double)(float)scale; /* as MXNet's parameters are; corners are rounded afterwards */
+  scale = (double)(float)scale; /* float32, as in MXNet; corners are rounded after this */
   *begin = mpg_plus(g, mpg_times(g, first, scale), shift);
   mpg_value end = mpg_plus(g, mpg_times(g, mpg_plus(g, last, 1), scale), shift);
   *size = mpg_emit_scalar(g, MPG_OP__maximum_scalar, mpg_subtract(g, end, *begin), 0.1);
 }
 
-/* floor(i * parts / bins) for each bin i along an axis of `ndim`: which part it belongs to. */
+/* Emits floor(i * parts / bins), the part that bin i belongs to, along an axis of `ndim`. */
 static mpg_value part_of_bin(mpg_gradient *g, mpg_value like, int64_t bins, int64_t parts, int axis,
                              int ndim, mpg_dtype dtype) {
   mpg_shape shape = {.ndim = ndim};
@@ -52,10 +53,10 @@ static bool has_channels(mpg_gradient *g, const mpg_value *inputs, int64_t outpu
   return good;
 }
 
-/* --- Whole elements --------------------------------------------------------------------------- */
-/* Sums of all that is above and to the left, (batch, channels, height + 1, width + 1): the sum of a
- * rectangle is that of four of them. In float64, of which what they have in common leaves enough.
- */
+/* --- Bins of whole elements ------------------------------------------------------------------- */
+/* Emits the integral image (batch, channels, height + 1, width + 1): each element is the sum of all
+ * elements above and to the left. The sum of a rectangle combines four of them. They are float64,
+ * so that enough digits remain after cancellation. */
 static mpg_value corner_sums(mpg_gradient *g, mpg_value data) {
   data = mpg_emit_cast(g, data, MPG_FLOAT64);
   for (int axis = 2; axis < 4 && g->status == MPG_OK; axis++) {
@@ -93,7 +94,8 @@ void mpg_compose_psroi_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_val
     low[i] = clipped(g, mpg_emit1(g, MPG_OP_floor, NULL, low[i]), 0, most);
     high[i] = clipped(g, mpg_emit1(g, MPG_OP_ceil, NULL, high[i]), 0, most);
   }
-  /* Rows of sums: (picture, group down, group right, y, x), with a number for each channel. */
+  /* Rows of the integral image: (image, group down, group right, y, x), with one number per
+   * channel. */
   mpg_shape split = {.ndim = 6,
                      .dims = {shape.dims[0], params->output_dim, groups, groups, shape.dims[2] + 1,
                               shape.dims[3] + 1}},
@@ -137,8 +139,8 @@ int mpg_arity_deformable_psroi(const mpg_op *op, const void *params, int given) 
   return ((const mpg_deformable_psroi_params *)params)->no_trans ? 2 : 3;
 }
 
-/* How far bins are moved down (1) or right (0), as a part of the region's size: (regions, classes,
- * bins, bins). */
+/* Emits the offsets of bins, down (1) or right (0), as fractions of the region's size: (regions,
+ * classes, bins, bins). */
 static mpg_value movement(mpg_gradient *g, mpg_value trans, int64_t classes, int64_t bins,
                           int axis) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -179,7 +181,7 @@ void mpg_compose_deformable_psroi(mpg_gradient *g, const mpg_value *inputs, mpg_
             data = mpg_widen(g, inputs[0]);
   if (g->status != MPG_OK) return;
   mpg_dtype wide = mpg_value_desc(g, rois)->dtype;
-  /* Places of samples: (regions, classes, bins, bins, samples, samples). */
+  /* Positions of samples: (regions, classes, bins, bins, samples, samples). */
   mpg_value place[2], counted = MPG_NO_VALUE;
   mpg_shape all = {.ndim = 6, .dims = {regions, classes, bins, bins, count, count}};
   for (int i = 0; i < 2; i++) {
@@ -205,8 +207,7 @@ void mpg_compose_deformable_psroi(mpg_gradient *g, const mpg_value *inputs, mpg_
   }
   counted = mpg_multiply(g, counted, mpg_emit_roi_there(g, rois, shape.dims[0], 6));
   counted = mpg_emit_broadcast_to(g, counted, &all);
-  /* Rows: (picture, group down, group right, class, y, x), with a number for each channel of a
-   * class. */
+  /* Rows: (image, group down, group right, class, y, x), with one number per channel of a class. */
   int64_t channels = params->output_dim / classes;
   mpg_shape split = {.ndim = 7,
                      .dims = {shape.dims[0], classes, channels, groups, groups, shape.dims[2],

@@ -1,4 +1,4 @@
-/* Helpers that ops of regions of interest share. */
+/* Helpers for ops on regions of interest. */
 #include "op/vision/regions.h"
 
 #include "op/formula/arithmetic.h"

@@ -1,20 +1,20 @@
-/* Helpers that ops of regions of interest share: (regions, [picture, xmin, ymin, xmax, ymax]) in
- * units of the picture, of data (batch, channels, height, width). Any thread may call. */
+/* Helpers for ops on regions of interest: (regions, [image, xmin, ymin, xmax, ymax]) in image
+ * coordinates, of data (batch, channels, height, width). Any thread. */
 #ifndef MPG_OP_VISION_REGIONS_H
 #define MPG_OP_VISION_REGIONS_H
 
 #include "op/op.h"
 
-/* Whether data and rois (of so many numbers each) have such shapes and one dtype; else the
- * composition fails and says so. */
+/* True if data and rois (with `numbers` columns) have these shapes and the same dtype. Otherwise
+ * the composition fails with an error. */
 bool mpg_is_regions(mpg_gradient *g, const mpg_value *inputs, int numbers);
-/* One number of each region, (regions, 1, ...) with `ndim` axes. */
+/* Emits one column of rois, (regions, 1, ...) with `ndim` axes. */
 mpg_value mpg_emit_roi_number(mpg_gradient *g, mpg_value rois, int column, int ndim);
-/* The picture of each region as int32, and 1 where there is such a picture, in the dtype of rois.
- */
+/* Emits the image index of each region as int32. */
 mpg_value mpg_emit_roi_picture(mpg_gradient *g, mpg_value rois, int ndim);
+/* Emits 1 if the image of a region exists, otherwise 0, in the dtype of rois. */
 mpg_value mpg_emit_roi_there(mpg_gradient *g, mpg_value rois, int64_t pictures, int ndim);
-/* 1 where low <= a <= high. */
+/* Emits 1 if low <= a <= high, otherwise 0. */
 mpg_value mpg_emit_within(mpg_gradient *g, mpg_value a, double low, double high);
 
 #endif

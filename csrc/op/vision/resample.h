@@ -1,4 +1,5 @@
-/* Elements along an axis that a resized one is made of, and their weights. Stateless; any thread.
+/* Resampling along an axis: the input elements of each result element, and their weights.
+ * Stateless; any thread.
  */
 #ifndef MPG_OP_VISION_RESAMPLE_H
 #define MPG_OP_VISION_RESAMPLE_H
@@ -8,7 +9,7 @@
 
 #include "base/anywhere.h"
 
-/* As OpenCV numbers them. AREA is that of growing; shrinking takes means. */
+/* Interpolation kinds, numbered as in OpenCV. AREA only enlarges; shrinking takes means. */
 enum {
   MPG_RESAMPLE_NEAREST,
   MPG_RESAMPLE_LINEAR,
@@ -19,10 +20,10 @@ enum {
 
 typedef struct mpg_resample_axis {
   int64_t from, size;
-  double scale; /* elements of `from` for one of `size` */
+  double scale; /* elements of `from` per element of `size` */
   int kind, count;
-  int corners; /* whether the centers of the elements at the ends stay in place, and not the edges
-                */
+  /* True if the centers of the end elements stay in place, instead of the edges. */
+  int corners;
 } mpg_resample_axis;
 
 typedef struct mpg_taps {
@@ -48,18 +49,19 @@ MPG_ANYWHERE int64_t mpg_resample_clip(int64_t index, int64_t size) {
   return index < 0 ? 0 : index >= size ? size - 1 : index;
 }
 
-/* Of a cubic with the slope parameter -0.75, for a distance below 1, or between 1 and 2. */
+/* Cubic kernel with the slope parameter -0.75, for a distance below 1, and between 1 and 2. */
 MPG_ANYWHERE double mpg_cubic_near(double x) { return (1.25 * x - 2.25) * x * x + 1; }
 MPG_ANYWHERE double mpg_cubic_far(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
 
-/* What element i of the result is made of; beyond the ends, of the elements at the ends. */
+/* Returns the elements and weights that make up element i of the result. Beyond the ends, the end
+ * elements are used. */
 MPG_ANYWHERE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i) {
   mpg_taps taps;
   double place, low, part;
   if (axis->kind == MPG_RESAMPLE_NEAREST || axis->kind == MPG_RESAMPLE_AREA) {
     low = floor((double)i * axis->scale);
     part = (double)(i + 1) - (low + 1) * ((double)axis->size / (double)axis->from);
-    part = fmax((double)(float)part, 0.0); /* OpenCV has floats here */
+    part = fmax((double)(float)part, 0.0); /* OpenCV uses float here */
     part -= floor(part);
   } else {
     place = axis->corners ? (double)i * axis->scale : ((double)i + 0.5) * axis->scale - 0.5;
@@ -77,7 +79,7 @@ MPG_ANYWHERE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i
     taps.weight[2] = mpg_cubic_near(1 - part);
     taps.weight[3] = mpg_cubic_far(2 - part);
   } else if (axis->kind == MPG_RESAMPLE_LANCZOS) {
-    double sum = 0; /* sin(pi t) sin(pi t / 4) / t^2, whose first factor differs by its sign */
+    double sum = 0; /* sin(pi t) sin(pi t / 4) / t^2; the first factor only changes its sign */
     for (int k = 0; k < 8; k++) {
       double t = k == 3 ? fmax(part, 1e-9) : part + (3 - k);
       taps.weight[k] = (k % 2 ? -1 : 1) * sin(t * (3.14159265358979323846 / 4)) / (t * t);
@@ -91,7 +93,7 @@ MPG_ANYWHERE mpg_taps mpg_resample_taps(const mpg_resample_axis *axis, int64_t i
   return taps;
 }
 
-/* The elements [*begin, *end) of the result that may be made of element `at`. */
+/* Computes the range [*begin, *end) of result elements that may depend on element `at`. */
 MPG_ANYWHERE void mpg_resample_users(const mpg_resample_axis *axis, int64_t at, int64_t *begin,
                                      int64_t *end) {
   double reach = axis->count + 1;

@@ -1,5 +1,5 @@
-/* Regions of interest, averaged over samples between the elements (He et al., Mask R-CNN, 2017).
- * Composed of other ops. */
+/* ROIAlign: averages of regions of interest over samples between elements (He et al., Mask R-CNN,
+ * 2017). Composed of other ops. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -7,10 +7,10 @@
 #include "op/vision/regions.h"
 #include "op/vision/sampling.h"
 
-/* Beyond, along an axis of a bin, the products of any number of samples take less. */
+/* With more samples along an axis of a bin, the products for any number of samples are faster. */
 enum { MOST_SAMPLES = 4 };
 
-/* Where regions lie along height or width, in elements: (regions, 1, 1) each. */
+/* Extent of regions along height or width, in elements; each array is (regions, 1, 1). */
 typedef struct extent {
   mpg_value begin, size;
   int64_t bins, elements; /* of the result and of the data along this axis */
@@ -22,7 +22,7 @@ static mpg_value clipped(mpg_gradient *g, mpg_value a, double low, double high) 
 }
 
 /* --- A given number of samples ---------------------------------------------------------------- */
-/* Where one of the samples of each bin lies along height or width: (regions, bins, 1) or
+/* Emits the position of one sample of each bin along height or width: (regions, bins, 1) or
  * (regions, 1, bins). */
 static mpg_value sample_along(mpg_gradient *g, const extent *e, int64_t sample, int64_t samples,
                               bool across) {
@@ -35,8 +35,8 @@ static mpg_value sample_along(mpg_gradient *g, const extent *e, int64_t sample, 
   return mpg_add(g, e->begin, mpg_multiply(g, e->size, place));
 }
 
-/* The means of samples, (regions, channels, bins, bins): summed up sample by sample, so that what
- * is in memory does not grow with their number. */
+/* Emits the means of samples, (regions, channels, bins, bins). They are added one sample at a time,
+ * so that memory does not grow with the number of samples. */
 static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const extent *high,
                          const extent *wide, int64_t samples) {
   static const int64_t channels_second[] = {0, 3, 1, 2};
@@ -53,7 +53,7 @@ static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const 
   for (int64_t i = 0; i < samples * samples && g->status == MPG_OK; i++) {
     mpg_value y = sample_along(g, high, i / samples, samples, false),
               x = sample_along(g, wide, i % samples, samples, true);
-    /* Samples up to an element beyond the edge count, and of pictures that there are. */
+    /* Only samples of existing images, at most one element outside the edge, are counted. */
     mpg_value counted = mpg_multiply(g, mpg_emit_within(g, y, -1, (double)high->elements),
                                      mpg_emit_within(g, x, -1, (double)wide->elements));
     counted = mpg_emit_reshape(g, mpg_multiply(g, counted, there), &weights);
@@ -67,15 +67,15 @@ static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const 
 }
 
 /* --- Any number of samples -------------------------------------------------------------------- */
-/* Samples of a bin are products of places along height and places along width, and so are their
- * weights: the means are two products of matrices, whatever the number of samples is. */
+/* The samples of a bin are a grid, and their weights are products of one weight along height and
+ * one along width. The means are therefore two matrix products, for any number of samples. */
 
-/* How much each element counts in each bin, (regions, bins, elements): over the samples of a bin,
- * which are `step` apart, the mean of 1 less the distance from the element, where that is above 0.
+/* Emits the weight of each element in each bin, (regions, bins, elements). It is the mean of max(0,
+ * 1 - distance from the element) over the samples of a bin, which are `step` apart.
  *
- * Between two elements that weight is linear in the sample's place, so the number of the samples
- * there and the sum of their places tell it. Samples up to an element beyond the edge count for the
- * element at the edge, others not at all. */
+ * Between two elements this weight is linear in the sample's position, so it follows from the
+ * number of samples there and the sum of their positions. Samples up to one element outside the
+ * edge belong to the element at the edge; samples further outside have no weight. */
 static mpg_value weights_along(mpg_gradient *g, const extent *e, int64_t ratio, mpg_dtype dtype) {
   int64_t n = e->elements;
   mpg_shape bins = {.ndim = 3, .dims = {1, e->bins, 1}}, edges = {.ndim = 3, .dims = {1, 1, n + 2}},
@@ -91,8 +91,9 @@ static mpg_value weights_along(mpg_gradient *g, const extent *e, int64_t ratio, 
   mpg_value begin =
       mpg_add(g, mpg_emit_cast(g, e->begin, MPG_FLOAT64),
               mpg_multiply(g, length, mpg_emit_count(g, length, e->bins, MPG_FLOAT64, &bins)));
-  /* Samples are at begin + (i + 0.5) * step: of how many is i < count, and the place below each
-   * edge -1, 0, ... n? And the sum of their places? The last edge belongs to the picture. */
+  /* Samples are at begin + (i + 0.5) * step for i < count. For each edge -1, 0, ... n, `below` is
+   * the number of samples below it and `sums` is the sum of their positions. The last edge belongs
+   * to the image. */
   mpg_value edge = mpg_plus(g, mpg_emit_count(g, length, n + 2, MPG_FLOAT64, &edges), -1);
   edge = mpg_add(g, edge,
                  mpg_times(g, mpg_emit_scalar(g, MPG_OP__equal_scalar, edge, (double)n), 1e-9));
@@ -103,7 +104,7 @@ static mpg_value weights_along(mpg_gradient *g, const extent *e, int64_t ratio, 
   mpg_value sums =
       mpg_add(g, mpg_multiply(g, below, begin),
               mpg_multiply(g, mpg_times(g, mpg_emit1(g, MPG_OP_square, NULL, below), 0.5), step));
-  /* Of those between the edges i - 1 and i. */
+  /* Samples between the edges i - 1 and i. */
   mpg_value samples = mpg_subtract(g, mpg_emit_slice(g, below, 2, 1, n + 2),
                                    mpg_emit_slice(g, below, 2, 0, n + 1)),
             places = mpg_subtract(g, mpg_emit_slice(g, sums, 2, 1, n + 2),
@@ -130,8 +131,8 @@ static mpg_value batch_product(mpg_gradient *g, mpg_value a, mpg_value b, bool t
   return mpg_emit2(g, MPG_OP_batch_dot, &params, a, b);
 }
 
-/* The sums of the data times the weights of rows, (regions, bins, all rows of all pictures), and of
- * columns: (regions, channels, bins, bins). */
+/* Emits the sums of the data times the weights of rows, (regions, bins, all rows of all images),
+ * and of columns: (regions, channels, bins, bins). */
 static mpg_value weighted(mpg_gradient *g, mpg_value data, mpg_value rows, mpg_value columns) {
   static const int64_t rows_first[] = {0, 2, 1, 3}, channels_second[] = {0, 2, 1, 3};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -152,7 +153,7 @@ static mpg_value weighted(mpg_gradient *g, mpg_value data, mpg_value rows, mpg_v
   return mpg_emit_transpose(g, mpg_emit_reshape(g, sums, &bins), 4, channels_second);
 }
 
-/* The same where each bin has channels of its own. */
+/* Like weighted(), but each bin has its own channels. */
 static mpg_value weighted_by_bin(mpg_gradient *g, mpg_value data, mpg_value rows,
                                  mpg_value columns) {
   static const int64_t rows_of_bins_first[] = {2, 0, 4, 1, 3, 5}, bins_first[] = {1, 0, 2},
@@ -177,7 +178,8 @@ static mpg_value weighted_by_bin(mpg_gradient *g, mpg_value data, mpg_value rows
   return mpg_emit_transpose(g, sums, 4, regions_first);
 }
 
-/* Weights of rows of one picture as those of all rows of all pictures; 0 in other pictures. */
+/* Expands the weights of rows of one image to all rows of all images, with 0 for the other
+ * images. */
 static mpg_value of_picture(mpg_gradient *g, mpg_value rows, mpg_value picture, int64_t pictures) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   const mpg_shape *shape = &mpg_value_desc(g, rows)->shape;

@@ -1,14 +1,14 @@
-/* Regions of interest by their largest elements (Girshick, Fast R-CNN, 2015): a kernel finds where
- * they are, and other ops take them, and carry the gradient back there. Inference of rotated
- * regions, which have a kernel of their own. */
+/* Max pooling of regions of interest (Girshick, Fast R-CNN, 2015). A kernel finds the positions of
+ * the largest elements; other ops gather them and scatter the gradient. Also has the inference of
+ * rotated regions, which have their own kernel. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/vision/regions.h"
 
-/* (regions, channels, *bins) of data (batch, channels, height, width) and rois (regions, numbers).
- */
+/* Infers (regions, channels, *bins) from data (batch, channels, height, width) and rois (regions,
+ * numbers). */
 static mpg_status pooled(mpg_infer *infer, const mpg_tuple *bins, int numbers, mpg_dtype dtype) {
   const mpg_shape *data = &infer->inputs[0].shape, *rois = &infer->inputs[1].shape;
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));

@@ -1,5 +1,5 @@
-/* Pictures (batch, channels, height, width) sampled at places between their elements: resizing,
- * adaptive pooling, grids, spatial transformers. Composed of other ops. */
+/* Sampling of images (batch, channels, height, width) between their elements: resizing, adaptive
+ * pooling, grids, spatial transformers. Composed of other ops. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "op/vision/sampling.h"
 
 /* --- Positions -------------------------------------------------------------------------------- */
-/* 0, 1, ... along one of `ndim` axes, the others being of size 1. */
+/* Emits 0, 1, ... along one of `ndim` axes; the other axes have size 1. */
 static mpg_value count_along(mpg_gradient *g, mpg_value like, int64_t count, int axis, int ndim,
                              mpg_dtype dtype) {
   mpg_shape shape = {.ndim = ndim};
@@ -41,7 +41,7 @@ static bool is_batch(mpg_gradient *g, mpg_value value, const char *name) {
   return good;
 }
 
-/* The size along an axis that a mode of BilinearResize2D asks for. */
+/* Returns the size along an axis that a mode of BilinearResize2D requests. */
 static int64_t resize_to(const mpg_bilinear_resize_params *params, int64_t from, int64_t size,
                          const mpg_opt_float *scale) {
   enum { SIZE, ODD_SCALE, LIKE, TO_EVEN_DOWN, TO_EVEN_UP, TO_ODD_DOWN, TO_ODD_UP };
@@ -89,16 +89,16 @@ void mpg_compose_bilinear_resize(mpg_gradient *g, const mpg_value *inputs, mpg_v
     outputs[0] = mpg_emit1(g, MPG_OP__copy, NULL, inputs[0]);
     return;
   }
-  int64_t sizes[] = {height, width}; /* a single element is the first one */
+  int64_t sizes[] = {height, width}; /* a single result element is the first element */
   for (int axis = 3; axis >= 2; axis--)
     data = mpg_emit_resample(g, data, axis, sizes[axis - 2], MPG_RESAMPLE_LINEAR,
                              params->align_corners || sizes[axis - 2] == 1);
   outputs[0] = mpg_emit_cast(g, data, dtype);
 }
 
-/* Pictures (height, width, channels), as nd.image has them: OpenCV's positions. */
 /* --- Adaptive pooling ------------------------------------------------------------------------- */
-/* (to, from): row j averages the elements from floor(j from / to) to ceil((j + 1) from / to). */
+/* Emits a matrix (to, from): row j averages the elements from floor(j from / to) to ceil((j + 1)
+ * from / to). */
 static mpg_value averages(mpg_gradient *g, mpg_value like, int64_t from, int64_t to,
                           mpg_dtype dtype) {
   mpg_value row = count_along(g, like, to, 0, 2, MPG_FLOAT64),
@@ -116,7 +116,7 @@ static mpg_value averages(mpg_gradient *g, mpg_value like, int64_t from, int64_t
   return mpg_emit_cast(g, mpg_divide(g, inside, mpg_subtract(g, end, begin)), dtype);
 }
 
-/* (..., from) times the averages: (..., to), as (rows, to). */
+/* Averages the last axis: (..., from) to (..., to). */
 static mpg_value averaged(mpg_gradient *g, mpg_value data, int64_t to) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, data)->shape;
@@ -209,7 +209,8 @@ mpg_pixels mpg_emit_pixels(mpg_gradient *g, mpg_value data, int64_t groups, int 
   return pixels;
 }
 
-/* data (batch, channels, height, width) at grid (batch, 2, rows, columns): x and y from -1 to 1. */
+/* Samples data (batch, channels, height, width) at grid (batch, 2, rows, columns), with x and y
+ * from -1 to 1. */
 static mpg_value at_grid(mpg_gradient *g, mpg_value data, mpg_value grid) {
   static const int64_t first[] = {0, 3, 1, 2};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -245,7 +246,8 @@ void mpg_compose_bilinear_sampler(mpg_gradient *g, const mpg_value *inputs, mpg_
 }
 
 /* --- Grids ------------------------------------------------------------------------------------ */
-/* theta (batch, 6), two rows of three, times (x, y, 1) of each place: (batch, 2, height, width). */
+/* Multiplies theta (batch, 6), two rows of three, by (x, y, 1) of each position: (batch, 2, height,
+ * width). */
 static mpg_value affine_grid(mpg_gradient *g, mpg_value theta, const mpg_tuple *target) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, theta)->shape;
@@ -280,7 +282,7 @@ static mpg_value affine_grid(mpg_gradient *g, mpg_value theta, const mpg_tuple *
   return mpg_emit_reshape(g, grid, &result);
 }
 
-/* A flow (batch, 2, height, width), in elements, as a grid. */
+/* Converts a flow (batch, 2, height, width), in elements, to a grid. */
 static mpg_value warp_grid(mpg_gradient *g, mpg_value flow) {
   mpg_shape shape = mpg_value_desc(g, flow)->shape;
   mpg_dtype dtype = mpg_value_desc(g, flow)->dtype;
