@@ -1,4 +1,4 @@
-/* Batching rules: what rules share, and elementwise ops, creation and random numbers. */
+/* Batching rules: shared helpers, elementwise ops, creation and random numbers. */
 #include "op/batching/batching.h"
 
 #include <stdarg.h>
@@ -34,7 +34,8 @@ mpg_status mpg_batching_fail_along(const mpg_batching *b, int input) {
   return mpg_batching_fail(b, input, "it works along axis %d", b->in[input].axis);
 }
 
-/* Input `other` is not divided, but has rows to meet those of `input`. */
+/* Fails because input `other` is not divided, but its rows would be combined with those of
+ * `input`. */
 static mpg_status fail_whole(const mpg_batching *b, int input, int other) {
   char name[64], shape[MPG_SHAPE_TEXT_SIZE];
   return mpg_batching_fail(b, input, "its %s %s is the same for every %s",
@@ -43,7 +44,7 @@ static mpg_status fail_whole(const mpg_batching *b, int input, int other) {
                            b->along_time ? "piece" : "micro-batch");
 }
 
-/* --- What rules share ------------------------------------------------------------------------- */
+/* --- Helpers of the rules --------------------------------------------------------------------- */
 
 mpg_status mpg_batching_one(const mpg_batching *b, int *input) {
   int found = -1;
@@ -92,12 +93,12 @@ mpg_status mpg_op_batching(mpg_batching *b) {
       same = i;
   }
   if (divided >= 0) return b->op->batching(b);
-  if (same < 0 && b->op->flags & MPG_OP_UNIFORM) { /* of free inputs, or of none */
+  if (same < 0 && b->op->flags & MPG_OP_UNIFORM) { /* with free inputs, or without inputs */
     for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_FREE};
     return MPG_OK;
   }
-  /* A free array of as many rows as the micro-batch has is one of rows, where the op allows it: the
-   * first state of a recurrent network. */
+  /* A free array with as many rows as the micro-batch may be treated as divided if the op's rule
+   * allows it. An example is the first state of a recurrent network. */
   if (free >= 0) {
     const mpg_batch was = b->in[free];
     const mpg_shape *shape = &b->inputs[free].shape;
@@ -120,7 +121,7 @@ mpg_status mpg_batching_unknown(mpg_batching *b) {
 
 /* --- Elementwise ------------------------------------------------------------------------------ */
 
-/* Inputs aligned at the last axis, as broadcasting does. */
+/* Aligns inputs at the last axis, as broadcasting does. */
 mpg_status mpg_batching_pointwise(mpg_batching *b) {
   int first = mpg_batching_first(b), ndim = b->outputs[0].shape.ndim,
       axis = b->in[first].axis + ndim - mpg_batching_ndim(b, first);
@@ -139,7 +140,7 @@ mpg_status mpg_batching_pointwise(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Divided by the root of the last axis' size. */
+/* The op divides by the square root of the size of the last axis. */
 mpg_status mpg_batching_div_sqrt_dim(mpg_batching *b) {
   if (b->in[0].axis == mpg_batching_ndim(b, 0) - 1)
     return mpg_batching_fail(b, 0, "it divides by the number of rows");
@@ -154,7 +155,7 @@ mpg_status mpg_batching_data(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* gamma has values for each channel, or for each row. */
+/* gamma has values per channel, or per row. */
 mpg_status mpg_batching_leaky_relu(mpg_batching *b) {
   MPG_TRY(mpg_batching_data(b));
   if (b->num_inputs == 1) return MPG_OK;
@@ -176,7 +177,7 @@ mpg_status mpg_batching_amp_multicast(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* condition is shaped as x and y, or has an element for each index of the first axis. */
+/* condition has the shape of x and y, or one element per index of the first axis. */
 mpg_status mpg_batching_where(mpg_batching *b) {
   int first = mpg_batching_first(b);
   if (mpg_batching_ndim(b, 0) == mpg_batching_ndim(b, 1)) return mpg_batching_pointwise(b);
@@ -192,7 +193,7 @@ mpg_status mpg_batching_where(mpg_batching *b) {
 
 /* --- Creation and random numbers -------------------------------------------------------------- */
 
-/* zeros, noise: of no inputs. */
+/* zeros, noise: ops without inputs. */
 mpg_status mpg_batching_made(mpg_batching *b) {
   (void)b;
   return MPG_OK;
@@ -233,7 +234,7 @@ mpg_status mpg_batching_dropout(mpg_batching *b) {
   return mpg_batching_data(b);
 }
 
-/* Keys for what draws: they do not depend on the rows. */
+/* Random keys do not depend on the rows. */
 mpg_status mpg_batching_dropout_draw(mpg_batching *b) {
   (void)b;
   return MPG_OK;
@@ -257,7 +258,7 @@ mpg_status mpg_batching_all_first(mpg_batching *b) {
 
 /* --- Reductions and ordering ------------------------------------------------------------------ */
 
-/* Whether an axis is among those of a reduction; none named: all are. */
+/* True if an axis is among those of a reduction. An empty list means all axes. */
 static bool reduced(const mpg_tuple *axes, bool exclude, int ndim, int axis) {
   if (axes->count <= 0) return !exclude || axes->count < 0;
   for (int i = 0; i < axes->count; i++)
@@ -309,7 +310,7 @@ mpg_status mpg_batching_broadcast_like(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* One axis, or the flattened array. */
+/* The rule of ops along one axis, or on the flattened array. */
 static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) {
   int own = b->in[0].axis,
       at = axis->present ? mpg_batching_axis(axis->value, mpg_batching_ndim(b, 0)) : own;
@@ -318,7 +319,8 @@ static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) 
   return MPG_OK;
 }
 
-/* The rule of ops with a parameter `axis`; a parameter `keepdims` says whether the axis stays. */
+/* The rule of ops with a parameter `axis`. A parameter `keepdims` determines whether the axis
+ * stays. */
 mpg_status mpg_batching_along_axis(mpg_batching *b) {
   const mpg_param_table *table = b->op->params;
   int axis = mpg_params_find(table, "axis"), keepdims = mpg_params_find(table, "keepdims");

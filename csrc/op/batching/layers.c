@@ -12,14 +12,14 @@ mpg_status mpg_batching_dot(mpg_batching *b) {
   int input = 0, lhs = mpg_batching_ndim(b, 0), rhs = mpg_batching_ndim(b, 1);
   MPG_TRY(mpg_batching_one(b, &input));
   int own = b->in[input].axis;
-  bool first = input ? !p->transpose_b : p->transpose_a; /* which axis is summed over */
+  bool first = input ? !p->transpose_b : p->transpose_a; /* the first axis is summed over */
   if (own == (first ? 0 : (input ? rhs : lhs) - 1)) return mpg_batching_fail_along(b, input);
   mpg_batching_set(b, 0, (input ? lhs - 1 : 0) + own - first, input);
   return MPG_OK;
 }
 
-/* The rule of stacks of matrices with these axes as rows and columns; the batch must be on the same
- * other axis in both. */
+/* The rule of stacks of matrices with rows along `row` and columns along `column`. The batch must
+ * be on the same other axis in both inputs. */
 static mpg_status product(mpg_batching *b, int row, int column, bool transpose_a,
                           bool transpose_b) {
   int first = mpg_batching_first(b), own = b->in[first].axis;
@@ -50,7 +50,7 @@ mpg_status mpg_batching_fully_connected(mpg_batching *b) {
                                               : MPG_OK;
 }
 
-/* All inputs are stacks of matrices, of which the last `used` axes belong to a matrix. */
+/* All inputs are stacks of matrices, and the last `used` axes are those of a matrix. */
 static mpg_status stacks(mpg_batching *b, int used, int extra) {
   int first = mpg_batching_first(b), own = b->in[first].axis;
   if (own >= mpg_batching_ndim(b, first) - used || own == extra)
@@ -74,7 +74,7 @@ mpg_status mpg_batching_linalg_gemm2(mpg_batching *b) {
 
 /* --- Layers ----------------------------------------------------------------------------------- */
 
-/* data with the rows first; weights for all. */
+/* data has the rows first; all rows share the weights. */
 mpg_status mpg_batching_weighted(mpg_batching *b) { return mpg_batching_first_axis(b); }
 
 static mpg_status but(mpg_batching *b, int axis) {
@@ -82,7 +82,7 @@ static mpg_status but(mpg_batching *b, int axis) {
   return b->in[0].axis == axis ? mpg_batching_fail_along(b, 0) : MPG_OK;
 }
 
-/* Its statistics are those of a micro-batch, by definition (Pipeline's documentation says so). */
+/* The statistics are those of a micro-batch, as the documentation of Pipeline says. */
 mpg_status mpg_batching_batch_norm(mpg_batching *b) {
   PARAMS(batch_norm);
   return but(b, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)));
@@ -95,7 +95,7 @@ mpg_status mpg_batching_layer_norm(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* A row has a norm of its own unless the norms go along the rows. */
+/* Each row has its own norm unless the norm is computed along the rows. */
 mpg_status mpg_batching_l2_normalization(mpg_batching *b) {
   PARAMS(l2_normalization);
   MPG_TRY(mpg_batching_data(b));
@@ -146,7 +146,7 @@ mpg_status mpg_batching_softmax_output(mpg_batching *b) {
   return mpg_batching_all_first(b);
 }
 
-/* data: (time, batch, classes); labels and lengths: the batch first. */
+/* data: (time, batch, classes); labels and lengths: batch first. */
 mpg_status mpg_batching_ctc_loss(mpg_batching *b) {
   int first = mpg_batching_first(b);
   for (int i = 0; i < b->num_inputs; i++) {
@@ -208,12 +208,12 @@ mpg_status mpg_batching_rnn_separate(mpg_batching *b) {
 
 /* --- Boxes ------------------------------------------------------------------------------------ */
 
-/* Anchors are the same for every sample. */
+/* The anchors are the same for every sample. */
 mpg_status mpg_batching_multibox_prior(mpg_batching *b) {
   return b->in[0].axis > 1 ? mpg_batching_fail_along(b, 0) : MPG_OK;
 }
 
-/* All but the anchors, input `anchor`, have the samples first. */
+/* All inputs except `anchor` have the samples first. */
 static mpg_status samples(mpg_batching *b, int anchor) {
   int first = mpg_batching_first(b);
   for (int i = 0; i < b->num_inputs; i++) {
@@ -231,7 +231,7 @@ static mpg_status samples(mpg_batching *b, int anchor) {
 mpg_status mpg_batching_multibox_target(mpg_batching *b) { return samples(b, 0); }
 mpg_status mpg_batching_multibox_detection(mpg_batching *b) { return samples(b, 2); }
 
-/* Rows of regions, which are of any picture of the first input. */
+/* The rows are regions, which may refer to any image of the first input. */
 mpg_status mpg_batching_regions(mpg_batching *b) {
   if (mpg_batching_divided(b, 0))
     return mpg_batching_fail(b, 0, "regions may be of any picture of the batch");
@@ -240,7 +240,7 @@ mpg_status mpg_batching_regions(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Every box of one with every box of the other. */
+/* Each box of one input is compared with each box of the other one. */
 mpg_status mpg_batching_box_iou(mpg_batching *b) {
   int input;
   MPG_TRY(mpg_batching_one(b, &input));

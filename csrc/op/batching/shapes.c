@@ -4,8 +4,8 @@
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
-/* [begin, begin + count) of axis `axis` of input 0, in output k at its axis `at`: all of it, or
- * some of the blocks that hold all rows. */
+/* Marks output k as the range [begin, begin + count) of axis `axis` of input 0, at its axis `at`.
+ * The range must consist of whole blocks, each with all rows. */
 static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t count, int64_t step) {
   const mpg_batch *in = &b->in[0];
   int64_t block = b->rows * in->inner;
@@ -17,7 +17,8 @@ static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t cou
 }
 
 mpg_status mpg_batching_reshape(mpg_batching *b) {
-  if (!mpg_batching_divided(b, 0)) return MPG_OK; /* shaped like something that is divided */
+  /* Only the array that gives the shape is divided. */
+  if (!mpg_batching_divided(b, 0)) return MPG_OK;
   const mpg_batch *in = &b->in[0];
   const mpg_shape *from = &b->inputs[0].shape, *to = &b->outputs[0].shape;
   int64_t outer = mpg_shape_product(from, 0, in->axis) * in->outer,
@@ -25,7 +26,7 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
   int best = -1;
   for (int axis = 0; axis < to->ndim; axis++) {
     int64_t before = mpg_shape_product(to, 0, axis), size = to->dims[axis];
-    if (!outer || !inner) { /* empty arrays: by the size alone */
+    if (!outer || !inner) { /* empty arrays: matched by size */
       if (best < 0 && size == from->dims[in->axis]) b->out[0] = *in, b->out[0].axis = best = axis;
       continue;
     }
@@ -35,7 +36,7 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
                        .outer = outer / before,
                        .inner = size / (outer / before * b->rows)};
     /* With one row several axes are possible, and the walk of a larger batch decides
-     * (graph/schedule/micro_batching.c). Without one, an axis of size 1 is preferred. */
+     * (graph/schedule/micro_batching.c). Without that walk, an axis of size 1 is preferred. */
     if (best >= 0 && (mpg_batching_whole(&b->out[0]) || !mpg_batching_whole(&found))) continue;
     b->out[0] = found;
     best = axis;
@@ -75,7 +76,7 @@ mpg_status mpg_batching_transpose(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Joined along the rows: one input's, then the next one's. */
+/* The rule of concatenation along the batch axis: the rows of one input, then those of the next. */
 static mpg_status join_rows(mpg_batching *b, int axis) {
   int first = mpg_batching_first(b);
   int64_t inner = b->in[first].inner, outer = 0;
@@ -151,7 +152,7 @@ mpg_status mpg_batching_slice_axis(mpg_batching *b) {
   return cut(b, 0, axis, begin, b->outputs[0].shape.dims[axis], 1);
 }
 
-/* The part that is written must be all rows. */
+/* The region that is written must include all rows. */
 mpg_status mpg_batching_slice_assign(mpg_batching *b) {
   PARAMS(slice);
   mpg_region region;
@@ -226,7 +227,7 @@ mpg_status mpg_batching_diag(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* The axes of a diagonal's planes are put in; it was the last axis. */
+/* Inserts the two axes of the diagonal's planes; the diagonal is the last axis of the input. */
 mpg_status mpg_batching_diag_back(mpg_batching *b) {
   PARAMS(diag_back);
   int ndim = b->outputs[0].shape.ndim, own = b->in[0].axis, to = 0;
@@ -262,7 +263,7 @@ mpg_status mpg_batching_pick(mpg_batching *b) {
       at = p->axis.present ? mpg_batching_axis(p->axis.value, ndim) : 0;
   bool kept = mpg_batching_ndim(b, 1) == ndim; /* index has the axis, with size 1 */
   int own = b->in[0].axis;
-  if (!mpg_batching_divided(b, 0)) { /* by an index that is */
+  if (!mpg_batching_divided(b, 0)) { /* picked by a divided index */
     own = b->in[1].axis + (!kept && at <= b->in[1].axis);
     if (b->in[0].kind == MPG_BATCH_SAME)
       return mpg_batching_fail(b, 1, "its data is the same for every micro-batch");
@@ -277,7 +278,7 @@ mpg_status mpg_batching_pick(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* indices: (axes of data that they name, ...). */
+/* indices: (indexed axes of data, ...). */
 mpg_status mpg_batching_gather_nd(mpg_batching *b) {
   int input = 0, named = (int)b->inputs[1].shape.dims[0];
   MPG_TRY(mpg_batching_one(b, &input));
@@ -307,8 +308,8 @@ mpg_status mpg_batching_unravel(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* data with time along `time` (0 or 1) and the batch along the other; sequence_length has an
- * element for each of the batch. */
+/* data has time along `time` (0 or 1) and the batch along the other axis. sequence_length has one
+ * element per sequence. */
 static mpg_status sequences(mpg_batching *b, int time, bool removed) {
   int batch = 1 - time, own = mpg_batching_divided(b, 0) ? b->in[0].axis : batch;
   if (own == time) return mpg_batching_fail_along(b, 0);
