@@ -4,7 +4,8 @@
 
 #include "op/op.h"
 
-/* The broadcasting form only where shapes differ: passes know more about the other form. */
+/* Emits the broadcasting op only if the shapes differ, because passes know more about the other
+ * op. */
 static inline mpg_value mpg_binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting,
                                    mpg_value a, mpg_value b) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
@@ -36,36 +37,37 @@ static inline mpg_value mpg_over(mpg_gradient *g, double number, mpg_value a) {
   return mpg_emit_scalar(g, MPG_OP__rdiv_scalar, a, number);
 }
 
-/* `a` in at least float32, in which halves are worked with; `a` itself where it is that. */
+/* Casts `a` to float32 if it is a 16-bit float; otherwise returns `a`. */
 static inline mpg_value mpg_widen(mpg_gradient *g, mpg_value a) {
   if (!mpg_has_value(a)) return a;
   mpg_dtype dtype = mpg_value_desc(g, a)->dtype;
   return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? mpg_emit_cast(g, a, MPG_FLOAT32) : a;
 }
 
-/* A new array on the device of `like`, filled with a number. */
+/* Creates an array on the device of `like`, filled with a number. */
 mpg_value mpg_emit_full(mpg_gradient *g, mpg_value like, const mpg_shape *shape, mpg_dtype dtype,
                         double number);
-/* `numbers` along an axis, in a shape that broadcasts to that of `like`. */
+/* Emits `numbers` along an axis, in a shape that broadcasts to that of `like`. */
 mpg_value mpg_emit_numbers(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype,
                            const double *numbers, int count);
-/* a[..., begin:end, ...] along an axis. */
+/* Emits a[..., begin:end, ...] along an axis. */
 mpg_value mpg_emit_slice(mpg_gradient *g, mpg_value a, int axis, int64_t begin, int64_t end);
 mpg_value mpg_emit_concat(mpg_gradient *g, const mpg_value *parts, int count, int axis);
-/* The sum, or another reduction, along an axis, which is kept with size 1. */
+/* Reduces along an axis, which is kept with size 1. */
 mpg_value mpg_emit_reduce(mpg_gradient *g, mpg_op_id reduction, mpg_value a, int axis);
-/* The mean over several axes, which are dropped. */
+/* Averages over several axes, which are dropped. */
 mpg_value mpg_emit_mean_over(mpg_gradient *g, mpg_value a, int count, const int64_t *axes);
 mpg_value mpg_emit_transpose(mpg_gradient *g, mpg_value a, int count, const int64_t *axes);
-/* 0, 1, ... below `count`, in a shape of as many elements, on the device of `like`. */
+/* Emits 0, 1, ..., count - 1 in a shape of `count` elements, on the device of `like`. */
 mpg_value mpg_emit_count(mpg_gradient *g, mpg_value like, int64_t count, mpg_dtype dtype,
                          const mpg_shape *shape);
-/* Whether two inputs have one dtype; else the composition fails and says so. */
+/* True if two inputs have the same dtype. Otherwise the composition fails with an error. */
 bool mpg_same_dtype(mpg_gradient *g, int first, int second);
-/* a where the condition, which broadcasts to it, is not 0, else b. */
+/* Selects elements of `a` if the condition is nonzero, otherwise of `b`. The condition broadcasts
+ * to `a`. */
 mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b);
-/* a (time, batch, ...), or with time 1 (batch, time, ...), with the value from the length of each
- * sequence on. */
+/* Replaces the elements of `a` from the length of each sequence on by `value`. `a` is (time, batch,
+ * ...), or (batch, time, ...) if `time` is 1. */
 mpg_value mpg_emit_sequence_mask(mpg_gradient *g, mpg_value a, mpg_value lengths, int time,
                                  double value);
 

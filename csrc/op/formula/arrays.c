@@ -1,9 +1,9 @@
-/* Building blocks of composed ops: constants, parts, joins, choices. */
+/* Building blocks of composed ops: constants, slices, concatenation, selection. */
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
 
-/* An op without inputs, on the device of `like`. */
+/* Emits an op without inputs, on the device of `like`. */
 static mpg_value create(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value like) {
   mpg_value result = MPG_NO_VALUE;
   g->status = g->builder->emit(g->builder, mpg_op_get(op), params, NULL, 0, like, &result);

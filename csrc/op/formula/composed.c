@@ -25,13 +25,13 @@ static mpg_status compose(mpg_builder *builder, const mpg_op *op, const void *pa
 /* --- Inference: the composition on descs alone ------------------------------------------------ */
 typedef struct inferred {
   mpg_desc desc;
-  uint32_t uses; /* how many times emitted ops read it */
+  uint32_t uses; /* number of reads by emitted ops */
 } inferred;
 
 typedef struct desc_builder {
   mpg_builder builder;
   bool train;
-  mpg_arena arena; /* of the values, which stay where they are */
+  mpg_arena arena; /* owns the values, whose addresses must not change */
   inferred **values;
   size_t count, capacity;
 } desc_builder;
@@ -74,12 +74,12 @@ static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const vo
   return MPG_OK;
 }
 
-/* The outputs' shapes follow from those of all inputs; their dtypes, where the inputs' are known,
- * too: shapes do not depend on them. */
+/* Infers the outputs' shapes from all input shapes. Infers their dtypes only if those of all inputs
+ * are known; shapes do not depend on dtypes. */
 mpg_status mpg_infer_composed(mpg_infer *infer) {
   enum { FEW = 16 };
   bool typed = true;
-  mpg_dtype some = MPG_FLOAT32; /* for inputs of no known dtype */
+  mpg_dtype some = MPG_FLOAT32; /* for inputs of unknown dtype */
   for (int i = 0; i < infer->num_inputs; i++) {
     if (!mpg_shape_known(&infer->inputs[i].shape)) return MPG_OK;
     if (infer->inputs[i].dtype != MPG_DTYPE_NONE)
@@ -114,7 +114,7 @@ fail:
   return status;
 }
 
-/* Emitting the ops checks what inference by composition would. */
+/* Checks a call. Emitting the ops performs the checks of inference by composition. */
 static mpg_status check(const mpg_op *op, const void *params, bool train, mpg_desc *descs,
                         int num_inputs, int num_outputs) {
   return op->infer == mpg_infer_composed

@@ -1,4 +1,4 @@
-/* The ops that gradient formulas are made of, and the helpers that emit them. */
+/* Ops that gradient formulas use, and the helpers that emit them. */
 #include <math.h>
 #include <string.h>
 
@@ -22,8 +22,8 @@ mpg_status mpg_infer_reshape_exact(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* A node also where the shape stays: then it stands for the copy that a move between devices would
- * be, and gradients of gradients are summed up in the same order. */
+/* Emits a node even if the shape stays the same. The node represents the copy of a move between
+ * devices, so that second-order gradients are summed in the same order. */
 void mpg_gradient_reshape_exact(mpg_gradient *g) {
   mpg_exact_shape_params params = exact_shape(&mpg_value_desc(g, g->inputs[0])->shape);
   g->in_grads[0] = mpg_emit1(g, MPG_OP__reshape_exact, &params, g->out_grads[0]);
@@ -106,7 +106,7 @@ mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, dou
   return mpg_emit1(g, scalar_op, &params, a);
 }
 
-/* Whether the dtype has the number exactly, as a normal one. */
+/* True if the dtype represents the number exactly, as a normal number. */
 static bool holds(mpg_dtype dtype, double number) {
   int exponent, bits = dtype == MPG_FLOAT16 ? 11 : 8, largest = dtype == MPG_FLOAT16 ? 16 : 128;
   double digits = ldexp(frexp(number, &exponent), bits);
