@@ -1,5 +1,5 @@
-/* Ops of libraries that users compile: their table is checked, rows are made of it, and calls are
- * handed over to its functions. */
+/* Ops of user libraries: checks a library's table, creates rows from it, and calls its
+ * functions. */
 #include "op/user/extension.h"
 
 #include <ctype.h>
@@ -21,15 +21,15 @@ _Static_assert((int)MPGLUON_BFLOAT16 == MPG_BFLOAT16 && (int)MPGLUON_UNKNOWN == 
                    (int)MPGLUON_INT64 == MPG_INT64 && (int)MPGLUON_BOOL == MPG_BOOL,
                "dtypes of the public header");
 
-/* An op of a library, as its two rows refer to it. */
+/* An op of a library; its two rows refer to it. */
 struct mpg_extension {
-  mpgluon_op op; /* a copy: of as much as the library knows of, the rest 0 */
+  mpgluon_op op; /* a copy of the part that the library knows; the rest is 0 */
   const char *path;
   int num_inputs, num_outputs;
-  uint32_t states; /* which inputs are written */
+  uint32_t states; /* bit i: input i is written */
   mpg_param params[MPGLUON_MAX_PARAMS + 1];
   mpg_param_table forward_table, backward_table;
-  const mpg_op *backward; /* the row; NULL: it has no gradient */
+  const mpg_op *backward; /* the gradient's row; NULL if not differentiable */
   char backward_name[80];
 };
 
@@ -40,7 +40,7 @@ struct mpg_extension_library {
   mpg_extension **ops;
 };
 
-static mpg_extension_library **libraries; /* runtime: the added ones; host lock */
+static mpg_extension_library **libraries; /* runtime state: the added libraries; host lock */
 static int num_libraries;
 
 /* --- Calls of the library's functions --------------------------------------------------------- */
@@ -111,8 +111,8 @@ static mpg_status infer_forward(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* What goes into the gradient's row: what arrives at all outputs, the inputs but the states, and
- * the outputs, where it reads them. */
+/* Inputs of the gradient op: the gradients of all outputs, the inputs except states, and the
+ * outputs if the op reads them. */
 static bool reads_outputs(const mpg_extension *e) {
   return e->op.flags & MPGLUON_BACKWARD_READS_OUTPUTS;
 }
@@ -212,7 +212,7 @@ static mpg_status run_backward(const mpg_kernel_call *call, mpgluon_kernel funct
     input_gradients[i] = array_of(&call->outputs[k++]);
   }
   for (int i = 0; i < e->num_outputs; i++) {
-    outputs[i] = output_gradients[i]; /* of the same shape */
+    outputs[i] = output_gradients[i]; /* of the same shape, without data */
     outputs[i].data = reads_outputs(e) ? given++->data : NULL;
   }
   mpgluon_call own = {
@@ -266,7 +266,7 @@ static bool identifier(const char *text, size_t length) {
   return true;
 }
 
-/* Counts the names of "data, !state"; *marked: which have a "!". */
+/* Counts the names in "data, !state". Bit i of *marked is set if name i has a "!". */
 static mpg_status parse_names(const mpg_extension *e, const char *what, const char *text,
                               int *count, uint32_t *marked) {
   const char *starts[MPGLUON_MAX_ARRAYS];
@@ -323,7 +323,8 @@ static mpg_status make_param(mpg_extension *e, int index) {
   if (*range ? !words && !(numbers && strstr(range, "..")) : words)
     return mpg_fail(MPG_ERROR, "%s: \"%s\" is no range of the parameter %s", e->op.name, range,
                     name);
-  if (given->initial && !strcmp(given->initial, "required")) /* how tables say that there is none */
+  /* In tables this means that there is no default. */
+  if (given->initial && !strcmp(given->initial, "required"))
     return mpg_fail(MPG_ERROR, "%s: the default of %s cannot be \"required\"", e->op.name, name);
   *param = (mpg_param){.name = name,
                        .default_text = given->initial ? given->initial : "required",
@@ -360,7 +361,7 @@ static mpg_status check_functions(const mpg_extension *e) {
   return MPG_OK;
 }
 
-/* Checks an op of the table, and makes what its rows consist of. */
+/* Checks an op of the table and prepares the contents of its rows. */
 static mpg_status make_op(mpg_extension *e, const mpgluon_op *given, size_t size) {
   uint32_t states;
   memcpy(&e->op, given, size);
@@ -472,7 +473,7 @@ static void add_op(mpg_extension *e) {
                 .num_inputs = mpg_arity_names,
                 .num_outputs = mpg_arity_names,
                 .saves = inputs | (reads_outputs(e) ? MPG_SAVE_OUTPUTS : 0),
-                /* never inline: the library may take its time, or wait */
+                /* never inline, because the library may be slow or wait */
                 .flags = MPG_OP_HEAVY | MPG_OP_TRAIN,
                 .dtypes = e->op.dtypes,
                 .batching = batching,

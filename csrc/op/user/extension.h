@@ -1,9 +1,9 @@
-/* Ops of libraries that users compile (mpgluon/include/mpgluon/op.h): rows that are added to the
- * registry, whose functions call the library's.
+/* Ops of user libraries (mpgluon/include/mpgluon/op.h): rows that are added to the registry, whose
+ * functions call those of the library.
  *
- * An op has a second row for its gradient, which nobody can find by name. Libraries are never
- * closed once their ops are added: rows point into them, and live as long as the process. Threads:
- * host lock; kernels are called by the thread that runs the device's work.
+ * An op has a second row for its gradient, which cannot be looked up by name. Libraries are never
+ * closed after their ops were added, because the rows point into them and are never removed.
+ * Threads: host lock; kernels run on the thread that executes the device's work.
  */
 #ifndef MPG_OP_USER_EXTENSION_H
 #define MPG_OP_USER_EXTENSION_H
@@ -12,18 +12,19 @@
 
 typedef struct mpg_extension_library mpg_extension_library;
 
-/* Opens a library and checks its table; its ops are not there yet. *library: NULL where its ops
- * were added before. */
+/* Opens a library and checks its table, without adding its ops. *library is NULL if its ops are
+ * already added. */
 mpg_status mpg_extension_open(const char *path, mpg_extension_library **library);
 int mpg_extension_count(const mpg_extension_library *library);
 const char *mpg_extension_name(const mpg_extension_library *library, int index);
-/* Adds all its ops, or none. The library is the registry's then, and else closed. */
+/* Adds all ops of the library, or none. On success the registry owns the library; otherwise the
+ * library is closed. */
 mpg_status mpg_extension_add(mpg_extension_library *library);
 void mpg_extension_close(mpg_extension_library *library);
 
-/* The kernel of an op that a library has added; NULL: it has none for this device. */
+/* Returns the kernel of an op from a library, or NULL if it has none for this device. */
 mpg_kernel_fn mpg_extension_kernel(const mpg_device *device, const mpg_op *op);
-/* The error then. */
+/* Fails with the error for a missing kernel. */
 mpg_status mpg_extension_no_kernel(const mpg_device *device, const mpg_op *op);
 
 #endif

@@ -1,4 +1,4 @@
-/* Kernels that users write: queued as work on the arrays that they read and write. */
+/* Kernels that users write, queued as work on the arrays that they read and write. */
 #include "op/user/gpu_module.h"
 
 #include <string.h>
@@ -37,11 +37,11 @@ typedef struct launch_task {
   const char *name;
   uint32_t grid[3], block[3], shared;
   int num_arguments;
-  uint64_t arguments[]; /* each where it begins */
+  uint64_t arguments[]; /* each argument at the start of its element */
 } launch_task;
 
-/* The kernel waits as work does that looks at its own stream: what comes before it and behind it is
- * known to be done apart from it, so a fault that the card reports is told by the right name. */
+/* The kernel waits first, like work that polls its own stream. Earlier and later work then
+ * completes separately, so a fault that the GPU reports is attributed to the right kernel. */
 static mpg_status launch_work(mpg_run *run, void *payload) {
   launch_task *task = payload;
   if (run->device->backend->work_waits) MPG_TRY(run->device->backend->work_waits(run->device));

@@ -1,7 +1,7 @@
 /* Kernels that users write in CUDA C++ (mx.rtc).
  *
- * A module is compiled when it is made. Modules and kernels live as long as the process; of equal
- * texts there is one. Threads: host lock.
+ * A module is compiled when it is created. Modules and kernels are never freed, and equal sources
+ * share a module. Threads: host lock.
  */
 #ifndef MPG_OP_USER_GPU_MODULE_H
 #define MPG_OP_USER_GPU_MODULE_H
@@ -11,9 +11,9 @@
 
 enum { MPG_GPU_MAX_ARGUMENTS = 128 };
 
-/* An array, or a number as the kernel takes it. */
+/* An array, or a number in the kernel's format. */
 typedef struct mpg_gpu_argument {
-  const mpg_tensor *tensor; /* borrowed; NULL: a number */
+  const mpg_tensor *tensor; /* borrowed; NULL for a number */
   bool writes;
   unsigned char number[8];
 } mpg_gpu_argument;
@@ -27,10 +27,10 @@ typedef struct mpg_gpu_launch {
   const mpg_gpu_argument *arguments;
 } mpg_gpu_launch;
 
-/* Fails where there is no GPU, with the reason. */
+/* Compiles a module. Fails with the reason if there is no GPU. */
 mpg_status mpg_gpu_module_compile(const mpg_gpu_source *source, void **module);
 mpg_status mpg_gpu_module_kernel(void *module, const char *name, const void **kernel);
-/* Queues it. */
+/* Queues a launch. */
 mpg_status mpg_gpu_module_launch(const mpg_gpu_launch *launch);
 
 #endif
