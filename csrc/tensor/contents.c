@@ -1,14 +1,14 @@
-/* Contents that a gradient still reads: who saved them, and the copies. */
+/* Contents that a gradient still reads: savers and copies. */
 #include "tensor/contents.h"
 
 #include "base/memory.h"
 
 struct mpg_kept_contents {
-  mpg_kept_contents *next; /* older ones */
-  mpg_storage *copy;       /* owned; NULL: there was no memory */
+  mpg_kept_contents *next; /* older copies */
+  mpg_storage *copy;       /* owned; NULL if there was no memory */
   uint32_t version;
-  uint32_t
-      savers; /* 0 while it is the storage's present version, whose savers the storage counts */
+  /* 0 while this is the storage's present version, whose savers the storage counts. */
+  uint32_t savers;
 };
 
 /* Runtime state, under the host lock. */
@@ -94,6 +94,6 @@ void mpg_contents_hand_over(mpg_storage *storage) {
   if (*link && storage->savers)
     (*link)->savers = storage->savers;
   else if (*link)
-    drop(link); /* those who had saved it have gone since */
+    drop(link); /* its savers have been released */
   storage->savers = 0;
 }

@@ -1,13 +1,13 @@
-/* Contents that a gradient still reads: copy on write.
+/* Copy on write of contents that a gradient still reads.
  *
- * Who saves a storage's contents notes its version. Before work that writes a storage is queued,
- * mpg_storage_before_write copies the contents if somebody has saved them; the write itself
- * (mpg_storage_add_write) leaves the copy to them. So gradients are those of the values that were
- * used. Lost are only contents for which there is no memory, and those of exposed storages that
- * others write without a word.
+ * A saver of a storage's contents records the version. Before work that writes a storage is queued,
+ * mpg_storage_before_write copies the contents if they have savers. The write itself
+ * (mpg_storage_add_write) hands the copy over to the savers. Gradients therefore use the values of
+ * the forward pass. Contents are lost only if there is no memory for a copy, or if other code
+ * writes an exposed storage without notice.
  *
- * Ownership: who saves has a reference to the storage; a storage owns the copies, each of which
- * goes with the last who saved it. Threads: host lock.
+ * Ownership: a saver holds a reference to the storage. The storage owns the copies; each copy is
+ * freed with its last saver. Threads: host lock.
  */
 #ifndef MPG_TENSOR_CONTENTS_H
 #define MPG_TENSOR_CONTENTS_H
@@ -15,32 +15,33 @@
 #include "tensor/tensor.h"
 
 typedef struct mpg_saved {
-  mpg_storage *storage; /* owned; NULL: not saved */
+  mpg_storage *storage; /* owned; NULL if nothing is saved */
   size_t offset;
   uint32_t version;
 } mpg_saved;
 
-/* Savers of many watched storages, which are counted when somebody is about to write such a storage
- * while they are there, and not before: so a compiled call need not pass over its parameters. */
+/* Savers of many watched storages that are counted lazily: only when a watched storage is about to
+ * be written while they are in the list. A compiled call thus need not visit its parameters. */
 typedef struct mpg_late_savers {
-  struct mpg_late_savers *next, **link;          /* link NULL: not in the list */
-  void (*count)(struct mpg_late_savers *savers); /* adds them to their storages, once */
+  struct mpg_late_savers *next, **link;          /* link is NULL outside of the list */
+  void (*count)(struct mpg_late_savers *savers); /* adds the savers to their storages, once */
 } mpg_late_savers;
-void mpg_late_savers_add(mpg_late_savers *savers);    /* those in the list stay there */
-void mpg_late_savers_remove(mpg_late_savers *savers); /* those that are in none are left alone */
-void mpg_late_savers_count(void); /* calls `count` of all, and empties the list */
+void mpg_late_savers_add(mpg_late_savers *savers);    /* no-op if already in the list */
+void mpg_late_savers_remove(mpg_late_savers *savers); /* no-op if not in the list */
+void mpg_late_savers_count(void);                     /* calls each `count` and empties the list */
 
-/* Savers of tracked storages (destinations of gradients) now. */
+/* Returns the current number of savers of tracked storages, the destinations of gradients. */
 uint64_t mpg_contents_tracked_savers(void);
 void mpg_contents_count_tracked(int64_t change);
-void mpg_contents_track(mpg_storage *storage); /* from now on reads by other devices are counted */
+/* Starts counting the savers of a storage and its reads by other devices. */
+void mpg_contents_track(mpg_storage *storage);
 
 static inline void mpg_contents_add_saver(mpg_storage *storage) {
   storage->savers++;
   if (__builtin_expect(storage->tracked, 0)) mpg_contents_count_tracked(1);
 }
 void mpg_contents_drop_kept(mpg_storage *storage, uint32_t version);
-/* One saver of the version less. */
+/* Releases one saver of the version. */
 static inline void mpg_contents_remove_saver(mpg_storage *storage, uint32_t version) {
   if (__builtin_expect(storage->version == version, 1)) {
     storage->savers--;
@@ -55,7 +56,7 @@ static inline mpg_saved mpg_contents_save(mpg_storage *storage, size_t offset) {
   mpg_contents_add_saver(storage);
   return (mpg_saved){storage, offset, storage->version};
 }
-static inline void mpg_contents_release(mpg_saved *saved) { /* not saved: nothing is done */
+static inline void mpg_contents_release(mpg_saved *saved) { /* no-op if nothing is saved */
   mpg_storage *storage = saved->storage;
   saved->storage = NULL;
   if (!storage) return;
@@ -63,10 +64,10 @@ static inline void mpg_contents_release(mpg_saved *saved) { /* not saved: nothin
   mpg_storage_release(storage);
 }
 
-/* A storage with the contents of that version: itself, a copy, or NULL when they are lost (of which
- * *no_memory tells the reason). Borrowed. */
+/* Returns a storage with the contents of that version: the storage itself, a copy, or NULL if they
+ * are lost. *no_memory is the reason of the loss. Borrowed. */
 mpg_storage *mpg_contents_find(mpg_storage *storage, uint32_t version, bool *no_memory);
-const char *mpg_contents_lost_text(bool no_memory); /* that reason */
+const char *mpg_contents_lost_text(bool no_memory); /* Returns that reason as text. */
 static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t version) {
   bool no_memory;
   return __builtin_expect(storage->version == version, 1)
@@ -74,9 +75,10 @@ static inline mpg_storage *mpg_contents_at(mpg_storage *storage, uint32_t versio
              : mpg_contents_find(storage, version, &no_memory);
 }
 
-/* Notes a copy of the present contents (takes over; NULL: there was no memory), of which there is
- * none yet. */
+/* True if the present contents have a copy. */
 bool mpg_contents_kept(mpg_storage *storage);
+/* Records a copy of the present contents, which have none yet. Takes ownership of `copy`; NULL
+ * means that there was no memory. */
 mpg_status mpg_contents_keep(mpg_storage *storage, mpg_storage *copy);
 
 #endif

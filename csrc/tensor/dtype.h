@@ -1,5 +1,5 @@
-/* Element types. The numbers are those of MXNet's files and API (mshadow's type flags); never
- * change them. */
+/* Element types. The numbers are those of MXNet's files and API (mshadow's type flags) and must
+ * never change. */
 #ifndef MPG_TENSOR_DTYPE_H
 #define MPG_TENSOR_DTYPE_H
 
@@ -32,22 +32,22 @@ typedef uint32_t mpg_dtype_set;
 #define MPG_DTYPES_ALL (MPG_DTYPES_NUMERIC | MPG_DTYPE_BIT(MPG_BOOL))
 
 bool mpg_dtype_valid(int dtype);
-size_t mpg_dtype_size(mpg_dtype dtype); /* bytes an element */
-/* The dtype of sums and statistics of such elements. */
+size_t mpg_dtype_size(mpg_dtype dtype); /* bytes per element */
+/* Returns the dtype of sums and statistics of these elements. */
 static inline mpg_dtype mpg_dtype_of_sums(mpg_dtype dtype) {
   return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
 }
-/* The number that a float dtype has for `number`: to nearest, ties to even; halves by way of
- * float32, as kernels round. */
+/* Rounds `number` to a float dtype, to nearest, ties to even. 16-bit dtypes are rounded from
+ * float32, as in kernels. */
 double mpg_dtype_rounded(mpg_dtype dtype, double number);
 const char *mpg_dtype_name(mpg_dtype dtype);
-mpg_dtype mpg_dtype_from_name(
-    const char *name); /* MPG_DTYPE_NONE when there is none of that name */
+/* Returns MPG_DTYPE_NONE if no dtype has this name. */
+mpg_dtype mpg_dtype_from_name(const char *name);
 static inline bool mpg_dtype_is_float(mpg_dtype dtype) {
   return dtype >= 0 && (MPG_DTYPES_FLOAT >> dtype & 1);
 }
-/* Whether element i of an array is not 0; both zeros of floats are, and NaN is not. Numbers are
- * little-endian. */
+/* True if element i of an array is nonzero. Both float zeros are zero, and NaN is nonzero. Numbers
+ * are little-endian. */
 static inline bool mpg_dtype_nonzero(mpg_dtype dtype, const void *values, int64_t i) {
   size_t size = mpg_dtype_size(dtype);
   const unsigned char *item = (const unsigned char *)values + (size_t)i * size;

@@ -13,7 +13,7 @@ enum { MAX_FREE = 4096 };
 static mpg_storage *free_storages, *leaving;
 static int num_free;
 static uint64_t watched_writes, foreign_reads;
-static uint64_t births; /* runtime state, too */
+static uint64_t births; /* runtime state */
 
 uint64_t mpg_storage_births(void) { return births; }
 
@@ -40,7 +40,7 @@ static void recycle(mpg_storage *storage) {
   num_free++;
 }
 
-/* Memory from outside goes back to its owner, which may run the host's code. */
+/* Returns memory from outside to its owner, which may run the host's code. */
 static void release_outside(mpg_storage *storage) {
   mpg_host_yield();
   storage->release(storage->owner);
@@ -48,10 +48,10 @@ static void release_outside(mpg_storage *storage) {
   recycle(storage);
 }
 
-/* Leaving storages are linked through block.memory, which nobody needs any more. */
+/* Leaving storages are linked through block.memory, which is no longer needed. */
 void mpg_storage_collect(void) {
   mpg_storage *left = leaving;
-  leaving = NULL; /* release may come back here */
+  leaving = NULL; /* release may call this function */
   while (left) {
     mpg_storage *next = left->block.memory;
     if (mpg_uses_finished(&left->block.uses, left->device)) {
@@ -69,8 +69,8 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   if (leaving) mpg_storage_collect();
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
-  mpg_status status = mpg_pool_alloc(device->pool, size, host_access,
-                                     &storage->block); /* the whole block; the rest is set below */
+  /* Sets the whole block; the rest of the struct is set below. */
+  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block);
   if (status != MPG_OK) {
     recycle(storage);
     return status;

@@ -26,7 +26,7 @@ mpg_status mpg_tensor_create_pinned(mpg_device *device, const mpg_desc *desc, mp
     mpg_pinned_release(block);
     return status;
   }
-  storage->exposed = false; /* nobody else has the address */
+  storage->exposed = false; /* no other code has the address */
   *tensor = (mpg_tensor){.storage = storage, .offset = 0, .desc = *desc};
   return MPG_OK;
 }
@@ -68,7 +68,7 @@ mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end
                     (long long)begin, (long long)end, (long long)shape->dims[0]);
   size_t row =
       (size_t)mpg_shape_product(shape, 1, shape->ndim) * mpg_dtype_size(tensor->desc.dtype);
-  mpg_tensor part = *tensor; /* result may be tensor */
+  mpg_tensor part = *tensor; /* `result` may be `tensor` */
   part.offset += (size_t)begin * row;
   part.desc.shape.dims[0] = end - begin;
   mpg_tensor_retain(&part);
@@ -76,7 +76,7 @@ mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end
   return MPG_OK;
 }
 
-/* --- In and out ------------------------------------------------------------------------------- */
+/* --- Copies to and from the host -------------------------------------------------------------- */
 
 static mpg_status wait_for_write(const mpg_tensor *tensor, bool keep_lock) {
   const mpg_storage *storage = tensor->storage;
@@ -95,7 +95,8 @@ static bool writable(const mpg_tensor *tensor) {
   return mpg_uses_finished(&tensor->storage->block.uses, tensor->storage->device);
 }
 
-/* Threads that queue more than they let finish would never let this one see the end of it. */
+/* If other threads queue work faster than it finishes, a wait that releases the lock might not
+ * end. */
 enum { ROUNDS_WITHOUT_LOCK = 4 };
 
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor) {
@@ -166,7 +167,7 @@ static mpg_status queue_copy(const mpg_tensor *from, const mpg_tensor *to) {
       .devices = &device, .count = 1, .prepare = prepare_copy, .note = note_copy, .state = &state});
 }
 
-/* An array of the same kind that nobody else knows of. */
+/* Creates an array of the same kind that no other code knows. */
 static mpg_status make_like(const mpg_tensor *tensor, bool host_access, mpg_tensor *result) {
   mpg_storage *storage;
   MPG_TRY(mpg_storage_create(mpg_tensor_device(tensor), mpg_tensor_bytes(tensor), host_access,
@@ -182,7 +183,7 @@ mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy) {
   return status;
 }
 
-/* A copy of a whole storage: at once where it is small and nothing queued is in the way, else in
+/* Copies a whole storage: immediately if it is small and no queued work interferes, otherwise in
  * the order of the device's work. */
 static mpg_status copy_whole(mpg_storage *storage, mpg_tensor *copy) {
   enum { COPIED_AT_ONCE = 1 << 16 };
@@ -207,9 +208,10 @@ void mpg_storage_copy_contents(mpg_storage *storage) {
   mpg_tensor copy = {0};
   if (storage->watched) mpg_late_savers_count();
   if (!storage->savers || mpg_contents_kept(storage)) return;
-  mpg_storage_retain(storage); /* making room may let others run */
+  mpg_storage_retain(storage); /* making room may let other threads run */
   uint32_t version = storage->version;
-  (void)copy_whole(storage, &copy); /* else they are lost, which who reads them is told */
+  /* If this fails, the contents are lost and their readers get an error. */
+  (void)copy_whole(storage, &copy);
   bool late = storage->version != version || mpg_contents_kept(storage);
   if (late || mpg_contents_keep(storage, copy.storage) != MPG_OK) mpg_tensor_release(&copy);
   mpg_storage_release(storage);
@@ -233,7 +235,7 @@ mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host) {
   return status;
 }
 
-/* By way of an array of its own, which the device copies from. */
+/* Writes through a staging array, which the device copies from. */
 static mpg_status write_in_order(mpg_tensor *tensor, const void *host) {
   mpg_device *device = mpg_tensor_device(tensor);
   mpg_tensor staged;
@@ -252,11 +254,11 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
   mpg_storage_before_write(storage);
-  if (device->remote) { /* the process that it is on has the same values */
+  if (device->remote) { /* the process that owns the device has the same values */
     mpg_storage_add_write(storage, 0);
     return MPG_OK;
   }
-  /* Part of a storage whose last write failed stays failed. */
+  /* A storage whose last write failed stays failed if only a part of it is written. */
   if (mpg_tensor_is_part(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
   if (!writable(tensor)) return write_in_order(tensor, host);
