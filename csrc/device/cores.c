@@ -1,4 +1,4 @@
-/* Counts the cores that this process may use, with the limits of control groups. */
+/* Counts the cores that this process may use, within the limits of its control groups. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@ int mpg_this_core(void) {
 #endif
 }
 
-/* "200000 100000" -> 2; "max 100000" -> 0 (no limit), as when there is no such file. */
+/* Parses a cpu.max file: "200000 100000" is 2; "max 100000" or a missing file is 0, no limit. */
 static int cores_of_cpu_max(const char *path) {
   FILE *file = fopen(path, "r");
   if (!file) return 0;
@@ -29,7 +29,7 @@ static int cores_of_cpu_max(const char *path) {
 
 static int smaller_limit(int a, int b) { return !a ? b : !b || a < b ? a : b; }
 
-/* The limits of this process's control group (version 2) and of those around it. */
+/* Returns the limit of this process's control group (version 2) and its ancestors. */
 static int cgroup_cores(void) {
   int cores = cores_of_cpu_max("/sys/fs/cgroup/cpu.max");
   FILE *file = fopen("/proc/self/cgroup", "r");
@@ -50,7 +50,7 @@ static int cgroup_cores(void) {
 }
 
 int mpg_machine_cores(void) {
-  static _Atomic int known; /* every thread finds the same */
+  static _Atomic int known; /* every thread computes the same value */
   int cores = atomic_load_explicit(&known, memory_order_relaxed);
   if (cores) return cores;
 #ifdef __linux__

@@ -12,15 +12,16 @@
 
 enum {
   HUGE_PAGE = 2 << 20,
-  MAPPED_SIZE = HUGE_PAGE, /* array memory from here on is mapped: its first touch is 3 to 6 times
-                              as fast on huge pages */
+  /* Arrays from this size on are mapped, because their first touch is 3 to 6 times as fast on huge
+   * pages. */
+  MAPPED_SIZE = HUGE_PAGE,
 };
 
 typedef struct cpu_state {
   mpg_queue queue;
   mpg_sleepers sleepers;
-  int omp_threads;                       /* the worker's */
-  mpg_oversubscription oversubscription; /* the worker's */
+  int omp_threads;                       /* of the worker */
+  mpg_oversubscription oversubscription; /* of the worker */
 } cpu_state;
 
 static mpg_status cpu_open(mpg_device *device) {
@@ -36,7 +37,7 @@ static mpg_status cpu_open(mpg_device *device) {
 /* --- Timeline --------------------------------------------------------------------------------- */
 
 static void reach(mpg_device *device, cpu_state *state, mpg_tick tick) {
-  atomic_store(device->completed, tick); /* sequentially consistent: against wake_at */
+  atomic_store(device->completed, tick); /* sequentially consistent with wake_at */
   mpg_sleepers_passed(&state->sleepers, &state->queue, tick);
 }
 
@@ -73,7 +74,7 @@ static void cpu_stop(mpg_device *device) {
 static bool cpu_run_wait(mpg_run *run, mpg_point point) {
   if (mpg_queue_wait(&((cpu_state *)run->device->backend_state)->queue, run->device, point))
     return true;
-  run->blocked_on = point; /* only when the worker has been asked to stop */
+  run->blocked_on = point; /* only if the worker has been asked to stop */
   return false;
 }
 
@@ -163,7 +164,7 @@ static mpg_status cpu_allocate(mpg_device *device, size_t size, void **memory) {
   size_t tail = (size_t)(mapped + total - (aligned + length));
   if (tail) munmap(aligned + length, tail);
 #ifdef MADV_HUGEPAGE
-  madvise(aligned, length, MADV_HUGEPAGE); /* advice: may be refused */
+  madvise(aligned, length, MADV_HUGEPAGE); /* a hint; may fail */
 #endif
   *memory = aligned;
   return MPG_OK;

@@ -18,11 +18,11 @@
 #include "device/ranks/engine.h"
 
 enum {
-  RECENT = MPG_RECENT, /* submissions that may be queued on a device, about, before
-                          wait_for_room waits */
-  LOOK_INTERVAL =
-      256, /* it looks once in so many: `completed` is on a cache line that the worker writes */
-  DEFAULT_SPIN_US = 50, /* about the time to wake a thread, on both sides */
+  /* Approximate number of queued submissions per device before wait_for_room waits. */
+  RECENT = MPG_RECENT,
+  /* Submissions between two reads of `completed`, whose cache line the worker writes. */
+  LOOK_INTERVAL = 256,
+  DEFAULT_SPIN_US = 50, /* about the time to wake a thread, for hosts and workers */
 };
 
 /* Runtime state: the device table and the settings. Host lock. */
@@ -31,15 +31,15 @@ static struct {
   size_t capacity;
   int count;
   _Atomic(mpg_device *) newest; /* any thread */
-  int fixed_threads;            /* per CPU device; 0: cores are shared out */
+  int fixed_threads;            /* per CPU device; 0: cores are divided */
   mpg_engine_mode mode;
   int64_t idle_spin_ns;
   mpg_team_spin team_spin;
   bool poison_pools;
-  mpg_point_list points; /* of the work that is being queued */
-  _Atomic(int) spinning; /* idle workers that look for work; any thread */
+  mpg_point_list points; /* for the work being queued */
+  _Atomic(int) spinning; /* idle workers that poll for work; any thread */
   bool initialized, shut_down, fork_prepared;
-  bool exiting; /* libraries that were opened after this one have taken their state down */
+  bool exiting;            /* libraries loaded after this one have been torn down */
   pthread_mutex_t opening; /* held while the table grows, and across a fork */
 } table = {.opening = PTHREAD_MUTEX_INITIALIZER};
 
@@ -88,8 +88,9 @@ static bool is_cpu(const mpg_device *device) {
   return !device->remote && (device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE);
 }
 
-/* Those of this process's rank count, or those without a rank where these are more: work that all
- * ranks share is on the one kind, what each does by itself on the other. */
+/* Divides the cores among the CPU devices. Counts the devices of this process's rank or those
+ * without a rank, whichever are more: work shared by all ranks runs on the former, local work on
+ * the latter. */
 static void share_threads(void) {
   int of_rank = 0, own = 0;
   for (int i = 0; i < table.count; i++) {
@@ -151,8 +152,8 @@ fail:
   return status;
 }
 
-/* A fork by a thread without the host lock finds the table, and all that belongs to a device,
- * whole. */
+/* Holds table.opening, so a fork by a thread without the host lock sees the device table in a
+ * consistent state. */
 static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
   pthread_mutex_lock(&table.opening);
   mpg_status status = open_another(id, backend, result);
@@ -172,7 +173,7 @@ static mpg_status open_gpu(mpg_device_id id, mpg_device **result) {
   return open_device(id, &mpg_gpu_backend, result);
 }
 
-/* Of another process. Its programs are made here, too. */
+/* Opens a device of another process. Its programs are compiled in this process as well. */
 static mpg_status open_remote(mpg_device_id id, mpg_device **result) {
   const char *reason;
   if (id.type == MPG_GPU && !mpg_gpu_library_get(&reason))
@@ -216,7 +217,7 @@ mpg_status mpg_device_side(mpg_device *device, mpg_device **side) {
 
 /* --- Submission ------------------------------------------------------------------------------- */
 
-/* Waits while very much is queued (host lock given up); may be interrupted. */
+/* Waits if the queue is nearly full, with the host lock released; may be interrupted. */
 static mpg_status wait_for_room(mpg_device *device) {
   uint64_t count = device->submissions;
   if (count % LOOK_INTERVAL || count < RECENT) return MPG_OK;
@@ -234,7 +235,7 @@ static mpg_status refuse_after_shutdown(const mpg_device *device) {
                   mpg_device_text(device));
 }
 
-/* On success device->submitted has moved on. */
+/* Advances device->submitted on success. */
 static mpg_status enqueue(mpg_device *device, const mpg_submission *submission) {
   mpg_submission work = *submission;
   if (work.ticks == 0) work.ticks = 1;
@@ -258,14 +259,14 @@ static void publish(mpg_device *device, const mpg_submission *submission, mpg_ti
   device->backend->publish(device);
 }
 
-/* Apart from publishing: that costs nothing, and this a call of the system, which other devices
- * need not wait for. */
+/* Separate from publish, which is cheap. Waking a worker is a system call, which must not delay
+ * publication to the other devices. */
 static void wake(mpg_device *device) {
   if (device->backend->wake) device->backend->wake(device);
 }
 
-/* Queues all submissions or none, and publishes them. Discards payloads on failure. No other thread
- * runs meanwhile. */
+/* Queues and publishes all submissions, or none. Discards payloads on failure. No other thread runs
+ * meanwhile. */
 static mpg_status queue_all(mpg_device *const *devices, const mpg_submission *submissions,
                             int count, mpg_tick *last) {
   mpg_status status = MPG_OK;
@@ -287,7 +288,7 @@ fail:
   return status;
 }
 
-/* In synchronous mode work is done when it has been queued. */
+/* In synchronous mode, waits until the queued work is done. */
 static mpg_status finish(mpg_device *const *devices, const mpg_tick *last, int count) {
   if (__builtin_expect(table.mode != MPG_ENGINE_SYNC, 1)) return MPG_OK;
   for (int i = 0; i < count; i++) mpg_tick_wait(devices[i], last[i], true);
@@ -295,8 +296,8 @@ static mpg_status finish(mpg_device *const *devices, const mpg_tick *last, int c
   return MPG_OK;
 }
 
-/* A look at each device until none had to be waited for: waiting for one gives the others time to
- * fill. */
+/* Checks all devices repeatedly until no check had to wait, because the other queues can fill
+ * during a wait. */
 static mpg_status make_room(mpg_device *const *devices, int count) {
   uint64_t before;
   do {
@@ -383,7 +384,8 @@ mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *tot
   return MPG_OK;
 }
 
-/* When the running work starts, earlier work may still be using cached blocks. */
+/* Earlier work may still use cached blocks when the running work starts, so draining can free
+ * more. */
 static mpg_status allocate_scratch(mpg_device *device, size_t size, void **memory) {
   const mpg_backend *backend = device->backend;
   mpg_status status;
@@ -449,10 +451,11 @@ mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
   return MPG_OK;
 }
 
-/* A forked child has no workers. So all work is finished before, and locks are held across: the
- * child starts clean. */
+/* A forked child has no workers. So all work finishes before the fork, and locks are held across
+ * it, which gives the child a consistent state. */
 static void before_fork(void) {
-  if (mpg_worker_device()) return; /* running work forks: its own device will not get idle */
+  /* The running work forks, so its own device never becomes idle. */
+  if (mpg_worker_device()) return;
   pthread_mutex_lock(&table.opening);
   for (int i = 0; i < table.count; i++)
     mpg_tick_wait(table.devices[i], table.devices[i]->submitted, false);
@@ -481,7 +484,7 @@ static void after_fork(bool child) {
 static void after_fork_in_parent(void) { after_fork(false); }
 static void after_fork_in_child(void) { after_fork(true); }
 
-/* An integer setting; absent or empty: *value stays. */
+/* Reads an integer setting. *value is unchanged if it is absent or empty. */
 static mpg_status setting(const char *name, long long low, long long high, long long *value) {
   const char *text = getenv(name);
   if (!text || !*text) return MPG_OK;
@@ -536,7 +539,7 @@ static mpg_status read_settings(void) {
   return mpg_engine_set_mode(mode, (uint64_t)seed);
 }
 
-static void shut_down_at_exit(void) { /* where the host has not done so before */
+static void shut_down_at_exit(void) { /* if the host has not shut down earlier */
   table.exiting = true;
   mpg_device_shutdown();
 }

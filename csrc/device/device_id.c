@@ -1,4 +1,4 @@
-/* The text of a device's id; also for the library of GPU kernels. */
+/* Text form of device ids. Also compiled into the library of GPU kernels. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ bool mpg_device_id_parse(const char **text, mpg_device_id *id) {
       }
       if (*end++ != ')') return false;
     } else if (*rest == '_') {
-      continue; /* of a longer name */
+      continue; /* a longer name */
     }
     *text = end;
     *id = (mpg_device_id){types[i].type, (int32_t)index, (int32_t)(rank + 1)};

@@ -1,4 +1,4 @@
-/* Failure records: which ticks of a device failed, and why. */
+/* Failure records: the failed ticks of a device, with their causes. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@ struct mpg_cause {
   uint32_t origin, scope, stage, micro_batch;
   uint64_t steps;
   const char *name;
-  const mpg_device *device; /* where it happened */
+  const mpg_device *device; /* the device where it happened */
   _Atomic bool reported;
   char text[];
 };
@@ -22,24 +22,24 @@ typedef struct failed_range {
   const mpg_cause *cause;
 } failed_range;
 
-/* Sorted by tick. Work of a device mostly fails in this order; what a GPU reports of earlier work
- * goes in between. */
+/* Sorted by tick. A device's work mostly fails in this order. GPU reports of earlier work are
+ * inserted between. */
 struct mpg_failures {
   pthread_mutex_t lock;
   failed_range *ranges;
   size_t count, capacity;
-  size_t looked_at; /* ranges that wait_all has already looked through */
+  size_t looked_at; /* ranges that mpg_failures_unreported has already visited */
   _Atomic mpg_tick last_failed;
 };
 
 enum { RESERVED_RANGES = 8 };
 
-/* Stands in when there is no memory to say more. */
+/* Used if there is no memory for the actual text. */
 static mpg_cause no_memory_cause = {
     .status = MPG_HOST_OUT_OF_MEMORY,
     .text = "work failed, and there was no memory left to keep what its error said"};
 
-/* The latest failure that mpg_device_failure gave to this worker thread: when its work passes the
+/* The latest failure that mpg_device_failure returned to this worker thread. If its work passes the
  * failure on, the cause stays the same. */
 static _Thread_local const mpg_cause *passed_on;
 
@@ -66,7 +66,7 @@ void mpg_failures_close(mpg_device *device) {
   device->failures = NULL;
 }
 
-/* The first range whose last tick is not before `tick`. The lock is held. */
+/* Returns the index of the first range whose last tick is not before `tick`. The lock is held. */
 static size_t range_at(const struct mpg_failures *failures, mpg_tick tick) {
   size_t low = 0, high = failures->count;
   while (low < high) {
@@ -79,7 +79,7 @@ static size_t range_at(const struct mpg_failures *failures, mpg_tick tick) {
   return low;
 }
 
-/* Adds failures that the device itself has reported since. */
+/* Collects failures that the device itself has reported. */
 static void hear_reports(mpg_device *device) {
   if (device->raised && atomic_load_explicit(device->raised, memory_order_acquire))
     device->backend->collect(device);
@@ -100,28 +100,30 @@ const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
   return cause;
 }
 
-/* Whether there is room for one more range. It is made ahead: one failed allocation leaves some. */
+/* True if there is space for one more range. Space is reserved ahead, so that a failed allocation
+ * leaves some. */
 static bool make_room(struct mpg_failures *failures) {
   mpg_status grown = mpg_grow((void **)&failures->ranges, &failures->capacity,
                               failures->count + RESERVED_RANGES, sizeof *failures->ranges);
   return grown == MPG_OK || failures->count < failures->capacity;
 }
 
-/* first..last fall in no range. The lock is held. */
+/* Adds first..last, which no range overlaps. The lock is held. */
 static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick last,
                       const mpg_cause *cause) {
   size_t at = range_at(failures, first), news = at;
   failed_range *previous = at > 0 ? &failures->ranges[at - 1] : NULL;
   if (previous && previous->cause == cause && previous->last + 1 == first) {
     previous->last = last;
-    news = at - 1; /* a cause that came back is news again */
+    news = at - 1; /* a cause that recurs is unreported again */
   } else if (make_room(failures)) {
     memmove(failures->ranges + at + 1, failures->ranges + at,
             (failures->count - at) * sizeof *failures->ranges);
     failures->ranges[at] = (failed_range){first, last, cause};
     failures->count++;
-  } else { /* No memory: a failure must not get lost, so a neighbour is widened over what lies
-              between. */
+  } else {
+    /* Out of memory: a failure must not get lost, so a neighboring range is widened to include
+     * it. */
     news = at > 0 ? at - 1 : 0;
     failed_range *widened = &failures->ranges[news];
     if (widened->last < last) widened->last = last;
@@ -134,7 +136,7 @@ static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick la
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause) {
   struct mpg_failures *failures = device->failures;
   pthread_mutex_lock(&failures->lock);
-  for (mpg_tick tick = first; tick <= last;) { /* ticks that have failed already have their cause */
+  for (mpg_tick tick = first; tick <= last;) { /* ticks that have already failed keep their cause */
     size_t at = range_at(failures, tick);
     const failed_range *next = at < failures->count ? &failures->ranges[at] : NULL;
     mpg_tick end = last;

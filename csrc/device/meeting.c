@@ -1,4 +1,4 @@
-/* Meetings of devices: who has come, who waits, and giving up. */
+/* Rendezvous of devices: participants, waiting, and deadlock detection. */
 #include "device/meeting.h"
 
 #include <pthread.h>
@@ -14,15 +14,15 @@ typedef struct comer {
 } comer;
 
 struct mpg_meeting {
-  mpg_meeting *next; /* of those that wait for somebody */
+  mpg_meeting *next; /* list of incomplete meetings */
   const char *key, *who;
-  int count, come, left; /* left: how many are done with it */
+  int count, come, left; /* left: participants that are done with it */
   size_t size;
-  bool over; /* all have come, or it has failed */
+  bool over; /* complete or failed */
   mpg_status status;
-  char form[160], text[640]; /* text: of a failure */
+  char form[160], text[640]; /* text: error of a failed meeting */
   pthread_cond_t ended;
-  comer comers[]; /* sorted */
+  comer comers[]; /* sorted by device id */
 };
 
 /* Runtime state. Any thread. */
@@ -93,7 +93,7 @@ static void add(mpg_meeting *meeting, mpg_device *device, void *data) {
   meetings.arrivals++;
 }
 
-/* The devices that are to meet bring different things: an error for all of them. */
+/* Fails the meeting for all participants if their descriptions or sizes differ. */
 static void check_alike(mpg_meeting *meeting, const mpg_participant *p) {
   if (meeting->count == p->count && meeting->size == p->size && !strcmp(meeting->form, p->form))
     return;
@@ -138,7 +138,7 @@ void mpg_meeting_leave(mpg_meeting *meeting) {
   if (last) free_meeting(meeting);
 }
 
-/* *data becomes the meeting's own. The lock is held. */
+/* Joins a meeting and waits for its end. Takes over *data. The lock is held. */
 static mpg_status come(const mpg_participant *p, void **data, mpg_meeting **meeting) {
   if (meetings.closed) return refuse();
   if (!(*meeting = find(p))) MPG_TRY(begin(p, meeting));
@@ -187,7 +187,7 @@ const void *mpg_meeting_data(const mpg_meeting *meeting, int place) {
 
 /* --- The host --------------------------------------------------------------------------------- */
 
-/* Whether some device can go on by itself. */
+/* True if a device can progress without a meeting or another device. */
 static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
@@ -200,7 +200,7 @@ static bool any_runs(uint64_t *progress) {
 }
 
 void mpg_meetings_look(mpg_standstill *seen) {
-  enum { ALONE = 4, WITH_OTHERS = 200 }; /* looks, of 50 ms each */
+  enum { ALONE = 4, WITH_OTHERS = 200 }; /* checks, about 50 ms apart */
   pthread_mutex_lock(&meetings.lock);
   uint64_t arrivals = meetings.arrivals, progress = arrivals;
   bool none = !meetings.open;

@@ -1,6 +1,7 @@
-/* The shuffled engine: a backend without workers, for tests. Tasks are kept until a thread waits.
- * The waiting thread runs them one by one, each time from a random device whose next task may run.
- * So work that lacks a point fails, reproducibly. Memory and copies are the CPU backend's. */
+/* The shuffled engine: a mock backend without workers, for tests. Tasks are kept until a thread
+ * waits. The waiting thread runs them one by one, each time from a random device whose next task
+ * may run. So work with a missing point fails reproducibly. Memory and copies use the CPU
+ * backend. */
 #include <errno.h>
 #include <omp.h>
 #include <pthread.h>
@@ -15,11 +16,11 @@ typedef struct shuffle_queue {
   mpg_task_list published, enqueued;
 } shuffle_queue;
 
-/* Runtime state: all devices' queues, under one lock. One thread at a time runs tasks. */
+/* Runtime state: the queues of all devices under one lock. One thread at a time runs tasks. */
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  shuffle_queue **queues; /* by ordinal; NULL: not opened here */
+  shuffle_queue **queues; /* by ordinal; NULL: not opened by this backend */
   size_t capacity, count;
   bool running;
   int forking;
@@ -82,7 +83,7 @@ static bool runnable(const shuffle_queue *queue) {
   return queue && mpg_task_list_ready(&queue->published);
 }
 
-/* Lock held. NULL: nothing may run. */
+/* Draws a random runnable queue; NULL if no task may run. The lock is held. */
 static shuffle_queue *draw(void) {
   uint32_t choices = 0;
   for (size_t i = 0; i < shuffle.count; i++) choices += runnable(shuffle.queues[i]);
@@ -92,7 +93,7 @@ static shuffle_queue *draw(void) {
     if (runnable(shuffle.queues[i]) && chosen-- == 0) return shuffle.queues[i];
 }
 
-/* Lock held, given up while the task runs. */
+/* Runs the next task of a queue. The lock is held, and released while the task runs. */
 static void run_next(shuffle_queue *queue) {
   mpg_kept_task *kept = queue->published.first;
   mpg_device *device = queue->device, *outer = mpg_worker_device();
@@ -121,8 +122,7 @@ static bool shuffle_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) 
     shuffle_queue *queue = shuffle.running ? NULL : draw();
     if (queue) {
       run_next(queue);
-    } else { /* another thread runs a task, or all wait for devices of other kinds: look again soon
-              */
+    } else { /* another thread runs a task, or all tasks wait for other backends' devices */
       struct timespec soon;
       clock_gettime(CLOCK_REALTIME, &soon);
       soon.tv_nsec += 1000000;
@@ -148,8 +148,7 @@ static void shuffle_run_signal(mpg_run *run, mpg_tick tick) {
   pthread_mutex_unlock(&shuffle.lock);
 }
 
-/* --- Stopping and forking; the CPU backend's worker may be there too, from before the mode was set
- * --- */
+/* --- Stopping and forking; a worker of the CPU backend may exist if the mode was set later ---- */
 
 static void shuffle_stop(mpg_device *device) { mpg_cpu_backend.stop(device); }
 

@@ -13,19 +13,17 @@
 
 static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 30000000000,
                      RELAPSE_NS = 1000000000;
-/* Less running and waiting says nothing: a process's own threads share a core for three turns of 4
- * ms now and then. */
+/* A shorter sample is inconclusive: a process's own threads occasionally share a core for three
+ * time slices of 4 ms. */
 static const uint64_t ENOUGH_NS = 60000000;
-enum {
-  WAITING_PERCENT = 35,
-  MAX_DUMMY_THREADS = 16
-}; /* a process's own threads get into each other's way for up to 20 % */
+/* A process's own threads delay each other by up to 20 %. */
+enum { WAITING_PERCENT = 35, MAX_DUMMY_THREADS = 16 };
 
 void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint64_t ran,
                                 uint64_t waited) {
   uint64_t running = ran - s->ran_ns, waiting = waited - s->waited_ns;
   bool first = s->looked_ns == 0;
-  if (!first && running + waiting < ENOUGH_NS) return; /* until there is enough to go by */
+  if (!first && running + waiting < ENOUGH_NS) return; /* the sample is too short */
   int64_t passed = now - s->looked_ns;
   s->looked_ns = now, s->ran_ns = ran, s->waited_ns = waited;
   if (first) {
@@ -33,8 +31,8 @@ void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint
     return;
   }
   s->lasted_ns += passed;
-  /* Oversubscription shows only while teams spin: threads that sleep get a core soon after. So
-   * spinning is tried again, at growing intervals. */
+  /* Oversubscription shows only while teams spin, because sleeping threads get a core soon. So
+   * spinning is tried again at growing intervals. */
   if (s->oversubscribed) {
     if (s->lasted_ns >= s->stay_ns) s->oversubscribed = false, s->lasted_ns = 0;
   } else if (waiting * 100 > (running + waiting) * WAITING_PERCENT) {
@@ -48,7 +46,7 @@ void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint
 
 /* --- Short spins ------------------------------------------------------------------------------ */
 
-/* libgomp shortens its spinning while it has more threads than the machine has processors
+/* libgomp spins for a shorter time while it has more threads than the machine has processors
  * (GOMP_SPINCOUNT in its manual). A team of sleeping threads raises the count above that. */
 struct mpg_short_spin {
   pthread_t thread;
@@ -61,7 +59,7 @@ struct mpg_short_spin {
 static void *dummy_team_main(void *argument) {
   struct mpg_short_spin *s = argument;
 #pragma omp parallel num_threads(s->threads)
-  { __asm__ volatile("" ::: "memory"); } /* an empty region would be left out */
+  { __asm__ volatile("" ::: "memory"); } /* an empty region would be optimized away */
   pthread_mutex_lock(&s->mutex);
   while (!s->ended) pthread_cond_wait(&s->end, &s->mutex);
   pthread_mutex_unlock(&s->mutex);
@@ -93,7 +91,7 @@ static void end_short_spin(struct mpg_short_spin *s) {
   mpg_free(s);
 }
 
-/* --- Looking ---------------------------------------------------------------------------------- */
+/* --- Sampling --------------------------------------------------------------------------------- */
 
 static bool read_account(mpg_oversubscription *c, uint64_t *ran, uint64_t *waited) {
 #ifdef __linux__
@@ -116,8 +114,8 @@ static bool read_account(mpg_oversubscription *c, uint64_t *ran, uint64_t *waite
 #endif
 }
 
-/* Threads beside the device's own team, so that there are more of them than processors; 0: too many
- * for that to be worth it. */
+/* Returns the number of dummy threads that, with the device's team, exceed the processors. Returns
+ * 0 if that would take too many threads. */
 static int dummy_threads_of(mpg_oversubscription *c, int threads) {
   if (!c->processors) c->processors = omp_get_num_procs();
   int dummies = c->processors - threads + 2;

@@ -1,11 +1,11 @@
-/* Detects whether a worker and its OpenMP team have their cores to themselves. Threads of a team
- * wait for each other at the end of every kernel, and spin there for milliseconds. This is fastest
- * if each has a core. If other programs use the cores too, a spinning thread keeps the thread that
- * it waits for from running, and a step takes a hundred times as long. So a worker measures now and
- * then how long it had to wait for a core. If that is much, the teams of its process sleep at once
- * instead of spinning, for a while.
+/* Detection of oversubscribed cores, for a worker and its OpenMP team. The threads of a team wait
+ * for each other at the end of every kernel and spin for milliseconds. This is fastest if each
+ * thread has a core of its own. If other programs also use the cores, a spinning thread blocks the
+ * thread that it waits for, and a step takes a hundred times as long. So a worker periodically
+ * measures how long it had to wait for a core. If the share is high, the teams of its process sleep
+ * immediately instead of spinning, for a while.
  *
- * Ownership: the backend embeds one per worker, zeroed before. All calls are the worker's, but for
+ * Ownership: the backend embeds one per worker, zeroed. All calls are made by the worker, except
  * mpg_oversubscription_forget.
  */
 #ifndef MPG_DEVICE_OVERSUBSCRIPTION_H
@@ -21,34 +21,36 @@ typedef enum mpg_team_spin {
   MPG_TEAM_SPIN_SHORT
 } mpg_team_spin; /* MPGLUON_TEAM_SPIN */
 
-/* The state of the detection for one worker: samples and decisions, no system calls. */
+/* Detection state of one worker: samples and decisions, no system calls. */
 typedef struct mpg_oversubscription_state {
-  int64_t looked_ns; /* 0: never */
+  int64_t looked_ns; /* time of the last sample; 0: none */
   uint64_t ran_ns, waited_ns;
-  int64_t lasted_ns,
-      stay_ns; /* how long it has been so; how long teams sleep before they try spinning again */
+  /* Time since `oversubscribed` last changed, and how long teams sleep before they try spinning
+   * again. */
+  int64_t lasted_ns, stay_ns;
   bool oversubscribed;
 } mpg_oversubscription_state;
 
 typedef struct mpg_oversubscription {
   mpg_oversubscription_state state;
-  int64_t read_ns; /* when the account was read last, whether it said enough or not */
+  int64_t read_ns; /* time of the last read, even if it was inconclusive */
   bool opened;
-  int file;       /* the system's account of this thread; below 0: there is none */
-  int processors; /* 0: not asked yet */
-  struct mpg_short_spin *short_spin; /* owned; NULL: teams spin as they do by themselves */
+  int file;       /* the system's scheduling statistics of this thread; negative if unavailable */
+  int processors; /* 0: not queried yet */
+  struct mpg_short_spin *short_spin; /* owned; NULL: the teams spin for libgomp's default time */
 } mpg_oversubscription;
 
-/* The decision: at `now` this thread has run and been kept waiting for so long altogether. Pure. */
+/* Decides from the total times that this thread has run and waited for a core until `now_ns`.
+ * Pure. */
 void mpg_oversubscription_judge(mpg_oversubscription_state *state, int64_t now_ns, uint64_t ran_ns,
                                 uint64_t waited_ns);
 
-/* After a task; `threads` of the device's team. Costs a look at the clock, and once in a while a
- * read of some us. */
+/* Called after a task with the team size `threads`. Costs one clock read, and occasionally a file
+ * read of some microseconds. */
 void mpg_oversubscription_look(mpg_oversubscription *oversubscription, mpg_team_spin setting,
                                int threads);
 void mpg_oversubscription_close(mpg_oversubscription *oversubscription);
-void mpg_oversubscription_forget(
-    mpg_oversubscription *oversubscription); /* in a forked child, which has none of the threads */
+/* Called in a forked child, where the threads do not exist. */
+void mpg_oversubscription_forget(mpg_oversubscription *oversubscription);
 
 #endif

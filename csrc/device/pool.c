@@ -45,8 +45,9 @@ typedef struct size_class {
   size_t blocks;   /* number of blocks of this class, cached or allocated */
 } size_class;
 
-/* The atomics have one writer, the host (scratch: the thread that runs the device's work; held:
- * by the holder of the mutex), so adding is a load and a store. */
+/* Each atomic has a single writer, so adding is a load and a store. The writer is the host, except
+ * for scratch (the thread that runs the device's work) and held (the thread that holds the
+ * mutex). */
 struct mpg_pool {
   mpg_device *device;
   bool guarded; /* the mutex guards the classes and `held`; else the host lock does */
@@ -54,7 +55,7 @@ struct mpg_pool {
   bool poison;                          /* for tests: cached memory is filled with a pattern */
   _Atomic size_t in_use, held, scratch; /* in_use and held: without scratch */
   _Atomic size_t peak_in_use, peak_held;
-  size_t working_set; /* the largest in_use there has been; host lock */
+  size_t working_set; /* largest in_use so far; host lock */
   _Atomic size_t limit;
   _Atomic uint64_t allocations, system_allocations;
   size_class classes[NUM_CLASSES];
@@ -116,8 +117,8 @@ bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner) {
 
 mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock) {
   enum { MOST = 64 };
-  mpg_foreign_read
-      now[MOST]; /* others may add to them, and move them, while the lock is given up */
+  /* Another thread may change or reallocate the list while the lock is released. */
+  mpg_foreign_read now[MOST];
   int count = uses->num_foreign < MOST ? uses->num_foreign : MOST;
   for (int i = 0; i < count; i++) now[i] = uses->foreign[i];
   MPG_TRY(mpg_point_wait(
@@ -140,8 +141,8 @@ static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *bl
   block->poisoned = true;
 }
 
-/* Checks a block before it is used or returned to the system. Without the pattern it was written
- * after it was freed. */
+/* Checks a block before it is used or returned to the system. Aborts if the pattern is damaged,
+ * because the block was written after it was freed. */
 static void unpoison(const mpg_pool *pool, mpg_block *block) {
   if (!block->poisoned) return;
   ASAN_UNPOISON_MEMORY_REGION(block->memory, block->size);
@@ -159,7 +160,8 @@ static void unpoison(const mpg_pool *pool, mpg_block *block) {
 
 /* --- Size classes ----------------------------------------------------------------------------- */
 
-/* The class of `size` >= 1, and how large its blocks are. False: larger than any. */
+/* Finds the class of `size` >= 1 and its block size. Returns false if `size` exceeds the largest
+ * class. */
 static bool find_class(size_t size, int *index, size_t *rounded) {
   if (size <= SMALL_LIMIT) {
     *index = (int)((size + SMALL_STEP - 1) / SMALL_STEP) - 1;
@@ -360,7 +362,7 @@ static bool cut(mpg_pool *pool, size_class *class, size_t at, size_t size, mpg_b
 
 /* --- The system's memory ---------------------------------------------------------------------- */
 
-/* Both peaks are also raised by the device's worker when scratch grows: keep the larger. */
+/* The device's worker also raises both peaks when scratch grows, so this keeps the larger value. */
 static void raise_peak(_Atomic size_t *peak, size_t value) {
   size_t seen = atomic_load_explicit(peak, memory_order_relaxed);
   while (value > seen && !atomic_compare_exchange_weak_explicit(
@@ -552,28 +554,28 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
 
 /* --- Blocks ----------------------------------------------------------------------------------- */
 
-/* The block at the lowest address of those that need no waiting; class->count: none. The choice
- * depends on the blocks handed out, not on the order in which they came back. So a repeated step
+/* Returns the ready block at the lowest address, or class->count if none is ready. The choice
+ * depends on which blocks are in use, not on the order in which they were freed. So a repeated step
  * gets the same addresses, which captures contain. */
 static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool host_access,
                             size_t at, size_t chosen) {
   if (at >= class->count) return chosen;
   const mpg_block *block = &class->cached[at];
   if (chosen < class->count && is_below(&class->cached[chosen], block)) return chosen;
-  if (is_ready(pool, block, host_access))
-    return at; /* those below it in the heap are at higher addresses */
+  /* The blocks below it in the heap have higher addresses. */
+  if (is_ready(pool, block, host_access)) return at;
   chosen = choose_steady(pool, class, host_access, 2 * at + 1, chosen);
   return choose_steady(pool, class, host_access, 2 * at + 2, chosen);
 }
 
-/* Whether the block that came back last can be used without waiting: work on its own device is in
- * order, and no other device reads it. */
+/* True if the block freed last can be used without waiting: work on its own device is in order, and
+ * no other device reads it. */
 static inline bool top_is_good(const mpg_pool *pool, const size_class *class, bool host_access) {
   return !host_access && class->cached[class->count - 1].uses.num_foreign == 0 &&
          !pool->device->captures;
 }
 
-/* Chooses the cached block to hand out; class->count: none is suitable. */
+/* Chooses the cached block to hand out. Returns class->count if none is suitable. */
 static size_t choose(const mpg_pool *pool, const size_class *class, bool host_access) {
   size_t top = class->count - 1;
   const mpg_block *cached = class->cached;
@@ -582,11 +584,12 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
     size_t steady = choose_steady(pool, class, host_access, 0, class->count);
     return steady < class->count || host_access ? steady : top;
   }
-  for (size_t i = 0; i < LOOK_BACK && i <= top;
-       i++) /* own work comes in order anyway; reads by other devices do not */
+  /* Work of the pool's own device is in order anyway, but reads by other devices are not. */
+  for (size_t i = 0; i < LOOK_BACK && i <= top; i++)
     if (mpg_uses_finished(&cached[top - i].uses, pool->device)) return top - i;
-  if (host_access) { /* all of them, or else the pool would grow by a block every time work is far
-                        behind; the oldest first */
+  /* Searches all blocks, the oldest first. Otherwise the pool would grow by one block whenever work
+   * falls behind. */
+  if (host_access) {
     for (size_t i = 0; i < top; i++)
       if (mpg_uses_finished(&cached[i].uses, pool->device)) return i;
     return class->count;
@@ -596,8 +599,8 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
   return top;
 }
 
-/* The same when the system may be asked for another one. What is cached grows with the number of
- * sizes; it must not grow with how far a queue is behind as well. */
+/* Like choose, for a request that may allocate from the system. The cache grows with the number of
+ * sizes, but must not grow with the length of the queues as well. */
 static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size_t size,
                              bool host_access) {
   size_t chosen = choose(pool, class, host_access);
@@ -690,7 +693,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
        collected = true) {
     if (collected || status != MPG_DEVICE_OUT_OF_MEMORY || (GET(limit) && rounded > GET(limit)))
       return status;
-    mpg_host_collect(); /* garbage of the host may hold arrays */
+    mpg_host_collect(); /* uncollected garbage of the host may hold arrays */
   }
   if (__builtin_expect(pool->poison, 0)) make_usable(pool, class, block);
   size_t in_use = GET(in_use) + block->size;
@@ -701,7 +704,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
   SET(allocations, GET(allocations) + 1);
   size_t bound = GET(limit);
   if (bound && GET(held) + GET(scratch) > bound)
-    shrink(pool, bound, false, false); /* scratch has grown meanwhile */
+    shrink(pool, bound, false, false); /* scratch may have grown since */
   return MPG_OK;
 }
 

@@ -4,8 +4,8 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Events in chunks that never move. Whoever runs the device's work clears what an earlier start
- * left. */
+/* Events in chunks that never move. The thread that runs the device's work clears the events of an
+ * earlier start. */
 enum { CHUNK = 1024, MAX_CHUNKS = 1024 };
 struct mpg_event_buffer {
   uint64_t start; /* the mpg_profiler_start that the events belong to */

@@ -1,4 +1,4 @@
-/* The queue of a device's worker: one producer, one consumer. */
+/* The queue of a device's worker: a single-producer, single-consumer chain of segments. */
 #define _GNU_SOURCE
 #include "device/queue.h"
 
@@ -18,8 +18,8 @@
 
 enum {
   SEGMENT_SIZE = 1 << 16,
-  LARGEST_RECORD = SEGMENT_SIZE /
-      8, /* larger tasks keep points and payload in memory of their own */
+  /* Larger tasks keep points and payload in a separate allocation. */
+  LARGEST_RECORD = SEGMENT_SIZE / 8,
   RECORD_ALIGNMENT = 16,
   LARGEST_KEPT = 1 << 20,
 };
@@ -65,9 +65,9 @@ bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(m
 
 void mpg_sleepers_wake(mpg_sleepers *sleepers, mpg_queue *queue) {
   pthread_mutex_lock(&queue->mutex);
-  atomic_store(&sleepers->wake_at,
-               NEVER);                 /* a waiter that is not served yet puts its tick in again */
-  pthread_mutex_unlock(&queue->mutex); /* first: who wakes up takes it */
+  /* A waiter whose tick is not reached registers it again. */
+  atomic_store(&sleepers->wake_at, NEVER);
+  pthread_mutex_unlock(&queue->mutex); /* before the broadcast: woken threads take the mutex */
   pthread_cond_broadcast(&sleepers->reached);
 }
 
@@ -90,11 +90,12 @@ static bool nothing_to_do(mpg_queue *queue) {
   return atomic_load(&queue->published) == queue->consumed && !atomic_load(&queue->stopping);
 }
 
-#ifdef __linux__ /* a futex wakes a thread 5 us sooner than a condition, which has it take a mutex \
-                    first */
+/* A futex wakes a thread 5 us sooner than a condition variable, whose waiter must first take a
+ * mutex. */
+#ifdef __linux__
 static void sleep_until_work(mpg_queue *queue) {
   while (nothing_to_do(queue)) {
-    atomic_store(&queue->sleeping, ASLEEP); /* before the last look */
+    atomic_store(&queue->sleeping, ASLEEP); /* before the last check */
     if (nothing_to_do(queue))
       syscall(SYS_futex, &queue->sleeping, FUTEX_WAIT_PRIVATE, ASLEEP, NULL, NULL, 0);
   }
@@ -116,7 +117,7 @@ static void sleep_until_work(mpg_queue *queue) {
 
 void mpg_queue_wake(mpg_queue *queue) {
   if (atomic_load(&queue->sleeping) != ASLEEP) return;
-  pthread_mutex_lock(&queue->mutex); /* it waits, or has not looked yet */
+  pthread_mutex_lock(&queue->mutex); /* afterward the worker waits, or has yet to check */
   pthread_mutex_unlock(&queue->mutex);
   pthread_cond_signal(&queue->work_arrived);
 }
@@ -132,13 +133,13 @@ static void release_segment(mpg_queue *queue, mpg_queue_segment *used) {
   mpg_free(atomic_exchange_explicit(&queue->spare, used, memory_order_acq_rel));
 }
 
-/* Memory for a large task, which begins with its size; NULL: none. */
+/* Returns memory for a large task, preceded by its size; NULL if out of memory. */
 static void *take_apart(mpg_queue *queue, size_t size) {
   size_t *memory = atomic_exchange_explicit(&queue->spare_apart, NULL, memory_order_acq_rel);
   if (memory && memory[-2] >= size) return memory;
   if (memory) mpg_free(memory - 2);
-  memory = size < SIZE_MAX / 2 ? mpg_malloc(size + 2 * sizeof *memory)
-                               : NULL; /* as aligned as the allocator's */
+  /* Keeps the allocator's alignment. */
+  memory = size < SIZE_MAX / 2 ? mpg_malloc(size + 2 * sizeof *memory) : NULL;
   if (!memory) return NULL;
   memory[0] = size;
   return memory + 2;
@@ -151,7 +152,7 @@ static void release_apart(mpg_queue *queue, void *apart) {
   if (apart) mpg_free((size_t *)apart - 2);
 }
 
-/* Room for `size` bytes at the write position. NULL: no memory. */
+/* Returns space for `size` bytes at the write position, or NULL if out of memory. */
 static char *make_room(mpg_queue *queue, size_t size) {
   if (queue->write_segment && queue->write_offset + size <= SEGMENT_SIZE)
     return queue->write_segment->data + queue->write_offset;
@@ -163,7 +164,7 @@ static char *make_room(mpg_queue *queue, size_t size) {
     if (queue->write_offset + sizeof(mpg_record) <= SEGMENT_SIZE)
       ((mpg_record *)(queue->write_segment->data + queue->write_offset))->size = 0;
     queue->write_segment->next = fresh;
-  } else { /* the first one; nothing was published, so there is no reader yet */
+  } else { /* the first segment: nothing was published, so there is no reader yet */
     queue->read_segment = queue->published_segment = fresh;
   }
   queue->write_segment = fresh;
@@ -172,7 +173,8 @@ static char *make_room(mpg_queue *queue, size_t size) {
 }
 
 static mpg_status start_worker(mpg_queue *queue, mpg_device *device, void *(*worker)(void *)) {
-  /* signals are for the host's threads; those of a crash come to where it is, and are reported */
+  /* Blocks signals, which are for the host's threads. Signals of a crash stay unblocked, so that
+   * the crash is reported where it happens. */
   sigset_t all, before;
   static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
   sigfillset(&all);
@@ -226,8 +228,8 @@ void mpg_queue_publish(mpg_queue *queue) {
   queue->published_segment = queue->write_segment;
   queue->published_offset = queue->write_offset;
   atomic_store_explicit(&queue->producer_core, mpg_this_core(), memory_order_relaxed);
-  atomic_store(&queue->published,
-               queue->enqueued); /* sequentially consistent: against `sleeping` */
+  /* Sequentially consistent with `sleeping`. */
+  atomic_store(&queue->published, queue->enqueued);
 }
 
 void mpg_queue_retract(mpg_queue *queue) {
@@ -309,8 +311,8 @@ mpg_record *mpg_queue_next(mpg_queue *queue) {
     int64_t begin = mpg_clock_ns();
     spin(queue, begin);
     if (mpg_queue_empty(queue)) sleep_until_work(queue);
-    /* The next spin is as long as the limit where work came within it. Twice the limit, because
-     * waking up took time, too; otherwise half as long as this one. */
+    /* Spins up to the limit next time if work arrived within twice the limit, because waking up
+     * takes time as well. Otherwise halves the spin. */
     queue->spin_ns = mpg_clock_ns() - begin < 2 * limit ? limit : queue->spin_ns / 2;
     if (queue->spin_ns < SPIN_MIN_NS) queue->spin_ns = SPIN_MIN_NS;
   } else if (mpg_queue_empty(queue)) {

@@ -7,12 +7,13 @@
 static const mpg_submitted *find(const mpg_device *device, mpg_tick tick) {
   uint64_t count = device->submissions < MPG_RECENT ? device->submissions : MPG_RECENT;
   const mpg_submitted *found = NULL;
-  for (uint64_t i = 1; i <= count; i++) { /* from the latest back */
+  for (uint64_t i = 1; i <= count; i++) { /* newest first */
     const mpg_submitted *work = &device->recent[(device->submissions - i) % MPG_RECENT];
     if (work->last < tick) return found;
     found = work;
   }
-  return device->submissions <= MPG_RECENT ? found : NULL; /* what came before may be meant */
+  /* An older submission may have reached the tick. */
+  return device->submissions <= MPG_RECENT ? found : NULL;
 }
 
 mpg_queue_status mpg_device_queue_status(const mpg_device *device) {
@@ -40,7 +41,7 @@ struct stall {
 static mpg_status stall(mpg_run *run, void *payload) {
   const struct stall *how = payload;
   (void)run;
-  struct pollfd until = {.fd = how->until, .events = POLLIN}; /* a negative one is passed over */
+  struct pollfd until = {.fd = how->until, .events = POLLIN}; /* poll ignores a negative fd */
   while (poll(&until, 1, how->ms) < 0 && errno == EINTR) continue;
   return MPG_OK;
 }

@@ -1,15 +1,15 @@
-/* Block paths by number, for errors and events. */
+/* Block paths by number, for errors and profiler events. */
 #include <stdatomic.h>
 #include <string.h>
 
 #include "base/memory.h"
 #include "device/device.h"
 
-/* Texts by number, in chunks that never move, so any thread may look one up; and a hash table for
- * the way back, under the host lock. Both only grow. Runtime state. */
+/* Texts by number, in chunks that never move, so that any thread may read them. A hash table, under
+ * the host lock, maps texts back to numbers. Both only grow. Runtime state. */
 enum { CHUNK = 256, CHUNKS = 4096 };
 static _Atomic(const char **) chunks[CHUNKS];
-static uint32_t count;    /* numbers given out: 1..count */
+static uint32_t count;    /* numbers in use: 1..count */
 static uint32_t *table;   /* open addressing; 0: empty */
 static size_t table_size; /* a power of two */
 

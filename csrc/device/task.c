@@ -1,4 +1,4 @@
-/* Queued work as backends keep it: its signals, and dropping or failing it. */
+/* Queued work as stored by the backends: running, dropping and failing it. */
 #include <string.h>
 
 #include "base/memory.h"
@@ -13,7 +13,7 @@ static void discard(const mpg_task *task) {
   if (task->submission.discard) task->submission.discard((void *)task->submission.payload);
 }
 
-/* Ticks that a task has signalled stay good when it fails later. */
+/* Ticks that a task has signalled remain successful if it fails later. */
 static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
   mpg_tick done = device->backend->issued
                       ? device->backend->issued(device)

@@ -27,14 +27,14 @@ bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns) {
   return mpg_tick_reached(device, tick);
 }
 
-/* How a thread waits: whether others may run meanwhile, whether the host is asked after each slice
- * to go on, and whether it waits no longer than until the device waits for what the host has yet to
- * queue. */
+/* How a thread waits. give_up_lock releases the host lock meanwhile. interruptible checks for
+ * interrupts after each slice. for_room also returns once the device waits for work that the host
+ * has yet to queue. */
 typedef struct manner {
   bool give_up_lock, interruptible, for_room;
 } manner;
 
-/* Blocks in slices until the tick is reached, or the host is to go on. */
+/* Blocks in slices until the tick is reached or a return condition of `how` holds. */
 static mpg_status block(mpg_device *device, mpg_tick tick, manner how, mpg_rank_wait *ranks) {
   bool reached = false;
   mpg_standstill seen = {0};
@@ -52,7 +52,8 @@ static mpg_status block(mpg_device *device, mpg_tick tick, manner how, mpg_rank_
 
 /* Spins, then blocks. */
 static mpg_status wait_for(mpg_device *device, mpg_tick tick, manner how) {
-  /* In shuffled order, and for remote devices, nothing may happen until backend->wait does it. */
+  /* In shuffled mode, and for remote devices, only backend->wait makes progress, so spinning is
+   * useless. */
   bool reached = mpg_tick_spin(
       device, tick,
       device->backend == &mpg_shuffle_backend || device->remote ? 0 : mpg_spin_limit_ns());
@@ -81,14 +82,14 @@ mpg_status mpg_point_wait(mpg_point point, bool keep_lock) {
 }
 
 mpg_status mpg_wait_all(void) {
-  /* Remote devices come last: waiting for them looks for messages again and again. */
+  /* Remote devices come last, because waiting for them polls for messages repeatedly. */
   for (int i = 0; i < 2 * mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i % mpg_device_count());
     if (device->remote == (i < mpg_device_count())) continue;
     MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}, false));
   }
-  /* All failures count as reported then: the first one is, and reading what the others left undone
-   * says so again. */
+  /* Marks all failures as reported. The first one is reported here; reading an array that a
+   * different failure left unwritten reports that failure again. */
   const mpg_cause *first = NULL;
   for (int i = 0; i < mpg_device_count(); i++) {
     const mpg_cause *cause = mpg_failures_unreported(mpg_device_at(i));
