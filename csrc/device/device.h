@@ -288,8 +288,8 @@ mpg_device *mpg_device_newest(void);
 mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
 /* Returns the number of usable GPUs. If it is 0, sets *reason (static); `reason` may be NULL. */
 int mpg_gpu_count(const char **reason);
-/* Returns NVIDIA's library with that number (base/library.h); NULL if it is missing or there is no
- * GPU. Host lock. */
+/* Returns NVIDIA's library with that number (base/library.h); NULL if the number is out of range or
+ * there is no GPU. Host lock. */
 const struct mpg_library *mpg_gpu_vendor_library(int number);
 /* Memory of a GPU. A limit is treated as its size. */
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total);

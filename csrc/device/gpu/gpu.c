@@ -1,9 +1,9 @@
-/* GPUs as devices: queue, timeline, waiting and failures, over the driver of gpu.h.
+/* GPUs as devices: queue, timeline, waiting and failures, based on the driver of gpu.h.
  *
- * A worker takes tasks as a CPU device's does, but running one means issuing it: kernels and copies
- * go onto the compute stream and the worker goes on. Publishing ticks costs a stream operation, so
- * it is done when the worker runs out of work, before it blocks, and once in a while: more often
- * when a thread waits.
+ * A worker takes tasks from its queue like that of a CPU device, but running a task means issuing
+ * it: kernels and copies are put on the compute stream, and the worker continues. Publishing ticks
+ * costs a stream operation. So the worker publishes when it runs out of work, before it blocks, and
+ * otherwise after a number of tasks, which is smaller while a thread waits.
  */
 #define _GNU_SOURCE
 #include "device/gpu/gpu.h"
@@ -24,28 +24,28 @@
 #include "device/ranks/ranks.h"
 
 enum { PUBLISH_EVERY = 64, PUBLISH_EVERY_WAITED = 16 }; /* tasks */
-static const int64_t SPIN_NS = 200000 /* results of small steps come within it */, LINGER_NS = 3000,
+static const int64_t SPIN_NS = 200000 /* small steps complete within it */, LINGER_NS = 3000,
                      POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000,
                      CHECK_EVERY_NS = 5000000;
 
 typedef struct gpu_state {
-  mpg_queue queue; /* its mutex also guards the events, the loss and the checks */
+  mpg_queue queue; /* the mutex of the queue also guards the events, the loss and the checks */
   mpg_gpu *gpu;
   const mpg_gpu_driver *driver;
-  mpg_sleepers sleepers; /* until work is issued */
-  _Atomic(int) waiting;  /* threads, for a tick */
+  mpg_sleepers sleepers; /* threads that wait for work to be issued */
+  _Atomic(int) waiting;  /* number of threads that wait for a tick */
   _Atomic(bool) lost;
-  const mpg_cause *loss; /* does not change once `lost` is set */
-  bool forked;           /* host lock: this is a child process, where the driver cannot be used */
+  const mpg_cause *loss; /* constant once `lost` is set */
+  bool forked;           /* host lock: this is a forked child, where the driver cannot be used */
   struct joined *joined; /* communicators over ranks; host lock */
-  mpg_tick
-      event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
+  /* Event i follows all work up to event_ticks[i]; 0: not recorded. */
+  mpg_tick event_ticks[MPG_GPU_EVENTS];
   uint32_t next_event;
   mpg_issued history;
-  /* The worker's. */
+  /* Worker state. */
   mpg_tick published;
-  int unpublished; /* tasks issued since */
-  bool apart;      /* the running work is published apart from what follows */
+  int unpublished; /* tasks issued since `published` */
+  bool apart;      /* publish after the running work */
   _Alignas(64) _Atomic(mpg_tick) issued;
 } gpu_state;
 
@@ -80,7 +80,7 @@ static mpg_status gpu_open(mpg_device *device) {
 
 /* --- Loss ------------------------------------------------------------------------------------- */
 
-/* Records the failure of all that was issued and is not completed. The mutex is held. */
+/* Records a failure for all work that was issued and is not completed. The mutex is held. */
 static void fail_issued(mpg_device *device, gpu_state *state) {
   mpg_tick done = atomic_load(device->completed), issued = atomic_load(&state->issued);
   if (issued <= done) return;
@@ -88,17 +88,17 @@ static void fail_issued(mpg_device *device, gpu_state *state) {
   atomic_store(device->completed, issued);
 }
 
-/* The error of everything that is asked of a device which has been lost. What a worker does not run
- * because of it has the same cause. */
+/* Sets the error for operations on a lost device. Work that a worker skips because of the loss has
+ * the same cause. */
 static mpg_status fail_lost(mpg_device *device, mpg_status status) {
   const mpg_cause *loss = state_of(device)->loss;
   return mpg_worker_device() ? mpg_failures_report(loss)
                              : mpg_fail(status, "%s", mpg_failures_text(loss));
 }
 
-/* Something went wrong on the device itself; the error text says what. Nothing on it can be relied
- * upon. The first cause is kept, by the name of the first work that is not completed: what fails
- * afterwards is a consequence. Any thread. */
+/* Marks a device as lost after an error of the device itself, which the error text describes. No
+ * result on the device is reliable. Only the first cause is kept, attributed to the first work that
+ * is not completed, because later failures are consequences. Any thread. */
 static void lose(mpg_device *device) {
   gpu_state *state = state_of(device);
   pthread_mutex_lock(&state->queue.mutex);
@@ -111,8 +111,9 @@ static void lose(mpg_device *device) {
     const mpg_issued_work *first =
         mpg_issued_after(&state->history, atomic_load(device->completed));
     mpg_submission work = {0};
+    /* Ignores work that the worker is issuing. */
     if (first && mpg_worker_device() != device && first->first > atomic_load(&state->issued))
-      first = NULL; /* the worker is at it */
+      first = NULL;
     if (first)
       work = (mpg_submission){.name = first->name,
                               .origin = first->origin,
@@ -136,9 +137,9 @@ static bool found_lost(mpg_device *device) {
 
 /* --- Timeline: the worker's side -------------------------------------------------------------- */
 
-/* Everything up to `tick` has been issued, or has failed. */
+/* Marks all work up to `tick` as issued, or as failed. */
 static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
-  atomic_store(&state->issued, tick); /* sequentially consistent: against wake_at and `lost` */
+  atomic_store(&state->issued, tick); /* sequentially consistent with wake_at and `lost` */
   if (atomic_load(&state->lost)) {
     pthread_mutex_lock(&state->queue.mutex);
     fail_issued(device, state);
@@ -162,7 +163,8 @@ static bool wait_issued(mpg_device *device, mpg_tick tick, int64_t timeout_ns, b
                            stops);
 }
 
-/* The stream of `device` waits until its peer's has passed `tick`, which has been issued. */
+/* Makes the stream of `device` wait until the peer's stream has passed `tick`, which has been
+ * issued. */
 static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) {
   gpu_state *state = state_of(device), *other = state_of(peer);
   mpg_status status = MPG_OK;
@@ -172,7 +174,7 @@ static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) 
     mpg_tick at = other->event_ticks[i];
     if (at >= tick && (best < 0 || at < other->event_ticks[best])) best = i;
   }
-  if (best < 0) { /* no signal was given for it: it is behind all issued work */
+  if (best < 0) { /* no signal recorded it, so this event follows all issued work */
     best = (int)(other->next_event++ % MPG_GPU_EVENTS);
     mpg_tick issued = atomic_load(&other->issued);
     status = other->driver->record(other->gpu, best);
@@ -184,8 +186,8 @@ static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) 
   if (status != MPG_OK) lose(recorded ? device : peer);
 }
 
-/* A peer has issued up to the point; whether that is good may depend on checks that it makes when
- * it runs. False: asked to stop. */
+/* Waits for the outcome of checks that work of another GPU depends on. That GPU has issued the
+ * point, but its checks run later. Returns false if asked to stop. */
 static bool wait_for_checks(mpg_device *device, mpg_point point) {
   gpu_state *state = state_of(device), *other = state_of(point.device);
   if (!atomic_load_explicit(&other->history.open, memory_order_relaxed)) return true;
@@ -202,16 +204,15 @@ static bool wait_for_checks(mpg_device *device, mpg_point point) {
   }
 }
 
-/* Before work on `device` touches what another device has done up to the point. False: asked to
- * stop. */
+/* Makes work on `device` wait for a point of another device. Returns false if asked to stop. */
 static bool wait_for(mpg_device *device, mpg_point point) {
   gpu_state *state = state_of(device);
   if (point.device == device || mpg_tick_reached(point.device, point.tick)) return true;
   if (!is_gpu(point.device)) {
     publish_issued(device, state);
     bool reached = mpg_queue_wait(&state->queue, device, point);
-    state->driver->attach(
-        state->gpu); /* in shuffled order this thread has run that device's work */
+    /* In shuffled mode, this thread has run the other device's work. */
+    state->driver->attach(state->gpu);
     return reached;
   }
   if (atomic_load(&state_of(point.device)->issued) < point.tick) {
@@ -231,7 +232,7 @@ static bool wait_for(mpg_device *device, mpg_point point) {
 
 static bool gpu_run_wait(mpg_run *run, mpg_point point) {
   if (wait_for(run->device, point)) return true;
-  run->blocked_on = point; /* only when the worker has been asked to stop */
+  run->blocked_on = point; /* only if the worker has been asked to stop */
   return false;
 }
 
@@ -254,7 +255,8 @@ static mpg_status gpu_work_waits(mpg_device *device) {
   return mpg_device_failure(device, atomic_load(&state_of(device)->issued) + 1);
 }
 
-/* The worker waits until its own stream has passed `tick`, which has been issued. 0: not at all. */
+/* Makes the worker wait until its own stream has passed `tick`, which has been issued. Returns
+ * immediately if `tick` is 0. */
 static void settle(mpg_device *device, gpu_state *state, mpg_tick tick) {
   if (!tick) return;
   publish_issued(device, state);
@@ -322,7 +324,7 @@ static void *worker_main(void *argument) {
     } else {
       done = mpg_task_advance(device, task, &blocked_on);
     }
-    if (!done) break; /* it blocks only when asked to stop */
+    if (!done) break; /* it blocks only if asked to stop */
     mpg_tick last = mpg_task_last_tick(task);
     mpg_queue_pop(&state->queue, next);
     state->unpublished++;
@@ -352,10 +354,10 @@ static void gpu_close(mpg_device *device) {
   gpu_state *state = state_of(device);
   if (state->forked) return;
   mpg_queue_join(&state->queue);
-  state->driver->close(
-      state->gpu); /* all issued work is done; driver calls of this thread go to this GPU */
-  if (!atomic_load(&state->lost)) /* on a lost card NVIDIA's libraries may hang */
-    mpg_device_free_kernel_cache(device);
+  /* Waits for all issued work. Afterward, driver calls of this thread use this GPU. */
+  state->driver->close(state->gpu);
+  /* On a lost card NVIDIA's libraries may hang. */
+  if (!atomic_load(&state->lost)) mpg_device_free_kernel_cache(device);
   while (!mpg_queue_empty(&state->queue)) {
     mpg_record *left = mpg_queue_front(&state->queue);
     mpg_task_drop(device, &left->task);
@@ -366,10 +368,10 @@ static void gpu_close(mpg_device *device) {
   }
 }
 
-/* --- The host's side -------------------------------------------------------------------------- */
+/* --- Host side -------------------------------------------------------------------------------- */
 
-/* How far the system may put off the end of this thread's sleeps, in ns: 50,000 by itself, which
- * is longer than the sleeps here. Returns what it was. */
+/* Sets this thread's timer slack in ns, the time by which the system may delay the end of its
+ * sleeps. The default of 50,000 exceeds the sleeps here. Returns the previous value. */
 static int set_timer_slack(int ns) {
 #ifdef __linux__
   int before = prctl(PR_GET_TIMERSLACK);
@@ -380,7 +382,7 @@ static int set_timer_slack(int ns) {
 #endif
 }
 
-/* The tick has been issued. Sleeps a little longer each time. */
+/* Polls until an issued tick is completed, with exponentially growing sleeps. */
 static bool sleep_until(mpg_device *device, mpg_tick tick, int64_t end) {
   int64_t checked = mpg_clock_ns(), pause = POLL_FIRST_NS;
   int slack = set_timer_slack(1);
@@ -389,7 +391,7 @@ static bool sleep_until(mpg_device *device, mpg_tick tick, int64_t end) {
     if (now >= end) break;
     if (now - checked >= CHECK_EVERY_NS) {
       checked = now;
-      if (found_lost(device)) continue; /* everything issued counts as completed */
+      if (found_lost(device)) continue; /* which marks all issued work as completed */
     }
     nanosleep(&(struct timespec){.tv_nsec = pause}, NULL);
     if (pause < POLL_LAST_NS) pause *= 2;
@@ -423,7 +425,7 @@ static void gpu_fork_done(mpg_device *device, bool child) {
   }
   mpg_queue_forget_worker(&state->queue);
   state->forked = true;
-  /* The driver's memory stays with the parent. */
+  /* The driver's memory belongs to the parent. */
   atomic_store(&device->own_completed, device->submitted);
   device->completed = &device->own_completed;
   device->raised = NULL;
@@ -442,7 +444,7 @@ static mpg_status usable(mpg_device *device) {
   return MPG_OK;
 }
 
-/* An error of the driver: the cause of a loss, a consequence of one, or neither. */
+/* Classifies an error of the driver: the cause of a loss, a consequence of one, or neither. */
 static mpg_status note_loss(mpg_device *device, mpg_status status) {
   if (status == MPG_OK || status == MPG_DEVICE_OUT_OF_MEMORY) return status;
   char text[512];
@@ -463,7 +465,7 @@ static mpg_status gpu_allocate(mpg_device *device, size_t size, void **memory) {
 
 static void gpu_free(mpg_device *device, void *memory, size_t size) {
   (void)size;
-  if (usable(device) != MPG_OK) return; /* gone with the device */
+  if (usable(device) != MPG_OK) return; /* freed with the device */
   state_of(device)->driver->free(state_of(device)->gpu, memory, mpg_worker_device() == device);
 }
 
@@ -517,7 +519,8 @@ static mpg_status gpu_received(mpg_device *device) {
 static mpg_status gpu_arrived(mpg_device *device) {
   return sharing(device, state_of(device)->driver->arrived);
 }
-/* A lost card, and one that this process cannot see, run nothing that could be waited for. */
+/* True if the card is lost or unusable in this process: it runs nothing that could be waited
+ * for. */
 static bool runs_nothing(mpg_device *device) {
   return state_of(device)->forked || atomic_load(&state_of(device)->lost);
 }
@@ -555,7 +558,7 @@ static mpg_status gpu_run_copy_to_host(mpg_device *device, void *host, const voi
   if (!size) return MPG_OK;
   MPG_TRY(note_loss(device, driver->copy(gpu, NULL, host, gpu, source, size)));
   MPG_TRY(note_loss(device, driver->finish(gpu)));
-  return gpu_work_waits(device); /* whether what has been read is good */
+  return gpu_work_waits(device); /* fails if a check has failed that the data depends on */
 }
 
 static mpg_status gpu_capture_begin(mpg_device *device, void **stream) {

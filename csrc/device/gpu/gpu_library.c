@@ -1,4 +1,4 @@
-/* Finding and opening the library of GPU kernels. */
+/* Locates and opens the library of GPU kernels. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -14,8 +14,8 @@ static struct { /* runtime state; host lock */
   const mpg_gpu_library *library;
   void (*opened)(const mpg_gpu_library *library);
   uint64_t stamp;
-  pid_t process;    /* that opened it */
-  char reason[512]; /* why there is none; "": not tried yet */
+  pid_t process;    /* the process that opened it */
+  char reason[512]; /* why it is unavailable; "": not tried yet */
 } gpu_library;
 
 void mpg_gpu_library_on_open(void (*opened)(const mpg_gpu_library *library), uint64_t stamp) {
@@ -29,7 +29,8 @@ static mpg_status service_fail(mpg_status code, const char *format, va_list argu
   return mpg_fail(code, "%s", text);
 }
 
-/* The file beside this library, or the one that the setting names. False: none. */
+/* Finds the library in the folder of this library, or at the path of the setting. Returns false if
+ * there is none. */
 static bool library_path(char *path, size_t size) {
   const char *setting = getenv("MPGLUON_CUDA_LIBRARY");
   if (setting && !strcmp(setting, "0")) {
@@ -85,7 +86,7 @@ const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
   if (!library || library->stamp != gpu_library.stamp) {
     snprintf(gpu_library.reason, sizeof gpu_library.reason,
              "%.400s was built from other sources than mpgluon itself: build both anew", path);
-    return NULL; /* the handle stays open: harmless */
+    return NULL; /* the handle stays open, which is harmless */
   }
   gpu_library.library = library;
   gpu_library.process = getpid();

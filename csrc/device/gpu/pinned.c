@@ -1,4 +1,4 @@
-/* Page-locked memory of the host. */
+/* Page-locked host memory. */
 #include "device/gpu/pinned.h"
 
 #include "base/memory.h"
@@ -11,7 +11,7 @@ struct mpg_pinned {
   void *memory;
   size_t size;
   bool locked;
-  mpg_pinned *next; /* of those that are kept */
+  mpg_pinned *next; /* list of cached blocks */
 };
 
 static struct { /* runtime state; host lock */

@@ -1,7 +1,7 @@
-/* Pinned memory: memory of the host that is page-locked where there is a GPU, so that cards copy
- * to and from it directly, while the host goes on. It is ordinary memory that the driver has
- * locked, so that a forked child has it, too. Locking takes long: blocks that are given back are
- * kept, at most as many bytes as were ever in use.
+/* Pinned memory: host memory that is page-locked if there is a GPU, so that cards copy to and from
+ * it directly and asynchronously. It is ordinary memory that the driver has locked, so a forked
+ * child has it as well. Locking is slow, so released blocks are cached, up to the peak number of
+ * bytes in use.
  *
  * Ownership: a block belongs to the caller until it is released. Threads: host lock.
  */
@@ -14,10 +14,10 @@
 
 typedef struct mpg_pinned mpg_pinned;
 
-/* At least `size` bytes, at the start of a page. */
+/* Allocates at least `size` bytes, aligned to a page. */
 mpg_status mpg_pinned_allocate(size_t size, mpg_pinned **block);
 void *mpg_pinned_memory(const mpg_pinned *block);
 void mpg_pinned_release(void *block);
-void mpg_pinned_trim(void); /* gives kept blocks back to the system */
+void mpg_pinned_trim(void); /* returns cached blocks to the system */
 
 #endif
