@@ -1,4 +1,4 @@
-/* Uses, readers, writes, liveness and roots of views. */
+/* Uses, readers, writes, liveness, and roots of views. */
 #include "graph/ir/analysis.h"
 
 static void visit(const mpg_graph *graph, const mpg_node *node, uint32_t position,
@@ -32,7 +32,7 @@ mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analy
                       .last_read = memory + nodes + 4 * values,
                       .written = (bool *)(memory + nodes + 5 * values)};
   for (size_t v = 0; v < graph->num_values; v++) a->root[v] = (uint32_t)v;
-  for (size_t n = 0; n < graph->num_nodes; n++) { /* inputs were made before */
+  for (size_t n = 0; n < graph->num_nodes; n++) { /* inputs precede their users */
     const mpg_node *node = &graph->nodes[n];
     a->position[n] = MPG_NO_POSITION;
     if (mpg_node_is_view(node))
@@ -46,7 +46,7 @@ mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analy
 }
 
 void mpg_analysis_free(mpg_analysis *analysis) {
-  mpg_free(analysis->position); /* the beginning of all */
+  mpg_free(analysis->position); /* the start of the whole block */
   *analysis = (mpg_analysis){0};
 }
 

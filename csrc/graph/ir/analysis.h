@@ -1,7 +1,7 @@
-/* Facts about a graph, and about an order of its nodes, that several passes read.
+/* Facts about a graph and about an order of its nodes, shared by several passes.
  *
- * An analysis is a snapshot: a pass that changes the graph or the order makes a new one. A view
- * lies in the memory of another value, its root. A node with MPG_OP_SHAPE_ONLY uses its inputs but
+ * An analysis is a snapshot; a pass that changes the graph or the order computes a new one. A view
+ * shares the memory of another value, its root. A node with MPG_OP_SHAPE_ONLY uses its inputs but
  * does not read their memory.
  *
  * Ownership: an analysis owns one block of memory and borrows nothing. Threads: host lock.
@@ -14,23 +14,23 @@
 #define MPG_NO_POSITION UINT32_MAX
 
 typedef struct mpg_analysis {
-  uint32_t *position;  /* per node, in the order; MPG_NO_POSITION: it is not there */
-  uint32_t *uses;      /* per value: inputs of nodes in the order, and outputs of the graph */
-  uint32_t *last_use;  /* per value: the position of the last node that uses it; 0: none does */
-  uint32_t *root;      /* per value: the value whose memory it lies in, maybe itself */
-  uint32_t *readers;   /* per root: inputs of nodes in the order that read its memory */
+  uint32_t *position;  /* per node: its position in the order; MPG_NO_POSITION: absent */
+  uint32_t *uses;      /* per value: number of uses by nodes in the order and as graph outputs */
+  uint32_t *last_use;  /* per value: the position of the last node that uses it; 0: unused */
+  uint32_t *root;      /* per value: the value that owns its memory, possibly itself */
+  uint32_t *readers;   /* per root: number of node inputs in the order that read its memory */
   uint32_t *last_read; /* per root: the position of its last reader; 0: none */
   bool *written;       /* per root: a node in the order writes its memory */
 } mpg_analysis;
 
-/* order NULL: all nodes, in creation order. analysis: zeroed. */
+/* `order` NULL means all nodes in creation order. `analysis` must be zeroed. */
 mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analysis *analysis);
 void mpg_analysis_free(mpg_analysis *analysis);
 
-/* Marks the nodes that marked nodes depend on. live: per node. */
+/* Marks the nodes that marked nodes depend on; `live` is per node. */
 void mpg_graph_mark_live(const mpg_graph *graph, bool *live);
-/* Whether a node's outputs take little more memory than its inputs. Others, such as a row of ones
- * broadcast over a batch, are cheaper to compute again. */
+/* True if a node's outputs are not much larger than its inputs. Larger outputs, such as a row of
+ * ones broadcast over a batch, are cheaper to recompute than to keep. */
 bool mpg_node_worth_keeping(const mpg_graph *graph, const mpg_node *node);
 
 #endif

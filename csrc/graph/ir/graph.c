@@ -1,4 +1,4 @@
-/* Makes, copies and extends graphs. */
+/* Creates, copies and extends graphs. */
 #include "graph/ir/graph.h"
 
 #include <string.h>

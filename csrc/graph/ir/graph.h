@@ -1,16 +1,16 @@
-/* Graphs: ops on values, in an order in which they may run.
+/* Graphs: ops on values, in topological order.
  *
  * A graph is a list of nodes in creation order, which is topological. A node is an input (no op),
- * an op, or an opaque call that only its maker can run and differentiate (a Python function, a
- * compiled call). A value is one output of a node; its shape, dtype and device are known as soon as
- * it exists: inference and placement happen when a node is emitted. Node numbers never change:
- * passes append nodes, rewire inputs, or say what is live, so a value keeps its name from the trace
- * to the programs.
+ * an op, or an opaque call that only its creator can run and differentiate (a Python function, a
+ * compiled call). A value is one output of a node. Its shape, dtype and device are known when it is
+ * created, because emitting a node infers and places it. Node numbers never change: passes append
+ * nodes, rewire inputs, or mark live nodes. So a value keeps its name from the trace to the
+ * programs.
  *
- * A node with a mutable input ("!": an auxiliary state) has an effect: it is kept, in its place
- * among the users of that input.
+ * A node with a mutable input ("!", an auxiliary state) has an effect. It is never removed, and
+ * keeps its position among the users of that input.
  *
- * Ownership: a graph owns its memory, params included where it copied them. Threads: host lock.
+ * Ownership: a graph owns its memory, including params that it copied. Threads: host lock.
  */
 #ifndef MPG_GRAPH_IR_GRAPH_H
 #define MPG_GRAPH_IR_GRAPH_H
@@ -24,26 +24,27 @@ typedef enum mpg_phase { MPG_PHASE_FORWARD, MPG_PHASE_BACKWARD, MPG_PHASE_INVARI
 #define MPG_NO_RANDOM UINT32_MAX
 
 typedef struct mpg_node {
-  const mpg_op *op;   /* NULL: an input or an opaque call */
-  void *opaque;       /* of an opaque call: its maker's data */
-  const void *params; /* NULL for ops without */
+  const mpg_op *op;   /* NULL for an input or an opaque call */
+  void *opaque;       /* data of an opaque call, owned by its creator */
+  const void *params; /* NULL for ops without params */
   mpg_device_id device;
-  uint32_t inputs; /* first of its inputs in graph->inputs */
-  uint32_t values; /* first of its outputs in graph->values */
+  uint32_t inputs; /* index of its first input in graph->inputs */
+  uint32_t values; /* index of its first output in graph->values */
   uint32_t num_inputs, num_outputs;
   uint32_t scope;            /* block path */
-  uint32_t origin;           /* host line */
+  uint32_t origin;           /* source line of the host */
   uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0: none */
-  uint64_t family; /* in graphs from the tape: the forward op that the node is, or whose gradients
-                      it computes (graph_gradient.c) */
+  /* In graphs from the tape: the forward op that the node is, or whose gradients it computes
+   * (graph_gradient.c). */
+  uint64_t family;
   uint32_t duplicate_of; /* 1 + the node that computes the same values (simplify.c); 0 if none */
-  uint32_t random; /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
-  uint8_t phase;   /* mpg_phase */
+  uint32_t random;       /* index of the random call in program order; MPG_NO_RANDOM */
+  uint8_t phase;         /* mpg_phase */
   bool train;
-  /* of a view: users get a new array, as from other ops; an output of the graph shares no memory
-   * with its input */
+  /* For a view: users get a new array, as from other ops, so an output of the graph shares no
+   * memory with its input. */
   bool separate;
-  bool recomputes; /* a copy, in the backward phase, of a forward node (recompute.h) */
+  bool recomputes; /* a copy of a forward node in the backward phase (recompute.h) */
   bool starts;     /* opaque calls only: see mpg_node_starts */
 } mpg_node;
 
@@ -56,16 +57,16 @@ typedef struct mpg_graph {
   mpg_builder builder; /* the target of gradient formulas */
   mpg_node *nodes;
   size_t num_nodes, nodes_capacity;
-  mpg_value *inputs; /* of all nodes; MPG_NO_VALUE only for opaque calls */
+  mpg_value *inputs; /* inputs of all nodes; MPG_NO_VALUE only for opaque calls */
   size_t num_inputs, inputs_capacity;
   mpg_graph_value *values;
   size_t num_values, values_capacity;
-  struct mpg_value_block
-      *value_block; /* where they lie; older ones stay until the graph is cleared, because gradient
-                       formulas hold pointers to descs while they emit */
+  /* Storage of `values`. Older blocks stay until the graph is cleared, because gradient formulas
+   * hold pointers to descs while they emit. */
+  struct mpg_value_block *value_block;
   mpg_value *outputs; /* of the graph */
   size_t num_outputs, outputs_capacity;
-  mpg_desc *descs; /* work space of emission */
+  mpg_desc *descs; /* workspace of emission */
   size_t descs_capacity;
   mpg_arena arena; /* params */
   uint32_t num_random;
@@ -81,23 +82,24 @@ typedef struct mpg_graph {
 
 void mpg_graph_init(mpg_graph *graph);
 void mpg_graph_free(mpg_graph *graph);
-void mpg_graph_clear(mpg_graph *graph); /* empties it, keeping memory for the next use */
-mpg_status mpg_graph_copy(
-    mpg_graph *target, const mpg_graph *source); /* target: initialised, empty; node numbers stay */
+void mpg_graph_clear(mpg_graph *graph); /* empties it and keeps the memory for reuse */
+/* `target` is initialized and empty; node numbers are kept. */
+mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source);
 
 mpg_status mpg_graph_input(mpg_graph *graph, const mpg_desc *desc, mpg_device_id device,
                            mpg_value *value);
-/* Appends an op whose outputs are known, because it ran: nothing is inferred or copied. The caller
- * fills in the outputs: graph->values[nodes[*node].values + i]. */
+/* Appends an op whose outputs are known because it has run. Nothing is inferred or copied. The
+ * caller fills in the outputs, graph->values[nodes[*node].values + i]. */
 mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, const void *params,
                            const mpg_value *inputs, uint32_t num_inputs, uint32_t num_outputs,
                            mpg_device_id device, uint32_t *node);
-/* Infers, places and appends; `like` may be MPG_NO_VALUE. outputs: num_outputs of the op. */
+/* Infers, places and appends a node. `like` may be MPG_NO_VALUE. `outputs` has one element per
+ * output of the op. */
 mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
                           const mpg_value *inputs, int num_inputs, mpg_value like,
                           mpg_value *outputs);
-/* Appends a copy of node `number` of another graph, with inputs of this one; random numbers stay.
- */
+/* Appends a copy of node `number` of another graph, with inputs from this graph. Random call
+ * numbers are kept. */
 mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number,
                             const mpg_value *inputs, uint32_t *node);
 mpg_status mpg_graph_set_outputs(mpg_graph *graph, const mpg_value *values, size_t count);
@@ -115,124 +117,124 @@ static inline bool mpg_node_is_input(const mpg_node *node) { return !node->op &&
 static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) {
   return node->op && (node->op->flags & flag);
 }
-/* True if the node starts a gradient: its input gradients aren't zero even if a zero gradient
- * arrives. Losses do, and calls that contain losses or run Python code. */
+/* True if the node starts a gradient: its input gradients are not zero even if its output gradients
+ * are. This holds for losses, and for calls that contain losses or run Python code. */
 static inline bool mpg_node_starts(const mpg_node *node) {
   return node->op ? mpg_op_starts_gradient(node->op) : node->starts;
 }
-/* True for a node that several devices take part in (op/array/collective.h). */
+/* True if the node runs on several devices (op/array/collective.h). */
 static inline bool mpg_node_spans(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_SPANS);
 }
 static inline size_t mpg_desc_bytes(const mpg_desc *desc) {
   return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype);
 }
-/* True when the node writes one of its inputs. */
+/* True if the node writes one of its inputs. */
 bool mpg_node_mutates(const mpg_node *node);
-/* True when the output 0 may share the memory of input 0, bytes being the same: VIEW ops. */
+/* True if output 0 may share the memory of input 0 because the bytes are equal: VIEW ops. */
 static inline bool mpg_node_is_view(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_VIEW) && node->num_outputs == 1;
 }
-/* True for a view whose gradient is a view too, for gradients of all orders. */
+/* True for a view whose gradients of all orders are views as well. */
 static inline bool mpg_node_is_reshape(const mpg_node *node) {
   return mpg_node_is_view(node) && !mpg_node_flag(node, MPG_OP_GRADIENT_ONLY);
 }
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
 
-/* The place of a batch's rows in the numbers that a random call draws, which are outer * rows *
- * inner elements. outer 0: not known. */
+/* The position of a batch's rows among the numbers that a random call draws, an array of shape
+ * (outer, rows, inner). `outer` is 0 if unknown. */
 typedef struct mpg_drawn {
   int64_t outer, inner;
 } mpg_drawn;
 
 /* Appends a copy of a value on its own device. */
 mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *copy);
-/* Appends an array of one number, of the shape, dtype and device of `like`. */
+/* Appends a constant array with the shape, dtype and device of `like`. */
 mpg_status mpg_graph_emit_full_like(mpg_graph *graph, mpg_value like, double fill,
                                     mpg_value *result);
-/* The value that this one is a view of, through views of views. */
+/* Returns the value at the root of a chain of views. */
 mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value);
 
 /* --- Passes ----------------------------------------------------------------------------------- */
 
-/* cost.c: the cost of each node by its op's row, and its estimated seconds, also of copies between
- * devices; one element per node. */
+/* cost.c: the cost of each node by its op's cost function, one element per node, and the estimated
+ * seconds of a node, including copies between devices. */
 mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 
 /* graph_gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`.
  * gradients[i] is MPG_NO_VALUE if it is zero. A loss that a head depends on starts its own
  * gradient, even through edges without a gradient (BlockGrad, argmax), but not through detached
- * values. Contributions to one value are added in reverse order of their users, so the bits do not
- * depend on placement. */
+ * values. Contributions to a value are added in reverse order of their users, so the result is
+ * bit-identical for every placement. */
 typedef struct mpg_differentiation {
   const mpg_value *heads, *head_grads;
   size_t num_heads;
   const mpg_value *wanted;
   size_t num_wanted;
   mpg_value *gradients;
-  bool train;     /* the mode of the appended nodes */
-  uint32_t first; /* nodes before this one are given, not differentiated */
+  bool train;     /* mode of the appended nodes */
+  uint32_t first; /* nodes before this one are treated as constants */
 } mpg_differentiation;
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request);
 
-/* simplify.c: rewires users of nodes that change nothing (algebraic_simplification.c), users of
- * nodes that compute the same as an earlier one of their phase and recompute region
- * (common_subexpressions.c), and the graph's outputs. Bits, effects, random draws, and the order of
- * reads and writes stay. Outputs that were separate arrays still share no memory with each other or
- * with the user's inputs. */
+/* simplify.c: removes nodes by rewiring their users and the graph's outputs: nodes that change
+ * nothing (algebraic_simplification.c), and nodes that compute the same as an earlier node of their
+ * phase and recompute region (common_subexpressions.c). Results stay bit-identical; effects, random
+ * draws, and the order of reads and writes are kept. Outputs that were separate arrays share no
+ * memory with each other or with the user's inputs. */
 mpg_status mpg_graph_simplify(mpg_graph *graph);
 
-/* invariant_hoisting.c: nodes that depend on `fixed` inputs (parameters) and constants alone go
- * into the invariants phase, which runs when one of these has been written, not with every call.
- * *kept: the values of that phase that other nodes read; the caller frees it even after an error.
- * Only for graphs that are not differentiated. */
+/* invariant_hoisting.c: moves nodes that depend only on `fixed` inputs (parameters) and constants
+ * to the invariants phase, which runs only after a fixed input has been written, not with every
+ * call. *kept gets the values of that phase that other nodes read; the caller frees it even after
+ * an error. Only for graphs that are not differentiated. */
 mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
                                       mpg_value **kept, size_t *num_kept);
 
-/* order.c: the live nodes of `phase` in the order in which they run: those that `roots` need, and
- * in the forward phase also those that effects need. Copies to other devices go right behind the
+/* order.c: computes an execution order of the live nodes of `phase`: nodes that `roots` need, and
+ * in the forward phase also nodes that effects need. Copies to other devices directly follow the
  * value that they copy. */
-typedef struct mpg_segment { /* a run of one device's nodes that is queued as one task */
+typedef struct mpg_segment { /* consecutive nodes of one device that are queued as one task */
   mpg_device_id device;
-  uint32_t depth; /* how often data has changed devices before it */
+  uint32_t depth; /* number of device changes on the data path before it */
   bool deferred;  /* no other device waits for it (weight gradients) */
 } mpg_segment;
 typedef struct mpg_order {
   uint32_t *nodes; /* owned */
   size_t count;
-  uint32_t *segment_of;  /* owned; per position, its segment; NULL: each device's nodes are one */
+  uint32_t *segment_of;  /* owned; segment per position; NULL: one segment per device */
   mpg_segment *segments; /* owned */
   uint32_t num_segments;
-  struct mpg_fusion *fusion; /* owned; which neighbours run as one pass (fuse.h); NULL: none */
+  struct mpg_fusion *fusion; /* owned; neighbors that run as one kernel (fuse.h); NULL: none */
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
                            size_t num_roots, mpg_order *order);
-/* Moves nodes numbered from `first` on (sums of gradients) right behind the last of their inputs,
- * which are then still in a cache, and whose memory is free for the next gradient. */
+/* Moves nodes numbered from `first` on (sums of gradients) directly after the last of their inputs,
+ * when the inputs are still cached, and their memory becomes free for the next gradient. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);
 void mpg_order_free(mpg_order *order);
-/* The device whose program holds a node: a copy to another device runs on the device it copies
- * from. */
+/* Returns the device whose program contains a node. A copy to another device runs on the source
+ * device. */
 static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_crosses(graph, node)
              ? mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device
              : node->device;
 }
 
-/* stages.c: reorders the nodes by stage, and cuts them into segments that can be queued one by one
+/* stages.c: reorders the nodes by stage and cuts them into segments that can be queued separately
  * (pipelines). A stage is the part of a network that one device runs between two changes of device.
  * With `defer`, nodes that neither another device nor `urgent` needs come last on each device, in
- * segments of their own. Bits stay: a node moves neither before one that it depends on, nor past
- * one that shares a state with it. */
+ * separate segments. Results stay bit-identical: a node moves neither before a node that it depends
+ * on, nor past a node that shares a state with it. */
 mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
                             size_t num_urgent, bool defer);
 
-/* True if a value is on a device that names a rank: all ranks trace and compile the graph. */
+/* True if a value is on a device of a named rank; then all ranks trace and compile the graph. */
 bool mpg_graph_spans_ranks(const mpg_graph *graph);
-/* dump.c: stable text for tests, one line per node. verify: MPG_ERROR that names the first broken
- * rule; debug builds verify between passes. */
+/* dump.c: stable text for tests, one line per node. mpg_graph_verify returns MPG_ERROR with the
+ * first broken rule; debug builds verify between passes. */
 void mpg_graph_dump(const mpg_graph *graph, mpg_text *text);
 mpg_status mpg_graph_verify(const mpg_graph *graph);
 #ifdef MPG_DEBUG

@@ -1,4 +1,4 @@
-/* Checks the rules of graphs between passes, in debug builds. */
+/* Checks the invariants of graphs between passes, in debug builds. */
 #include "graph/ir/graph.h"
 
 static mpg_status broken(size_t node, const char *rule) {
