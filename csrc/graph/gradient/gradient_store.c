@@ -13,7 +13,8 @@ mpg_status mpg_gradient_store_begin(mpg_graph *graph, bool views, mpg_gradient_s
   return MPG_OK;
 }
 
-/* Whether the gradient can be computed in the variable's array; taken, if so. */
+/* Returns true and marks the value as taken if the gradient can be computed in the variable's
+ * array. */
 static bool take(mpg_gradient_store *store, mpg_value gradient) {
   mpg_graph *graph = store->graph;
   mpg_value root = store->views ? mpg_view_root(graph, gradient) : gradient;

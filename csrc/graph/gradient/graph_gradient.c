@@ -1,32 +1,32 @@
-/* One gradient pass for eager backward, compiled graphs and gradients of gradients. Iterative,
- * because graphs are deep.
+/* The gradient pass (reverse-mode differentiation) for eager backward, compiled graphs and
+ * higher-order gradients. Iterative, because graphs are deep.
  *
- * The order of sums doesn't depend on placement. Ops on another device read a value through one
- * copy, whose gradient is summed before it moves back. Sums on one device follow the same order: a
+ * The order of sums does not depend on placement. Ops on another device read a value through one
+ * copy, whose gradient is summed before it moves back. Sums on one device follow the same order. A
  * family is an op together with the ops that compute its gradients. The contributions of each
- * family are summed first, last user first. Then the sums of the families are added in reverse
- * order of their first users. */
+ * family are summed first, from the last user to the first. Then the sums of the families are added
+ * in reverse order of their first users. */
 #include <string.h>
 
 #include "graph/ir/graph.h"
 
 /* The sum of one family's contributions to a value. */
 typedef struct part {
-  struct part
-      *next; /* the part whose latest contribution came next; in the spare list, the next one */
+  /* The part whose latest contribution came next, or the next spare part. */
+  struct part *next;
   uint64_t family;
   mpg_value sum;
 } part;
 
 typedef struct pass {
   mpg_graph *graph;
-  size_t num_values;    /* of the forward part */
-  mpg_value *gradients; /* per forward value: the sum so far, without its parts */
-  part **parts;         /* per forward value: a list */
+  size_t num_values;    /* number of values in the forward part */
+  mpg_value *gradients; /* per forward value: the sum so far, excluding its parts */
+  part **parts;         /* per forward value: list of parts */
   part *spare;
   bool *depends;       /* per forward value: it depends on a wanted value */
   bool *reached;       /* per forward value: a head was computed from it; NULL if nothing starts */
-  mpg_value *in_grads; /* work space of one node */
+  mpg_value *in_grads; /* workspace of one node */
   mpg_value *out_grads;
   mpg_value *out_values;
   bool *needed;
@@ -77,7 +77,7 @@ static mpg_status settle(pass *p, uint32_t index) {
   return MPG_OK;
 }
 
-/* The node's inputs that want a gradient, into p->needed; false when there is none. */
+/* Marks the node's inputs that need a gradient in p->needed. Returns false if there is none. */
 static bool find_needed(pass *p, const mpg_node *node) {
   const mpg_value *inputs = mpg_node_inputs(p->graph, node);
   bool any = false;
@@ -130,15 +130,15 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
     arrives = memchr(p->reached + graph->nodes[number].values, true,
                      graph->nodes[number].num_outputs) != NULL;
   }
-  mpg_node node = graph->nodes[number]; /* a copy: emission moves the array */
+  mpg_node node = graph->nodes[number]; /* a copy, because emission reallocates the array */
   for (uint32_t i = 0; i < node.num_outputs; i++) {
     p->out_grads[i] = p->gradients[node.values + i];
     p->out_values[i] = (mpg_value){number, i};
     arrives |= mpg_has_value(p->out_grads[i]);
   }
   if (!arrives || !find_needed(p, &node)) return MPG_OK;
-  mpg_value *in_values =
-      p->in_grads + node.num_inputs; /* emission moves graph->inputs, so formulas see a copy */
+  /* Formulas see a copy of the inputs, because emission reallocates graph->inputs. */
+  mpg_value *in_values = p->in_grads + node.num_inputs;
   memcpy(in_values, graph->inputs + node.inputs, node.num_inputs * sizeof(mpg_value));
   for (uint32_t i = 0; i < node.num_inputs; i++) p->in_grads[i] = MPG_NO_VALUE;
   graph->scope = node.scope;
@@ -146,8 +146,8 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   graph->family = node.family;
   graph->recompute_region = node.recompute_region;
   if (node.opaque) {
-    /* The sum so far for an input goes in, the new sum comes out: so a call adds up its
-     * contributions as its ops would. */
+    /* The call takes the sum so far of each input and returns the new sum. So it adds up its
+     * contributions in the order of its ops. */
     uint32_t call;
     for (uint32_t i = 0; i < node.num_inputs; i++) {
       mpg_value *sum = &p->out_grads[node.num_outputs + i];
@@ -230,7 +230,8 @@ static mpg_status run(pass *p, const mpg_differentiation *request, size_t num_no
   return MPG_OK;
 }
 
-/* It lies in the graph's arena: graphs of the tape keep theirs from one backward to the next. */
+/* Allocates the workspace in the graph's arena, because graphs of the tape reuse it between
+ * backward passes. */
 static mpg_status make_work_space(pass *p) {
   mpg_graph *graph = p->graph;
   uint32_t inputs = 0, outputs = 0;

@@ -1,5 +1,5 @@
-/* Recomputation: chooses the forward values to keep; the backward phase computes the others again.
- */
+/* Recomputation: chooses the forward values to keep, and recomputes the rest in the backward
+ * phase. */
 #include "graph/gradient/recompute.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ typedef struct walker {
   bool *wanted;       /* per forward node: to be recomputed */
   uint32_t *stack;    /* of forward nodes */
   size_t depth;
-  mpg_workspace space; /* has all these arrays */
+  mpg_workspace space; /* owns all these arrays */
 } walker;
 
 static bool only_updates_states(const mpg_node *node) {
@@ -27,7 +27,7 @@ static bool is_state(const mpg_node *node, uint32_t input) {
   return mpg_op_input_mutable(node->op, (int)input);
 }
 
-/* Per value: whether an effect writes it, or the value that it is a view of. */
+/* Marks each value that an effect writes, directly or through a view. */
 static void find_written(const mpg_graph *graph, size_t num_forward, bool *written) {
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &graph->nodes[n];
@@ -45,8 +45,9 @@ static void find_written(const mpg_graph *graph, size_t num_forward, bool *writt
 static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   *w = (walker){.graph = graph, .num_forward = num_forward};
   bool *written = mpg_workspace_take(&w->space, graph->num_values, sizeof *written);
-  bool draws = false; /* the backward phase draws random numbers itself: the call's keys are not
-                         available then */
+  /* The backward phase draws random numbers itself, so the keys of the call are unavailable
+   * there. */
+  bool draws = false;
   w->recomputable = mpg_workspace_take(&w->space, num_forward, sizeof *w->recomputable);
   w->kept = mpg_workspace_take(&w->space, graph->num_values, sizeof *w->kept);
   w->wanted = mpg_workspace_take(&w->space, num_forward, sizeof *w->wanted);
@@ -69,7 +70,7 @@ static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   return MPG_OK;
 }
 
-/* Calls visit for each forward value whose contents the node reads. */
+/* Calls `visit` for each forward value whose contents the node reads. */
 typedef void visitor(walker *w, mpg_value value, uint32_t region, bool *saved);
 static void visit_inputs(walker *w, const mpg_node *node, visitor *visit, bool *saved) {
   if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) return;
@@ -87,7 +88,7 @@ static void want(walker *w, uint32_t node) {
   w->stack[w->depth++] = node;
 }
 
-/* Marks the values where regions end. */
+/* Marks the values at the borders of regions. */
 static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)saved;
   uint32_t own = w->graph->nodes[value.node].recompute_region;
@@ -98,7 +99,7 @@ static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved
     w->kept[mpg_value_index(w->graph, value)] = true;
 }
 
-/* Marks the values that are read, given where regions end. */
+/* Marks the values that are read, given the borders of regions. */
 static void find_read(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)region;
   uint32_t index = mpg_value_index(w->graph, value);
@@ -121,7 +122,7 @@ static void walk(walker *w, const bool *live, const mpg_value *roots, size_t num
   while (w->depth) visit_inputs(w, &w->graph->nodes[w->stack[--w->depth]], visit, saved);
 }
 
-/* Per node: roots need it. */
+/* Computes for each node whether the roots depend on it. */
 static mpg_status find_live(walker *w, const mpg_value *roots, size_t num_roots, bool **result) {
   bool *live = mpg_workspace_take(&w->space, w->graph->num_nodes, sizeof *live);
   MPG_TRY(mpg_workspace_check(&w->space));
@@ -158,9 +159,10 @@ typedef struct recomputation {
   walker walk;
   const bool *saved;
   mpg_graph *result;
-  uint32_t *places; /* per node of the joint graph: its number in the result (forward nodes:
-                       of the copy); UINT32_MAX */
-  uint32_t *batch;  /* forward nodes to recompute now */
+  /* Per node of the joint graph: its number in the result, or UINT32_MAX. For forward nodes, the
+   * number of the copy. */
+  uint32_t *places;
+  uint32_t *batch; /* forward nodes to recompute next */
   mpg_value *inputs;
   size_t inputs_capacity;
 } recomputation;
@@ -181,7 +183,7 @@ static int by_number(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* A scratch array for a state, which a recomputed node must not write again. */
+/* Emits a scratch array for a state, which a recomputed node must not write again. */
 static mpg_status scratch(recomputation *r, const mpg_node *node, mpg_value state,
                           mpg_value *result) {
   r->result->phase = MPG_PHASE_BACKWARD;
@@ -217,7 +219,7 @@ static mpg_status append(recomputation *r, uint32_t number, bool recomputes) {
   return MPG_OK;
 }
 
-/* Recomputes the values that the node reads and that are not there yet, in program order. */
+/* Recomputes the missing values that the node reads, in program order. */
 static mpg_status recompute_inputs(recomputation *r, const mpg_node *node) {
   walker *w = &r->walk;
   size_t count = 0;

@@ -1,17 +1,17 @@
-/* Recomputation (activation checkpointing): forward values that are computed again in the backward
- * phase instead of being kept.
+/* Recomputation (activation checkpointing): recomputes forward values in the backward phase instead
+ * of keeping them.
  *
- * Forward nodes carry the number of a recompute region. Only two kinds of values of a region are
- * kept: those that come from outside, and those that backward nodes of other regions read. All
- * others that the region's gradient reads are recomputed by copies of the forward nodes in the
- * backward phase, placed right before their first use. A node of MPG_RECOMPUTE_ANYWHERE is
- * recomputed for any reader. Bits stay: a copy has the same inputs, parameters, mode and random
- * numbers. Auxiliary states are written once, by the forward phase: the copy of a BatchNorm writes
- * to scratch arrays. Nodes that have other effects, or read what an effect writes, are not
- * recomputed: their values are kept.
+ * Forward nodes have the number of a recompute region. Only two kinds of values of a region are
+ * kept: values from outside the region, and values that backward nodes of other regions read. All
+ * remaining values that the region's gradient reads are recomputed by copies of the forward nodes
+ * in the backward phase, directly before their first use. A node of MPG_RECOMPUTE_ANYWHERE is
+ * recomputed for any reader. Results are bit-identical, because a copy has the same inputs,
+ * parameters, mode and random numbers. Auxiliary states are written once, by the forward phase; the
+ * copy of a BatchNorm writes to scratch arrays. Nodes with other effects, or nodes that read a
+ * value written by an effect, are not recomputed, and their values are kept.
  *
- * The values to keep are chosen once, for the gradient of all outputs; every backward recomputes
- * from these. Threads: host lock.
+ * The values to keep are chosen once, for the gradient of all outputs, and every backward
+ * recomputes from them. Threads: host lock.
  */
 #ifndef MPG_GRAPH_GRADIENT_RECOMPUTE_H
 #define MPG_GRAPH_GRADIENT_RECOMPUTE_H
@@ -20,16 +20,17 @@
 
 #define MPG_RECOMPUTE_ANYWHERE UINT32_MAX
 
-/* The first num_forward nodes of `joint` are the forward phase; roots: gradients. saved: per
- * forward value, all false before; true where the backward phase reads it. */
+/* Chooses the forward values to keep. The first num_forward nodes of `joint` are the forward phase,
+ * and `roots` are the gradients. `saved`, per forward value and initially false, is set for the
+ * values that the backward phase reads. */
 mpg_status mpg_recompute_find(const mpg_graph *joint, size_t num_forward, const mpg_value *roots,
                               size_t num_roots, bool *saved);
-/* True when a node is in a recompute region. */
+/* True if a node is in a recompute region. */
 bool mpg_recompute_wanted(const mpg_graph *graph, size_t num_forward);
 
-/* Copies `joint` with recomputed nodes put in where values are not saved, and without backward
+/* Copies `joint` with recomputation inserted for values that are not saved, and without backward
  * nodes that the values of the first list do not need. Forward nodes keep their numbers; the values
- * of all lists are replaced by those of the result. result: initialised, empty. */
+ * of all lists are replaced by those of the result. `result` is initialized and empty. */
 typedef struct mpg_value_list {
   mpg_value *values;
   size_t count;
