@@ -4,19 +4,19 @@
 #include <string.h>
 
 enum {
-  KEPT = 4,          /* captures of a segment */
-  SHORTEST = 3,      /* kernels that are worth a capture */
-  MISSES = 2 * KEPT, /* in a row: its addresses keep changing */
-  REST = 64,         /* calls before it is tried again then */
+  KEPT = 4,          /* captures per segment */
+  SHORTEST = 3,      /* fewer kernels are not worth a capture */
+  MISSES = 2 * KEPT, /* consecutive misses after which addresses are considered unstable */
+  REST = 64,         /* calls without captures after that */
 };
 
 typedef struct kept_capture {
-  void *capture;    /* the backend's; NULL: none */
-  uint64_t used;    /* the segment's call that used it last */
+  void *capture;    /* owned by the backend; NULL: none */
+  uint64_t used;    /* the latest call of the segment that used it */
   void **addresses; /* per base of the segment */
   struct {
     const void *memory;
-    size_t size; /* kernels were given up to that much */
+    size_t size; /* scratch size available to kernels during capture */
   } scratch[MPG_SCRATCH_SLOTS];
 } kept_capture;
 
@@ -29,7 +29,7 @@ struct mpg_captured_segment {
   uint32_t *bases;
   uint64_t calls;
   uint32_t misses, rest;
-  uint32_t failed; /* the instruction at which the latest capture failed */
+  uint32_t failed; /* the instruction that could not be captured last */
   kept_capture kept[KEPT];
 };
 
@@ -37,27 +37,27 @@ struct mpg_captures {
   mpg_arena arena;
   bool *alone;               /* per instruction: never in a captured segment */
   mpg_captured_segment **at; /* per instruction: the captured segment that begins there */
-  mpg_captured_segment
-      *segments; /* also those that were replaced: captures are freed with the program */
+  /* Includes replaced segments, because captures are freed with the program. */
+  mpg_captured_segment *segments;
 };
 
-/* Whether an instruction is issued the same way whenever its addresses are. */
+/* True if equal addresses always make an instruction issue the same work. */
 static bool can_repeat(const mpg_program_set *set, const mpg_program *program,
                        const mpg_instruction *instruction) {
   if (instruction->kind == MPG_COPY)
     return set->programs[instruction->peer].device->backend == program->device->backend;
-  if (instruction->op && instruction->op->flags & (MPG_OP_SPANS | MPG_OP_MEETS))
-    return false; /* it involves other devices' streams, or waits for them */
+  /* It involves other devices' streams or waits for them. */
+  if (instruction->op && instruction->op->flags & (MPG_OP_SPANS | MPG_OP_MEETS)) return false;
   return true;
 }
 
-/* Its random keys; of a fused group, its members'. */
+/* Returns the number of random keys of an instruction, or of the members of its fused group. */
 static uint32_t draws_of(const mpg_instruction *instruction) {
   if (instruction->kind != MPG_RUN) return 0;
   return instruction->fused ? instruction->fused->num_draws : instruction->random != MPG_NO_RANDOM;
 }
 
-/* Marks instructions that cannot be captured: waits, signals that the set waits for, work that
+/* Marks instructions that cannot be captured: waits, signals that the set waits for, and work that
  * cannot be replayed. */
 static void mark_alone(const mpg_program_set *set, const mpg_program *program, bool *alone) {
   for (uint32_t i = 0; i < program->count; i++) {
@@ -124,7 +124,7 @@ static mpg_status add_segment(const mpg_program *program, struct mpg_captures *r
   return MPG_OK;
 }
 
-/* The captured segments of begin..end, part of one segment. */
+/* Adds the captured segments of [begin, end), which is part of one segment. */
 static mpg_status cut(const mpg_program *program, struct mpg_captures *replays, uint32_t begin,
                       uint32_t end) {
   uint32_t from = begin, num_draws = 0;
@@ -162,8 +162,8 @@ static mpg_status make(const mpg_program_set *set, mpg_program *program) {
 mpg_captured_segment *mpg_capture_at(const mpg_call_frame *frame, mpg_program *program,
                                      uint32_t instruction) {
   if (!program->replays && make(frame->set, program) != MPG_OK && !program->replays) return NULL;
-  return program->replays->at ? program->replays->at[instruction]
-                              : NULL; /* without memory for it things go as ever */
+  /* Without memory for captures, instructions are issued one by one. */
+  return program->replays->at ? program->replays->at[instruction] : NULL;
 }
 
 static bool fits(const kept_capture *kept, const mpg_captured_segment *captured,
@@ -177,7 +177,7 @@ static bool fits(const kept_capture *kept, const mpg_captured_segment *captured,
   return true;
 }
 
-/* The capture that fits, or else the one to replace. */
+/* Returns the matching capture, or else the one to replace. */
 static kept_capture *choose(mpg_captured_segment *captured, const mpg_call_frame *frame,
                             const mpg_device *device, bool *found) {
   kept_capture *oldest = &captured->kept[0];
@@ -245,10 +245,11 @@ static void learn(const mpg_program *program, mpg_captured_segment *captured,
   }
   replays->alone[captured->failed] = true;
   replays->at[captured->begin] = NULL;
-  cut(program, replays, captured->begin, captured->end); /* without memory, none begins here */
+  /* If out of memory, no captured segment begins here. */
+  cut(program, replays, captured->begin, captured->end);
 }
 
-/* The keys of this call, for the captured work that is issued next. */
+/* Writes the keys of this call for the captured work that is issued next. */
 static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame,
                              const mpg_program *program, const mpg_captured_segment *captured) {
   mpg_random_key keys[MPG_CAPTURE_KEYS];
@@ -279,7 +280,7 @@ mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_progra
     uint32_t failed_before = captured->failed;
     if (!capture(run, frame, program, captured, kept)) {
       learn(program, captured, failed_before);
-      return MPG_OK; /* issued one by one, which reports the error */
+      return MPG_OK; /* issues one by one, which reports the error */
     }
     captured->misses++;
   } else {

@@ -12,20 +12,20 @@ static mpg_storage *access_storage(const mpg_launching *call, const mpg_access *
                                        : call->parts[access->part][access->index].storage;
 }
 
-/* A write to a part keeps what the rest holds. */
+/* True if the access depends on the old contents: a write to a part of a storage keeps the rest. */
 static bool reads_storage(const mpg_launching *call, const mpg_access *access) {
   return access->reads || (access->part != MPG_MAX_PARTS &&
                            mpg_tensor_is_part(&call->parts[access->part][access->index]));
 }
 
 /* Collects the points that a segment must wait for. A fixed array that is only read, or only
- * written while no other device reads it, needs no look, unless work has failed there: what used it
- * before ran on this device. */
+ * written while no other device reads it, is skipped unless work has failed on the device, because
+ * all its earlier uses ran on this device. */
 static mpg_status collect_points(const mpg_program_set *set, const mpg_program_segment *segment,
                                  const mpg_launching *call, bool unread, mpg_point_list *points) {
   const mpg_device *device = set->programs[segment->slot].device;
   bool all = !call->binding || mpg_device_has_failed(device);
-  /* pushes are among the checked */
+  /* pushes are always checked */
   uint32_t count = all      ? segment->num_accesses
                    : unread ? segment->num_checked
                             : segment->num_written;
@@ -37,9 +37,9 @@ static mpg_status collect_points(const mpg_program_set *set, const mpg_program_s
   return MPG_OK;
 }
 
-/* Contents of external arrays that the segment overwrites are copied first, where a gradient still
- * reads them. A backward writes gradients and arrays of its own: among the fixed ones only
- * gradients, of which hardly ever one is saved. */
+/* Copies contents of external arrays that the segment overwrites while a gradient function still
+ * needs them. A backward writes only gradients and arrays of its own. So among the fixed arrays it
+ * writes only gradients, which are rarely saved. */
 static void before_writes(const mpg_program_segment *segment, const mpg_launching *call) {
   bool all = !call->binding || !call->look || mpg_contents_tracked_savers();
   uint32_t count = all ? segment->num_written : segment->num_checked;
@@ -52,7 +52,7 @@ static void before_writes(const mpg_program_segment *segment, const mpg_launchin
 
 static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
   enum { REFERENCES_AHEAD = 6 };
-  /* A lane that nothing queued touches lets the pusher run ahead; not without bound. */
+  /* A lane without queued uses lets the pushing device run ahead, but only up to a limit. */
   bool ahead = atomic_load_explicit(&set->references, memory_order_relaxed) < REFERENCES_AHEAD;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
     MPG_TRY(mpg_storage_create(set->programs[set->block_devices[i]].device, set->block_sizes[i],
@@ -85,7 +85,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
                             mpg_call_frame **result) {
   mpg_call_frame *frame = NULL;
   MPG_TRY(take_frame(set, &frame));
-  /* then the bound arrays have the addresses of the last call */
+  /* the bound arrays then have the addresses of the last call */
   bool known = call->binding && frame->binding == call->binding;
   *frame = (mpg_call_frame){.references = references,
                             .set = set,
@@ -115,7 +115,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
   return MPG_OK;
 }
 
-/* Tells the storages that a segment was queued; `tick` is its last. */
+/* Records the uses of a queued segment in the storages; `tick` is its last. */
 static void note_segment(const mpg_program_set *set, const mpg_program_segment *segment,
                          const mpg_launching *call, mpg_tick tick) {
   mpg_device *device = set->programs[segment->slot].device;
@@ -123,10 +123,10 @@ static void note_segment(const mpg_program_set *set, const mpg_program_segment *
     const mpg_access *access = &segment->accesses[i];
     mpg_storage *storage = access_storage(call, access);
     if (storage->device != device) {
-      mpg_storage_add_read(storage, device, tick); /* a push is kept track of like a read */
+      mpg_storage_add_read(storage, device, tick); /* a push is tracked like a read */
       continue;
     }
-    const mpg_uses *uses = &storage->block.uses; /* another base may be the same storage */
+    const mpg_uses *uses = &storage->block.uses; /* a different base may have the same storage */
     mpg_tick last = access->done ? tick - segment->num_signals + access->done - 1 : tick;
     if (access->reads) mpg_storage_add_read(storage, device, last);
     if (access->writes)
@@ -156,7 +156,7 @@ static mpg_status prepare_launch(void *state, mpg_point_list *points, mpg_submis
   launch *l = state;
   mpg_program_set *set = l->set;
   const mpg_launching *call = l->call;
-  int begins[MPG_MAX_GRAPH_DEVICES + 1] = {0}; /* of each segment's points */
+  int begins[MPG_MAX_GRAPH_DEVICES + 1] = {0}; /* start of each segment's points */
   int count = (int)set->num_segments;
   bool unread = false;
   mpg_call_frame *frame = NULL;
@@ -196,8 +196,9 @@ static void note_launch(void *state, const mpg_tick *ticks) {
 
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
-  int count = (int)set->num_segments; /* one per device: sets of stages run by mpg_staged_call */
-  launch l;                           /* payloads are filled in for the devices there are */
+  int count = (int)set->num_segments; /* one per device; sets with stages use mpg_staged_call */
+  /* Payloads are filled in only for the devices in use. */
+  launch l;
   l.set = set;
   l.call = call;
   for (int k = 0; k < count; k++) devices[k] = set->programs[set->segments[k].slot].device;
@@ -235,8 +236,8 @@ void mpg_staged_call_end(mpg_staged_call *staged_call) {
   staged_call->frame = NULL;
 }
 
-/* The bases that the segment touches get their addresses. Queued segments never look at one that is
- * still missing. */
+/* Fills in the addresses of the bases that the segment uses. Queued segments never use a base that
+ * is still missing. */
 static mpg_status resolve_bases(mpg_staged_call *staged_call, const mpg_program_segment *segment) {
   mpg_program_set *set = staged_call->frame->set;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
@@ -255,7 +256,7 @@ static mpg_status resolve_bases(mpg_staged_call *staged_call, const mpg_program_
   return MPG_OK;
 }
 
-/* Segments that this one waits for must be queued already. */
+/* Checks that all segments that this one waits for are already queued. */
 static mpg_status check_waits(const mpg_staged_call *staged_call,
                               const mpg_program_segment *segment) {
   const mpg_program_set *set = staged_call->frame->set;

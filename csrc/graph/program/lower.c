@@ -12,21 +12,21 @@ typedef struct lowering {
   mpg_program_set *set;
   struct arrival {
     uint32_t source;        /* slot that pushes the value; UINT32_MAX: not pushed */
-    uint32_t segment, tick; /* its signal */
-    uint32_t number;        /* among the signals of its program */
+    uint32_t segment, tick; /* the signal after the push */
+    uint32_t number;        /* index among the signals of its program */
   } *arrivals;              /* per root value */
-  uint32_t *waited;         /* [slot * devices + source]: signals waited for so far */
-  uint32_t *current;        /* per slot: the segment that is being made; UINT32_MAX: none yet */
-  uint32_t *signals;        /* per slot: signals of its program so far */
+  uint32_t *waited;         /* [slot * devices + source]: number of signals already waited for */
+  uint32_t *current;        /* per slot: the segment under construction; UINT32_MAX: none yet */
+  uint32_t *signals;        /* per slot: number of signals of its program so far */
   struct external {
-    uint32_t last, next; /* position in the order where it is touched last; the next external array
-                            of which that is so */
-    uint32_t slot;       /* that touches it; UINT32_MAX: several */
-    size_t written;      /* bytes; 0: it is only read */
+    /* Position in the order of its last use, and the next external array with the same position. */
+    uint32_t last, next;
+    uint32_t slot;          /* slot that uses it; UINT32_MAX: several */
+    size_t written;         /* bytes written; 0 if it is only read */
     uint32_t segment, done; /* see mpg_access */
   } *externals;
-  uint32_t *final; /* per position: an external array that is final behind it; NONE */
-  struct pending { /* per slot: arrays that are final, with no signal behind them yet */
+  uint32_t *final; /* per position: first external array that is final after it; NONE */
+  struct pending { /* per slot: final arrays that no signal has announced yet */
     uint32_t first, segment;
     size_t bytes;
   } *pending;
@@ -43,8 +43,8 @@ static mpg_status add(lowering *l, uint32_t slot, const mpg_instruction *instruc
   return MPG_OK;
 }
 
-/* Begins a segment of a program, unless it is the one that is being made. `kind` NULL: the
- * program's only one. */
+/* Begins a segment of a program, unless it is the current one. `kind` NULL means the program's only
+ * segment. */
 static mpg_status enter_segment(lowering *l, uint32_t slot, const mpg_segment *kind) {
   static const mpg_segment whole;
   if (!kind) kind = &whole;
@@ -102,8 +102,7 @@ static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool 
 static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
   const struct arrival *arrival = &l->arrivals[l->plan->roots[mpg_value_index(l->graph, value)]];
   if (arrival->source == UINT32_MAX || arrival->source == slot) return MPG_OK;
-  /* A push into a device's memory counts as a write by that device's program too, which waits for
-   * it. */
+  /* A push into a device's memory is also a write by that device's program, which waits for it. */
   MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false,
                       true, false));
   uint32_t *waited = &l->waited[slot * l->plan->num_devices + arrival->source];
@@ -123,8 +122,8 @@ static mpg_status copy_params(lowering *l, const mpg_node *node, const void **pa
   return *params ? MPG_OK : mpg_out_of_host_memory(node->op->params->size);
 }
 
-/* An operand of an op that spans devices: it counts as touched by the program of the device it is
- * on, which waits for the op. */
+/* Adds an operand of an op that spans devices. It is an access of the program of the operand's
+ * device, which waits for the op. */
 static mpg_status add_spanned(lowering *l, uint32_t slot, mpg_value value, bool writes) {
   uint32_t own = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device),
            base = l->plan->locations[mpg_value_index(l->graph, value)].base;
@@ -141,7 +140,7 @@ static mpg_status signal_to(lowering *l, uint32_t slot, mpg_instruction *wait, u
   return add(l, slot, &signal);
 }
 
-/* `slot` waits for all that `source` has been given so far. */
+/* Makes `slot` wait for all instructions of `source` so far. */
 static mpg_status join(lowering *l, uint32_t slot, uint32_t source) {
   mpg_instruction wait;
   uint32_t number;
@@ -150,8 +149,8 @@ static mpg_status join(lowering *l, uint32_t slot, uint32_t source) {
   return add(l, slot, &wait);
 }
 
-/* The programs of all devices that take part come together: one runs it when all are there, the
- * others go on when it has run. */
+/* Synchronizes the programs of all devices that take part. One of them runs the op when all have
+ * arrived; the rest continue after it. */
 static mpg_status lower_spanning(lowering *l, const mpg_node *node, mpg_instruction *instruction,
                                  uint32_t slot) {
   const mpg_value *inputs = mpg_node_inputs(l->graph, node);
@@ -226,7 +225,7 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
   return add(l, runs_on, &signal);
 }
 
-/* One instruction for a whole group. */
+/* Lowers a whole group to one instruction. */
 static mpg_status lower_group(lowering *l, const mpg_order *order, const mpg_fusion_group *group,
                               const mpg_segment *segment) {
   uint32_t slot = mpg_plan_slot(l->plan, l->graph->nodes[order->nodes[group->first]].device);
@@ -267,8 +266,8 @@ static void touch(lowering *l, mpg_value value, uint32_t position, uint32_t slot
   if (writes) e->written = mpg_desc_bytes(&l->graph->values[index].desc);
 }
 
-/* Finds out where external arrays are touched last, by instructions (those of a group are one, at
- * its first node). */
+/* Computes the last use of each external array. The instructions of a group form one, at its first
+ * node. */
 static void find_final(lowering *l, const mpg_order *order) {
   for (uint32_t i = 0; i < l->plan->num_externals; i++)
     l->externals[i] = (struct external){.last = NONE, .next = NONE, .slot = NONE};
@@ -281,7 +280,7 @@ static void find_final(lowering *l, const mpg_order *order) {
     uint32_t runs_on = mpg_node_crosses(l->graph, node)
                            ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device)
                            : slot;
-    bool spans = mpg_node_spans(node); /* then each device touches the arrays on it */
+    bool spans = mpg_node_spans(node); /* each device then uses its own arrays */
     for (uint32_t i = 0; i < node->num_inputs; i++)
       touch(l, inputs[i], at,
             spans ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[i])->device) : runs_on,
@@ -290,8 +289,8 @@ static void find_final(lowering *l, const mpg_order *order) {
       touch(l, (mpg_value){order->nodes[k], i}, at,
             spans ? mpg_plan_slot(l->plan, l->graph->values[node->values + i].device) : runs_on,
             true);
-      if (runs_on != slot)
-        touch(l, (mpg_value){order->nodes[k], i}, at, slot, true); /* which waits for it */
+      /* The receiving device waits for the copy. */
+      if (runs_on != slot) touch(l, (mpg_value){order->nodes[k], i}, at, slot, true);
     }
   }
   for (size_t k = 0; k < order->count; k++) l->final[k] = NONE;
@@ -303,8 +302,8 @@ static void find_final(lowering *l, const mpg_order *order) {
   }
 }
 
-/* Behind the instruction at `position`: notes the arrays that are final now, and signals when these
- * have enough bytes. */
+/* Called after the instruction at `position`. Records the arrays that are final now, and signals
+ * once they have enough bytes. */
 static mpg_status signal_final(lowering *l, size_t position) {
   for (uint32_t i = l->final[position], next; i != NONE; i = next) {
     struct external *e = &l->externals[i];
@@ -352,13 +351,14 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
       MPG_TRY(lower_group(l, order, group, segment));
     MPG_TRY(signal_final(l, k));
   }
-  for (size_t k = 0; k < order->count; k++) { /* arrays without readers on their device: outputs */
+  /* Arrays without readers on their device, which are outputs. */
+  for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &l->graph->nodes[order->nodes[k]];
     uint32_t slot = mpg_plan_slot(l->plan, node->device);
     if (!mpg_node_crosses(l->graph, node)) continue;
     const struct arrival *arrival = &l->arrivals[l->plan->roots[node->values]];
-    if (l->waited[slot * l->plan->num_devices + arrival->source] >
-        arrival->number) { /* a later signal was waited for; users of the array wait for that */
+    /* A later signal was waited for, and users of the array wait for that. */
+    if (l->waited[slot * l->plan->num_devices + arrival->source] > arrival->number) {
       MPG_TRY(note_access(l, slot, l->plan->locations[node->values].base, false, true, false));
       continue;
     }
@@ -368,7 +368,8 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
   return MPG_OK;
 }
 
-/* The rule by which single ops run in the calling thread (op/invoke.c), for a whole program. */
+/* Decides whether a whole program runs in the calling thread, by the rule for single ops
+ * (op/invoke.c). */
 static bool is_small(const mpg_program_set *set) {
   enum { INLINE_INSTRUCTIONS = 64, INLINE_ELEMENTS = 16384, ALL_ELEMENTS = 65536 };
   const mpg_program *only = NULL;
@@ -388,7 +389,8 @@ static bool is_small(const mpg_program_set *set) {
     if (heavy && !(instruction->op->flags & MPG_OP_TINY_INLINE)) return false;
     int64_t elements = 0;
     kernels += fused ? fused->num_members : 1;
-    for (uint32_t k = 0; fused && k < fused->num_members; k++) { /* as if they were alone */
+    /* Each member is checked as if it ran alone. */
+    for (uint32_t k = 0; fused && k < fused->num_members; k++) {
       const mpg_fused_member *member = &fused->members[k];
       for (uint32_t o = elements = 0; o < member->num_inputs + member->num_outputs; o++)
         elements += mpg_shape_size(&fused->views[member->operands + o].desc.shape);

@@ -1,4 +1,4 @@
-/* Lowers a fused group to what a backend runs. */
+/* Lowers a fused group to a backend's fused kernel. */
 #include "graph/program/lower_fused.h"
 
 #include <string.h>
@@ -15,8 +15,9 @@ typedef struct maker {
   const mpg_device *device;
   mpg_arena *arena;
   const mpg_fused_use *uses;
-  uint32_t value_of[MPG_FUSED_MAX_VALUES]; /* per use: its value of the result; views share one */
-  mpg_value outside[MPG_FUSED_MAX_VALUES]; /* per value of the result: one that has memory */
+  uint32_t value_of[MPG_FUSED_MAX_VALUES]; /* per use: its value in the result; views share one */
+  /* Per value of the result: a graph value that has memory. */
+  mpg_value outside[MPG_FUSED_MAX_VALUES];
   bool written[MPG_FUSED_MAX_VALUES], placed[MPG_FUSED_MAX_VALUES];
   uint32_t last_read[MPG_FUSED_MAX_VALUES]; /* per value: the last member that reads it */
   mpg_fused_value values[MPG_FUSED_MAX_VALUES];
@@ -55,7 +56,7 @@ static uint32_t value_at(maker *m, uint32_t use, mpg_value value) {
   return m->value_of[use] = number;
 }
 
-/* Axes as the domain has them, counted from its end. */
+/* Rewrites a reduction's axes to those of the domain, counted from the end. */
 static mpg_status reduce_params(maker *m, const mpg_node *node, uint32_t from, uint32_t to,
                                 const void **params) {
   mpg_tuple axis;
@@ -98,7 +99,7 @@ static mpg_status add_member(maker *m, uint32_t n) {
   }
   for (uint32_t i = 0; i < node->num_outputs; i++) {
     uint32_t use = find_use(m, node->values + i);
-    if (use == UINT32_MAX) { /* without elements */
+    if (use == UINT32_MAX) { /* it has no elements */
       m->operands[m->num_operands++] = MPG_FUSED_LOCAL;
       continue;
     }
@@ -142,7 +143,7 @@ static mpg_status add_producer(maker *m, uint32_t n) {
   return MPG_OK;
 }
 
-/* A view that shares its input's memory is the same value. */
+/* Maps a view that shares its input's memory to the same value. */
 static void add_view(maker *m, uint32_t n) {
   const mpg_node *node = &m->graph->nodes[n];
   mpg_value input = mpg_node_inputs(m->graph, node)[0];
@@ -151,8 +152,8 @@ static void add_view(maker *m, uint32_t n) {
   if (!m->order->fusion->internal[node->values]) m->outside[m->value_of[to]] = (mpg_value){n, 0};
 }
 
-/* Slots for the local values: a member writes over a local input that it reads last where its op
- * allows. */
+/* Assigns slots to the local values. A member overwrites a local input that it reads last if its op
+ * allows that. */
 static void give_slots(maker *m) {
   uint32_t free_slots[MPG_FUSED_MAX_VALUES], num_free = 0;
   bool freed[MPG_FUSED_MAX_VALUES] = {false};
@@ -191,7 +192,7 @@ static void give_slots(maker *m) {
   }
 }
 
-/* Numbers the values outside: inputs first. */
+/* Numbers the values outside the group, inputs first. */
 static mpg_status give_operands(maker *m, mpg_fused_call *call) {
   call->operands = mpg_arena_alloc(
       m->arena, (m->num_values + m->producer.num_inputs + 1) * sizeof *call->operands);
@@ -232,9 +233,8 @@ static mpg_status give_views(maker *m, mpg_fused *fused) {
     const mpg_fused_member *member = &m->members[k];
     for (uint32_t i = 0; i < member->num_inputs + member->num_outputs; i++) {
       uint32_t at = member->operands + i, v = m->operands[at];
-      if (v == MPG_FUSED_LOCAL)
-        v = m->operands[member->operands +
-                        member->num_inputs]; /* without contents: as the result */
+      /* A value without contents has the layout of the result. */
+      if (v == MPG_FUSED_LOCAL) v = m->operands[member->operands + member->num_inputs];
       fused->views[at] = (mpg_view){NULL, domain_desc(m, m->values[v].varying, m->values[v].dtype)};
     }
   }
@@ -247,8 +247,8 @@ static mpg_status give_name(maker *m, mpg_fused *fused) {
   for (uint32_t k = 0; k < m->num_members; k++)
     mpg_text_append(&text, k || m->producer.op ? "+%s" : "%s", m->members[k].op->name);
   mpg_status status = mpg_text_status(&text);
-  uint32_t interned = status == MPG_OK ? mpg_scope_intern(mpg_text_string(&text))
-                                       : 0; /* outlives the program, as the profiler wants */
+  /* Interned, because the profiler may use the name after the program is freed. */
+  uint32_t interned = status == MPG_OK ? mpg_scope_intern(mpg_text_string(&text)) : 0;
   fused->name = interned ? mpg_scope_text(interned) : "fused";
   mpg_text_free(&text);
   return status;
@@ -340,7 +340,7 @@ static void dump_value(const mpg_fused *fused, uint32_t v, uint32_t num_inputs, 
 }
 
 void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
-  uint32_t inputs = fused->producer.num_inputs; /* operands that no member makes come first */
+  uint32_t inputs = fused->producer.num_inputs; /* operands that no member computes come first */
   for (uint32_t v = 0; v < fused->num_values; v++)
     inputs += fused->values[v].operand < MPG_FUSED_PANEL &&
               !(fused->producer.op && fused->producer.value == v);

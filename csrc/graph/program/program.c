@@ -59,7 +59,8 @@ static void *operand_address(const mpg_call_frame *frame, const mpg_program *pro
   return (char *)frame->bases[location->base] + location->offset;
 }
 
-/* The program of a remote device: of all it does, this process sees what it sends here. */
+/* Runs the program of a remote device. This process sees only the data that the device sends to
+ * it. */
 static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
   const mpg_call_frame *frame = state->frame;
   const mpg_program_segment *segment = &frame->set->segments[state->segment];
@@ -80,7 +81,7 @@ static mpg_status run_remote(mpg_run *run, mpg_program_payload *state) {
   return MPG_OK;
 }
 
-/* *here: the copy is also, or only, one within this process. */
+/* Sends a copy to another rank. Sets *here if the copy also, or only, happens in this process. */
 static mpg_status send(const mpg_call_frame *frame, const mpg_program *program,
                        const mpg_instruction *instruction, bool *here) {
   mpg_transfer transfer;
@@ -92,7 +93,7 @@ static mpg_status send(const mpg_call_frame *frame, const mpg_program *program,
              : MPG_OK;
 }
 
-/* Who waits for what a failed segment has not sent is told. */
+/* Notifies the ranks that wait for data which a failed segment did not send. */
 static void send_failures(const mpg_program_payload *state) {
   const mpg_call_frame *frame = state->frame;
   const mpg_program_segment *segment = &frame->set->segments[state->segment];
@@ -123,7 +124,8 @@ void mpg_call_frame_release(mpg_call_frame *frame) {
   mpg_free(frame->times);
   frame->times = NULL;
   mpg_call_frame *top = atomic_load_explicit(&set->returned, memory_order_relaxed);
-  do frame->next = top; /* only whole lists are taken, so the head cannot change and come back */
+  /* Only whole lists are taken, so the head cannot change and come back (no ABA problem). */
+  do frame->next = top;
   while (!atomic_compare_exchange_weak_explicit(&set->returned, &top, frame, memory_order_release,
                                                 memory_order_relaxed));
   mpg_program_set_release(set);
@@ -146,7 +148,8 @@ static int kind_of(const mpg_program_set *set, const mpg_access *access) {
   return !access->writes ? READ : !access->reads ? WRITTEN : CHECKED;
 }
 
-/* Moves the accesses of one kind to the front of those from `begin` on; returns where they end. */
+/* Moves the accesses of one kind to the front of those from `begin` on, and returns the end of that
+ * kind. */
 static uint32_t gather_kind(const mpg_program_set *set, mpg_program_segment *segment,
                             uint32_t begin, int kind) {
   for (uint32_t i = begin; i < segment->num_accesses; i++) {
@@ -183,8 +186,8 @@ static void shift_rows(mpg_random_key *key, const mpg_rows *rows, int64_t outer,
   key->stride = (uint64_t)(rows->total * inner);
 }
 
-/* Finds the place of these rows in the stream of a random op, as if the whole batch were drawn.
- * random: the op's number in the graph. */
+/* Shifts a key to the position of these rows in the stream of a random op, as if the whole batch
+ * were drawn. `random` is the op's call number in the graph. */
 static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint32_t random,
                          bool by_rows, const mpg_shape *shape) {
   const mpg_rows *rows = &frame->rows;
@@ -200,12 +203,12 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
   for (int d = 0; d < axis; d++) outer *= shape->dims[d];
   for (int d = axis + 1; d < shape->ndim; d++) inner *= shape->dims[d];
   int64_t own = shape->ndim ? shape->dims[axis] : 1;
-  if (!batch) { /* rows that were reshaped: so many of the first axis belong to each */
+  if (!batch) { /* reshaped rows: each row is an equal part of the first axis */
     inner = rows->count ? own * inner / rows->count : 0;
     own = rows->count;
   }
-  shift_rows(key, rows, by_rows ? outer : 1, own,
-             by_rows ? inner : inner * outer); /* others draw what no other micro-batch draws */
+  /* Ops that do not draw by rows draw numbers that no other micro-batch draws. */
+  shift_rows(key, rows, by_rows ? outer : 1, own, by_rows ? inner : inner * outer);
 }
 
 static mpg_random_key key_of(const mpg_call_frame *frame, const mpg_program *program,
@@ -315,7 +318,7 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
                          true};
       if (!mpg_run_wait(run, point)) return MPG_OK;
       MPG_TRY(mpg_device_failure(source, point.tick));
-      continue; /* the worker records waits, when there was something to wait for */
+      continue; /* the worker records waits that actually blocked */
     }
     if (frame->times && !frame->times[state->segment].begin)
       frame->times[state->segment].begin = mpg_clock_ns();

@@ -1,27 +1,28 @@
-/* Programs: what each device runs for one call of a compiled graph.
+/* Programs: the instructions of each device for one call of a compiled graph.
  *
  * A program is a flat list of instructions: run a kernel, copy into another device's memory,
- * signal, wait for another device's signal. An operand is a base (an external array or a planned
- * block) and an offset; where the bases of a call lie comes with the call, in a frame. Signal k of
- * a segment is the tick first_tick + k of its device's timeline.
+ * signal, or wait for another device's signal. An operand is a base (an external array or a planned
+ * block) and an offset. The addresses of the bases come with each call, in a frame. Signal k of a
+ * segment is the tick first_tick + k of its device's timeline.
  *
- * A set is the programs of one phase, one per device. A program is cut into segments, which
- * are queued one by one; signals are numbered within their segment. Mostly a program is
- * one segment, and those of a set are queued together; they wait for each other only in the order
- * of one sequence, so they cannot deadlock. Pipelines queue the segments of many calls in an order
- * of their own (compile/pipeline/pipeline_run.h). When an instruction fails its segment ends and
- * its ticks count as failed; work that waits for one of these fails too. A program also signals,
- * every so many bytes, that external arrays are final which it has written, so that others need not
- * wait for its end: sums of gradients begin while the rest goes on backward.
+ * A set is the programs of one phase, one per device. A program is cut into segments, which are
+ * queued separately; signals are numbered within their segment. Usually a program is one segment,
+ * and all segments of a set are queued together. They wait for each other only in the order of one
+ * sequence, so they cannot deadlock. Pipelines queue the segments of many calls in their own order
+ * (compile/pipeline/pipeline_run.h). If an instruction fails, its segment ends and its ticks fail,
+ * and so does work that waits for one of them. A program also signals, whenever enough bytes are
+ * complete, that external arrays it has written are final. So work on other devices need not wait
+ * for its end: sums of gradients begin while the backward pass continues.
  *
  * The cost of a call before its first kernel does not grow with the graph. External arrays come in
- * *parts*, runs of consecutive ones. A part that is the same from call to call (parameters, their
- * gradients) is *fixed*: such parts come as one binding, and a frame that served the same binding
- * before knows where they lie. Frames and work space are kept by the set for its next call.
+ * *parts*, runs of consecutive arrays. A part that is the same in every call (parameters, their
+ * gradients) is *fixed*. All fixed parts of a call form one binding, and a frame that served the
+ * same binding before already has their addresses. The set keeps frames and workspace for its next
+ * call.
  *
- * Ownership and threads: sets and frames are counted atomically and hold plain memory only, so that
- * a worker may drop the last reference. A program's views are filled in by whoever runs its
- * device's work, which is one at a time. The rest: host lock.
+ * Ownership and threads: sets and frames are counted atomically and contain plain memory only, so a
+ * worker may drop the last reference. The views of a program are filled in by the thread that runs
+ * its device's work, one at a time. Everything else: host lock.
  */
 #ifndef MPG_GRAPH_PROGRAM_PROGRAM_H
 #define MPG_GRAPH_PROGRAM_PROGRAM_H
@@ -36,19 +37,20 @@ typedef enum mpg_instruction_kind { MPG_RUN, MPG_COPY, MPG_SIGNAL, MPG_WAIT } mp
 typedef struct mpg_instruction {
   uint8_t kind; /* mpg_instruction_kind */
   bool train, backward;
-  bool recomputes;  /* a recomputed node of the forward phase */
-  uint32_t peer;    /* slot of the other device: of a copy's target, of a wait's source */
+  bool recomputes;  /* recomputes a node of the forward phase */
+  uint32_t peer;    /* slot of the other device: target of a copy, source of a wait */
   uint32_t segment; /* of a wait: the segment that signals */
   uint32_t tick;    /* number of the signal in its segment */
   const mpg_op *op; /* RUN, COPY; NULL: a fused group */
   mpg_fused *fused; /* RUN of a group */
   const void *params;
   mpg_kernel_fn kernel;
-  uint32_t operands, num_inputs, num_outputs; /* first operand (view); inputs, then outputs */
-  uint32_t random;                            /* call number within the graph; MPG_NO_RANDOM */
+  /* Index of the first operand (view); inputs, then outputs. */
+  uint32_t operands, num_inputs, num_outputs;
+  uint32_t random; /* call number within the graph; MPG_NO_RANDOM */
   uint32_t scope, origin;
-  size_t bytes;      /* moved by a copy */
-  uint32_t transfer; /* of a copy between ranks: its first number in a call */
+  size_t bytes;      /* size of a copy */
+  uint32_t transfer; /* of a copy between ranks: its first transfer number in a call */
 } mpg_instruction;
 
 static inline const char *mpg_instruction_name(const mpg_instruction *instruction) {
@@ -57,32 +59,33 @@ static inline const char *mpg_instruction_name(const mpg_instruction *instructio
                             : "wait";
 }
 
-typedef struct mpg_access { /* what a segment does to one base */
+typedef struct mpg_access { /* how a segment uses one base */
   uint32_t base;
-  uint32_t index; /* within its part, or of a block */
-  uint8_t part;   /* of the external arrays; MPG_MAX_PARTS: a block */
+  uint32_t index; /* index in its part, or of the block */
+  uint8_t part;   /* part of the external arrays; MPG_MAX_PARTS for a block */
   bool reads, writes;
-  bool pushes;   /* it is another device's memory */
-  uint32_t done; /* 1 + the signal of the segment behind which it does not touch the base again; 0:
-                    at its end */
+  bool pushes; /* the base is another device's memory */
+  /* 1 + the signal of the segment after which it no longer uses the base; 0: at its end. */
+  uint32_t done;
 } mpg_access;
 
 enum { MPG_MAX_PARTS = 7 };
 
-typedef struct mpg_parts { /* of the external arrays, in their order */
+typedef struct mpg_parts { /* parts of the external arrays, in order */
   uint32_t count;
   uint32_t sizes[MPG_MAX_PARTS];
   bool fixed[MPG_MAX_PARTS];
 } mpg_parts;
 
 typedef struct mpg_program_segment {
-  uint32_t slot;       /* of its program */
+  uint32_t slot;       /* slot of its program */
   uint32_t begin, end; /* instructions */
   uint32_t num_signals;
   uint32_t depth; /* see mpg_segment */
   bool deferred;
-  mpg_access *accesses; /* first those that every call must look at, then fixed arrays that are only
-                           written, then those that are only read */
+  /* Sorted: first the accesses that every call must check, then fixed arrays that are only written,
+   * then fixed arrays that are only read. */
+  mpg_access *accesses;
   uint32_t num_accesses, num_checked, num_written;
   size_t accesses_capacity;
 } mpg_program_segment;
@@ -93,12 +96,12 @@ typedef struct mpg_program {
   uint32_t count;
   size_t capacity;
   mpg_location *operands;
-  mpg_view *views; /* descs are constant, addresses are filled in when it runs */
+  mpg_view *views; /* descs are constant; addresses are filled in at each run */
   uint32_t num_operands;
   size_t operands_capacity, views_capacity;
-  struct mpg_captures
-      *replays; /* see capture.h; NULL: not made yet. Used by the thread that runs the program */
-  _Atomic(uint64_t) replayed; /* how many captures have run; any thread reads it */
+  /* See capture.h; NULL until created. Used by the thread that runs the program. */
+  struct mpg_captures *replays;
+  _Atomic(uint64_t) replayed; /* number of captures that have run; any thread reads it */
 } mpg_program;
 
 typedef struct mpg_call_frame mpg_call_frame;
@@ -106,104 +109,110 @@ typedef struct mpg_call_frame mpg_call_frame;
 typedef struct mpg_program_set {
   _Atomic int32_t references;
   const char *name;      /* static */
-  mpg_program *programs; /* per slot of the plan; those without instructions are not queued */
+  mpg_program *programs; /* per slot of the plan; empty programs are not queued */
   uint32_t num_programs;
-  mpg_program_segment *segments; /* in an order in which they may be queued */
+  mpg_program_segment *segments; /* in a valid queuing order */
   uint32_t num_segments;
   size_t segments_capacity;
   uint32_t num_externals, num_blocks;
-  uint32_t *block_devices; /* per block: the slot it lies on */
+  uint32_t *block_devices; /* per block: the slot of its device */
   size_t *block_sizes;
   bool *block_lanes;
-  uint32_t first_block; /* blocks before it come with the frame of the forward phase */
+  uint32_t first_block; /* earlier blocks come with the frame of the forward phase */
   uint32_t num_random;
-  uint64_t graph; /* number in all processes (mpg_ranks_note_graph); 0 if it spans no ranks */
-  uint32_t num_transfers; /* numbers that the copies between ranks take in a call */
-  mpg_drawn *drawn; /* per random call: where the rows of a micro-batch lie in it; in the arena;
-                       NULL: looked for */
+  /* Number of the graph in all processes (mpg_ranks_note_graph); 0 if it does not span ranks. */
+  uint64_t graph;
+  uint32_t num_transfers; /* transfer numbers that the copies between ranks use per call */
+  /* Per random call: position of the rows of a micro-batch in the draw. In the arena; NULL: derived
+   * from shapes. */
+  mpg_drawn *drawn;
   uint32_t num_drawn;
-  bool small; /* one program, so short that handing it over would cost more than running it */
+  bool small; /* a single program that runs faster inline than handed over */
   mpg_parts parts;
-  mpg_call_frame *frames;             /* for further calls; host lock */
-  _Atomic(mpg_call_frame *) returned; /* the same, given back by who finished with them */
+  mpg_call_frame *frames;             /* for reuse by further calls; host lock */
+  _Atomic(mpg_call_frame *) returned; /* the same, returned by the last user of each */
   mpg_arena arena;                    /* params */
 } mpg_program_set;
 
-/* lower.c */
+/* lower.c: lowers an order to programs. The caller owns the set. */
 mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan,
-                     const char *name, mpg_program_set **set); /* new */
+                     const char *name, mpg_program_set **set);
 
-/* Says in which parts the external arrays come; else they are one, not fixed. Before the first
- * launch. */
+/* Sets the parts of the external arrays. By default they are one part that is not fixed. Called
+ * before the first launch. */
 void mpg_program_set_arrange(mpg_program_set *set, const mpg_parts *parts);
-/* Sets where the rows of micro-batches lie in random draws; copied. Before the first staged call.
- */
+/* Sets the positions of the rows of micro-batches in random draws; copied. Called before the first
+ * staged call. */
 mpg_status mpg_program_set_draw(mpg_program_set *set, const mpg_drawn *drawn, uint32_t count);
 void mpg_program_set_retain(mpg_program_set *set);
 void mpg_program_set_release(mpg_program_set *set);
 
 /* launch.c: queues one call. Borrows everything. */
 typedef struct mpg_launching {
-  const mpg_tensor *parts[MPG_MAX_PARTS]; /* a tensor per external array of each part (storage NULL
-                                             where no program touches it; NULL: none is touched) */
-  uint64_t binding; /* names the fixed ones: the same number, the same arrays; 0: look at them */
-  /* Optional: the caller's last check; no other thread runs from then until the work is queued.
-   * Fails if the arrays have changed since the call was made. *unread: no other device still reads
-   * a fixed array that is written. */
+  /* One tensor per external array of each part. Its storage is NULL if no program uses it; the
+   * pointer is NULL if the whole part is unused. */
+  const mpg_tensor *parts[MPG_MAX_PARTS];
+  /* Identifies the fixed arrays: equal numbers mean equal arrays. 0: check all arrays. */
+  uint64_t binding;
+  /* Optional: the caller's last check. No other thread runs from then until the work is queued.
+   * Fails if the arrays have changed since the call was prepared. Sets *unread if no other device
+   * is reading a fixed array that is written. */
   mpg_status (*look)(const void *looking, bool *unread);
   const void *looking;
-  mpg_storage **blocks; /* a storage per block; those from first_block on are filled in (new; the
-                           caller releases them, at once if it likes) */
+  /* One storage per block. Those from first_block on are filled in with new storages, which the
+   * caller releases, possibly at once. */
+  mpg_storage **blocks;
   mpg_random_key random;
   uint32_t scope, origin;
-  uint64_t steps; /* as of a submission */
+  uint64_t steps; /* as in mpg_submission */
 } mpg_launching;
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 
-/* The rows of a batch that a call works on: they draw the random numbers that they would draw in
- * the whole batch. If their place in a draw is not known, `axis` of an array that has `count` rows
- * there is taken as the batch's axis. */
+/* The rows of a batch that a call computes. They draw the same random numbers as in the whole
+ * batch. If their position in a draw is unknown, `axis` is taken as the batch axis of an array that
+ * has `count` rows there. */
 typedef struct mpg_rows {
   int32_t axis;
-  int64_t begin, count, total; /* total 0: all of them */
+  int64_t begin, count, total; /* total 0: all rows */
 } mpg_rows;
 
-typedef struct mpg_segment_time { /* monotonic clock, ns; 0: not run yet */
+typedef struct mpg_segment_time { /* monotonic clock, ns; 0: has not run */
   int64_t begin, end;             /* begin: after the first waits */
 } mpg_segment_time;
 
-/* A call whose segments are queued one by one; many may be under way. The order is the caller's: a
- * segment comes after those it waits for, and the segments of one device in their order. Blocks
- * that are missing are made when a segment that touches them is queued, and the caller may release
- * one behind the last such segment. External arrays must be there when a segment that touches them
- * is queued. Nothing is fixed. Host lock. */
+/* A call whose segments are queued separately; many may be in flight. The caller chooses the order:
+ * a segment comes after the segments it waits for, and segments of one device keep their order.
+ * Missing blocks are allocated when a segment that uses them is queued, and the caller may release
+ * a block after the last of these segments. External arrays must exist when a segment that uses
+ * them is queued. Nothing is fixed. Host lock. */
 typedef struct mpg_staged_call {
-  mpg_launching call;    /* its pointers are borrowed */
+  mpg_launching call;    /* borrows its pointers */
   mpg_call_frame *frame; /* owned reference */
 } mpg_staged_call;
 mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
                                  bool timed, mpg_staged_call *staged_call);
-/* stage, micro_batch: for errors and the profiler, see mpg_submission. */
+/* `stage` and `micro_batch` are for errors and the profiler (mpg_submission). */
 mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t segment, uint32_t stage,
                                   uint32_t micro_batch);
-void mpg_staged_call_end(mpg_staged_call *staged_call); /* also of one that did not begin, zeroed;
-                                                           the queued work goes on */
+/* Also valid for a zeroed call that did not begin. Queued work still runs. */
+void mpg_staged_call_end(mpg_staged_call *staged_call);
 
-/* program.c: the work of one device; for launch.c. */
+/* program.c: the work of one device. For launch.c. */
 struct mpg_call_frame {
-  _Atomic int32_t references; /* one per queued segment, one of a staged call */
+  _Atomic int32_t references; /* one per queued segment, plus one for a staged call */
   mpg_program_set *set;       /* owned reference while queued */
-  mpg_call_frame *next;       /* in the set's lists */
-  uint64_t binding;           /* whose addresses are among the bases */
+  mpg_call_frame *next;       /* link in the set's lists */
+  uint64_t binding;           /* the binding whose addresses are among the bases */
   mpg_random_key random;
-  uint64_t transfers; /* the first number of its copies between ranks */
+  uint64_t transfers; /* first number of its copies between ranks */
   mpg_rank_step step; /* the training step at which it was queued */
-  uint32_t line;      /* key of the line that queued it */
+  uint32_t line;      /* key of the source line that queued it */
   mpg_rows rows;
-  mpg_segment_time *times; /* per segment, filled in as they run; read when they have run; NULL: not
-                              wanted. Owned while in use */
-  mpg_tick *first_ticks;   /* per segment */
-  void *bases[];           /* addresses: externals, then blocks */
+  /* Per segment, filled in when they run and read afterward; NULL if not requested. Owned while in
+   * use. */
+  mpg_segment_time *times;
+  mpg_tick *first_ticks; /* per segment */
+  void *bases[];         /* addresses: externals, then blocks */
 };
 typedef struct mpg_program_payload {
   mpg_call_frame *frame;  /* owned reference */
