@@ -1,16 +1,15 @@
-/* The rule that lets convolutions work with the channels last, the layout their primitives are
- * fastest in.
+/* Converts convolutions to the channels-last layout, in which their primitives are fastest.
  *
- * Every convolution (not of float64) becomes a transpose, a channels-last convolution, and a
- * transpose back; other ops follow where their inputs came by such a transpose back: they are moved
- * in front of it. A transpose that meets its inverse vanishes, and a transpose back that nobody
- * reads is left out, so transposes remain only where data comes in, goes out, or meets an op that
- * does not follow. Where all but the channels have size 1 a reshape does for a transpose. Weights
- * keep their layout. A BatchNorm whose one reader is relu, or an addition and then relu, becomes
- * one op with them; that alone keeps all bits.
+ * Every convolution (except float64) becomes a transpose, a channels-last convolution, and a
+ * transpose back. Other ops whose inputs come from such a transpose back follow: they are moved
+ * before it. A transpose and its inverse cancel out, and an unused transpose back is omitted. So
+ * transposes remain only at inputs, at outputs, and before ops that do not follow. If all dims
+ * except the channels have size 1, a reshape replaces the transpose. Weights keep their layout. A
+ * BatchNorm whose single reader is relu, or an addition followed by relu, is fused with them. This
+ * step alone keeps results bit-identical.
  *
- * Which values have a channels-last form needs no records: it is the input of the transpose, in the
- * target, that makes the value.
+ * The channels-last form of a value needs no records: it is the input of the transpose, in the
+ * target, that computes the value.
  */
 #include <string.h>
 
@@ -20,8 +19,8 @@
 
 /* --- Transposes ------------------------------------------------------------------------------- */
 
-/* A shape of 3 to 5 dimensions moved to channels-last needs no kernel when there are no places or
- * no channels to exchange. */
+/* True if moving the channels of a shape with 3 to 5 dimensions needs no kernel, because there is
+ * one channel or one spatial position. */
 static bool reshape_does(const mpg_shape *first) {
   return first->dims[1] == 1 || mpg_shape_product(first, 2, first->ndim) == 1;
 }
@@ -54,7 +53,8 @@ static mpg_value emit_transposed(mpg_rewrite *r, mpg_value value, bool back) {
   return mpg_rewrite_emit(r, MPG_OP_transpose, &params, &value, 1, &value);
 }
 
-/* The channels-last form of a value of the target: what its transpose back was made from. */
+/* Finds the channels-last form of a value of the target, which is the input of its transpose
+ * back. */
 static bool made_from_last(const mpg_rewrite *r, mpg_value value, mpg_value *last) {
   const mpg_node *node = &r->target.nodes[value.node];
   if (r->status != MPG_OK || !node->op || node->num_inputs != 1) return false;
@@ -75,14 +75,14 @@ static bool made_from_last(const mpg_rewrite *r, mpg_value value, mpg_value *las
   return true;
 }
 
-/* An input of the shown node that has a channels-last form. */
+/* True if an input of the current node has a channels-last form. */
 static bool has_last(const mpg_rewrite *r, uint32_t input, mpg_value *last) {
   mpg_operand operand = mpg_rewrite_input(r, mpg_rewrite_shown(r), input);
   return r->started && mpg_has_value(operand.value) &&
          made_from_last(r, r->map[mpg_value_index(r->graph, operand.value)], last);
 }
 
-/* The channels-last form of an input, by a transpose where it has none. */
+/* Returns the channels-last form of an input, transposing it if it has none. */
 static mpg_value take_last(mpg_rewrite *r, uint32_t input) {
   mpg_value last;
   if (has_last(r, input, &last)) return last;
@@ -102,9 +102,10 @@ static const mpg_desc *shown_desc(const mpg_rewrite *r) {
   return mpg_rewrite_desc(r, mpg_rewrite_shown(r));
 }
 
-/* --- BatchNorm and what relu follows ---------------------------------------------------------- */
+/* --- BatchNorm followed by relu --------------------------------------------------------------- */
 
-/* The one live node that reads a value; false when there are others, or the value is an output. */
+/* Finds the single live node that reads a value. Returns false if there are several, or if the
+ * value is an output. */
 static bool only_reader(const mpg_rewrite *r, mpg_value value, uint32_t *reader) {
   if (r->users[mpg_value_index(r->graph, value)] != 1) return false;
   for (size_t n = value.node + 1; n < r->graph->num_nodes; n++) {
@@ -119,14 +120,13 @@ static bool only_reader(const mpg_rewrite *r, mpg_value value, uint32_t *reader)
   return false;
 }
 
-/* The nodes that one BatchNorm becomes one op with; addition: 0 when there is none. */
+/* The nodes that are fused with a BatchNorm; addition is 0 if there is none. */
 typedef struct relu_behind {
   uint32_t norm, addition, relu;
-  uint32_t residual; /* which input of the addition it is */
+  uint32_t residual; /* index of the residual among the addition's inputs */
 } relu_behind;
 
-/* Nothing but this node may write or read the moving statistics, for the node may run later than
- * it did. */
+/* True if no other node reads or writes the moving statistics, as the fused node may run later. */
 static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   const mpg_value *inputs = mpg_node_inputs(r->graph, node);
@@ -149,7 +149,7 @@ static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_behind *found) {
     found->addition = next;
     found->residual = mpg_node_inputs(r->graph, &r->graph->nodes[next])[0].node == norm;
     if (!only_reader(r, (mpg_value){next, 0}, &found->relu)) return false;
-    /* The gradients of the residual are added in the order of its readers, which must stay. */
+    /* Gradients of the residual are added in the order of its readers, which must be kept. */
     mpg_value residual = mpg_node_inputs(r->graph, &r->graph->nodes[next])[found->residual];
     for (uint32_t n = next + 1; n < found->relu; n++)
       for (uint32_t i = 0; r->live[n] && i < r->graph->nodes[n].num_inputs; i++) {
@@ -160,8 +160,8 @@ static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_behind *found) {
   return mpg_rewrite_is_relu(&r->graph->nodes[found->relu]);
 }
 
-/* The same seen from the relu, or from the addition. Of two BatchNorms that are added, the later
- * one takes the addition. */
+/* Like find_relu, starting from the relu or the addition. If two BatchNorms are added, the later
+ * one is fused with the addition. */
 static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_behind *found) {
   const mpg_node *node = &r->graph->nodes[n];
   uint32_t best = 0;
@@ -181,8 +181,8 @@ static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_behind *found) {
   return best != 0 && (found->relu == n || found->addition == n);
 }
 
-/* Whether the BatchNorm's data has a channels-last form. Asked when it is shown, and again when
- * relu is: the answer is the same. */
+/* True if the BatchNorm's data has a channels-last form. Called for the BatchNorm and again for the
+ * relu, with the same result. */
 static bool norm_follows(const mpg_rewrite *r, uint32_t norm, mpg_value *last) {
   const mpg_node *node = &r->graph->nodes[norm];
   mpg_value data = mpg_node_inputs(r->graph, node)[0];
@@ -191,7 +191,7 @@ static bool norm_follows(const mpg_rewrite *r, uint32_t norm, mpg_value *last) {
          made_from_last(r, r->map[mpg_value_index(r->graph, data)], last);
 }
 
-/* BatchNorm alone, its three outputs; inputs[0] is set. */
+/* Emits BatchNorm alone, with its three outputs. inputs[0] is set. */
 static void emit_norm(mpg_rewrite *r, const mpg_node *norm, mpg_value *inputs, mpg_value *outputs) {
   mpg_batch_norm_params params = *(const mpg_batch_norm_params *)norm->params;
   if (r->status != MPG_OK) return;
@@ -211,8 +211,8 @@ static bool fuse_relu(mpg_rewrite *r, const relu_behind *found) {
         r, (mpg_operand){mpg_node_inputs(r->graph, addition)[found->residual], false});
   if (r->status != MPG_OK) return true;
   if (addition && !made_from_last(r, residual, &inputs[5])) {
-    /* An addition to a value without channels-last form ends the layout: with a copy in between it
-     * would, too. */
+    /* An addition to a value without channels-last form ends the layout, as it would with a copy
+     * between them. */
     mpg_value terms[2], sum;
     emit_norm(r, norm, inputs, outputs);
     terms[!found->residual] = emit_transposed(r, outputs[0], true);
@@ -248,7 +248,7 @@ static bool convolution(mpg_rewrite *r, const mpg_node *node) {
     return false;
   mpg_convolution_params params = *p;
   params.layout = -1;
-  take(r, 0); /* starts the target, where a program's own transpose may be found */
+  take(r, 0); /* starts the target, where a transpose of the program may be found */
   mpg_value inputs[3] = {take_last(r, 0)}, result;
   for (uint32_t i = 1; i < node->num_inputs; i++) inputs[i] = take(r, i);
   mpg_rewrite_emit(r, MPG_OP__convolution_channels_last, &params, inputs, (int)node->num_inputs,
@@ -262,7 +262,7 @@ static bool batch_norm(mpg_rewrite *r, const mpg_node *node) {
   relu_behind found, last;
   if (!norm_follows(r, r->node, &inputs[0])) return false;
   if (find_relu(r, r->node, &found) && find_norm(r, found.relu, &last) && last.norm == r->node)
-    return true; /* made with relu */
+    return true; /* emitted with relu */
   emit_norm(r, node, inputs, outputs);
   replace_last(r, 0, outputs[0]);
   for (uint32_t i = 1; i < 3; i++) mpg_rewrite_replace(r, i, outputs[i]);
@@ -280,7 +280,8 @@ static bool pooling(mpg_rewrite *r, const mpg_node *node) {
   mpg_pooling_window(node->params,
                      &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape,
                      &shown_desc(r)->shape, &w);
-  /* In training the places of the largest are kept, a byte each, instead of data and result. */
+  /* In training, only the positions of the maxima are kept, a byte each, instead of data and
+   * result. */
   if (node->train && params.pool_type == 2 /* max */ &&
       mpg_window_product(w.kernel, w.ndim) <= MPG_POOLING_INDEX_NONE) {
     result = mpg_rewrite_emit(r, MPG_OP__max_pooling_channels_last, &params, &input, 1, outputs);
@@ -291,7 +292,7 @@ static bool pooling(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* Joined along any axis, when all inputs come with the channels last. */
+/* Concatenates along any axis if all inputs have a channels-last form. */
 static bool concat(mpg_rewrite *r, const mpg_node *node) {
   mpg_concat_params params = *(const mpg_concat_params *)node->params;
   int ndim = shown_desc(r)->shape.ndim;
@@ -312,8 +313,7 @@ static bool concat(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* Element i needs only element i of inputs of one shape, or of inputs that are repeated along axes.
- */
+/* True if element i needs only element i of inputs of the same shape, or of broadcast inputs. */
 static bool follows_elementwise(const mpg_rewrite *r, const mpg_node *node) {
   const mpg_op *op = node->op;
   if (node->num_outputs != 1 || node->num_inputs == 0 ||
@@ -329,8 +329,8 @@ static bool follows_elementwise(const mpg_rewrite *r, const mpg_node *node) {
     bool has = has_last(r, i, &last), equal = mpg_shape_equal(input, shape);
     any |= has && equal;
     if (has && equal) continue;
-    /* (batch or 1, channels or 1, 1...): a reshape brings the channels last, and the op must be one
-     * that repeats it. */
+    /* (batch or 1, channels or 1, 1...): a reshape moves the channels last, and the op must
+     * broadcast it. */
     if (input->ndim != shape->ndim || equal || node->num_inputs != 2 ||
         mpg_shape_product(input, 2, input->ndim) != 1)
       return false;
@@ -347,7 +347,7 @@ static bool elementwise(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* Not prelu, whose slope belongs to axis 1, and not rrelu, which draws numbers by position. */
+/* Excludes prelu, whose slope belongs to axis 1, and rrelu, which draws numbers by position. */
 static bool leaky_relu(mpg_rewrite *r, const mpg_node *node) {
   mpg_value input, output;
   if (node->num_inputs != 1 || !has_last(r, 0, &input)) return false;
@@ -357,7 +357,7 @@ static bool leaky_relu(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* An identity: a copy to the device that the array is on already. */
+/* An identity: a copy to the device that the array is already on. */
 static bool identity(mpg_rewrite *r) {
   const mpg_shape *from =
                       &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape,
@@ -373,7 +373,7 @@ static bool identity(mpg_rewrite *r) {
   return true;
 }
 
-/* A program's own transpose to channels-last. */
+/* Removes a program's own transpose to channels-last. */
 static bool transpose(mpg_rewrite *r, const mpg_node *node) {
   mpg_shape axes = in_order(shown_desc(r)->shape.ndim), wanted = mpg_channels_last(&axes);
   mpg_value last;

@@ -1,5 +1,5 @@
-/* Constant folding: evaluates values that depend on numbers and shapes alone, such as masks made by
- * comparisons. Floats are rounded to their dtypes. */
+/* Constant folding: evaluates values that depend only on numbers and shapes, such as masks built
+ * from comparisons. Floats are rounded to their dtypes. */
 #include <math.h>
 #include <string.h>
 
@@ -50,7 +50,7 @@ static bool number(mpg_op_id op, double a, double b, double *result) {
   }
 }
 
-/* The index, in an array of shape `from` that is broadcast to `shape`, of element `at`. */
+/* Returns the index of element `at` in an array of shape `from` that is broadcast to `shape`. */
 static int64_t broadcast_at(const mpg_shape *shape, const mpg_shape *from, int64_t at) {
   int64_t index = 0, step = 1;
   for (int i = shape->ndim - 1, k = from->ndim - 1; i >= 0 && k >= 0; i--, k--) {
@@ -61,7 +61,7 @@ static int64_t broadcast_at(const mpg_shape *shape, const mpg_shape *from, int64
   return index;
 }
 
-/* A value that is evaluated: output 0 of a node. */
+/* A value to evaluate, which is output 0 of a node. */
 typedef struct target {
   const mpg_graph *graph;
   const mpg_node *node;
@@ -89,7 +89,7 @@ static bool count(const target *t, const mpg_steps *steps) {
   return true;
 }
 
-/* Whether numbers of the input are the same numbers here. */
+/* True if numbers keep their value from the input's dtype to the result's. */
 static bool alike(const target *t) {
   return mpg_dtype_is_integer(t->desc->dtype) == mpg_dtype_is_integer(input_desc(t, 0)->dtype);
 }
@@ -102,7 +102,7 @@ static bool spread_input(const target *t) {
   return from != NULL;
 }
 
-/* Of a view: the input's elements, in their order. */
+/* Evaluates a view: the input's elements in order. */
 static bool take_input(const target *t) {
   return alike(t) && mpg_shape_size(&input_desc(t, 0)->shape) == t->size &&
          evaluate(t->graph, t->inputs[0], t->out, t->depth + 1);
@@ -130,7 +130,7 @@ static bool combine_with_scalar(const target *t) {
   return true;
 }
 
-/* The node's formula, before its results are rounded. */
+/* Evaluates the node's formula before rounding. */
 static bool apply(const target *t) {
   const mpg_node *node = t->node;
   double filled;

@@ -1,15 +1,15 @@
-/* Rule for prediction: normalisation by known statistics folded into the product before it. */
+/* A rule for prediction: folds BatchNorm with known statistics into the product before it. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
 
-/* The product that makes a BatchNorm's data, if it has no other reader and is normalised along its
- * channels. */
+/* Matches the product that computes a BatchNorm's data, if it has no other reader and is normalized
+ * along its channels. */
 static bool product_before(const mpg_rewrite *r, mpg_operand data, int64_t axis,
                            mpg_operand *product, bool *has_bias) {
   if (mpg_rewrite_match(r, data, MPG_OP_Convolution, MPG_PRIVATE, product)) {
     *has_bias = mpg_rewrite_node(r, *product)->num_inputs == 3;
-    enum { LAYOUT_NDHWC = 3 }; /* the first of the layouts with channels last */
+    enum { LAYOUT_NDHWC = 3 }; /* the first layout with channels last */
     bool last =
         ((const mpg_convolution_params *)mpg_rewrite_params(r, *product))->layout >= LAYOUT_NDHWC;
     return axis == (last ? mpg_rewrite_desc(r, *product)->shape.ndim - 1 : 1);
@@ -54,8 +54,8 @@ static bool fold_norm(mpg_rewrite *r, uint32_t n) {
   if (node->op->id != MPG_OP_BatchNorm) return false;
   const mpg_batch_norm_params *p = node->params;
   if (node->train && !p->use_global_stats) return false;
-  if (r->users[node->values + 1] || r->users[node->values + 2])
-    return false; /* mean and variance are read */
+  /* Mean or variance is used. */
+  if (r->users[node->values + 1] || r->users[node->values + 2]) return false;
   mpg_operand norm = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, norm, 0), product,
               known[6]; /* gamma, beta, mean, variance, weight, bias */
   const mpg_desc *desc = mpg_rewrite_desc(r, norm);

@@ -1,12 +1,12 @@
-/* Scaled dot-product attention, recognised from its parts:
+/* Recognizes scaled dot-product attention:
  *
  *   batch_dot(Dropout(softmax(batch_dot(query, key^T) [* scale] [+ mask]...)), value)
  *
- * with the scale before the product or behind it, a mask that is added or put in by `where`, and
- * Dropout and mask left out as may be. Transposes, reshapes and splits in front of it are not
- * computed: query, key and value are read where they lie (view.h); a transpose behind it is not
- * computed either, as the result is written in its order. A mask that is known to hide what comes
- * after each row makes the attention causal; masks must not want a gradient themselves. */
+ * The scale may come before or after the product, a mask may be added or applied by `where`, and
+ * Dropout and mask are optional. Transposes, reshapes and splits of the inputs are not computed:
+ * query, key and value are read in place as strided views (view.h). A transpose of the result is
+ * not computed either, as the result is written in its order. A mask that is known to hide the keys
+ * after each row makes the attention causal. Masks must not need a gradient themselves. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,23 +17,24 @@
 enum { QUERY, KEY, VALUE, MASK, PARTS };
 enum { BATCH, HEADS, ROWS, KEYS, WIDTH, VALUE_WIDTH, SIZES };
 enum { MOST_WIDTH = 1024 };
-static const double hidden = -1e8; /* a score this low has the weight 0 */
+static const double hidden = -1e8; /* a score this low gets weight 0 */
 
 typedef struct pattern {
   mpg_operand value, query, key, dropout;
-  mpg_operand scores;     /* the softmax's input, before masks */
-  mpg_operand masks[2];   /* that are added */
+  mpg_operand scores;     /* input of the softmax, before masks */
+  mpg_operand masks[2];   /* added masks */
   const mpg_desc *masked; /* scores with masks */
   int num_masks;
-  bool causal, forever;    /* what follows is hidden: its weights are 0 whatever other masks do */
-  mpg_operand causal_mask; /* where that was added */
+  /* Later keys are hidden; `forever`: their weights are 0 whatever other masks do. */
+  bool causal, forever;
+  mpg_operand causal_mask; /* the added mask that makes it causal */
   bool drops;
   double scale, p;
 } pattern;
 
 /* --- Masks ------------------------------------------------------------------------------------ */
 
-/* Steps behind copies and views that keep the last two dimensions, each private. */
+/* Skips private copies and views that keep the last two dimensions. */
 static mpg_operand behind_views(const mpg_rewrite *r, mpg_operand from) {
   for (;;) {
     if (!mpg_has_value(from.value) || mpg_rewrite_users(r, from) != 1) return from;
@@ -50,15 +51,13 @@ static mpg_operand behind_views(const mpg_rewrite *r, mpg_operand from) {
   }
 }
 
-/* Whether a mask is known to hide the keys that follow each row, and only those. It is added to the
- * scores; or else it is the condition under which scores stay, or, `inverted`, under which they go.
- * *forever: by -inf. */
+/* True if a mask is known to hide the keys after each row, and no others. An additive mask is added
+ * to the scores. With `condition`, the mask selects the scores to keep, or the scores to drop if
+ * `inverted`. *forever is true if the mask adds -inf. */
 static bool hides_what_follows(mpg_rewrite *r, mpg_operand mask, const mpg_shape *scores,
                                bool condition, bool inverted, bool *forever) {
   mask = mpg_rewrite_behind(r, mask);
-  while (condition &&
-         mpg_has_value(
-             mask.value)) { /* the condition as it was before it was brought to the scores' shape */
+  while (condition && mpg_has_value(mask.value)) { /* skips broadcasts to the scores' shape */
     mpg_operand found;
     if (!mpg_rewrite_match(r, mask, MPG_OP_broadcast_to, MPG_SHARED, &found) &&
         !mpg_rewrite_match(r, mask, MPG_OP_broadcast_like, MPG_SHARED, &found) &&
@@ -102,15 +101,15 @@ static bool hides_what_follows(mpg_rewrite *r, mpg_operand mask, const mpg_shape
   return good;
 }
 
-/* scores + mask, either way round. */
+/* Matches scores + mask or mask + scores. */
 static bool match_added(mpg_rewrite *r, pattern *p, mpg_operand from) {
   mpg_operand sum;
   if (!mpg_rewrite_match(r, from, MPG_OP_broadcast_add, MPG_PRIVATE, &sum) &&
       !mpg_rewrite_match(r, from, MPG_OP_elemwise_add, MPG_PRIVATE, &sum))
     return false;
   mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
-  for (int side = 0; side < 2;
-       side++) { /* the scores are the operand with the sum's shape that comes from a product */
+  /* The scores are the operand with the sum's shape that comes from a product. */
+  for (int side = 0; side < 2; side++) {
     mpg_operand scores = sides[side], mask = sides[1 - side], product,
                 scaled = behind_views(r, scores);
     double factor;
@@ -141,7 +140,7 @@ static bool match_added(mpg_rewrite *r, pattern *p, mpg_operand from) {
   return false;
 }
 
-/* where(condition, scores, low), or where(condition, low, scores). */
+/* Matches where(condition, scores, low) or where(condition, low, scores). */
 static bool match_chosen(mpg_rewrite *r, pattern *p, mpg_operand from) {
   mpg_operand where;
   double low;
@@ -173,7 +172,7 @@ typedef struct part {
   int64_t rows, width, by_row;
 } part;
 
-/* Reads (…, rows, width) from an array, or (…, width, rows) where `exchanged`. */
+/* Reads (…, rows, width) from a layout, or (…, width, rows) if `exchanged`. */
 static bool read_part(const mpg_view_layout *layout, bool exchanged, part *t) {
   int last = layout->ndim - 1;
   mpg_factor row, column;
@@ -187,15 +186,15 @@ static bool read_part(const mpg_view_layout *layout, bool exchanged, part *t) {
 
 enum { MOST_BASES = 16 };
 
-/* A view of the same shape is what a move to another device is where there is none to make. It is
- * looked through no more than a copy is: gradients are summed up there. */
+/* True for a view of the same shape. It replaces a move to another device if there is nothing to
+ * move. Like a copy, it is not looked through, because gradients are summed there. */
 static bool stands_for_copy(const mpg_rewrite *r, mpg_operand operand) {
   return mpg_node_is_view(mpg_rewrite_node(r, operand)) &&
          mpg_shape_equal(&mpg_rewrite_desc(r, operand)->shape,
                          &mpg_rewrite_desc(r, mpg_rewrite_input(r, operand, 0))->shape);
 }
 
-/* The arrays that the operand can be read from, nearest first. */
+/* Finds the arrays that the operand can be read from, nearest first. */
 static int find_bases(const mpg_rewrite *r, mpg_operand operand, bool exchanged, bool scalable,
                       part *parts) {
   mpg_operand chain[MOST_BASES];
@@ -246,7 +245,8 @@ static int by_stride(const void *a, const void *b) {
   return (x->stride > y->stride) - (x->stride < y->stride);
 }
 
-/* Three equal parts that make up an array: their offset is one more factor of its mixed radix. */
+/* True if three equal parts cover an array, so that their offset is one more factor of its mixed
+ * radix. */
 static bool make_up(const mpg_rewrite *r, const part *q, const part *k, const part *v) {
   int64_t a = q->layout.offset, b = k->layout.offset, c = v->layout.offset;
   int64_t low = a < b ? (a < c ? a : c) : (b < c ? b : c),
@@ -274,8 +274,9 @@ static bool make_up(const mpg_rewrite *r, const part *q, const part *k, const pa
   return next == size_of(r, q->base);
 }
 
-/* Chooses where query, key and value are read from: parts of one array that they make up, or else
- * the farthest that each of them is all of (so that its gradient is an array as written). */
+/* Chooses the arrays from which query, key and value are read: parts that cover one array, or else
+ * the farthest array that each of them covers completely, so that its gradient is a contiguous
+ * array. */
 static bool choose_bases(const mpg_rewrite *r, part (*parts)[MOST_BASES], const int *counts,
                          const part **chosen, bool *packed) {
   for (int i = counts[QUERY] - 1; i >= 0; i--)
@@ -306,7 +307,7 @@ static mpg_tuple place_of(const part *t, const mpg_lead *lead) {
                      .values = {t->layout.offset, lead->stride[0], lead->stride[1], t->by_row}};
 }
 
-/* Finds the masks that broadcast to the scores and are added to each other. */
+/* Computes the layout of the masks, which broadcast to the scores and are added to each other. */
 static bool read_masks(const mpg_rewrite *r, const pattern *p, mpg_lead *lead, mpg_tuple *place) {
   const mpg_shape *scores = &p->masked->shape;
   mpg_shape mask = {0};
@@ -372,8 +373,8 @@ static bool find_weights(mpg_rewrite *r, mpg_operand weights, pattern *p, mpg_op
   for (double factor; mpg_rewrite_scaled(r, scores, MPG_PRIVATE, &scores, &factor);
        scores = behind_views(r, scores))
     p->scale *= factor;
-  /* Where another mask can hide all that a row sees, what follows comes up again, unless it was
-   * hidden for good. */
+  /* If another mask can hide a whole row, keys hidden by a finite causal mask reappear, so that
+   * mask is kept as an additive mask. */
   if (p->causal && p->num_masks && !p->forever) {
     if (!mpg_has_value(p->causal_mask.value) || p->num_masks == 2 ||
         mpg_rewrite_wants(r, p->causal_mask))
@@ -456,7 +457,7 @@ const mpg_rewrite_rule mpg_rule_attention = {
 
 /* --- A transpose of the result ---------------------------------------------------------------- */
 
-/* (batch, heads, rows, width) to (batch, rows, heads, width). */
+/* True for a transpose of (batch, heads, rows, width) to (batch, rows, heads, width). */
 static bool exchanges_middle(const mpg_node *node) {
   if (node->op->id != MPG_OP_transpose) return false;
   const mpg_tuple *axes = &((const mpg_transpose_params *)node->params)->axes;
@@ -488,11 +489,11 @@ static bool write_in_place(mpg_rewrite *r, uint32_t n) {
   for (uint32_t i = 1; i < attention->num_outputs; i++)
     if (r->users[attention->values + i]) return false;
   if (shape->dims[2] != sizes[ROWS] || shape->dims[3] != sizes[VALUE_WIDTH]) return false;
-  /* The result of the attention, by head. */
+  /* Checks that the result is laid out by head. */
   if (params.result_at.values[3] != sizes[VALUE_WIDTH] ||
       params.result_at.values[1] != sizes[HEADS] * sizes[ROWS] * sizes[VALUE_WIDTH])
     return false;
-  if (sizes[HEADS] == 1) { /* one run of matrices is as good as a batch of heads */
+  if (sizes[HEADS] == 1) { /* a sequence of matrices is equivalent to a batch of heads */
     bool good = split_place(&params.query_at, 1, shape->dims[1]) &&
                 split_place(&params.key_at, 1, shape->dims[1]) &&
                 split_place(&params.value_at, 1, shape->dims[1]) &&

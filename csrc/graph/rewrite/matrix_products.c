@@ -3,7 +3,7 @@
 
 #include "graph/rewrite/rewrite.h"
 
-/* Steps behind an op that exchanges the last two dimensions and does nothing else. */
+/* Skips an op that only exchanges the last two dimensions. */
 static bool exchanged(const mpg_rewrite *r, mpg_operand from, mpg_operand *x) {
   mpg_operand found;
   const mpg_shape *shape = &mpg_rewrite_desc(r, from)->shape;
@@ -20,7 +20,7 @@ static bool exchanged(const mpg_rewrite *r, mpg_operand from, mpg_operand *x) {
   return true;
 }
 
-/* dot and batch_dot of transposes: the product reads the array before the transpose. */
+/* Makes dot and batch_dot read an array before its transpose. */
 static bool fold_transposes(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   if (node->op->id != MPG_OP_dot && node->op->id != MPG_OP_batch_dot) return false;

@@ -1,12 +1,13 @@
-/* Rules for prediction: convolutions and dense layers read their weight packed once; convolutions
- * do what follows them. */
+/* Rules for prediction: convolutions and dense layers read weights that are packed once.
+ * Convolutions are fused with the ops after them. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
 #include "op/layers/convolution.h"
 #include "op/math/product.h"
 
-/* Whether a value is made of parameters alone, by few ops: then the invariants packs it. */
+/* True if a value depends only on parameters, through few ops, so that the invariants phase packs
+ * it. */
 static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
   if (!mpg_has_value(value.value) || --*budget < 0) return false;
   const mpg_node *node = mpg_rewrite_node(r, value);
@@ -37,7 +38,7 @@ static bool match_convolution(const mpg_rewrite *r, mpg_operand from, mpg_match 
          known_before(r, mpg_rewrite_input(r, f->convolution, 1), &budget);
 }
 
-/* convolution + x, either way round. */
+/* Matches convolution + x or x + convolution. */
 static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
   mpg_operand sum;
   if (!mpg_rewrite_match(r, from, MPG_OP_elemwise_add, MPG_PRIVATE, &sum) &&
@@ -45,7 +46,7 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
     return false;
   mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
   if (!mpg_rewrite_is_addition(r, mpg_rewrite_node(r, sum))) return false;
-  /* The later convolution of two: the other one is ready then. */
+  /* Chooses the later of two convolutions, because the other one is ready by then. */
   int first = sides[1].value.node > sides[0].value.node;
   for (int i = 0; i < 2; i++) {
     int side = first ^ i;
@@ -56,8 +57,8 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
   return false;
 }
 
-/* The inputs of the op that replaces a convolution: data, packed weight (left out), bias, the added
- * array. */
+/* Takes the inputs of the op that replaces a convolution: data, packed weight (filled in later),
+ * bias, the added array. */
 static int take_inputs(mpg_rewrite *r, const found *f, mpg_value *inputs) {
   int count = 2;
   inputs[0] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 0));
@@ -128,9 +129,9 @@ static bool pack(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-/* A dense layer. Small products gain nothing: their loop needs no packing. Large ones are computed
- * in panels, which a fused group follows; for these, packing in each call is a small part of the
- * work. */
+/* Packs the weight of a dense layer. Small products gain nothing, because their loop needs no
+ * packing. Large products are computed in panels that a fused group follows, and packing in each
+ * call is a small part of their work. */
 static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   mpg_operand shown = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, shown, 0),

@@ -1,4 +1,4 @@
-/* The sweep of rewrites: shows nodes to rules and emits replacements. */
+/* The sweep of rewrites: applies rules to nodes and emits replacements. */
 #include "graph/rewrite/rewrite.h"
 
 #include <string.h>
@@ -8,18 +8,18 @@
 #include "op/kernel.h"
 #include "op/math/activation.h"
 
-/* In this order. */
+/* Rules in the order in which they run. */
 static const mpg_rewrite_rule *const rules[] = {
     &mpg_rule_folded_norm,   &mpg_rule_transposed_product,
     &mpg_rule_attention,     &mpg_rule_attention_result,
-    &mpg_rule_channels_last, /* behind those that match convolutions as they are traced */
+    &mpg_rule_channels_last, /* after the rules that match convolutions as traced */
     &mpg_rule_packed_relu,   &mpg_rule_packed,
-    &mpg_rule_packed_dense,  &mpg_rule_winograd, /* an array that is not packed */
+    &mpg_rule_packed_dense,  &mpg_rule_winograd, /* for convolutions with unpacked weights */
 };
 
 static const mpg_operand none = {{UINT32_MAX, 0}, false};
 
-/* --- Looking ---------------------------------------------------------------------------------- */
+/* --- Matching --------------------------------------------------------------------------------- */
 
 mpg_operand mpg_rewrite_input(const mpg_rewrite *r, mpg_operand operand, uint32_t i) {
   const mpg_node *node = mpg_rewrite_node(r, operand);
@@ -27,7 +27,7 @@ mpg_operand mpg_rewrite_input(const mpg_rewrite *r, mpg_operand operand, uint32_
   return (mpg_operand){mpg_node_inputs(r->graph, node)[i], operand.moved};
 }
 
-/* One step back through a copy or an op that does nothing; false at anything else. */
+/* Steps back through one copy or identity op. Returns false at any other op. */
 static bool step_behind(const mpg_rewrite *r, mpg_operand *operand) {
   if (!mpg_has_value(operand->value)) return false;
   const mpg_node *node = mpg_rewrite_node(r, *operand);
@@ -49,7 +49,7 @@ mpg_operand mpg_rewrite_behind(const mpg_rewrite *r, mpg_operand operand) {
   return operand;
 }
 
-/* Whether a node reads an array that is written after it. */
+/* True if a node reads an array that is written after it. */
 static bool overwritten(const mpg_rewrite *r, uint32_t number) {
   const mpg_node *node = &r->graph->nodes[number];
   for (uint32_t i = 0; i < node->num_inputs; i++)
@@ -159,7 +159,7 @@ static mpg_status take_over(mpg_rewrite *r, uint32_t number) {
   return MPG_OK;
 }
 
-/* Takes over all nodes before the shown one, unless that was done. */
+/* Copies all nodes before the current one to the target, once. */
 static void start(mpg_rewrite *r) {
   if (r->started || r->status != MPG_OK) return;
   r->started = true;
@@ -227,13 +227,13 @@ void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value) {
 
 /* --- Sweeps ----------------------------------------------------------------------------------- */
 
-/* Only the shape of input i is read. */
+/* True if only the shape of input i is read. */
 static bool reads_shape_only(const mpg_node *node, uint32_t i) {
   return mpg_node_flag(node, i ? MPG_OP_LIKE : MPG_OP_SHAPE_ONLY);
 }
 
-/* Marks the nodes that outputs and effects need, and all inputs; counts their uses; finds written
- * values. All arrays are zero before. */
+/* Marks all inputs, and the nodes that outputs and effects need. Also counts uses and finds written
+ * values. All arrays must be zeroed. */
 static void find_live(const mpg_graph *graph, bool *live, uint32_t *users, uint32_t *written) {
   for (size_t i = 0; i < graph->num_outputs; i++) {
     live[graph->outputs[i].node] = true;
@@ -253,7 +253,7 @@ static void find_live(const mpg_graph *graph, bool *live, uint32_t *users, uint3
   }
 }
 
-/* Marks what depends on inputs whose gradient is wanted. */
+/* Marks the values that depend on inputs whose gradient is wanted. */
 static void find_wants(const mpg_rewrite_request *request, bool *wants) {
   const mpg_graph *graph = request->graph;
   for (size_t i = 0; i < request->num_inputs; i++)
@@ -269,7 +269,7 @@ static void find_wants(const mpg_rewrite_request *request, bool *wants) {
   }
 }
 
-/* Whether the device of a node has a kernel for what the rule puts in. */
+/* True if the node's device has a kernel for the rule's replacement. */
 static bool can_run(const mpg_rewrite_rule *rule, const mpg_node *node) {
   mpg_device *device;
   if (!rule->needs) return true;
@@ -277,7 +277,7 @@ static bool can_run(const mpg_rewrite_rule *rule, const mpg_node *node) {
          mpg_kernel_get(device, mpg_op_get((mpg_op_id)(rule->needs - 1)));
 }
 
-/* rule NULL: only removes dead nodes. */
+/* A sweep without a rule only removes dead nodes. */
 static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_rule *rule,
                         bool *changed) {
   mpg_graph *source = request->graph;

@@ -1,20 +1,20 @@
-/* Rewrites that change bits: patterns of ops replaced by ops that compute the same function another
- * way.
+/* Rewrites that change bits: they replace patterns of ops by ops that compute the same function in
+ * a different way.
  *
- * They run on the graph as traced, before the gradient, so that ops that are fused forward are
- * fused backward. Every rule is one sweep: it is shown the nodes in order, matches a pattern by its
- * last op, looking back, and builds the replacement there; all other nodes are taken over as they
- * are, in their order, with their scope, origin, mode and random number. Nodes without readers are
- * removed. Rules run one after the other, each on the result of the one before.
+ * Rewrites run on the graph as traced, before the gradient, so that ops fused forward are fused
+ * backward. Every rule is one sweep over the nodes in order. It matches a pattern by its last op,
+ * looking back, and builds the replacement there. All other nodes are copied unchanged, in order,
+ * with their scope, origin, mode and random number. Dead nodes are removed. Each rule runs on the
+ * result of the previous one.
  *
- * The choices of a rule depend on ops, shapes, dtypes and parameters alone, never on devices (a
- * kind of device that has no kernel for what it would put in keeps the ops as they are): a pattern
- * looks through copies between devices, and the replacement runs where the pattern's last op ran,
- * on operands that come there by copies. So the same program has the same bits wherever it is
- * placed. A copy is emitted for an operand exactly where the pattern had one on its way, whether it
- * crosses or not, because gradients are summed along these edges.
+ * The choices of a rule depend only on ops, shapes, dtypes and parameters, never on devices, with
+ * one exception: a device type without a kernel for the replacement keeps the original ops. A
+ * pattern looks through copies between devices, and the replacement runs on the device of the
+ * pattern's last op, with operands copied to it. So a program gives bit-identical results for every
+ * placement. A copy is emitted for an operand if and only if the pattern had one on its path, even
+ * if it does not cross devices, because gradients are summed along these edges.
  *
- * Ownership: a sweep owns the graph it builds until it takes the source's place. Threads: host
+ * Ownership: a sweep owns the graph it builds until that graph replaces the source. Threads: host
  * lock.
  */
 #ifndef MPG_GRAPH_REWRITE_REWRITE_H
@@ -26,34 +26,35 @@ typedef struct mpg_rewrite mpg_rewrite;
 
 typedef struct mpg_rewrite_rule {
   const char *name;
-  /* Shown a live node of the source. True: all outputs of the node that are read have been replaced
-   * (mpg_rewrite_replace). Nothing may be taken or emitted before the match is complete. Errors
-   * stick to r->status. */
+  /* Called for each live node of the source. Returns true if all used outputs of the node have been
+   * replaced (mpg_rewrite_replace). It must not take or emit anything before the match is complete.
+   * Errors are kept in r->status. */
   bool (*apply)(mpg_rewrite *r, uint32_t node);
-  bool prediction; /* only where no gradient is recorded */
-  bool keeps;      /* only where what depends on parameters alone is kept from call to call
-                      (invariant_hoisting.c) */
-  uint32_t needs;  /* 1 + an op that the kind of device of the pattern's last op must have a kernel
-                      for; 0: none */
+  bool prediction; /* only if no gradient is recorded */
+  /* Only if results that depend on parameters alone are kept between calls
+   * (invariant_hoisting.c). */
+  bool keeps;
+  /* 1 + an op for which the device type of the pattern's last op must have a kernel; 0: none. */
+  uint32_t needs;
 } mpg_rewrite_rule;
 
 /* An edge of the source graph, seen from a pattern's last op. */
 typedef struct mpg_operand {
   mpg_value value;
-  bool moved; /* a copy lies between the value and the last op */
+  bool moved; /* a copy is on the path from the value to the last op */
 } mpg_operand;
 
 struct mpg_rewrite {
   const mpg_graph *graph; /* the source */
-  const bool *parameter;  /* per node of the source: an input that holds a parameter */
-  const uint32_t *users;  /* per value of the source: how many inputs that live nodes read, and
-                             outputs of the graph, it is */
+  const bool *parameter;  /* per node of the source: it is an input that holds a parameter */
+  /* Per value of the source: number of uses by inputs of live nodes and as graph outputs. */
+  const uint32_t *users;
   const bool *wants; /* per value of the source: it depends on an input whose gradient is wanted */
-  const uint32_t *written; /* per value of the source: the last node that writes it (an auxiliary
-                              state), or 0 */
-  uint32_t node;           /* the one being shown */
+  /* Per value of the source: the last node that writes it (an auxiliary state), or 0. */
+  const uint32_t *written;
+  uint32_t node; /* the current node */
   mpg_status status;
-  /* The target, built from the first match on. */
+  /* Target graph, built from the first match on. */
   bool started;
   mpg_graph target;
   mpg_value *map; /* per value of the source; MPG_NO_VALUE */
@@ -64,20 +65,21 @@ struct mpg_rewrite {
 };
 
 typedef struct mpg_rewrite_request {
-  mpg_graph *graph;  /* rewritten in place */
-  mpg_value *inputs; /* of the graph; they become the rewritten graph's. The last num_parameters of
-                        them hold parameters */
+  mpg_graph *graph; /* rewritten in place */
+  /* Inputs of the graph, replaced by inputs of the rewritten graph. The last num_parameters of them
+   * hold parameters. */
+  mpg_value *inputs;
   size_t num_inputs, num_parameters;
-  const bool *wanted; /* per input: its gradient is */
+  const bool *wanted; /* per input: its gradient is wanted */
   bool recording;
-  bool keeps; /* there is a invariants */
+  bool keeps; /* results of the invariants phase are kept between calls */
 } mpg_rewrite_request;
 
-/* Applies all rules. *changed: whether any did; else the graph is untouched. Inputs and effects are
- * always kept. */
+/* Applies all rules. *changed is false if the graph is untouched. Inputs and effects are always
+ * kept. */
 mpg_status mpg_graph_rewrite(const mpg_rewrite_request *request, bool *changed);
 
-/* --- For rules: looking ----------------------------------------------------------------------- */
+/* --- For rules: matching ---------------------------------------------------------------------- */
 static inline const mpg_node *mpg_rewrite_node(const mpg_rewrite *r, mpg_operand operand) {
   return &r->graph->nodes[operand.value.node];
 }
@@ -90,56 +92,60 @@ static inline const void *mpg_rewrite_params(const mpg_rewrite *r, mpg_operand o
 static inline uint32_t mpg_rewrite_users(const mpg_rewrite *r, mpg_operand operand) {
   return r->users[mpg_value_index(r->graph, operand.value)];
 }
-/* The shown node's output, and inputs of the node that makes an operand. */
+/* Returns output 0 of the current node. mpg_rewrite_input returns input i of the node that computes
+ * an operand. */
 static inline mpg_operand mpg_rewrite_shown(const mpg_rewrite *r) {
   return (mpg_operand){{r->node, 0}, false};
 }
 mpg_operand mpg_rewrite_input(const mpg_rewrite *r, mpg_operand operand, uint32_t i);
-/* The value behind copies and ops that do nothing (a reshape to the same shape). */
+/* Skips copies and identity ops (a reshape to the same shape) and returns the value before them. */
 mpg_operand mpg_rewrite_behind(const mpg_rewrite *r, mpg_operand operand);
-/* Steps behind copies to an output of `op`. PRIVATE: everything on the way, and the output found,
- * has this one user and is no output of the graph, so that it vanishes with the pattern. What the
- * op found reads must not be written later: the replacement reads it later. */
+/* Skips copies to find an output of `op`. MPG_PRIVATE requires that every value on the path,
+ * including *found, has a single user and is not a graph output, so that it is removed with the
+ * pattern. Fails if an input of the op found is written later, because the replacement reads it
+ * later. */
 typedef enum mpg_match { MPG_SHARED, MPG_PRIVATE } mpg_match;
 bool mpg_rewrite_match(const mpg_rewrite *r, mpg_operand from, mpg_op_id op, mpg_match match,
                        mpg_operand *found);
-/* The operand is an array filled with one number, known now. */
+/* True if the operand is an array filled with one number that is known at compile time. */
 bool mpg_rewrite_constant(const mpg_rewrite *r, mpg_operand operand, double *value);
-/* The elements of an array that depends on shapes and parameters alone (constant_folding.c), as a
- * mask may: new, or NULL where it cannot be told. */
+/* Evaluates an array that depends only on shapes and parameters (constant_folding.c), for instance
+ * a mask. Returns a new array, or NULL if the elements are unknown. */
 double *mpg_rewrite_evaluate(const mpg_rewrite *r, mpg_operand operand);
-/* x * c, c * x, x / c, or x itself with factor 1; by a scalar op. True for all but the last. */
+/* Matches x * c, c * x or x / c by a scalar op. Otherwise returns false, with *x = from and factor
+ * 1. */
 bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match, mpg_operand *x,
                         double *factor);
-/* The operand is an input of the graph that holds a parameter, maybe copied to another device. */
+/* True if the operand is an input of the graph that holds a parameter, possibly copied to another
+ * device. */
 bool mpg_rewrite_is_parameter(const mpg_rewrite *r, mpg_operand operand);
-/* A gradient with respect to the operand is wanted (where one is recorded). */
+/* True if a gradient with respect to the operand is wanted (if one is recorded). */
 static inline bool mpg_rewrite_wants(const mpg_rewrite *r, mpg_operand operand) {
   return r->wants[mpg_value_index(r->graph, operand.value)];
 }
 
-/* An op that is relu; an addition of two arrays of one shape. */
+/* True for relu, and true for an addition of two arrays of the same shape, respectively. */
 bool mpg_rewrite_is_relu(const mpg_node *node);
 bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node);
-/* The operand is a convolution with the channels last that Winograd's algorithm is faster for
+/* True if the operand is a channels-last convolution that is faster with Winograd's algorithm
  * (op/layers/winograd.c). */
 bool mpg_rewrite_winograd_pays(const mpg_rewrite *r, mpg_operand convolution, bool packed);
 
 /* --- For rules: building ---------------------------------------------------------------------- */
-/* The operand as a value of the target, on the last op's device. */
+/* Returns the operand as a value of the target, on the last op's device. */
 mpg_value mpg_rewrite_take(mpg_rewrite *r, mpg_operand operand);
-/* Emits an op on values of the target, in the last op's scope and mode; outputs: as many as it has.
- * The first is returned. */
+/* Emits an op on values of the target, in the last op's scope and mode. `outputs` has one element
+ * per output. Returns the first output. */
 mpg_value mpg_rewrite_emit(mpg_rewrite *r, mpg_op_id op, const void *params,
                            const mpg_value *inputs, int num_inputs, mpg_value *outputs);
-/* The same for an op of `like`'s mode that draws the random numbers that `like`, a node of the
- * pattern, drew. */
+/* Like mpg_rewrite_emit, but with the mode of `like`, a node of the pattern, and the same random
+ * numbers. */
 mpg_value mpg_rewrite_emit_random(mpg_rewrite *r, mpg_operand like, mpg_op_id op,
                                   const void *params, const mpg_value *inputs, int num_inputs,
                                   mpg_value *outputs);
-mpg_value mpg_rewrite_reshape(mpg_rewrite *r, mpg_value value,
-                              const mpg_shape *shape); /* the value itself when it has the shape */
-/* Output i of the shown node becomes `value`, of the same shape, dtype and device. */
+/* Returns the value itself if it has the shape. */
+mpg_value mpg_rewrite_reshape(mpg_rewrite *r, mpg_value value, const mpg_shape *shape);
+/* Replaces an output of the current node by `value`, of the same shape, dtype and device. */
 void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value);
 
 /* The rules, one file each. */
@@ -148,8 +154,8 @@ extern const mpg_rewrite_rule mpg_rule_folded_norm;        /* fold_batch_norm.c 
 extern const mpg_rewrite_rule mpg_rule_attention;          /* fused_attention.c */
 extern const mpg_rewrite_rule mpg_rule_attention_result;   /* fused_attention.c */
 extern const mpg_rewrite_rule mpg_rule_channels_last;      /* channels_last.c */
-extern const mpg_rewrite_rule mpg_rule_packed_relu, mpg_rule_packed,
-    mpg_rule_packed_dense;                       /* packed_weights.c: after what chooses layouts */
+/* packed_weights.c; runs after the rules that choose layouts. */
+extern const mpg_rewrite_rule mpg_rule_packed_relu, mpg_rule_packed, mpg_rule_packed_dense;
 extern const mpg_rewrite_rule mpg_rule_winograd; /* winograd_convolution.c */
 
 #endif

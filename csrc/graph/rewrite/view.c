@@ -1,4 +1,4 @@
-/* Follows reshapes, transposes and slices back to the array they are views of. */
+/* Traces reshapes, transposes and slices back to the array they are views of. */
 #include "graph/rewrite/view.h"
 
 #include <string.h>
@@ -43,8 +43,8 @@ bool mpg_view_op(const mpg_node *node) {
   }
 }
 
-/* The same factors under another shape: each dimension takes from them, innermost first, as much as
- * it needs. */
+/* Distributes the same factors over another shape. Each dimension takes factors, innermost first,
+ * until its size is reached. */
 static bool regroup(mpg_view_layout *layout, const mpg_shape *shape) {
   mpg_factor taken[MPG_VIEW_FACTORS];
   int dims[MPG_VIEW_FACTORS], count = 0, from = layout->count - 1;
@@ -82,7 +82,7 @@ static bool permute(mpg_view_layout *layout, const int *axes) {
   return true;
 }
 
-/* [begin, begin + length) of a dimension. */
+/* Keeps [begin, begin + length) of a dimension. */
 static bool cut(mpg_view_layout *layout, int dim, int64_t size, int64_t begin, int64_t length) {
   if (length == size) return true;
   if (length < 1) return false;
@@ -94,7 +94,7 @@ static bool cut(mpg_view_layout *layout, int dim, int64_t size, int64_t begin, i
     mpg_factor factor = old.factors[i];
     if (old.dims[i] == dim) {
       inner /= factor.size;
-      if (first) { /* the outermost one is cut; inner ones stay whole */
+      if (first) { /* only the outermost factor is cut */
         if (begin % inner || length % inner) return false;
         layout->offset += begin / inner * factor.stride;
         factor.size = length / inner;

@@ -1,8 +1,7 @@
-/* Where the elements of an array lie in another one that it was made of by reshapes, transposes and
- * slices: for rules that read the other one in place. A dimension is a list of factors, outermost
- * first, each so many steps of so many elements; a reshape deals them out anew, a transpose moves
- * them, a slice shortens one. Plain values; any thread.
- */
+/* Strided views: the layout of an array in another array that it was derived from by reshapes,
+ * transposes and slices. Rules use it to read the other array in place. A dimension is a list of
+ * factors (size, stride), outermost first. A reshape redistributes the factors, a transpose
+ * permutes them, and a slice shortens one. Plain values. Any thread. */
 #ifndef MPG_GRAPH_REWRITE_VIEW_H
 #define MPG_GRAPH_REWRITE_VIEW_H
 
@@ -17,29 +16,33 @@ enum { MPG_VIEW_FACTORS = 24 };
 typedef struct mpg_view_layout {
   int ndim, count;
   int64_t offset;
-  mpg_factor factors[MPG_VIEW_FACTORS]; /* of all dimensions; none of size 1 */
-  int dims[MPG_VIEW_FACTORS];           /* the dimension of each, ascending */
+  mpg_factor factors[MPG_VIEW_FACTORS]; /* factors of all dimensions; none has size 1 */
+  int dims[MPG_VIEW_FACTORS];           /* the dimension of each factor, ascending */
 } mpg_view_layout;
 
-bool mpg_view_start(const mpg_shape *shape,
-                    mpg_view_layout *layout); /* of an array itself; false when it is empty */
-/* An op that mpg_view_apply may know: its first input is what its outputs are views of. */
+/* Sets the layout of an array itself. Returns false if it is empty. */
+bool mpg_view_start(const mpg_shape *shape, mpg_view_layout *layout);
+/* True for ops that mpg_view_apply may support: their outputs are views of their first input. */
 bool mpg_view_op(const mpg_node *node);
-/* The layout of a node's output from that of its first input; false when it is none. */
+/* Converts the layout of a node's first input to that of its output. Returns false if the output
+ * has none. */
 bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t output,
                     mpg_view_layout *layout);
-/* Appends a factor to the last dimension, merging it with the one before where they are one run. */
+/* Appends a factor to the last dimension, merged with the previous factor if they are
+ * contiguous. */
 bool mpg_view_push(mpg_view_layout *layout, int dim, int64_t size, int64_t stride);
-/* A dimension as one factor. */
+/* Returns a dimension as one factor; false if it has several. */
 bool mpg_view_single(const mpg_view_layout *layout, int dim, mpg_factor *factor);
 
-/* Dimensions [0, ndim) as two factors, batch and heads; one factor is `heads` of size 1. */
+/* Dimensions [0, ndim) as two factors, batch and heads. If there is only one factor, heads has size
+ * 1. */
 typedef struct mpg_lead {
   int64_t size[2], stride[2];
 } mpg_lead;
 bool mpg_view_lead(const mpg_view_layout *layout, int ndim, mpg_lead *lead);
 static inline int64_t mpg_lead_size(const mpg_lead *lead) { return lead->size[0] * lead->size[1]; }
-/* Brings leads to the same sizes, splitting those of one factor; false when they differ. */
+/* Splits leads with a single factor so that all have the same sizes. Returns false if their sizes
+ * differ. */
 bool mpg_lead_agree(mpg_lead *leads, int count);
 
 #endif

@@ -1,5 +1,5 @@
-/* The rule that computes convolutions of 3x3 by Winograd's algorithm, where that is faster, forward
- * and backward. */
+/* The rule that computes 3x3 convolutions by Winograd's algorithm if that is faster forward and
+ * backward. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
