@@ -1,6 +1,5 @@
-/* Algebraic simplification: nodes whose result is a value that is there already, bit for bit. What
- * that takes of numbers like -0.0 and NaN, of dtypes and of kernels' rounding is said where each
- * is. */
+/* Algebraic simplification: finds nodes whose result is bit-identical to an existing value. The
+ * conditions for -0.0, NaN, dtypes and rounding are stated at each rule. */
 #include <math.h>
 #include <string.h>
 
@@ -21,8 +20,8 @@ static bool same_array(const mpg_graph *graph, mpg_value value, const mpg_node *
          mpg_device_id_equal(from->device, to->device);
 }
 
-/* x + 0.0 is not one of them: it turns -0.0 into 0.0, as 0.0 - -x does. Integers only where the op
- * computes in integers. */
+/* x + 0.0 is not neutral, as it turns -0.0 into 0.0; neither is 0.0 - -x. For integers an op is
+ * neutral only if it computes in integers, unlike division and power. */
 static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
   bool real = mpg_dtype_is_float(dtype);
   switch (op->id) {
@@ -35,7 +34,7 @@ static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
   }
 }
 
-/* For all numbers, -0.0 included. */
+/* True for negation of every number, including -0.0. */
 static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
   bool turns = node->op && (node->op->id == MPG_OP_negative ||
                             (node->op->id == MPG_OP__mul_scalar &&
@@ -43,8 +42,8 @@ static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
   return turns && mpg_dtype_is_float(graph->values[node->values].desc.dtype);
 }
 
-/* Finds the input dimension of each dimension of the result; false if the op does more than
- * permute. */
+/* Computes the input dimension of each dimension of the result. Returns false for ops other than a
+ * permutation. */
 static bool permutation(const mpg_graph *graph, const mpg_node *node, int *from) {
   if (!node->op || node->op->id != MPG_OP_transpose) return false;
   const mpg_tuple *axes = &((const mpg_transpose_params *)node->params)->axes;
@@ -71,7 +70,8 @@ static mpg_value undone_permutation(const mpg_graph *graph, const mpg_node *node
   return twice_same ? mpg_node_inputs(graph, source_of(graph, input))[0] : MPG_NO_VALUE;
 }
 
-/* clip lets NaN and -0.0 through. Limits take the dtype of the array, which keeps their order. */
+/* True if clip has no effect. clip keeps NaN and -0.0. Limits are converted to the array's dtype,
+ * which keeps their order. */
 static bool clips_nothing(const mpg_graph *graph, const mpg_node *node) {
   const mpg_clip_params *p = node->params;
   mpg_value input = mpg_node_inputs(graph, node)[0];
@@ -90,7 +90,7 @@ static bool forward_steps(const mpg_tuple *step) {
   return true;
 }
 
-/* Every number of one dtype is a number of the other. */
+/* True if every number of `from` can be represented in `to`. */
 static bool holds_all(mpg_dtype from, mpg_dtype to) {
   if (from == to) return true;
   switch (from) {
@@ -117,14 +117,14 @@ mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node) {
   mpg_value origin = mpg_node_inputs(graph, source)[0];
   mpg_dtype from = desc_of(graph, origin)->dtype, through = desc_of(graph, input)->dtype,
             to = graph->values[node->values].desc.dtype;
-  /* Conversions of numbers out of range differ between integers and floats, and amp_cast does not
+  /* Conversions of out-of-range numbers differ between integers and floats, and amp_cast does not
    * convert some dtypes. */
   bool alike = from == to ||
                (node->op->id == MPG_OP_Cast && mpg_dtype_is_float(from) && mpg_dtype_is_float(to));
   return holds_all(from, through) && alike ? origin : MPG_NO_VALUE;
 }
 
-/* The value further back in a chain of views that has this shape. */
+/* Finds an earlier value with this shape in a chain of views. */
 static mpg_value behind_views(const mpg_graph *graph, const mpg_node *node) {
   for (const mpg_node *at = node; mpg_node_is_view(at);) {
     mpg_value input = mpg_node_inputs(graph, at)[0];
@@ -140,7 +140,7 @@ static mpg_value undone_negation(const mpg_graph *graph, const mpg_node *node) {
                                                               : MPG_NO_VALUE;
 }
 
-/* Whether the result, of the input's shape and dtype, is the input. */
+/* True if the result, which has the input's shape and dtype, equals the input. */
 static bool gives_input(const mpg_graph *graph, const mpg_node *node) {
   mpg_value input = mpg_node_inputs(graph, node)[0];
   if (mpg_node_flag(node, MPG_OP_COPY)) return true;
@@ -162,7 +162,7 @@ static bool gives_input(const mpg_graph *graph, const mpg_node *node) {
   }
 }
 
-/* A cast that changes the dtype: back to the one before an earlier cast. */
+/* Matches a cast back to the dtype before an earlier cast. */
 static mpg_value undone_cast(const mpg_graph *graph, const mpg_node *node) {
   mpg_value origin = mpg_graph_behind_cast(graph, node);
   return mpg_has_value(origin) && same_array(graph, origin, node) ? origin : MPG_NO_VALUE;

@@ -1,5 +1,4 @@
-/* Common subexpression elimination: a hash table of nodes, which finds those that compute the
- * same. */
+/* Common subexpression elimination, by a hash table of nodes. */
 #include <string.h>
 
 #include "graph/ir/analysis.h"
@@ -48,9 +47,9 @@ static bool same_desc(const mpg_desc *a, const mpg_desc *b) {
   return a->dtype == b->dtype && mpg_shape_equal(&a->shape, &b->shape);
 }
 
-/* Two nodes are merged within one phase and one recompute region: a value of another region would
- * have to be kept for the second reader. Nodes that were one when regions were assigned
- * (compile/recompute_budget.c) are merged in any case. */
+/* True if two nodes compute the same. Nodes are merged only within one phase and recompute region,
+ * because a value of another region would have to be kept for the second reader. Nodes that were
+ * one when regions were assigned (compile/recompute_budget.c) are merged in any case. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
   if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs ||

@@ -1,14 +1,15 @@
-/* Loop-invariant hoisting: nodes that depend on parameters and constants alone leave the program of
- * every call. */
+/* Loop-invariant code motion: moves nodes that depend only on parameters and constants out of the
+ * program of every call. */
 #include <string.h>
 
 #include "base/workspace.h"
 #include "graph/ir/analysis.h"
 
-/* How a value depends on a call's inputs. VIEW: a view of a fixed input, in that input's memory. */
+/* How a value depends on a call's inputs. VIEW is a view of a fixed input, in the memory of that
+ * input. */
 typedef enum state { VARIES, FIXED, VIEW, HOISTED } state;
 
-/* Packed weights are always: they have room for blocks that small ones do not fill. */
+/* Packed weights are always kept, as their padding can make them much larger than small weights. */
 static bool worth_keeping(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_worth_keeping(graph, node) || mpg_node_flag(node, MPG_OP_PACKS);
 }
@@ -26,8 +27,8 @@ static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_
   return worth_keeping(graph, node) ? HOISTED : VARIES;
 }
 
-/* Marks nodes that must run in every call: those whose memory becomes an output, and written ones.
- */
+/* Marks nodes that must run in every call: nodes whose memory becomes an output, and written
+ * nodes. */
 static void find_varying(const mpg_graph *graph, bool *varies) {
   for (size_t i = 0; i < graph->num_outputs; i++) varies[graph->outputs[i].node] = true;
   for (size_t n = graph->num_nodes; n-- > 0;) {
@@ -56,8 +57,8 @@ mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, 
   for (size_t n = 0; n < graph->num_nodes; n++)
     if (!mpg_node_is_input(&graph->nodes[n]))
       states[n] = (uint8_t)state_of(graph, &graph->nodes[n], states, varies);
-  for (size_t n = graph->num_nodes;
-       n-- > 0;) { /* views of parameters that hoisted nodes read are hoisted too */
+  /* Hoists views of parameters that hoisted nodes read. */
+  for (size_t n = graph->num_nodes; n-- > 0;) {
     const mpg_node *node = &graph->nodes[n];
     if (states[n] != HOISTED) continue;
     for (uint32_t i = 0; i < node->num_inputs; i++)

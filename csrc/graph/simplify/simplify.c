@@ -1,4 +1,4 @@
-/* Simplification: users of nodes that change nothing, or repeat an earlier one, are rewired. */
+/* Simplification: rewires users of nodes that are identities or duplicates of earlier nodes. */
 #include "graph/simplify/simplify.h"
 
 #include "base/workspace.h"
@@ -6,11 +6,12 @@
 typedef struct state {
   mpg_graph *graph;
   mpg_cse_table seen;
-  mpg_value *stands_for; /* per node: what its users read instead; of a earlier, output 0 */
-  uint32_t *root;        /* per node: the one whose memory it is a view of */
-  bool *identity;        /* per node: output 0 equals the input */
-  bool *written;         /* per root: some node writes it */
-  bool *result;          /* per root: it is the memory of an output of the graph */
+  /* Per node: the value its users read instead; for a duplicate, output 0 of the earlier node. */
+  mpg_value *stands_for;
+  uint32_t *root; /* per node: the node that owns its memory */
+  bool *identity; /* per node: output 0 equals the input */
+  bool *written;  /* per root: some node writes it */
+  bool *result;   /* per root: its memory is an output of the graph */
 } state;
 
 /* True if users of the value read another node's value instead: output 0 of an identity, or any
@@ -30,7 +31,8 @@ static uint32_t root_of(const state *s, uint32_t n) {
   return mpg_node_is_view(node) ? s->root[mpg_node_inputs(s->graph, node)[0].node] : n;
 }
 
-/* Memory that is written, and that of outputs, as views see it in the graph as it came. */
+/* Finds the memory that is written, and the memory of outputs, by the views of the unchanged
+ * graph. */
 static void find_memory(state *s) {
   const mpg_graph *graph = s->graph;
   for (uint32_t n = 0; n < graph->num_nodes; n++) {
@@ -51,13 +53,13 @@ static bool reads_written(const state *s, const mpg_node *node) {
   return false;
 }
 
-/* A value whose memory is written is not replaced: it changes. Outputs that are arrays of their own
- * stay apart from each other and from inputs. */
+/* False if the value's memory is written, because its contents change. Outputs with arrays of their
+ * own must not share memory with each other or with inputs. */
 static bool may_replace(state *s, uint32_t n, mpg_value by) {
   uint32_t root = s->root[by.node];
   if (s->written[s->root[n]] || s->written[root] || reads_written(s, &s->graph->nodes[n]))
     return false;
-  if (s->root[n] != n || !s->result[n]) return true; /* a view is the same memory anyway */
+  if (s->root[n] != n || !s->result[n]) return true; /* a view has the same memory anyway */
   if (s->result[root] || mpg_node_is_input(&s->graph->nodes[root])) return false;
   s->result[root] = true;
   return true;

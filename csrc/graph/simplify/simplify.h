@@ -1,26 +1,27 @@
-/* Parts of the pass simplify.c. Nothing here changes the graph but mpg_cse_table_find's
- * bookkeeping. Threads: host lock. */
+/* Parts of the pass simplify.c. Nothing here changes the graph; mpg_cse_table_find only updates its
+ * table. Threads: host lock. */
 #ifndef MPG_GRAPH_SIMPLIFY_SIMPLIFY_H
 #define MPG_GRAPH_SIMPLIFY_SIMPLIFY_H
 
 #include "graph/ir/graph.h"
 
-/* algebraic_simplification.c: the value that a node's only output equals bit for bit; MPG_NO_VALUE.
- */
+/* algebraic_simplification.c: returns the value that a node's only output equals bit for bit, or
+ * MPG_NO_VALUE. */
 mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node);
-/* For a cast of a cast: the value that one cast takes to the same bits; MPG_NO_VALUE. */
+/* For a cast of a cast, returns the value that a single cast converts to the same bits, or
+ * MPG_NO_VALUE. */
 mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node);
 
-/* common_subexpressions.c: a table of nodes, to find those that compute the same. Owned by the
- * caller; zeroed, then mpg_cse_table_init. */
+/* common_subexpressions.c: a hash table of nodes, to find duplicates. Owned by the caller; zeroed,
+ * then mpg_cse_table_init. */
 typedef struct mpg_cse_table {
   uint32_t *slots; /* node number + 1; 0: free */
   size_t mask;
 } mpg_cse_table;
 mpg_status mpg_cse_table_init(mpg_cse_table *seen, size_t num_nodes);
 void mpg_cse_table_free(mpg_cse_table *seen);
-/* The earlier node that computes the same as node n, or n, which is then in the table. Says nothing
- * of inputs that are written. */
+/* Returns the earlier node that computes the same as node n. If there is none, adds n to the table
+ * and returns n. Does not check for inputs that are written. */
 uint32_t mpg_cse_table_find(mpg_cse_table *seen, const mpg_graph *graph, uint32_t n);
 
 #endif
