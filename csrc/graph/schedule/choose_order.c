@@ -1,4 +1,5 @@
-/* Chooses the order of a phase. A change of the order is accepted or not by its memory plan. */
+/* Chooses the order of a phase. Each change of the order is accepted or rejected by its memory
+ * plan. */
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 
@@ -60,15 +61,15 @@ typedef struct limits {
   uint32_t count;
 } limits;
 
-/* A trial of a fusion: its groups, and the nodes of these that stay unfused for now. */
+/* A trial of a fusion: its groups, and the nodes that are left unfused in the trial. */
 typedef struct trial {
   const mpg_plan_request *plain;
   limits limits;
   bool *unfused;   /* per node */
-  mpg_order order; /* the last one tried, and its plan */
+  mpg_order order; /* the latest trial and its plan */
   mpg_plan plan;
-  bool changed, small,
-      over[MPG_MAX_GRAPH_DEVICES]; /* it has groups; within all limits; which ones it is over */
+  /* The order has groups; it is within all limits; the limits that it exceeds. */
+  bool changed, small, over[MPG_MAX_GRAPH_DEVICES];
 } trial;
 
 static mpg_status try_groups(trial *t) {
@@ -88,10 +89,10 @@ static mpg_status try_groups(trial *t) {
   return MPG_OK;
 }
 
-/* A group by its members in the graph. */
+/* A group by its nodes. */
 typedef struct members {
-  uint32_t first, count; /* in a list of nodes */
-  uint32_t limit;        /* its device */
+  uint32_t first, count; /* range in a list of nodes */
+  uint32_t limit;        /* index of its device among the limits */
 } members;
 
 typedef struct grouping {
@@ -117,7 +118,7 @@ static mpg_status note_groups(const trial *t, grouping *g) {
   return MPG_OK;
 }
 
-/* Groups [first, first + count) of the one device: as groups, or unfused. */
+/* Marks the nodes of groups [first, first + count) on one device as unfused or not. */
 static void set_unfused(trial *t, const grouping *g, uint32_t limit, uint32_t first, uint32_t count,
                         bool unfused) {
   for (uint32_t i = first; i < first + count; i++)
@@ -134,7 +135,8 @@ static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
   t->plan = (mpg_plan){0};
 }
 
-/* Bisects groups that do not fit, until single groups are left out or the tries are used up. */
+/* Bisects groups that do not fit, until only single groups are left out or the tries are used
+ * up. */
 static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused,
                              mpg_plan *plan) {
   enum { TRIES = 12 };
@@ -148,7 +150,7 @@ static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_or
     uint32_t first = open[--num_open].first, count = open[num_open].count, own = 0;
     for (uint32_t i = first; i < first + count; i++) own += g->groups[i].limit == limit;
     if (!own) continue;
-    if (tries) { /* all of them is what did not fit */
+    if (tries) { /* all of them did not fit */
       set_unfused(t, g, limit, first, count, false);
       MPG_TRY(try_groups(t));
       if (t->small) {
@@ -186,8 +188,8 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
   if (t.changed && !t.small) {
     bool over[MPG_MAX_GRAPH_DEVICES] = {false};
     MPG_GOTO(note_groups(&t, &groups));
-    for (uint32_t i = 0; i < t.limits.count && !t.small;
-         i++) { /* first without any on the devices where they need too much */
+    /* First tries no groups on the devices that need too much memory. */
+    for (uint32_t i = 0; i < t.limits.count && !t.small; i++) {
       if (!t.changed || !t.over[i]) continue;
       over[i] = true;
       set_unfused(&t, &groups, i, 0, groups.num_groups, true);

@@ -39,11 +39,11 @@ bool mpg_domain_bits(const mpg_shape *shape, const mpg_shape *whole, uint32_t *v
   return true;
 }
 
-/* The pieces into which two lists of dims of one product cut it, outermost first. */
+/* The common refinement of two lists of dims with the same product, outermost first. */
 typedef struct pieces {
   int count;
   int64_t dims[2 * MPG_MAX_NDIM];
-  int of_a[2 * MPG_MAX_NDIM], of_b[2 * MPG_MAX_NDIM]; /* the dim each lies in */
+  int of_a[2 * MPG_MAX_NDIM], of_b[2 * MPG_MAX_NDIM]; /* the dim that contains each piece */
 } pieces;
 
 static bool cut(const int64_t *a, int na, const int64_t *b, int nb, pieces *p) {
@@ -82,8 +82,8 @@ static int select_dims(const mpg_domain *domain, uint32_t varying, int64_t *dims
   return count;
 }
 
-/* `whole` with its dims `varying` cut into pieces; `mine` and `others` say of which dims these are.
- */
+/* Cuts the dims `varying` of `whole` into pieces. `mine` and `others` give the dims that the pieces
+ * belong to. */
 static bool refine(const mpg_domain *whole, const int *mine, const int *others,
                    const int *from_mine, const int *from_others, const pieces *p, uint32_t varying,
                    mpg_domain *result, mpg_domain_map *map_mine, mpg_domain_map *map_others) {

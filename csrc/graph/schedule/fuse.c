@@ -1,6 +1,6 @@
-/* Fusion: finds runs of an order that become one pass over memory. The pass walks along the order
- * once. A node joins the open groups that its inputs come from, or closes them: a group runs at the
- * place of its last member, and users of its results come after it. */
+/* Fusion: finds runs of an order that become one pass over memory, in a single walk along the
+ * order. A node joins the open groups of its inputs, or closes them. A group runs at the position
+ * of its last member, and users of its results come after it. */
 #include "graph/schedule/fuse.h"
 
 #include <string.h>
@@ -16,15 +16,15 @@ typedef struct fuser {
   mpg_open_group **groups; /* NULL: dissolved */
   uint32_t num_groups;
   size_t groups_capacity;
-  uint32_t first_open; /* those before are closed */
+  uint32_t first_open; /* all groups before it are closed */
   uint32_t *group_of;  /* per node; UINT32_MAX */
-  bool *kept;          /* per root: it, or a view of it, lives on or lies in an external array */
+  bool *kept;          /* per root: it or a view of it is saved or in an external array */
   mpg_open_group *trial, *spare;
 } fuser;
 
 /* --- Open groups ------------------------------------------------------------------------------ */
 
-/* Recycled memory of groups. */
+/* Recycles the memory of a group. */
 static void reuse(fuser *f, mpg_open_group *g) {
   if (!f->spare)
     f->spare = g;
@@ -56,10 +56,10 @@ static void close_all(fuser *f) {
   f->first_open = f->num_groups;
 }
 
-enum { MAX_SOURCES = 8 }; /* groups that one node joins */
+enum { MAX_SOURCES = 8 }; /* most groups that one node joins */
 
-/* The open groups that a node's inputs come from, on its device and in its segment; those of others
- * are closed. */
+/* Finds the open groups of a node's inputs on its device and in its segment, and closes the open
+ * groups of its remaining inputs. */
 static uint32_t find_sources(fuser *f, const mpg_fuse_candidate *c, uint32_t *found) {
   const mpg_node *node = c->node;
   uint32_t count = 0;
@@ -89,7 +89,7 @@ static uint32_t value_from(const fuser *f, const mpg_node *node, uint32_t group)
   return UINT32_MAX;
 }
 
-/* Replaces the group of that number by the trial. */
+/* Replaces the group with that number by the trial. */
 static void take_over(fuser *f, uint32_t number) {
   mpg_open_group *g = f->groups[number];
   f->groups[number] = f->trial;
@@ -98,7 +98,8 @@ static void take_over(fuser *f, uint32_t number) {
     f->group_of[f->order->nodes[f->groups[number]->members[i]]] = number;
 }
 
-/* Whether nodes of the group's device that stay run between its last kernel and the position. */
+/* True if nodes of the group's device that do not move run between its last kernel and the
+ * position. */
 static bool has_gap(const fuser *f, const mpg_open_group *g, uint32_t position,
                     const uint32_t *sources, uint32_t num_sources) {
   enum { LOOK_BACK = 256 };
@@ -113,7 +114,7 @@ static bool has_gap(const fuser *f, const mpg_open_group *g, uint32_t position,
   return false;
 }
 
-/* Bytes of the producer's inputs that the group keeps alive longer. */
+/* Returns the bytes of the producer's inputs that the group keeps alive longer. */
 static size_t producer_inputs_longer(const fuser *f, const mpg_open_group *g, uint32_t position) {
   const mpg_graph *graph = f->graph;
   size_t longer = 0;
@@ -127,8 +128,8 @@ static size_t producer_inputs_longer(const fuser *f, const mpg_open_group *g, ui
   return longer;
 }
 
-/* The change in live bytes if a group moves to a later place: its inputs live longer, its outputs
- * begin later. */
+/* True if moving a group to a later position does not increase live bytes: its inputs live longer,
+ * but its outputs begin later. */
 static bool worth_moving(const fuser *f, const mpg_open_group *g, uint32_t position,
                          const uint32_t *sources, uint32_t num_sources) {
   if (!has_gap(f, g, position, sources, num_sources)) return true;
@@ -148,7 +149,8 @@ static bool worth_moving(const fuser *f, const mpg_open_group *g, uint32_t posit
 
 /* --- The walk --------------------------------------------------------------------------------- */
 
-/* Whether the device's fused kernels can compute the node, and are generated. */
+/* Determines whether the device's fused kernels can compute the node, and whether they are
+ * generated. */
 static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken, bool *generated) {
   mpg_device *device;
   mpg_dtype dtypes[MPG_MAX_NAMED];
@@ -166,7 +168,8 @@ static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken, bo
   return MPG_OK;
 }
 
-/* Finds how the node acts on a domain. False: it may be in a group only as a view. */
+/* Determines how the node acts on a domain. If not *fusible, it may be in a group only as a
+ * view. */
 static mpg_status describe(const fuser *f, mpg_fuse_candidate *c, bool *fusible) {
   mpg_fuse_action *a = &c->action;
   *fusible = false;
@@ -224,7 +227,7 @@ static uint32_t largest_to(const fuser *f, uint32_t *sources, uint32_t first, ui
   return sources[first] = number;
 }
 
-/* The group that the node joins: the largest that accepts it; UINT32_MAX: none. */
+/* Joins the node to the largest group that accepts it, and returns that group; UINT32_MAX: none. */
 static uint32_t join_largest(fuser *f, const mpg_fuse_candidate *c, uint32_t *sources,
                              uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {
@@ -261,7 +264,7 @@ static mpg_status visit(fuser *f, uint32_t position) {
                           .position = position,
                           .segment = f->order->segment_of ? f->order->segment_of[position] : 0,
                           .kind = f->unfused[n] ? MPG_FUSE_NOT : mpg_fuse_kind_of(f->graph, node)};
-  if (mpg_node_mutates(node)) close_all(f); /* nothing may move past it */
+  if (mpg_node_mutates(node)) close_all(f); /* no node may move past it */
   uint32_t count = find_sources(f, &c, sources);
   if (c.kind == MPG_FUSE_VIEW && count) {
     join_view(f, &c, sources[0]);
@@ -312,7 +315,7 @@ static mpg_status put_group(fuser *f, mpg_open_group *g, uint32_t number, mpg_or
   fusion->num_uses += g->num_uses;
   for (uint32_t i = 0; i < g->num_members; i++) {
     uint32_t n = f->order->nodes[g->members[i]];
-    if (g->members[i] > g->last) { /* views that only others may use */
+    if (g->members[i] > g->last) { /* views that only other nodes may use */
       f->group_of[n] = UINT32_MAX;
       continue;
     }
@@ -327,8 +330,8 @@ static mpg_status put_group(fuser *f, mpg_open_group *g, uint32_t number, mpg_or
   return MPG_OK;
 }
 
-/* Notes the group that makes each value, and marks values that are neither kept nor results.
- */
+/* Records the group that computes each value, and marks values that are neither kept nor
+ * results. */
 static void find_made(const fuser *f, mpg_order *fused, uint32_t *made_by) {
   const mpg_graph *graph = f->graph;
   mpg_fusion *fusion = fused->fusion;
@@ -345,13 +348,13 @@ static void find_made(const fuser *f, mpg_order *fused, uint32_t *made_by) {
     fusion->internal[mpg_value_index(graph, graph->outputs[i])] = false;
 }
 
-/* A value of a member is internal where it is neither kept nor read by others. From the end, so
- * that a view's users are seen before its source. */
+/* Marks a value of a member as internal if it is neither kept nor read outside its group. Walks
+ * backward, so that a view's users are visited before its source. */
 static mpg_status find_internal(const fuser *f, mpg_order *fused) {
   const mpg_graph *graph = f->graph;
   mpg_fusion *fusion = fused->fusion;
   size_t size = (graph->num_values + 1) * sizeof(uint32_t);
-  uint32_t *made_by = mpg_malloc(size); /* per value: the group that makes it */
+  uint32_t *made_by = mpg_malloc(size); /* per value: the group that computes it */
   if (!made_by) return mpg_out_of_host_memory(size);
   memset(made_by, 0xff, size);
   find_made(f, fused, made_by);
@@ -388,7 +391,7 @@ static mpg_status begin_result(const fuser *f, mpg_order *fused) {
   return MPG_OK;
 }
 
-/* Writes the new order: groups at the places of their last kernels, and all other nodes. */
+/* Writes the new order: groups at the positions of their last kernels, and all other nodes. */
 static mpg_status make_result(fuser *f, mpg_order *fused) {
   const mpg_order *order = f->order;
   MPG_TRY(begin_result(f, fused));

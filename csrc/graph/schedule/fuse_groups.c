@@ -1,5 +1,4 @@
-/* Groups of a fusion while they are made: joining a node, merging two groups, cutting the domain.
- */
+/* Builds groups of a fusion: joining a node, merging two groups, cutting the domain. */
 #include "graph/schedule/fuse_groups.h"
 
 #include <string.h>
@@ -10,7 +9,7 @@ mpg_fused_use *mpg_open_group_use(mpg_open_group *g, uint32_t value) {
   return NULL;
 }
 
-/* Notes how a value is seen: all members must see it in one way. */
+/* Records how a value is seen. Returns false if members see it differently. */
 static bool add_use(mpg_open_group *g, uint32_t value, uint32_t varying, bool made) {
   mpg_fused_use *use = mpg_open_group_use(g, value);
   if (use) {
@@ -33,7 +32,7 @@ int mpg_open_group_split(const mpg_domain *domain, const mpg_fused_use *uses, si
   for (size_t i = 0; i < count; i++) {
     if (!uses[i].made) continue;
     if (uses[i].trailing) {
-      int last = domain->ndim - 1; /* that is reduced */
+      int last = domain->ndim - 1; /* the last dim that is reduced */
       while (uses[i].varying >> last & 1) last--;
       if (split > last) split = last;
       continue;
@@ -55,13 +54,13 @@ static int64_t common_divisor(int64_t a, int64_t b) {
   return a;
 }
 
-/* Tiles small enough for a cache, and enough of them for the threads. */
+/* True if tiles are small enough for a cache and numerous enough for the threads. */
 static bool can_be_cut(const mpg_open_group *g) {
   int64_t all = mpg_domain_size(&g->domain, mpg_domain_all(&g->domain)), tile = 1;
   for (int d = mpg_open_group_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++)
     tile *= g->domain.dims[d];
   if (tile > MPG_FUSED_MAX_TILE) return false;
-  if (g->generated) return true; /* a thread has few elements, however many there are */
+  if (g->generated) return true; /* a thread computes few elements, however many there are */
   if (all > MPG_FUSED_MAX_TILE && all / tile < 8) return false;
   if (g->producer != UINT32_MAX && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;
@@ -70,14 +69,15 @@ static bool can_be_cut(const mpg_open_group *g) {
     int64_t inner = mpg_domain_size(&g->domain, g->uses[i].varying),
             chunk = mpg_reduction_chunk(all / inner, inner);
     if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
+    /* Threads also share whole panels. */
     if (g->producer != UINT32_MAX &&
         all / 8 < g->panel / common_divisor(g->panel, chunk * inner) * chunk * inner)
-      return false; /* and whole panels */
+      return false;
   }
   return true;
 }
 
-/* The last member reduces the whole domain along its outer dims. */
+/* Adds a trailing reduction: the last member reduces the whole domain along its outer dims. */
 static bool add_trailing_reduction(mpg_open_group *g, uint32_t in, uint32_t out) {
   enum { MAX_INNER = 4096 };
   uint32_t all = mpg_domain_all(&g->domain), reduced = all & ~mpg_open_group_use(g, out)->varying;
@@ -92,14 +92,14 @@ static bool add_trailing_reduction(mpg_open_group *g, uint32_t in, uint32_t out)
 
 /* --- Rows of generated kernels ---------------------------------------------------------------- */
 
-/* Whether what is reduced is still the last dims, and no row too long. */
+/* True if the reduced dims are the last dims and rows are not too long. */
 static bool has_rows(const mpg_open_group *g) {
   uint32_t kept = mpg_domain_all(&g->domain) & ~g->row;
   return !g->row ||
          ((kept & (kept + 1)) == 0 && mpg_domain_size(&g->domain, g->row) <= MPG_FUSED_MAX_ROW);
 }
 
-/* Notes the row of a group, or that it has the same as before. */
+/* Sets the row of a group. Returns false if it already has a different one. */
 static bool set_row(mpg_open_group *g, uint32_t row, mpg_dtype dtype) {
   if (g->row && (g->row != row || g->row_dtype != dtype)) return false;
   g->row = row;
@@ -107,7 +107,7 @@ static bool set_row(mpg_open_group *g, uint32_t row, mpg_dtype dtype) {
   return has_rows(g);
 }
 
-/* `row`: the candidate's, in the group's domain. */
+/* Adds the candidate's row, given in the group's domain. */
 static bool add_row(mpg_open_group *g, const mpg_graph *graph, const mpg_fuse_candidate *c,
                     uint32_t row) {
   mpg_value in = mpg_node_inputs(graph, c->node)[0];
@@ -169,8 +169,8 @@ bool mpg_open_group_add_view(mpg_open_group *g, const mpg_graph *graph,
   return true;
 }
 
-/* Makes the group's domain and the node's one, by an input that the node reads whole and the group
- * sees. *seen: whether there is one. */
+/* Unifies the domains of the group and the node, by an input that the node reads whole and the
+ * group uses. *seen is true if there is one. */
 static bool join_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_graph *graph,
                           const mpg_fuse_action *a, mpg_domain_map *old, mpg_domain_map *joined,
                           bool *seen) {
@@ -184,7 +184,7 @@ static bool join_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_
   return *seen = false;
 }
 
-/* The same where the group's whole domain is a part of the node's. */
+/* Like join_by_input, if the group's whole domain is a part of the node's. */
 static bool widen_by_input(mpg_open_group *g, const mpg_value *inputs, const mpg_graph *graph,
                            const mpg_fuse_action *a, mpg_domain_map *old, mpg_domain_map *joined) {
   uint32_t all = mpg_domain_all(&g->domain);
@@ -255,7 +255,7 @@ bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t val
   return can_be_cut(g);
 }
 
-/* Bits without dim d. */
+/* Removes dim d from the bits. */
 static uint32_t without(uint32_t varying, int d) {
   return (varying & ((1u << d) - 1)) | (varying >> (d + 1)) << d;
 }

@@ -1,6 +1,6 @@
-/* Open groups of a fusion (fuse.c): the nodes that have joined, their common domain, and how they
- * see each value on it. A group is a plain value, so a step that may fail is tried on a copy.
- * Ownership: the maker's. Threads: host lock. */
+/* Open groups of a fusion (fuse.c): their nodes, their common domain, and how they see each value
+ * on it. A group is a plain value, so a step that may fail is tried on a copy. Ownership: the
+ * caller owns it. Threads: host lock. */
 #ifndef MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 #define MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 
@@ -13,12 +13,12 @@ typedef struct mpg_open_group {
   bool open; /* more nodes may join */
   mpg_domain domain;
   uint32_t last;        /* position of its last kernel */
-  uint32_t num_kernels; /* members that are no views */
+  uint32_t num_kernels; /* number of members except views */
   uint32_t num_members, num_uses, num_trailing;
-  uint32_t producer; /* node; UINT32_MAX: none */
-  int64_t panel;     /* elements of the producer's panels */
-  int64_t least;     /* elements of the smallest panels that many threads may want */
-  bool generated;    /* its kernel is */
+  uint32_t producer; /* node number; UINT32_MAX: none */
+  int64_t panel;     /* number of elements in the producer's panels */
+  int64_t least;     /* number of elements in the smallest panels for many threads */
+  bool generated;    /* the device generates its kernel */
   uint32_t row;      /* dims that a generated kernel reduces; 0: none */
   mpg_dtype row_dtype;
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
@@ -30,30 +30,31 @@ typedef struct mpg_fuse_candidate {
   const mpg_node *node;
   uint32_t number, position, segment;
   mpg_fuse_kind kind;
-  bool generated;         /* the device's groups are kernels that it generates */
-  mpg_fuse_action action; /* of a MAP, REDUCE or PRODUCER */
-  mpg_product product;    /* of a PRODUCER */
+  bool generated;         /* the device generates the kernels of its groups */
+  mpg_fuse_action action; /* valid for MAP, REDUCE, ROWS and PRODUCER */
+  mpg_product product;    /* valid for PRODUCER */
 } mpg_fuse_candidate;
 
-mpg_fused_use *mpg_open_group_use(mpg_open_group *g, uint32_t value); /* NULL: it sees it not */
-/* The last dim of the domain that tiles cut; -1: none. */
+/* Returns NULL if the group does not use the value. */
+mpg_fused_use *mpg_open_group_use(mpg_open_group *g, uint32_t value);
+/* Returns the last dim of the domain that tiles cut; -1: none. */
 int mpg_open_group_split(const mpg_domain *domain, const mpg_fused_use *uses, size_t count);
 
-/* A group of one node. False: the node can't be in a group; then nothing is in g. */
+/* Starts a group with one node. Returns false if the node cannot be in a group. */
 bool mpg_open_group_begin(mpg_open_group *g, const mpg_graph *graph, const mpg_fuse_candidate *c);
-/* Adds a view of a value that the group sees. False: it can't be added. */
+/* Adds a view of a value that the group uses. Returns false if it cannot be added. */
 bool mpg_open_group_add_view(mpg_open_group *g, const mpg_graph *graph,
                              const mpg_fuse_candidate *c);
-/* Adds a MAP, REDUCE or ROWS that reads the group. False leaves g half changed. */
+/* Adds a MAP, REDUCE or ROWS that reads from the group. If it returns false, g is invalid. */
 bool mpg_open_group_join(mpg_open_group *g, const mpg_graph *graph, const mpg_fuse_candidate *c);
-/* Adds all of `other`, of which g reads `value`. False leaves g half changed. */
+/* Adds all of `other`, of which g reads `value`. If it returns false, g is invalid. */
 bool mpg_open_group_merge(mpg_open_group *g, mpg_open_group *other, uint32_t value);
-/* Joins neighbouring dims along which all values vary, or none does. */
+/* Merges adjacent dims if each value varies along both or neither. */
 void mpg_open_group_collapse(mpg_open_group *g);
 
-/* fuse_order.c: the order with trailing reductions, and maps that follow a producer, right behind
- * what they read. `moved` is filled only where it differs; its segments are borrowed. unfused: as
- * in mpg_graph_fuse; facts: of the order. */
+/* fuse_order.c: reorders trailing reductions, and maps that follow a producer, to directly after
+ * their inputs. `moved` is set only if the order changes; its segments are borrowed. `unfused` is
+ * as in mpg_graph_fuse, and `facts` are of the order. */
 mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const bool *unfused,
                           const mpg_analysis *facts, mpg_order *moved);
 

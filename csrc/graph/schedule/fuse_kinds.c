@@ -1,6 +1,5 @@
-/* Kinds of nodes for fusion: maps, reductions, rows, views and producers, and how they act on a
- * domain.
- */
+/* Classifies nodes for fusion as maps, reductions, rows, views or producers, and describes how they
+ * act on a domain. */
 #include "graph/schedule/fuse.h"
 #include "op/math/reduce.h"
 #include "op/math/rows.h"
@@ -25,7 +24,7 @@ static bool has_one_shape(const mpg_graph *graph, const mpg_node *node) {
   return true;
 }
 
-/* Ops that need only element i of each operand for element i. */
+/* True for ops whose element i needs only element i of each operand. */
 static bool is_map(const mpg_graph *graph, const mpg_node *node) {
   uint32_t flags = node->op->flags;
   if (flags & MPG_OP_COPY) return !mpg_node_crosses(graph, node);
@@ -34,7 +33,7 @@ static bool is_map(const mpg_graph *graph, const mpg_node *node) {
   return flags & MPG_OP_MAP;
 }
 
-/* Ops of rows that lie together. */
+/* True for ops on contiguous rows. */
 static bool has_rows(const mpg_graph *graph, const mpg_node *node) {
   mpg_rows rows;
   const mpg_shape *shape = node->num_inputs ? shape_of_input(graph, node, 0) : NULL;
@@ -92,7 +91,7 @@ bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_ki
     if (!mpg_domain_bits(shape_of_input(graph, node, i), whole, &a->bits[i])) return false;
   a->num_outputs = node->num_outputs;
   while (mpg_shape_size(&graph->values[node->values + a->num_outputs - 1].desc.shape) == 0)
-    a->num_outputs--; /* masks that are not used */
+    a->num_outputs--; /* excludes masks that are not used */
   for (uint32_t i = 0; i < a->num_outputs; i++)
     if (!mpg_domain_bits(&graph->values[node->values + i].desc.shape, whole,
                          &a->bits[a->num_inputs + i]))
@@ -102,5 +101,5 @@ bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_ki
   mpg_rows_of(node->op, node->params, &rows);
   a->row = 1u << (a->domain.ndim - 1);
   a->trailing = rows.whole;
-  return !a->trailing || a->domain.ndim > 1; /* there is nothing to sum */
+  return !a->trailing || a->domain.ndim > 1; /* otherwise there is nothing to sum */
 }

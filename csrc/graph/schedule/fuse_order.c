@@ -1,5 +1,6 @@
-/* The order in which fusion visits nodes: trailing reductions, and maps that follow a producer,
- * come right behind their inputs, so that no other reader of these closes the group before. */
+/* The order in which fusion visits nodes. Trailing reductions, and maps that follow a producer,
+ * come directly after their inputs, so that no other reader of the inputs closes the group
+ * earlier. */
 #include <string.h>
 
 #include "base/workspace.h"
@@ -10,13 +11,14 @@ typedef struct mover {
   const mpg_order *order;
   const bool *unfused;
   const mpg_analysis *facts;
-  /* Per node. */
-  uint32_t *place; /* its position, or that of the node it moved behind; UINT32_MAX: not listed */
-  uint32_t *next;  /* the one behind it */
-  uint32_t *last;  /* the last one that moved behind it, or itself */
-  bool *follows;   /* it is a producer, or moved behind one */
-  uint32_t tail;   /* the last node of the list; UINT32_MAX: it is empty */
-  uint32_t write;  /* position of the latest node that writes an input */
+  /* The following arrays are per node. `place` is its position, or the position of the node it was
+   * moved after; UINT32_MAX: not in the list. */
+  uint32_t *place;
+  uint32_t *next; /* the next node in the list */
+  uint32_t *last; /* the last node that was moved after it, or itself */
+  bool *follows;  /* it is a producer, or was moved after one */
+  uint32_t tail;  /* the last node of the list; UINT32_MAX: empty */
+  uint32_t write; /* position of the latest node that writes an input */
   bool moved;
 } mover;
 
@@ -24,7 +26,7 @@ static mpg_fuse_kind kind_of(const mover *m, uint32_t n) {
   return m->unfused[n] ? MPG_FUSE_NOT : mpg_fuse_kind_of(m->graph, &m->graph->nodes[n]);
 }
 
-/* Whether it reduces the outer dims of what a member of a group may make. */
+/* True if the node reduces the outer dims of a value that a group member may compute. */
 static bool is_trailing_reduction(const mover *m, uint32_t n) {
   const mpg_graph *graph = m->graph;
   const mpg_node *node = &graph->nodes[n];
@@ -38,7 +40,8 @@ static bool is_trailing_reduction(const mover *m, uint32_t n) {
          mpg_device_id_equal(graph->nodes[maker].device, node->device);
 }
 
-/* The input that is listed behind all others; UINT32_MAX: there is none. */
+/* Returns the input that comes last in the list; UINT32_MAX if it is not unique or none is
+ * listed. */
 static uint32_t latest_input(const mover *m, const mpg_node *node) {
   const mpg_value *inputs = mpg_node_inputs(m->graph, node);
   uint32_t latest = UINT32_MAX;
@@ -52,8 +55,8 @@ static uint32_t latest_input(const mover *m, const mpg_node *node) {
   return latest;
 }
 
-/* The node that a map may follow at once: the only one to read it, with all other inputs there, so
- * that no array lives longer for it. UINT32_MAX: none. */
+/* Returns the node that a map may directly follow, or UINT32_MAX. The map must be its only reader
+ * and all other inputs must be available, so that no array lives longer. */
 static uint32_t followed_by(const mover *m, uint32_t n) {
   const mpg_graph *graph = m->graph;
   const mpg_node *node = &graph->nodes[n];
@@ -68,8 +71,8 @@ static uint32_t followed_by(const mover *m, uint32_t n) {
   return fits ? source : UINT32_MAX;
 }
 
-/* Whether a node at position k may move behind `source`: not past a write, nor to another segment.
- */
+/* True if the node at position k may move after `source`. It must not move past a write or to
+ * another segment. */
 static bool may_move(const mover *m, uint32_t k, uint32_t source) {
   if (source == UINT32_MAX || m->place[source] == UINT32_MAX) return false;
   const uint32_t *segment_of = m->order->segment_of;

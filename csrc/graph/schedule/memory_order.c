@@ -1,5 +1,5 @@
 /* Orders that need less memory, or in which devices wait less for each other (plan.h), by list
- * scheduling and depth first. */
+ * scheduling and depth-first search. */
 #include "graph/schedule/plan.h"
 
 #include <string.h>
@@ -15,14 +15,14 @@ typedef struct schedule {
   const mpg_order *order;
   uint32_t count;
   mpg_analysis facts;     /* of the order; owned */
-  uint32_t *first, *next; /* who comes after whom: first edge [count + 1], then targets */
-  uint32_t *waits;        /* how many come before */
-  size_t *bytes;          /* per root: in a planned block; 0: elsewhere */
+  uint32_t *first, *next; /* dependency graph: first edge [count + 1], then successors */
+  uint32_t *waits;        /* number of predecessors */
+  size_t *bytes;          /* per root: bytes in a planned block; 0: elsewhere */
   bool *stays;            /* per root: never freed */
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
   uint32_t num_devices;
   double *seconds; /* orders for time only */
-  uint32_t *left;  /* work space: copies of waits, uses */
+  uint32_t *left;  /* workspace: copies of waits and uses */
   uint32_t *left_uses;
 } schedule;
 
@@ -57,8 +57,8 @@ static mpg_status add_edge(edge_list *list, uint32_t from, uint32_t to) {
 
 static mpg_status find_edges(schedule *s, edge_list *edges) {
   const mpg_graph *graph = s->graph;
-  uint32_t *last_user =
-      mpg_malloc((graph->num_values + 1) * sizeof *last_user); /* of what effects write */
+  /* Last user of each value that effects write. */
+  uint32_t *last_user = mpg_malloc((graph->num_values + 1) * sizeof *last_user);
   mpg_status status = MPG_OK;
   if (!last_user) return mpg_out_of_host_memory(graph->num_values * sizeof *last_user);
   for (size_t v = 0; v < graph->num_values; v++) last_user[v] = NOBODY;
@@ -95,7 +95,7 @@ static mpg_status link_edges(schedule *s) {
     s->waits[edges.ends[2 * e + 1]]++;
   }
   for (uint32_t k = 0; k < s->count; k++) s->first[k + 1] += s->first[k];
-  for (size_t e = edges.count; e-- > 0;) /* fills each list from its end; `left` counts */
+  for (size_t e = edges.count; e-- > 0;) /* fills each list, using `left` as counters */
     s->next[s->first[edges.ends[2 * e]] + s->left[edges.ends[2 * e]]++] = edges.ends[2 * e + 1];
 fail:
   mpg_free(edges.ends);
@@ -109,7 +109,7 @@ static void find_memory(schedule *s) {
     const mpg_node *node = &graph->nodes[n];
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       uint32_t value = node->values + i, root = s->facts.root[value];
-      bool made = s->facts.position[n] != NOBODY; /* in this phase */
+      bool made = s->facts.position[n] != NOBODY; /* computed in this phase */
       bool saved = request->saved && request->saved[value];
       if (!mpg_node_is_input(node) && (made ? root == value : request->forward && saved))
         s->bytes[root] = mpg_align_up(mpg_desc_bytes(&graph->values[value].desc), 64);
@@ -159,7 +159,8 @@ static mpg_status new_order(const schedule *s, mpg_order *order) {
 
 /* --- Bytes alive ------------------------------------------------------------------------------ */
 
-/* True when the node's output may lie over an input that dies there. */
+/* Returns the root of an input that dies at the node and whose memory the output may reuse; NOBODY:
+ * none. */
 static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   const mpg_graph *graph = s->graph;
   if (!mpg_node_flag(node, MPG_OP_INPLACE) || !reads(node)) return NOBODY;
@@ -172,7 +173,7 @@ static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   return NOBODY;
 }
 
-/* Bytes alive before the first node. */
+/* Computes the bytes alive before the first node. */
 static void alive_before(schedule *s, size_t *alive) {
   const mpg_graph *graph = s->graph;
   memcpy(s->left_uses, s->facts.readers, graph->num_values * sizeof *s->left_uses);
@@ -186,7 +187,7 @@ static void alive_before(schedule *s, size_t *alive) {
   }
 }
 
-/* Bytes alive on the node's device while it runs. */
+/* Returns the bytes alive on the node's device while it runs. */
 static size_t alive_with(schedule *s, const mpg_node *node, const size_t *alive) {
   uint32_t over = dying_input(s, node);
   size_t now = alive[slot_of(s, node->device)] - (over == NOBODY ? 0 : s->bytes[over]);
@@ -195,7 +196,7 @@ static size_t alive_with(schedule *s, const mpg_node *node, const size_t *alive)
   return now;
 }
 
-/* Brings `alive` behind the node. */
+/* Updates `alive` to the state after the node. */
 static void run_node(schedule *s, const mpg_node *node, size_t *alive) {
   const mpg_graph *graph = s->graph;
   uint32_t slot = slot_of(s, node->device);
@@ -208,14 +209,14 @@ static void run_node(schedule *s, const mpg_node *node, size_t *alive) {
     if (--s->left_uses[root] == 0 && !s->stays[root])
       alive[slot_of(s, graph->values[root].device)] -= s->bytes[root];
   }
-  for (uint32_t i = 0; i < node->num_outputs; i++) { /* without readers */
+  for (uint32_t i = 0; i < node->num_outputs; i++) { /* frees outputs without readers */
     uint32_t value = node->values + i;
     if (s->facts.root[value] == value && !s->facts.readers[value] && !s->stays[value])
       alive[slot] -= s->bytes[value];
   }
 }
 
-/* The most bytes alive at once on each device; returns their sum. */
+/* Computes the peak bytes alive on each device, and returns their sum. */
 static size_t peaks_of(schedule *s, const mpg_order *order, size_t *peaks) {
   size_t alive[MPG_MAX_GRAPH_DEVICES], total = 0;
   alive_before(s, alive);
@@ -239,7 +240,7 @@ static size_t peak_of(schedule *s, const mpg_order *order) {
 /* --- A heap of ready nodes -------------------------------------------------------------------- */
 
 typedef struct entry {
-  double rank; /* the greatest comes first, then the earliest position */
+  double rank; /* the greatest rank comes first, then the earliest position */
   uint32_t node;
 } entry;
 typedef struct heap {
@@ -278,12 +279,12 @@ static entry pop(heap *heap) {
   return top;
 }
 
-/* --- Memory: what frees most comes first ------------------------------------------------------ */
+/* --- Memory: greedy, the node that frees most comes first ------------------------------------- */
 
 static double gain_of(const schedule *s, uint32_t k) {
   const mpg_graph *graph = s->graph;
   const mpg_node *node = node_at(s, k);
-  if (mpg_node_crosses(graph, node)) return 1e30; /* right behind what it copies */
+  if (mpg_node_crosses(graph, node)) return 1e30; /* directly after the value it copies */
   double gain = 0;
   for (uint32_t i = 0; i < node->num_outputs; i++)
     if (s->facts.root[node->values + i] == node->values + i)
@@ -298,8 +299,9 @@ static double gain_of(const schedule *s, uint32_t k) {
 typedef struct greedy_search {
   heap ready;
   bool *done;
-  uint64_t *readers; /* per root: the sum of the positions of its readers to come, so that the last
-                        one's is known */
+  /* Per root: the sum of the positions of its remaining readers. When one is left, this is its
+   * position. */
+  uint64_t *readers;
 } greedy_search;
 
 static mpg_status push_by_gain(schedule *s, greedy_search *g, uint32_t k) {
@@ -324,8 +326,8 @@ static mpg_status begin_greedy(schedule *s, greedy_search *g) {
   return MPG_OK;
 }
 
-/* The node is in the order: updates its inputs. A ready node that has become the last reader of one
- * gains more, so it is pushed again. */
+/* Updates the inputs of a node that was added to the order. A ready node that has become the last
+ * reader of an input gains more, so it is pushed again. */
 static mpg_status release_inputs(schedule *s, greedy_search *g, uint32_t k) {
   const mpg_node *node = node_at(s, k);
   for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
@@ -360,12 +362,13 @@ fail:
 
 /* --- Memory: depth first ---------------------------------------------------------------------- */
 
-typedef struct depth_search { /* everything per position */
-  uint32_t *first, *before;   /* its dependencies: `first` and `next` of the schedule, reversed */
-  double *needs;              /* bytes to compute it, as if its dependencies formed a tree */
-  double *keeps;              /* bytes of its outputs */
+typedef struct depth_search { /* all arrays are per position */
+  /* Dependencies: `first` and `next` of the schedule, reversed. */
+  uint32_t *first, *before;
+  double *needs; /* bytes to compute it, as if its dependencies formed a tree */
+  double *keeps; /* bytes of its outputs */
   uint32_t *stack;
-  uint32_t *seen; /* dependencies that were visited; NOBODY: the node is in the order */
+  uint32_t *seen; /* number of visited dependencies; NOBODY: the node is in the order */
 } depth_search;
 
 static mpg_status begin_depth_search(const schedule *s, depth_search *d) {
@@ -397,7 +400,8 @@ static void find_dependencies(schedule *s, depth_search *d) {
       d->before[d->first[s->next[e]] + s->left[s->next[e]]++] = k;
 }
 
-/* Sorts the dependencies of a node: the one that needs most beside its outputs comes first. */
+/* Sorts the dependencies of a node by the memory they need in addition to their outputs, largest
+ * first. */
 static void sort_dependencies(depth_search *d, uint32_t k) {
   uint32_t *before = d->before + d->first[k];
   size_t count = d->first[k + 1] - d->first[k];
@@ -427,7 +431,7 @@ static void find_needs(const schedule *s, depth_search *d) {
   }
 }
 
-/* The next dependency of the node that is not in the order yet; NOBODY: none. */
+/* Returns the next dependency of the node that is not in the order; NOBODY: none. */
 static uint32_t next_dependency(depth_search *d, uint32_t k) {
   while (d->seen[k] < d->first[k + 1] - d->first[k]) {
     uint32_t other = d->before[d->first[k] + d->seen[k]++];
@@ -436,7 +440,7 @@ static uint32_t next_dependency(depth_search *d, uint32_t k) {
   return NOBODY;
 }
 
-/* Appends the node behind all that it depends on, without recursion. */
+/* Appends the node after all its dependencies, without recursion. */
 static void append_depth_first(const schedule *s, depth_search *d, uint32_t k, mpg_order *order) {
   size_t depth = 0;
   d->stack[depth++] = k;
@@ -460,14 +464,15 @@ static mpg_status depth_first(schedule *s, mpg_order *order) {
   MPG_GOTO(begin_depth_search(s, &d));
   find_dependencies(s, &d);
   find_needs(s, &d);
+  /* Starts at nodes without users. */
   for (uint32_t k = 0; k < s->count; k++)
-    if (s->first[k] == s->first[k + 1]) append_depth_first(s, &d, k, order); /* without users */
+    if (s->first[k] == s->first[k + 1]) append_depth_first(s, &d, k, order);
 fail:
   end_depth_search(&d);
   return status;
 }
 
-/* The order of the program keeps neighbours together: it stays unless another saves 1/20. */
+/* The program's order keeps neighbors together, so it is kept unless another order saves 1/20. */
 enum { WORTH_A_CHANGE = 20 };
 
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed) {
@@ -499,7 +504,7 @@ fail:
   return status;
 }
 
-/* --- Time: the critical path first, which is the longest to the end --------------------------- */
+/* --- Time: the critical path first, which is the longest path to the end ---------------------- */
 
 static mpg_status find_seconds(schedule *s) {
   mpg_cost *costs = mpg_malloc((s->graph->num_nodes + 1) * sizeof *costs);
@@ -522,8 +527,8 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   double *done = mpg_calloc(s->count + 1, sizeof *done), free_at[MPG_MAX_GRAPH_DEVICES] = {0};
   if (!done) return mpg_out_of_host_memory(s->count * sizeof *done);
   *seconds = 0;
-  for (size_t i = 0; i < order->count;
-       i++) { /* `done` holds, before its time, when the node may start */
+  /* `done` holds the earliest start of a node before it has run. */
+  for (size_t i = 0; i < order->count; i++) {
     uint32_t k = s->facts.position[order->nodes[i]], slot = slot_of(s, runs_on(s, k));
     double start = done[k] > free_at[slot] ? done[k] : free_at[slot];
     double end = start + s->seconds[k];
@@ -536,8 +541,8 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   return MPG_OK;
 }
 
-/* Takes the first of the ready nodes that leaves its device within `most`; where there is none, the
- * one that the program has first. */
+/* Takes the first ready node that keeps its device within `most`. If there is none, takes the
+ * earliest node in program order. */
 static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, const size_t *most,
                              uint32_t *taken) {
   enum { TRIES = 32 };
@@ -564,9 +569,9 @@ static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, cons
 
 typedef struct list_scheduler {
   heap ready[MPG_MAX_GRAPH_DEVICES];  /* by path; copies to other devices first */
-  heap coming[MPG_MAX_GRAPH_DEVICES]; /* by the time at which they become ready, negative */
+  heap coming[MPG_MAX_GRAPH_DEVICES]; /* by negated time at which they become ready */
   double free_at[MPG_MAX_GRAPH_DEVICES];
-  double *starts; /* per position: when its last dependency ends */
+  double *starts; /* per position: end of its last dependency */
   size_t alive[MPG_MAX_GRAPH_DEVICES];
 } list_scheduler;
 
@@ -592,7 +597,7 @@ static void end_list(list_scheduler *l) {
   mpg_free(l->starts);
 }
 
-/* Moves the nodes that are ready when the device is free from `coming` to `ready`. */
+/* Moves nodes that are ready when the device becomes free from `coming` to `ready`. */
 static mpg_status note_ready(schedule *s, list_scheduler *l, uint32_t slot, const double *paths) {
   heap *coming = &l->coming[slot];
   while (coming->count && -coming->entries[0].rank <= l->free_at[slot]) {
@@ -603,7 +608,7 @@ static mpg_status note_ready(schedule *s, list_scheduler *l, uint32_t slot, cons
   return MPG_OK;
 }
 
-/* The device that can start a node first, and when. */
+/* Chooses the device that can start a node first, and the start time. */
 static mpg_status choose_device(schedule *s, list_scheduler *l, const double *paths, uint32_t *slot,
                                 double *when) {
   *slot = NOBODY;
@@ -625,7 +630,7 @@ static mpg_status choose_node(schedule *s, list_scheduler *l, uint32_t slot, con
   return MPG_OK;
 }
 
-/* The node ends at `end`: its users wait for it no more. */
+/* Releases the users of a node that ends at `end`. */
 static mpg_status release_users(schedule *s, list_scheduler *l, uint32_t k, double end) {
   for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++) {
     uint32_t user = s->next[e];
@@ -635,9 +640,8 @@ static mpg_status release_users(schedule *s, list_scheduler *l, uint32_t k, doub
   return MPG_OK;
 }
 
-/* List scheduling: the device that can start a node first takes, of the nodes that are ready there,
- * the one with the longest path to the end. most: the bytes that should be alive on each device at
- * most; NULL: no limit. */
+/* List scheduling. The device that can start a node first takes its ready node with the longest
+ * path to the end. `most` limits the bytes alive on each device; NULL: no limit. */
 static mpg_status list_schedule(schedule *s, const double *paths, const size_t *most,
                                 mpg_order *order) {
   list_scheduler l = {.starts = NULL};
@@ -658,7 +662,7 @@ fail:
   return status;
 }
 
-/* Per position: the seconds of the longest path from there to the end. */
+/* Computes per position the seconds of the longest path to the end. */
 static mpg_status find_paths(const schedule *s, double **result) {
   double *paths = mpg_calloc(s->count + 1, sizeof *paths);
   if (!paths) return mpg_out_of_host_memory(s->count * sizeof *paths);

@@ -13,10 +13,10 @@ typedef struct walk {
   const struct walk *whole; /* walk of the same nodes with more rows, which decides; may be NULL */
   mpg_batch *values;        /* per value of the graph */
   bool *live;               /* per node */
-  mpg_batch *in;            /* work space for one node, as are the next two */
+  mpg_batch *in;            /* workspace for one node, as are the next two */
   mpg_batch *out;
   mpg_desc *descs;
-  mpg_workspace space; /* has all these arrays */
+  mpg_workspace space; /* owns all these arrays */
 } walk;
 
 static void mark_live(walk *w) {
@@ -26,7 +26,7 @@ static void mark_live(walk *w) {
   mpg_graph_mark_live(graph, w->live);
 }
 
-/* Runs the rule of one node; out: of its outputs. */
+/* Runs the rule of one node and sets `out` for its outputs. */
 static mpg_status run_rule(walk *w, uint32_t number, mpg_batch *out) {
   const mpg_graph *graph = w->graph;
   const mpg_node *node = &graph->nodes[number];
@@ -56,12 +56,12 @@ static mpg_status run_rule(walk *w, uint32_t number, mpg_batch *out) {
 
 static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
 
-/* The error for a value that a chunk computes from its own steps alone, where that is an error:
- * that of the op that computed it. */
+/* Returns the error of the op that computed a value from the steps of one chunk alone, if that is
+ * not allowed. */
 static mpg_status fail_cause(walk *w, uint32_t cause) { return run_rule(w, cause, w->out); }
 
-/* Along time: carried state may be combined with anything, as it is meant to be; a value computed
- * from the steps of one chunk alone may become state, and nothing else. */
+/* Along time, carried state may be combined with any value. A value computed only from the steps of
+ * one chunk may become state, but nothing else. */
 static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *done) {
   const mpg_node *node = &w->graph->nodes[number];
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
@@ -83,7 +83,8 @@ static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *don
   return MPG_OK;
 }
 
-/* Averages over the whole batch are updated outside of the graph. */
+/* Rejects ops that update moving averages, which are updated outside the graph for the whole
+ * batch. */
 static mpg_status check_statistics(const mpg_node *node) {
   if (!mpg_op_changes_states(node->op, node->params, node->train)) return MPG_OK;
   const char *path = mpg_scope_text(node->scope);
@@ -111,8 +112,8 @@ static mpg_status fail_sizes(const walk *a, const walk *b, uint32_t n, uint32_t 
       mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1], sizeof shapes[1]));
 }
 
-/* With one row, every axis of size 1 could be the batch's. The walk of the whole batch, which has
- * passed the rules, tells which one is. */
+/* With one row, every axis of size 1 could be the batch axis. The walk of the whole batch, which
+ * has passed the rules, determines which one it is. */
 static mpg_status adopt(walk *w, uint32_t number, mpg_batch *out) {
   const mpg_node *node = &w->graph->nodes[number];
   uint32_t first = w->whole->graph->nodes[number].values;
@@ -124,7 +125,7 @@ static mpg_status adopt(walk *w, uint32_t number, mpg_batch *out) {
         (shape->ndim == whole->ndim && shape->dims[out[k].axis] * w->whole->request->rows ==
                                            whole->dims[out[k].axis] * w->request->rows))
       continue;
-    MPG_TRY(run_rule(w, number, w->out)); /* its error is more specific, if it fails */
+    MPG_TRY(run_rule(w, number, w->out)); /* fails with a more specific error if possible */
     return fail_sizes(w, w->whole, number, k);
   }
   return MPG_OK;
@@ -174,7 +175,8 @@ static mpg_status check_output(walk *w, size_t i) {
   return MPG_OK;
 }
 
-/* Notes where the rows lie in what a node draws: other micro-batches go on from there. */
+/* Records the position of the rows in the draws of a node, from which other micro-batches
+ * continue. */
 static void note_drawn(const walk *w, const mpg_node *node) {
   if (!mpg_node_flag(node, MPG_OP_DRAWS_ROWS)) return;
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
@@ -248,14 +250,14 @@ fail:
 
 /* --- Two sizes -------------------------------------------------------------------------------- */
 
-/* A number among the parameters that is another for the other size; -1: there is none. */
+/* Finds a numeric parameter that differs between the two sizes; -1: none. */
 static int other_number(const mpg_node *a, const mpg_node *b, double *one, double *two) {
   const mpg_param_table *table = a->op->params;
   for (int i = 0; i < table->count && a->params && b->params; i++) {
     const mpg_param *param = &table->params[i];
     if (param->kind != MPG_PARAM_FLOAT && param->kind != MPG_PARAM_OPT_FLOAT) continue;
-    memcpy(one, (const char *)a->params + param->offset,
-           sizeof *one); /* an optional number begins with its value */
+    /* An optional number begins with its value. */
+    memcpy(one, (const char *)a->params + param->offset, sizeof *one);
     memcpy(two, (const char *)b->params + param->offset, sizeof *two);
     if (memcmp(one, two, sizeof *one)) return i;
   }
@@ -267,11 +269,11 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
   double one, two;
   const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "",
              *part = a->request->along_time ? "chunk" : "micro-batch";
-  bool counts = mpg_node_flag(node, MPG_OP_COUNTS); /* as far as it must: its users are asked */
+  bool counts = mpg_node_flag(node, MPG_OP_COUNTS); /* allowed to differ: its users are checked */
   for (uint32_t k = 0; k < node->num_outputs; k++) {
     const mpg_batch *x = &a->values[node->values + k], *y = &b->values[other->values + k];
-    if (x->kind == MPG_BATCH_STATE || x->kind == MPG_BATCH_PART)
-      return MPG_OK; /* made to fit by who carries it on */
+    /* The carrier of the state adapts its size. */
+    if (x->kind == MPG_BATCH_STATE || x->kind == MPG_BATCH_PART) return MPG_OK;
     if (x->kind != MPG_BATCH_DIVIDED || y->kind != MPG_BATCH_DIVIDED ||
         (x->axis == y->axis && x->outer == y->outer && x->inner == y->inner))
       continue;

@@ -1,11 +1,11 @@
-/* Checks that a graph may be run on the micro-batches of a pipeline one by one, by the batching
- * rules of its ops (op/batching/batching.h) and the shapes alone.
+/* Checks that a graph may be run on the micro-batches of a pipeline one by one, using only the
+ * batching rules of its ops (op/batching/batching.h) and shapes.
  *
- * Along time a micro-batch is a chunk of steps, which gets the state that the chunk before has
- * left. Values computed with the state are accepted. A value computed from several steps of one
- * chunk without the state (a mean, positions that begin at 0) may only become state itself.
+ * Along time, a micro-batch is a chunk of steps, which starts from the state of the previous chunk.
+ * Values computed with the state are accepted. A value computed from several steps of one chunk
+ * without the state (a mean, positions that begin at 0) may only become state itself.
  *
- * Threads: host lock. Nothing is owned.
+ * Threads: host lock. Owns nothing.
  */
 #ifndef MPG_GRAPH_SCHEDULE_MICRO_BATCHING_H
 #define MPG_GRAPH_SCHEDULE_MICRO_BATCHING_H
@@ -14,22 +14,25 @@
 #include "op/batching/batching.h"
 
 typedef struct mpg_batching_request {
-  const mpg_value *inputs;    /* others are constants */
-  const uint8_t *input_kinds; /* mpg_batch_kind; DIVIDED ones along their first axis */
+  const mpg_value *inputs; /* all other inputs are constants */
+  /* mpg_batch_kind; DIVIDED inputs are divided along their first axis. */
+  const uint8_t *input_kinds;
   uint32_t num_inputs;
-  const uint8_t *output_kinds; /* per output of the graph: STATE goes to the next chunk; others must
-                                  be divided */
-  int64_t rows;                /* of the micro-batch */
-  int axis;                    /* the axis of rows in arrays that the graph creates */
+  /* Per output of the graph: STATE is passed to the next chunk; all others must be divided. */
+  const uint8_t *output_kinds;
+  int64_t rows; /* number of rows in the micro-batch */
+  int axis;     /* the axis of rows in arrays that the graph creates */
   bool along_time;
-  mpg_drawn *drawn;   /* receives, per random call of the graph, where the rows lie in it; zeroed;
-                         NULL: not wanted */
-  uint32_t num_drawn; /* the room of `drawn` */
-  bool whole_statistics; /* moving averages are updated outside, of the whole: no op may change its
-                            states */
+  /* Receives the position of the rows in each random call of the graph. Zeroed by the caller; NULL
+   * if not requested. */
+  mpg_drawn *drawn;
+  uint32_t num_drawn; /* capacity of `drawn` */
+  /* Moving averages are updated outside the graph, for the whole batch, so no op may change its
+   * states. */
+  bool whole_statistics;
 } mpg_batching_request;
 
-/* Fails, naming the op and its block, or the result. */
+/* Fails with an error that names the op and its block, or the result. */
 mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_request *request);
 /* Checks one function traced for two numbers of rows. Sizes and numbers in the graph must not
  * depend on the number of rows in another way than the arrays' rows do (x / len(x)). Traces with

@@ -1,5 +1,5 @@
-/* Orders: the live nodes as they were made (dead code is in none), with copies to other devices as
- * early as can be; and such an order with sums of gradients early. */
+/* Orders: the live nodes in creation order (dead code is eliminated), with copies to other devices
+ * as early as possible. Optionally moves sums of gradients forward. */
 #include <string.h>
 
 #include "base/workspace.h"
@@ -17,7 +17,7 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
   mpg_workspace space = {0};
   mpg_status status = MPG_OK;
   bool *live = mpg_workspace_take(&space, count, sizeof *live);
-  /* Per node: the copies that follow it, linked. */
+  /* per node: linked list of the copies that follow it */
   uint32_t *first = mpg_workspace_take(&space, count, sizeof *first);
   uint32_t *next = mpg_workspace_take(&space, count, sizeof *next);
   order->nodes = mpg_malloc((count + 1) * sizeof *order->nodes);
@@ -33,7 +33,7 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
       live[n] = true;
   }
   mpg_graph_mark_live(graph, live);
-  for (size_t n = count; n-- > 0;) { /* backwards, so that lists come out in creation order */
+  for (size_t n = count; n-- > 0;) { /* backward, so that lists are in creation order */
     if (!live[n] || !moves_up(graph, &graph->nodes[n])) continue;
     uint32_t source = mpg_node_inputs(graph, &graph->nodes[n])[0].node;
     if (graph->nodes[source].phase != phase) continue;
@@ -44,7 +44,7 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
     const mpg_node *node = &graph->nodes[n];
     if (!live[n] || node->phase != phase || mpg_node_is_input(node)) continue;
     if (moves_up(graph, node) && graph->nodes[mpg_node_inputs(graph, node)[0].node].phase == phase)
-      continue; /* listed already */
+      continue; /* already listed */
     order->nodes[order->count++] = (uint32_t)n;
     /* A copy of a copy follows its source in turn. */
     for (size_t done = order->count - 1; done < order->count; done++)
@@ -59,8 +59,8 @@ fail:
 
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order) {
   size_t count = order->count;
-  uint32_t *leader = mpg_malloc((graph->num_nodes + 1) *
-                                sizeof *leader); /* per node: the position that it follows */
+  /* Per node: the position that it follows. */
+  uint32_t *leader = mpg_malloc((graph->num_nodes + 1) * sizeof *leader);
   uint32_t *begin = mpg_calloc(count + 2, sizeof *begin);
   uint32_t *nodes = mpg_malloc((count + 1) * sizeof *nodes);
   mpg_status status = MPG_OK;
@@ -78,8 +78,8 @@ mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *o
     begin[leader[n] + 1]++;
   }
   for (size_t k = 0; k < count; k++) begin[k + 1] += begin[k];
-  for (size_t k = 0; k < count; k++)
-    nodes[begin[leader[order->nodes[k]]]++] = order->nodes[k]; /* who leads comes first */
+  /* The leader comes first. */
+  for (size_t k = 0; k < count; k++) nodes[begin[leader[order->nodes[k]]]++] = order->nodes[k];
   mpg_free(order->nodes);
   order->nodes = nodes;
   nodes = NULL;

@@ -1,4 +1,4 @@
-/* The memory plan: places values by liveness. */
+/* The memory plan: assigns locations to values by liveness. */
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 
@@ -14,10 +14,10 @@ typedef struct lifetime {
   uint32_t begin, end; /* positions in the order, both inclusive */
 } lifetime;
 
-typedef struct item { /* memory that has a place, or wants one */
+typedef struct item { /* memory with a location, or in need of one */
   size_t offset, size;
   lifetime life;
-  uint32_t value, block; /* UINT32_MAX: a new one */
+  uint32_t value, block; /* UINT32_MAX: a new block */
 } item;
 
 typedef struct item_list {
@@ -30,10 +30,10 @@ typedef struct planner {
   const mpg_graph *graph;
   mpg_plan *plan;
   lifetime *lives; /* per root */
-  bool *planned;   /* per root: wants a place in a block */
+  bool *planned;   /* per root: needs a location in a block */
   bool *pushed;    /* per root: another device pushes it into a lane */
   bool *written;   /* per value: an effect writes it */
-  uint32_t *taken; /* per root: the external array that the class has, or MPG_NO_BASE */
+  uint32_t *taken; /* per root: the external array assigned to the class, or MPG_NO_BASE */
   mpg_workspace space;
 } planner;
 
@@ -60,7 +60,8 @@ size_t mpg_plan_bytes(const mpg_plan *plan, mpg_device_id device) {
 
 static uint32_t find(mpg_plan *plan, uint32_t value) {
   while (plan->roots[value] != value) {
-    plan->roots[value] = plan->roots[plan->roots[value]]; /* chains of in-place ops are long */
+    /* Path compression: chains of in-place ops are long. */
+    plan->roots[value] = plan->roots[plan->roots[value]];
     value = plan->roots[value];
   }
   return value;
@@ -106,8 +107,8 @@ static bool has_place(const planner *p, uint32_t value) {
   return p->plan->locations[value].base != MPG_NO_BASE;
 }
 
-/* Views share their input's memory, unless an effect writes it. External arrays are given to whole
- * classes. */
+/* Makes views share their input's memory, unless an effect writes it. External arrays are assigned
+ * to whole classes. */
 static void share_views(planner *p) {
   const mpg_graph *graph = p->graph;
   mpg_plan *plan = p->plan;
@@ -120,8 +121,8 @@ static void share_views(planner *p) {
     uint32_t own = p->request->external[node->values], its = p->taken[root];
     bool located = has_place(p, root) ||
                    p->graph->nodes[mpg_node_inputs(graph, node)[0].node].phase != node->phase;
-    if (own != MPG_NO_BASE && own != its && (its != MPG_NO_BASE || located))
-      continue; /* it must be written elsewhere */
+    /* It must be written elsewhere. */
+    if (own != MPG_NO_BASE && own != its && (its != MPG_NO_BASE || located)) continue;
     plan->roots[node->values] = root;
     if (own != MPG_NO_BASE) p->taken[root] = own;
   }
@@ -141,8 +142,9 @@ static void find_lifetimes(planner *p) {
   const mpg_graph *graph = p->graph;
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    /* A group is one step. */
     uint32_t first = mpg_order_first(p->request->order, k),
-             last = mpg_order_last(p->request->order, k); /* a group is one step */
+             last = mpg_order_last(p->request->order, k);
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       uint32_t value = node->values + i, root = find(p->plan, value);
       if (root == value) p->lives[root] = (lifetime){first, last};
@@ -152,7 +154,7 @@ static void find_lifetimes(planner *p) {
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       lifetime *life = &p->lives[find(p->plan, mpg_value_index(graph, inputs[i]))];
-      if (life->begin == FOREVER) life->begin = 0; /* made before this phase */
+      if (life->begin == FOREVER) life->begin = 0; /* computed before this phase */
       if (life->end != FOREVER) life->end = last;
     }
   }
@@ -163,7 +165,8 @@ static bool has_no_memory(const planner *p, uint32_t value) {
   return fusion && fusion->internal[value];
 }
 
-/* External arrays and lanes; everything else that is made in this phase goes into a main block. */
+/* Assigns external arrays and lanes; all remaining values of this phase are planned in a main
+ * block. */
 static mpg_status give_places(planner *p) {
   const mpg_graph *graph = p->graph;
   mpg_plan *plan = p->plan;
@@ -180,8 +183,8 @@ static mpg_status give_places(planner *p) {
       if (has_place(p, node->values)) continue;
       MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
       p->pushed[node->values] = true;
-      p->lives[node->values].begin =
-          0; /* it may arrive at any time, even later than now if no work waits for it */
+      /* It may arrive at any time, even later than now if no work waits for it. */
+      p->lives[node->values].begin = 0;
       if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
       plan->locations[node->values] =
           (mpg_location){plan->num_externals + number, plan->blocks[number].size};
@@ -200,7 +203,7 @@ static mpg_status give_places(planner *p) {
   return MPG_OK;
 }
 
-/* Whether `out`, made by the node at position k, may lie where `input` lies. */
+/* True if `out`, computed by the node at position k, may overwrite `input`. */
 static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t input) {
   const mpg_graph *graph = p->graph;
   const mpg_order *order = p->request->order;
@@ -213,13 +216,13 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) &&
                     !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
   if (!group) return overwrites;
-  /* A group works tile by tile: both values must be whole along its domain, and no member may read
-   * the input after it was overwritten. */
+  /* A group works tile by tile. So both values must be whole along its domain, and no member may
+   * read the input after it was overwritten. */
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
   const mpg_node *producer = group->producer != UINT32_MAX ? &graph->nodes[group->producer] : NULL;
-  for (uint32_t i = 0; producer && i < producer->num_inputs;
-       i++) /* which every panel reads again */
+  /* Every panel reads the producer's inputs again. */
+  for (uint32_t i = 0; producer && i < producer->num_inputs; i++)
     if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, producer)[i])) == input)
       return false;
   if (mpg_shape_size(&graph->values[input].desc.shape) != all ||
@@ -246,8 +249,8 @@ static void share_in_place(planner *p) {
     uint32_t outputs = group || node->num_outputs == 0 ? node->num_outputs : 1;
     for (uint32_t o = 0; o < outputs; o++) {
       uint32_t out = node->values + o;
-      for (size_t at = first; at <= last && p->planned[out];
-           at++) { /* any array that the step reads */
+      /* Tries every array that the step reads. */
+      for (size_t at = first; at <= last && p->planned[out]; at++) {
         const mpg_node *reader = &graph->nodes[order->nodes[at]];
         for (uint32_t i = 0; i < reader->num_inputs; i++) {
           uint32_t input = find(plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i]));
@@ -264,7 +267,8 @@ static void share_in_place(planner *p) {
 
 static bool meet(lifetime a, lifetime b) { return a.begin <= b.end && b.begin <= a.end; }
 
-/* The smallest gap among what lives at the same time; false when there is none below `limit`. */
+/* Finds the smallest gap between items with overlapping lifetimes. Returns false if there is none
+ * below `limit`. */
 static bool best_fit(const item_list *list, const item *wanted, size_t limit, size_t *offset) {
   size_t end = 0, best_gap = SIZE_MAX;
   for (size_t i = 0; i < list->count; i++) {
@@ -291,7 +295,7 @@ static mpg_status put(item_list *list, const item *placed) {
   return MPG_OK;
 }
 
-/* In which order places are given: what decides, then the earlier, then the lower number. */
+/* Packing order: first by the given keys, then by earlier begin, then by lower value number. */
 static int compare(size_t a, size_t b, const item *x, const item *y) {
   if (a != b) return a > b ? -1 : 1;
   if (x->life.begin != y->life.begin) return x->life.begin < y->life.begin ? -1 : 1;
@@ -307,18 +311,18 @@ static int latest_first(const void *a, const void *b) {
 }
 static int earliest_first(const void *a, const void *b) { return compare(0, 0, a, b); }
 typedef int comparison(const void *, const void *);
-static comparison *const ways[] = {largest_first, longest_first, earliest_first,
-                                   latest_first}; /* one of them does well on most */
+/* No single order is best for all graphs. */
+static comparison *const ways[] = {largest_first, longest_first, earliest_first, latest_first};
 enum { NUM_WAYS = sizeof ways / sizeof *ways };
 
-/* A block in which other values have their places already. */
+/* A block that already contains values. */
 typedef struct space {
   uint32_t block;
   item_list list;
 } space;
 
-/* Enters the memory in use in a block: saved values of the forward phase, for as long as they are
- * read; or values pushed into a lane. */
+/* Adds the memory in use in a block: saved values of the forward phase until their last use, or
+ * values pushed into a lane. */
 static mpg_status occupy(planner *p, space *space) {
   mpg_plan *plan = p->plan;
   bool old = space->block < plan->first_block;
@@ -327,15 +331,15 @@ static mpg_status occupy(planner *p, space *space) {
     if (plan->locations[v].base != base || !(old ? p->request->saved[v] : p->pushed[v])) continue;
     lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
     if (old && p->request->retain) life.end = FOREVER;
-    if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER)
-      continue; /* without readers */
+    /* It has no readers. */
+    if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER) continue;
     MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life,
                                       (uint32_t)v, space->block}));
   }
   return MPG_OK;
 }
 
-/* Tries the blocks there are; false when the item fits into none. */
+/* Tries the existing blocks. Returns false if the item does not fit into any. */
 static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *wanted,
                      space **chosen) {
   for (uint32_t i = 0; i < count; i++) {
@@ -349,8 +353,8 @@ static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *
   return false;
 }
 
-/* Gives the items places, in the blocks that the device has and in a new one; *size: of the new
- * one. */
+/* Assigns locations to the items, in the device's existing blocks and in a new one. *size is the
+ * size of the new block. */
 static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count, comparison *way,
                        size_t *size) {
   mpg_plan *plan = p->plan;
@@ -384,7 +388,7 @@ fail:
   return status;
 }
 
-/* Packs in several ways, until nothing could be smaller, and takes the best. */
+/* Packs in several orders, until the lower bound is reached, and takes the best. */
 static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count) {
   mpg_plan *plan = p->plan;
   mpg_status status = MPG_OK;
@@ -436,15 +440,15 @@ static void count_alive(ptrdiff_t *steps, lifetime life, uint32_t count, size_t 
   steps[life.end < count ? life.end + 1 : count] -= (ptrdiff_t)bytes;
 }
 
-/* Bytes alive at once, per device. What was saved in the forward phase counts until it is read for
- * the last time. */
+/* Computes the peak bytes alive per device. Values saved in the forward phase count until their
+ * last use. */
 static mpg_status find_alive(planner *p) {
   mpg_plan *plan = p->plan;
   const mpg_plan *forward = p->request->forward;
   uint32_t count = (uint32_t)p->request->order->count;
   size_t stride = (size_t)count + 2;
   ptrdiff_t *steps = mpg_workspace_take(&p->space, stride * (plan->num_devices + 1), sizeof *steps);
-  /* Per root of the forward plan. */
+  /* per root of the forward plan */
   lifetime *saved = mpg_workspace_take(&p->space, plan->num_values, sizeof *saved);
   MPG_TRY(mpg_workspace_check(&p->space));
   for (size_t v = 0; v < plan->num_values; v++) saved[v] = (lifetime){FOREVER, 0};

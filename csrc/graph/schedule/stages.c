@@ -1,5 +1,5 @@
-/* Stages: what one device does between two changes of device, as segments that are queued one by
- * one. */
+/* Stages: the work of one device between two changes of device, as segments that are queued
+ * separately. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ typedef struct staging {
   mpg_workspace space;
 } staging;
 
-/* True when the node's results depend on the contents of that input. */
+/* True if the node's results depend on the contents of that input. */
 static bool reads(const mpg_node *node, mpg_value input) {
   return mpg_has_value(input) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
 }
@@ -72,7 +72,7 @@ static uint32_t device_number(mpg_device_id *devices, uint32_t *count, mpg_devic
   return (*count)++;
 }
 
-/* A stage that sends nothing joins the device's next one. */
+/* Merges a stage that sends nothing into the device's next stage. */
 static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_devices,
                          uint32_t *next) {
   size_t row = (size_t)s->max_depth + 1;
@@ -94,8 +94,8 @@ static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_dev
   for (size_t k = 0; k < s->order->count; k++) s->depth[k] = next[device_of[k] * row + s->depth[k]];
 }
 
-/* Sorts the positions by segment: first by deferral, then depth, then device; within a segment the
- * order stays. */
+/* Sorts the positions by segment: first by deferral, then depth, then device. The order within a
+ * segment is kept. */
 static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id *devices,
                       uint32_t num_devices, mpg_order *result) {
   size_t row = (size_t)s->max_depth + 1, cells = 2 * row * num_devices, count = s->order->count;
