@@ -39,8 +39,8 @@ static mpg_status add_slot(mpg_comm_plan *plan, const mpg_desc *desc, mpg_device
   return MPG_OK;
 }
 
-/* A step whose outputs, described by `descs`, lie on `device`; *first is the first of their slots.
- */
+/* Adds a step whose outputs are described by `descs` and placed on `device`. *first is the first
+ * output slot. */
 static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params,
                            const uint32_t *inputs, int num_inputs, const mpg_desc *descs,
                            int num_outputs, mpg_device_id device, uint32_t *first) {
@@ -60,7 +60,7 @@ static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params
   return MPG_OK;
 }
 
-/* The slot's array on that device: the slot itself where it is there. */
+/* Copies a slot to a device; *to is the slot itself if it is already there. */
 static mpg_status move(mpg_comm_plan *plan, uint32_t from, mpg_device_id device, uint32_t *to) {
   *to = from;
   mpg_desc desc = plan->slots[from].desc;
@@ -94,7 +94,7 @@ static mpg_status join(mpg_comm_plan *plan, const uint32_t *parts, int count, in
   return add_step(plan, MPG_OP_Concat, &params, parts, count, &first.desc, 1, first.device, to);
 }
 
-/* The slot's parts along an axis, in `parts`. */
+/* Splits a slot along an axis into `parts`. */
 static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, uint32_t *parts) {
   slot whole = plan->slots[from];
   mpg_split_v2_params params = {.axis = axis};
@@ -130,8 +130,8 @@ static mpg_status reshape(mpg_comm_plan *plan, uint32_t from, const mpg_shape *s
   return add_step(plan, MPG_OP__reshape_exact, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* An array of its own in place of one that others have too: results must not share memory that
- * somebody may write to. */
+/* Copies the result if it is an input, because results must not share memory that the user may
+ * write. */
 static mpg_status own(mpg_comm_plan *plan, const mpg_comm_request *r, uint32_t *result) {
   if (*result >= (uint32_t)r->num_inputs) return MPG_OK;
   slot old = plan->slots[*result];
@@ -140,8 +140,8 @@ static mpg_status own(mpg_comm_plan *plan, const mpg_comm_request *r, uint32_t *
 
 /* --- Within the process ----------------------------------------------------------------------- */
 
-/* Of the arrays in `from` (one a rank), brought to the device in the order of the ranks, the sum or
- * what they are joined to. */
+/* Copies the arrays in `from` (one per rank) to the device in the order of the ranks, and sums or
+ * concatenates them. `joined` is the axis, or -1 to sum. */
 static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count,
                           mpg_device_id device, int joined, uint32_t *to) {
   uint32_t here[MPG_COMM_MAX_RANKS] = {0};
@@ -149,10 +149,10 @@ static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count,
   return joined < 0 ? sum(plan, here, count, to) : join(plan, here, count, joined, to);
 }
 
-/* The same for all ranks: from[i * step + rank * step_of_rank] is rank i's array for that rank.
- * What is sent comes before what waits for others, on each device. Ranks are planned from the last
- * to the first: gradients of a value are summed from its last use to its first, so backward, too,
- * sums in the order of the ranks. */
+/* Like collect, for all ranks: from[i * step + rank * step_of_rank] is rank i's array for that
+ * rank. On each device, sends come before ops that wait for other ranks. Ranks are planned from
+ * last to first. Gradients of a value are summed from its last use to its first, so the backward
+ * pass also sums in the order of the ranks. */
 static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request *r,
                                      const uint32_t *from, int step, int step_of_rank, int joined,
                                      uint32_t *results) {
@@ -164,8 +164,8 @@ static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request
       uint32_t *at = &here[rank * n + i], array = from[i * step + rank * step_of_rank];
       const mpg_shape shape = plan->slots[array].desc.shape;
       MPG_TRY(move(plan, array, r->devices[rank], at));
-      if (*at == array && !step_of_rank &&
-          n > 1) /* its gradient has its turn among those of the copies */
+      /* Its gradient takes its place among the gradients of the copies. */
+      if (*at == array && !step_of_rank && n > 1)
         MPG_TRY(reshape(plan, array, &shape, at));
     }
   for (int rank = n - 1; rank >= 0; rank--)
@@ -174,7 +174,7 @@ static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request
   return MPG_OK;
 }
 
-/* parts[rank * n + i]: part i of that rank's array. */
+/* Splits all arrays: parts[rank * n + i] is part i of that rank's array. */
 static mpg_status cut_all(mpg_comm_plan *plan, const uint32_t *from, int n, int axis,
                           uint32_t **parts) {
   *parts = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof **parts);
@@ -190,7 +190,7 @@ static mpg_status reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r,
   return collect_everywhere(plan, r, parts, r->num_ranks, 1, -1, results);
 }
 
-/* Two ranks have the same bytes on the way in either case, and a small array costs its hops. */
+/* Two ranks send the same number of bytes either way, and for small arrays hops dominate. */
 enum { TWO_SHOT_RANKS = 3, TWO_SHOT_BYTES = 1 << 18 };
 
 static bool two_shot(const mpg_comm_request *r) {
@@ -222,7 +222,7 @@ static mpg_status all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, con
   return collect_everywhere(plan, r, parts, r->num_ranks, 1, r->other_axis, results);
 }
 
-/* Ranks from the last to the first, as in collect_everywhere. */
+/* Plans ranks from last to first, as in collect_everywhere. */
 static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
   uint32_t from[MPG_COMM_MAX_RANKS], *results = plan->results;
   int n = r->num_ranks;
@@ -255,8 +255,8 @@ static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
 
 /* --- As single ops ---------------------------------------------------------------------------- */
 
-/* One op for all of `inputs`, whose outputs, described by `descs`, lie on `devices`; *first is the
- * first of their slots. */
+/* Adds one op for all of `inputs`. Its outputs are described by `descs` and placed on `devices`.
+ * *first is the first output slot. */
 static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint32_t *inputs,
                        int num_inputs, const mpg_desc *descs, const mpg_device_id *devices,
                        int num_outputs, uint32_t *first) {
@@ -273,7 +273,7 @@ static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint
   return MPG_OK;
 }
 
-/* Brings slots to other devices, all at once; what is there already stays. */
+/* Moves slots to other devices in one op. Slots that are already there are kept. */
 static mpg_status exchange(mpg_comm_plan *plan, uint32_t *slots, const mpg_device_id *devices,
                            size_t count) {
   uint32_t inputs[MPG_MAX_SPANNED], first;
@@ -305,8 +305,8 @@ fail:
   return status;
 }
 
-static mpg_status transpose(mpg_comm_plan *plan, uint32_t from,
-                            uint32_t *to) { /* of the first two axes of three */
+/* Transposes the first two of three axes. */
+static mpg_status transpose(mpg_comm_plan *plan, uint32_t from, uint32_t *to) {
   slot old = plan->slots[from];
   mpg_transpose_params params = {.axes = {.count = 3, .values = {1, 0, 2}}};
   int64_t rows = old.desc.shape.dims[0];
@@ -315,8 +315,9 @@ static mpg_status transpose(mpg_comm_plan *plan, uint32_t from,
   return add_step(plan, MPG_OP_transpose, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* The array with its axis in front, as (size of the axis / within, what is before it, within and
- * behind it): of n equal parts, `within` each. */
+/* Returns the shape with three dims: the parts along the axis, the dims before the axis, and
+ * `within` elements of the axis together with the dims after it. The first two are exchanged unless
+ * `in_front`. Each part has `within` elements along the axis. */
 static mpg_shape fold(const mpg_shape *shape, int axis, int64_t within, bool in_front) {
   int64_t before = 1, behind = within;
   for (int d = 0; d < axis; d++) before *= shape->dims[d];
@@ -370,7 +371,7 @@ static mpg_status span_reduce_scatter(mpg_comm_plan *plan, const mpg_comm_reques
   return MPG_OK;
 }
 
-/* All arrays on all of these devices, joined. */
+/* Concatenates all arrays on each of these devices. */
 static mpg_status span_gather(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from,
                               const mpg_device_id *devices, int count, uint32_t *results) {
   int n = r->num_ranks;
@@ -457,7 +458,8 @@ static mpg_status plan_single(const mpg_comm_request *r, mpg_comm_plan *plan) {
 
 /* --- Transports ------------------------------------------------------------------------------- */
 
-/* Whether the devices of the inputs and results can have a communicator: MPG_OK, or why not. */
+/* Returns MPG_OK if the devices of the inputs and results can form a communicator; otherwise the
+ * error says why not. */
 static mpg_status check_nccl(const mpg_comm_request *r) {
   mpg_device_id all[3 * MPG_COMM_MAX_RANKS];
   int count = 0;
@@ -500,15 +502,15 @@ typedef struct transport {
 
 static const transport transports[] = {
     {"local", plan_local},
-    {"single", plan_single}, /* what NCCL is asked for, of whatever devices: for tests */
+    {"single", plan_single}, /* the plans for NCCL on any devices, for tests */
     {"nccl", plan_nccl},
     {"auto", plan_auto},
 };
 
 /* --- Checks ----------------------------------------------------------------------------------- */
 
-/* All arrays have one dtype and number of dimensions, and the same sizes but along `axis` (-1:
- * along all). */
+/* Checks that all arrays have the same dtype, number of dimensions and sizes, except along `axis`
+ * (-1: no exception). */
 static mpg_status check_alike(const mpg_comm_request *r, int axis) {
   const mpg_desc *first = &r->inputs[0];
   for (int i = 1; i < r->num_inputs; i++) {

@@ -1,13 +1,13 @@
-/* The part of rank_sums.h that is about GPUs: one of each rank, joined by a communicator.
+/* The GPU part of rank_sums.h: sums over one GPU of each rank, joined by a communicator.
  *
- * The sums are those of the order of ranks, as on CPUs: each rank gets all ranks' values of one
- * part, adds them up, and gives the sums to the others. Where any order will do the library sums.
- * Before anything goes the ranks tell each other, through MPI, that all have come and what they
- * sum. So a failure before that leaves no card waiting; a rank that is lost afterwards ends the
- * communicator.
+ * The sums are taken in the order of ranks, as on CPUs: each rank gets all ranks' values of one
+ * part, sums them, and sends the sums to the other ranks. If any order is allowed, the library
+ * computes the sums. Before the data exchange, the ranks confirm through MPI that all have arrived
+ * and sum the same arrays. So an earlier failure leaves no card waiting; a rank that is lost later
+ * ends the communicator.
  *
- * Ownership: everything is borrowed; a communicator is its device's. Threads: running work, of one
- * queue at a time; mpg_gpu_rank_sums_room: any.
+ * Ownership: everything is borrowed; a communicator belongs to its device. Threads: running work,
+ * of one queue at a time; mpg_gpu_rank_sums_room: any.
  */
 #ifndef MPG_COMM_GPU_RANK_SUMS_H
 #define MPG_COMM_GPU_RANK_SUMS_H
@@ -20,22 +20,23 @@ typedef struct mpg_gpu_rank_sums {
   mpg_device *device;
   const mpg_gpu_communicators *calls;
   mpg_gpu_communicator *communicator;
-  mpg_kernel_fn add; /* add_n's */
+  mpg_kernel_fn add; /* kernel of add_n */
   mpg_dtype dtype;
   uint32_t num_arrays;
   const mpg_view *views; /* [2 * i]: an array, and its sum */
-  size_t count;          /* of elements, all together */
-  char *joined, *parts;  /* of the device: mpg_gpu_rank_sums_room bytes each, where it is not 0 */
+  size_t count;          /* total number of elements */
+  char *joined, *parts;  /* on the device: mpg_gpu_rank_sums_room bytes each, or NULL for 0 */
 } mpg_gpu_rank_sums;
 
-/* How many ranks can sum in order. */
+/* most ranks that can sum in order */
 enum { MPG_GPU_RANKS_IN_ORDER = 32 };
 
-/* *joined: the arrays one behind the other, 0 where they are not joined; *parts: a part of each
- * rank. */
+/* Computes the bytes of device memory for the arrays packed contiguously (*joined, 0 if they are
+ * not packed), and for one part per rank (*parts). */
 void mpg_gpu_rank_sums_room(const mpg_gpu_rank_sums *sums, size_t *joined, size_t *parts);
 mpg_status mpg_gpu_rank_sums_run(const mpg_gpu_rank_sums *sums);
-/* Instead: tells the others that it failed, with this thread's error text, which stays. */
+/* Notifies the other ranks of a failure instead of summing, with this thread's error text, which is
+ * kept. */
 void mpg_gpu_rank_sums_fail(const mpg_gpu_rank_sums *sums);
 
 #endif

@@ -1,6 +1,6 @@
-/* Sums that are to be queued: the work, and the arrays, which are held until then, as others may
- * give them other memory while it waits. Ownership: let_go gives up the references, and the work
- * unless it was queued. Threads: host lock. */
+/* Sums to be queued: the work and its arrays. The arrays are held until the work is queued, because
+ * another thread may replace their memory meanwhile. Ownership: let_go releases the references, and
+ * frees the work unless it was queued. Threads: host lock. */
 #ifndef MPG_COMM_QUEUED_SUMS_H
 #define MPG_COMM_QUEUED_SUMS_H
 
@@ -11,10 +11,10 @@ typedef struct mpg_queued_sums {
   void *work;
   mpg_array_use *uses; /* owned references */
   uint32_t num_uses;
-  bool queued; /* the work is its own now */
+  bool queued; /* the queue owns the work */
 } mpg_queued_sums;
 
-/* Room for so many uses; what mpg_queued_sums_hold adds, one by one, is held. */
+/* Reserves `count` uses. mpg_queued_sums_hold adds a use and holds its storage. */
 static inline mpg_status mpg_queued_sums_room(mpg_queued_sums *q, uint32_t count) {
   q->uses = mpg_malloc(count * sizeof *q->uses);
   return q->uses ? MPG_OK : mpg_out_of_host_memory(count * sizeof *q->uses);

@@ -1,4 +1,4 @@
-/* Sums over ranks, queued beside the devices. */
+/* Sums over ranks, queued outside the devices' own queues. */
 #include "comm/rank_sums.h"
 
 #include <stdio.h>
@@ -13,26 +13,26 @@
 #include "device/ranks/all_reduce.h"
 #include "op/submit.h"
 
-/* The work: freed by whoever is done with it. */
+/* The work; freed by its last user. */
 typedef struct job {
   uint64_t number;
   uint32_t num_arrays;
   mpg_dtype dtype;
-  size_t count; /* of elements, all together */
-  char *joined; /* several arrays travel as one; borrowed */
+  size_t count; /* total number of elements */
+  char *joined; /* several arrays are packed and sent as one; borrowed */
   mpg_kernel_fn kernel;
   mpg_device *runs_on;
-  mpg_device *gpu; /* whose arrays they are; NULL: a CPU device's */
+  mpg_device *gpu; /* the device of the arrays; NULL if it is a CPU device */
   const mpg_gpu_communicators *calls;
   mpg_gpu_communicator *communicator;
-  mpg_status refused; /* there was no memory for the rooms */
+  mpg_status refused; /* allocating the rooms failed */
   char refusal[300];
   char *rooms[2]; /* GPU memory for joined arrays and for parts; NULL if not needed */
   mpg_tick tick;  /* tick of the queued work */
   uint32_t line;  /* key of the line that queued it */
   uint64_t names; /* hash of keys and shapes */
   mpg_rank_step step;
-  bool begun;       /* the other ranks know what has become of it */
+  bool begun;       /* the other ranks know its outcome */
   mpg_view views[]; /* [2 * i]: an array, and its sum */
 } job;
 
@@ -42,7 +42,7 @@ static size_t bytes_of(const job *j, const mpg_view *view) {
   return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(j->dtype);
 }
 
-/* Between the arrays, or their sums, and the memory that they travel in. */
+/* Copies between the arrays, or their sums, and the packed memory. */
 static void join(const job *j) {
   char *at = j->joined;
   for (uint32_t i = 0; i < j->num_arrays; at += bytes_of(j, &j->views[2 * i]), i++)
@@ -57,7 +57,7 @@ static void hand_out(const job *j) {
 typedef struct adding {
   mpg_run *run;
   const job *job;
-  mpg_view views[]; /* one a rank, and the sum */
+  mpg_view views[]; /* one per rank, then the sum */
 } adding;
 
 static mpg_status add(void *state, const char *const *parts, char *sum, size_t count) {
@@ -148,7 +148,7 @@ static mpg_status sum(mpg_run *run, void *payload) {
   return status;
 }
 
-/* Other ranks wait for what was not begun: they are told. */
+/* Notifies the ranks that wait for work that never began. */
 static void discard(void *payload) {
   job *j = *(job **)payload;
   if (!j->begun) {
@@ -224,7 +224,7 @@ static mpg_status ready(void *state, bool *done) {
   return MPG_OK;
 }
 
-/* Memory of the GPU that the sums need meanwhile; the pool has it again behind the work. */
+/* Allocates GPU memory that the sums need temporarily. The pool may reuse it after the work. */
 static mpg_status hold_rooms(job *j, mpg_queued_sums *q) {
   size_t sizes[2];
   const mpg_gpu_rank_sums work = describe_gpu(j);
@@ -249,12 +249,12 @@ static mpg_status hold(const mpg_rank_sums *r, mpg_queued_sums *q) {
     mpg_queued_sums_hold(q, mpg_use_array(r->sums[i], false, true));
   }
   if (!j->gpu) return MPG_OK;
-  j->refused = hold_rooms(j, q); /* the others wait for this rank, and are told by the work */
+  j->refused = hold_rooms(j, q); /* the other ranks wait for this one, so the work notifies them */
   if (j->refused != MPG_OK) snprintf(j->refusal, sizeof j->refusal, "%s", mpg_error_text());
   return MPG_OK;
 }
 
-/* One queue for all sums of this process, which keeps their order. */
+/* Returns the single queue for all sums of this process, which keeps their order. */
 static mpg_status find_queue(mpg_device **queue) {
   mpg_device *first;
   MPG_TRY(mpg_device_get((mpg_device_id){.type = MPG_CPU}, &first));
@@ -303,7 +303,7 @@ mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *r) {
 
 /* --- Arrays on a device of each rank ---------------------------------------------------------- */
 
-/* By rank, the number of the device where its array is. */
+/* Computes per rank the index of the device of its array. */
 static void indices_of(const mpg_tensor *const *arrays, int32_t *indices) {
   for (int i = 0; i < mpg_ranks_count(); i++) indices[i] = arrays[i]->storage->device->id.index;
 }

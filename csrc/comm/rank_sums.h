@@ -1,9 +1,9 @@
-/* Sums over ranks of arrays that each rank has by itself, in place or apart, and of arrays that are
- * on a device of each.
+/* Sums over ranks, in place or out of place: of arrays that each rank owns, and of arrays on one
+ * device of each rank.
  *
- * Like sums of replicas (replicas.h) they are no ops. They run in a side queue, one after the
- * other, as soon as the arrays are final, while the programs that made them still run. What the
- * arrays' device is given to do afterwards finds the sums. All ranks sum the same in the same
+ * Like sums of replicas (replicas.h), these are not ops. They run in a side queue, one at a time,
+ * as soon as the arrays are final, while the programs that compute them still run. Work that is
+ * queued later on the arrays' device sees the sums. All ranks sum the same arrays in the same
  * order.
  *
  * Ownership: everything is borrowed for the call. Threads: host lock.
@@ -13,10 +13,10 @@
 
 #include "tensor/tensor.h"
 
-/* sums[i]: of arrays[i], the same array or another one of its shape and dtype. All are of one dtype
- * and on one device that names no rank. They travel together. indices: of arrays on a GPU, by rank
- * the numbers of those that are joined by a communicator (device/gpu/gpu.h); NULL on a CPU
- * device. */
+/* sums[i] is the sum of arrays[i]: the same array, or a different one of its shape and dtype. All
+ * have one dtype and are on one device that does not name a rank. They are sent together. For
+ * arrays on a GPU, `indices` gives per rank the index of the GPU in the communicator
+ * (device/gpu/gpu.h); NULL on a CPU device. */
 typedef struct mpg_rank_sums {
   const mpg_tensor *const *arrays, *const *sums;
   uint32_t num_arrays;
@@ -25,10 +25,11 @@ typedef struct mpg_rank_sums {
 } mpg_rank_sums;
 mpg_status mpg_comm_sum_over_ranks(const mpg_rank_sums *sums);
 
-/* Whether there is one array of each rank, in their order, alike, on CPU devices, or on GPUs that
- * are joined by a communicator; at most MPG_COMM_MAX_RANKS. */
+/* True if there is one array per rank, in the order of ranks, with equal shapes and dtypes, on CPU
+ * devices or on GPUs that are joined by a communicator. At most MPG_COMM_MAX_RANKS. */
 bool mpg_comm_one_of_each_rank(const mpg_tensor *const *arrays, int count);
-/* Such arrays' sum, in results[rank] where arrays[rank] is: empty, the caller's. */
+/* Sums arrays for which mpg_comm_one_of_each_rank holds. results[rank] is on the device of
+ * arrays[rank]; empty before, owned by the caller. */
 mpg_status mpg_comm_all_reduce_over_ranks(const mpg_tensor *const *arrays, mpg_tensor *results);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sums of replicas, queued beside the devices. */
+/* Sums of replicas, queued outside the devices' own queues. */
 #include "comm/replicas.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "comm/queued_sums.h"
 #include "op/submit.h"
 
-/* The work: freed by whoever is done with it. */
+/* The work; freed by its last user. */
 typedef struct job {
   uint32_t num_arrays, num_replicas, num_addends, home;
   bool everywhere, copy;
@@ -105,8 +105,8 @@ static mpg_status hold(const mpg_replicas *r, mpg_queued_sums *q) {
   return MPG_OK;
 }
 
-/* Beside the devices, in the side queue of the home's. Each device whose arrays the sums are
- * written to waits for them, so that whatever it does from now on comes behind. */
+/* Queues the sums in the side queue of the home's device. Each device whose arrays are written
+ * waits for the sums, so later work on it sees them. */
 static mpg_status queue(const mpg_replicas *r, mpg_device *const *devices, int num_devices) {
   mpg_queued_sums q = {0};
   mpg_status status = MPG_OK;
@@ -132,7 +132,8 @@ fail:
 }
 
 mpg_status mpg_comm_sum_replicas(const mpg_replicas *r, bool *done) {
-  mpg_device *devices[MPG_MOST_TOGETHER]; /* the side, then those of the written replicas */
+  /* The side queue, then the devices of the written replicas. */
+  mpg_device *devices[MPG_MOST_TOGETHER];
   int count = 1;
   *done = r->num_arrays > 0;
   if (!*done) return MPG_OK;

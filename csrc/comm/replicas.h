@@ -1,9 +1,9 @@
-/* Sums of what replicas have on several devices, in place or apart: of gradients, before their use.
+/* Sums of replicas on several devices, in place or out of place, for instance of gradients before
+ * an update.
  *
- * Unlike a collective it is no op: nothing is recorded, and it does not stand in the devices' own
- * queues. It runs in the side queue of one of the devices, as soon as the arrays are final, so it
- * goes on while the programs that made them still run. Whatever the devices are given to do
- * afterwards finds the sums.
+ * Unlike a collective, this is not an op: nothing is recorded, and it is not in the devices' own
+ * queues. It runs in the side queue of one of the devices as soon as the arrays are final, while
+ * the programs that compute them still run. Work that is queued later on the devices sees the sums.
  *
  * Ownership: everything is borrowed for the call. Threads: host lock.
  */
@@ -12,11 +12,12 @@
 
 #include "tensor/tensor.h"
 
-/* arrays[replica * num_arrays + i]: array i of a replica, all of them on one device; the same shape
- * and dtype in every replica. The sums, in the order of the replicas, are written to those of
- * `home` or to everyone's. apart: the last replica, which is the home then, is only written to.
- * copy: nothing is summed, what the home has is copied to everyone else. *done: false where a
- * device has no side queue; nothing happened then. */
+/* arrays[replica * num_arrays + i] is array i of a replica. The arrays of a replica are on one
+ * device; shapes and dtypes are equal in all replicas. The sums, in the order of the replicas, are
+ * written to the arrays of `home`, or of all replicas if `everywhere`. With `apart`, the last
+ * replica, which is then the home, is only written. With `copy`, nothing is summed, and the home's
+ * arrays are copied to all other replicas. *done is false if a device has no side queue; then
+ * nothing has happened. */
 typedef struct mpg_replicas {
   const mpg_tensor *const *arrays;
   uint32_t num_arrays, num_replicas, home;
