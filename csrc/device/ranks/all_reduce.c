@@ -1,4 +1,4 @@
-/* Sums over ranks: what comes, goes and is added up. */
+/* Sums over ranks: receiving, sending and adding pieces. */
 #include "device/ranks/all_reduce.h"
 
 #include <stdio.h>
@@ -11,22 +11,23 @@
 static mpg_engine *const engine = &mpg_the_engine;
 
 enum {
-  WHOLE = 32 << 10, /* bytes; arrays up to here go to all ranks */
-  PIECES = 1 << 20, /* bytes of the pieces of all ranks that are added up at a time */
+  WHOLE = 32 << 10, /* bytes; arrays up to this size are sent to all ranks */
+  PIECES = 1 << 20, /* total bytes of all ranks' pieces that are summed at a time */
   SMALLEST = 16 << 10,
-  WINDOW = 4,  /* pieces under way of one kind to or from one rank */
-  LINE = 64,   /* parts begin with a line of the cache */
-  LOOKS = 256, /* turns without a move, after which other ranks are looked for */
+  WINDOW = 4,  /* pieces in flight per stream to or from one rank */
+  LINE = 64,   /* parts are aligned to a cache line */
+  LOOKS = 256, /* turns without progress before lost ranks are checked */
 };
 
-typedef struct opening { /* what ranks say first; small arrays or the text of a failure follow */
+/* The first message of a rank, followed by a small array or a failure text. */
+typedef struct opening {
   uint64_t magic, number, count;
   uint32_t item, dtype, failed, line;
   uint64_t names, unused;
   mpg_rank_step step;
 } opening;
 static const uint64_t MAGIC = 0x6d7067726d737532;
-/* Fits any first message of a rank that runs another call. */
+/* Fits the first message of a rank that runs a different call. */
 enum { OPENING = MPG_HEADER + MPG_SMALL };
 _Static_assert(sizeof(opening) % 16 == 0 && (int)MPG_NOTICE <= (int)WHOLE &&
                    sizeof(opening) + (int)WHOLE <= (int)OPENING && OPENING % 16 == 0,
@@ -40,14 +41,14 @@ static char *take(mpg_room *r, size_t size) {
   return r->memory;
 }
 
-/* Messages of one kind to or from one rank: number `done` to `begun` - 1 are under way. */
+/* Messages of one kind to or from one rank: `done` to `begun` - 1 are in flight. */
 typedef struct stream {
   size_t begun, done, total;
   mpg_mpi_handle requests[WINDOW];
 } stream;
 
-/* What goes on with one rank. give: what it adds up; take: what this one adds up; tell: this one's
- * sums; get: its sums. */
+/* The exchange with one rank. give: data for its part; take: its data for this rank's part; tell:
+ * this rank's sums; get: its sums. */
 typedef struct partner {
   int rank;
   stream give, take, tell, get;
@@ -55,16 +56,16 @@ typedef struct partner {
 
 typedef struct run {
   const mpg_all_reduce *work;
-  size_t piece;      /* items */
-  size_t added;      /* pieces of this rank's part */
-  partner *partners; /* all others */
+  size_t piece;      /* size in items */
+  size_t added;      /* number of summed pieces of this rank's part */
+  partner *partners; /* all other ranks */
   const char **parts;
   int turns;
 } run;
 
 static int others(void) { return engine->size - 1; }
 
-/* Where the part of that rank begins; that of rank `size` is the end. */
+/* Returns the start of that rank's part; for rank `size`, the end. */
 static size_t part(const mpg_all_reduce *work, int rank) {
   size_t lines = (work->count * work->item + LINE - 1) / LINE, ranks = (size_t)engine->size;
   size_t each = lines / ranks, more = lines % ranks, r = (size_t)rank;
@@ -72,7 +73,7 @@ static size_t part(const mpg_all_reduce *work, int rank) {
   return begin < work->count ? begin : work->count;
 }
 
-/* Piece k of a part: its first item; *count: of items. */
+/* Returns the first item of piece k of a part; *count is its number of items. */
 static size_t piece_of(const run *r, int rank, size_t k, size_t *count) {
   size_t begin = part(r->work, rank) + k * r->piece, end = part(r->work, rank + 1);
   *count = end - begin < r->piece ? end - begin : r->piece;
@@ -110,7 +111,7 @@ static mpg_status test(mpg_mpi_handle *request, bool *done) {
   return result;
 }
 
-/* Finds out whether the oldest message has come or gone. */
+/* Tests whether the oldest messages are complete. */
 static mpg_status look(stream *s, bool *moved) {
   bool done = s->done < s->begun;
   while (done && s->done < s->begun) {
@@ -124,7 +125,7 @@ static bool ready(const stream *s, size_t limit) {
   return s->begun < s->total && s->begun < limit && s->begun - s->done < WINDOW;
 }
 
-/* Fails when a rank is lost. all: all ranks are waited for. */
+/* Fails if a rank is lost. `all` means that all ranks are waited for. */
 static mpg_status look_for_lost(bool all) {
   char text[MPG_NOTICE] = "";
   pthread_mutex_lock(&engine->lock);
@@ -137,7 +138,7 @@ static mpg_status look_for_lost(bool all) {
   return text[0] ? mpg_fail(MPG_ERROR, "%s", text) : MPG_OK;
 }
 
-/* One more turn in which nothing has moved: whether the others are still there. */
+/* Called after a turn without progress. Periodically checks whether the other ranks are alive. */
 static mpg_status wait(int *turns, int rank) {
   if (*turns % LOOKS == LOOKS - 1) {
     pthread_mutex_lock(&engine->lock);
@@ -201,8 +202,8 @@ static mpg_status check(const mpg_all_reduce *work, const char *said, int rank) 
   return MPG_OK;
 }
 
-/* Says to all others what this rank sums and hears what they do; with the data, where it is small.
- * *said: what they have said, by rank, OPENING bytes each. */
+/* Exchanges openings with all other ranks, including the data if it is small, and checks them.
+ * *said gets the openings by rank, OPENING bytes each. */
 static mpg_status open(const mpg_all_reduce *work, const char *failure, char **said) {
   size_t own = (size_t)engine->rank * OPENING, ranks = (size_t)engine->size;
   size_t follows = work->count * work->item <= WHOLE ? work->count * work->item : 0;
@@ -238,7 +239,7 @@ static mpg_status open(const mpg_all_reduce *work, const char *failure, char **s
     status = finish(&receives[rank], rank);
     if (status == MPG_OK) status = finish(&sends[rank], rank);
   }
-  if (status != MPG_OK) { /* MPI may have it still */
+  if (status != MPG_OK) { /* MPI may still use the memory */
     engine->openings = (mpg_room){0};
     return status;
   }
@@ -285,7 +286,7 @@ static mpg_status advance(run *r, partner *p, bool *moved) {
   return MPG_OK;
 }
 
-/* Adds up the next piece, if it is there. */
+/* Sums the next piece if it has arrived. */
 static mpg_status add(run *r, bool *moved) {
   const mpg_all_reduce *work = r->work;
   size_t count, begin = piece_of(r, engine->rank, r->added, &count);
@@ -326,7 +327,7 @@ static mpg_status sum_pieces(run *r) {
   return MPG_OK;
 }
 
-/* Takes back what is still to come. True: MPI writes to none of it any more. */
+/* Cancels pending receives. Returns true if MPI no longer writes to any of the memory. */
 static bool cancel(stream *s) {
   bool all = true;
   for (; s->done < s->begun; s->done++)
@@ -343,7 +344,7 @@ static mpg_status sum_large(const mpg_all_reduce *work) {
   r.partners = mpg_calloc(ranks, sizeof *r.partners);
   r.parts = mpg_calloc(ranks, sizeof *r.parts);
   mpg_status status = r.partners && r.parts ? sum_pieces(&r) : mpg_out_of_host_memory(ranks);
-  bool kept = false; /* MPI has some of the memory still */
+  bool kept = false; /* MPI still uses some of the memory */
   for (int i = 0; status != MPG_OK && r.partners && i < others(); i++) {
     kept |= !cancel(&r.partners[i].take);
     kept |= !cancel(&r.partners[i].get);
@@ -365,7 +366,7 @@ static mpg_status sum_small(const mpg_all_reduce *work, const char *said) {
   return status;
 }
 
-/* MPI's type, where MPI may sum in its own order and has the type; else 0. */
+/* Returns MPI's type if MPI may sum in its own order and has that type; otherwise 0. */
 static mpg_mpi_handle type_of(const mpg_all_reduce *work) {
   const mpg_mpi *mpi = &engine->mpi;
   size_t count = sizeof mpi->types / sizeof *mpi->types;
@@ -420,7 +421,7 @@ void mpg_all_reduce_fail(const mpg_all_reduce *work) {
   char text[MPG_NOTICE], *said;
   snprintf(text, sizeof text, "%s", mpg_error_text());
   atomic_fetch_add(&engine->sums_running, 1);
-  (void)open(work, text, &said); /* who is gone need not be told */
+  (void)open(work, text, &said); /* ranks that are gone need no notification */
   wait_no_more();
   atomic_fetch_sub(&engine->sums_running, 1);
 }

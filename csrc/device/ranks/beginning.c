@@ -1,6 +1,6 @@
-/* The time limit of MPI's beginning and end, which wait for all ranks, and for those that have
- * stopped or died meanwhile for ever. There is no way out of them but the end of the process;
- * launchers then end the others. */
+/* Time limits for MPI's initialization and finalization. Both wait for all ranks, and forever for
+ * ranks that have stopped or died. The only way out is to end the process; launchers then end the
+ * other ranks. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -33,7 +33,7 @@ static void *watch(void *done) {
 static mpg_status start_watch(const char *done) {
   engine->beginning = true;
   sigset_t all, before;
-  sigfillset(&all); /* signals are for the host's threads */
+  sigfillset(&all); /* signals are handled by the host's threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = pthread_create(&engine->watch, NULL, watch, (void *)done);
   pthread_sigmask(SIG_SETMASK, &before, NULL);

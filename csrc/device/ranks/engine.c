@@ -1,4 +1,4 @@
-/* The engine: its thread, the numbers of transfers, and what running work asks of it. */
+/* The engine: its thread, transfer numbers, and services for running work. */
 #define _GNU_SOURCE
 #include "device/ranks/engine.h"
 
@@ -128,7 +128,7 @@ int mpg_ranks_find_lost(char *text, size_t size, bool *all_ended) {
 }
 
 mpg_transfer_kind mpg_transfer_of(mpg_device_id from, mpg_device_id to) {
-  int own = engine->rank + 1; /* as in the ids */
+  int own = engine->rank + 1; /* 1 + rank, as in device ids */
   if (from.rank == to.rank)
     return from.rank && from.rank != own ? MPG_TRANSFER_NONE : MPG_TRANSFER_HERE;
   if (!from.rank) return to.rank == own ? MPG_TRANSFER_HERE : MPG_TRANSFER_NONE;
@@ -153,7 +153,7 @@ void mpg_engine_wake(void) {
   if (engine->asleep) pthread_cond_signal(&engine->changed);
 }
 
-/* Each look takes microseconds of a core, which devices may be computing on. */
+/* Each poll takes microseconds of a core that devices may use for computing. */
 void mpg_engine_pause(int *turns, mpg_looker looker) {
   enum { SPINS = 128, YIELDS = 400, LONG_BEHIND = 2000, DOUBLES_AT = 8, MOST_DOUBLED = 7 };
   const long SHORT_NS = 20000, LONG_NS = 200000;
@@ -165,7 +165,7 @@ void mpg_engine_pause(int *turns, mpg_looker looker) {
   }
   struct timespec pause = {.tv_nsec = turn < LONG_BEHIND ? SHORT_NS : LONG_NS};
   if (looker == MPG_LOOKER_WORK && turn < YIELDS) {
-    sched_yield(); /* another rank of this machine may be the one that is waited for */
+    sched_yield(); /* the rank that is waited for may be on this machine */
     return;
   }
   if (looker != MPG_LOOKER_WORK) {
@@ -215,8 +215,9 @@ static bool waits_for(int rank) {
   return false;
 }
 
-/* Tells the others that this rank is there, and looks who has been silent for too long. *seen: when
- * this was done last; a process that was stopped itself has heard nobody. */
+/* Reports to the other ranks that this rank is alive, and marks ranks as lost that were silent for
+ * too long. *seen is the time of the previous call. A process that was itself stopped has not
+ * received any messages meanwhile. */
 static void look_around(int64_t *seen) {
   int64_t now = mpg_clock_ns(), slept = now - *seen;
   char text[MPG_NOTICE];
@@ -302,7 +303,7 @@ mpg_status mpg_engine_start(void) {
                     engine->rank);
   if (engine->started) return MPG_OK;
   sigset_t all, before;
-  sigfillset(&all); /* signals are for the host's threads */
+  sigfillset(&all); /* signals are handled by the host's threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = pthread_create(&engine->thread, NULL, engine_main, NULL);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -339,13 +340,14 @@ void mpg_ranks_end(void) {
   for (int i = 0; i < engine->size; i++)
     if (i != engine->rank) mpg_ranks_lost(i, "the program has ended");
   mpg_engine_stop();
-  /* They fail soon, because the ranks have been given up. */
+  /* They fail soon, because the ranks are marked as lost. */
   while (atomic_load(&engine->sums_running)) nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 /* --- Transfers -------------------------------------------------------------------------------- */
 
-static void make_room(void) { /* lock held */
+/* Waits until enough sent data has left. The lock is held. */
+static void make_room(void) {
   bool left;
   for (int turns = 0; engine->bytes_under_way > MOST_UNDER_WAY && !engine->stopping;) {
     mpg_engine_advance(&left); /* the other side may wait for this one to receive */
@@ -355,7 +357,7 @@ static void make_room(void) { /* lock held */
   }
 }
 
-/* To the target's rank, or to all others. */
+/* Sends to the target's rank, or to all other ranks. */
 static mpg_status send(const mpg_transfer *t, const void *data, const char *failure) {
   int to = mpg_device_rank(t->to);
   mpg_status status = MPG_OK;
@@ -393,7 +395,7 @@ mpg_status mpg_transfer_send(const mpg_transfer *transfer, mpg_device *device, c
 void mpg_transfer_send_failure(const mpg_transfer *transfer) {
   char text[MPG_NOTICE];
   snprintf(text, sizeof text, "%s", mpg_error_text());
-  send(transfer, NULL, text); /* if that fails, the other side's time limit tells */
+  send(transfer, NULL, text); /* if it fails, the other side reaches its time limit */
 }
 
 bool mpg_ranks_flushed(void) {

@@ -1,6 +1,7 @@
 /* Internals shared by the files of this folder: the engine's state and its messages.
  *
- * Everything here is under the engine's lock, which is held for moments: MPI calls do not block.
+ * Everything here is protected by the engine's lock, which is held only briefly, because MPI calls
+ * do not block.
  */
 #ifndef MPG_DEVICE_RANKS_ENGINE_H
 #define MPG_DEVICE_RANKS_ENGINE_H
@@ -11,37 +12,37 @@
 #include "device/ranks/ranks.h"
 
 enum {
-  MPG_HEADER = 176,     /* bytes in front of the data of a message */
-  MPG_NOTICE = 1024,    /* bytes of the text of a failure */
-  MPG_SMALL = 64 << 10, /* data up to here comes with its header in one message */
-  MPG_PIECE = 1 << 30,  /* larger data comes in pieces of so many bytes */
-  MPG_CONTROL_TAG = 0,  /* tag of control messages; those of transfers are 1 and more */
+  MPG_HEADER = 176,     /* bytes before the data of a message */
+  MPG_NOTICE = 1024,    /* bytes of a failure text */
+  MPG_SMALL = 64 << 10, /* data up to this size is sent with its header in one message */
+  MPG_PIECE = 1 << 30,  /* larger data is sent in pieces of this many bytes */
+  MPG_CONTROL_TAG = 0,  /* tag of control messages; tags of transfers are 1 and above */
 };
 
 typedef struct mpg_message mpg_message;
 struct mpg_message {
-  mpg_message *next; /* of those under way */
-  int rank;          /* to or from */
+  mpg_message *next; /* list of messages in flight */
+  int rank;          /* the sending or receiving rank */
   bool sends, control, done;
-  mpg_status status;               /* of one that is done */
+  mpg_status status;               /* valid if done */
   mpg_transfer transfer;           /* of a receive */
   char *buffer;                    /* header, then small data or a notice; owned */
-  size_t buffer_size, buffer_room; /* used, and there is */
-  char *data;                      /* large data; owned if it is sent */
-  char *target;                    /* of a receive */
-  bool body;                       /* a receive of large data has its header */
-  int num_requests, num_tested;    /* those before num_tested are done */
-  mpg_mpi_handle *requests;        /* `few`, or owned */
+  size_t buffer_size, buffer_room; /* bytes in use, and bytes allocated */
+  char *data;                      /* large data; owned by a send */
+  char *target;                    /* target of a receive */
+  bool body;                       /* a receive has got its header */
+  int num_requests, num_tested;    /* requests before num_tested are complete */
+  mpg_mpi_handle *requests;        /* points to `few`, or owned */
   mpg_mpi_handle few[2];
   char text[MPG_NOTICE]; /* why it failed */
 };
 
-/* How a rank stands still (standstill.h). */
+/* The wait state of a rank, for deadlock detection (standstill.h). */
 typedef struct mpg_standing {
-  int64_t since_ns;          /* by this process's clock; 0: it does not */
-  uint64_t waits_for;        /* a set of ranks */
-  uint64_t serial;           /* of its progress: while it is the same, nothing has moved */
-  char text[MPG_NOTICE / 2]; /* what it waits for; of others that do not: their latest block */
+  int64_t since_ns;          /* start of the wait, by this process's clock; 0: not waiting */
+  uint64_t waits_for;        /* set of ranks */
+  uint64_t serial;           /* progress counter; unchanged while nothing moves */
+  char text[MPG_NOTICE / 2]; /* the event it waits for; if it does not wait, its latest block */
 } mpg_standing;
 
 /* A rank's summary of its whole run, sent to each other rank when its script ends. */
@@ -53,44 +54,44 @@ typedef struct mpg_rank_end {
 } mpg_rank_end;
 
 typedef struct mpg_peer {
-  char lost[MPG_NOTICE];   /* why nothing comes from it any more; empty: it may */
-  char failed[MPG_NOTICE]; /* how its script failed; empty: it has not. What it had sent may still
-                              be on its way */
-  int64_t heard_ns;        /* when something came last */
+  char lost[MPG_NOTICE]; /* why it is lost; empty: not lost */
+  /* How its script failed; empty: no failure. Messages sent earlier may still arrive. */
+  char failed[MPG_NOTICE];
+  int64_t heard_ns;        /* time of the last message from it */
   bool awaited;            /* a sum over ranks waits for it */
-  mpg_standing standing;   /* this rank's own, too */
-  uint64_t steps;          /* of training, that it has begun */
-  int64_t ended_ns;        /* when it has said that its script has ended; 0: it has not */
+  mpg_standing standing;   /* also valid for this rank itself */
+  uint64_t steps;          /* number of training steps begun */
+  int64_t ended_ns;        /* time when it reported the end of its script; 0: running */
   uint64_t sent, received; /* number of transfer messages to and from the peer */
   mpg_rank_end end;        /* the peer's summary, valid once its script has ended */
 } mpg_peer;
 
-/* Memory that is kept from one sum over ranks to the next. */
+/* Memory that is reused between sums over ranks. */
 typedef struct mpg_room {
   char *memory;
   size_t size;
 } mpg_room;
 
-/* Every rank tells every other one now and then that it is there, and how it ended. */
+/* Every rank periodically reports to all other ranks that it is alive, and finally how it ended. */
 typedef enum mpg_news { MPG_NEWS_ALIVE, MPG_NEWS_ENDED, MPG_NEWS_FAILED, MPG_NEWS_STUCK } mpg_news;
 
 typedef struct mpg_engine {
   mpg_mpi mpi;
   int rank, size;
   pthread_mutex_t lock;
-  pthread_cond_t changed; /* there is something to do */
+  pthread_cond_t changed; /* the thread has work */
   pthread_t thread;
-  pthread_t watch; /* ends the process if MPI has not begun, or ended, in time */
+  pthread_t watch; /* ends the process if MPI does not begin or end in time */
   bool beginning;
   pthread_cond_t begun;
   bool started, stopping, forked, asleep; /* asleep: the thread waits for `changed` */
-  _Atomic(int) workers, hosts; /* threads that wait for remote devices, and look meanwhile */
+  _Atomic(int) workers, hosts; /* threads that wait for remote devices and poll meanwhile */
   mpg_message *under_way;
   int num_under_way;
-  mpg_message *unused; /* with their buffers, for the next ones */
+  mpg_message *unused; /* freed messages with their buffers, for reuse */
   int num_unused;
   struct {
-    mpg_message **messages; /* whose next requests, as MPI has them in an array, are `requests` */
+    mpg_message **messages; /* `requests` has the next request of each, in MPI's array layout */
     void *requests;
     int room;
   } looked_at;
@@ -98,17 +99,21 @@ typedef struct mpg_engine {
   struct {
     char *memory;
     size_t size;
-  } spare[4]; /* memory of large data that has been sent; what is new is slow to fill */
-  mpg_room openings, arrived, joined; /* of sums, their queue's thread's alone: no lock */
+  } spare[4]; /* memory of sent large data, reused because fresh memory is slow to fill */
+  /* For sums; only used by the thread of their queue, so no lock is needed. */
+  mpg_room openings, arrived, joined;
   uint64_t sent, received, bytes_sent, bytes_received;
   mpg_peer *peers;               /* by rank */
   _Atomic(int) sums_running;     /* number of active calls of mpg_all_reduce_run, which call MPI */
-  _Atomic(mpg_device *) summing; /* whose work is a sum over ranks that waits for others */
-  uint64_t turns, knot;          /* pieces of sums; ranks that seem to wait for one another */
-  int64_t knot_ns;               /* since when */
-  int64_t limit_ns, told_ns;     /* how long a rank may be silent; when others were told last */
-  bool ended, gave_up; /* gave_up: messages have been since mpg_messages_advance began to look */
-  uint32_t scope;      /* the block whose work sent last; 0 if no block did */
+  _Atomic(mpg_device *) summing; /* the device whose work is a sum that waits for other ranks */
+  /* Progress counter of sums, and checksum of the ranks that seem to be in a deadlock. */
+  uint64_t turns, knot;
+  int64_t knot_ns; /* time when that checksum last changed */
+  /* How long a rank may be silent, and the time of the last report to the other ranks. */
+  int64_t limit_ns, told_ns;
+  /* gave_up: messages were given up since mpg_messages_advance started to poll. */
+  bool ended, gave_up;
+  uint32_t scope; /* the block whose work sent last; 0: none */
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state */
 
@@ -116,35 +121,40 @@ extern mpg_engine mpg_the_engine; /* runtime state */
 mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t number,
                             const void *data, const char *failure);
 mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_message **message);
-bool mpg_message_free(mpg_message *message); /* false: it is kept, since MPI has it still */
-/* Its rank is lost: it has failed. What is to come is not waited for any more. */
+/* Returns false if the message is kept because MPI still uses it. */
+bool mpg_message_free(mpg_message *message);
+/* Fails a message because its rank is lost. Its missing data is not waited for. */
 void mpg_message_give_up(mpg_message *message, const char *text);
-void mpg_standing_judge(int64_t now); /* standstill.c: whether any of it ever ends */
-bool mpg_messages_advance(void);      /* true: something was done */
-mpg_status mpg_news_listen(int rank); /* to the next one */
+void mpg_standing_judge(int64_t now); /* standstill.c: deadlock detection */
+bool mpg_messages_advance(void);      /* returns true if a message advanced */
+mpg_status mpg_news_listen(int rank); /* for the next report */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);
-mpg_rank_end mpg_rank_end_of(int rank); /* this rank's summary for `rank`; engine.c; host lock */
+/* Returns this rank's summary for `rank`. engine.c; host lock. */
+mpg_rank_end mpg_rank_end_of(int rank);
 void mpg_peer_lost(int rank, const char *text); /* engine.c */
-void mpg_peers_lost(const char *text);          /* all, and they are told so */
+/* Marks all ranks as lost and notifies them. */
+void mpg_peers_lost(const char *text);
 
-/* remote.c: lets the work of remote devices go on. True: something was done; *left: is queued. */
+/* remote.c: advances the work of remote devices. Returns true if any advanced. Sets *left if work
+ * is still queued. */
 bool mpg_remote_advance(bool *left);
 
-/* engine.c: all of it once. True: something was done; *left: something is under way. */
+/* engine.c: one pass over everything. Returns true if anything advanced. Sets *left if anything is
+ * in flight. */
 bool mpg_engine_advance(bool *left);
-mpg_status mpg_engine_start(void); /* the thread, if it does not run */
+mpg_status mpg_engine_start(void); /* starts the thread if it is not running */
 void mpg_engine_stop(void);
 void mpg_engine_fork_prepare(void);
-void mpg_engine_fork_done(bool child); /* which takes no part in transfers */
-/* Who looks for messages: the more there is to lose by coming late, the more often. */
+void mpg_engine_fork_done(bool child); /* the child takes no part in transfers */
+/* Polling policy by caller: the more latency matters, the more often it polls. */
 typedef enum mpg_looker {
-  MPG_LOOKER_WORK,   /* running work waits for one: spins, then gives its core away */
-  MPG_LOOKER_HOST,   /* the host does: spins, then sleeps, the longer the longer it has waited */
-  MPG_LOOKER_BESIDE, /* nobody does, or somebody looks already: sleeps */
+  MPG_LOOKER_WORK,   /* running work waits: spins, then yields its core */
+  MPG_LOOKER_HOST,   /* the host waits: spins, then sleeps with growing pauses */
+  MPG_LOOKER_BESIDE, /* no thread waits, or another thread polls already: sleeps */
 } mpg_looker;
-/* Between two looks. *turns: looks so far, since something was found. */
+/* Pauses between two polls. *turns counts polls since the last progress. */
 void mpg_engine_pause(int *turns, mpg_looker looker);
-void mpg_engine_wake(void); /* its thread, if it sleeps */
+void mpg_engine_wake(void); /* wakes the thread if it sleeps */
 
 extern const mpg_backend mpg_remote_backend;
 

@@ -1,4 +1,4 @@
-/* Messages between ranks: headers, data in pieces, notices of failures. */
+/* Messages between ranks: headers, data in pieces, failure notices. */
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 typedef struct header {
   uint64_t magic, number, size;
   mpg_device_id from, to;
-  uint32_t failed; /* a text follows instead of data */
+  uint32_t failed; /* a failure text follows instead of data */
   uint32_t unused;
   mpg_rank_call call;
 } header;
@@ -37,7 +37,7 @@ static char *take_memory(size_t size) {
 static void give_back(char *memory, size_t size) {
   int place = 0;
   while (place < SPARE && engine->spare[place].memory) place++;
-  if (place == SPARE) { /* the oldest goes */
+  if (place == SPARE) { /* frees the oldest */
     mpg_free(engine->spare[0].memory);
     for (int i = 1; i < SPARE; i++) engine->spare[i - 1] = engine->spare[i];
     place = SPARE - 1;
@@ -46,7 +46,7 @@ static void give_back(char *memory, size_t size) {
   engine->spare[place].size = size;
 }
 
-enum { UNUSED = 16 }; /* messages that are kept */
+enum { UNUSED = 16 }; /* most freed messages that are cached */
 
 static void really_free(mpg_message *message) {
   if (message->requests != message->few) mpg_free(message->requests);
@@ -68,7 +68,7 @@ bool mpg_message_free(mpg_message *message) {
   return true;
 }
 
-/* For mpg_messages_advance, which may be at it. */
+/* Reserves space for mpg_messages_advance, which may be running. */
 static mpg_status make_room_to_look(int count) {
   if (count <= engine->looked_at.room) return MPG_OK;
   size_t room = 2 * (size_t)count;
@@ -156,7 +156,7 @@ static void put_under_way(mpg_message *message) {
   engine->num_under_way++;
 }
 
-/* *left: MPI needs nothing of what is sent any more. */
+/* Sets *left if MPI no longer needs the sent data. */
 static mpg_status look_whether_left(mpg_message *m, bool *left) {
   for (int done = 1; m->num_tested < m->num_requests; m->num_tested++) {
     _Alignas(16) char status[MPG_MPI_STATUS];
@@ -206,13 +206,14 @@ mpg_status mpg_message_send(const mpg_transfer *transfer, int rank, uint64_t num
   engine->peers[rank].sent++;
   engine->bytes_sent += size;
   MPG_GOTO(look_whether_left(m, &left));
-  if (left) /* as small ones have */
+  if (left) /* usually, for small messages */
     mpg_message_free(m);
   else
     put_under_way(m);
   return MPG_OK;
 fail:
-  if (m->num_requests) m->num_tested = m->num_requests - 1; /* MPI may still read it: it is kept */
+  /* MPI may still read it, so it is kept. */
+  if (m->num_requests) m->num_tested = m->num_requests - 1;
   mpg_message_free(m);
   return status;
 }
@@ -221,10 +222,12 @@ mpg_status mpg_message_receive(const mpg_transfer *transfer, void *target, mpg_m
   int rank = mpg_device_rank(transfer->from);
   mpg_message *m;
   if (engine->peers[rank].lost[0]) return mpg_fail(MPG_ERROR, "%s", engine->peers[rank].lost);
-  /* Room for any first message: a rank that runs another program may send more than expected. */
+  /* Fits any first message, because a rank that runs a different program may send more than
+   * expected. */
   MPG_TRY(new_message(rank, MPG_HEADER + MPG_SMALL, 1 + pieces_of(transfer->size), &m));
   m->transfer = *transfer;
-  if (!transfer->to.rank) m->transfer.number += (uint64_t)engine->rank; /* one for each rank */
+  /* One number for each rank. */
+  if (!transfer->to.rank) m->transfer.number += (uint64_t)engine->rank;
   m->target = target;
   mpg_status status = irecv(m, m->buffer, (int)m->buffer_size, tag_of(m->transfer.number));
   if (status != MPG_OK) {
@@ -268,7 +271,7 @@ mpg_status mpg_news_tell(int rank, mpg_news kind, const char *text) {
   return status;
 }
 
-/* News have come. */
+/* Handles a report from another rank. */
 static void hear(const mpg_message *m) {
   news heard;
   memcpy(&heard, m->buffer, sizeof heard);
@@ -293,7 +296,7 @@ static void hear(const mpg_message *m) {
     snprintf(engine->peers[m->rank].failed, MPG_NOTICE, "%s",
              heard.text[0] ? heard.text : "an error without a text");
   if (heard.kind == MPG_NEWS_ALIVE || heard.kind == MPG_NEWS_STUCK)
-    (void)mpg_news_listen(m->rank); /* if that fails, the rank counts as silent */
+    (void)mpg_news_listen(m->rank); /* if that fails, the rank is considered silent */
 }
 
 void mpg_message_give_up(mpg_message *m, const char *text) {
@@ -312,7 +315,7 @@ static void finish(mpg_message *m, mpg_status status) {
   if (status != MPG_OK) snprintf(m->text, sizeof m->text, "%s", mpg_error_text());
 }
 
-/* Whether the message is the one that this program expects. */
+/* Checks that the message is the one that this program expects. */
 static mpg_status check_header(const mpg_message *m, const header *head) {
   if (head->magic != MAGIC)
     return mpg_fail(MPG_ERROR, "rank %d sent what is no transfer: it runs another version",
@@ -323,7 +326,7 @@ static mpg_status check_header(const mpg_message *m, const header *head) {
   return status;
 }
 
-/* The header of a receive has come. */
+/* Handles the header of a receive, and starts to receive the data. */
 static mpg_status begin_body(mpg_message *m) {
   header head;
   memcpy(&head, m->buffer, sizeof head);
@@ -341,15 +344,16 @@ static mpg_status begin_body(mpg_message *m) {
   return MPG_OK;
 }
 
-/* The next request of the message is done, with that outcome. */
+/* Records the result of the message's next request. */
 static void pass(mpg_message *m, mpg_status result) {
-  if (m->done) { /* its rank has been given up */
+  if (m->done) { /* its rank is lost */
     m->num_tested += result == MPG_OK;
     return;
   }
   if (result == MPG_OK) {
     m->num_tested++;
-    /* A finished send says nothing about the receiver: MPICH copies data into shared memory. */
+    /* A completed send says nothing about the receiver, because MPICH copies data into shared
+     * memory. */
     if (!m->sends) engine->peers[m->rank].heard_ns = mpg_clock_ns();
     if (!m->sends && !m->body && !m->control) {
       engine->peers[m->rank].received++;
@@ -365,9 +369,9 @@ static void pass(mpg_message *m, mpg_status result) {
   finish(m, result);
 }
 
-/* --- Looking ---------------------------------------------------------------------------------- */
+/* --- Polling ---------------------------------------------------------------------------------- */
 
-/* Takes out of the list what is done; who waits for a receive frees it. */
+/* Removes completed messages from the list. A receive is freed by the thread that waits for it. */
 static void drop_done(void) {
   for (mpg_message **link = &engine->under_way; *link;) {
     mpg_message *m = *link;
@@ -384,12 +388,12 @@ static void drop_done(void) {
 static void put_request(int place, const mpg_message *m) {
   char *requests = engine->looked_at.requests;
   size_t size = (size_t)engine->mpi.handle_size;
-  memcpy(requests + (size_t)place * size, &m->requests[m->num_tested],
-         size); /* lower bytes first */
+  /* Lower bytes first. */
+  memcpy(requests + (size_t)place * size, &m->requests[m->num_tested], size);
 }
 
-/* Asks MPI for all messages at once: each question, not each message, has it look at its network,
- * which takes microseconds. */
+/* Tests all messages in one MPI call, because each call polls the network, which takes
+ * microseconds. */
 bool mpg_messages_advance(void) {
   int count = 0;
   bool moved = false;
@@ -410,9 +414,9 @@ bool mpg_messages_advance(void) {
     mpg_message *m = engine->looked_at.messages[index < 0 ? 0 : index];
     pass(m, result);
     moved = true;
-    if (result != MPG_OK || engine->gave_up)
-      break;                             /* requests that were given up are none of MPI's */
-    if (!m->done) put_request(index, m); /* else MPI has put there that it has none */
+    /* MPI does not know requests that were given up. */
+    if (result != MPG_OK || engine->gave_up) break;
+    if (!m->done) put_request(index, m); /* otherwise MPI has replaced it by a null request */
   }
   drop_done();
   return moved;

@@ -12,7 +12,7 @@ static mpg_status find(void *library, const char *name, void *function) {
 }
 
 mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path) {
-  void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL); /* one more reference; stays */
+  void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL); /* adds a reference, which is kept */
   if (!library) return mpg_fail(MPG_ERROR, "the MPI library cannot be opened: %s", dlerror());
   MPG_TRY(find(library, "MPI_Isend", &mpi->isend));
   MPG_TRY(find(library, "MPI_Irecv", &mpi->irecv));

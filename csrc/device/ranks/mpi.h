@@ -1,10 +1,10 @@
-/* The MPI library that the host has opened: the few functions that are called, found when it is
- * running. Nothing of MPI is needed to build.
+/* The MPI library that the host has opened: its few required functions, found at run time. Building
+ * needs no MPI.
  *
- * Implementations differ in what a handle is, an int or a pointer. Both are passed in a register as
- * wide as a pointer, of which a callee that takes an int reads the lower half. So handles are words
- * here, and requests are written into words. Threads: see each function of ranks.h; MPI itself runs
- * with MPI_THREAD_MULTIPLE, which the host checks.
+ * Implementations define a handle as an int or a pointer. Both are passed in a pointer-sized
+ * register, of which a callee that takes an int reads the lower half. So handles are pointer-sized
+ * integers here, and requests are written into them. Threads: see each function of ranks.h; MPI
+ * itself runs with MPI_THREAD_MULTIPLE, which the host checks.
  */
 #ifndef MPG_DEVICE_RANKS_MPI_H
 #define MPG_DEVICE_RANKS_MPI_H
@@ -25,20 +25,21 @@ typedef struct mpg_mpi {
                     mpg_mpi_handle operation, mpg_mpi_handle communicator, mpg_mpi_handle *request);
   int (*error_string)(int code, char *text, int *length);
   mpg_mpi_handle communicator, byte, sum;
-  mpg_mpi_handle types[16];     /* by the numbers of dtypes; 0: MPI has none */
-  void *in_place;               /* MPI_IN_PLACE */
-  int largest_tag, handle_size; /* bytes of a request in an array: an int's or a pointer's */
-  bool any_order;               /* MPI may sum in its own order */
+  mpg_mpi_handle types[16]; /* by dtype number; 0: MPI has no such type */
+  void *in_place;           /* MPI_IN_PLACE */
+  /* handle_size: bytes of a request in an array, an int or a pointer. */
+  int largest_tag, handle_size;
+  bool any_order; /* MPI may sum in its own order */
 } mpg_mpi;
 
-enum { MPG_MPI_STATUS = 256 }; /* bytes, more than an MPI_Status has anywhere */
+enum { MPG_MPI_STATUS = 256 }; /* bytes; larger than MPI_Status of any implementation */
 
-/* Finds the functions in the library of that path, which is open already, and what it needs. */
+/* Finds the functions in the library at that path, which is already open, and their data. */
 mpg_status mpg_mpi_find(mpg_mpi *mpi, const char *path);
 mpg_status mpg_mpi_fail(const mpg_mpi *mpi, int code, const char *function);
-/* Takes back a receive. False: MPI has begun it, and writes to its memory still. */
+/* Cancels a receive. Returns false if MPI has begun it and still writes to its memory. */
 bool mpg_mpi_cancel(const mpg_mpi *mpi, mpg_mpi_handle *request);
-/* MPG_OK if the code is MPI's success; else fails with its text. */
+/* Returns MPG_OK if the code is MPI's success; otherwise fails with MPI's error text. */
 static inline mpg_status mpg_mpi_check(const mpg_mpi *mpi, int code, const char *function) {
   return code ? mpg_mpi_fail(mpi, code, function) : MPG_OK;
 }

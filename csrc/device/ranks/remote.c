@@ -1,4 +1,5 @@
-/* The backend of remote devices: no memory, and of work only what other ranks send. */
+/* The backend of remote devices. They have no memory, and their only work is to receive data from
+ * other ranks. */
 
 #include <time.h>
 
@@ -9,10 +10,10 @@
 typedef struct remote_state {
   mpg_device *device;
   struct remote_state *next;
-  mpg_task_list published, enqueued; /* enqueued: the host lock's */
-  mpg_message *receiving;            /* what the running work waits for */
-  char *staged;                      /* where it comes first; NULL: at its place at once */
-  bool copies;                       /* the running work does, without the lock */
+  mpg_task_list published, enqueued; /* enqueued: under the host lock */
+  mpg_message *receiving;            /* the message that the running work waits for */
+  char *staged; /* staging buffer of the message; NULL if it is received in place */
+  bool copies;  /* the running work copies without the lock */
 } remote_state;
 
 static mpg_engine *const engine = &mpg_the_engine;
@@ -149,14 +150,14 @@ mpg_status mpg_transfer_receive(mpg_run *run, const mpg_transfer *transfer, mpg_
   bool gone = mpg_message_free(state->receiving);
   state->receiving = NULL;
   *done = true;
-  if (state->staged && status == MPG_OK) { /* a GPU's, which takes its time */
+  if (state->staged && status == MPG_OK) { /* copies to a GPU without the lock, as this is slow */
     state->copies = true;
     pthread_mutex_unlock(&engine->lock);
     status = device->backend->copy_from_host(device, target, state->staged, transfer->size);
     pthread_mutex_lock(&engine->lock);
     state->copies = false;
   }
-  if (gone) mpg_free(state->staged); /* else MPI may write to it still */
+  if (gone) mpg_free(state->staged); /* otherwise MPI may still write to it */
   state->staged = NULL;
   return status;
 }
@@ -185,11 +186,11 @@ static void remote_close(mpg_device *device) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-/* The engine's lock is held across a fork, by device.c. */
+/* device.c holds the engine's lock across a fork. */
 static void remote_fork_prepare(mpg_device *device) { (void)device; }
 static void remote_fork_done(mpg_device *device, bool child) { (void)device, (void)child; }
 
-/* --- Memory: there is none here --------------------------------------------------------------- */
+/* --- Memory: none in this process ------------------------------------------------------------- */
 
 static mpg_status remote_allocate(mpg_device *device, size_t size, void **memory) {
   (void)device, (void)size;
@@ -211,7 +212,7 @@ static mpg_status remote_copy_to_host(mpg_device *device, void *host, const void
 }
 static mpg_status remote_copy_from_host(mpg_device *device, void *memory, const void *host,
                                         size_t size) {
-  (void)device, (void)memory, (void)host, (void)size; /* the rank that it is on has the same */
+  (void)device, (void)memory, (void)host, (void)size; /* the device's own rank has the same data */
   return MPG_OK;
 }
 

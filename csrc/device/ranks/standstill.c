@@ -1,4 +1,4 @@
-/* Who waits for whom, and whether that ever ends. */
+/* Deadlock detection between ranks. */
 #include "device/ranks/standstill.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 static mpg_engine *const engine = &mpg_the_engine;
 
-/* A set of ranks; those from 63 on are one element. */
+/* A set of ranks as bits; ranks from 63 on share one bit. */
 static uint64_t bit_of(int rank) { return (uint64_t)1 << (rank < 63 ? rank : 63); }
 static uint64_t all_others(void) {
   uint64_t set = 0;
@@ -21,7 +21,7 @@ static uint64_t all_others(void) {
 
 /* --- This rank -------------------------------------------------------------------------------- */
 
-/* Whether a device of this process has something to do but wait. Host lock. */
+/* True if a device of this process can progress. Host lock. */
 static bool any_runs(uint64_t *progress) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
@@ -34,7 +34,7 @@ static bool any_runs(uint64_t *progress) {
   return false;
 }
 
-/* What the host waits for, in words. */
+/* Describes the event that the host waits for. */
 static void describe(mpg_device *device, mpg_tick tick, const char *what, char *text, size_t size) {
   if (!device) {
     snprintf(text, size, "'%s'", what);
@@ -43,7 +43,7 @@ static void describe(mpg_device *device, mpg_tick tick, const char *what, char *
   const mpg_queue_status at = mpg_device_queue_status(device);
   const mpg_submitted *work = at.work;
   char line[120] = "";
-  if (!work || tick > work->last) { /* the work that is asked for tells more than what is next */
+  if (!work || tick > work->last) { /* the requested work is more informative than the next one */
     const mpg_submitted *latest = mpg_device_latest(device);
     if (latest && latest->last == tick) work = latest;
   }
@@ -88,17 +88,18 @@ void mpg_ranks_look_over(mpg_rank_wait *wait) {
   pthread_mutex_unlock(&engine->lock);
 }
 
-/* --- All ranks. The engine's lock ------------------------------------------------------------- */
+/* --- All ranks; the engine's lock is held ----------------------------------------------------- */
 
 static bool stands(int rank, int64_t now) {
   const mpg_peer *peer = &engine->peers[rank];
   if (peer->ended_ns) return true;
-  /* A process that is stopped says nothing more, so its last news don't get older. */
+  /* A stopped process sends nothing more, so its last report does not age. */
   int64_t heard = rank == engine->rank ? now : peer->heard_ns;
   return peer->standing.since_ns && heard - peer->standing.since_ns > engine->limit_ns / 3;
 }
 
-/* The ranks that stand and wait for such only; *serial: changes with any of them. */
+/* Finds the ranks that stand still and wait only for each other. *serial changes if any of them
+ * progresses. */
 static uint64_t find_knot(int64_t now, uint64_t *serial) {
   uint64_t knot = 0, before;
   for (int i = 0; i < engine->size; i++)
