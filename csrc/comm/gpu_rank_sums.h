@@ -28,7 +28,7 @@ typedef struct mpg_gpu_rank_sums {
   char *joined, *parts;  /* on the device: mpg_gpu_rank_sums_room bytes each, or NULL for 0 */
 } mpg_gpu_rank_sums;
 
-/* most ranks that can sum in order */
+/* Maximum number of ranks that can sum in order. */
 enum { MPG_GPU_RANKS_IN_ORDER = 32 };
 
 /* Computes the bytes of device memory for the arrays packed contiguously (*joined, 0 if they are

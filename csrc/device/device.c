@@ -31,7 +31,7 @@ static struct {
   size_t capacity;
   int count;
   _Atomic(mpg_device *) newest; /* any thread */
-  int fixed_threads;            /* per CPU device; 0: cores are divided */
+  int fixed_threads;            /* per CPU device; 0 means that the cores are divided */
   mpg_engine_mode mode;
   int64_t idle_spin_ns;
   mpg_team_spin team_spin;

@@ -39,7 +39,7 @@ typedef enum mpg_device_type {
 typedef struct mpg_device_id { /* MXNet's numbering; the content of a `Context` */
   int32_t type;
   int32_t index;
-  /* 1 + the rank of the process that owns the device (ranks/ranks.h); 0: this process. */
+  /* 1 + the rank of the process that owns the device (ranks/ranks.h); 0 means this process. */
   int32_t rank;
 } mpg_device_id;
 
@@ -87,9 +87,9 @@ typedef struct mpg_submission {
   const mpg_point *points; /* borrowed for the call; copied */
   int num_points;
   mpg_tick ticks;              /* number of ticks of the work; 0 means 1 */
-  uint32_t origin;             /* the host's source line that queued it; 0: unknown */
-  uint32_t scope;              /* block path (mpg_scope_text); 0: none */
-  uint32_t stage, micro_batch; /* of a pipeline: 1 + the index; 0: none */
+  uint32_t origin;             /* the host's source line that queued it; 0 means unknown */
+  uint32_t scope;              /* block path (mpg_scope_text); 0 means none */
+  uint32_t stage, micro_batch; /* of a pipeline: 1 + the index; 0 means none */
   /* Loop position: 1 + the step of the innermost loop in the low 32 bits, and of the loop around it
    * in the high 32 bits. 0 means none. */
   uint64_t steps;
@@ -105,7 +105,7 @@ typedef struct mpg_memory_stats {
   size_t peak_in_use; /* largest in_use since the start or the last reset */
   size_t held;        /* taken from the system, in use or cached */
   size_t peak_held;
-  size_t limit;                /* 0: none */
+  size_t limit;                /* 0 means none */
   uint64_t allocations;        /* successful calls of mpg_pool_alloc */
   uint64_t system_allocations; /* those that allocated from the system */
 } mpg_memory_stats;
@@ -178,8 +178,8 @@ typedef struct mpg_backend {
   /* Optional: reports that running work has failed, with its error text. If the device itself is
    * lost, the backend reports so from then on. */
   void (*work_failed)(mpg_device *device, mpg_status status);
-  /* Optional: running work is about to block, possibly until the host queues more work. All points
-   * of its stream are reached. Publishes the progress so far. Fails if a check that the work
+  /* Optional: running work, whose stream has passed all that it needs, is about to block, possibly
+   * until the host queues more work. Publishes the progress so far. Fails if a check that the work
    * depends on has failed, because then its data must not be passed on. */
   mpg_status (*work_waits)(mpg_device *device);
   /* Optional: captures, which issue recorded work again as a unit (see gpu.h). Called by running
@@ -198,7 +198,7 @@ typedef struct mpg_backend {
   /* Optional: records the failures that the device itself has reported (mpg_device.raised). Any
    * thread. */
   void (*collect)(mpg_device *device);
-  const mpg_sharing *sharing; /* NULL: only the host shares its memory */
+  const mpg_sharing *sharing; /* NULL means that only the host shares its memory */
   bool host_accessible;       /* the host can read and write its memory directly */
   bool runs_inline;           /* small work may run in the submitting thread on an idle device */
 } mpg_backend;
@@ -210,7 +210,7 @@ typedef struct mpg_submitted {
   mpg_tick last;
   const char *name;
   uint32_t origin, scope, stage, micro_batch;
-  int64_t queued_ns; /* monotonic clock, when published; 0: the profiler was off */
+  int64_t queued_ns; /* monotonic clock, when published; 0 means the profiler was off */
 } mpg_submitted;
 /* Returns the latest submission; NULL if there is none yet. */
 const mpg_submitted *mpg_device_latest(const mpg_device *device);
@@ -255,10 +255,10 @@ struct mpg_device {
     /* Op of the current instruction, as long-lived as the process; NULL if unknown. */
     _Atomic(const char *) name;
     _Atomic(uint32_t) scope;
-    _Atomic(int32_t) peer;  /* 1 + ordinal of the device it waits for; 0: not waiting */
+    _Atomic(int32_t) peer;  /* 1 + ordinal of the device it waits for; 0 means not waiting */
     _Atomic(mpg_tick) tick; /* the tick it waits for */
     _Atomic(bool) meeting;  /* it waits at a rendezvous (meeting.h) */
-    _Atomic(int) core;      /* 1 + the core its worker last ran on; 0: unknown */
+    _Atomic(int) core;      /* 1 + the core its worker last ran on; 0 means unknown */
   } at;
   _Alignas(64) _Atomic(mpg_tick) own_completed; /* on a separate cache line */
 };
@@ -422,7 +422,7 @@ typedef struct mpg_queue_status {
   const mpg_submitted *work;
   const char *op; /* the op it runs; NULL if unknown */
   uint32_t scope;
-  mpg_device *peer; /* the device it waits for; NULL: none */
+  mpg_device *peer; /* the device it waits for; NULL means none */
   mpg_tick tick;
   const mpg_submitted *peer_work; /* the work that reaches that tick; NULL if unknown */
 } mpg_queue_status;

@@ -20,7 +20,7 @@ typedef struct shuffle_queue {
 static struct {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  shuffle_queue **queues; /* by ordinal; NULL: not opened by this backend */
+  shuffle_queue **queues; /* by ordinal; NULL means not opened by this backend */
   size_t capacity, count;
   bool running;
   int forking;

@@ -1,4 +1,4 @@
-/* Detects more runnable threads than cores, and shortens the spinning of teams then. */
+/* Detects more runnable threads than cores, and shortens the spinning of teams in that case. */
 #define _GNU_SOURCE
 #include "device/oversubscription.h"
 

@@ -23,7 +23,7 @@ typedef enum mpg_team_spin {
 
 /* Detection state of one worker: samples and decisions, no system calls. */
 typedef struct mpg_oversubscription_state {
-  int64_t looked_ns; /* time of the last sample; 0: none */
+  int64_t looked_ns; /* time of the last sample; 0 means none */
   uint64_t ran_ns, waited_ns;
   /* Time since `oversubscribed` last changed, and how long teams sleep before they try spinning
    * again. */
@@ -36,8 +36,9 @@ typedef struct mpg_oversubscription {
   int64_t read_ns; /* time of the last read, even if it was inconclusive */
   bool opened;
   int file;       /* the system's scheduling statistics of this thread; negative if unavailable */
-  int processors; /* 0: not queried yet */
-  struct mpg_short_spin *short_spin; /* owned; NULL: the teams spin for libgomp's default time */
+  int processors; /* 0 means not queried yet */
+  /* Owned; NULL means that teams spin for libgomp's default time. */
+  struct mpg_short_spin *short_spin;
 } mpg_oversubscription;
 
 /* Decides from the total times that this thread has run and waited for a core until `now_ns`.

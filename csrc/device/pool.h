@@ -35,7 +35,7 @@ typedef struct mpg_uses {
   mpg_foreign_read *foreign;
 } mpg_uses;
 
-/* Memory of one system allocation that has been split into blocks, which own it together. */
+/* Memory of one system allocation that has been split into blocks. The blocks own it jointly. */
 typedef struct mpg_pool_segment {
   char *memory;
   size_t size;
@@ -43,7 +43,7 @@ typedef struct mpg_pool_segment {
 
 typedef struct mpg_block {
   void *memory;
-  size_t size;               /* bytes reserved, >= bytes asked for */
+  size_t size;               /* bytes reserved, >= bytes requested */
   mpg_pool_segment *segment; /* contains the block; NULL if the block was never split */
   mpg_uses uses;
   bool poisoned; /* cached and filled with the poison pattern (MPGLUON_POOL_POISON) */
@@ -77,7 +77,7 @@ size_t mpg_pool_block_size(size_t size);
 
 /* Returns cached blocks to the system. If `wait`, waits for those that queued work still uses. */
 mpg_status mpg_pool_trim(mpg_pool *pool, bool wait);
-/* Limits the bytes held; 0: unlimited. Trims the cache if more is held. */
+/* Limits the bytes held; 0 means unlimited. Trims the cache if more is held. */
 mpg_status mpg_pool_set_limit(mpg_pool *pool, size_t limit);
 void mpg_pool_stats(const mpg_pool *pool, mpg_memory_stats *stats);
 void mpg_pool_reset_peak(mpg_pool *pool);

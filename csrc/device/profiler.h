@@ -22,8 +22,8 @@ typedef struct mpg_event {
   uint8_t kind;     /* mpg_event_kind */
   bool backward;
   bool program;                /* an instruction of a compiled program, not an eager op */
-  int32_t peer;                /* ordinal of the other device of a copy or wait; -1: none */
-  uint32_t stage, micro_batch; /* of a pipeline: 1 + the index; 0: none */
+  int32_t peer;                /* ordinal of the other device of a copy or wait; -1 means none */
+  uint32_t stage, micro_batch; /* of a pipeline: 1 + the index; 0 means none */
   uint64_t bytes;              /* size of a copy */
   int64_t begin_ns, end_ns;    /* mpg_clock_ns */
 } mpg_event;

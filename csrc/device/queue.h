@@ -16,7 +16,8 @@
 typedef struct mpg_queue_segment mpg_queue_segment;
 
 typedef struct mpg_record {
-  /* Size of the record with points and payload in this segment; 0: continue in the next segment. */
+  /* Size of the record with points and payload in this segment; 0 means that the next record is in
+   * the next segment. */
   size_t size;
   /* Points and payload if too large for a segment; owned. */
   void *apart;

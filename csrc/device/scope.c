@@ -10,7 +10,7 @@
 enum { CHUNK = 256, CHUNKS = 4096 };
 static _Atomic(const char **) chunks[CHUNKS];
 static uint32_t count;    /* numbers in use: 1..count */
-static uint32_t *table;   /* open addressing; 0: empty */
+static uint32_t *table;   /* open addressing; 0 means empty */
 static size_t table_size; /* a power of two */
 
 static uint64_t hash_text(const char *text) { /* FNV-1a */

@@ -38,7 +38,7 @@ typedef struct gpu_state {
   const mpg_cause *loss; /* constant once `lost` is set */
   bool forked;           /* host lock: this is a forked child, where the driver cannot be used */
   struct joined *joined; /* communicators over ranks; host lock */
-  /* Event i follows all work up to event_ticks[i]; 0: not recorded. */
+  /* Event i follows all work up to event_ticks[i]; 0 means not recorded. */
   mpg_tick event_ticks[MPG_GPU_EVENTS];
   uint32_t next_event;
   mpg_issued history;

@@ -33,7 +33,7 @@ typedef struct mpg_gpu_report {
   const char *format;
   const char *name;
   int64_t values[4];
-  uint32_t scope; /* of the instruction; 0: none */
+  uint32_t scope; /* of the instruction; 0 means none */
   int32_t status;
 } mpg_gpu_report;
 typedef struct mpg_gpu_reports {
@@ -185,7 +185,7 @@ typedef struct mpg_gpu_library {
   /* A const mpg_kernel_fn[MPG_OP_COUNT] with NULL for missing kernels. The type belongs to
    * op/kernel.h, above this layer. */
   const void *kernels;
-  void (*fused)(void); /* an mpg_kernel_fn for fused groups; NULL: none */
+  void (*fused)(void); /* an mpg_kernel_fn for fused groups; NULL means none */
   void (*fuses)(void); /* an mpg_fuses_fn: the nodes allowed in fused groups */
 } mpg_gpu_library;
 typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services *services);

@@ -15,7 +15,7 @@ static struct { /* runtime state; host lock */
   void (*opened)(const mpg_gpu_library *library);
   uint64_t stamp;
   pid_t process;    /* the process that opened it */
-  char reason[512]; /* why it is unavailable; "": not tried yet */
+  char reason[512]; /* why it is unavailable; "" means not tried yet */
 } gpu_library;
 
 void mpg_gpu_library_on_open(void (*opened)(const mpg_gpu_library *library), uint64_t stamp) {

@@ -39,7 +39,7 @@ struct mpg_message {
 
 /* The wait state of a rank, for deadlock detection (standstill.h). */
 typedef struct mpg_standing {
-  int64_t since_ns;          /* start of the wait, by this process's clock; 0: not waiting */
+  int64_t since_ns;          /* start of the wait, by this process's clock; 0 means not waiting */
   uint64_t waits_for;        /* set of ranks */
   uint64_t serial;           /* progress counter; unchanged while nothing moves */
   char text[MPG_NOTICE / 2]; /* the event it waits for; if it does not wait, its latest block */
@@ -61,7 +61,7 @@ typedef struct mpg_peer {
   bool awaited;            /* a sum over ranks waits for it */
   mpg_standing standing;   /* also valid for this rank itself */
   uint64_t steps;          /* number of training steps begun */
-  int64_t ended_ns;        /* time when it reported the end of its script; 0: running */
+  int64_t ended_ns;        /* time when it reported the end of its script; 0 means running */
   uint64_t sent, received; /* number of transfer messages to and from the peer */
   mpg_rank_end end;        /* the peer's summary, valid once its script has ended */
 } mpg_peer;
@@ -113,7 +113,7 @@ typedef struct mpg_engine {
   int64_t limit_ns, told_ns;
   /* gave_up: messages were given up since mpg_messages_advance started to poll. */
   bool ended, gave_up;
-  uint32_t scope; /* the block whose work sent last; 0: none */
+  uint32_t scope; /* the block whose work sent last; 0 means none */
 } mpg_engine;
 extern mpg_engine mpg_the_engine; /* runtime state */
 

@@ -33,7 +33,7 @@ typedef struct mpg_node {
   uint32_t num_inputs, num_outputs;
   uint32_t scope;            /* block path */
   uint32_t origin;           /* source line of the host */
-  uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0: none */
+  uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0 means none */
   /* In graphs from the tape: the forward op that the node is, or whose gradients it computes
    * (graph_gradient.c). */
   uint64_t family;
@@ -204,10 +204,10 @@ typedef struct mpg_segment { /* consecutive nodes of one device that are queued 
 typedef struct mpg_order {
   uint32_t *nodes; /* owned */
   size_t count;
-  uint32_t *segment_of;  /* owned; segment per position; NULL: one segment per device */
+  uint32_t *segment_of;  /* owned; segment per position; NULL means one segment per device */
   mpg_segment *segments; /* owned */
   uint32_t num_segments;
-  struct mpg_fusion *fusion; /* owned; neighbors that run as one kernel (fuse.h); NULL: none */
+  struct mpg_fusion *fusion; /* owned; neighbors that run as one kernel (fuse.h); NULL means none */
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
                            size_t num_roots, mpg_order *order);

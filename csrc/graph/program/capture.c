@@ -11,7 +11,7 @@ enum {
 };
 
 typedef struct kept_capture {
-  void *capture;    /* owned by the backend; NULL: none */
+  void *capture;    /* owned by the backend; NULL means none */
   uint64_t used;    /* the latest call of the segment that used it */
   void **addresses; /* per base of the segment */
   struct {
@@ -23,7 +23,7 @@ typedef struct kept_capture {
 struct mpg_captured_segment {
   mpg_captured_segment *next;
   uint32_t begin, end;
-  uint32_t last_signal; /* UINT32_MAX: none */
+  uint32_t last_signal; /* UINT32_MAX means none */
   uint32_t num_draws;   /* <= MPG_CAPTURE_KEYS */
   uint32_t num_bases;
   uint32_t *bases;

@@ -25,7 +25,7 @@ static mpg_status collect_points(const mpg_program_set *set, const mpg_program_s
                                  const mpg_launching *call, bool unread, mpg_point_list *points) {
   const mpg_device *device = set->programs[segment->slot].device;
   bool all = !call->binding || mpg_device_has_failed(device);
-  /* pushes are always checked */
+  /* Pushes are always checked. */
   uint32_t count = all      ? segment->num_accesses
                    : unread ? segment->num_checked
                             : segment->num_written;
@@ -85,7 +85,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
                             mpg_call_frame **result) {
   mpg_call_frame *frame = NULL;
   MPG_TRY(take_frame(set, &frame));
-  /* the bound arrays then have the addresses of the last call */
+  /* The bound arrays then have the addresses of the last call. */
   bool known = call->binding && frame->binding == call->binding;
   *frame = (mpg_call_frame){.references = references,
                             .set = set,

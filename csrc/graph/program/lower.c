@@ -11,17 +11,17 @@ typedef struct lowering {
   const mpg_plan *plan;
   mpg_program_set *set;
   struct arrival {
-    uint32_t source;        /* slot that pushes the value; UINT32_MAX: not pushed */
+    uint32_t source;        /* slot that pushes the value; UINT32_MAX means not pushed */
     uint32_t segment, tick; /* the signal after the push */
     uint32_t number;        /* index among the signals of its program */
   } *arrivals;              /* per root value */
   uint32_t *waited;         /* [slot * devices + source]: number of signals already waited for */
-  uint32_t *current;        /* per slot: the segment under construction; UINT32_MAX: none yet */
-  uint32_t *signals;        /* per slot: number of signals of its program so far */
+  uint32_t *current; /* per slot: the segment under construction; UINT32_MAX means none yet */
+  uint32_t *signals; /* per slot: number of signals of its program so far */
   struct external {
     /* Position in the order of its last use, and the next external array with the same position. */
     uint32_t last, next;
-    uint32_t slot;          /* slot that uses it; UINT32_MAX: several */
+    uint32_t slot;          /* slot that uses it; UINT32_MAX means several */
     size_t written;         /* bytes written; 0 if it is only read */
     uint32_t segment, done; /* see mpg_access */
   } *externals;

@@ -13,7 +13,7 @@ typedef struct mpg_fused_call {
   mpg_value *operands; /* values outside the group: inputs, then outputs */
   uint32_t num_inputs, num_outputs;
   uint32_t first;  /* node of its first kernel, which gives block path and source line */
-  uint32_t random; /* 1 + the largest random call number of a member; 0: none */
+  uint32_t random; /* 1 + the largest random call number of a member; 0 means none */
 } mpg_fused_call;
 
 mpg_status mpg_fused_make(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan,

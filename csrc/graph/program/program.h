@@ -41,7 +41,7 @@ typedef struct mpg_instruction {
   uint32_t peer;    /* slot of the other device: target of a copy, source of a wait */
   uint32_t segment; /* of a wait: the segment that signals */
   uint32_t tick;    /* number of the signal in its segment */
-  const mpg_op *op; /* RUN, COPY; NULL: a fused group */
+  const mpg_op *op; /* RUN, COPY; NULL means a fused group */
   mpg_fused *fused; /* RUN of a group */
   const void *params;
   mpg_kernel_fn kernel;
@@ -65,7 +65,7 @@ typedef struct mpg_access { /* how a segment uses one base */
   uint8_t part;   /* part of the external arrays; MPG_MAX_PARTS for a block */
   bool reads, writes;
   bool pushes; /* the base is another device's memory */
-  /* 1 + the signal of the segment after which it no longer uses the base; 0: at its end. */
+  /* 1 + the signal of the segment after which it no longer uses the base; 0 means its end. */
   uint32_t done;
 } mpg_access;
 
@@ -123,8 +123,8 @@ typedef struct mpg_program_set {
   /* Number of the graph in all processes (mpg_ranks_note_graph); 0 if it does not span ranks. */
   uint64_t graph;
   uint32_t num_transfers; /* transfer numbers that the copies between ranks use per call */
-  /* Per random call: position of the rows of a micro-batch in the draw. In the arena; NULL: derived
-   * from shapes. */
+  /* Per random call: position of the rows of a micro-batch in the draw. In the arena; NULL means
+   * that it is derived from shapes. */
   mpg_drawn *drawn;
   uint32_t num_drawn;
   bool small; /* a single program that runs faster inline than handed over */
@@ -152,7 +152,8 @@ typedef struct mpg_launching {
   /* One tensor per external array of each part. Its storage is NULL if no program uses it; the
    * pointer is NULL if the whole part is unused. */
   const mpg_tensor *parts[MPG_MAX_PARTS];
-  /* Identifies the fixed arrays: equal numbers mean equal arrays. 0: check all arrays. */
+  /* Identifies the fixed arrays: equal numbers mean equal arrays. 0 means that all arrays must be
+   * checked. */
   uint64_t binding;
   /* Optional: the caller's last check. No other thread runs from then until the work is queued.
    * Fails if the arrays have changed since the call was prepared. Sets *unread if no other device
@@ -173,10 +174,10 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
  * has `count` rows there. */
 typedef struct mpg_rows {
   int32_t axis;
-  int64_t begin, count, total; /* total 0: all rows */
+  int64_t begin, count, total; /* total 0 means all rows */
 } mpg_rows;
 
-typedef struct mpg_segment_time { /* monotonic clock, ns; 0: has not run */
+typedef struct mpg_segment_time { /* monotonic clock, ns; 0 means not run yet */
   int64_t begin, end;             /* begin: after the first waits */
 } mpg_segment_time;
 

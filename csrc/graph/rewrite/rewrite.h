@@ -34,7 +34,8 @@ typedef struct mpg_rewrite_rule {
   /* Only if results that depend on parameters alone are kept between calls
    * (invariant_hoisting.c). */
   bool keeps;
-  /* 1 + an op for which the device type of the pattern's last op must have a kernel; 0: none. */
+  /* 1 + an op for which the device type of the pattern's last op must have a kernel; 0 means
+   * none. */
   uint32_t needs;
 } mpg_rewrite_rule;
 

@@ -150,7 +150,7 @@ static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_or
     uint32_t first = open[--num_open].first, count = open[num_open].count, own = 0;
     for (uint32_t i = first; i < first + count; i++) own += g->groups[i].limit == limit;
     if (!own) continue;
-    if (tries) { /* all of them did not fit */
+    if (tries) { /* the full set is known not to fit */
       set_unfused(t, g, limit, first, count, false);
       MPG_TRY(try_groups(t));
       if (t->small) {

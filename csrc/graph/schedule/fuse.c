@@ -13,7 +13,7 @@ typedef struct fuser {
   const uint32_t *external;
   const bool *saved, *unfused;
   mpg_analysis facts;      /* of the order; owned */
-  mpg_open_group **groups; /* NULL: dissolved */
+  mpg_open_group **groups; /* NULL means dissolved */
   uint32_t num_groups;
   size_t groups_capacity;
   uint32_t first_open; /* all groups before it are closed */
@@ -227,7 +227,8 @@ static uint32_t largest_to(const fuser *f, uint32_t *sources, uint32_t first, ui
   return sources[first] = number;
 }
 
-/* Joins the node to the largest group that accepts it, and returns that group; UINT32_MAX: none. */
+/* Joins the node to the largest group that accepts it, and returns that group, or UINT32_MAX if
+ * there is none. */
 static uint32_t join_largest(fuser *f, const mpg_fuse_candidate *c, uint32_t *sources,
                              uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {

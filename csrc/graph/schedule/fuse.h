@@ -38,13 +38,13 @@ typedef struct mpg_fusion_group {
   uint32_t row; /* as in mpg_fused */
   mpg_dtype row_dtype;
   uint32_t uses, num_uses; /* index of its first use in fusion->uses, and their number */
-  uint32_t producer;       /* node of the product that the group follows; UINT32_MAX: none */
+  uint32_t producer;       /* node of the product that the group follows; UINT32_MAX means none */
 } mpg_fusion_group;
 
 typedef struct mpg_fusion {
   mpg_fusion_group *groups;
   uint32_t num_groups;
-  uint32_t *group_of; /* per position; UINT32_MAX: not in a group */
+  uint32_t *group_of; /* per position; UINT32_MAX means not in a group */
   bool *internal;     /* per value: read only by its group, so it has no memory */
   mpg_fused_use *uses;
   size_t num_uses, groups_capacity, uses_capacity;
@@ -91,7 +91,7 @@ typedef struct mpg_fuse_action {
   uint32_t num_inputs;  /* inputs whose contents are read */
   uint32_t num_outputs; /* outputs with elements */
   uint32_t bits[MPG_MAX_NAMED];
-  uint32_t row;      /* dims that a REDUCE reduces, or along which ROWS are; 0: none */
+  uint32_t row;      /* dims that a REDUCE reduces, or along which ROWS are; 0 means none */
   uint32_t trailing; /* bit i: output i of ROWS is summed over all rows */
 } mpg_fuse_action;
 /* Returns false if a MAP, REDUCE or ROWS does not act on a single domain. */

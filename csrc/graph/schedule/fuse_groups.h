@@ -15,11 +15,11 @@ typedef struct mpg_open_group {
   uint32_t last;        /* position of its last kernel */
   uint32_t num_kernels; /* number of members except views */
   uint32_t num_members, num_uses, num_trailing;
-  uint32_t producer; /* node number; UINT32_MAX: none */
+  uint32_t producer; /* node number; UINT32_MAX means none */
   int64_t panel;     /* number of elements in the producer's panels */
   int64_t least;     /* number of elements in the smallest panels for many threads */
   bool generated;    /* the device generates its kernel */
-  uint32_t row;      /* dims that a generated kernel reduces; 0: none */
+  uint32_t row;      /* dims that a generated kernel reduces; 0 means none */
   mpg_dtype row_dtype;
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
   mpg_fused_use uses[MPG_FUSED_MAX_VALUES];
@@ -37,7 +37,7 @@ typedef struct mpg_fuse_candidate {
 
 /* Returns NULL if the group does not use the value. */
 mpg_fused_use *mpg_open_group_use(mpg_open_group *g, uint32_t value);
-/* Returns the last dim of the domain that tiles cut; -1: none. */
+/* Returns the last dim of the domain that tiles cut, or -1 if there is none. */
 int mpg_open_group_split(const mpg_domain *domain, const mpg_fused_use *uses, size_t count);
 
 /* Starts a group with one node. Returns false if the node cannot be in a group. */

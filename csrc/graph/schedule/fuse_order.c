@@ -12,12 +12,12 @@ typedef struct mover {
   const bool *unfused;
   const mpg_analysis *facts;
   /* The following arrays are per node. `place` is its position, or the position of the node it was
-   * moved after; UINT32_MAX: not in the list. */
+   * moved after; UINT32_MAX means not in the list. */
   uint32_t *place;
   uint32_t *next; /* the next node in the list */
   uint32_t *last; /* the last node that was moved after it, or itself */
   bool *follows;  /* it is a producer, or was moved after one */
-  uint32_t tail;  /* the last node of the list; UINT32_MAX: empty */
+  uint32_t tail;  /* the last node of the list; UINT32_MAX means empty */
   uint32_t write; /* position of the latest node that writes an input */
   bool moved;
 } mover;

@@ -17,7 +17,7 @@ typedef struct schedule {
   mpg_analysis facts;     /* of the order; owned */
   uint32_t *first, *next; /* dependency graph: first edge [count + 1], then successors */
   uint32_t *waits;        /* number of predecessors */
-  size_t *bytes;          /* per root: bytes in a planned block; 0: elsewhere */
+  size_t *bytes;          /* per root: bytes in a planned block; 0 means elsewhere */
   bool *stays;            /* per root: never freed */
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
   uint32_t num_devices;
@@ -159,8 +159,8 @@ static mpg_status new_order(const schedule *s, mpg_order *order) {
 
 /* --- Bytes alive ------------------------------------------------------------------------------ */
 
-/* Returns the root of an input that dies at the node and whose memory the output may reuse; NOBODY:
- * none. */
+/* Returns the root of an input that dies at the node and whose memory the output may reuse, or
+ * NOBODY. */
 static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   const mpg_graph *graph = s->graph;
   if (!mpg_node_flag(node, MPG_OP_INPLACE) || !reads(node)) return NOBODY;
@@ -368,7 +368,7 @@ typedef struct depth_search { /* all arrays are per position */
   double *needs; /* bytes to compute it, as if its dependencies formed a tree */
   double *keeps; /* bytes of its outputs */
   uint32_t *stack;
-  uint32_t *seen; /* number of visited dependencies; NOBODY: the node is in the order */
+  uint32_t *seen; /* number of visited dependencies; NOBODY means that the node is in the order */
 } depth_search;
 
 static mpg_status begin_depth_search(const schedule *s, depth_search *d) {
@@ -431,7 +431,7 @@ static void find_needs(const schedule *s, depth_search *d) {
   }
 }
 
-/* Returns the next dependency of the node that is not in the order; NOBODY: none. */
+/* Returns the next dependency of the node that is not in the order, or NOBODY. */
 static uint32_t next_dependency(depth_search *d, uint32_t k) {
   while (d->seen[k] < d->first[k + 1] - d->first[k]) {
     uint32_t other = d->before[d->first[k] + d->seen[k]++];
@@ -641,7 +641,7 @@ static mpg_status release_users(schedule *s, list_scheduler *l, uint32_t k, doub
 }
 
 /* List scheduling. The device that can start a node first takes its ready node with the longest
- * path to the end. `most` limits the bytes alive on each device; NULL: no limit. */
+ * path to the end. `most` limits the bytes alive on each device; NULL means no limit. */
 static mpg_status list_schedule(schedule *s, const double *paths, const size_t *most,
                                 mpg_order *order) {
   list_scheduler l = {.starts = NULL};

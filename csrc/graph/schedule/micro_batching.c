@@ -250,7 +250,7 @@ fail:
 
 /* --- Two sizes -------------------------------------------------------------------------------- */
 
-/* Finds a numeric parameter that differs between the two sizes; -1: none. */
+/* Finds a numeric parameter that differs between the two sizes, or returns -1. */
 static int other_number(const mpg_node *a, const mpg_node *b, double *one, double *two) {
   const mpg_param_table *table = a->op->params;
   for (int i = 0; i < table->count && a->params && b->params; i++) {

@@ -34,8 +34,8 @@ typedef struct mpg_batching_request {
 
 /* Fails with an error that names the op and its block, or the result. */
 mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_request *request);
-/* Checks one function traced for two numbers of rows. Sizes and numbers in the graph must not
- * depend on the number of rows in another way than the arrays' rows do (x / len(x)). Traces with
+/* Checks one function traced for two numbers of rows. Sizes in the graph must scale with the
+ * arrays' rows, and numbers must not depend on the number of rows, as in x / len(x). Traces with
  * different nodes (a loop over steps) are checked separately. If the first has one row, the second
  * determines which axis of size 1 is the batch axis. */
 mpg_status mpg_graph_compare_batching(const mpg_graph *graph, const mpg_batching_request *request,

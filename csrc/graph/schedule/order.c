@@ -17,7 +17,7 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
   mpg_workspace space = {0};
   mpg_status status = MPG_OK;
   bool *live = mpg_workspace_take(&space, count, sizeof *live);
-  /* per node: linked list of the copies that follow it */
+  /* Per node: linked list of the copies that follow it. */
   uint32_t *first = mpg_workspace_take(&space, count, sizeof *first);
   uint32_t *next = mpg_workspace_take(&space, count, sizeof *next);
   order->nodes = mpg_malloc((count + 1) * sizeof *order->nodes);

@@ -17,7 +17,7 @@ typedef struct lifetime {
 typedef struct item { /* memory with a location, or in need of one */
   size_t offset, size;
   lifetime life;
-  uint32_t value, block; /* UINT32_MAX: a new block */
+  uint32_t value, block; /* UINT32_MAX means a new block */
 } item;
 
 typedef struct item_list {
@@ -311,7 +311,7 @@ static int latest_first(const void *a, const void *b) {
 }
 static int earliest_first(const void *a, const void *b) { return compare(0, 0, a, b); }
 typedef int comparison(const void *, const void *);
-/* No single order is best for all graphs. */
+/* One of these orders does well on most graphs. */
 static comparison *const ways[] = {largest_first, longest_first, earliest_first, latest_first};
 enum { NUM_WAYS = sizeof ways / sizeof *ways };
 
@@ -448,7 +448,7 @@ static mpg_status find_alive(planner *p) {
   uint32_t count = (uint32_t)p->request->order->count;
   size_t stride = (size_t)count + 2;
   ptrdiff_t *steps = mpg_workspace_take(&p->space, stride * (plan->num_devices + 1), sizeof *steps);
-  /* per root of the forward plan */
+  /* Per root of the forward plan. */
   lifetime *saved = mpg_workspace_take(&p->space, plan->num_values, sizeof *saved);
   MPG_TRY(mpg_workspace_check(&p->space));
   for (size_t v = 0; v < plan->num_values; v++) saved[v] = (lifetime){FOREVER, 0};

@@ -21,7 +21,8 @@
 #define MPG_NO_BASE UINT32_MAX
 
 typedef struct mpg_location {
-  /* Index of an external array, or num_externals + index of a block; MPG_NO_BASE: no memory. */
+  /* Index of an external array, or num_externals + index of a block; MPG_NO_BASE means no
+   * memory. */
   uint32_t base;
   size_t offset;
 } mpg_location;

@@ -15,7 +15,7 @@ mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node);
 /* common_subexpressions.c: a hash table of nodes, to find duplicates. Owned by the caller; zeroed,
  * then mpg_cse_table_init. */
 typedef struct mpg_cse_table {
-  uint32_t *slots; /* node number + 1; 0: free */
+  uint32_t *slots; /* node number + 1; 0 means free */
   size_t mask;
 } mpg_cse_table;
 mpg_status mpg_cse_table_init(mpg_cse_table *seen, size_t num_nodes);
