@@ -1,5 +1,5 @@
-/* Loop-invariant code motion: moves nodes that depend only on parameters and constants out of the
- * program of every call. */
+/* Loop-invariant hoisting (code motion): moves nodes that depend only on parameters and constants
+ * out of the program of every call. */
 #include <string.h>
 
 #include "base/workspace.h"
