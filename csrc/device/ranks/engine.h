@@ -30,7 +30,7 @@ struct mpg_message {
   size_t buffer_size, buffer_room; /* bytes in use, and bytes allocated */
   char *data;                      /* large data; owned by a send */
   char *target;                    /* target of a receive */
-  bool body;                       /* a receive has got its header */
+  bool body;                       /* a receive has its header */
   int num_requests, num_tested;    /* requests before num_tested are complete */
   mpg_mpi_handle *requests;        /* points to `few`, or owned */
   mpg_mpi_handle few[2];
