@@ -165,8 +165,7 @@ static mpg_status collect_everywhere(mpg_comm_plan *plan, const mpg_comm_request
       const mpg_shape shape = plan->slots[array].desc.shape;
       MPG_TRY(move(plan, array, r->devices[rank], at));
       /* Its gradient takes its place among the gradients of the copies. */
-      if (*at == array && !step_of_rank && n > 1)
-        MPG_TRY(reshape(plan, array, &shape, at));
+      if (*at == array && !step_of_rank && n > 1) MPG_TRY(reshape(plan, array, &shape, at));
     }
   for (int rank = n - 1; rank >= 0; rank--)
     MPG_TRY(joined < 0 ? sum(plan, here + rank * n, n, &results[rank])
