@@ -1,4 +1,4 @@
-/* Building blocks of the formulas of binary.def, for every backend. Stateless; any thread. */
+/* Building blocks for the formulas in binary.def, for every backend. Stateless; any thread. */
 #ifndef KERNELS_COMMON_BINARY_H
 #define KERNELS_COMMON_BINARY_H
 
@@ -9,7 +9,7 @@
 #include "kernels/common/unary.h"
 #include "kernels/common/vector_math_mixed.h"
 
-/* The remainder has the sign of the divisor, as in Python; it is 0 for a divisor of 0. */
+/* Remainder with the sign of the divisor, as in Python. Returns 0 for a divisor of 0. */
 #define REMAINDER(T, operation)                      \
   MPG_ANYWHERE T remainder_of_##T(T x, T y) {        \
     T r = y == 0 ? 0 : (T)(operation);               \
@@ -20,8 +20,8 @@ REMAINDER(double, fmod(x, y))
 REMAINDER(int32_t, y == -1 ? 0 : x % y)
 REMAINDER(int64_t, y == -1 ? 0 : x % y)
 
-/* x to the power of a negative y is 0, but for 1, -1, and 0 (the smallest integer, as a conversion
- * of infinity gives). */
+/* Integer power. A negative exponent gives 0 unless the base is 1, -1 or 0; base 0 gives the
+ * smallest integer, like the conversion of infinity. */
 #define INTEGER_POWER(T, U, lowest)       \
   MPG_ANYWHERE T power_of_##T(T x, T y) { \
     if (y < 0) {                          \

@@ -1,6 +1,6 @@
-/* Boxes and anchors, one or two at a time, in the arithmetic that MXNet has: of float32, or of
- * float64 for arrays of that dtype (`wide`). What is compared with thresholds is rounded after
- * every operation, so that the same boxes stay. Stateless; any thread. */
+/* Boxes and anchors in MXNet's precision: float32, or float64 for float64 arrays (`wide`). Values
+ * that are compared with thresholds are rounded after every operation, so that the same boxes
+ * survive as in MXNet. Stateless; any thread. */
 #ifndef KERNELS_COMMON_BOXES_H
 #define KERNELS_COMMON_BOXES_H
 
@@ -9,21 +9,21 @@
 #include "kernels/common/real.h"
 #include "kernels/common/regions.h"
 
-enum { MPG_CORNER, MPG_CENTER }; /* the formats of ops */
+enum { MPG_CORNER, MPG_CENTER }; /* box formats */
 
 typedef struct mpg_box {
   double at[4], area;
-  double id, score; /* of detections; an id below 0 of MultiBoxDetection: there is none */
+  double id, score; /* detections only; MultiBoxDetection marks an empty row with id < 0 */
 } mpg_box;
 
-/* Beyond 0 in neither direction: no area, or a negative one where `any`. */
+/* Returns the area of a box. A box with a negative side has area 0 unless `any` is set. */
 MPG_ANYWHERE double mpg_box_area(const double *at, int format, bool any, int wide) {
   double width = format == MPG_CENTER ? at[2] : mpg_region_round(at[2] - at[0], wide),
          height = format == MPG_CENTER ? at[3] : mpg_region_round(at[3] - at[1], wide);
   return !any && (width < 0 || height < 0) ? 0 : mpg_region_round(width * height, wide);
 }
 
-/* The box that begins at element i. */
+/* Loads the box at element i. */
 MPG_ANYWHERE mpg_box mpg_box_at(const mpg_view *view, int64_t i, int format, bool any_area,
                                 int wide) {
   mpg_box box;
@@ -33,7 +33,7 @@ MPG_ANYWHERE mpg_box mpg_box_at(const mpg_view *view, int64_t i, int format, boo
   return box;
 }
 
-/* How long two intervals are together, along the axis of a[0]. */
+/* Returns the length of the overlap of two intervals along the axis of a[0]. */
 MPG_ANYWHERE double mpg_box_common(const double *a, const double *b, int format, int wide) {
   double low_a = a[0], high_a = a[2], low_b = b[0], high_b = b[2];
   if (format == MPG_CENTER) {
@@ -46,7 +46,7 @@ MPG_ANYWHERE double mpg_box_common(const double *a, const double *b, int format,
   return length > 0 ? length : 0;
 }
 
-/* Intersection as part of the union. */
+/* Intersection over union (IoU). */
 MPG_ANYWHERE double mpg_box_overlap(const mpg_box *a, const mpg_box *b, int format, int wide) {
   double both = mpg_region_round(mpg_box_common(a->at, b->at, format, wide) *
                                      mpg_box_common(a->at + 1, b->at + 1, format, wide),
@@ -56,7 +56,8 @@ MPG_ANYWHERE double mpg_box_overlap(const mpg_box *a, const mpg_box *b, int form
   return mpg_region_round(both / all, wide);
 }
 
-/* The same as MXNet's multibox ops compute it, of corners. */
+/* IoU of corner boxes as MXNet's multibox ops compute it. An empty union gives 0, and with
+ * `negative_is_none` a negative one does. */
 MPG_ANYWHERE double mpg_box_share(const mpg_box *a, const mpg_box *b, bool negative_is_none,
                                   int wide) {
   double both = mpg_region_round(mpg_box_common(a->at, b->at, MPG_CORNER, wide) *
@@ -66,9 +67,9 @@ MPG_ANYWHERE double mpg_box_share(const mpg_box *a, const mpg_box *b, bool negat
   return all == 0 || (negative_is_none && all < 0) ? 0 : mpg_region_round(both / all, wide);
 }
 
-/* --- Suppression ------------------------------------------------------------------------------ */
+/* --- Non-maximum suppression ------------------------------------------------------------------ */
 
-/* To the other format. */
+/* Converts a box from format `from` to the other format. */
 MPG_ANYWHERE void mpg_box_convert(double *box, int from) {
   double x = box[0], y = box[1], z = box[2], w = box[3];
   if (from == MPG_CENTER)
@@ -77,7 +78,8 @@ MPG_ANYWHERE void mpg_box_convert(double *box, int from) {
     box[0] = (x + z) / 2, box[1] = (y + w) / 2, box[2] = z - x, box[3] = w - y;
 }
 
-/* The box of the row that begins at element `row`; whether it counts. */
+/* Loads the box in the row at element `row`. Returns true if it passes the score threshold and is
+ * not background. */
 MPG_ANYWHERE bool mpg_nms_candidate(const mpg_box_nms_params *p, const mpg_view *data, int64_t row,
                                     int wide, mpg_box *box) {
   double score = mpg_real_at(data, row + p->score_index),
@@ -89,7 +91,7 @@ MPG_ANYWHERE bool mpg_nms_candidate(const mpg_box_nms_params *p, const mpg_view 
   return true;
 }
 
-/* Whether a box leaves out another one of a lower score. */
+/* True if box `one` suppresses box `other`, which has a lower score. */
 MPG_ANYWHERE bool mpg_nms_covers(const mpg_box_nms_params *p, const mpg_box *one,
                                  const mpg_box *other, int wide) {
   return (p->force_suppress || one->id == other->id) &&
@@ -99,7 +101,7 @@ MPG_ANYWHERE bool mpg_nms_covers(const mpg_box_nms_params *p, const mpg_box *one
 
 /* --- Anchors ---------------------------------------------------------------------------------- */
 
-/* Anchor i of a picture. */
+/* Computes anchor i of an image. */
 MPG_ANYWHERE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t height, int64_t width,
                                 int64_t i, float *box) {
   int64_t kinds = p->sizes.count + p->ratios.count - 1, kind = i % kinds, place = i / kinds,
@@ -117,9 +119,9 @@ MPG_ANYWHERE void mpg_prior_box(const mpg_multibox_prior_params *p, int64_t heig
   for (int k = 0; p->clip && k < 4; k++) box[k] = fminf(fmaxf(box[k], 0), 1);
 }
 
-/* --- Detections: of class probabilities, offsets, anchors ------------------------------------- */
+/* --- Detections from class probabilities, offsets and anchors --------------------------------- */
 
-/* Anchor i's most probable class, of those from 1 on, and the box that it makes. */
+/* Decodes anchor i: its most probable class, background excluded, and its box. */
 MPG_ANYWHERE mpg_box mpg_detection(const mpg_multibox_detection_params *p, const mpg_view *inputs,
                                    int64_t n, int64_t i, int wide) {
   const double *v = p->variances.values;
@@ -147,21 +149,21 @@ MPG_ANYWHERE mpg_box mpg_detection(const mpg_multibox_detection_params *p, const
   return box;
 }
 
-/* Whether a box leaves out another one of a lower score. */
+/* True if box `one` suppresses box `other`, which has a lower score. */
 MPG_ANYWHERE bool mpg_detection_covers(const mpg_multibox_detection_params *p, const mpg_box *one,
                                        const mpg_box *other, int wide) {
   return (p->force_suppress || one->id == other->id) &&
          mpg_box_share(one, other, true, wide) >= mpg_region_round(p->nms_threshold, wide);
 }
 
-/* Whether overlapping boxes are left out at all. */
+/* True if non-maximum suppression is enabled. */
 MPG_ANYWHERE bool mpg_detection_suppresses(const mpg_multibox_detection_params *p) {
   return p->nms_threshold > 0 && p->nms_threshold <= 1;
 }
 
-/* --- Targets: of anchors, labels, class predictions ------------------------------------------- */
+/* --- Training targets from anchors, labels and class predictions ------------------------------ */
 
-/* How sure a prediction is that anchor j is background; without a number: most of all. */
+/* Returns the softmax probability that anchor j is background; NaN becomes infinity. */
 MPG_ANYWHERE double mpg_background(const mpg_view *predictions, int64_t n, int64_t j, int wide) {
   int64_t classes = predictions->desc.shape.dims[1], boxes = predictions->desc.shape.dims[2],
           from = n * classes * boxes + j;
@@ -174,14 +176,14 @@ MPG_ANYWHERE double mpg_background(const mpg_view *predictions, int64_t n, int64
   return sure == sure ? sure : INFINITY;
 }
 
-/* How many anchors are to be background. */
+/* Returns the number of anchors to train as background (hard negative mining). */
 MPG_ANYWHERE int64_t mpg_background_wanted(const mpg_multibox_target_params *p, int64_t objects,
                                            int64_t anchors) {
   return (int64_t)fmin((double)objects * p->negative_mining_ratio, (double)anchors);
 }
 
-/* Stores what anchor j of sample n is to learn of the object in row `row` of the labels; below 0:
- * of none, and its class. Outputs: offsets, where they count, classes. */
+/* Stores the training target of anchor j in sample n: the object in row `row` of the labels, or
+ * class `none` if row < 0. Outputs are box offsets, their mask and class ids. */
 MPG_ANYWHERE void mpg_put_target(const mpg_multibox_target_params *p, const mpg_view *inputs,
                                  const mpg_view *outputs, int64_t n, int64_t j, int64_t row,
                                  double none) {

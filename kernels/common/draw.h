@@ -1,5 +1,5 @@
-/* Building blocks of random draws, for every backend; kernels/cpu/math/random.c documents the
- * scheme. Define MPG_MATH_WITHOUT_FMA before. Stateless; any thread. */
+/* Building blocks of random draws, for every backend. kernels/cpu/math/random.c documents the
+ * scheme. Define MPG_MATH_WITHOUT_FMA before including. Stateless; any thread. */
 #ifndef KERNELS_COMMON_DRAW_H
 #define KERNELS_COMMON_DRAW_H
 
@@ -9,18 +9,18 @@
 #include "kernels/common/vector_math.h"
 #include "op/kernel.h"
 
-/* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */
+/* Uniform draw in (0, 1): never 0, and 1 only if the word rounds up to 2^32. */
 MPG_ANYWHERE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
-MPG_ANYWHERE float mpg_sine_of_turns(
-    uint32_t word, uint32_t quarters) {        /* sin(2 pi (word / 2^32 + quarters / 4)) */
-  float turns = (float)(word >> 8) * 0x1p-22f; /* in quarters */
+/* Returns sin(2 pi (word / 2^32 + quarters / 4)). */
+MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) {
+  float turns = (float)(word >> 8) * 0x1p-22f; /* in quarter turns */
   float shifted = turns + MPG_ROUNDER;
   return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, 0.0f,
                             mpg_float_bits(shifted) + quarters);
 }
 
-/* The largest number that a uniform draw from [low, high) may give, where its float is rounded to
- * `dtype`: below `high` as the dtype has it, or it would be rounded up to that. */
+/* Returns the largest result of a uniform draw from [low, high) whose float is rounded to `dtype`.
+ * It is the dtype's predecessor of `high`, so that rounding never yields `high` itself. */
 MPG_ANYWHERE float mpg_uniform_top(mpg_dtype dtype, float low, float high) {
   if (dtype == MPG_FLOAT32 || !(low < high)) return high;
   bool brain = dtype == MPG_BFLOAT16;
@@ -41,7 +41,7 @@ typedef enum mpg_distribution {
   MPG_DRAW_INTEGERS
 } mpg_distribution;
 
-/* A distribution: a and b as mpg_draw takes them; integers of [low, low + span). */
+/* Distribution: parameters a and b as mpg_draw takes them, or integers in [low, low + span). */
 typedef struct mpg_law {
   mpg_distribution kind;
   double a, b;
@@ -49,7 +49,7 @@ typedef struct mpg_law {
   uint64_t span;
 } mpg_law;
 
-/* Of an op random_*, from its parameters. */
+/* Returns the distribution of a random_* op from its parameters. */
 static inline mpg_law mpg_law_of(mpg_op_id id, const void *op_params) {
   mpg_law law = {MPG_DRAW_INTEGERS, 0, 0, 0, 0};
   switch (id) {
@@ -80,7 +80,7 @@ static inline mpg_law mpg_law_of(mpg_op_id id, const void *op_params) {
   return law;
 }
 
-/* Of an op sample_*, whose inputs hold a and b. */
+/* Returns the distribution of a sample_* op, whose inputs hold a and b. */
 static inline mpg_law mpg_law_of_sample(mpg_op_id id) {
   mpg_law law = {MPG_DRAW_GENERALIZED, 0, 0, 0, 0};
   switch (id) {
@@ -95,7 +95,7 @@ static inline mpg_law mpg_law_of_sample(mpg_op_id id) {
   return law;
 }
 
-/* Which of the numbers a and b of an op sample_* no distribution has: 0 or 1, else -1. */
+/* Returns which parameter of a sample_* op is invalid: 0 for a, 1 for b, -1 for neither. */
 MPG_ANYWHERE int mpg_law_violation(mpg_distribution kind, double a, double b) {
   switch (kind) {
     case MPG_DRAW_UNIFORM: return a <= b ? -1 : 0;
@@ -107,7 +107,7 @@ MPG_ANYWHERE int mpg_law_violation(mpg_distribution kind, double a, double b) {
   }
 }
 
-/* The error of that, for the op's name and the number of the element. */
+/* Returns the error format for that violation. It takes the op's name and the element's index. */
 static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) {
   switch (kind) {
     case MPG_DRAW_UNIFORM: return "%s: low must not be above high, or NaN; element %lld is";
@@ -126,14 +126,15 @@ static inline const char *mpg_law_refusal(mpg_distribution kind, int violation) 
   }
 }
 
-/* Running sums of probabilities that a distribution cannot have end in NaN, 0 or infinity. */
+/* Maps an invalid probability to NaN. The running sum of an invalid row ends in NaN, 0 or
+ * infinity. */
 MPG_ANYWHERE double mpg_probability_of(double value) { return value >= 0 ? value : (double)NAN; }
 MPG_ANYWHERE bool mpg_probabilities_fit(double sum) { return sum > 0 && sum < INFINITY; }
 #define MPG_PROBABILITIES_REFUSAL                                                      \
   "%s: the probabilities of row %lld have to be finite numbers, none negative and at " \
   "least one above 0"
 
-/* One element's own tries. */
+/* State of one element's rejection sampling. */
 typedef struct mpg_tries {
   mpg_random_key key;
   uint64_t position;
@@ -144,8 +145,8 @@ MPG_ANYWHERE mpg_philox_block mpg_next_try(mpg_tries *s) {
 }
 MPG_ANYWHERE double mpg_unit_of(uint32_t word) { return ((double)word + 0.5) * 0x1p-32; }
 
-MPG_ANYWHERE double mpg_draw_gamma(mpg_tries *s, double alpha,
-                                   double scale) { /* Marsaglia and Tsang */
+/* Gamma draw by Marsaglia and Tsang's method. */
+MPG_ANYWHERE double mpg_draw_gamma(mpg_tries *s, double alpha, double scale) {
   if (!(alpha > 0) || !(scale > 0)) return alpha == 0 || scale == 0 ? 0 : (double)NAN;
   double a = alpha < 1 ? alpha + 1 : alpha, d = a - 1.0 / 3, c = 1 / sqrt(9 * d);
   for (;;) {
@@ -172,7 +173,7 @@ MPG_ANYWHERE double mpg_log_factorial(double k) {
 MPG_ANYWHERE double mpg_draw_poisson(mpg_tries *s, double mean) {
   if (!(mean > 0)) return mean == 0 ? 0 : (double)NAN;
   if (mean > 1e15) return mean;
-  if (mean < 10) { /* how many uniform factors keep the product above exp(-mean) */
+  if (mean < 10) { /* counts uniform factors until the product reaches exp(-mean) */
     double limit = exp(-mean), product = 1;
     for (double count = 0;;) {
       mpg_philox_block b = mpg_next_try(s);

@@ -1,5 +1,5 @@
-/* Which formula of unary.def or binary.def a call computes, and its constants: one answer for the
- * kernels of ops and of fused groups, on every backend. Stateless; any thread. */
+/* Selects the formula of unary.def or binary.def that a call computes, and its constants. Shared by
+ * the kernels of ops and of fused groups, on every backend. Stateless; any thread. */
 #ifndef KERNELS_COMMON_FORMULA_H
 #define KERNELS_COMMON_FORMULA_H
 
@@ -9,11 +9,11 @@
 #include "op/op.h"
 
 typedef enum mpg_formula_id {
-  MPG_FORMULA_NONE, /* the op has a kernel of its own */
-  MPG_FORMULA_COPY, /* elements as they are, cast and broadcast */
+  MPG_FORMULA_NONE, /* the op has its own kernel */
+  MPG_FORMULA_COPY, /* copies elements, with casts and broadcasting */
 #define FLOAT_ROWS(name, kind, expression_f, expression_d) MPG_UNARY_##name,
 #include "kernels/common/unary.def"
-  MPG_UNARY_whole, /* of ROUNDING formulas, for integers */
+  MPG_UNARY_whole, /* ROUNDING formulas on integers */
 #define FLOAT_ROWS(name, kind, price, expression_f, expression_d) MPG_BINARY_##name,
 #include "kernels/common/binary.def"
   MPG_FORMULA_COUNT
@@ -21,8 +21,8 @@ typedef enum mpg_formula_id {
 
 typedef struct mpg_formula {
   mpg_formula_id id;
-  bool swap;      /* of an array and a number, which is the left operand */
-  bool of_itself; /* both operands are the array */
+  bool swap;      /* the scalar is the left operand */
+  bool of_itself; /* the array is both operands */
 } mpg_formula;
 
 static inline bool mpg_formula_is_unary(mpg_formula_id id) {
@@ -32,7 +32,8 @@ static inline bool mpg_formula_is_binary(mpg_formula_id id) { return id > MPG_UN
 
 enum { MPG_FORMULA_SWAPPED = 1 << 8 };
 
-/* Of ops whose formula does not depend on parameters. Constants alone: compilers make a table. */
+/* Returns the formula of an op whose formula does not depend on parameters. Every case is a
+ * constant, so that compilers emit a table. */
 static inline int mpg_formula_by_op(mpg_op_id id) {
   switch (id) {
 #define UNARY(op, row) \
@@ -69,9 +70,9 @@ static inline mpg_formula mpg_formula_of(const mpg_op *op, const void *params) {
 
 enum { MPG_UNARY_CONSTANTS = 3 };
 
-/* The constants of a formula in unary.def. Returns how many there are; the rest of constants[] is
- * 0. shape: the input's; NULL for a member of a fused group, whose constants follow from its
- * parameters alone. */
+/* Fills constants[] for a formula in unary.def and returns how many are used; the rest are 0.
+ * `shape` is the input's shape, or NULL for a member of a fused group, whose constants depend on
+ * its parameters only. */
 static inline int mpg_unary_constants(const mpg_op *op, const void *params, const mpg_shape *shape,
                                       double *constants) {
   for (int i = 0; i < MPG_UNARY_CONSTANTS; i++) constants[i] = 0;

@@ -1,5 +1,5 @@
-/* float16 and bfloat16: scalars to and from float, rounding to nearest even. Stateless; any thread.
- * Blocks of them, and every other dtype: convert.h.
+/* float16 and bfloat16 scalars to and from float, rounding to nearest even. convert.h handles
+ * blocks and every other dtype. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_HALF_H
 #define KERNELS_COMMON_HALF_H
@@ -30,7 +30,7 @@ MPG_ANYWHERE float mpg_bfloat16_to_float(uint16_t half) {
 MPG_ANYWHERE uint16_t mpg_float_to_bfloat16(float value) {
   uint32_t bits = mpg_float_bits(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  uint32_t nan = bits >> 16 | 0x40; /* quiet, never rounded into an infinity */
+  uint32_t nan = bits >> 16 | 0x40; /* quiet NaN; must not round to infinity */
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
@@ -38,7 +38,7 @@ MPG_ANYWHERE float mpg_half_to_float(uint16_t half) {
 #ifdef __F16C__
   return _cvtsh_ss(half);
 #else
-  /* The exponent is moved by a multiplication, which also makes subnormals right. */
+  /* A multiplication shifts the exponent, which also handles subnormals. */
   uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
   float value = mpg_float_from_bits(magnitude) * 0x1p112f;
   uint32_t bits = mpg_float_bits(value);
@@ -56,7 +56,7 @@ MPG_ANYWHERE uint16_t mpg_float_to_half(float value) {
   uint32_t bits = mpg_float_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x1ff));
   if (magnitude >= 0x477ff000)
-    return (uint16_t)(sign | 0x7c00); /* 65520 and more round to infinity */
+    return (uint16_t)(sign | 0x7c00); /* 65520 and above round to infinity */
   if (magnitude < 0x38800000)         /* subnormal: the addition rounds at the right bit */
     return (uint16_t)(sign | (mpg_float_bits(mpg_float_from_bits(magnitude) + 0.5f) - 0x3f000000));
   return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));

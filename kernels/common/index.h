@@ -1,4 +1,4 @@
-/* Whole numbers of floats, and indices beyond an axis. Stateless; any thread. */
+/* Conversion of floats to integers, and handling of out-of-range indices. Stateless; any thread. */
 #ifndef KERNELS_COMMON_INDEX_H
 #define KERNELS_COMMON_INDEX_H
 
@@ -6,7 +6,7 @@
 
 #include "base/anywhere.h"
 
-/* The whole part; beyond int64: its ends; of NaN: 0. */
+/* Truncates to int64_t. Saturates out-of-range values; NaN becomes 0. */
 MPG_ANYWHERE int64_t mpg_whole(double value) {
   if (value >= 0x1p63) return INT64_MAX;
   if (value <= -0x1p63) return INT64_MIN;

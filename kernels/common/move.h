@@ -1,9 +1,9 @@
-/* Moving elements between strided places: what transposes, slices, joins, tiles and diagonals come
- * down to, on every backend.
+/* Strided copies: the common form of transposes, slices, joins, tiles and diagonals, on every
+ * backend.
  *
  * A move copies out[sum(i_k * out_k)] = in[sum(i_k * in_k)] for every index i of `dims`. Strides
- * count elements, may be negative, and an input stride may be 0 (repetition). The target places are
- * distinct and do not overlap the source's. Stateless; any thread.
+ * count elements and may be negative; an input stride may be 0 (repetition). The target elements
+ * are distinct and do not overlap the source. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_MOVE_H
 #define KERNELS_COMMON_MOVE_H
@@ -17,14 +17,14 @@ typedef struct mpg_move {
   int64_t dims[MPG_MOVE_NDIM], in[MPG_MOVE_NDIM], out[MPG_MOVE_NDIM];
 } mpg_move;
 
-static inline void mpg_move_add(mpg_move *move, int64_t dim, int64_t in,
-                                int64_t out) { /* appends an inner dimension */
+/* Appends an inner dimension. */
+static inline void mpg_move_add(mpg_move *move, int64_t dim, int64_t in, int64_t out) {
   move->dims[move->ndim] = dim;
   move->in[move->ndim] = in;
   move->out[move->ndim++] = out;
 }
 
-/* Row-major strides, in elements. */
+/* Fills row-major strides, in elements. */
 static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
   int64_t stride = 1;
   for (int i = shape->ndim - 1; i >= 0; i--) {
@@ -33,12 +33,12 @@ static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
   }
 }
 
-/* Fewer dimensions for the same move, in units of bytes: dimensions of size 1 are left out, and
- * neighbours that lie evenly in both are merged. A run that is dense in both becomes one larger
- * item (*item). False: nothing to move. */
+/* Simplifies a move and converts its strides to bytes: drops dimensions of size 1 and merges
+ * neighbors that are contiguous in both arrays. An innermost run that is dense in both arrays
+ * becomes one larger item (*item). Returns false if there is nothing to move. */
 static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move *merged) {
   merged->ndim = 0;
-  /* first: where there are no elements, strides may be of any size */
+  /* checked first: strides of an empty move may have any value */
   for (int i = 0; i < move->ndim; i++)
     if (move->dims[i] == 0) return false;
   for (int i = 0; i < move->ndim; i++) {

@@ -1,5 +1,5 @@
-/* MPG_POLY(fma, x, c9, ..., c0): a polynomial of x by Horner's rule, of 2 to 20 coefficients, that
- * of the highest power first. `fma` is the function of the type for a * b + c. */
+/* MPG_POLY(fma, x, c9, ..., c0): polynomial in x by Horner's rule, with 2 to 20 coefficients, the
+ * highest power first. `fma` is the type's function for a * b + c. */
 #ifndef KERNELS_COMMON_POLYNOMIAL_H
 #define KERNELS_COMMON_POLYNOMIAL_H
 

@@ -1,5 +1,5 @@
-/* Elements of floating arrays as doubles, one at a time: exact for every dtype, and what is
- * computed from them is rounded once. Stateless; any thread. */
+/* Element access to floating-point arrays through double. Loads are exact for every dtype. Stores
+ * to 16-bit dtypes round to float first. Stateless; any thread. */
 #ifndef KERNELS_COMMON_REAL_H
 #define KERNELS_COMMON_REAL_H
 

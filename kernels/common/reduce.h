@@ -1,4 +1,4 @@
-/* Reductions and broadcasting in their plainest form, for every backend. Stateless; any thread. */
+/* Canonical forms of reductions and broadcasts, for every backend. Stateless; any thread. */
 #ifndef KERNELS_COMMON_REDUCE_H
 #define KERNELS_COMMON_REDUCE_H
 
@@ -16,8 +16,8 @@ typedef enum mpg_prepare {
 
 typedef struct mpg_reduction {
   mpg_combine how;
-  mpg_prepare prepare; /* what becomes of each element before */
-  bool mean, root;     /* and after; mean: divides by how many elements each result stands for */
+  mpg_prepare prepare; /* applied to each element first */
+  bool mean, root;     /* applied to each result; mean divides by the number of reduced elements */
 } mpg_reduction;
 
 static inline mpg_reduction mpg_reduction_of(const mpg_op *op, const void *params) {
@@ -40,12 +40,12 @@ static inline mpg_reduction mpg_reduction_of(const mpg_op *op, const void *param
   return f;
 }
 
-/* Axes of one kind, merged, outermost first; without those of size 1. */
+/* Adjacent axes of the same kind, merged, outermost first. Axes of size 1 are dropped. */
 typedef struct mpg_runs {
   int64_t sizes[MPG_MAX_NDIM + 1];
   bool reduced[MPG_MAX_NDIM + 1];
   int count;
-  int64_t total; /* elements that each result stands for */
+  int64_t total; /* elements reduced into each result */
 } mpg_runs;
 
 static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) {
@@ -63,27 +63,27 @@ static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) 
       r.reduced[r.count++] = reduced[i];
     }
   }
-  if (!any) { /* nothing to combine; still one pass, for what becomes of each element and the
-                 accumulator's type */
+  if (!any) { /* nothing to combine, but one pass still prepares the elements and converts them to
+                 the accumulator's type */
     r.sizes[r.count] = 1;
     r.reduced[r.count++] = true;
   }
   return r;
 }
 
-/* The sizes around run `run`, once those behind it have been reduced: the source is (outer, its
- * size, inner). */
+/* Sizes around run `run` after the runs inside it have been reduced: the source has the shape
+ * (outer, run's size, inner). */
 static inline void mpg_runs_around(const mpg_runs *r, int run, int64_t *outer, int64_t *inner) {
   *outer = *inner = 1;
   for (int i = 0; i < run; i++) *outer *= r->sizes[i];
   for (int i = run + 1; i < r->count; i++) *inner *= r->reduced[i] ? 1 : r->sizes[i];
 }
 
-/* Broadcasting: runs of axes along which the source advances or is broadcast (stride 0), innermost
+/* Broadcast: runs of axes along which the source advances or repeats (stride 0), innermost
  * first. */
 typedef struct mpg_broadcast {
   int ndim;
-  int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM]; /* strides: in elements of the source */
+  int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM]; /* strides in elements of the source */
 } mpg_broadcast;
 
 static inline mpg_broadcast mpg_broadcast_of(const mpg_shape *from, const mpg_shape *to) {

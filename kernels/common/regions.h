@@ -1,5 +1,5 @@
-/* Bins of regions of interest, in the arithmetic that MXNet has: of float32, or of float64 for
- * arrays of that dtype. Stateless; any thread. */
+/* Bins of regions of interest (ROI) in MXNet's precision: float32, or float64 for float64 arrays.
+ * Stateless; any thread. */
 #ifndef KERNELS_COMMON_REGIONS_H
 #define KERNELS_COMMON_REGIONS_H
 
@@ -10,8 +10,8 @@
 
 MPG_ANYWHERE double mpg_region_round(double x, int wide) { return wide ? x : (double)(float)x; }
 
-/* The elements [*begin, *end) along an axis of `elements` that belong to a bin of a region from
- * `low` to `high`, whose edges are rounded to elements. */
+/* Computes the elements [*begin, *end) of one bin, along an axis with `elements` elements. The
+ * region spans `low` to `high`; its scaled edges are rounded to elements. */
 MPG_ANYWHERE void mpg_region_bin(double low, double high, double scale, int64_t bins, int64_t bin,
                                  int64_t elements, int wide, int64_t *begin, int64_t *end) {
   scale = (double)(float)scale;
@@ -24,13 +24,13 @@ MPG_ANYWHERE void mpg_region_bin(double low, double high, double scale, int64_t 
   *end = (int64_t)fmin(fmax(to, 0.0), (double)elements);
 }
 
-/* A rotated region: its center, its size, and how many samples a bin has down and across. */
+/* Rotated region: center, size, and the number of samples per bin down and across. */
 typedef struct mpg_rotated_region {
   double x, y, width, height, cosine, sine;
   int64_t down, across;
 } mpg_rotated_region;
 
-/* A side of a bin has at most so many samples: as many as the largest pictures have elements. */
+/* Upper bound on samples per side of a bin, the side length of the largest images. */
 enum { MPG_MOST_SAMPLES = 4096 };
 
 MPG_ANYWHERE mpg_rotated_region mpg_rotated_region_of(const double *numbers, double scale,
@@ -50,13 +50,13 @@ MPG_ANYWHERE mpg_rotated_region mpg_rotated_region_of(const double *numbers, dou
   return r;
 }
 
-/* Four neighbours of a sample and how much each counts: not at all beyond the picture. */
+/* The four neighbors of a sample and their bilinear weights, all 0 outside the image. */
 typedef struct mpg_four_elements {
   int64_t at[4];
   double weight[4];
 } mpg_four_elements;
 
-/* Of the sample (i, j) of a bin whose place in the region, in samples, is (i, j) too. */
+/* Returns the neighbors of the sample at (down, across), given as fractions of the region. */
 MPG_ANYWHERE mpg_four_elements mpg_rotated_sample(const mpg_rotated_region *r, double down,
                                                   double across, int64_t height, int64_t width) {
   mpg_four_elements four;

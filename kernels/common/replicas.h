@@ -1,4 +1,4 @@
-/* The exchange of replicas, for the kernels of all devices. */
+/* Exchange between replicas, shared by the kernels of all devices. */
 #ifndef KERNELS_COMMON_REPLICAS_H
 #define KERNELS_COMMON_REPLICAS_H
 
@@ -17,7 +17,7 @@
     ((T *)output)[i] = (T)sum;                                             \
   }
 
-/* Does the call of _replicas, on contents that are in the host's memory; waits for the others. */
+/* Runs a _replicas call on buffers in host memory. Blocks until all replicas have joined. */
 static mpg_status mpg_replicas_exchange(const mpg_kernel_call *call, const void *data,
                                         void *output) {
   const mpg_replicas_params *p = call->params;

@@ -1,4 +1,4 @@
-/* Building blocks of the formulas of unary.def, for every backend. Stateless; any thread. */
+/* Building blocks for the formulas in unary.def, for every backend. Stateless; any thread. */
 #ifndef KERNELS_COMMON_UNARY_H
 #define KERNELS_COMMON_UNARY_H
 
@@ -10,7 +10,7 @@
 #define SELU_ALPHA 1.6732632423543772848170429916717
 #define SELU_SCALE 1.0507009873554804934193349852946
 #define ROOT_HALF 0.70710678118654752440
-/* The nearest number of 0 to 1; NaN stays. */
+/* Clamps to [0, 1]; keeps NaN. */
 MPG_ANYWHERE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 MPG_ANYWHERE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 
@@ -20,7 +20,7 @@ MPG_ANYWHERE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : 
 #define GELU_SLOPE_D(x) \
   (0.5 * (1 + mpg_erf((x) * ROOT_HALF)) + (x) * 0.39894228040143267794 * mpg_exp(-0.5 * (x) * (x)))
 
-/* The inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
+/* Inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
 MPG_ANYWHERE double inverse_erf(double y) {
   if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((double)INFINITY, y) : (double)NAN;
   double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w;
@@ -38,7 +38,7 @@ MPG_ANYWHERE double inverse_erf(double y) {
 #define mpg_erfinvf(x) ((float)inverse_erf(x))
 #endif
 
-/* log |gamma(x)|; the library's sign variable is not touched. */
+/* log |gamma(x)| without a write to the C library's global signgam. */
 MPG_ANYWHERE double log_gamma(double x) {
 #ifdef __CUDA_ARCH__
   return lgamma(x);
@@ -48,7 +48,7 @@ MPG_ANYWHERE double log_gamma(double x) {
 #endif
 }
 
-/* Derivatives of gammaln: shifted up by the recurrence, then the asymptotic series. */
+/* Derivatives of gammaln: the recurrence shifts x up, then the asymptotic series applies. */
 MPG_ANYWHERE double digamma_of_positive(double x) {
   double shift = 0;
   for (; x < 10; x += 1) shift -= 1 / x;
@@ -59,7 +59,7 @@ MPG_ANYWHERE double digamma_of_positive(double x) {
                    s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
 }
 MPG_ANYWHERE double digamma(double x) {
-  if (x <= 0 && x == floor(x)) return (double)INFINITY; /* at its poles, as in MXNet */
+  if (x <= 0 && x == floor(x)) return (double)INFINITY; /* poles, as in MXNet */
   return x < 0 ? digamma_of_positive(1 - x) - M_PI / tan(M_PI * x) : digamma_of_positive(x);
 }
 MPG_ANYWHERE double trigamma_of_positive(double x) {

@@ -1,5 +1,5 @@
-/* Which rule a parameter update follows, with which numbers: read from the op's parameters, for
- * every backend. Stateless; any thread.
+/* Rule and constants of a parameter update, read from the op's parameters, for every backend.
+ * Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_UPDATE_H
 #define KERNELS_COMMON_UPDATE_H
@@ -17,7 +17,7 @@ typedef enum mpg_update_rule {
 
 enum { MPG_UPDATE_STATES = 3 };
 
-/* The numbers of an update but for learning rate and weight decay, which are the weight's. */
+/* Constants of an update, except the learning rate and weight decay, which belong to the weight. */
 typedef struct mpg_update_constants {
   double rescale, clip, momentum, beta1, beta2, epsilon, gamma1, gamma2, clip_weights, lamda1,
       wd_lh, eta, correct1, correct2, ahead, gradient_factor, gradient_divisor, mean_factor,
@@ -25,21 +25,22 @@ typedef struct mpg_update_constants {
 } mpg_update_constants;
 
 typedef struct mpg_update {
-  int num_states, count; /* of each weight; weights */
+  int num_states, count; /* states per weight; weights */
   mpg_update_rule rule;
   mpg_update_constants c;
-  bool mixed;      /* the last input of a weight is its float32 copy, which is what is updated */
-  bool keeps_copy; /* which is only read */
-  double lr, wd;   /* of the one weight */
-  const mpg_floats *lrs, *wds; /* of several; NULL: in the last two inputs, float32 */
-  const mpg_view *rescale;     /* an array of one number instead of c.rescale; where it is 0 or not
-                                  finite nothing is updated. NULL: none */
+  bool mixed;      /* the last input per weight is its float32 master copy, which is updated */
+  bool keeps_copy; /* the float32 copy is only read */
+  double lr, wd;   /* for a single weight */
+  const mpg_floats *lrs, *wds; /* for several weights; NULL if the last two inputs hold them
+                                  (float32) */
+  const mpg_view *rescale;     /* one-element array that replaces c.rescale, or NULL; 0 or a
+                                  non-finite value skips the update */
 } mpg_update;
 
-/* Inputs of each weight. */
+/* Inputs per weight. */
 static inline int mpg_update_inputs(const mpg_update *u) { return 2 + u->num_states + u->mixed; }
 
-/* The update that a call asks for. */
+/* Returns the update that a call requests. */
 static inline mpg_update mpg_update_of(const mpg_kernel_call *call) {
   mpg_update u;
   memset(&u, 0, sizeof u);
@@ -60,7 +61,7 @@ static inline mpg_update mpg_update_of(const mpg_kernel_call *call) {
 #define SEVERAL (u.count = (int)p->num_weights)
 #define SEVERAL_RATES (SEVERAL, u.lrs = &p->lrs, u.wds = &p->wds)
 #define IN_PLACE (call->outputs[0].data == call->inputs[0].data)
-#define BEHIND (&call->inputs[mpg_update_inputs(&u)]) /* the weight's inputs */
+#define BEHIND (&call->inputs[mpg_update_inputs(&u)]) /* the input after the weight's own */
 #include "kernels/common/update.def"
 #undef NUMBER
 #undef GRADIENT

@@ -1,11 +1,11 @@
-/* Functions of float, written without branches so that loops over them are vectorised, and with
- * fused multiply-adds only where the processor has them, so that an element's bits do not depend on
- * its place in a loop. Largest errors in units of the last place, with fused multiply-adds: exp,
- * log, log1p, log2, log10, sinh, cosh, tanh and erf 1, sine and cosine 1.2 up to MPG_TRIG_LIMIT,
- * beyond which the caller uses the C library, expm1 1.5, sigmoid 2.5; zeros keep their sign. The
- * coefficients are minimax fits over the reduced ranges. Of float, computed in double:
- * vector_math_mixed.h. Of double: vector_math_double.h. MPG_MATH_WITHOUT_FMA, defined before: plain
- * products and sums everywhere. Stateless; any thread.
+/* Branch-free float functions, so that compilers vectorize loops over them. Fused multiply-adds are
+ * used only if the processor has them, so that a result does not depend on the element's index in a
+ * loop. Maximum errors in ULPs, with fused multiply-adds: exp, log, log1p, log2, log10, sinh, cosh,
+ * tanh and erf 1; sine and cosine 1.2 up to MPG_TRIG_LIMIT, beyond which the caller uses the C
+ * library; expm1 1.5; sigmoid 2.5. Zeros keep their sign. The coefficients are minimax fits over
+ * the reduced ranges. vector_math_mixed.h has float functions computed in double,
+ * vector_math_double.h those of double. Define MPG_MATH_WITHOUT_FMA before including for plain
+ * products and sums. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_H
 #define KERNELS_COMMON_VECTOR_MATH_H
@@ -32,11 +32,11 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 #endif
 }
 
-/* x + MPG_ROUNDER has round(x) in its low bits, x + (MPG_ROUNDER + b) has round(x) + b there (of
- * two nearest the one whose sum is even). */
+/* x + MPG_ROUNDER has round(x) in its low bits, and x + (MPG_ROUNDER + b) has round(x) + b; ties go
+ * to the even sum. */
 #define MPG_ROUNDER 0x1.8p23f
-/* 2 to the power of n, a whole number of [-126, 127]: of n + 127, which the low bits of `shifted`
- * are, and of n itself. */
+/* 2^n for an integer n in [-126, 127], from the biased exponent n + 127 in the low bits of
+ * `shifted`, or from n itself. */
 MPG_INLINE float mpg_power_of_biased(float shifted) {
   return mpg_float_from_bits(mpg_float_bits(shifted) << 23);
 }
@@ -44,16 +44,16 @@ MPG_INLINE float mpg_power_of_two(int32_t n) {
   return mpg_float_from_bits((uint32_t)(n + 127) << 23);
 }
 
-/* y, whose sign is that of x but for zeros: with it for those, too. */
+/* Returns y with the sign of x. Requires that y already has it unless y is a zero. */
 MPG_INLINE float mpg_with_sign(float y, float x) {
   return mpg_float_from_bits(mpg_float_bits(y) | (mpg_float_bits(x) & 0x80000000u));
 }
 
 #define MPG_LOG2_E 0x1.715476p+0f
-#define MPG_LN2_HIGH 0x1.62ep-1f /* 12 bits: its product with a whole number is exact */
+#define MPG_LN2_HIGH 0x1.62ep-1f /* 12 bits: its product with an integer is exact */
 #define MPG_LN2_LOW 0x1.0bfbe8p-15f
 
-/* exp(r) - 1 of r = x - whole ln 2, |r| <= ln 2 / 2. */
+/* exp(r) - 1 for r = x - whole ln 2, |r| <= ln 2 / 2. */
 MPG_INLINE float mpg_exp_rest(float x, float whole) {
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
@@ -61,8 +61,8 @@ MPG_INLINE float mpg_exp_rest(float x, float whole) {
       MPG_POLY(mpg_fma, r, 0x1.6b6ddep-10f, 0x1.123002p-7f, 0x1.55568ap-5f, 0x1.5554a2p-3f, 0.5f);
   return mpg_fma(q, r * r, r);
 }
-/* x = n ln 2 + r, |r| <= ln 2 / 2; returns exp(r) - 1, and 2^(n + offset), which is 0 where n +
- * offset is -127, the least that it may be. */
+/* For x = n ln 2 + r, |r| <= ln 2 / 2: returns exp(r) - 1 and stores 2^(n + offset) in *scale. The
+ * least allowed n + offset is -127, which gives a scale of 0. */
 MPG_INLINE float mpg_exp_reduced(float x, float offset, float *scale) {
   float rounder = MPG_ROUNDER + 127.0f + offset, shifted = mpg_fma(x, MPG_LOG2_E, rounder);
   *scale = mpg_power_of_biased(shifted);
@@ -70,35 +70,35 @@ MPG_INLINE float mpg_exp_reduced(float x, float offset, float *scale) {
 }
 
 MPG_INLINE float mpg_expf(float x) {
-  float bounded = x < -105.0f ? -105.0f : x; /* NaN stays */
-  /* Above 105, where it is r that is large, and the result infinite, n is bounded: as a whole
-   * number, for which compilers take one instruction. */
+  float bounded = x < -105.0f ? -105.0f : x; /* keeps NaN */
+  /* For x > 105 the result is infinite. Bounds n, so that r grows instead; an integer minimum takes
+   * one instruction. */
   const float rounder = MPG_ROUNDER + 254.0f, most = rounder + 152.0f;
   uint32_t bits = mpg_float_bits(mpg_fma(bounded, MPG_LOG2_E, rounder));
   bits = bits < mpg_float_bits(most) ? bits : mpg_float_bits(most);
   float y = mpg_exp_rest(bounded, mpg_float_from_bits(bits) - rounder);
-  /* two factors: the result may be subnormal, or overflow */
+  /* two factors, since the result may be subnormal or overflow */
   uint32_t half = bits >> 1 << 23, rest = (bits << 23) - half;
   float scale = mpg_float_from_bits(half);
   return mpg_fma(scale, y, scale) * mpg_float_from_bits(rest);
 }
 
-/* For x that is not above 0, with less work: results below the least normal number are 0. */
+/* exp for x <= 0, with less work: results below the least normal number are 0. */
 MPG_INLINE float mpg_exp_nonpositive(float x) {
-  const float least = -0x1.5d589ep+6f; /* log of the least normal number */
+  const float least = -0x1.5d589ep+6f; /* log of the least normal float */
   float scale, y = mpg_exp_reduced(x < least ? least : x, 0.0f, &scale);
   return x < least ? 0.0f : mpg_fma(scale, y, scale);
 }
 
 MPG_INLINE float mpg_expm1f(float x) {
   float bounded = x < -18.0f ? -18.0f : x > 89.0f ? 89.0f : x;
-  float scale, y = mpg_exp_reduced(bounded, -1.0f, &scale); /* half of it: 2^128 is not a float */
+  float scale, y = mpg_exp_reduced(bounded, -1.0f, &scale); /* halved, since 2^128 is not a float */
   float result = mpg_fma(scale, y, scale - 0.5f) * 2.0f;
   return mpg_with_sign(scale == 0.5f ? y : result, x);
 }
 
-/* log(1 + f) for x = 2^(e + scaled / 2^23) (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); x positive and
- * normal. */
+/* Splits a positive normal x = 2^(e + scaled / 2^23) (1 + f), sqrt(1/2) <= 1 + f < sqrt(2). Returns
+ * f, whose caller computes log(1 + f). */
 MPG_INLINE float mpg_log_parts_scaled(float x, uint32_t scaled, float *exponent) {
   uint32_t shifted = mpg_float_bits(x) - 0x3f3504f3u;
   *exponent = (float)((int32_t)(shifted - scaled) >> 23);
@@ -107,8 +107,8 @@ MPG_INLINE float mpg_log_parts_scaled(float x, uint32_t scaled, float *exponent)
 MPG_INLINE float mpg_log_parts(float x, float *exponent) {
   return mpg_log_parts_scaled(x, 0, exponent);
 }
-/* The same for subnormal x, too. By a mask: of choices compilers make paths, in which loops are not
- * vectorised. */
+/* Like mpg_log_parts, but also handles subnormal x. Uses a mask, since compilers turn a conditional
+ * into branches, which prevent vectorization. */
 MPG_INLINE float mpg_log_parts_of_any(float x, float *exponent) {
   uint32_t below = mpg_float_bits(x) - 0x00800000u,
            scaled = (uint32_t)((int32_t)below >> 31) & 23u << 23;
@@ -121,12 +121,12 @@ MPG_INLINE float mpg_log_rest(float f, float tail) { /* log(1 + f) - f + tail */
   float square = f * f;
   return mpg_fma(-0.5f, square, mpg_fma(q * f, square, tail));
 }
-/* y, which is log(x) but for the ends of the range, with these. */
+/* Returns y = log(x), corrected at the ends of the range. */
 #define MPG_LOG_SPECIAL(name, T)                    \
   MPG_INLINE T name(T x, T y) {                     \
     y = x == 0 ? -(T)INFINITY : y;                  \
     y = x < 0 ? (T)NAN : y;                         \
-    return x < (T)INFINITY ? y : x; /* NaN stays */ \
+    return x < (T)INFINITY ? y : x; /* keeps NaN */ \
   }
 MPG_LOG_SPECIAL(mpg_log_special, float)
 
@@ -137,14 +137,14 @@ MPG_INLINE float mpg_logf(float x) {
 
 MPG_INLINE float mpg_log1pf(float x) {
   float u = 1.0f + x, e;
-  float lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f); /* what rounding took from u */
+  float lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f); /* rounding error of u */
   float f = mpg_log_parts(u, &e);
   float y = mpg_fma(e, MPG_LN2_HIGH, f + mpg_log_rest(f, mpg_fma(e, MPG_LN2_LOW, lost / u)));
   return mpg_log_special(u, u == 1.0f ? x : y);
 }
 
-/* log(x) * factor, where factor * ln 2 is `two`; each comes in two parts, and `two` is short: its
- * products are exact. */
+/* log(x) * factor, where `two` is factor * ln 2. Both come in two parts, and `two` has few bits so
+ * that its products are exact. */
 MPG_INLINE float mpg_log_of_base(float x, float factor, float factor_low, float two,
                                  float two_low) {
   float e, f = mpg_log_parts_of_any(x, &e), rest = mpg_log_rest(f, 0.0f);
@@ -168,8 +168,8 @@ MPG_INLINE float mpg_tanhf(float x) {
   float p = MPG_POLY(mpg_fma, s, -0x1.77ecc4p-12f, 0x1.2da716p-9f, -0x1.0460d8p-7f, 0x1.6009b6p-6f,
                      -0x1.b9623ap-5f, 0x1.110be4p-3f, -0x1.55553cp-2f);
   float near = mpg_fma(p * s, x, x);
-  /* 1 - 2 / (exp(2|x|) + 1); of |x| >= 1, so that errors of the quotient count for a quarter.
-   * Bounded as whole numbers, which takes one instruction; NaN takes the other branch. */
+  /* 1 - 2 / (exp(2|x|) + 1) for |x| >= 1, where errors of the quotient shrink to a quarter. An
+   * integer minimum bounds |x| in one instruction; NaN takes the other branch. */
   const float rounder = MPG_ROUNDER + 127.0f;
   uint32_t bits = mpg_float_bits(magnitude), ten = 0x41200000u;
   float bounded = mpg_float_from_bits(bits < ten ? bits : ten);
@@ -181,10 +181,10 @@ MPG_INLINE float mpg_tanhf(float x) {
   return copysignf(magnitude >= 1.0f ? far : near, x);
 }
 
-/* (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1, of |x| = n ln 2 + r, with what roundings of the
- * larger exponential took. Less precise for n = 0; there, *cosine is cosh(x) - 1. */
+/* (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1 and |x| = n ln 2 + r, with correction for the rounding
+ * of the larger exponential. Less precise for n = 0, but then *cosine is cosh(x) - 1. */
 MPG_INLINE float mpg_half_hyperbolic(float x, float sign, int32_t *n, float *cosine) {
-  float magnitude = fabsf(x), bounded = magnitude > 89.5f ? 89.5f : magnitude; /* NaN stays */
+  float magnitude = fabsf(x), bounded = magnitude > 89.5f ? 89.5f : magnitude; /* keeps NaN */
   float shifted = mpg_fma(bounded, MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   *n = (int32_t)(mpg_float_bits(shifted) - 0x4b400000u);
   float high = mpg_fma(whole, -MPG_LN2_HIGH, bounded), r = mpg_fma(whole, -MPG_LN2_LOW, high);
@@ -216,20 +216,20 @@ MPG_INLINE float mpg_sinhf(float x) {
   return fabsf(x) < 1.0f ? near : x != x ? x : far;
 }
 
-MPG_INLINE float mpg_sigmoidf(float x) { /* 0 where exp(-x) is not below 2^127.5 */
+MPG_INLINE float mpg_sigmoidf(float x) { /* 0 if exp(-x) >= 2^127.5 */
   float magnitude = fabsf(x), bounded = copysignf(magnitude > 88.3762f ? 88.3762f : magnitude, x);
   float scale, y = 1.0f + mpg_exp_reduced(-bounded, 0.0f, &scale);
   float result = 1.0f / mpg_fma(y, scale, 1.0f);
   return x < -88.3762f ? 0.0f : result;
 }
 
-/* log(1 + exp(x)) without overflow: of e = exp(-|x|), which is at most 1, with what rounding takes
- * from 1 + e. */
+/* log(1 + exp(x)) without overflow: uses e = exp(-|x|) <= 1 and corrects the rounding error of 1 +
+ * e. */
 MPG_INLINE float mpg_softreluf(float x) {
   float small = mpg_expf(-fabsf(x)), u = 1.0f + small, e;
   float f = mpg_log_parts(u, &e), lost = (small - (u - 1.0f)) / u;
   float y = mpg_fma(e, MPG_LN2_HIGH, f + mpg_log_rest(f, mpg_fma(e, MPG_LN2_LOW, lost)));
-  return (x > 0.0f ? x : 0.0f) + (u == 1.0f ? small : y); /* NaN stays */
+  return (x > 0.0f ? x : 0.0f) + (u == 1.0f ? small : y); /* keeps NaN */
 }
 
 MPG_INLINE float mpg_erff(float x) {
@@ -246,13 +246,13 @@ MPG_INLINE float mpg_erff(float x) {
   return t < 0.921875f ? near : far;
 }
 
-/* The probability of a normal number below x. That of one above |x| is 2^-(x^2 / (2 ln 2) +
- * r(|x|)); beyond 5, r hardly grows. */
+/* Standard normal CDF. The upper tail above |x| is 2^-(x^2 / (2 ln 2) + r(|x|)); r hardly grows
+ * beyond 5. */
 MPG_INLINE float mpg_normal_cdff(float x) {
-  /* Bounded as whole numbers, which takes one instruction; NaN stays in x. */
+  /* Integer minimum, which takes one instruction; NaN survives in x. */
   uint32_t magnitude = mpg_float_bits(x) & 0x7fffffffu, five = 0x40a00000u;
   float u = mpg_float_from_bits(magnitude < five ? magnitude : five);
-  /* Polynomials in pairs of terms: chains of operations that wait for each other are short. */
+  /* Pairs of terms (Estrin's scheme) keep the dependency chains short. */
   float u2 = u * u, u4 = u2 * u2;
   float tail = mpg_fma(-0x1.75bab8p-23f, u, 0x1.160b1ep-18f);
   float high = mpg_fma(mpg_fma(-0x1.4aee1ap-15f, u, 0x1.51eecep-13f), u2,
@@ -274,30 +274,29 @@ MPG_INLINE float mpg_normal_cdff(float x) {
   return x > 0.0f ? 1.0f - above : above;
 }
 
-/* Sine and cosine, by quarter turns. Right up to this magnitude only: callers take larger arguments
- * (and those that are not finite) to the C library. */
+/* Sine and cosine by quarter turns. Accurate only up to this magnitude; callers use the C library
+ * for larger and non-finite arguments. */
 #define MPG_TRIG_LIMIT 8192.0f
-/* x = quarter * pi / 2 + r - over, |r| <= pi / 4, and `over` about as small as what rounding adds
- * to r. */
+/* x = quarter * pi / 2 + r - over, |r| <= pi / 4, where `over` is about the rounding error of r. */
 MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter, float *over) {
   float shifted = mpg_fma(x, 0x1.45f306p-1f, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   *quarter = mpg_float_bits(shifted);
-  float high =
-      mpg_fma(whole, -0x1.92p+0f, x); /* pi / 2 in four parts, of which three have 8 to 11 bits */
+  /* pi / 2 in four parts; the first three have 8 to 11 bits */
+  float high = mpg_fma(whole, -0x1.92p+0f, x);
   high = mpg_fma(whole, -0x1.fb4p-12f, high);
   float r = mpg_fma(whole, -0x1.444p-24f, high);
   *over = mpg_fma(whole, 0x1.68c234p-39f, mpg_fma(whole, 0x1.444p-24f, r - high));
   return r;
 }
-MPG_INLINE float mpg_sine_or_cosine(float r, float over,
-                                    uint32_t quarter) { /* sin(r - over + quarter * pi / 2) */
+/* Returns sin(r - over + quarter * pi / 2). */
+MPG_INLINE float mpg_sine_or_cosine(float r, float over, uint32_t quarter) {
   float s = r * r;
-  /* r - sin(r): so that zeros keep their sign */
+  /* r - sin(r), so that zeros keep their sign */
   float sine = MPG_POLY(mpg_fma, s, 0x1.9955aep-13f, -0x1.11077cp-7f, 0x1.555546p-3f);
   float cosine = MPG_POLY(mpg_fma, s, 0x1.99e0eep-16f, -0x1.6c0c1ap-10f, 0x1.55554ap-5f, -0.5f);
   sine = r - mpg_fma(sine * s, r, over);
   cosine = 1.0f + mpg_fma(cosine, s, r * over);
-  float value = (int32_t)(quarter << 31) < 0 ? cosine : sine; /* a blend by the sign bit */
+  float value = (int32_t)(quarter << 31) < 0 ? cosine : sine; /* blends by the sign bit */
   return mpg_float_from_bits(mpg_float_bits(value) ^ (quarter & 2) << 30);
 }
 MPG_INLINE float mpg_sinf_limited(float x) {

@@ -1,15 +1,14 @@
-/* Functions of double as vector_math.h has them of float: without branches, so that loops over them
- * are vectorised, an element's bits the same wherever it is. Largest errors in units of the last
- * place: sine and cosine 0.9 up to MPG_DOUBLE_TRIG_LIMIT, exp, log, log1p and erf 1, pow 1.2, log2,
- * log10 and expm1 2, tan 2.3, tanh and sigmoid 3. GPUs use their own library. Stateless; any
- * thread.
+/* Branch-free double functions, the counterpart of vector_math.h: loops over them are vectorized,
+ * and a result does not depend on the element's index. Maximum errors in ULPs: sine and cosine 0.9
+ * up to MPG_DOUBLE_TRIG_LIMIT; exp, log, log1p and erf 1; pow 1.2; log2, log10 and expm1 2; tan
+ * 2.3; tanh and sigmoid 3. GPUs use their own library. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_DOUBLE_H
 #define KERNELS_COMMON_VECTOR_MATH_DOUBLE_H
 
 #include "kernels/common/vector_math.h"
 
-/* x to the power of y as C's pow has it, from |x| to the power of y. */
+/* Returns C's pow(x, y), given `result` = |x|^y: fixes the sign and the special cases. */
 #define MPG_POWER_ENDS(name, T, magnitude_of, truncated, with_sign_of)                     \
   MPG_INLINE T name(T x, T y, T result) {                                                  \
     T magnitude = magnitude_of(x), halved = (T)0.5 * y;                                    \
@@ -52,18 +51,18 @@ MPG_INLINE double mpg_fma_double(double a, double b, double c) {
 #endif
 }
 
-#define MPG_DOUBLE_ROUNDER 0x1.8p52 /* x + this has round(x) in its low bits */
+#define MPG_DOUBLE_ROUNDER 0x1.8p52 /* x + MPG_DOUBLE_ROUNDER has round(x) in its low bits */
 #define MPG_DOUBLE_LOG2_E 0x1.71547652b82fep+0
 #define MPG_DOUBLE_LN2 0x1.62e42fefa39efp-1
 #define MPG_HALF_PI 0x1.921fb54442d18p+0
 #define MPG_DOUBLE_LN2_HIGH 0x1.62e42feep-1 /* 32 bits: its product with an exponent is exact */
 #define MPG_DOUBLE_LN2_LOW 0x1.a39ef35793c76p-33
-/* Exponents wrap, as those of NaN are any number. */
+/* 2^n. Unsigned, so that the arbitrary exponents of NaN wrap. */
 MPG_INLINE double mpg_double_power_of_two(uint64_t n) {
   return mpg_double_from_bits((n + 1023) << 52);
 }
 
-/* x = n ln 2 + r, |r| <= ln 2 / 2; returns r. */
+/* Reduces x = n ln 2 + r, |r| <= ln 2 / 2; returns r. */
 MPG_INLINE double mpg_double_exp_rest(double x, uint64_t *n) {
   double shifted = mpg_fma_double(x, MPG_DOUBLE_LOG2_E, MPG_DOUBLE_ROUNDER);
   double whole = shifted - MPG_DOUBLE_ROUNDER;
@@ -77,7 +76,7 @@ MPG_INLINE double mpg_double_expm1_near(double r) { /* |r| <= ln 2 / 2 */
                1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5);
   return mpg_fma_double(q, r * r, r);
 }
-/* y times 2^n, in two factors: the result may be subnormal, or overflow. */
+/* y * 2^n in two factors, since the result may be subnormal or overflow. */
 MPG_INLINE double mpg_double_scaled(double y, uint64_t n) {
   uint64_t half = ((n + 2048) >> 1) - 1024;
   return y * mpg_double_power_of_two(half) * mpg_double_power_of_two(n - half);
@@ -90,7 +89,7 @@ MPG_INLINE double mpg_exp(double x) {
   return mpg_double_scaled(1.0 + mpg_double_expm1_near(r), n);
 }
 
-MPG_INLINE double mpg_sigmoid(double x) { /* 0 where exp(-x) is not below 2^1023.5 */
+MPG_INLINE double mpg_sigmoid(double x) { /* 0 if exp(-x) >= 2^1023.5 */
   double magnitude = fabs(x), bounded = copysign(magnitude > 709.43 ? 709.43 : magnitude, x);
   uint64_t n;
   double y = 1.0 + mpg_double_expm1_near(mpg_double_exp_rest(-bounded, &n));
@@ -102,7 +101,7 @@ MPG_INLINE double mpg_expm1(double x) {
   double bounded = x < -40.0 ? -40.0 : x > 710.0 ? 710.0 : x;
   uint64_t n;
   double y = mpg_double_expm1_near(mpg_double_exp_rest(bounded, &n));
-  double scale = mpg_double_power_of_two(n - 1); /* half of it, as 2^1024 is not a double */
+  double scale = mpg_double_power_of_two(n - 1); /* halved, since 2^1024 is not a double */
   double result = mpg_fma_double(scale, y, scale - 0.5) * 2.0;
   return n == 0 ? x == 0.0 ? x : y : result;
 }
@@ -120,7 +119,7 @@ MPG_INLINE double mpg_double_log_of_parts(double f, double e) {
 /* x = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); x positive and normal. */
 MPG_INLINE double mpg_double_log_parts(double x, double *exponent) {
   uint64_t shifted = mpg_double_bits(x) - 0x3fe6a09e667f3bcdu;
-  uint64_t biased = (shifted >> 52) ^ 0x800; /* the signed exponent, and 2048 */
+  uint64_t biased = (shifted >> 52) ^ 0x800; /* the signed exponent + 2048 */
   *exponent = mpg_double_from_bits(0x4338000000000000u + biased) - (MPG_DOUBLE_ROUNDER + 2048.0);
   return mpg_double_from_bits((shifted & 0x000fffffffffffffu) + 0x3fe6a09e667f3bcdu) - 1.0;
 }
@@ -133,7 +132,8 @@ MPG_INLINE double mpg_log(double x) {
   return mpg_double_log_special(x, mpg_double_log_of_parts(f, e - (subnormal ? 54.0 : 0.0)));
 }
 
-/* log(x) * factor, where factor * ln 2 is `two`, in two parts: its products are exact. */
+/* log(x) * factor, where factor * ln 2 is `two` + `two_low`; `two` has few bits, so that its
+ * products are exact. */
 MPG_INLINE double mpg_double_log_of_base(double x, double factor, double two, double two_low) {
   int subnormal = x < 0x1p-1022;
   double e, f = mpg_double_log_parts(x * (subnormal ? 0x1p54 : 1.0), &e);
@@ -150,7 +150,7 @@ MPG_INLINE double mpg_log10(double x) {
 
 MPG_INLINE double mpg_log1p(double x) {
   double u = 1.0 + x, e;
-  double lost = x > 1.0 ? 1.0 - (u - x) : x - (u - 1.0); /* what rounding took from u */
+  double lost = x > 1.0 ? 1.0 - (u - x) : x - (u - 1.0); /* rounding error of u */
   double f = mpg_double_log_parts(u, &e);
   double y = mpg_double_log_of_parts(f, e) + lost / u;
   return mpg_double_log_special(u, u == 1.0 ? x : y);
@@ -162,7 +162,7 @@ MPG_INLINE double mpg_tanh(double x) {
   return copysign(t / (t + 2.0), x);
 }
 
-/* 1 - erf(u) = exp(-E(u)); beyond 6 there is nothing left of it. */
+/* 1 - erf(u) = exp(-E(u)), which is negligible beyond 6. */
 MPG_INLINE double mpg_erf(double x) {
   double t = fabs(x), s = x * x;
   double p = MPG_POLY(mpg_fma_double, s, -0x1.acaea087ef4a3p-31, 0x1.d77462fec50a4p-27,
@@ -185,13 +185,13 @@ MPG_INLINE double mpg_erf(double x) {
   return t < 1.0 ? near : far;
 }
 
-/* Sine and cosine, as in vector_math.h: right up to this magnitude. */
+/* Sine and cosine as in vector_math.h, accurate up to this magnitude. */
 #define MPG_DOUBLE_TRIG_LIMIT 0x1p22
 MPG_INLINE double mpg_double_quarter_turns(double x, uint64_t *quarter, double *over) {
   double shifted = mpg_fma_double(x, 0x1.45f306dc9c883p-1, MPG_DOUBLE_ROUNDER);
   double whole = shifted - MPG_DOUBLE_ROUNDER;
   *quarter = mpg_double_bits(shifted);
-  /* pi / 2 in four parts, of which three have 26 bits at most */
+  /* pi / 2 in four parts; the first three have at most 26 bits */
   double high = mpg_fma_double(whole, -0x1.921fb5p+0, x);
   high = mpg_fma_double(whole, -0x1.110b46p-26, high);
   double r = mpg_fma_double(whole, -0x1.1a6262p-54, high);
@@ -236,8 +236,8 @@ MPG_INLINE double mpg_tan_limited(double x) {
   return (odd ? cosine : sine) / (odd ? -sine : cosine);
 }
 
-/* The remainder of x / y with the sign of y, of finite numbers whose quotient is not too large: a
- * product that is subtracted exactly. */
+/* Remainder of x / y with the sign of y, for finite numbers with a limited quotient: the product is
+ * subtracted exactly. */
 #ifdef MPG_MATH_FUSED
 #define MPG_DOUBLE_REMAINDER_NEAR(x, y) \
   ((fabs(x) < fabs(y) * 0x1p50) & (fabs(y) < (double)INFINITY))
@@ -254,7 +254,7 @@ MPG_INLINE double mpg_remainder_limited(double x, double y) {
 #ifdef MPG_MATH_FUSED
 MPG_POWER_ENDS(mpg_double_power_ends, double, fabs, trunc, copysign)
 
-/* x to the power of y: the logarithm in two numbers, with a relative error of 2^-66. */
+/* x^y with the logarithm as a sum of two doubles, relative error 2^-66. */
 MPG_INLINE double mpg_pow(double x, double y) {
   double magnitude = fabs(x);
   int subnormal = magnitude < 0x1p-1022;

@@ -1,14 +1,13 @@
-/* Functions of float that are computed in double, by polynomials just long enough for a float: the
- * largest error is 0.51 units of the last place. Without branches, as in vector_math.h. GPUs use
- * their own library. Stateless; any thread.
+/* Branch-free float functions computed in double, with polynomials just long enough for a float.
+ * The maximum error is 0.51 ULPs. GPUs use their own library. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_MIXED_H
 #define KERNELS_COMMON_VECTOR_MATH_MIXED_H
 
 #include "kernels/common/vector_math_double.h"
 
-#define MPG_TAN_LIMIT 0x1p20f     /* mpg_tanf_limited is right up to this magnitude */
-#define MPG_GAMMALN_LIMIT (-2.0f) /* mpg_gammalnf_limited is right above this */
+#define MPG_TAN_LIMIT 0x1p20f     /* mpg_tanf_limited is accurate up to this magnitude */
+#define MPG_GAMMALN_LIMIT (-2.0f) /* mpg_gammalnf_limited is accurate above this */
 
 #ifdef __CUDACC__
 #define mpg_powf(x, y) powf(x, y)
@@ -25,19 +24,19 @@
 #define mpg_gammalnf_limited(x) ((float)lgamma(x))
 #else
 
-/* e ln 2 + log(1 + f), |f| as mpg_double_log_parts has it; relative error 2^-43. */
+/* e ln 2 + log(1 + f), with f as mpg_double_log_parts returns it; relative error 2^-43. */
 MPG_INLINE double mpg_short_log_of_parts(double f, double e) {
   double s = f / (2.0 + f), z = s * s;
   double q = MPG_POLY(mpg_fma_double, z, 0x1.8c9ae3387ea30p-3, 0x1.c67a06c4c8684p-3,
                       0x1.249325b9dada7p-2, 0x1.999998c863873p-2, 0x1.5555555565332p-1);
   return mpg_fma_double(e, MPG_DOUBLE_LN2, mpg_fma_double(s * z, q, s + s));
 }
-MPG_INLINE double mpg_short_log(double x) { /* of a positive normal number */
+MPG_INLINE double mpg_short_log(double x) { /* for a positive normal number */
   double e, f = mpg_double_log_parts(x, &e);
   return mpg_short_log_of_parts(f, e);
 }
-MPG_INLINE double mpg_short_log1p(
-    double x) { /* of a number from 0 to below 2^1000; relative error 2^-43 */
+/* log(1 + x) for 0 <= x < 2^1000; relative error 2^-43. */
+MPG_INLINE double mpg_short_log1p(double x) {
   double u = 1.0 + x, e;
   double lost = x > 1.0 ? 1.0 - (u - x) : x - (u - 1.0);
   double f = mpg_double_log_parts(u, &e); /* u = 2^e (1 + f) */
@@ -46,7 +45,8 @@ MPG_INLINE double mpg_short_log1p(
   return mpg_short_log_of_parts(mpg_fma_double(lost, scale, f), e);
 }
 
-/* With relative error 2^-34; beyond the range of floats, some double that is. */
+/* exp(x) with relative error 2^-34. Beyond the range of floats, the result is only known to exceed
+ * that range as well. */
 MPG_INLINE double mpg_short_exp(double x) {
   double magnitude = fabs(x), bounded = copysign(magnitude > 200.0 ? 200.0 : magnitude, x);
   double shifted = mpg_fma_double(bounded, MPG_DOUBLE_LOG2_E, MPG_DOUBLE_ROUNDER);
@@ -59,12 +59,12 @@ MPG_INLINE double mpg_short_exp(double x) {
 
 MPG_POWER_ENDS(mpg_power_ends, float, fabsf, truncf, copysignf)
 
-/* x to the power of y as C's powf has it, signs, zeros, infinities and NaN included. */
+/* C's powf(x, y), including signs, zeros, infinities and NaN. */
 MPG_INLINE float mpg_powf(float x, float y) {
   float magnitude = fabsf(x);
   double logarithm = mpg_short_log((double)magnitude);
   logarithm = magnitude == 0.0f ? -(double)INFINITY : logarithm;
-  logarithm = magnitude < INFINITY ? logarithm : (double)magnitude; /* NaN, too */
+  logarithm = magnitude < INFINITY ? logarithm : (double)magnitude; /* also keeps NaN */
   float result = (float)mpg_short_exp((double)y * logarithm);
   return mpg_power_ends(x, y, result);
 }
@@ -97,7 +97,7 @@ MPG_INLINE float mpg_atanf(float x) {
   return copysignf((float)(large ? MPG_HALF_PI - y : y), x);
 }
 
-/* Of |x|: where it is at most 1/2, its arc sine; else half its arc cosine. */
+/* arcsin |x| if |x| <= 1/2, else half of arccos |x|. */
 MPG_INLINE double mpg_arc_reduced(float magnitude) {
   double wide = magnitude, half = 0.5 - 0.5 * wide;
   double z = magnitude > 0.5f ? sqrt(half) : wide, s = magnitude > 0.5f ? half : wide * wide;
@@ -137,8 +137,8 @@ MPG_INLINE float mpg_atanhf(float x) {
   return copysignf(wide <= 1.0 ? y : NAN, x);
 }
 
-/* |x|^(-1/3), times 2^8 where |x| is `scaled` by 2^24: an estimate from the bits, then two steps of
- * a series. */
+/* |x|^(-1/3), times 2^8 if |x| is `scaled` by 2^24: an estimate from the bits, then two steps of a
+ * series. */
 MPG_INLINE double mpg_inverse_cube_root(float scaled) {
   float third = (float)(int32_t)mpg_float_bits(scaled) * (1.0f / 3);
   float y = mpg_float_from_bits((uint32_t)(0x54a20000 - (int32_t)third));
@@ -163,7 +163,7 @@ MPG_INLINE float mpg_rcbrtf(float x) {
   return ((magnitude > 0.0f) & (magnitude < INFINITY)) ? y : 1.0f / x;
 }
 
-/* erfinv(x) = x f(w), w = -log(1 - x^2); for larger w, f is a polynomial of the root of w. */
+/* erfinv(x) = x f(w), w = -log(1 - x^2); for larger w, f is a polynomial in sqrt(w). */
 MPG_INLINE float mpg_erfinvf(float x) {
   double wide = x, w = -mpg_short_log(mpg_fma_double(-wide, wide, 1.0)), t = sqrt(w);
   double near = MPG_POLY(mpg_fma_double, w, -0x1.4569c9873bfb5p-36, 0x1.74110c394c762p-31,
@@ -180,9 +180,9 @@ MPG_INLINE float mpg_erfinvf(float x) {
   return fabsf(x) <= 1.0f ? y : NAN;
 }
 
-/* log |gamma(x)| of x above -2, with an absolute error of 2^-32; near its zeros at 1 and 2 that is
- * a relative one. Below 3: of y = x, or x + 1 or x + 3 in [1, 3), less the logarithm of the factors
- * between; else Stirling's formula. */
+/* log |gamma(x)| for x > -2, with an absolute error of 2^-32, which is relative near the zeros 1
+ * and 2. Below 3 it evaluates y = x, x + 1 or x + 3 in [1, 3) and subtracts the logarithm of the
+ * factors between; otherwise Stirling's formula. */
 MPG_INLINE double mpg_short_gammaln(double x) {
   int large = x >= 3.0;
   double y = x < 0.0 ? x + 3.0 : x < 1.0 ? x + 1.0 : x;
@@ -195,7 +195,7 @@ MPG_INLINE double mpg_short_gammaln(double x) {
       -0x1.e9401deb032dcp-18, 0x1.7bde830d3d656p-15, -0x1.80b81f92abc9ap-14, 0x1.76d337b672f9cp-13,
       -0x1.a583f72a17785p-12, 0x1.e07feb35466e9p-11, -0x1.146c47fe236c4p-9, 0x1.4794a8e71744bp-8,
       -0x1.95cd7d28d0476p-7, 0x1.0e0ca2807680fp-5, -0x1.9ae6512eea43dp-4, 0x1.b0ee6070b98e8p-2);
-  double near = mpg_fma_double((y - 1.0) * v, p, 0.0 - logarithm); /* no -0 */
+  double near = mpg_fma_double((y - 1.0) * v, p, 0.0 - logarithm); /* avoids -0 */
   double inverse = 1.0 / x, u = inverse * inverse;
   double q = MPG_POLY(mpg_fma_double, u, 0x1.08851f1c71bfcp-11, -0x1.295dcca766b76p-11,
                       0x1.9f8e7c324ff5dp-11, -0x1.6c1649269bbe8p-9, 0x1.55555553352ecp-4);
@@ -206,7 +206,7 @@ MPG_INLINE float mpg_gammalnf_limited(float x) {
   float y = (float)mpg_short_gammaln((double)x);
   return x < INFINITY ? y : x;
 }
-/* Below 0 by reflection: pi / (sin(pi x) gamma(1 - x)). */
+/* Gamma function; negative arguments use the reflection pi / (sin(pi x) gamma(1 - x)). */
 MPG_INLINE float mpg_gammaf(float x) {
   double wide = x, above = x < 0.0f ? 1.0 - wide : wide;
   double g = mpg_short_exp(mpg_short_gammaln(above));
@@ -222,8 +222,8 @@ MPG_INLINE float mpg_gammaf(float x) {
   return x < INFINITY ? y : x;
 }
 
-/* The remainder of x / y with the sign of y, of finite numbers whose quotient is not too large:
- * exact in double. */
+/* Remainder of x / y with the sign of y, for finite numbers with a limited quotient: exact in
+ * double. */
 #define MPG_REMAINDER_NEAR(x, y) ((fabsf(x) < fabsf(y) * 0x1p28f) & (fabsf(y) < INFINITY))
 MPG_INLINE float mpg_remainderf_limited(float x, float y) {
   double quotient = (double)x / (double)y;

@@ -1,12 +1,11 @@
-/* Facts about a kernel's views, for every backend. Stateless; any thread. */
+/* Properties of a kernel's views, for every backend. Stateless; any thread. */
 #ifndef KERNELS_COMMON_VIEW_H
 #define KERNELS_COMMON_VIEW_H
 
 #include "op/kernel.h"
 
-static inline size_t item_of(const mpg_view *view) {
-  return mpg_dtype_size(view->desc.dtype);
-} /* bytes of an element */
+/* Returns the bytes per element. */
+static inline size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
 static inline int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
 static inline size_t bytes_of(const mpg_view *view) {
   return (size_t)count_of(view) * item_of(view);
