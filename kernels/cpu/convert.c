@@ -4,7 +4,7 @@
 #include "kernels/common/index.h"
 #include "kernels/cpu/halves.h"
 
-/* In groups; their last elements one by one. */
+/* Converts whole groups, then the remaining elements one by one. */
 #define HALF_LOOPS(suffix, to_float, from_float)                                                 \
   static void load_##suffix(const uint16_t *restrict source, float *restrict target,             \
                             int64_t count) {                                                     \
@@ -29,7 +29,7 @@ HALF_LOOPS(bf16, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
     return;                                                     \
   } while (0)
 
-/* From a dtype's elements to a compute type. */
+/* Converts a dtype's elements to a compute type. */
 #define LOADER(suffix, T)                                                                 \
   static void load_##suffix(mpg_dtype dtype, const void *from, void *to, int64_t count) { \
     switch (dtype) {                                                                      \
@@ -49,8 +49,8 @@ LOADER(f64, double)
 LOADER(i32, int32_t)
 LOADER(i64, int64_t)
 
-/* And back. `W` is the integer that values pass through on their way to 8 bits, so that they wrap
- * around. */
+/* Converts a compute type to a dtype. Values pass through the integer type W on their way to 8
+ * bits, so that they wrap around. */
 #define STORER(suffix, T, W)                                                               \
   static void store_##suffix(mpg_dtype dtype, const void *from, void *to, int64_t count) { \
     switch (dtype) {                                                                       \
@@ -148,8 +148,8 @@ void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t ind
     memmove(to, values, (size_t)count * size);
     return;
   }
-  for (int64_t done = 0; done < count;
-       done += MPG_CPU_BLOCK) { /* any count: the sources need not be one block */
+  /* The count is arbitrary, since the source need not be a single block. */
+  for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK) {
     int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;
     store_block(compute, dtype,
                 (const char *)values + done * (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)),
@@ -162,7 +162,7 @@ void mpg_cpu_scalar(mpg_compute compute, mpg_dtype dtype, double value, void *re
     uint64_t element;
     store_block(MPG_COMPUTE_F64, dtype, &value, &element, 1);
     load_block(compute, dtype, &element, result, 1);
-  } else if (compute == MPG_COMPUTE_I32) { /* within the range of what is computed in, so that
+  } else if (compute == MPG_COMPUTE_I32) { /* clamps to the compute type's range, so that
                                               comparisons with large numbers hold */
     int64_t whole = mpg_whole(value);
     *(int32_t *)result = whole > INT32_MAX   ? INT32_MAX

@@ -1,7 +1,7 @@
-/* Blocks of elements between dtypes. Kernels compute in one of four types: float (for float16 and
- * bfloat16 too), double, int32_t (for the 8-bit integers and bool too) and int64_t; other dtypes
- * pass through a buffer of MPG_CPU_BLOCK elements. A conversion is C's; to bool it is `!= 0`;
- * floats beyond an integer's range give what the processor gives. Stateless; any thread.
+/* Conversion of blocks of elements between dtypes. Kernels compute in one of four types: float
+ * (also for float16 and bfloat16), double, int32_t (also for 8-bit integers and bool) and int64_t.
+ * Other dtypes pass through a buffer of MPG_CPU_BLOCK elements. Conversions follow C; to bool it is
+ * `!= 0`. Floats outside an integer's range give the processor's result. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_CONVERT_H
 #define KERNELS_CPU_CONVERT_H
@@ -11,7 +11,7 @@
 
 enum { MPG_CPU_BLOCK = 512 };
 
-/* The types kernels compute in. */
+/* The types in which kernels compute. */
 typedef enum mpg_compute {
   MPG_COMPUTE_F32,
   MPG_COMPUTE_F64,
@@ -20,7 +20,7 @@ typedef enum mpg_compute {
   MPG_COMPUTE_COUNT
 } mpg_compute;
 
-/* The narrowest compute type that holds every value of the dtype. */
+/* Returns the narrowest compute type that holds every value of the dtype. */
 static inline mpg_compute mpg_compute_of(mpg_dtype dtype) {
   switch (dtype) {
     case MPG_FLOAT32:
@@ -31,7 +31,8 @@ static inline mpg_compute mpg_compute_of(mpg_dtype dtype) {
     default: return MPG_COMPUTE_I32;
   }
 }
-static inline mpg_dtype mpg_compute_dtype(mpg_compute compute) { /* the dtype stored just so */
+static inline mpg_dtype mpg_compute_dtype(mpg_compute compute) { /* the dtype with equal
+                                                                    representation */
   static const mpg_dtype dtypes[MPG_COMPUTE_COUNT] = {MPG_FLOAT32, MPG_FLOAT64, MPG_INT32,
                                                       MPG_INT64};
   return dtypes[compute];
@@ -49,34 +50,33 @@ typedef union mpg_block_buffer {
 
 #define mpg_cpu_load MPG_CPU_NAME(load)
 #define mpg_cpu_store MPG_CPU_NAME(store)
-/* Elements [index, index + count) of `data` as compute type: an address inside `data` where that is
- * their dtype already, else `buffer`, filled (count <= MPG_CPU_BLOCK). */
+/* Returns elements [index, index + count) of `data` in the compute type: a pointer into `data` if
+ * its dtype already has that type, else `buffer`, filled (count <= MPG_CPU_BLOCK). */
 const void *mpg_cpu_load(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index,
                          int64_t count, mpg_block_buffer *buffer);
-/* The same into `to`, any count of them. */
+/* Like mpg_cpu_load, but copies any number of elements to `to`. */
 #define mpg_cpu_load_all MPG_CPU_NAME(load_all)
 void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index,
                       int64_t count, void *to);
-/* Writes `count` values of the compute type to elements [index, ...) of `data`; nothing to do when
- * they lie there already. */
+/* Writes `count` values of the compute type to elements [index, ...) of `data`. Does nothing if
+ * `values` already points there. */
 void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count,
                    const void *values);
-/* All of an array of `count` halves to float and back, by the call's threads. */
+/* Converts an array of `count` halves to float and back, on the call's threads. */
 #define mpg_cpu_widen MPG_CPU_NAME(widen)
 #define mpg_cpu_narrow MPG_CPU_NAME(narrow)
 void mpg_cpu_widen(const mpg_kernel_call *call, mpg_dtype dtype, const void *half, int64_t count,
                    float *wide);
 void mpg_cpu_narrow(const mpg_kernel_call *call, mpg_dtype dtype, const float *wide, int64_t count,
                     void *half);
-/* Where a kernel may put results for mpg_cpu_store: in `data` itself where the dtype allows, else
+/* Returns the buffer for results of mpg_cpu_store: the elements of `data` if the dtype allows, else
  * `buffer`. */
 static inline void *mpg_cpu_place(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index,
                                   mpg_block_buffer *buffer) {
   return mpg_compute_direct(compute, dtype) ? (char *)data + index * (int64_t)mpg_dtype_size(dtype)
                                             : (void *)buffer;
 }
-/* `value` as an element of `dtype` has it (0.1 is another number in float16), in the compute type.
- */
+/* Rounds `value` to `dtype` (0.1 differs in float16) and stores it in the compute type. */
 #define mpg_cpu_scalar MPG_CPU_NAME(scalar_value)
 void mpg_cpu_scalar(mpg_compute compute, mpg_dtype dtype, double value, void *result);
 

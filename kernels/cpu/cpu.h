@@ -1,9 +1,9 @@
-/* Declarations that CPU kernels share. Each file here is compiled once per instruction set
- * (MPG_ISA: base, v3, v4), so every symbol that is not static carries the set's name: define
- * kernels with MPG_CPU_KERNEL(name), other shared functions with MPG_CPU_NAME(name).
+/* Declarations shared by CPU kernels. Each file in this folder is compiled once per instruction set
+ * (MPG_ISA: base, v3, v4), so every non-static symbol carries the set's name: define kernels with
+ * MPG_CPU_KERNEL(name), other shared functions with MPG_CPU_NAME(name).
  *
- * Threads: a kernel runs on the worker of its device, or inline on the host with num_threads 1. Two
- * devices run at the same time, so kernels keep no state but in call->device.
+ * Threads: a kernel runs on its device's worker, or inline on the host with num_threads 1. Two
+ * devices run at the same time, so the only state of a kernel is in call->device.
  */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
@@ -22,8 +22,8 @@
 #include "op/ops.def"
 #undef MPG_OP_ROW
 
-/* Hints to the compiler for the loop that follows: to write out n steps at a time; that no step
- * reads what another one writes. */
+/* Hints for the loop that follows: MPG_UNROLL unrolls n iterations; MPG_INDEPENDENT promises that
+ * no iteration reads what a different one writes. */
 #define MPG_PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define MPG_UNROLL(n) MPG_PRAGMA(clang loop unroll_count(n))
@@ -33,8 +33,8 @@
 #define MPG_INDEPENDENT MPG_PRAGMA(GCC ivdep)
 #endif
 
-/* Vectors that the instruction set has. Wider ones GCC takes apart: it keeps them in memory, and
- * compares them element by element. */
+/* Widest vector of the instruction set. GCC splits wider ones: it keeps them in memory and compares
+ * them element by element. */
 #if defined(__AVX512F__)
 #define MPG_VECTOR_BYTES 64
 #elif defined(__AVX2__)
@@ -43,17 +43,17 @@
 #define MPG_VECTOR_BYTES 16
 #endif
 
-/* Calls body(context, begin, end) on pieces of [0, count), each a multiple of `grain` long but the
- * last, on up to call->num_threads threads; in this thread alone when there is only one piece. The
- * pieces' borders may depend on the number of threads: what is summed over must not. */
+/* Calls body(context, begin, end) on chunks of [0, count) on up to call->num_threads threads, or on
+ * this thread only if there is a single chunk. Chunk sizes are multiples of `grain`, except the
+ * last. Chunk boundaries may depend on the number of threads, so sums must not depend on them. */
 typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
 #define mpg_cpu_parallel_for MPG_CPU_NAME(parallel_for)
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
                           mpg_range_fn body, void *context);
 
-/* Bytes from one thread's buffer of `bytes` to the next one's: with a page in between, as
- * processors fetch ahead within one, which would take lines away from the other thread whenever it
- * has written them. */
+/* Returns the distance between two threads' buffers of `bytes` each. It leaves a page between them:
+ * processors prefetch within a page, which would take lines from the other thread after each of its
+ * writes. */
 static inline size_t mpg_cpu_buffer_step(size_t bytes) {
   return bytes ? mpg_align_up(bytes, 64) + 4096 : 0;
 }

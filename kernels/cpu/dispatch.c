@@ -1,4 +1,4 @@
-/* Chooses the build of the CPU kernels that this processor runs. */
+/* Selects the build of the CPU kernels for this processor. */
 #include "kernels/cpu/dispatch.h"
 
 #include <stdlib.h>
@@ -49,7 +49,7 @@ static size_t choice(void) {
   const char *wanted = getenv("MPGLUON_ISA_RUN");
   bool skip = wanted && *wanted;
   for (size_t i = 0;; i++) {
-    if (!choices[i].name) { /* nothing fits: take what is nearest to always working */
+    if (!choices[i].name) { /* none fits: use the most widely supported build */
       if (!skip) return i ? i - 1 : 0;
       skip = false;
       i = (size_t)-1;

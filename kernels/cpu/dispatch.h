@@ -1,5 +1,6 @@
-/* Which build of the CPU kernels this processor runs: the best instruction set that was built and
- * that it has. The setting MPGLUON_ISA_RUN (base, v3, v4) picks a lesser one. Any thread.
+/* Selects the build of the CPU kernels: the best instruction set that was built and that the
+ * processor supports. The setting MPGLUON_ISA_RUN (base, v3, v4) selects a lesser one. Any
+ * thread.
  */
 #ifndef KERNELS_CPU_DISPATCH_H
 #define KERNELS_CPU_DISPATCH_H

@@ -1,9 +1,9 @@
-/* An operand of a broadcast written out over short rows, so that one loop runs over many of them.
+/* Expands a broadcast operand over short rows, so that one loop covers many rows.
  *
- * Dimensions are given as binary.c and reduce.c collapse them: innermost first, strides in
- * elements, 0 where the operand is broadcast. A row is the innermost dimension. Stores go a vector
- * at a time, beyond the end of a row and then over it: `out` has room for MPG_EXPAND_SLACK bytes
- * more. Stateless; any thread.
+ * Dimensions are collapsed as in binary.c and reduce.c: innermost first, strides in elements, 0 if
+ * the operand is broadcast. A row is the innermost dimension. Stores write whole vectors, past the
+ * end of a row, and the next row overwrites the excess. `out` therefore needs MPG_EXPAND_SLACK
+ * extra bytes. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_EXPAND_H
 #define KERNELS_CPU_EXPAND_H
@@ -13,13 +13,13 @@
 #include "kernels/cpu/convert.h"
 
 enum {
-  MPG_EXPAND_ROW = 256, /* elements of the longest row that counts as short */
+  MPG_EXPAND_ROW = 256, /* maximum elements of a short row */
   MPG_EXPAND_SLACK = 64,
 };
 
 typedef char mpg_expand_buffer[MPG_CPU_BLOCK * 8 + MPG_EXPAND_SLACK] __attribute__((aligned(64)));
 
-/* `rows` rows, each one element, `n` times. */
+/* Writes `rows` rows that repeat one element `n` times each. */
 static inline void mpg_expand_elements(size_t size, const char *from, int64_t n, int64_t rows,
                                        char *out) {
 #define EXPAND(T)                                                                     \
@@ -43,7 +43,7 @@ static inline void mpg_expand_elements(size_t size, const char *from, int64_t n,
 #undef EXPAND
 }
 
-/* One row of `bytes` bytes, `rows` times. */
+/* Writes one row of `bytes` bytes `rows` times. */
 static inline void mpg_expand_row(const char *from, int64_t bytes, int64_t rows, char *out) {
   typedef uint8_t vector __attribute__((vector_size(64), aligned(1), may_alias));
   char row[MPG_EXPAND_ROW * 8 + MPG_EXPAND_SLACK];
@@ -54,7 +54,7 @@ static inline void mpg_expand_row(const char *from, int64_t bytes, int64_t rows,
       *(vector *)(void *)(out + i) = *(const vector *)(const void *)(row + i);
 }
 
-/* Rows [row, row + rows) of all; dims[0] <= MPG_EXPAND_ROW. */
+/* Expands rows [row, row + rows) of the operand; dims[0] <= MPG_EXPAND_ROW. */
 static inline void mpg_expand(const char *data, size_t size, int ndim, const int64_t *dims,
                               const int64_t *strides, int64_t row, int64_t rows, char *out) {
   int64_t n = dims[0], length = ndim > 1 ? dims[1] : 1, step = ndim > 1 ? strides[1] : 0;

@@ -1,6 +1,6 @@
-/* Groups of 16 elements of float16 and bfloat16 as floats, which compilers keep in registers. By
- * hand: GCC does not vectorise conversions of float16, and takes longer to pack bfloat16. Vector
- * and scalar forms give the same bits. Stateless; any thread.
+/* Groups of 16 float16 or bfloat16 elements as floats, which compilers keep in registers. Written
+ * by hand because GCC does not vectorize float16 conversions and is slower at packing bfloat16.
+ * Vector and scalar forms give the same bits. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_HALVES_H
 #define KERNELS_CPU_HALVES_H
@@ -42,12 +42,13 @@ MPG_HALVES_INLINE void mpg_load_bf16(const uint16_t *source, float *target) {
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_bfloat16_to_float(source[i]);
 }
 #if defined(__AVX2__) && !defined(__AVX512F__)
-MPG_HALVES_INLINE __m256i mpg_rounded_lanes(__m256i bits) { /* as below, of no foreign NaN */
+MPG_HALVES_INLINE __m256i mpg_rounded_lanes(__m256i bits) { /* no foreign NaN: see
+                                                               mpg_computed_lanes */
   __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   bits = _mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff));
   return _mm256_srli_epi32(_mm256_add_epi32(bits, even), 16);
 }
-MPG_HALVES_INLINE __m256i mpg_bfloat16_lanes(__m256 values) { /* in the lower half of each */
+MPG_HALVES_INLINE __m256i mpg_bfloat16_lanes(__m256 values) { /* in the low half of each lane */
   __m256i bits = _mm256_castps_si256(values);
   __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
   __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -76,10 +77,11 @@ MPG_HALVES_INLINE void mpg_store_bf16(const float *source, uint16_t *target) {
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_float_to_bfloat16(source[i]);
 #endif
 }
-/* Of floats computed from halves: their NaNs are those of halves, or the processor's own, which
- * rounding leaves NaNs. */
+/* Rounds floats that were computed from halves. Their NaNs come from halves or from the processor,
+ * and rounding keeps both NaNs. */
 #if defined(__AVX512F__)
-MPG_HALVES_INLINE __m512i mpg_computed_lanes(const float *source) { /* in the upper half of each */
+MPG_HALVES_INLINE __m512i mpg_computed_lanes(const float *source) { /* in the high half of each
+                                                                       lane */
   __m512i bits = _mm512_loadu_si512(source);
   __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
   __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
@@ -101,7 +103,7 @@ MPG_HALVES_INLINE void mpg_store_computed_bf16(const float *source, uint16_t *ta
   mpg_store_bf16(source, target);
 #endif
 }
-/* Of floats that halves have exactly, so that nothing is to be rounded. */
+/* Stores floats that are exactly representable as halves, without rounding. */
 MPG_HALVES_INLINE void mpg_store_exact_f16(const float *source, uint16_t *target) {
   mpg_store_f16(source, target);
 }

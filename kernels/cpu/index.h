@@ -19,7 +19,7 @@ static inline int64_t mpg_index_at(const mpg_view *view, int64_t i) {
   }
 }
 
-/* Stores a whole number as an element of the view's dtype. */
+/* Stores an integer as an element of the view's dtype. */
 static inline void mpg_index_store(const mpg_view *view, int64_t i, int64_t value) {
   switch (view->desc.dtype) {
     case MPG_FLOAT32: ((float *)view->data)[i] = (float)value; return;

@@ -1,4 +1,4 @@
-/* The one parallel region of elementwise work. */
+/* The parallel loop of elementwise kernels. */
 #include "kernels/cpu/cpu.h"
 
 void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,

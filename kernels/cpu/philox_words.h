@@ -13,8 +13,9 @@
     c3 = (uint32_t)p0;                                                         \
   } while (0)
 
-/* Words [first, first + count) of a call's stream, as an address in `buffer`, which holds count
- * + 8. The rounds of mpg_philox are written out, so that the loop over blocks is vectorised. */
+/* Computes words [first, first + count) of a call's stream. Returns their address in `buffer`,
+ * which holds count + 8. The rounds of mpg_philox are inlined, so that the loop over blocks is
+ * vectorized. */
 static inline const uint32_t *mpg_philox_words(mpg_random_key key, uint64_t first, int64_t count,
                                                uint32_t *buffer) {
   uint64_t block = first >> 2;

@@ -1,5 +1,4 @@
-/* The kernel column of the op table for this instruction set. A promised kernel that is missing
- * does not link. */
+/* The kernel column of the op table for this instruction set. A missing kernel is a link error. */
 #include "kernels/cpu/cpu.h"
 
 extern const mpg_kernel_fn MPG_CPU_NAME(table)[MPG_OP_COUNT];

@@ -1,5 +1,5 @@
-/* Collectives as single ops, on devices whose memory the host can read: everything by the device
- * that runs it. Sums are add_n's, in the order of the ranks. */
+/* Collectives as single ops on devices with host-readable memory. The device that runs the op moves
+ * all data itself. Sums are add_n's, in rank order. */
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
@@ -11,7 +11,7 @@ static size_t bytes_of(const mpg_view *view) {
   return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(view->desc.dtype);
 }
 
-/* The sum of the inputs' elements from `skipped` bytes on, as many as the output has. */
+/* Sums the inputs' elements from byte `skipped` on; the output's size gives their number. */
 static mpg_status sum(const mpg_kernel_call *call, size_t skipped, const mpg_view *output) {
   mpg_view parts[MPG_MAX_SPANNED];
   mpg_kernel_call adding = *call;

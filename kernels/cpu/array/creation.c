@@ -1,4 +1,4 @@
-/* Arrays from nothing, casts and plain copies. */
+/* Array creation, casts and plain copies. */
 #include "kernels/cpu/convert.h"
 #include "op/array/creation.h"
 
@@ -55,16 +55,16 @@ MPG_CPU_KERNEL(eye) {
   return MPG_OK;
 }
 
-/* value = start + (i / repeat) * step, computed in double, or in int64_t where the dtype is an
- * integer and so are both. */
+/* value = start + (i / repeat) * step. Computed in int64_t if the dtype, start and step are
+ * integers, else in double. */
 typedef struct range_plan {
   mpg_dtype dtype;
   void *out;
   mpg_steps by;
-  int64_t period; /* elements after which the values repeat */
+  int64_t period; /* elements per repetition of the values */
 } range_plan;
 
-/* Writes n values of one period, starting at step k. A vector loop if each value appears once. */
+/* Writes n values of one period, starting at step k. Vectorized if repeat is 1. */
 static void fill_steps(const mpg_steps *by, bool whole, int64_t k, int64_t n, void *values) {
   int64_t *integers = values;
   double *reals = values;
@@ -120,7 +120,7 @@ MPG_CPU_KERNEL(linspace) {
                   {params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1},
                   count > 0 ? count : 1};
   mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
-  if (params->endpoint && count > 1) /* exactly, whatever the steps rounded to */
+  if (params->endpoint && count > 1) /* exact, however the steps round */
     mpg_cpu_store(MPG_COMPUTE_F64, out->desc.dtype, out->data, count - 1, 1, &params->stop);
   return MPG_OK;
 }

@@ -1,6 +1,6 @@
-/* Gathering and scattering. Indices are first made safe positions (in scratch memory), then whole
- * slices are moved as bytes; only what adds looks at the dtype. Sums are taken in the order of the
- * indices: threads share out rows or columns of the result, never the indices. */
+/* Gathering and scattering. Indices are first resolved to valid positions (in scratch memory), then
+ * whole slices are moved as bytes; only additions depend on the dtype. Sums are taken in index
+ * order: threads split rows or columns of the result, never the indices. */
 #include <string.h>
 
 #include "kernels/common/view.h"
@@ -9,7 +9,7 @@
 #include "kernels/cpu/array/move.h"
 
 enum { GRAIN_BYTES = 32768 };
-enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's words; pick has clip and wrap */
+enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* modes of take; pick has clip and wrap */
 
 static int64_t grain_of(int64_t bytes) {
   return bytes >= GRAIN_BYTES ? 1 : GRAIN_BYTES / (bytes > 0 ? bytes : 1);
@@ -41,8 +41,8 @@ static mpg_status bad_index(const mpg_kernel_call *call, int64_t index, int64_t 
       call->op->name, (long long)index, (long long)size, (long long)low, (long long)size - 1);
 }
 
-/* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more,
- * 64-byte aligned). */
+/* Resolves all indices to positions in [0, size), in scratch memory. `extra` more bytes follow at
+ * *more, 64-byte aligned. */
 static mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size,
                           int mode, size_t extra, int64_t **positions, void **more) {
   int64_t count = count_of(indices);
@@ -59,14 +59,14 @@ static mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, 
   return MPG_OK;
 }
 
-/* --- Rows at positions ------------------------------------------------------------------------ */
+/* --- Gathering rows --------------------------------------------------------------------------- */
 
 typedef struct rows {
   const char *in;
   char *out;
   const int64_t *positions;
-  int64_t count, length; /* positions, and rows of the indexed dimension */
-  size_t bytes;          /* of a row */
+  int64_t count, length; /* number of positions; rows along the indexed dimension */
+  size_t bytes;          /* bytes per row */
 } rows;
 
 static void gather_rows(void *context, int64_t begin, int64_t end) {
@@ -105,17 +105,17 @@ MPG_CPU_KERNEL(take) {
 
 MPG_CPU_KERNEL(embedding) { return gather(call, &call->inputs[1], &call->inputs[0], 0, MODE_CLIP); }
 
-/* --- Adding rows at positions ----------------------------------------------------------------- */
+/* --- Scatter-add ------------------------------------------------------------------------------ */
 
 typedef struct sums {
   const void *in;
   void *out;
   const int64_t *positions;
   int64_t count, before, length, after;
-  mpg_dtype dtype; /* of `in` */
+  mpg_dtype dtype; /* dtype of `in` */
 } sums;
 
-/* Adds columns [first, last) of every row whose position lies in [low, high). */
+/* Adds columns [first, last) of every row whose position is in [low, high). */
 #define ADD_ROWS(name, type, sum_type, load)                                                      \
   static void add_##name(const sums *s, int64_t first, int64_t last, int64_t low, int64_t high) { \
     for (int64_t b = first / s->after; b * s->after < last; b++) {                                \
@@ -158,8 +158,8 @@ static void add_positions(void *context, int64_t begin, int64_t end) {
   add_rows(s, 0, s->before * s->after, begin, end);
 }
 
-/* out (before, length, after) = sum of the rows of in (before, count, after) at their positions.
- * `wide`: float memory of the size of out, for half-precision dtypes. */
+/* Scatter-add: adds the rows of in (before, count, after) to out (before, length, after) at their
+ * positions. `wide` is float memory of out's size, for half-precision dtypes. */
 static void scatter_add(const mpg_kernel_call *call, sums *s, const mpg_view *out, void *wide) {
   int64_t total = count_of(out), columns = s->before * s->after;
   if (total == 0) return;
@@ -203,7 +203,7 @@ MPG_CPU_KERNEL(take_back) {
   return MPG_OK;
 }
 
-/* --- One element a position ------------------------------------------------------------------- */
+/* --- One element per position ----------------------------------------------------------------- */
 
 typedef struct picks {
   char *many, *one; /* the array (before, length, after) and the elements (before, after) */
@@ -218,8 +218,8 @@ static void pick_range(void *context, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     int64_t index = mpg_index_at(p->index, i);
     index = p->wrap ? mpg_index_wrap(index, p->length) : mpg_index_clip(index, p->length);
-    int64_t row = p->after == 1 ? i : i / p->after,
-            column = p->after == 1 ? 0 : i % p->after; /* divisions are slow */
+    /* Avoids slow divisions. */
+    int64_t row = p->after == 1 ? i : i / p->after, column = p->after == 1 ? 0 : i % p->after;
     char *element = p->many + (size_t)((row * p->length + index) * p->after + column) * p->item;
     char *value = p->one + (size_t)i * p->item;
     copy_item(p->put ? element : value, p->put ? value : element, p->item);
@@ -293,7 +293,7 @@ typedef struct choice {
   const mpg_view *condition;
   const char *x, *y;
   char *out;
-  size_t item; /* bytes an element, or a row */
+  size_t item; /* bytes per element or row */
 } choice;
 
 enum { MASK_BLOCK = 1024 };
@@ -362,9 +362,10 @@ MPG_CPU_KERNEL(where) {
   return MPG_OK;
 }
 
-/* --- gather_nd and its like ------------------------------------------------------------------- */
+/* --- gather_nd and scatter_nd ----------------------------------------------------------------- */
 
-/* Columns of indices into an array of `shape` as row numbers; *inner: elements a row. */
+/* Resolves columns of indices into an array of `shape` to row numbers. *inner gets the elements per
+ * row. */
 static mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices,
                              const mpg_shape *shape, size_t extra, int64_t **positions,
                              int64_t *count, int64_t *inner, void **more) {
@@ -399,7 +400,7 @@ MPG_CPU_KERNEL(gather_nd) {
   return MPG_OK;
 }
 
-/* In the order of the indices, so that the last of equal ones stays. */
+/* Writes rows in index order, so that the last of equal indices wins. */
 static mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *values,
                                const mpg_view *indices) {
   const mpg_view *out = &call->outputs[0];
@@ -445,8 +446,8 @@ MPG_CPU_KERNEL(ravel) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(out);
   for (int64_t i = 0; i < count; i++) {
-    uint64_t position =
-        0; /* wraps around instead of overflowing, for indices that lie outside the shape */
+    /* unsigned: wraps around instead of overflowing if indices are outside the shape */
+    uint64_t position = 0;
     for (int d = 0; d < shape->count; d++)
       position = position * (uint64_t)shape->values[d] + (uint64_t)mpg_index_at(in, d * count + i);
     mpg_index_store(out, i, (int64_t)position);
@@ -474,10 +475,10 @@ MPG_CPU_KERNEL(unravel) {
 typedef struct sequences {
   const char *in;
   char *out;
-  const mpg_view *lengths; /* NULL: all full */
+  const mpg_view *lengths; /* NULL if all sequences are full */
   int64_t times, batch;
   bool time_first;
-  size_t bytes; /* of one step of one sequence */
+  size_t bytes; /* bytes of one step of one sequence */
 } sequences;
 
 static sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_t axis) {
@@ -515,7 +516,7 @@ MPG_CPU_KERNEL(sequence_reverse) {
   return MPG_OK;
 }
 
-/* The last step of a sequence; of one of length 0, its first. */
+/* Returns the last step of a sequence, or its first if the length is 0. */
 static size_t last_step(const sequences *s, int64_t b) {
   int64_t length = length_of(s, b);
   return step_at(s, length > 0 ? length - 1 : 0, b);

@@ -1,4 +1,4 @@
-/* Moves of elements between layouts. */
+/* Strided copies between layouts. */
 #include "kernels/cpu/array/move.h"
 
 #include <string.h>
@@ -7,18 +7,18 @@
 
 enum { GRAIN_BYTES = 32768, TILE = MPG_TURNED, SHORT = 8 };
 
-/* A move without its inner part: outer dimensions, and an inner row (or a plane to transpose) that
- * one call handles. Bytes throughout. */
+/* Move without its inner part: outer dimensions, and an inner row (or a plane to transpose) that
+ * one call handles. All sizes are in bytes. */
 typedef struct plan {
   int ndim; /* outer dimensions */
   int64_t dims[MPG_MOVE_NDIM], in_strides[MPG_MOVE_NDIM], out_strides[MPG_MOVE_NDIM];
-  int64_t count, in_step, out_step; /* the row */
+  int64_t count, in_step, out_step; /* inner row */
   int64_t item;
-  /* Transposes: number of adjacent rows in the input (row_in == item). Short rows: number of rows
-   * that one call moves. */
+  /* For transposes, the number of adjacent rows in the input (row_in == item). For short rows, the
+   * number of rows that one call moves. */
   int64_t rows, row_in, row_out;
   bool short_rows;
-  int64_t spread; /* not 0: so many neighbours, each `count` times one after the other */
+  int64_t spread; /* if not 0: number of neighbors, each repeated `count` times in a row */
   const char *in;
   char *out;
 } plan;
@@ -65,7 +65,7 @@ typedef struct plan {
       for (int64_t c = 0; c < count; c++)                                                          \
         ((type *)(void *)out)[c] = *(const type *)(const void *)(in + c * in_step);                \
   }                                                                                                \
-  /* Rows of at most SHORT elements that are adjacent in the result. */                            \
+  /* Moves rows of at most SHORT elements that are adjacent in the result. */                      \
   static void short_##type(const char *in, char *out, int64_t rows, int64_t row_in,                \
                            int64_t row_out, int64_t count, int64_t in_step) {                      \
     switch (count) {                                                                               \
@@ -75,7 +75,7 @@ typedef struct plan {
       default: short_##type##_of(in, out, rows, row_in, row_out, count, in_step); return;          \
     }                                                                                              \
   }                                                                                                \
-  /* A tile of a transpose: `rows` rows of `count`; the input's rows lie side by side. */          \
+  /* Transposes a tile: `rows` rows of `count`, adjacent in the input. */                          \
   static void tile_##type(const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, \
                           int64_t row_out) {                                                       \
     if (rows == TILE && count == TILE) {                                                           \
@@ -94,7 +94,7 @@ ROW(item8)
 ROW(item16)
 #undef ROW
 
-/* Pixels of three channels. */
+/* Items of three elements, such as pixels with three channels. */
 #define TRIPLES(size)                                                                           \
   static void row_triple##size(const char *in, char *out, int64_t count, int64_t in_step,       \
                                int64_t out_step) {                                              \
@@ -154,7 +154,7 @@ static void spread(int64_t item, const char *in, char *out, int64_t n, int64_t t
   }
 }
 
-/* Units [begin, end) are positions in the outer dimensions. */
+/* Moves units [begin, end), which are positions in the outer dimensions. */
 static void run_plan(void *context, int64_t begin, int64_t end) {
   const plan *p = context;
   int64_t index[MPG_MOVE_NDIM], rest = begin;
@@ -191,8 +191,8 @@ static void run_plan(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Cuts `dim` into pieces of `piece` (which divides it) by an outer dimension, so that threads can
- * share it. */
+/* Splits `dim` into pieces of size `piece`, a divisor, by adding an outer dimension that threads
+ * share. */
 static void split_dim(plan *p, int64_t *size, int64_t in_step, int64_t out_step, int64_t piece) {
   if (piece >= *size || *size % piece != 0 || p->ndim >= MPG_MOVE_NDIM) return;
   p->dims[p->ndim] = *size / piece;
@@ -201,7 +201,7 @@ static void split_dim(plan *p, int64_t *size, int64_t in_step, int64_t out_step,
   *size = piece;
 }
 
-/* Cuts a long item by an outer dimension, for the same reason. */
+/* Splits a long item by adding an outer dimension, for the same reason. */
 static void cut_item(plan *p) {
   int64_t piece = GRAIN_BYTES;
   if (p->item <= piece || p->ndim + 2 > MPG_MOVE_NDIM) return;
@@ -273,8 +273,8 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
       p.in_strides[i] = p.in_strides[i + 1];
       p.out_strides[i] = p.out_strides[i + 1];
     }
-    /* Strips of the input's rows, a cache line of each row of the result wide: memory comes fastest
-     * where it is read on and on. */
+    /* Strips of the input's rows, one cache line of each result row wide: memory bandwidth is
+     * highest for sequential reads. */
     int64_t line = item < 4 ? 64 / item : TILE;
     split_dim(&p, &p.count, p.in_step, p.out_step, p.count % line == 0 ? line : TILE);
     for (int64_t piece = 1024; piece >= TILE; piece /= 2)

@@ -9,15 +9,15 @@
 
 #define mpg_cpu_move MPG_CPU_NAME(move)
 #define mpg_cpu_fill MPG_CPU_NAME(fill)
-/* `item`: bytes an element. */
+/* Executes a move. `item` is the bytes per element. */
 void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out,
                   size_t item);
 /* Writes `count` elements of `item` bytes (1, 2, 4 or 8), each a copy of *value. */
 void mpg_cpu_fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item,
                   const void *value);
 
-/* memcpy of what a row has. C libraries begin to use an instruction for long copies at about 2 KB,
- * where it takes twice the time of loads and stores. */
+/* memcpy for runs of a row. From about 2 KB, C libraries use `rep movsb`, which takes twice as long
+ * as loads and stores at these sizes. */
 static inline void mpg_copy_run(char *out, const char *in, size_t bytes) {
   enum { CHUNK = 64, LONG = 32768 };
   if (bytes < CHUNK || bytes >= LONG) {

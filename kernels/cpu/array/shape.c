@@ -33,10 +33,10 @@ static uint64_t element_of(mpg_dtype dtype, double value) {
 
 typedef struct join_context {
   const mpg_kernel_call *call;
-  int64_t before; /* runs of each input */
+  int64_t before; /* runs per input */
 } join_context;
 
-/* Run after run of the result, so that it is written in order. */
+/* Writes the result run by run, in memory order. */
 static void join_runs(void *context, int64_t begin, int64_t end) {
   const join_context *p = context;
   const mpg_kernel_call *call = p->call;
@@ -51,7 +51,7 @@ static void join_runs(void *context, int64_t begin, int64_t end) {
 }
 
 static bool join_in_order(const mpg_kernel_call *call, int64_t before) {
-  enum { LEAST_RUN = 256, LEAST_RUNS = 64 }; /* else the moves are better: bytes, number */
+  enum { LEAST_RUN = 256, LEAST_RUNS = 64 }; /* minimum bytes and runs; else moves are faster */
   size_t total = bytes_of(&call->outputs[0]) / (size_t)before;
   if (before < LEAST_RUNS || total / (size_t)call->num_inputs < LEAST_RUN) return false;
   join_context context = {call, before};

@@ -1,9 +1,9 @@
 /* Sorting, top-k, arg-reductions.
  *
- * An element becomes an unsigned key whose order is the element's (descending: inverted). Keys of
- * up to 32 bits are packed with their index into one 64-bit number, so that sorting numbers is
- * stable by itself; longer keys travel with their index as pairs. Few out of many are found with a
- * heap, all others by radix sort. */
+ * Each element is mapped to an unsigned key with the same order (descending: inverted). Keys of up
+ * to 32 bits are packed with their index into one 64-bit number, so that sorting the numbers is
+ * stable; longer keys are paired with their index. A heap selects a few out of many; radix sort
+ * handles all other cases. */
 #include <omp.h>
 #include <string.h>
 
@@ -19,8 +19,8 @@ typedef struct pair {
 
 /* --- Keys ------------------------------------------------------------------------------------- */
 
-static inline uint32_t key_of_float(
-    float value) {                              /* without branches, for loops to be vectorised */
+/* Maps a float to its key, without branches so that loops are vectorized. */
+static inline uint32_t key_of_float(float value) {
   uint32_t bits = mpg_float_bits(value + 0.0f); /* -0 becomes 0 */
   uint32_t key = bits ^ ((uint32_t)((int32_t)bits >> 31) | 0x80000000u);
   return (bits & 0x7fffffffu) > 0x7f800000u ? UINT32_MAX : key;
@@ -34,7 +34,8 @@ static inline uint64_t key_of_double(double value) {
 }
 /* --- Sorting ---------------------------------------------------------------------------------- */
 
-/* The two forms differ in what is compared and how digits are read. */
+/* Insertion sort, LSD radix sort and heap. The instances differ in the comparison and the
+ * digits. */
 #define SORTING(type, name, less, key_bits, digit)                                                 \
   static void insertion_##name(type *items, int64_t n) {                                           \
     for (int64_t i = 1; i < n; i++) {                                                              \
@@ -44,7 +45,7 @@ static inline uint64_t key_of_double(double value) {
       items[j] = item;                                                                             \
     }                                                                                              \
   }                                                                                                \
-  /* Returns where the sorted items are: in `items` or in `other`. */                              \
+  /* LSD radix sort. Returns the sorted items: `items` or `other`. */                              \
   static type *sort_##name(type *items, type *other, int64_t n) {                                  \
     if (n <= SMALL) {                                                                              \
       insertion_##name(items, n);                                                                  \
@@ -66,7 +67,7 @@ static inline uint64_t key_of_double(double value) {
     }                                                                                              \
     return items;                                                                                  \
   }                                                                                                \
-  static void sift_##name(type *heap, int64_t size, int64_t at) { /* the largest is at the root */ \
+  static void sift_##name(type *heap, int64_t size, int64_t at) { /* max-heap */                   \
     type item = heap[at];                                                                          \
     for (;;) {                                                                                     \
       int64_t child = 2 * at + 1;                                                                  \
@@ -94,8 +95,8 @@ static inline uint64_t key_of_double(double value) {
       sift_##name(heap, size, 0);                                                                  \
     }                                                                                              \
   }
-/* Rank sort: moves each item to its rank, without branches, which short random rows would
- * mispredict. All items differ. */
+/* Rank sort: moves each item to its rank, without branches, which would be mispredicted for short
+ * random rows. All items differ. */
 static void rank_packed(uint64_t *items, int64_t n) {
   uint64_t sorted[RANKED];
   for (int64_t i = 0; i < n; i++) {
@@ -116,10 +117,10 @@ SORTING(pair, pairs, PAIR_LESS, 64, PAIR_DIGIT)
 /* --- Rows ------------------------------------------------------------------------------------- */
 
 typedef struct ordering {
-  const mpg_view *data, *values, *indices, *mask; /* results: NULL when not wanted */
+  const mpg_view *data, *values, *indices, *mask; /* results; NULL if not requested */
   int64_t before, n, after, k;
   bool ascending, packed;
-  uint64_t one; /* the mask's element */
+  uint64_t one; /* the mask's 1 */
   char *buffers;
   size_t buffer_bytes;
 } ordering;
@@ -133,10 +134,10 @@ static inline void copy_item(char *to, const char *from, size_t bytes) {
   }
 }
 
-/* Few out of many: a heap of them, and one pass over the others. */
+/* True if a heap selects the k best items in one pass over the row. */
 static bool takes_few(const ordering *p) { return p->n > SMALL && p->k <= p->n / 8; }
 
-/* The keys of a row's elements from i on. */
+/* Computes the keys of a row's elements, from element i on. */
 #define KEYS(type, key_of)                                                          \
   {                                                                                 \
     const type *x = (const type *)p->data->data + start + i * p->after;             \
@@ -179,8 +180,8 @@ static void load_items(const ordering *p, int64_t start, int64_t n, uint64_t *it
   }
 }
 
-/* The first of a row whose keys are packed, in order. Blocks in which no key is better than the
- * worst one so far are passed over; of equal keys the earlier one is better. */
+/* Returns the first k items of a row with packed keys, in order. Skips blocks in which no key beats
+ * the current worst one. Of equal keys, the earlier one wins. */
 static const uint64_t *order_packed(const ordering *p, int64_t start, uint64_t *items) {
   if (!takes_few(p)) {
     load_items(p, start, p->n, items);
@@ -206,7 +207,7 @@ static const uint64_t *order_packed(const ordering *p, int64_t start, uint64_t *
 static uint64_t wide_key(const ordering *p, int64_t start, int64_t i) {
   const uint64_t flip = p->ascending ? 0 : UINT64_MAX;
   int64_t at = start + i * p->after;
-  uint32_t narrow; /* of an axis whose indices do not fit into 32 bits */
+  uint32_t narrow; /* index along an axis that exceeds 32 bits */
   switch (p->data->desc.dtype) {
     case MPG_FLOAT64: return flip ^ key_of_double(((const double *)p->data->data)[at]);
     case MPG_INT64:
@@ -318,15 +319,16 @@ typedef struct search {
   bool smallest;
 } search;
 
-/* `type` as stored, `value_type` as compared. NaN (which differs from itself) beats every number.
- * Of neighbours the best is found first, chunk by chunk; then where it is, in its chunk. */
+/* `type` is the stored type and `value_type` the compared one. NaN (which differs from itself)
+ * beats every number. For contiguous elements, each chunk is first searched for its best value,
+ * then for the index of that value. */
 enum { SEARCH_LANES = 64, SEARCH_FEW = 8, SEARCH_CHUNK = 4096 };
 #define SEARCH(name, type, value_type, convert)                                                   \
   __attribute__((always_inline)) static inline bool better_##name(                                \
       value_type value, value_type best, bool smallest) {                                         \
     return smallest ? value < best : value > best;                                                \
   }                                                                                               \
-  /* The best of n elements, SEARCH_LANES at least; *nan: whether one is NaN. */                  \
+  /* Returns the best of n >= SEARCH_LANES elements. *nan is set if one is NaN. */                \
   __attribute__((always_inline)) static inline value_type best_##name(const type *x, int64_t n,   \
                                                                       bool smallest, bool *nan) { \
     value_type lane[SEARCH_LANES];                                                                \
@@ -350,7 +352,7 @@ enum { SEARCH_LANES = 64, SEARCH_FEW = 8, SEARCH_CHUNK = 4096 };
     *nan = any;                                                                                   \
     return best;                                                                                  \
   }                                                                                               \
-  /* The first element that is `best`, or NaN where `nan`; there is one. */                       \
+  /* Returns the index of the first `best`, or of the first NaN if `nan`. */                      \
   static int64_t first_##name(const type *x, int64_t n, value_type best, bool nan) {              \
     int64_t i = 0;                                                                                \
     for (; i + SEARCH_LANES <= n; i += SEARCH_LANES) {                                            \
@@ -380,7 +382,7 @@ enum { SEARCH_LANES = 64, SEARCH_FEW = 8, SEARCH_CHUNK = 4096 };
     }                                                                                             \
     return chunk + first_##name(x + chunk, n - chunk, best, nan);                                 \
   }                                                                                               \
-  /* Elements `step` apart, or few. */                                                            \
+  /* For strided elements, or few of them. */                                                     \
   __attribute__((always_inline)) static inline int64_t walk_##name(const type *x, int64_t n,      \
                                                                    int64_t step, bool smallest) { \
     value_type best = (value_type)convert(x[0]);                                                  \
@@ -448,7 +450,7 @@ MPG_CPU_KERNEL(argmin) {
   return run_search(call, &params->axis, true);
 }
 
-/* --- Along a dimension ------------------------------------------------------------------------ */
+/* --- Indexing along a dimension --------------------------------------------------------------- */
 
 static mpg_status move_along(const mpg_kernel_call *call, const mpg_view *dense,
                              const mpg_view *indexed, bool put) {

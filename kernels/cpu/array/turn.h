@@ -1,6 +1,6 @@
-/* Transposes of tiles of 16 by 16 elements. Lines of a matrix may be a multiple of a page apart,
- * where they share few places in a cache: a tile reads each line of its input once, and writes each
- * of its result once. Stateless; any thread.
+/* Transposes of tiles of 16 by 16 elements. Matrix lines may be a multiple of a page apart, so that
+ * they compete for few cache sets. A tile therefore reads each input line once and writes each
+ * result line once. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_ARRAY_TURN_H
 #define KERNELS_CPU_ARRAY_TURN_H
@@ -13,8 +13,8 @@
 enum { MPG_TURNED = 16 };
 #define MPG_TURN_INLINE static inline __attribute__((unused))
 
-/* Items as they are moved: several adjoining ones can move as one, which is then aligned only as
- * they are. */
+/* Units of copying. Several adjacent elements can move as one unit, which is then only aligned to
+ * the element. */
 typedef uint8_t item1;
 typedef uint16_t item2 __attribute__((aligned(1), may_alias));
 typedef uint32_t item4 __attribute__((aligned(1), may_alias));
@@ -23,8 +23,8 @@ typedef struct item16 {
   item8 words[2];
 } item16;
 
-/* mpg_turn_ITEM(in, out, in_step, row_out): element r of the tile's line c in `in`, lines in_step
- * bytes apart, becomes element c of line r in `out`, lines row_out bytes apart. */
+/* mpg_turn_ITEM(in, out, in_step, row_out): element r of line c in `in` becomes element c of line r
+ * in `out`. Input lines are in_step bytes apart, output lines row_out bytes. */
 #define TURN_BY_BUFFER(type)                                                                  \
   MPG_TURN_INLINE void mpg_turn_##type(const char *in, char *out, int64_t in_step,            \
                                        int64_t row_out) {                                     \
@@ -36,8 +36,8 @@ typedef struct item16 {
     }                                                                                         \
   }
 #if !defined(__clang__)
-/* By perfect shuffles of the rows in registers: element b of row a moves, in each of log2(n)
- * stages, to where the bits of (a, b) are rotated by one. */
+/* Transposes in registers by perfect shuffles: each of log2(n) stages moves element b of row a to
+ * the index whose bits are those of (a, b) rotated by one. */
 #define TURN_BY_SHUFFLES(type, name, T, n, stages, low, high)                                   \
   typedef T name##_lanes __attribute__((vector_size((n) * sizeof(T))));                         \
   __attribute__((always_inline)) static inline void name##_part(                                \
@@ -72,7 +72,7 @@ typedef struct item16 {
 TURN_BY_SHUFFLES(item2, words, uint16_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item4, floats, uint32_t, 16, 4, LOW_16, HIGH_16)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 8, 3, LOW_8, HIGH_8)
-#else /* 16 bytes at a time, of which one instruction interleaves the halves */
+#else /* 16 bytes at a time; one instruction interleaves their halves */
 TURN_BY_SHUFFLES(item2, words, uint16_t, 8, 3, LOW_8, HIGH_8)
 TURN_BY_SHUFFLES(item4, floats, uint32_t, 4, 2, LOW_4, HIGH_4)
 TURN_BY_SHUFFLES(item8, doubles, uint64_t, 2, 1, LOW_2, HIGH_2)

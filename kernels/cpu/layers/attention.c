@@ -1,8 +1,7 @@
-/* Attention without the matrix of scores: blocks of query rows against blocks of keys, with the
- * sums of the softmax kept up to date from block to block; backward, blocks of weights are worked
- * out again from those sums.
+/* Attention without a matrix of scores (FlashAttention): blocks of query rows against blocks of
+ * keys, with online softmax sums. Backward recomputes blocks of weights from those sums.
  *
- * Every element is summed over keys (or rows) in ascending order, block by block, whichever threads
+ * Every element is summed over keys (or rows) in ascending order, block by block, however threads
  * share the work.
  *
  * Sources: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
@@ -26,11 +25,12 @@ enum { TILE = 6 };
 enum { TILE = 4 };
 #endif
 
-/* Rows of the query and keys in a block: multiples of every tile's size, so that tiles never reach
- * beyond a block. */
-enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96, MOST_KEYS = 128 /* of any instance's block */ };
+/* Query rows and keys per block: multiples of every tile size, so that tiles never cross the end of
+ * a block. */
+enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96, MOST_KEYS = 128 /* maximum of all instances */ };
 
-typedef struct place { /* elements of type T from `data` on */
+/* Strided elements of type T, starting at `data`. */
+typedef struct place {
   char *data;
   int64_t by_batch, by_head, by_row;
 } place;
@@ -39,33 +39,34 @@ typedef struct attention {
   const mpg_kernel_call *call;
   int64_t batch, heads, rows, keys, width, value_width;
   place query, key, value, result, query_grad, key_grad, value_grad, grad, output;
-  const char *mask; /* NULL: none */
+  const char *mask; /* NULL if none */
   int64_t mask_batch, mask_head, mask_row, mask_key;
-  void *sums; /* of each head: the largest score of each row, then the sum of exponentials */
+  void *sums; /* per head: the largest score of each row, then the sums of exponentials */
   double scale;
   bool causal, drops;
   mpg_pairs pairs;
   mpg_random_key draw;
-  uint32_t threshold; /* kept when the upper 24 bits of the word are below */
+  uint32_t threshold; /* keeps a weight if the upper 24 bits of its word are below */
   double kept_scale;
-  bool all_at_once; /* backward: one unit does all of a head; else rows and keys are units of their
-                       own */
-  bool for_keys;    /* of those: this time keys */
+  bool all_at_once; /* backward: one unit per head; otherwise blocks of rows and blocks of keys are
+                       separate units */
+  bool for_keys;    /* if separate, this pass handles keys */
   char *scratch;
-  size_t scratch_bytes; /* of a thread */
+  size_t scratch_bytes; /* bytes per thread */
 } attention;
 
 static int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/* Keys of the block of so many at `key` that rows up to `row` (of the whole) see; 0: none. */
+/* Returns the number of keys in the block [key, key + block) that rows up to `row` (a row of the
+ * whole array) see. */
 static inline int64_t seen(const attention *p, int64_t row, int64_t key, int64_t block) {
   int64_t end = p->causal && row + 1 < p->keys ? row + 1 : p->keys;
   end -= key;
   return end < 0 ? 0 : end < block ? end : block;
 }
 
-/* What a unit of work of the gradient is: of one head all, a block of keys, or one of rows. */
+/* Unit of work of the gradient: a whole head, a block of keys, or a block of rows. */
 typedef struct backward_unit {
   int64_t index, row, row_end, key, key_end;
 } backward_unit;
@@ -85,7 +86,7 @@ static backward_unit backward_unit_of(const attention *p, int64_t unit, int64_t 
   return u;
 }
 
-/* A thread's scratch, taken part by part; without an address, only counted. */
+/* Allocates a thread's scratch part by part. Only counts the bytes if `data` is NULL. */
 typedef struct scratch_parts {
   char *data;
   size_t taken;
@@ -122,7 +123,7 @@ static void *take_part(scratch_parts *parts, size_t bytes) {
 #include "kernels/cpu/layers/attention_pairs.h"
 #endif
 
-/* Attention in one computing type, in blocks of so many rows of the query and keys. */
+/* Attention in one computing type, with the block sizes in query rows and keys. */
 typedef struct instance {
   int64_t rows, keys;
   size_t (*forward_bytes)(const attention *), (*backward_bytes)(const attention *);
@@ -242,8 +243,8 @@ static mpg_status backward(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* --- Halves: widened on the way in, computed in float32, narrowed again ----------------------- */
-/* Of bfloat16 that the processor multiplies the mask alone is widened, if input `mask` is there. */
+/* --- Halves: widened, computed in float32, narrowed ------------------------------------------- */
+/* If the processor multiplies bfloat16, only the mask (input `mask`, if present) is widened. */
 enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
 
 static mpg_status run_wide(const mpg_kernel_call *call, int mask,
@@ -258,14 +259,14 @@ static mpg_status run_wide(const mpg_kernel_call *call, int mask,
   int counts[2] = {call->num_inputs, call->num_outputs};
   size_t total = 0;
   char *next = NULL;
-  for (int pass = 0; pass < 2; pass++) { /* sizes, then addresses and contents */
+  for (int pass = 0; pass < 2; pass++) { /* first sizes, then addresses and contents */
     for (int side = 0; side < 2; side++)
       for (int i = 0; i < counts[side]; i++) {
         const mpg_view *view = &views[side][i];
         wide[side][i] = *view;
         if (view->desc.dtype != dtype || (pairs && (side == 1 || i != mask))) continue;
-        bool again =
-            side == 0 && i > 0 && !pairs && view->data == views[0][i - 1].data; /* of one array */
+        /* the same array as the previous input */
+        bool again = side == 0 && i > 0 && !pairs && view->data == views[0][i - 1].data;
         int64_t count = mpg_shape_size(&view->desc.shape);
         wide[side][i].desc.dtype = MPG_FLOAT32;
         if (pass) wide[side][i].data = again ? wide[side][i - 1].data : next;

@@ -1,9 +1,9 @@
-/* Attention on one block, made for one computing type. Included by attention.c with
+/* Attention on one block, for one computing type. Included by attention.c with
  *   T, BITS    computing type, and an integer of its size; EXP: its function
  *   NAME(x)    names of this instance
  *   V, LANES and their operations (lanes.h)
- * Everything is packed first: keys and values transposed into panels of NR columns, rows padded to
- * whole vectors. What lies in the padding is finite or never read.
+ * Operands are packed first: keys and values transposed into panels of NR columns, rows padded to
+ * whole vectors. Padding is finite or never read.
  */
 enum { NAME(NR) = 2 * LANES };
 
@@ -14,7 +14,7 @@ static inline T *NAME(at)(const place *p, int64_t batch, int64_t head) {
   return (T *)(void *)p->data + batch * p->by_batch + head * p->by_head;
 }
 
-/* c[rows x NR] (+)= a x b; element (r, p) of a lies at r * by_row + p * by_step. */
+/* Computes c[rows x NR] (+)= a x b. Element (r, p) of a is at r * by_row + p * by_step. */
 static inline __attribute__((always_inline)) void NAME(tile)(int rows, int64_t k, const T *a,
                                                              int64_t by_row, int64_t by_step,
                                                              const T *b, int64_t ldb, T *c,
@@ -43,13 +43,13 @@ static inline __attribute__((always_inline)) void NAME(tile)(int rows, int64_t k
   }
 }
 
-/* Rows of the next tile when `left` are left. */
+/* Returns the height of the next tile if `left` rows are left. */
 static inline int NAME(tile_rows)(int64_t left) {
   return left > 8 || TILE < 8 ? (left > 4 ? TILE : 4) : left > 4 ? 8 : 4;
 }
 
-/* The same for one tile of any height, a's rows being far apart (step 1) or side by side (row 1).
- */
+/* Multiplies one tile of any height. Strides of a: lda between rows, or in tile_by_columns, between
+ * columns. */
 static void NAME(tile_by_rows)(int rows, int64_t k, const T *a, int64_t lda, const T *b,
                                int64_t ldb, T *c, int64_t ldc, bool add) {
   if (rows == TILE)
@@ -71,8 +71,8 @@ static void NAME(tile_by_columns)(int rows, int64_t k, const T *a, int64_t lda, 
 
 /* --- Packing ---------------------------------------------------------------------------------- */
 
-/* n rows of `width` elements into panels of NR rows, transposed: element (row j, column e) at (j /
- * NR * width + e) * NR + j % NR. */
+/* Packs n rows of `width` elements into transposed panels of NR rows: element (row j, column e)
+ * moves to (j / NR * width + e) * NR + j % NR. */
 static void NAME(pack_transposed)(const T *from, int64_t by_row, int64_t n, int64_t width, T *to) {
   for (int64_t j = 0; j < n; j += NAME(NR), to += width * NAME(NR)) {
     int64_t count = n - j < NAME(NR) ? n - j : NAME(NR);
@@ -86,8 +86,8 @@ static void NAME(pack_transposed)(const T *from, int64_t by_row, int64_t n, int6
   }
 }
 
-/* n rows of `width` elements, times a factor, into rows of `padded` elements, with zeros up to
- * `rows` rows. */
+/* Copies n rows of `width` elements, times a factor, to rows of `padded` elements. Fills up to
+ * `rows` rows with zeros. */
 static void NAME(pack_rows)(const T *from, int64_t by_row, int64_t n, int64_t width, T factor,
                             T *to, int64_t padded, int64_t rows) {
   for (int64_t i = 0; i < n; i++) {
@@ -105,8 +105,8 @@ static void NAME(unpack_rows)(const T *from, int64_t padded, int64_t n, int64_t 
 
 /* --- Scores ----------------------------------------------------------------------------------- */
 
-/* out[BLOCK_ROWS x BLOCK_KEYS] = a[rows x width, row distance lda] x panels of keys (or values)
- * from `key` on, as far as each tile's rows see. */
+/* Computes out[BLOCK_ROWS x BLOCK_KEYS] = a[rows x width, row stride lda] x panels of keys (or
+ * values) from `key` on, up to the last key that each tile's rows see. */
 static void NAME(scores)(const attention *p, const T *a, int64_t lda, int64_t width,
                          const T *panels, int64_t row, int64_t rows, int64_t key, T *out) {
   for (int64_t i = 0, height; i < rows; i += height) {
@@ -119,8 +119,8 @@ static void NAME(scores)(const attention *p, const T *a, int64_t lda, int64_t wi
   }
 }
 
-/* Adds the mask to one row of scores; what lies behind its n elements, up to a whole group, becomes
- * -inf. Returns the groups' end. */
+/* Adds the mask to one row of n scores and fills the rest of its last group with -inf. Returns the
+ * end of that group. */
 static int64_t NAME(mask_row)(const attention *p, int64_t batch, int64_t head, int64_t row,
                               int64_t key, T *s, int64_t n) {
   if (p->mask) {
@@ -136,13 +136,13 @@ static int64_t NAME(mask_row)(const attention *p, int64_t batch, int64_t head, i
   return end;
 }
 
-/* Draws which of the weights of one row stay. */
+/* Applies dropout to the weights of one row. */
 static void NAME(drop_row)(const attention *p, int64_t batch, int64_t head, int64_t row,
                            int64_t key, const T *from, T *to, int64_t n) {
   uint32_t buffer[MOST_KEYS + 8];
+  /* A single position suffices, since runs are whole rows. */
   uint64_t first = mpg_random_position(
-      &p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys +
-                           key)); /* runs are whole rows */
+      &p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys + key));
   const uint32_t *words = mpg_philox_words(p->draw, first, n, buffer);
   T scale = (T)p->kept_scale;
   for (int64_t j = 0; j < n; j++) to[j] = (words[j] >> 8) < p->threshold ? from[j] * scale : 0;
@@ -177,7 +177,7 @@ static size_t NAME(attention_forward_bytes)(const attention *p) {
          sizeof(T);
 }
 
-/* Units are blocks of rows, head by head. */
+/* Runs forward units, which are blocks of rows, head by head. */
 static void NAME(attention_forward)(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
   int64_t keys = round_up(p->keys, BLOCK_KEYS), padded = round_up(p->value_width, NAME(NR)),
@@ -248,9 +248,9 @@ typedef struct NAME(work) {
   int64_t padded, value_padded;           /* widths of packed rows */
   T *key_panels, *value_panels;           /* transposed */
   T *keys, *key_grads, *value_grads;      /* rows */
-  T *query, *query_grads, *grads, *inner; /* rows of the query (scaled), its gradient, the result's
-                                             gradient; <grad, output> of a row */
-  T *weights, *score_grads;               /* a block */
+  T *query, *query_grads, *grads, *inner; /* query rows (scaled), their gradients, the result's
+                                             gradient, and <grad, output> per row */
+  T *weights, *score_grads;               /* per block */
 } NAME(work);
 
 static size_t NAME(divide)(const attention *p, char *scratch, NAME(work) * w) {
@@ -276,7 +276,7 @@ static size_t NAME(attention_backward_bytes)(const attention *p) {
   return NAME(divide)(p, NULL, &w);
 }
 
-/* The weights of a block once more, and the gradients of its scores. */
+/* Recomputes the weights of a block, and computes the gradients of its scores. */
 static void NAME(weights_again)(const attention *p, const NAME(work) * w, int64_t index,
                                 int64_t row, int64_t rows, int64_t key) {
   int64_t batch = index / p->heads, head = index % p->heads;
@@ -304,7 +304,7 @@ static void NAME(weights_again)(const attention *p, const NAME(work) * w, int64_
   }
 }
 
-/* The inputs of a head's blocks. */
+/* Packs the operands that all blocks of a head share. */
 static void NAME(prepare)(const attention *p, NAME(work) * w, int64_t index) {
   int64_t batch = index / p->heads, head = index % p->heads;
   const T *key = NAME(at)(&p->key, batch, head), *value = NAME(at)(&p->value, batch, head),
@@ -326,7 +326,8 @@ static void NAME(prepare)(const attention *p, NAME(work) * w, int64_t index) {
   }
 }
 
-/* Adds what the block at (row, key) gives to the gradients of rows, of keys and values, or both. */
+/* Adds the contribution of the block at (row, key) to the gradients of rows, of keys and values, or
+ * both. */
 static void NAME(backward_block)(const attention *p, const NAME(work) * w, int64_t index,
                                  int64_t row, int64_t key, bool for_rows, bool for_keys) {
   int64_t rows = p->rows - row < BLOCK_ROWS ? p->rows - row : BLOCK_ROWS,
@@ -335,8 +336,8 @@ static void NAME(backward_block)(const attention *p, const NAME(work) * w, int64
   NAME(weights_again)(p, w, index, row, rows, key);
   for (int64_t j = 0, height; for_keys && j < n; j += height) {
     height = NAME(tile_rows)(n - j);
-    int64_t first = p->causal && key + j > row ? key + j - row : 0,
-            at = first * BLOCK_KEYS + j; /* the first row that sees these keys */
+    /* `first` is the first row that sees these keys. */
+    int64_t first = p->causal && key + j > row ? key + j - row : 0, at = first * BLOCK_KEYS + j;
     for (int64_t e = 0; e < w->value_padded; e += NAME(NR))
       NAME(tile_by_columns)((int)height, rows - first, w->weights + at, BLOCK_KEYS,
                             w->grads + (row + first) * w->value_padded + e, w->value_padded,

@@ -1,15 +1,15 @@
-/* Attention of bfloat16 on a block, for processors that multiply it (pairs_panel.h). Included by
- * attention.c behind the instance for float, whose rows of scores it works on. Scores, their sums
- * and the sums of results are float32; weights and the gradients of scores are rounded to bfloat16
- * as operands of the next product.
+/* Attention of bfloat16 on one block, for processors that multiply bfloat16 (pairs_panel.h).
+ * Included by attention.c after the float instance, whose functions process the rows of scores.
+ * Scores, their sums and the sums of results are float32; weights and the gradients of scores are
+ * rounded to bfloat16 as operands of the next product.
  *
- * Backward, the gradients of keys and values are worked out transposed: then weights and gradients
- * of scores are right operands, packed two rows at a time without being turned. */
+ * Backward computes the gradients of keys and values transposed. Weights and gradients of scores
+ * are then right operands, which are packed two rows at a time without a transpose. */
 enum {
   PAIR_ROWS = 64,
   PAIR_KEYS = 128,
-  SCORE_ROW = PAIR_KEYS + PAIRS_LANES, /* floats from row to row: an odd number of cache lines */
-  WEIGHT_ROW = PAIR_KEYS / 2 + PAIRS_LANES, /* words */
+  SCORE_ROW = PAIR_KEYS + PAIRS_LANES, /* floats per row, an odd number of cache lines */
+  WEIGHT_ROW = PAIR_KEYS / 2 + PAIRS_LANES, /* words per row */
   PANEL_COLUMNS = PAIRS_PANEL * PAIRS_LANES
 };
 
@@ -19,7 +19,7 @@ static uint16_t *half_at(const place *p, int64_t batch, int64_t head) {
 
 /* --- Operands, products and rows of scores ---------------------------------------------------- */
 
-/* n rows of `width` elements, with zeros behind them, up to `rows` rows. */
+/* Copies n rows of `width` elements, pads them with zeros, and fills up to `rows` rows. */
 static void copy_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t width, mpg_pair *to,
                       int64_t rows) {
   const int64_t words = pairs_row(width);
@@ -30,7 +30,7 @@ static void copy_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t w
   }
 }
 
-/* The transpose of n such rows: `width` rows of n elements. */
+/* Transposes n rows of `width` elements into `width` rows of n elements. */
 static void turn_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t width,
                       mpg_pair *to) {
   const int64_t words = pairs_row(n);
@@ -54,7 +54,7 @@ static void turn_rows(const uint16_t *from, int64_t by_row, int64_t n, int64_t w
     }
 }
 
-/* A right operand of n columns over k: its panels one behind the other. */
+/* Returns the words of a right operand with n columns over k, stored panel by panel. */
 static size_t panels_words(int64_t n, int64_t k) {
   return (size_t)(round_up(n, PAIRS_LANES) * pairs_depth(k));
 }
@@ -62,7 +62,8 @@ static int panel_width(int64_t n, int64_t column) {
   int64_t vectors = (n - column + PAIRS_LANES - 1) / PAIRS_LANES;
   return vectors < PAIRS_PANEL ? (int)vectors : PAIRS_PANEL;
 }
-/* From the rows of a matrix (k, n), or (transposed) from those of its transpose (n, k). */
+/* Packs a right operand from the rows of a matrix (k, n), or of its transpose (n, k) if
+ * `transposed`. */
 static void pack_panels(const uint16_t *from, int64_t by_row, int64_t n, int64_t k, bool transposed,
                         mpg_pair *to) {
   for (int64_t column = 0; column < n; column += PAIRS_LANES) {
@@ -77,8 +78,8 @@ static void pack_panels(const uint16_t *from, int64_t by_row, int64_t n, int64_t
   }
 }
 
-/* c[m x n, ldc] (+)= a x b: a, `lda` words a row; b, packed over k for `all` columns, from `column`
- * on and, of its pairs, from `pair` on. C has room for whole vectors. */
+/* Computes c[m x n, ldc] (+)= a x b. Rows of a are `lda` words apart. b is packed over k for `all`
+ * columns and used from `column` and pair `pair` on. Each row of c has room for whole vectors. */
 static void product(pairs_work *work, int64_t m, int64_t n, int64_t depth, const mpg_pair *a,
                     int64_t lda, const mpg_pair *b, int64_t all, int64_t k, int64_t column,
                     int64_t pair, float *c, int64_t ldc, bool first) {
@@ -93,14 +94,14 @@ static void product(pairs_work *work, int64_t m, int64_t n, int64_t depth, const
   }
 }
 
-/* n floats, a multiple of 16, as a row of bfloat16. */
+/* Rounds n floats, a multiple of 16, to a row of bfloat16. */
 static void round_row(const float *from, int64_t n, mpg_pair *to) {
   for (int64_t j = 0; j < n; j += MPG_HALVES)
     mpg_store_computed_bf16(from + j, (uint16_t *)(void *)to + j);
 }
 
-/* Products as scores: times the scale, with the mask. What lies behind the n of a row, up to a
- * whole vector, becomes -inf. */
+/* Turns products into scores: applies the scale and the mask. Fills the rest of the last vector
+ * after n scores with -inf. */
 static void finish_scores(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key,
                           float *s, int64_t n) {
   const __m512 scale = _mm512_set1_ps((float)p->scale), none = _mm512_set1_ps(-INFINITY);
@@ -111,11 +112,11 @@ static void finish_scores(const attention *p, int64_t batch, int64_t head, int64
   if (p->mask) mask_row_f32(p, batch, head, row, key, s, n);
 }
 
-/* The largest of `max` and of n scores, a multiple of 16. */
+/* Returns the largest of `max` and n scores, a multiple of 16. */
 static float largest_score(const float *s, int64_t n, float max) {
   __m512 largest = _mm512_set1_ps(max);
   for (int64_t j = 0; j < n; j += PAIRS_LANES)
-    largest = _mm512_max_ps(_mm512_loadu_ps(s + j), largest); /* the second one where one is NaN */
+    largest = _mm512_max_ps(_mm512_loadu_ps(s + j), largest); /* the second operand if one is NaN */
   return _mm512_reduce_max_ps(largest);
 }
 
@@ -147,7 +148,7 @@ static size_t attention_forward_bytes_pairs(const attention *p) {
   return divide_forward(p, NULL, &w);
 }
 
-/* Units are blocks of rows, head by head. */
+/* Runs forward units, which are blocks of rows, head by head. */
 static void attention_forward_pairs(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
   const int64_t blocks = blocks_of(p->rows, PAIR_ROWS), words = pairs_row(p->width),
@@ -219,10 +220,10 @@ typedef struct backward_work {
   mpg_pair *query_turned, *grads_turned; /* left operands over rows */
   mpg_pair *weights, *score_grads;       /* right operands over the rows of a block */
   mpg_pair *score_rows;                  /* left operand over the keys of a block */
-  float *scores, *slopes;                /* of a block: weights, and the gradients of its scores */
-  float *inner;                          /* <grad, output> of a row */
-  float *query_grads;                    /* of all rows */
-  float *key_grads, *value_grads;        /* of a block of keys, transposed */
+  float *scores, *slopes;                /* per block: weights, and the gradients of its scores */
+  float *inner;                          /* <grad, output> per row */
+  float *query_grads;                    /* for all rows */
+  float *key_grads, *value_grads;        /* for one block of keys, transposed */
 } backward_work;
 
 static size_t divide_backward(const attention *p, char *scratch, backward_work *w) {
@@ -252,7 +253,7 @@ static size_t attention_backward_bytes_pairs(const attention *p) {
   return divide_backward(p, NULL, &w);
 }
 
-/* The operands that all blocks of a head share. */
+/* Packs the operands that all blocks of a head share. */
 static void prepare_pairs(const attention *p, const backward_work *w, int64_t index) {
   int64_t batch = index / p->heads, head = index % p->heads;
   const uint16_t *key = half_at(&p->key, batch, head), *query = half_at(&p->query, batch, head),
@@ -274,8 +275,8 @@ static void prepare_pairs(const attention *p, const backward_work *w, int64_t in
   }
 }
 
-/* Two rows of n floats, a multiple of 16, as words of a right operand of PAIR_KEYS columns over
- * PAIR_ROWS rows. */
+/* Packs two rows of n floats, a multiple of 16, as words of a right operand with PAIR_KEYS columns
+ * and PAIR_ROWS rows. */
 static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t pair,
                       mpg_pair *to) {
   const __m512i upper_halves = _mm512_set1_epi32((int)0xffff0000u);
@@ -288,7 +289,8 @@ static void pair_rows(const float *upper, const float *lower, int64_t n, int64_t
   }
 }
 
-/* Weights of row i of a block once more, and the gradients of its scores; zeros up to `filled`. */
+/* Recomputes the weights of row i of a block, and computes the gradients of its scores. Zeros
+ * follow up to `filled`. */
 static void row_again(const attention *p, const backward_work *w, int64_t index, int64_t row,
                       int64_t key, int64_t i, int64_t filled) {
   const int64_t batch = index / p->heads, head = index % p->heads;
@@ -309,14 +311,15 @@ static void row_again(const attention *p, const backward_work *w, int64_t index,
   for (int64_t j = groups; j < filled; j++) s[j] = d[j] = 0;
 }
 
-/* Adds what the block at (row, key) gives to the gradients of rows, of keys and values, or both. */
+/* Adds the contribution of the block at (row, key) to the gradients of rows, of keys and values, or
+ * both. */
 static void backward_pairs(const attention *p, const backward_work *w, pairs_work *work,
                            int64_t index, int64_t row, int64_t key, bool for_rows, bool for_keys) {
   int64_t rows = p->rows - row < PAIR_ROWS ? p->rows - row : PAIR_ROWS,
           n = seen(p, row + rows - 1, key, PAIR_KEYS), used = round_up(n, 2 * PAIRS_STEP),
           depth = pairs_depth(rows), padded = round_up(p->width, PAIRS_LANES),
           words = pairs_row(p->width), value_words = pairs_row(p->value_width);
-  /* Rows are set as far as products read them: of whole panels as right operands. */
+  /* Rows need values for everything that products read: whole panels for right operands. */
   int64_t filled = for_keys ? round_up(n, PANEL_COLUMNS) : used;
   if (n == 0) return;
   product(work, rows, n, pairs_depth(p->width), w->query + row * words, words, w->keys, p->keys,
@@ -348,7 +351,7 @@ static void backward_pairs(const attention *p, const backward_work *w, pairs_wor
             p->keys, 0, key / 2, w->query_grads + row * padded, padded, false);
 }
 
-/* n columns of sums [width x SCORE_ROW] as rows of bfloat16, times a factor. */
+/* Writes n columns of sums [width x SCORE_ROW] as rows of bfloat16, times a factor. */
 static void write_turned(const float *sums, int64_t n, int64_t width, float factor, uint16_t *to,
                          int64_t by_row) {
   for (int64_t e = 0; e < width; e += MPG_TURNED)

@@ -1,8 +1,8 @@
-/* BatchNorm kernels for one dtype with the channels last, maybe with an addition and relu
- * behind. Included by norm_impl.h, with its macros. Statistics take one pass: sums of distances
- * from the mean of the first ROWS rows, and of their squares, in A over FEW rows, of those over
- * ROWS rows, in double beyond. Rows are cut into pieces by shapes alone, and the pieces' sums added
- * in order.
+/* Channels-last BatchNorm kernels for one dtype, optionally fused with a following addition and
+ * relu. Included by norm_impl.h, with its macros. Statistics take one pass over sums of distances
+ * from the mean of the first ROWS rows, and of their squares. The sums are in A over FEW rows and
+ * over ROWS rows of those, and in double beyond. Rows are split into pieces by shape only, and the
+ * pieces' sums are added in order.
  */
 
 typedef A NAME(line) __attribute__((vector_size(64)));
@@ -10,7 +10,7 @@ typedef __typeof__((NAME(line)){0} < (NAME(line)){0}) NAME(lanes);
 enum { NAME(LINE) = 64 / sizeof(A) };
 enum { NAME(LINES) = NAME(COLUMNS) / NAME(LINE), NAME(FEW) = 16 };
 
-/* Halves by way of an array, as the lanes of a vector have no address. */
+/* Halves go through an array, since vector lanes have no address. */
 #define GATHER(v, p) /* v = the next LINE elements of p, as A */                  \
   do {                                                                            \
     A lanes_[NAME(LINE)];                                                         \
@@ -24,7 +24,7 @@ enum { NAME(LINES) = NAME(COLUMNS) / NAME(LINE), NAME(FEW) = 16 };
     if (sizeof(S) != sizeof(A)) STORE_LINE(p, lanes_);                      \
   } while (0)
 
-/* As the ops one by one leave it in memory. */
+/* Rounds to the storage type, as separate ops would. */
 static inline NAME(line) NAME(rounded)(NAME(line) v) {
   S stored[NAME(LINE)];
   if (sizeof(S) == sizeof(A)) return v;
@@ -33,7 +33,7 @@ static inline NAME(line) NAME(rounded)(NAME(line) v) {
   return v;
 }
 
-/* Bit l: whether lane l is set. */
+/* Returns a bit mask of the lanes that are set. */
 static inline uint32_t NAME(bits)(NAME(lanes) set) {
 #ifdef __AVX512DQ__
   if (sizeof(A) == 4) return _mm512_movepi32_mask((__m512i)set);
@@ -45,7 +45,7 @@ static inline uint32_t NAME(bits)(NAME(lanes) set) {
 #endif
 }
 
-/* v where the bit is set, else 0. */
+/* Returns v in lanes whose bit is set, else 0. */
 static inline NAME(line) NAME(where)(uint32_t bits, NAME(line) v) {
 #ifdef __AVX512DQ__
   if (sizeof(A) == 4) return (NAME(line))_mm512_maskz_mov_epi32((__mmask16)bits, (__m512i)v);
@@ -56,8 +56,8 @@ static inline NAME(line) NAME(where)(uint32_t bits, NAME(line) v) {
 #endif
 }
 
-static inline uint32_t NAME(mask_at)(const uint8_t *row,
-                                     int64_t c) { /* LANES bits, c a multiple of 8 */
+/* Returns LANES bits; c must be a multiple of 8. */
+static inline uint32_t NAME(mask_at)(const uint8_t *row, int64_t c) {
   return sizeof(A) == 4 ? (uint32_t)row[c / 8] | (uint32_t)row[c / 8 + 1] << 8 : row[c / 8];
 }
 
@@ -66,13 +66,13 @@ static inline void NAME(put_mask)(uint8_t *row, int64_t c, uint32_t bits) {
   if (sizeof(A) == 4) row[c / 8 + 1] = (uint8_t)(bits >> 8);
 }
 
-/* v, but NaN where the bit is set. Seldom called. */
+/* Returns v, but NaN in lanes whose bit is set. Rarely called. */
 static __attribute__((noinline)) NAME(line) NAME(poisoned)(uint32_t bits, NAME(line) v) {
   for (int l = 0; l < NAME(LINE); l++) v[l] = bits >> l & 1 ? (A)NAN : v[l];
   return v;
 }
 
-/* The gradient before relu: 0 where it cut off, NaN where it was given NaN. */
+/* Gradient of relu: 0 where relu clipped, NaN where its input was NaN. */
 static inline NAME(line)
     NAME(through)(const batch_norm *t, const uint8_t *mask, int64_t c, NAME(line) v) {
   v = NAME(where)(NAME(mask_at)(mask, c), v);
@@ -87,13 +87,13 @@ static inline A NAME(through_one)(const batch_norm *t, const uint8_t *mask, int6
              : v;
 }
 
-/* Sums of u = (x - center) and u * u, or with dy: of dy, dy * u and u, dy being 0 where relu cut
- * off; for channels from one on. */
+/* Sums per channel of u = x - center and u * u, or with dy, of dy, dy * u and u, where dy is 0 if
+ * relu clipped. */
 typedef struct NAME(sums) {
   double *sum, *product, *away;
 } NAME(sums);
 
-/* Adds row r of LINES lines of channels from c on. */
+/* Adds row r of LINES lines of channels, starting at channel c. */
 static inline __attribute__((always_inline)) void NAME(add_lines)(const batch_norm *t, int64_t r,
                                                                   int64_t c,
                                                                   const NAME(line) * middle,
@@ -118,7 +118,7 @@ static inline __attribute__((always_inline)) void NAME(add_lines)(const batch_no
   }
 }
 
-/* Adds rows [begin, end), at most ROWS, of LINES lines of channels from c on. */
+/* Adds rows [begin, end), at most ROWS, of LINES lines of channels, starting at channel c. */
 static void NAME(sum_lines)(const batch_norm *t, int64_t begin, int64_t end, int64_t c,
                             const A *center, NAME(sums) to) {
   NAME(line)
@@ -139,7 +139,7 @@ static void NAME(sum_lines)(const batch_norm *t, int64_t begin, int64_t end, int
   }
 }
 
-/* Adds rows [begin, end), at most ROWS, of `width` channels from c on, fewer than COLUMNS. */
+/* Adds rows [begin, end), at most ROWS, of `width` < COLUMNS channels, starting at channel c. */
 static void NAME(sum_columns)(const batch_norm *t, int64_t begin, int64_t end, int64_t c, int width,
                               const A *center, NAME(sums) to) {
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
@@ -167,7 +167,7 @@ static void NAME(sum_columns)(const batch_norm *t, int64_t begin, int64_t end, i
   }
 }
 
-/* The sums of pieces of rows [begin, end). */
+/* Computes the sums of row pieces [begin, end). */
 static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const A *center = t->dy ? t->mean : t->center;
@@ -189,7 +189,7 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Adds up the pieces' sums into those of the first; channels [begin, end). */
+/* Adds all pieces' sums to those of the first piece, for channels [begin, end). */
 static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   int64_t pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
@@ -201,7 +201,7 @@ static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Makes the center that sums are taken around: the mean of the first rows. */
+/* Computes the center of the sums: the mean of the first rows. */
 static void NAME(last_center)(const batch_norm *t) {
   int64_t rows = t->outer < NAME(ROWS) ? t->outer : NAME(ROWS);
   A *center = t->center;
@@ -212,7 +212,7 @@ static void NAME(last_center)(const batch_norm *t) {
   for (int64_t c = 0; c < t->channels; c++) center[c] /= (A)rows;
 }
 
-/* From the sums, or the moving statistics, to y = (x - center) * scale + shift. */
+/* Converts the sums or the moving statistics to y = (x - center) * scale + shift. */
 static void NAME(last_statistics)(const batch_norm *t) {
   A *center = t->center, *scale = t->scale, *shift = t->shift, *mean = t->mean,
     *inverse = t->inverse;
@@ -286,7 +286,8 @@ static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* row
   }
 }
 
-/* From the sums to dx = (dz - offset - (x - mean) * slope) * scale; slope is kept in `center`. */
+/* Converts the sums to dx = (dz - offset - (x - mean) * slope) * scale; `center` holds the
+ * slope. */
 static void NAME(last_backward_statistics)(const batch_norm *t) {
   A *slope = t->center, *scale = t->scale, *shift = t->shift;
   const A *inverse = t->inverse;

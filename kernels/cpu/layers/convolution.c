@@ -1,4 +1,4 @@
-/* Convolution and Deconvolution, by oneDNN or by columns. */
+/* Convolution and Deconvolution, by oneDNN or by im2col and matrix products. */
 #include "op/layers/convolution.h"
 
 #include <string.h>
@@ -9,20 +9,20 @@
 #include "kernels/cpu/array/move.h"
 #include "kernels/cpu/vendor/onednn_convolution.h"
 
-/* --- Windows as columns ----------------------------------------------------------------------- */
-/* Row r of the columns is one element of the window (channel, then kernel position), with one
- * element per place. */
+/* --- im2col ----------------------------------------------------------------------------------- */
+/* Matrix of im2col columns. Row r is one element of the window (channel, then kernel position),
+ * with one entry per output position. */
 typedef struct columns {
   const mpg_convolution *c;
   mpg_dtype dtype;
-  int64_t channels;     /* those of one group */
-  int64_t first, count; /* places */
-  const void *image;    /* of one sample and group */
+  int64_t channels;     /* channels of one group */
+  int64_t first, count; /* output positions */
+  const void *image;    /* image of one sample and group */
   void *columns;        /* (channels * window, count) */
 } columns;
 
-/* Visits the elements of rows [begin, end): BODY gets `at` (in the image's channel) where it is
- * inside, `inside`, and `column`. */
+/* Visits the elements of rows [begin, end). BODY gets `inside`, `at` (in the image's channel, if
+ * inside) and `column`. */
 #define VISIT(T, BODY)                                                                           \
   mpg_window w = mpg_window_with_axes(&t->c->window, 3);                                         \
   int64_t window = w.kernel[0] * w.kernel[1] * w.kernel[2], plane = w.in[0] * w.in[1] * w.in[2]; \
@@ -56,8 +56,8 @@ GATHER_ROWS(uint16_t)
 GATHER_ROWS(float)
 GATHER_ROWS(double)
 
-/* Adds columns up into the image; begin and end count channels, so that no two threads write one
- * element. */
+/* Adds columns into the image (col2im). begin and end count channels, so that no two threads write
+ * the same element. */
 #define SCATTER_ROWS(name, T, ADD)                                             \
   static void scatter_##name(void *context, int64_t begin, int64_t end) {      \
     const columns *t = context;                                                \
@@ -92,14 +92,14 @@ static void scatter(const mpg_kernel_call *call, columns *t) {
   mpg_cpu_parallel_for(call, t->channels, 1 + 8192 / (window * t->count + 1), body, t);
 }
 
-/* --- Plain convolutions: columns and matrix products ------------------------------------------ */
-/* Everything in one dtype, float32 or float64. `scratch` holds one block of columns. */
+/* --- Plain convolutions: im2col and matrix products ------------------------------------------- */
+/* Plain convolution in one dtype, float32 or float64. `scratch` holds one block of columns. */
 typedef struct plain {
   mpg_convolution c;
   mpg_dtype dtype;
-  int64_t rows;   /* channels of a group times window */
-  int64_t places; /* all of them */
-  int64_t block;  /* places that are done together */
+  int64_t rows;   /* channels of a group times the window size */
+  int64_t places; /* all output positions */
+  int64_t block;  /* output positions per block */
 } plain;
 
 static plain plain_setup(const mpg_convolution *c, mpg_dtype dtype) {
@@ -156,15 +156,15 @@ static mpg_status plain_convolution(const mpg_kernel_call *call, const plain *p,
   return MPG_OK;
 }
 
-/* The same in any layout: channels-last arrays are transposed behind the block of columns in
- * `scratch`, and the result back. */
+/* Scratch for other layouts: channels-last arrays are transposed after the block of columns in
+ * `scratch`, and the result is transposed back. */
 static size_t transposed_bytes(const mpg_convolution *c, const int64_t *sizes, mpg_dtype dtype) {
   int64_t elements = (c->layout == MPG_CHANNELS_FIRST ? 0 : sizes[0] + sizes[2]) +
                      (c->layout == MPG_CHANNELS_LAST ? sizes[1] : 0);
   return (size_t)elements * mpg_dtype_size(dtype);
 }
 
-/* (outer, a, b) to (outer, b, a) */
+/* Transposes (outer, a, b) to (outer, b, a). */
 static void exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64_t b,
                      const void *in, void *out, mpg_dtype dtype) {
   mpg_move move = {0};
@@ -201,7 +201,7 @@ static mpg_status plain_in_layout(const mpg_kernel_call *call, const plain *p, i
   return MPG_OK;
 }
 
-/* --- All of it -------------------------------------------------------------------------------- */
+/* --- Entry points ----------------------------------------------------------------------------- */
 typedef struct bias_planes {
   int64_t channels, plane;
   mpg_dtype dtype;
@@ -209,7 +209,7 @@ typedef struct bias_planes {
   void *out;
 } bias_planes;
 
-static void add_bias(void *context, int64_t begin, int64_t end) { /* counts (sample, channel) */
+static void add_bias(void *context, int64_t begin, int64_t end) { /* units are (sample, channel) */
   const bias_planes *t = context;
   for (int64_t r = begin; r < end; r++)
     if (t->dtype == MPG_FLOAT64) {
@@ -239,9 +239,8 @@ static const mpg_onednn_prepared *find_prepared(const mpg_kernel_call *call,
 }
 #endif
 
-/* Half precision is converted to float32 around the whole, where oneDNN is not at its best with it.
- * buffers: data, weight, out, bias (or
- * NULL). */
+/* Runs a convolution. Half precision is converted to float32 before and back after if oneDNN does
+ * not handle it well. buffers: data, weight, out, bias (or NULL). */
 static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int direction,
                       mpg_dtype dtype, void *const *buffers) {
   int result = direction == MPG_FORWARD ? 2 : direction == MPG_BACKWARD_DATA ? 0 : 1;
@@ -252,7 +251,7 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
   int64_t sizes[4] = {c->batch * c->channels * in, c->filters * (c->channels / c->groups) * kernel,
                       c->batch * c->filters * out, bias_size};
   if (sizes[result] == 0) return MPG_OK;
-  bool empty = false; /* a sum over nothing: the plain path makes zeros */
+  bool empty = false; /* an empty sum: the plain path writes zeros */
   for (int i = 0; i < 3; i++) empty |= sizes[i] == 0;
   mpg_dtype computed = dtype == MPG_FLOAT64 ? dtype : MPG_FLOAT32;
 #ifdef MPG_WITH_ONEDNN
@@ -326,7 +325,7 @@ MPG_CPU_KERNEL(convolution) {
   return run(call, &c, MPG_FORWARD, data->desc.dtype, buffers);
 }
 
-/* Also Deconvolution, whose data is what a convolution puts out. */
+/* Gradient with respect to the data, and the forward pass of Deconvolution. */
 MPG_CPU_KERNEL(convolution_backward_data) {
   const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1],
                  *data = &call->outputs[0];

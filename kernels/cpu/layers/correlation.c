@@ -1,6 +1,6 @@
-/* Products of a picture with another one at displacements, and their gradients;
- * csrc/op/vision/correlation.c says what meets what. A thread takes rows of the first picture, or
- * planes of the second; sums are in one order. */
+/* Correlation of an image with displacements of a second image, and its gradients.
+ * csrc/op/vision/correlation.c defines the pairs of pixels. A thread computes rows of the first
+ * image or planes of the second; the order of sums is fixed. */
 #include <string.h>
 
 #include "kernels/cpu/convert.h"
@@ -8,11 +8,11 @@
 typedef struct job {
   const mpg_kernel_call *call;
   int64_t batch, channels, rows, columns, height, width, across, radius, stride, most, step;
-  const void *a, *b; /* the inputs, in the type that is computed in */
+  const void *a, *b; /* inputs in the computing type */
   void *out;
 } job;
 
-/* Where the second picture's row begins that meets row i of the first one at a displacement. */
+/* Returns the offset in the second image that row i of the first meets at a displacement. */
 static inline int64_t meets(const job *t, int64_t i, int64_t displacement) {
   int64_t down = (displacement / t->across - t->radius) * t->stride,
           right = (displacement % t->across - t->radius) * t->stride;
@@ -78,8 +78,8 @@ KERNELS(double)
 
 typedef void loop(void *, int64_t, int64_t);
 
-/* products: the shape (batch, ., rows, columns); second: (batch, ., height, width). Halves are
- * computed in float. */
+/* Runs a loop. `first` has shape (batch, ., rows, columns), `second` (batch, ., height, width).
+ * Halves are computed in float. */
 static mpg_status run(const mpg_kernel_call *call, const mpg_shape *first, const mpg_shape *second,
                       bool by_plane, loop *of_float, loop *of_double) {
   const mpg_displaced_params *p = call->params;

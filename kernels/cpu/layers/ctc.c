@@ -1,10 +1,9 @@
-/* Connectionist temporal classification, in the logarithm and in double.
+/* Connectionist temporal classification (CTC), in log space and in double.
  *
  * The states of a sample with L labels are blank, label 0, blank, label 1, ..., blank: S = 2 L + 1.
- * alpha[s] is the logarithm of the probability of all ways to be in state s after the frames so
- * far, beta[s] that of all ways to go on from s to the end. A sample is computed by one thread, in
- * order of time; samples are dealt out to as many groups as there are threads, so bits do not
- * depend on these.
+ * alpha[s] is the log probability of all paths to state s over the frames so far, beta[s] that of
+ * all paths from s to the end. One thread computes a sample, in order of time. Samples are divided
+ * among one group per thread, so results do not depend on the number of threads.
  */
 #include <math.h>
 #include <string.h>
@@ -16,9 +15,9 @@
 #include "kernels/cpu/index.h"
 
 typedef struct ctc {
-  const mpg_view *data, *label, *frames,
-      *labels; /* frames, labels: lengths; NULL: all frames, labels up to the first padding */
-  const mpg_view *grad, *out; /* grad NULL: the loss itself */
+  /* frames and labels are lengths; NULL means all frames, and labels up to the first padding */
+  const mpg_view *data, *label, *frames, *labels;
+  const mpg_view *grad, *out; /* grad is NULL for the loss itself */
   int64_t time, batch, classes, length, blank, padding;
   int64_t groups;
   char *scratch;
@@ -52,7 +51,7 @@ static int64_t row_of(int64_t labels) { return 2 * labels + 1 + 2 * STATES_PAD; 
 typedef struct sample {
   const ctc *t;
   int64_t n, frames, states;
-  int64_t *classes;        /* of each state */
+  int64_t *classes;        /* per state */
   double *skip;            /* 0 if a state may follow the one before its blank, else -inf; padded */
   double *here;            /* log probability of each state in the current frame alone */
   double *scores, *powers; /* scores of the classes in the current frame, and their exponentials */
@@ -92,7 +91,7 @@ static void begin_sample(const ctc *t, int64_t n, double **scratch, sample *s) {
   s->here = take_row(scratch, t);
   s->scores = take(scratch, t->classes);
   s->powers = take(scratch, t->classes);
-  int64_t *labels = s->classes + s->states - count; /* read from the back while states are filled */
+  int64_t *labels = s->classes + s->states - count; /* read backward while the states are filled */
   for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
   if (needed(labels, count) > s->frames) s->frames = 0;
   pad(s->skip, s->states);
@@ -107,7 +106,7 @@ static void begin_sample(const ctc *t, int64_t n, double **scratch, sample *s) {
   s->skip[s->states - 1] = -INFINITY;
 }
 
-/* Loads the scores of frame f; returns the logarithm of the sum of their exponentials. */
+/* Loads the scores of frame f. Returns the logarithm of the sum of their exponentials. */
 static double load_scores(sample *s, int64_t f) {
   const ctc *t = s->t;
   double most = -INFINITY, sum = 0;
@@ -178,8 +177,8 @@ static void sample_loss(const ctc *t, int64_t n, double *scratch) {
   mpg_real_store(t->out, n, -ended(before, s.states));
 }
 
-/* The gradient of the scores: softmax, less the probability that the frame is in a state of the
- * class, given the labels. */
+/* Computes the gradient of the scores: softmax minus the probability that the frame is in a state
+ * of the class, given the labels. */
 static void sample_back(const ctc *t, int64_t n, double *scratch) {
   sample s;
   begin_sample(t, n, &scratch, &s);
@@ -192,7 +191,7 @@ static void sample_back(const ctc *t, int64_t n, double *scratch) {
     advance(&s, f ? alphas + (f - 1) * row : NULL, alphas + f * row);
   }
   if (s.frames) likelihood = ended(alphas + (s.frames - 1) * row, s.states);
-  if (likelihood == -INFINITY) s.frames = 0; /* no path has a probability */
+  if (likelihood == -INFINITY) s.frames = 0; /* no path has a nonzero probability */
   pad(after, s.states);
   for (int64_t f = t->time - 1; f >= 0; f--) {
     int64_t at = (f * t->batch + n) * t->classes;
@@ -243,7 +242,7 @@ static mpg_status check(const mpg_kernel_call *call, const ctc *t) {
                       call->op->name, (long long)n, (long long)count, (long long)t->length);
     for (int64_t i = 0; i < count; i++) {
       int64_t label = mpg_index_at(t->label, n * t->length + i);
-      if (label < 0 || label >= t->classes) /* the blank's own class is taken, as in MXNet */
+      if (label < 0 || label >= t->classes) /* accepts the blank's own class, as in MXNet */
         return mpg_fail(
             MPG_VALUE_ERROR,
             "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which %lld is the blank",

@@ -1,7 +1,7 @@
-/* Boxes: anchors, their targets, detections, and the suppression of those that overlap.
+/* Object detection: anchors, training targets, box decoding, and non-maximum suppression.
  *
- * The arithmetic is that of kernels/common/boxes.h. A sample is computed by one thread; samples are
- * dealt out to as many groups as there are threads.
+ * The arithmetic is in kernels/common/boxes.h. One thread computes a sample; samples are divided
+ * among one group per thread.
  */
 #include <math.h>
 #include <string.h>
@@ -17,7 +17,7 @@ typedef struct job {
   char *scratch;
   size_t scratch_each;
   bool wide;                    /* float64 */
-  int64_t boxes, width, others; /* of a sample; `others`: classes, objects, or rows */
+  int64_t boxes, width, others; /* per sample; `others` counts classes, objects or rows */
 } job;
 
 static inline double at(const job *t, int input, int64_t i) {
@@ -34,7 +34,7 @@ static void groups(void *context, int64_t begin, int64_t end) {
       t->sample(t, n, (double *)(void *)(t->scratch + (size_t)group * t->scratch_each));
 }
 
-/* Runs the samples, each with space for `doubles` numbers per box and `more` besides. */
+/* Runs the samples, each with scratch for `doubles` numbers per box and `more` extra bytes. */
 static mpg_status run(job *t, size_t doubles, size_t more) {
   const mpg_kernel_call *call = t->call;
   size_t size;
@@ -51,7 +51,7 @@ static mpg_status run(job *t, size_t doubles, size_t more) {
   return MPG_OK;
 }
 
-/* Brings `order` into falling order of the keys; equal ones stay as they are. */
+/* Sorts `order` by descending keys (stable merge sort). */
 static void sort_falling(const double *keys, int64_t *order, int64_t *spare, int64_t count) {
   for (int64_t run = 1; run < count; run *= 2) {
     for (int64_t begin = 0; begin < count; begin += 2 * run) {
@@ -89,7 +89,7 @@ MPG_CPU_KERNEL(box_iou) {
   return MPG_OK;
 }
 
-/* --- Suppression ------------------------------------------------------------------------------ */
+/* --- Non-maximum suppression ------------------------------------------------------------------ */
 
 static void suppress(const job *t, int64_t n, double *scratch) {
   const mpg_box_nms_params *p = t->call->params;
@@ -123,7 +123,7 @@ static void suppress(const job *t, int64_t n, double *scratch) {
   }
 }
 
-/* `view` as samples of rows. */
+/* Returns the job for `view` as samples of rows. */
 static job rows_of(const mpg_kernel_call *call, const mpg_view *view) {
   const mpg_shape *shape = &view->desc.shape;
   return (job){.call = call,
@@ -137,7 +137,7 @@ MPG_CPU_KERNEL(box_nms) {
   job t = rows_of(call, &call->inputs[0]);
   t.sample = suppress;
   if (p->topk != 0) return run(&t, 3 + sizeof(mpg_box) / sizeof(double), 0);
-  /* as it is */
+  /* copies the input unchanged */
   memcpy(call->outputs[0].data, call->inputs[0].data, bytes_of(&call->inputs[0]));
   for (int64_t i = 0; i < t.samples * t.boxes; i++)
     ((int64_t *)call->outputs[1].data)[i] = i % t.boxes;
@@ -156,7 +156,7 @@ MPG_CPU_KERNEL(box_nms_back) {
   return MPG_OK;
 }
 
-/* --- Pairs ------------------------------------------------------------------------------------ */
+/* --- Bipartite matching ----------------------------------------------------------------------- */
 
 static void match(const job *t, int64_t n, double *scratch) {
   const mpg_bipartite_params *p = t->call->params;
@@ -225,7 +225,7 @@ static void detect(const job *t, int64_t n, double *scratch) {
   if (mpg_detection_suppresses(p)) {
     sort_falling(keys, order, spare, count);
     if (p->nms_topk > 0 && p->nms_topk < count) looked = p->nms_topk;
-    for (int64_t i = looked; i < count; i++) order[i] = i; /* those beyond stay as they were */
+    for (int64_t i = looked; i < count; i++) order[i] = i; /* the rest keep their order */
   }
   for (int64_t i = 0; i < boxes; i++) {
     const mpg_box *one = i < count ? &found[order[i]] : NULL;
@@ -257,7 +257,7 @@ MPG_CPU_KERNEL(multibox_detection) {
 
 enum { IGNORED = -1, BACKGROUND, OBJECT };
 
-/* The object that overlaps an anchor most, and how much. */
+/* Returns the object with the largest overlap with an anchor, and that overlap. */
 static int64_t best_object(const double *overlaps, int64_t objects, double *most) {
   int64_t best = 0;
   for (int64_t k = 1; k < objects; k++)
@@ -266,8 +266,8 @@ static int64_t best_object(const double *overlaps, int64_t objects, double *most
   return best;
 }
 
-/* Each object in turn takes the free anchor that overlaps most, over all pairs; returns how many
- * found one. */
+/* Greedy matching: repeatedly assigns the free anchor and object with the largest overlap of all
+ * pairs. Returns the number of matched objects. */
 static int64_t match_objects(const job *t, const double *overlaps, int64_t objects, int64_t *kind,
                              int64_t *match, double *most, int64_t *taken) {
   int64_t matched = 0;

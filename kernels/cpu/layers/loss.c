@@ -11,12 +11,12 @@ enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
 typedef struct softmax_back {
   const mpg_softmax_output_params *params;
   const mpg_view *output, *label, *grad, *out;
-  int64_t classes, after; /* output: (rows, classes, after) */
+  int64_t classes, after; /* shape of output: (rows, classes, after) */
   int64_t ignored;
   double scale;
 } softmax_back;
 
-/* Positions are (row, after): one label each. */
+/* Computes positions (row, after), which have one label each. */
 static void softmax_back_range(void *context, int64_t begin, int64_t end) {
   const softmax_back *p = context;
   double alpha = p->params->multi_output ? 0 : p->params->smooth_alpha;

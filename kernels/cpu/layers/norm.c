@@ -11,44 +11,43 @@
 #include "kernels/cpu/convert.h"
 #include "op/layers/norm.h"
 
-/* Data seen as (outer, channels, inner). The rest of what is below `partial` is used where inner
- * is 1. */
+/* Data viewed as (outer, channels, inner). Fields after `partial` are used if inner is 1. */
 typedef struct batch_norm {
   int64_t outer, channels, inner;
   double eps, momentum;
   bool batch_stats;
-  const void *x, *dy, *gamma, *beta; /* gamma NULL: taken as 1 */
+  const void *x, *dy, *gamma, *beta; /* gamma may be NULL, which means 1 */
   void *y;                           /* output, or dx */
   void *moving_mean, *moving_var, *mean, *inverse, *dgamma, *dbeta;
-  double *partial; /* per piece of rows, SUMS sums per channel */
+  double *partial; /* SUMS sums per channel for each piece of rows */
   int64_t piece_rows;
-  void *center, *scale, *shift,
-      *kept_mean;       /* per channel, apart from inputs that may be written over */
-  const void *residual; /* added before relu; NULL: none */
+  /* per channel; separate from inputs, which may be overwritten */
+  void *center, *scale, *shift, *kept_mean;
+  const void *residual; /* added before relu, or NULL */
   void *dresidual;
-  uint8_t *mask; /* of op/layers/norm.c; NULL: no relu */
+  uint8_t *mask; /* format of op/layers/norm.c; NULL if no relu */
   int64_t mask_bytes;
 } batch_norm;
 
 enum { SUMS = 3 };
 
-/* The sum of dy * (x - mean) about the mean itself, from that about the mean as it was rounded:
- * away is the sum of distances from the latter. Where dy hardly varies it is all that is left. */
+/* Returns the sum of dy * (x - mean), corrected for the rounding of the mean. `away` is the sum of
+ * distances from the rounded mean. The correction dominates if dy is nearly constant. */
 static double about_mean(double product, double sum, double away, double count) {
   return count > 0 ? product - away / count * sum : product;
 }
 
-/* LayerNorm and L2Normalization (whose norms are `deviation`): data as (outer, n, inner),
- * normalised along n. GroupNorm: outer rows of n, inner groups. */
+/* LayerNorm and L2Normalization (`deviation` holds the norms): data as (outer, n, inner),
+ * normalized along n. For GroupNorm: outer rows of n, inner groups. */
 typedef struct layer_norm {
   int64_t outer, n, inner;
   double eps;
   const void *x, *dy, *gamma, *beta;
   void *y, *mean, *deviation, *dgamma, *dbeta;
-  bool rounded;    /* mean and deviation, to the dtype of x; else in the computing type */
-  double *partial; /* GroupNorm backward: per row its share of dgamma and dbeta */
-  /* LayerNorm along the last axis, in the computing type: rows of each thread; backward sums for
-   * dgamma and dbeta of pieces of rows. */
+  bool rounded;    /* mean and deviation have the dtype of x, else the computing type */
+  double *partial; /* GroupNorm backward: each row's share of dgamma and dbeta */
+  /* LayerNorm along the last axis, in the computing type: each thread's rows, and for backward the
+   * sums of dgamma and dbeta per piece of rows. */
   char *rows;
   size_t row_bytes;
   void *sums;
@@ -69,9 +68,9 @@ typedef struct lrn {
 #define IMPLEMENTATION "kernels/cpu/layers/norm_impl.h"
 #include "kernels/cpu/float_instances.h"
 
-enum { BLOCK = 64 }; /* columns handled together: norm_impl.h's COLUMNS */
+enum { BLOCK = 64 }; /* columns handled together, as COLUMNS in norm_impl.h */
 static int64_t blocks(int64_t columns) { return (columns + BLOCK - 1) / BLOCK; }
-/* Pieces that together are worth a thread. */
+/* Returns the number of pieces that justify a thread. */
 static int64_t grain(int64_t elements_each) {
   return elements_each >= 16384 ? 1 : 16384 / (elements_each + 1) + 1;
 }
@@ -84,7 +83,7 @@ static void split_axis(const mpg_shape *shape, int axis, int64_t *outer, int64_t
 }
 
 /* --- BatchNorm -------------------------------------------------------------------------------- */
-/* Where the channels are the last axis: statistics by pieces of rows, then all rows. */
+/* BatchNorm with the channels last: statistics by pieces of rows, then all rows. */
 static mpg_status last_setup(const mpg_kernel_call *call, batch_norm *t, int64_t *pieces) {
   enum { ELEMENTS = 32768, ROWS = 128 };
   t->piece_rows = ELEMENTS / (t->channels + 1) / ROWS * ROWS;
@@ -130,7 +129,7 @@ static mpg_status last_backward(const mpg_kernel_call *call, batch_norm *t, mpg_
   return MPG_OK;
 }
 
-/* The arrays of BatchNorm, with or without relu behind it, and of their gradients. */
+/* Returns the arrays of BatchNorm, with or without a following relu, and of their gradients. */
 static batch_norm batch_norm_of(const mpg_kernel_call *call, int axis, bool fix_gamma) {
   batch_norm t = {.x = call->inputs[0].data,
                   .gamma = fix_gamma ? NULL : call->inputs[1].data,
@@ -205,7 +204,7 @@ MPG_CPU_KERNEL(batch_norm_relu_backward) {
 }
 
 /* --- LayerNorm -------------------------------------------------------------------------------- */
-/* The arrays of LayerNorm, GroupNorm or InstanceNorm, and of their gradients. */
+/* Returns the arrays of LayerNorm, GroupNorm or InstanceNorm, and of their gradients. */
 static layer_norm forward_of(const mpg_kernel_call *call) {
   return (layer_norm){.x = call->inputs[0].data,
                       .gamma = call->inputs[1].data,
@@ -227,8 +226,8 @@ static layer_norm backward_of(const mpg_kernel_call *call) {
                       .dbeta = call->outputs[2].data};
 }
 
-/* Memory of LayerNorm along the last axis: `rows` rows for each thread, gamma and beta (unless
- * NULL) where they are converted, `pieces` pieces' sums. */
+/* Allocates memory for LayerNorm along the last axis: `rows` rows per thread, converted gamma and
+ * beta (unless NULL) if they need conversion, and the sums of `pieces` pieces. */
 static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, mpg_dtype dtype,
                                    int rows, int64_t pieces) {
   mpg_compute compute = mpg_compute_of(dtype);
@@ -286,7 +285,8 @@ MPG_CPU_KERNEL(layer_norm_backward) {
                          INSTANCE(dtype, layer_norm_backward_affine), &t);
     return MPG_OK;
   }
-  /* Pieces of some size, but not many of long rows: each has sums as long as two rows. */
+  /* A minimum piece size, but few pieces for long rows, since each piece has sums as long as two
+   * rows. */
   t.piece_rows = ELEMENTS / (t.n + 1);
   if (t.piece_rows < t.outer / PIECES) t.piece_rows = t.outer / PIECES;
   t.piece_rows = t.piece_rows < 1 ? 1 : t.piece_rows > ROWS ? ROWS : t.piece_rows;

@@ -1,12 +1,13 @@
-/* Normalisation kernels for one dtype: an implementation as float_instances.h wants it.
- * Sums run in chunks whose borders depend on shapes alone, in A within a chunk and in double across
- * chunks, so the bits do not depend on threads.
+/* Normalization kernels for one dtype, an implementation for float_instances.h. Sums run in chunks
+ * whose boundaries depend on shapes only: in A within a chunk and in double across chunks, so that
+ * results do not depend on threads.
  */
 
 enum { NAME(COLUMNS) = 64, NAME(ROWS) = 128 };
 
-/* --- Sums of neighbours ----------------------------------------------------------------------- */
-/* Element i goes in lane i % WIDE on every instruction set, and the lanes are folded in halves. */
+/* --- Sums of contiguous elements -------------------------------------------------------------- */
+/* Element i is summed in lane i % WIDE on every instruction set; the lanes are then folded in
+ * halves. */
 enum {
   NAME(CHUNK) = 4096,
   NAME(LANES) = MPG_VECTOR_BYTES / sizeof(A),
@@ -19,15 +20,15 @@ typedef A NAME(vector)
 #define EACH_VECTOR UNROLLED for (int k = 0; k < NAME(VECTORS); k++)
 #define VECTOR_AT(p) (*(const NAME(vector) *)(const void *)(p))
 
-/* *v = n elements and `pad` behind them. By address: as results vectors would depend on the
- * instruction set. */
+/* Loads n elements and fills the other lanes with `pad`. Returns by address, since the ABI for
+ * vector results depends on the instruction set. */
 static void NAME(padded)(const A *p, int64_t n, A pad, NAME(vector) * v) {
   A lanes[NAME(LANES)];
   for (int l = 0; l < NAME(LANES); l++) lanes[l] = l < n ? p[l] : pad;
   memcpy(v, lanes, sizeof *v);
 }
-/* Does ADD(v) for the vectors v of [i, n), fewer than WIDE elements of p; `pad`: what adds nothing.
- */
+/* Executes ADD(v) for the vectors v of elements [i, n) of p, fewer than WIDE. `pad` is neutral in
+ * ADD. */
 #define EACH_OF_REST(p, i, n, pad, ADD)                                                \
   EACH_VECTOR if ((i) + k * NAME(LANES) < (n)) {                                       \
     NAME(vector) v;                                                                    \
@@ -48,7 +49,7 @@ static inline __attribute__((always_inline)) double NAME(fold)(NAME(vector) * v)
   return (double)lanes[0];
 }
 
-/* Rows shorter than this are summed one by one, in double. */
+/* Rows shorter than this are summed element by element, in double. */
 enum { NAME(SHORT) = 8 };
 
 static double NAME(row_sum)(const A *x, int64_t count) {
@@ -75,8 +76,8 @@ static double NAME(row_sum)(const A *x, int64_t count) {
   return result;
 }
 
-/* Adds to *away the distances of the elements from `center`, with their signs, and to *squares
- * their squares. */
+/* Adds the signed distances of the elements from `center` to *away, and their squares to
+ * *squares. */
 static void NAME(row_distances)(const A *x, int64_t count, A center, double *away,
                                 double *squares) {
   if (count < NAME(SHORT)) {
@@ -103,7 +104,7 @@ static void NAME(row_distances)(const A *x, int64_t count, A center, double *awa
   }
 }
 
-/* Adds up y, the distances of x from `center` (unless away is NULL), and their products with y. */
+/* Sums y, the distances of x from `center` (unless away is NULL), and the products of both. */
 static inline __attribute__((always_inline)) void NAME(row_products)(const A *x, const A *y,
                                                                      int64_t count, A center,
                                                                      double *sum, double *away,
@@ -140,7 +141,7 @@ static inline __attribute__((always_inline)) void NAME(row_products)(const A *x,
   }
 }
 
-/* The sum of products. */
+/* Returns the dot product. */
 static double NAME(row_dot)(const A *x, const A *y, int64_t count) {
   double result = 0;
   for (int64_t i = 0, n; i < count; i = n) {
@@ -162,7 +163,7 @@ static double NAME(row_dot)(const A *x, const A *y, int64_t count) {
 #undef EACH_VECTOR
 #undef UNROLLED
 
-/* The same of elements as stored: pieces of them are A in memory, where they lie or converted. */
+/* The same for stored elements, in pieces that are A in memory: in place, or converted. */
 enum { NAME(PIECE) = sizeof(S) == sizeof(A) ? NAME(CHUNK) : MPG_CPU_BLOCK };
 #define EACH_PIECE                                                                               \
   for (int64_t at = 0, length; at < n && (length = n - at < NAME(PIECE) ? n - at : NAME(PIECE)); \
@@ -193,9 +194,9 @@ static void NAME(add_products)(const S *x, const S *y, int64_t n, A center, doub
                                 product);
 }
 
-/* The variance of what the distances were summed of. *center becomes the mean; *rest is what
- * rounding takes from it. Normalised are distances from the mean as it is: near a large mean they
- * are smaller than what rounding it would take from them. */
+/* Returns the variance from sums of distances from *center. *center becomes the mean and *rest its
+ * rounding error. Normalization subtracts the unrounded mean, since distances near a large mean can
+ * be smaller than its rounding error. */
 static double NAME(moments)(double count, double away, double squares, A *center, double *rest) {
   if (count == 0) return *rest = 0;
   double shift = away / count, mean = (double)*center + shift,
@@ -253,8 +254,8 @@ static void NAME(scale)(const S *x, S *y, int64_t n, A scale) {
 #undef EACH_PIECE
 
 /* --- Columns: sums down the rows of a matrix, COLUMNS at a time ------------------------------- */
-/* sums[j] of x, of squared distances from mean (when mean is given), or of (x - mean) * y (when y
- * is given too). */
+/* Sums columns into sums[j]: x, squared distances from `mean` (if given), or (x - mean) * y (if y
+ * is given as well). */
 static void NAME(column_sums)(const S *x, const S *y, const A *mean, int64_t rows, int64_t stride,
                               int width, double *sums) {
   A partial[NAME(COLUMNS)];
@@ -282,7 +283,7 @@ static A NAME(inverse_deviation)(double variance, double eps) {
   return variance == 0 && eps == 0 ? 0 : (A)1 / (A)sqrt((A)variance + (A)eps);
 }
 
-/* The statistics of one channel, and what is done with them. */
+/* Stores and applies the statistics of one channel. */
 static void NAME(batch_norm_finish)(const batch_norm *t, int64_t c, double mean, double variance) {
   A *moving_mean = t->moving_mean, *moving_var = t->moving_var;
   A m = (A)t->momentum;
@@ -324,8 +325,8 @@ static void NAME(batch_norm_channels)(void *context, int64_t begin, int64_t end)
   }
 }
 
-/* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, the
- * means only with batch statistics. */
+/* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, with the
+ * means only for batch statistics. */
 static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const S *x = t->x, *dy = t->dy;
@@ -353,8 +354,7 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
 
 #include "kernels/cpu/layers/batch_norm_last_impl.h"
 
-/* --- LayerNorm along the last axis: gamma, beta and rows are A in memory, where they lie or
- * converted --- */
+/* --- LayerNorm along the last axis: gamma, beta and rows are A, in place or converted --------- */
 static void NAME(put_moments)(const layer_norm *t, int64_t r, A mean, A deviation) {
   if (t->rounded) {
     ((S *)t->mean)[r] = STORE(mean);
@@ -387,7 +387,8 @@ static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* dx of the rows of pieces, and the pieces' sums for dgamma and dbeta, in A. */
+/* Computes dx for the rows of pieces [begin, end), and the pieces' sums of dgamma and dbeta, in
+ * A. */
 static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   const A *gamma = t->gamma;
@@ -423,7 +424,7 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
   }
 }
 
-/* The pieces' sums added in order, in double. */
+/* Adds the pieces' sums in order, in double. */
 static void NAME(layer_norm_backward_columns)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
@@ -441,8 +442,7 @@ static void NAME(layer_norm_backward_columns)(void *context, int64_t begin, int6
   }
 }
 
-/* --- LayerNorm along another axis: data is (outer, n, inner); begin and end count (outer, block of
- * inner) --- */
+/* --- LayerNorm along an inner axis of (outer, n, inner); units are (outer, block of inner) ---- */
 static void NAME(layer_norm_inner)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
@@ -504,7 +504,7 @@ static void NAME(layer_norm_backward_inner)(void *context, int64_t begin, int64_
   }
 }
 
-/* dgamma and dbeta; begin and end count positions along the normalised axis. */
+/* Computes dgamma and dbeta. begin and end count positions along the normalized axis. */
 static void NAME(layer_norm_backward_affine)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   for (int64_t k = begin; k < end; k++) {
@@ -525,7 +525,7 @@ static void NAME(layer_norm_backward_affine)(void *context, int64_t begin, int64
   }
 }
 
-/* --- GroupNorm: rows of n elements, row r belonging to group r % groups ----------------------- */
+/* --- GroupNorm: rows of n elements; row r belongs to group r % groups ------------------------- */
 static void NAME(group_norm_rows)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n;
@@ -598,7 +598,7 @@ static void NAME(l2_backward_rows)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* begin and end count (outer, block of inner). */
+/* Units are (outer, block of inner). */
 static void NAME(l2_inner)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);

@@ -1,7 +1,7 @@
-/* Parameter updates. One loop per optimizer and type; a call lists the weights it updates as
- * segments, and the threads share out all elements of all segments. Element i of every result
- * depends on element i of the inputs alone, so weights may be written in place. Halves are computed
- * in float; mixed precision reads and writes a float32 copy of the weight.
+/* Parameter updates. One loop per optimizer and type. A call lists its weights as segments, and
+ * threads share all elements of all segments. Element i of every result depends only on element i
+ * of the inputs, so weights may be updated in place. Halves are computed in float; mixed precision
+ * reads and writes a float32 copy of the weight.
  */
 #include <math.h>
 
@@ -14,12 +14,12 @@ enum { MAX_STATES = MPG_UPDATE_STATES };
 typedef mpg_update_constants constants;
 
 typedef struct segment {
-  const void *weight; /* read: the float32 copy in mixed precision */
+  const void *weight; /* input; in mixed precision, the float32 copy */
   const void *grad;
   void *states[MAX_STATES];
   void *out;
-  void *master;  /* mixed precision: also written with the new weight; else NULL */
-  int64_t begin; /* index of its first element over all segments */
+  void *master;  /* mixed precision: second copy of the new weight; else NULL */
+  int64_t begin; /* index of the first element over all segments */
   int64_t count;
   double lr, wd;
   mpg_dtype weight_dtype, grad_dtype, out_dtype;
@@ -28,7 +28,7 @@ typedef struct segment {
 typedef void (*step_fn)(const constants *c, double lr, double wd, const void *weight,
                         const void *grad, void *const *states, void *out, int64_t count);
 
-/* Names in a body: w, g (rescaled by the body), s0 s1 s2, lr, wd, and `result`. */
+/* Names in a body: w, g (not yet rescaled), s0 s1 s2, lr, wd, and `result`. */
 #define STEP_OF(name, suffix, T, invariants, ...)                                                \
   static void name##_##suffix(const constants *c, double lr_, double wd_, const void *weight,    \
                               const void *grad, void *const *states, void *out, int64_t count) { \
@@ -79,7 +79,7 @@ typedef struct update_plan {
 static void run_segment(const update_plan *p, const segment *s, int64_t begin, int64_t end) {
   mpg_compute compute = s->weight_dtype == MPG_FLOAT64 ? MPG_COMPUTE_F64 : MPG_COMPUTE_F32;
   mpg_dtype native = mpg_compute_dtype(compute);
-  mpg_dtype state_dtype = s->weight_dtype; /* in mixed precision both are float32 */
+  mpg_dtype state_dtype = s->weight_dtype; /* float32 in mixed precision */
   step_fn step = steps[p->rule][compute == MPG_COMPUTE_F64];
   bool direct = s->weight_dtype == native && s->grad_dtype == native && s->out_dtype == native;
   int64_t size = (int64_t)mpg_dtype_size(native), piece = direct ? end - begin : MPG_CPU_BLOCK;
@@ -104,7 +104,7 @@ static void run_segment(const update_plan *p, const segment *s, int64_t begin, i
 
 static void run_update(void *context, int64_t begin, int64_t end) {
   const update_plan *p = context;
-  int low = 0, high = p->num_segments - 1; /* the last segment that begins at or before `begin` */
+  int low = 0, high = p->num_segments - 1; /* last segment to begin by `begin` */
   while (low < high) {
     int middle = (low + high + 1) / 2;
     if (p->segments[middle].begin <= begin)
@@ -131,7 +131,7 @@ static void update(const mpg_kernel_call *call, update_plan *p, segment *segment
   mpg_cpu_parallel_for(call, total, 16384, run_update, p);
 }
 
-/* A segment from inputs [weight, grad, states..., copy of the weight if `mixed`]. */
+/* Returns the segment for inputs [weight, grad, states..., float32 copy if `mixed`]. */
 static segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, bool mixed,
                           double lr, double wd) {
   const mpg_view *weight = mixed ? &inputs[2 + num_states] : &inputs[0];
@@ -156,8 +156,8 @@ MPG_CPU_KERNEL(update) {
     mpg_block_buffer buffer;
     plan.c.rescale = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, u.rescale->desc.dtype,
                                                    u.rescale->data, 0, 1, &buffer);
-    if (!isfinite(plan.c.rescale) ||
-        plan.c.rescale == 0) { /* an overflow of mixed precision: the weight stays */
+    /* gradient overflow in mixed precision: skips the update */
+    if (!isfinite(plan.c.rescale) || plan.c.rescale == 0) {
       const mpg_view *weight = &call->inputs[0];
       if (call->outputs[0].data != weight->data)
         memcpy(call->outputs[0].data, weight->data,
@@ -222,7 +222,7 @@ MPG_CPU_KERNEL(reset_arrays) {
   return MPG_OK;
 }
 
-/* Whether all elements are finite: bits whose exponent is not all ones. */
+/* Checks that all elements are finite, that is, no exponent is all ones. */
 typedef struct finite_plan {
   const mpg_view *array;
   _Atomic bool broken;

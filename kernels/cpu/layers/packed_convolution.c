@@ -1,6 +1,5 @@
-/* Convolutions for prediction: the weight comes in the layout that oneDNN's primitive wants, and
- * what is added behind is done by the primitive. relu is not: as the primitive has it, NaN becomes
- * 0. */
+/* Convolutions for prediction. The weight is in the layout of oneDNN's primitive, which also adds
+ * the bias and an array. relu stays a separate step because oneDNN's turns NaN into 0. */
 #include "kernels/cpu/products/packed_weight.h"
 #include "kernels/cpu/vendor/onednn_convolution.h"
 
@@ -66,7 +65,7 @@ static void finish(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* With the plain weight, by the kernel of the plain op. */
+/* Runs the plain op's kernel with the plain weight. */
 static mpg_status run_plain(const mpg_kernel_call *call, void *weight) {
   const mpg_packed_convolution_params *p = call->params;
   const mpg_op *op =

@@ -8,13 +8,13 @@
 #include "op/layers/convolution.h"
 
 typedef struct pooling {
-  mpg_window window; /* with three axes */
+  mpg_window window; /* three axes */
   int type, p;
-  bool count_pad, last; /* last: the channels are */
+  bool count_pad, last; /* last: channels-last layout */
   int64_t channels;
   const void *data, *grad, *result;
   void *out;
-  uint8_t *index; /* of the largest */
+  uint8_t *index; /* of the maximum */
 } pooling;
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
@@ -22,10 +22,10 @@ typedef struct pooling {
 #define IMPLEMENTATION "kernels/cpu/layers/pooling_impl.h"
 #include "kernels/cpu/float_instances.h"
 
-enum { BLOCK = 64 }; /* CHANNELS of pooling_last_impl.h */
+enum { BLOCK = 64 }; /* as CHANNELS in pooling_last_impl.h */
 
-/* Sets t up for planes of `data` pooled to `out`; the number of planes, or of blocks of channels
- * where those are last. */
+/* Initializes t to pool `data` to `out`. Returns the number of planes, or of blocks of channels if
+ * the channels are last. */
 static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *data,
                      const mpg_shape *out) {
   mpg_window w;
@@ -45,7 +45,7 @@ static int64_t grain(const pooling *t) {
   return 1 + 16384 / work;
 }
 
-/* One window, which is the whole plane; the channels second. */
+/* True for global pooling with channels first: a single window covers the plane. */
 static bool one_window(const pooling *t) {
   for (int k = 0; k < 3; k++)
     if (t->window.out[k] != 1 || t->window.pad[k] || t->window.kernel[k] != t->window.in[k])
@@ -117,7 +117,7 @@ MPG_CPU_KERNEL(max_pooling_backward) {
                                .pool_type = MPG_POOL_MAX,
                                .stride = p->stride,
                                .pad = p->pad,
-                               .layout = 5 /* NWC, or alike */};
+                               .layout = 5 /* NWC, NHWC or NDHWC */};
   pooling t;
   int64_t pieces = setup(&t, &params, &data->desc.shape, &grad->desc.shape);
   if (pieces == 0) return MPG_OK;

@@ -1,10 +1,10 @@
-/* Pooling kernels for one dtype: an implementation as float_instances.h wants it. begin and end
- * count (sample, channel): planes of their own. The largest element is the first of equal ones, and
- * NaN where there is one (the last); a window without elements has LOWEST.
+/* Pooling kernels for one dtype, an implementation for float_instances.h. begin and end count
+ * planes (sample, channel). The maximum is the first of equal elements, or the last NaN if there is
+ * one; a window without elements gives LOWEST.
  */
 
-/* For each place of the window: its clipped borders, its first element (-1: none), how many
- * elements an average counts, and where it lies in the output. */
+/* For each output position: the window's clipped bounds, its first element (-1 if none), the
+ * divisor of an average, and the output index. */
 #define EACH_PLACE(...)                                                                           \
   for (int64_t z = 0, place = 0; z < w->out[0]; z++) {                                            \
     int64_t z0 = z * w->stride[0] - w->pad[0], z1 = MIN(z0 + w->kernel[0], w->in[0] + w->pad[0]), \
@@ -26,7 +26,7 @@
       }                                                                                           \
     }                                                                                             \
   }
-/* The elements under the window; `i` is their position in the plane. */
+/* For each element of the window; `i` is its position in the plane. */
 #define EACH_ELEMENT(...)                                                                     \
   for (int64_t a = z0; a < z1; a++)                                                           \
     for (int64_t b = y0; b < y1; b++)                                                         \
@@ -34,9 +34,9 @@
   __VA_ARGS__
 
 #define LEAST (front < 0 ? LOWEST : -(A)INFINITY)
-#define LARGER(value, best) (((value) > (best)) | ((value) != (value))) /* no branches */
+#define LARGER(value, best) (((value) > (best)) | ((value) != (value))) /* branch-free */
 
-/* The sum of elements that lie together, in a fixed order of lanes. */
+/* Sums contiguous elements, in a fixed order of lanes. */
 static A NAME(run_sum)(const S *x, int64_t n) {
   enum { LANES = 16 };
   A lanes[LANES] = {0}, total = 0;
@@ -48,9 +48,9 @@ static A NAME(run_sum)(const S *x, int64_t n) {
   return total;
 }
 
-enum { NAME(RUN) = 256 }; /* windows side by side that are made at once */
+enum { NAME(RUN) = 256 }; /* adjacent windows computed at once */
 
-/* Windows side by side, `step` apart: `width` elements of each. */
+/* Combines `width` elements of each of `count` adjacent windows, which are `step` apart. */
 static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, const S *in,
                                                              int64_t step, int width, int64_t count,
                                                              A *value) {
@@ -76,8 +76,8 @@ static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, c
 #undef EACH_WINDOW
 }
 
-/* Windows [first, first + count) of a row of the output that reach over no border along the last
- * axis; the elements of a window come in their order. */
+/* Computes windows [first, first + count) of an output row, none of which crosses a border along
+ * the last axis. The elements of a window are combined in order. */
 static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low,
                                const int64_t *high, int64_t first, int64_t count, A divisor,
                                S *out) {
@@ -119,7 +119,7 @@ static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
-  /* Of each row the windows from `inner` to `behind` lie inside. */
+  /* In each row, windows [inner, behind) are inside the borders. */
   int64_t inner = MIN((w->pad[2] + w->stride[2] - 1) / w->stride[2], w->out[2]),
           reach = w->in[2] + w->pad[2] - w->kernel[2];
   int64_t behind = reach < 0 ? inner : MAX(MIN(reach / w->stride[2] + 1, w->out[2]), inner);
@@ -200,7 +200,7 @@ static void NAME(pooling_backward)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* out[place] = grad at the place of the window's largest element; grad lies as the data does. */
+/* out[place] = grad at the maximum of that window; grad has the data's layout. */
 static void NAME(pooling_at_max)(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;

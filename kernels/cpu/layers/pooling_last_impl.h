@@ -1,13 +1,11 @@
-/* Pooling kernels for one dtype with the channels last: data is (batch, space..., channels), and
- * begin and end count (sample, block of CHANNELS channels). Part of pooling_impl.h, whose loops it
- * uses. Each element of the result is summed
- * up in the order of the window, as with the channels second.
+/* Channels-last pooling kernels for one dtype: data is (batch, space..., channels); begin and end
+ * count (sample, block of CHANNELS channels). Included by pooling_impl.h, whose loops it uses. Each
+ * result is summed in window order, as with channels first.
  */
 
 enum { NAME(CHANNELS) = 64 };
 
-/* For each place and the elements under its window: `in` and `out` point to the block's channels
- * there. */
+/* For each output position and its window: `in` and `out` point to the block's channels there. */
 #define EACH_BLOCK(...)                                                                        \
   const pooling *t = context;                                                                  \
   const mpg_window *w = &t->window;                                                            \
@@ -54,7 +52,7 @@ static void NAME(pooling_forward_last)(void *context, int64_t begin, int64_t end
                   y[c] = STORE(value[c]);)))
 }
 
-/* Which element of the window is the largest; -1: none. */
+/* Finds the maximum of each channel's window and its position, or -1 if the window is empty. */
 #define FIND_LARGEST                                \
   A best[NAME(CHANNELS)];                           \
   int64_t at[NAME(CHANNELS)];                       \
@@ -101,13 +99,13 @@ static void NAME(pooling_at_max_last)(void *context, int64_t begin, int64_t end)
                      at[c] >= 0 ? values[at[c] * t->channels + c] : STORE((A)0);)))
 }
 
-/* Vectors of channels, GROUPS of them at a time (the loops over them unroll, which keeps them in
- * registers). Positions are as wide as values, so that one mask fits both. */
+/* Vectors of channels, GROUPS at a time; loops over them unroll, which keeps them in registers.
+ * Positions have the width of values, so that one mask fits both. */
 enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(A), NAME(GROUPS) = 4 };
 typedef A NAME(lanes) __attribute__((vector_size(NAME(LANES) * sizeof(A))));
 typedef LANE_INT NAME(places) __attribute__((vector_size(NAME(LANES) * sizeof(LANE_INT))));
 
-/* By address: as arguments they would depend on the instruction set. */
+/* Returns by address, since the ABI for vector arguments depends on the instruction set. */
 static inline __attribute__((always_inline)) void NAME(load_lanes)(const S *from, int count,
                                                                    NAME(lanes) * v) {
   A values[64 / sizeof(A)] = {0};
@@ -139,15 +137,15 @@ static inline __attribute__((always_inline)) void NAME(store_index)(const NAME(p
   for (int j = 0; j < MIN(count, NAME(LANES)); j++) to[j] = (uint8_t)values[j];
 }
 
-/* The windows that an element is in, as offsets and numbers: the same for all away from borders.
- */
+/* Windows that contain an element, as offsets and window indices; identical away from borders. */
 typedef struct NAME(reach) {
   int count;
   int64_t offset[MPG_POOLING_INDEX_NONE];
-  LANE_INT number[MPG_POOLING_INDEX_NONE]; /* of the element in the window, padding counted */
+  LANE_INT number[MPG_POOLING_INDEX_NONE]; /* element's index in the window, with padding */
 } NAME(reach);
 
-/* The largest of each of `groups` runs of lanes; the last has `count` channels. */
+/* Finds the maximum of each of `groups` vectors of channels; the last vector has `count`
+ * channels. */
 static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME(reach) * r,
                                                                       const S *in, S *out,
                                                                       uint8_t *index, int groups,
@@ -174,7 +172,7 @@ static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME
   }
 }
 
-/* The largest element, and its position in the window, padding counted. */
+/* Stores the maximum and its position in the window, including padding. */
 static void NAME(pooling_forward_index)(void *context, int64_t begin, int64_t end) {
   NAME(reach) reach;
   EACH_BLOCK(
@@ -199,7 +197,7 @@ static void NAME(pooling_forward_index)(void *context, int64_t begin, int64_t en
           else NAME(largest_lanes)(&reach, in + c, out + to + c, index + to + c, 1, width - c);))
 }
 
-/* One vector at a time: of several, compilers do not widen the bytes of `index` in registers. */
+/* One vector at a time: with several, compilers do not widen the bytes of `index` in registers. */
 static inline __attribute__((always_inline)) void NAME(gather_lanes)(const NAME(reach) * r,
                                                                      const S *grad,
                                                                      const uint8_t *index, S *out,
@@ -214,7 +212,7 @@ static inline __attribute__((always_inline)) void NAME(gather_lanes)(const NAME(
   NAME(store_lanes)(&sum, out, count);
 }
 
-/* Each element gathers from the windows it lies in, in their order. */
+/* Each element gathers gradients from the windows that contain it, in order. */
 static void NAME(pooling_backward_index)(void *context, int64_t begin, int64_t end) {
   NAME(reach) reach;
   EACH_BLOCK(const S *grad = (const S *)t->grad + result; const uint8_t *index = t->index + result;

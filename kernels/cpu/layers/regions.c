@@ -1,5 +1,5 @@
-/* Regions of interest: where their largest elements are, and the means of samples of rotated ones.
- * A thread takes channels of a region, or bins of it. */
+/* Regions of interest (ROI): maximum pooling, and averages of samples in rotated regions. Threads
+ * share the channels of a region or its bins. */
 #include <math.h>
 
 #include "kernels/common/index.h"
@@ -25,9 +25,9 @@ static job job_of(const mpg_kernel_call *call) {
                .wide = call->inputs[0].desc.dtype == MPG_FLOAT64};
 }
 
-/* --- The largest element ---------------------------------------------------------------------- */
-/* Of elements [y, ye) x [x, xe) behind `first`; the first one that is not a number, if one is. -1:
- * there is none. */
+/* --- Maximum pooling -------------------------------------------------------------------------- */
+/* Returns the index of the largest of elements [y, ye) x [x, xe) after `first`, or of the first NaN
+ * if there is one; -1 if there are no elements. */
 #define LARGEST(name, type, value_of)                                                        \
   static int64_t name(const void *data, int64_t first, int64_t width, int64_t y, int64_t ye, \
                       int64_t x, int64_t xe) {                                               \

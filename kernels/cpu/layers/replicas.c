@@ -1,4 +1,4 @@
-/* The exchange between replicas, of which each is on a device. */
+/* Exchange between replicas, each of which runs on its own device. */
 #include "kernels/common/replicas.h"
 
 #include "kernels/cpu/cpu.h"

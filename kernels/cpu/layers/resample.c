@@ -1,5 +1,5 @@
-/* Resizing along an axis. The input is [outer, length, inner]; where each element comes from is
- * worked out once for a few elements, for all outer indices. */
+/* Resizing along an axis. The input is [outer, length, inner]. The source positions and weights are
+ * computed for a few elements at a time, and used for all outer indices. */
 #include "op/vision/resample.h"
 
 #include <string.h>
@@ -49,7 +49,7 @@ static void chunk_fill(chunk *c, const resample *p, int64_t first, int64_t count
     for (int k = 1; k < count; k++)                                                          \
       for (int64_t i = 0; i < inner; i++) out[i] += in[at[k] + i] * weight[k];               \
   }                                                                                          \
-  /* Elements [first, last) of a chunk, of one outer index. */                               \
+  /* Computes elements [first, last) of a chunk, for one outer index. */                     \
   static void chunk_##field(const resample *p, const chunk *c, int64_t outer, int64_t begin, \
                             int64_t first, int64_t last) {                                   \
     const T *in = (const T *)p->in + outer * p->axis.from * p->inner;                        \
@@ -82,7 +82,7 @@ static void chunk_fill(chunk *c, const resample *p, int64_t first, int64_t count
 RESAMPLE(float, f32)
 RESAMPLE(double, f64)
 
-/* Units are elements along the axis, of each outer index. */
+/* Units are elements along the axis, per outer index. */
 static void forward_range(void *context, int64_t begin, int64_t end) {
   const resample *p = context;
   int64_t size = p->axis.size, first_outer = begin / size, last_outer = (end - 1) / size;
@@ -105,8 +105,8 @@ static void forward_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Units are blocks of `inner` of each outer index. What an element gets is added in the order of
- * the elements that were made of it. */
+/* Units are blocks of `inner` per outer index. Contributions to an element are added in the order
+ * of the forward results. */
 static void backward_range(void *context, int64_t begin, int64_t end) {
   const resample *p = context;
   size_t item = p->wide ? sizeof(double) : sizeof(float);

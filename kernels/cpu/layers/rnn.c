@@ -12,8 +12,8 @@
 #include "kernels/common/real.h"
 #include "kernels/common/vector_math.h"
 
-/* Where packing the recurrent weights pays depends on sizes alone: bits differ between the two
- * ways. */
+/* True if packing the recurrent weights is faster. Depends on sizes only, since results differ
+ * between both paths. */
 static bool packing_pays(const mpg_rnn_size *s) { return s->time >= 4 && s->time * s->batch >= 32; }
 
 #define T float
@@ -46,8 +46,8 @@ static inline double sigmoid_double(double x) { return 1 / (1 + exp(-x)); }
 
 enum { MAX_WEIGHTS = 64 * 2 };
 
-/* Addresses of the weights per layer and direction: separate arrays, or parts of one flat vector.
- */
+/* Addresses of the weights per layer and direction: separate arrays, or parts of one flat
+ * vector. */
 typedef struct weight_set {
   void *wi[MAX_WEIGHTS], *wh[MAX_WEIGHTS], *bi[MAX_WEIGHTS], *bh[MAX_WEIGHTS];
 } weight_set;
@@ -79,18 +79,18 @@ static void flat_weights(const mpg_rnn_size *s, void *flat, size_t element, weig
   }
 }
 
-/* The call in float32: half precision is converted on the way in and out. */
+/* A call in float32; half precision is converted on input and output. */
 typedef struct rnn_call {
   const mpg_kernel_call *call;
   const mpg_rnn_params *params;
   mpg_rnn_size size;
   bool flat, dropped;
-  bool halves;             /* the weights but for biases are read as bfloat16 only */
-  const mpg_view *lengths; /* of sequences, or NULL */
+  bool halves;             /* weights, except biases, are read as bfloat16 only */
+  const mpg_view *lengths; /* lengths of sequences, or NULL */
 } rnn_call;
 
-/* A bound of the cell state in the dtype that the state is kept in: backward finds what was clipped
- * by its value. */
+/* Returns a clipping bound of the cell state, rounded to the state's dtype: backward detects
+ * clipped values by comparison with the bound. */
 static double bound_of(const rnn_call *c, mpg_opt_float bound, double none) {
   uint64_t kept;
   mpg_view view = {&kept, c->call->inputs[0].desc};
@@ -99,7 +99,7 @@ static double bound_of(const rnn_call *c, mpg_opt_float bound, double none) {
   return mpg_real_at(&view, 0);
 }
 
-/* `set` has the weights in TYPE, if they are read so; `given`, as the call has them. */
+/* `set` has the weights in TYPE if they are converted; `given` has them as in the call. */
 #define FILL(SUFFIX, TYPE)                                                                      \
   rnn_##SUFFIX r = {                                                                            \
       .call = c->call,                                                                          \
@@ -128,7 +128,7 @@ static void read_weights(const rnn_call *c, const mpg_view *inputs, weight_set *
     separate_weights(&c->size, inputs + 1 + c->size.states, set);
 }
 
-/* Those of the call in float32: none where they are read as bfloat16. */
+/* Returns the call's float32 weights; NULL for those that are read as bfloat16. */
 static void wide_weights(const rnn_call *c, const mpg_view *inputs, weight_set *set) {
   read_weights(c, inputs, set);
   for (int i = 0; c->halves && i < c->size.layers * c->size.directions; i++)
@@ -189,7 +189,7 @@ static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const m
 #undef BACKWARD
 }
 
-/* How many elements of input i, at its beginning, are weights that stay as they are. */
+/* Returns the number of leading elements of input i that are weights and stay bfloat16. */
 static int64_t elements_kept(const rnn_call *c, int i) {
   const mpg_rnn_size *s = &c->size;
   int64_t cells = (int64_t)s->layers * s->directions;
@@ -204,7 +204,7 @@ static int64_t elements_kept(const rnn_call *c, int i) {
 
 typedef mpg_status (*run_fn)(const rnn_call *, const mpg_view *, const mpg_view *);
 
-/* Half precision: everything widened into scratch, computed in float32, narrowed again. */
+/* Half precision: widens everything into scratch, computes in float32, and narrows the results. */
 static mpg_status run_widened(const rnn_call *c, run_fn run) {
   const mpg_kernel_call *call = c->call;
   mpg_view inputs[MPG_RNN_MAX_INPUTS + 5], outputs[MPG_RNN_MAX_INPUTS];
@@ -218,7 +218,7 @@ static mpg_status run_widened(const rnn_call *c, run_fn run) {
   for (int i = 0; i < call->num_inputs; i++) {
     int64_t count = mpg_shape_size(&call->inputs[i].desc.shape), kept = elements_kept(c, i);
     inputs[i] = (mpg_view){next, call->inputs[i].desc};
-    if (&call->inputs[i] == c->lengths) continue; /* read as they are */
+    if (&call->inputs[i] == c->lengths) continue; /* read without conversion */
     inputs[i].desc.dtype = MPG_FLOAT32;
     mpg_cpu_widen(call, call->inputs[i].desc.dtype, (uint16_t *)call->inputs[i].data + kept,
                   count - kept, (float *)next + kept);

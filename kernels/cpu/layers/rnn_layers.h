@@ -1,11 +1,11 @@
 /* Stacked recurrent layers for one element type T (float or double); included by rnn.c with T,
- * DTYPE, SIGMOID, TANH and NAME(x) defined. Shapes stand beside the pointers: L layers, D
+ * DTYPE, SIGMOID, TANH and NAME(x) defined. Shapes are noted next to the pointers: L layers, D
  * directions, G gates, H hidden, N batch, S time steps ("time").
  *
- * Input products of a layer are one product over all steps, weight gradients likewise; only the
- * recurrent products and the cell itself go step by step. The weights of the recurrent products are
- * packed once for all steps (packed_steps.h), and each thread goes on with the cell for the columns
- * that it has just made: one parallel region a step.
+ * The input products of a layer are one product over all steps, and so are the weight gradients.
+ * Only the recurrent products and the cell run step by step. The recurrent weights are packed once
+ * for all steps (packed_steps.h). Each thread computes the cell for the columns that it has just
+ * produced, so that a step needs one parallel region.
  */
 
 #include "kernels/cpu/products/packed_steps.h"
@@ -17,19 +17,19 @@ typedef struct NAME(rnn) {
   double keep;      /* 1 - p */
   const T *data;    /* [S, N, I] */
   const T *h0, *c0; /* [L * D, N, H] */
-  const T **wi, **wh, **bi,
-      **bh; /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
-  const uint16_t **wi_half, **wh_half; /* wi and wh in bfloat16, if the call has them so: then they
-                                          may have no others */
+  /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
+  const T **wi, **wh, **bi, **bh;
+  const uint16_t **wi_half, **wh_half; /* wi and wh in bfloat16 if the call has them; wi and wh may
+                                          then be NULL */
   T *output;                           /* [S, N, D * H] */
   T *hn, *cn;                          /* [L * D, N, H], or NULL */
   T *reserve;
   bool clip, clip_nan;
   T clip_min, clip_max;
-  const mpg_view *lengths; /* [N]: of sequences, or NULL */
+  const mpg_view *lengths; /* [N] lengths of sequences, or NULL */
 } NAME(rnn);
 
-/* A step beyond the end of sequence n: the states stay as they are. */
+/* True if step t is past the end of sequence n; the states then keep their values. */
 static bool NAME(beyond)(const NAME(rnn) * r, int64_t t, int64_t n) {
   return r->lengths && t >= mpg_index_at(r->lengths, n);
 }
@@ -40,8 +40,8 @@ static T *NAME(gates)(const NAME(rnn) * r, int index) { /* [S, N, G * H] */
   int inner = r->s.gates + (r->s.is_lstm || r->s.mode == MPG_RNN_GRU ? 1 : 0);
   return r->reserve + block * inner * index;
 }
-static T *NAME(extra)(const NAME(rnn) * r,
-                      int index) { /* cell states, or n's hidden part: [S, N, H] */
+/* Returns cell states, or the hidden part of the GRU's n gate: [S, N, H]. */
+static T *NAME(extra)(const NAME(rnn) * r, int index) {
   return NAME(gates)(r, index) + r->s.time * r->s.batch * r->s.hidden * r->s.gates;
 }
 static T *NAME(layer_output)(const NAME(rnn) * r, int layer) { /* [S, N, D * H] */
@@ -50,14 +50,14 @@ static T *NAME(layer_output)(const NAME(rnn) * r, int layer) { /* [S, N, D * H] 
   return NAME(gates)(r, r->s.layers * r->s.directions) +
          block * r->s.directions * layer * (r->dropped ? 2 : 1);
 }
-static const T *NAME(layer_input)(const NAME(rnn) * r,
-                                  int layer) { /* as the layer sees it: after dropout */
+/* Returns a layer's input, after dropout. */
+static const T *NAME(layer_input)(const NAME(rnn) * r, int layer) {
   if (layer == 0) return r->data;
   T *below = NAME(layer_output)(r, layer - 1);
   return r->dropped ? below + r->s.time * r->s.batch * r->s.hidden * r->s.directions : below;
 }
 
-/* The hidden state before step t: [N, H] with row stride *ld. */
+/* Returns the hidden state before step t: [N, H] with row stride *ld. */
 static const T *NAME(previous)(const NAME(rnn) * r, int layer, int direction, int64_t t,
                                int64_t *ld) {
   const mpg_rnn_size *s = &r->s;
@@ -74,9 +74,9 @@ static const T *NAME(previous)(const NAME(rnn) * r, int layer, int direction, in
 /* --- Cells: rows [from, to) of a step, columns [begin, end) of the hidden state --------------- */
 typedef struct NAME(step) {
   const NAME(rnn) * r;
-  T *gates;               /* [N, G * H] of this step: products in, activated gates out */
+  T *gates;               /* [N, G * H] of this step; input: products, output: activated gates */
   const T *hidden_gates;  /* GRU: products with the hidden state [N, G * H] */
-  const T *bias, *bias_h; /* [G * H]; bias is the sum of both but for GRU */
+  const T *bias, *bias_h; /* [G * H]; bias is the sum of both, except for GRU */
   int64_t t;
   T *extra;              /* [N, H] */
   const T *extra_before; /* LSTM: [N, H] */
@@ -88,8 +88,8 @@ typedef struct NAME(step) {
 typedef void (*NAME(cell_fn))(const void *step, int64_t from, int64_t to, int64_t begin,
                               int64_t end);
 
-/* Whether row n is of a step beyond its sequence: then columns [begin, end) of its states are what
- * they were. */
+/* If step t is past the end of sequence n, copies the previous states of columns [begin, end) and
+ * returns true. */
 static bool NAME(stays)(const NAME(step) * p, int64_t n, int64_t begin, int64_t end) {
   const int64_t H = p->r->s.hidden;
   const size_t size = (size_t)(end - begin) * sizeof(T);
@@ -99,8 +99,8 @@ static bool NAME(stays)(const NAME(step) * p, int64_t n, int64_t begin, int64_t 
   return true;
 }
 
-/* The four gates are apart for the compiler's sake: it makes vectors of loops over arrays that it
- * knows not to overlap. */
+/* The four gates are separate arguments because compilers only vectorize loops over arrays that
+ * cannot overlap. */
 static __attribute__((noinline)) void NAME(lstm_row)(int64_t count, T *restrict gi, T *restrict gf,
                                                      T *restrict gz, T *restrict go,
                                                      const T *restrict bi, const T *restrict bf,
@@ -211,13 +211,13 @@ static NAME(cell_fn) NAME(forward_cell)(mpg_rnn_mode mode) {
 typedef struct NAME(stepping) {
   const mpg_rnn_size *s;
   NAME(packed) weights; /* of the recurrent product */
-  bool packed; /* it pays; else `weights` has only its shape, and the product goes the common way */
-  bool transposed; /* the product is with the transpose of `source` */
+  bool packed; /* true if packing pays; else `weights` is only a shape, for gemm */
+  bool transposed; /* multiplies with the transpose of `source` */
   const T *source; /* [G * H, H] */
-  /* This step's. */
-  NAME(cell_fn) cell; /* NULL: only the product */
-  const void *step;   /* what the cell takes */
-  const T *a;         /* [N, weights.k], row stride lda; NULL: no product */
+  /* Set for each step. */
+  NAME(cell_fn) cell; /* NULL for the product only */
+  const void *step;   /* argument of the cell */
+  const T *a;         /* [N, weights.k], row stride lda; NULL for no product */
   int64_t lda;
   T *c; /* [N, groups * width] */
   bool add;
@@ -240,7 +240,7 @@ static void NAME(step_rows)(void *context, int64_t from, int64_t to) {
   p->cell(p->step, from, to, 0, p->s->hidden);
 }
 
-/* Panels or rows a piece: enough work for a thread to be worth waking. */
+/* Returns the panels or rows per chunk that justify waking a thread. */
 static int64_t NAME(grain)(int64_t work) { return work < 2048 ? 2048 / (work > 0 ? work : 1) : 1; }
 
 static NAME(stepping) NAME(stepping_of)(const NAME(rnn) * r, const T *source, bool transposed) {
@@ -280,8 +280,8 @@ static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int6
   return mpg_cpu_gemm_any(call, DTYPE, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 
-/* Bytes of scratch that one direction takes forward, and the part of it that is aligned for packed
- * weights. */
+/* Returns the scratch bytes of one direction's forward pass, and the aligned offset of the packed
+ * weights in it. */
 static size_t NAME(rnn_forward_bytes)(const NAME(rnn) * r, size_t *packed_at) {
   int64_t GH = r->s.gates * r->s.hidden;
   NAME(stepping) p = NAME(stepping_of)(r, NULL, true);
@@ -342,8 +342,8 @@ static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int di
   return MPG_OK;
 }
 
-/* Dropout between layers: element e of layer l's output is kept when word e of the stream (call, l)
- * says so. */
+/* Dropout between layers: word e of the stream (call, l) decides if element e of layer l's output
+ * is kept. */
 typedef struct NAME(drop) {
   const T *from;
   T *to;
@@ -357,13 +357,13 @@ static void NAME(drop_range)(void *context, int64_t begin, int64_t end) {
   for (int64_t e = begin; e < end; e++) {
     uint64_t position = mpg_random_position(&d->key, (uint64_t)e);
     uint32_t word = mpg_philox(d->key.seed, d->key.call, position >> 2).value[position & 3];
-    /* A dropped element becomes -0 and a kept zero +0, so that the values themselves carry the mask
-     * to backward. */
+    /* A dropped element becomes -0 and a kept zero +0, so that the values carry the mask for
+     * backward. */
     d->to[e] = mpg_philox_uniform(word) < (float)d->keep ? d->from[e] * scale + (T)0 : -(T)0;
   }
 }
 
-/* The steps of sequences [S, N, width], and zeros beyond their ends. */
+/* Copies the steps of sequences [S, N, width], with zeros past their ends. */
 typedef struct NAME(masking) {
   const NAME(rnn) * r;
   const T *from;
@@ -420,20 +420,20 @@ typedef struct NAME(rnn_gradients) {
 typedef struct NAME(back_step) {
   const NAME(rnn) * r;
   const T *gates, *extra; /* of this step, activated: [N, G * H], [N, H] */
-  const T *extra_before;  /* LSTM: cell states before: [N, H] */
+  const T *extra_before;  /* LSTM: previous cell states [N, H] */
   const T *h_before;      /* GRU: [N, H], stride ld_before */
   int64_t ld_before;
   const T *h;        /* LSTM clipping and vanilla: outputs, stride ld */
-  const T *d_output; /* [N, H], stride ld; NULL: none */
+  const T *d_output; /* [N, H], stride ld, or NULL */
   int64_t ld;
-  T *d_h, *d_c; /* [N, H]: in, gradient from the step after; d_c out, for the step before */
+  T *d_h, *d_c; /* [N, H]; input: gradient from the following step, output: for the previous one */
   T *d_gates;   /* [N, G * H] */
   T *d_hidden;  /* GRU: gradients of the hidden products [N, 3 * H] */
   int64_t t;
 } NAME(back_step);
 
-/* Whether row n is of a step beyond its sequence: its products have no gradient, and those of its
- * states go to the step before. */
+/* If step t is past the end of sequence n, clears the gradients of its products and returns true.
+ * The gradients of its states pass to the previous step unchanged. */
 static bool NAME(passes)(const NAME(back_step) * p, int64_t n, int64_t begin, int64_t end) {
   const int64_t H = p->r->s.hidden;
   if (!NAME(beyond)(p->r, p->t, n)) return false;
@@ -445,13 +445,14 @@ static bool NAME(passes)(const NAME(back_step) * p, int64_t n, int64_t begin, in
   return true;
 }
 
-/* Where products are added to the gradients of states that pass, those of others begin at 0. */
+/* Clears d_h of a row that has been used: with `lengths`, products are added to the gradients of
+ * states that passed through, so all other gradients must start at 0. */
 static void NAME(taken)(const NAME(back_step) * p, int64_t n, int64_t begin, int64_t end) {
   if (p->r->lengths)
     memset(p->d_h + n * p->r->s.hidden + begin, 0, (size_t)(end - begin) * sizeof(T));
 }
 
-/* Gradients of an LSTM's cell at one step. */
+/* Computes the gradients of an LSTM cell at one step. */
 static __attribute__((noinline)) void NAME(lstm_back_row)(
     int64_t count, const T *restrict gi, const T *restrict gf, const T *restrict gz,
     const T *restrict go, const T *restrict c, const T *restrict c_before, const T *restrict dy,
@@ -544,8 +545,8 @@ typedef struct NAME(columns) {
   int64_t rows, columns;
 } NAME(columns);
 
-/* In T over a few rows, beyond in double: there is a row for each step and sample, and one chain
- * of them would lose digits. */
+/* Sums in T over a few rows, then in double: there is a row per step and sample, and a single chain
+ * of additions would lose precision. */
 static void NAME(column_range)(void *context, int64_t begin, int64_t end) {
   enum { ROWS = 16, COLUMNS = 256 };
   const NAME(columns) *p = context;
@@ -572,8 +573,9 @@ static void NAME(sum_columns)(const mpg_kernel_call *call, const T *matrix, int6
   mpg_cpu_parallel_for(call, columns, 256, NAME(column_range), &p);
 }
 
-/* One layer in one direction. d_output [S, N, D * H] of the layer; d_input [S, N, in] is set or
- * (add) added to; d_gates and d_hidden are scratch of S * N * G * H (d_hidden for GRU). */
+/* Runs one layer in one direction. d_output is the layer's [S, N, D * H]; d_input [S, N, in] is
+ * overwritten, or accumulated if `add`. d_gates and d_hidden are scratch of S * N * G * H (d_hidden
+ * for GRU). */
 static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_gradients) * d,
                                            int layer, int direction, const T *d_output, T *d_input,
                                            bool add, T *d_gates, T *d_hidden, T *packed) {
@@ -584,7 +586,7 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   const bool gru = s->mode == MPG_RNN_GRU;
   const T *gates = NAME(gates)(r, index), *extra = s->is_lstm || gru ? NAME(extra)(r, index) : NULL;
   T *d_h = d->d_h0 + (int64_t)index * NH, *d_c = s->is_lstm ? d->d_c0 + (int64_t)index * NH : NULL;
-  if (NH && d->d_hn) /* arrays of no rows have no address */
+  if (NH && d->d_hn) /* empty arrays have no address */
     memcpy(d_h, d->d_hn + (int64_t)index * NH, (size_t)NH * sizeof(T));
   else if (NH)
     memset(d_h, 0, (size_t)NH * sizeof(T));
@@ -593,8 +595,8 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   else if (NH && d_c)
     memset(d_c, 0, (size_t)NH * sizeof(T));
   NAME(back_step) p = {.r = r, .d_h = d_h, .d_c = d_c, .ld = H * s->directions};
-  const T *d_products =
-      gru ? d_hidden : d_gates; /* gradients of the products with the hidden state */
+  /* gradients of the products with the hidden state */
+  const T *d_products = gru ? d_hidden : d_gates;
   NAME(stepping) stepping = NAME(stepping_of)(r, r->wh[index], false);
   stepping.step = &p;
   stepping.lda = GH;
@@ -604,8 +606,8 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   if (stepping.packed)
     NAME(pack)(r->call, &stepping.weights, stepping.source, r->wh_half ? r->wh_half[index] : NULL,
                false);
-  /* The product of a step goes together with the cell of the step before it: step -1 has only a
-   * product, the last only a cell. */
+  /* A step's product runs together with the cell of the step before it: step -1 has only a product,
+   * the last step only a cell. */
   for (int64_t step = S - 1; step >= -1 && S > 0; step--) {
     int64_t t = direction == 0 ? step : S - 1 - step, before = direction == 0 ? t - 1 : t + 1,
             after = direction == 0 ? t + 1 : t - 1;
@@ -628,14 +630,14 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
     }
     MPG_TRY(NAME(step_run)(r->call, &stepping));
   }
-  /* Weights: single products over all steps; the first step's hidden state lies apart from the
-   * rest. */
+  /* Weights: single products over all steps. The hidden state before the first step is a separate
+   * array. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
   const T *outputs = NAME(layer_output)(r, layer) + direction * H;
-  const T *later = direction == 0 ? d_products + N * GH
-                                  : d_products; /* the steps after the first, in memory order */
-  const T *earlier =
-      direction == 0 ? outputs : outputs + N * ld; /* the hidden states they start from */
+  /* the steps after the first, in memory order */
+  const T *later = direction == 0 ? d_products + N * GH : d_products;
+  /* hidden states before those steps */
+  const T *earlier = direction == 0 ? outputs : outputs + N * ld;
   if (S > 0) {
     MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, N, d_products + first * N * GH, GH,
                        r->h0 + (int64_t)index * NH, H, NULL, 0, d->d_wh[index], H));
@@ -653,8 +655,8 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
                     r->wi_half ? r->wi_half[index] : NULL, add ? 1 : 0, d_input, in);
 }
 
-/* Through dropout: what was dropped (a negative zero, see drop_range) gets no gradient, the rest is
- * scaled as it was. */
+/* Gradient of dropout: dropped elements (negative zeros, see drop_range) get no gradient, and the
+ * rest is scaled as in forward. */
 typedef struct NAME(undrop) {
   const T *after;
   T *gradient;
@@ -675,8 +677,8 @@ static mpg_status NAME(rnn_backward)(NAME(rnn) * r, const NAME(rnn_gradients) * 
   bool gru = s->mode == MPG_RNN_GRU;
   int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
   NAME(stepping) stepping = NAME(stepping_of)(r, NULL, false);
-  /* The data of sequences: what lies beyond their ends has no part in products with it, whatever it
-   * is. */
+  /* Copies the data with zeros past the ends of sequences, so that the padding, whatever its
+   * values, does not enter products. */
   int64_t data = r->lengths ? rows * s->input : 0;
   size_t packed_at =
       mpg_align_up((size_t)(gates * (gru ? 2 : 1) + 2 * spare + data) * sizeof(T), 64);
@@ -692,8 +694,8 @@ static mpg_status NAME(rnn_backward)(NAME(rnn) * r, const NAME(rnn_gradients) * 
   }
   const T *d_output = d->d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
-    /* d_data may lie where data or the gradient of the output does. One direction writes it when it
-     * has read both; of two the second reads them after the first has written. */
+    /* d_data may alias data or the gradient of the output. A single direction writes it after
+     * reading both. With two directions, the second reads them after the first has written. */
     T *d_input = layer == 0 && s->directions == 1 ? d->d_data : between[layer & 1];
     for (int direction = 0; direction < s->directions; direction++)
       MPG_TRY(NAME(backward_direction)(r, d, layer, direction, d_output, d_input, direction > 0,

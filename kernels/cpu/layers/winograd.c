@@ -1,14 +1,14 @@
-/* Convolutions of 3x3 by Winograd's minimal filtering F(2x2, 3x3), with the channels last: a tile
- * of 2x2 results from 4x4 inputs d and a filter g is A'[(G g G') * (B'd B)]A, 16 multiplications
- * instead of 36. Over tiles and channels these are 16 matrix products, one for each point of the
- * 4x4. As everything is linear, the gradient of the weight is G'[(B'd B) * (A y A')]G, summed over
- * tiles.
+/* 3x3 convolutions by Winograd's minimal filtering F(2x2, 3x3), with the channels last. A tile of
+ * 2x2 results from 4x4 inputs d and a filter g is A'[(G g G') * (B'd B)]A, which takes 16
+ * multiplications instead of 36. Over tiles and channels these are 16 matrix products, one per
+ * point of the 4x4 grid. Since everything is linear, the gradient of the weight is G'[(B'd B) * (A
+ * y A')]G, summed over tiles.
  *
  * Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016.
  *
- * Packed weights (G g G'): [panel][16 points][channels][PANEL filters], the last panel as wide as
- * filters are left. Products keep a tile of ROWS x PANEL in registers and sum over the channels in
- * ascending order, so neither threads nor blocks nor the other samples of a batch change bits. The
+ * Packed weights (G g G'): [panel][16 points][channels][PANEL filters]; the last panel has the
+ * remaining filters. Products keep a tile of ROWS x PANEL in registers and sum over the channels in
+ * ascending order, so results do not depend on threads, blocks or the other samples of a batch. The
  * weight gradient sums DEPTH tiles at a time.
  */
 #include <string.h>
@@ -36,7 +36,7 @@ enum {
   LINE = 16 /* floats */,
   GROUP = MPG_WINOGRAD_GROUP
 };
-static const int64_t gradient_room = 1 << 20; /* floats of transformed arrays at a time */
+static const int64_t gradient_room = 1 << 20; /* floats of transformed arrays per round */
 
 typedef mpg_winograd geometry;
 
@@ -47,8 +47,8 @@ static int vectors_of(int64_t filters, int64_t panel) {
 }
 
 /* --- Products --------------------------------------------------------------------------------- */
-/* `rows` rows of A with a panel `width` vectors wide. Row r and step p of A: a[r * row + p * step].
- * add: to what c holds. */
+/* Multiplies `rows` rows of A with a panel `width` vectors wide. Element (r, p) of A is a[r * row +
+ * p * step]. Adds to c if `add`. */
 static inline __attribute__((always_inline)) void multiply(const int rows, const int width,
                                                            int64_t k, const float *a, int64_t row,
                                                            int64_t step, const float *b, float *c,
@@ -78,7 +78,8 @@ static inline __attribute__((always_inline)) void multiply(const int rows, const
   }
 }
 
-/* A by rows of k, and A by columns: the elements of one step side by side, steps GROUP apart. */
+/* A in row order (k per row), and in column order: elements of one step adjacent, steps GROUP
+ * apart. */
 #define FORWARD(R, W)                                                               \
   static void rows_##R##x##W(int64_t k, const float *a, const float *b, float *c) { \
     multiply(R, W, k, a, k, 1, b, c, false);                                        \
@@ -117,8 +118,8 @@ static const columns_fn column_products[ROWS - 3][VECTORS] = {NAMES(columns, 4)}
 #endif
 
 /* --- Transforms ------------------------------------------------------------------------------- */
-/* Where the `size` x `size` elements of tile t begin in an array (batch, height, width, channels);
- * NULL: outside. True: none is. */
+/* Stores the addresses of the `size` x `size` elements of tile t in an array (batch, height, width,
+ * channels), NULL for elements outside. Returns true if all are inside. */
 static inline bool places(const geometry *g, const float *base, int64_t height, int64_t width,
                           int64_t channels, int64_t pad_h, int64_t pad_w, int64_t t, int size,
                           const float **at) {
@@ -138,7 +139,7 @@ static inline V load_or_zero(const float *at, int64_t channel) {
   return at ? V_LOAD(at + channel) : V_SET(0);
 }
 
-/* B'd B of one vector of channels; point p goes to `to + p * stride`. */
+/* Computes B'd B for one vector of channels; point p is stored at `to + p * stride`. */
 static inline __attribute__((always_inline)) void transform_input(const float *const *at,
                                                                   bool inside, int64_t channel,
                                                                   float *to, int64_t stride) {
@@ -162,7 +163,7 @@ static inline __attribute__((always_inline)) void transform_input(const float *c
   }
 }
 
-/* A y A' of one vector of filters. */
+/* Computes A y A' for one vector of filters. */
 static inline __attribute__((always_inline)) void transform_gradient(const float *const *at,
                                                                      int64_t filter, float *to,
                                                                      int64_t stride) {
@@ -185,12 +186,12 @@ static inline __attribute__((always_inline)) void transform_gradient(const float
   }
 }
 
-static inline V relu_of(V y) { /* keeps NaN and -0, as relu does */
+static inline V relu_of(V y) { /* keeps NaN and -0, like relu */
   V zero = V_SET(0);
   return (V)((__typeof__(y < zero))y & ~(y < zero));
 }
 
-static inline V relu_gradient(V y, V result) { /* NaN where relu's result was */
+static inline V relu_gradient(V y, V result) { /* NaN if relu's result is NaN */
   V zero = V_SET(0);
   return (V)(((__typeof__(y < zero))y & (result > zero)) |
              ((__typeof__(y < zero))result & (result != result)));
@@ -202,16 +203,16 @@ typedef struct forward {
   const float *data, *packed, *bias, *added, *gate;
   bool relu;
   float *out;
-  int64_t shift; /* the element of the result at which `out` begins */
+  int64_t shift; /* index of the result's element at `out` */
   int64_t blocks, pieces;
   float *scratch;
-  int64_t slot;  /* floats of scratch for each piece */
-  int64_t panel; /* tiles of one */
-  float *inputs; /* shared transformed inputs, where there are few */
+  int64_t slot;  /* floats of scratch per piece */
+  int64_t panel; /* tiles per panel of rows */
+  float *inputs; /* transformed inputs, shared if there are few */
 } forward;
 
-/* Between the points of so many tiles; not a multiple of the distance at which lines fall into the
- * same places of a cache. */
+/* Returns the floats between the points of `tiles` tiles. The padding avoids multiples of the
+ * distance at which lines map to the same cache sets. */
 static int64_t input_stride(const geometry *g, int64_t tiles) { return tiles * g->channels + LINE; }
 static int64_t result_stride(int64_t tiles) { return tiles * PANEL + LINE; }
 
@@ -230,7 +231,7 @@ static void transform_inputs(const forward *f, int64_t begin, int64_t end, int64
   }
 }
 
-/* One vector of a tile's four results: bias, addition, and relu or its gradient, in this order. */
+/* Finishes one vector of a tile's four results: bias, addition, then relu or its gradient. */
 static inline void finish(const forward *f, V y, int64_t offset, int64_t filter) {
   if (f->bias) y = y + V_LOAD(f->bias + filter);
   if (f->added) y = y + V_LOAD(f->added + offset);
@@ -266,7 +267,7 @@ static void transform_results(const forward *f, int64_t begin, int64_t end, int6
   }
 }
 
-/* A panel of filters for tiles [begin, end), which are `from` in what begins at `inputs`. */
+/* Computes one panel of filters for tiles [begin, end), which start at tile `from` in `inputs`. */
 static void panel_results(const forward *f, int64_t begin, int64_t end, int64_t from,
                           const float *inputs, int64_t stride, int64_t panel, float *results) {
   const int64_t channels = f->g.channels, count = end - begin, blocks = (count + ROWS - 1) / ROWS,
@@ -302,7 +303,7 @@ static void share_inputs(void *context, int64_t begin, int64_t end) {
   transform_inputs(f, begin, end, 0, input_stride(&f->g, f->g.tiles), f->inputs);
 }
 
-/* Blocks of tiles of a panel, panel by panel. */
+/* Runs blocks of tiles, panel by panel. */
 static void run_panels(void *context, int64_t first, int64_t last) {
   const forward *f = context;
   int64_t count = f->blocks * panels_of(f->g.filters);
@@ -353,7 +354,8 @@ MPG_CPU_KERNEL(winograd_convolution) {
   return MPG_OK;
 }
 
-/* The whole of a result's rows and images (op/math/product.h) is the whole of so many tiles. */
+/* Panels of result rows consist of whole images (op/math/product.h), and therefore of whole
+ * tiles. */
 mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_tail *tail,
                                   int threads, mpg_panels *panels) {
   forward f = forward_of(call->params, call->inputs);
@@ -387,12 +389,12 @@ void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel,
 }
 
 /* --- Weights ---------------------------------------------------------------------------------- */
-/* A square of GROUP channels by one panel of filters, through taps[channel][tap][filter]. */
+/* Packs a square of GROUP channels by one panel of filters, through taps[channel][tap][filter]. */
 typedef struct packing {
-  int64_t channels, filters; /* of the convolution that the packed weight is for */
-  bool backward; /* the weight is (channels, filters, 3, 3) then, and turned by 180 degrees */
-  float *weight,
-      *packed; /* of the gradient: the weight's and, as the products leave it, the packed one's */
+  int64_t channels, filters; /* of the packed weight's convolution */
+  bool backward; /* the weight is (channels, filters, 3, 3), rotated by 180 degrees */
+  /* for the gradient: the weight's gradient, and the products' sums in packed layout */
+  float *weight, *packed;
 } packing;
 
 static void read_taps(const packing *w, int64_t channel, int64_t panel, int width,
@@ -421,7 +423,7 @@ static void write_taps(const packing *w, int64_t channel, int64_t panel, int wid
   }
 }
 
-/* G g G' */
+/* Computes G g G'. */
 static void pack_squares(void *context, int64_t begin, int64_t end) {
   const packing *w = context;
   float taps[GROUP][TAPS][PANEL];
@@ -470,8 +472,8 @@ MPG_CPU_KERNEL(pack_winograd) {
 typedef struct gradient {
   geometry g;
   const float *data, *out_grad;
-  int64_t first, tiles,
-      room;      /* of this turn; floats between points are room * channels or filters */
+  /* tiles of this round; floats between points are room * channels or filters */
+  int64_t first, tiles, room;
   float *inputs; /* [16][groups of channels][tiles][GROUP] */
   float *grads;  /* [16][panels][tiles][PANEL] */
   float *sums;   /* [16][groups of channels][panels][GROUP][PANEL] */
@@ -529,7 +531,7 @@ static void sum_products(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* G'u G */
+/* Computes G'u G. */
 static void unpack_squares(void *context, int64_t begin, int64_t end) {
   const packing *w = context;
   float taps[GROUP][TAPS][PANEL];

@@ -1,12 +1,12 @@
-/* Ops of two arrays, with broadcasting, and of an array and a number.
+/* Binary ops: two arrays with broadcasting, or an array and a scalar.
  *
- * A row function computes one run of elements; each operand advances or is broadcast (bit 0 and
- * bit 1 of `varying`). An op has one per compute type (convert.h); where it has none for an integer
- * type, it is computed in double. Ops whose 8-bit results are the low bits of those in int32_t, or
- * comparisons, have rows of bytes, too. Shapes are collapsed to the fewest dimensions along which
- * both operands keep varying or staying fixed, so a run is as long as can be; where runs are short,
- * a broadcast operand is written out (expand.h). Results may be written over an operand:
- * element i is read before it is written, and only by itself.
+ * A row function computes one run of elements; each operand advances or is broadcast (bits 0 and 1
+ * of `varying`). An op has one row function per compute type (convert.h); if it has none for an
+ * integer type, it is computed in double. Comparisons, and ops whose 8-bit results are the low bits
+ * of their int32_t results, also have rows of bytes. Shapes are collapsed to the fewest dimensions
+ * along which both operands keep advancing or repeating, so that runs are as long as possible. If
+ * runs are short, a broadcast operand is expanded (expand.h). Results may overwrite an operand:
+ * only result i reads element i, before it is written.
  */
 #include <math.h>
 
@@ -42,8 +42,8 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
       }                                                                                           \
     }                                                                                             \
   }
-/* Of halves, without a buffer between: for formulas that take less time than that. A broadcast
- * operand is a group of the same element; the last elements are groups with zeros behind. */
+/* Rows of halves without an intermediate buffer, for formulas cheaper than buffering. A broadcast
+ * operand is a group of equal elements; the last group is padded with zeros. */
 #define HALF_ROW(name, suffix, expression)                                                      \
   MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *a, const uint16_t *b,            \
                                                uint16_t *out) {                                 \
@@ -81,8 +81,8 @@ static const uint16_t *same_halves(const uint16_t *element, uint16_t *group) {
   HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two formulas that give the same bits, the first right in a part of the range only: the second for
- * blocks with an element beyond it. */
+/* Two formulas with the same bits, the first of which is valid in part of the range only. Blocks
+ * with an element outside that range use the second. */
 #define LIMITED_ROW(name, suffix, T, right, near, far)                                            \
   ROW(name##_near, suffix, T, near)                                                               \
   ROW(name##_far, suffix, T, far)                                                                 \
@@ -124,7 +124,7 @@ BYTE_ROWS(greater_equal, x >= y)
 BYTE_ROWS(lesser, x < y)
 BYTE_ROWS(lesser_equal, x <= y)
 
-/* The row of bytes of the op whose row of int32_t this is; NULL: it has none. */
+/* Returns the op's row of bytes for its int32_t row, or NULL if it has none. */
 static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
 #define BYTES(name) \
   { name##_i32, name##_u8, name##_i8 }
@@ -141,11 +141,11 @@ static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
 enum { CHEAP, DEAR };
 typedef struct binary_op {
   row_fn rows[MPG_COMPUTE_COUNT];
-  row_fn f16, bf16; /* NULL: as float, block by block */
-  bool dear;        /* worth a thread for fewer elements */
+  row_fn f16, bf16; /* NULL to compute in float, block by block */
+  bool dear;        /* fewer elements justify a thread */
 } binary_op;
 
-#define HALVES_CHEAP(name) name##_f16, name##_bf16 /* of CHEAP formulas */
+#define HALVES_CHEAP(name) name##_f16, name##_bf16 /* for CHEAP formulas */
 #define HALVES_DEAR(name) NULL, NULL
 #define FLOATS(name) {name##_f32, name##_f64, NULL, NULL}
 #define ALL(name) {name##_f32, name##_f64, name##_i32, name##_i64}
@@ -159,13 +159,13 @@ static const binary_op *find(int formula) {
   return &formulas[formula];
 }
 
-/* Shapes collapsed: dims[0] is the innermost. Strides are in elements, 0 where the operand stands
- * still. */
+/* Plan over collapsed shapes; dims[0] is innermost. Strides are in elements, 0 if the operand is
+ * broadcast. */
 typedef struct plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
-  bool direct; /* the row takes elements of the dtype */
+  bool direct; /* the row function takes elements of the dtype */
   const char *a, *b;
   char *out;
   size_t size;
@@ -199,7 +199,7 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
   return total;
 }
 
-/* One run: operands at element offsets ia and ib. */
+/* Computes one run, with the operands at element offsets ia and ib. */
 static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count, int varying) {
   if (p->direct) {
     p->row(p->a + ia * (int64_t)p->size, p->b + ib * (int64_t)p->size,
@@ -239,7 +239,7 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
     if (n > end - begin) n = end - begin;
     run(p, ia, ib, begin, n, varying);
     begin += n;
-    /* On to the start of the next run. */
+    /* Advances to the start of the next run. */
     ia -= index[0] * p->stride_a[0];
     ib -= index[0] * p->stride_b[0];
     index[0] = 0;
@@ -260,14 +260,14 @@ static bool contiguous(const plan *p, const int64_t *strides) {
   return true;
 }
 
-/* Rows of the innermost dimension, as many at a time as fit into a block. */
+/* Runs rows of the innermost dimension, as many at a time as fit into a block. */
 static void run_short(void *context, int64_t begin, int64_t end) {
   const plan *p = context;
   mpg_expand_buffer buffers[2];
   int64_t n = p->dims[0], most = MPG_CPU_BLOCK / n, size = (int64_t)p->size;
   const char *data[2] = {p->a, p->b}, *from[2];
   const int64_t *strides[2] = {p->stride_a, p->stride_b};
-  bool moves[2], same[2]; /* lies as the result does; is the same in every block */
+  bool moves[2], same[2]; /* has the result's layout; has equal contents in every block */
   for (int k = 0; k < 2; k++) {
     moves[k] = contiguous(p, strides[k]);
     same[k] = p->ndim == 2 && !strides[k][1];
@@ -317,7 +317,7 @@ static void run_plan(const mpg_kernel_call *call, plan *p, const mpg_view *a, co
     return;
   }
   int64_t total = collapse(p, &a->desc.shape, &b->desc.shape, &out->desc.shape);
-  if (p->ndim == 0) { /* one element */
+  if (p->ndim == 0) { /* single element */
     p->ndim = 1;
     p->dims[0] = 1;
     p->stride_a[0] = p->stride_b[0] = 1;
@@ -361,7 +361,7 @@ typedef struct scalar_plan {
     int32_t i32;
     uint16_t u16;
     uint8_t u8;
-  } number; /* as the row takes it */
+  } number; /* in the row function's type */
 } scalar_plan;
 
 static void run_scalar(void *context, int64_t begin, int64_t end) {
@@ -381,8 +381,8 @@ static void run_scalar(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* The number in a block of its own: with it in a register, the tests on it keep compilers from
- * vectors. */
+/* Expands the scalar to a block. With a scalar in a register, the tests on it prevent
+ * vectorization. */
 static void run_filled(void *context, int64_t begin, int64_t end) {
   const scalar_plan *p = context;
   mpg_block_buffer in, result, numbers;
@@ -399,7 +399,7 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Powers by these numbers, rounded once from double, as powf's are. */
+/* Powers with a special exponent, rounded once from double, like powf's. */
 #define POWER_ROW(name, expression)                                                          \
   static void name(const void *pa, const void *exponent, void *po, int64_t n, int varying) { \
     const float *a = pa;                                                                     \
@@ -410,8 +410,8 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
       out[i] = (expression);                                                                 \
     }                                                                                        \
   }
-static inline float cube_of(
-    float x) { /* the square in two parts; beyond 2^43 the result is infinite */
+/* Computes the square in two parts; beyond 2^43 the result is infinite. */
+static inline float cube_of(float x) {
 #ifdef MPG_MATH_FUSED
   float square = x * x, low = fmaf(x, x, -square) * x;
   return fmaf(square, x, square < 0x1p86f ? low : 0);
@@ -421,7 +421,7 @@ static inline float cube_of(
 }
 POWER_ROW(cube, cube_of(x))
 POWER_ROW(fourth, (float)(((double)x * x) * ((double)x * x)))
-POWER_ROW(root, x == -INFINITY ? INFINITY : sqrtf(x) + 0.0f) /* no -0 */
+POWER_ROW(root, x == -INFINITY ? INFINITY : sqrtf(x) + 0.0f) /* avoids -0 */
 POWER_ROW(inverse, 1 / x)
 POWER_ROW(inverse_square, (float)(1 / ((double)x * x)))
 

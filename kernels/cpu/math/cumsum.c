@@ -1,7 +1,7 @@
-/* Cumulative sums. The input is [outer, length, inner]; rows of `inner` elements are added up one
- * after the other, so the order of additions, and with it every bit, is that of the definition.
- * Floats are summed in double. Threads share the outer index. An addition waits for the one before
- * it, so where `inner` is small, rows of several outer indices go along together.
+/* Cumulative sums. The input is [outer, length, inner]. Rows of `inner` elements are added one
+ * after the other, so that the order of additions, and therefore every bit, follows the definition.
+ * Floats are summed in double. Threads share the outer index. Each addition depends on the previous
+ * one, so if `inner` is small, rows of several outer indices advance together.
  */
 #include "kernels/cpu/array/turn.h"
 #include "kernels/cpu/convert.h"
@@ -13,8 +13,8 @@ typedef struct cumsum {
   bool reverse;
 } cumsum;
 
-/* One row of sums: `sums` += row, then stored; in pieces of MPG_CPU_BLOCK elements. `S`: what is
- * added, in which integers wrap. */
+/* Adds a row to `sums` and stores the sums, in pieces of MPG_CPU_BLOCK elements. S is the type of
+ * the addition, in which integers wrap around. */
 #define ADD_ROW(T, S, field)                                                                   \
   do {                                                                                         \
     const T *row = mpg_cpu_load(p->compute, in->desc.dtype, in->data, at + i, count, &loaded); \
@@ -45,8 +45,8 @@ static void cumsum_range(void *context, int64_t begin, int64_t end) {
 }
 
 enum { NARROW = 16, TOGETHER = 8, SHORT = 32 };
-/* Fewest lines for which transposed tiles are faster than chains of additions. Without 64-byte
- * vectors they never are. */
+/* Minimum number of lines for which transposed tiles are faster than chains of additions. They
+ * never are without 64-byte vectors. */
 static const int64_t MANY = MPG_VECTOR_BYTES >= 64 ? 8 : INT64_MAX;
 
 /* Accumulates `steps` rows of `inner` elements for each of `lines` outer indices. Lines of single
@@ -96,8 +96,8 @@ static const int64_t MANY = MPG_VECTOR_BYTES >= 64 ? 8 : INT64_MAX;
       }                                                                                      \
   }
 
-/* Lines of neighbours, `length` elements each: short ones, of which the processor has many under
- * way. */
+/* Accumulates contiguous lines of `length` elements. Lines are short, so the processor overlaps
+ * many. */
 #define LINES(name, T, S)                                                                    \
   static void name(const void *in, void *out, int64_t lines, int64_t length, bool reverse) { \
     const T *from = in;                                                                      \
@@ -145,7 +145,7 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
   const mpg_view *in = &p->call->inputs[0], *out = &p->call->outputs[0];
   struct {
     mpg_block_buffer loaded, stored;
-    char apart[192]; /* lines a page from each other share few places in a cache */
+    char apart[192]; /* padding: lines a page apart share few cache sets */
   } buffers[TOGETHER];
   bool direct = mpg_compute_direct(p->compute, in->desc.dtype) &&
                 mpg_compute_direct(p->compute, out->desc.dtype);
@@ -195,14 +195,14 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* As many sums as a vector has, and their elements. */
+/* A vector of sums, and one of their elements. */
 enum { SUMS = MPG_VECTOR_BYTES / (int)sizeof(double) };
 typedef double vector_of_sums __attribute__((vector_size(SUMS * sizeof(double))));
 typedef float vector_of_elements __attribute__((vector_size(SUMS * sizeof(float))));
 
-/* Lines of neighbours that are summed in double and stored as float or half: MPG_TURNED of them at
- * a time, a tile after the other, turned, so that one vector has an element of each line. Halves
- * and what is left over pass through a buffer. */
+/* Accumulates contiguous lines in double and stores float or half. Transposes MPG_TURNED lines at a
+ * time, tile by tile, so that a vector has an element of each line. Halves and partial tiles pass
+ * through a buffer. */
 static void turned_range(void *context, int64_t begin, int64_t end) {
   enum { SIDE = MPG_TURNED, PIECE = 128 };
   const cumsum *p = context;
@@ -252,7 +252,7 @@ static void turned_range(void *context, int64_t begin, int64_t end) {
 MPG_CPU_KERNEL(cumsum) {
   const mpg_cumsum_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
-  /* The result's dtype decides how is summed. */
+  /* The result's dtype decides the type of the sums. */
   cumsum p = {.call = call,
               .compute = mpg_compute_of(call->outputs[0].desc.dtype),
               .length = mpg_shape_size(shape),

@@ -1,6 +1,6 @@
-/* Ops of one array: a row function computes a run of elements, one per compute type (convert.h).
- * Integers are computed in int64_t where the function is one of whole numbers, else in double.
- * Results may be written over the input.
+/* Unary ops. A row function computes a run of elements, one per compute type (convert.h). Integers
+ * are computed in int64_t if the function maps integers to integers, else in double. Results may
+ * overwrite the input.
  */
 #include <math.h>
 
@@ -15,7 +15,7 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 #define ROW(name, suffix, T, expression)                                                         \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) { \
     const double constants[3] = {numbers[0], numbers[1],                                         \
-                                 numbers[2]}; /* read here: no branch then */                    \
+                                 numbers[2]}; /* loaded once, to avoid branches */               \
     (void)constants;                                                                             \
     const T *source = in;                                                                        \
     T *target = out;                                                                             \
@@ -24,7 +24,7 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
       target[i] = (expression);                                                                  \
     }                                                                                            \
   }
-/* Of halves, without a buffer between. The last elements are a group with zeros behind. */
+/* Rows of halves without an intermediate buffer. The last group is padded with zeros. */
 #define HALF_ROW(name, suffix, store, expression)                                               \
   MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *source, uint16_t *target,        \
                                                const double *constants) {                       \
@@ -61,8 +61,8 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 #define STORE_WHOLE STORE_CHEAP
 #define STORE_ROUNDING STORE_EXACT
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two formulas, of which the first is right in a part of the range only; by element, whatever its
- * neighbours are. */
+/* Two formulas, the first of which is valid in part of the range only. Selected per element,
+ * independent of its neighbors. */
 #define LIMITED_ROW(name, suffix, T, right, near, far)                                             \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) { \
     (void)constants;                                                                               \
@@ -95,8 +95,8 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 #include "kernels/common/unary.def"
 
 typedef struct unary_op {
-  row_fn f32, f64, i64; /* i64 NULL: integers in double */
-  row_fn f16, bf16;     /* NULL: as float, block by block */
+  row_fn f32, f64, i64; /* i64 is NULL if integers are computed in double */
+  row_fn f16, bf16;     /* NULL to compute in float, block by block */
   bool cheap;
 } unary_op;
 
@@ -108,7 +108,7 @@ typedef struct unary_op {
 #define EXACT(name) WHOLE(name)
 #define ROUNDING(name) {name##_f32, name##_f64, whole_i64, HALVES(name), true}
 
-/* The formula of a call; NULL: it has a kernel of its own. */
+/* Returns the formula of a call, or NULL if the op has its own kernel. */
 static const unary_op *find(const mpg_kernel_call *call) {
   static const unary_op formulas[MPG_FORMULA_COUNT] = {
 #define FLOAT_ROWS(name, kind, expression_f, expression_d) [MPG_UNARY_##name] = kind(name),
@@ -126,7 +126,7 @@ typedef struct unary_plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
-  bool direct; /* the row takes elements of the dtype */
+  bool direct; /* the row function takes elements of the dtype */
   const void *in;
   void *out;
   double constants[MPG_UNARY_CONSTANTS];
@@ -194,7 +194,7 @@ typedef struct rrelu_plan {
 
 static void run_rrelu(void *context, int64_t begin, int64_t end) {
   const rrelu_plan *p = context;
-  mpg_block_buffer in, result, mask; /* the factor of each element */
+  mpg_block_buffer in, result, mask; /* mask: the factor of each element */
   double slopes[MPG_CPU_BLOCK];
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
@@ -224,7 +224,7 @@ MPG_CPU_KERNEL(leaky_relu) {
   if (formula) return unary(call, formula);
   const mpg_desc *desc = &call->inputs[0].desc;
   if (params->act_type == MPG_LEAKY_PRELU) {
-    mpg_view gamma = call->inputs[1]; /* as it is broadcast */
+    mpg_view gamma = call->inputs[1]; /* in the shape to broadcast */
     gamma.desc.shape = mpg_prelu_shape(&desc->shape, &gamma.desc.shape);
     mpg_cpu_leak(call, &call->inputs[0], &gamma, &call->outputs[0]);
     return MPG_OK;
@@ -242,7 +242,7 @@ MPG_CPU_KERNEL(leaky_relu) {
   return MPG_OK;
 }
 
-/* grad times the derivative of LeakyReLU at data. */
+/* Gradient of LeakyReLU: grad times the derivative at `data`. */
 typedef struct backward_plan {
   const void *grad, *data;
   void *out;
@@ -322,7 +322,7 @@ static void run_add_n(void *context, int64_t begin, int64_t end) {
       switch (p->compute) {
         case MPG_COMPUTE_F32: ACCUMULATE(float, f32); break;
         case MPG_COMPUTE_F64: ACCUMULATE(double, f64); break;
-        default: { /* unsigned: sums wrap around */
+        default: { /* unsigned, so that sums wrap around */
           const uint64_t *values = source;
           for (int64_t j = 0; j < n; j++) sum.i64[j] = (int64_t)((uint64_t)sum.i64[j] + values[j]);
         }

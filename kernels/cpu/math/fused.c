@@ -1,11 +1,10 @@
-/* Fused groups (op/fused.h): the members' kernels, one after the other, on tiles that stay in a
+/* Fused groups (op/fused.h): runs the members' kernels one after the other on tiles that stay in a
  * core's cache.
  *
- * A tile is a box of the domain that lies in one piece in every value; kernels see the values'
- * parts of it as small arrays. What only the group reads is in the thread's scratch, in slots that
- * are written again and again. Threads share the tiles, in runs that end where the chunks of
- * trailing reductions do. With a producer, a thread makes a panel of the product, then the tiles of
- * its rows.
+ * A tile is a box of the domain that is contiguous in every value; kernels see the tile's part of a
+ * value as a small array. Values used only inside the group are in the thread's scratch, in reused
+ * slots. Threads share the tiles in runs that end at the chunk boundaries of trailing reductions.
+ * With a producer, a thread computes a panel of the product, then the tiles of its rows.
  */
 #include <string.h>
 
@@ -16,31 +15,29 @@
 #include "kernels/cpu/math/reduce.h"
 #include "op/fused.h"
 
-enum {
-  TILE = 4096,
-  WORK = 65536
-}; /* elements of a tile; elements times members that are worth a thread */
+/* Elements of a tile; elements times members that justify a thread. */
+enum { TILE = 4096, WORK = 65536 };
 
 typedef struct run {
   const mpg_kernel_call *call;
   const mpg_fused *fused;
-  int split;                   /* tiles fix dims before it, and take `step` of it */
-  int64_t inner, step, blocks; /* elements behind it; tiles along it */
-  int64_t tiles, pieces;       /* in all; shares of threads */
-  int64_t rows, grain; /* blocks of `inner` elements in all; so many are a chunk of every trailing
-                          reduction and a panel, 0: there are none */
-  int64_t panel, panel_elements; /* blocks of the producer's panels; 0: there is no producer */
-  uint32_t first, made; /* members before `first` are done by the producer, which makes this value:
-                           its own, or that of the last of them */
+  int split;                   /* tiles fix the dims before `split` and take `step` of it */
+  int64_t inner, step, blocks; /* elements inside `split`; tiles along it */
+  int64_t tiles, pieces;       /* total tiles; shares of the threads */
+  int64_t rows, grain; /* total blocks of `inner` elements; `grain` blocks hold whole chunks of all
+                          trailing reductions and whole panels, 0 if there are neither */
+  int64_t panel, panel_elements; /* blocks per producer panel; 0 if there is no producer */
+  uint32_t first, made; /* the producer performs the members before `first` and computes this value:
+                           its own, or that of the last such member */
   mpg_panel_tail tail;
   mpg_panels panels;
-  mpg_kernel_call producer; /* the producer's, but for its output */
+  mpg_kernel_call producer; /* the producer's call, except for its output */
   char *scratch;
-  size_t stride;                                      /* a thread's part of it */
-  size_t addresses, views, slots, product, reduction; /* what lies where in that part */
+  size_t stride;                                      /* scratch bytes per thread */
+  size_t addresses, views, slots, product, reduction; /* offsets in a thread's scratch */
   size_t slot_at[MPG_FUSED_MAX_VALUES];
   mpg_trailing_reduction trailing[MPG_FUSED_MAX_TRAILING];
-  size_t state_at[MPG_FUSED_MAX_TRAILING]; /* in a thread's part */
+  size_t state_at[MPG_FUSED_MAX_TRAILING]; /* offset in a thread's scratch */
   char *partials[MPG_FUSED_MAX_TRAILING];
   mpg_status status;
 } run;
@@ -50,7 +47,7 @@ static void *outside(const run *r, uint32_t operand) {
   return operand < inputs ? r->call->inputs[operand].data : r->call->outputs[operand - inputs].data;
 }
 
-/* row, rows: of the domain, in blocks of `inner` elements. */
+/* Runs the members on `rows` rows of the domain from `row` on, in blocks of `inner` elements. */
 static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offsets, int64_t row,
                               int64_t rows, char *scratch) {
   const mpg_fused *fused = r->fused;
@@ -87,7 +84,7 @@ static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offs
   return MPG_OK;
 }
 
-/* Everything in one tile: the group's own views serve. */
+/* Runs everything as one tile, with the group's own views. */
 static mpg_status run_whole(run *r) {
   const mpg_fused *fused = r->fused;
   void **addresses = (void **)(void *)(r->scratch + r->addresses);
@@ -102,7 +99,7 @@ static mpg_status run_whole(run *r) {
   return run_members(r, fused->views, NULL, 0, 0, r->scratch);
 }
 
-/* The views as tiles of `count` along the split dim have them. */
+/* Computes the views of a tile of `count` along the split dim. */
 static void cut_views(const run *r, int64_t count, mpg_view *views) {
   const mpg_fused *fused = r->fused;
   for (uint32_t i = 0; i < fused->num_operands; i++) {
@@ -153,7 +150,7 @@ static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scra
   return MPG_OK;
 }
 
-/* The producer's panels, each followed by its tiles. */
+/* Runs the producer's panels, each followed by its tiles. */
 static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int thread, char *scratch) {
   const mpg_fused_value *value = &r->fused->values[r->made];
   for (int64_t row = begin; row < end; row += r->panel) {
@@ -167,7 +164,7 @@ static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int threa
   return MPG_OK;
 }
 
-/* The row at which a piece begins: that of a tile, or of a chunk. */
+/* Returns the first row of a piece, which starts a tile or a chunk. */
 static int64_t begin_of(const run *r, int64_t piece) {
   if (r->grain)
     return piece == r->pieces ? r->rows : r->rows / r->grain * piece / r->pieces * r->grain;
@@ -203,8 +200,7 @@ static void find_trailing(run *r) {
   }
 }
 
-/* Whether the trailing reductions' chunks and the producer's panels are made of blocks of so many
- * elements. */
+/* True if the trailing reductions' chunks and the producer's panels are multiples of `elements`. */
 static bool chunks_of(const run *r, int64_t elements) {
   if (r->panel_elements && r->panel_elements % elements) return false;
   for (uint32_t i = 0; i < r->fused->num_trailing; i++)
@@ -213,7 +209,7 @@ static bool chunks_of(const run *r, int64_t elements) {
   return true;
 }
 
-/* Blocks that are whole panels, and whole chunks of every trailing reduction. */
+/* Returns the fewest blocks that hold whole panels and whole chunks of every trailing reduction. */
 static int64_t find_grain(const run *r) {
   int64_t grain = r->panel ? r->panel : r->fused->num_trailing != 0;
   for (uint32_t i = 0; i < r->fused->num_trailing; i++) {
@@ -230,7 +226,7 @@ static int64_t find_grain(const run *r) {
   return grain < r->rows ? grain : r->rows;
 }
 
-/* Tiles: as many of the inner dims as fit, and an even share of the next. */
+/* Chooses the tiles: as many inner dims as fit, and an even share of the next. */
 static void cut(run *r) {
   const mpg_fused *fused = r->fused;
   int64_t all = 1, outer = 1;
@@ -273,7 +269,7 @@ static bool read_later(const mpg_fused *fused, uint32_t value, uint32_t from) {
   return false;
 }
 
-/* Leaves to the producer what it does itself of the first members: an addition of an array of its
+/* Leaves the first members to the producer if it can perform them: the addition of an array of its
  * size, then relu or its gradient. */
 static void give_tail(run *r) {
   const mpg_fused *fused = r->fused;
@@ -331,7 +327,7 @@ static void lay_out(run *r) {
     at += mpg_align_up((size_t)(r->panel * r->inner) * sizeof(float), 64);
   r->reduction = at;
   if (fused->reduces) at += 2 * mpg_align_up(elements * sizeof(double), 64);
-  r->stride = mpg_align_up(at, 4096); /* threads write to pages of their own */
+  r->stride = mpg_align_up(at, 4096); /* page-aligned, so that threads write to separate pages */
 }
 
 mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {

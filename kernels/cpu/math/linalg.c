@@ -1,5 +1,5 @@
-/* Linear algebra on many matrices: LAPACK's functions one matrix at a time, the matrices shared out
- * among threads. What is computed for a matrix does not depend on the others, or on threads. */
+/* Linear algebra on batches of matrices: LAPACK processes one matrix at a time, and threads share
+ * the matrices. The result for a matrix does not depend on the other matrices or on threads. */
 #include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/vendor/openblas.h"
 
-/* Columns that LAPACK works on at a time, at most: its work space for that is this often a side. */
+/* Upper bound on LAPACK's block size in columns. Its work space is this many times a side. */
 enum { LAPACK_BLOCK = 64 };
 
 typedef struct matrices matrices;
@@ -17,14 +17,14 @@ struct matrices {
   const mpg_kernel_call *call;
   const mpg_openblas *blas;
   int64_t count, rows, columns;
-  int64_t n; /* the side of square ones */
+  int64_t n; /* side of square matrices */
   int64_t offset;
-  bool extract, lower; /* of a triangle */
+  bool extract, lower; /* for triangles */
   matrix_fn one;
   int64_t lanes;
   char *scratch;
-  size_t scratch_size;    /* of a lane */
-  _Atomic int64_t failed; /* the first matrix that failed; count: none */
+  size_t scratch_size;    /* per lane */
+  _Atomic int64_t failed; /* index of the first failed matrix, or count */
 };
 
 #define T float
@@ -43,7 +43,7 @@ struct matrices {
 #undef NAME
 #define INSTANCE(name, dtype) ((dtype) == MPG_FLOAT32 ? name##_f32 : name##_f64)
 
-/* Lane l does matrices l, l + lanes, ... */
+/* Lane l processes matrices l, l + lanes, ... */
 static void run_lanes(void *context, int64_t begin, int64_t end) {
   matrices *t = context;
   for (int64_t lane = begin; lane < end; lane++)
@@ -64,8 +64,8 @@ static matrices matrices_of(const mpg_kernel_call *call, const mpg_view *view) {
                     .n = shape->dims[shape->ndim - 1]};
 }
 
-/* Runs `one` on all matrices; `elements` and `integers` of scratch for each. `wrong` says of a
- * matrix why it has no result. */
+/* Runs `one` on all matrices, each with scratch of `elements` elements and `integers` integers.
+ * `wrong` is the error for a matrix without a result. */
 static mpg_status run(matrices *t, matrix_fn one, int64_t elements, int64_t integers,
                       const char *wrong) {
   double work =
@@ -87,7 +87,7 @@ static mpg_status run(matrices *t, matrix_fn one, int64_t elements, int64_t inte
                                        (long long)failed, wrong);
 }
 
-/* OpenBLAS, for matrices it can count: sides and work space in 32 bits. */
+/* Loads OpenBLAS. Fails if a side or the work space exceeds 32 bits. */
 static mpg_status need_blas(matrices *t, int64_t work) {
   if (!(t->blas = mpg_cpu_openblas()))
     return mpg_fail(MPG_ERROR,
@@ -125,10 +125,9 @@ MPG_CPU_KERNEL(linalg_syrk) {
   const mpg_view *out = &call->outputs[0];
   t.n = out->desc.shape.dims[out->desc.shape.ndim - 1];
   MPG_TRY(need_blas(&t, 0));
-  if (t.count == 0 && mpg_shape_size(&out->desc.shape))
+  if (t.count == 0 && mpg_shape_size(&out->desc.shape)) /* empty sums are 0 */
     memset(out->data, 0,
-           (size_t)mpg_shape_size(&out->desc.shape) *
-               mpg_dtype_size(out->desc.dtype)); /* sums of nothing */
+           (size_t)mpg_shape_size(&out->desc.shape) * mpg_dtype_size(out->desc.dtype));
   return run(&t, INSTANCE(syrk, call->inputs[0].desc.dtype), 0, 0, "");
 }
 
@@ -159,7 +158,7 @@ MPG_CPU_KERNEL(linalg_det) {
   matrices t = matrices_of(call, &call->inputs[0]);
   int64_t count = t.count;
   MPG_TRY(need_blas(&t, 0));
-  t.count = count; /* a matrix without elements has the determinant 1 */
+  t.count = count; /* an empty matrix has determinant 1 */
   return run(&t, INSTANCE(det, call->inputs[0].desc.dtype), t.n * t.n, t.n, "");
 }
 

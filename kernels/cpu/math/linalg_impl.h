@@ -1,7 +1,7 @@
-/* Linear algebra of one dtype. Included by linalg.c with
+/* Linear algebra for one dtype. Included by linalg.c with
  *   T   the dtype      B   its functions in mpg_openblas      NAME(x)   names of this instance
- * LAPACK takes matrices by columns, so it sees those here transposed: their lower triangles are its
- * upper ones. Functions on one matrix return 0, or what LAPACK says is wrong with it.
+ * LAPACK matrices are column-major, so it sees these matrices transposed: their lower triangles are
+ * its upper ones. Functions on one matrix return 0, or LAPACK's error code.
  */
 
 static int NAME(potrf)(const matrices *t, int64_t i, void *scratch) {
@@ -17,7 +17,7 @@ static int NAME(potrf)(const matrices *t, int64_t i, void *scratch) {
   return info;
 }
 
-/* Copies one triangle over the other. */
+/* Copies one triangle to the other. */
 static void NAME(mirror)(T *a, int64_t n, bool lower) {
   for (int64_t r = 0; r < n; r++)
     for (int64_t c = 0; c < r; c++) {
@@ -68,7 +68,7 @@ static int NAME(syrk)(const matrices *t, int64_t i, void *scratch) {
   return 0;
 }
 
-/* The factors of A are those of A^T = Q^T L^T, which is how LAPACK sees A. */
+/* Factors A by factoring A^T = Q^T L^T, which is the matrix that LAPACK sees. */
 static int NAME(gelqf)(const matrices *t, int64_t i, void *scratch) {
   T *q = (T *)t->call->outputs[0].data + i * t->rows * t->columns,
     *l = (T *)t->call->outputs[1].data + i * t->rows * t->rows;
@@ -93,8 +93,8 @@ static int NAME(syevd)(const matrices *t, int64_t i, void *scratch) {
   memcpy(u, (const T *)t->call->inputs[0].data + i * n * n, (size_t)(n * n) * sizeof(T));
   t->blas->B.syevd("V", "U", &size, u, &size, (T *)t->call->outputs[1].data + i * n, work,
                    &work_size, (int *)(work + work_size), &places_size, &info, 1, 1);
-  for (int64_t r = 0; r < n;
-       r++) { /* a row's largest element (the first of equal ones) becomes positive */
+  /* Makes the largest element of each row (the first of equal ones) positive. */
+  for (int64_t r = 0; r < n; r++) {
     T *row = u + r * n, largest = 0;
     for (int64_t c = 0; c < n; c++)
       if ((row[c] < 0 ? -row[c] : row[c]) > (largest < 0 ? -largest : largest)) largest = row[c];
@@ -116,7 +116,7 @@ static int NAME(inverse)(const matrices *t, int64_t i, void *scratch) {
   return 0;
 }
 
-/* det, or sign and logarithm. */
+/* Computes det, or its sign and logarithm. */
 static int NAME(det)(const matrices *t, int64_t i, void *scratch) {
   T *lu = scratch, swaps = 1, sign = 1, logarithm = 0, product = 1;
   int n = (int)t->n, *pivots = (int *)(lu + t->n * t->n), info = 0;
@@ -137,10 +137,10 @@ static int NAME(det)(const matrices *t, int64_t i, void *scratch) {
     ((T *)t->call->outputs[0].data)[i] = swaps * sign;
     ((T *)t->call->outputs[1].data)[i] = logarithm;
   }
-  return 0; /* a singular matrix has a determinant */
+  return 0; /* the determinant of a singular matrix is valid */
 }
 
-/* Between a matrix and the vector of a triangle of it. */
+/* Copies between a matrix and the packed vector of its triangle. */
 static int NAME(part)(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   int64_t n = t->n, away = t->offset < 0 ? -t->offset : t->offset, side = n - away, at = 0;

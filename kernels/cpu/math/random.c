@@ -1,21 +1,33 @@
 /* Random numbers.
  *
- * The scheme, which every backend repeats. Philox (base/philox.h) under a call's key (seed, call)
- * gives a stream of 32-bit words: word w is value[w % 4] of block w / 4. An element's position is
- * P = its index + key.position. What it takes:
- *   uniform, dropout   float32 and halves: word P, its upper 24 bits; halves that would be rounded
- * up to the end are the one below it float64: words 2P (high) and 2P + 1, 53 bits normal pairs q =
- * P / 2 by Box and Muller. float32 and halves: a = word 2q, b = word 2q + 1, radius sqrt(-2 ln((a +
- * 0.5) / 2^32)), angle b / 2^32 turns (24 bits); P even: cosine, odd: sine. float64: a and b are
- * the 53-bit numbers of words 4q, 4q + 1 and 4q + 2, 4q + 3 exponential        -ln(u) / lam, u =
- * (word P + 0.5) / 2^32; float64: u = 1 - the 53-bit number of words 2P, 2P + 1 randint the upper
- * 64 bits of (64-bit word 2P, 2P + 1) * (high - low), added to low multinomial        the 53-bit
- * number of words 2P, 2P + 1, looked up in the running sums shuffle            row r has the 64-bit
- * key of words 2r, 2r + 1; rows are sorted by key, equal keys by row gamma, poisson, negative
- * binomials try k of element P uses the four words of block P + (k + 1) * 2^40: as many tries as it
- * needs, and none of another element's Floats are computed by the functions of vector_math.h
- * without fused multiply-adds, so that all instruction sets give the same bits. The samplers of the
- * last line decide in double with the C library's functions.
+ * Every backend implements this scheme. Philox (base/philox.h) with a call's key (seed, call) gives
+ * a stream of 32-bit words: word w is value[w % 4] of block w / 4. The position of an element is P
+ * = its index + key.position. Each distribution reads these words:
+ *
+ *   uniform, dropout
+ *       float32 and halves: the upper 24 bits of word P. A half that would round up to the end of
+ *       the range becomes the half below it.
+ *       float64: 53 bits of words 2P (high) and 2P + 1
+ *   normal
+ *       Box-Muller on pairs q = P / 2; the cosine if P is even, the sine if it is odd
+ *       float32 and halves: a = word 2q, b = word 2q + 1, radius sqrt(-2 ln((a + 0.5) / 2^32)),
+ *       angle b / 2^32 turns (24 bits)
+ *       float64: a and b are the 53-bit numbers of words 4q, 4q + 1 and 4q + 2, 4q + 3
+ *   exponential
+ *       -ln(u) / lam, u = (word P + 0.5) / 2^32
+ *       float64: u = 1 - the 53-bit number of words 2P, 2P + 1
+ *   randint
+ *       low + the upper 64 bits of (64-bit word 2P, 2P + 1) * (high - low)
+ *   multinomial
+ *       the 53-bit number of words 2P, 2P + 1, searched in the running sums
+ *   shuffle
+ *       row r has the 64-bit key of words 2r, 2r + 1; rows are sorted by key, equal keys by row
+ *   gamma, poisson, negative binomials
+ *       rejection sampling: try k of element P reads the four words of block P + (k + 1) * 2^40, so
+ *       that the tries of one element do not affect any other element
+ *
+ * Floats are computed by vector_math.h without fused multiply-adds, so that all instruction sets
+ * give the same bits. The rejection samplers decide in double with the C library's functions.
  */
 #include <math.h>
 
@@ -31,7 +43,7 @@ enum { WORDS = 2 * MPG_CPU_BLOCK + 8 };
 
 enum { WORD_BUFFER = WORDS + 8 };
 
-/* Runs of one set of parameters: elements [0, n) from position `position`. */
+/* Draws for one set of parameters: elements [0, n) from position `position` on. */
 static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, mpg_dtype dtype,
                         double low, double high, void *out) {
   uint32_t buffer[WORD_BUFFER];
@@ -108,7 +120,7 @@ typedef struct draw_plan {
   mpg_random_key key;
   mpg_dtype dtype;
   void *out;
-  /* sample_*: parameters by element, each for `each` results. */
+  /* sample_*: one parameter pair per element, for `each` results. */
   const void *as, *bs;
   mpg_dtype param_dtype;
   int64_t each;
@@ -216,7 +228,7 @@ MPG_CPU_KERNEL(sample) {
 
 typedef struct choice_plan {
   const mpg_kernel_call *call;
-  double *sums; /* (rows, outcomes): running sums of the probabilities */
+  double *sums; /* (rows, outcomes): running sums of probabilities */
   int64_t outcomes, each;
 } choice_plan;
 
@@ -246,7 +258,7 @@ static void run_choices(void *context, int64_t begin, int64_t end) {
     double target =
         mpg_philox_uniform_double(b.value[2 * (position & 1)], b.value[2 * (position & 1) + 1]) *
         sums[p->outcomes - 1];
-    int64_t low = 0, high = p->outcomes - 1; /* the first sum above the target */
+    int64_t low = 0, high = p->outcomes - 1; /* finds the first sum above the target */
     while (low < high) {
       int64_t middle = (low + high) / 2;
       if (sums[middle] > target)
@@ -287,8 +299,8 @@ typedef struct keyed_row {
   int64_t row;
 } keyed_row;
 
-/* By the bytes of the key, lowest first; each pass keeps the order of equal bytes. Eight passes:
- * the result is in `rows`. */
+/* LSD radix sort by key, one byte per pass; each pass is stable. After eight passes, the result is
+ * in `rows`. */
 static void sort_rows(keyed_row *rows, keyed_row *other, int64_t count) {
   for (int shift = 0; shift < 64; shift += 8) {
     int64_t starts[256] = {0}, total = 0;
@@ -346,12 +358,12 @@ typedef struct dropout_plan {
   void *out;
   uint8_t *mask;
   double scale;
-  uint32_t threshold; /* kept when the upper 24 bits of the word are below */
-  bool drawn;         /* whether the mask is made here, element by element */
-  int ndim;           /* 0: the mask has the data's shape; else as of run_apply */
+  uint32_t threshold; /* keeps an element if the upper 24 bits of its word are below */
+  bool drawn;         /* true if the mask is drawn here, element by element */
+  int ndim;           /* 0 if the mask has the data's shape; else as in run_apply */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
-  int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the
-                                 array, from `begin` on; part 0: all of it */
+  int64_t part, whole, begin; /* part of an array: `part` contiguous elements of every `whole`, from
+                                 `begin` on; part 0 means the whole array */
 } dropout_plan;
 
 static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
@@ -379,8 +391,8 @@ static void run_mask(void *context, int64_t begin, int64_t end) {
     draw_mask(context, i, end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK);
 }
 
-/* The mask's elements for data elements [begin, begin + n), spread out along the axes that share
- * one. */
+/* Returns the mask of data elements [begin, begin + n), expanded along the axes that share a mask
+ * element. */
 static const uint8_t *mask_of(const dropout_plan *p, int64_t begin, int64_t n, uint8_t *buffer) {
   if (!p->ndim) return p->mask + begin;
   for (int64_t i = 0; i < n; i++) {

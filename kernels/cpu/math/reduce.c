@@ -1,14 +1,17 @@
 /* Reductions, and broadcasting to a shape.
  *
- * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as
- * (outer, count, inner) and makes (outer, inner). `count` is cut into chunks whose length depends
- * on shapes alone; the chunks' results are combined by another pass over them. Within a chunk: rows
- * shorter than MPG_WIDE elements are taken in groups, as one wide row (neighbours, with inner 1, as
- * MPG_WIDE of them); MPG_ROWS rows are added up one after the other, and such pieces pairwise;
- * last, what is left over is added to a wide row and its halves to each other. So rounding errors
- * grow with the logarithm of the count, and bits depend on neither threads nor instruction set.
- * Halves and floats accumulate in float, doubles in double, integers in int64_t, or in int32_t
- * where that makes no difference. Between passes the accumulator's type is kept.
+ * Runs of reduced axes are reduced one after another, innermost first. Each pass views its source
+ * as (outer, count, inner) and computes (outer, inner). `count` is split into chunks whose length
+ * depends on shapes only; a further pass combines the chunks' results.
+ *
+ * Within a chunk, rows shorter than MPG_WIDE elements are grouped into one wide row (for contiguous
+ * elements, where inner is 1, into MPG_WIDE of them). MPG_ROWS rows form a piece, added row by row;
+ * pieces are added pairwise. Finally, the remainder is added to a wide row, whose halves are added
+ * to each other. Rounding errors therefore grow with the logarithm of the count, and results depend
+ * on neither threads nor instruction set.
+ *
+ * Halves and floats accumulate in float, doubles in double, integers in int64_t, or in int32_t if
+ * that gives the same result. Intermediate results keep the accumulator's type.
  */
 #include "kernels/cpu/math/reduce.h"
 
@@ -24,7 +27,7 @@
 
 enum { MPG_WIDE = 32, MPG_ROWS = 16, MPG_COLUMNS = MPG_CPU_BLOCK, LEVELS = 10 };
 
-/* Rows of `inner` that are taken as one: a power of two. */
+/* Returns the number of rows of `inner` to group into one: a power of two. */
 static int64_t group_of(int64_t inner, int64_t count) {
   int64_t group = 1;
   while (group * inner < MPG_WIDE) group *= 2;
@@ -32,19 +35,19 @@ static int64_t group_of(int64_t inner, int64_t count) {
   return inner == 1 && count >= MPG_WIDE / 2 ? MPG_WIDE / 2 : 1;
 }
 
-/* Columns of a tile, and how many tiles there are: none is narrow where `inner` isn't. */
+/* Returns the columns per tile, and the number of tiles. No tile is narrow unless `inner` is. */
 static int64_t tile_of(int64_t inner, int64_t *tiles) {
   *tiles = inner > 0 ? (inner + MPG_COLUMNS - 1) / MPG_COLUMNS : 1;
   int64_t width = (inner + *tiles - 1) / *tiles;
   return *tiles == 1 ? inner : (width + MPG_WIDE - 1) / MPG_WIDE * MPG_WIDE;
 }
 
-/* The type that holds sums of any length. */
+/* Returns the type that holds sums of any length. */
 static mpg_compute accumulator_of(mpg_dtype dtype) {
   return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64;
 }
 
-/* The source that a vector is loaded from. */
+/* The type from which vectors are loaded. */
 typedef enum source_kind { SOURCE_T, SOURCE_NARROW, SOURCE_NARROW_TOO } source_kind;
 
 typedef struct pass {
@@ -58,18 +61,18 @@ typedef struct pass {
   void *target; /* (outer, chunks, inner) in the compute type */
 } pass;
 
-/* In front of a thread's state of a trailing reduction; then the rows of the piece that is being
- * added up, room for a wide row, and the levels. */
+/* Header of a thread's state of a trailing reduction. The rows of the current piece, room for a
+ * wide row, and the levels follow. */
 typedef struct trailing_state {
-  int64_t held;    /* rows in the piece */
-  uint64_t pieces; /* of the chunk, before it */
+  int64_t held;    /* rows in the current piece */
+  uint64_t pieces; /* complete pieces of the chunk */
 } trailing_state;
 
 #define INLINE __attribute__((always_inline)) static inline
 static inline int32_t magnitude_i32(int32_t x) { return x < 0 ? (int32_t)(0u - (uint32_t)x) : x; }
 static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
-/* Vectors: the larger (smaller) of two numbers, the first where it is NaN; a vector of narrower
- * numbers. Of floats the processor's maximum is the second number where one is NaN. */
+/* Vector maximum and minimum that return the first operand if it is NaN, and loads of narrower
+ * numbers. The processor's float maximum returns the second operand if either is NaN. */
 #define AS_CHOSEN(result, x, y, keep)      \
   do {                                     \
     NAME(mask) keep_ = (NAME(mask))(keep); \
@@ -210,13 +213,13 @@ static void run_pass(const mpg_kernel_call *call, pass *p) {
                        run_items, p);
 }
 
-/* The end of a reduction, after the last pass: division by the count, the square root, and
- * conversion to the result's dtype. */
+/* Final step of a reduction: division by the count, square root, and conversion to the result's
+ * dtype. */
 typedef struct finish_plan {
   mpg_compute compute;
   mpg_dtype dtype;
   void *values, *out;
-  int64_t count; /* 0: no mean */
+  int64_t count; /* 0 if not a mean */
   bool root;
 } finish_plan;
 
@@ -245,7 +248,7 @@ static void run_finish(void *context, int64_t begin, int64_t end) {
       (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
 }
 
-/* Passes over the source's `count` until one result is left, which the last of them leaves in its
+/* Runs passes over the source's `count` until one result is left. The last pass writes it to its
  * target: `end`, or a buffer. */
 static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip,
                        void *end) {
@@ -268,8 +271,8 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
                          const bool *reduced, mpg_reduction f) {
   mpg_dtype dtype = in->desc.dtype;
   mpg_compute compute = accumulator_of(dtype);
-  /* Whole numbers of 32 bits are enough for one of the elements, and for what wraps around to the
-   * result's dtype. */
+  /* int32_t suffices to select an element, and for results that wrap around in the result's
+   * dtype. */
   bool one = f.how == MPG_LARGEST || f.how == MPG_SMALLEST,
        wraps = !f.mean && !f.root && mpg_compute_of(out->desc.dtype) == MPG_COMPUTE_I32;
   if (mpg_compute_of(dtype) == MPG_COMPUTE_I32 && (one || wraps) && out->desc.dtype != MPG_BOOL)
@@ -278,8 +281,8 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
           results = mpg_shape_size(&out->desc.shape);
   if (results == 0) return MPG_OK;
   mpg_runs runs = mpg_runs_of(&in->desc.shape, reduced);
-  /* Scratch: the largest intermediate result, twice, as passes go to and fro; the last pass ends in
-   * `out` itself where its dtype is the accumulator's. */
+  /* Scratch: two buffers for the largest intermediate result; passes alternate between them. The
+   * last pass writes to `out` if its dtype is the accumulator's. */
   int64_t largest = results;
   int last = 0;
   while (!runs.reduced[last]) last++;
@@ -331,7 +334,7 @@ MPG_CPU_KERNEL(reduce) {
   return reduce(call, in, out, reduced, mpg_reduction_of(call->op, call->params));
 }
 
-/* --- Trailing reductions: the first pass given its rows bit by bit (reduce.h) ------------ */
+/* --- Trailing reductions: the first pass, with rows supplied incrementally (reduce.h) --------- */
 
 mpg_trailing_reduction mpg_cpu_trailing_of(const mpg_op *op, const void *params, mpg_dtype dtype,
                                            int64_t count, int64_t inner) {
@@ -395,8 +398,8 @@ mpg_status mpg_cpu_trailing_end(const mpg_kernel_call *call, const mpg_trailing_
 typedef struct broadcast_plan {
   const char *in;
   char *out;
-  int64_t size;       /* bytes an element */
-  mpg_broadcast runs; /* one at least */
+  int64_t size;       /* bytes per element */
+  mpg_broadcast runs; /* at least one */
 } broadcast_plan;
 
 static void repeat(char *out, const char *element, int64_t size, int64_t n) {
@@ -443,8 +446,8 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Rows of the innermost dimension, as many at a time as fit into a buffer, which the vectors of
- * expand.h may overrun. */
+/* Runs rows of the innermost dimension, as many at a time as fit into a buffer, leaving slack for
+ * the vectors of expand.h. */
 static void run_short(void *context, int64_t begin, int64_t end) {
   const broadcast_plan *p = context;
   const mpg_broadcast *b = &p->runs;

@@ -1,9 +1,9 @@
-/* A reduction of leading axes that is given its rows bit by bit, with the bits of its op's own
- * kernel: the chunks and pieces in which reduce.c adds up depend on shapes alone.
+/* A reduction of leading axes whose rows are supplied incrementally. The result has the same bits
+ * as the op's own kernel, since the chunks and pieces of reduce.c depend on shapes only.
  *
- * The source is (count, inner), reduced to (inner). Whole chunks (op/fused.h) may go to different
- * threads, each with a state of its own; a thread feeds a chunk's rows in order. When all are fed,
- * one call makes the result of the chunks' partial results. A plain value; memory is the caller's.
+ * The source is (count, inner), reduced to (inner). Whole chunks (op/fused.h) may be processed by
+ * different threads, each with its own state; a thread supplies a chunk's rows in order. After all
+ * chunks, one call combines their partial results. A plain value; the caller owns the memory.
  */
 #ifndef KERNELS_CPU_MATH_REDUCE_H
 #define KERNELS_CPU_MATH_REDUCE_H
@@ -12,8 +12,8 @@
 #include "kernels/cpu/cpu.h"
 
 #define mpg_cpu_reduce_lines MPG_CPU_NAME(reduce_lines)
-/* Each of the `lines` equal parts that `in` is cut into reduced to an element of `out`, as reduce.c
- * does with neighbours. Floats. */
+/* Reduces each of `lines` equal parts of `in` to an element of `out`, like contiguous elements in
+ * reduce.c. Floats. */
 mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines,
                                 const mpg_view *out, mpg_reduction f);
 
@@ -23,8 +23,8 @@ typedef struct mpg_trailing_reduction {
   mpg_dtype dtype; /* of the source */
   int64_t count, inner, chunk, chunks;
   int64_t wide;                      /* elements of a wide row (reduce.c) */
-  size_t acc_at, levels_at;          /* in a thread's state */
-  size_t state_bytes, partial_bytes; /* of a thread; of all chunks: multiples of 64 */
+  size_t acc_at, levels_at;          /* offsets in a thread's state */
+  size_t state_bytes, partial_bytes; /* per thread; for all chunks; multiples of 64 */
 } mpg_trailing_reduction;
 
 #define mpg_cpu_trailing_of MPG_CPU_NAME(trailing_of)
@@ -33,8 +33,8 @@ typedef struct mpg_trailing_reduction {
 #define mpg_cpu_trailing_end MPG_CPU_NAME(trailing_end)
 mpg_trailing_reduction mpg_cpu_trailing_of(const mpg_op *op, const void *params, mpg_dtype dtype,
                                            int64_t count, int64_t inner);
-void mpg_cpu_trailing_begin(void *state); /* before the first row of a chunk */
-/* values: the source's rows from `row` on. */
+void mpg_cpu_trailing_begin(void *state); /* call before the first row of a chunk */
+/* `values` are the source's rows from `row` on. */
 void mpg_cpu_trailing_feed(const mpg_trailing_reduction *trailing, void *state, void *partials,
                            const void *values, int64_t row, int64_t rows);
 mpg_status mpg_cpu_trailing_end(const mpg_kernel_call *call, const mpg_trailing_reduction *trailing,

@@ -1,14 +1,16 @@
-/* The arithmetic of reductions for one accumulator. Included by reduce.c with
- *   T, U (the type it adds and multiplies in), INT (a signed integer of its size), NAME(x), LOWEST,
- * HIGHEST, MAGNITUDE(x), IS_NAN(x) LARGEST(result, x, y) and SMALLEST: of vectors, x where it is
- * NaN, else the larger (smaller), y when they are alike NARROW, NARROW_DTYPE, OF_NARROW(x),
- * LOAD_NARROW(v, from), the same with NARROW_TOO: two types that sums take from where they lie;
- *   NARROW_EXTREMES: the largest and smallest do, too; none of these: they are converted first
- *   NO_TRAILING: where no trailing reduction accumulates in T
+/* Arithmetic of reductions for one accumulator type. Included by reduce.c with
+ *   T, U (type of additions and multiplications), INT (a signed integer of its size), NAME(x)
+ *   LOWEST, HIGHEST, MAGNITUDE(x), IS_NAN(x)
+ *   LARGEST(result, x, y), SMALLEST: on vectors, x if it is NaN, else the larger (smaller), y if
+ *       they are equal
+ *   NARROW, NARROW_DTYPE, OF_NARROW(x), LOAD_NARROW(v, from), and the same with NARROW_TOO:
+ *       two types that sums read directly. NARROW_EXTREMES: maximum and minimum read them as well.
+ *       Without these, elements are converted first.
+ *   NO_TRAILING: no trailing reduction accumulates in T
  *
- * Rows of numbers are combined element by element, in order, in registers. Vectors are those of the
- * instruction set (wider ones compilers take apart, comparisons element by element); what is
- * combined with what does not depend on them.
+ * Rows of numbers are combined element by element, in order, in registers. Vectors have the
+ * instruction set's width (compilers split wider ones, and comparisons into single elements). The
+ * order of combinations does not depend on the width.
  */
 enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(T), NAME(VECTORS) = MPG_WIDE / NAME(LANES) };
 typedef T NAME(vector)
@@ -40,7 +42,8 @@ INLINE T NAME(prepare)(mpg_prepare how, T x) {
   }
 }
 
-/* The same of vectors; by address, as arguments they would depend on the instruction set. */
+/* Vector versions. By address, since the ABI for vector arguments depends on the instruction
+ * set. */
 INLINE void NAME(choose)(const NAME(mask) * where, const NAME(vector) * x, NAME(vector) * y) {
   *y = (NAME(vector))((*where & (NAME(mask)) * x) | (~*where & (NAME(mask)) * y));
 }
@@ -58,10 +61,10 @@ INLINE void NAME(combine_vector)(mpg_combine how, NAME(vector) * x, const NAME(v
     *x = result;
   }
 }
-/* The vector at element i of `from`, which are T, or as SOURCE says. */
+/* Loads the vector at element i of `from`, whose type is T or as `source` says. */
 INLINE void NAME(load)(mpg_prepare how, source_kind source, const void *from, int64_t i,
                        NAME(vector) * v) {
-  NAME(vector) x = {0}; /* gcc does not see that lanes written one by one are all written */
+  NAME(vector) x = {0}; /* gcc does not see that all lanes are written */
   (void)source;
 #ifdef NARROW
   if (source == SOURCE_NARROW)
@@ -86,7 +89,7 @@ INLINE void NAME(load)(mpg_prepare how, source_kind source, const void *from, in
   }
   *v = x;
 }
-/* One element of `from`. */
+/* Loads one element of `from`. */
 INLINE T NAME(load_one)(mpg_prepare how, source_kind source, const void *from, int64_t i) {
   (void)source;
 #ifdef NARROW
@@ -97,8 +100,8 @@ INLINE T NAME(load_one)(mpg_prepare how, source_kind source, const void *from, i
   return NAME(prepare)(how, ((const T *)from)[i]);
 }
 
-/* acc = ((acc + row) + row) + ...; `first`: without what is in acc. The last columns are in two
- * vectors where they don't fill one: both come to the same. */
+/* acc = ((acc + row) + row) + ...; `first` ignores the old acc. Columns that do not fill a vector
+ * are covered by two overlapping vectors, which compute equal results. */
 INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind source,
                           const void *rows, int64_t stride, int64_t n, T *acc, int64_t width,
                           bool first) {
@@ -114,7 +117,7 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
     }
     return;
   }
-  NAME(vector) last = {0}; /* nor that this one is, where it is read */
+  NAME(vector) last = {0}; /* gcc does not see that this is set before it is read */
   bool ragged = width % LANES;
   if (ragged) {
     int64_t at = width - LANES;
@@ -155,7 +158,7 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
   if (ragged) *(NAME(vector) *)(void *)(acc + width - LANES) = last;
 }
 
-/* The lanes of a line added up in halves, in `v` itself. */
+/* Reduces the lanes of a line by halves, in place. */
 INLINE T NAME(halve)(mpg_combine how, NAME(vector) * v, int vectors) {
   NAME(mask) iota;
   for (int j = 0; j < NAME(LANES); j++) iota[j] = j;
@@ -174,7 +177,7 @@ INLINE T NAME(halve)(mpg_combine how, NAME(vector) * v, int vectors) {
   return v[0][0];
 }
 
-/* v combined with the `rest` elements behind, lane by lane. */
+/* Combines v with the remaining `rest` elements, lane by lane. */
 INLINE void NAME(add_rest)(mpg_combine how, mpg_prepare prepare, const T *behind, int64_t rest,
                            int vectors, const NAME(mask) * inside, NAME(vector) * v) {
   MPG_UNROLL(8)
@@ -187,9 +190,10 @@ INLINE void NAME(add_rest)(mpg_combine how, mpg_prepare prepare, const T *behind
     }
 }
 
-/* Lines of `count` neighbours from element `at` on, each to one number: MPG_WIDE interleaved lanes,
- * or half as many where it has fewer elements (16 at least). `line`: where they lie in the
- * accumulator's type, followed by memory that may be read up to `limit`; NULL: nowhere. */
+/* Reduces lines of `count` contiguous elements from element `at` on, each to one number, in
+ * MPG_WIDE interleaved lanes, or half as many if a line has fewer elements (at least 16). `line`
+ * points to them in the accumulator's type, readable up to `limit`; NULL if they need
+ * conversion. */
 INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind source, const pass *p,
                            int64_t at, const T *line, int64_t count, int64_t lines, const T *limit,
                            T *out) {
@@ -202,7 +206,7 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
   for (int k = 0; k < VECTORS; k++) inside[k] = iota[k] < (NAME(mask)){0} + (INT)rest;
   mpg_block_buffer buffer;
   NAME(vector) levels[LEVELS][VECTORS], v[VECTORS] = {{0}}, row;
-  if (line && whole == MPG_WIDE) /* as below, which takes longer for a few elements */
+  if (line && whole == MPG_WIDE) /* fast path of the loop below, which is slow for few elements */
     for (; lines > 1; lines--, line += count) {
       MPG_UNROLL(8)
       for (int k = 0; k < VECTORS; k++) NAME(load)(prepare, SOURCE_T, line, k * LANES, &v[k]);
@@ -241,8 +245,8 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
       for (int k = 0; k < VECTORS; k++) levels[level][k] = v[k];
       pieces++;
     }
-    for (int level = 0; pieces >> level;
-         level++) { /* the last piece lies in v, as if it were level 0's */
+    /* The last piece is in v and acts as level 0's. */
+    for (int level = 0; pieces >> level; level++) {
       if (!(pieces >> level & 1)) continue;
       for (int k = 0; k < VECTORS; k++) {
         NAME(combine_vector)(how, &levels[level][k], &v[k]);
@@ -304,7 +308,7 @@ static NAME(arithmetic) NAME(arithmetic_of)(mpg_combine how, mpg_prepare prepare
          : prepare == MPG_NAN_TO_0 ? CHOICE(nansum)
                                    : CHOICE(sum);
 }
-/* The same of elements as the source has them; NULL where they are converted first. */
+/* Returns the arithmetic on the source's own type, or zeros if elements are converted first. */
 static NAME(arithmetic) NAME(source_arithmetic)(const pass *p) {
   if (mpg_compute_direct(p->compute, p->dtype)) return NAME(arithmetic_of)(p->how, p->prepare);
 #ifdef NARROW
@@ -322,10 +326,10 @@ static NAME(arithmetic) NAME(source_arithmetic)(const pass *p) {
   return (NAME(arithmetic)){NULL, NULL};
 }
 
-/* --- Pieces, pairwise ------------------------------------------------------------------------- */
+/* --- Pairwise summation ----------------------------------------------------------------------- */
 
-/* Pieces combined pairwise as a binary counter counts: level k, `width` wide, holds the result of
- * 2^k pieces. `acc` is the next one; overwritten. */
+/* Pairwise combination of pieces, like a binary counter: level k, `width` wide, holds the result of
+ * 2^k pieces. `acc` is the next piece and is overwritten. */
 static void NAME(push)(const NAME(arithmetic) * plain, T *levels, int64_t level_stride,
                        uint64_t pieces, T *acc, int64_t width) {
   int level = 0;
@@ -348,7 +352,7 @@ static void NAME(collect)(const NAME(arithmetic) * plain, T *levels, int64_t lev
   }
 }
 
-/* A wide row's rows of `inner` to one, with the `rest` rows behind it; in `wide` itself. */
+/* Reduces a wide row to one row of `inner`, in place, including the `rest` rows after it. */
 static void NAME(narrow)(const NAME(arithmetic) * f, const NAME(arithmetic) * plain, T *wide,
                          int64_t group, int64_t inner, const T *behind, int64_t rest) {
   if (rest) f->rows(behind, 0, 1, wide, rest * inner, false);
@@ -358,7 +362,7 @@ static void NAME(narrow)(const NAME(arithmetic) * f, const NAME(arithmetic) * pl
 
 /* --- A pass ----------------------------------------------------------------------------------- */
 
-/* `n` rows of `width` of the source, in the accumulator's type, combined into acc. */
+/* Combines `n` rows of `width` from the source, converted to the accumulator's type, into acc. */
 static void NAME(source_rows)(const pass *p, const NAME(arithmetic) * f, int64_t at, int64_t stride,
                               int64_t n, T *acc, int64_t width) {
   NAME(arithmetic) direct = NAME(source_arithmetic)(p);
@@ -377,8 +381,8 @@ static void NAME(source_rows)(const pass *p, const NAME(arithmetic) * f, int64_t
   }
 }
 
-/* Columns [column, column + width) of rows [row, row + count) of one outer index; in groups of rows
- * that lie together, or one by one. */
+/* Reduces columns [column, column + width) of rows [row, row + count) of one outer index, in groups
+ * of adjacent rows or one by one. */
 static void NAME(columns)(const pass *p, const NAME(arithmetic) * f, const NAME(arithmetic) * plain,
                           int64_t at, int64_t count, int64_t width, T *result) {
   T levels[LEVELS * MPG_COLUMNS], acc[MPG_COLUMNS];
@@ -408,7 +412,7 @@ static void NAME(columns)(const pass *p, const NAME(arithmetic) * f, const NAME(
   memcpy(result, acc, (size_t)width * sizeof(T));
 }
 
-/* Lines shorter than those of lines_as: turned, so that they are columns. */
+/* Reduces lines shorter than those of lines_as: transposes them to columns. */
 static void NAME(short_lines)(const NAME(arithmetic) * f, const T *line, int64_t count,
                               int64_t lines, T *out) {
   enum { TILE = 64 };
@@ -430,7 +434,7 @@ static void NAME(short_lines)(const NAME(arithmetic) * f, const T *line, int64_t
   }
 }
 
-/* Lines of `count` from element `at` on, as many at a time as fit into a block. */
+/* Reduces lines of `count` from element `at` on, as many at a time as fit into a block. */
 static void NAME(run_lines)(const pass *p, const NAME(arithmetic) * f, int64_t at, int64_t count,
                             int64_t lines, T *out) {
   mpg_block_buffer buffer;
@@ -473,7 +477,7 @@ static void NAME(run_items)(const pass *p, int64_t begin, int64_t end) {
   }
 }
 
-/* --- Trailing reductions: rows as they come ----------------------------------------------- */
+/* --- Trailing reductions: rows supplied incrementally ----------------------------------------- */
 
 #ifndef NO_TRAILING
 static void NAME(end_chunk)(const mpg_trailing_reduction *trailing, const NAME(arithmetic) * f,
@@ -511,10 +515,10 @@ static void NAME(feed)(const mpg_trailing_reduction *trailing, char *memory, T *
             end = first + trailing->chunk < trailing->count ? first + trailing->chunk
                                                             : trailing->count;
     int64_t group = group_of(inner, end - first), wide = group * inner, full = MPG_ROWS * group,
-            n = full - state->held; /* rows that go into the piece */
+            n = full - state->held; /* rows that complete the piece */
     if (n > end - at) n = end - at;
     if (n > rows - done) n = rows - done;
-    if (group > 1 && direct && n == full) { /* as it lies */
+    if (group > 1 && direct && n == full) { /* without a copy */
       f.rows((const T *)values + done * inner, wide, MPG_ROWS, acc, wide, true);
       NAME(push)(&plain, levels, trailing->wide, state->pieces++, acc, wide);
     } else if (group > 1) {

@@ -1,6 +1,6 @@
-/* Softmax, its logarithm, cross-entropy, and their gradients. A row (all elements along the axis)
- * is brought into contiguous float or double memory, unless it lies there already, and worked on
- * there: softmax_rows.h. */
+/* Softmax, log-softmax, cross-entropy, and their gradients. A row (all elements along the axis) is
+ * copied to contiguous float or double memory, unless it already has that form; softmax_rows.h
+ * computes there. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -16,27 +16,28 @@ enum {
   GRAIN = 8192,
   MPG_SOFTMAX_TILE = 512,
   TILE_BYTES = 524288,
-  LEAST_COLUMNS = 128, /* what a row of a tile has of a strided array: several cache lines */
+  LEAST_COLUMNS = 128, /* columns of a strided array per tile row: several cache lines */
   LEAST_STREAM = 32,
   SHORT_ROW = 16
 };
 enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };
 
-typedef struct job { /* arrays seen as (before, n, after) */
+/* Arrays viewed as (before, n, after). */
+typedef struct job {
   int kind;
   const mpg_view *in[2], *out, *length;
   int64_t before, n, after, tile;
   double scale;
-  bool direct_in[2], direct_out; /* rows lie contiguously and in the type computed in */
-  char *buffers;                 /* one for each thread */
+  bool direct_in[2], direct_out; /* rows are contiguous and in the computing type */
+  char *buffers;                 /* one per thread */
   size_t buffer_bytes;
 } job;
 
 typedef struct ce {
-  const mpg_view *data, *label, *loss, *max, *log_sum,
-      *out; /* loss: the losses, or their gradient */
+  /* `loss` holds the losses or their gradient */
+  const mpg_view *data, *label, *loss, *max, *log_sum, *out;
   int64_t n;
-  void *losses; /* where they go instead, as numbers of the type computed in */
+  void *losses; /* if set, receives the losses in the computing type instead */
   bool direct;
   char *buffers;
   size_t buffer_bytes;
@@ -161,8 +162,8 @@ static mpg_status back_with(const mpg_kernel_call *call, int kind) {
 MPG_CPU_KERNEL(softmax_back) { return back_with(call, KIND_SOFTMAX_BACK); }
 MPG_CPU_KERNEL(log_softmax_back) { return back_with(call, KIND_LOG_SOFTMAX_BACK); }
 
-/* SoftmaxOutput's forward pass: along dimension 1 (multi_output), the last (preserve_shape), or all
- * but the first. */
+/* Forward pass of SoftmaxOutput: along dimension 1 (multi_output), the last (preserve_shape), or
+ * all but the first. */
 MPG_CPU_KERNEL(softmax_output) {
   const mpg_softmax_output_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;

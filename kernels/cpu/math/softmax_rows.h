@@ -1,15 +1,15 @@
-/* Softmax's arithmetic on one contiguous row, for one type. Included by softmax.c with
- *   T (float or double), COMPUTE (its mpg_compute), NAME(x) (names for that type), EXP,
- * EXP_NONPOSITIVE (for numbers up to 0), LOG Sums are taken in 16 lanes, element i in lane i % 16,
- * and the lanes folded pairwise: the order is the same on every instruction set and does not depend
- * on threads.
+/* Softmax arithmetic on one contiguous row, for one type. Included by softmax.c with
+ *   T (float or double), COMPUTE (its mpg_compute), NAME(x) (names for that type)
+ *   EXP, EXP_NONPOSITIVE (for arguments up to 0), LOG
+ * Sums have 16 lanes, with element i in lane i % 16, and the lanes are folded pairwise. The order
+ * is the same on every instruction set and does not depend on threads.
  */
 enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(T), NAME(VECTORS) = 16 / NAME(LANES) };
 typedef T NAME(vector)
     __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 #define EACH_VECTOR \
   MPG_UNROLL(8)     \
-  for (int k = 0; k < NAME(VECTORS); k++) /* unrolled: this keeps arrays of them in registers */
+  for (int k = 0; k < NAME(VECTORS); k++) /* unrolled, to keep arrays of vectors in registers */
 #define VECTOR_AT(p) (*(const NAME(vector) *)(const void *)((p) + k * NAME(LANES)))
 
 static T NAME(fold_sum)(const T *lane) {
@@ -33,7 +33,7 @@ static T NAME(row_max)(const T *x, int64_t n) {
   return max;
 }
 
-/* Adds x[0 .. n) to the lanes; n is a multiple of 16, or the row ends here. */
+/* Adds x[0 .. n) to the lanes; n is a multiple of 16 unless the row ends here. */
 static void NAME(add_lanes)(const T *x, int64_t n, T *lane) {
   NAME(vector) sum[NAME(VECTORS)];
   int64_t i = 0;
@@ -49,8 +49,9 @@ static T NAME(row_sum)(const T *x, int64_t n) {
   return NAME(fold_sum)(lane);
 }
 
-/* The sum of exp(x - max); the exponentials are stored in y where that is not NULL (it may be x).
- * Additions, and fetching the next row, go on beside the exponentials of the next STRIP elements.
+/* Returns the sum of exp(x - max). Stores the exponentials in y unless it is NULL; y may be x.
+ * Additions and prefetching of the next row overlap with the exponentials of the next STRIP
+ * elements.
  */
 static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
   T lane[16], buffer[STRIP];
@@ -98,7 +99,7 @@ static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_
       (grad[i] - EXP_NONPOSITIVE(y[i]) * sum) * scale;
 }
 
-/* --- Any dtype and stride to contiguous rows of T, and back ----------------------------------- */
+/* --- Conversion between any dtype and stride and contiguous rows of T ------------------------- */
 
 /* rows[j * n + i] = element (start + i * stride + j), j < columns. */
 static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t stride,
@@ -196,7 +197,7 @@ static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* --- Many short or strided rows: columns of a tile -------------------------------------------- */
+/* --- Many short or strided rows: tiles of columns --------------------------------------------- */
 
 static void NAME(scale_and_max)(const job *p, T *x, T *max, int64_t count) {
   if (p->scale != 1)
@@ -204,9 +205,9 @@ static void NAME(scale_and_max)(const job *p, T *x, T *max, int64_t count) {
   for (int64_t j = 0; j < count; j++) max[j] = x[j] > max[j] ? x[j] : max[j];
 }
 
-/* Row i of the tile has element i of `columns` rows of the array, from the `first` on; it is
- * `width` wide, zeros behind. Tiles may be larger than a core's cache, so work is joined to each
- * way through them. */
+/* Loads a tile: row i has element i of `columns` rows of the array, starting at row `first`. It is
+ * `width` wide, padded with zeros. Tiles may exceed a core's cache, so each traversal combines
+ * several steps. */
 static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first, int64_t columns,
                                int64_t width, T *tile, T *max) {
   mpg_block_buffer buffer;
@@ -239,7 +240,7 @@ static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first
   }
 }
 
-/* `factors`: of each column; NULL: none. */
+/* Stores a tile. `factors` holds a factor per column, or is NULL. */
 static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int64_t width,
                               const T *tile, const T *factors) {
   const mpg_view *view = p->out;
@@ -269,8 +270,9 @@ static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int6
   }
 }
 
-/* The sum of each column as fold_sum has it: element i in lane i % 16. Lanes without elements are
- * left out. `max` not NULL: of exp(element - maximum of its column), which go to `exps`, too. */
+/* Sums each column in the order of fold_sum: element i in lane i % 16; lanes without elements are
+ * skipped. If `max` is given, sums exp(element - maximum of its column), and stores these in
+ * `exps`. */
 static void NAME(sum_columns)(const T *tile, const T *max, T *exps, int64_t n, int64_t width,
                               T *sums) {
   enum { COLUMNS = 64 };
@@ -290,7 +292,7 @@ static void NAME(sum_columns)(const T *tile, const T *max, T *exps, int64_t n, i
       }
       if (i < 16)
         for (int64_t j = 0; j < count; j++)
-          sum[j] = row[j] + 0; /* -0 becomes 0, as in a sum with it */
+          sum[j] = row[j] + 0; /* turns -0 into 0, as adding to 0 does */
       else
         for (int64_t j = 0; j < count; j++) sum[j] += row[j];
     }
@@ -301,8 +303,8 @@ static void NAME(sum_columns)(const T *tile, const T *max, T *exps, int64_t n, i
   }
 }
 
-/* softmax_row and its kin, column by column, with the same bits; `factors`: what is left to
- * multiply each column with, if anything is. */
+/* Forward passes column by column, with the same bits as softmax_row and the other row functions.
+ * Returns true if columns must still be multiplied by `factors`. */
 static bool NAME(forward_columns)(const job *p, T *tile, const T *max, int64_t n, int64_t width,
                                   T *factors) {
   if (p->kind == KIND_SOFTMAX) {
@@ -319,7 +321,7 @@ static bool NAME(forward_columns)(const job *p, T *tile, const T *max, int64_t n
   return false;
 }
 
-/* grad: where the result goes, too; products: memory. */
+/* Backward pass; the result overwrites grad. `products` is scratch. */
 static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *products, int64_t n,
                                    int64_t width) {
   T sums[MPG_SOFTMAX_TILE], scale = (T)p->scale;
@@ -338,7 +340,7 @@ static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *product
           (grad[i * width + j] - EXP_NONPOSITIVE(y[i * width + j]) * sums[j]) * scale;
 }
 
-/* Units are tiles of up to p->tile columns, of all that the array has. */
+/* Units are tiles of up to p->tile columns of the whole array. */
 static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int64_t all = p->before * p->after;
@@ -351,7 +353,7 @@ static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
     bool forward = p->kind < KIND_SOFTMAX_BACK, scaled = false;
     NAME(take_columns)(p, p->in[0], first, columns, width, tile, forward ? max : NULL);
     if (forward) {
-      for (int64_t j = columns; j < width; j++) max[j] = 0; /* what is behind them has a value */
+      for (int64_t j = columns; j < width; j++) max[j] = 0; /* defined values for the padding */
       scaled = NAME(forward_columns)(p, tile, max, p->n, width, factors);
     } else {
       NAME(take_columns)(p, p->in[1], first, columns, width, second, NULL);
@@ -363,14 +365,14 @@ static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
 
 /* --- Long strided rows: streams of columns ---------------------------------------------------- */
 
-/* `count` elements of row i, from `column` on, as T. */
+/* Loads `count` elements of row i, from `column` on, as T. */
 static const T *NAME(stream)(const job *p, const mpg_view *view, int64_t outer, int64_t i,
                              int64_t column, int64_t count, mpg_block_buffer *buffer) {
   return mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column,
                       count, buffer);
 }
 
-/* lane[i % 16] += values, as sum_columns has it. */
+/* lane[i % 16] += values, in the order of sum_columns. */
 static void NAME(add_to_lane)(T *lanes, int64_t i, int64_t width, const T *values, int64_t count) {
   T *lane = lanes + i % 16 * width;
   if (i < 16)
@@ -384,8 +386,9 @@ static void NAME(fold_lanes)(T *lanes, int64_t n, int64_t width, int64_t count) 
       for (int64_t j = 0; j < count; j++) lanes[k * width + j] += lanes[(k + half) * width + j];
 }
 
-/* Units are pieces of p->tile columns. Their rows are too long to be kept: each pass reads them
- * anew, and exponentials are taken twice, which is quicker than memory. The bits are those of rows.
+/* Units are pieces of p->tile columns. Their rows are too long to keep, so each pass rereads them.
+ * Exponentials are computed twice, which is faster than storing them. Results have the bits of
+ * rows.
  */
 static void NAME(run_streams)(void *context, int64_t begin, int64_t end) {
   const job *p = context;

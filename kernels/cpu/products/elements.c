@@ -1,6 +1,5 @@
-/* Products of a sparse matrix, given by its elements, with a dense one. A piece of the work is some
- * columns or some rows of the result, and each of its elements is summed up in the order of the
- * sparse elements. */
+/* Products of a sparse matrix in COO format with a dense one. Work is split by columns or rows of
+ * the result, and each result is summed in the order of the sparse elements. */
 #include <string.h>
 
 #include "kernels/common/view.h"
@@ -9,11 +8,11 @@
 typedef struct product {
   const mpg_kernel_call *call;
   const int64_t *rows, *columns;
-  int64_t count, height, width, length; /* elements; of the result; rows of the dense matrix */
+  int64_t count, height, width, length; /* sparse elements; result; dense matrix's rows */
   bool ascending;
 } product;
 
-/* The first element whose row is not below `row`. */
+/* Returns the first element whose row is at least `row`. */
 static int64_t first_of(const product *p, int64_t row) {
   int64_t low = 0, high = p->count;
   while (low < high) {
@@ -26,7 +25,7 @@ static int64_t first_of(const product *p, int64_t row) {
   return low;
 }
 
-/* Columns [first, last) of the rows [low, high). */
+/* Computes columns [first, last) of rows [low, high). */
 #define ADD_PRODUCTS(name, type)                                                               \
   static void name(const product *p, int64_t first, int64_t last, int64_t low, int64_t high) { \
     const type *values = p->call->inputs[0].data, *dense = p->call->inputs[3].data;            \

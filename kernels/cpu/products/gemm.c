@@ -28,14 +28,12 @@ typedef struct mpg_gemm {
 #define MPG_GEMM_MR 4
 #endif
 
-/* Limits of the kernel without packing: rows of A, and elements of C below which it is faster than
+/* Limits of the kernel without packing: rows of A, and elements of C below which it beats
  * oneDNN. */
 enum { MPG_GEMM_NARROW = 32, MPG_GEMM_NARROW_ELEMENTS = 512 };
-enum {
-  MPG_GEMM_FEW = 512,
-  MPG_GEMM_SMALL = 65536
-}; /* most multiplications of a product by rows, with fewer columns than a vector or more */
-enum { MPG_GEMM_THIN = 4 }; /* most 4x4 tiles of C for which operands are not packed */
+/* Maximum multiplications of a product by rows, with fewer columns than a vector, or more. */
+enum { MPG_GEMM_FEW = 512, MPG_GEMM_SMALL = 65536 };
+enum { MPG_GEMM_THIN = 4 }; /* maximum number of 4x4 tiles of C for which operands are not packed */
 
 #if defined(__FMA__)
 #define FUSED(suffix, a, b, c) __builtin_fma##suffix(a, b, c)
@@ -88,9 +86,10 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
     gemm_product_f32(call, g);
 }
 
-/* --- The product of two vectors --------------------------------------------------------------- */
-/* Sums of a few products in the type of the vectors, all else in double: one chain of additions
- * would lose digits with the length. The pieces that threads share depend on the length alone. */
+/* --- Dot product ------------------------------------------------------------------------------ */
+/* Sums a few products in the vectors' type and everything else in double, since a single chain of
+ * additions would lose precision with the length. The pieces that threads share depend on the
+ * length only. */
 enum { MPG_DOT_PIECES = 256, MPG_DOT_LANES = 32, MPG_DOT_CHAIN = 8 };
 
 typedef struct vectors {
@@ -153,8 +152,8 @@ static void vector_product(const mpg_kernel_call *call, const mpg_gemm *g) {
 }
 
 /* --- Libraries -------------------------------------------------------------------------------- */
-/* C in blocks whose borders depend on sizes alone, one call of the one-threaded OpenBLAS each. Few
- * rows: more blocks across. */
+/* Computes C in blocks whose boundaries depend on sizes only, with one call to single-threaded
+ * OpenBLAS per block. Few rows: more blocks across. */
 enum { OPENBLAS_ROWS = 256, OPENBLAS_COLUMNS = 512 };
 static void openblas_blocks(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
@@ -188,7 +187,7 @@ static bool fits_int(const mpg_gemm *g) {
 
 static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   if (g->m <= 0 || g->n <= 0) return MPG_OK;
-  /* The strides of a matrix with one row do not matter, but libraries check them. */
+  /* The stride of a matrix with one row is irrelevant, but libraries check it. */
   int64_t a_columns = g->transpose_a ? g->m : g->k, b_columns = g->transpose_b ? g->k : g->n;
   if (g->lda < a_columns) g->lda = a_columns > 0 ? a_columns : 1;
   if (g->ldb < b_columns) g->ldb = b_columns > 0 ? b_columns : 1;
@@ -197,8 +196,8 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
     vector_product(call, g);
     return MPG_OK;
   }
-  /* Products this small may run inline with one thread or queued with many: one kernel for both, so
-   * the bits agree. */
+  /* Products this small may run inline with one thread or queued with many. Both use this kernel,
+   * so that results agree. */
   if (g->k == 0 || mpg_gemm_tiny(g->m, g->n, g->k)) {
     blocked(call, g);
     return MPG_OK;
@@ -240,7 +239,7 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
 
 typedef struct row_products {
   mpg_gemm first;
-  int64_t groups; /* of 4 columns, in a product */
+  int64_t groups; /* groups of 4 columns per product */
 } row_products;
 
 static void row_groups(void *context, int64_t begin, int64_t end) {

@@ -1,18 +1,18 @@
 /* Matrix products for other kernels: row-major C[m x n] = alpha * op(A)[m x k] * op(B)[k x n] +
- * beta * C, where op transposes when asked. lda, ldb, ldc are row strides of A, B, C as stored.
- * With beta 0, C is not read. Chosen by sizes alone: a blocked loop in C for tiny products, oneDNN
- * for large ones, OpenBLAS or the blocked loop where there is no oneDNN. float32 by mpg_cpu_sgemm;
- * all float dtypes by mpg_cpu_gemm_any (float64 by OpenBLAS, half precision summed in float32).
- * Neither touches the device's scratch buffer, so callers may hold it. Sizes are the caller's: they
- * must be those of real arrays.
+ * beta * C, where op optionally transposes. lda, ldb and ldc are the row strides of A, B and C as
+ * stored. C is not read if beta is 0. The implementation depends on sizes only: a blocked loop in C
+ * for tiny products, oneDNN for large ones, and OpenBLAS or the blocked loop without oneDNN.
+ * mpg_cpu_sgemm takes float32; mpg_cpu_gemm_any takes all float dtypes (float64 by OpenBLAS, half
+ * precision summed in float32). Neither uses the device's scratch buffer, so callers may hold it.
+ * Callers must pass sizes of existing arrays.
  */
 #ifndef KERNELS_CPU_PRODUCTS_GEMM_H
 #define KERNELS_CPU_PRODUCTS_GEMM_H
 
 #include "kernels/cpu/cpu.h"
 
-/* A product whose three matrices have this few elements together gives the same bits with any
- * number of threads: op/invoke.c runs nothing larger inline. */
+/* A product whose three matrices have at most this many elements in total gives the same bits with
+ * any number of threads. op/invoke.c runs nothing larger inline. */
 enum { MPG_GEMM_TINY = 8192 };
 static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) {
   return m * k + k * n + m * n <= MPG_GEMM_TINY;
@@ -28,18 +28,18 @@ mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool t
                             const void *a, int64_t lda, const void *b, int64_t ldb, double beta,
                             void *c, int64_t ldc);
 
-/* float32 matrices of an op that is given bfloat16 and widens it: where the processor multiplies
+/* Product of float32 matrices that an op widened from bfloat16. If the processor multiplies
  * bfloat16, the operands of a product that is not tiny are rounded to it. Uses the device's
- * MPG_SCRATCH_LIBRARY. b_half: b in bfloat16, without gaps between its rows, or NULL; with it, b
- * may be NULL. beta: 0 or 1. */
+ * MPG_SCRATCH_LIBRARY. b_half is b in dense bfloat16 rows, or NULL; with it, b may be NULL. beta
+ * must be 0 or 1. */
 #define mpg_cpu_gemm_narrowed MPG_CPU_NAME(gemm_narrowed)
 mpg_status mpg_cpu_gemm_narrowed(const mpg_kernel_call *call, bool transpose_a, bool transpose_b,
                                  int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                                  const float *b, int64_t ldb, const uint16_t *b_half, float beta,
                                  float *c, int64_t ldc);
 
-/* `count` rows of k, each times a transposed matrix (n, k) of its own: float32 or float64, n a
- * multiple of 4. True when it was done. */
+/* Multiplies `count` rows of k elements, each with its own transposed matrix (n, k), in float32 or
+ * float64; n is a multiple of 4. Returns false if it did nothing. */
 #define mpg_cpu_row_products MPG_CPU_NAME(row_products)
 bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n,
                           int64_t k, const void *a, const void *b, void *c);

@@ -1,15 +1,15 @@
-/* The blocked matrix product in C, made for one computing type. Included by gemm.c with
+/* The blocked matrix product in C, for one computing type. Included by gemm.c with
  *   T          computing type                  V, LANES   vector of T and its length
  *   NAME(x)    names of this instance
- *   V_LOAD, V_STORE, V_SET, V_FMA(a, b, c) = a * b + c; FMA, the same of T
- * Elements are converted to T while they are packed, so storage types of half precision go through
- * the same code. Every element of C is summed over k in ascending order, in steps of one fma,
- * whatever the tile it falls in: its bits depend on k alone.
+ *   V_LOAD, V_STORE, V_SET, V_FMA(a, b, c) = a * b + c; FMA, the same for T
+ * Packing converts elements to T, so half precision uses the same code. Every element of C is
+ * summed over k in ascending order, one fma per step, in every tile: its bits depend on k only.
  */
 
 enum { NAME(NR) = 2 * LANES, NAME(ROWS) = 96, NAME(COLUMNS) = 4 * NAME(NR) };
 
-/* rows x NR block of packed products: a holds k groups of `rows`, b k groups of NR. */
+/* Multiplies a block of rows x NR from packed operands: a has k groups of `rows`, b k groups of
+ * NR. */
 static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t k, const T *a,
                                                               const T *b, T *tile, int64_t stride,
                                                               bool first) {
@@ -37,8 +37,8 @@ static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t 
   }
 }
 
-/* Packs `width` rows (of which `valid` exist) and k columns of a matrix whose element (i, p) lies
- * at i * row + p * step. */
+/* Packs `width` rows (`valid` of which exist) and k columns of a matrix whose element (i, p) is at
+ * i * row + p * step. */
 static void NAME(pack)(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid,
                        int width, int64_t k, T *packed) {
 #define PACK(S, CONVERT)                                                                          \
@@ -62,7 +62,7 @@ static void NAME(pack)(mpg_dtype dtype, const void *source, int64_t row, int64_t
 #undef PACK
 }
 
-/* Rows [i0, i1) x columns [j0, j1) of C, a block of at most ROWS x COLUMNS. */
+/* Computes rows [i0, i1) x columns [j0, j1) of C, a block of at most ROWS x COLUMNS. */
 static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   enum { NR = NAME(NR), KC = 256 };
   T packed_a[NAME(ROWS) * KC] __attribute__((aligned(64)));
@@ -70,8 +70,8 @@ static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, i
   T tile[NAME(ROWS) * NAME(COLUMNS)] __attribute__((aligned(64)));
   size_t size = mpg_dtype_size(g->dtype);
   int64_t a_row = g->transpose_a ? 1 : g->lda, a_step = g->transpose_a ? g->lda : 1;
-  int64_t b_row = g->transpose_b ? g->ldb : 1,
-          b_step = g->transpose_b ? 1 : g->ldb; /* "row": of B's transpose */
+  /* b_row and b_step describe rows of B's transpose */
+  int64_t b_row = g->transpose_b ? g->ldb : 1, b_step = g->transpose_b ? 1 : g->ldb;
   int64_t stride = (j1 - j0 + NR - 1) / NR * NR;
   int rows = (int)(i1 - i0);
   for (int64_t p0 = 0; p0 < g->k || p0 == 0; p0 += KC) {
@@ -122,7 +122,7 @@ static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, i
 #undef FINISH
 }
 
-/* Blocks [begin, end) of C, counted along rows first. */
+/* Computes blocks [begin, end) of C, in row-major order. */
 static void NAME(blocks)(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
   int64_t across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
@@ -143,8 +143,8 @@ static void NAME(gemm_product)(const mpg_kernel_call *call, mpg_gemm *g) {
     mpg_cpu_parallel_for(call, down * across, 1, NAME(blocks), g);
 }
 
-/* Products of so few elements that packing would cost more: rows of C at a time, in the same steps.
- * Nothing transposed, alpha 1, beta 0. */
+/* Products with so few elements that packing would cost more: rows of C at a time, in the same
+ * steps. Nothing transposed, alpha 1, beta 0. */
 static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm *g, int64_t n) {
   for (int64_t i = 0; i < g->m; i++) {
     const T *a = (const T *)g->a + i * g->lda, *b = g->b;
@@ -156,7 +156,7 @@ static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm 
   }
 }
 
-/* Rows from i on, at most two vectors of columns, from j0 and j1 on. */
+/* Computes rows from i on and at most two vectors of columns, at j0 and j1. */
 static inline __attribute__((always_inline)) void NAME(small_tile)(int rows, int vectors,
                                                                    const mpg_gemm *g, int64_t i,
                                                                    int64_t j0, int64_t j1) {
@@ -190,8 +190,8 @@ static void NAME(gemm_small)(const mpg_kernel_call *call, mpg_gemm *g) {
     case 8: NAME(small_of)(g, 8); return;
     default: NAME(small_of)(g, g->n); return;
   }
-  int64_t last =
-      g->n - LANES; /* the last vector may begin in the one before it: both come to the same */
+  /* the last vector may overlap the previous one; both compute equal results */
+  int64_t last = g->n - LANES;
   for (int64_t j = 0; j < g->n; j += 2 * LANES) {
     int64_t j0 = j < last ? j : last, j1 = j + LANES < last ? j + LANES : last, i = 0;
     bool both = j + LANES < g->n;
@@ -208,9 +208,8 @@ static void NAME(gemm_small)(const mpg_kernel_call *call, mpg_gemm *g) {
   }
 }
 
-/* --- Few elements of C -------------------------------------------------------------------------
- */
-/* Products whose C has at most MPG_GEMM_THIN tiles, where packing would cost more than it saves. A
+/* --- Few elements of C ------------------------------------------------------------------------ */
+/* Products whose C has at most MPG_GEMM_THIN tiles, for which packing costs more than it saves. A
  * tile's sums stay in registers and take the same steps as the blocked product. */
 static inline __attribute__((always_inline)) void NAME(thin_tile)(int rows, int columns,
                                                                   const mpg_gemm *g, int64_t i,
@@ -249,9 +248,9 @@ static void NAME(gemm_thin)(const mpg_kernel_call *call, mpg_gemm *g) {
 #undef THIN_TILES
 
 /* --- Few rows times a transposed matrix ------------------------------------------------------- */
-/* C = A x B^T with A of at most NARROW rows. B is read once, row by row, and nothing is packed: the
- * product of a recurrent step, or of a layer with a small batch. Every element of C is one sum over
- * k in LANES parts, so its bits depend on k alone. begin and end count groups of 4 rows of B. */
+/* C = A x B^T for an A of at most NARROW rows: the product of a recurrent step, or of a layer with
+ * a small batch. B is read once, row by row, without packing. Every element of C is one sum over k
+ * in LANES parts, so its bits depend on k only. begin and end count groups of 4 rows of B. */
 static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, const mpg_gemm *g,
                                                                     int64_t i, int64_t j,
                                                                     const T *a_tails,

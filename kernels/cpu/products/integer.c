@@ -1,6 +1,6 @@
-/* Sums of products of int8 or uint8 with int8, exact (modulo 2^32): dense layers and convolutions.
- * By oneDNN where the processor adds such products without saturation; else dot products in C, for
- * convolutions of rows that are gathered by places. */
+/* Exact sums (modulo 2^32) of products of int8 or uint8 with int8, for dense layers and
+ * convolutions. Uses oneDNN if the processor adds such products without saturation; otherwise dot
+ * products in C, on gathered rows for convolutions. */
 #include "kernels/cpu/vendor/onednn_convolution.h"
 #include "kernels/cpu/vendor/onednn_matmul.h"
 #include "op/layers/convolution.h"
@@ -19,7 +19,7 @@ static int32_t dot(mpg_dtype dtype, const void *a, const int8_t *b, int64_t k) {
 }
 
 #ifdef MPG_WITH_ONEDNN
-/* Older processors saturate sums of two products at 16 bits. */
+/* True if sums are exact. Older processors saturate sums of two products to 16 bits. */
 static bool has_exact_sums(void) {
   const mpg_onednn *dnnl = mpg_cpu_onednn();
   if (!dnnl) return false;
@@ -29,7 +29,7 @@ static bool has_exact_sums(void) {
 }
 static dnnl_data_type_t name_of(mpg_dtype dtype) { return dtype == MPG_INT8 ? dnnl_s8 : dnnl_u8; }
 
-/* True when oneDNN has done it; *status is its result. */
+/* Returns true if oneDNN ran it; *status is its result. */
 static bool run_prepared(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared,
                          mpg_status *status) {
   void *scratch = NULL;
@@ -53,7 +53,7 @@ typedef struct dense {
   int64_t n, k;
 } dense;
 
-static void dense_range(void *context, int64_t begin, int64_t end) { /* counts results */
+static void dense_range(void *context, int64_t begin, int64_t end) { /* units are results */
   const dense *t = context;
   for (int64_t r = begin; r < end; r++)
     t->out[r] = dot(t->dtype, t->data + r / t->n * t->k, t->weight + r % t->n * t->k, t->k);
@@ -85,16 +85,16 @@ MPG_CPU_KERNEL(integer_fully_connected) {
 }
 
 /* --- Convolutions ----------------------------------------------------------------------------- */
-/* One sample and group. Rows lie as the weight does: channels before or behind the window. */
+/* One sample and group. Rows have the weight's layout: channels before or after the window. */
 typedef struct places {
   const mpg_convolution *c;
   mpg_window w; /* three axes */
   mpg_dtype dtype;
   bool last;
-  int64_t channels, filters, k; /* of the group; elements of a row */
+  int64_t channels, filters, k; /* of the group; elements per row */
   const int8_t *image, *weight;
   int32_t *out;
-  int64_t first; /* place of the first row */
+  int64_t first; /* position of the first row */
   int8_t *rows;
 } places;
 
@@ -116,7 +116,7 @@ static void gather_row(const places *t, int64_t place, int8_t *row) {
   }
 }
 
-static void place_range(void *context, int64_t begin, int64_t end) { /* counts rows */
+static void place_range(void *context, int64_t begin, int64_t end) { /* units are rows */
   const places *t = context;
   int64_t all = mpg_window_product(t->w.out, 3);
   for (int64_t r = begin; r < end; r++) {

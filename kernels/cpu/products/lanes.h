@@ -1,7 +1,7 @@
-/* Vectors as the templates of matrix products take them, for the instruction set being compiled: V,
- * a vector of LANES elements; V_LOAD, V_STORE (unaligned); V_SET, all lanes alike; V_FMA(a, b, c) =
- * a * b + c, fused where the processor can. Of float, or of double with LANES_OF_DOUBLE defined.
- * Included again for each type: no include guard. */
+/* Vector operations for the templates of matrix products, in the current instruction set: V, a
+ * vector of LANES elements; V_LOAD and V_STORE (unaligned); V_SET, which broadcasts; V_FMA(a, b, c)
+ * = a * b + c, fused if the processor can. The element type is float, or double if LANES_OF_DOUBLE
+ * is defined. Included once per type, therefore without an include guard. */
 #if defined(__AVX__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif

@@ -8,7 +8,7 @@
 /* --- By oneDNN ---------------------------------------------------------------------------------
  */
 #ifdef MPG_WITH_ONEDNN
-/* True when oneDNN has taken it; *status is its result. */
+/* Returns true if oneDNN ran it; *status is its result. */
 static bool onednn_matmul(const mpg_kernel_call *call, mpg_dtype dtype, mpg_onednn_matmul *s,
                           const void *a, const void *b, const void *bias, void *c,
                           mpg_status *status) {
@@ -50,17 +50,17 @@ MPG_CPU_KERNEL(dot) {
                           tb ? k : n, 0, call->outputs[0].data, n);
 }
 
-/* --- Many products ---------------------------------------------------------------------------- */
+/* --- Batched products ------------------------------------------------------------------------- */
 typedef struct batch {
   const mpg_kernel_call *call;
   mpg_dtype dtype;
   bool ta, tb;
-  int64_t inner; /* products that lie side by side between rows (linalg's axis); else 1 */
+  int64_t inner; /* products interleaved between rows (linalg's axis); else 1 */
   int64_t m, n, k;
   int64_t lda, ldb, ldc;
-  int64_t a_outer, b_outer,
-      c_outer; /* distance in elements of the next group of `inner` products */
-  int64_t a_inner, b_inner, c_inner; /* distance of the next product in a group */
+  /* stride in elements between groups of `inner` products */
+  int64_t a_outer, b_outer, c_outer;
+  int64_t a_inner, b_inner, c_inner; /* stride between products of a group */
   double alpha, beta;
   const char *a, *b;
   char *c;
@@ -75,7 +75,7 @@ static mpg_status one_product(const mpg_kernel_call *call, const batch *t, int64
                           t->c + (outer * t->c_outer + inner * t->c_inner) * size, t->ldc);
 }
 
-/* Tiny products only: those cannot fail. */
+/* Only tiny products, which cannot fail. */
 static void small_products(void *context, int64_t begin, int64_t end) {
   const batch *t = context;
   mpg_kernel_call single = *t->call;
@@ -134,7 +134,7 @@ MPG_CPU_KERNEL(batch_dot) {
   return many_products(call, &t, count);
 }
 
-/* Shared by _linalg_gemm, whose params begin as those of _linalg_gemm2 do up to alpha. */
+/* Also runs _linalg_gemm, whose params match those of _linalg_gemm2 up to alpha. */
 MPG_CPU_KERNEL(linalg_gemm) {
   bool with_c = call->op->id == MPG_OP__linalg_gemm, ta, tb;
   double alpha, beta = 0;
@@ -184,7 +184,7 @@ typedef struct bias_rows {
   void *out;
 } bias_rows;
 
-/* Puts the bias into every row; the product is added to it. */
+/* Fills every row with the bias; the product is added to it. */
 static void fill_bias(void *context, int64_t begin, int64_t end) {
   const bias_rows *t = context;
   size_t row = (size_t)t->columns * mpg_dtype_size(t->dtype);

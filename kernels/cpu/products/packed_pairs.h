@@ -1,10 +1,10 @@
-/* The products of packed_steps.h with operands rounded to bfloat16, for processors that multiply it
+/* Products of packed_steps.h with operands rounded to bfloat16, for processors that multiply it
  * (pairs.h). Included by packed_steps.h for float with AVX-512. */
 
 #include "kernels/cpu/products/pairs_panel.h"
 
-/* Pairs of B that stay in the second-level cache while rows of A go by: with fewer, taking C up
- * again would cost more. */
+/* Pairs of B that stay in the L2 cache while rows of A are streamed. With fewer, reloading C would
+ * cost more. */
 enum { PAIRS_DEPTH = 256 };
 
 static void pack_pairs(void *context, int64_t begin, int64_t end) {
@@ -43,7 +43,7 @@ static void round_rows(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* C's columns of one panel, of m rounded rows. */
+/* Computes C's columns of one panel, from m rounded rows. */
 static void product_of_pairs(const packed_f32 *b, int64_t panel, int64_t m, float *c, int64_t ldc,
                              bool add) {
   int64_t from = first_vector_f32(b, panel), to = first_vector_f32(b, panel + 1);

@@ -1,5 +1,5 @@
-/* Dense layers for prediction: the weight comes in the layout that oneDNN's matmul wants. Without
- * oneDNN, the weight as it was. */
+/* Dense layers for prediction. The weight is in the layout of oneDNN's matmul, or plain without
+ * oneDNN. */
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"
@@ -35,7 +35,7 @@ static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *p
   return good ? desc : NULL;
 }
 
-/* Slots: data, packed weight, out, bias. */
+/* Slots are data, packed weight, out, bias. */
 static bool build_product(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const building *b = context;
   static const dnnl_query_t queries[4] = {dnnl_query_src_md, dnnl_query_weights_md,
@@ -51,7 +51,7 @@ static bool build_product(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
       dnnl->primitive_desc_destroy(desc);
       return false;
     }
-  return mpg_cpu_onednn_step(dnnl, prepared, desc, count, /* takes desc over */
+  return mpg_cpu_onednn_step(dnnl, prepared, desc, count, /* takes ownership of desc */
                              (const int[][2]){{DNNL_ARG_SRC, slots[0]},
                                               {DNNL_ARG_WEIGHTS, slots[1]},
                                               {DNNL_ARG_DST, slots[2]},
@@ -85,7 +85,7 @@ MPG_CPU_KERNEL(packed_fully_connected) {
   int64_t n = p->num_hidden, m = mpg_shape_size(&out->desc.shape) / n;
   if (m == 0) return MPG_OK;
   int64_t k = mpg_shape_size(&data->desc.shape) / m;
-  if (!head->packed) { /* by the kernel of the plain op */
+  if (!head->packed) { /* runs the plain op's kernel */
     mpg_view inputs[3] = {
         *data,
         {mpg_packed_contents(call->inputs[1].data), {{.ndim = 2, .dims = {n, k}}, MPG_FLOAT32}}};

@@ -1,14 +1,14 @@
-/* Products of a few rows with one matrix that stays the same over many steps: C[m x n] (+)= A[m x
- * k] * B[k x n], with B packed once into panels. Included by rnn_layers.h with T, NAME(x) and the
- * vectors of lanes.h defined. Matrices of floats may be packed as pairs of bfloat16
- * (packed_pairs.h); then A is rounded to them before each product.
+/* Products of a few rows with one matrix that is constant over many steps: C[m x n] (+)= A[m x k] *
+ * B[k x n], with B packed once into panels. Included by rnn_layers.h with T, NAME(x) and the
+ * vectors of lanes.h defined. Float matrices may be packed as pairs of bfloat16 (packed_pairs.h); A
+ * is then rounded to bfloat16 before each product.
  *
- * B's columns are taken in vectors of LANES. They may form G groups of `width` columns (the gates
- * of a recurrent layer): then vector v holds columns of group v % G, so that one panel has all that
- * a cell needs, and the cell can follow at once while the panel's part of C is in the cache. A
- * panel is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES]. Every element
- * of C is summed over k in ascending order, one fused step each (of pairs: as pairs_panel.h says):
- * its bits do not depend on panels or threads.
+ * B's columns are split into vectors of LANES. They may form G groups of `width` columns (the gates
+ * of a recurrent layer). Vector v then holds columns of group v % G, so that one panel has
+ * everything a cell needs, and the cell runs while the panel's part of C is in the cache. A panel
+ * is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES]. Every element of C
+ * is summed over k in ascending order, with one fma per step (for pairs, see pairs_panel.h): its
+ * bits do not depend on panels or threads.
  */
 
 #ifdef __AVX512F__
@@ -18,7 +18,7 @@ enum { NAME(STEP_ROWS) = 2 };
 #endif
 enum {
   NAME(PANEL) = 4,
-  NAME(STEP_DEPTH) = 96 /* rows of a panel and of A that fit the smallest first-level caches */
+  NAME(STEP_DEPTH) = 96 /* rows of a panel and of A that fit the smallest L1 caches */
 };
 
 #if defined(MPG_WITH_PAIRS) && !defined(LANES_OF_DOUBLE)
@@ -27,17 +27,17 @@ enum {
 #endif
 
 typedef struct NAME(packed) {
-  int64_t k, width; /* rows; columns of a group */
+  int64_t k, width; /* rows; columns per group */
   int groups;
   int64_t vectors, panels;
   T *data;       /* NULL with pairs */
-  mpg_pairs how; /* it is packed as pairs, if so */
+  mpg_pairs how; /* nonzero if packed as pairs */
 #ifdef WITH_PAIRS
   mpg_pair *pairs, *rows; /* B, and the rounded rows of A */
 #endif
 } NAME(packed);
 
-/* rounded: A and B may be rounded to bfloat16, which B's values are. */
+/* rounded: A and B may be rounded to bfloat16, which B's values already are. */
 static NAME(packed)
     NAME(packed_shape)(int64_t k, int64_t width, int groups, int num_threads, bool rounded) {
   NAME(packed) b = {.k = k, .width = width, .groups = groups};
@@ -50,7 +50,7 @@ static NAME(packed)
   b.vectors = blocks * groups;
   if (groups > 1) {
     b.panels = blocks;
-  } else { /* as many for each thread */
+  } else { /* an equal number per thread */
     b.panels = (b.vectors + NAME(PANEL) - 1) / NAME(PANEL);
     b.panels = (b.panels + num_threads - 1) / num_threads * num_threads;
     if (b.panels > b.vectors) b.panels = b.vectors;
@@ -58,7 +58,7 @@ static NAME(packed)
   return b;
 }
 
-/* Bytes for B, and for m rounded rows of A. */
+/* Returns the bytes for B and m rounded rows of A. */
 static size_t NAME(packed_bytes)(const NAME(packed) * b, int64_t m) {
 #ifdef WITH_PAIRS
   if (b->how)
@@ -69,7 +69,7 @@ static size_t NAME(packed_bytes)(const NAME(packed) * b, int64_t m) {
 #endif
   return (size_t)(b->k * b->vectors * LANES) * sizeof(T);
 }
-/* The buffer of so many bytes, aligned to 64. */
+/* Places B in a buffer of packed_bytes, 64-byte aligned. */
 static void NAME(packed_place)(NAME(packed) * b, T *buffer) {
 #ifdef WITH_PAIRS
   if (b->how) {
@@ -84,25 +84,25 @@ static void NAME(packed_place)(NAME(packed) * b, T *buffer) {
 static int64_t NAME(first_vector)(const NAME(packed) * b, int64_t panel) {
   return panel * b->vectors / b->panels;
 }
-/* The columns of a group that a panel has: [*begin, *end). */
+/* Returns the columns [*begin, *end) of a group that a panel covers. */
 static void NAME(panel_columns)(const NAME(packed) * b, int64_t panel, int64_t *begin,
                                 int64_t *end) {
   *begin = NAME(first_vector)(b, panel) / b->groups * LANES;
   *end = NAME(first_vector)(b, panel + 1) / b->groups * LANES;
   if (*end > b->width) *end = b->width;
 }
-/* Vector v: its first column in B, and how many of its lanes exist. */
+/* Returns the first column of vector v in B, and its number of valid lanes. */
 static int64_t NAME(vector_column)(const NAME(packed) * b, int64_t v, int *valid) {
   int64_t j = v / b->groups * LANES, left = b->width - j;
   *valid = left < LANES ? (int)left : LANES;
   return v % b->groups * b->width + j;
 }
 
-/* Packs B, or (transposed) the [n x k] matrix whose transpose it is. */
+/* Packs B, or if transposed, the [n x k] matrix whose transpose it is. */
 typedef struct NAME(packing) {
   const NAME(packed) * b;
   const T *source;
-  const uint16_t *half; /* what pairs are packed from: the source in bfloat16 */
+  const uint16_t *half; /* source of pairs, in bfloat16 */
   bool transposed;
 } NAME(packing);
 
@@ -129,7 +129,7 @@ static void NAME(pack_panels)(void *context, int64_t begin, int64_t end) {
         continue;
       }
       const T *source = p->source + column * k; /* `valid` rows of k */
-      for (int64_t i = 0; i < k; i += LANES) {  /* square by square */
+      for (int64_t i = 0; i < k; i += LANES) {  /* tile by tile */
         int64_t depth = k - i < LANES ? k - i : LANES;
         for (int64_t d = 0; d < depth; d++) {
           T *restrict to_row = data + (i + d) * stride;
@@ -158,7 +158,7 @@ static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, cons
   mpg_cpu_parallel_for(call, b->panels, 1 + 16384 / (b->k * LANES), body, &p);
 }
 
-/* Before the panels of a product with m rows of A. */
+/* Rounds m rows of A if B is packed as pairs. Call before the panels of a product. */
 static void NAME(packed_round)(const mpg_kernel_call *call, const NAME(packed) * b, int64_t m,
                                const T *a, int64_t lda) {
 #ifdef WITH_PAIRS
@@ -171,7 +171,7 @@ static void NAME(packed_round)(const mpg_kernel_call *call, const NAME(packed) *
 #endif
 }
 
-/* `rows` rows of C with a panel `width` vectors wide, over k rows of it. */
+/* Computes `rows` rows of C with a panel `width` vectors wide, over k of its rows. */
 static inline __attribute__((always_inline)) void NAME(step_tile)(
     const int rows, const int width, int64_t k, const T *a, int64_t lda, const T *b, const T *ahead,
     T *const *c, int64_t ldc, const int *valid, bool first) {
@@ -248,7 +248,8 @@ static const NAME(step_fn) NAME(step_fns)[NAME(STEP_ROWS)][NAME(PANEL)] = {
 };
 #undef STEP_ROW
 
-/* C's columns of one panel; C is [m x groups * width] with row stride ldc. add: C is added to. */
+/* Computes C's columns of one panel; C is [m x groups * width] with row stride ldc. Accumulates
+ * into C if `add`. */
 static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m, const T *a,
                                 int64_t lda, T *c, int64_t ldc, bool add) {
 #ifdef WITH_PAIRS

@@ -1,4 +1,4 @@
-/* Headers and layouts that kernels with packed weights share. */
+/* Headers and layouts shared by kernels with packed weights. */
 #include "kernels/cpu/products/packed_weight.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "device/device.h"
 
 #ifdef MPG_WITH_ONEDNN
-enum { MOST_THREADS = 4096 }; /* of a device, as settings allow */
+enum { MOST_THREADS = 4096 }; /* per device, the maximum of the settings */
 
 bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const mpg_packing *packing = context;
@@ -26,8 +26,8 @@ bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
   return good;
 }
 
-/* The contents say that they are packed; whether the array has room for what the primitive reads,
- * its size says. */
+/* Builds `run`. The header claims that the weight is packed; this also checks that the array is
+ * large enough for the primitive. */
 static bool build_run(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const mpg_packing *packing = context;
   dnnl_memory_desc_t plain = NULL;

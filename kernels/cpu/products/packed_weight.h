@@ -1,6 +1,6 @@
-/* Headers that kernels with packed weights (op/layers/packed.h) share. A packed weight begins with
- * a header that says what lies behind: the weight in the layout of oneDNN's primitive, or, where
- * there is none, as it was.
+/* Headers shared by kernels with packed weights (op/layers/packed.h). A packed weight begins with a
+ * header that describes the rest: the weight in the layout of oneDNN's primitive, or plain if there
+ * is no such primitive.
  */
 #ifndef KERNELS_CPU_PRODUCTS_PACKED_WEIGHT_H
 #define KERNELS_CPU_PRODUCTS_PACKED_WEIGHT_H
@@ -9,41 +9,41 @@
 #include "op/layers/packed.h"
 
 typedef struct mpg_packed_header {
-  int32_t packed;      /* else the plain weight follows */
-  int32_t num_threads; /* for which the primitive was chosen */
+  int32_t packed;      /* else a plain weight follows */
+  int32_t num_threads; /* threads of the chosen primitive */
 } mpg_packed_header;
 
 static inline void *mpg_packed_contents(void *packed) {
   return (char *)packed + MPG_PACKED_HEADER * sizeof(float);
 }
 
-/* Which primitive reads the weight. Every kernel has its own struct that begins with this one. */
+/* Describes the primitive that reads the weight. Every kernel embeds this struct first in its
+ * own. */
 typedef struct mpg_packing {
 #ifdef MPG_WITH_ONEDNN
   mpg_onednn_key key; /* without its kind */
   mpg_onednn_kind pack, run;
-  /* The primitive, the same for packing and for use, and a desc of the weight as it is; both are
-   * the caller's. NULL: there is none. */
+  /* Returns the primitive, the same for packing and for use, and a desc of the plain weight. The
+   * caller owns both. NULL if there is none. */
   dnnl_primitive_desc_t (*choose)(const mpg_onednn *dnnl, const struct mpg_packing *packing,
                                   dnnl_memory_desc_t *plain);
-  mpg_onednn_build build; /* of `run`; slot 1 is the packed weight */
+  mpg_onednn_build build; /* builds `run`; slot 1 is the packed weight */
 #endif
   size_t room; /* bytes for the packed weight */
 } mpg_packing;
 
 #ifdef MPG_WITH_ONEDNN
-/* For mpg_cpu_onednn_find, with an mpg_packing. Slots: the weight as it is, and packed; offset[1]:
- * bytes of the packed one. */
+/* Builder for mpg_cpu_onednn_find, with an mpg_packing. Slots are the plain and the packed weight;
+ * offset[1] is the size of the packed one in bytes. */
 #define mpg_cpu_build_pack MPG_CPU_NAME(build_pack)
 bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *packing);
 #endif
 
-/* The kernel of a packing op. packing: with key, pack and choose; NULL: the weight stays as it is.
- */
+/* Runs a packing op. `packing` has key, pack and choose; NULL leaves the weight plain. */
 #define mpg_cpu_pack MPG_CPU_NAME(pack)
 mpg_status mpg_cpu_pack(const mpg_kernel_call *call, mpg_packing *packing);
-/* The op with the weight call->inputs[1], if it is packed. outer: addresses of the slots; slot 1 is
- * filled in. */
+/* Runs the op on the weight call->inputs[1] if it is packed. `outer` has the slots' addresses; slot
+ * 1 is filled in. */
 #define mpg_cpu_packed_run MPG_CPU_NAME(packed_run)
 mpg_status mpg_cpu_packed_run(const mpg_kernel_call *call, mpg_packing *packing, void **outer);
 

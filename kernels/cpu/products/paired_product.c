@@ -1,4 +1,4 @@
-/* Packs right operands of products of bfloat16 for oneDNN. */
+/* Packs the right operand of bfloat16 products for oneDNN. */
 #include "kernels/cpu/products/paired_product.h"
 
 #ifdef MPG_WITH_ONEDNN
@@ -6,9 +6,10 @@
 #ifdef MPG_WITH_PAIRS
 #include "kernels/cpu/products/pairs_packing.h"
 
-/* For fewer, packing takes longer than it saves. A transposed B is what oneDNN copies faster. */
+/* Below these sizes, packing costs more than it saves. oneDNN is faster at copying a transposed
+ * B. */
 enum { FEWEST_ROWS = 1024, FEWEST_ROWS_TRANSPOSED = 2048, FEWEST_COLUMNS = 256 };
-enum { MOST_PACKED = 16 << 20 }; /* bytes, which a device keeps as scratch */
+enum { MOST_PACKED = 16 << 20 }; /* bytes; the device keeps them as scratch */
 
 typedef struct packing {
   const uint16_t *b;
@@ -45,7 +46,7 @@ static bool find_packed(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
       s->m < (s->tb ? FEWEST_ROWS_TRANSPOSED : FEWEST_ROWS) || s->n < FEWEST_COLUMNS ||
       s->ldc != s->n || mpg_cpu_pairs() != MPG_PAIRS_IN_TILES)
     return false;
-  /* Threads share panels of 64 columns, as oneDNN makes them. */
+  /* Threads share panels of 64 columns, as in oneDNN. */
   if (s->n / (PAIRS_PANEL * PAIRS_LANES) < call->num_threads ||
       s->k > MOST_PACKED / (int64_t)sizeof(uint16_t) / s->n)
     return false;

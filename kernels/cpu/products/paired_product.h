@@ -1,5 +1,5 @@
-/* oneDNN's products of bfloat16, whose right operand is packed for its tiles first where that pays:
- * oneDNN's own copy of it takes longer. It may add up other parts of k first then. Threads: as for
+/* oneDNN's bfloat16 products. The right operand is first packed for oneDNN's tiles if that is
+ * faster than oneDNN's own copy. This may change the order of summation over k. Threads: as for
  * kernels.
  */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRED_PRODUCT_H
@@ -9,16 +9,16 @@
 
 #ifdef MPG_WITH_ONEDNN
 typedef struct mpg_paired_product {
-  /* of the device's cache, until something else is looked for */
+  /* from the device's cache, valid until the next lookup */
   const mpg_onednn_prepared *prepared;
-  size_t packed, scratch; /* bytes: of B, packed (0: it is not), and of all */
+  size_t packed, scratch; /* bytes of packed B (0 if not packed), and in total */
 } mpg_paired_product;
 
-/* Of any dtype that oneDNN multiplies. False: it has no product of these. */
+/* Finds a product of any dtype that oneDNN multiplies. Returns false if oneDNN has none. */
 #define mpg_cpu_paired_product_find MPG_CPU_NAME(paired_product_find)
 bool mpg_cpu_paired_product_find(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
                                  mpg_paired_product *product);
-/* scratch: 64-byte aligned. bias NULL: none. */
+/* `scratch` is 64-byte aligned. `bias` may be NULL. */
 #define mpg_cpu_paired_product_run MPG_CPU_NAME(paired_product_run)
 mpg_status mpg_cpu_paired_product_run(const mpg_kernel_call *call, const mpg_onednn_matmul *s,
                                       const mpg_paired_product *product, const void *a,

@@ -1,5 +1,5 @@
-/* Whether the processor multiplies pairs of bfloat16 and adds them to float32, and how: with the
- * tiles of AMX, or with AVX512-BF16. Found out at run time. Stateless; any thread. */
+/* Detects at run time if and how the processor multiplies pairs of bfloat16 and adds them to
+ * float32: with AMX tiles, or with AVX512-BF16. Stateless; any thread. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_H
 #define KERNELS_CPU_PRODUCTS_PAIRS_H
 
@@ -7,15 +7,15 @@
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define MPG_WITH_PAIRS
-#if !defined(__clang__) ? __GNUC__ >= 11 : __clang_major__ >= 11 /* earlier ones know no tiles */
+#if !defined(__clang__) ? __GNUC__ >= 11 : __clang_major__ >= 11 /* older compilers lack tiles */
 #define MPG_WITH_TILES
 #endif
 #endif
 
 typedef enum mpg_pairs { MPG_NO_PAIRS, MPG_PAIRS_IN_VECTORS, MPG_PAIRS_IN_TILES } mpg_pairs;
 
-/* What of it oneDNN uses, where there is oneDNN (its variable ONEDNN_MAX_CPU_ISA may keep it from
- * some). */
+/* Returns the method that oneDNN uses, if there is oneDNN (its variable ONEDNN_MAX_CPU_ISA may
+ * limit it). */
 #define mpg_cpu_pairs MPG_CPU_NAME(pairs)
 mpg_pairs mpg_cpu_pairs(void);
 

@@ -1,17 +1,17 @@
-/* Products of rows of bfloat16 with panels of it (pairs_packing.h), summed in float32, for
+/* Products of bfloat16 rows with bfloat16 panels (pairs_packing.h), summed in float32, for
  * processors that multiply pairs of bfloat16 (pairs.h). Included for AVX-512 only.
  *
- * The rows of A are words of two adjoining elements. Every element of C is summed over pairs in
- * ascending order; a tile sums the first and the second elements of PAIRS_STEP pairs apart.
+ * The rows of A are words of two adjacent elements. Every element of C is summed over pairs in
+ * ascending order; a tile sums the first and the second elements of PAIRS_STEP pairs separately.
  *
- * Threads: any; the products that a thread has begun it ends. */
+ * Threads: any, but the thread that begins a product must end it. */
 #ifndef KERNELS_CPU_PRODUCTS_PAIRS_PANEL_H
 #define KERNELS_CPU_PRODUCTS_PAIRS_PANEL_H
 
 #include "kernels/cpu/products/pairs_packing.h"
 
-/* From row to row of A, where it is laid out for this: an odd number of cache lines, so that rows
- * do not share the same few places of a cache. */
+/* Returns the row stride of an A in this layout: an odd number of cache lines, so that rows do not
+ * compete for the same cache sets. */
 static inline int64_t pairs_row(int64_t k) {
   return pairs_depth(k) + (pairs_depth(k) / PAIRS_STEP % 2 ? 0 : PAIRS_STEP);
 }
@@ -20,8 +20,8 @@ static inline int64_t pairs_row(int64_t k) {
 enum { PAIRS_ROWS = 6 };
 #define PAIRS_TARGET __attribute__((target("avx512bf16")))
 
-/* `rows` rows of C with a panel `width` vectors wide, over `depth` pairs of it. Of each vector of C
- * the first `valid` lanes are there. */
+/* Computes `rows` rows of C with a panel `width` vectors wide, over `depth` of its pairs. The first
+ * `valid` lanes of each vector of C exist. */
 PAIRS_TARGET static inline __attribute__((always_inline)) void pairs_tile(
     const int rows, const int width, int64_t depth, const mpg_pair *a, int64_t lda,
     const mpg_pair *b, const mpg_pair *ahead, float *const *c, int64_t ldc, const int *valid,
@@ -43,7 +43,7 @@ PAIRS_TARGET static inline __attribute__((always_inline)) void pairs_tile(
     for (int r = 0; r < rows; r++) {
       __m512i x = _mm512_set1_epi32((int)a[r * lda + p]);
 #ifdef __clang__
-      __asm__("" : "+v"(x)); /* version 16 crashes on equal lanes taken for bfloat16 */
+      __asm__("" : "+v"(x)); /* Clang 16 crashes on equal lanes used as bfloat16 */
 #endif
       MPG_UNROLL(8)
       for (int v = 0; v < width; v++)
@@ -81,25 +81,25 @@ static const pairs_fn pairs_fns[PAIRS_ROWS][PAIRS_PANEL] = {
 #undef PAIRS_ROW
 #undef PAIRS_TARGET
 
-/* --- AMX's tiles ------------------------------------------------------------------------------ */
+/* --- AMX tiles -------------------------------------------------------------------------------- */
 #ifdef MPG_WITH_TILES
 #define TILES_TARGET __attribute__((target("amx-tile,amx-bf16")))
-/* GCC's intrinsics do not say which memory they read and write: this does, before and behind. */
+/* GCC's intrinsics do not declare the memory they access; place this before and after them. */
 #define TILES_MEMORY __asm__ volatile("" ::: "memory")
 
 enum { TILE_ROWS = 16 };
 typedef struct tile_shapes {
   uint8_t palette, start_row, reserved[14];
-  uint16_t bytes[16]; /* of a row of each tile */
+  uint16_t bytes[16]; /* bytes per row of each tile */
   uint8_t rows[16];
 } __attribute__((aligned(64))) tile_shapes;
 
-/* How many rows of C the tiles of the upper and of the lower block have now; 0: none. */
+/* Rows of C that the tiles of the upper and the lower block currently have; 0 if none. */
 typedef struct tiles {
   int upper, lower;
 } tiles;
 
-/* C in tiles 0 to 3, by rows; A in 4 and 5; B in 6 and 7. */
+/* Tiles 0 to 3 hold C, in row-major order; 4 and 5 hold A; 6 and 7 hold B. */
 TILES_TARGET static void tiles_shape(tiles *now, int upper, int lower) {
   if (now->upper == upper && (lower == 0 || now->lower == lower)) return;
   tile_shapes shapes = {.palette = 1};
@@ -110,7 +110,7 @@ TILES_TARGET static void tiles_shape(tiles *now, int upper, int lower) {
   *now = (tiles){upper, lower};
 }
 
-/* Up to two blocks of rows (`lower`: the second one too) of one or two vectors of C. */
+/* Multiplies one block of rows, or two if `lower`, for one or two vectors of C. */
 TILES_TARGET static inline __attribute__((always_inline)) void tiles_product(
     const bool lower, const bool two, int64_t depth, const mpg_pair *a, int64_t lda,
     const mpg_pair *b, int64_t stride, const mpg_pair *ahead, float *const *c, const int64_t *ldc,
@@ -160,7 +160,7 @@ TILES_TARGET static void tiles_panel(tiles *now, int64_t m, int width, int64_t d
                                      const mpg_pair *ahead, float *const *c, int64_t ldc,
                                      const int *valid, bool first) {
   const int64_t stride = width * PAIRS_LANES;
-  for (int v = 0, count; v < width; v += count) { /* their columns stay in the first-level cache */
+  for (int v = 0, count; v < width; v += count) { /* their columns stay in the L1 cache */
     count = width - v < 2 ? 1 : 2;
     for (int64_t row = 0; row < m; row += 2 * TILE_ROWS) {
       int64_t left = m - row;
@@ -198,9 +198,9 @@ TILES_TARGET static void tiles_end(void) { _tile_release(); }
 #undef TILES_TARGET
 #endif
 
-/* --- Either ----------------------------------------------------------------------------------- */
+/* --- Dispatch --------------------------------------------------------------------------------- */
 
-/* Products that a thread does one after the other. Begun as (pairs_work){.how = ...}, ended by
+/* Products that a thread runs one after the other. Begin with (pairs_work){.how = ...}, end with
  * pairs_end. */
 typedef struct pairs_work {
   mpg_pairs how;
@@ -217,9 +217,10 @@ static void pairs_end(const pairs_work *work) {
 #endif
 }
 
-/* m rows of C with a panel `width` vectors wide, over `depth` pairs of it. c: where each vector of
- * C begins, rows ldc apart; of each the first `valid` columns are there. first: C is set, not added
- * to. ahead: what to fetch into the cache meanwhile, as much as the panel has; or NULL. */
+/* Computes m rows of C with a panel `width` vectors wide, over `depth` of its pairs. `c` has the
+ * address of each vector of C, with rows ldc apart; the first `valid` columns of each exist.
+ * `first` overwrites C instead of adding. `ahead` is memory of a panel's size to prefetch, or
+ * NULL. */
 static void pairs_panel(pairs_work *work, int64_t m, int width, int64_t depth, const mpg_pair *a,
                         int64_t lda, const mpg_pair *b, const mpg_pair *ahead, float *const *c,
                         int64_t ldc, const int *valid, bool first) {

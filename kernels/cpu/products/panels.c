@@ -1,4 +1,4 @@
-/* Products made panel by panel, with the weight packed once. */
+/* Products computed panel by panel, with the weight packed once. */
 #include "kernels/cpu/products/panels.h"
 
 #include <string.h>
@@ -27,7 +27,8 @@ static void free_descs(const mpg_onednn *dnnl, panel_descs *d) {
     if (all[i]) dnnl->memory_desc_destroy(all[i]);
 }
 
-/* The product of one panel by one thread, its weight in the layout that suits it best. */
+/* Describes the product of one panel on one thread, with the weight in the primitive's preferred
+ * layout. */
 static bool describe(const mpg_onednn *dnnl, const panel_shape *s, panel_descs *d,
                      dnnl_primitive_desc_t *desc) {
   const mpg_product *p = s->product;
@@ -62,7 +63,7 @@ static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *p
   return desc;
 }
 
-/* Slots: a, packed weight, c, bias. */
+/* Slots are a, packed weight, c, bias. */
 static bool build_panel(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const panel_shape *s = context;
   panel_descs d = {0};
@@ -87,7 +88,7 @@ static bool build_panel(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
   return good;
 }
 
-/* Packs the weight; *packed: oneDNN makes the panels. */
+/* Packs the weight. *packed is set if oneDNN computes the panels. */
 static mpg_status pack(const mpg_kernel_call *call, int threads, mpg_panels *panels, bool *packed) {
   const mpg_product *p = &panels->product;
   panel_shape shape = {{.choose = choose, .room = SIZE_MAX}, p, panels->bias != NULL};

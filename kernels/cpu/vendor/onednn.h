@@ -1,10 +1,10 @@
-/* oneDNN as CPU kernels use it: a table of the functions, opened at run time, and a cache of
- * primitives per device.
+/* oneDNN for CPU kernels: a table of its functions, loaded at run time, and a cache of primitives
+ * per device.
  *
- * A prepared primitive is found by a key made of the op, shapes, parameters and number of threads;
- * building one costs tens of microseconds, finding one about a hundred nanoseconds. The cache
- * belongs to the device (device->kernel_cache) and holds a bounded number; the least recently used
- * goes first. Threads: whoever runs the device's work, as for kernels.
+ * A prepared primitive is cached under a key of the op, shapes, parameters and number of threads.
+ * Building one takes tens of microseconds, finding one about a hundred nanoseconds. The cache
+ * belongs to the device (device->kernel_cache), has a bounded size, and evicts the least recently
+ * used entry. Threads: the one that runs the device's work, as for kernels.
  */
 #ifndef KERNELS_CPU_VENDOR_ONEDNN_H
 #define KERNELS_CPU_VENDOR_ONEDNN_H
@@ -55,24 +55,24 @@ typedef struct mpg_onednn {
 #define MPG_ONEDNN_FIELD(name) __typeof__(&dnnl_##name) name;
   MPG_ONEDNN_FUNCTIONS(MPG_ONEDNN_FIELD)
 #undef MPG_ONEDNN_FIELD
-  dnnl_engine_t engine; /* one for the process */
+  dnnl_engine_t engine; /* one per process */
 } mpg_onednn;
 
 #define mpg_cpu_onednn MPG_CPU_NAME(onednn)
-const mpg_onednn *mpg_cpu_onednn(void); /* NULL: not there, or turned off by MPGLUON_ONEDNN=0 */
+const mpg_onednn *mpg_cpu_onednn(void); /* NULL if missing, or disabled by MPGLUON_ONEDNN=0 */
 
-/* oneDNN's name of a dtype that its primitives are fast in on this processor: float32, and
- * bfloat16 where the processor multiplies it (sums are float32, rounded once at the end).
- * dnnl_data_type_undef: there is none. */
+/* Returns oneDNN's type for a dtype with fast primitives on this processor: float32, and bfloat16
+ * if the processor multiplies it (sums are float32, rounded once at the end). Otherwise returns
+ * dnnl_data_type_undef. */
 #define mpg_cpu_onednn_dtype MPG_CPU_NAME(onednn_dtype)
 dnnl_data_type_t mpg_cpu_onednn_dtype(mpg_dtype dtype);
 
-/* The key of a primitive in the cache. Unused fields are zero; compared as bytes. */
+/* Cache key of a primitive. Unused fields are zero; keys are compared as bytes. */
 enum { MPG_ONEDNN_KEY_VALUES = 32 };
 typedef struct mpg_onednn_key {
-  int32_t kind; /* of mpg_onednn_kind */
+  int32_t kind; /* an mpg_onednn_kind */
   int32_t num_threads;
-  int32_t count; /* values used */
+  int32_t count; /* number of values */
   int32_t unused;
   int64_t values[MPG_ONEDNN_KEY_VALUES];
 } mpg_onednn_key;
@@ -89,8 +89,7 @@ typedef enum mpg_onednn_kind {
   MPG_ONEDNN_PANEL
 } mpg_onednn_kind;
 
-/* One step of a prepared operation: a primitive, and for each argument which slot of memory it
- * works on. */
+/* One step of a prepared operation: a primitive, and the memory slot of each argument. */
 enum { MPG_ONEDNN_SLOTS = 12, MPG_ONEDNN_STEPS = 4, MPG_ONEDNN_ARGS = 6 };
 typedef struct mpg_onednn_step {
   dnnl_primitive_t primitive; /* owned */
@@ -98,69 +97,71 @@ typedef struct mpg_onednn_step {
   dnnl_exec_arg_t args[MPG_ONEDNN_ARGS]; /* memories of the slots, borrowed */
 } mpg_onednn_step;
 
-/* A prepared operation. Slots [0, num_outer) get the addresses the caller passes; the rest are
- * pieces of one scratch buffer. */
+/* A prepared operation. The caller passes the addresses of slots [0, num_outer); the rest are parts
+ * of one scratch buffer. */
 typedef struct mpg_onednn_prepared {
   mpg_onednn_key key;
-  struct mpg_onednn_prepared *newer, *older, *next; /* order of use; chain of the hash table */
+  struct mpg_onednn_prepared *newer, *older, *next; /* LRU order; chain of the hash table */
   int num_steps, num_outer, num_slots;
   mpg_onednn_step steps[MPG_ONEDNN_STEPS];
   dnnl_memory_t memory[MPG_ONEDNN_SLOTS]; /* owned */
-  size_t offset[MPG_ONEDNN_SLOTS];        /* of the inner slots in the scratch buffer; free for the
-                                             builder's use of others */
+  size_t offset[MPG_ONEDNN_SLOTS];        /* of inner slots in the scratch buffer; builders may use
+                                             the entries of outer slots */
   size_t scratch;                         /* bytes */
 } mpg_onednn_prepared;
 
-/* Fills `prepared` (zeroed, key set) with steps; on failure what it made is destroyed by the
- * caller. False: oneDNN has nothing for this, and the plain kernel is to be used (which is
- * remembered). */
+/* Fills `prepared` (zeroed, with its key) with steps. On failure, the caller destroys the parts
+ * that were built. Returns false if oneDNN has no implementation, so that the plain kernel runs;
+ * that result is cached. */
 typedef bool (*mpg_onednn_build)(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                                  void *context);
 
-/* The prepared operation of the key, built when it is not there. NULL: use the plain kernel. */
+/* Returns the prepared operation for the key, building it if necessary. NULL means to use the plain
+ * kernel. */
 #define mpg_cpu_onednn_find MPG_CPU_NAME(onednn_find)
 const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_onednn_key *key,
                                                mpg_onednn_build build, void *context);
-/* Runs it on the outer slots' addresses. `scratch`: prepared->scratch bytes, 64-byte aligned. */
+/* Runs a prepared operation on the outer slots' addresses. `scratch` has prepared->scratch bytes,
+ * 64-byte aligned. */
 #define mpg_cpu_onednn_run MPG_CPU_NAME(onednn_run)
 mpg_status mpg_cpu_onednn_run(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared,
                               void *const *outer, void *scratch);
 
-/* For builders. Each returns false when oneDNN refuses. A slot's desc is copied. */
+/* Functions for builders. Each returns false if oneDNN refuses. A slot's desc is copied. */
 #define mpg_cpu_onednn_outer MPG_CPU_NAME(onednn_outer)
 bool mpg_cpu_onednn_outer(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                           const_dnnl_memory_desc_t desc, int *slot);
 #define mpg_cpu_onednn_inner MPG_CPU_NAME(onednn_inner)
 bool mpg_cpu_onednn_inner(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                           const_dnnl_memory_desc_t desc, int *slot);
-/* A step from a primitive desc (taken over, also on failure): arguments as pairs (DNNL_ARG_*,
+/* Adds a step for a primitive desc, which it owns even on failure. Arguments are pairs (DNNL_ARG_*,
  * slot); the scratchpad is added. */
 #define mpg_cpu_onednn_step MPG_CPU_NAME(onednn_step)
 bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                          dnnl_primitive_desc_t desc, int num_args, const int (*args)[2]);
-/* Whether it is a reference implementation, which takes every layout at a hundredth of the speed.
- */
+/* True for a reference implementation, which accepts every layout but is about 100 times slower. */
 #define mpg_cpu_onednn_is_reference MPG_CPU_NAME(onednn_is_reference)
 bool mpg_cpu_onednn_is_reference(const mpg_onednn *dnnl, const_dnnl_primitive_desc_t desc);
-/* A step that copies a slot into another layout. */
+/* Adds a step that copies a slot into a different layout. */
 #define mpg_cpu_onednn_reorder MPG_CPU_NAME(onednn_reorder)
 bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                             const_dnnl_memory_desc_t from, int from_slot,
                             const_dnnl_memory_desc_t to, int to_slot);
-/* Attributes that all primitives here are made with: scratchpad given by the user. NULL when out of
+/* Returns the attributes of all primitives here: user-provided scratchpad. NULL if out of
  * memory. */
 #define mpg_cpu_onednn_attributes MPG_CPU_NAME(onednn_attributes)
 const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl);
 
-/* The same, for a primitive that adds to its result; the caller's. NULL: oneDNN refuses. */
+/* Like mpg_cpu_onednn_attributes, for a primitive that accumulates into its result. The caller owns
+ * them. NULL if oneDNN refuses. */
 #define mpg_cpu_onednn_attributes_to_sum MPG_CPU_NAME(onednn_attributes_to_sum)
 dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_sum(const mpg_onednn *dnnl);
-/* The same, for a primitive that adds an array to its result. */
+/* Like mpg_cpu_onednn_attributes, for a primitive that adds an array to its result. */
 #define mpg_cpu_onednn_attributes_to_add MPG_CPU_NAME(onednn_attributes_to_add)
 dnnl_primitive_attr_t mpg_cpu_onednn_attributes_to_add(const mpg_onednn *dnnl,
                                                        const_dnnl_memory_desc_t added);
 
-/* Makes oneDNN use call->num_threads in this thread; returns what to give back to
+/* Sets oneDNN's thread count to call->num_threads on this thread. Returns the previous count, for
  * mpg_onednn_threads_end. */
 #define mpg_onednn_threads_begin MPG_CPU_NAME(onednn_threads_begin)
 int mpg_onednn_threads_begin(const mpg_kernel_call *call);

@@ -1,5 +1,4 @@
-/* Builds oneDNN's convolutions: their descs, the choice of a primitive, and the steps that run it.
- */
+/* Builds oneDNN's convolutions: descs, the choice of a primitive, and the steps that run it. */
 #include "kernels/cpu/vendor/onednn_convolution.h"
 
 #ifdef MPG_WITH_ONEDNN
@@ -7,12 +6,12 @@
 
 enum { DATA, WEIGHT, OUT, BIAS, ADDED, ARRAYS };
 
-/* The arrays of a convolution as oneDNN gets them. Memory of `ours` is as the caller has
- * it; `any` (not of the bias) leaves the layout to the primitive. What is added is as the result.
+/* Arrays of a convolution for oneDNN. `ours` is the caller's layout; `any` (except for the bias)
+ * leaves the layout to the primitive. An added array has the result's layout.
  */
 typedef struct arrays {
-  int ndim[ADDED], channel[ADDED]; /* channel: which of dims is the channels */
-  bool last[ADDED];                /* the channels are behind the space axes */
+  int ndim[ADDED], channel[ADDED]; /* channel: index of the channels in dims */
+  bool last[ADDED];                /* channels come after the space axes */
   dnnl_dims_t dims[ADDED], stride, dilate, pad;
   dnnl_memory_desc_t ours[ADDED], any[BIAS];
 } arrays;
@@ -39,7 +38,7 @@ static arrays arrays_of(const mpg_convolution *c) {
               .channel = {1, grouped + 1, 1, 0},
               .last = {data_last, c->layout == MPG_CHANNELS_LAST, data_last, false},
               .dims = {{c->batch, c->channels}, {c->groups}, {c->batch, c->filters}, {c->filters}}};
-  int64_t *weight = a.dims[WEIGHT] + grouped; /* behind the groups, if there are any */
+  int64_t *weight = a.dims[WEIGHT] + grouped; /* after the groups, if any */
   weight[0] = c->filters / c->groups;
   weight[1] = c->channels / c->groups;
   for (int i = 0; i < w->ndim; i++) {
@@ -53,7 +52,8 @@ static arrays arrays_of(const mpg_convolution *c) {
   return a;
 }
 
-/* `last`: dims has the channels (at `channel`) before the space axes, memory has them behind. */
+/* With `last`, dims has the channels (at `channel`) before the space axes, and memory has them
+ * after. */
 static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
                      dnnl_data_type_t dtype, const dnnl_dims_t dims, bool last, int channel) {
   dnnl_dims_t strides;
@@ -92,7 +92,7 @@ static void free_descs(const mpg_onednn *dnnl, const arrays *a) {
 
 /* --- The primitive ---------------------------------------------------------------------------- */
 
-/* Of arrays in these layouts; NULL: there is none. */
+/* Returns the primitive desc for arrays in these layouts, or NULL if there is none. */
 static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
                                       const arrays *a, const dnnl_memory_desc_t *descs) {
   const int64_t *stride = a->stride, *dilate = a->dilate, *pad = a->pad;
@@ -118,7 +118,7 @@ static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_c
   return status == dnnl_success ? desc : NULL;
 }
 
-/* As `describe`, but NULL for a reference implementation. */
+/* Like `describe`, but returns NULL for a reference implementation. */
 static dnnl_primitive_desc_t describe_fast(const mpg_onednn *dnnl,
                                            const mpg_onednn_convolution *how, const arrays *a,
                                            const dnnl_memory_desc_t *descs) {
@@ -128,8 +128,8 @@ static dnnl_primitive_desc_t describe_fast(const mpg_onednn *dnnl,
   return NULL;
 }
 
-/* Channels-last data is taken as it lies where there is a fast primitive for that. All other
- * layouts are the primitive's choice. */
+/* Keeps channels-last data in place if there is a fast primitive for it. The primitive chooses all
+ * other layouts. */
 static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
                                     const arrays *a) {
   dnnl_memory_desc_t as_it_lies[] = {a->ours[DATA], a->any[WEIGHT], a->ours[OUT]};
@@ -152,8 +152,8 @@ dnnl_primitive_desc_t mpg_cpu_onednn_convolution_choose(const mpg_onednn *dnnl,
 
 /* --- Steps ------------------------------------------------------------------------------------ */
 
-/* The step that runs the primitive, which takes `desc` over; where its layouts are not the slots',
- * steps before and after reorder. */
+/* Adds the step that runs the primitive, which owns `desc`. If its layouts differ from the slots',
+ * adds reorders before and after. */
 static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                       const mpg_onednn_convolution *how, const arrays *a,
                       dnnl_primitive_desc_t desc) {
@@ -191,8 +191,7 @@ static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
     if (good && i != result)
       good = mpg_cpu_onednn_reorder(dnnl, prepared, given[i], slots[i], theirs[i], args[i][1]);
   }
-  /* The descs that were asked for live as long as the primitive desc: reordering back needs a copy
-   * of one. */
+  /* The queried descs live as long as the primitive desc, so reordering back needs a copy. */
   dnnl_memory_desc_t result_desc = NULL;
   bool reorder_back = good && args[result][1] != slots[result];
   if (reorder_back) good = dnnl->memory_desc_clone(&result_desc, theirs[result]) == dnnl_success;

@@ -5,24 +5,25 @@
 #include "kernels/cpu/vendor/onednn.h"
 
 #ifdef MPG_WITH_ONEDNN
-/* c = op(a) * op(b), for each of a batch; a, b and c lie without gaps, but for the rows of c. */
+/* c = op(a) * op(b) for each element of a batch. a, b and c are dense, except for the row stride of
+ * c. */
 typedef struct mpg_onednn_matmul {
   dnnl_data_type_t dtype;   /* of a, b and bias */
-  dnnl_data_type_t b_dtype; /* of b, where it is another; else undef (0) */
+  dnnl_data_type_t b_dtype; /* of b if different; else undef (0) */
   dnnl_data_type_t result;
   int64_t batch, m, n, k;
-  int64_t ldc; /* of one product; of several, n */
+  int64_t ldc; /* row stride of c for a single product; n for a batch */
   bool ta, tb;
-  bool bias;   /* a row, which is added */
-  bool add;    /* c is added to */
-  bool packed; /* b lies in panels of pairs (products/pairs_packing.h); it is not of a batch */
+  bool bias;   /* a row to add */
+  bool add;    /* accumulates into c */
+  bool packed; /* b is in panels of pairs (products/pairs_packing.h); not for a batch */
 } mpg_onednn_matmul;
 
-/* Slots: a, b, c, bias. NULL: there is none worth having. */
+/* Slots are a, b, c, bias. Returns NULL if there is no fast implementation. */
 #define mpg_cpu_onednn_matmul_find MPG_CPU_NAME(onednn_matmul_find)
 const mpg_onednn_prepared *mpg_cpu_onednn_matmul_find(const mpg_kernel_call *call,
                                                       const mpg_onednn_matmul *s);
-/* Of a packed b: how many vectors of 16 columns its panels have. */
+/* Returns the width of a packed b's panels, in vectors of 16 columns. */
 static inline int64_t mpg_onednn_matmul_width(const mpg_onednn_prepared *prepared) {
   return (int64_t)prepared->offset[1];
 }

@@ -1,4 +1,4 @@
-/* Opens OpenBLAS. */
+/* Loads OpenBLAS. */
 #include "kernels/cpu/vendor/openblas.h"
 
 #include <pthread.h>
@@ -11,7 +11,8 @@ static mpg_openblas openblas_functions;
 static bool openblas_available;
 static pthread_once_t openblas_loaded = PTHREAD_ONCE_INIT;
 
-/* The functions of one dtype, in the order of their struct; false when one is missing. */
+/* Loads the functions of one dtype, in the order of their struct. Returns false if one is
+ * missing. */
 static bool load_functions(const mpg_library *library, char letter, void *functions) {
   static const char *const formats[] = {
       "scipy_cblas_%cgemm", "scipy_cblas_%ctrmm", "scipy_cblas_%ctrsm", "scipy_cblas_%csyrk",

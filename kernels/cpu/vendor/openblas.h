@@ -1,5 +1,5 @@
-/* OpenBLAS as CPU kernels use it: one thread per call; callers share the work out themselves.
- * The table is filled at the first call and constant afterwards. Any thread may call.
+/* OpenBLAS for CPU kernels: single-threaded calls; callers divide the work themselves. The first
+ * call fills the table, which is constant afterward. Any thread may call.
  */
 #ifndef KERNELS_CPU_VENDOR_OPENBLAS_H
 #define KERNELS_CPU_VENDOR_OPENBLAS_H
@@ -18,8 +18,8 @@ enum {
   MPG_BLAS_RIGHT = 142
 };
 
-/* Functions for one dtype. LAPACK's functions are Fortran's: column-major, by reference, and
- * the lengths of texts behind all else. */
+/* Functions for one dtype. LAPACK uses Fortran conventions: column-major, arguments by reference,
+ * and string lengths after all other arguments. */
 #define MPG_OPENBLAS_OF(T)                                                                         \
   void (*gemm)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha,          \
                const T *a, int lda, const T *b, int ldb, T beta, T *c, int ldc);                   \
@@ -56,7 +56,7 @@ typedef struct mpg_openblas {
 } mpg_openblas;
 
 #define mpg_cpu_openblas MPG_CPU_NAME(openblas)
-const mpg_openblas *mpg_cpu_openblas(
-    void); /* NULL: not there, or turned off by MPGLUON_OPENBLAS=0 */
+/* NULL if missing, or disabled by MPGLUON_OPENBLAS=0. */
+const mpg_openblas *mpg_cpu_openblas(void);
 
 #endif
