@@ -1,6 +1,6 @@
-/* Arrays whose element type is known when a kernel is compiled (typed<T>) or only when it runs
- * (untyped): kernels take either, so that the common dtypes are fast and the others need no kernel
- * of their own. Include in .cu files only.
+/* Arrays whose element type is known at compile time (typed<T>) or only at run time (untyped).
+ * Kernels accept both, so that common dtypes are fast and the rest need no separate kernels.
+ * Include in .cu files only.
  */
 #ifndef KERNELS_CUDA_ACCESS_H
 #define KERNELS_CUDA_ACCESS_H
@@ -42,8 +42,8 @@ static inline mpg_untyped mpg_untyped_view(const mpg_view *view) {
   return {view->data, view->desc.dtype};
 }
 
-/* An index of any numeric dtype, as kernels/cpu/index.h reads it: the whole part, beyond int64 its
- * ends, of NaN 0. */
+/* Reads an index of any numeric dtype, like kernels/cpu/index.h: truncates, saturates to int64_t,
+ * and maps NaN to 0. */
 MPG_ANYWHERE int64_t mpg_cuda_index_at(const mpg_untyped &indices, int64_t i) {
   switch (indices.dtype) {
     case MPG_FLOAT32:

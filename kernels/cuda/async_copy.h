@@ -1,11 +1,12 @@
-/* Copies from global to shared memory that go on while the block computes: 16 bytes a thread, from
- * compute capability 8.0 on. On the stand-in they are done at once. Include in .cu files only. */
+/* Asynchronous copies from global to shared memory, 16 bytes per thread, on compute capability 8.0
+ * or newer. The host emulation (tests/hostcuda) copies immediately. Include in .cu files only. */
 #ifndef KERNELS_CUDA_ASYNC_COPY_H
 #define KERNELS_CUDA_ASYNC_COPY_H
 
 #include "kernels/cuda/cuda.h"
 
-/* 16 bytes, both addresses aligned; zeros where nothing is `there`, and then `from` is not read. */
+/* Copies 16 bytes between aligned addresses. Without `there`, writes zeros and does not read
+ * `from`. */
 __device__ __forceinline__ void mpg_copy_async(void *to, const void *from, bool there) {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -19,7 +20,7 @@ __device__ __forceinline__ void mpg_copy_async(void *to, const void *from, bool 
     memset(to, 0, 16);
 #endif
 }
-/* Waits for the copies that this thread has begun. Others see them behind a barrier. */
+/* Waits for the copies that this thread has started. Other threads see them after a barrier. */
 __device__ __forceinline__ void mpg_copies_wait() {
 #ifdef __CUDA_ARCH__
   asm volatile("cp.async.wait_all;" : : : "memory");

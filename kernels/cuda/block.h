@@ -1,4 +1,4 @@
-/* What the threads of a block do together; also for code that NVRTC compiles (generated.h). */
+/* Cooperation between the threads of a block; also for code that NVRTC compiles (generated.h). */
 #ifndef KERNELS_CUDA_BLOCK_H
 #define KERNELS_CUDA_BLOCK_H
 
@@ -6,7 +6,7 @@
 
 enum { MPG_CUDA_THREADS = 256 };
 
-/* A block's dynamic shared memory. */
+/* Returns the block's dynamic shared memory. */
 template <class T>
 __device__ __forceinline__ T *mpg_cuda_shared() {
 #ifdef __CUDACC__
@@ -17,16 +17,16 @@ __device__ __forceinline__ T *mpg_cuda_shared() {
 #endif
 }
 
-/* --- Sums over warps and blocks --------------------------------------------------------------- */
-/* In one fixed order, so that bits depend on the shape alone. All threads of the block take part
- * and get the result. */
+/* --- Reductions over warps and blocks --------------------------------------------------------- */
+/* Reduces in a fixed order, so that results depend on the shape only. All threads take part and get
+ * the result. */
 template <class T, class F>
 __device__ __forceinline__ T mpg_warp_reduce(T value, F combine) {
   for (int lanes = 16; lanes; lanes >>= 1)
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
   return value;
 }
-/* Up to 1024 threads, a multiple of 32. `neutral` changes nothing. */
+/* For up to 1024 threads, a multiple of 32. `neutral` is the identity of `combine`. */
 template <class T, class F>
 __device__ T mpg_block_reduce(T value, T neutral, F combine) {
   __shared__ T parts[32];
@@ -35,7 +35,7 @@ __device__ T mpg_block_reduce(T value, T neutral, F combine) {
   if (lane == 0) parts[warp] = value;
   __syncthreads();
   value = mpg_warp_reduce(lane < warps ? parts[lane] : neutral, combine);
-  __syncthreads(); /* `parts` may be used again */
+  __syncthreads(); /* `parts` may be reused */
   return value;
 }
 struct mpg_plus {
@@ -44,7 +44,7 @@ struct mpg_plus {
     return a + b;
   }
 };
-struct mpg_larger { /* NaN if one is */
+struct mpg_larger { /* NaN wins */
   template <class T>
   MPG_MEMBER T operator()(T a, T b) const {
     return a != a ? a : a > b ? a : b;
@@ -62,25 +62,26 @@ struct mpg_larger_number { /* NaN loses */
 };
 
 /* --- Rows ------------------------------------------------------------------------------------- */
-/* Rows shared by LANES threads, MPG_CUDA_THREADS of which are a block: each has PACKS times EACH_
- * neighbours. Which element is whose depends on LANES and EACH_ alone. */
+/* Rows shared by LANES threads; a block has MPG_CUDA_THREADS. Each thread has PACKS times EACH_
+ * adjacent elements. The assignment of elements to threads depends on LANES and EACH_ only. */
 template <int LANES, int PACKS, int EACH_>
 struct mpg_lanes {
   enum {
     EACH = EACH_,
-    SIZE = PACKS * EACH, /* of a thread */
+    SIZE = PACKS * EACH, /* per thread */
     CHUNK = LANES * SIZE,
-    THREADS = LANES,                 /* of a row */
-    ROWS = MPG_CUDA_THREADS / LANES, /* of a block */
-    COLUMNS = LANES * EACH           /* of a row that lie side by side, one pack a thread */
+    THREADS = LANES,                 /* per row */
+    ROWS = MPG_CUDA_THREADS / LANES, /* per block */
+    COLUMNS = LANES * EACH           /* contiguous elements of a row, with one pack per thread */
   };
 
   static __device__ __forceinline__ int me() { return threadIdx.x % LANES; }
   static __device__ __forceinline__ int row() { return threadIdx.x / LANES; }
-  /* Where a thread's elements p * EACH, ... of a chunk are. */
+  /* Returns the position in a chunk of a thread's elements p * EACH, ... */
   static __device__ __forceinline__ int at(int p) { return (p * LANES + me()) * EACH; }
 
-  /* Of all threads of a row, which get the result. All threads of a block take part. */
+  /* Reduces over the threads of a row, which all get the result. All threads of a block take
+   * part. */
   template <class F>
   static __device__ __forceinline__ float reduce(float value, float neutral, F combine) {
     if constexpr (LANES == MPG_CUDA_THREADS) {
@@ -95,8 +96,8 @@ struct mpg_lanes {
   static __device__ __forceinline__ float sum(float value) {
     return reduce(value, 0.0f, mpg_plus());
   }
-  /* Of all elements of a row, in the order of reductions (math/reduce.cu). `neutral` stands behind
-   * its end. */
+  /* Reduces all elements of a row in the order of reductions (math/reduce.cu). `neutral` pads the
+   * end of the row. */
   template <class F>
   static __device__ __forceinline__ float fold(const float (&values)[SIZE], float neutral,
                                                F combine) {
@@ -105,12 +106,12 @@ struct mpg_lanes {
     for (int k = 0; k < SIZE; k++) result = combine(result, values[k]);
     return reduce(result, neutral, combine);
   }
-  /* What the threads of a block have for the first n columns of rows, added in the order of rows.
-   * All of them take part. Dynamic shared memory: ROWS * n floats where there are several. */
+  /* Adds the first n columns over the block's rows, in row order. All threads take part. Needs ROWS
+   * * n floats of dynamic shared memory if ROWS > 1. */
   static __device__ __forceinline__ void put_columns(const float (&values)[SIZE], int n,
                                                      float *to) {
     float *all = mpg_cuda_shared<float>();
-    if (ROWS > 1) __syncthreads(); /* what was there has been read */
+    if (ROWS > 1) __syncthreads(); /* the previous contents have been read */
 #pragma unroll
     for (int k = 0; k < SIZE; k++) {
       int column = at(k / EACH) + k % EACH;

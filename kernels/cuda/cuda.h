@@ -1,11 +1,10 @@
-/* Declarations that GPU kernels (.cu files) share: the interface of a kernel, launching, element
- * types, blocks and warps.
+/* Declarations shared by GPU kernels (.cu files): kernel interface, launches, element types, blocks
+ * and warps.
  *
- * A kernel of the op table is a function of the host that launches kernels of the device on
- * call->stream and returns. It does not wait, and reads no array. See docs/cuda.md for how to write
- * one. Contraction is off (--fmad=false), so that an element's bits do not depend on what a formula
- * is compiled into; write fmaf where it is meant. Only what tests/hostcuda knows may be used; it is
- * what CI runs.
+ * A kernel of the op table is a host function that launches device kernels on call->stream and
+ * returns. It does not wait, and reads no array. See docs/cuda.md for how to write one. Contraction
+ * is off (--fmad=false), so that an element's bits do not depend on the surrounding code; write
+ * fmaf if you need it. Use only features that tests/hostcuda emulates, since CI runs on it.
  */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
@@ -31,8 +30,8 @@ extern "C" {
 #undef MPG_OP_ROW
 
 /* --- Launching -------------------------------------------------------------------------------- */
-/* mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). No blocks:
- * nothing to do. */
+/* mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). Does nothing for
+ * 0 blocks. */
 template <class... P>
 static cudaError_t mpg_cuda_launch_values(void (*kernel)(P...), dim3 grid, dim3 block,
                                           size_t shared, cudaStream_t stream, P... values) {
@@ -49,7 +48,7 @@ static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P.
                         "a kernel launch");
 }
 
-/* Blocks of MPG_CUDA_THREADS for `count` things, one a thread. */
+/* Returns the blocks of MPG_CUDA_THREADS for `count` items, one per thread. */
 static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CUDA_THREADS) {
   int64_t blocks = (count + per_block - 1) / per_block;
   return (unsigned)(blocks < 0x7fffffff ? blocks : 0x7fffffff);
@@ -57,7 +56,7 @@ static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CU
 #define MPG_CUDA_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define MPG_CUDA_STRIDE ((int64_t)gridDim.x * blockDim.x)
 
-/* --- Plain memory of the device, in stream order. No bytes: nothing to do --------------------- */
+/* --- Plain device memory, in stream order; 0 bytes do nothing --------------------------------- */
 static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, void *memory, size_t bytes) {
   return bytes ? mpg_cuda_check(cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)call->stream),
                                 "cudaMemsetAsync")
@@ -66,7 +65,7 @@ static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, void *memory
 static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, const mpg_view *view) {
   return mpg_cuda_zero(call, view->data, bytes_of(view));
 }
-/* The same memory: nothing to do, either. */
+/* Also does nothing if both addresses are equal. */
 static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const void *from, void *to,
                                        size_t bytes) {
   if (!bytes || from == to) return MPG_OK;
@@ -74,22 +73,23 @@ static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const void *
       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream),
       "cudaMemcpyAsync");
 }
-/* Of equal shape and dtype. */
+/* Copies a view to one of equal shape and dtype. */
 static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const mpg_view *from,
                                        const mpg_view *to) {
   return mpg_cuda_copy(call, from->data, to->data, bytes_of(from));
 }
 
-/* What a kernel launches may not depend on its key, as captured work runs with other keys. */
+/* Returns the call's random key for device kernels. The launches must not depend on the key's
+ * value, since captured work runs again with different keys. */
 static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) {
   return {call->random, call->random_at};
 }
 
-/* The same, kept on the card for what draws the same again: seed, call, position, run, stride. In
- * random_keys.cu. */
+/* Stores the call's key in device memory for an op that repeats the draw: seed, call, position,
+ * run, stride. In random_keys.cu. */
 mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
 
-/* --- Element types: elements.h, and of dtypes known at run time only -------------------------- */
+/* --- Elements of dtypes known at run time only; elements.h has the rest ----------------------- */
 template <class C>
 MPG_ANYWHERE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {
   switch (dtype) {
@@ -119,8 +119,8 @@ MPG_ANYWHERE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C value)
   }
 }
 
-/* A call with the element type of a dtype: MPG_CUDA_DTYPE(dtype, T, statement using T), for all
- * dtypes or for floats only. */
+/* Dispatches on a dtype: MPG_CUDA_DTYPE(dtype, T, statement using T), for all dtypes or for floats
+ * only. */
 #define MPG_CUDA_CASE_(number, type, T, ...) \
   case number: {                             \
     typedef type T;                          \
@@ -147,8 +147,8 @@ MPG_ANYWHERE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C value)
     MPG_CUDA_CASE_(MPG_BOOL, mpg_boolean, T, __VA_ARGS__) \
     default: break;                                       \
   }
-/* By the element's size: for kernels that only move elements. T: uint8_t, uint16_t, uint32_t or
- * uint64_t. */
+/* Dispatches on the element size, for kernels that only move elements. T is uint8_t, uint16_t,
+ * uint32_t or uint64_t. */
 #define MPG_CUDA_SIZE(size, T, ...)             \
   switch (size) {                               \
     MPG_CUDA_CASE_(1, uint8_t, T, __VA_ARGS__)  \
@@ -163,11 +163,11 @@ MPG_ANYWHERE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C value)
 
 /* --- 16 bytes at a time ----------------------------------------------------------------------- */
 template <class T>
-struct __align__(16) mpg_pack { /* what one thread loads or stores at once */
+struct __align__(16) mpg_pack { /* loaded or stored at once by one thread */
   enum { COUNT = 16 / sizeof(T) };
   T values[COUNT];
 };
-/* 16 bytes by one instruction; of a struct's members nvcc may make several. */
+/* Stores 16 bytes with one instruction; nvcc may split the store of a struct. */
 __device__ __forceinline__ void mpg_store_words(void *to, const uint32_t (&words)[4]) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"

@@ -1,19 +1,19 @@
-/* What Dropout keeps: the masks of kernels/cpu/math/random.c, number for number. For its kernels
- * and for fused groups; also for code that NVRTC compiles (generated.h). */
+/* Dropout masks, bit for bit those of kernels/cpu/math/random.c. For Dropout's kernels and for
+ * fused groups; also for code that NVRTC compiles (generated.h). */
 #ifndef KERNELS_CUDA_DROPOUT_H
 #define KERNELS_CUDA_DROPOUT_H
 
 #include "kernels/cuda/random_key.h"
 
-/* What is kept is multiplied with this. p: the fraction that is not. */
+/* Returns the factor of kept elements; p is the fraction that is dropped. */
 MPG_ANYWHERE double mpg_dropout_scale(double p) { return 1 - p > 0 ? 1 / (1 - p) : 0; }
-/* An element is kept when the upper 24 bits of its word are below. */
+/* Returns the threshold: an element is kept if the upper 24 bits of its word are below it. */
 MPG_ANYWHERE uint32_t mpg_dropout_threshold(double p) { return (uint32_t)((1 - p) * 0x1p24 + 0.5); }
 __device__ __forceinline__ bool mpg_is_kept(uint32_t word, uint32_t threshold) {
   return (word >> 8) < threshold;
 }
 
-/* Elements one by one; neighbours take their words from one Philox block. */
+/* Draws element by element; adjacent elements share a Philox block. */
 struct mpg_dropout_draw {
   mpg_random_key key;
   mpg_philox_block words;

@@ -1,5 +1,5 @@
-/* Elements as they lie in a GPU's memory, and conversions between them; also for code that NVRTC
- * compiles (generated.h). */
+/* Element types of GPU memory and conversions between them; also for code that NVRTC compiles
+ * (generated.h). */
 #ifndef KERNELS_CUDA_ELEMENTS_H
 #define KERNELS_CUDA_ELEMENTS_H
 
@@ -7,11 +7,11 @@
 
 #define MPG_MEMBER    \
   __host__ __device__ \
-      __forceinline__ /* of functions in structs; MPG_ANYWHERE is for those outside */
+      __forceinline__ /* for member functions; MPG_ANYWHERE is for free functions */
 
-/* float, double, mpg_half, mpg_bfloat16, uint8_t, int8_t, int32_t, int64_t, mpg_boolean. Kernels
- * compute in float, double, int32_t or int64_t; mpg_to<T>(x) converts between any two, as
- * kernels/cpu/convert.c does. */
+/* Element types: float, double, mpg_half, mpg_bfloat16, uint8_t, int8_t, int32_t, int64_t,
+ * mpg_boolean. Kernels compute in float, double, int32_t or int64_t. mpg_to<T>(x) converts between
+ * any two types like kernels/cpu/convert.c. */
 struct mpg_half {
   uint16_t bits;
 };
@@ -47,8 +47,7 @@ struct mpg_element<mpg_boolean> {
   typedef int32_t compute;
 };
 template <class T>
-using mpg_compute_t =
-    typename mpg_element<T>::compute; /* the narrowest that holds all its values */
+using mpg_compute_t = typename mpg_element<T>::compute; /* narrowest that holds all values */
 
 template <class T>
 struct mpg_convert { /* to T from float, double, int32_t or int64_t */
@@ -113,7 +112,7 @@ struct mpg_convert<mpg_boolean> {
     return result;
   }
 };
-/* Floats reach 8 bits by way of int32_t, so that they wrap around. */
+/* Floats pass through int32_t on their way to 8 bits, so that they wrap around. */
 template <>
 struct mpg_convert<uint8_t> {
   static MPG_MEMBER uint8_t from(float value) { return (uint8_t)(int32_t)value; }
@@ -137,7 +136,7 @@ MPG_ANYWHERE T mpg_to(S value) {
   return mpg_convert<T>::from(mpg_widen(value));
 }
 
-/* Two halves in a word, the first one below. */
+/* Packs two halves into a word, the first in the low half. */
 template <class T>
 MPG_ANYWHERE uint32_t mpg_halves(float first, float second) {
   return mpg_convert<T>::pair(first, second);

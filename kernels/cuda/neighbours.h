@@ -1,11 +1,11 @@
-/* Neighbouring elements as one thread has them: loaded and stored by 16 bytes where that is
- * possible, with the same results where it is not. Include in .cu files only. */
+/* Adjacent elements of one thread: loaded and stored 16 bytes at a time if possible, with the same
+ * results otherwise. Include in .cu files only. */
 #ifndef KERNELS_CUDA_NEIGHBOURS_H
 #define KERNELS_CUDA_NEIGHBOURS_H
 
 #include "kernels/cuda/cuda.h"
 
-/* Four bytes of elements. */
+/* Returns four bytes of elements. */
 __device__ __forceinline__ uint32_t mpg_word_of(const float *, const float *value) {
   return mpg_float_bits(*value);
 }
@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t mpg_word_of(const T *, const float *values) 
   return mpg_halves<T>(values[0], values[1]);
 }
 
-/* An even number of values, as elements have them. */
+/* Rounds an even number of values to the element type. */
 template <class T, class C, int N>
 __device__ __forceinline__ void mpg_round_all(C (&values)[N]) {
   if constexpr (sizeof(T) == 2) {
@@ -30,8 +30,8 @@ __device__ __forceinline__ void mpg_round_all(C (&values)[N]) {
   }
 }
 
-/* N neighbours, by 16 bytes where FULL; otherwise element by element, those from `live` on left
- * out. */
+/* N adjacent elements, accessed 16 bytes at a time if FULL, otherwise one by one, excluding those
+ * from `live` on. */
 template <class T, int N, bool FULL>
 struct mpg_neighbours {
   enum { EACH = mpg_pack<T>::COUNT < N ? (int)mpg_pack<T>::COUNT : N, PACKS = N / EACH };
@@ -59,7 +59,7 @@ struct mpg_neighbours {
   }
 };
 
-/* Values to neighbours. */
+/* Stores values to adjacent elements. */
 template <bool FULL, int N, class T, class C>
 __device__ __forceinline__ void mpg_store(T *to, int live, const C (&values)[N]) {
   if constexpr (FULL) {

@@ -1,4 +1,4 @@
-/* Random keys as kernels take them; also for code that NVRTC compiles (generated.h). */
+/* Random keys as kernel arguments; also for code that NVRTC compiles (generated.h). */
 #ifndef KERNELS_CUDA_RANDOM_KEY_H
 #define KERNELS_CUDA_RANDOM_KEY_H
 
@@ -7,11 +7,11 @@
 /* The key of a call. */
 struct mpg_cuda_key {
   mpg_random_key given;
-  const mpg_random_key *at; /* on the card instead; NULL: given */
+  const mpg_random_key *at; /* on the card; NULL to use `given` */
   __device__ __forceinline__ mpg_random_key read() const { return at ? *at : given; }
 };
 
-/* A key that mpg_cuda_write_key has kept. */
+/* Reads a key stored by mpg_cuda_write_key. */
 __device__ __forceinline__ mpg_random_key mpg_cuda_read_key(const uint64_t *words) {
   mpg_random_key key = {};
   key.seed = words[0], key.call = words[1], key.position = words[2], key.run = words[3],

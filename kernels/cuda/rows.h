@@ -1,15 +1,16 @@
-/* Rows of neighbouring elements in registers: a row is shared by some lanes of a warp or by a whole
- * block, whose threads load and store 16 bytes at a time. Which element is whose depends on the
- * row's length and dtype alone, so bits do, too: not on addresses. Include in .cu files only. */
+/* Rows of contiguous elements in registers. A row is shared by some lanes of a warp or by a whole
+ * block, whose threads load and store 16 bytes at a time. The assignment of elements to threads
+ * depends on the row's length and dtype only, so results do not depend on addresses. Include in .cu
+ * files only. */
 #ifndef KERNELS_CUDA_ROWS_H
 #define KERNELS_CUDA_ROWS_H
 
 #include "kernels/cuda/neighbours.h"
 
-/* How LANES threads (MPG_CUDA_THREADS: a block of them) hold CHUNK elements of a row, each
- * PACKS times 16 bytes of elements. FULL: rows are whole 16 bytes and begin at such addresses.
- * HELD: rows have no more than a chunk; otherwise a block goes along them. Elements are float or
- * halves, and float in registers. */
+/* Layout of CHUNK elements of a row over LANES threads (a block if MPG_CUDA_THREADS), each with
+ * PACKS times 16 bytes of elements. FULL: rows are whole multiples of 16 bytes at aligned
+ * addresses. HELD: a row has at most one chunk; otherwise a block iterates over it. Elements are
+ * float or halves, and float in registers. */
 template <class T, int LANES, int PACKS, bool FULL, bool HELD>
 struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
   typedef mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> lanes;
@@ -19,12 +20,12 @@ struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
   using lanes::at;
   static const bool held = HELD, full = FULL;
 
-  /* Whether element p * EACH + k is among the first n. */
+  /* True if element p * EACH + k is among the first n. */
   static __device__ __forceinline__ bool there(int p, int k, int n) {
     return at(p) + (FULL ? 0 : k) < n;
   }
 
-  /* The first n elements of a chunk, `fill` behind them. */
+  /* Loads the first n elements of a chunk, padded with `fill`. */
   static __device__ __forceinline__ void load(const T *from, int n, float fill,
                                               float (&values)[SIZE]) {
     mpg_neighbours<T, EACH, FULL> packs[PACKS];
@@ -47,7 +48,7 @@ struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
     }
   }
 
-  /* What is left of n elements from `begin` on, a chunk at most. */
+  /* Returns the remaining elements of n from `begin` on, at most a chunk. */
   static __device__ __forceinline__ int left(int64_t n, int64_t begin) {
     return n - begin < CHUNK ? (int)(n - begin) : (int)CHUNK;
   }
@@ -56,11 +57,11 @@ struct mpg_row : mpg_lanes<LANES, PACKS, mpg_pack<T>::COUNT> {
 
 enum {
   MPG_ROW_FEW = 8,      /* lanes of a short row */
-  MPG_ROW_WARP = 1024,  /* elements that a warp has at most */
-  MPG_ROW_BLOCK = 8192, /* and a block */
+  MPG_ROW_WARP = 1024,  /* maximum elements per warp */
+  MPG_ROW_BLOCK = 8192, /* maximum elements per block */
 };
 
-/* f(the mpg_row for rows of n elements). */
+/* Calls f with the mpg_row for rows of n elements. */
 template <class T, class F>
 mpg_status mpg_with_row(int64_t n, bool full, F f) {
   enum { EACH = mpg_pack<T>::COUNT, MOST = 32 / EACH, BLOCK = MPG_CUDA_THREADS };

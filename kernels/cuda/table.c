@@ -1,5 +1,5 @@
-/* The kernel column of the op table for GPUs. A kernel that is not written yet is NULL: its ops say
- * so when they are called. */
+/* The kernel column of the op table for GPUs. Missing kernels are NULL: their ops fail when
+ * called. */
 #include "op/kernel.h"
 
 #define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \

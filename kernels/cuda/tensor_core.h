@@ -1,6 +1,6 @@
-/* Products of small matrices by a warp's tensor cores, and how their operands are spread over the
- * lanes: mma.m16n8k16 of halves with sums in float32, from compute capability 8.0 on. Where there
- * are none (the stand-in) plain sums give the same layout. Include in .cu files only.
+/* Products of small matrices with a warp's tensor cores, and the layout of their operands over the
+ * lanes: mma.m16n8k16 of halves with sums in float32, on compute capability 8.0 or newer. Without
+ * tensor cores (tests/hostcuda), plain sums use the same layout. Include in .cu files only.
  *
  * Lane l has group l / 4 and pair l % 4. Of a (16, 16): rows group and group + 8, columns 2 pair
  * and 2 pair + 1, then the same 8 columns on: a[0] is (group, 2 pair), a[1] (group + 8, 2 pair),
@@ -13,7 +13,7 @@
 
 #include "kernels/cuda/cuda.h"
 
-/* Two elements side by side. */
+/* Packs two adjacent elements. */
 __device__ __forceinline__ uint32_t mpg_pair_of(const mpg_half *, float low, float high) {
 #ifdef __CUDA_ARCH__
   uint32_t pair;
@@ -43,7 +43,7 @@ static inline float mpg_half_of_pair(uint32_t pair, int which) {
   value.bits = (uint16_t)(which ? pair >> 16 : pair);
   return mpg_to<float>(value);
 }
-/* A value of another lane; until the warp meets again. */
+/* Returns a pointer of a different lane, valid until the warp's next synchronization. */
 template <class T>
 static __device__ inline const T *mpg_of_lane(const T *own, int lane) {
   return (const T *)(uintptr_t)__shfl_sync(0xffffffffu, (unsigned long long)(uintptr_t)own, lane);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, co
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-  const uint32_t *as[4], *bs[8]; /* of the lanes that hold this one's rows and columns */
+  const uint32_t *as[4], *bs[8]; /* from the lanes that hold this lane's rows and columns */
   uint32_t own_a[4] = {a[0], a[1], a[2], a[3]}, own_b[2] = {b[0], b[1]};
   int group = (int)(threadIdx.x & 31) / 4, pair = (int)(threadIdx.x & 31) % 4;
   for (int k = 0; k < 4; k++) as[k] = mpg_of_lane(own_a, group * 4 + k);
@@ -84,9 +84,9 @@ __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, co
 #endif
 }
 
-/* Four matrices (8, 8) of halves in shared memory: lane l names row l % 8 of matrix l / 8 (16
- * bytes, aligned). fragment[m] is, of matrix m, row group's columns 2 pair and 2 pair + 1;
- * transposed: column group's rows 2 pair and 2 pair + 1. */
+/* Loads four (8, 8) matrices of halves from shared memory: lane l provides the address of row l % 8
+ * of matrix l / 8 (16 bytes, aligned). fragment[m] has columns 2 pair and 2 pair + 1 of row group
+ * of matrix m; if TRANSPOSED, rows 2 pair and 2 pair + 1 of column group. */
 template <bool TRANSPOSED, class T>
 __device__ __forceinline__ void mpg_load_matrices(uint32_t *fragment, const T *row) {
 #ifdef __CUDA_ARCH__
@@ -113,20 +113,20 @@ __device__ __forceinline__ void mpg_load_matrices(uint32_t *fragment, const T *r
 #endif
 }
 
-/* A (16, 16) at `from`, whose rows are `pitch` apart, as operand a. */
+/* Loads a (16, 16) matrix at `from`, with rows `pitch` apart, as operand a. */
 template <class T>
 __device__ __forceinline__ void mpg_load_a(uint32_t *a, const T *from, int pitch) {
   int lane = threadIdx.x & 31;
   mpg_load_matrices<false>(a, from + (lane & 15) * pitch + (lane >> 4) * 8);
 }
-/* Two operands b side by side, b[0..1] and b[2..3]: of the transpose of 16 rows with 16 columns
+/* Loads two adjacent operands b, b[0..1] and b[2..3], from the transpose of 16 rows with 16 columns
  * (row r is column r of b). */
 template <class T>
 __device__ __forceinline__ void mpg_load_b_transposed(uint32_t *b, const T *from, int pitch) {
   int lane = threadIdx.x & 31;
   mpg_load_matrices<false>(b, from + ((lane & 7) + (lane >> 4) * 8) * pitch + (lane >> 3 & 1) * 8);
 }
-/* The same of 16 rows with 16 columns as they lie. */
+/* Loads two adjacent operands b from 16 rows with 16 columns, without a transpose. */
 template <class T>
 __device__ __forceinline__ void mpg_load_b(uint32_t *b, const T *from, int pitch) {
   int lane = threadIdx.x & 31;

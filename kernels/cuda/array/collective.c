@@ -1,4 +1,4 @@
-/* Collectives as single ops, by NCCL: one group of calls, a rank for each card that takes part. */
+/* Collectives as single ops, by NCCL: one group call with a rank for each participating card. */
 #include "op/array/collective.h"
 
 #include <string.h>
@@ -9,7 +9,8 @@
 
 enum { MAX_ARRAYS = MPG_MAX_SPANNED };
 
-typedef struct ranks { /* the cards, and of each array which */
+/* The participating cards, and the card of each array. */
+typedef struct ranks {
   int count, cards[MPG_NCCL_MAX_CARDS];
   int inputs[MAX_ARRAYS], outputs[MAX_ARRAYS];
   cudaEvent_t arrived[MPG_NCCL_MAX_CARDS];
@@ -37,7 +38,7 @@ static mpg_status add_rank(ranks *r, mpg_device_id id, int *rank) {
   return MPG_OK;
 }
 
-/* Ranks in the order of the inputs, as sums are cut and arrays joined in that order. */
+/* Assigns ranks in input order, since sums are split and arrays joined in that order. */
 static mpg_status find_ranks(const mpg_kernel_call *call, ranks *r) {
   const mpg_collective_params *params = call->params;
   mpg_device_id places[MAX_ARRAYS];
@@ -94,10 +95,8 @@ static mpg_status issue(const mpg_kernel_call *call, const ranks *r, const mpg_n
       break;
     case MPG_ONE_TO_ALL:
       for (int i = 0; i < r->count; i++) {
-        void *to =
-            i == 0
-                ? in[0].data
-                : NULL; /* rank 0 has it; it keeps it in place unless a copy of it is asked for */
+        /* Rank 0 has it, in place unless a copy is requested. */
+        void *to = i == 0 ? in[0].data : NULL;
         for (int k = 0; k < call->num_outputs; k++)
           if (r->outputs[k] == i) to = out[k].data;
         CALL(ncclBroadcast, i == 0 ? in[0].data : to, to, bytes_of(&in[0]), MPG_ncclUint8, 0,
@@ -125,7 +124,7 @@ static mpg_status issue(const mpg_kernel_call *call, const ranks *r, const mpg_n
       }
       break;
   }
-  ncclResult_t ended = nccl->ncclGroupEnd(); /* also of a group that went wrong */
+  ncclResult_t ended = nccl->ncclGroupEnd(); /* required even if the group failed */
   if (result == MPG_ncclSuccess && ended == MPG_ncclSuccess) return MPG_OK;
   return mpg_nccl_failed(nccl, result != MPG_ncclSuccess ? what : "ncclGroupEnd",
                          result != MPG_ncclSuccess ? result : ended);
@@ -149,8 +148,8 @@ mpg_status mpg_cuda_collective(const mpg_kernel_call *call) {
   if (!elements) return MPG_OK;
   MPG_TRY(mpg_nccl_begin(r.cards, r.count, home, call->stream, &nccl, &clique));
   mpg_status status = MPG_OK;
-  for (int i = 0; i < r.count;
-       i++) /* what the host copied there and no work of that device has touched since */
+  /* Waits for host copies to each device that no work of the device has waited for. */
+  for (int i = 0; i < r.count; i++)
     MPG_GOTO(mpg_cuda_check(cudaStreamWaitEvent(clique->streams[i], r.arrived[i], 0),
                             "cudaStreamWaitEvent"));
   MPG_GOTO(issue(call, &r, nccl, clique, type));

@@ -1,4 +1,4 @@
-/* Arrays from nothing, casts and plain copies. */
+/* Array creation, casts and plain copies. */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "op/array/creation.h"
@@ -29,17 +29,17 @@ mpg_status fill(const mpg_kernel_call *call, double value) {
 __global__ void eye_kernel(mpg_dtype dtype, void *out, int64_t rows, int64_t columns, int64_t k) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= rows) return;
-  int64_t j = i + k; /* both are at most the array's size away from 0: k was bounded */
+  int64_t j = i + k; /* no overflow: both are bounded by the array's size */
   if (j >= 0 && j < columns) mpg_store_any(dtype, out, i * columns + j, 1.0);
 }
 
-/* value = start + (i / repeat) * step, computed in double, or in int64_t where the dtype is an
- * integer and so are both. */
+/* value = start + (i / repeat) * step. Computed in int64_t if the dtype, start and step are
+ * integers, else in double. */
 struct range {
   mpg_dtype dtype;
   mpg_steps by;
-  int64_t period; /* period: values start anew after so many elements */
-  double last;    /* of the last element, exactly; `exact` */
+  int64_t period; /* elements per repetition of the values */
+  double last;    /* exact value of the last element if `exact` */
   bool exact, whole;
 };
 

@@ -1,9 +1,9 @@
-/* Gathering and scattering. Indices are first made safe positions (in scratch memory); then items
- * are moved, as wide as alignment allows.
+/* Gathering and scattering. Indices are first resolved to valid positions (in scratch memory), then
+ * items are moved, as wide as alignment allows.
  *
- * Sums are taken in the order of the indices: positions are sorted (stably), and a thread adds up
- * the rows of one position. Of equal positions that are written, the last one counts. An index that
- * is refused fails a device-side assertion, and counts as one at the end of its dimension.
+ * Sums are taken in index order: positions are sorted (stably), and a thread adds the rows of one
+ * position. Of equal positions to write, the last one wins. An invalid index fails a device-side
+ * assertion and is treated as the nearest valid one.
  */
 #include <string.h>
 
@@ -14,9 +14,9 @@
 
 namespace {
 
-enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's words; pick has clip and wrap */
+enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* modes of take; pick has clip and wrap */
 
-/* --- Safe positions --------------------------------------------------------------------------- */
+/* --- Resolving indices ------------------------------------------------------------------------ */
 
 __global__ void positions_kernel(mpg_untyped indices, int64_t count, int64_t size, int mode,
                                  int64_t *positions, unsigned long long *bad) {
@@ -45,7 +45,7 @@ __global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims sha
   positions[i] = position;
 }
 
-/* `sizes`: of the dimension that each `per` indices are for. */
+/* `sizes` has the size of the dimension for each group of `per` indices. */
 __global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long long *bad,
                               mpg_untyped indices, dims sizes, int64_t per, bool negative) {
   if (*bad == MPG_CUDA_NONE) return;
@@ -53,8 +53,7 @@ __global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long lon
   assertion.raise(mpg_cuda_index_at(indices, (int64_t)*bad), size, negative ? -size : 0, size - 1);
 }
 
-/* A dimension of no elements: there is nothing that could be read instead, so it is refused at
- * once. */
+/* Fails immediately for an empty dimension, which has no valid index to fall back to. */
 mpg_status refuse_empty(const mpg_kernel_call *call) {
   return mpg_fail(MPG_INDEX_ERROR, "%s: every index is out of range for a dimension of size 0",
                   call->op->name);
@@ -71,8 +70,8 @@ mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad,
                          sizes, per, negative);
 }
 
-/* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more,
- * 64-byte aligned). */
+/* Resolves all indices to positions in [0, size), in scratch memory. `extra` more bytes follow at
+ * *more, 64-byte aligned. */
 mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size, int mode,
                    size_t extra, int64_t **positions, char **more) {
   int64_t count = count_of(indices);
@@ -91,7 +90,8 @@ mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t
   return mode == MODE_RAISE ? refuse(call, bad, indices, sizes, count, false) : MPG_OK;
 }
 
-/* Columns of indices into an array of `shape` as row numbers; *inner: elements a row. */
+/* Resolves columns of indices into an array of `shape` to row numbers. *inner gets the elements per
+ * row. */
 mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, const mpg_shape *shape,
                       size_t extra, int64_t **positions, int64_t *count, int64_t *inner,
                       char **more) {
@@ -115,13 +115,13 @@ mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, cons
   return refuse(call, bad, indices, sizes, *count, true);
 }
 
-/* --- Rows at positions ------------------------------------------------------------------------ */
+/* --- Gathering rows --------------------------------------------------------------------------- */
 
 struct alignas(16) item16 {
   uint64_t words[2];
 };
 
-/* The widest item (up to 16 bytes) that divides both addresses and the bytes of a row. */
+/* Returns the widest item (up to 16 bytes) that divides both addresses and the bytes of a row. */
 size_t widest(const void *a, const void *b, size_t bytes) {
   uint64_t bits = (uint64_t)(uintptr_t)a | (uint64_t)(uintptr_t)b | bytes | 16;
   return (size_t)(bits & -bits);
@@ -142,7 +142,7 @@ __global__ void gather_kernel(const T *in, T *out, const int64_t *positions, int
     out[i] = in[((int64_t)outer * length + positions[row - outer * (I)count]) * items + item];
   }
 }
-/* Rows that are long enough for threads of their own: a block is (threads along a row, rows). */
+/* For rows long enough to have their own threads: a block is (threads along a row, rows). */
 template <class T>
 __global__ void gather_rows_kernel(const T *in, T *out, const int64_t *positions, int64_t before,
                                    int64_t count, int64_t length, int64_t items) {
@@ -193,7 +193,7 @@ mpg_status gather(const mpg_kernel_call *call, const mpg_view *a, const mpg_view
                      (size_t)mpg_shape_product(shape, axis + 1, shape->ndim) * item_of(a));
 }
 
-/* --- Adding rows at positions ----------------------------------------------------------------- */
+/* --- Scatter-add ------------------------------------------------------------------------------ */
 
 __global__ void keys_kernel(const int64_t *positions, int64_t count, uint64_t *keys,
                             int32_t *order) {
@@ -203,8 +203,8 @@ __global__ void keys_kernel(const int64_t *positions, int64_t count, uint64_t *k
   order[i] = (int32_t)i;
 }
 
-/* Sorted place i begins a run of equal keys: its threads (along x) add up the run's rows, in order.
- * A block has one row of threads a place. */
+/* If sorted position i begins a run of equal keys, its threads (along x) add the run's rows, in
+ * order. A block has one row of threads per position. */
 template <class T, class C>
 __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const int32_t *order,
                                 int64_t before, int64_t count, int64_t length, int64_t after) {
@@ -224,7 +224,7 @@ __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const
   }
 }
 
-/* Rows by their random keys (kernels/cpu/math/random.c). */
+/* Keys that shuffle rows (kernels/cpu/math/random.c). */
 __global__ void shuffle_keys_kernel(mpg_cuda_key given, int64_t count, uint64_t *keys,
                                     int32_t *order) {
   int64_t i = MPG_CUDA_INDEX;
@@ -246,8 +246,8 @@ size_t add_bytes(int64_t count) {
          mpg_align_up((size_t)count * sizeof(int32_t), 64) * 2 + mpg_cuda_sort_bytes(count);
 }
 
-/* out (before, length, after) = sum of the rows of in (before, count, after) at their positions.
- * memory: add_bytes(count). */
+/* Scatter-add: adds the rows of in (before, count, after) to out (before, length, after) at their
+ * positions. `memory` has add_bytes(count). */
 mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out,
                        const int64_t *positions, int64_t before, int64_t count, int64_t length,
                        int64_t after, char *memory) {
@@ -285,7 +285,7 @@ mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mp
 #undef ADD
 }
 
-/* --- Writing rows at positions: the last of equal ones stays ---------------------------------- */
+/* --- Scattering: the last of equal positions wins --------------------------------------------- */
 
 __global__ void winners_kernel(const int64_t *positions, int64_t count,
                                unsigned long long *winners) {
@@ -303,7 +303,7 @@ __global__ void put_kernel(const T *values, T *out, const int64_t *positions,
   }
 }
 
-/* `rows` of out may be written; memory: put_bytes(rows). */
+/* Scatters to `rows` rows of out. `memory` has put_bytes(rows). */
 size_t put_bytes(int64_t rows) {
   return mpg_align_up((size_t)rows * sizeof(unsigned long long), 64);
 }
@@ -326,7 +326,7 @@ mpg_status put_rows(const mpg_kernel_call *call, const void *values, void *out,
   return MPG_OK;
 }
 
-/* In the order of the indices. */
+/* Scatters in index order. */
 mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *values,
                         const mpg_view *indices) {
   const mpg_view *out = &call->outputs[0];
@@ -339,7 +339,7 @@ mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *values,
                   (size_t)inner * item_of(out), memory);
 }
 
-/* --- One element a position ------------------------------------------------------------------- */
+/* --- One element per position ----------------------------------------------------------------- */
 
 template <class T>
 __global__ void pick_kernel(T *many, T *one, mpg_untyped index, int64_t count, int64_t length,
@@ -375,7 +375,7 @@ __global__ void one_hot_kernel(mpg_untyped indices, T *out, int64_t count, int64
     out[i] = mpg_cuda_index_at(indices, i / depth) == i % depth ? on : off;
 }
 
-/* `items` to a condition. */
+/* Selects between x and y; each condition covers `items` elements. */
 template <class T>
 __global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *out, int64_t count,
                              int64_t items) {
@@ -386,8 +386,8 @@ __global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *o
 __global__ void ravel_kernel(mpg_untyped in, mpg_untyped out, int64_t count, dims shape) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  uint64_t position =
-      0; /* wraps around instead of overflowing, for indices that lie outside the shape */
+  /* unsigned: wraps around instead of overflowing if indices are outside the shape */
+  uint64_t position = 0;
   for (int d = 0; d < shape.count; d++)
     position =
         position * (uint64_t)shape.values[d] + (uint64_t)mpg_cuda_index_at(in, d * count + i);
@@ -414,9 +414,9 @@ dims dims_of(const mpg_tuple *shape) {
 
 /* --- Masks ------------------------------------------------------------------------------------ */
 
-/* positions[k] = the k-th place where the mask is not 0, for k < count; -1 beyond. backward:
- * positions[i] = the number of such places before i, or -1 where the mask is 0 or that number
- * reaches `count`. One block. */
+/* Stores the position of the k-th nonzero mask element in positions[k] for k < count, then -1. If
+ * `backward`, stores the number of nonzero elements before i in positions[i], or -1 if the mask is
+ * 0 or that number reaches `count`. Runs in one block. */
 __global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t count, bool backward,
                                    int64_t *positions) {
   __shared__ int64_t sums[2][MPG_CUDA_THREADS];
@@ -444,7 +444,7 @@ __global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t cou
     for (int64_t k = before + threadIdx.x; k < count; k += blockDim.x) positions[k] = -1;
 }
 
-/* out[i] = in[positions[i]], zeros where that is -1. */
+/* out[i] = in[positions[i]], or zeros if the position is -1. */
 template <class T, class I>
 __global__ void gather_or_zero_kernel(const T *in, T *out, const int64_t *positions, int64_t count,
                                       int64_t items) {

@@ -1,5 +1,5 @@
-/* A move as one launch: a thread an item, the widest that alignment allows; planes that are
- * transposed go through tiles in shared memory.
+/* A move is one launch with a thread per item, the widest that alignment allows. Transposed planes
+ * go through tiles in shared memory.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/array/move.h"
@@ -14,15 +14,15 @@ struct alignas(16) item16 {
   uint64_t words[2];
 };
 
-/* A move without its inner part: strides in items, the innermost dimension last. Indices are
- * divided in 32 bits where they fit. */
+/* Move without its inner part: strides in items, innermost dimension last. Index divisions use 32
+ * bits if they suffice. */
 struct plan {
   int ndim;
   int64_t dims[MPG_MOVE_NDIM], in[MPG_MOVE_NDIM], out[MPG_MOVE_NDIM];
   int64_t count;
 };
 
-/* Where item `index` comes from and goes to. */
+/* Computes the source and target offsets of item `index`. */
 template <class I>
 __device__ __forceinline__ void places(const plan &p, I index, int64_t *from, int64_t *to) {
   int64_t in = 0, out = 0;
@@ -55,8 +55,8 @@ __global__ void spread_kernel(plan p, T element, T *out) {
   }
 }
 
-/* Planes: `rows` lie side by side in the input, `columns` in the output. One tile a block; p counts
- * the planes. */
+/* Transposes planes: `rows` are adjacent in the input, `columns` in the output. One tile per block;
+ * p counts the planes. */
 template <class T, class I>
 __global__ void transpose_kernel(plan p, int64_t rows, int64_t columns, int64_t in_step,
                                  int64_t out_step, const T *in, T *out) {
@@ -93,7 +93,7 @@ mpg_status launch_move(const mpg_kernel_call *call, const plan &p, const void *i
                          (const T *)in, (T *)out);
 }
 
-/* The largest power of two, at most 16, that divides all of a move's offsets in bytes. */
+/* Returns the largest power of two, at most 16, that divides all byte offsets of a move. */
 int64_t widest(const mpg_move &m, int64_t run, const void *in, const void *out) {
   uint64_t bits = (uint64_t)run | (uint64_t)(uintptr_t)in | (uint64_t)(uintptr_t)out | 16;
   for (int k = 0; k < m.ndim; k++) bits |= (uint64_t)m.in[k] | (uint64_t)m.out[k];
@@ -113,8 +113,8 @@ plan plan_of(const mpg_move &m, int64_t width) {
   return p;
 }
 
-/* The dimension along which the input is dense, where the innermost one is dense in the output
- * only: a transpose. -1: there is none. */
+/* Detects a transpose: if the innermost dimension is dense only in the output, returns the
+ * dimension that is dense in the input, else -1. */
 int plane_of(const mpg_move &m, int64_t item) {
   int last = m.ndim - 1;
   if (last < 1 || m.out[last] != item || m.in[last] == 0 || m.dims[last] < 8) return -1;

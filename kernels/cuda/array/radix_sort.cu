@@ -1,5 +1,5 @@
-/* A pass sorts by four bits: every block counts the digits of its tile, one block turns the counts
- * into places, and every block moves its tile. */
+/* LSD radix sort with four bits per pass: every block counts the digits of its tile, one block
+ * turns the counts into positions (prefix sum), and every block scatters its tile. */
 #include "kernels/cuda/array/radix_sort.h"
 
 namespace {
@@ -22,7 +22,7 @@ __global__ void count_kernel(const uint64_t *keys, int64_t count, int shift, uin
     counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = total[threadIdx.x];
 }
 
-/* Exclusive sums, in place, by one block. */
+/* Exclusive prefix sum, in place, in one block. */
 __global__ void places_kernel(uint32_t *counts, int64_t count) {
   __shared__ uint32_t sums[2][THREADS];
   uint32_t before = 0;
@@ -45,8 +45,8 @@ __global__ void places_kernel(uint32_t *counts, int64_t count) {
   }
 }
 
-/* A thread has ITEMS neighbours; how many of each digit come before them in the tile is summed up
- * over the threads. */
+/* Scatters a tile. A thread has ITEMS adjacent keys; a prefix sum over the threads gives the number
+ * of equal digits before them in the tile. */
 __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t count, int shift,
                             const uint32_t *places, uint64_t *keys_out, int32_t *values_out) {
   __shared__ uint16_t before[DIGITS][THREADS];
@@ -55,7 +55,7 @@ __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t
   for (int k = 0; k < ITEMS && begin + k < count; k++)
     before[keys[begin + k] >> shift & (DIGITS - 1)][threadIdx.x]++;
   __syncthreads();
-  /* Exclusive sums along the threads: 16 threads to a digit, each with 16 neighbours. */
+  /* Exclusive prefix sums along the threads: 16 threads per digit, each with 16 adjacent counts. */
   int digit = threadIdx.x / 16, part = threadIdx.x % 16;
   unsigned own = 0, sum = 0;
   for (int k = 0; k < 16; k++) own += before[digit][part * 16 + k];

@@ -1,22 +1,21 @@
-/* Stable sorting of positions by unsigned keys, on a GPU: radix sort, least significant digits
- * first. Queues its work on the call's stream. Include in .cu files only.
+/* Stable sorting of positions by unsigned keys on a GPU: LSD radix sort. Queues its work on the
+ * call's stream. Include in .cu files only.
  */
 #ifndef KERNELS_CUDA_ARRAY_RADIX_SORT_H
 #define KERNELS_CUDA_ARRAY_RADIX_SORT_H
 
 #include "kernels/cuda/cuda.h"
 
-/* Bytes of scratch memory that sorting `count` keys takes, beside the arrays themselves; a multiple
- * of 64. */
+/* Returns the scratch bytes for sorting `count` keys, excluding the arrays; a multiple of 64. */
 size_t mpg_cuda_sort_bytes(int64_t count);
-/* Brings keys[0], with its positions values[0], into ascending order of the lowest `bits` bits.
- * keys[1] and values[1] are of the same size and are written over; *side becomes the side on which
- * the result lies. `count` is less than 2^31. */
+/* Sorts keys[0], with its positions values[0], by ascending order of the lowest `bits` bits.
+ * keys[1] and values[1] have the same size and are overwritten. *side receives the side with the
+ * result. `count` is less than 2^31. */
 mpg_status mpg_cuda_sort(const mpg_kernel_call *call, uint64_t *const keys[2],
                          int32_t *const values[2], int64_t count, int bits, void *scratch,
                          int *side);
 
-/* Keys in the order of numbers. NaN is the largest; -0 is 0. */
+/* Returns a key with the order of numbers. NaN is the largest; -0 equals 0. */
 __device__ __forceinline__ uint64_t mpg_cuda_sort_key(float value) {
   uint32_t bits = __float_as_uint(value + 0.0f);
   return value != value ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -26,11 +25,11 @@ __device__ __forceinline__ uint64_t mpg_cuda_sort_key(double value) {
   return value != value ? UINT64_MAX : bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
 }
 
-/* Rows of n keys, sorted all at once, each row by itself, stably. The row is put above keys of 32
- * bits; longer ones are sorted first, and then by row. */
+/* Rows of n keys, sorted together, each row separately and stably. The row number is placed above
+ * 32-bit keys; longer keys are sorted first, and then by row. */
 struct mpg_cuda_rows {
   int64_t rows, n;
-  bool wide; /* keys of 64 bits */
+  bool wide; /* 64-bit keys */
   uint64_t *keys[2];
   int32_t *places[2];
   void *spare;
@@ -40,11 +39,11 @@ struct mpg_cuda_rows {
   }
 };
 
-/* Takes scratch memory for the rows, and for `more` bytes at *memory. A kernel of the caller's then
- * puts the keys. */
+/* Allocates scratch memory for the rows, and for `more` bytes at *memory. The caller's kernel then
+ * stores the keys. */
 mpg_status mpg_cuda_rows_new(const mpg_kernel_call *call, int64_t rows, int64_t n, bool wide,
                              size_t more, mpg_cuda_rows *out, void **memory);
-/* *order: which of all keys comes where. */
+/* Sorts the rows. *order receives the permutation of all keys. */
 mpg_status mpg_cuda_rows_sort(const mpg_kernel_call *call, const mpg_cuda_rows *rows,
                               int32_t **order);
 

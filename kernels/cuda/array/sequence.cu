@@ -1,4 +1,5 @@
-/* Sequences of different lengths: (time, batch, ...) or (batch, time, ...). A thread an element. */
+/* Sequences of different lengths: (time, batch, ...) or (batch, time, ...). One thread per
+ * element. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/array/move.h"
 
@@ -7,7 +8,7 @@ namespace {
 struct sequences {
   int64_t times, batch, inner; /* inner: elements of one step of one sequence */
   bool time_first, masked;
-  mpg_untyped lengths; /* masked false: all full */
+  mpg_untyped lengths; /* unused if not masked: all sequences are full */
   __device__ __forceinline__ int64_t length(int64_t b) const {
     int64_t n = masked ? mpg_cuda_index_at(lengths, b) : times;
     return n < 0 ? 0 : n > times ? times : n;
@@ -37,7 +38,7 @@ __global__ void reverse_kernel(sequences s, const T *in, T *out) { /* time first
   }
 }
 
-/* The last step of a sequence, or of one of length 0 its first: taken, or put there. */
+/* Gets or puts the last step of a sequence, or its first if the length is 0. */
 template <class T>
 __global__ void last_kernel(sequences s, T *steps, T *last, bool put) {
   for (int64_t i = MPG_CUDA_INDEX; i < s.batch * s.inner; i += MPG_CUDA_STRIDE) {

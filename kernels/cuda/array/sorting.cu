@@ -1,5 +1,5 @@
-/* Sorting, top-k, arg-reductions. An element becomes an unsigned key whose order is the element's
- * (descending: inverted); radix_sort.cu sorts them. */
+/* Sorting, top-k, arg-reductions. Each element is mapped to an unsigned key with the same order
+ * (descending: inverted); radix_sort.cu sorts the keys. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/array/move.h"
 #include "kernels/cuda/array/radix_sort.h"
@@ -30,7 +30,7 @@ extent extent_of(const mpg_shape *shape, const mpg_opt_int *axis_param) {
           mpg_shape_product(shape, axis + 1, shape->ndim)};
 }
 
-/* Item (row, i): where its element is. */
+/* Returns the position of element i of a row. */
 __device__ __forceinline__ int64_t place_of(const extent &e, int64_t row, int64_t i) {
   return (row / e.after * e.n + i) * e.after + row % e.after;
 }
@@ -42,7 +42,8 @@ __global__ void keys_kernel(mpg_untyped data, extent e, bool ascending, mpg_cuda
   rows.put(at, ascending ? key : ~key);
 }
 
-struct results { /* data NULL: not wanted */
+/* data is NULL for results that are not requested */
+struct results {
   void *values, *mask;
   mpg_untyped indices;
   uint64_t one;
@@ -92,7 +93,7 @@ __device__ __forceinline__ bool better(const found &a, const found &b) {
   return a.key > b.key || (a.key == b.key && a.index < b.index);
 }
 
-/* NaN beats every number, whichever is looked for. */
+/* NaN beats every number, for maximum and minimum. */
 __device__ __forceinline__ uint64_t search_key(const mpg_untyped &data, int64_t i, bool smallest) {
   uint64_t key = key_of(data, i);
   bool floating =
@@ -102,7 +103,7 @@ __device__ __forceinline__ uint64_t search_key(const mpg_untyped &data, int64_t 
   return floating && key == UINT32_MAX ? UINT64_MAX : ~key;
 }
 
-/* A block a row. */
+/* One block per row. */
 __global__ void search_kernel(mpg_untyped data, mpg_untyped out, extent e, bool smallest) {
   __shared__ uint64_t keys[MPG_CUDA_THREADS];
   __shared__ int64_t indices[MPG_CUDA_THREADS];
@@ -138,7 +139,7 @@ mpg_status search(const mpg_kernel_call *call, const extent &e, bool smallest) {
                          mpg_untyped_view(&call->outputs[0]), e, smallest);
 }
 
-/* --- Elements along a dimension --------------------------------------------------------------- */
+/* --- Indexing along a dimension --------------------------------------------------------------- */
 
 template <class T>
 __global__ void along_kernel(T *dense, T *indexed, mpg_untyped indices, int64_t count, int64_t n,

@@ -1,19 +1,21 @@
-/* Fused groups (op/fused.h) in one pass: a small program, made of the group when it is called, that
- * every thread runs on MPG_GROUP_ELEMENTS neighbouring elements as a kernel of its own
- * (specialise.h).
+/* Fused groups (op/fused.h) in one pass. A call turns its group into a small program; every thread
+ * runs it on MPG_GROUP_ELEMENTS adjacent elements, as a generated kernel (specialise.h).
  *
- * Values are floats in a thread's own registers, rounded to their dtype after each member, so that
- * an element's bits are those of the members' own kernels. What is read is loaded where it is first
- * needed, what is wanted outside stored where it is made. A value that is broadcast along some dims
- * is computed by everyone who needs it and stored by one. `fuses` says which ops may be in a group:
- * those of one and two arrays whose formulas are in kernels/common, casts, copies, broadcasts,
- * dropout, sums, means and extrema of rows, LayerNorm, the softmax family and their gradients, of
- * float32, float16 and bfloat16, where NVRTC compiles groups. Others run by themselves. A mask is 1
- * or 0 in registers. In a group with rows, threads share them as the ops' kernels do
- * (math/reduce.cu, math/softmax.cu, layers/norm.cu), and have the result of a reduction for each of
- * their elements. What these kernels compute is written here as steps, of floats that are not
- * rounded in between. The gradients of gamma and beta are sums over rows: blocks leave their shares
- * in scratch memory, which a kernel behind adds up.
+ * Values are floats in a thread's registers, rounded to their dtype after each member, so that an
+ * element's bits are those of the members' own kernels. Inputs are loaded at their first use, and
+ * outputs stored when they are computed. A value that is broadcast along some dims is computed by
+ * every thread that needs it and stored by one.
+ *
+ * `fuses` decides which ops a group may contain: unary and binary ops with formulas in
+ * kernels/common, casts, copies, broadcasts, dropout, sums, means and extrema of rows, LayerNorm,
+ * the softmax family and their gradients, for float32, float16 and bfloat16, if NVRTC compiles
+ * groups. All other ops run separately. A mask is 1 or 0 in registers.
+ *
+ * In a group with rows, threads share rows like the ops' kernels (math/reduce.cu, math/softmax.cu,
+ * layers/norm.cu), and have the result of a reduction for each of their elements. The arithmetic of
+ * those kernels is written here as steps on floats without intermediate rounding. The gradients of
+ * gamma and beta are sums over rows: blocks leave partial sums in scratch memory, which a following
+ * kernel adds.
  */
 #include "kernels/cuda/fusion/generated.h"
 
@@ -32,11 +34,12 @@ typedef mpg_step step;
 typedef mpg_step_operand operand;
 
 /* --- Members ---------------------------------------------------------------------------------- */
-/* Kinds of members that are several steps. */
+/* Kinds of members that take several steps. */
 const uint8_t DROPOUT = 128, /* DRAW, then DROP */
     LAYER_NORM = 129, LAYER_NORM_BACK = 130, SOFTMAX = 131, LOG_SOFTMAX = 132, SOFTMAX_BACK = 133,
               LOG_SOFTMAX_BACK = 134;
-struct meaning { /* of an op, with its parameters */
+/* An op with its parameters. */
+struct meaning {
   uint8_t kind, row, fixed, mean;
   int num_constants;
   double constants[MPG_UNARY_CONSTANTS];
@@ -46,7 +49,7 @@ double inverse_of(const mpg_opt_float &temperature) {
   return temperature.present ? 1 / temperature.value : 1;
 }
 
-/* Of an op of rows: its constant is the scale, or eps. */
+/* Returns the kind of a row op. Its constant is the scale, or eps. */
 uint8_t rows_kind(const mpg_op *op, const void *params, double *constant) {
   switch (op->id) {
     case MPG_OP_softmax:
@@ -115,7 +118,7 @@ bool is_computed(mpg_dtype dtype) {
 }
 
 /* --- Programs --------------------------------------------------------------------------------- */
-/* A constant as an element of the dtype has it. */
+/* Rounds a constant to the dtype. */
 float rounded(double value, mpg_dtype dtype) {
   switch (dtype) {
     case MPG_FLOAT16: return mpg_to<float>(mpg_to<mpg_half>(value));
@@ -124,17 +127,18 @@ float rounded(double value, mpg_dtype dtype) {
   }
 }
 
-/* Every value has at most one register and one operand, every member at most its constants: the
- * program's arrays are long enough for all groups. */
+/* Every value has at most one register and one operand, and every member at most its constants, so
+ * the program's arrays are large enough for all groups. */
 struct builder {
   mpg_step_program p;
   const mpg_kernel_call *call;
   const mpg_fused *fused;
   uint8_t register_of[MPG_FUSED_MAX_VALUES], free_registers[256], temporaries[256];
-  uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* the member; 255: none */
+  uint8_t last_read[MPG_FUSED_MAX_VALUES]; /* the last member that reads it; 255 if none */
   bool there[MPG_FUSED_MAX_VALUES];
   int num_free, num_temporaries;
-  struct { /* of a pair of shares */
+  /* per pair of partial sums */
+  struct {
     void *dgamma, *dbeta;
     mpg_dtype dtype;
   } sums[MPG_STEP_MAX_SHARES];
@@ -153,7 +157,7 @@ struct builder {
     p.row = 0, p.each = MPG_GROUP_ELEMENTS, p.packs = 1, p.lanes = MPG_CUDA_THREADS;
     if (fused->row) take_rows();
   }
-  /* The group's rows, as the kernels of its members hold them. */
+  /* Takes the row layout of the members' kernels. */
   void take_rows() {
     p.row = 1;
     for (int d = 0; d < p.ndim; d++)
@@ -189,7 +193,7 @@ struct builder {
     o->dtype = (uint8_t)value.dtype;
     o->whole = value.varying == (1u << fused->ndim) - 1;
     o->by_row = fused->row && !(value.varying & fused->row);
-    int64_t together = 1; /* elements that are neighbours in the domain, too */
+    int64_t together = 1; /* elements that are contiguous in the operand and the domain */
     for (int d = p.ndim - 1; d >= 0 && (value.varying >> d & 1); d--) together *= p.dims[d];
     size_t bytes = (size_t)p.each * mpg_dtype_size(value.dtype);
     o->packed = (o->whole || together % p.each == 0) && p.row % p.each == 0 &&
@@ -223,7 +227,7 @@ struct builder {
     s->a = register_of[v];
     s->b = operand;
   }
-  /* A Dropout's mask; returns its register. */
+  /* Draws a Dropout mask. Returns its register. */
   uint8_t draw(const mpg_fused_member &member, uint32_t mask, const meaning &m) {
     step *s = add(MPG_STEP_DRAW, MPG_UINT8);
     s->row = (uint8_t)member.draw;
@@ -235,7 +239,7 @@ struct builder {
     return s->to;
   }
 
-  /* Steps of ops of rows: of registers, to one that is free again behind the member. */
+  /* Adds a step of a row op: from registers to a temporary, which is released after the member. */
   step *make(uint8_t kind, uint8_t a) {
     step *s = add(kind, MPG_FLOAT32);
     s->a = a;
@@ -270,12 +274,12 @@ struct builder {
     s->b = mean;
     return s->to;
   }
-  /* Whether a result of a member is stored, or read by another one. */
+  /* True if a member's result is stored, or read by a different member. */
   bool is_wanted(uint32_t v) {
     return v != MPG_FUSED_LOCAL &&
            (last_read[v] != 255 || fused->values[v].operand != MPG_FUSED_LOCAL);
   }
-  /* A value that is in a register now, not rounded yet. */
+  /* Rounds a value in register `a`, and stores it if it is an output. */
   void put(uint32_t v, uint8_t a) {
     if (!is_wanted(v)) return;
     step *s = add(MPG_STEP_ROUND, fused->values[v].dtype);
@@ -349,7 +353,7 @@ struct builder {
     mpg_dtype dtype = fused->values[out].dtype;
     uint8_t a = read(inputs[0]), b = member.num_inputs == 2 ? read(inputs[1]) : a;
     if (m.kind == DROPOUT) b = draw(member, mask, m);
-    for (uint32_t i = 0; i < member.num_inputs; i++) /* the result may take its place */
+    for (uint32_t i = 0; i < member.num_inputs; i++) /* the result may reuse the register */
       if (there[inputs[i]] && last_read[inputs[i]] == k) release(inputs[i]);
     if (m.kind == DROPOUT && last_read[mask] == 255) release(mask);
     step *s = add(m.kind == DROPOUT ? (uint8_t)MPG_STEP_DROP : m.kind, dtype);
@@ -384,7 +388,7 @@ struct builder {
   }
 };
 
-/* Whether a member's arrays, inputs first, have dtypes that it is computed of. */
+/* True if a member can be computed with the dtypes of its arrays, inputs first. */
 bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
   if (m.kind >= LAYER_NORM) {
     const int counts[] = {6, 8, 2, 2, 3, 3}; /* by kind */
@@ -407,8 +411,8 @@ bool is_taken(const meaning &m, const mpg_dtype *dtypes, int count) {
   return true;
 }
 
-/* Scratch memory: of shares, and of copies. A value that is written while others still read it,
- * because it does not vary along some dims, is read from a copy. */
+/* Allocates scratch memory for partial sums and copies. An output that is overwritten while other
+ * threads still read it, because it does not vary along some dims, is read from a copy. */
 mpg_status take_scratch(const mpg_kernel_call *call, mpg_step_program *p) {
   size_t shares = 0;
   if (p->num_shares) {

@@ -1,6 +1,5 @@
-/* The beginning of a specialised group's source: formulas, rounding, loads and stores.
- * Everything here and all that it includes is compiled by NVRTC, which has no headers of its own
- * but those it is given (specialise.cu). */
+/* Prelude of a generated group's source: formulas, rounding, loads and stores. NVRTC compiles this
+ * file and everything it includes, and only has the headers that specialise.cu passes. */
 #ifndef KERNELS_CUDA_FUSION_GENERATED_H
 #define KERNELS_CUDA_FUSION_GENERATED_H
 
@@ -27,7 +26,7 @@ typedef unsigned long long uint64_t;
 #include "kernels/cuda/block.h"
 #include "kernels/cuda/dropout.h"
 
-enum { MPG_GROUP_ELEMENTS = 4 }; /* of a thread, but of rows; as many as a Philox block has words */
+enum { MPG_GROUP_ELEMENTS = 4 }; /* per thread, except for rows: a Philox block's words */
 
 /* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) ------------------ */
 namespace mpg_unary {
@@ -53,14 +52,14 @@ MPG_ANYWHERE float mpg_rounded(float x) {
   return mpg_to<float>(mpg_to<T>(x));
 }
 
-/* --- Memory ----------------------------------------------------------------------------------- */
+/* --- Memory access ---------------------------------------------------------------------------- */
 template <class T, int N>
 struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mpg_few {
   T values[N];
 };
 
-/* `at(i, &place)` finds element i of the domain in an operand; false: where it moves it is
- * another element's to store. */
+/* Place types: `at(i, &place)` maps element i of the domain to a place in an operand. Returns false
+ * if a different element stores to that place. */
 struct mpg_everywhere {
   static const bool whole = true;
   static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
@@ -68,8 +67,8 @@ struct mpg_everywhere {
     return true;
   }
 };
-/* N neighbours from `begin` on, of which the first `count` are there: all where it is N or more,
- * none where it is not above 0; packed: neighbours in the operand, too, and aligned. */
+/* Loads N adjacent elements from `begin` on, of which the first `count` exist: all if count >= N,
+ * none if count <= 0. `packed` means that they are contiguous and aligned in the operand. */
 template <class T, class P, int N>
 __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin,
                                              int count, float *to) {
@@ -107,8 +106,7 @@ __device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t
     if (k < count && P::at(begin + k, &place)) data[place] = mpg_to<T>(from[k]);
   }
 }
-/* The same of an operand that has one number for all of a row, by the thread's first element of
- * it. */
+/* Loads from an operand with one number per row, at the place of the thread's first element. */
 template <class T, class P>
 __device__ __forceinline__ float mpg_load_of_row(const void *memory, int64_t begin, int count) {
   int64_t place = 0;
@@ -122,7 +120,7 @@ __device__ __forceinline__ void mpg_store_of_row(void *memory, int64_t begin, in
   if (count > 0 && P::at(begin, &place)) ((T *)memory)[place] = mpg_to<T>(from);
 }
 
-/* --- Dropout: 1 where an element is kept, else 0 ---------------------------------------------- */
+/* --- Dropout: 1 if an element is kept, else 0 ------------------------------------------------- */
 template <class P, int N>
 __device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float threshold,
                                              int64_t begin, int count, float *kept) {
@@ -146,7 +144,7 @@ __device__ __forceinline__ void mpg_draw_few(const mpg_cuda_key &from, float thr
     P::at(begin + k, &place);
     float keeps = drawn.keeps((uint64_t)place, (uint32_t)threshold) ? 1.0f : 0.0f;
 #pragma unroll
-    for (int j = 0; j < N; j++) /* not indexed: they are registers */
+    for (int j = 0; j < N; j++) /* no indexing, which would move registers to memory */
       if (j == k) kept[j] = keeps;
   }
 }

@@ -1,4 +1,4 @@
-/* Writes fused groups as C++ and compiles them by NVRTC. */
+/* Generates C++ for fused groups and compiles it by NVRTC. */
 #include "kernels/cuda/fusion/generated.h"
 
 #include <pthread.h>
@@ -17,11 +17,11 @@ extern "C" {
 
 namespace {
 
-/* --- Text ------------------------------------------------------------------------------------- */
+/* --- Source text ------------------------------------------------------------------------------ */
 struct text {
   char *data;
   size_t length, capacity;
-  bool failed; /* no memory */
+  bool failed; /* out of memory */
 
   __attribute__((format(printf, 2, 3))) void add(const char *format, ...) {
     va_list arguments, again;
@@ -55,7 +55,7 @@ const char *type_of(int dtype) {
   }
 }
 
-/* Where an operand that is broadcast along some dims has element i. */
+/* Adds the place type of an operand that is broadcast along some dims. */
 void add_place(text *t, const mpg_step_program *p, int number) {
   const mpg_step_operand *o = &p->operands[number];
   const char *type = p->count <= 0x7fffffff ? "uint32_t" : "uint64_t";
@@ -88,7 +88,7 @@ void add_place_name(text *t, const mpg_step_program *p, int number) {
     t->add("place_%d", number);
 }
 
-/* The rest of a call for the packs of an operand, and a register for each. */
+/* Adds the remaining arguments for an operand's packs and its registers. */
 void add_neighbours(text *t, int number, int reg) {
   t->add(", EACH>(p.data[%d], p.packed[%d] >> %d & 1, begin[q], count[q], r%d + q * EACH);\n",
          number, number / 32, number % 32, reg);
@@ -146,7 +146,7 @@ void add_share(text *t, const mpg_step *s) {
          s->a);
 }
 
-/* Of an operand of a BINARY, at k. */
+/* Adds an operand of a BINARY step, at k. */
 void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
   if (fixed)
     t->add("p.constants[%d]", s->constant);
@@ -154,8 +154,8 @@ void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
     t->add("r%d[k]", reg);
 }
 
-/* A thread's part of its rows: of one, or of many where shares are added up over them. Threads
- * without a row take part in its sums. */
+/* Adds the setup of a thread's part of its rows: one row, or many if partial sums are added over
+ * rows. Threads without a row take part in the reductions. */
 void add_rows(text *t, const mpg_step_program *p, const char *name) {
   for (int i = 0; i < p->num_shares; i++)
     t->add(
@@ -184,7 +184,7 @@ void add_rows(text *t, const mpg_step_program *p, const char *name) {
         i, p->row, i / 2, i % 2, p->row);
 }
 
-/* Everything behind the includes. */
+/* Generates everything after the includes. */
 void generate(text *t, const mpg_step_program *p, const char *name) {
   t->add(
       "namespace of_%s {\nstruct arguments {\n  void *data[%d];\n  mpg_cuda_key keys[%d];\n  "
@@ -239,7 +239,7 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
     }
   }
   t->add("}\n#undef EACH_PACK\n#undef EACH_ELEMENT\n} // namespace of_%s\n", name);
-  /* Shares take many registers: two blocks with some spills are faster than one. */
+  /* Partial sums take many registers: two blocks with some spills are faster than one. */
   t->add(
       "extern \"C\" __global__ void __launch_bounds__(%d, %d) %s(const __grid_constant__ "
       "of_%s::arguments p) {\n  using namespace of_%s;\n  int64_t begin[PACKS];\n  int "
@@ -263,24 +263,27 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       name, name, name, name, name);
 }
 
-/* --- What was made ---------------------------------------------------------------------------- */
-struct made { /* one text */
+/* --- Cache of generated kernels --------------------------------------------------------------- */
+/* One generated kernel. */
+struct made {
   made *next;
   uint64_t hash;
   unsigned char *key; /* owned */
   size_t size;
-  char *text; /* owned; kept where groups are written, NULL else */
+  char *text; /* owned, if groups are dumped; else NULL */
   const void *kernel;
 };
 
 enum { BUCKETS = 1024 };
-struct { /* under the mutex */
+/* Guarded by the mutex. */
+struct {
   pthread_mutex_t mutex;
-  bool looked, there; /* there: NVRTC, which compiles for the card */
+  bool looked, there; /* there: NVRTC exists and supports the card */
   made *buckets[BUCKETS];
 } specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}};
 
-/* Ten times the major version and the minor one, of the current card. Under the mutex. */
+/* Returns ten times the major version plus the minor version of the current card. Requires the
+ * mutex. */
 int compute_capability() {
   static int known[64];
   int card = 0, major = 0, minor = 0;
@@ -292,7 +295,7 @@ int compute_capability() {
   return 10 * major + minor;
 }
 
-/* The key of a kernel: the card that it is for, and all that its text depends on, as bytes. */
+/* Writes the key of a kernel: the card, and every input of its text, as bytes. Returns its size. */
 size_t write_key(const mpg_step_program *p, unsigned char *key) {
   bool whole = true;
   size_t size = 0;
@@ -334,7 +337,7 @@ uint64_t hash_of(const unsigned char *key, size_t size) {
   return hash;
 }
 
-/* The folder that gets the texts; NULL: none. */
+/* Returns the folder for dumps, or NULL. */
 const char *dump_folder() {
   const char *folder = getenv("MPGLUON_CUDA_GROUPS");
   return folder && *folder ? folder : NULL;
@@ -346,12 +349,12 @@ void write_dump(const char *name, const text *t) {
   if (!folder) return;
   snprintf(path, sizeof path, "%s/%s.cu", folder, name);
   FILE *file = fopen(path, "w");
-  if (!file) return; /* as MPGLUON_DUMP: passed over */
+  if (!file) return; /* ignored, as for MPGLUON_DUMP */
   fwrite(t->data, 1, t->length, file);
   fclose(file);
 }
 
-/* The kernel of a text. */
+/* Compiles a text to a kernel. */
 mpg_status compile(const char *text, const char *name, const void **kernel) {
   static const char *const options[] = {"--fmad=false", "--std=c++17", "-default-device"};
   mpg_nvrtc_source source = {};
@@ -370,7 +373,7 @@ mpg_status compile(const char *text, const char *name, const void **kernel) {
   return status == MPG_OK ? mpg_nvrtc_kernel(library, name, kernel) : status;
 }
 
-/* Once: whether there is an NVRTC, and what it makes is loaded. */
+/* Detects once if NVRTC exists and its code can be loaded. */
 void look_for_nvrtc() {
   const char *setting = getenv("MPGLUON_CUDA_NVRTC");
   const void *kernel;
@@ -391,7 +394,7 @@ text text_of(const mpg_step_program *p, const char *name) {
   return t;
 }
 
-/* Where texts are kept: whether the program has the one that was found by its key. */
+/* Checks, if texts are kept, that the program has the same text as the kernel found by its key. */
 mpg_status check_text(const made *m, const mpg_step_program *p, const char *name) {
   text t = text_of(p, name);
   bool same = t.failed || !strcmp(t.data, m->text);
@@ -399,7 +402,7 @@ mpg_status check_text(const made *m, const mpg_step_program *p, const char *name
   return same ? MPG_OK : mpg_fail(MPG_ERROR, "internal: two fused groups have the key of %s", name);
 }
 
-/* The kernel of a key, made where there is none. */
+/* Returns the kernel of a key, generating it if necessary. */
 mpg_status find(const mpg_step_program *p, const unsigned char *key, size_t size,
                 const void **kernel) {
   uint64_t hash = hash_of(key, size);
@@ -416,7 +419,7 @@ mpg_status find(const mpg_step_program *p, const unsigned char *key, size_t size
   mpg_status status = t.failed ? mpg_out_of_host_memory(t.length) : compile(t.data, name, kernel);
   made *m = (made *)mpg_malloc(sizeof *m);
   unsigned char *copy = (unsigned char *)mpg_malloc(size);
-  if (status != MPG_OK || !m || !copy) { /* it is made again when it is next wanted */
+  if (status != MPG_OK || !m || !copy) { /* not cached; the next use generates it */
     mpg_free(m);
     mpg_free(copy);
     mpg_free(t.data);
@@ -483,7 +486,7 @@ extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
   memcpy(to + 24, packed, sizeof packed);
   memcpy(to + 40, p->constants, (size_t)p->num_constants * sizeof(float));
   cudaLaunchConfig_t config = {};
-  int rows = MPG_CUDA_THREADS / p->lanes; /* at once */
+  int rows = MPG_CUDA_THREADS / p->lanes; /* rows per block */
   config.gridDim = dim3(mpg_specialised_blocks(p));
   config.blockDim = dim3(MPG_CUDA_THREADS);
   config.dynamicSmemBytes = p->num_shares && rows > 1 ? rows * p->row * sizeof(float) : 0;

@@ -1,19 +1,18 @@
-/* Attention without the matrix of scores: tiles of query rows against tiles of keys, with the sums
- * of the softmax kept up to date from tile to tile; backward, tiles of weights are worked out again
- * from those sums. cuDNN's is not used: it has no float32, and its dropout draws other numbers than
- * the CPU's.
+/* Attention without a matrix of scores (FlashAttention): tiles of query rows against tiles of keys,
+ * with online softmax sums. Backward recomputes tiles of weights from those sums. cuDNN's attention
+ * is not used: it lacks float32, and its dropout draws differ from the CPU's.
  *
- * Every element is summed over keys (or rows) in ascending order by one block, without atomics: the
- * same bits each time. A block has 16 x 16 threads, each with EACH x EACH neighbours of a tile. Of
- * wide heads each block makes a tile's width of the result's columns. */
+ * Every element is summed over keys (or rows) in ascending order by one block, without atomics, so
+ * results are deterministic. A block has 16 x 16 threads, each with EACH x EACH adjacent elements
+ * of a tile. For wide heads, each block computes one tile width of the result's columns. */
 #include "kernels/common/vector_math.h"
 #include "kernels/cuda/layers/attention.h"
 
 namespace {
 
-enum { SIDE = 16, THREADS = SIDE * SIDE, CHUNK = 32 /* features at a time in a product */ };
+enum { SIDE = 16, THREADS = SIDE * SIDE, CHUNK = 32 /* features per step of a product */ };
 
-/* Neighbours of a thread along either side of a tile: what shared memory has room for. */
+/* Adjacent elements of a thread along either side of a tile; limited by shared memory. */
 template <class C>
 struct tiling {
   enum { EACH = 4, TILE = EACH * SIDE, LINE = TILE + 4 };
@@ -28,7 +27,7 @@ MPG_ANYWHERE double exponential(double x) { return exp(x); }
 MPG_ANYWHERE float sum_of(float x, float y, float sum) { return fmaf(x, y, sum); }
 MPG_ANYWHERE double sum_of(double x, double y, double sum) { return fma(x, y, sum); }
 
-/* Where a thread stands in tiles, and which head its block works on. */
+/* A thread's position in tiles, and its block's head. */
 template <class C>
 struct unit {
   int tx, ty;
@@ -46,8 +45,8 @@ __device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const mpg_attention<T>
   u.tx = threadIdx.x % SIDE, u.ty = threadIdx.x / SIDE;
   u.index = blockIdx.x / tiles;
   u.batch = u.index / p.heads, u.head = u.index % p.heads;
-  u.first = (last_first ? tiles - 1 - tile : tile) *
-            t::TILE; /* where later rows see more, they start first */
+  /* With a causal mask, later rows see more keys, so they start first. */
+  u.first = (last_first ? tiles - 1 - tile : tile) * t::TILE;
   u.tile_a = mpg_cuda_shared<C>();
   u.tile_b = u.tile_a + t::TILE * t::LINE;
   u.chunk_a = u.tile_b + t::TILE * t::LINE;
@@ -60,8 +59,8 @@ size_t shared_bytes() {
   return (size_t)(2 * t::TILE + 2 * CHUNK) * t::LINE * sizeof(C);
 }
 
-/* Rows [first, first + TILE) of features [from, from + CHUNK), transposed, times a factor; zeros
- * beyond. */
+/* Loads rows [first, first + TILE) of features [from, from + CHUNK), transposed, times a factor.
+ * Pads with zeros. */
 template <class T, class C>
 __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, int64_t first,
                                                 int64_t count, int64_t from, int64_t width,
@@ -73,7 +72,7 @@ __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, i
     to[e * t::LINE + r] = there ? mpg_to<C>(rows[(first + r) * by_row + from + e]) * factor : (C)0;
   }
 }
-/* Rows of TILE features from `from` on, as they lie. */
+/* Loads rows of TILE features from `from` on, without a transpose. */
 template <class T, class C>
 __device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t first,
                                           int64_t count, int64_t from, int64_t width, C factor,
@@ -97,7 +96,7 @@ __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int6
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) s[r][k] = 0;
   for (int64_t from = 0; from < width; from += CHUNK) {
-    __syncthreads(); /* what was there has been read */
+    __syncthreads(); /* the previous contents have been read */
     load_transposed(a, a_by, a_first, a_count, from, width, factor, u.chunk_a);
     load_transposed(b, b_by, b_first, b_count, from, width, (C)1, u.chunk_b);
     __syncthreads();
@@ -128,7 +127,7 @@ __device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const
   }
 }
 
-/* Adds the mask; what is not seen becomes -inf. */
+/* Adds the mask. Hidden scores become -inf. */
 template <class T, class C>
 __device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u, int64_t row,
                                      int64_t key, C (*s)[tiling<C>::EACH]) {
@@ -143,7 +142,7 @@ __device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u
     }
 }
 
-/* Which of a thread's weights stay: bit r * EACH + k. */
+/* Returns which of a thread's weights dropout keeps: bit r * EACH + k. */
 template <class T, class C>
 __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u,
                                             int64_t row, int64_t key) {
@@ -167,14 +166,15 @@ __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const uni
   return kept;
 }
 
-/* Over the 16 threads that share rows. */
+/* Reduces over the 16 threads that share rows. */
 template <class C, class F>
 __device__ __forceinline__ C across_row(C value, F combine) {
   for (int lanes = SIDE / 2; lanes; lanes >>= 1)
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
   return value;
 }
-struct more { /* NaN is left out */
+/* Maximum that ignores NaN. */
+struct more {
   template <class C>
   MPG_MEMBER C operator()(C a, C b) const {
     return b > a ? b : a;
@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
     multiply_rows(u, query, p.query.by_row, u.first, p.rows, p.scale, keys, p.key.by_row, first,
                   p.keys, p.width, s);
     hide(p, u, row, key, s);
-    load_rows(values, p.value.by_row, first, p.keys, column, p.value_width, (C)1,
-              u.tile_b); /* its readers have met in multiply_rows */
+    /* multiply_rows has synchronized the readers of tile_b. */
+    load_rows(values, p.value.by_row, first, p.keys, column, p.value_width, (C)1, u.tile_b);
     uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
     for (int r = 0; r < t::EACH; r++) {
       C most = s[r][0], sum = 0;
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
   }
 }
 
-/* One warp a row. */
+/* One warp per row. */
 template <class T>
 __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   typedef mpg_compute_t<T> C;
@@ -252,7 +252,7 @@ __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   if ((threadIdx.x & 31) == 0) p.inner[i] = sum;
 }
 
-/* The weights of a tile once more (as they were dropped), and the gradients of its scores. */
+/* Recomputes the weights of a tile (with dropout), and computes the gradients of its scores. */
 template <class T, class C>
 __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const unit<C> &u,
                                               int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH],
@@ -283,7 +283,7 @@ __device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const u
   }
 }
 
-/* A thread's part of a tile, with a line for each row. */
+/* Stores a thread's part of a tile, one line per row. */
 template <class C>
 __device__ __forceinline__ void store_tile(const unit<C> &u, const C (*s)[tiling<C>::EACH]) {
   typedef tiling<C> t;
@@ -292,7 +292,7 @@ __device__ __forceinline__ void store_tile(const unit<C> &u, const C (*s)[tiling
       u.tile_a[(u.ty * t::EACH + r) * t::LINE + u.tx * t::EACH + k] = s[r][k];
 }
 
-/* The gradients of a tile of keys and values: rows in ascending order. */
+/* Computes the gradients of a tile of keys and values, over rows in ascending order. */
 template <class T>
 __global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
     }
 }
 
-/* The gradients of a tile of rows: keys in ascending order. */
+/* Computes the gradients of a tile of rows, over keys in ascending order. */
 template <class T>
 __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
@@ -400,8 +400,7 @@ dim3 grid_of(const mpg_kernel_call *call, int64_t extent, int64_t columns) {
               (unsigned)((columns + t::TILE - 1) / t::TILE));
 }
 
-/* Halves of the sizes that tensor cores are programmed for (attention_tensor.h); *done: they were.
- */
+/* Runs halves of sizes that tensor cores support (attention_tensor.h). *done is set if it did. */
 template <class T>
 mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
   int64_t batch = ((const mpg_attention_params *)call->params)->sizes.values[0];

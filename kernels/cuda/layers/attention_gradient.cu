@@ -1,11 +1,12 @@
-/* The gradients of attention of halves on tensor cores. Weights are worked out again from the
- * forward pass' sums, by one kernel for keys and values and by another for queries: seven products
- * of tiles instead of the five that one kernel would need. That kernel would have to add up
- * gradients of queries over its blocks: in one order, they would go through memory in float32, 32
- * times as many bytes as the queries have for 1,024 keys, which takes longer than two products.
+/* Gradients of attention on halves with tensor cores. Weights are recomputed from the forward sums
+ * by one kernel for keys and values and a second one for queries: seven tile products instead of
+ * the five of a single kernel. A single kernel would have to add the gradients of queries over its
+ * blocks. In a fixed order, they would pass through memory in float32, which is 32 times the bytes
+ * of the queries for 1,024 keys and takes longer than two products.
  *
- * Four warps have 16 keys (or queries) each; tiles of the other side come while the tile before is
- * worked on. Weights that were dropped have no gradient, and 1 / (1 - p) is a factor of results.
+ * Each of four warps has 16 keys (or queries). Tiles of the other operand are loaded while the
+ * previous tile is processed. Dropped weights have no gradient; 1 / (1 - p) is a factor of the
+ * results.
  */
 #include "kernels/cuda/layers/attention_tensor.h"
 
@@ -13,23 +14,23 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS, TILE = 16 * WARPS };
 
-/* Rows (or keys) of the other side at a time, as far as registers go. */
+/* Rows (or keys) of the other operand per step, limited by registers. */
 template <int D, mpg_attention_mode MODE>
 constexpr int rows_at_once = D == 64 && MODE == MPG_PLAIN ? 64 : 32;
 
-/* The logarithm (of base 2) of a row's sum of exponentials; rows that are not there have weights of
- * zero. */
+/* Returns the base-2 logarithm of a row's sum of exponentials. Infinity gives missing rows zero
+ * weights. */
 __device__ __forceinline__ float sum_of(const float *sums, int rows, int row) {
   return row < rows ? fmaf(sums[row], MPG_LOG2_E, log2f(sums[rows + row])) : INFINITY;
 }
-/* <grad, output> of a row, in units of the weights that are not scaled. */
+/* Returns <grad, output> of a row, in units of unscaled weights. */
 template <class T>
 __device__ __forceinline__ float inner_of(const mpg_attention<T> &p, const mpg_unit &u, int row) {
   if (row >= p.rows || p.kept_scale == 0) return 0;
   return p.inner[u.index * p.rows + row] / p.kept_scale;
 }
 
-/* A weight from its product, and the gradient of its score from that of the weight. */
+/* Computes a weight from its product, and the gradient of its score from the weight's gradient. */
 template <mpg_attention_mode MODE, bool EDGE>
 __device__ __forceinline__ void weigh_again(float factor, float least, float inner, bool seen,
                                             bool stays, float *product, float *gradient) {
@@ -40,18 +41,18 @@ __device__ __forceinline__ void weigh_again(float factor, float least, float inn
   *product = MODE == MPG_PLAIN || stays ? weight : 0;
 }
 
-/* What follows from a number is worked out again where it is needed. */
+/* Keeps the compiler from hoisting values derived from `number`. */
 __device__ __forceinline__ void keep_here([[maybe_unused]] int *number) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(*number));
 #endif
 }
 
-/* Products become scores with a mask, whose numbers are `step` apart along a tile's columns. */
+/* Adds the mask, whose elements are `step` apart along a tile's columns, to products. */
 template <int N, class T, class F>
 __device__ __forceinline__ void add_mask(const T *mask, int pair, int step, int by_row,
                                          float factor, F seen, float (*s)[4]) {
-  keep_here(&step); /* or 16 offsets are in registers from tile to tile */
+  keep_here(&step); /* otherwise 16 offsets stay in registers across tiles */
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
@@ -63,7 +64,7 @@ __device__ __forceinline__ void add_mask(const T *mask, int pair, int step, int 
     }
 }
 
-/* <grad, output> of each row: eight neighbours a lane, LANES lanes a row. */
+/* Computes <grad, output> per row: eight adjacent elements per lane, LANES lanes per row. */
 template <class T, int LANES>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS)
     inner_kernel(mpg_attention<T> p, uint32_t count, bool aligned) {
@@ -90,9 +91,9 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (i < count && e == 0) p.inner[i] = sum;
 }
 
-/* A warp's scores s and gradients of weights g with a tile of `stage`: products of 16 rows of `own`
- * and `own_grads`, to which mask() adds what it has, and of which weigh(edge, n, i) makes weights
- * and gradients of scores. whole: the tile is seen whole, so that nothing is tested for its edges.
+/* Computes a warp's scores s and gradients of weights g for a tile in `stage`: products of 16 rows
+ * of `own` and `own_grads`. mask() adds the mask; weigh(edge, n, i) turns them into weights and
+ * gradients of scores. If `whole`, the tile is completely visible, and edges are not tested.
  */
 template <class T, int D, int N, class M, class W>
 __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, const T *stage,
@@ -113,14 +114,14 @@ __device__ __forceinline__ void weigh_tile(const T *own, const T *own_grads, con
     all(mpg_constant<true>());
 }
 
-/* The gradients of a tile of keys and values; weights are (keys, rows) here. */
+/* Computes the gradients of a tile of keys and values; weights are (keys, rows) here. */
 template <class T, int D, mpg_attention_mode MODE>
 __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 3)
     keys_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
-  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* of a stage: sums, <grad, output> */
+  [[maybe_unused]] __shared__ float rows[2][2][STEP]; /* per stage: sums, <grad, output> */
   T *key = mpg_cuda_shared<T>(), *value = key + TILE * PITCH, *stage = value + TILE * PITCH,
-    *other = stage + 2 * SIDE; /* queries, gradients behind them */
+    *other = stage + 2 * SIDE; /* queries, then gradients */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
   mpg_unit u = mpg_unit_of<TILE>(p, num_keys, false);
   const T *queries = mpg_at(p.query, u.batch, u.head), *grads = mpg_at(p.grad, u.batch, u.head),
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
   const float *sums = p.sums + 2 * u.index * p.rows;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
   uint32_t kept[4] = {~0u, ~0u, ~0u, ~0u};
-  __shared__ mpg_drawing d; /* registers are scarce */
+  __shared__ mpg_drawing d; /* in shared memory to save registers */
   if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
   float key_grads[D / 8][4], value_grads[D / 8][4], factor = p.scale * MPG_LOG2_E;
   mpg_clear<D>(key_grads);
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
       next_sum = sum_of(sums, num_rows, first + STEP + lane);
       next_inner = inner_of(p, u, first + STEP + lane);
     }
-    if (!p.causal || first + STEP > u.own) { /* else no row sees one of this warp's keys */
+    if (!p.causal || first + STEP > u.own) { /* else no row sees this warp's keys */
       float s[N][4], g[N][4];
       if (drops) mpg_kept_across<N>(p, u, d, first, kept);
       int high = mpg_within(num_rows - first, STEP), low[2] = {0, 0};
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(THREADS, D == 128 || MODE == MPG_MASKED ? 2 : 
   }
 }
 
-/* The gradients of a tile of queries. */
+/* Computes the gradients of a tile of queries. */
 template <class T, int D, mpg_attention_mode MODE>
 __global__ void __launch_bounds__(THREADS, D == 128             ? 2
                                            : MODE == MPG_MASKED ? 3
@@ -220,14 +221,14 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
     rows_kernel(mpg_attention<T> p, mpg_alignments aligned) {
   enum { STEP = rows_at_once<D, MODE>, N = STEP / 8, PITCH = D + 8, SIDE = STEP * PITCH };
   T *query = mpg_cuda_shared<T>(), *grad = query + TILE * PITCH, *stage = grad + TILE * PITCH,
-    *other = stage + 2 * SIDE; /* keys, values behind them */
+    *other = stage + 2 * SIDE; /* keys, then values */
   const int num_rows = (int)p.rows, num_keys = (int)p.keys;
   mpg_unit u = mpg_unit_of<TILE>(p, num_rows, p.causal);
   const T *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head),
           *mask = MODE == MPG_MASKED ? mpg_mask_of(p, u) + (u.own + u.group) * p.mask_row : NULL;
   int end = p.causal && u.first + TILE < num_keys ? u.first + TILE : num_keys;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
-  __shared__ mpg_drawing d; /* registers are scarce */
+  __shared__ mpg_drawing d; /* in shared memory to save registers */
   if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
   float grads[D / 8][4], factor = p.scale * MPG_LOG2_E, least[2], inner[2];
   mpg_clear<D>(grads);
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(THREADS, D == 128             ? 2
   __syncthreads();
   for (int first = 0; first < end; first += STEP) {
     if (first + STEP < end) load(first + STEP, other);
-    if (!p.causal || first < u.own + 16) { /* else this warp's rows see nothing of it */
+    if (!p.causal || first < u.own + 16) { /* else the tile is hidden from this warp's rows */
       float s[N][4], g[N][4];
       uint32_t kept[2] = {~0u, ~0u};
       if (drops) {

@@ -1,34 +1,34 @@
-/* Attention of halves on tensor cores: the tiles and sums of attention.cu, with weights rounded to
- * halves for the products with values. Widths up to 128, padded to 64 or 128. A warp keeps its 16
- * queries in registers; tiles of keys and values come while the tile before is worked on. Scores
- * count in powers of two: scale and log2 e are one factor.
+/* Attention on halves with tensor cores: the tiles and sums of attention.cu, with weights rounded
+ * to halves for the products with values. Widths up to 128, padded to 64 or 128. A warp keeps its
+ * 16 queries in registers. Tiles of keys and values are loaded while the previous tile is
+ * processed. Exponentials are base 2: scale and log2 e are one factor.
  */
 #include "kernels/cuda/layers/attention_tensor.h"
 
 namespace {
 
 enum {
-  KEYS = 64 /* of a tile */,
+  KEYS = 64 /* per tile */,
   N = KEYS / 8,
   WARPS = 4,
   THREADS = 32 * WARPS,
   ROWS = 16 * WARPS
 };
 
-/* Blocks of a multiprocessor, as far as registers go with few spills. */
+/* Blocks per multiprocessor that registers allow with few spills. */
 constexpr int resident(int width, mpg_attention_mode mode) {
   return width == 128 || mode == MPG_MASKED ? 2 : 4;
 }
 
-/* Of a warp's rows, two a lane: results so far, largest product, sum of exponentials (the lane's
- * share). */
+/* State of a warp's rows, two per lane: results so far, largest product, and the lane's share of
+ * the sum of exponentials. */
 template <int D>
 struct rows_state {
   float out[D / 8][4], max[2], total[2];
 };
 
-/* Softmax over a tile of products, which become weights. EDGE: keys from `visible` on (of either
- * row) are hidden. */
+/* Softmax over a tile of products, which become weights. With EDGE, keys from `visible` on (for
+ * either row) are hidden. */
 template <mpg_attention_mode MODE, bool EDGE, int D, class T>
 __device__ __forceinline__ void weigh(const mpg_attention<T> &p, float factor, const T *mask,
                                       const int *visible, const uint32_t *kept, rows_state<D> &t,
@@ -49,7 +49,7 @@ __device__ __forceinline__ void weigh(const mpg_attention<T> &p, float factor, c
                 : -INFINITY;
       else if (EDGE)
         s[n][i] = key < visible[i / 2] ? s[n][i] : -INFINITY;
-      most[i / 2] = fmaxf(most[i / 2], s[n][i]); /* NaN is left out */
+      most[i / 2] = fmaxf(most[i / 2], s[n][i]); /* ignores NaN */
     }
   if (MODE == MPG_MASKED) factor = 1;
 #pragma unroll
@@ -89,14 +89,14 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
   mpg_unit u = mpg_unit_of<ROWS>(p, num_rows, p.causal);
   const T *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head),
           *mask = MODE == MPG_MASKED ? mpg_mask_of(p, u) + (u.own + u.group) * p.mask_row : NULL;
-  T *stage = mpg_cuda_shared<T>(), *other = stage + 2 * SIDE; /* keys, values behind them */
+  T *stage = mpg_cuda_shared<T>(), *other = stage + 2 * SIDE; /* keys, then values */
   int end = p.causal && u.first + ROWS < num_keys ? u.first + ROWS : num_keys;
   bool drops = MODE == MPG_DROPPED || (MODE == MPG_MASKED && p.drops);
   uint32_t kept[2] = {~0u, ~0u}, queries[D / 16][4];
-  __shared__ mpg_drawing d; /* registers are scarce */
+  __shared__ mpg_drawing d; /* in shared memory to save registers */
   if (drops && threadIdx.x == 0) d = mpg_drawing_of(p);
-  /* The largest product has to have the largest score: signs go to the queries. No scale: scores
-   * that are nothing beside others. */
+  /* The largest product must have the largest score, so a negative scale's sign moves to the
+   * queries. A scale of 0 becomes tiny: the scores are then negligible. */
   float factor = p.scale == 0 ? 0x1p-126f : fabsf(p.scale) * MPG_LOG2_E;
   mpg_load_tile<ROWS, D, THREADS>((const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row,
                                   u.first, num_rows, p.width, aligned.query, other);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(THREADS, resident(D, MODE))
       mpg_load_tile<KEYS, D, THREADS>(values, p.value.by_row, first + KEYS, num_keys, p.value_width,
                                       aligned.value, other + SIDE);
     }
-    if (!p.causal || first < u.own + 16) { /* else this warp's rows see nothing of it */
+    if (!p.causal || first < u.own + 16) { /* else the tile is hidden from this warp's rows */
       float s[N][4];
       if (drops) {
         uint64_t starts[2];

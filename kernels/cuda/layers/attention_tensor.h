@@ -1,6 +1,6 @@
-/* What attention of halves on tensor cores has in common forward and backward: tiles in shared
- * memory, products of tiles, and which weights stay. A warp has 16 rows of a tile (keys where their
- * gradients are made); lanes hold elements as tensor_core.h says. Include in .cu files only. */
+/* Shared by the forward and backward kernels of attention on halves with tensor cores: tiles in
+ * shared memory, products of tiles, and dropout. A warp has 16 rows of a tile (keys, for gradients
+ * of keys); tensor_core.h describes the elements of lanes. Include in .cu files only. */
 #ifndef KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
 #define KERNELS_CUDA_LAYERS_ATTENTION_TENSOR_H
 
@@ -8,10 +8,10 @@
 #include "kernels/cuda/layers/attention.h"
 #include "kernels/cuda/tensor_core.h"
 
-/* What a kernel is compiled for, so that nothing is asked for an element. */
-enum mpg_attention_mode { MPG_PLAIN, MPG_DROPPED, MPG_MASKED /* dropped, too, if p.drops */ };
+/* Variant of a kernel, so that elements need no run-time tests. */
+enum mpg_attention_mode { MPG_PLAIN, MPG_DROPPED, MPG_MASKED /* and dropped if p.drops */ };
 
-/* A value that is known when a kernel is compiled, as an argument. */
+/* A compile-time constant as an argument. */
 template <bool VALUE>
 struct mpg_constant {
   static const bool value = VALUE;
@@ -19,12 +19,12 @@ struct mpg_constant {
 
 const float MPG_LOG2_E = 0x1.715476p+0f;
 
-struct mpg_alignments { /* whether rows are whole 16 bytes at such addresses (results: 4 bytes): the
-                           same elements either way */
+struct mpg_alignments { /* rows are aligned to 16 bytes (results: 4) and whole; no effect on
+                           results */
   bool query, key, value, grad, result, query_grad, key_grad, value_grad;
 };
 
-/* 2 to the power of x, as the special function unit has it. */
+/* Returns 2^x from the special function unit. */
 __device__ __forceinline__ float mpg_exp2(float x) {
 #ifdef __CUDA_ARCH__
   float power;
@@ -35,7 +35,7 @@ __device__ __forceinline__ float mpg_exp2(float x) {
 #endif
 }
 
-/* Begins to load rows [first, first + ROWS) of D features as they lie; zeros beyond. */
+/* Starts loading rows [first, first + ROWS) of D features. Pads with zeros. */
 template <int ROWS, int D, int THREADS, class T>
 __device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int first, int count,
                                               int width, bool aligned, T *to) {
@@ -60,14 +60,14 @@ __device__ __forceinline__ void mpg_load_tile(const T *rows, int64_t by_row, int
   }
 }
 
-/* Rows of 16 features each, as operands a. */
+/* Loads rows of 16 features each as operands a. */
 template <int D, class T>
 __device__ __forceinline__ void mpg_load_rows(const T *rows, uint32_t (*left)[4]) {
 #pragma unroll
   for (int e = 0; e < D / 16; e++) mpg_load_a(left[e], rows + e * 16, D + 8);
 }
 
-/* s (16, 8 N) = 16 rows times N * 8 rows of b, which has D features in shared memory. */
+/* s (16, 8 N) = 16 rows times N * 8 rows of b, which have D features in shared memory. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], const T *b,
                                                   float (*s)[4]) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void mpg_multiply_rows(const uint32_t (*left)[4], con
     }
   }
 }
-/* The same with the rows in shared memory, too. */
+/* Like the above, with both operands in shared memory. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_multiply_rows(const T *a, const T *b, float (*s)[4]) {
 #pragma unroll
@@ -106,7 +106,7 @@ __device__ __forceinline__ void mpg_multiply_rows(const T *a, const T *b, float 
   }
 }
 
-/* sums (16, D) += s (16, 8 N), rounded, times 8 N rows in shared memory. */
+/* sums (16, D) += s (16, 8 N), rounded to halves, times 8 N rows in shared memory. */
 template <int N, int D, class T>
 __device__ __forceinline__ void mpg_add_products(const float (*s)[4], const T *b,
                                                  float (*sums)[4]) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void mpg_clear(float (*sums)[4]) {
     for (int i = 0; i < 4; i++) sums[c][i] = 0;
 }
 
-/* A lane's part of row h (of two) of sums, times a factor, to memory. */
+/* Stores a lane's part of row h (of two) of sums, times a factor. */
 template <int D, class T>
 __device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, float factor,
                                               int width, bool aligned, T *row) {
@@ -152,8 +152,7 @@ __device__ __forceinline__ void mpg_store_row(const float (*sums)[4], int h, flo
   }
 }
 
-struct mpg_unit { /* what a block works on: rows (or keys) from `first` on; own: this warp's first
-                   */
+struct mpg_unit { /* a block's rows (or keys) from `first` on; own: this warp's first */
   int warp, group, pair, index, batch, head, first, own;
 };
 template <int TILE, class T>
@@ -169,7 +168,7 @@ __device__ __forceinline__ mpg_unit mpg_unit_of(const mpg_attention<T> &p, int e
   return u;
 }
 
-/* How far n goes, between 0 and `most`. */
+/* Clamps n to [0, most]. */
 __device__ __forceinline__ int mpg_within(int n, int most) {
   return n < 0 ? 0 : n < most ? n : most;
 }
@@ -179,9 +178,10 @@ __device__ __forceinline__ const T *mpg_mask_of(const mpg_attention<T> &p, const
   return p.mask + u.batch * p.mask_batch + u.head * p.mask_head;
 }
 
-/* --- Which weights stay ----------------------------------------------------------------------- */
-/* Those whose word is below the threshold. Four neighbours of a row share a Philox block; where all
- * rows begin with a block (quads), the lanes that have parts of a block share its work. */
+/* --- Dropout ---------------------------------------------------------------------------------- */
+/* A weight is kept if its word is below the threshold. Four adjacent weights of a row share a
+ * Philox block. If all rows begin with a block (quads), the lanes that share a block divide its
+ * work. */
 struct mpg_drawing {
   mpg_random_key key;
   bool quads;
@@ -193,13 +193,14 @@ __device__ __forceinline__ mpg_drawing mpg_drawing_of(const mpg_attention<T> &p)
   d.quads = (((uint64_t)p.keys | d.key.position | d.key.first | d.key.run | d.key.stride) & 3) == 0;
   return d;
 }
-/* The position of a row's first weight. */
+/* Returns the position of a row's first weight. */
 template <class T>
 __device__ __forceinline__ uint64_t mpg_row_position(const mpg_attention<T> &p, const mpg_unit &u,
                                                      const mpg_drawing &d, int row) {
   return mpg_random_position(&d.key, (uint64_t)(u.index * p.rows + row) * (uint64_t)p.keys);
 }
-/* Of the four from a position on that a block begins with: bit k, whether weight k stays. */
+/* Draws the four weights of the block that begins at a position. Bit k is set if weight k is
+ * kept. */
 __device__ __forceinline__ uint32_t mpg_four_stay(const mpg_drawing &d, uint64_t position,
                                                   uint32_t threshold) {
   mpg_philox_block words = mpg_philox(d.key.seed, d.key.call, position >> 2);
@@ -213,8 +214,8 @@ __device__ __forceinline__ uint32_t mpg_one_stays(const mpg_drawing &d, uint64_t
   return mpg_four_stay(d, position, threshold) >> (position & 3) & 1;
 }
 
-/* Of the weights (16 rows, 8 N keys) whose rows begin at `starts` (two a lane, with the tile's
- * first key added): s[n][2 h + i] stays if bit 4 (h N / 2 + n / 2) + i of kept[n % 2] is set. */
+/* Draws weights (16 rows, 8 N keys) whose rows begin at `starts` (two per lane, including the
+ * tile's first key): s[n][2 h + i] is kept if bit 4 (h N / 2 + n / 2) + i of kept[n % 2] is set. */
 template <int N>
 __device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint64_t *starts,
                                                uint32_t threshold, uint32_t *kept) {
@@ -244,8 +245,8 @@ __device__ __forceinline__ void mpg_kept_along(const mpg_drawing &d, const uint6
   }
 }
 
-/* The same of weights (16 keys from u.own on, 8 N rows from `first` on): s[n][2 h + i] stays if bit
- * 4 (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
+/* Draws weights (16 keys from u.own on, 8 N rows from `first` on): s[n][2 h + i] is kept if bit 4
+ * (h N / 2 + n / 2) of kept[2 (n % 2) + i] is set. */
 template <int N, class T>
 __device__ __forceinline__ void mpg_kept_across(const mpg_attention<T> &p, const mpg_unit &u,
                                                 const mpg_drawing &d, int first, uint32_t *kept) {
@@ -282,7 +283,7 @@ __device__ __forceinline__ void mpg_kept_across(const mpg_attention<T> &p, const
     }
 }
 
-/* --- Of the host ------------------------------------------------------------------------------ */
+/* --- Host ------------------------------------------------------------------------------------- */
 template <class T>
 static inline bool mpg_place_divides(const mpg_place<T> &p, int64_t width, int bytes) {
   int64_t each = bytes / (int64_t)sizeof(T);

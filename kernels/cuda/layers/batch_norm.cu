@@ -1,18 +1,17 @@
-/* BatchNorm, alone and with an addition and relu behind it.
+/* BatchNorm, alone or followed by an addition and relu.
  *
- * Data is (outer, channels, inner). With the channels last (inner 1) a thread takes eight
- * neighbouring channels of some rows: 16 bytes of a half, and a byte of relu's mask. Otherwise a
- * block takes a chunk of one channel, whose planes lie apart. Every array is read once for sums and
- * once to be normalised.
+ * Data is (outer, channels, inner). With the channels last (inner 1), a thread handles eight
+ * adjacent channels of some rows: 16 bytes of halves, and one byte of relu's mask. Otherwise a
+ * block handles a chunk of one channel, whose planes are not contiguous. Every array is read once
+ * for the sums and once for normalization.
  *
- * Sums over a channel are taken by threads in float (double for float64), in chunks that depend on
- * shapes alone, and these in double, so bits depend on shapes alone. A thread sums distances from
- * the first element that it meets: squares of these are at most as many times its variance as it
- * has elements (THREAD_ROWS), wherever the data lies. Means are relative to the channel's first
- * element, which they are small against, if at all, by no more than the data's own spread; and
- * normalised are distances from the mean as it is, not as rounding left it. What elements are then
- * multiplied with and shifted by lies in scratch memory: results of the size of the channels may be
- * written over parameters of that size.
+ * Threads sum a channel in float (double for float64), in chunks that depend on shapes only, and
+ * the chunks' sums are added in double, so results depend on shapes only. A thread sums distances
+ * from its first element. That element's squared distance from the thread's mean is at most the
+ * number of elements (THREAD_ROWS) times their variance, wherever the data is centered. Means are
+ * relative to the channel's first element, from which they differ by no more than the data's own
+ * spread. Normalization subtracts the unrounded mean. Factors and shifts of elements are kept in
+ * scratch memory, since outputs of the channels' size may overwrite parameters of that size.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/neighbours.h"
@@ -21,34 +20,34 @@ namespace {
 
 enum { WARP = 32, SUMS = 3 };
 enum {
-  EIGHT = 8,         /* channels of a thread */
-  THREAD_ROWS = 256, /* rows that a thread sums, at most */
-  BLOCKS = 1024,     /* that sum with the channels last, about; threads have at least LEAST_ROWS */
+  EIGHT = 8,         /* channels per thread */
+  THREAD_ROWS = 256, /* maximum rows that a thread sums */
+  BLOCKS = 1024,     /* about, for sums, channels last; threads have LEAST_ROWS or more */
   LEAST_ROWS = 8,
-  APPLY_ROWS = 16, /* rows that a thread normalises */
-  CHUNK = 8192,    /* elements of a channel that a block sums, otherwise */
-  GRID = 65535     /* blocks along the grid's y at most */
+  APPLY_ROWS = 16, /* rows that a thread normalizes */
+  CHUNK = 8192,    /* otherwise: elements of a channel that a block sums */
+  GRID = 65535     /* maximum blocks along the grid's y */
 };
 
 struct extent {
   int64_t outer, channels, inner, chunks;
-  bool last;             /* inner is 1: neighbours are channels */
-  int rows;              /* channels last: of a chunk */
-  int64_t planes, parts; /* otherwise: planes of a chunk, or chunks of a plane; one of them is 1 */
-  int across; /* 2^across of a block's threads lie across channels, or along a plane; the others
-                 down the rows, or are for further planes */
+  bool last;             /* inner is 1: channels are contiguous */
+  int rows;              /* channels last: rows per chunk */
+  int64_t planes, parts; /* otherwise: planes per chunk, or chunks per plane; one of them is 1 */
+  int across; /* 2^across threads of a block are across channels, or along a plane; the rest are
+                 down the rows, or for further planes */
 };
 
 template <class T, class C>
 struct batch_norm {
-  const T *x, *dy, *residual; /* dy NULL: forward. residual NULL: none */
+  const T *x, *dy, *residual; /* dy is NULL for forward; residual is NULL if none */
   T *y, *dresidual;
-  const C *gamma, *beta; /* gamma NULL: 1 */
-  C *moving_mean, *moving_var, *mean,
-      *inverse; /* mean, inverse: results of forward, inputs of backward */
+  const C *gamma, *beta; /* gamma may be NULL, which means 1 */
+  /* mean, inverse: outputs of forward, inputs of backward */
+  C *moving_mean, *moving_var, *mean, *inverse;
   C *dgamma, *dbeta;
-  uint8_t *mask; /* per row: bits of what relu lets through, bits of NaN, and whether there is one.
-                    NULL: no relu */
+  uint8_t *mask; /* per row: bits that relu lets through, bits of NaN, and if there is NaN; NULL if
+                    no relu */
   int64_t mask_bytes;
   double eps, momentum;
   bool batch_stats;
@@ -58,7 +57,7 @@ struct batch_norm {
   C *center, *scale, *shift, *slope; /* per channel */
 };
 
-/* What all elements of eight channels need; 0 for channels that there are not. */
+/* Loads per-channel values of eight channels; 0 for missing channels. */
 template <bool FULL, class C>
 __device__ __forceinline__ void of_channels(const C *from, int live, C (&values)[EIGHT]) {
   mpg_neighbours<C, EIGHT, FULL> data = {};
@@ -71,17 +70,18 @@ MPG_ANYWHERE int smaller(int64_t a, int b) { return a < b ? (int)a : b; }
 
 /* --- Channels last: a block is (threads across channels, threads down rows) ------------------- */
 
-/* How many of the channels from c on there are, of eight. */
+/* Returns the number of existing channels, of eight from c on. */
 MPG_ANYWHERE int live_channels(const extent &e, int64_t c) {
   return e.channels <= c ? 0 : smaller(e.channels - c, EIGHT);
 }
-/* How many of `rows` the threads with threadIdx.y == y have. */
+/* Returns how many of `rows` the threads with threadIdx.y == y have. */
 MPG_ANYWHERE int rows_of(const extent &e, int rows, int y) {
   int down = MPG_CUDA_THREADS >> e.across;
   return rows <= y ? 0 : ((rows - y - 1) / down) + 1;
 }
 
-/* Mean, relative to row 0, and the sum of squared distances from it of each channel in a chunk. */
+/* Computes the mean, relative to row 0, and the sum of squared distances from it, for each channel
+ * of a chunk. */
 template <class T, class C, bool FULL>
 __global__ void statistics_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = sizeof(T) == 2 ? 4 : 2 };
@@ -141,14 +141,14 @@ __global__ void statistics_last_kernel(batch_norm<T, C> t) {
   }
 }
 
-/* What relu let through of eight neighbours. */
+/* relu's mask for eight adjacent elements. */
 struct relu_mask {
   unsigned passes, nans;
   __device__ __forceinline__ void load(const uint8_t *at, int64_t bytes, int64_t byte) {
     passes = at[0];
     nans = at[2 * bytes - byte] ? at[bytes] : 0;
   }
-  /* Gradients before relu: 0 where it cut off, NaN where it was given NaN. */
+  /* Gradient of relu: 0 where relu clipped, NaN where its input was NaN. */
   template <class C>
   __device__ __forceinline__ void apply(C (&gradients)[EIGHT]) const {
 #pragma unroll
@@ -161,8 +161,8 @@ struct relu_mask {
   }
 };
 
-/* Adds up what the threads down a block have of each channel. The block's first threads return a
- * sum each, in order. */
+/* Sums each channel over the threads down a block. The block's first threads return one sum each,
+ * in order. */
 template <class C>
 __device__ __forceinline__ C down_rows(C *shared, const C (&values)[EIGHT]) {
   int columns = blockDim.x * EIGHT, me = threadIdx.y * blockDim.x + threadIdx.x;
@@ -177,7 +177,7 @@ __device__ __forceinline__ C down_rows(C *shared, const C (&values)[EIGHT]) {
   return (C)total;
 }
 
-/* Sums of gradients, of their products with distances from the mean, and of these distances. */
+/* Sums gradients, their products with distances from the mean, and those distances. */
 template <class T, class C, bool FULL, bool MASKED>
 __global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = sizeof(T) == 2 ? 2 : 1 };
@@ -234,7 +234,7 @@ __global__ void gradient_sums_last_kernel(batch_norm<T, C> t) {
 
 enum behind { NOTHING, RELU, ADD_AND_RELU };
 
-/* All threads of a warp go round together. */
+/* All threads of a warp iterate together. */
 template <class T, class C, bool FULL, behind WHAT>
 __global__ void apply_last_kernel(batch_norm<T, C> t) {
   enum { AHEAD = 2 };
@@ -275,14 +275,14 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
 #pragma unroll
           for (int k = 0; k < EIGHT; k++)
             values[k] = fma(values[k] - center[k], scale[k], shift[k]);
-          if (WHAT != NOTHING) mpg_round_all<T>(values); /* as BatchNorm's result is */
+          if (WHAT != NOTHING) mpg_round_all<T>(values); /* as a separate BatchNorm would */
           if (WHAT == ADD_AND_RELU) {
 #pragma unroll
             for (int k = 0; k < EIGHT; k++) values[k] = residual[u].template get<C>(k) + values[k];
             mpg_round_all<T>(values);
           }
           if (WHAT != NOTHING) {
-            C zeros = 0; /* NaN if a value is, or infinite */
+            C zeros = 0; /* NaN if any value is NaN or infinite */
 #pragma unroll
             for (int k = 0; k < EIGHT; k++) {
               zeros = fma(values[k], (C)0, zeros);
@@ -300,7 +300,7 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
           if (mine) {
             mask[0] = (uint8_t)(passes & ~nans);
             mask[t.mask_bytes] = (uint8_t)nans;
-            if (t.mask_bytes <= WARP ? c == 0 : nans != 0) /* else 0 by no_nan_kernel */
+            if (t.mask_bytes <= WARP ? c == 0 : nans != 0) /* else no_nan_kernel writes the 0 */
               mask[2 * t.mask_bytes - c / EIGHT] = t.mask_bytes > WARP || found;
           }
           mask += blockDim.y * mask_row;
@@ -311,7 +311,7 @@ __global__ void apply_last_kernel(batch_norm<T, C> t) {
   }
 }
 
-/* Rows that several warps share have no NaN yet. */
+/* Clears the NaN flag of rows that several warps share. */
 template <class T, class C>
 __global__ void no_nan_kernel(batch_norm<T, C> t) {
   for (int64_t row = MPG_CUDA_INDEX; row < t.e.outer; row += MPG_CUDA_STRIDE)
@@ -371,9 +371,9 @@ __global__ void back_last_kernel(batch_norm<T, C> t) {
   }
 }
 
-/* --- Channels first: a block has a channel, chunk after chunk --------------------------------- */
+/* --- Channels first: a block processes one channel, chunk by chunk ---------------------------- */
 
-/* each(place in the data) for every N neighbours of a chunk that are a thread's. */
+/* Calls each(position) for every N adjacent elements of a chunk that belong to this thread. */
 template <int N, class F>
 __device__ __forceinline__ void in_chunk(const extent &e, int64_t chunk, F each) {
   int x = threadIdx.x & ((1 << e.across) - 1), y = threadIdx.x >> e.across;
@@ -486,7 +486,7 @@ __global__ void back_first_kernel(batch_norm<T, C> t) {
     });
 }
 
-/* --- What chunks add up to: a block is (WARP channels, WARP threads for the chunks) ----------- */
+/* --- Combining chunks: a block is (WARP channels, WARP threads for the chunks) ---------------- */
 
 MPG_ANYWHERE int64_t elements_of(const extent &e, int64_t chunk) {
   if (e.last) return smaller(e.outer - chunk * e.rows, e.rows);
@@ -495,7 +495,7 @@ MPG_ANYWHERE int64_t elements_of(const extent &e, int64_t chunk) {
   return (left < e.planes ? left : e.planes) * e.inner;
 }
 
-/* each(chunk) added up for the channel, in the same order everywhere. */
+/* Adds each(chunk) over the chunks of a channel, in a fixed order. */
 template <class F>
 __device__ __forceinline__ double over_chunks(const extent &e, bool live, F each) {
   __shared__ double parts[WARP][WARP];
@@ -509,7 +509,7 @@ __device__ __forceinline__ double over_chunks(const extent &e, bool live, F each
   return total;
 }
 
-/* The statistics of a channel, and what its elements are to be multiplied with and shifted by. */
+/* Computes the statistics of a channel, and the factor and shift of its elements. */
 template <class T, class C>
 __global__ void statistics_kernel(batch_norm<T, C> t) {
   int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x, channels = t.e.channels;
@@ -530,7 +530,7 @@ __global__ void statistics_kernel(batch_norm<T, C> t) {
   }
   if (!live || threadIdx.y) return;
   C gamma = t.gamma ? t.gamma[c] : (C)1, mean, variance;
-  double rest = 0; /* what rounding takes from the mean */
+  double rest = 0; /* rounding error of the mean */
   if (t.batch_stats) {
     C m = (C)t.momentum;
     double exact = mpg_to<double>(t.x[c * t.e.inner]) + away;
@@ -551,8 +551,8 @@ __global__ void statistics_kernel(batch_norm<T, C> t) {
   t.inverse[c] = inverse;
 }
 
-/* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, the
- * means only with batch statistics. */
+/* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, with the
+ * means only for batch statistics. */
 template <class T, class C>
 __global__ void gradients_kernel(batch_norm<T, C> t) {
   int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x, channels = t.e.channels;
@@ -563,8 +563,7 @@ __global__ void gradients_kernel(batch_norm<T, C> t) {
     });
   if (c >= channels || threadIdx.y) return;
   double sum = totals[0], product = totals[1];
-  if (t.batch_stats && count > 0)
-    product -= totals[2] / count * sum; /* about the mean itself, not as it was rounded */
+  if (t.batch_stats && count > 0) product -= totals[2] / count * sum; /* about the unrounded mean */
   C inverse = t.inverse[c], gamma = t.gamma ? t.gamma[c] : (C)1;
   t.center[c] = t.mean[c];
   t.scale[c] = inverse * gamma;
@@ -574,7 +573,7 @@ __global__ void gradients_kernel(batch_norm<T, C> t) {
   t.dbeta[c] = (C)sum;
 }
 
-/* --- On the host ------------------------------------------------------------------------------ */
+/* --- Host ------------------------------------------------------------------------------------- */
 
 template <class T, class C>
 mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
@@ -589,7 +588,7 @@ mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
     while (e->across < 5 && EIGHT << e->across < e->channels) e->across++;
     int64_t down = MPG_CUDA_THREADS >> e->across, wide = EIGHT << e->across,
             tiles = (e->channels + wide - 1) / wide,
-            each = (e->outer * tiles / BLOCKS + down - 1) / down; /* rows of a thread */
+            each = (e->outer * tiles / BLOCKS + down - 1) / down; /* rows per thread */
     if (each < LEAST_ROWS) each = LEAST_ROWS;
     if (each > THREAD_ROWS) each = THREAD_ROWS;
     e->rows = (int)(down * each);
@@ -614,7 +613,7 @@ mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
   return MPG_OK;
 }
 
-/* Blocks for rows and tiles of channels. */
+/* Launches blocks for rows and tiles of channels. */
 template <class T, class C>
 mpg_status launch_last(const mpg_kernel_call *call, const batch_norm<T, C> &t,
                        void (*kernel)(batch_norm<T, C>), int64_t rows_per_block) {
@@ -624,7 +623,7 @@ mpg_status launch_last(const mpg_kernel_call *call, const batch_norm<T, C> &t,
       block(1u << t.e.across, MPG_CUDA_THREADS >> t.e.across);
   return mpg_cuda_launch(call, kernel, grid, block, 0, t);
 }
-/* Blocks for channels and chunks. */
+/* Launches blocks for channels and chunks. */
 template <class T, class C>
 mpg_status launch_first(const mpg_kernel_call *call, const batch_norm<T, C> &t,
                         void (*kernel)(batch_norm<T, C>)) {
@@ -685,7 +684,7 @@ mpg_status backward_first(const mpg_kernel_call *call, const batch_norm<T, C> &t
 template <class T, class C>
 mpg_status run(const mpg_kernel_call *call, const batch_norm<T, C> &t) {
   enum { N = mpg_pack<T>::COUNT };
-  bool aligned = sizeof(T) < 8; /* float64 need not be fast */
+  bool aligned = sizeof(T) < 8; /* float64 has no fast path */
   for (const void *array :
        {(const void *)t.x, (const void *)t.dy, (const void *)t.residual, (const void *)t.y,
         (const void *)t.dresidual, (const void *)(t.dy ? t.mean : NULL)})
@@ -717,8 +716,8 @@ mpg_status run_forward(const mpg_kernel_call *call, bool fix_gamma, bool use_glo
   t.inverse = (C *)call->outputs[2].data;
   t.mask = relu ? (uint8_t *)call->outputs[3].data : NULL;
   MPG_TRY(prepare(call, &t, axis));
-  t.batch_stats = call->train && !use_global_stats &&
-                  t.e.outer * t.e.inner > 0; /* an empty batch has no statistics */
+  /* An empty batch has no statistics. */
+  t.batch_stats = call->train && !use_global_stats && t.e.outer * t.e.inner > 0;
   return run(call, t);
 }
 

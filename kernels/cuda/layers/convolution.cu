@@ -1,6 +1,6 @@
-/* Convolution, its gradients and deconvolution: by cuDNN (cudnn.cu), which takes everything with
- * the channels second or everything with the channels last, and where it has no way, by plain sums.
- * Arrays that are not aligned are copied, so that alignment does not choose the algorithm. */
+/* Convolution, its gradients and deconvolution, by cuDNN (cudnn.cu), which takes all arrays
+ * channels-first or all channels-last, or by plain sums if cuDNN has no implementation. Unaligned
+ * arrays are copied, so that alignment does not affect the choice of algorithm. */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -12,14 +12,13 @@ namespace {
 
 enum { DATA, WEIGHT, OUT, BIAS, ARRAYS };
 
-/* --- Plain sums: one thread for an element of the result, or one block for one of the weight ---
- */
-struct plain : mpg_window {  /* of three axes */
-  int64_t channels, filters; /* of a group */
+/* --- Plain sums: one thread per element of the result, or one block per element of the weight - */
+struct plain : mpg_window {  /* three axes */
+  int64_t channels, filters; /* per group */
   int64_t groups, batch;
   int64_t plane, places, window;
-  int64_t data_channel, data_space, weight_channel, weight_space, out_channel,
-      out_space; /* distances of neighbours */
+  /* strides */
+  int64_t data_channel, data_space, weight_channel, weight_space, out_channel, out_space;
 };
 
 __device__ __forceinline__ void split(int64_t i, const int64_t *sizes, int64_t *at) {
@@ -28,7 +27,8 @@ __device__ __forceinline__ void split(int64_t i, const int64_t *sizes, int64_t *
   at[0] = i / sizes[2] / sizes[1];
 }
 
-/* Where in the data (its plane) window element k of place p lies; -1: in the padding. */
+/* Returns the position in the data's plane of window element k for output position p, or -1 in the
+ * padding. */
 __device__ __forceinline__ int64_t data_of(const plain &t, const int64_t *p, int64_t k) {
   int64_t w[3], at = 0;
   split(k, t.kernel, w);
@@ -175,7 +175,7 @@ mpg_status add_bias(const mpg_kernel_call *call, const void *bias, int64_t chann
 
 /* --- cuDNN ------------------------------------------------------------------------------------ */
 
-/* (filters, channels, window) to (filters, window, channels). */
+/* Transposes (filters, channels, window) to (filters, window, channels). */
 mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64_t b,
                     const void *in, void *out, size_t item) {
   mpg_move move = {};
@@ -185,8 +185,8 @@ mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64
   return mpg_cuda_move(call, &move, in, out, item);
 }
 
-/* *done: false where cuDNN has no way. *added: the bias (arrays[BIAS], or NULL) is in the result.
- */
+/* Runs cuDNN. *done is false if cuDNN has no implementation; *added is set if the result includes
+ * the bias (arrays[BIAS], or NULL). */
 mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_direction direction,
                       mpg_dtype dtype, void *const *arrays, const int64_t *sizes, bool *done,
                       bool *added) {
@@ -234,7 +234,7 @@ mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_d
   return mpg_cuda_copy(call, used[result], arrays[result], (size_t)sizes[result] * item);
 }
 
-/* arrays[BIAS]: of the result's channels, or NULL. */
+/* Runs a convolution. arrays[BIAS] has the result's channels, or is NULL. */
 mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction,
                void *const *arrays) {
   const mpg_view *out = &call->outputs[0];
@@ -247,7 +247,7 @@ mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_d
       c->batch * c->filters * mpg_window_product(c->window.out, c->window.ndim), channels};
   if (count_of(out) == 0) return MPG_OK;
   if (sizes[DATA] == 0 || sizes[WEIGHT] == 0 || sizes[OUT] == 0) {
-    MPG_TRY(mpg_cuda_zero(call, out)); /* a sum over nothing */
+    MPG_TRY(mpg_cuda_zero(call, out)); /* an empty sum */
   } else {
     bool done;
     MPG_TRY(by_library(call, *c, direction, dtype, arrays, sizes, &done, &added));
@@ -272,7 +272,7 @@ MPG_CUDA_KERNEL(convolution) {
   return run(call, &c, MPG_CUDA_FORWARD, arrays);
 }
 
-/* Also Deconvolution, whose data is what a convolution puts out. */
+/* Gradient with respect to the data, and the forward pass of Deconvolution. */
 MPG_CUDA_KERNEL(convolution_backward_data) {
   const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1],
                  *data = &call->outputs[0];

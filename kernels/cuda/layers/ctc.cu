@@ -1,17 +1,18 @@
-/* Connectionist temporal classification; kernels/cpu/layers/ctc.c says what is computed. A warp
- * finds the total of a frame, a block takes a sample: its threads are the states, and frames follow
- * each other. In double. A length or label out of range fails a device-side assertion, and counts
- * as the nearest one that is valid. */
+/* Connectionist temporal classification (CTC); kernels/cpu/layers/ctc.c defines the algorithm. A
+ * warp computes the total of a frame. A block computes a sample: its threads are the states, and it
+ * iterates over the frames. In double. An out-of-range length or label fails a device-side
+ * assertion and is treated as the nearest valid one. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
 
 namespace {
 
 struct ctc {
-  mpg_untyped data, label, frames, labels, grad,
-      out; /* frames, labels: lengths; data NULL: all frames, labels up to the first padding */
+  /* frames and labels are lengths; data NULL means all frames, and labels up to the first
+   * padding */
+  mpg_untyped data, label, frames, labels, grad, out;
   int64_t time, batch, classes, length, blank, padding;
-  double *totals, *scratch; /* scratch: `each` doubles a sample */
+  double *totals, *scratch; /* scratch: `each` doubles per sample */
   int64_t each;
 };
 
@@ -28,19 +29,19 @@ __device__ int64_t within(int64_t value, int64_t most) {
   return value < 0 ? 0 : value > most ? most : value;
 }
 
-__device__ double log_sum(double a, double b,
-                          double c) { /* log(exp(a) + exp(b) + exp(c)); NaN where one is */
+/* Returns log(exp(a) + exp(b) + exp(c)); NaN if one is NaN. */
+__device__ double log_sum(double a, double b, double c) {
   double most = a > b ? a : b;
   most = most > c ? most : c;
   if (most == -INFINITY || most != most) return a + b + c;
   return most + log(exp(a - most) + exp(b - most) + exp(c - most));
 }
 
-/* The logarithm of the sum of exponentials of a frame's scores. */
+/* Computes the logarithm of the sum of exponentials of a frame's scores. */
 __global__ void totals_kernel(ctc t) {
   int64_t frame = MPG_CUDA_INDEX >> 5;
   int lane = threadIdx.x & 31;
-  if (frame >= t.time * t.batch) return; /* whole warps */
+  if (frame >= t.time * t.batch) return; /* the whole warp */
   double most = -INFINITY, sum = 0;
   for (int64_t k = lane; k < t.classes; k += 32)
     most = mpg_larger()(most, t.data.load<double>(frame * t.classes + k));
@@ -51,7 +52,7 @@ __global__ void totals_kernel(ctc t) {
   if (lane == 0) t.totals[frame] = most == -INFINITY ? most : most + log(sum);
 }
 
-/* The first sample with something out of range. */
+/* Finds the first sample with a value out of range. */
 __global__ void check_kernel(ctc t, unsigned long long *bad) {
   int64_t n = MPG_CUDA_INDEX;
   if (n >= t.batch) return;
@@ -76,12 +77,12 @@ __global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_ass
   }
 }
 
-/* One sample, by a block. alpha: of all frames, or of two that take turns. */
+/* One sample, processed by a block. alpha holds all frames, or two alternating ones. */
 struct sample {
   int64_t n, frames, count, states, row;
   double *alpha, *beta, *after, *shares;
-  int64_t *classes, *next; /* of each state; next: the next state of the same class, -1: none; -3
-                              less that where an earlier one is of it, too */
+  int64_t *classes, *next; /* per state; next: the next state of the same class or -1, stored as -3
+                              - next if the class has an earlier state */
 };
 
 __device__ sample sample_of(const ctc &t, bool back) {
@@ -99,12 +100,12 @@ __device__ sample sample_of(const ctc &t, bool back) {
     s.classes[i] =
         i & 1 ? within(mpg_cuda_index_at(t.label, s.n * t.length + i / 2), t.classes - 1) : t.blank;
   __syncthreads();
-  int64_t needed = s.count; /* one frame a label, and one between two that are equal */
+  int64_t needed = s.count; /* one frame per label, and one between equal neighbors */
   for (int64_t i = 1; i < s.count; i++) needed += s.classes[2 * i + 1] == s.classes[2 * i - 1];
   if (needed > s.frames) s.frames = 0;
   return s;
 }
-/* Whether a label may follow the one before without a blank in between. */
+/* True if a label may follow the previous one without a blank in between. */
 __device__ bool skips(const sample &x, int64_t s) {
   return (s & 1) && s >= 3 && x.classes[s] != x.classes[s - 2];
 }
@@ -134,15 +135,13 @@ __global__ void loss_kernel(ctc t) {
     t.out.store(x.n, x.frames ? -ended(x.alpha + (x.frames - 1) % 2 * x.row, x.states) : 0.0);
 }
 
-/* The gradient of the scores: softmax, less the probability that the frame is in a state of the
- * class, given the labels. */
+/* Computes the gradient of the scores: softmax minus the probability that the frame is in a state
+ * of the class, given the labels. */
 __global__ void back_kernel(ctc t) {
   sample x = sample_of(t, true);
   double head = t.grad.load<double>(x.n), likelihood = 0;
-  for (int64_t s = threadIdx.x; s < x.states;
-       s +=
-       blockDim
-           .x) { /* states of a class are added up in their order, by the thread of the first one */
+  /* The thread of a class's first state adds all states of the class, in order. */
+  for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) {
     int64_t next = -1;
     for (int64_t k = x.states - 1; k > s; k--)
       if (x.classes[k] == x.classes[s]) next = k;
@@ -157,15 +156,15 @@ __global__ void back_kernel(ctc t) {
     advance(t, x, f, x.alpha + (f - 1) * x.row, x.alpha + f * x.row);
   __syncthreads();
   if (x.frames) likelihood = ended(x.alpha + (x.frames - 1) * x.row, x.states);
-  int64_t frames = likelihood == -INFINITY ? 0 : x.frames; /* no way at all: nothing changes that */
+  int64_t frames = likelihood == -INFINITY ? 0 : x.frames; /* no path: the gradient is 0 */
   for (int64_t f = t.time - 1; f >= 0; f--) {
     int64_t frame = f * t.batch + x.n, at = frame * t.classes;
     if (f >= frames) {
       for (int64_t k = threadIdx.x; k < t.classes; k += blockDim.x) t.out.store(at + k, 0.0);
       continue;
     }
-    for (int64_t s = threadIdx.x; s < x.states;
-         s += blockDim.x) { /* `after` holds the next frame's beta with its own scores */
+    /* `after` holds the next frame's beta plus its scores. */
+    for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) {
       if (f == frames - 1)
         x.beta[s] = s >= x.states - 2 ? 0 : -INFINITY;
       else

@@ -1,6 +1,6 @@
-/* Boxes, as kernels/cpu/layers/detection.c. Boxes are sorted by falling scores, those of all
- * samples at once. Which of them stay is found tile by tile: a block a sample decides within a
- * tile, then many leave out what its boxes cover behind it. */
+/* Object detection, like kernels/cpu/layers/detection.c. The boxes of all samples are sorted
+ * together by descending scores. Non-maximum suppression runs tile by tile: one block per sample
+ * decides within a tile, then many blocks remove the later boxes that the tile suppresses. */
 #include "kernels/cuda/array/radix_sort.h"
 
 extern "C" {
@@ -11,7 +11,8 @@ namespace {
 
 enum { TILE = MPG_CUDA_THREADS };
 
-/* How many threads of the block before this one have the flag; `flags`: one a thread. */
+/* Returns the number of earlier threads in the block whose flag is set. `flags` has one per
+ * thread. */
 __device__ __forceinline__ int count_before(bool flag, bool *flags) {
   int before = 0;
   flags[threadIdx.x] = flag;
@@ -20,9 +21,10 @@ __device__ __forceinline__ int count_before(bool flag, bool *flags) {
   return before;
 }
 
-/* --- Suppression ------------------------------------------------------------------------------ */
-/* `order`: the places of boxes by rank, `boxes` of them for each sample; ~place once a box is left
- * out. S: load(place, &box): whether it counts; covers(one, other); stay(sample, stays, place). */
+/* --- Non-maximum suppression ------------------------------------------------------------------ */
+/* `order` has the places of boxes by rank, `boxes` per sample; a suppressed box is stored as
+ * ~place. S provides load(place, &box), which returns true for a candidate, covers(one, other), and
+ * stay(sample, stays, place). */
 
 template <class S>
 __global__ void within_kernel(S s, int32_t *order, int64_t looked, int64_t first) {
@@ -36,7 +38,7 @@ __global__ void within_kernel(S s, int32_t *order, int64_t looked, int64_t first
   stays[threadIdx.x] = left;
   __syncthreads();
   for (unsigned i = 0; i < TILE && first + i < looked; i++) {
-    if (!stays[i]) continue; /* all threads */
+    if (!stays[i]) continue; /* uniform across the block */
     if (left && i < threadIdx.x && s.covers(&boxes[i], &own)) stays[threadIdx.x] = left = false;
     __syncthreads();
   }
@@ -63,7 +65,7 @@ __global__ void behind_kernel(S s, int32_t *order, int64_t looked, int64_t first
     }
 }
 
-/* Of the boxes of the first `looked` ranks. */
+/* Suppresses boxes among the first `looked` ranks. */
 template <class S>
 mpg_status suppress(const mpg_kernel_call *call, const S &s, int64_t samples, int32_t *order,
                     int64_t looked) {
@@ -86,7 +88,7 @@ struct scored_rows {
   int64_t boxes, width;
   bool wide;
   int64_t *record;
-  uint32_t *kept; /* of each sample, up to now */
+  uint32_t *kept; /* per sample, so far */
   __device__ bool load(int64_t place, mpg_box *box) const {
     return mpg_nms_candidate(&p, &data, place * width, wide, box);
   }
@@ -170,7 +172,7 @@ __global__ void detect_kernel(detections t, mpg_cuda_rows rows) {
   rows.put(at, box.id >= 0 ? ~key : UINT64_MAX);
 }
 
-/* The places of the detections of a sample as they come; -1 behind them. */
+/* Lists the places of a sample's detections in order, then -1. */
 __global__ void list_kernel(detections t, int32_t *list) {
   __shared__ bool flags[TILE];
   int64_t first = (int64_t)blockIdx.x * t.boxes, listed = 0;
@@ -184,7 +186,7 @@ __global__ void list_kernel(detections t, int32_t *list) {
   for (int64_t i = listed + threadIdx.x; i < t.boxes; i += TILE) list[first + i] = -1;
 }
 
-/* By rank up to the one of `looked`, behind that as they come. */
+/* Writes the first `looked` detections by rank, the rest in original order. */
 __global__ void detections_kernel(detections t, const int32_t *order, const int32_t *list,
                                   int64_t looked, int64_t count, mpg_view out) {
   int64_t at = MPG_CUDA_INDEX;
@@ -221,7 +223,7 @@ __global__ void prior_kernel(mpg_multibox_prior_params p, int64_t height, int64_
 
 /* --- MultiBoxTarget --------------------------------------------------------------------------- */
 
-enum { NONE = -1, CANDIDATE = -2 }; /* for background */
+enum { NONE = -1, CANDIDATE = -2 }; /* candidate for background */
 
 struct nearest {
   double overlap;
@@ -233,9 +235,9 @@ struct targets {
   mpg_multibox_target_params p;
   int64_t samples, boxes, others, width;
   bool wide;
-  uint32_t *objects, *positive; /* of each sample; anchors of objects */
-  nearest *best;                /* of each object, among the free anchors; below 0: it has one */
-  int64_t *match;               /* the object of each anchor; or NONE, CANDIDATE */
+  uint32_t *objects, *positive; /* per sample; anchors with objects */
+  nearest *best;                /* per object, among the free anchors; negative: it has an anchor */
+  int64_t *match;               /* per anchor: its object, or NONE or CANDIDATE */
   __device__ mpg_box anchor(int64_t j) const {
     return mpg_box_at(&inputs[0], 4 * j, MPG_CORNER, true, wide);
   }
@@ -244,7 +246,8 @@ struct targets {
   }
 };
 
-/* The free anchor that overlaps an object most, and the first of them; for all threads. */
+/* Returns to all threads the free anchor with the largest overlap with an object, the first of
+ * equal ones. */
 __device__ nearest nearest_anchor(const targets &t, int64_t n, int64_t k) {
   mpg_box object = t.object(n, k);
   nearest own = {(double)1e-6f, INT64_MAX};
@@ -260,7 +263,7 @@ __device__ nearest nearest_anchor(const targets &t, int64_t n, int64_t k) {
   return {most, anchor == INT64_MAX ? -1 : anchor};
 }
 
-/* A block an object. */
+/* One block per object. */
 __global__ void nearest_kernel(targets t) {
   for (int64_t i = blockIdx.x; i < t.samples * t.others; i += gridDim.x) {
     int64_t n = i / t.others, k = i % t.others, objects = t.others;
@@ -274,8 +277,8 @@ __global__ void nearest_kernel(targets t) {
   }
 }
 
-/* Each object in turn takes the free anchor that overlaps most, over all pairs: of equal pairs the
- * first anchor, and its first object. A block a sample. */
+/* Greedy matching: repeatedly assigns the free anchor and object with the largest overlap of all
+ * pairs; ties go to the first anchor, then to its first object. One block per sample. */
 __global__ void match_kernel(targets t) {
   int64_t n = blockIdx.x, objects = t.objects[n], matched = 0;
   nearest *best = t.best + n * t.others;
@@ -287,7 +290,7 @@ __global__ void match_kernel(targets t) {
           (best[k].overlap > most || (best[k].overlap == most && best[k].anchor < anchor)))
         most = best[k].overlap, anchor = best[k].anchor, object = k;
     double all = mpg_block_reduce(most, 0.0, mpg_larger());
-    if (all == 0) break; /* all threads */
+    if (all == 0) break; /* uniform across the block */
     int64_t first = mpg_block_reduce(most == all ? anchor : INT64_MAX, INT64_MAX, mpg_smaller());
     object = mpg_block_reduce(most == all && anchor == first ? object : INT64_MAX, INT64_MAX,
                               mpg_smaller());
@@ -297,7 +300,7 @@ __global__ void match_kernel(targets t) {
     }
     __syncthreads();
     for (int64_t k = 0; k < objects; k++) {
-      if (best[k].anchor != first) continue; /* all threads */
+      if (best[k].anchor != first) continue; /* uniform across the block */
       nearest again = nearest_anchor(t, n, k);
       if (threadIdx.x == 0) best[k] = again;
     }
@@ -306,7 +309,8 @@ __global__ void match_kernel(targets t) {
   if (threadIdx.x == 0) t.positive[n] = (uint32_t)matched;
 }
 
-/* The objects of the other anchors, and which may be background: the more, the less sure. */
+/* Assigns objects to the remaining anchors, and ranks candidates for background: least confident
+ * first. */
 __global__ void classify_kernel(targets t, mpg_cuda_rows rows) {
   int64_t at = MPG_CUDA_INDEX, n = at / t.boxes, j = at % t.boxes, best = 0;
   if (at >= t.samples * t.boxes) return;
@@ -332,7 +336,7 @@ __global__ void classify_kernel(targets t, mpg_cuda_rows rows) {
   rows.put(at, t.match[at] == CANDIDATE ? key : UINT64_MAX);
 }
 
-/* `order`: anchors by how sure they are background; NULL: as they come. */
+/* `order` has the anchors by background confidence; NULL keeps their order. */
 __global__ void targets_kernel(targets t, const int32_t *order) {
   int64_t at = MPG_CUDA_INDEX, n = at / t.boxes;
   if (at >= t.samples * t.boxes) return;
@@ -385,7 +389,7 @@ MPG_CUDA_KERNEL(box_nms) {
                          call->outputs[0], count);
 }
 
-/* The rows of a record differ, as box_nms makes them. */
+/* A record's rows are distinct, as box_nms writes them. */
 MPG_CUDA_KERNEL(box_nms_back) {
   const mpg_view *grad = &call->inputs[0], *out = &call->outputs[0];
   const int64_t *end = grad->desc.shape.dims + grad->desc.shape.ndim;

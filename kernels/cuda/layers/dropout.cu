@@ -1,4 +1,5 @@
-/* Dropout. A thread has eight neighbours, which mostly take their words from two Philox blocks. */
+/* Dropout. A thread has eight adjacent elements, which usually take their words from two Philox
+ * blocks. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/neighbours.h"
 #include "kernels/cuda/dropout.h"
@@ -9,16 +10,16 @@ enum { EACH = 8 };
 
 struct plan {
   mpg_cuda_key key;
-  const uint64_t *draw; /* what mpg_cuda_write_key has kept of another one instead; NULL: nothing */
+  const uint64_t *draw; /* a key stored by mpg_cuda_write_key, or NULL */
   double scale;
   uint32_t threshold;
-  int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the
-                                 array, from `begin` on; part 0: all of it */
-  int ndim; /* of a mask that is shared along axes; 0: the mask has the data's shape */
+  int64_t part, whole, begin; /* part of an array: `part` contiguous elements of every `whole`, from
+                                 `begin` on; part 0 means the whole array */
+  int ndim; /* for a mask shared along axes; 0 if the mask has the data's shape */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 };
 
-/* Draws the mask's elements [first, first + count), count <= EACH: a byte each. */
+/* Draws mask elements [first, first + count), count <= EACH, one byte each. */
 __device__ __forceinline__ uint64_t draw(const plan &p, mpg_random_key key, int64_t first,
                                          int count) {
   mpg_dropout_draw drawn(key);
@@ -44,8 +45,8 @@ __global__ void mask_kernel(plan p, uint8_t *mask, int64_t count) {
   }
 }
 
-/* The mask drawn, and what it keeps. FULL: by 16 bytes, where elements that follow each other do so
- * in the whole array, and the first one begins a Philox block. */
+/* Draws the mask and applies it. FULL accesses 16 bytes at a time if contiguous elements are
+ * contiguous in the whole array, and the first one begins a Philox block. */
 template <class T, class C, bool FULL>
 __global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64_t count) {
   mpg_random_key key = key_of(p);
@@ -82,7 +83,7 @@ __global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64
   }
 }
 
-/* Keeps and scales the elements that a mask keeps: of the data's shape. */
+/* Applies and scales with a mask of the data's shape. */
 template <class T, class C, bool FULL>
 __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, int64_t count) {
   C scale = (C)p.scale;
@@ -103,7 +104,7 @@ __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, i
       out[k] = mpg_to<T>(mask[k] ? mpg_to<C>(in[k]) * scale : (C)0);
 }
 
-/* The same with a mask that is shared along axes. */
+/* Applies and scales with a mask that is shared along axes. */
 template <class T, class C, class I>
 __global__ void apply_shared_kernel(plan p, const T *in, T *out, const uint8_t *mask,
                                     int64_t count) {

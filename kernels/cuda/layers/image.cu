@@ -1,4 +1,4 @@
-/* Windows of images as columns: a thread an element of the result. */
+/* im2col and col2im: one thread per element of the result. */
 #include "kernels/cuda/access.h"
 
 extern "C" {
@@ -7,12 +7,12 @@ extern "C" {
 
 namespace {
 
-/* Windows in three axes, the first ones of size 1 where there are fewer. */
+/* Windows with three axes; missing leading axes have size 1. */
 struct columns {
   int64_t in[3], out[3], kernel[3], stride[3], dilate[3], pad[3], channels, window, places, plane;
 };
 
-/* Columns are (sample, channel and place in the window, place of the window). */
+/* Columns are (sample, channel and window element, window). */
 template <class T>
 __global__ void im2col_kernel(const T *image, T *column, columns w, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
@@ -30,7 +30,7 @@ __global__ void im2col_kernel(const T *image, T *column, columns w, int64_t coun
   column[i] = inside ? image[plane * w.plane + at] : mpg_to<T>(0);
 }
 
-/* Adds up all that im2col would have made of the element, in the order of the window. */
+/* Adds all copies that im2col makes of an element, in window order. */
 template <class T>
 __global__ void col2im_kernel(const T *column, T *image, columns w, int64_t count) {
   typedef mpg_compute_t<T> C;

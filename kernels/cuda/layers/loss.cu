@@ -1,12 +1,11 @@
-/* The gradient of SoftmaxOutput. Elements are computed in double, as on the CPU, and rounded
- * once. */
+/* Gradient of SoftmaxOutput. Elements are computed in double, as on the CPU, and rounded once. */
 #include "kernels/cuda/access.h"
 
 namespace {
 
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
 
-/* How many labels are not `ignored`. By one block. */
+/* Counts the labels that are not `ignored`. Runs in one block. */
 __global__ void count_kernel(mpg_untyped labels, int64_t count, int64_t ignored, int64_t *result) {
   int64_t own = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
@@ -16,14 +15,14 @@ __global__ void count_kernel(mpg_untyped labels, int64_t count, int64_t ignored,
 }
 
 struct softmax_back {
-  mpg_untyped output, label, grad, out; /* grad.data NULL: none */
+  mpg_untyped output, label, grad, out; /* grad.data is NULL if none */
   int64_t classes, after, ignored;
   double scale, alpha;
   bool use_ignore;
-  const int64_t *divisor; /* counted on the device; NULL: none */
+  const int64_t *divisor; /* counted on the device; NULL if none */
 };
 
-/* Positions are (row, after): one label each. */
+/* Computes positions (row, after), which have one label each. */
 __global__ void softmax_back_kernel(softmax_back p, int64_t count) {
   int64_t i = MPG_CUDA_INDEX; /* (row, class, after) */
   if (i >= count) return;

@@ -1,9 +1,9 @@
 /* LayerNorm, GroupNorm and InstanceNorm, L2Normalization, LRN.
  *
- * Rows that lie together are held in registers (rows.h) if they are short enough; of others each
- * goes to a block. Along other axes a thread goes along each row, and neighbouring threads along
- * neighbouring rows. Sums are in float (double for float64). Sums over rows (gradients of gamma and
- * beta) go by chunks whose length depends on shapes alone, and whose sums are added in order.
+ * Contiguous rows are held in registers (rows.h) if they are short enough; otherwise a block
+ * processes one row. Along other axes a thread processes one row, and adjacent threads adjacent
+ * rows. Sums are in float (double for float64). Sums over rows (gradients of gamma and beta) are
+ * split into chunks whose length depends on shapes only, and whose sums are added in order.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
@@ -16,18 +16,18 @@ namespace {
 
 enum { WARP = 32, ROWS = 8, ROW_CHUNK = 256 };
 
-/* Threads for a row of n. */
+/* Returns the number of threads for a row of n. */
 unsigned threads_of(int64_t n) { return n <= 64 ? 32 : n <= 512 ? 128 : MPG_CUDA_THREADS; }
 
-/* Data as (outer, n, inner), normalised along n. */
+/* Data as (outer, n, inner), normalized along n. */
 template <class T>
 struct layer_norm {
   int64_t outer, n, inner;
   double eps;
   const T *x, *dy, *gamma, *beta;
   T *y, *dgamma, *dbeta;
-  void *mean, *deviation; /* a number a row, in the type computed in */
-  bool rounded;           /* of T instead, which only results are */
+  void *mean, *deviation; /* one number per row, in the computing type */
+  bool rounded;           /* type T instead; only for outputs */
 
   template <class C>
   __device__ __forceinline__ void put_moments(int64_t row, C mean_is, C deviation_is) const {
@@ -41,7 +41,7 @@ struct layer_norm {
   }
 };
 
-/* A row of `n` elements `step` apart, by all threads of a block, or by one (`whole` false). */
+/* A row of `n` elements `step` apart, processed by all threads of a block (`whole`) or by one. */
 template <bool whole>
 struct row_threads {
   static __device__ __forceinline__ int first() { return whole ? threadIdx.x : 0; }
@@ -51,7 +51,7 @@ struct row_threads {
     return whole ? mpg_block_reduce(value, (C)0, mpg_plus()) : value;
   }
 };
-/* Rows of the block, or of the thread. */
+/* Returns the first row of the block, or of the thread. */
 template <bool whole>
 __device__ __forceinline__ int64_t first_row() {
   return whole ? (int64_t)blockIdx.x : MPG_CUDA_INDEX;
@@ -106,8 +106,8 @@ __global__ void layer_norm_back_kernel(layer_norm<T> t) {
   }
 }
 
-/* Shares of dgamma and dbeta: rows that lie together, 32 columns of a chunk of rows a block.
- * partial: [chunk][2][n]. */
+/* Computes partial sums of dgamma and dbeta for contiguous rows: each block has 32 columns of a
+ * chunk of rows. partial: [chunk][2][n]. */
 template <class T, class C>
 __global__ void layer_norm_columns_kernel(layer_norm<T> t, C *partial) {
   __shared__ C parts[2][ROWS][WARP];
@@ -132,7 +132,7 @@ __global__ void layer_norm_columns_kernel(layer_norm<T> t, C *partial) {
   }
 }
 
-/* The same where the axis is not the last: a block a position along it. One chunk. */
+/* The same for an inner axis: one block per position along it. One chunk. */
 template <class T, class C>
 __global__ void layer_norm_affine_kernel(layer_norm<T> t, C *partial) {
   for (int64_t k = blockIdx.x; k < t.n; k += gridDim.x) {
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (n && R::me() == 0) t.put_moments(row, mean, deviation);
 }
 
-/* The gradient of the data, and a block's shares of those of gamma and beta. A block has `each`
- * rows. partial: [block][2][n]. */
+/* Computes the gradient of the data, and a block's partial sums for gamma and beta. A block has
+ * `each` rows. partial: [block][2][n]. */
 template <class R>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::SIZE <= 16 ? 2 : 1)
     layer_norm_rows_back_kernel(layer_norm<typename R::element> t, int each, float *partial) {
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::SIZE <= 16 ? 2 : 1)
 }
 
 enum { TOTAL_ROWS = 16 };
-/* The shares of [chunk][2][n] added up: a block has 32 columns, and 16 threads go along each. */
+/* Adds the partial sums [chunk][2][n]: a block has 32 columns, and 16 threads share each. */
 template <class T, class C>
 __global__ void __launch_bounds__(WARP *TOTAL_ROWS)
     shares_kernel(const C *partial, int64_t chunks, int64_t n, T *dgamma, T *dbeta) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(WARP *TOTAL_ROWS)
   to[column] = mpg_to<T>((C)sum);
 }
 
-/* The shares added up, in order: of every chunk, entries k, k + n, k + 2 n, ... below `width`. */
+/* Adds the partial sums in order: for every chunk, entries k, k + n, k + 2 n, ... below `width`. */
 template <class T, class C>
 __global__ void totals_kernel(const C *partial, int64_t chunks, int64_t width, int64_t n, T *dgamma,
                               T *dbeta) {
@@ -279,7 +279,7 @@ void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int6
   *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
 }
 
-/* The arrays of a forward op (data, gamma, beta) and of its gradient. */
+/* Returns the arrays of a forward op (data, gamma, beta) and of its gradient. */
 template <class T>
 layer_norm<T> forward_of(const mpg_kernel_call *call) {
   layer_norm<T> t = {};
@@ -306,18 +306,18 @@ layer_norm<T> backward_of(const mpg_kernel_call *call) {
   return t;
 }
 
-/* Whether rows are held in registers. Depends on sizes and dtype alone. */
+/* True if rows are held in registers. Depends on sizes and dtype only. */
 template <class T>
 bool is_held(const layer_norm<T> &t) {
   return sizeof(mpg_compute_t<T>) == 4 && t.inner == 1 && t.n > 0 && t.n <= MPG_ROW_BLOCK;
 }
-/* Whether they can be loaded by 16 bytes. */
+/* True if rows can be loaded 16 bytes at a time. */
 template <class T>
 bool is_full(const layer_norm<T> &t) {
   return t.n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(t.x) && mpg_cuda_aligned(t.dy) &&
          mpg_cuda_aligned(t.gamma) && mpg_cuda_aligned(t.beta) && mpg_cuda_aligned(t.y);
 }
-/* A block a row where rows lie together, else a thread. */
+/* Launches one block per row if rows are contiguous, else one thread per row. */
 template <class T>
 mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>),
                        void (*thread)(layer_norm<T>), const layer_norm<T> &t) {
@@ -352,7 +352,7 @@ mpg_status layer_norm_forward(const mpg_kernel_call *call) {
   return launch_rows(call, layer_norm_kernel<T, C, true>, layer_norm_kernel<T, C, false>, t);
 }
 
-/* By rows in registers. */
+/* Backward pass with rows in registers. */
 template <class T>
 mpg_status layer_norm_rows_backward(const mpg_kernel_call *call, const layer_norm<T> &t) {
   int each = mpg_layer_norm_rows(t.outer);
@@ -394,7 +394,7 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
   return add_shares(call, partial, chunks, t.n, t.dgamma, t.dbeta);
 }
 
-/* --- GroupNorm and InstanceNorm: rows of n elements, row r belonging to group r % inner ------- */
+/* --- GroupNorm and InstanceNorm: rows of n elements; row r belongs to group r % inner --------- */
 
 template <class T, class C>
 __global__ void group_norm_kernel(layer_norm<T> t) {
@@ -408,7 +408,7 @@ __global__ void group_norm_kernel(layer_norm<T> t) {
       away += d;
       squares += d * d;
     }
-    /* Normalised are distances from the mean as it is, not as rounding left it. */
+    /* Normalization subtracts the unrounded mean. */
     double moved = (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n,
            exact = (double)mean + moved;
     double variance =
@@ -439,7 +439,7 @@ __global__ void group_norm_back_kernel(layer_norm<T> t, C *partial) {
     sum = mpg_block_reduce(sum, (C)0, mpg_plus());
     product = mpg_block_reduce(product, (C)0, mpg_plus());
     product = (C)((double)product - (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n *
-                                        (double)sum); /* about the mean itself */
+                                        (double)sum); /* about the unrounded mean */
     if (threadIdx.x == 0) {
       partial[row] = product * inverse;
       partial[t.outer + row] = sum;
@@ -485,7 +485,7 @@ mpg_status group_norm_backward(const mpg_kernel_call *call) {
                          (const C *)partial, (int64_t)1, t.outer, t.inner, t.dgamma, t.dbeta);
 }
 
-/* --- L2Normalization: `deviation` are the norms ----------------------------------------------- */
+/* --- L2Normalization: `deviation` holds the norms --------------------------------------------- */
 
 template <class T, class C, bool whole>
 __global__ void l2_kernel(layer_norm<T> t) {

@@ -1,7 +1,7 @@
 /* Parameter updates: the rules of kernels/common/update.def over several weights in one launch. A
- * launch gets its weights as a table by value, and a block takes a stretch of one weight. Element i
- * of every result depends on element i of the inputs alone, so weights may be written in place.
- * Where rates or factors lie in arrays on the device they are read there: nothing waits.
+ * launch passes its weights as a table by value, and a block processes a range of one weight.
+ * Element i of every result depends only on element i of the inputs, so weights may be updated in
+ * place. Rates and factors in device arrays are read on the device, without waiting.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/common/update.h"
@@ -11,10 +11,10 @@ namespace {
 enum { AT_ONCE = 32, ITEMS = 8, STRETCH = MPG_CUDA_THREADS * ITEMS, PACK = 4 };
 
 struct segment {
-  const void *weight, *grad; /* weight: the float32 copy in mixed precision */
+  const void *weight, *grad; /* weight: in mixed precision, the float32 copy */
   void *states[MPG_UPDATE_STATES], *out;
-  float *master;         /* mixed precision: also written with the new weight; else NULL */
-  const float *rates[2]; /* learning rate and weight decay on the device; NULL: lr and wd */
+  float *master;         /* mixed precision: second copy of the new weight; else NULL */
+  const float *rates[2]; /* device rate and weight decay; NULL: lr and wd */
   int64_t count;
   double lr, wd;
   uint32_t first_block;
@@ -25,7 +25,7 @@ struct segment {
 struct table {
   int count, num_states;
   mpg_update_constants c;
-  mpg_untyped rescale;  /* data NULL: c.rescale. Not finite or 0: nothing is updated */
+  mpg_untyped rescale;  /* data NULL: c.rescale; 0 or non-finite skips the update */
   mpg_untyped norms[2]; /* LAMB: of weight and direction, which scale the rate; data NULL: none */
   double bounds[2];
   segment segments[AT_ONCE];
@@ -34,7 +34,7 @@ struct table {
 MPG_ANYWHERE float root_of(float x) { return sqrtf(x); }
 MPG_ANYWHERE double root_of(double x) { return sqrt(x); }
 
-/* One struct a rule: at(constants, weight, gradient, states, rates). */
+/* One struct per rule: at(constants, weight, gradient, states, rates). */
 template <class T>
 struct numbers {
   T lr, wd, rescale, bound;
@@ -69,7 +69,7 @@ namespace rule {
 #include "kernels/common/update.def"
 }
 
-/* How many states a rule has. */
+/* Identifies a rule, for its number of states. */
 template <class R>
 struct rule_id;
 #define STEP(name, ...)                                   \
@@ -85,7 +85,7 @@ __host__ __device__ constexpr int states_of(mpg_update_rule which) {
   return 0;
 }
 
-/* Views of a segment's arrays, of a dtype known here or of any. */
+/* Views of a segment's arrays, with a compile-time dtype or any dtype. */
 struct any {};
 template <class D>
 struct array {
@@ -100,7 +100,7 @@ struct array<any> {
   }
 };
 
-/* N elements from i on: one, or PACK in one access. */
+/* Loads N elements from i on: one, or PACK in one access. */
 template <class D>
 struct alignas(PACK * sizeof(D)) few {
   D values[PACK];
@@ -118,7 +118,7 @@ template <int N, class T>
 __device__ __forceinline__ void load_few(const mpg_untyped &from, int64_t i, T (&to)[N]) {
   for (int k = 0; k < N; k++) to[k] = from.load<T>(i + k);
 }
-/* In one access, which assigning a struct is not always. */
+/* Stores in one access; the compiler may split the assignment of a struct. */
 __device__ __forceinline__ void store_words(void *to, const uint32_t (&words)[2]) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.global.v2.b32 [%0], {%1, %2};"
@@ -149,7 +149,7 @@ __device__ __forceinline__ void store_few(const mpg_untyped &to, int64_t i, cons
   for (int k = 0; k < N; k++) to.store(i + k, from[k]);
 }
 
-/* W, G, O: dtypes of weight and states, gradient, result. */
+/* W, G, O: dtypes of weight and states, gradient, and result. */
 template <int N, class R, class T, class W, class G, class O>
 __device__ __forceinline__ void update_few(const segment &s, const numbers<T> &n, int64_t i) {
   enum { STATES = states_of(rule_id<R>::value) };
@@ -189,7 +189,7 @@ __global__ void update_kernel(table t) {
           end = begin + STRETCH < s.count ? begin + STRETCH : s.count;
   if (t.rescale.data) {
     double factor = t.rescale.load<double>(0);
-    if (!isfinite(factor) || factor == 0) { /* an overflow of mixed precision: the weight stays */
+    if (!isfinite(factor) || factor == 0) { /* gradient overflow: skips the update */
       if (s.out != s.weight && !s.master)
         for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x)
           array<O>::view(s.out, s.out_dtype)
@@ -216,8 +216,8 @@ __global__ void update_kernel(table t) {
     update_few<1, R, T, W, G, O>(s, n, i);
 }
 
-/* The dtypes that have kernels of their own: one for weights, gradients and results, or halves with
- * a float32 copy. The others are computed in float, or in double. */
+/* Dtypes with their own kernels: one dtype for weights, gradients and results, or halves with a
+ * float32 copy. All others are computed in float or double. */
 enum { OF_FLOATS, OF_BFLOATS, OF_HALVES, BFLOATS_BY_COPY, HALVES_BY_COPY, ANY, ANY_DOUBLE, KINDS };
 int kind_of(const segment &s) {
   const int weight = s.weight_dtype, grad = s.grad_dtype, out = s.out_dtype;
@@ -262,12 +262,12 @@ mpg_status launch(const mpg_kernel_call *call, mpg_update_rule which, table *t, 
   }
 }
 
-/* Addresses of elements of the dtype. */
+/* True if the address is aligned to PACK elements of the dtype. */
 bool aligned_to_pack(const void *data, int dtype) {
   return (uintptr_t)data % (PACK * mpg_dtype_size((mpg_dtype)dtype)) == 0;
 }
 
-/* A weight from inputs [weight, grad, states..., float32 copy if mixed]. */
+/* Returns the segment for inputs [weight, grad, states..., float32 copy if mixed]. */
 segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, bool mixed,
                    double lr, double wd) {
   const mpg_view *weight = mixed ? &inputs[2 + num_states] : &inputs[0];
@@ -289,7 +289,7 @@ segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, 
   return s;
 }
 
-/* Weights of one kind go together. */
+/* Updates weights of the same kind together. */
 mpg_status run(const mpg_kernel_call *call, mpg_update_rule which, table *t,
                const segment *segments, int count) {
   for (int kind = 0; kind < KINDS; kind++) {
@@ -369,7 +369,7 @@ __global__ void finite_kernel(const D *array, int64_t count, float *out) {
   }
   for (int64_t i = packs * N + MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE)
     finite &= isfinite(mpg_to<mpg_compute_t<D>>(array[i])) != 0;
-  if (!finite) *out = 0; /* whoever writes, writes the same */
+  if (!finite) *out = 0; /* benign race: all writers store 0 */
 }
 
 __global__ void finite_begin_kernel(float *out, bool fresh) {

@@ -1,7 +1,6 @@
-/* Pooling. cuDNN's differs from MXNet's (windows beyond the padding, sums, Lp norms, which of equal
- * elements is the largest), so it is written here. Windows are gathered, forward and backward, so
- * that sums have one order: that of the elements of a window, and of the windows that an element
- * lies in. */
+/* Pooling. cuDNN's semantics differ from MXNet's (windows beyond the padding, sums, Lp norms, the
+ * choice among equal maxima), so it is implemented here. Forward and backward gather, so that the
+ * order of sums is fixed: the elements of a window, or the windows that contain an element. */
 #include <float.h>
 
 #include "kernels/cuda/cuda.h"
@@ -14,23 +13,21 @@ namespace {
 
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 enum kind { MAX, SUM, SQUARES, CUBES };
-enum { EIGHT = 8 }; /* channels of a thread, where they are last */
-enum {
-  WARP_WINDOW = 64
-}; /* elements of a window that a warp shares; only where neighbours in it are neighbours in memory
-    */
+enum { EIGHT = 8 }; /* channels per thread, if they are last */
+/* Elements of a window shared by a warp, if adjacent elements are contiguous in memory. */
+enum { WARP_WINDOW = 64 };
 
-struct pooling : mpg_window {              /* of three axes */
-  int64_t channels, planes, plane, places; /* planes: channels last, of all channels each */
+struct pooling : mpg_window {              /* three axes */
+  int64_t channels, planes, plane, places; /* planes: with channels last, each has all channels */
   bool last, count_pad, average;
 };
 
 /* One window, clipped to the data. */
 struct place {
   int64_t from[3], to[3]; /* along each axis */
-  int64_t counted;        /* elements that an average counts */
-  int64_t base, step;     /* element e of the plane lies at base + e * step */
-  int64_t at[3];          /* which window */
+  int64_t counted;        /* divisor of an average */
+  int64_t base, step;     /* element e of the plane is at base + e * step */
+  int64_t at[3];          /* the window's index */
 };
 
 MPG_ANYWHERE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -48,7 +45,7 @@ __device__ __forceinline__ void set_window(const pooling &t, place &p) {
   p.counted = t.count_pad ? span : inside;
 }
 
-/* Where element i of a result lies: the plane's first element, and the window. */
+/* Returns the plane's first element and the window of result element i. */
 __device__ __forceinline__ place place_of(const pooling &t, int64_t i) {
   place p;
   int64_t window, plane = 0, channel = 0;
@@ -79,11 +76,11 @@ MPG_ANYWHERE float lowest(const mpg_bfloat16 *) { return -0x1.fep127f; }
 MPG_ANYWHERE float root(float x, kind k) { return k == SQUARES ? sqrtf(x) : cbrtf(x); }
 MPG_ANYWHERE double root(double x, kind k) { return k == SQUARES ? sqrt(x) : cbrt(x); }
 
-/* The first of the largest elements, NaN where there is one (the last), or the sum. */
+/* The first of the largest elements (the last NaN if there is one), or the sum. */
 template <class C>
 struct found {
   C value;
-  int64_t at; /* in the plane; -1: none */
+  int64_t at; /* in the plane; -1 if none */
 };
 template <class C, kind K>
 __device__ __forceinline__ void add(found<C> &f, C x, int64_t at) {
@@ -108,8 +105,7 @@ __device__ __forceinline__ found<mpg_compute_t<T>> search(const pooling &t, cons
   return f;
 }
 
-/* Whether the lane that found `theirs` is the one to follow: what `add` makes of their elements in
- * the order of the window. */
+/* True if the lane with `theirs` has the result that `add` would give in window order. */
 template <class C>
 __device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &mine) {
   if (theirs.at < 0 || mine.at < 0) return mine.at < 0;
@@ -118,7 +114,7 @@ __device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &m
   return theirs.value > mine.value || (theirs.value == mine.value && theirs.at < mine.at);
 }
 
-/* The same by the lanes of a warp. */
+/* Searches a window with the lanes of a warp. */
 template <class T, kind K>
 __device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling &t, const place &p,
                                                                   const T *in) {
@@ -145,18 +141,19 @@ __device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling 
   return f;
 }
 
-struct results { /* what to write of a window; NULL: not that */
+/* Outputs for a window, or NULL. */
+struct results {
   void *out;
-  uint8_t *index;     /* which of the window's elements, padding counted */
-  int64_t *at;        /* which of the plane's */
-  const void *values; /* out is these' element there */
+  uint8_t *index;     /* element's index in the window, with padding */
+  int64_t *at;        /* element's index in the plane */
+  const void *values; /* `out` gets the element of `values` at that position */
 };
 
 template <class T, kind K, bool WARP>
 __global__ void pool_kernel(pooling t, const T *in, results r, int64_t count) {
   typedef mpg_compute_t<T> C;
   int64_t i = WARP ? MPG_CUDA_INDEX / 32 : MPG_CUDA_INDEX;
-  if (i >= count) return; /* warps as a whole */
+  if (i >= count) return; /* whole warps */
   place p = place_of(t, i);
   found<C> f = WARP ? search_by_warp<T, K>(t, p, in) : search<T, K>(t, p, in);
   if (WARP && (threadIdx.x & 31)) return;
@@ -179,11 +176,11 @@ __global__ void pool_kernel(pooling t, const T *in, results r, int64_t count) {
 
 struct gradients {
   const void *grad, *result;
-  const int64_t *at; /* MAX: one of these two */
+  const int64_t *at; /* MAX: exactly one of these is set */
   const uint8_t *index;
 };
 
-/* An element of the data gathers from the windows it lies in. */
+/* Each element of the data gathers from the windows that contain it. */
 template <class T, kind K>
 __global__ void back_kernel(pooling t, gradients g, const T *in, T *out, int64_t count) {
   typedef mpg_compute_t<T> C;
@@ -224,12 +221,11 @@ __global__ void back_kernel(pooling t, gradients g, const T *in, T *out, int64_t
   out[i] = mpg_to<T>(sum);
 }
 
-/* --- Channels last: a block a line of windows, a thread eight channels -------------------------
- */
+/* --- Channels last: one block per line of windows, eight channels per thread ------------------ */
 
-/* Along an axis: where a window begins, and what of it lies in the data. */
+/* A window's start along an axis, and its intersection with the data. */
 struct clip {
-  int start, from, to, span; /* span: what an average counts, with padding */
+  int start, from, to, span; /* span: count for an average, with padding */
 };
 __device__ __forceinline__ clip clip_of(const pooling &t, int axis, int at) {
   clip c;
@@ -242,7 +238,7 @@ __device__ __forceinline__ clip clip_of(const pooling &t, int axis, int at) {
   return c;
 }
 
-/* Line `row` of planes of `first` x `second` lines. */
+/* Returns line `row` of planes with `first` x `second` lines. */
 struct line {
   int64_t plane;
   int at[2];
@@ -297,7 +293,7 @@ __global__ void pool_last_kernel(pooling t, const T *in, results r, int64_t line
         clip zc = clip_of(t, 2, w);
         bool any = za.from < za.to && zb.from < zb.to && zc.from < zc.to;
         C values[EIGHT];
-        int where[EIGHT], first = -1; /* in the window or in the plane, as is to be written */
+        int where[EIGHT], first = -1; /* in the window or in the plane, depending on the output */
 #pragma unroll
         for (int k = 0; k < EIGHT; k++) {
           values[k] = K == SUM ? (C)0 : any ? -(C)INFINITY : lowest((const T *)NULL);
@@ -338,7 +334,7 @@ __global__ void pool_last_kernel(pooling t, const T *in, results r, int64_t line
         if (K == MAX) {
 #pragma unroll
           for (int k = 0; k < EIGHT; k++)
-            if (where[k] < 0) where[k] = first; /* all are -infinity, or there is none */
+            if (where[k] < 0) where[k] = first; /* all are -infinity, or the window is empty */
         }
         if (r.values) {
           const T *from = (const T *)r.values + l.plane * t.plane * t.channels + c;
@@ -364,7 +360,7 @@ __global__ void pool_last_kernel(pooling t, const T *in, results r, int64_t line
   }
 }
 
-/* From `low` to `high` windows have element `at` along an axis. */
+/* Computes the range [low, high) of windows that contain element `at` along an axis. */
 __device__ __forceinline__ void windows_at(const pooling &t, int axis, int at, int *low,
                                            int *high) {
   int stride = (int)t.stride[axis], place = at + (int)t.pad[axis],
@@ -373,7 +369,7 @@ __device__ __forceinline__ void windows_at(const pooling &t, int axis, int at, i
   high[axis] = last < (int)t.out[axis] ? last : (int)t.out[axis];
 }
 
-/* Eight channels of an element of the data gather from the windows it lies in. */
+/* Eight channels of an element gather from the windows that contain it. */
 template <class T, kind K, bool FULL>
 __global__ void back_last_kernel(pooling t, gradients g, T *out, int64_t lines) {
   typedef mpg_compute_t<T> C;
@@ -430,7 +426,7 @@ __global__ void back_last_kernel(pooling t, gradients g, T *out, int64_t lines) 
   }
 }
 
-/* Offsets in a plane and a window are counted in 32 bits. */
+/* True if offsets in a plane and a window fit 32 bits, as the line kernels require. */
 bool lines_do(const pooling &t, kind k) {
   int64_t window = 1;
   bool small = t.last && k <= SUM && t.plane < (int64_t)1 << 30 && t.places < (int64_t)1 << 30;
@@ -504,7 +500,7 @@ mpg_status pool(const mpg_kernel_call *call, const pooling &t, const void *in, c
                 int64_t count) {
   if (K == MAX || K == SUM)
     if (lines_do(t, K)) return pool_last<T, K == SUM ? SUM : MAX>(call, t, in, r);
-  int64_t window = 1; /* at most */
+  int64_t window = 1; /* an upper bound */
   for (int k = 0; k < 3; k++) window *= t.kernel[k] < t.in[k] ? t.kernel[k] : t.in[k];
   if (!t.last && window >= WARP_WINDOW && window < (int64_t)1 << 31)
     return mpg_cuda_launch(call, pool_kernel<T, K, true>,
@@ -596,7 +592,7 @@ MPG_CUDA_KERNEL(max_pooling_backward) {
   params.pool_type = POOL_MAX;
   params.stride = p->stride;
   params.pad = p->pad;
-  params.layout = 5; /* NWC, or alike */
+  params.layout = 5; /* NWC, NHWC or NDHWC */
   gradients g = {grad->data, NULL, NULL, (const uint8_t *)call->inputs[1].data};
   return back_any(call, pooling_of(&params, &data->desc.shape, &grad->desc.shape), MAX, g, NULL,
                   data);

@@ -1,5 +1,6 @@
-/* Regions of interest, as kernels/cpu/layers/regions.c; a thread a bin of a channel. Pairs of rows
- * and columns by falling score: a block a matrix. */
+/* Regions of interest (ROI), like kernels/cpu/layers/regions.c, with one thread per bin of a
+ * channel. Bipartite matching of rows and columns by descending score, with one block per
+ * matrix. */
 #include "kernels/cuda/access.h"
 
 extern "C" {
@@ -80,7 +81,7 @@ __global__ void rotated_kernel(A data, regions t) {
   t.out.store(i, sum / (double)(r.down * r.across));
 }
 
-/* --- Pairs ------------------------------------------------------------------------------------ */
+/* --- Bipartite matching ----------------------------------------------------------------------- */
 struct matching {
   mpg_untyped scores, rows, columns;
   int64_t num_rows, num_columns, most;
@@ -88,7 +89,8 @@ struct matching {
   bool ascending;
 };
 
-struct best { /* the highest score, at the first place that has it */
+/* The highest score, at the first place that has it. */
+struct best {
   double score;
   int64_t place;
 };
@@ -124,7 +126,7 @@ __global__ void matching_kernel(matching t, best *parts) {
         all = one;
     }
     __syncthreads();
-    if (all.place < 0) return; /* all threads */
+    if (all.place < 0) return; /* uniform across the block */
     if (threadIdx.x == 0) {
       int64_t row = all.place / t.num_columns, column = all.place % t.num_columns;
       t.rows.store(n * t.num_rows + row, (double)column);

@@ -1,5 +1,5 @@
-/* The exchange between replicas, by way of the host's memory: the worker of the device waits until
- * its stream has made what it brings, and then for the others. */
+/* Exchange between replicas through host memory. The device's worker waits for its stream to
+ * compute the contribution, then for the other replicas. */
 #include "kernels/common/replicas.h"
 
 #include <stdlib.h>

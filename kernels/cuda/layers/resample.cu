@@ -1,4 +1,4 @@
-/* Resizing along an axis: a thread an element of the result. */
+/* Resizing along an axis, with one thread per element of the result. */
 #include "op/vision/resample.h"
 #include "kernels/cuda/access.h"
 
@@ -17,7 +17,7 @@ __global__ void resample_kernel(const T *in, T *out, mpg_resample_axis axis, int
   out[i] = sum;
 }
 
-/* In the order of the elements that were made of it. */
+/* Adds contributions in the order of the forward results. */
 template <class T>
 __global__ void resample_back_kernel(const T *in, T *out, mpg_resample_axis axis, int64_t inner,
                                      int64_t count) {

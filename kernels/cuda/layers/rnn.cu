@@ -1,11 +1,11 @@
 /* Recurrent layers: products by cuBLASLt, cells here. cuDNN's are not used: its reserve has no size
- * that inference could know, its dropout draws other numbers than the CPU's, and its products on
- * several streams do not always have the same bits.
+ * that shape inference could know, its dropout draws differ from the CPU's, and its products on
+ * several streams are not deterministic.
  *
- * As in kernels/cpu/layers/rnn_layers.h, whose reserve, dropout and order of sums these are: input
- * products of a layer are one product over all steps, weight gradients likewise; only the recurrent
- * products and the cell itself go step by step. Halves: products and cells sum in float32, what
- * they leave is rounded, and the cell state goes from step to step in float32. */
+ * Reserve, dropout and order of sums are those of kernels/cpu/layers/rnn_layers.h: the input
+ * products of a layer are one product over all steps, and so are the weight gradients; only the
+ * recurrent products and the cell run step by step. For halves, products and cells sum in float32,
+ * their results are rounded, and the cell state passes between steps in float32. */
 #include "kernels/cuda/access.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -20,8 +20,8 @@ enum { MAX_WEIGHTS = 64 * 2 };
 
 template <class T>
 struct weights {
-  T *wi[MAX_WEIGHTS], *wh[MAX_WEIGHTS], *bi[MAX_WEIGHTS],
-      *bh[MAX_WEIGHTS]; /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
+  /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
+  T *wi[MAX_WEIGHTS], *wh[MAX_WEIGHTS], *bi[MAX_WEIGHTS], *bh[MAX_WEIGHTS];
 };
 
 template <class T>
@@ -34,25 +34,24 @@ struct rnn {
   weights<T> w;
   T *output, *hn, *cn; /* [S, N, D * H], [L * D, N, H] or NULL */
   T *reserve;
-  mpg_untyped lengths; /* [N]: of sequences, if s.lengths */
+  mpg_untyped lengths; /* [N] lengths of sequences, if s.lengths */
 
   int64_t block() const { return s.time * s.batch * s.hidden; }
   int inner() const { return s.gates + (s.is_lstm || s.mode == MPG_RNN_GRU ? 1 : 0); }
   T *gates(int index) const { return reserve + block() * inner() * index; } /* [S, N, G * H] */
-  T *extra(int index) const {
-    return gates(index) + block() * s.gates;
-  } /* cell states, or n's hidden part: [S, N, H] */
+  /* Returns cell states, or the hidden part of the GRU's n gate: [S, N, H]. */
+  T *extra(int index) const { return gates(index) + block() * s.gates; }
   T *layer_output(int layer) const { /* [S, N, D * H] */
     return layer == s.layers - 1 && !s.lengths
                ? output
                : gates(s.layers * s.directions) +
                      block() * s.directions * layer * (dropped ? 2 : 1);
   }
-  const T *layer_input(int layer) const { /* as the layer sees it: after dropout */
+  const T *layer_input(int layer) const { /* after dropout */
     if (layer == 0) return data;
     return dropped ? layer_output(layer - 1) + block() * s.directions : layer_output(layer - 1);
   }
-  /* The hidden state before step t: [N, H] with row stride *ld. */
+  /* Returns the hidden state before step t: [N, H] with row stride *ld. */
   const T *previous(int layer, int direction, int64_t t, int64_t *ld) const {
     bool first = direction == 0 ? t == 0 : t == s.time - 1;
     *ld = first ? s.hidden : s.hidden * s.directions;
@@ -62,22 +61,22 @@ struct rnn {
   }
 };
 
-/* --- Cells: one thread for one element of the hidden state in one step ------------------------ */
+/* --- Cells: one thread per element of the hidden state of a step ------------------------------ */
 MPG_ANYWHERE float sigmoid(float x) { return mpg_sigmoidf(x); }
 MPG_ANYWHERE double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 MPG_ANYWHERE float squash(float x) { return mpg_tanhf(x); }
 MPG_ANYWHERE double squash(double x) { return tanh(x); }
 
-/* i / n, in 32 bits where they fit: a quarter of the instructions. */
+/* i / n, in 32 bits if they suffice, which takes a quarter of the instructions. */
 __device__ __forceinline__ int64_t quotient(int64_t i, int64_t n) {
   return (i | n) >> 32 ? i / n : (int64_t)((uint32_t)i / (uint32_t)n);
 }
 
-/* Where sequences have lengths, a step beyond the end of one leaves its states as they are. */
+/* Lengths of sequences. A step past the end of a sequence leaves its states unchanged. */
 struct ends {
   bool given;
   mpg_untyped lengths; /* [N] */
-  int64_t t;           /* of the step */
+  int64_t t;           /* index of the step */
 
   __device__ bool beyond(int64_t n) const { return given && t >= mpg_cuda_index_at(lengths, n); }
 };
@@ -86,12 +85,12 @@ template <class T>
 struct step {
   int64_t hidden, count, ld, ld_before;
   ends sequences;
-  T *gates;               /* [N, G * H] of this step: products in, activated gates out */
+  T *gates;               /* [N, G * H] of this step; input: products, output: activated gates */
   const T *hidden_gates;  /* GRU: products with the hidden state */
   const T *bias, *bias_h; /* [G * H] */
   T *extra;               /* [N, H] */
   const T *h_before;      /* stride ld_before */
-  const T *c0;            /* LSTM's first step; NULL: the state is in `carried` */
+  const T *c0;            /* LSTM's first step; else NULL, and the state is in `carried` */
   mpg_compute_t<T> *carried;
   T *h; /* stride ld */
   bool clip, clip_nan;
@@ -159,15 +158,15 @@ struct back_step {
   int64_t hidden, count, ld, ld_before;
   ends sequences;
   const T *gates, *extra; /* of this step, activated: [N, G * H], [N, H] */
-  const T *extra_before;  /* LSTM: cell states before: [N, H] */
+  const T *extra_before;  /* LSTM: previous cell states [N, H] */
   const T *h_before;      /* GRU: stride ld_before */
   const T *d_output;      /* stride ld */
-  T *d_h;                 /* in: from the step after; GRU out: what goes past the products */
-  const T *d_cn; /* LSTM's last step, or NULL for nothing; else the gradient is in `carried` */
+  T *d_h;                 /* input: from the following step; GRU output: bypasses the products */
+  const T *d_cn; /* LSTM's last step, or NULL for 0; else the gradient is in `carried` */
   bool last;
-  T *d_c0; /* LSTM's first step: for the result; else NULL */
+  T *d_c0; /* LSTM's first step: the result; else NULL */
   mpg_compute_t<T> *carried;
-  T *d_gates, *d_hidden; /* [N, G * H]; d_hidden: GRU's, of the hidden products */
+  T *d_gates, *d_hidden; /* [N, G * H]; d_hidden: GRU, gradient of the hidden products */
   bool clip;
   mpg_compute_t<T> clip_min, clip_max;
 };
@@ -180,7 +179,7 @@ __global__ void back_cell_kernel(back_step<T> p) {
   const int gates = MODE == MPG_RNN_LSTM ? 4 : MODE == MPG_RNN_GRU ? 3 : 1;
   const T *g = p.gates + n * gates * H + j;
   T *d = p.d_gates + n * gates * H + j;
-  if (p.sequences.beyond(n)) { /* the gradients of the states go to the step before */
+  if (p.sequences.beyond(n)) { /* the gradients of the states pass to the previous step */
     for (int k = 0; k < gates; k++) {
       d[k * H] = mpg_to<T>((C)0);
       if (MODE == MPG_RNN_GRU) p.d_hidden[(n * gates + k) * H + j] = mpg_to<T>((C)0);
@@ -241,7 +240,7 @@ mpg_status run_back_cell(const mpg_kernel_call *call, mpg_rnn_mode mode, const b
   BY_MODE(mode, BACK_CELL)
 }
 
-/* --- What lies around the cells --------------------------------------------------------------- */
+/* --- Around the cells ------------------------------------------------------------------------- */
 template <class T>
 struct dtype_of;
 template <>
@@ -276,9 +275,9 @@ mpg_status multiply(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, in
   return mpg_cuda_multiply(call, &p);
 }
 
-/* Dropout between layers: element e of layer l's output is kept when word e of the stream (call, l)
- * says so. A dropped element becomes -0 and a kept zero +0, so that the values themselves carry the
- * mask to backward. */
+/* Dropout between layers: word e of the stream (call, l) decides if element e of layer l's output
+ * is kept. A dropped element becomes -0 and a kept zero +0, so that the values carry the mask for
+ * backward. */
 template <class T>
 __global__ void drop_kernel(const T *from, T *to, mpg_cuda_key given, uint64_t first, float keep,
                             mpg_compute_t<T> scale, int64_t count) {
@@ -301,7 +300,7 @@ __global__ void undrop_kernel(const T *after, T *gradient, mpg_compute_t<T> scal
   gradient[i] = mpg_to<T>(a == 0 && signbit(a) ? (C)0 : mpg_to<C>(gradient[i]) * scale);
 }
 
-/* The steps of sequences [S, N, width], and zeros beyond their ends. */
+/* Copies the steps of sequences [S, N, width], with zeros past their ends. */
 template <class T>
 __global__ void mask_kernel(const T *from, T *to, mpg_untyped lengths, int64_t batch, int64_t width,
                             int64_t count) {
@@ -319,7 +318,7 @@ mpg_status mask(const rnn<T> &r, const T *from, T *to, int64_t width) {
                          to, r.lengths, r.s.batch, width, count);
 }
 
-/* Sums of columns: a block has 32 of them, its warps every eighth row each. */
+/* Sums columns: a block has 32, and each of its warps every eighth row. */
 enum { SUM_COLUMNS = 32, SUM_WARPS = 8 };
 template <class T>
 __global__ void column_sums_kernel(const T *matrix, int64_t rows, int64_t columns, T *sums,
@@ -345,7 +344,7 @@ mpg_status sum_columns(const mpg_kernel_call *call, const T *matrix, int64_t row
                          SUM_COLUMNS * SUM_WARPS, 0, matrix, rows, columns, sums, copy);
 }
 
-/* Rows of `width` that lie `ld` apart, side by side. */
+/* Packs rows of `width`, which are `ld` apart, contiguously. */
 template <class T>
 mpg_status gather_rows(const mpg_kernel_call *call, int64_t rows, int64_t width, const T *from,
                        int64_t ld, T *to) {
@@ -366,13 +365,14 @@ bounds<T> bounds_of(const mpg_rnn_params *p) {
   bounds<T> b = {p->lstm_state_clip_min.present || p->lstm_state_clip_max.present,
                  p->lstm_state_clip_nan != 0, -(C)INFINITY, (C)INFINITY};
   if (p->lstm_state_clip_min.present)
-    b.min = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_min.value)); /* as the state is kept */
+    b.min = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_min.value)); /* rounded like the state */
   if (p->lstm_state_clip_max.present) b.max = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_max.value));
   return b;
 }
 
 /* --- Forward ---------------------------------------------------------------------------------- */
-/* scratch: GRU's products with the hidden state [N, G * H], or the LSTM's cell state [N, H]. */
+/* Runs one layer in one direction. scratch: GRU's products with the hidden state [N, G * H], or the
+ * LSTM's cell state [N, H]. */
 template <class T>
 mpg_status forward_direction(const rnn<T> &r, int layer, int direction, void *scratch) {
   const mpg_rnn_size *s = &r.s;
@@ -452,7 +452,8 @@ struct work {
   mpg_compute_t<T> *carried;
 };
 
-/* d_output [S, N, D * H] of the layer; d_input [S, N, in] is set or (add) added to. */
+/* Runs one layer in one direction. d_output is the layer's [S, N, D * H]; d_input [S, N, in] is
+ * overwritten, or accumulated if `add`. */
 template <class T>
 mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int layer, int direction,
                               const T *d_output, T *d_input, bool add, const work<T> &w) {
@@ -472,8 +473,8 @@ mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int la
     MPG_TRY(mpg_cuda_zero(call, d_h, state));
   if (S == 0 && d_c0 && d.d_cn) MPG_TRY(mpg_cuda_copy(call, d.d_cn + index * NH, d_c0, state));
   if (S == 0 && d_c0 && !d.d_cn) MPG_TRY(mpg_cuda_zero(call, d_c0, state));
-  const T *d_products =
-      gru ? w.d_hidden : w.d_gates; /* gradients of the products with the hidden state */
+  /* gradients of the products with the hidden state */
+  const T *d_products = gru ? w.d_hidden : w.d_gates;
   bounds<T> b = bounds_of<T>(r.params);
   back_step<T> p = {};
   p.hidden = H, p.count = NH, p.ld = H * s->directions;
@@ -496,14 +497,14 @@ mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int la
     MPG_TRY(multiply(call, false, false, N, H, GH, d_products + t * N * GH, GH, wh, H,
                      gru || s->lengths ? 1 : 0, d_h));
   }
-  /* Weights: single products over all steps; the first step's hidden state lies apart from the
-   * rest. */
+  /* Weights: single products over all steps. The hidden state before the first step is a separate
+   * array. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
   const T *outputs = r.layer_output(layer) + direction * H;
-  const T *later = direction == 0 ? d_products + N * GH
-                                  : d_products; /* the steps after the first, in memory order */
-  const T *earlier =
-      direction == 0 ? outputs : outputs + N * ld; /* the hidden states they start from */
+  /* the steps after the first, in memory order */
+  const T *later = direction == 0 ? d_products + N * GH : d_products;
+  /* hidden states before those steps */
+  const T *earlier = direction == 0 ? outputs : outputs + N * ld;
   if (S > 0) {
     MPG_TRY(multiply(call, true, false, GH, H, N, d_products + first * N * GH, GH,
                      r.h0 + index * NH, H, 0, d.w.wh[index]));
@@ -545,15 +546,15 @@ mpg_status backward(rnn<T> r, const rnn_gradients<T> &d) {
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   work<T> w = {(T *)(scratch + at[0]), (T *)(scratch + at[1]), (C *)(scratch + at[2])};
   T *between[2] = {(T *)(scratch + at[3]), (T *)(scratch + at[4])};
-  if (s->lengths) { /* what lies beyond the ends of sequences has no part in products with data */
+  if (s->lengths) { /* zeros past the ends, so that padding does not enter products */
     T *data = (T *)(scratch + at[5]);
     MPG_TRY(mask(r, r.data, data, s->input));
     r.data = data;
   }
   const T *d_output = d.d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
-    /* d_data may lie where data or the gradient of the output does. One direction writes it when it
-     * has read both; of two the second reads them after the first has written. */
+    /* d_data may alias data or the gradient of the output. A single direction writes it after
+     * reading both. With two directions, the second reads them after the first has written. */
     T *d_input = layer == 0 && s->directions == 1 ? d.d_data : between[layer & 1];
     for (int direction = 0; direction < s->directions; direction++)
       MPG_TRY(backward_direction(r, d, layer, direction, d_output, d_input, direction > 0, w));
@@ -569,7 +570,7 @@ mpg_status backward(rnn<T> r, const rnn_gradients<T> &d) {
 }
 
 /* --- Arguments -------------------------------------------------------------------------------- */
-/* The weights as arrays of their own after data and states, or as one vector after the data. */
+/* Reads the weights: separate arrays after data and states, or one flat vector after the data. */
 template <class T>
 void read_weights(const mpg_rnn_size *s, bool flat, const mpg_view *views, weights<T> *w) {
   int count = s->layers * s->directions;

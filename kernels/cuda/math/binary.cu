@@ -1,11 +1,11 @@
-/* Ops of two arrays, with broadcasting, and of an array and a number; the formulas are those of
+/* Binary ops: two arrays with broadcasting, or an array and a scalar; the formulas are in
  * kernels/common/binary.def.
  *
- * Shapes are collapsed to the fewest dimensions along which both operands keep varying or staying
- * fixed. Where both move, or one is a single number, elements go 16 bytes at a time; else each
- * thread finds where its element's operands lie. float32, float16 and bfloat16 have kernels for
- * each formula, other dtypes share one that chooses by number. Results may be written over an
- * operand.
+ * Shapes are collapsed to the fewest dimensions along which both operands keep advancing or
+ * repeating. If both advance, or one is a single number, elements are processed 16 bytes at a time;
+ * otherwise each thread computes its operands' offsets. float32, float16 and bfloat16 have a kernel
+ * per formula; other dtypes share one kernel that selects the formula at run time. Results may
+ * overwrite an operand.
  */
 #include "kernels/common/binary.h"
 #include "kernels/common/index.h"
@@ -47,12 +47,12 @@ BY_NUMBER(int64_t, int64)
 #include "kernels/common/binary.def"
 END_BY_NUMBER
 
-/* dims[0] is the innermost; strides are in elements, 0 where the operand is broadcast. */
+/* dims[0] is innermost; strides are in elements, 0 if the operand is broadcast. */
 struct places {
   int ndim;
   int64_t dims[MPG_MAX_NDIM], stride_a[MPG_MAX_NDIM], stride_b[MPG_MAX_NDIM];
 };
-/* An operand that is a number, in the compute type. */
+/* A scalar operand, in the compute type. */
 union number {
   float f32;
   double f64;
@@ -62,7 +62,7 @@ union number {
 
 enum { VARYING_A = 1, VARYING_B = 2, NUMBER_A = 4, NUMBER_B = 8 };
 
-/* The unsigned type does for the whole count: divisions of 32 bits are far cheaper. */
+/* U must hold the whole count: 32-bit divisions are much cheaper. */
 template <class U>
 MPG_ANYWHERE void find_places(const places &p, int64_t index, int64_t *a, int64_t *b) {
   U rest = (U)index;
@@ -113,7 +113,7 @@ __global__ void broadcast_kernel(const T *a, const T *b, T *out, int64_t count, 
   out[i] = mpg_to<T>(F::at(mpg_to<float>(a[ia]), mpg_to<float>(b[ib])));
 }
 
-/* Any dtype and formula, computed in `compute`: 'd', 'i' (int32_t) or 'l' (int64_t). */
+/* Kernel for any dtype and formula, computed in `compute`: 'd', 'i' (int32_t) or 'l' (int64_t). */
 __global__ void any_kernel(int row, char compute, mpg_dtype dtype, const void *a, const void *b,
                            void *out, int64_t count, int how, number value, places p) {
   int64_t i = MPG_CUDA_INDEX, ia, ib;
@@ -137,7 +137,7 @@ struct operands {
   void *out;
   mpg_dtype dtype;
   int64_t count;
-  int how; /* VARYING and NUMBER bits; both varying or one fixed: `linear` */
+  int how; /* VARYING and NUMBER bits; `linear` if both vary or one is a single number */
   bool linear;
   double scalar;
   places at;
@@ -152,7 +152,7 @@ mpg_status launch_fast(const mpg_kernel_call *call, const operands &o) {
                            0, a, b, out, o.count, o.at);
   bool aligned = mpg_cuda_aligned(out) && (!(o.how & VARYING_A) || mpg_cuda_aligned(a)) &&
                  (!(o.how & VARYING_B) || mpg_cuda_aligned(b));
-  float value = mpg_to<float>(mpg_to<T>(o.scalar)); /* as an element of the dtype has it */
+  float value = mpg_to<float>(mpg_to<T>(o.scalar)); /* rounded to the dtype */
   return mpg_cuda_launch(call, linear_kernel<F, T>,
                          mpg_cuda_blocks(o.count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT),
                          MPG_CUDA_THREADS, 0, a, b, out, o.count, o.how, value, aligned);
@@ -174,7 +174,8 @@ mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const
     value.f64 = o.scalar;
   else if (compute == 'l')
     value.i64 = mpg_whole(o.scalar);
-  else { /* within the range of what is computed in, so that comparisons with large numbers hold */
+  else {
+    /* Clamps to the compute type's range, so that comparisons with large numbers hold. */
     int64_t whole = mpg_whole(o.scalar);
     value.i32 = whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : (int32_t)whole;
   }

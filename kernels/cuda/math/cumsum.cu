@@ -1,11 +1,12 @@
-/* Cumulative sums: a block takes a line along the axis, tile by tile of its width; a tile is summed
- * up in shared memory, by doubling, and added to what came before. The order of additions depends
- * on the line's length alone. Floats are summed in double. */
+/* Cumulative sums. A block processes a line along the axis, in tiles of its width. A tile is
+ * scanned in shared memory by doubling (Hillis-Steele), then added to the preceding sum. The order
+ * of additions depends on the line's length only. Floats are summed in double. */
 #include "kernels/cuda/access.h"
 
 namespace {
 
-template <class C> /* integers wrap around, so they are added up without sign */
+/* Integers are unsigned, so that they wrap around. */
+template <class C>
 __global__ void cumsum_kernel(mpg_untyped in, mpg_untyped out, int64_t lines, int64_t length,
                               int64_t inner, bool reverse) {
   __shared__ C sums[2][MPG_CUDA_THREADS];
@@ -50,12 +51,12 @@ MPG_CUDA_KERNEL(cumsum) {
 #define SUM(C)                                                                         \
   return mpg_cuda_launch(call, cumsum_kernel<C>, blocks, MPG_CUDA_THREADS, 0, in, out, \
                          outer * inner, length, inner, params->reverse)
-  switch (out.dtype) { /* the result's dtype decides how is summed */
+  switch (out.dtype) { /* the result's dtype decides the type of the sums */
     case MPG_FLOAT32:
     case MPG_FLOAT16:
     case MPG_BFLOAT16:
     case MPG_FLOAT64: SUM(double);
-    default: SUM(int64_t); /* narrower ones wrap around when they are stored */
+    default: SUM(int64_t); /* narrower ones wrap around when stored */
   }
 #undef SUM
 }

@@ -1,6 +1,6 @@
-/* Ops of one array; the formulas are those of kernels/common/unary.def. float32, float16 and
- * bfloat16 have a kernel for each formula, 16 bytes a load; other dtypes share one kernel that
- * chooses by number. Results may be written over the input.
+/* Unary ops; the formulas are in kernels/common/unary.def. float32, float16 and bfloat16 have a
+ * kernel per formula, with 16-byte loads; other dtypes share one kernel that selects the formula at
+ * run time. Results may overwrite the input.
  */
 #include "kernels/common/unary.h"
 #include "kernels/cuda/cuda.h"
@@ -99,7 +99,7 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
                          (const void *)call->inputs[0].data, call->outputs[0].data, count,
                          constants);
 }
-/* Launches the formula of a call; false: it has a kernel of its own. */
+/* Launches the formula of a call. Returns false if the op has its own kernel. */
 bool launch_formula(const mpg_kernel_call *call, mpg_status *status) {
   numbers constants;
   mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants.values);
@@ -124,8 +124,8 @@ MPG_CUDA_KERNEL(unary) {
 /* --- LeakyReLU -------------------------------------------------------------------------------- */
 namespace {
 
-struct slopes {            /* of PRELU and RRELU */
-  const void *gamma;       /* NULL: random, or the middle */
+struct slopes {            /* for PRELU and RRELU */
+  const void *gamma;       /* NULL: random or middle */
   int64_t channels, inner; /* gamma's index: i / inner % channels */
   mpg_cuda_key key;
   double lower, upper;
@@ -210,7 +210,7 @@ MPG_CUDA_KERNEL(leaky_relu) {
   void *mask = NULL;
   if (params->act_type == MPG_LEAKY_PRELU) {
     mpg_shape gamma = mpg_prelu_shape(&desc->shape, &call->inputs[1].desc.shape);
-    int last = desc->shape.ndim > 1 && gamma.dims[1] != 1; /* the last axis gamma has */
+    int last = desc->shape.ndim > 1 && gamma.dims[1] != 1; /* gamma's axis is the last */
     s.gamma = call->inputs[1].data;
     s.channels = count_of(&call->inputs[1]);
     s.inner = mpg_shape_product(&desc->shape, last + 1, desc->shape.ndim);
@@ -239,7 +239,7 @@ MPG_CUDA_KERNEL(backward_leaky_relu) {
 /* --- add_n: in the order of the arrays -------------------------------------------------------- */
 namespace {
 
-enum { TERMS = 32 }; /* of one launch; more go in several, by way of the sum so far */
+enum { TERMS = 32 }; /* per launch; more use several, accumulating */
 struct terms {
   const void *data[TERMS];
   int count;
@@ -254,7 +254,7 @@ __global__ void add_n_kernel(terms t, T *out, int64_t count) {
   out[i] = mpg_to<T>(sum);
 }
 
-/* More than one launch: the sum so far stays in the compute type, in scratch. */
+/* For several launches: the running sum stays in the compute type, in scratch. */
 template <class T, class C>
 __global__ void add_more_kernel(terms t, C *sums, T *out, int64_t count, bool first) {
   int64_t i = MPG_CUDA_INDEX;

@@ -1,7 +1,7 @@
-/* Sums of products of int8 or uint8 with int8, exact (modulo 2^32): dense layers and convolutions.
- * Four products at once (dp4a). A block makes TILE places by TILE filters, with the bytes of STEP
- * words of each in shared memory at a time. Of a convolution a place's bytes are gathered as the
- * weight has them: channels before or behind the window. */
+/* Exact sums (modulo 2^32) of products of int8 or uint8 with int8, for dense layers and
+ * convolutions, with four products per instruction (dp4a). A block computes TILE positions by TILE
+ * filters, with STEP words of each in shared memory at a time. For a convolution, a position's
+ * bytes are gathered in the weight's layout: channels before or after the window. */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "op/layers/convolution.h"
@@ -11,13 +11,13 @@ namespace {
 
 enum { TILE = 64, STEP = 8, SIDE = 16, EACH = TILE / SIDE };
 
-struct product : mpg_window {        /* of three axes */
-  const uint8_t *data, *weight;      /* bytes, whatever their sign */
-  int32_t *result;                   /* results are counted in places of all samples */
-  int64_t batch, places, k;          /* k: bytes of a place, those of a group */
-  int64_t channels, filters, groups; /* channels and filters of a group */
-  bool last;                         /* channels behind the window, and last in data and out */
-  bool whole_words, whole_weight; /* four bytes of a place, of the weight lie together, aligned */
+struct product : mpg_window {        /* three axes */
+  const uint8_t *data, *weight;      /* bytes of either sign */
+  int32_t *result;                   /* positions of all samples */
+  int64_t batch, places, k;          /* k: bytes per position, in one group */
+  int64_t channels, filters, groups; /* channels, filters: per group */
+  bool last;                         /* channels after the window; data and out are channels-last */
+  bool whole_words, whole_weight; /* four bytes of a position (weight) are contiguous and aligned */
 };
 
 template <class T>
@@ -37,11 +37,11 @@ __device__ __forceinline__ int32_t add_products(uint32_t a, uint32_t b, int32_t 
 #endif
 }
 
-/* A place of a sample, whose words are asked for one after the other. I: of indices within it. */
+/* A position of a sample, whose words are read sequentially. I is the type of indices in it. */
 template <class I>
 struct gathered {
-  const uint8_t *image; /* of its sample and group; NULL: there is no such place */
-  int64_t at[3];        /* the window's first element, in the data */
+  const uint8_t *image; /* of its sample and group; NULL if the position does not exist */
+  int64_t at[3];        /* position of the window's first element in the data */
 
   __device__ __forceinline__ gathered(const product &t, int64_t group, int64_t row) : at() {
     int64_t sample = row / t.places, place = row - sample * t.places,
@@ -55,7 +55,7 @@ struct gathered {
       place = next;
     }
   }
-  /* Where byte k is; NULL: in the padding. */
+  /* Returns the address of byte k, or NULL in the padding. */
   __device__ __forceinline__ const uint8_t *find(const product &t, I k) const {
     I window = (I)(t.kernel[0] * t.kernel[1] * t.kernel[2]),
       channel = t.last ? k % (I)t.channels : k / window,

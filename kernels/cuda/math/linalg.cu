@@ -1,9 +1,10 @@
-/* Linear algebra on many matrices: cuSOLVER's functions one matrix after the other, and cuBLAS' LU
- * factors of all at once.
+/* Linear algebra on batches of matrices: cuSOLVER's functions one matrix at a time, and cuBLAS's
+ * batched LU.
  *
- * Libraries take matrices by columns, so they see those here transposed: their lower triangles are
- * our upper ones. What has no result (a matrix that is singular, or not positive definite) fails a
- * device-side assertion. None of this is captured: libraries may wait for the card.
+ * Library matrices are column-major, so libraries see these matrices transposed: their lower
+ * triangles are our upper ones. A matrix without a result (singular, or not positive definite)
+ * fails a device-side assertion. None of this can be captured, since libraries may wait for the
+ * card.
  */
 #include <limits.h>
 
@@ -17,8 +18,7 @@ extern "C" {
 
 namespace {
 
-/* --- The libraries of a device: functions in the order of their names, and handles -------------
- */
+/* --- Libraries of a device: functions in the order of their names, and handles ---------------- */
 #define ROUTINE(name, parameters) int(*name) parameters;
 #define BLAS_SINGLE(name, parameters) "cublasS" #name,
 #define BLAS_DOUBLE(name, parameters) "cublasD" #name,
@@ -97,7 +97,7 @@ const solver_routines<double> &solver_of(const libraries *all, double) {
   return all->solver.doubles;
 }
 
-/* A library's result: 0 for success. */
+/* Converts a library's status, 0 for success. */
 mpg_status check(const mpg_kernel_call *call, const char *library, int status, int no_memory) {
   if (status == 0) return MPG_OK;
   return mpg_fail(status == no_memory ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
@@ -110,7 +110,7 @@ mpg_status check(const mpg_kernel_call *call, const char *library, int status, i
 /* --- Matrices --------------------------------------------------------------------------------- */
 struct matrices {
   int64_t count, rows, columns;
-  int64_t n; /* the side of square ones */
+  int64_t n; /* side of square matrices */
 };
 
 matrices matrices_of(const mpg_view *view) {
@@ -119,7 +119,7 @@ matrices matrices_of(const mpg_view *view) {
   return {mpg_shape_product(shape, 0, shape->ndim - 2), rows, columns, columns};
 }
 
-/* The libraries, on the call's stream, for matrices that they can count: in 32 bits. */
+/* Opens the libraries on the call's stream. Fails if sizes exceed 32 bits. */
 mpg_status open(const mpg_kernel_call *call, const matrices &t, libraries **all) {
   void *contents;
   if (call->device->scratch_stays)
@@ -134,8 +134,9 @@ mpg_status open(const mpg_kernel_call *call, const matrices &t, libraries **all)
   return MPG_OK;
 }
 
-struct piece { /* of the device's scratch */
-  void *to;    /* a pointer to T * */
+/* Part of the device's scratch. */
+struct piece {
+  void *to; /* a pointer to T * */
   int64_t count;
   size_t item;
 };
@@ -159,7 +160,7 @@ mpg_status scratch(const mpg_kernel_call *call, const piece (&pieces)[N]) {
 struct first {
   __device__ int64_t operator()(int64_t a, int64_t b) const { return a < b ? a : b; }
 };
-/* One block: the first matrix that has no result. */
+/* Fails for the first matrix without a result. Runs in one block. */
 __global__ void refuse_kernel(mpg_cuda_assert assertion, const int *infos, int64_t count) {
   int64_t own = count;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
@@ -176,7 +177,8 @@ mpg_status refuse(const mpg_kernel_call *call, const int *infos, int64_t count,
 }
 
 /* --- Cholesky --------------------------------------------------------------------------------- */
-/* The triangle that LAPACK leaves alone: zeros, or the other one's mirror image. */
+/* Fills the triangle that LAPACK leaves unchanged: with zeros, or the mirror image of the other
+ * one. */
 template <class T>
 __global__ void other_triangle_kernel(T *a, matrices t, bool lower, bool mirror) {
   int64_t i = MPG_CUDA_INDEX;
@@ -211,7 +213,7 @@ mpg_status cholesky(const mpg_kernel_call *call, bool inverts) {
                         : "%s: matrix %lld is not positive definite");
 }
 
-/* --- Triangular products and solutions -------------------------------------------------------- */
+/* --- Triangular products and solves ----------------------------------------------------------- */
 template <class T>
 mpg_status triangular(const mpg_kernel_call *call) {
   const mpg_linalg_triangular_params *p = (const mpg_linalg_triangular_params *)call->params;
@@ -239,12 +241,12 @@ mpg_status triangular(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* --- LQ: the factors of A are those of A^T = Q^T L^T ------------------------------------------ */
+/* --- LQ: factors A by factoring A^T = Q^T L^T ------------------------------------------------- */
 template <class T>
 __global__ void lower_kernel(const T *q, T *l, matrices t) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= t.count * t.rows * t.rows) return;
-  int64_t r = i / t.rows, c = i % t.rows; /* r: of all matrices */
+  int64_t r = i / t.rows, c = i % t.rows; /* r counts the rows of all matrices */
   l[i] = c <= r % t.rows ? q[r * t.columns + c] : (T)0;
 }
 
@@ -275,7 +277,8 @@ mpg_status lq(const mpg_kernel_call *call) {
 }
 
 /* --- Eigenvectors ----------------------------------------------------------------------------- */
-/* A thread a vector, whose largest element (the first of equal ones) becomes positive. */
+/* Makes the largest element of a vector (the first of equal ones) positive. One thread per
+ * vector. */
 template <class T>
 __global__ void signs_kernel(T *vectors, int64_t count, int64_t n) {
   int64_t i = MPG_CUDA_INDEX;
@@ -318,12 +321,13 @@ __global__ void places_kernel(T *lu, T *out, T **factors, T **inverses, matrices
   inverses[i] = out + i * t.n * t.n;
 }
 
+/* LU factors of all matrices of a call, with the row exchanges. */
 template <class T>
-struct factors { /* of all matrices of a call: L and U in a copy, and the rows exchanged */
+struct factors {
   matrices t;
   libraries *all;
   T *lu, **places, **inverses;
-  int *pivots, *infos, *unused; /* unused: what the inversion says, once more */
+  int *pivots, *infos, *unused; /* unused: statuses of the inversion, which repeat `infos` */
 
   mpg_status compute(const mpg_kernel_call *call) {
     int n = (int)t.n;
@@ -366,8 +370,8 @@ mpg_status inverse(const mpg_kernel_call *call) {
              : MPG_OK;
 }
 
-/* A thread a matrix: its determinant, or with `logarithms` the sign and the logarithm of its
- * size. */
+/* Computes the determinant, or with `logarithms` its sign and the logarithm of its magnitude. One
+ * thread per matrix. */
 template <class T>
 __global__ void det_kernel(const T *lu, const int *pivots, T *out, T *logarithms, matrices t) {
   int64_t matrix = MPG_CUDA_INDEX;
@@ -398,11 +402,11 @@ mpg_status det(const mpg_kernel_call *call) {
 /* --- Triangles -------------------------------------------------------------------------------- */
 
 struct part {
-  int64_t n, away, each; /* `away` from the main diagonal; `each` elements a matrix */
+  int64_t n, away, each; /* `away` from the main diagonal; `each` elements per matrix */
   bool upper, extract;
 };
 
-/* A thread an element of the vectors. */
+/* One thread per element of the vectors. */
 template <class T>
 __global__ void part_kernel(const T *in, T *out, part p, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;

@@ -1,10 +1,10 @@
-/* Products of matrices (product.h). */
+/* Matrix products (product.h). */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/math/product.h"
 
 namespace {
 
-/* The upper triangles become the lower ones' mirror images. */
+/* Mirrors the lower triangles to the upper ones. */
 template <class T>
 __global__ void mirror_kernel(T *out, int64_t n, int64_t count) {
   int64_t i = MPG_CUDA_INDEX, row = i / n % n, column = i % n;
@@ -60,9 +60,8 @@ MPG_CUDA_KERNEL(batch_dot) {
   return mpg_cuda_multiply(call, &p);
 }
 
-/* Matrices whose rows are along `axis`: products lie side by side between the rows, `inner` of
- * them, and `outer` such groups one after the other. Of groups and neighbours, the more numerous go
- * into one call. */
+/* Matrices whose rows are along `axis`: `inner` products are interleaved between the rows, in
+ * `outer` groups. The larger of the two counts becomes the batch of one library call. */
 MPG_CUDA_KERNEL(linalg_gemm) {
   mpg_cuda_product p = {};
   int64_t axis_param;
@@ -90,7 +89,7 @@ MPG_CUDA_KERNEL(linalg_gemm) {
   p.ldb = inner * b_inner;
   p.ldc = inner * c_inner;
   int64_t a_outer = as->dims[axis] * p.lda, b_outer = bs->dims[axis] * p.ldb, c_outer = p.m * p.ldc;
-  bool groups = outer >= inner; /* in one call */
+  bool groups = outer >= inner; /* the groups are one batch */
   p.count = groups ? outer : inner;
   p.a_step = groups ? a_outer : a_inner;
   p.b_step = groups ? b_outer : b_inner;

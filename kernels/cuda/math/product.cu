@@ -1,10 +1,10 @@
-/* A row-major product is the column-major one of the transposes, b first: op(b)^T is (n, k),
- * op(a)^T (k, m), and the result (n, m). The bias lies along cuBLASLt's rows then, where its
+/* A row-major product is the column-major product of the transposes in reverse order: op(b)^T is
+ * (n, k), op(a)^T (k, m), and the result (n, m). The bias is then along cuBLASLt's rows, where its
  * epilogue adds it.
  *
- * The signature of a product is all of it but its addresses and factors. Descriptors and algorithm
- * are made once per signature (plans.h). A call finds its plan, fills in the bias' address, and
- * queues.
+ * The signature of a product is everything except its addresses and factors. Descriptors and
+ * algorithm are created once per signature (plans.h). A call looks up its plan, sets the bias
+ * address, and queues the product.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,14 +22,15 @@ extern "C" {
 namespace {
 
 enum { ALIGNMENT = 16 };
-enum { MAX_BATCH = 32768 };                /* matrices of a call */
-const size_t WORKSPACE = (size_t)32 << 20; /* at most */
+enum { MAX_BATCH = 32768 };                /* matrices per call */
+const size_t WORKSPACE = (size_t)32 << 20; /* upper bound */
 
 struct functions {
   MPG_CUBLASLT_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
-struct signature { /* no padding: compared as bytes */
+/* No padding; compared as bytes. */
+struct signature {
   int64_t m, n, k, lda, ldb, ldc, count, a_step, b_step, c_step;
   int32_t dtype;
   uint8_t transpose_a, transpose_b, bias, unused;
@@ -38,14 +39,15 @@ struct signature { /* no padding: compared as bytes */
 struct plan {
   signature key;
   plan *next, *newer, *older;
-  bool bias_apart; /* bias_apart: cuBLASLt adds none for this; it is put into c before */
+  bool bias_apart; /* cuBLASLt cannot add this bias; c is filled with it first */
   cublasLtMatmulDesc_t desc;
-  cublasLtMatrixLayout_t a, b, c; /* as here: row-major names */
+  cublasLtMatrixLayout_t a, b, c; /* row-major names */
   cublasLtMatmulAlgo_t algo;
   size_t workspace;
 };
 
-struct products { /* of a device */
+/* Per device. */
+struct products {
   functions lt;
   cublasLtHandle_t handle;
   bool tf32;
@@ -110,7 +112,7 @@ mpg_cublaslt_type type_of(int32_t dtype) {
                                  : MPG_CUDA_R_32F;
 }
 
-/* A row-major matrix: cuBLASLt's of `columns` rows. */
+/* Creates the layout of a row-major matrix, which has `columns` rows for cuBLASLt. */
 cublasStatus_t make_layout(const functions *lt, cublasLtMatrixLayout_t *layout,
                            const signature &key, int64_t rows, int64_t columns, int64_t ld,
                            int64_t step) {
@@ -164,19 +166,19 @@ cublasStatus_t set_epilogue(const functions *lt, plan *p, uint32_t epilogue, con
              : status;
 }
 
-/* Of every matrix of a batch, where the first one's address is aligned. */
+/* Returns the alignment of every matrix of a batch, given that the first address is aligned. */
 uint32_t alignment_of(const signature &key, int64_t step) {
   uint64_t bytes = key.count > 1 ? (uint64_t)step * mpg_dtype_size((mpg_dtype)key.dtype) : 0;
   return (uint32_t)((bytes | ALIGNMENT) & -(bytes | ALIGNMENT));
 }
 
-/* The best algorithm by cuBLASLt's heuristics, which know sizes and card. Partial sums are kept in
- * the type of the sum. */
+/* Chooses the best algorithm by cuBLASLt's heuristics, which know sizes and card. Partial sums stay
+ * in the type of the sum. */
 cublasStatus_t choose(const products *all, plan *p) {
   const struct {
     int preference;
     int64_t step;
-  } operands[] = {/* cuBLASLt's are ours by columns: b comes first */
+  } operands[] = {/* cuBLASLt's operands are swapped: b comes first */
                   {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p->key.b_step},
                   {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p->key.a_step},
                   {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p->key.c_step},
@@ -217,7 +219,7 @@ bool unsupported(cublasStatus_t status) {
 }
 
 mpg_status build(const mpg_kernel_call *call, const products *all, plan *p) {
-  static const char some_bias[ALIGNMENT] = {}; /* for the heuristics to see that there is one */
+  static const char some_bias[ALIGNMENT] = {}; /* tells the heuristics that there is a bias */
   cublasStatus_t status = make_descriptors(all, p);
   if (status == MPG_CUBLAS_STATUS_SUCCESS && p->key.bias) {
     status = set_epilogue(&all->lt, p, MPG_CUBLASLT_EPILOGUE_BIAS, some_bias);
@@ -248,7 +250,7 @@ __global__ void rows_kernel(const T *row, T *out, int64_t n, int64_t ld, int64_t
   int64_t i = MPG_CUDA_INDEX;
   if (i < count) out[i / n * ld + i % n] = row[i % n];
 }
-/* `row` in every row of c. */
+/* Copies the bias to every row of c. */
 mpg_status fill_rows(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   MPG_CUDA_SIZE(
       mpg_dtype_size(p->dtype), T,
@@ -266,7 +268,7 @@ __global__ void scale_kernel(const T *in, T *out, mpg_compute_t<T> factor, int64
   out[at] =
       mpg_to<T>(factor == 0 ? (mpg_compute_t<T>)0 : factor * mpg_to<mpg_compute_t<T>>(in[at]));
 }
-/* c = beta c0: products of nothing. */
+/* c = beta c0: empty products. */
 mpg_status scale(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   int64_t count = p->count * p->m * p->n;
   MPG_CUDA_FLOAT_DTYPE(
@@ -277,7 +279,7 @@ mpg_status scale(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   return MPG_OK;
 }
 
-/* The distance of rows does not matter where there is one, but cuBLASLt checks it. */
+/* The row stride of a single row is irrelevant, but cuBLASLt checks it. */
 signature normalise(mpg_cuda_product *p) {
   int64_t a_columns = p->transpose_a ? p->m : p->k, b_columns = p->transpose_b ? p->k : p->n;
   if (p->lda < a_columns) p->lda = a_columns;
@@ -290,14 +292,15 @@ signature normalise(mpg_cuda_product *p) {
           p->dtype, p->transpose_a, p->transpose_b, p->bias != NULL, 0};
 }
 
-/* Bytes from an operand's first element to its last. */
+/* Returns the bytes from an operand's first element to its last. */
 size_t extent(const mpg_cuda_product *p, bool transposed, int64_t rows, int64_t columns, int64_t ld,
               int64_t step) {
   int64_t last = transposed ? (columns - 1) * ld + rows : (rows - 1) * ld + columns;
   return (size_t)((p->count - 1) * step + last) * mpg_dtype_size(p->dtype);
 }
 
-struct copies { /* of operands that are not aligned */
+/* Copies of unaligned operands. */
+struct copies {
   struct {
     const void **operand;
     size_t bytes;
@@ -320,8 +323,8 @@ struct copies { /* of operands that are not aligned */
   }
 };
 
-/* Operands become copies where they are not aligned; behind cuBLASLt's own scratch. c's copy is the
- * whole range, with what lies between the rows, which goes back as it was. */
+/* Replaces unaligned operands by copies, after cuBLASLt's own scratch. The copy of c is the whole
+ * range, including gaps between rows, which are copied back unchanged. */
 mpg_status align(const mpg_kernel_call *call, const plan *found, mpg_cuda_product *p,
                  char **workspace) {
   bool in_place = !p->c0 || p->c0 == p->c;
@@ -366,8 +369,8 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
       found->a, wide ? (const void *)&p.beta : &beta, p.c0, found->c, p.c, found->c, &found->algo,
       workspace, found->workspace, (cudaStream_t)call->stream);
   if (status != MPG_CUBLAS_STATUS_SUCCESS) return failed(call, &all->lt, "cublasLtMatmul", status);
-  return mpg_cuda_copy(call, p.c, product->c,
-                       extent(&p, false, p.m, p.n, p.ldc, p.c_step)); /* where c was copied */
+  /* Does nothing unless c was copied. */
+  return mpg_cuda_copy(call, p.c, product->c, extent(&p, false, p.m, p.n, p.ldc, p.c_step));
 }
 
 } // namespace

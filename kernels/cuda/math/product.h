@@ -1,4 +1,4 @@
-/* Matrix products by cuBLASLt, for all kernels that need them. */
+/* Matrix products by cuBLASLt, for all kernels. */
 #ifndef KERNELS_CUDA_MATH_PRODUCT_H
 #define KERNELS_CUDA_MATH_PRODUCT_H
 
@@ -9,23 +9,23 @@ extern "C" {
 #endif
 
 /* c[i] = alpha op(a[i]) op(b[i]) + beta c0[i] + bias, for i < count. Row-major: op(a) is (m, k),
- * op(b) (k, n), c and c0 (m, n), bias (n), given to every row. ld: elements from row to row; step:
- * from matrix to matrix. Sizes of 0 are valid. */
+ * op(b) (k, n), c and c0 (m, n), bias (n), added to every row. ld is the row stride in elements,
+ * step the matrix stride. Sizes of 0 are valid. */
 typedef struct mpg_cuda_product {
-  mpg_dtype dtype; /* of all of it; a float */
+  mpg_dtype dtype; /* of all arrays; a float */
   bool transpose_a, transpose_b;
   int64_t m, n, k, lda, ldb, ldc;
   int64_t count, a_step, b_step, c_step;
   double alpha, beta;
-  const void *a, *b, *c0, *bias; /* c0: NULL where beta is 0; as c lies, and may be c. bias: NULL,
+  const void *a, *b, *c0, *bias; /* c0: NULL if beta is 0; has c's layout, and may be c. bias: NULL,
                                     or beta is 0 and count 1 */
   void *c;
 } mpg_cuda_product;
 
 /* Uses scratch of MPG_SCRATCH_LIBRARY. Halves are summed in float. The algorithm depends on sizes,
- * dtype and card alone: not on how arrays are aligned, as those that are not are copied. */
+ * dtype and card only. It does not depend on alignment, since unaligned arrays are copied. */
 mpg_status mpg_cuda_multiply(const mpg_kernel_call *call, const mpg_cuda_product *product);
-/* Whether a setting of the environment is 1; `otherwise` where it is not set. */
+/* Reads an environment setting: *on is true if it is 1, and `otherwise` if it is not set. */
 mpg_status mpg_cuda_setting(const char *name, bool otherwise, bool *on);
 
 #ifdef __cplusplus

@@ -1,13 +1,13 @@
 /* Reductions, and broadcasting to a shape.
  *
- * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as
- * (outer, count, inner) and makes (outer, chunks, inner); `count` is cut into chunks whose length
- * depends on shapes alone, and as long as there are several another pass goes over their results.
- * Of neighbours (inner 1) rows of floats are held in registers (rows.h), and of others a warp or a
- * block takes a chunk; otherwise a block takes COLUMNS columns,
- * each of its ROWS rows of threads every ROWS-th row. A thread adds up at most 64 or so, threads
- * are combined in a tree, so rounding errors stay small. Halves and floats accumulate in float,
- * doubles in double, integers in int64_t; the last pass divides, takes the root and converts.
+ * Runs of reduced axes are reduced one after another, innermost first. Each pass views its source
+ * as (outer, count, inner) and computes (outer, chunks, inner). `count` is split into chunks whose
+ * length depends on shapes only; while there are several, a further pass reduces their results. For
+ * contiguous elements (inner 1), rows of floats are held in registers (rows.h), and for other types
+ * a warp or a block reduces a chunk. Otherwise a block has COLUMNS columns, and each of its ROWS
+ * rows of threads every ROWS-th row. A thread adds about 64 elements at most, and threads are
+ * combined in a tree, so rounding errors stay small. Halves and floats accumulate in float, doubles
+ * in double, integers in int64_t. The last pass divides, takes the root and converts.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/rows.h"
@@ -21,7 +21,7 @@ namespace {
 
 enum { CHUNK = 16384, WARP_COUNT = 512, COLUMNS = 32, ROWS = 8, ROW_CHUNK = 512 };
 
-struct anything; /* a source whose dtype is known at run time only */
+struct anything; /* source with a dtype known at run time only */
 template <class T>
 struct source_of {
   const T *data;
@@ -40,16 +40,17 @@ struct source_of<anything> {
   }
 };
 
-/* How a sum ends. */
+/* Final step of a sum. */
 struct ending {
-  bool last; /* else it is stored as it is, for another pass */
+  bool last; /* else stored unchanged, for a further pass */
   mpg_dtype dtype;
-  int64_t count; /* divided by, unless 0 */
+  int64_t count; /* divisor, or 0 */
   bool root, nan;
 };
 
+/* The type that wraps around. */
 template <class C>
-struct ring { /* the type that wraps around */
+struct ring {
   typedef C type;
 };
 template <>
@@ -112,7 +113,7 @@ __device__ __forceinline__ void finish(const ending &end, void *target, int64_t 
   }
   if (end.count) value = value / (C)end.count;
   if (end.root) value = root_of(value);
-  if (end.nan) value = (C)0 / (C)end.count; /* the mean of nothing */
+  if (end.nan) value = (C)0 / (C)end.count; /* the mean of no elements */
   mpg_store_any(end.dtype, target, i, value);
 }
 
@@ -121,8 +122,8 @@ struct pass {
   int how, prepare;
 };
 
-/* Neighbours, held in registers: as fused groups reduce their rows. SUM: p.how is MPG_ADD, nothing
- * is prepared. */
+/* Contiguous elements in registers, reduced like the rows of fused groups. SUM: p.how is MPG_ADD,
+ * and nothing is prepared. */
 template <class R, bool SUM>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS)
     held_rows_kernel(const typename R::element *source, pass p, void *target, ending end) {
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS)
   if (row < p.outer && R::me() == 0) finish(end, target, row, result);
 }
 
-/* Neighbours: a warp a row. */
+/* Contiguous elements: one warp per row. */
 template <class T, class C>
 __global__ void warp_rows_kernel(source_of<T> source, pass p, void *target, ending end) {
   int64_t row = MPG_CUDA_INDEX / 32;
@@ -155,7 +156,7 @@ __global__ void warp_rows_kernel(source_of<T> source, pass p, void *target, endi
   if (lane == 0) finish(end, target, row, sum);
 }
 
-/* Neighbours: a block a chunk of a row. */
+/* Contiguous elements: one block per chunk of a row. */
 template <class T, class C>
 __global__ void block_rows_kernel(source_of<T> source, pass p, void *target, ending end) {
   int64_t item = blockIdx.x, row = item / p.chunks, begin = item % p.chunks * p.chunk;
@@ -196,8 +197,8 @@ __global__ void columns_kernel(source_of<T> source, pass p, void *target, ending
     finish(end, target, (outer * p.chunks + chunk) * p.inner + column, parts[0][threadIdx.x]);
 }
 
-/* The same of plain sums of floats and halves, bit for bit, where a thread can have eight
- * neighbouring columns by 16 bytes. */
+/* Plain sums of floats and halves, bit for bit like columns_kernel, for threads that can load eight
+ * adjacent columns 16 bytes at a time. */
 template <class T>
 __global__ void column_sums_kernel(const T *source, pass p, void *target, ending end) {
   enum { EIGHT = 8, WIDE = COLUMNS * EIGHT, AHEAD = 4 };
@@ -297,7 +298,7 @@ int64_t chunk_length(int64_t count, int64_t inner) {
   return count <= length + length / 2 ? (count > 0 ? count : 1) : length;
 }
 
-/* The pass that reduces a run, once those behind it have been reduced. */
+/* Returns the pass that reduces a run after the runs inside it have been reduced. */
 pass pass_of(const mpg_runs &r, int run) {
   pass p = {};
   mpg_runs_around(&r, run, &p.outer, &p.inner);
@@ -314,7 +315,7 @@ mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_vie
                                                                        : MPG_INT64;
   if (count_of(out) == 0) return MPG_OK;
   mpg_runs r = mpg_runs_of(&in->desc.shape, reduced);
-  /* Scratch for what passes hand on, twice, as they go to and fro. */
+  /* Two scratch buffers for intermediate results; passes alternate between them. */
   int64_t largest = 0;
   int passes = 0;
   for (int run = r.count - 1; run >= 0; run--) {

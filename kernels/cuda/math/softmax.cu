@@ -1,9 +1,9 @@
-/* Softmax, its logarithm, cross-entropy, and their gradients. Arrays are (before, n, after). Rows
- * that lie together (after 1) are in the registers of a warp or a block, which reads them once
- * (rows.h); of rows too long for that the sum of exponentials is found in one pass, which follows
- * the largest element. Where dtypes are mixed, or float64, a warp or a block goes along a row;
- * where rows do not lie together a thread does, and neighbouring threads along neighbouring rows.
- * Halves compute in float, and round where a result is stored.
+/* Softmax, log-softmax, cross-entropy, and their gradients. Arrays are (before, n, after).
+ * Contiguous rows (after 1) are in the registers of a warp or a block, which reads them once
+ * (rows.h). For longer rows, one pass computes the sum of exponentials relative to a running
+ * maximum (online softmax). For mixed dtypes or float64, a warp or a block iterates over a row; if
+ * rows are not contiguous a thread does, with adjacent threads on adjacent rows. Halves compute in
+ * float, and round when a result is stored.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/rows.h"
@@ -18,7 +18,8 @@ MPG_ANYWHERE float exp_of(float x) { return expf(x); }
 MPG_ANYWHERE double exp_of(double x) { return exp(x); }
 MPG_ANYWHERE float log_of(float x) { return logf(x); }
 MPG_ANYWHERE double log_of(double x) { return log(x); }
-struct larger { /* NaN loses: it shows in the sums */
+/* NaN loses: it shows in the sums. */
+struct larger {
   template <class C>
   MPG_MEMBER C operator()(C a, C b) const {
     return b > a ? b : a;
@@ -30,7 +31,7 @@ struct extent {
   double scale;
 };
 
-/* Threads that share a row: all of a block, a warp, or one. */
+/* Threads that share a row: a whole block, a warp, or one thread. */
 struct whole_block {
   enum { THREADS = MPG_CUDA_THREADS };
   static __device__ __forceinline__ int first() { return threadIdx.x; }
@@ -59,12 +60,12 @@ struct alone {
   }
 };
 
-/* Row `row` of e.before * e.after: where it starts. */
+/* Returns the start of row `row` of e.before * e.after. */
 __device__ __forceinline__ int64_t start_of(const extent &e, int64_t row) {
   return row / e.after * e.n * e.after + row % e.after;
 }
 
-/* The largest element, and the sum of exponentials of what the elements are less. */
+/* Computes the largest element, and the sum of exponentials of the differences from it. */
 template <class G, class C, class S>
 __device__ void statistics(const S &in, const extent &e, int64_t start, int64_t length, C *max_is,
                            C *sum_is) {
@@ -113,7 +114,7 @@ __device__ void back_row(kind what, const S &grad, const S &y, const O &out, con
   }
 }
 
-/* Row after row, for what G is; *row < 0: none. */
+/* Iterates over rows, with the threads of G per row. */
 template <class G>
 __device__ __forceinline__ int64_t first_row() {
   int per_block = (int)blockDim.x / G::step();
@@ -162,7 +163,7 @@ mpg_status launch_untyped(const mpg_kernel_call *call, kind what, mpg_untyped in
 }
 
 /* --- Rows in registers: R is an mpg_row ------------------------------------------------------- */
-/* A chunk of a row from `begin` on, scaled; -infinity from `length` on. */
+/* Loads a chunk of a row from `begin` on, scaled, with -infinity from `length` on. */
 template <class R>
 __device__ __forceinline__ void read(const typename R::element *x, int64_t begin, int64_t n,
                                      int64_t length, float scale, float (&values)[R::SIZE]) {
@@ -185,7 +186,7 @@ __device__ __forceinline__ float largest(const float (&values)[SIZE]) {
   for (int i = 1; i < SIZE; i++) max = fmaxf(max, values[i]);
   return max;
 }
-/* KEPT: the exponentials take the place of the values. */
+/* With KEPT, the exponentials replace the values. */
 template <bool KEPT, int SIZE>
 __device__ __forceinline__ float sum_of_exps(float (&values)[SIZE], float max) {
   float sum = 0;
@@ -198,7 +199,7 @@ __device__ __forceinline__ float sum_of_exps(float (&values)[SIZE], float max) {
   return sum;
 }
 
-/* As above. Rows that are held stay in `values`, KEPT: as exponentials. */
+/* Like `statistics`. Rows that are held stay in `values`, with KEPT as exponentials. */
 template <class R, bool KEPT>
 __device__ __forceinline__ void row_statistics(const typename R::element *x, int64_t n,
                                                int64_t length, float scale,
@@ -209,7 +210,7 @@ __device__ __forceinline__ void row_statistics(const typename R::element *x, int
     *max_is = R::reduce(largest(values), -INFINITY, mpg_larger_number());
     *sum_is = R::sum(sum_of_exps<KEPT>(values, *max_is));
   } else {
-    float max = -INFINITY, base = 0, sum = 0; /* base: max, or 0 where there is none yet */
+    float max = -INFINITY, base = 0, sum = 0; /* base: max, or 0 while there is none */
     for (int64_t begin = 0; begin < n; begin += R::CHUNK) {
       read<R>(x, begin, n, length, scale, values);
       float now = fmaxf(max, largest(values)), now_base = now == -INFINITY ? 0 : now;
@@ -222,7 +223,7 @@ __device__ __forceinline__ void row_statistics(const typename R::element *x, int
   }
 }
 
-/* Results of the chunk `values`. */
+/* Writes the results of the chunk `values`. */
 template <class R, kind WHAT>
 __device__ __forceinline__ void write(typename R::element *out, int64_t begin, int64_t n,
                                       int64_t length, float max, float sum,
@@ -264,7 +265,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
   }
 }
 
-/* The gradient of a chunk, in the place of the gradient given. */
+/* Computes the gradient of a chunk, in place of the given gradient. */
 template <class R>
 __device__ __forceinline__ void write_back(kind what, typename R::element *out, int left,
                                            float (&g)[R::SIZE], const float (&y)[R::SIZE],
@@ -317,7 +318,7 @@ __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
   }
 }
 
-/* Whether rows of n are whole packs, at such addresses. */
+/* True if rows of n are whole packs at aligned addresses. */
 template <class T>
 bool are_packs(int64_t n, const mpg_view *a, const mpg_view *b, const mpg_view *c) {
   return n % mpg_pack<T>::COUNT == 0 && mpg_cuda_aligned(a->data) && mpg_cuda_aligned(b->data) &&
@@ -406,8 +407,8 @@ MPG_CUDA_KERNEL(log_softmax) {
 MPG_CUDA_KERNEL(softmax_back) { return back_with(call, SOFTMAX_BACK); }
 MPG_CUDA_KERNEL(log_softmax_back) { return back_with(call, LOG_SOFTMAX_BACK); }
 
-/* SoftmaxOutput's forward pass: along dimension 1 (multi_output), the last (preserve_shape), or all
- * but the first. */
+/* Forward pass of SoftmaxOutput: along dimension 1 (multi_output), the last (preserve_shape), or
+ * all but the first. */
 MPG_CUDA_KERNEL(softmax_output) {
   const mpg_softmax_output_params *params = (const mpg_softmax_output_params *)call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
@@ -424,8 +425,8 @@ MPG_CUDA_KERNEL(softmax_output) {
 /* --- Cross-entropy ---------------------------------------------------------------------------- */
 namespace {
 
-/* For the gradient come the largest score and the logarithm of the sum. `losses`: losses as they
- * are computed, instead. */
+/* The gradient needs the largest score and the logarithm of the sum. `losses`, if set, receives the
+ * losses in the computing type instead. */
 template <class C>
 struct ce_results {
   mpg_untyped loss;
@@ -442,7 +443,7 @@ struct ce_results {
   }
 };
 
-/* The statistics are log_softmax's, to the bit. */
+/* Statistics with the same bits as log_softmax. */
 template <class R>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
     ce_rows_kernel(const typename R::element *data, mpg_untyped label, ce_results<float> results,
@@ -466,7 +467,7 @@ __global__ void ce_kernel(mpg_typed<double> data, mpg_untyped label, ce_results<
   }
 }
 
-/* One block: all losses. */
+/* Sums all losses. Runs in one block. */
 template <class C>
 __global__ void total_kernel(const C *losses, mpg_untyped out, int64_t rows) {
   C total = 0;
@@ -484,7 +485,7 @@ struct ce_back {
   int64_t rows, n;
 };
 
-/* Chunk by chunk, each element by itself. */
+/* Processes chunk by chunk, element-wise. */
 template <class R>
 __global__ void __launch_bounds__(MPG_CUDA_THREADS, R::full ? 0 : 2)
     ce_back_rows_kernel(ce_back<typename R::element, float> t) {

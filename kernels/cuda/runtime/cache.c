@@ -1,4 +1,4 @@
-/* The slots in which kernels keep things on a device. */
+/* Slots for data that kernels keep on a device. */
 #include "kernels/cuda/runtime/cache.h"
 
 #include "base/memory.h"

@@ -1,5 +1,5 @@
-/* Data that kernels keep on a device between calls (device->kernel_cache): handles of libraries,
- * chosen algorithms. One slot an owner. By the device's worker, as kernels are; freed with the
+/* Data that kernels keep on a device between calls (device->kernel_cache): library handles and
+ * chosen algorithms. One slot per owner. Used on the device's worker, like kernels; freed with the
  * device. */
 #ifndef KERNELS_CUDA_RUNTIME_CACHE_H
 #define KERNELS_CUDA_RUNTIME_CACHE_H
@@ -13,8 +13,8 @@ typedef enum mpg_cuda_slot {
   MPG_CUDA_SLOTS
 } mpg_cuda_slot;
 
-/* *contents: the slot's, made by `make` on the first call; where that failed the next call tries
- * again. */
+/* Returns the slot's contents, created by `make` on the first call. If `make` fails, the next call
+ * retries. */
 mpg_status mpg_cuda_cached(mpg_device *device, mpg_cuda_slot slot,
                            mpg_status (*make)(void **contents), void (*release)(void *contents),
                            void **contents);

@@ -1,7 +1,7 @@
-/* The driver of GPUs (device/gpu/gpu.h) over the CUDA runtime.
+/* GPU driver (device/gpu/gpu.h) over the CUDA runtime.
  *
- * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n logical devices,
- * device i on card i mod cards, each with streams and a memory pool of its own.
+ * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n logical devices.
+ * Device i is on card i mod cards, and each has its own streams and memory pool.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -17,25 +17,25 @@
 struct mpg_gpu {
   int card;
   mpg_device_id id;
-  int slot; /* in `opened`; its bit in a capture's `peers` */
+  int slot; /* index in `opened`; its bit in a capture's `peers` */
   cudaStream_t compute, to_host, from_host;
-  cudaStream_t capturing; /* never runs: what is put onto it becomes a graph */
-  bool captures;          /* it is doing so; by whoever issues */
-  uint64_t peers;         /* other devices whose memory the capture uses */
+  cudaStream_t capturing; /* never runs: work issued to it becomes a graph */
+  bool captures;          /* true during a capture; on the issuing thread */
+  uint64_t peers;         /* other devices with memory used by the capture */
   mpg_staging *staging;
-  cudaEvent_t arrived;              /* behind the latest copy from the host */
-  cudaStream_t allocating, freeing; /* memory comes and goes beside the work */
+  cudaEvent_t arrived;              /* after the latest copy from the host */
+  cudaStream_t allocating, freeing; /* memory is allocated and freed in parallel to the work */
   cudaMemPool_t pool;
   cudaEvent_t events[MPG_GPU_EVENTS];
-  cudaEvent_t issued;           /* scratch for ordering frees; by whoever issues */
-  bool writes_ticks;            /* its stream does; else a kernel */
-  unsigned long long completed; /* where the card sees that of the reports */
+  cudaEvent_t issued;           /* scratch for ordering frees; on the issuing thread */
+  bool writes_ticks;            /* the stream writes ticks; else a kernel does */
+  unsigned long long completed; /* the card's address of `completed` in the reports */
   mpg_gpu_reports *reports;
-  mpg_random_key *keys; /* NULL: not asked for yet; by whoever issues */
+  mpg_random_key *keys; /* NULL until requested; on the issuing thread */
   char description[320];
 };
 
-/* Functions of the driver itself: cuStreamWriteValue64, cuDeviceGetAttribute. */
+/* Functions of the driver API: cuStreamWriteValue64, cuDeviceGetAttribute. */
 typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, uint64_t value,
                               unsigned flags);
 typedef int (*attribute_fn)(int *value, int attribute, int card);
@@ -45,11 +45,12 @@ enum {
   CAN_WRITE_64_BITS = 122 /* CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_... */
 };
 
-static struct { /* constant once counted; host lock before */
+/* Constant once counted; guarded by the host lock before. */
+static struct {
   int cards, devices;
-  _Atomic(mpg_gpu *) opened[MOST_DEVICES]; /* gpu(0) and gpu(0, rank=0) are two */
+  _Atomic(mpg_gpu *) opened[MOST_DEVICES]; /* gpu(0) and gpu(0, rank=0) are separate */
   bool counted;
-  write_value_fn write_value; /* NULL: the driver has none */
+  write_value_fn write_value; /* NULL if the driver lacks it */
   attribute_fn attribute;
   char reason[256];
 } cuda_state;
@@ -72,8 +73,8 @@ static void look_for_cards(void) {
   const char *logical = getenv("MPGLUON_GPU_LOGICAL");
   long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
   int version = 0;
-  /* The streams of logical devices have queues of their own then. The default of 8 is enough for a
-   * card that is one device, and a card has no more than some hundreds for all processes. */
+  /* Gives the streams of logical devices separate hardware queues. The default of 8 suffices for a
+   * card that is one device, and a card has only a few hundred for all processes. */
   if (wanted < 1 || wanted > MOST_DEVICES) wanted = 0;
   if (wanted > 1) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
@@ -109,8 +110,8 @@ static int driver_count(const char **reason) {
   return cuda_state.devices;
 }
 
-/* The driver counts as the library behind NVIDIA's others; its version is the newest CUDA's that it
- * runs. */
+/* The driver is listed as a library after NVIDIA's other ones; its version is the newest CUDA
+ * version that it supports. */
 static const mpg_library *driver_library(int number) {
   static mpg_library driver = {.name = "driver", .path = "libcuda.so.1"};
   if (number != MPG_CUDA_LIBRARIES) return mpg_cuda_library_found(number);
@@ -133,8 +134,8 @@ static mpg_status make_streams(mpg_gpu *gpu) {
   return mpg_staging_open(&gpu->staging);
 }
 
-/* A pool that keeps what it has, and that the other cards may read and write where the hardware
- * can. */
+/* Creates a pool that keeps its memory, and that other cards may access if the hardware supports
+ * it. */
 static mpg_status make_pool(mpg_gpu *gpu) {
   struct cudaMemPoolProps properties;
   memset(&properties, 0, sizeof properties);
@@ -150,13 +151,13 @@ static mpg_status make_pool(mpg_gpu *gpu) {
       continue;
     struct cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice},
                                        .flags = cudaMemAccessFlagsProtReadWrite};
-    access.location.id = peer; /* within a union from CUDA 13.1 on */
+    access.location.id = peer; /* in a union since CUDA 13.1 */
     MPG_CUDA_TRY(cudaMemPoolSetAccess(gpu->pool, &access, 1));
   }
   return MPG_OK;
 }
 
-/* The card must be the thread's current one. */
+/* Requires the card to be the thread's current one. */
 static mpg_status prepare(mpg_gpu *gpu) {
   struct cudaDeviceProp properties;
   void *mapped;
@@ -193,7 +194,7 @@ static mpg_status driver_open(mpg_device_id id, mpg_gpu **result) {
   atomic_store(&cuda_state.opened[slot], gpu);
   *result = gpu;
   return MPG_OK;
-fail: /* streams and the like go with the process */
+fail: /* the process frees streams and pool */
   mpg_free(gpu);
   return status;
 }
@@ -224,9 +225,9 @@ static mpg_status driver_collectives(const int *indices, int count) {
 
 static void driver_close(mpg_gpu *gpu) {
   cudaSetDevice(gpu->card);
-  mpg_nccl_close(gpu->card); /* first, as work may wait for a collective that has failed */
+  mpg_nccl_close(gpu->card); /* first, since work may wait for a failed collective */
   cudaSetDevice(gpu->card);
-  cudaStreamSynchronize(gpu->compute); /* the process ends: streams and memory go with it */
+  cudaStreamSynchronize(gpu->compute); /* the process is ending, which frees streams and memory */
   cudaGetLastError();
 }
 
@@ -267,11 +268,11 @@ static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
 }
 
 static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
-  cudaStreamWaitEvent(gpu->freeing, gpu->arrived, 0); /* bytes may still be on their way to it */
+  cudaStreamWaitEvent(gpu->freeing, gpu->arrived, 0); /* copies to it may be in flight */
   if (after && cudaEventRecord(gpu->issued, gpu->compute) == cudaSuccess)
     cudaStreamWaitEvent(gpu->freeing, gpu->issued, 0);
   cudaFreeAsync(memory, gpu->freeing);
-  cudaGetLastError(); /* of a lost device; others have been told */
+  cudaGetLastError(); /* of a lost device, which has been reported already */
 }
 
 static mpg_status driver_publish(mpg_gpu *gpu, mpg_tick tick) {
@@ -317,7 +318,7 @@ static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memo
   return status;
 }
 
-/* Orders work issued from now on after the work of `from_host`. */
+/* Orders work issued from here on after the work of `from_host`. */
 static mpg_status note_arrival(mpg_gpu *gpu) {
   MPG_CUDA_TRY(cudaEventRecord(gpu->arrived, gpu->from_host));
   return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
@@ -417,7 +418,7 @@ static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *
   cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
   if (!to) return mpg_staging_push(gpu->staging, stream, target, source, size);
   if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
-  mpg_gpu *peer = from != gpu ? from : to; /* to whose memory bytes of the host may be on the way */
+  mpg_gpu *peer = from != gpu ? from : to; /* the device with possible host copies in flight */
   if (gpu->captures)
     gpu->peers |= peer != gpu ? (uint64_t)1 << peer->slot : 0;
   else if (peer != gpu)
@@ -476,11 +477,11 @@ static bool driver_capture_void(mpg_gpu *gpu) {
   return false;
 }
 
-/* Makes the graph what the capture runs. */
+/* Makes `graph` the capture's executable graph. */
 static mpg_status instantiate(capture *c, cudaGraph_t graph, int card) {
   cudaGraphExecUpdateResultInfo info;
   if (c->exec && cudaGraphExecUpdate(c->exec, graph, &info) == cudaSuccess) return MPG_OK;
-  cudaGetLastError(); /* not the same kernels */
+  cudaGetLastError(); /* the kernels differ */
   if (c->exec) cudaGraphExecDestroy(c->exec);
   c->exec = NULL;
   cudaError_t error = cudaGraphInstantiate(&c->exec, graph, 0);

@@ -1,4 +1,4 @@
-/* Kernels that users write in CUDA C++ (mx.rtc): compiled by NVRTC, once for each text. */
+/* Kernels that users write in CUDA C++ (mx.rtc), compiled by NVRTC once per text. */
 #include <pthread.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 struct module {
   module *next;
-  char *key; /* owned: the text with its options and exports */
+  char *key; /* owned: the text, its options and exports */
   size_t size;
   int num_exports;
   const char *exports[MPG_NVRTC_MAX_EXPORTS]; /* in the key */
@@ -19,7 +19,8 @@ struct module {
   void *library;
 };
 
-struct { /* under the mutex */
+/* Guarded by the mutex. */
+struct {
   pthread_mutex_t mutex;
   module *modules; /* live as long as the process */
 } made = {PTHREAD_MUTEX_INITIALIZER, NULL};
@@ -30,7 +31,7 @@ void append(char **to, const char *text) {
   *to += size;
 }
 
-/* All texts behind each other: the exports, the options, the source. */
+/* Concatenates all texts: exports, options, source. */
 char *make_key(const mpg_gpu_source *s, size_t *size) {
   *size = strlen(s->text) + 3;
   for (int i = 0; i < s->num_exports; i++) *size += strlen(s->exports[i]) + 1;

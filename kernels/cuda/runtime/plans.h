@@ -1,8 +1,9 @@
-/* Plans by signature: what a kernel prepares once for a kind of call (descriptors, an algorithm)
- * and keeps, the MPG_PLANS used last, or all. Belongs to what it lies in; by the device's worker.
+/* Plans by signature: data that a kernel prepares once per kind of call (descriptors, an algorithm)
+ * and keeps. Keeps the MPG_PLANS most recently used ones, or all. Owned by the enclosing struct;
+ * used on the device's worker.
  *
  * A Plan has a signature `key`, compared as bytes (no padding, a multiple of 8), and three links:
- * next, newer, older. It is made by mpg_calloc.
+ * next, newer, older. It is allocated by mpg_calloc.
  */
 #ifndef KERNELS_CUDA_RUNTIME_PLANS_H
 #define KERNELS_CUDA_RUNTIME_PLANS_H
@@ -18,8 +19,8 @@ enum { MPG_PLANS = 1024, MPG_PLAN_PLACES = 2048 };
 template <class Plan>
 struct mpg_plans {
   int count;
-  bool all_stay;         /* more are kept, too */
-  Plan *newest, *oldest; /* by use */
+  bool all_stay;         /* no eviction */
+  Plan *newest, *oldest; /* LRU order */
   Plan *table[MPG_PLAN_PLACES];
 };
 
@@ -49,7 +50,7 @@ static void mpg_plans_make_newest(mpg_plans<Plan> *all, Plan *p) {
   all->newest = p;
 }
 
-/* destroy(plan) frees what it holds, and itself. */
+/* Frees all plans. destroy(plan) frees a plan and its contents. */
 template <class Plan, class Destroy>
 static void mpg_plans_clear(mpg_plans<Plan> *all, Destroy destroy) {
   while (all->newest) {
@@ -59,8 +60,8 @@ static void mpg_plans_clear(mpg_plans<Plan> *all, Destroy destroy) {
   }
 }
 
-/* *found: the plan of `key`. build(plan) fills a new one, whose key is set; where that fails it is
- * destroyed. */
+/* Finds the plan of `key` in *found. build(plan) fills a new one, whose key is set; if it fails,
+ * the plan is destroyed. */
 template <class Plan, class Key, class Build, class Destroy>
 static mpg_status mpg_plans_find(mpg_plans<Plan> *all, const Key &key, Build build, Destroy destroy,
                                  Plan **found) {

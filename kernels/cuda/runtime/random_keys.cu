@@ -1,7 +1,7 @@
-/* Random keys in the card's memory: of ops that draw the same again backward, and of captured work,
- * whose arguments are those of the capture while its keys are new in each call. They come as
- * arguments of a kernel, which are copied at the launch: no pinned memory to be kept until the card
- * has read it, and no waiting. */
+/* Random keys in device memory, for ops that repeat a draw in backward, and for captured work,
+ * whose arguments are fixed at capture while its keys change with each call. Keys are passed as
+ * kernel arguments, which are copied at the launch, so no pinned memory must be kept until the card
+ * has read it, and nothing waits. */
 #include "kernels/cuda/cuda.h"
 
 namespace {

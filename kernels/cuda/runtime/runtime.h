@@ -1,4 +1,4 @@
-/* Declarations that the C files of the GPU library share: the driver's state and the core's
+/* Declarations shared by the C files of the GPU library: the driver's state and the core's
  * services. */
 #ifndef KERNELS_CUDA_RUNTIME_RUNTIME_H
 #define KERNELS_CUDA_RUNTIME_RUNTIME_H
@@ -7,21 +7,21 @@
 
 #include "device/gpu/gpu.h"
 
-extern const mpg_gpu_services *mpg_cuda_services; /* set once, when the library is opened */
+extern const mpg_gpu_services *mpg_cuda_services; /* set once, when the library is loaded */
 extern const mpg_gpu_driver mpg_cuda_driver;
 extern const mpg_gpu_communicators mpg_cuda_communicators; /* vendor/nccl_ranks.c */
 
-/* The card of an open device; and the event behind the latest copy from the host to it. */
+/* Returns the card of an open device, and the event after the latest copy from the host to it. */
 mpg_status mpg_cuda_device_card(mpg_device_id id, int *card, cudaEvent_t *arrived);
-/* Behind what was issued to `stream`, the first `count` of `to`, in a device's memory, become
- * `keys`, at most MPG_CAPTURE_KEYS. In random_keys.cu. */
+/* Writes `count` keys, at most MPG_CAPTURE_KEYS, to `to` in device memory, after earlier work of
+ * `stream`. In random_keys.cu. */
 mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_key *keys, int count,
                                mpg_random_key *to);
-/* Behind what was issued to `stream`, `tick` is written to host memory that the card sees there. In
+/* Writes `tick` to `to`, host memory that the card can access, after earlier work of `stream`. In
  * ticks.cu. */
 mpg_status mpg_cuda_write_tick(cudaStream_t stream, uint64_t *to, uint64_t tick);
-/* Lets a kernel have so many bytes of shared memory on the current card; remembered, as asking
- * CUDA takes longer than a launch. */
+/* Raises a kernel's shared-memory limit to `bytes` on the current card. Cached, since the CUDA call
+ * takes longer than a launch. */
 mpg_status mpg_cuda_allow_shared(const void *kernel, size_t bytes);
 /* If another thread has invalidated a capture, the first error is
  * cudaErrorStreamCaptureInvalidated. `mpg_cuda_failed_by_itself` is true if the thread's first

@@ -1,5 +1,5 @@
-/* The functions of the core that this library calls, by the services it was given; and what it
- * exports. */
+/* The core's functions for this library, implemented with the services it was given, and the
+ * library's exports. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +45,7 @@ void mpg_meeting_leave(mpg_meeting *meeting) { mpg_cuda_services->meeting_leave(
 
 mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return MPG_OK;
-  cudaGetLastError(); /* said here, and by nobody later */
+  cudaGetLastError(); /* reported here; must not be reported later */
   if (first_failure == NO_FAILURE && error == cudaErrorStreamCaptureInvalidated)
     first_failure = CAPTURE_INVALIDATED;
   return mpg_fail(error == cudaErrorMemoryAllocation ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,

@@ -9,27 +9,27 @@
 enum {
   CHUNK = 512 << 10,
   SLOTS = 16,
-  SMALL = 64 << 10, /* below, asking where memory is costs about what a stage does */
+  SMALL = 64 << 10, /* below this, querying the memory type costs about as much as staging */
 };
 
 typedef struct slot {
-  cudaEvent_t used; /* recorded when the card has done with it; a push: when the host has, too */
-  void *to;         /* of a push */
+  cudaEvent_t used; /* recorded when the card is done; for a push, when the host is done as well */
+  void *to;         /* for a push */
   const void *from;
   size_t size;
 } slot;
 
-/* Chunk i of all that ever went through is in slot i % SLOTS. */
+/* Chunk i of all chunks so far is in slot i % SLOTS. */
 typedef struct ring {
   pthread_mutex_t mutex;
   bool tried;
-  char *pinned; /* NULL: none */
+  char *pinned; /* NULL if none */
   uint64_t next;
   slot slots[SLOTS];
 } ring;
 
 struct mpg_staging {
-  ring reads, writes, pushes, pulls; /* each for itself, as they come from different threads */
+  ring reads, writes, pushes, pulls; /* separate, since different threads use them */
 };
 
 mpg_status mpg_staging_open(mpg_staging **result) {
@@ -42,7 +42,7 @@ mpg_status mpg_staging_open(mpg_staging **result) {
   return MPG_OK;
 }
 
-/* On first use. False: there is no pinned memory. */
+/* Allocates on first use. Returns false if there is no pinned memory. */
 static bool ready(ring *r) {
   if (r->tried) return r->pinned != NULL;
   r->tried = true;
@@ -63,7 +63,7 @@ static bool ready(ring *r) {
   return true;
 }
 
-/* Memory that is page-locked, by us or by others. */
+/* True if the memory is page-locked, by this library or otherwise. */
 static bool is_locked(const void *host, size_t size) {
   if (size < SMALL) return false;
   const char *const ends[] = {host, (const char *)host + size - 1};
@@ -82,7 +82,7 @@ static size_t chunk_at(size_t offset, size_t size) {
   return size - offset < CHUNK ? size - offset : CHUNK;
 }
 
-/* The next slot, once it is free. */
+/* Waits for the next slot and takes it. */
 static mpg_status take(ring *r, slot **taken, char **pinned) {
   int i = (int)(r->next++ % SLOTS);
   *taken = &r->slots[i];
@@ -105,7 +105,7 @@ static mpg_status read_chunks(ring *r, cudaStream_t stream, char *host, const ch
       MPG_TRY(mpg_cuda_check(cudaEventRecord(s->used, stream), "a copy to the host"));
       asked += chunk;
     }
-    size_t behind = (asked - got + CHUNK - 1) / CHUNK; /* chunks under way; the last may be short */
+    size_t behind = (asked - got + CHUNK - 1) / CHUNK; /* chunks in flight; the last may be short */
     int i = (int)((r->next - behind) % SLOTS);
     MPG_TRY(mpg_cuda_check(cudaEventSynchronize(r->slots[i].used), "a copy to the host"));
     size_t chunk = chunk_at(got, size);

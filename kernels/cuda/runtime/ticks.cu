@@ -1,10 +1,10 @@
-/* Ticks that a kernel writes, on cards whose streams cannot (cuStreamWriteValue64). */
+/* Ticks written by a kernel, on cards whose streams cannot write (cuStreamWriteValue64). */
 #include "kernels/cuda/cuda.h"
 
 namespace {
 
 __global__ void write_tick_kernel(uint64_t *to, uint64_t tick) {
-  __threadfence_system(); /* behind all that the stream's work has written */
+  __threadfence_system(); /* orders the tick after all writes of the stream's work */
   *(volatile uint64_t *)to = tick;
 }
 

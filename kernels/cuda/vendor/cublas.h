@@ -1,9 +1,9 @@
-/* The parts of cuBLAS in use, besides cuBLASLt: its types, constants and functions, as its stable
- * interface has them (12 and 13 agree). Matrices lie by columns.
+/* The parts of cuBLAS in use, in addition to cuBLASLt: types, constants and functions of its stable
+ * interface (identical in 12 and 13). Matrices are column-major.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUBLAS_REAL
- * NVIDIA's own header takes the place of the types: tests/hostcuda/check_cublas.c compiles the rest
- * against it.
+ * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUBLAS_REAL,
+ * NVIDIA's own header replaces the types; tests/hostcuda/check_cublas.c compiles the rest against
+ * it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUBLAS_H
 #define KERNELS_CUDA_VENDOR_CUBLAS_H

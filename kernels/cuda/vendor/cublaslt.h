@@ -1,9 +1,9 @@
-/* The parts of cuBLASLt in use: its types, constants and functions, as its stable interface has
- * them (12 and 13 agree).
+/* The parts of cuBLASLt in use: types, constants and functions of its stable interface (identical
+ * in 12 and 13).
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUBLASLT_REAL
- * NVIDIA's own header takes the place of the types: tests/hostcuda/check_cublaslt.c compiles the
- * rest against it.
+ * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUBLASLT_REAL,
+ * NVIDIA's own header replaces the types; tests/hostcuda/check_cublaslt.c compiles the rest against
+ * it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUBLASLT_H
 #define KERNELS_CUDA_VENDOR_CUBLASLT_H

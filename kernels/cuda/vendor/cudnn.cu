@@ -1,6 +1,7 @@
-/* Convolutions as graphs of cuDNN: three tensors, one operation; with a bias a second operation
- * adds it to the first's sums, which have no memory. What a convolution is, but for its addresses,
- * is its signature; tensors, operations and execution plan are made once for each. */
+/* Convolutions as cuDNN graphs: three tensors and one operation. With a bias, a second operation
+ * adds it to the first one's sums, which are virtual. Everything about a convolution except its
+ * addresses is its signature; tensors, operations and execution plan are created once per
+ * signature. */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
@@ -19,16 +20,17 @@ namespace {
 
 enum { MOST_CONFIGS = 64, MOST_NOTES = 16, LAST_ERROR = 256 };
 enum { DATA, WEIGHT, OUT, BIAS, SUM, TENSORS, OPERANDS = OUT + 1 }; /* SUM: before the bias */
-/* From this version on a capture keeps what it needs of the plans that it was made from. */
+/* From this version on, a capture keeps the parts of its plans that it needs. */
 const size_t CAPTURES_KEEP_KERNELS = 92800;
-const int64_t WORKSPACE =
-    (int64_t)1 << 30; /* at most: what MXNet's parameter `workspace` has been by default */
+/* upper bound: the default of MXNet's parameter `workspace` */
+const int64_t WORKSPACE = (int64_t)1 << 30;
 
 struct functions {
   MPG_CUDNN_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
-struct signature : mpg_window { /* no padding: compared as bytes */
+/* No padding; compared as bytes. */
+struct signature : mpg_window {
   int64_t direction, dtype, last, batch, channels, filters, groups, bias;
 };
 
@@ -38,13 +40,14 @@ struct mpg_cudnn_plan {
   signature key;
   mpg_cudnn_plan *next, *newer, *older;
   cudnnBackendDescriptor_t tensors[TENSORS], convolution, operation, addition, add, graph, config,
-      plan; /* plan NULL: there is none */
+      plan; /* plan is NULL if there is none */
   int64_t workspace;
 };
 
 namespace {
 
-struct library { /* of a device */
+/* Per device. */
+struct library {
   functions dnn;
   cudnnHandle_t handle;
   cudaStream_t stream;
@@ -60,7 +63,7 @@ mpg_status failed(const mpg_kernel_call *call, const functions *dnn, const char 
                   what, dnn->cudnnGetErrorString(status), *more ? ": " : "", more);
 }
 
-/* Whether a status says that cuDNN does not support the call. */
+/* True if a status means that cuDNN does not support the call. */
 bool unsupported(cudnnStatus_t status) {
   return status >= MPG_CUDNN_STATUS_BAD_PARAM && status < MPG_CUDNN_STATUS_INTERNAL_ERROR;
 }
@@ -77,7 +80,7 @@ mpg_status make(void **contents) {
   if (status == MPG_OK)
     status = mpg_cuda_setting("MPGLUON_CUDA_DETERMINISTIC", true, &all->deterministic);
   if (status == MPG_OK) {
-    mpg_nvrtc_find(); /* with all that cuDNN's own use of it needs; that may be none */
+    mpg_nvrtc_find(); /* also opens the files that cuDNN's use of it needs; NVRTC may be missing */
     all->plans.all_stay = all->dnn.cudnnGetVersion() < CAPTURES_KEEP_KERNELS;
     cudnnStatus_t result = all->dnn.cudnnCreate(&all->handle);
     if (result != MPG_CUDNN_STATUS_SUCCESS) {
@@ -95,7 +98,7 @@ mpg_status make(void **contents) {
   return MPG_OK;
 }
 
-/* --- Descriptors: the first failure sticks ---------------------------------------------------- */
+/* --- Descriptors: the first failure is kept --------------------------------------------------- */
 struct builder {
   const functions *dnn;
   cudnnStatus_t status;
@@ -114,7 +117,7 @@ struct builder {
   }
   void set_word(cudnnBackendDescriptor_t to, int attribute, int type, int value) {
     set(to, attribute, type, 1, &value);
-  } /* an enumeration's */
+  } /* for an enumeration */
   void set_descriptor(cudnnBackendDescriptor_t to, int attribute,
                       const cudnnBackendDescriptor_t *value) {
     set(to, attribute, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, value);
@@ -162,12 +165,12 @@ int type_of(int64_t dtype) {
                                  : MPG_CUDNN_DATA_FLOAT;
 }
 
-/* The type of its sums. */
+/* Returns the type of the sums. */
 int sum_type(const signature &key) {
   return key.dtype == MPG_FLOAT64 ? MPG_CUDNN_DATA_DOUBLE : MPG_CUDNN_DATA_FLOAT;
 }
 
-/* Axes are named batch, channels, space, however they lie. */
+/* Creates a tensor. Axes are in the order batch, channels, space for every layout. */
 void make_tensor(builder *b, const signature &key, int which, cudnnBackendDescriptor_t *made) {
   int ndim = (int)key.ndim + 2;
   static const bool is_virtual = true;
@@ -197,7 +200,8 @@ void make_tensor(builder *b, const signature &key, int which, cudnnBackendDescri
   b->finalize(*made);
 }
 
-const struct { /* of a direction, in the order data, weight, out */
+/* Per direction, in the order data, weight, out. */
+const struct {
   int type, tensors[OPERANDS], convolution, alpha, beta;
 } operations[] = {
     {MPG_CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
@@ -284,9 +288,9 @@ void make_graph(builder *b, const library *all, mpg_cudnn_plan *p) {
   b->finalize(p->graph);
 }
 
-/* Whether an engine's results are what ours are to be: the same each time, unless that is
- * not asked for, and as exact as the
- * dtype; and whether it is there at once: compiling one takes seconds for each signature. */
+/* True if an engine's results meet our requirements: deterministic unless that is disabled, and as
+ * exact as the dtype. The engine must also be precompiled, since compiling one takes seconds per
+ * signature. */
 bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   cudnnBackendDescriptor_t engine = NULL;
@@ -305,10 +309,10 @@ bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor
   for (int64_t i = 0; i < count && i < MOST_NOTES && allowed; i++) switch (notes[i]) {
       case MPG_CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC: allowed = !all->deterministic; break;
       case MPG_CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:
-      case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: /* these lose digits */
+      case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4: /* these lose precision */
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6:
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13: allowed = false; break;
-      case MPG_CUDNN_NUMERICAL_NOTE_FFT: allowed = false; break; /* of the largest sum */
+      case MPG_CUDNN_NUMERICAL_NOTE_FFT: allowed = false; break; /* relative to the largest sum */
       case MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD: allowed = !half; break;
       case MPG_CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
       case MPG_CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS:
@@ -321,7 +325,7 @@ bool is_allowed(const library *all, const signature &key, cudnnBackendDescriptor
   return allowed;
 }
 
-/* Makes a plan of one of cuDNN's proposals, if it is allowed and can be. */
+/* Builds a plan from one of cuDNN's proposals, if it is allowed and supported. */
 cudnnStatus_t try_config(const library *all, mpg_cudnn_plan *p, cudnnBackendDescriptor_t config) {
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   int64_t count = 0;
@@ -338,8 +342,7 @@ cudnnStatus_t try_config(const library *all, mpg_cudnn_plan *p, cudnnBackendDesc
   return b.status;
 }
 
-/* The first that will do of the proposals, which are in the order of the time that cuDNN expects.
- */
+/* Chooses the first suitable proposal; they are in the order of the time that cuDNN expects. */
 cudnnStatus_t choose(const library *all, mpg_cudnn_plan *p, int mode) {
   const functions *dnn = &all->dnn;
   builder b = {dnn, MPG_CUDNN_STATUS_SUCCESS};
@@ -362,7 +365,7 @@ cudnnStatus_t choose(const library *all, mpg_cudnn_plan *p, int mode) {
   if (status == MPG_CUDNN_STATUS_SUCCESS) status = MPG_CUDNN_STATUS_NOT_SUPPORTED;
   for (int64_t i = 0; i < given && !p->plan && b.status == MPG_CUDNN_STATUS_SUCCESS; i++) {
     status = try_config(all, p, configs[i]);
-    if (p->plan) { /* keeps its configuration */
+    if (p->plan) { /* the plan keeps its configuration */
       p->config = configs[i];
       configs[i] = NULL;
     }
@@ -376,8 +379,8 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   make_graph(&b, all, p);
   if (b.status == MPG_CUDNN_STATUS_SUCCESS) b.status = choose(all, p, MPG_CUDNN_HEUR_MODE_A);
-  if (p->key.bias)
-    return MPG_OK; /* without a plan the convolution is made by itself, and says what is wrong */
+  /* Without a plan, the convolution runs separately and reports any error. */
+  if (p->key.bias) return MPG_OK;
   if (b.status != MPG_CUDNN_STATUS_SUCCESS && p->graph) {
     cudnnStatus_t again = choose(all, p, MPG_CUDNN_HEUR_MODE_FALLBACK);
     if (again == MPG_CUDNN_STATUS_SUCCESS || unsupported(b.status)) b.status = again;
@@ -390,7 +393,7 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
 signature signature_of(const mpg_convolution *c, mpg_cuda_direction direction, mpg_dtype dtype,
                        bool bias) {
   signature key = {};
-  (mpg_window &)key = mpg_window_with_axes(&c->window, 2); /* cuDNN's have two axes or three */
+  (mpg_window &)key = mpg_window_with_axes(&c->window, 2); /* cuDNN's have two or three axes */
   key.direction = direction, key.dtype = dtype, key.last = c->layout != MPG_CHANNELS_FIRST;
   key.batch = c->batch, key.channels = c->channels, key.filters = c->filters,
   key.groups = c->groups, key.bias = bias;

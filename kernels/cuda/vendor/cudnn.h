@@ -1,9 +1,9 @@
-/* The parts of cuDNN 9 in use: its types, constants and functions, as its stable interface has
- * them. Convolutions go through the graph interface: descriptors of tensors, operations, a plan.
+/* The parts of cuDNN 9 in use: types, constants and functions of its stable interface. Convolutions
+ * use the graph interface: descriptors of tensors, operations, a plan.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUDNN_REAL
- * NVIDIA's own header takes the place of the types: tests/hostcuda/check_cudnn.c compiles the rest
- * against it.
+ * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUDNN_REAL,
+ * NVIDIA's own header replaces the types; tests/hostcuda/check_cudnn.c compiles the rest against
+ * it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUDNN_H
 #define KERNELS_CUDA_VENDOR_CUDNN_H
@@ -22,7 +22,7 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
 #endif
 
 /* Statuses come in thousands: 2,000 bad parameters, 3,000 not supported, 4,000 internal, 5,000
- * failed when run. */
+ * execution failed. */
 #define MPG_CUDNN_CONSTANTS(X)                                          \
   X(CUDNN_STATUS_SUCCESS, 0)                                            \
   X(CUDNN_STATUS_BAD_PARAM, 2000)                                       \

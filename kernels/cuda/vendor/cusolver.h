@@ -1,10 +1,10 @@
-/* The parts of cuSOLVER in use: its types, constants and functions, as its stable interface has
- * them (11, of CUDA 12, and 12 agree). Matrices lie by columns; what is wrong with one is left in
- * `info`, on the card: 0, or LAPACK's number.
+/* The parts of cuSOLVER in use: types, constants and functions of its stable interface (identical
+ * in 11, of CUDA 12, and 12). Matrices are column-major. `info`, on the card, receives 0 or
+ * LAPACK's error code.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUSOLVER_REAL
- * NVIDIA's own header takes the place of the types: tests/hostcuda/check_cusolver.c compiles the
- * rest against it.
+ * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUSOLVER_REAL,
+ * NVIDIA's own header replaces the types; tests/hostcuda/check_cusolver.c compiles the rest against
+ * it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUSOLVER_H
 #define KERNELS_CUDA_VENDOR_CUSOLVER_H

@@ -13,9 +13,9 @@
 enum { MAJOR = CUDART_VERSION / 1000, FILES = 2 };
 
 static const struct {
-  const char *name, *setting, *package,
-      *folder;              /* folder: of the wheels for CUDA 12, below nvidia/ */
-  const char *files[FILES]; /* the fitting one first */
+  /* folder: of the wheels for CUDA 12, below nvidia/ */
+  const char *name, *setting, *package, *folder;
+  const char *files[FILES]; /* preferred version first */
 } known[MPG_CUDA_LIBRARIES] = {
     [MPG_CUDA_CUBLASLT] = {"cuBLASLt",
                            "MPGLUON_CUBLAS",
@@ -90,7 +90,7 @@ static bool look_for(mpg_cuda_library_id id, const char *file) {
   return try_open(id, "", "", file);
 }
 
-/* Which is told in one of three ways. */
+/* Queries the version; the libraries offer three different calls for it. */
 static void ask_version(mpg_cuda_library_id id) {
   static const char *const properties[MPG_CUDA_LIBRARIES] = {
       [MPG_CUDA_CUBLASLT] = "cublasLtGetProperty",
@@ -162,7 +162,7 @@ mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const 
 void mpg_cuda_library_open_beside(mpg_cuda_library_id id, const char *file) {
   const char *own = opened[id].path, *end = strrchr(own, '/');
   char path[sizeof opened[id].path];
-  if (!end) return; /* found by the loader, which finds the other one, too */
+  if (!end) return; /* found by the loader, which finds the other file as well */
   int length = snprintf(path, sizeof path, "%.*s/%s", (int)(end - own), own, file);
   if (length > 0 && (size_t)length < sizeof path) dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }

@@ -1,4 +1,4 @@
-/* Opens NCCL and makes its communicators. */
+/* Opens NCCL and creates its communicators. */
 #include "kernels/cuda/vendor/nccl.h"
 
 #include <pthread.h>
@@ -13,12 +13,13 @@
 typedef struct communicator {
   struct communicator *next;
   mpg_nccl_clique clique;
-  char broken[256]; /* what went wrong */
+  char broken[256]; /* error text, or empty */
 } communicator;
 
 static const char *const names[] = {MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
 
-static struct { /* what one process has of each card */
+/* State of this process, per card. */
+static struct {
   mpg_nccl_functions functions;
   bool found;
   communicator *communicators;
@@ -28,7 +29,7 @@ static struct { /* what one process has of each card */
   } cards[MPG_NCCL_MAX_CARDS];
 } nccl;
 static pthread_mutex_t issuing = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(int) made; /* communicators so far */
+static _Atomic(int) made; /* number of communicators */
 
 static mpg_status find(void) {
   if (nccl.found) return MPG_OK;
@@ -94,7 +95,7 @@ static mpg_status make(const int *cards, int count, communicator **result) {
   for (int i = 0; i < count; i++) {
     MPG_GOTO(open_card(cards[i]));
     c->clique.streams[i] = nccl.cards[cards[i]].stream;
-    mpg_cuda_services->make_room(cards[i]); /* NCCL allocates hundreds of megabytes by itself */
+    mpg_cuda_services->make_room(cards[i]); /* NCCL itself allocates hundreds of megabytes */
   }
   ncclResult_t made_it = nccl.functions.ncclCommInitAll(c->clique.comms, count, cards);
   if (made_it != MPG_ncclSuccess)
@@ -109,8 +110,8 @@ fail:
   return status;
 }
 
-/* Looks for errors of what has been issued. What hangs on them stays until the process ends: were
- * it aborted, it would look done before its devices are known as lost. */
+/* Checks issued work for errors. Work that waits for failed work stays blocked until the process
+ * ends. If it were aborted, it would look finished before its devices are known to be lost. */
 static mpg_status check(communicator *c) {
   for (int i = 0; i < c->clique.count && !*c->broken; i++) {
     ncclResult_t error = MPG_ncclSuccess,
@@ -166,8 +167,7 @@ fail:
 
 mpg_status mpg_nccl_check(int card) {
   if (!atomic_load(&made)) return MPG_OK;
-  if (pthread_mutex_trylock(&issuing))
-    return MPG_OK; /* who holds it looks, too; or the next call does */
+  if (pthread_mutex_trylock(&issuing)) return MPG_OK; /* the holder or the next call checks */
   mpg_status status = MPG_OK;
   for (communicator *c = nccl.communicators; c && status == MPG_OK; c = c->next)
     if (has(&c->clique, card)) status = check(c);
@@ -191,7 +191,7 @@ void mpg_nccl_close(int card) {
              cudaStreamSynchronize(c->clique.streams[i]) == cudaSuccess;
       cudaGetLastError();
     }
-    /* Together: one that is destroyed may wait for the others to be. */
+    /* In a group, since destroying one may wait for the others. */
     if (good) nccl.functions.ncclGroupStart();
     for (int i = 0; i < c->clique.count; i++)
       (good ? nccl.functions.ncclCommDestroy : nccl.functions.ncclCommAbort)(c->clique.comms[i]);

@@ -1,14 +1,13 @@
-/* The parts of NCCL 2 in use: its types, constants and functions; and the communicators of this
- * process. Those of several processes are in nccl_ranks.c.
+/* The parts of NCCL 2 in use: types, constants and functions; and the communicators of this
+ * process. nccl_ranks.c has those of several processes.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_NCCL_REAL
- * NVIDIA's own header takes the place of the types: tests/hostcuda/check_nccl.c compiles the rest
- * against it.
+ * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_NCCL_REAL,
+ * NVIDIA's own header replaces the types; tests/hostcuda/check_nccl.c compiles the rest against it.
  *
- * A communicator joins cards, in an order; it is made for the first collective between them and
- * kept until the process ends. Each card has one stream for collectives, whatever the communicator,
- * and one mutex orders their issue: so all cards have them in the same order, and none can wait for
- * another in a circle.
+ * A communicator joins cards in an order. It is created for the first collective between them and
+ * kept until the process ends. Each card has one stream for the collectives of all communicators,
+ * and one mutex orders their issue. All cards therefore have them in the same order, which prevents
+ * circular waits.
  */
 #ifndef KERNELS_CUDA_VENDOR_NCCL_H
 #define KERNELS_CUDA_VENDOR_NCCL_H
@@ -27,7 +26,7 @@ typedef struct ncclUniqueId {
 typedef struct ncclConfig ncclConfig_t; /* mpg_nccl_config */
 #endif
 
-/* The head of ncclConfig_t, as of 2.14: NCCL takes as many of its bytes as `size` says. */
+/* The head of ncclConfig_t as of 2.14; NCCL reads `size` bytes of it. */
 typedef struct mpg_nccl_config {
   size_t size;
   unsigned magic, version;
@@ -91,29 +90,30 @@ typedef struct mpg_nccl_functions {
   MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION)
 } mpg_nccl_functions;
 
-typedef struct mpg_nccl_clique { /* the ranks of a communicator */
+/* The ranks of a communicator. */
+typedef struct mpg_nccl_clique {
   int count, cards[MPG_NCCL_MAX_CARDS];
   ncclComm_t comms[MPG_NCCL_MAX_CARDS];
   cudaStream_t streams[MPG_NCCL_MAX_CARDS];
 } mpg_nccl_clique;
 
-/* Whether there is a library; *functions, unless NULL. Any thread. */
+/* Loads NCCL. Sets *functions unless it is NULL. Any thread. */
 mpg_status mpg_nccl_find(const mpg_nccl_functions **functions);
-/* NCCL's type for sums of that dtype; MPG_NOT_IMPLEMENTED where it has none. */
+/* Returns NCCL's type for sums of the dtype, or MPG_NOT_IMPLEMENTED if it has none. */
 mpg_status mpg_nccl_type(mpg_dtype dtype, ncclDataType_t *type);
-/* Begins a collective of these cards, in the order of the work of `stream`, which is of card
- * `home`: what is put onto the clique's streams, between the two calls and in one group, comes
- * behind what `stream` has so far and before what it gets afterwards. `end` must follow if `begin`
- * succeeded, `status` being how it went. By the thread that issues the work of `stream`; others
- * wait in between. */
+/* Begins a collective of these cards, in the order of the work of `stream`, on card `home`. Work
+ * issued to the clique's streams between the two calls, in one group, runs after earlier work of
+ * `stream` and before later work. `end` must follow if `begin` succeeded; `status` is the outcome
+ * in between. Called on the thread that issues the work of `stream`; other threads block in
+ * between. */
 mpg_status mpg_nccl_begin(const int *cards, int count, int home, cudaStream_t stream,
                           const mpg_nccl_functions **functions, mpg_nccl_clique **clique);
 mpg_status mpg_nccl_end(mpg_nccl_clique *clique, int home, cudaStream_t stream, mpg_status status);
 mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what,
                            ncclResult_t result);
-/* MPG_OK, or what went wrong with a collective that this card takes part in. Any thread. */
+/* Returns MPG_OK, or the error of a collective that this card takes part in. Any thread. */
 mpg_status mpg_nccl_check(int card);
-/* Ends the communicators of a card, when what has been put onto them is done, or aborts them. */
+/* Destroys the communicators of a card once their work is done, or aborts them. */
 void mpg_nccl_close(int card);
 #endif
 

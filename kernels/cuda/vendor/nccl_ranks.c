@@ -1,7 +1,7 @@
-/* Communicators over the processes of a program, by NCCL: of each process one card.
+/* Communicators across the processes of a program, by NCCL, with one card per process.
  *
- * They don't block: what a call begins goes on in NCCL's own threads, and is asked for. So a rank
- * that is lost leaves nobody hanging, and the communicator is given up then.
+ * They are nonblocking: a call starts work in NCCL's own threads, and its status is polled. A lost
+ * rank therefore blocks no other rank; the communicator is aborted.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,12 +12,12 @@
 
 struct mpg_gpu_communicator {
   const mpg_nccl_functions *functions;
-  ncclComm_t comm; /* NULL: given up */
+  ncclComm_t comm; /* NULL if aborted */
   cudaStream_t stream;
   cudaEvent_t event;
-  cudaEvent_t arrived; /* the device's: behind copies from the host */
+  cudaEvent_t arrived; /* the device's: after copies from the host */
   int card, rank, count;
-  bool recorded; /* the event, behind all that has been issued */
+  bool recorded; /* the event follows all issued work */
 };
 typedef struct mpg_gpu_communicator communicator;
 
@@ -51,7 +51,7 @@ static mpg_status make_id(char *id) {
   return MPG_OK;
 }
 
-/* What has been issued behind the aborted work still runs: it must not outlive this. */
+/* Aborts the communicator. Work issued after the aborted work still runs, so this waits for it. */
 static void leave(communicator *c) {
   if (!c->comm) return;
   (void)c->functions->ncclCommAbort(c->comm);
@@ -65,7 +65,7 @@ static mpg_status open(communicator *c, const char *id) {
   ncclUniqueId unique;
   memcpy(&unique, id, sizeof unique);
   MPG_TRY(mpg_nccl_find(&c->functions));
-  mpg_cuda_services->make_room(c->card); /* NCCL allocates hundreds of megabytes by itself */
+  mpg_cuda_services->make_room(c->card); /* NCCL itself allocates hundreds of megabytes */
   MPG_CUDA_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
   MPG_CUDA_TRY(cudaEventCreateWithFlags(&c->event, cudaEventDisableTiming));
   return CALL(c, ncclCommInitRankConfig, &c->comm, c->count, unique, c->rank,
@@ -81,7 +81,7 @@ static mpg_status join(mpg_device_id device, const char *id, int rank, int count
   c->count = count;
   int former;
   MPG_GOTO(mpg_cuda_device_card(device, &c->card, &c->arrived));
-  MPG_GOTO(mpg_cuda_enter(c->card, &former)); /* this is a user's thread */
+  MPG_GOTO(mpg_cuda_enter(c->card, &former)); /* called on a user's thread */
   status = open(c, id);
   mpg_cuda_leave(former);
   if (status != MPG_OK) goto fail;
@@ -122,7 +122,7 @@ static mpg_status exchange(communicator *c, const char *from, char *to, size_t s
       status = CALL(c, ncclRecv, to + (size_t)gets * size, size, MPG_ncclUint8, gets, c->comm,
                     c->stream);
   }
-  mpg_status ended = CALL(c, ncclGroupEnd); /* also of a group that went wrong */
+  mpg_status ended = CALL(c, ncclGroupEnd); /* required even if the group failed */
   return status == MPG_OK ? ended : status;
 }
 

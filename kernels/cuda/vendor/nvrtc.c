@@ -18,8 +18,8 @@ static struct {
   } functions;
 } nvrtc = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* When it compiles, NVRTC opens the file of its built-in functions by that file's plain name. In
- * NVIDIA's wheels it has no path to search for it, and finds it only where it is open already. */
+/* NVRTC opens the file of its built-in functions by its plain name when it compiles. NVIDIA's
+ * wheels have no search path for it, so it must already be open. */
 static void open_builtins(void) {
   int major, minor;
   char file[64];
@@ -32,7 +32,7 @@ mpg_status mpg_nvrtc_find(void) {
   static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   _Static_assert(sizeof nvrtc.functions == sizeof names, "one name for each function");
   pthread_mutex_lock(&nvrtc.mutex);
-  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* once more for the text of the error */
+  if (!nvrtc.looked || nvrtc.found != MPG_OK) /* repeated for the text of the error */
     nvrtc.found = mpg_cuda_library_functions(MPG_CUDA_NVRTC, names,
                                              (int)(sizeof names / sizeof *names), &nvrtc.functions);
   if (!nvrtc.looked && nvrtc.found == MPG_OK) open_builtins();
@@ -57,8 +57,8 @@ static mpg_status fail(mpg_nvrtc_program_handle program, const mpg_nvrtc_source 
   return status;
 }
 
-/* How a source is compiled for the current card: its options, behind the one for the card unless
- * they have one. */
+/* Compile options of a source for the current card: its own options, after the card's architecture
+ * unless they set one. */
 typedef struct choices {
   int count;
   const char *options[MPG_NVRTC_MAX_OPTIONS + 1];
@@ -106,8 +106,8 @@ fail:
   return status;
 }
 
-/* Whether the code depends on nothing but the given texts: what it includes is among them, and no
- * option names a file. Paths to search are of no account then. */
+/* True if the code depends on nothing but the given texts: they contain all includes, and no option
+ * names a file. Search paths then have no effect. */
 static bool complete(const mpg_nvrtc_source *s) {
   static const char *const reads_files[] = {"-include", "--pre-include", "-optf", "--options-file"};
   if (!s->num_headers && strstr(s->text, "include")) return false;
@@ -123,7 +123,7 @@ static mpg_nvrtc_key key_of(const mpg_nvrtc_source *s, const choices *c) {
   int major = 0, minor = 0;
   char about[120];
   nvrtc.functions.nvrtcVersion(&major, &minor);
-  stat(mpg_cuda_library_path(MPG_CUDA_NVRTC), &found); /* its size tells releases apart */
+  stat(mpg_cuda_library_path(MPG_CUDA_NVRTC), &found); /* the size distinguishes releases */
   snprintf(about, sizeof about, "%d.%d %lld; %d %d %d", major, minor, (long long)found.st_size,
            c->count, s->num_exports, s->num_headers);
   mpg_nvrtc_key_add(&key, about);
@@ -167,7 +167,7 @@ mpg_status mpg_nvrtc_build(const mpg_nvrtc_source *s, mpg_nvrtc_code *code, void
   mpg_nvrtc_key key = key_of(s, &c);
   if (kept && mpg_nvrtc_cache_read(&key, s->num_exports, code)) {
     if (load(code, library) == MPG_OK) return MPG_OK;
-    mpg_nvrtc_free(code); /* whatever it is: made anew */
+    mpg_nvrtc_free(code); /* invalid: compile */
   }
   MPG_TRY(compile(s, &c, code));
   mpg_status status = load(code, library);

@@ -1,5 +1,4 @@
-/* NVRTC, which compiles C++ for the card at run time. The parts of it in use are declared here: see
- * library.h.
+/* NVRTC, which compiles C++ for the card at run time. Declares the parts in use; see library.h.
  *
  * Ownership: loaded code lives as long as the process. Threads: any.
  */
@@ -8,7 +7,7 @@
 
 #include "base/status.h"
 
-typedef int mpg_nvrtc_result; /* 0: success */
+typedef int mpg_nvrtc_result; /* 0 for success */
 typedef struct mpg_nvrtc_program *mpg_nvrtc_program_handle;
 
 #define MPG_NVRTC_FUNCTIONS(X)                                                                    \
@@ -31,22 +30,22 @@ typedef struct mpg_nvrtc_program *mpg_nvrtc_program_handle;
 enum { MPG_NVRTC_MAX_OPTIONS = 64, MPG_NVRTC_MAX_EXPORTS = 64 };
 
 typedef struct mpg_nvrtc_source {
-  const char *text, *name, *hint; /* errors have the name, and the hint if there is one */
+  const char *text, *name, *hint; /* errors include the name, and the hint if set */
   int num_headers, num_options, num_exports;
   const char *const *header_texts, *const *header_names, *const *options;
   const char *const *exports; /* expressions that name kernels: "axpy<float>" */
 } mpg_nvrtc_source;
 
-typedef struct mpg_nvrtc_code { /* for mpg_nvrtc_free */
+/* Free with mpg_nvrtc_free. */
+typedef struct mpg_nvrtc_code {
   void *code;
   size_t size;
-  char *names[MPG_NVRTC_MAX_EXPORTS]; /* of the exports in it */
+  char *names[MPG_NVRTC_MAX_EXPORTS]; /* of the exports in the code */
 } mpg_nvrtc_code;
 
-/* Opens it; fails where it is missing. */
+/* Loads NVRTC; fails if it is missing. */
 mpg_status mpg_nvrtc_find(void);
-/* Compiles for the current card, or takes what is kept of an earlier time (nvrtc_cache.h), and
- * loads it. */
+/* Compiles for the current card, or reads cached code (nvrtc_cache.h), and loads it. */
 mpg_status mpg_nvrtc_build(const mpg_nvrtc_source *source, mpg_nvrtc_code *code, void **library);
 void mpg_nvrtc_free(mpg_nvrtc_code *code);
 mpg_status mpg_nvrtc_kernel(void *library, const char *name, const void **kernel);

@@ -1,4 +1,4 @@
-/* The files that keep what NVRTC has compiled. */
+/* Cache files for code compiled by NVRTC. */
 #define _GNU_SOURCE
 #include "kernels/cuda/vendor/nvrtc_cache.h"
 
@@ -18,26 +18,27 @@
 enum {
   DEFAULT_MIB = 256,
   MOST_MIB = 1 << 20,
-  MOST_BYTES = 64 << 20, /* of a file */
+  MOST_BYTES = 64 << 20, /* per file */
   MOST_FOLDER = 3000,
   MOST_PATH = MOST_FOLDER + 64,
-  LEFTOVER_SECONDS = 3600 /* after which nobody is writing to a file that has not got its name */
+  LEFTOVER_SECONDS = 3600 /* older unnamed files have no writer */
 };
 static const char ENDING[] = ".kernel", BEGUN[] = ".begun-";
 
-/* A file: this, the names with their zeros, the code. */
+/* A file has this header, the NUL-terminated names, and the code. */
 typedef struct header {
   char format[8];
   mpg_nvrtc_key key;
-  uint64_t names_size, size, sum; /* sum: a hash of what follows */
+  uint64_t names_size, size, sum; /* sum: hash of the following bytes */
 } header;
 static const char FORMAT[8] = "mpgnvr1";
 
-static struct { /* under the mutex */
+/* Guarded by the mutex. */
+static struct {
   pthread_mutex_t mutex;
   bool opened, used;
   char folder[MOST_FOLDER];
-  uint64_t limit, total; /* bytes; total: about, once the files have been counted */
+  uint64_t limit, total; /* bytes; total is approximate, once counted */
   bool counted;
 } cache = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
@@ -119,7 +120,7 @@ static void path_of(const mpg_nvrtc_key *key, char path[MOST_PATH]) {
            (unsigned long long)key->words[1], ENDING);
 }
 
-/* What follows a header that is as it should be; NULL: it is not. */
+/* Reads the payload after the header. Returns NULL if the header is invalid. */
 static char *read_rest(int file, const mpg_nvrtc_key *key, header *head) {
   if (read(file, head, sizeof *head) != sizeof *head || memcmp(head->format, FORMAT, 8) != 0 ||
       memcmp(&head->key, key, sizeof *key) != 0 || head->size > MOST_BYTES ||
@@ -134,7 +135,7 @@ static char *read_rest(int file, const mpg_nvrtc_key *key, header *head) {
   return NULL;
 }
 
-/* The names are all there, and nothing else is. */
+/* Copies the names. Returns false unless exactly `count` of them are present. */
 static bool take_names(const char *names, size_t size, int count, mpg_nvrtc_code *code) {
   size_t at = 0;
   for (int i = 0; i < count; i++) {
@@ -195,7 +196,7 @@ static bool ends_so(const char *name) {
   return length > end && length < sizeof((kept *)0)->name && !strcmp(name + length - end, ENDING);
 }
 
-/* The files; what others have left behind goes. */
+/* Lists the files. Deletes leftovers of other processes. */
 static size_t list(DIR *folder, kept **files) {
   size_t count = 0, capacity = 0;
   for (struct dirent *entry; (entry = readdir(folder));) {
@@ -211,15 +212,15 @@ static size_t list(DIR *folder, kept **files) {
     }
     if (mpg_grow((void **)files, &capacity, count + 1, sizeof **files) != MPG_OK) break;
     kept *file = &(*files)[count++];
-    memcpy(file->name, entry->d_name, strlen(entry->d_name) + 1); /* ends_so: it fits */
+    memcpy(file->name, entry->d_name, strlen(entry->d_name) + 1); /* fits, as ends_so checks */
     file->read = found.st_mtime;
     file->size = (uint64_t)found.st_size;
   }
   return count;
 }
 
-/* Counts the files again. Where they are too large the oldest go, until a quarter of the limit is
- * free. */
+/* Recounts the files. If they exceed the limit, deletes the least recently read until a quarter of
+ * the limit is free. */
 static void trim(void) {
   DIR *folder = opendir(cache.folder);
   kept *files = NULL;

@@ -1,11 +1,10 @@
-/* What NVRTC has compiled, kept in files for the processes to come.
+/* Code compiled by NVRTC, cached in files for later processes.
  *
- * A file is named by a hash of all that the code depends on. It is written under another name and
- * then takes its place, so that nobody reads half of it; one that is damaged is passed over and
- * written anew, and where no file can be written code is compiled each time. The files that have
- * not been read for longest go when all are larger than a limit. MPGLUON_CUDA_CACHE names the
- * folder (0: none) instead of mpgluon in the user's cache folder, MPGLUON_CUDA_CACHE_SIZE the limit
- * in MiB.
+ * A file is named by a hash of everything that the code depends on. It is written under a temporary
+ * name and renamed, so that readers never see a partial file. A damaged file is ignored and
+ * rewritten. If no file can be written, code is compiled each time. When all files together exceed
+ * a limit, the least recently read are deleted. MPGLUON_CUDA_CACHE names the folder (0: no cache);
+ * the default is mpgluon in the user's cache folder. MPGLUON_CUDA_CACHE_SIZE is the limit in MiB.
  *
  * Threads: any.
  */
@@ -18,11 +17,12 @@ typedef struct mpg_nvrtc_key {
   uint64_t words[2];
 } mpg_nvrtc_key;
 
-/* Reads the settings. *used: there is a folder. */
+/* Reads the settings. *used is set if there is a folder. */
 mpg_status mpg_nvrtc_cache_open(bool *used);
-/* A key begins as zeros; the texts that the code depends on are added one after the other. */
+/* Adds a text that the code depends on. A key starts as zeros; texts are added in order. */
 void mpg_nvrtc_key_add(mpg_nvrtc_key *key, const char *text);
-/* The code of a key, with as many names; for mpg_nvrtc_free. False: there is none. */
+/* Reads the code of a key, with `num_names` names; free it with mpg_nvrtc_free. Returns false if it
+ * is not cached. */
 bool mpg_nvrtc_cache_read(const mpg_nvrtc_key *key, int num_names, mpg_nvrtc_code *code);
 void mpg_nvrtc_cache_write(const mpg_nvrtc_key *key, int num_names, const mpg_nvrtc_code *code);
 
