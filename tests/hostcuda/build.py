@@ -1,7 +1,7 @@
-"""Builds the GPU library for the host, against the stand-in here:
-build/hostcuda/mpgluon_hostcuda.so. Prints its path.
+"""Builds the GPU library for the host against the stand-in runtime in this folder.
 
-HOSTCUDA_SANITIZE="address,undefined" or "thread" makes a sanitizer build in a folder of its own.
+Writes build/hostcuda/mpgluon_hostcuda.so and prints its path. HOSTCUDA_SANITIZE="address,undefined"
+or "thread" makes a sanitizer build in a separate folder.
 """
 
 import glob
@@ -20,8 +20,8 @@ tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
 
 
-# Stand-ins for NVIDIA's libraries, beside the GPU library, where it looks first. They use the
-# stand-in runtime in it.
+# Stand-ins for NVIDIA's libraries, placed next to the GPU library, where it searches first. They
+# use the stand-in runtime in it.
 LIBRARIES = {
     "cublaslt": "libcublasLt.so.13",
     "cublas": "libcublas.so.13",
@@ -31,7 +31,7 @@ LIBRARIES = {
 }
 
 
-# A card refuses vectors that are not aligned; a host's processor does not.
+# A GPU faults on unaligned vectors; a CPU does not.
 ALIGNED = ["-fsanitize=alignment", "-fno-sanitize-recover=alignment"]
 
 
@@ -43,12 +43,12 @@ def sources():
 
 
 def nvrtc_definitions(flags, folder, library):
-    """The flags of NVRTC's stand-in: quick rather than good code, without the C++ library."""
+    """Returns flags for NVRTC's stand-in: fast compilation over fast code, no C++ library."""
     options = ["-std=c++17", "-O0", "-w", "-nostdinc++", "-DHOSTCUDA_DEVICE_ONLY", "-D__global__="]
     options += ALIGNED
     options += [f for f in flags if f.startswith(("-f", "-march")) and f != "-fvisibility=hidden"]
     if platform.machine() == "x86_64":
-        options.append("-mno-f16c")  # its header takes longer than all else
+        options.append("-mno-f16c")  # its header dominates compile time
     defined = {
         "HOSTCUDA_COMPILER": " ".join(["LD_PRELOAD= c++", *options]),
         "HOSTCUDA_INCLUDE": os.path.join(ROOT, "tests", "hostcuda", "include"),
@@ -59,7 +59,7 @@ def nvrtc_definitions(flags, folder, library):
 
 
 def forget_old_groups(folder):
-    """Random programs leave groups that never come again."""
+    """Deletes cached groups unused for a week; random programs never reuse theirs."""
     for pattern in ("nvrtc/*/*.so", "nvrtc/*"):
         for path in glob.glob(os.path.join(folder, pattern)):
             if os.path.getmtime(path) < time.time() - 7 * 86400:
@@ -95,7 +95,7 @@ def build():
         target = os.path.join(folder, source + ".o")
         if source.endswith(".c"):
             command = cc + ["-std=gnu11"] + flags
-        else:  # kernels are not to be warned about what nvcc alone knows
+        else:  # kernels use pragmas that only nvcc knows
             command = cxx + ["-std=c++17", "-x", "c++", "-Wno-unknown-pragmas"] + flags
             if source.endswith(".cu"):
                 command += ALIGNED
@@ -118,7 +118,7 @@ def build():
         + ([f"-fsanitize={sanitize}"] if sanitize else ["-fsanitize=alignment"])
     )
     if sanitize:
-        link.remove("-Wl,-z,defs")  # the sanitizer's symbols come with the process
+        link.remove("-Wl,-z,defs")  # the process provides the sanitizer's symbols
     if not tools.run(
         link
         + [target for _, target, _ in jobs]
@@ -131,7 +131,7 @@ def build():
     others.append((source, os.path.join(folder, source + ".o"), None))
     targets = [target for _, target, _ in others]
     names = [*LIBRARIES.values(), "libnvrtc.so.13", "libnvrtc-builtins.so.13.0"]
-    for target, name in zip([*targets, None], names):  # the last one is only opened
+    for target, name in zip([*targets, None], names):  # the last one is only opened, never called
         command = [target] if target else []
         command += [library, "-Wl,-rpath,$ORIGIN", "-Wl,-soname," + name]
         if not tools.run(link + command + ["-o", os.path.join(folder, name)]):

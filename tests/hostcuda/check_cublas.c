@@ -1,4 +1,4 @@
-/* Our declarations of cuBLAS against NVIDIA's header; compiled by
+/* Checks our declarations of cuBLAS against NVIDIA's header; compiled by
  * tests/gpu/test_gpu_libraries.py, never linked. */
 #define MPG_CUBLAS_REAL
 #include "kernels/cuda/vendor/cublas.h"

@@ -1,4 +1,4 @@
-/* Our declarations of cuBLASLt against NVIDIA's header; compiled by
+/* Checks our declarations of cuBLASLt against NVIDIA's header; compiled by
  * tests/gpu/test_gpu_libraries.py, never linked. */
 #define MPG_CUBLASLT_REAL
 #include "kernels/cuda/vendor/cublaslt.h"

@@ -1,5 +1,5 @@
-/* Our declarations of cuDNN against NVIDIA's header; compiled by tests/gpu/test_gpu_libraries.py,
- * never linked. */
+/* Checks our declarations of cuDNN against NVIDIA's header; compiled by
+ * tests/gpu/test_gpu_libraries.py, never linked. */
 #define MPG_CUDNN_REAL
 #include "kernels/cuda/vendor/cudnn.h"
 

@@ -1,4 +1,4 @@
-/* Our declarations of cuSOLVER against NVIDIA's header; compiled by
+/* Checks our declarations of cuSOLVER against NVIDIA's header; compiled by
  * tests/gpu/test_gpu_libraries.py, never linked. */
 #define MPG_CUSOLVER_REAL
 #include "kernels/cuda/vendor/cusolver.h"

@@ -1,5 +1,5 @@
-/* Our declarations of NCCL against NVIDIA's header; compiled by tests/gpu/test_gpu_libraries.py,
- * never linked. */
+/* Checks our declarations of NCCL against NVIDIA's header; compiled by
+ * tests/gpu/test_gpu_libraries.py, never linked. */
 #define MPG_NCCL_REAL
 #include "kernels/cuda/vendor/nccl.h"
 

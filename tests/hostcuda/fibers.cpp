@@ -1,6 +1,7 @@
-// Running a block: its threads are fibers of the host thread that runs the block. A fiber runs
-// thread after thread until one must wait (at a barrier, or for its warp); then the next fiber goes
-// on with the threads that have not begun. So kernels without barriers cost one switch a block.
+// Runs a block: its threads are fibers of the host thread that runs the block. A fiber runs thread
+// after thread until one must wait (at a barrier, or for its warp). Then the next fiber continues
+// with the threads that have not started. A kernel without barriers therefore needs one switch per
+// block.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -32,8 +33,8 @@ enum { STACK = 256 << 10, LANES = 32, MAX_SHARED = 232448 };
 struct fiber {
   void *stack_pointer = nullptr;
   char *stack = nullptr;
-  unsigned thread = 0;             // that it runs
-  const uint64_t *waits = nullptr; // for this counter to change from `seen`
+  unsigned thread = 0;             // the thread it runs
+  const uint64_t *waits = nullptr; // waits until this counter differs from `seen`
   uint64_t seen = 0;
 #ifndef __x86_64__
   ucontext_t context;
@@ -42,7 +43,7 @@ struct fiber {
 
 struct warp {
   uint64_t generation = 0;
-  unsigned arrived = 0, mask = 0, finished = 0; // finished: lanes that have ended, or never were
+  unsigned arrived = 0, mask = 0, finished = 0; // finished: lanes that ended or never existed
   uint64_t values[2][LANES];
   unsigned ballots[2] = {0, 0};
 };
@@ -57,7 +58,7 @@ struct block {
   std::vector<fiber *> blocked;
 };
 
-struct runner { // of one host thread
+struct runner { // per host thread
   block now;
   fiber *current = nullptr;
   std::vector<fiber *> idle;
@@ -181,8 +182,8 @@ fiber *new_fiber() {
   f->stack = (char *)memory;
 #ifdef __x86_64__
   void **top = (void **)(f->stack + STACK);
-  *--top = nullptr;            // alignment: at entry the stack is 8 off 16
-  *--top = (void *)fiber_main; // returned to
+  *--top = nullptr;            // alignment: the stack is 8 off 16 at entry
+  *--top = (void *)fiber_main; // return address
   for (int i = 0; i < 6; i++) *--top = nullptr;
   f->stack_pointer = top;
 #else

@@ -1,8 +1,8 @@
 // Devices, streams, events and memory. A stream is a thread with a queue; everything here lives as
-// long as the process. Settings: HOSTCUDA_DEVICES (cards, default 2), HOSTCUDA_MEMORY (bytes of
-// each, default 4 GiB), HOSTCUDA_DELAY (microseconds that copies from the host may take at most, a
-// random share of them each, default 0), HOSTCUDA_REUSE=1 (memory that is freed is what the next
-// allocation of that size gets), HOSTCUDA_LOCKED (most bytes of the host that are page-locked at
+// long as the process. Settings: HOSTCUDA_DEVICES (number of cards, default 2), HOSTCUDA_MEMORY
+// (bytes per card, default 4 GiB), HOSTCUDA_DELAY (maximum microseconds of a copy from the host,
+// which takes a random fraction of it, default 0), HOSTCUDA_REUSE=1 (freed memory serves the next
+// allocation of that size), HOSTCUDA_LOCKED (maximum bytes of host memory that are page-locked at
 // once), HOSTCUDA_STREAM_WRITES=0 (streams cannot write values).
 #include <algorithm>
 #include <atomic>
@@ -27,7 +27,7 @@ namespace {
 
 struct card {
   std::atomic<bool> broken{false};
-  std::atomic<long> launches_left{-1}; // before it breaks; -1: it does not
+  std::atomic<long> launches_left{-1}; // until it breaks; -1 for never
   std::atomic<size_t> used{0};
 };
 card cards[64];
@@ -52,7 +52,7 @@ cudaError_t state_of(int device) {
 std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs,
     num_launched, num_specialised, num_attributes, num_locked, num_direct, num_settled, num_refused;
 
-// Kernels that run now, and the most that ever did at the same time.
+// Number of kernels running, and the maximum so far.
 std::atomic<long> num_running, most_running;
 struct running_kernel {
   running_kernel() {
@@ -64,7 +64,7 @@ struct running_kernel {
   ~running_kernel() { num_running--; }
 };
 
-struct moment { // of an event
+struct moment { // one recording of an event
   std::mutex lock;
   std::condition_variable reached;
   bool done = false;
@@ -79,9 +79,9 @@ struct moment { // of an event
   }
 };
 
-// What a pool has taken from its card, and what of it is handed out. As CUDA's, which maps memory
-// behind addresses, it hands out what it keeps in any sizes; it keeps more than `threshold` until
-// it is trimmed. Under memory_lock.
+// Memory that a pool has reserved on its card, and the part in use. Like CUDA's pools, which map
+// memory to addresses, it reuses memory for any size. It keeps more than `threshold` until it is
+// trimmed. Guarded by memory_lock.
 struct pool_use {
   int device;
   size_t reserved = 0, used = 0, threshold = 0;
@@ -90,7 +90,7 @@ struct pool_use {
 struct allocation {
   size_t size;
   int device;
-  pool_use *pool; // none: by cudaMalloc
+  pool_use *pool; // null for cudaMalloc
 };
 std::mutex memory_lock;
 std::map<char *, allocation> &allocations() {
@@ -98,7 +98,7 @@ std::map<char *, allocation> &allocations() {
   return *all;
 }
 
-// Freed memory by card and size, for HOSTCUDA_REUSE; under memory_lock.
+// Freed memory by card and size, for HOSTCUDA_REUSE. Guarded by memory_lock.
 std::map<std::pair<int, size_t>, std::vector<void *>> &freed() {
   static auto *all = new std::map<std::pair<int, size_t>, std::vector<void *>>;
   return *all;
@@ -129,13 +129,13 @@ cudaError_t take(void **memory, size_t size, int device, pool_use *pool = nullpt
     }
   }
   if (!take_freed(memory, size, device) && posix_memalign(memory, 256, size ? size : 1)) abort();
-  memset(*memory, 0xcb, std::min(size, (size_t)1 << 20)); // what nobody wrote
+  memset(*memory, 0xcb, std::min(size, (size_t)1 << 20)); // marks uninitialized memory
   std::lock_guard<std::mutex> guard(memory_lock);
   allocations()[(char *)*memory] = {size, device, pool};
   return cudaSuccess;
 }
 
-// memory_lock is held.
+// Requires memory_lock.
 void trim(pool_use *pool, size_t keep) {
   size_t least = std::max(pool->used, keep);
   if (pool->reserved <= least) return;
@@ -164,17 +164,17 @@ cudaError_t give(void *memory) {
 
 } // namespace
 
-struct CUgraph_st { // what was captured, in order
+struct CUgraph_st { // captured tasks, in order
   std::deque<std::function<void()>> tasks;
 };
 
-// Captures that a call of another thread is to spoil, and after how many of their tasks.
+// Number of captures to spoil as if by a call of another thread, and after how many tasks.
 static std::atomic<long> to_spoil, spoil_after;
 
 struct CUstream_st {
   int device;
   bool blocking = true;           // the legacy stream waits for it
-  CUgraph_st *captured = nullptr; // it captures; only one thread uses it then
+  CUgraph_st *captured = nullptr; // while capturing; a single thread uses it then
   std::atomic<bool> capturing{false}, spoiled{false};
   std::mutex lock;
   std::condition_variable changed;
@@ -227,7 +227,7 @@ struct CUstream_st {
   }
 };
 
-static std::mutex streams_lock; // of the list
+static std::mutex streams_lock; // guards the list
 static std::vector<cudaStream_t> &streams() {
   static auto *all = new std::vector<cudaStream_t>;
   return *all;
@@ -239,8 +239,8 @@ static cudaStream_t make_stream(int device) {
   streams().push_back(stream);
   return stream;
 }
-// A call that waits for a whole card, or for all its blocking streams: refused while one of them is
-// captured, and the capture is void.
+// A call that waits for a whole card, or for all its blocking streams. It is rejected while one of
+// them is captured, and invalidates the capture.
 static cudaError_t disturb(int device, bool all) {
   cudaError_t error = cudaSuccess;
   std::lock_guard<std::mutex> guard(streams_lock);
@@ -252,7 +252,7 @@ static cudaError_t disturb(int device, bool all) {
   num_refused += error != cudaSuccess;
   return error;
 }
-// The default stream of the current card has a number in place of an address.
+// Resolves the default stream of the current card, which is a number instead of an address.
 static cudaStream_t named(cudaStream_t stream) {
   static cudaStream_t defaults[64];
   if (stream != cudaStreamLegacy) return stream;
@@ -264,20 +264,20 @@ static cudaStream_t named(cudaStream_t stream) {
 }
 
 struct CUevent_st {
-  int device; // on whose streams it is recorded
+  int device; // device of the streams that record it
   std::mutex lock;
-  std::shared_ptr<moment> latest; // none: never recorded
+  std::shared_ptr<moment> latest; // null if never recorded
 };
 
 struct CUgraphExec_st {
-  std::shared_ptr<std::deque<std::function<void()>>> tasks; // launches under way keep theirs
+  std::shared_ptr<std::deque<std::function<void()>>> tasks; // launches in flight keep theirs
 };
 
 struct CUmemPoolHandle_st {
   pool_use use;
 };
 
-// What is queued on a broken card is not done, but events and waits go through, so that nobody
+// Queues work. Work on a broken card is skipped, but events and waits complete, so that nothing
 // hangs.
 static cudaError_t put_work(cudaStream_t stream, std::function<void()> work) {
   stream = named(stream);
@@ -310,7 +310,7 @@ cudaError_t cudaGetDevice(int *device) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
   memset(properties, 0, sizeof *properties);
   snprintf(properties->name, sizeof properties->name, "host stand-in %d", device);
-  // Each process has cards of its own, unless it is to share them with others.
+  // Each process has its own cards, unless it shares them with other processes.
   int number[] = {device, getenv("HOSTCUDA_SHARED_CARDS") ? 0 : (int)getpid()};
   memcpy(properties->uuid.bytes, number, sizeof number);
   properties->totalGlobalMem = capacity();
@@ -393,7 +393,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
   (*stream)->blocking = !(flags & cudaStreamNonBlocking);
   return note(state_of(current_card));
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { // its thread stays
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { // keeps the thread
   stream->drain();
   return cudaSuccess;
 }
@@ -408,7 +408,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (state_of(stream->device) != cudaSuccess) return note(state_of(stream->device));
   return stream->idle() ? cudaSuccess : cudaErrorNotReady;
 }
-// Events in captures would tie other streams to them; we have none.
+// Waits for an event. Unsupported in captures, where it would tie other streams to the capture.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   stream = named(stream);
   if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
@@ -527,7 +527,7 @@ cudaError_t cudaFree(void *memory) { return note(give(memory)); }
 cudaError_t cudaHostAlloc(void **memory, size_t size, unsigned) {
   return cudaMallocHost(memory, size);
 }
-// Memory of the driver's, which a forked child does not have.
+// Memory of the driver, which a forked child does not have.
 cudaError_t cudaMallocHost(void **memory, size_t size) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE), length = (size + 2 * page - 1) / page * page;
   char *made =
@@ -543,7 +543,7 @@ cudaError_t cudaFreeHost(void *memory) {
   munmap(made, *(size_t *)made);
   return cudaSuccess;
 }
-// Page-locked memory, by its end: address and size. In a forked child the driver does nothing.
+// Page-locked memory, by its end: address and size. The driver does nothing in a forked child.
 static std::mutex locked_lock;
 static std::map<const char *, size_t> locked;
 static const pid_t started_in = getpid();
@@ -594,7 +594,7 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) { // its memory may be in use
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void *value) {
-  pool->use.threshold = (size_t)*(uint64_t *)value; // the one attribute there is
+  pool->use.threshold = (size_t)*(uint64_t *)value; // the only attribute
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc *, size_t) {
@@ -633,7 +633,7 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t size, cudaStream_t s
   return put_work(stream, [=] { memset(memory, value, size); });
 }
 static std::mutex shared_lock;
-static std::map<std::pair<const void *, int>, size_t> shared_bytes; // of kernels on cards
+static std::map<std::pair<const void *, int>, size_t> shared_bytes; // per kernel and card
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute, int value) {
   std::lock_guard<std::mutex> guard(shared_lock);
   num_attributes++;
@@ -662,7 +662,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 }
 
 void hostcuda_break(int device) { cards[device].broken = true; }
-// For tests: another library begins to capture a stream of the current card, or ends it.
+// For tests: a capture by another library on a stream of the current card begins or ends.
 __attribute__((visibility("default"))) void hostcuda_capture_elsewhere(int begin) {
   static cudaStream_t stream;
   cudaGraph_t graph = nullptr;
@@ -674,7 +674,7 @@ __attribute__((visibility("default"))) void hostcuda_capture_elsewhere(int begin
     delete graph;
   }
 }
-// For tests: the next captures become void after so many of their tasks, as if another thread had
+// For tests: invalidates the next captures after `after` of their tasks, as if another thread had
 // synchronized the card.
 __attribute__((visibility("default"))) void hostcuda_spoil(long captures, long after) {
   spoil_after = after;
@@ -726,7 +726,7 @@ struct CUlib_st {
 struct CUkern_st { // see kernels/cuda/fusion/specialise.cu
   void (*run)(const void *argument);
   size_t size;
-  void (*call)(void **arguments); // a user's; see libraries/nvrtc.cpp
+  void (*call)(void **arguments); // user kernels; see libraries/nvrtc.cpp
   const unsigned long *sizes;
 };
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned,
@@ -747,7 +747,7 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, co
         new CUkern_st{nullptr, 0, (void (*)(void **))call, ((const unsigned long *(*)())sizes)()};
     return cudaSuccess;
   }
-  if (!run) run = dlsym(library->handle, name); // without arguments
+  if (!run) run = dlsym(library->handle, name); // for no arguments
   if (!run) return note(cudaErrorInvalidValue);
   *kernel = new CUkern_st{(void (*)(const void *))run, size ? *(const size_t *)size : 0, nullptr,
                           nullptr};
@@ -796,7 +796,7 @@ cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void
   return put_work(config->stream,
                   [config = *config, thread = std::move(thread), device = config->stream->device] {
                     if (cards[device].launches_left >= 0 &&
-                        cards[device].launches_left-- == 0) { // this one's access was illegal
+                        cards[device].launches_left-- == 0) { // this kernel made the illegal access
                       cards[device].broken = true;
                       return;
                     }

@@ -1,8 +1,8 @@
 /* Test-only: CUDA C++ on the host. See cuda_runtime_api.h.
  *
- * Kernels are compiled by the host's compiler. What belongs to a block's thread (threadIdx,
- * barriers, shuffles) is in the fiber that runs it; `__shared__` variables belong to the host
- * thread that runs the block, whose blocks come one after the other.
+ * The host's compiler compiles kernels. The state of a block's thread (threadIdx, barriers,
+ * shuffles) is in the fiber that runs it. `__shared__` variables belong to the host thread that
+ * runs the block; it runs blocks one after the other.
  */
 #ifndef HOSTCUDA_RUNTIME_H
 #define HOSTCUDA_RUNTIME_H
@@ -109,8 +109,7 @@ static inline unsigned __umulhi(unsigned a, unsigned b) {
   return (unsigned)(((uint64_t)a * b) >> 32);
 }
 
-/* What is not needed by NVRTC's stand-in, which has no C++ library, nor a second for its headers.
- */
+/* Not used by NVRTC's stand-in, which has no C++ library, and no time to compile its headers. */
 #ifndef HOSTCUDA_DEVICE_ONLY
 #include <cmath>
 #include <functional>
@@ -132,8 +131,8 @@ typedef struct cudaLaunchConfig_t {
 
 cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread);
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel,
-                                void **arguments); /* of a cudaKernel_t with one argument */
-/* Whether the kernel may have so much shared memory on the current card. */
+                                void **arguments); /* for a cudaKernel_t with one argument */
+/* True if the kernel may use `bytes` of shared memory on the current card. */
 bool hostcuda_may_share(const void *kernel, size_t bytes);
 template <class... P, size_t... I>
 cudaError_t hostcuda_launch_values(void (*kernel)(P...), const cudaLaunchConfig_t *config,
@@ -151,7 +150,7 @@ cudaError_t cudaLaunchKernel(void (*kernel)(P...), dim3 grid, dim3 block, void *
 }
 
 #endif
-/* --- What a block's threads do together ------------------------------------------------------- */
+/* --- Cooperation between a block's threads ---------------------------------------------------- */
 HOSTCUDA_SHARED void *hostcuda_shared(void); /* the block's dynamic shared memory */
 HOSTCUDA_SHARED void __syncthreads(void);
 int __syncthreads_or(int predicate);

@@ -1,9 +1,8 @@
-/* Test-only: the part of the CUDA runtime that mpgluon uses, on the host. See
- * docs/cuda.md.
+/* Test-only: the part of the CUDA runtime that mpgluon uses, on the host. See docs/cuda.md.
  *
- * A device is a number; its memory is the host's. A stream is a thread that does things in order.
+ * A device is a number; its memory is host memory. A stream is a thread that works in order.
  * Kernels are ordinary functions, run block by block, thread by thread (fibers.h). Constants have
- * CUDA's values where product code may see them.
+ * CUDA's values if product code can see them.
  */
 #ifndef HOSTCUDA_RUNTIME_API_H
 #define HOSTCUDA_RUNTIME_API_H
@@ -14,7 +13,7 @@
 #define CUDART_VERSION 13000
 #define HOSTCUDA 1
 #define HOSTCUDA_SHARED \
-  __attribute__((visibility("default"))) /* with the stand-ins of other libraries */
+  __attribute__((visibility("default"))) /* shared with other stand-in libraries */
 
 #ifdef __cplusplus
 extern "C" {
@@ -136,7 +135,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 
-/* Of code that the stand-in of NVRTC has made. */
+/* For code compiled by the stand-in of NVRTC. */
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned,
                                 void *, void **, unsigned);
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name);
@@ -193,19 +192,19 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *result);
 
-/* The stand-in's own, for tests: from now on everything on that card fails, as after an illegal
- * access; or from the launch of a kernel on that so many others come before. And how often things
- * were called: "synchronize" (waits of the host for the card), "capture", "instantiate", "update",
- * "graph" (launches of one), "launch" (kernels, by themselves or into a graph), "attribute" (of
- * kernels), "specialised" (those of the launches that NVRTC's stand-in made). */
+/* Extensions for tests. hostcuda_break makes everything on that card fail from here on, as after an
+ * illegal access; hostcuda_break_after starts at a kernel launch, after `launches` more.
+ * hostcuda_count returns the number of calls: "synchronize" (the host waits for the card),
+ * "capture", "instantiate", "update", "graph" (graph launches), "launch" (kernels, directly or into
+ * a graph), "attribute" (of kernels), "specialised" (launches of kernels from NVRTC's stand-in). */
 HOSTCUDA_SHARED void hostcuda_break(int device);
 HOSTCUDA_SHARED void hostcuda_break_after(int device, long launches);
 HOSTCUDA_SHARED long hostcuda_count(const char *what);
-HOSTCUDA_SHARED int hostcuda_memory_card(const void *memory,
-                                         size_t bytes); // of which it is; -1: of none
+// Returns the card of the memory, or -1 for no card's.
+HOSTCUDA_SHARED int hostcuda_memory_card(const void *memory, size_t bytes);
 HOSTCUDA_SHARED int hostcuda_stream_card(cudaStream_t stream);
-/* Work of a stand-in library, in the stream's order: function(a copy of the data), every time that
- * it runs, as it may be captured. */
+/* Queues work of a stand-in library in stream order. Calls function(a copy of the data) each time
+ * the work runs, since it may be captured. */
 HOSTCUDA_SHARED int hostcuda_captures(cudaStream_t stream);
 HOSTCUDA_SHARED cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data),
                                          const void *data, size_t size);

@@ -1,6 +1,6 @@
-// libcublasLt on the host: what kernels/cuda/vendor/cublaslt.h declares, with plain loops, in the
-// order of the stream. It refuses what cuBLASLt refuses (no bias for doubles; addresses, sizes and
-// workspaces that were not as promised abort), and uses all of the workspace it asks for.
+// libcublasLt on the host: implements kernels/cuda/vendor/cublaslt.h with plain loops, in stream
+// order. It rejects the same calls as cuBLASLt (no bias for doubles), aborts if addresses, sizes or
+// workspaces differ from the promised ones, and uses all of the workspace it requests.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -34,9 +34,9 @@ namespace {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-std::atomic<int> alive; // plans' descriptors and handles
+std::atomic<int> alive; // live descriptors and handles
 struct report {
-  ~report() { // at the process' end
+  ~report() { // at process exit
     if (getenv("HOSTCUDA_REPORT")) fprintf(stderr, "cublasLt stand-in: %d left\n", alive.load());
   }
 } at_end;
@@ -46,7 +46,7 @@ struct report {
   abort();
 }
 
-struct choice { // in the algorithm's bytes
+struct choice { // stored in the algorithm's bytes
   uint64_t magic, workspace, alignment[4], unused[2];
 };
 const uint64_t MAGIC = 0x6d70676c7500;
@@ -67,7 +67,7 @@ void store(int type, void *data, int64_t i, double value) {
     default: ((uint16_t *)data)[i] = mpg_float_to_bfloat16((float)value); break;
   }
 }
-float tf32(float x) { // 10 bits, to nearest
+float tf32(float x) { // rounds to 10 bits, to nearest
   uint32_t bits;
   memcpy(&bits, &x, 4);
   if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x1000u) & ~0x1fffu;
@@ -84,7 +84,7 @@ struct work {
   size_t workspace_bytes;
 };
 
-// Column-major, as cuBLASLt has it: c (m, n) = op(a) (m, k) op(b) (k, n).
+// Column-major, like cuBLASLt: c (m, n) = op(a) (m, k) op(b) (k, n).
 void multiply(const void *opaque) {
   const work *w = (const work *)opaque;
   if (w->workspace_bytes) memset(w->workspace, 0xdd, w->workspace_bytes);
@@ -259,7 +259,7 @@ EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     return MPG_CUBLAS_STATUS_INVALID_VALUE;
   if (biased && wide) return MPG_CUBLAS_STATUS_NOT_SUPPORTED;
   memset(results, 0, sizeof *results);
-  uint64_t workspace = k >= 64 ? 4 * c->rows * c->columns : 0; // as if the sum were split
+  uint64_t workspace = k >= 64 ? 4 * c->rows * c->columns : 0; // as for a split sum
   choice chosen = {MAGIC, workspace <= preference->workspace ? workspace : 0, {}, {}};
   for (int i = 0; i < 4; i++) chosen.alignment[i] = preference->alignment[i];
   memcpy(&results->algo, &chosen, sizeof chosen);
@@ -307,7 +307,7 @@ EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                                                      : 13;
 }
 
-// Of the version: major, minor and patch.
+// Version property: major, minor or patch.
 extern "C" __attribute__((visibility("default"))) int cublasLtGetProperty(int which, int *value) {
   *value = which ? 0 : 13;
   return 0;

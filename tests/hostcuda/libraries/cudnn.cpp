@@ -1,9 +1,9 @@
-// libcudnn on the host: what kernels/cuda/vendor/cudnn.h declares, with plain loops, in the order
-// of the stream. It knows graphs of one convolution, and of one to whose sums, kept as they are
-// summed, a bias is added (without groups, and with two axes of space). Attributes of a wrong type
-// or count are refused as cuDNN refuses them; arrays, workspaces, or descriptors that are not as
-// promised abort. Of its proposals some are traps: the first is not deterministic, others round,
-// need too much workspace or cannot be finalized; running one of those aborts, or shows.
+// libcudnn on the host: implements kernels/cuda/vendor/cudnn.h with plain loops, in stream order.
+// It supports graphs of one convolution, and of one whose unrounded sums receive a bias (without
+// groups, with two space axes). It rejects attributes with a wrong type or count, as cuDNN does,
+// and aborts if arrays, workspaces or descriptors differ from the promised ones. Some of its
+// proposals are traps: the first is nondeterministic, and others round, need too much workspace or
+// cannot be finalized. Running a trap aborts or changes results.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -39,9 +39,9 @@ struct attribute {
 };
 struct descriptor {
   int type;
-  long serial; // no two have the same, while addresses come again
+  long serial; // unique, unlike reused addresses
   bool final = false;
-  int engine = 0; // of a configuration or an engine
+  int engine = 0; // for a configuration or an engine
   std::map<int, attribute> attributes;
   const char *at(int name) const {
     auto found = attributes.find(name);
@@ -52,13 +52,13 @@ struct descriptor {
   const descriptor *child(int name) const { return *(descriptor *const *)at(name); }
 };
 
-std::mutex lock;              // of what follows
+std::mutex lock;              // guards the following
 std::set<const void *> alive; // descriptors and handles
-std::set<long> serials;       // of the descriptors
+std::set<long> serials;       // live descriptors' serials
 long made;
-const size_t VERSION = 91900; // before captures keep the kernels of plans that are destroyed
+const size_t VERSION = 91900; // older than versions whose captures keep destroyed plans
 struct report {
-  ~report() { // at the process' end
+  ~report() { // at process exit
     if (getenv("HOSTCUDA_REPORT")) fprintf(stderr, "cudnn stand-in: %zu left\n", alive.size());
   }
 } at_end;
@@ -81,7 +81,7 @@ size_t size_of(int type) {
   }
 }
 
-// What a descriptor takes: attribute, type, how many (0: one or more).
+// Attributes of a descriptor: name, type, and count (0 means one or more).
 struct rule {
   int descriptor, name, type, count;
   bool optional = false;
@@ -147,7 +147,7 @@ const rule rules[] = {
      MPG_CUDNN_TYPE_VOID_PTR, 1},
 };
 
-// A direction's operation: data, weight, out; the convolution; the factors.
+// Attributes of a direction's operation: data, weight, out; the convolution; the factors.
 struct operation {
   int descriptor, tensors[3], convolution, alpha, beta;
 };
@@ -207,7 +207,7 @@ bool complete(const descriptor *d) {
          d->at(o.tensors[1]) && d->at(o.tensors[2]);
 }
 
-// --- A convolution, read from its descriptors ----------------------------------------------------
+// --- A convolution, parsed from its descriptors --------------------------------------------------
 struct tensor {
   int type, ndim;
   int64_t dims[5], strides[5], alignment, id;
@@ -231,7 +231,7 @@ struct convolution {
   int direction, engine = 0;
   tensor tensors[3]; // data, weight, out
   int64_t pad[3], stride[3], dilate[3];
-  bool wide, adds = false; // adds: the bias; `out` is the second operation's then
+  bool wide, adds = false; // adds: there is a bias, and `out` is the second operation's
   tensor bias, sum;
 };
 convolution read_convolution(const descriptor *operation_desc) {
@@ -248,7 +248,7 @@ convolution read_convolution(const descriptor *operation_desc) {
   return c;
 }
 
-bool dense(const tensor &t, bool last) { // in one of the two layouts
+bool dense(const tensor &t, bool last) { // true for either of the two layouts
   int64_t stride = 1;
   for (int k = 0; k < t.ndim; k++) {
     int axis = last ? (k == 0 ? 1 : k == t.ndim - 1 ? 0 : t.ndim - k) : t.ndim - 1 - k;
@@ -258,7 +258,7 @@ bool dense(const tensor &t, bool last) { // in one of the two layouts
   return true;
 }
 
-bool sound(const descriptor *d) { // an operation: its parts fit
+bool sound(const descriptor *d) { // true if the parts of an operation match
   const operation &o = operations[direction_of(d->type)];
   const descriptor *conv = d->child(o.convolution);
   convolution c = read_convolution(d);
@@ -310,8 +310,7 @@ bool same_places(const tensor &a, const tensor &b) {
          !memcmp(a.strides, b.strides, (size_t)a.ndim * 8);
 }
 
-// One convolution, of arrays that have memory, or one whose virtual sums a bias by channel is added
-// to.
+// Parses one convolution on arrays in memory, or one whose virtual sums receive a per-channel bias.
 bool read_graph(const descriptor *graph, convolution *c) {
   const attribute &all = graph->attributes.at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS);
   descriptor *const *operations = (descriptor *const *)all.bytes.data();
@@ -334,7 +333,7 @@ bool read_graph(const descriptor *graph, convolution *c) {
     c->tensors[2] = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_YDESC));
     tensor in = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_XDESC));
     if (in.id != c->sum.id || !c->sum.is_virtual || !same_places(c->sum, c->tensors[2]))
-      return false; // sound() knows its type
+      return false; // sound() checks its type
     if (c->bias.is_virtual || c->bias.ndim != in.ndim || c->bias.type != c->tensors[0].type ||
         c->bias.dims[1] != in.dims[1] || elements(c->bias) != in.dims[1])
       return false;
@@ -346,7 +345,7 @@ bool read_graph(const descriptor *graph, convolution *c) {
     if (t.is_virtual || t.type != c->tensors[0].type) return false;
   return ids.size() == (c->adds ? 5 : 3);
 }
-convolution graph_of(const descriptor *graph) { // that was finalized
+convolution graph_of(const descriptor *graph) { // of a finalized graph
   convolution c;
   if (!read_graph(graph, &c)) wrong("a graph that is none");
   return c;
@@ -360,14 +359,14 @@ std::vector<int> engines_of(const convolution &c, int mode) {
     first = first && dense(t, false);
     same = same && dense(t, true);
   }
-  if (!same && !first) return {}; // a mixture of layouts
+  if (!same && !first) return {}; // mixed layouts
   int64_t groups = c.tensors[0].dims[1] / c.tensors[1].dims[1];
   if (c.wide && groups > 1) return {};
   if (c.adds && groups > 1) return {};
   if (mode == MPG_CUDNN_HEUR_MODE_FALLBACK)
     return c.adds ? std::vector<int>{} : std::vector<int>{GOOD};
   if (mode != MPG_CUDNN_HEUR_MODE_A) return {};
-  if (c.tensors[0].ndim == 5) return {HASTY, NEVER}; // only the fallback has more
+  if (c.tensors[0].ndim == 5) return {HASTY, NEVER}; // the fallback has more
   return {HASTY, WINOGRAD, TRANSFORMED, COMPILED, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD};
 }
 std::vector<int> notes_of(int engine) {
@@ -403,7 +402,7 @@ void store(int type, void *data, int64_t i, double value) {
     default: ((uint16_t *)data)[i] = mpg_float_to_bfloat16((float)value); break;
   }
 }
-double tf32(double x) { // 10 bits, to nearest
+double tf32(double x) { // rounds to 10 bits, to nearest
   float value = (float)x;
   uint32_t bits;
   memcpy(&bits, &value, 4);
@@ -414,9 +413,9 @@ double tf32(double x) { // 10 bits, to nearest
 
 struct work {
   convolution c;
-  void *arrays[4], *workspace; // data, weight, out, the bias
+  void *arrays[4], *workspace; // data, weight, out, bias
   int64_t workspace_bytes;
-  long plan; // of captured work: which is to live as long; 0: of other work
+  long plan; // of captured work, which requires it to live as long; 0 for other work
 };
 
 int64_t place(const tensor &t, int64_t a, int64_t b, int64_t z, int64_t y, int64_t x) {
@@ -446,7 +445,7 @@ void convolve(const void *opaque) {
   }
   int64_t groups = data.dims[1] / weight.dims[1], filters = weight.dims[0] / groups,
           channels = weight.dims[1];
-  int flat = data.ndim == 4; // no depth
+  int flat = data.ndim == 4; // no depth axis
   int64_t size[3][3], pad[3], stride[3], dilate[3];
   for (int k = 0; k < 3; k++) {
     bool there = !(flat && k == 0);
@@ -486,11 +485,11 @@ void convolve(const void *opaque) {
   for (size_t k = 0; k < values[result].size() && c.adds; k++) {
     int64_t channel = (int64_t)k / out.strides[1] % out.dims[1];
     double sum = values[result][k], bias = load(c.bias.type, w->arrays[3], channel);
-    values[result][k] = c.wide ? sum + bias : (float)sum + (float)bias; // as the sums are
+    values[result][k] = c.wide ? sum + bias : (float)sum + (float)bias; // in the type of the sums
   }
   static std::atomic<int> runs;
   if (c.engine == HASTY && runs++ % 2)
-    for (double &value : values[result]) value *= 1 + 0x1p-20; // another order of sums
+    for (double &value : values[result]) value *= 1 + 0x1p-20; // a different order of sums
   for (size_t k = 0; k < values[result].size(); k++)
     store(c.tensors[result].type, w->arrays[result], (int64_t)k, values[result][k]);
 }
@@ -686,7 +685,7 @@ EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescr
              : MPG_CUDNN_STATUS_INTERNAL_ERROR;
 }
 
-// Of the version: major, minor and patch.
+// Version property: major, minor or patch.
 extern "C" __attribute__((visibility("default"))) int cudnnGetProperty(int which, int *value) {
   *value = which ? 0 : 9;
   return 0;

@@ -1,6 +1,5 @@
-// libcusolver on the host: what kernels/cuda/vendor/cusolver.h declares, with plain loops in
-// double, in the order of the stream. It uses all of the workspace it asks for, and aborts where it
-// is given less.
+// libcusolver on the host: implements kernels/cuda/vendor/cusolver.h with plain loops in double, in
+// stream order. It uses all of the workspace it requests, and aborts if it gets less.
 #include "library.h"
 
 #include "kernels/cuda/vendor/cusolver.h"
@@ -10,7 +9,7 @@ namespace {
 hostcuda_handles handles("cusolver");
 const hostcuda_handle *own(cusolverDnHandle_t handle) { return (const hostcuda_handle *)handle; }
 
-int size_of(int n) { return 3 * n + 7; } // of each workspace
+int size_of(int n) { return 3 * n + 7; } // elements of each workspace
 
 template <class T>
 void use(cusolverDnHandle_t handle, int n, const T *a, int64_t elements, T *work, int size,
@@ -22,7 +21,7 @@ void use(cusolverDnHandle_t handle, int n, const T *a, int64_t elements, T *work
   hostcuda_queue(own(handle), [=] { memset(work, 0xdd, sizeof *work * (size_t)size); });
 }
 
-// The lower factor L, or with UPPER its transpose in the other triangle.
+// The lower factor L, or its transpose in the other triangle for UPPER.
 template <class T>
 struct factor {
   T *a;
@@ -85,7 +84,8 @@ int potri(cusolverDnHandle_t handle, int fill, int n, T *a, int lda, T *work, in
   });
 }
 
-// Column c less tau (v . column) v, where v is 1 at k and `v`'s column k behind it.
+// Householder reflection of column c: subtracts tau (v . column) v, where v is 1 at k and continues
+// with `v`'s column k.
 template <class T>
 void reflect(columns<T> &v, int64_t k, double tau, columns<T> &a, int64_t c) {
   double product = a(k, c);
@@ -134,7 +134,7 @@ int orgqr(cusolverDnHandle_t handle, int m, int n, int k, T *a, int lda, const T
   });
 }
 
-// One rotation of Jacobi's, which makes a(p, q) zero.
+// Jacobi rotation that zeroes a(p, q).
 template <class T>
 void rotate(columns<T> &a, columns<T> &v, int64_t p, int64_t q) {
   if (a(p, q) == 0) return;
@@ -245,7 +245,7 @@ EXPORT cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStrea
 ROUTINES(S, float)
 ROUTINES(D, double)
 
-// Of the version: major, minor and patch.
+// Version property: major, minor or patch.
 extern "C" __attribute__((visibility("default"))) int cusolverGetProperty(int which, int *value) {
   *value = which ? 0 : 13;
   return 0;

@@ -1,4 +1,4 @@
-// Test-only: what stand-ins of libraries that work on a stream share.
+// Test-only: shared by stand-ins of libraries that work on a stream.
 #ifndef HOSTCUDA_LIBRARY_H
 #define HOSTCUDA_LIBRARY_H
 
@@ -19,7 +19,7 @@ struct hostcuda_handle {
 };
 
 template <class T>
-struct columns { // a matrix by columns, in double while it is worked on
+struct columns { // a column-major matrix, in double
   int64_t m, n;
   std::vector<double> values;
   columns(int64_t m_, int64_t n_) : m(m_), n(n_), values((size_t)(m_ * n_)) {}
@@ -39,13 +39,13 @@ struct columns { // a matrix by columns, in double while it is worked on
   abort();
 }
 
-// Memory that a call uses is the handle's card's.
+// Aborts unless memory used by a call is on the handle's card.
 inline void hostcuda_here(const hostcuda_handle *handle, const void *memory, size_t bytes) {
   if (hostcuda_memory_card(memory, bytes) != handle->device)
     hostcuda_wrong("memory that is not the card's");
 }
 
-// work(), in the order of the handle's stream.
+// Queues work() in the order of the handle's stream.
 template <class F>
 int hostcuda_queue(const hostcuda_handle *handle, F work) {
   static_assert(std::is_trivially_copyable<F>::value, "");
@@ -57,7 +57,7 @@ int hostcuda_queue(const hostcuda_handle *handle, F work) {
              : 0;
 }
 
-// Handles that were made and not destroyed are told at the process' end.
+// Counts live handles, and reports leaks at process exit.
 struct hostcuda_handles {
   const char *name;
   std::atomic<int> alive;

@@ -1,10 +1,11 @@
-// libnccl on the host: what kernels/cuda/vendor/nccl.h declares. A rank's part of a collective is a
-// task of its stream that waits for the others', as a kernel would; the last one to come does the
-// work of all. Sums begin with another rank in each part, as on a ring, and round to the dtype
-// after each addition. All ranks of a communicator must come in one group, with the same
-// collectives, counts and types, on streams and memory of their own cards: else it aborts, where
-// NCCL would hang or write anywhere. hostcuda_nccl_fail(how): 1: the next communicator can't be
-// made; 2: the next group fails; 3: the next collective fails while it runs.
+// libnccl on the host: implements kernels/cuda/vendor/nccl.h. A rank's part of a collective is a
+// task of its stream that waits for the other ranks' parts, like a kernel; the last one does the
+// work of all. Sums start with a different rank in each part, as on a ring, and round to the dtype
+// after each addition. All ranks of a communicator must call in one group, with the same
+// collectives, counts and types, on streams and memory of their own cards. Otherwise it aborts;
+// NCCL would hang or write to arbitrary memory. hostcuda_nccl_fail(how) injects a failure: 1: the
+// next communicator cannot be created; 2: the next group fails; 3: the next collective fails while
+// it runs.
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -31,7 +32,7 @@ namespace {
 
 std::atomic<int> alive, failing;
 struct report {
-  ~report() { // at the process' end
+  ~report() { // at process exit
     if (getenv("HOSTCUDA_REPORT")) fprintf(stderr, "nccl stand-in: %d left\n", alive.load());
   }
 } at_end;
@@ -48,7 +49,7 @@ struct clique {
   std::mutex lock;
   std::condition_variable ended;
   bool aborted = false;
-  // A kernel that has lost another rank does not end by itself.
+  // A kernel that has lost a rank does not end by itself.
   void fail(int what) {
     std::unique_lock<std::mutex> guard(lock);
     error = what;
@@ -67,14 +68,14 @@ struct across;
 }
 
 struct ncclComm {
-  std::shared_ptr<clique> all; // of one process
+  std::shared_ptr<clique> all; // ranks in one process
   int rank, card;
-  std::shared_ptr<across> processes; // of several
+  std::shared_ptr<across> processes; // ranks in several processes
 };
 
 namespace {
 
-struct part { // of a collective: one rank's
+struct part { // one rank's part of a collective
   kind what;
   const char *from;
   char *to;
@@ -134,8 +135,8 @@ void add(int type, char *sum, const char *more, size_t count) {
   }
 }
 
-// The sum of all ranks' elements begin .. begin + count: the part's own rank's first, then those
-// behind it.
+// Sums all ranks' elements [begin, begin + count): first those of the part's own rank, then of the
+// ranks after it.
 std::vector<char> sum(const std::vector<part> &parts, size_t begin, size_t count, size_t first) {
   size_t n = parts.size(), bytes = size_of(parts[0].type);
   std::vector<char> total(parts[first % n].from + begin * bytes,
@@ -183,7 +184,7 @@ void work(const std::vector<part> &parts) { // parts[rank]
         for (size_t k = 0; k < n; k++) memmove(p.to + k * each, parts[k].from, each);
       break;
     case SEND:
-    case RECV: // parts: the sender's, the receiver's
+    case RECV: // parts: sender's, receiver's
       memmove(parts[1].to, parts[0].from, each);
       break;
   }
@@ -191,7 +192,7 @@ void work(const std::vector<part> &parts) { // parts[rank]
 
 #include "nccl_processes.h"
 
-struct meeting { // of the streams' tasks
+struct meeting { // rendezvous of the streams' tasks
   std::vector<part> parts;
   std::shared_ptr<clique> all;
   std::mutex lock;
@@ -235,8 +236,8 @@ ncclResult_t meet(std::vector<part> parts, bool fails) {
   for (auto &p : at->parts) {
     cudaError_t error = cudaLaunchHostFunc(p.stream, arrive, new arrival{at, p.comm->card});
     if (error == cudaSuccess) continue;
-    std::lock_guard<std::mutex> guard(
-        at->lock); // a broken card: it will not come, and the others are not to wait
+    // A broken card never arrives, and the other ranks must not wait for it.
+    std::lock_guard<std::mutex> guard(at->lock);
     at->broken = true;
     if (++at->there == at->parts.size()) {
       at->all->error = MPG_ncclRemoteError;
@@ -315,7 +316,7 @@ EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int count, ncclUniq
   if (memcmp(config, &expected, expected.size)) wrong("a configuration that it was not told of");
   if (count < 1 || rank < 0 || rank >= count) return MPG_ncclInvalidArgument;
   static std::vector<std::shared_ptr<across>> *all = new std::vector<std::shared_ptr<across>>;
-  static std::once_flag once; // communicators last as long as the process; their files do not
+  static std::once_flag once; // communicators live until the process exits; their files do not
   std::call_once(once, [] {
     atexit([] {
       for (auto &a : *all) a->clean();
@@ -432,7 +433,7 @@ EXPORT ncclResult_t ncclGroupEnd(void) {
   bool fails = failing == 3;
   if (fails) failing = 0;
   collectives++;
-  // Per communicator and rank, what it calls, in order; sends and receives by pair.
+  // The calls per communicator and rank, in order; sends and receives by pair.
   std::map<clique *, std::map<int, std::vector<part>>> ranks;
   std::map<std::pair<clique *, std::pair<int, int>>, std::pair<std::deque<part>, std::deque<part>>>
       pairs;
@@ -474,7 +475,7 @@ EXPORT ncclResult_t ncclGroupEnd(void) {
     for (size_t k = 0; k < sends.size(); k++) {
       if (sends[k].count * size_of(sends[k].type) != receives[k].count * size_of(receives[k].type))
         wrong("a send and its receive differ in size");
-      if (sends[k].comm == receives[k].comm) { // to itself: one task
+      if (sends[k].comm == receives[k].comm) { // to itself: a single task
         cudaMemcpyAsync(receives[k].to, sends[k].from, sends[k].count * size_of(sends[k].type),
                         cudaMemcpyDeviceToDevice, sends[k].stream);
         continue;

@@ -1,21 +1,21 @@
-// Communicators of several processes, for the stand-in of NCCL: included by it, once.
+// Communicators of several processes, for the stand-in of NCCL, which includes this file once.
 //
-// A group of calls is one meeting: each process publishes in /dev/shm what it calls and sends,
-// waits for all others' and does its own part of the work. It does not block: what is begun is in
-// progress until it has been asked for, and who goes on before that is told so by an abort.
+// A group of calls is one rendezvous: each process publishes its calls and sent bytes in /dev/shm,
+// waits for all other processes, and does its own part of the work. It does not block: a started
+// call is in progress until its status has been polled. Calling on before that aborts.
 
-struct across { // a process' part of a communicator
+struct across { // a process's part of a communicator
   std::string base;
   int rank, count, card;
   long meetings = 0;
-  bool joined = false, asked = true; // asked: since the latest call
+  bool joined = false, asked = true; // asked: polled since the latest call
   std::atomic<bool> aborted{false};
   std::atomic<int> error{MPG_ncclSuccess};
 
   std::string path(const std::string &what, int of) const {
     return base + "." + what + "." + std::to_string(of);
   }
-  void clean() { // what others have read already, or don't want any more
+  void clean() { // removes files that are already read, or no longer needed
     unlink(path("join", rank).c_str());
     unlink(path(std::to_string(meetings), rank).c_str());
     unlink(path(std::to_string(meetings - 1), rank).c_str());
@@ -43,10 +43,10 @@ bool read_file(const std::string &path, std::string *bytes) {
 
 size_t sent(const part &p) { return p.what == RECV ? 0 : p.count * size_of(p.type); }
 
-// What a process has published: its calls, then the bytes that they send.
+// Data published by a process: its calls, then the bytes they send.
 struct published {
   std::string bytes;
-  std::vector<part> parts; // `from` is in `bytes`
+  std::vector<part> parts; // `from` points into `bytes`
 
   static std::string make(const std::vector<part> &own) {
     std::string bytes;
@@ -69,7 +69,7 @@ struct published {
   }
 };
 
-// The k-th send to `to`, or receive from it, among a process' calls.
+// Returns the k-th send to `to`, or receive from it, among a process's calls.
 const part *find(const std::vector<part> &parts, kind what, int other, size_t k) {
   for (auto &p : parts)
     if (p.what == what && p.other == other && k-- == 0) return &p;
@@ -145,7 +145,7 @@ ncclResult_t meet_across(const std::shared_ptr<across> &a, std::vector<part> own
   return MPG_ncclInProgress;
 }
 
-// Whether all processes are there, each on another card.
+// Checks that all processes have joined, each on a different card.
 ncclResult_t look_joined(across &a) {
   std::set<std::string> cards;
   for (int rank = 0; rank < a.count; rank++) {

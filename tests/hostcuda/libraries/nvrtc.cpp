@@ -1,7 +1,7 @@
-// Test-only: NVRTC, by the host's compiler. What it makes is the path of a shared library, which
-// the stand-in runtime opens. It gets by on the headers that it is given and on the device's part
-// of cuda_runtime.h, precompiled. Both and what was made of them are kept, in a folder for each
-// set of headers, for the processes to come (build/hostcuda/nvrtc, or HOSTCUDA_NVRTC_CACHE).
+// Test-only: NVRTC by the host's compiler. Its code is the path of a shared library, which the
+// stand-in runtime opens. It only needs the headers it is given and the device part of
+// cuda_runtime.h, precompiled. Precompiled headers and compiled code are cached for later
+// processes, in a folder per set of headers (build/hostcuda/nvrtc, or HOSTCUDA_NVRTC_CACHE).
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +22,7 @@
 namespace files = std::filesystem;
 
 struct mpg_nvrtc_program {
-  files::path folder; // of the headers
+  files::path folder; // for the headers
   std::string source, made, log;
   std::vector<std::string> exports;
 };
@@ -45,7 +45,8 @@ static std::string digest(const std::string &text) {
   return digits;
 }
 
-// Runs the compiler on a file; what it makes takes its place as a whole. False: see the log.
+// Runs the compiler on a file. The output is renamed into place when complete. Returns false on
+// failure; see the log.
 static bool compile(const std::string &options, const files::path &folder, const files::path &file,
                     const files::path &to, std::string *log) {
   std::string own = to.string() + "." + std::to_string(getpid());
@@ -59,16 +60,16 @@ static bool compile(const std::string &options, const files::path &folder, const
   return succeeded;
 }
 
-// Writes the headers; precompiles the first, which includes the others.
+// Writes the headers, and precompiles the first, which includes the rest.
 static void prepare(const files::path &folder, int headers, const char *const *texts,
                     const char *const *names, std::string *log) {
   files::path own = folder.string() + "." + std::to_string(getpid());
   for (int i = 0; i < headers; i++)
-    if (strchr(names[i], '/')) write(own / names[i], texts[i]); // the others are the system's
+    if (strchr(names[i], '/')) write(own / names[i], texts[i]); // the rest are system headers
   std::error_code error;
   if (compile("-x c++-header", own, own / names[0], own / (names[0] + std::string(".gch")), log))
     files::rename(own, folder, error);
-  files::remove_all(own, error); // it failed, or another process was quicker
+  files::remove_all(own, error); // failed, or another process was faster
 }
 
 EXPORT mpg_nvrtc_result nvrtcVersion(int *major, int *minor) {
@@ -89,7 +90,7 @@ EXPORT mpg_nvrtc_result nvrtcCreateProgram(mpg_nvrtc_program **program, const ch
   *program = p;
   return 0;
 }
-// A user's kernel: how it is called with its arguments, wherever they are, and the sizes of these.
+// Call wrappers for a user's kernel: how to pass its arguments, at any addresses, and their sizes.
 static const char *const CALLS = R"(
 namespace hostcuda_calls {
 template <int... I> struct places {};
@@ -149,11 +150,11 @@ EXPORT mpg_nvrtc_result nvrtcGetLoweredName(mpg_nvrtc_program *p, const char *ex
 
 EXPORT mpg_nvrtc_result nvrtcCompileProgram(mpg_nvrtc_program *p, int count,
                                             const char *const *options) {
-  bool plain = false, card = false; // no contraction, as the core's own kernels want it
+  bool plain = false, card = false; // no contraction, for the core's kernels
   for (int i = 0; i < count; i++) plain |= !strcmp(options[i], "--fmad=false");
   for (int i = 0; i < count; i++) card |= !strncmp(options[i], "--gpu-architecture=", 19);
   if (!card) return 5;
-  // the wheels' has no path to search: it must be open already
+  // the wheel's NVRTC has no search path: the file must already be open
   if (!dlopen("libnvrtc-builtins.so.13.0", RTLD_NOW | RTLD_NOLOAD)) {
     p->log = "nvrtc: error: failed to open libnvrtc-builtins.so.13.0";
     return 7;
