@@ -1,4 +1,4 @@
-/* A small harness: tests register by name; each runs in a process of its own
+/* A small test harness: tests register by name, and each runs in its own process
  * (tests/device/test_c.py). The host lock is a mutex. */
 #ifndef TESTS_C_HARNESS_H
 #define TESTS_C_HARNESS_H
@@ -65,7 +65,7 @@ static inline void sleep_ms(int ms) {
   nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
 }
 
-/* Submissions that touch no storage. */
+/* Submissions that use no storage. */
 typedef struct queued {
   const mpg_submission *submissions;
   int count;

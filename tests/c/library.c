@@ -1,4 +1,5 @@
-/* Ops that tests load (tests/ops/test_library.py). With MISTAKE defined the table has that one. */
+/* Ops that tests load (tests/ops/test_library.py). MISTAKE, if defined, is an error in the
+ * table. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -11,8 +12,7 @@
 
 enum { SCALE, MODE, POWER, TWICE, LABEL };
 
-/* --- tests_mix: two outputs of two inputs, and every kind of parameter -------------------------
- */
+/* --- tests_mix: two outputs from two inputs, and every kind of parameter ---------------------- */
 static int infer_alike(mpgluon_infer *call) {
   if (call->inputs[0].ndim < 1) return mpgluon_fail(call, "a has no axis");
   for (int i = 1; i < call->num_inputs; i++) call->inputs[i] = call->inputs[0];
@@ -51,8 +51,7 @@ static int mix_backward(const mpgluon_call *call) {
   return 0;
 }
 
-/* --- tests_scale: rows times a weight, whose shape and dtype inference tells --------------------
- */
+/* --- tests_scale: rows times a weight, whose shape and dtype are inferred --------------------- */
 static int infer_scale(mpgluon_infer *call) {
   const mpgluon_desc *data = &call->inputs[0];
   if (data->ndim != 2) return mpgluon_fail(call, "data has %d axes, not 2", (int)data->ndim);
@@ -100,8 +99,7 @@ static int exponential_backward(const mpgluon_call *call) {
   return 0;
 }
 
-/* --- tests_count: a state, which each call adds to in train mode --------------------------------
- */
+/* --- tests_count: a state that each call increments in train mode ----------------------------- */
 static int infer_count(mpgluon_infer *call) {
   call->inputs[1] = (mpgluon_desc){MPGLUON_INT64, 1, {1}};
   call->outputs[0] = call->inputs[0];
@@ -123,8 +121,7 @@ static int count_backward(const mpgluon_call *call) {
   return 0;
 }
 
-/* --- tests_where: the thread it runs in, after a while ------------------------------------------
- */
+/* --- tests_where: returns the thread that runs it, after a delay ------------------------------ */
 static int infer_where(mpgluon_infer *call) {
   call->outputs[0] = (mpgluon_desc){MPGLUON_INT64, 1, {1}};
   return 0;
@@ -135,8 +132,7 @@ static int where(const mpgluon_call *call) {
   return 0;
 }
 
-/* --- tests_wrong: mistakes of functions ---------------------------------------------------------
- */
+/* --- tests_wrong: errors in functions --------------------------------------------------------- */
 static int infer_wrong(mpgluon_infer *call) {
   mpgluon_desc *output = &call->outputs[0];
   *output = call->inputs[0];
@@ -164,8 +160,7 @@ static int wrong_backward(const mpgluon_call *call) {
   return mpgluon_fail(call, "backward says no");
 }
 
-/* --- tests_copy: on GPUs, too, where it queues a copy -------------------------------------------
- */
+/* --- tests_copy: also on GPUs, where it queues a copy ----------------------------------------- */
 static int copy(const mpgluon_call *call) {
   memcpy(call->outputs[0].data, call->inputs[0].data,
          (size_t)mpgluon_size(&call->inputs[0]) * sizeof(float));
@@ -258,7 +253,7 @@ static const mpgluon_op ops[] = {
 };
 MPGLUON_LIBRARY(ops);
 #elif !defined NO_TABLE
-/* A good op, and one with a mistake. */
+/* A valid op, and one with an error. */
 #ifndef TABLE
 #define TABLE {MPGLUON_OP_VERSION, sizeof(mpgluon_op), ops, 2}
 #endif
@@ -278,5 +273,5 @@ static const mpgluon_op ops[] = {
 };
 MPGLUON_EXPORT const mpgluon_table mpgluon_library = TABLE;
 #else
-MPGLUON_EXPORT int _opRegSize(void) { return 0; } /* as a library for MXNet has it */
+MPGLUON_EXPORT int _opRegSize(void) { return 0; } /* as in a library for MXNet */
 #endif

@@ -43,7 +43,7 @@ static mpg_status break_down(mpg_run *run, void *payload) {
   return mpg_fail(MPG_VALUE_ERROR, "the broken thing");
 }
 
-static _Atomic int holding; /* how often wait_for_flag has begun */
+static _Atomic int holding; /* number of wait_for_flag calls that have begun */
 
 static mpg_status wait_for_flag(mpg_run *run, void *payload) {
   (void)run;
@@ -134,8 +134,8 @@ static void test_backpressure(void) {
   CHECK_OK(mpg_wait_all());
 }
 
-static void test_inline_ownership(
-    void) { /* whoever holds the lock and finds the device idle owns it: no points, no atomics */
+/* A caller that holds the lock and finds the device idle owns it: no points, no atomics. */
+static void test_inline_ownership(void) {
   int64_t counter = 0;
   for (int64_t i = 0; i < 3000; i++) {
     if (mpg_device_runs_inline(cpu(0))) {
@@ -151,8 +151,8 @@ static void test_inline_ownership(
   CHECK(counter == 3000);
 }
 
-static void test_wake_ups(
-    void) { /* pauses around the length of a spin: no wake-up may get lost, in either direction */
+/* Pauses around the length of a spin: no wake-up may get lost, in either direction. */
+static void test_wake_ups(void) {
   for (int i = 0; i < 2000; i++) {
     mpg_tick tick = submit(cpu(0), nothing, NULL, 0, NULL, 0);
     mpg_tick other =
@@ -170,7 +170,7 @@ static mpg_status sleep_5ms(mpg_run *run, void *payload) {
   return MPG_OK;
 }
 
-static void test_waiters_are_woken(void) { /* rather than finding out when they look again */
+static void test_waiters_are_woken(void) { /* instead of polling */
   int64_t shortest = INT64_MAX;
   for (int i = 0; i < 20; i++) {
     int64_t begin = mpg_clock_ns();
@@ -185,8 +185,8 @@ static void test_waiters_are_woken(void) { /* rather than finding out when they 
 
 /* --- Several devices -------------------------------------------------------------------------- */
 
-static void test_points(
-    void) { /* every step is on another device than the one before; only points order them */
+/* Every step is on a different device than the one before; only points order them. */
+static void test_points(void) {
   int64_t counter = 0;
   mpg_point previous = {.device = cpu(0), .tick = 0, .data = true};
   for (int64_t i = 0; i < 3000; i++) {
@@ -216,7 +216,7 @@ static void test_same_time(void) {
   CHECK(arrived == 3);
 }
 
-/* A program of `rounds` ticks that hands a number to its partner and back: waits, adds, signals. */
+/* A program of `rounds` ticks that alternates a number with its partner: waits, adds, signals. */
 typedef struct partner {
   int64_t *value;
   mpg_device *other;
@@ -230,8 +230,8 @@ static mpg_status play(mpg_run *run, void *payload) {
   partner *p = payload;
   p->resumed++;
   for (; p->round < p->rounds; p->round++) {
-    /* The first one's round i follows the second one's round i - 1, whose round i follows the first
-     * one's. */
+    /* Round i of the first follows round i - 1 of the second, whose round i follows round i of the
+     * first. */
     mpg_tick needed = p->other_first + (mpg_tick)p->round - (p->second ? 0 : 1);
     if (p->second || p->round)
       if (!mpg_run_wait(run, (mpg_point){.device = p->other, .tick = needed})) return MPG_OK;
@@ -298,8 +298,8 @@ static void *submit_in_thread(void *number) {
   static int64_t values[4][40];
   int n = (int)(intptr_t)number;
   for (int i = 0; i < 40; i++) {
-    /* Opposite orders in different threads: were the two submissions not together, programs would
-     * wait in a ring. */
+    /* Opposite orders in different threads: unless the two submissions are atomic, programs would
+     * wait in a cycle. */
     submit_partners(cpu(n % 2), cpu(1 - n % 2), &values[n][i], 5);
     release_lock();
     acquire_lock(NULL);
@@ -386,7 +386,7 @@ static mpg_status pass_on(mpg_run *run, void *payload) {
   return mpg_device_failure(point.device, point.tick);
 }
 
-static void test_failure_passed_on_by_work(void) { /* keeps telling where it came from */
+static void test_failure_passed_on_by_work(void) { /* keeps reporting its origin */
   mpg_point bad = {.device = cpu(0), .tick = fail_on(cpu(0)), .data = true};
   mpg_tick tick = submit(cpu(1), pass_on, &bad, sizeof bad, NULL, 0);
   CHECK(mpg_point_wait((mpg_point){cpu(1), tick, true}, false) == MPG_VALUE_ERROR);
@@ -408,7 +408,7 @@ static mpg_status break_down_without_memory(mpg_run *run, void *payload) {
   return break_down(run, payload);
 }
 
-static void test_failures_without_memory_for_them(void) { /* touch nobody else */
+static void test_failures_without_memory_for_them(void) { /* affect no other work */
   mpg_tick bad[100], fine[100];
   for (int i = 0; i < 100; i++) {
     fine[i] = submit(cpu(0), nothing, NULL, 0, NULL, 0);
@@ -441,7 +441,7 @@ static void test_fork(void) {
            &(mpg_point){.device = cpu((i + 1) % 2), .tick = (mpg_tick)(i + 1) / 2}, 1);
   pid_t child = fork();
   CHECK(child >= 0);
-  CHECK(counter == 100); /* on both sides */
+  CHECK(counter == 100); /* in both processes */
   for (int64_t i = 100; i < 200; i++)
     submit(cpu(1), add_one, &(step){&counter, i}, sizeof(step), NULL, 0);
   submit(cpu(5), nothing, NULL, 0, NULL, 0);
@@ -459,8 +459,7 @@ static void test_fork(void) {
 static void test_exit_with_work_queued(void) {
   mpg_point point = {.device = cpu(0)};
   for (int i = 0; i < 1000; i++) point.tick = submit(cpu(0), sleep_5ms, NULL, 0, NULL, 0);
-  for (int i = 0; i < 10; i++)
-    submit(cpu(1), nothing, NULL, 0, &point, 1); /* a worker that waits */
+  for (int i = 0; i < 10; i++) submit(cpu(1), nothing, NULL, 0, &point, 1); /* a waiting worker */
   exit(0);
 }
 
@@ -477,7 +476,7 @@ static void test_shutdown(void) {
   CHECK(discarded == 102);
   CHECK_OK(mpg_point_wait((mpg_point){cpu(0), running, true}, false));
   CHECK(mpg_device_idle(cpu(0)) && mpg_device_idle(cpu(1)));
-  /* run before the stop was seen, or not at all */
+  /* ran before the stop, or not at all */
   mpg_status status = mpg_point_wait((mpg_point){cpu(1), waiting, true}, false);
   CHECK(status == MPG_OK || status == MPG_ERROR);
   CHECK(submit_one(cpu(0),
@@ -525,7 +524,7 @@ static void shuffled(uint64_t seed, int *log) {
   CHECK_OK(mpg_engine_set_mode(MPG_ENGINE_SHUFFLE, seed));
   CHECK(!mpg_device_runs_inline(cpu(0)));
   mpg_point previous = {0};
-  for (int i = 0; i < NOTES; i++) { /* every tenth waits for the one before */
+  for (int i = 0; i < NOTES; i++) { /* every tenth waits for the previous one */
     mpg_device *device = cpu(i % 3);
     previous.tick =
         submit(device, write_note, &(note){log, &length, i}, sizeof(note), &previous, i % 10 == 9);
@@ -576,7 +575,7 @@ static void test_shuffle_exit(void) {
   test_exit_with_work_queued();
 }
 
-/* --- The rest --------------------------------------------------------------------------------- */
+/* --- Other tests ------------------------------------------------------------------------------ */
 
 static void test_table(void) {
   mpg_device *device;
@@ -629,7 +628,7 @@ static void test_profiler(void) {
   mpg_point held = {.device = cpu(1), .tick = hold(cpu(1), &go)};
   submit(cpu(0), record, NULL, 0, &held, 1);
   for (int i = 0; i < 1499; i++) submit(cpu(0), record, NULL, 0, NULL, 0);
-  sleep_ms(100); /* until cpu(0) waits, on a machine with much else to do */
+  sleep_ms(100); /* until cpu(0) waits, even on a busy machine */
   atomic_store(&go, true);
   CHECK_OK(mpg_wait_all());
   mpg_profiler_stop();
@@ -678,12 +677,12 @@ static void test_allocation_failures(void) {
     CHECK((waited != MPG_OK) == (bad_tick != 0));
     if (bad_tick) CHECK(mpg_point_wait((mpg_point){devices[1], bad_tick, true}, false) != MPG_OK);
     CHECK(discarded == before + queued);
-    int64_t counter = 0; /* everything works again */
+    int64_t counter = 0; /* everything works afterward */
     mpg_device *device = cpu((int)n * 2);
     submit(device, add_one, &(step){&counter, 0}, sizeof(step), NULL, 0);
     CHECK_OK(mpg_wait_all());
     CHECK(counter == 1);
-    CHECK(discarded == before + queued + 1); /* nothing of the failed submission was left behind */
+    CHECK(discarded == before + queued + 1); /* nothing of the failed submission is left */
   }
   CHECK(n > 15 && n < 1000);
 }

@@ -1,4 +1,4 @@
-/* Meetings of devices (csrc/device/meeting.c): who gets what, and waits that are given up. */
+/* Rendezvous of devices (csrc/device/meeting.c): results per device, and aborted waits. */
 #include "device/meeting.h"
 
 #include "harness.h"
@@ -14,7 +14,7 @@ static mpg_device *cpu(int32_t index) {
 typedef struct visit {
   const char *key, *who, *form;
   int count, value;
-  int *seen; /* [count], or NULL: the values of all, and this one's place behind them */
+  int *seen; /* [count] values of all and this one's place, or NULL */
 } visit;
 
 static mpg_status work(mpg_run *run, void *payload) {
@@ -52,7 +52,7 @@ static mpg_status wait_for(int device, mpg_tick tick) {
   return mpg_point_wait((mpg_point){cpu(device), tick, true}, false);
 }
 
-/* Round after round in another order; devices are opened in yet another one. */
+/* Each round joins in a different order; devices are opened in yet another one. */
 static void test_places(void) {
   static int seen[ROUNDS][DEVICES][DEVICES + 1];
   static const char *const keys[] = {"a", "b"};
@@ -87,7 +87,7 @@ static void test_given_up(void) {
   CHECK(seen[1][2] == 2);
 }
 
-/* Two devices that wait for each other at different places: neither will come. */
+/* Two devices that wait for each other at different rendezvous: a deadlock. */
 static void test_other_places(void) {
   int seen[DEVICES][DEVICES + 1];
   mpg_tick first = send(0, (visit){.key = "k", .count = 2, .seen = seen[0]}),
@@ -114,7 +114,7 @@ static mpg_status sleep_long(mpg_run *run, void *payload) {
   return MPG_OK;
 }
 
-/* As long as some device works, it may come. */
+/* A device that is still working may join late. */
 static void test_late(void) {
   int seen[DEVICES][DEVICES + 1];
   mpg_tick tick, first = send(0, (visit){.key = "k", .count = 2, .seen = seen[0]});
@@ -125,7 +125,7 @@ static void test_late(void) {
   CHECK_OK(mpg_wait_all());
 }
 
-/* Much more is queued on a device that waits than it has room for otherwise. */
+/* Many more submissions are queued on a waiting device than it normally has room for. */
 static void test_room(void) {
   int seen[DEVICES][DEVICES + 1];
   static int after[5000][2];

@@ -50,7 +50,7 @@ static void test_sizes(void) {
     size_t size = (random >> 33) % ((size_t)1 << (1 + random % 22)) + 1;
     if (i < 1100) size = (size_t)i + 1;
     if (i >= 1100 && i < 1150)
-      size = ((size_t)1 << (i - 1100) / 2) + (i % 2); /* borders of classes */
+      size = ((size_t)1 << (i - 1100) / 2) + (i % 2); /* boundaries of size classes */
     mpg_block block;
     CHECK_OK(mpg_pool_alloc(pool, size, false, &block));
     CHECK((uintptr_t)block.memory % 64 == 0 && block.size >= size);
@@ -88,7 +88,7 @@ static void test_stats(void) {
   CHECK(stats_of(cpu(0)).peak_in_use == 64 && stats_of(cpu(0)).peak_held == 704);
   CHECK_OK(mpg_pool_trim(pool, false));
   CHECK(stats_of(cpu(0)).held == 64);
-  CHECK(stats_of(cpu(1)).held == 0); /* each its own */
+  CHECK(stats_of(cpu(1)).held == 0); /* separate per device */
   CHECK(mpg_device_scratch(cpu(0), 10000) != NULL);
   CHECK(stats_of(cpu(0)).in_use == 64 + 12288 && stats_of(cpu(0)).held == 64 + 12288);
   CHECK_OK(mpg_pool_trim(pool, false));
@@ -107,17 +107,17 @@ static void test_uses_travel(void) {
   mpg_uses_add_read(&first.uses, device, reader, tick);
   CHECK(!mpg_uses_finished(&first.uses, device));
   mpg_pool_free(device->pool, &first);
-  CHECK_OK(mpg_pool_alloc(device->pool, 1000, false,
-                          &second)); /* program order: handed out with its reader */
+  /* program order: handed out with its reader */
+  CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &second));
   CHECK(second.memory == first.memory && second.uses.num_foreign == 1 &&
         second.uses.foreign[0].tick == tick);
   mpg_pool_free(device->pool, &second);
-  CHECK_OK(mpg_pool_alloc(device->pool, 1000, true, &second)); /* the host gets another one */
+  CHECK_OK(mpg_pool_alloc(device->pool, 1000, true, &second)); /* the host gets a different block */
   CHECK(second.memory != first.memory && mpg_uses_finished(&second.uses, device));
   mpg_pool_free(device->pool, &second);
   mpg_pool_free(device->pool, &idle);
   CHECK_OK(mpg_pool_trim(device->pool, false));
-  CHECK(stats_of(device).held == first.size); /* what is being read is not given back */
+  CHECK(stats_of(device).held == first.size); /* memory being read is not released */
   atomic_store(&go, true);
   CHECK_OK(mpg_pool_trim(device->pool, true));
   CHECK(stats_of(device).held == 0);
@@ -134,13 +134,13 @@ static void test_many_readers(void) {
   CHECK_OK(mpg_uses_reserve(&block.uses));
   uint64_t turns = mpg_host_turns();
   for (int i = 0; i < READERS; i++) mpg_uses_add_read(&block.uses, device, cpu(i + 1), ticks[i]);
-  mpg_uses_add_read(&block.uses, device, cpu(1), ticks[0]); /* known already */
-  CHECK(mpg_host_turns() == turns); /* however many they are, noting them lets nobody in */
+  mpg_uses_add_read(&block.uses, device, cpu(1), ticks[0]); /* already known */
+  CHECK(mpg_host_turns() == turns); /* adding reads never yields to other threads */
   CHECK(block.uses.num_foreign == READERS && !mpg_uses_finished(&block.uses, device));
   atomic_store(&go[1], true);
   CHECK_OK(mpg_point_wait((mpg_point){cpu(2), ticks[1], true}, false));
   CHECK_OK(mpg_uses_reserve(&block.uses));
-  mpg_uses_add_read(&block.uses, device, cpu(READERS + 1), 0); /* finished ones are dropped */
+  mpg_uses_add_read(&block.uses, device, cpu(READERS + 1), 0); /* finished reads are dropped */
   CHECK(block.uses.num_foreign == READERS);
   for (int i = 0; i < READERS; i++) atomic_store(&go[i], true);
   CHECK_OK(mpg_uses_wait(&block.uses, device, false));
@@ -161,11 +161,11 @@ static void test_limit(void) {
       "which in use 8192 bytes (8.0 KiB); "
       "limit 10240 bytes (10.0 KiB)");
   mpg_pool_free(pool, &b);
-  CHECK_OK(mpg_pool_alloc(pool, 6144, false, &c)); /* what is cached makes room */
+  CHECK_OK(mpg_pool_alloc(pool, 6144, false, &c)); /* the cache is released to make room */
   CHECK(stats_of(device).held == 10240 && stats_of(device).peak_held <= 10240);
   mpg_pool_free(pool, &c);
 
-  /* The same when queued work uses it: then the pool waits. */
+  /* The same while queued work uses the memory: the pool waits. */
   _Atomic bool go = true;
   CHECK_OK(mpg_pool_alloc(pool, 6144, false, &c));
   c.uses.write = hold(device, &go);
@@ -174,9 +174,9 @@ static void test_limit(void) {
   CHECK(mpg_device_scratch(device, 2048) == NULL); /* takes a page */
   CHECK_TEXT("cpu(1) is out of memory: asked for 4096 bytes");
   mpg_pool_free(pool, &b);
-  CHECK(mpg_device_scratch(device, 2048) != NULL); /* the cached block counts as room... */
+  CHECK(mpg_device_scratch(device, 2048) != NULL); /* the cached block is treated as room... */
   CHECK_OK(mpg_pool_alloc(pool, 64, false, &b));
-  CHECK(stats_of(device).held <= 10240); /* ...and has been given back by now */
+  CHECK(stats_of(device).held <= 10240); /* ...and has been released by this point */
   mpg_pool_free(pool, &a);
   mpg_pool_free(pool, &b);
   CHECK_OK(mpg_pool_set_limit(pool, 5000));
@@ -213,7 +213,7 @@ static void test_blocks_are_split_and_joined(void) {
   mpg_block a = take(device, 8), b, c, d, e, f;
   char *memory = a.memory;
   mpg_pool_free(pool, &a);
-  b = take(device, 1); /* up to one and a half times what was in use, each size has its own */
+  b = take(device, 1); /* up to 1.5 times the peak use, each size has its own memory */
   c = take(device, 3);
   CHECK(stats_of(device).held == 12 * MIB);
   d = take(device, 2);
@@ -221,7 +221,7 @@ static void test_blocks_are_split_and_joined(void) {
   CHECK(d.memory == memory && (char *)e.memory == memory + 2 * MIB);
   CHECK(stats_of(device).held == 12 * MIB && stats_of(device).in_use == 10 * MIB);
   CHECK(((char *)d.memory)[2 * MIB - 1] == 2 && ((char *)e.memory)[0] == 4);
-  CHECK_OK(mpg_pool_trim(pool, true)); /* the rest of the segment cannot go alone */
+  CHECK_OK(mpg_pool_trim(pool, true)); /* the rest of the segment cannot be released alone */
   CHECK(stats_of(device).held == 12 * MIB);
   mpg_pool_free(pool, &d);
   mpg_pool_free(pool, &e);
@@ -235,7 +235,7 @@ static void test_blocks_are_split_and_joined(void) {
   mpg_pool_free(pool, &d);
   mpg_pool_free(pool, &e);
   mpg_pool_free(pool, &b);
-  b = take(device, 9); /* more than the segment: it is given back as a whole */
+  b = take(device, 9); /* more than the segment, which is released as a whole */
   CHECK(stats_of(device).held == 12 * MIB && stats_of(device).peak_held == 12 * MIB);
   mpg_pool_free(pool, &b);
   mpg_pool_free(pool, &c);
@@ -244,8 +244,7 @@ static void test_blocks_are_split_and_joined(void) {
   CHECK(stats_of(device).held == 0 && stats_of(device).in_use == 0);
 }
 
-/* A part that another device reads is neither handed out as a piece nor joined before the read is
- * done. */
+/* A part that a different device reads is neither handed out nor merged before the read is done. */
 static void test_parts_wait_for_their_readers(void) {
   mpg_device *device = cpu(0), *reader = cpu(1);
   mpg_pool *pool = device->pool;
@@ -261,20 +260,19 @@ static void test_parts_wait_for_their_readers(void) {
   mpg_uses_add_read(&a.uses, device, reader, tick);
   mpg_pool_free(pool, &a);
   b = take(device, 3);
-  CHECK((char *)b.memory == memory + 4 * MIB); /* not the one that is read */
+  CHECK((char *)b.memory == memory + 4 * MIB); /* not the part being read */
   mpg_pool_free(pool, &b);
   CHECK_OK(mpg_pool_trim(pool, false));
   CHECK(stats_of(device).held == 8 * MIB);
   atomic_store(&go, true);
-  c = take(device, 8); /* waits */
+  c = take(device, 8); /* blocks */
   CHECK(mpg_tick_reached(reader, tick) && stats_of(device).held == 8 * MIB);
   mpg_pool_free(pool, &c);
   CHECK_OK(mpg_pool_trim(pool, false));
   CHECK(stats_of(device).held == 0);
 }
 
-/* Sizes that never repeat share memory, whatever order they come and go in; the figures stay
- * exact. */
+/* Sizes that never repeat share memory, in any order of allocation; statistics stay exact. */
 static void test_ragged_sizes_share_memory(void) {
   enum { LIVE = 6 };
   mpg_device *device = cpu(0);
@@ -289,7 +287,7 @@ static void test_ragged_sizes_share_memory(void) {
     size_t size = MIB + (random >> 33) % (3 * MIB);
     CHECK_OK(mpg_pool_alloc(device->pool, size, false, one));
     in_use += one->size;
-    memset(one->memory, i, one->size); /* under ASan, inside of its segment */
+    memset(one->memory, i, one->size); /* ASan checks that it is inside its segment */
     for (int k = 0; k < LIVE; k++)
       CHECK(&live[k] == one || !live[k].size ||
             (char *)live[k].memory + live[k].size <= (char *)one->memory ||
@@ -314,7 +312,7 @@ static void test_sizes_that_grow_leave_little_behind(void) {
   CHECK(stats_of(device).peak_held <= 3 * stats_of(device).peak_in_use);
 }
 
-/* A full device gives back what is missing, not all it has cached. */
+/* A full device releases only the missing memory, not its whole cache. */
 static void test_limits_keep_the_rest_of_the_cache(void) {
   mpg_device *device = cpu(0);
   mpg_block blocks[8], more;
@@ -346,7 +344,7 @@ static void test_recycled_memory_has_not_failed(void) {
   CHECK_OK(mpg_storage_failure(fresh.storage));
   mpg_point_list list = {0};
   CHECK_OK(mpg_storage_points(fresh.storage, cpu(1), true, false, &list));
-  CHECK(list.count == 0); /* it is reached, and what failed was not written for this one */
+  CHECK(list.count == 0); /* reached, and the failed work did not write this tensor */
   CHECK_OK(mpg_tensor_copy_from_host(&fresh, values));
   CHECK_OK(mpg_tensor_copy_to_host(&fresh, values));
   CHECK(values[0] == 1 && fresh.storage->version == 1);
@@ -354,15 +352,15 @@ static void test_recycled_memory_has_not_failed(void) {
   mpg_storage_add_write(fresh.storage, submit(device, fail, NULL, 0));
   mpg_tensor part;
   CHECK_OK(mpg_tensor_slice(&fresh, 0, 10, &part));
-  CHECK(mpg_tensor_copy_from_host(&part, values) ==
-        MPG_ERROR); /* the rest would still be what failed */
+  /* the rest would still hold the failed work's result */
+  CHECK(mpg_tensor_copy_from_host(&part, values) == MPG_ERROR);
   CHECK(mpg_tensor_is_part(&part) && !mpg_tensor_is_part(&fresh));
   CHECK_OK(mpg_storage_points(fresh.storage, device, false, true, &list));
   CHECK(list.count == 0);
   CHECK_OK(mpg_storage_points(fresh.storage, device, true, true, &list));
   CHECK(list.count == 1 && list.points[0].data && list.points[0].device == device);
   mpg_free(list.points);
-  CHECK_OK(mpg_tensor_copy_from_host(&fresh, values)); /* all of it: good again */
+  CHECK_OK(mpg_tensor_copy_from_host(&fresh, values)); /* all of it: valid again */
   CHECK_OK(mpg_tensor_wait_read(&part));
   mpg_tensor_release(&part);
   mpg_tensor_release(&fresh);
@@ -384,11 +382,11 @@ static void test_points_of_uses(void) {
   CHECK(!mpg_storage_writable_now(tensor.storage));
   CHECK_OK(mpg_storage_points(tensor.storage, device, false, true, &list));
   CHECK(list.count == 2 && !list.points[1].data && list.points[1].device == reader);
-  list.begin = list.count; /* the next submission's: a push waits for all that touches it there */
+  list.begin = list.count; /* the next submission's: a push waits for all uses there */
   CHECK_OK(mpg_storage_points(tensor.storage, cpu(2), false, true, &list));
   CHECK(list.count == 4 && list.points[2].device == device && list.points[3].device == reader);
   CHECK_OK(mpg_storage_points(tensor.storage, reader, false, true, &list));
-  CHECK(list.count == 4); /* its own reads come before anyway */
+  CHECK(list.count == 4); /* its own reads come first anyway */
   mpg_free(list.points);
   atomic_store(&go, true);
   CHECK_OK(mpg_tensor_wait_write(&tensor));
@@ -440,7 +438,7 @@ static void test_wrapped_memory(void) {
   mpg_storage_release(storage);
   CHECK_OK(mpg_storage_create(cpu(0), 64, false, &other));
   mpg_storage_release(other);
-  CHECK(released == 1); /* still written to */
+  CHECK(released == 1); /* still being written */
   atomic_store(&go, true);
   CHECK_OK(mpg_wait_all());
   mpg_storage_collect();

@@ -1,4 +1,4 @@
-/* Teams of threads that sleep where other programs want their cores (device/oversubscription.h). */
+/* Thread teams that sleep if other programs want their cores (device/oversubscription.h). */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <sched.h>
@@ -25,7 +25,7 @@ static void submit_nothing(mpg_device *device) {
 
 enum { MS = 1000000 };
 
-/* 60 ms later, `share` thousandths of them spent waiting for a core. */
+/* Advances by 60 ms, of which `share` thousandths were spent waiting for a core. */
 static bool after_window(mpg_oversubscription_state *s, int share) {
   mpg_oversubscription_judge(s, s->looked_ns + 60 * MS,
                              s->ran_ns + (uint64_t)(60 * MS - 60000 * share),
@@ -41,22 +41,22 @@ static int windows_until_tried(mpg_oversubscription_state *s) {
 
 static void test_oversubscription(void) {
   mpg_oversubscription_state s = {0};
-  mpg_oversubscription_judge(&s, 5000 * (int64_t)MS, 70 * MS,
-                             900 * MS); /* what was before the first look does not count */
+  /* time before the first check is ignored */
+  mpg_oversubscription_judge(&s, 5000 * (int64_t)MS, 70 * MS, 900 * MS);
   CHECK(!s.oversubscribed);
   for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 300));
   CHECK(after_window(&s, 400));
   CHECK(windows_until_tried(&s) == 4);
   for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 0));
 
-  /* Too little time to judge by: looked at again with more. */
+  /* Too short a window: checks again with a longer one. */
   mpg_oversubscription_judge(&s, s.looked_ns + 40 * MS, s.ran_ns + 20 * MS, s.waited_ns + 12 * MS);
   CHECK(!s.oversubscribed);
   mpg_oversubscription_judge(&s, s.looked_ns + 80 * MS, s.ran_ns + 40 * MS, s.waited_ns + 24 * MS);
   CHECK(s.oversubscribed);
 
-  /* Crowded again soon afterwards: it lasts twice as long each time, up to half a minute; after
-   * long peace it is as at first. */
+  /* Crowded again soon afterward: each time lasts twice as long, up to half a minute. A long quiet
+   * period resets it. */
   CHECK(windows_until_tried(&s) == 4);
   CHECK(after_window(&s, 900));
   CHECK(windows_until_tried(&s) == 7);
@@ -88,10 +88,10 @@ static bool threads_become(int low, int high) {
   return false;
 }
 
-/* The setting brings a team that sleeps after the first task, in a forked child too; it ends with
- * its worker. */
+/* The setting creates a team that sleeps after the first task, also in a forked child. The team
+ * ends with its worker. */
 static void test_short_spins(void) {
-  if (!getenv("MPGLUON_TEAM_SPIN")) { /* settings are read at the start */
+  if (!getenv("MPGLUON_TEAM_SPIN")) { /* settings are read at startup */
     setenv("MPGLUON_TEAM_SPIN", "short", 1);
     setenv("MPGLUON_CPU_THREADS", "2", 1);
     CHECK(sched_setaffinity(0, sizeof(cpu_set_t), &(cpu_set_t){.__bits = {1}}) == 0);
@@ -100,7 +100,7 @@ static void test_short_spins(void) {
   }
   int before = threads_of_process();
   submit_nothing(cpu(0));
-  CHECK(threads_become(before + 3, before + 3)); /* the worker, and a team of two */
+  CHECK(threads_become(before + 3, before + 3)); /* the worker and a team of two */
   submit_nothing(cpu(0));
   CHECK_OK(mpg_wait_all());
   pid_t child = fork();
