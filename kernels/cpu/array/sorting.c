@@ -36,64 +36,64 @@ static inline uint64_t key_of_double(double value) {
 
 /* Insertion sort, LSD radix sort and heap. The instances differ in the comparison and the
  * digits. */
-#define SORTING(type, name, less, key_bits, digit)                                                 \
-  static void insertion_##name(type *items, int64_t n) {                                           \
-    for (int64_t i = 1; i < n; i++) {                                                              \
-      type item = items[i];                                                                        \
-      int64_t j = i;                                                                               \
-      for (; j > 0 && less(item, items[j - 1]); j--) items[j] = items[j - 1];                      \
-      items[j] = item;                                                                             \
-    }                                                                                              \
-  }                                                                                                \
-  /* LSD radix sort. Returns the sorted items: `items` or `other`. */                              \
-  static type *sort_##name(type *items, type *other, int64_t n) {                                  \
-    if (n <= SMALL) {                                                                              \
-      insertion_##name(items, n);                                                                  \
-      return items;                                                                                \
-    }                                                                                              \
-    for (int shift = 0; shift < key_bits; shift += 8) {                                            \
-      int64_t count[256] = {0}, sum = 0;                                                           \
-      for (int64_t i = 0; i < n; i++) count[digit(items[i], shift)]++;                             \
-      if (count[digit(items[0], shift)] == n) continue;                                            \
-      for (int d = 0; d < 256; d++) {                                                              \
-        int64_t own = count[d];                                                                    \
-        count[d] = sum;                                                                            \
-        sum += own;                                                                                \
-      }                                                                                            \
-      for (int64_t i = 0; i < n; i++) other[count[digit(items[i], shift)]++] = items[i];           \
-      type *swap = items;                                                                          \
-      items = other;                                                                               \
-      other = swap;                                                                                \
-    }                                                                                              \
-    return items;                                                                                  \
-  }                                                                                                \
-  static void sift_##name(type *heap, int64_t size, int64_t at) { /* max-heap */                   \
-    type item = heap[at];                                                                          \
-    for (;;) {                                                                                     \
-      int64_t child = 2 * at + 1;                                                                  \
-      if (child >= size) break;                                                                    \
-      if (child + 1 < size && less(heap[child], heap[child + 1])) child++;                         \
-      if (!less(item, heap[child])) break;                                                         \
-      heap[at] = heap[child];                                                                      \
-      at = child;                                                                                  \
-    }                                                                                              \
-    heap[at] = item;                                                                               \
-  }                                                                                                \
-  static void make_heap_##name(type *items, int64_t n) {                                           \
-    for (int64_t i = n / 2 - 1; i >= 0; i--) sift_##name(items, n, i);                             \
-  }                                                                                                \
-  static inline void offer_##name(type *heap, int64_t size, type item) {                           \
-    if (!less(item, heap[0])) return;                                                              \
-    heap[0] = item;                                                                                \
-    sift_##name(heap, size, 0);                                                                    \
-  }                                                                                                \
-  static void sort_heap_##name(type *heap, int64_t size) {                                         \
-    while (--size > 0) {                                                                           \
-      type largest = heap[0];                                                                      \
-      heap[0] = heap[size];                                                                        \
-      heap[size] = largest;                                                                        \
-      sift_##name(heap, size, 0);                                                                  \
-    }                                                                                              \
+#define SORTING(type, name, less, key_bits, digit)                                       \
+  static void insertion_##name(type *items, int64_t n) {                                 \
+    for (int64_t i = 1; i < n; i++) {                                                    \
+      type item = items[i];                                                              \
+      int64_t j = i;                                                                     \
+      for (; j > 0 && less(item, items[j - 1]); j--) items[j] = items[j - 1];            \
+      items[j] = item;                                                                   \
+    }                                                                                    \
+  }                                                                                      \
+  /* LSD radix sort. Returns the sorted items: `items` or `other`. */                    \
+  static type *sort_##name(type *items, type *other, int64_t n) {                        \
+    if (n <= SMALL) {                                                                    \
+      insertion_##name(items, n);                                                        \
+      return items;                                                                      \
+    }                                                                                    \
+    for (int shift = 0; shift < key_bits; shift += 8) {                                  \
+      int64_t count[256] = {0}, sum = 0;                                                 \
+      for (int64_t i = 0; i < n; i++) count[digit(items[i], shift)]++;                   \
+      if (count[digit(items[0], shift)] == n) continue;                                  \
+      for (int d = 0; d < 256; d++) {                                                    \
+        int64_t own = count[d];                                                          \
+        count[d] = sum;                                                                  \
+        sum += own;                                                                      \
+      }                                                                                  \
+      for (int64_t i = 0; i < n; i++) other[count[digit(items[i], shift)]++] = items[i]; \
+      type *swap = items;                                                                \
+      items = other;                                                                     \
+      other = swap;                                                                      \
+    }                                                                                    \
+    return items;                                                                        \
+  }                                                                                      \
+  static void sift_##name(type *heap, int64_t size, int64_t at) { /* max-heap */         \
+    type item = heap[at];                                                                \
+    for (;;) {                                                                           \
+      int64_t child = 2 * at + 1;                                                        \
+      if (child >= size) break;                                                          \
+      if (child + 1 < size && less(heap[child], heap[child + 1])) child++;               \
+      if (!less(item, heap[child])) break;                                               \
+      heap[at] = heap[child];                                                            \
+      at = child;                                                                        \
+    }                                                                                    \
+    heap[at] = item;                                                                     \
+  }                                                                                      \
+  static void make_heap_##name(type *items, int64_t n) {                                 \
+    for (int64_t i = n / 2 - 1; i >= 0; i--) sift_##name(items, n, i);                   \
+  }                                                                                      \
+  static inline void offer_##name(type *heap, int64_t size, type item) {                 \
+    if (!less(item, heap[0])) return;                                                    \
+    heap[0] = item;                                                                      \
+    sift_##name(heap, size, 0);                                                          \
+  }                                                                                      \
+  static void sort_heap_##name(type *heap, int64_t size) {                               \
+    while (--size > 0) {                                                                 \
+      type largest = heap[0];                                                            \
+      heap[0] = heap[size];                                                              \
+      heap[size] = largest;                                                              \
+      sift_##name(heap, size, 0);                                                        \
+    }                                                                                    \
   }
 /* Rank sort: moves each item to its rank, without branches, which would be mispredicted for short
  * random rows. All items differ. */

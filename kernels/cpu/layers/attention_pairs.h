@@ -8,7 +8,7 @@
 enum {
   PAIR_ROWS = 64,
   PAIR_KEYS = 128,
-  SCORE_ROW = PAIR_KEYS + PAIRS_LANES, /* floats per row, an odd number of cache lines */
+  SCORE_ROW = PAIR_KEYS + PAIRS_LANES,      /* floats per row, an odd number of cache lines */
   WEIGHT_ROW = PAIR_KEYS / 2 + PAIRS_LANES, /* words per row */
   PANEL_COLUMNS = PAIRS_PANEL * PAIRS_LANES
 };

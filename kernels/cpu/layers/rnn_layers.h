@@ -211,9 +211,9 @@ static NAME(cell_fn) NAME(forward_cell)(mpg_rnn_mode mode) {
 typedef struct NAME(stepping) {
   const mpg_rnn_size *s;
   NAME(packed) weights; /* of the recurrent product */
-  bool packed; /* true if packing pays; else `weights` is only a shape, for gemm */
-  bool transposed; /* multiplies with the transpose of `source` */
-  const T *source; /* [G * H, H] */
+  bool packed;          /* true if packing pays; else `weights` is only a shape, for gemm */
+  bool transposed;      /* multiplies with the transpose of `source` */
+  const T *source;      /* [G * H, H] */
   /* Set for each step. */
   NAME(cell_fn) cell; /* NULL for the product only */
   const void *step;   /* argument of the cell */

@@ -392,7 +392,7 @@ void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel,
 /* Packs a square of GROUP channels by one panel of filters, through taps[channel][tap][filter]. */
 typedef struct packing {
   int64_t channels, filters; /* of the packed weight's convolution */
-  bool backward; /* the weight is (channels, filters, 3, 3), rotated by 180 degrees */
+  bool backward;             /* the weight is (channels, filters, 3, 3), rotated by 180 degrees */
   /* for the gradient: the weight's gradient, and the products' sums in packed layout */
   float *weight, *packed;
 } packing;

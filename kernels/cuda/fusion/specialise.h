@@ -58,11 +58,11 @@ enum {
 };
 typedef struct mpg_step_program {
   int num_steps, num_operands, num_constants, num_registers, num_draws, ndim;
-  int row; /* elements of a reduced row; 0 if there are no rows */
+  int row;                /* elements of a reduced row; 0 if there are no rows */
   int each, packs, lanes; /* a thread has `packs` times `each` adjacent elements (mpg_lanes) */
-  int num_shares; /* column sums over all rows (layers/norm.h), as partial sums per block */
-  int block_rows; /* rows per block, if there are partial sums */
-  float *shares;  /* pairs of partial sums: [pair][block][2][row] */
+  int num_shares;         /* column sums over all rows (layers/norm.h), as partial sums per block */
+  int block_rows;         /* rows per block, if there are partial sums */
+  float *shares;          /* pairs of partial sums: [pair][block][2][row] */
   int64_t dims[MPG_MAX_NDIM], count;
   mpg_step steps[MPG_STEP_MAX_STEPS];
   mpg_step_operand operands[MPG_FUSED_MAX_VALUES];

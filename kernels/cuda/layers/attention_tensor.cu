@@ -7,13 +7,7 @@
 
 namespace {
 
-enum {
-  KEYS = 64 /* per tile */,
-  N = KEYS / 8,
-  WARPS = 4,
-  THREADS = 32 * WARPS,
-  ROWS = 16 * WARPS
-};
+enum { KEYS = 64 /* per tile */, N = KEYS / 8, WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
 
 /* Blocks per multiprocessor that registers allow with few spills. */
 constexpr int resident(int width, mpg_attention_mode mode) {

@@ -162,7 +162,7 @@ struct back_step {
   const T *h_before;      /* GRU: stride ld_before */
   const T *d_output;      /* stride ld */
   T *d_h;                 /* input: from the following step; GRU output: bypasses the products */
-  const T *d_cn; /* LSTM's last step, or NULL for 0; else the gradient is in `carried` */
+  const T *d_cn;          /* LSTM's last step, or NULL for 0; else the gradient is in `carried` */
   bool last;
   T *d_c0; /* LSTM's first step: the result; else NULL */
   mpg_compute_t<T> *carried;
