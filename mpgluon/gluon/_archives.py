@@ -18,8 +18,8 @@ UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 
 def fetch_unpacked(url: str, path: str, sha1: str | None) -> None:
     """Writes the file of a zip archive at `url` that has the name of `path` to `path`, which is
-    whole or not there at any time. ValueError where its SHA-1 is another,
-    MXNetError where the archive does not have it."""
+    whole or not there at any time. ValueError if its SHA-1 is another,
+    MXNetError if the archive does not have it."""
     folder, file = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

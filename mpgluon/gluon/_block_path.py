@@ -25,7 +25,7 @@ def is_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _calls():
-    """The block of each running call, the innermost first."""
+    """Yields the block of each running call, the innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _call_code:
@@ -34,12 +34,12 @@ def _calls():
 
 
 def _name_in(parent, child):
-    """The last part of a child's path."""
+    """Returns the last part of a child's path."""
     return next((name for name, block in children(parent).items() if block is child), child.name)
 
 
 def block_path():
-    """The path of the block whose call is the innermost one running, such as
+    """Returns the path of the block whose call is the innermost one running, such as
     ``ModelParallelLM.lstm2``."""
     blocks = []
     for block in _calls():
@@ -56,7 +56,7 @@ _paths: dict[int, str] = {}  # scope of a block -> its path
 
 
 def scope_of(block, outer):
-    """The number of the path of a block that has just been called, in scope `outer`."""
+    """Returns the number of the path of a block that has just been called, in scope `outer`."""
     above = _paths.get(outer)
     parent = None
     if above is not None:  # the path of the caller is known: no more frames are read than needed
@@ -90,8 +90,8 @@ def add_path(error, hybridized):
 
 
 def _line_of(error, around):
-    """The innermost line outside of this package on the way to an error, from the block on, or
-    (`around`) further out."""
+    """Returns the innermost line outside of this package on the way to an error, from the block on,
+    or (`around`) further out."""
     found, step = None, error.__traceback__
     while step is not None:
         if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):

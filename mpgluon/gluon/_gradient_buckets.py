@@ -67,8 +67,8 @@ class Bucket:
         return arrays[0] if len(arrays) == 1 else nd.concat(*arrays, dim=0)
 
     def _hand_out(self, value, ctx, arrays):
-        """The changes (`_core.at_once`) that copy the joined values into the arrays, which are on
-        device `ctx`."""
+        """Returns the changes (`_core.at_once`) that copy the joined values into the arrays, which
+        are on device `ctx`."""
         if len(arrays) == 1:
             return [(value.copyto, arrays[0])]
         changes = []
@@ -121,7 +121,7 @@ class Bucket:
         )
 
     def _over_cards(self):
-        """Whether NCCL sums the gradients on these GPUs: they are cards of their own."""
+        """True if NCCL sums the gradients on these GPUs: they are cards of their own."""
         transport = default_transport()
         if transport not in self._by_library:
             firsts = [self._grads[ctx][0] for ctx in self.contexts]
@@ -150,8 +150,8 @@ class Bucket:
         return all(ctx.device_type == "cpu" for ctx in self.contexts)
 
     def spread(self):
-        """The changes (`_core.at_once`) that copy the weights of the bucket's own device to the
-        others."""
+        """Returns the changes (`_core.at_once`) that copy the weights of the bucket's own device to
+        the others."""
         here = len({ctx.rank for ctx in self.contexts}) == 1
         if here and len(self.contexts) <= _MOST and self._on_cpus():
             lists = [[param.arrays[ctx] for param in self.params] for ctx in self.contexts]
@@ -172,8 +172,8 @@ class Bucket:
 
 
 def make_buckets(params, apart):
-    """The buckets of replicated parameters, the last ones first: backward begins with these. Each
-    replica sums about as many bytes."""
+    """Returns the buckets of replicated parameters, the last ones first: backward begins with
+    these. Each replica sums about as many bytes."""
     open_, buckets = {}, []
     for param in reversed(params):
         contexts = tuple(param.arrays)

@@ -41,8 +41,8 @@ def flatten(value, flat, what):
 
 
 def regroup(structure, arrays):
-    """The structure that `flatten` took apart, with the next of the iterator `arrays` in place of
-    each array."""
+    """Returns the structure that `flatten` took apart, with the next of the iterator `arrays` in
+    place of each array."""
     if structure is ARRAY:
         return next(arrays)
     if structure is None:
@@ -69,7 +69,7 @@ def count(structure):
 
 
 def first_context(value):
-    """The device of the first array in `value`, or None."""
+    """Returns the device of the first array in `value`, or None."""
     if isinstance(value, nd.NDArray):
         return value.context
     if isinstance(value, dict):
@@ -83,7 +83,7 @@ def first_context(value):
 
 
 def is_symbolic(args):
-    """Whether a block is called on Symbols; the package of symbols is not loaded before somebody
+    """True if a block is called on Symbols; the package of symbols is not loaded before somebody
     makes one."""
     if len(args) == 1 and isinstance(args[0], nd.NDArray):
         return False
@@ -92,7 +92,7 @@ def is_symbolic(args):
 
 
 def holds(value, kind):
-    """Whether there is something of a kind in nested lists, tuples and dicts."""
+    """True if there is something of a kind in nested lists, tuples and dicts."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

@@ -8,7 +8,7 @@ from ..base import MXNetError
 
 
 def repository_url() -> str:
-    """``MXNET_GLUON_REPO``, an address or a folder, with a slash at its end. MXNetError when it is
+    """``MXNET_GLUON_REPO``, an address or a folder, with a slash at its end. MXNetError if it is
     not set: there is no default."""
     url = os.environ.get("MXNET_GLUON_REPO")
     if not url:
@@ -20,5 +20,5 @@ def repository_url() -> str:
 
 
 def repository_file_url(namespace: str, filename: str) -> str:
-    """The address of a file in the repository's folder `namespace`."""
+    """Returns the address of a file in the repository's folder `namespace`."""
     return f"{repository_url()}{namespace}/{filename}"

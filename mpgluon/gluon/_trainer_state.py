@@ -74,9 +74,9 @@ class TrainerState:
                 )
 
     def _moves(self, plan: Any) -> list[Any]:
-        """The changes (`_core.at_once`) that bring each parameter's state and count of updates to
-        exactly the devices where the plan updates it, from where they were or were loaded. Nothing
-        for a parameter without a state."""
+        """Returns the changes (`_core.at_once`) that bring each parameter's state and count of
+        updates to exactly the devices where the plan updates it, from where they were or were
+        loaded. Nothing for a parameter without a state."""
         changes: list[Any] = []
         counts = self._optimizer.update_counts
         for index, devices in plan.devices.items():
@@ -114,7 +114,7 @@ class TrainerState:
         return changes
 
     def _casts(self, former: dict[int, str], dtypes: dict[int, str]) -> list[Any]:
-        """The changes by which states follow parameters that were cast. Dtypes by index."""
+        """Returns the changes by which states follow parameters that were cast. Dtypes by index."""
         changes = []
         for index, dtype in dtypes.items():
             old = former.get(index, dtype)
@@ -137,11 +137,11 @@ class TrainerState:
         return changes
 
     def updater_on(self, ctx: Context) -> Updater:
-        """The updater of the copies on a device, with their states."""
+        """Returns the updater of the copies on a device, with their states."""
         return self._updater(ctx)
 
     def _brought(self, ctx):
-        """The updater of a device, with the states that were loaded for it."""
+        """Returns the updater of a device, with the states that were loaded for it."""
         for index, param in enumerate(self._params):
             if index in self._loaded and ctx in (param.arrays or ()):
                 updater = self._updater(ctx)
@@ -151,7 +151,7 @@ class TrainerState:
         return self._updater(ctx)
 
     def all_states(self) -> dict[int, Any]:
-        """The states of all parameters that have some, by number."""
+        """Returns the states of all parameters that have some, by number."""
         states = {i: self._state_of(i, param) for i, param in enumerate(self._params)}
         return {index: state for index, state in states.items() if state is not NO_STATE}
 
@@ -196,8 +196,8 @@ class TrainerState:
         nd.save(fname, arrays)
 
     def _describe_states(self, arrays, names):
-        """The header of the saved states, for JSON; adds their arrays to `arrays`. names: of the
-        parameters, by index."""
+        """Returns the header of the saved states, for JSON; adds their arrays to `arrays`. names:
+        of the parameters, by index."""
         shapes, counts = {}, {}
         its_counts = self._optimizer.update_counts.values()
         for i, param in enumerate(self._params):
@@ -306,9 +306,9 @@ class TrainerState:
         )
 
     def _numbers(self, header):
-        """The numbers of the parameters that a file names: by name. If all names differ in numbers
-        alone, the network was created again; then both go in the order of these numbers, which is
-        the order of creation. (Plain sorting has dense10 before dense2.)"""
+        """Returns the numbers of the parameters that a file names: by name. If all names differ in
+        numbers alone, the network was created again; then both go in the order of these numbers,
+        which is the order of creation. (Plain sorting has dense10 before dense2.)"""
         saved = header.get("names")
         if saved is None or all(name in self._param2idx for name in header["states"]):
             return self._param2idx
@@ -341,7 +341,7 @@ class TrainerState:
             ) from error
 
     def check_header(self, header: dict[str, Any], source: str) -> None:
-        """MXNetError when this trainer cannot go on from a saved state; `source`: where it is from,
+        """MXNetError if this trainer cannot go on from a saved state; `source`: where it is from,
         in words."""
         kind = type(self._optimizer).__name__
         if header["optimizer"] != kind:
@@ -370,7 +370,8 @@ class TrainerState:
         array_of: Callable[[str], NDArray],
         source: str,
     ) -> dict[int, Any]:
-        """The gradients of a saved state by the parameters' numbers; `names`: theirs there."""
+        """Returns the gradients of a saved state by the parameters' numbers; `names`: theirs
+        there."""
         found = {}
         for index, name in names.items():
             param, entry = self._params[index], header["gradients"].get(name)
@@ -435,13 +436,13 @@ class TrainerState:
 
 
 def _by_numbers(name):
-    """A key that sorts names by the numbers in them."""
+    """Returns a key that sorts names by the numbers in them."""
     parts = re.split(r"([0-9]{1,15})", name)  # every other one is a number
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _other_name(one, other):
-    """Whether two names differ in more than their numbers."""
+    """True if two names differ in more than their numbers."""
     return re.sub(r"\d+", "0", one) != re.sub(r"\d+", "0", other)
 
 
@@ -465,7 +466,8 @@ def _read_header(arrays, fname):
 
 
 def header_fault(header: Any) -> str | None:
-    """The part of a header of saved states that is invalid, or None. Adds what older files lack."""
+    """Returns the part of a header of saved states that is invalid, or None. Adds what older files
+    lack."""
 
     def number(value):
         return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -505,6 +507,6 @@ def header_fault(header: Any) -> str | None:
 def describe_states(
     trainer: Trainer, arrays: dict[str, NDArray], names: dict[int, str]
 ) -> dict[str, Any]:
-    """The header of the saved states, for JSON; adds their arrays to `arrays`. `names`: of
+    """Returns the header of the saved states, for JSON; adds their arrays to `arrays`. `names`: of
     the parameters, by index."""
     return trainer._describe_states(arrays, names)

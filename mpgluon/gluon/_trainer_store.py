@@ -295,8 +295,8 @@ class TrainerStore(OptionsChecked):
 
 
 def unique_names(params: list[Parameter], paths: dict[int, str], owner: type[Trainer]) -> list[str]:
-    """A name for each parameter: its own, or where several have that, its path in the block, or
-    its number among them. paths: by the parameters' ids."""
+    """Returns a name for each parameter: its own, or where several have that, its path in the
+    block, or its number among them. paths: by the parameters' ids."""
     if len(set(map(id, params))) < len(params):
         twice = next(p for i, p in enumerate(params) if any(p is other for other in params[:i]))
         raise ValueError(f"{owner.__name__}: the parameter '{twice.name}' is given twice")

@@ -57,7 +57,7 @@ class Compilable:
 
 
 def children(block):
-    """The blocks inside a block, by the names of its attributes: the block's own dict."""
+    """Returns the blocks inside a block, by the names of its attributes: the block's own dict."""
     return block._children
 
 
@@ -67,7 +67,7 @@ def set_children(block, blocks):
 
 
 def own_parameters(block):
-    """The parameters that are a block's own, not its children's, by the names that
+    """Returns the parameters that are a block's own, not its children's, by the names that
     ``hybrid_forward`` gets them under: the block's own dict."""
     return block._reg_params
 
@@ -79,7 +79,7 @@ def parameters_by_path(block):
 
 
 def forward_hooks(block):
-    """The functions that are called behind a block's forward: a dict."""
+    """Returns the functions that are called behind a block's forward: a dict."""
     return block._forward_hooks
 
 
@@ -89,17 +89,17 @@ def forget_hooks(block):
 
 
 def spans_devices(block):
-    """Whether the block itself takes its inputs to its devices."""
+    """True if the block itself takes its inputs to its devices."""
     return block._spans_devices
 
 
 def can_be_hybridized(block):
-    """Whether it is a HybridBlock."""
+    """True if it is a HybridBlock."""
     return isinstance(block, Compilable)
 
 
 def is_hybridized(block):
-    """Whether calls of the block are compiled."""
+    """True if calls of the block are compiled."""
     return isinstance(block, Compilable) and getattr(block, "_active", False)
 
 
@@ -109,7 +109,7 @@ def run_eagerly(block):
 
 
 def runs_compiled(block):
-    """Whether it is hybridized and could as well run eagerly: a SymbolBlock could not."""
+    """True if it is hybridized and could as well run eagerly: a SymbolBlock could not."""
     return is_hybridized(block) and not block._is_graph
 
 
@@ -119,12 +119,12 @@ def uncompiled(block):
 
 
 def flags_of(block):
-    """The options of `hybridize`; of a block that can't be hybridized, none."""
+    """Returns the options of `hybridize`; of a block that can't be hybridized, none."""
     return block._flags if isinstance(block, Compilable) else {}
 
 
 def compiled_call(block):
-    """The compiled call of the block, or None."""
+    """Returns the compiled call of the block, or None."""
     return block._compiled_call if isinstance(block, Compilable) else None
 
 
@@ -140,7 +140,7 @@ def export_form(block, structure):
 
 
 def group_of(block):
-    """The group of devices that the block itself is in, or None."""
+    """Returns the group of devices that the block itself is in, or None."""
     return block._ctx_group
 
 
@@ -150,8 +150,8 @@ def set_group(block, group):
 
 
 def devices_of_groups(block):
-    """The devices of groups while the block runs: a dict of groups to devices, one for each replica
-    (`parallel._mesh.Replicas`), or None."""
+    """Returns the devices of groups while the block runs: a dict of groups to devices, one for each
+    replica (`parallel._mesh.Replicas`), or None."""
     return block._group2ctx
 
 

@@ -39,7 +39,7 @@ class _Group:
         self.used = _core.gradients_used, self.weights  # the change (`_core.at_once`) that notes it
 
     def holds(self, updater):
-        """Whether `multi` may be used: the states are those that it was made for."""
+        """True if `multi` may be used: the states are those that it was made for."""
         if self.multi is None:
             return False
         if self.multi.holds(updater):
@@ -78,7 +78,7 @@ class _Group:
         self.weights.append(weight)
 
     def fresh(self):
-        """The parameters whose gradient backward has written since the last step."""
+        """Returns the parameters whose gradient backward has written since the last step."""
         group = _Group(self.ctx)
         group.updates = 3  # one for this step alone is not worth while
         for index, grad, weight in zip(self.indices, self.grads, self.weights):
@@ -148,7 +148,7 @@ class Plan:
             self.devices[index] = list(param.arrays)
 
     def fresh(self):
-        """Whether backward has written all gradients since the last step."""
+        """True if backward has written all gradients since the last step."""
         return (
             _core.gradients_fresh(self.weights)
             and (
@@ -170,18 +170,19 @@ class Plan:
         self.left.clear()
 
     def fresh_work(self):
-        """The groups of the parameters whose gradients backward has written since the last
+        """Returns the groups of the parameters whose gradients backward has written since the last
         step."""
         return self.work if self.fresh() else [group.fresh() for group in self.work]
 
     @staticmethod
     def fresh_rows(param):
-        """The row_sparse gradients that backward has written since the last step."""
+        """Returns the row_sparse gradients that backward has written since the last step."""
         return [grad for grad in param.gradients.values() if grad.fresh]
 
     def gradients(self, work):
-        """The gradients of groups and the fresh ones of rows: one of each parameter, in the order
-        of the parameters, so that a norm of them has the same bits on any devices; and all."""
+        """Returns the gradients of groups and the fresh ones of rows: one of each parameter, in the
+        order of the parameters, so that a norm of them has the same bits on any devices; and
+        all."""
         once, every = {}, []
         for group in work:
             every += group.grads

@@ -89,7 +89,7 @@ class Loss(Layer):
         return f"{type(self).__name__}(batch_axis={self._batch_axis}, w={self._weight})"
 
     def _mean(self, F, loss, sample_weight, weight=None):
-        """The weighted mean over all axes but the batch's."""
+        """Returns the weighted mean over all axes but the batch's."""
         loss = _apply_weighting(F, loss, self._weight if weight is None else weight, sample_weight)
         return F.mean(loss, axis=self._batch_axis, exclude=True)
 

@@ -270,7 +270,7 @@ class Trainer(TrainerStore, TrainerState):
 
     def allreduce_grads(self) -> None:
         """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`,
-        the one that updates); for use with `update`. AssertionError where the kvstore updates."""
+        the one that updates); for use with `update`. AssertionError if the kvstore updates."""
         self._ready(update=False)
         self._refuse_on_store("allreduce_grads")
         self._allreduce_grads()
@@ -289,7 +289,7 @@ class Trainer(TrainerStore, TrainerState):
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _current_plan(self):
-        """The updates by device, made anew when a parameter's arrays are others than
+        """Returns the updates by device, made anew when a parameter's arrays are others than
         before."""
         plan, now = self._plan, changes[0]
         if plan is not None:
@@ -310,11 +310,11 @@ class Trainer(TrainerStore, TrainerState):
         return made
 
     def _at_home(self):
-        """Whether each parameter is updated on one of its devices only."""
+        """True if each parameter is updated on one of its devices only."""
         return self._shard_updates or self._update_on_kvstore is True
 
     def _mode(self):
-        """Whether updates are at home only, and whether sums are apart from gradients."""
+        """True if updates are at home only, and whether sums are apart from gradients."""
         return self._at_home(), self._update_on_kvstore is True and self._called_store is None
 
     def _check_plan(self):
@@ -426,7 +426,7 @@ class Trainer(TrainerStore, TrainerState):
             self._update_rows(index, param)
 
     def _overflows(self, plan, work):
-        """Whether there are infinite gradients, or NaN, among those of the groups `work` and the
+        """True if there are infinite gradients, or NaN, among those of the groups `work` and the
         fresh ones of rows; all count as used then."""
         if self._amp_loss_scaler is None:
             return False
@@ -454,7 +454,7 @@ class Trainer(TrainerStore, TrainerState):
             grad.used()
 
     def _ended(self, plan):
-        """The changes (`_core.at_once`) behind the update of all weights."""
+        """Returns the changes (`_core.at_once`) behind the update of all weights."""
         changes = []
         if self._at_home():
             changes += [change for bucket in plan.buckets for change in bucket.spread()] + [
@@ -529,12 +529,12 @@ class Trainer(TrainerStore, TrainerState):
 
 
 def current_plan(trainer: Trainer) -> Any:
-    """The plan of a trainer: what there is to update where."""
+    """Returns the plan of a trainer: what there is to update where."""
     return trainer._current_plan()
 
 
 def loss_scaling(trainer: Trainer) -> Any:
-    """The scaler of a trainer's losses, or None; of another class's, None."""
+    """Returns the scaler of a trainer's losses, or None; of another class's, None."""
     return getattr(trainer, "_amp_loss_scaler", None)
 
 
@@ -551,7 +551,7 @@ def scaled_by(trainer: Trainer, scale: float) -> None:
 
 
 def scaled_losses(losses: list[Any], trainer: Trainer) -> list[Any]:
-    """The losses times the trainer's scale (contrib.amp), where it has one."""
+    """Returns the losses times the trainer's scale (contrib.amp), where it has one."""
     scaler = loss_scaling(trainer)
     if scaler is None:
         return losses
@@ -560,7 +560,7 @@ def scaled_losses(losses: list[Any], trainer: Trainer) -> list[Any]:
 
 
 def adds_up(trainer: Trainer) -> bool:
-    """Whether the next call of `step` leaves gradients for a later one to add to."""
+    """True if the next call of `step` leaves gradients for a later one to add to."""
     return trainer._waiting[0] + 1 < trainer._accumulate
 
 

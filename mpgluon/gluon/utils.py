@@ -204,7 +204,7 @@ def _together(arrays):
 
 
 def global_norm(arrays: Sequence[NDArray]) -> NDArray:
-    """The 2-norm of all arrays together, of shape (1,), on the device of the first."""
+    """Returns the 2-norm of all arrays together, of shape (1,), on the device of the first."""
     arrays = [_stored(array) for array in arrays]
     home, groups = arrays[0].context, _together(arrays)
     # One number for each array crosses the border of its device. They are added up in one place and
@@ -224,7 +224,7 @@ def global_norm(arrays: Sequence[NDArray]) -> NDArray:
 
 
 def _stored(array):
-    """The stored values of an array, as a dense one: the rest is 0."""
+    """Returns the stored values of an array, as a dense one: the rest is 0."""
     if array.stype == "default":
         return array
     values = array.values
@@ -232,7 +232,7 @@ def _stored(array):
 
 
 def _like(number, array):
-    """An array of one element with as many dimensions as another."""
+    """Returns an array of one element with as many dimensions as another."""
     return number.reshape((1,) * array.ndim)
 
 
@@ -257,7 +257,7 @@ _LARGEST_CALL = 1024  # arrays
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:
-    """Whether `shape` says the size of every dimension (0 and -1 mean unknown).
+    """True if `shape` says the size of every dimension (0 and -1 mean unknown).
 
     Examples
     --------
@@ -268,7 +268,7 @@ def shape_is_known(shape: Sequence[int] | None) -> bool:
 
 
 def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
-    """Whether the file's SHA-1 starts with `sha1_hash` (hexadecimal; usually all 40 digits).
+    """True if the file's SHA-1 starts with `sha1_hash` (hexadecimal; usually all 40 digits).
 
     Examples
     --------
@@ -285,7 +285,8 @@ def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
 
 
 def _wrong_hash(file, sha1, sha256):
-    """The name and value of the first of the hashes that a file does not have; None if all fit."""
+    """Returns the name and value of the first of the hashes that a file does not have; None if all
+    fit."""
     for name, wanted, algorithm in (("SHA-1", sha1, "sha1"), ("SHA-256", sha256, "sha256")):
         if wanted:
             file.seek(0)
@@ -421,7 +422,7 @@ _indent = indent  # MXNet's name of it, which packages use
 
 
 def brief(names: Iterable[str], limit: int = 7) -> str:
-    """The names, quoted; the middle left out where there are many."""
+    """Returns the names, quoted; the middle left out where there are many."""
     names = [f"'{name}'" for name in names]
     if len(names) > limit:
         names = names[: limit // 2] + ["..."] + names[-(limit // 2) :]

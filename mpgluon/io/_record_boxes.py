@@ -50,13 +50,14 @@ def _areas(boxes):
 
 
 def _common(boxes, box):
-    """The areas that boxes have in common with a rectangle."""
+    """Returns the areas that boxes have in common with a rectangle."""
     low, high = np.maximum(boxes[:, :2], box[:2]), np.minimum(boxes[:, 2:], box[2:])
     return _areas(np.concatenate([low, high], 1))
 
 
 def _rectangle(sampler, proportion, draw):
-    """A random one in the unit square of an image with this width by height; None if none is so."""
+    """Returns a random one in the unit square of an image with this width by height; None if none
+    is so."""
     scale = draw.uniform(*sampler.scales)
     if not 0 < scale <= 1:
         return None
@@ -71,7 +72,7 @@ def _rectangle(sampler, proportion, draw):
 
 
 def _satisfies(sampler, boxes, box):
-    """Whether an object has with the rectangle what the sampler wants."""
+    """True if an object has with the rectangle what the sampler wants."""
     common, areas, area = _common(boxes, box), _areas(boxes), _areas(box[None])[0]
     shares = (
         (sampler.overlaps, areas + area - common),
@@ -87,7 +88,7 @@ def _satisfies(sampler, boxes, box):
 
 
 def _kept(objects, box, settings):
-    """The objects as seen from the rectangle; those that are hardly in it are left out."""
+    """Returns the objects as seen from the rectangle; those that are hardly in it are left out."""
     boxes = objects[:, 1:5]
     if settings.keeps_by_center:
         center = (boxes[:, :2] + boxes[:, 2:]) / 2
@@ -118,7 +119,7 @@ def _cropped(values, objects, settings, draw):
 
 
 def _padded(values, objects, settings, draw):
-    """The image at a random place of a larger one."""
+    """Returns the image at a random place of a larger one."""
     rows, columns, channels = values.shape
     factor = draw.uniform(1, max(1, settings.largest_pad))
     height, width = int(rows * factor), int(columns * factor)
@@ -148,7 +149,7 @@ def _recolored(values, settings, draw):
 def changed(
     values: Pixels, objects: Objects, settings: BoxSettings, draw: random.Random
 ) -> tuple[Pixels, Objects]:
-    """The image and its objects, changed at random: colors, mirrored, padded, cropped."""
+    """Returns the image and its objects, changed at random: colors, mirrored, padded, cropped."""
     values = _recolored(values, settings, draw)
     if draw.random() < settings.mirror_probability:
         values = values[:, ::-1]

@@ -53,8 +53,8 @@ class ImageSettings(NamedTuple):
 
 
 def decode(data: bytes, channels: int, where: str) -> Pixels:
-    """The image in the bytes of a file. MXNetError, with `where`, if it is none or has other
-    channels."""
+    """Returns the image in the bytes of a file. MXNetError, with `where`, if it is none or has
+    other channels."""
     try:
         values = _files.decode(data, {1: 0, 3: 1, 4: None}[channels])
     except MXNetError as error:
@@ -65,7 +65,7 @@ def decode(data: bytes, channels: int, where: str) -> Pixels:
 
 
 def resized(values: Pixels, width: int, height: int, method: int, draw: random.Random) -> Pixels:
-    """The image in another size. `method` as of `image.resize_short`."""
+    """Returns the image in another size. `method` as of `image.resize_short`."""
     width, height = max(1, width), max(1, height)
     method = _resize.chosen_interp(method, (*values.shape[:2], height, width), draw)
     image = nd.array(values, dtype=values.dtype)
@@ -73,7 +73,7 @@ def resized(values: Pixels, width: int, height: int, method: int, draw: random.R
 
 
 def resized_short(values: Pixels, size: int, method: int, draw: random.Random) -> Pixels:
-    """The image with `size` for its shorter edge."""
+    """Returns the image with `size` for its shorter edge."""
     rows, columns = values.shape[:2]
     if rows > columns:
         return resized(values, size, size * rows // columns, method, draw)
@@ -91,7 +91,7 @@ def _has_random_area(settings):
 
 
 def check(settings: ImageSettings) -> None:
-    """MXNetError where parameters contradict each other."""
+    """MXNetError if parameters contradict each other."""
     if settings.random_resized_crop:
         others = {
             "rand_crop": False,
@@ -142,7 +142,7 @@ def _is_warped(settings):
 
 
 def _warped(values, settings, draw):
-    """The image rotated, sheared and scaled about its middle, by Pillow."""
+    """Returns the image rotated, sheared and scaled about its middle, by Pillow."""
     rows, columns = values.shape[:2]
     degrees = settings.rotate
     if degrees <= 0:
@@ -185,7 +185,7 @@ def _warped(values, settings, draw):
 
 
 def _part(values, height, width, anywhere, draw):
-    """A rectangle, at a random place or in the middle."""
+    """Returns a rectangle, at a random place or in the middle."""
     rows, columns = values.shape[0] - height, values.shape[1] - width
     if anywhere:
         y, x = draw.randint(0, rows), draw.randint(0, columns)
@@ -195,7 +195,7 @@ def _part(values, height, width, anywhere, draw):
 
 
 def _cropped(values, settings, draw):
-    """The image in the size of `data_shape`."""
+    """Returns the image in the size of `data_shape`."""
     _, height, width = settings.data_shape
     method = settings.inter_method
     if _has_random_area(settings):
@@ -227,7 +227,7 @@ def _cropped(values, settings, draw):
 
 
 def _recolored(values, settings, draw):
-    """The image with random brightness, contrast and saturation."""
+    """Returns the image with random brightness, contrast and saturation."""
     out = values.astype(np.float32)
     factors = [
         ("brightness", settings.brightness),
@@ -248,7 +248,7 @@ def _recolored(values, settings, draw):
 
 
 def _with_noise(values, settings, draw):
-    """The image with random parts of ImageNet's principal colors."""
+    """Returns the image with random parts of ImageNet's principal colors."""
     parts = np.array([draw.gauss(0, settings.pca_noise) for _ in range(3)])
     out = values.astype(np.float32)
     out[:, :, :3] += np.dot(np.array(COLOR_VECTORS) * parts, COLOR_VALUES)
@@ -256,12 +256,13 @@ def _with_noise(values, settings, draw):
 
 
 def _shift(limit, draw):
-    """A number from -limit to limit, seldom near them: as MXNet draws it."""
+    """Returns a number from -limit to limit, seldom near them: as MXNet draws it."""
     return int(limit * (2 * (draw.random() + 4 * draw.random()) / 5 - 1))
 
 
 def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
-    """The image with other hue, saturation and lightness: OpenCV's, up to 180, 255 and 255."""
+    """Returns the image with other hue, saturation and lightness: OpenCV's, up to 180, 255 and
+    255."""
     colors = values[:, :, :3].astype(np.float32) / 255
     high, low = colors.max(2), colors.min(2)
     span, middle = high - low, (high + low) / 2
@@ -287,7 +288,7 @@ def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
 
 
 def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pixels:
-    """The image in the size of `data_shape`, changed at random, but not mirrored."""
+    """Returns the image in the size of `data_shape`, changed at random, but not mirrored."""
     if settings.resize > 0:
         values = resized_short(values, settings.resize, settings.inter_method, draw)
     if _is_warped(settings):
@@ -307,5 +308,5 @@ def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pix
 
 
 def is_mirrored(settings: ImageSettings, draw: random.Random) -> bool:
-    """Whether the image is to be mirrored behind that: a mean image is taken off before."""
+    """True if the image is to be mirrored behind that: a mean image is taken off before."""
     return settings.mirror or (settings.rand_mirror and draw.random() < 0.5)

@@ -23,7 +23,7 @@ __all__ = ["CSVIter"]
 
 
 def _read(path, shape, dtype):
-    """The lines of a file, or of all files of a folder, each of the shape."""
+    """Returns the lines of a file, or of all files of a folder, each of the shape."""
     files = files_of(path)
     if not files:
         raise MXNetError(f"CSVIter: the folder {path} has no files that are not empty")

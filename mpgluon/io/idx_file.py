@@ -21,7 +21,7 @@ __all__ = ["read_idx"]
 
 
 def read_idx(path: str | os.PathLike[str], dimensions: int) -> np.ndarray[Any, Any]:
-    """The uint8 array in a file of the IDX format, which may be compressed (`.gz`).
+    """Returns the uint8 array in a file of the IDX format, which may be compressed (`.gz`).
 
     Parameters
     ----------

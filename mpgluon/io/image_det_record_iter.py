@@ -36,7 +36,7 @@ class ImageDetRecordIter(RecordImages):
     Parameters
     ----------
     path_imgrec : str, default './data/imgrec.rec'
-        The RecordIO file; MXNetError when it is not there.
+        The RecordIO file; MXNetError if it is not there.
     data_shape : tuple of int
         Channels (1: gray, 3, or 4), height and width of the results.
     batch_size : int
@@ -52,7 +52,7 @@ class ImageDetRecordIter(RecordImages):
     aug_seq : str, default 'det_aug_default'
         NotSupportedError for others.
     label_width : int, default -1
-        Above 0: MXNetError where a label has not that many numbers.
+        Above 0: MXNetError if a label has not that many numbers.
     label_pad_width : int, default 0
         Above 0: how many numbers labels of batches have behind the first four, at least; else as
         many as the longest has, for which all records are read first.
@@ -298,7 +298,7 @@ class ImageDetRecordIter(RecordImages):
         return label
 
     def _fitted(self, values, draw):
-        """The image as `resize_mode` wants it."""
+        """Returns the image as `resize_mode` wants it."""
         _, height, width = self._data_shape
         if self._mode != "force":
             rows, columns = values.shape[:2]
@@ -331,7 +331,7 @@ class ImageDetRecordIter(RecordImages):
         return out
 
     def _changed(self, header, data, where, number):
-        """A record's image, changed and fitted, and its label."""
+        """Returns a record's image, changed and fitted, and its label."""
         label = self._label_of(header, where)
         begin, width = int(label[0]), int(label[1])
         objects = label[begin:].reshape(-1, width)

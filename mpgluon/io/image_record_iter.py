@@ -108,7 +108,8 @@ class RecordImages(MXDataIter):
         check_batch_size(name, batch_size)
 
     def _labels_of(self, header: recordio.IRHeader, where: str) -> np.ndarray[Any, Any]:
-        """The labels of a record, or those that a list has for it: float32, of one dimension."""
+        """Returns the labels of a record, or those that a list has for it: float32, of one
+        dimension."""
         labels = header.label
         if self._labels is not None:
             if header.id not in self._labels:
@@ -117,7 +118,7 @@ class RecordImages(MXDataIter):
         return np.atleast_1d(np.asarray(labels, np.float32))
 
     def _order_of_keys(self):
-        """The keys of another epoch."""
+        """Returns the keys of another epoch."""
         keys = list(self._keys)
         if self._shuffle:
             self._order.shuffle(keys)
@@ -134,7 +135,7 @@ class RecordImages(MXDataIter):
         self._keys, self._next_keys = self._next_keys, self._order_of_keys()
 
     def _record(self, key):
-        """The header and the image's bytes of a record, and how errors name it."""
+        """Returns the header and the image's bytes of a record, and how errors name it."""
         file, number = key
         where = f"{file.uri}: record {number}"
         try:
@@ -143,7 +144,7 @@ class RecordImages(MXDataIter):
             raise MXNetError(f"{where}: {error}") from None
 
     def _request(self, begin):
-        """The numbers and the samples of the batch that begins there; these as futures."""
+        """Returns the numbers and the samples of the batch that begins there; these as futures."""
         futures, ids = [], []
         for place in range(begin, begin + self.batch_size):
             goes_on = place >= self._count and self._last_batch == "round"
@@ -180,7 +181,7 @@ class RecordImages(MXDataIter):
         raise NotImplementedError
 
     def _read_mean(self, path):
-        """The mean image in a file."""
+        """Returns the mean image in a file."""
         name, arrays = type(self).__name__, nd.load(path)
         if not isinstance(arrays, dict) or "mean_img" not in arrays:
             raise MXNetError(f"{name}: {path} has no array mean_img")
@@ -193,7 +194,7 @@ class RecordImages(MXDataIter):
         return mean.astype(np.float32)
 
     def _write_mean(self, path):
-        """The mean of the images of an epoch, which the file has then."""
+        """Returns the mean of the images of an epoch, which the file has then."""
         total = np.zeros(self._data_shape)
         for begin in range(0, self._count, 256):  # that many records in memory at a time
             futures = []
@@ -219,7 +220,7 @@ class ImageRecordIter(RecordImages):
     ----------
     path_imgrec : str
         The RecordIO file, or a folder of such files, which are one after the other in the order of
-        their names; MXNetError when it is not there.
+        their names; MXNetError if it is not there.
     data_shape : tuple of int
         Channels (1: gray, 3, or 4), height and width of the results.
     batch_size : int
@@ -232,7 +233,7 @@ class ImageRecordIter(RecordImages):
     aug_seq : str, default 'aug_default'
         NotSupportedError for others.
     label_width : int, default 1
-        Numbers of a label; MXNetError where a record has another number of them.
+        Numbers of a label; MXNetError if a record has another number of them.
     preprocess_threads : int, default 4
         How many threads make samples.
     verbose : bool, default True
@@ -249,14 +250,14 @@ class ImageRecordIter(RecordImages):
         The seed of orders.
     round_batch : bool, default True
         Whether the images that fill up the last batch are the first ones of the next epoch, which
-        goes on behind them; MXNetError where that has not enough. Else they are the first ones of
+        goes on behind them; MXNetError if that has not enough. Else they are the first ones of
         this epoch.
     prefetch_buffer : int, default 4
         How many batches are made ahead.
     dtype : str, optional
         float32 by default. Of images of int8 the rounded mean is taken off, and numbers beyond -128
         and 127 become these; they are not scaled, those of uint8 are not normalized at all:
-        MXNetError where they are to be.
+        MXNetError if they are to be.
     resize : int, default -1
         Above 0: the length that the shorter edge gets first.
     rand_crop : bool, default False
@@ -494,8 +495,8 @@ class ImageRecordIter(RecordImages):
         return label[0] if self._label_width == 1 else label[: self._label_width]
 
     def _pixels(self, data, where, number):
-        """A record's image, neither mirrored nor normalized, whether it is to be mirrored, and the
-        random numbers that go on."""
+        """Returns a record's image, neither mirrored nor normalized, whether it is to be mirrored,
+        and the random numbers that go on."""
         draw = random.Random(f"{self._seed_aug} {number}")
         values = changed(decode(data, self._data_shape[0], where), self._settings, draw)
         return values.transpose(2, 0, 1), is_mirrored(self._settings, draw), draw

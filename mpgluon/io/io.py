@@ -55,14 +55,14 @@ class DataDesc(_NameAndShape):
 
     @staticmethod
     def get_batch_axis(layout: str | None) -> int:
-        """The place of the batch ('N') in a layout; 0 for None, -1 where there is none."""
+        """Returns the place of the batch ('N') in a layout; 0 for None, -1 where there is none."""
         return 0 if layout is None else layout.find("N")
 
     @staticmethod
     def get_list(
         shapes: Sequence[tuple[str, Shape]], types: Sequence[tuple[str, DType]] | None = None
     ) -> list[DataDesc]:
-        """A list of DataDesc from lists of ``(name, shape)`` and ``(name, dtype)``."""
+        """Returns a list of DataDesc from lists of ``(name, shape)`` and ``(name, dtype)``."""
         types = dict(types or ())
         return [
             DataDesc(name, shape, types[name]) if name in types else DataDesc(name, shape)
@@ -154,7 +154,7 @@ class DataIter:
         """Goes back to the beginning."""
 
     def next(self) -> DataBatch:
-        """The next batch. StopIteration behind the last."""
+        """Returns the next batch. StopIteration behind the last."""
         if not self.iter_next():
             raise StopIteration
         return DataBatch(
@@ -205,8 +205,8 @@ def _array(name, value):
 
 
 def _named(data, allow_empty, name):
-    """A list of (name, NDArray) from an array, a list or a dict of arrays; others than NDArrays
-    become float32."""
+    """Returns a list of (name, NDArray) from an array, a list or a dict of arrays; others than
+    NDArrays become float32."""
     if data is None:
         data = []
     # `__array__`: datasets of h5py, among others
@@ -556,7 +556,7 @@ class _Fetcher:
         self._orders.put(True)
 
     def first(self):
-        """The first result that was ordered, and not taken out yet."""
+        """Returns the first result that was ordered, and not taken out yet."""
         with self._arrived:
             self._arrived.wait_for(lambda: self.results)
         return self.results[0]

@@ -85,7 +85,7 @@ class LibSVMIter(MXDataIter):
         A file of labels in the same format, which are csr then; without one, labels are the first
         numbers of the lines of data.
     label_shape : int or tuple of int, default (1,)
-        Shape of one label of `label_libsvm`; without that MXNetError where it is not one number.
+        Shape of one label of `label_libsvm`; without that MXNetError if it is not one number.
     batch_size : int
         Samples of a batch.
     num_parts, part_index : int

@@ -44,7 +44,7 @@ class MNISTIter(MXDataIter):
         Accepted; nothing is printed.
     num_parts, part_index : int, default 1 and 0
         Which of how many parts of the images this iterator has: pieces of the file that do not
-        overlap, each in an order of its own; MXNetError where there is no such part.
+        overlap, each in an order of its own; MXNetError if there is no such part.
     prefetch_buffer, ctx
         Accepted; the images are in memory.
     dtype : str, optional

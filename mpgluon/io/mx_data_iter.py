@@ -90,11 +90,11 @@ class MXDataIter(WholeBatchIter):
         return True
 
     def getdata(self) -> list[NDArray]:
-        """The data of the current batch."""
+        """Returns the data of the current batch."""
         return self.current_batch.data[0]
 
     def getlabel(self) -> list[NDArray]:
-        """The labels of the current batch."""
+        """Returns the labels of the current batch."""
         return self.current_batch.label[0]
 
     def debug_skip_load(self) -> None:
@@ -113,12 +113,13 @@ def warn_of_unused(name: str, parameters: dict[str, Any]) -> None:
 
 
 def rows_of(values: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> NDArray:
-    """An array of the rows of these numbers."""
+    """Returns an array of the rows of these numbers."""
     return nd.array(values[rows], dtype=values.dtype)
 
 
 def files_of(path: str) -> list[str]:
-    """The file, or the files of the folder that are not empty, in the order of their names."""
+    """Returns the file, or the files of the folder that are not empty, in the order of their
+    names."""
     if not os.path.isdir(path):
         return [path]
     files = (os.path.join(path, name) for name in sorted(os.listdir(path)))
@@ -126,7 +127,7 @@ def files_of(path: str) -> list[str]:
 
 
 def shape_of(shape: int | Shape) -> tuple[int, ...]:
-    """A shape that may be given as the number of its one dimension."""
+    """Returns a shape that may be given as the number of its one dimension."""
     return tuple(np.atleast_1d(shape).tolist())
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _arrays(state):
-    """The arrays of a nested state."""
+    """Returns the arrays of a nested state."""
     if isinstance(state, NDArray):
         return [state]
     if isinstance(state, (tuple, list)):
@@ -28,7 +28,7 @@ def _is_sparse(array):
 
 
 def _with_arrays(state, arrays):
-    """The state with others in place of its arrays, by their ids."""
+    """Returns the state with others in place of its arrays, by their ids."""
     if isinstance(state, NDArray):
         return arrays.get(id(state), state)
     if isinstance(state, (tuple, list)):

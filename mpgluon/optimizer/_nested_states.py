@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def copy_state(state, ctx):
-    """A copy of a nested state on device `ctx`."""
+    """Returns a copy of a nested state on device `ctx`."""
     if isinstance(state, nd.NDArray):
         return state.copyto(ctx)
     if isinstance(state, (tuple, list)):
@@ -26,7 +26,7 @@ def copy_state(state, ctx):
 
 
 def cast_state(state, old, dtype):
-    """A nested state whose arrays of dtype `old` are of another."""
+    """Returns a nested state whose arrays of dtype `old` are of another."""
     if isinstance(state, nd.NDArray):
         return state.astype(dtype) if dtype_name(state.dtype) == old else state
     if isinstance(state, (tuple, list)):

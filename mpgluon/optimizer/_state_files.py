@@ -30,7 +30,7 @@ _FORMAT = "mpgluon updater states 1"
 
 # --- Array files ----------------------------------------------------------------------------------
 def states_to_bytes(states: dict[Any, Any]) -> bytes:
-    """An array file of states by key, with their structure as JSON in an array of bytes."""
+    """Returns an array file of states by key, with their structure as JSON in an array of bytes."""
     arrays: dict[str, Any] = {}
     entries = []
     for number, (key, state) in enumerate(states.items()):
@@ -46,7 +46,8 @@ def states_to_bytes(states: dict[Any, Any]) -> bytes:
 
 
 def states_of_bytes(data: bytes) -> dict[Any, Any]:
-    """The states in an array file of `states_to_bytes`, or in a pickle of MXNet's ``get_states``.
+    """Returns the states in an array file of `states_to_bytes`, or in a pickle of MXNet's
+    ``get_states``.
 
     Raises MXNetError for all other bytes.
     """
@@ -174,7 +175,7 @@ def _check_size(data):
 
 
 def read_pickle(data: bytes) -> Any:
-    """The arrays, numbers and containers of a pickle; no code in it runs.
+    """Returns the arrays, numbers and containers of a pickle; no code in it runs.
 
     Raises MXNetError for a pickle of anything else, or one that is damaged.
     """
@@ -201,7 +202,7 @@ class _Budget:
 
 
 def taken_over(state: Any, budget: _Budget | None = None) -> Any:
-    """A state with NDArrays in place of MXNet's."""
+    """Returns a state with NDArrays in place of MXNet's."""
     if budget is not None:
         budget.spend()
     if isinstance(state, _SavedArray):
@@ -220,7 +221,7 @@ def is_pickle(fname: str | os.PathLike[str]) -> bool:
 
 
 def read_trainer_states(data: bytes) -> tuple[dict[int, Any], str, dict[str, Any]]:
-    """The states by index, and the name and attributes of the optimizer, in a pickle that
+    """Returns the states by index, and the name and attributes of the optimizer, in a pickle that
     ``Trainer.save_states`` of MXNet 1.x wrote.
 
     Raises MXNetError for all other bytes; no code in them runs.
@@ -249,7 +250,7 @@ class _Trusting(pickle.Unpickler):
 
 
 def read_trusted(data: bytes) -> Any:
-    """The contents of any pickle, which may run any code. MXNet's arrays still need
+    """Returns the contents of any pickle, which may run any code. MXNet's arrays still need
     `taken_over`."""
     try:
         loaded = _Trusting(io.BytesIO(data)).load()

@@ -41,7 +41,7 @@ _STEPS = (
 
 
 def _known_steps(optimizer):
-    """Whether the optimizer's steps are those of the class that defines `_multi`."""
+    """True if the optimizer's steps are those of the class that defines `_multi`."""
     classes = type(optimizer).__mro__
     own = next((i for i, kind in enumerate(classes) if "_multi" in vars(kind)), None)
     return (
@@ -96,7 +96,7 @@ class MultiStep:
         return True
 
     def _same_counts(self, optimizer, counts):
-        """Whether all weights have been updated equally often."""
+        """True if all weights have been updated equally often."""
         if self.counts is counts:
             return True
         for step in counting_steps(optimizer):
@@ -116,7 +116,7 @@ class MultiStep:
             self._written = self.count
 
     def holds(self, updater: Updater) -> bool:
-        """Whether the updater still has the states that this was made for."""
+        """True if the updater still has the states that this was made for."""
         return (
             updater.optimizer is self._optimizer()
             and updater.states is self._states
@@ -125,7 +125,7 @@ class MultiStep:
 
     def step(self, steps: list[Any], device_id: int, changes: int, num_update: int) -> int | None:
         """Adds to `steps` the changes (`_core.at_once`) that update the weights and count it.
-        Returns what `num_update` is then, or None when something else is not what it was."""
+        Returns what `num_update` is then, or None if something else is not what it was."""
         optimizer = self._optimizer()
         if optimizer.param_dict is not self._params:
             return None
@@ -158,7 +158,7 @@ class MultiStep:
 
 
 def prepare(updater: Updater, parts: Any, changes: int) -> Any:
-    """A MultiStep, or None where the optimizer has none for these weights."""
+    """Returns a MultiStep, or None if the optimizer has none for these weights."""
     optimizer = updater.optimizer
     if not parts or not _known_steps(optimizer) or not optimizer.param_dict:
         return None

@@ -35,7 +35,7 @@ _LR_MULT, _WD_MULT = operator.attrgetter("lr_mult"), operator.attrgetter("wd_mul
 
 
 def dtype_name(array: NDArray) -> str:
-    """The name of an array's dtype, "float32"."""
+    """Returns the name of an array's dtype, "float32"."""
     dtype = array.dtype
     return getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
 
@@ -48,7 +48,7 @@ def zeros_like_state(weight: NDArray) -> NDArray:
 def as_lists(
     index: Any, weight: Any, grad: Any, state: Any
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """The arguments of `update`, which may be single ones, as lists."""
+    """Returns the arguments of `update`, which may be single ones, as lists."""
     if isinstance(index, (list, tuple)):
         return list(index), list(weight), list(grad), list(state)
     return [index], [weight], [grad], [state]
@@ -177,7 +177,7 @@ class Optimizer:
 
     @staticmethod
     def create_optimizer(name: str, **kwargs: Any) -> Optimizer:
-        """Makes the optimizer of that name (in any case); ValueError when there is none."""
+        """Makes the optimizer of that name (in any case); ValueError if there is none."""
         if not isinstance(name, str):
             raise TypeError(f"an optimizer is given by name, not a {type(name).__name__}")
         klass = Optimizer.opt_registry.get(name.lower())
@@ -228,7 +228,7 @@ class Optimizer:
         self.lr_mult = {**self._symbol_multipliers("__lr_mult__"), **args_lr_mult}
 
     def _decays(self, name):
-        """Whether weight decay applies to a parameter of that name unless something else is set."""
+        """True if weight decay applies to a parameter of that name unless something else is set."""
         return name.endswith(("_weight", "_gamma"))
 
     def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
@@ -251,7 +251,7 @@ class Optimizer:
         return None
 
     def _keeps_master(self, weight):
-        """Whether the weight is updated through a float32 copy; warns when it has 16 bits and is
+        """True if the weight is updated through a float32 copy; warns when it has 16 bits and is
         not."""
         if dtype_name(weight) not in HALF:
             return False
@@ -264,7 +264,7 @@ class Optimizer:
         return self.multi_precision
 
     def create_state_multi_precision(self, index: Any, weight: NDArray) -> Any:
-        """The state, with the float32 copy of a 16-bit weight before it: (copy, state)."""
+        """Returns the state, with the float32 copy of a 16-bit weight before it: (copy, state)."""
         if self._keeps_master(weight):
             master = weight.astype("float32")
             return (master, self.create_state(index, master))
@@ -361,7 +361,7 @@ class Optimizer:
         return 1.0 if name is None else table.get(name, 1.0)
 
     def _get_lrs(self, indices):
-        """The learning rates of parameters now."""
+        """Returns the learning rates of parameters now."""
         lr = self.learning_rate
         lrs = [lr * multiplier for multiplier in self._multipliers(indices, _LR_MULT, self.lr_mult)]
         if math.isfinite(sum(lrs)) and min(lrs, default=0) >= 0:
@@ -387,7 +387,7 @@ class Optimizer:
         return self._get_lrs([index])[0]
 
     def _get_wds(self, indices):
-        """The weight decays of parameters."""
+        """Returns the weight decays of parameters."""
         wd = self.wd
         wds = [wd * multiplier for multiplier in self._multipliers(indices, _WD_MULT, self.wd_mult)]
         if not math.isfinite(sum(wds)):
@@ -402,8 +402,8 @@ class Optimizer:
     draws: bool = False
 
     def draws_by(self, indices: Sequence[Any]) -> AbstractContextManager[None]:
-        """A scope in which the updates of parameters, by index, draw one after the other in the
-        order of `indices`, in whatever order they are made. Replicas draw the same numbers."""
+        """Returns a scope in which the updates of parameters, by index, draw one after the other in
+        the order of `indices`, in whatever order they are made. Replicas draw the same numbers."""
         return nullcontext()
 
     def unsaved(self) -> str | None:
@@ -411,7 +411,7 @@ class Optimizer:
         return None
 
     def resumed(self, counts: dict[Any, int]) -> dict[str, Any]:
-        """The attributes that follow from loaded counts of updates, by index."""
+        """Returns the attributes that follow from loaded counts of updates, by index."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -535,7 +535,7 @@ class GroupedOptimizer(Optimizer):
         return options
 
     def _gradient(self, grad):
-        """The gradient as the formulas see it: rescaled, then clipped."""
+        """Returns the gradient as the formulas see it: rescaled, then clipped."""
         grad = grad * self.rescale_grad
         return (
             grad
@@ -587,13 +587,13 @@ class Test(Optimizer):
 
 
 def counting_steps(optimizer: Optimizer) -> set[Any]:
-    """The `MultiStep`s that know their weights' counts, which may not be written yet."""
+    """Returns the `MultiStep`s that know their weights' counts, which may not be written yet."""
     return optimizer._counting
 
 
 def multi_numbers(optimizer: Optimizer) -> Callable[[int], tuple[float, dict[str, Any]]]:
-    """A function from an update's number to the factor on its learning rates, and the options of
-    the op that updates."""
+    """Returns a function from an update's number to the factor on its learning rates, and the
+    options of the op that updates."""
     return optimizer._multi_numbers
 
 

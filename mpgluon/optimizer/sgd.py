@@ -522,7 +522,7 @@ class LBSGD(_Momentum):
         self.cumgrads: dict[Any, tuple[Any, int]] = {}
 
     def unsaved(self) -> str | None:
-        """A text that names sums of gradients that wait for an update, or None."""
+        """Returns a text that names sums of gradients that wait for an update, or None."""
         waiting = any(total is not None for total, _ in self.cumgrads.values())
         return "sums of gradients in the middle of a batch of `batch_scale`" if waiting else None
 
@@ -594,8 +594,8 @@ class LBSGD(_Momentum):
                 )
 
     def _lars(self, weight, grad, wd):
-        """The gradient, rescaled, clipped and with the decay, times the layer's factor; all on the
-        device."""
+        """Returns the gradient, rescaled, clipped and with the decay, times the layer's factor; all
+        on the device."""
         weight_norm, grad_norm = nd.sum(weight * weight), nd.sum(grad * grad)
         factor = nd.clip(nd.sqrt(weight_norm / (grad_norm + wd * weight_norm + 1e-18)), 0.01, 100.0)
         step = self._gradient(grad) + wd * weight

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _move(state, context):
-    """A state (an array, None, or a nested tuple or list of these) on another device."""
+    """Returns a state (an array, None, or a nested tuple or list of these) on another device."""
     if isinstance(state, NDArray):
         return state.as_in_context(context)
     if isinstance(state, (tuple, list)):
@@ -90,7 +90,7 @@ class Updater:
     def alike(
         self, indices: list[Any], grads: list[NDArray], weights: list[NDArray], size: int
     ) -> list[Any]:
-        """The same in lists of weights of one dtype, each of at most so many."""
+        """Returns the same in lists of weights of one dtype, each of at most so many."""
         dtypes = [w.dtype for w in weights]
         parts = []
         for dtype in dict.fromkeys(dtypes):
@@ -129,7 +129,7 @@ class Updater:
             self.states_synced[index] = True
 
     def sync_state_context(self, state: Any, context: Context) -> Any:
-        """The state on that device; parts that are there already are kept."""
+        """Returns the state on that device; parts that are there already are kept."""
         return _move(state, context)
 
     def set_states(self, states: bytes, trusted: bool = False) -> None:
@@ -166,15 +166,15 @@ class Updater:
         )
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """The states as bytes: an array file, or, with `dump_optimizer`, a pickle of the states and
-        the optimizer, which `set_states` only reads with ``trusted=True``."""
+        """Returns the states as bytes: an array file, or, with `dump_optimizer`, a pickle of the
+        states and the optimizer, which `set_states` only reads with ``trusted=True``."""
         if dump_optimizer:
             return pickle.dumps((self.states, self.optimizer))
         return states_to_bytes(self.states)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """An Updater of that optimizer.
+    """Returns an Updater of that optimizer.
 
     Examples
     --------

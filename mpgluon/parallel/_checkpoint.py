@@ -59,8 +59,8 @@ _Where = collections.namedtuple("_Where", "axis ranges")
 
 
 def _parts_of(net):
-    """The parameters of a network: name -> [(parameter, where)], one for each shard, and the global
-    shapes.
+    """Returns the parameters of a network: name -> [(parameter, where)], one for each shard, and
+    the global shapes.
 
     A parameter that is a shard has the attributes `global_shape`, `axis` and `index`, and `ranges`
     unless it is one range behind the other shards; its name is that of the whole one, with its
@@ -146,7 +146,7 @@ class Saving:
         return f"Saving({'done' if self.done() else 'under way'})"
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True if it has ended, well or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:
@@ -178,7 +178,7 @@ _locks: dict[str, threading.Lock] = {}  # directory -> held by the thread that w
 
 
 def _alone_in(directory):
-    """A lock: threads take turns in one directory."""
+    """Returns a lock: threads take turns in one directory."""
     return _locks.setdefault(os.path.realpath(directory), threading.Lock())
 
 
@@ -299,7 +299,7 @@ def save(
 
 
 def _copied(part):
-    """The part with a copy of its array, which is given up as it is read."""
+    """Returns the part with a copy of its array, which is given up as it is read."""
     holder = [part.read.copy()]
     return part._replace(read=lambda: holder.pop().asnumpy())
 
@@ -475,7 +475,8 @@ def _write(directory, parts, index, gather, progress):
 
 
 def _text(index):
-    """The index as JSON, a line for each array. (The encoder of `indent` is written in Python.)"""
+    """Returns the index as JSON, a line for each array. (The encoder of `indent` is written in
+    Python.)"""
 
     def lines(entries, indent):
         inside = [f"{indent}{json.dumps(key)}: {value}" for key, value in entries.items()]
@@ -487,7 +488,7 @@ def _text(index):
 
 
 def _owner(device):
-    """The rank that writes the arrays on a device."""
+    """Returns the rank that writes the arrays on a device."""
     return getattr(device, "rank", None) or 0  # without one: arrays put together, in one process
 
 
@@ -509,8 +510,8 @@ def _sync(directory):
 
 
 def _generation(path):
-    """The generation of the checkpoint that is there; of a damaged one, whose files nobody can
-    name, the latest of all files."""
+    """Returns the generation of the checkpoint that is there; of a damaged one, whose files nobody
+    can name, the latest of all files."""
     found = [
         int(name[6:12])
         for name in os.listdir(os.path.dirname(path))
@@ -648,8 +649,8 @@ class _Reader:
         return self._arrays[name]
 
     def read_new(self, name, param, where, shaped):
-        """An array on the parameter's first device, of its shape if `shaped`, with the part of a
-        saved array that `where` says."""
+        """Returns an array on the parameter's first device, of its shape if `shaped`, with the part
+        of a saved array that `where` says."""
         entry = self._arrays[name]
         shape = param.shape if shaped else tuple(entry["shape"])
         array = nd.empty(shape, ctx=param.list_ctx()[0], dtype=entry["dtype"])
@@ -680,8 +681,8 @@ class _Reader:
 
 
 def _overlap(axis, there, wanted, here):
-    """The overlap of a range in a part of a file with a range that is wanted: where it is in the
-    part and where in the target, by axis; (None, None): nothing."""
+    """Returns the overlap of a range in a part of a file with a range that is wanted: where it is
+    in the part and where in the target, by axis; (None, None): nothing."""
     if axis is not None and axis == wanted:
         low, high = max(there[1], here[1]), min(there[2], here[2])
         if low >= high:
@@ -698,8 +699,8 @@ def _overlap(axis, there, wanted, here):
 
 
 def _read_training(reader, index, trainer, names, source):
-    """The states of a trainer's parameters (index -> nested state), and the gradients that an
-    update has yet to use (index -> those of each replica). All arrays are on their parameter's
+    """Returns the states of a trainer's parameters (index -> nested state), and the gradients that
+    an update has yet to use (index -> those of each replica). All arrays are on their parameter's
     first device."""
     saved, states, found = index["trainer"], {}, {}
     for i, param in enumerate(trainer.parameters):

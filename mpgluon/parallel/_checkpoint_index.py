@@ -28,7 +28,7 @@ _LARGEST = 1 << 63
 
 
 def state_keys(structure: Any, name: str) -> list[str]:
-    """The names of the arrays of a state."""
+    """Returns the names of the arrays of a state."""
     if structure == "array":
         return [name]
     if isinstance(structure, list):
@@ -37,7 +37,8 @@ def state_keys(structure: Any, name: str) -> list[str]:
 
 
 def read_index(path: str) -> dict[str, Any]:
-    """The index in a file. MXNetError, naming the file, unless it is complete and consistent."""
+    """Returns the index in a file. MXNetError, naming the file, unless it is complete and
+    consistent."""
     if not os.path.exists(path):
         raise FileNotFoundError(
             f"load: there is no checkpoint at '{os.path.dirname(path)}' (no {INDEX})"
@@ -71,7 +72,7 @@ def _list_of(check, value):
 
 
 def _fault(index):
-    """The fault of an index, or None."""
+    """Returns the fault of an index, or None."""
     for key in ("step", "position", "loss_scale", "extra", "shards", "arrays", "random"):
         if key not in index:
             return f"it has no '{key}'"
@@ -236,7 +237,7 @@ class _Pieces:
 
 
 def open_shards(directory: str, index: dict[str, Any], progress: Any) -> list[_safetensors.File]:
-    """The files of a checkpoint, all contents compared with the index."""
+    """Returns the files of a checkpoint, all contents compared with the index."""
     pieces, files = _Pieces(index), []
     for number, shard in enumerate(index["shards"]):
         file = _safetensors.File(os.path.join(directory, shard["file"]))

@@ -140,8 +140,8 @@ class Mesh:
         return self.axes.get(axis, 1)
 
     def device(self, data: int = 0, stage: int = 0, model: int = 0) -> Context:
-        """The device at a place; negative numbers count from the end. IndexError where there is
-        none.
+        """Returns the device at a place; negative numbers count from the end. IndexError if
+        there is none.
 
         Examples
         --------
@@ -160,7 +160,7 @@ class Mesh:
         return self._at[tuple(place[AXES.index(axis)] for axis in self.axes)]
 
     def line(self, axis: str, data: int = 0, stage: int = 0, model: int = 0) -> list[Context]:
-        """The devices along one axis, at a place of the others.
+        """Returns the devices along one axis, at a place of the others.
 
         Examples
         --------
@@ -322,8 +322,8 @@ class Mesh:
         return net
 
     def _groups(self, replica):
-        """The devices of a replica: of the stages, and those that their layers are split over
-        beside."""
+        """Returns the devices of a replica: of the stages, and those that their layers are split
+        over beside."""
         stages = range(self.size("stage"))
         groups = {f"{_GROUP}{s}": self.device(data=replica, stage=s) for s in stages}
         beside = {
@@ -334,7 +334,7 @@ class Mesh:
         return {**groups, **beside}
 
     def _assign(self, net, stages):
-        """The stage of each block: a dict."""
+        """Returns the stage of each block: a dict."""
         count = self.size("stage")
         if stages is None:
             units = _chain(net)
@@ -404,7 +404,7 @@ class Replicas:
         self._by_device = {ctx: groups for groups in dicts for ctx in groups.values()}
 
     def of(self, ctx: Context) -> dict[str, Context]:
-        """The dict of the replica whose device `ctx` is."""
+        """Returns the dict of the replica whose device `ctx` is."""
         groups = self._by_device.get(ctx)
         if groups is None:
             if len(self.dicts) == 1:
@@ -416,7 +416,8 @@ class Replicas:
         return groups
 
     def initial_homes(self, net: Block, ctx: Any) -> dict[Any, Any]:
-        """The devices on which `initialize` makes each parameter; `ctx`: as it was given."""
+        """Returns the devices on which `initialize` makes each parameter; `ctx`: as it was
+        given."""
         if ctx is not None:
             raise ValueError(
                 f"initialize: '{net.name}' is placed on {self.mesh}, where its parameters belong; "
@@ -428,7 +429,7 @@ class Replicas:
         """Called when `initialize` is done."""
 
     def homes(self, net: Block) -> dict[Any, list[Context]]:
-        """The devices of each parameter of the network: a dict."""
+        """Returns the devices of each parameter of the network: a dict."""
         homes = {}
         first = next(iter(self.dicts[0]))
 
@@ -451,7 +452,7 @@ class Replicas:
 
 
 def placement(block: Block) -> Replicas | None:
-    """The `Replicas` a block was placed on, or None."""
+    """Returns the `Replicas` a block was placed on, or None."""
     groups = devices_of_groups(block)
     return groups if isinstance(groups, Replicas) else None
 
@@ -473,7 +474,8 @@ def forget_placement(net: Block) -> None:
 
 
 def _stages(net, assigned):
-    """The stage of each block of a network, that of what it is part of; 0 where none is named."""
+    """Returns the stage of each block of a network, that of what it is part of; 0 where none is
+    named."""
     stages = {}
 
     def visit(block, stage):
@@ -487,7 +489,7 @@ def _stages(net, assigned):
 
 
 def _chain(block):
-    """The parts of a network that run one after the other."""
+    """Returns the parts of a network that run one after the other."""
     parts = []
     for child in children(block).values():
         parts += _chain(child) if type(child) in (HybridSequential, Sequential) else [child]

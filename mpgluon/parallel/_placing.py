@@ -119,7 +119,7 @@ class _Placed(Replicas):
         }
 
     def initial_homes(self, net: Block, ctx: Any) -> dict[Any, Any]:
-        """The devices on which `initialize` makes each parameter: blocks that were named on
+        """Returns the devices on which `initialize` makes each parameter: blocks that were named on
         theirs, the rest on `ctx`, or without one where it has been (None: nowhere yet)."""
         homes: dict[Any, list[Context]] = {}
 
@@ -149,7 +149,7 @@ class _Placed(Replicas):
 
 
 def _devices(where):
-    """The devices of the dict."""
+    """Returns the devices of the dict."""
     if not where:
         raise ValueError("place: the dict is empty; {'output': mx.cpu(1)} names blocks and devices")
     for name, ctx in where.items():
@@ -164,7 +164,7 @@ def _devices(where):
 
 
 def _named(net, where, blocks):
-    """The device of each block that a name or pattern matches.
+    """Returns the device of each block that a name or pattern matches.
 
     A key that is the path or name of blocks stands for these alone, and is looked up; only other
     keys are patterns, which are compiled once. So thousands of paths take linear time.
@@ -203,7 +203,7 @@ def _named(net, where, blocks):
 
 
 def _having_devices(net):
-    """The parameters that are somewhere, or will be as soon as their shape is known."""
+    """Returns the parameters that are somewhere, or will be as soon as their shape is known."""
     return [
         param
         for param in net.collect_params().values()
@@ -213,7 +213,7 @@ def _having_devices(net):
 
 
 def _is_layer(block):
-    """Whether no block inside has parameters: a layer with its activation, say."""
+    """True if no block inside has parameters: a layer with its activation, say."""
     return not any(own_parameters(inner) for _, _, _, inner in walk(block))
 
 
@@ -233,12 +233,12 @@ def _assign(block, device, named, homes):
 
 
 def devices_now(net: Block) -> dict[Any, list[Context]]:
-    """The devices of each parameter that has some, or will have."""
+    """Returns the devices of each parameter that has some, or will have."""
     return {param: param.list_ctx() for param in _having_devices(net)}
 
 
 def says_where(net: Block) -> bool:
-    """Whether this process tells the user where everything is: of several ranks, rank 0."""
+    """True if this process tells the user where everything is: of several ranks, rank 0."""
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
     over_ranks = any(ctx.rank is not None for each in dicts for ctx in each.values())
@@ -246,7 +246,7 @@ def says_where(net: Block) -> bool:
 
 
 def described(net: Block, before: dict[Any, list[Context]]) -> str:
-    """A text that says where everything is; `before`: where parameters were."""
+    """Returns a text that says where everything is; `before`: where parameters were."""
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
     names = {group: ", ".join(str(each[group]) for each in dicts) for group in dicts[0]}
@@ -255,8 +255,8 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
     moves: list[str] = []
 
     def visit(block, path, outer):
-        """The groups of the layers inside; and where arrays enter and leave: (path, group) of the
-        first and the last layer, or None if that is unknown."""
+        """Returns the groups of the layers inside; and where arrays enter and leave: (path, group)
+        of the first and the last layer, or None if that is unknown."""
         group = group_of(block) or outer
         for param in own_parameters(block).values():
             params.setdefault(group, {})[param] = None

@@ -21,7 +21,7 @@ __all__ = ["barrier", "fetch", "num_ranks", "rank"]
 
 
 def rank() -> int:
-    """The rank of this process, from 0.
+    """Returns the rank of this process, from 0.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def rank() -> int:
 
 
 def num_ranks() -> int:
-    """The number of processes of this program; 1 where it was not started by ``mpirun``.
+    """Returns the number of processes of this program; 1 where it was not started by ``mpirun``.
 
     Examples
     --------

@@ -82,7 +82,7 @@ def _single(array, name):
 
 
 def contexts(ctx: Context | Sequence[Context], name: str) -> list[Context]:
-    """A list of devices, checked."""
+    """Returns a list of devices, checked."""
     if isinstance(ctx, Context):
         ctx = [ctx]
     ctx = list(ctx)
@@ -144,7 +144,7 @@ def _join_gpus_of_ranks(contexts, transport):
 def all_reduce(
     arrays: Sequence[NDArray], algorithm: str = "auto", transport: str | None = None
 ) -> list[NDArray]:
-    """The sum of all arrays, on each of their devices.
+    """Returns the sum of all arrays, on each of their devices.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def all_reduce(
 def reduce(
     arrays: Sequence[NDArray], ctx: Context | None = None, transport: str | None = None
 ) -> NDArray:
-    """The sum of all arrays, on one device.
+    """Returns the sum of all arrays, on one device.
 
     Parameters
     ----------
@@ -234,8 +234,8 @@ def reduce(
 def reduce_scatter(
     arrays: Sequence[NDArray], axis: int = 0, transport: str | None = None
 ) -> list[NDArray]:
-    """The sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't divide
-    evenly, the first get one more.
+    """Returns the sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't
+    divide evenly, the first get one more.
 
     Parameters
     ----------
@@ -362,8 +362,8 @@ def gather(
 def scatter(
     array: NDArray, ctx: Context | Sequence[Context], axis: int = 0, transport: str | None = None
 ) -> list[NDArray]:
-    """An array cut along `axis`: each device gets a part. Where it doesn't divide evenly, the
-    first get one more.
+    """Returns an array cut along `axis`: each device gets a part. Where it doesn't divide evenly,
+    the first get one more.
 
     Parameters
     ----------
@@ -402,7 +402,7 @@ def scatter(
 def broadcast(
     array: NDArray, ctx: Context | Sequence[Context], transport: str | None = None
 ) -> list[NDArray]:
-    """A copy of an array on each device.
+    """Returns a copy of an array on each device.
 
     Parameters
     ----------

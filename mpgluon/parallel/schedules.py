@@ -48,7 +48,7 @@ class Schedule(typing.NamedTuple):
     rounds : int
         How many stages each device gets from the planner. More than one takes two micro-batches.
     build : function of (StageGraph, int), optional
-        The table of a whole step for so many micro-batches, or None where it has none: then, and
+        The table of a whole step for so many micro-batches, or None if it has none: then, and
         without such a function, the table is made by list scheduling.
 
     Examples
@@ -72,7 +72,7 @@ class Schedule(typing.NamedTuple):
         )
 
     def takes(self, micro_batches: int) -> bool:
-        """Whether the planner may choose so many micro-batches for it.
+        """True if the planner may choose so many micro-batches for it.
 
         Examples
         --------
@@ -84,8 +84,8 @@ class Schedule(typing.NamedTuple):
 
 
 def named(name: str, who: str = "", more: str = "") -> Schedule:
-    """The `Schedule` of that name; ValueError, with `who` asks and `more` that may be said, where
-    there is none."""
+    """Returns the `Schedule` of that name; ValueError, with `who` asks and `more` that may be said,
+    where there is none."""
     if not isinstance(name, str) or name not in SCHEDULES:
         raise ValueError(
             f"{who}there is no schedule {name!r}; there are {', '.join(SCHEDULES)}{more}"
@@ -214,8 +214,8 @@ class StageGraph:
         return max(self.devices, default=-1) + 1
 
     def needs(self, action: Action, micro_batches: int, kinds: Collection[str]) -> list[Action]:
-        """The actions that must be done before `action`, where kinds of them are part of the
-        table."""
+        """Returns the actions that must be done before `action`, where kinds of them are part of
+        the table."""
         kind, s, m = action
         if kind == "F":
             needed = [Action("F", source, m) for source in self.before[s]]
@@ -250,7 +250,7 @@ def make_table(
     phases: str = "FB",
     in_flight: int | None = None,
 ) -> list[list[Action]]:
-    """The table of a named schedule.
+    """Returns the table of a named schedule.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ class _ListScheduling:
         self.table = [[] for _ in range(stages.num_devices)]
 
     def run(self):
-        """The table; None where no action is ready any more."""
+        """Returns the table; None if no action is ready any more."""
         while self.lacking:
             best = min(self._ready(), default=None)
             if best is None:
@@ -372,7 +372,7 @@ class _ListScheduling:
         return (-1 if s in self.stages.transfer_only else 1, 0, -s, m)
 
     def _is_allowed(self, action):
-        """Whether a stage has room for a micro-batch, and its device's turn has come."""
+        """True if a stage has room for a micro-batch, and its device's turn has come."""
         kind, s, m = action
         if kind == "F":
             if self.interleaves and s in self.stages.transfer_only:
@@ -403,7 +403,7 @@ class _ListScheduling:
 
 
 def _interleaved(stages: StageGraph, micro_batches: int) -> list[list[Action]] | None:
-    """Narayanan's order for stages dealt out to the devices in turn; None where they lie otherwise,
+    """Narayanan's order for stages dealt out to the devices in turn; None if they lie otherwise,
     or there is no such order."""
     count = stages.num_devices
     chunks, rest = divmod(len(stages), count)
@@ -472,7 +472,7 @@ def _costs(stages: StageGraph, times: Times | None) -> Callable[[Action], float]
 def parse_table(
     table: Sequence[Sequence[tuple[str, int, int]]], stages: StageGraph
 ) -> list[list[Action]]:
-    """A user's table as lists of `Action`.
+    """Returns a user's table as lists of `Action`.
 
     Parameters
     ----------

@@ -92,8 +92,8 @@ class Signature:
         return traced and (state, traced)
 
     def traced_ops(self, inputs):
-        """The block's ops for inputs of these (shape, dtype, device): see `TracedOps`. Raises
-        NotSupportedError if the block runs steps on the host, loops or branches."""
+        """Returns the block's ops for inputs of these (shape, dtype, device): see `TracedOps`.
+        Raises NotSupportedError if the block runs steps on the host, loops or branches."""
         discovery = tracing.Discovery()
         with autograd.pause(train_mode=self.training), discovery:
             arrays = [discovery.trace.new_input(*desc) for desc in inputs]
@@ -126,11 +126,12 @@ class Signature:
         )
 
     def _state(self, arrays):
-        """The facts that a trace depends on and that differ between calls of a signature."""
+        """Returns the facts that a trace depends on and that differ between calls of a
+        signature."""
         return _core.is_recording(), self.captured, [_graph_breaks.describe(a) for a in arrays]
 
     def _forward(self, arrays):
-        """The results of the block for traced arrays."""
+        """Returns the results of the block for traced arrays."""
         if flags_of(self.block).get("recompute") is True:
             _core.begin_recompute()
         value = self.block.forward(*regroup(self.structure, iter(arrays)))
@@ -154,7 +155,7 @@ class Signature:
             self.ready = False
 
     def is_current(self):
-        """Whether calls use the arrays that are now where those were that it captured. False: it
+        """True if calls use the arrays that are now where those were that it captured. False: it
         takes another trace."""
         return are_current(self)
 
@@ -179,7 +180,8 @@ class Signature:
             tapped.unbind()
 
     def trace(self, *arrays):
-        """The block on traced arrays: its inputs, then the copies of parameters that it uses."""
+        """Returns the block on traced arrays: its inputs, then the copies of parameters that it
+        uses."""
         first, self.first_trace = self.first_trace, None
         if first is not None and first[0] == self._state(arrays):
             return first[1](arrays)
@@ -207,14 +209,14 @@ class Signature:
         return self.discover_taps(flat, Taps)
 
     def discover_taps(self, flat, kind):
-        """The taps of a recorded call, of a class, and the number of outputs."""
+        """Returns the taps of a recorded call, of a class, and the number of outputs."""
         discovery = tracing.Discovery(kind)
         with discovery:
             outputs = self._forward([discovery.trace.input(array) for array in flat])
         return discovery.taps, len(outputs)
 
     def trace_tapped(self, inputs, parameters, taps):
-        """The block on traced arrays, with taps."""
+        """Returns the block on traced arrays, with taps."""
         with tracing.Binding(self.used, parameters, self.path, taps):
             return self._forward(inputs)
 
@@ -224,7 +226,7 @@ class Signature:
 
 
 def _weakly(method):
-    """A function that calls a method and does not keep its object."""
+    """Returns a function that calls a method and does not keep its object."""
     method = weakref.WeakMethod(method)
     return lambda *arrays: method()(*arrays)
 
@@ -284,8 +286,8 @@ class CompiledCall:
         )
 
     def _prepare(self, key, signature, flat):
-        """The signature with its parameters bound and its captured arrays up to date, or a new one
-        where that takes another trace."""
+        """Returns the signature with its parameters bound and its captured arrays up to date, or a
+        new one where that takes another trace."""
         if not signature.is_current():
             self._forget([key])
             signature = self._add(key, flat)
@@ -319,7 +321,8 @@ class CompiledCall:
                     signature.unbind()
 
     def structure(self):
-        """The structure of the arguments of the first signature; None where nothing is compiled."""
+        """Returns the structure of the arguments of the first signature; None if nothing is
+        compiled."""
         return next(iter(self._signatures))[0] if self._signatures else None
 
     def inputs(self):
@@ -369,7 +372,7 @@ class CompiledCall:
         )
 
     def entries(self, path):
-        """The compiled programs, as dicts (see `_compiled_programs`)."""
+        """Returns the compiled programs, as dicts (see `_compiled_programs`)."""
         return [
             {"block": path, **entry}
             for signature in list(self._signatures.values())

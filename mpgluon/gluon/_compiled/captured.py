@@ -49,7 +49,7 @@ class Captured:
         self.array, self.place = array, array._place
 
     def current(self):
-        """The array that is there now; None: there is none."""
+        """Returns the array that is there now; None: there is none."""
         value = self.root
         try:
             for get, key in self.keys:
@@ -60,7 +60,7 @@ class Captured:
 
 
 def are_current(signature):
-    """Whether calls of a signature use the arrays that are now where those were that it captured.
+    """True if calls of a signature use the arrays that are now where those were that it captured.
     It is made so where it is plain which stands for which: where all places that had a captured
     array's memory have the same other one, and no two captured arrays come to share memory. False:
     it takes another trace."""
@@ -119,8 +119,8 @@ def _item(container, key):
 
 
 def _attribute(value, name):
-    """An attribute of an object or class as it is kept: no property is computed, and no function
-    bound."""
+    """Returns an attribute of an object or class as it is kept: no property is computed, and no
+    function bound."""
     own = getattr(value, "__dict__", ())
     if name in own:
         return own[name]
@@ -154,7 +154,7 @@ def _names(code):
 
 
 def _of_a_package(value):
-    """Whether a function, class or module is of a package that keeps no arrays of the user's."""
+    """True if a function, class or module is of a package that keeps no arrays of the user's."""
     module = (
         value.__name__
         if isinstance(value, types.ModuleType)
@@ -164,7 +164,7 @@ def _of_a_package(value):
 
 
 def _class_parts(kind, value):
-    """The attributes that a class, or `value` of it, has by the class and its bases."""
+    """Returns the attributes that a class, or `value` of it, has by the class and its bases."""
     parts = {}
     for base in kind.__mro__:
         if not _of_a_package(base):
@@ -221,7 +221,7 @@ def _parts(value, names):
 
 
 def find(block, arrays):
-    """The `Captured` among what `block` can see that share memory with one of `arrays`."""
+    """Returns the `Captured` among what `block` can see that share memory with one of `arrays`."""
     memory = {array._place[0] for array in arrays}
     found, seen, queue = [], {id(block)}, [(block, (), frozenset())]
     for value, keys, names in queue:  # it grows

@@ -58,12 +58,12 @@ def initialize_replicas(block, init, ctx, verbose, force_reinit):
 
 
 def replicated(block):
-    """Whether the block is placed on a mesh."""
+    """True if the block is placed on a mesh."""
     return devices_of_groups(block) is not None and not isinstance(devices_of_groups(block), dict)
 
 
 def replica(block, args, symbolic):
-    """A scope in which the block's dict of groups to devices is the running one: of several
+    """Returns a scope in which the block's dict of groups to devices is the running one: of several
     replicas, that of the device of `args`."""
     devices = devices_of_groups(block)
     if devices is None or symbolic:
@@ -74,7 +74,7 @@ def replica(block, args, symbolic):
 
 
 def group(block, symbolic):
-    """A scope in which ops belong to the block's group."""
+    """Returns a scope in which ops belong to the block's group."""
     if group_of(block) is None or not (symbolic or _device_groups.running()):
         return _core.Scope()
     return AttrScope(ctx_group=group_of(block))
@@ -92,7 +92,7 @@ def moved(block, args, symbolic, outer):
 
 
 def near(contexts):
-    """The one of the devices that belongs to the running replica, or None."""
+    """Returns the one of the devices that belongs to the running replica, or None."""
     here = [ctx for ctx in contexts if ctx in _device_groups.devices()]
     return here[0] if len(here) == 1 else None
 

@@ -42,8 +42,8 @@ class CompiledPrograms(Tabular):
         return iter(self._entries)
 
     def programs(self) -> str:
-        """The programs themselves, as text: for each signature, device and phase its operators (by
-        block path), copies and waits, in the order in which they run."""
+        """Returns the programs themselves, as text: for each signature, device and phase its
+        operators (by block path), copies and waits, in the order in which they run."""
         lines = []
         for entry in self._entries:
             lines.append(f"{entry['block']} for {'training' if entry['train'] else 'prediction'}")
@@ -80,7 +80,7 @@ class CompiledPrograms(Tabular):
 
 
 def _pipeline_parts(entry, lines):
-    """The tables of a pipelined block."""
+    """Returns the tables of a pipelined block."""
     counts = [f"{entry['rows'].count(size)} of {size}" for size in dict.fromkeys(entry["rows"])]
     rows = [
         (
@@ -187,7 +187,7 @@ def _entry_parts(entry):
 
 
 def _part_text(part):
-    """The text that names one part of several: its body, and the steps before it (see
+    """Returns the text that names one part of several: its body, and the steps before it (see
     `mpgluon._graph_breaks.Split.compiled`)."""
     steps = [
         name if shapes is None else f"{name} -> {', '.join(map(str, shapes))}"

@@ -28,7 +28,8 @@ def _bytes(value):
 
 
 def limits(value):
-    """A memory budget as a list of (context or None, bytes); empty for True, False and None."""
+    """Returns a memory budget as a list of (context or None, bytes); empty for True, False and
+    None."""
     if value is None or value is True or value is False:
         return []
     if isinstance(value, dict):
@@ -42,7 +43,7 @@ def limits(value):
 
 
 def of_descendants(block):
-    """Whether each block under `block`, and it, is computed again: compiled calls depend on it."""
+    """True if each block under `block`, and it, is computed again: compiled calls depend on it."""
     found = [flags_of(block).get("recompute") is True and is_hybridized(block)]
     for child in children(block).values():
         found += of_descendants(child)

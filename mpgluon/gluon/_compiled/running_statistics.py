@@ -21,7 +21,7 @@ _local = _Local()
 
 
 def active():
-    """The `Statistics` of the trace that is going on in this thread, or None."""
+    """Returns the `Statistics` of the trace that is going on in this thread, or None."""
     return _local.active
 
 

@@ -28,7 +28,7 @@ _local = _Local()
 
 
 def current():
-    """The tracing in progress in this thread, or None."""
+    """Returns the tracing in progress in this thread, or None."""
     return _local.tracing
 
 
@@ -38,7 +38,7 @@ class _Parameters:
     _replaced: dict | None = None  # (parameter, device) -> the array that replaces it
 
     def parameter(self, param, ctx):
-        """The traced array of a parameter's copy on a device."""
+        """Returns the traced array of a parameter's copy on a device."""
         if self._replaced is not None and (param, ctx) in self._replaced:
             return self._replaced[param, ctx]
         return self._parameter(param, ctx)
@@ -86,10 +86,10 @@ class Discovery(_Parameters, _graph_breaks.Tracer):
         return array
 
     def traced(self, inputs, outputs):
-        """The traced code, as a function of a list of arrays for `inputs` and those in `used`: it
-        gives what stands for `outputs` then, inside of another trace. None where that trace would
-        differ from this one: where the block is cut, and where it has loops or branches, which are
-        traced by themselves here."""
+        """Returns the traced code, as a function of a list of arrays for `inputs` and those in
+        `used`: it gives what stands for `outputs` then, inside of another trace. None if that
+        trace would differ from this one: where the block is cut, and where it has loops or
+        branches, which are traced by themselves here."""
         if self.splits or self.has_bodies:
             return None
         part = self._last_part(outputs)
@@ -209,7 +209,7 @@ class Unknown:
 
 
 def size_of_unknown(unknown):
-    """The shape and the name of the parameter that an `Unknown` stands for, in words."""
+    """Returns the shape and the name of the parameter that an `Unknown` stands for, in words."""
     return f"shape {unknown._param.shape} of parameter '{unknown._param.name}'"
 
 
@@ -238,7 +238,7 @@ class InferringOps:
 
 
 def _complete(op, name, args, kwargs):
-    """The arguments of operator `op` with arrays in place of `Unknown`s."""
+    """Returns the arguments of operator `op` with arrays in place of `Unknown`s."""
     unknown = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Unknown))
     where = unknown._path()
     if name == "Custom":
@@ -271,7 +271,8 @@ def _complete(op, name, args, kwargs):
 
 
 def _inferred_custom(args, kwargs):
-    """The inputs of a Custom op in their order, and what its own code finds out about them."""
+    """Returns the inputs of a Custom op in their order, and what its own code finds out about
+    them."""
     from ...operator import CustomCall
 
     is_input = {
@@ -294,7 +295,8 @@ def _inferred_custom(args, kwargs):
 
 
 def _resolved(where, name, args, kwargs, arrays, inferred):
-    """The arguments with arrays in place of `Unknown`s, for inputs of which that is inferred."""
+    """Returns the arguments with arrays in place of `Unknown`s, for inputs of which that is
+    inferred."""
     known = {}
     for array, (shape, _dtype) in zip(arrays, inferred):
         if isinstance(array, Unknown):

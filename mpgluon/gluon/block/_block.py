@@ -44,7 +44,7 @@ class _NameScope(_core.Scope):
 
     @staticmethod
     def create(prefix, params, hint):
-        """The prefix and the parameter dict of a block that is being made."""
+        """Returns the prefix and the parameter dict of a block that is being made."""
         scope = getattr(_NameScope._current, "value", None)
         shared = params
         if scope is None:
@@ -77,7 +77,7 @@ def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hides_block(value, known):
-    """Whether nested lists and dicts hold a block that is not among the known ones."""
+    """True if nested lists and dicts hold a block that is not among the known ones."""
     if isinstance(value, (list, tuple)):
         return any(_hides_block(item, known) for item in value)
     if isinstance(value, dict):
@@ -136,7 +136,7 @@ class Block(TreeNode):
         return "\n".join(lines)
 
     def _shown(self):
-        """The blocks that repr lists, by name."""
+        """Returns the blocks that repr lists, by name."""
         return [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
 
     def _add_lines(self, lines, head, depth):
@@ -200,7 +200,8 @@ class Block(TreeNode):
         return self._params
 
     def name_scope(self) -> AbstractContextManager[Any]:
-        """A context manager: blocks made inside it get this block's prefix in front of theirs."""
+        """Returns a context manager: blocks made inside it get this block's prefix in front of
+        theirs."""
         return _NameScope(self)
 
     def register_child(self, block: Block, name: str | None = None) -> None:
@@ -240,7 +241,7 @@ class Block(TreeNode):
     # Parameters
 
     def collect_params(self, select: str | None = None) -> ParameterDict:
-        """The parameters of the block and its descendants.
+        """Returns the parameters of the block and its descendants.
 
         Parameters
         ----------
@@ -406,7 +407,7 @@ class Block(TreeNode):
 
     def load(self, prefix: str) -> None:
         """Reads the files of `save` into a network made of the same blocks in the same order: their
-        names in the tree, which were hybridized, and the parameters. ValueError when it is another
+        names in the tree, which were hybridized, and the parameters. ValueError if it is another
         network."""
         with structure_of(f"{prefix}-model.json", self):
             self.load_parameters(f"{prefix}-model.params")
@@ -603,8 +604,8 @@ class Block(TreeNode):
             _core.set_scope(outer)
 
     def _scope_id(self, outer):
-        """The number of the path of this block within the block of scope `outer`, under which its
-        work is queued."""
+        """Returns the number of the path of this block within the block of scope `outer`, under
+        which its work is queued."""
         self._scope_ids[outer] = scope = scope_of(self, outer)
         return scope
 
@@ -622,8 +623,8 @@ class Block(TreeNode):
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def compiled(self) -> CompiledPrograms:
-        """The compiled programs of this block and its descendants: operators, copies and bytes on
-        each device.
+        """Returns the compiled programs of this block and its descendants: operators, copies and
+        bytes on each device.
 
         Returns
         -------

@@ -5,8 +5,8 @@ from .._nested import is_symbolic
 
 
 def flatten(args, inout_str):
-    """The symbols or arrays in nested lists as one list, and its format: 0 for one of them, the
-    number of outputs for a symbol with several, -1 for None, a list for a list."""
+    """Returns the symbols or arrays in nested lists as one list, and its format: 0 for one of them,
+    the number of outputs for a symbol with several, -1 for None, a list for a list."""
     if isinstance(args, nd.NDArray):
         return [args], 0
     if args is None:
@@ -23,7 +23,7 @@ def flatten(args, inout_str):
 
 
 def regroup(args, fmt):
-    """The first items of a list in the format that `flatten` returned, and the items behind
+    """Returns the first items of a list in the format that `flatten` returned, and the items behind
     them."""
     if isinstance(fmt, list):
         groups = []

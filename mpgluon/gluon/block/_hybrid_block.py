@@ -326,8 +326,8 @@ class HybridBlock(Block, Compilable):
             )
 
     def _place(self, param, ctx):
-        """The device of the copy to use with inputs on `ctx`, and the parameter if that is another
-        one."""
+        """Returns the device of the copy to use with inputs on `ctx`, and the parameter if that is
+        another one."""
         contexts = param.list_ctx()
         if ctx in contexts or grouped.settled(param, ctx):
             return ctx, None
@@ -429,8 +429,8 @@ _FLAGS = frozenset(
 
 
 def _array_of(param, device):
-    """The array that blocks compute with: the copy on a device, or the result of an overridden
-    `data`. While a block is traced, a traced array."""
+    """Returns the array that blocks compute with: the copy on a device, or the result of an
+    overridden `data`. While a block is traced, a traced array."""
     if param.overrides_data:
         return param.data(device)
     trace = tracing.current()
@@ -438,7 +438,7 @@ def _array_of(param, device):
 
 
 def _resolver(param, device):
-    """A function that gives the array of a parameter once its shape is found."""
+    """Returns a function that gives the array of a parameter once its shape is found."""
 
     def resolve():
         if tracing.current() is None:

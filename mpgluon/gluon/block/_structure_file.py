@@ -37,7 +37,7 @@ def _entry(block, counter):
 @contextlib.contextmanager
 def structure_of(path, block):
     """Gives the tree of blocks the children's names of the file, and hybridizes those that were;
-    undone where what is done with it fails. ValueError when it is another tree, of which nothing
+    undone where what is done with it fails. ValueError if it is another tree, of which nothing
     was changed then."""
     with open_regular(path) as file:
         try:

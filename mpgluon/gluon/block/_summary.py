@@ -10,7 +10,7 @@ from ..utils import shape_is_known
 
 
 def _shapes(value):
-    """The shapes of the arrays in nested lists, as text."""
+    """Returns the shapes of the arrays in nested lists, as text."""
     if isinstance(value, nd.NDArray):
         return str(value.shape)
     if isinstance(value, (list, tuple)):
@@ -78,7 +78,7 @@ def _joined(values):
 
 
 def _devices_of(value):
-    """The devices of the arrays in nested lists, as text, each once."""
+    """Returns the devices of the arrays in nested lists, as text, each once."""
     if isinstance(value, nd.NDArray):
         return {str(value.context): None}
     inside = value if isinstance(value, (list, tuple)) else ()
@@ -100,12 +100,12 @@ def _bytes(param):
 
 
 def _contexts(param):
-    """The devices that a parameter is on, or will be on."""
+    """Returns the devices that a parameter is on, or will be on."""
     return param.list_ctx() if param.arrays is not None or param.deferred_init else []
 
 
 def _row(layer, params):
-    """The cells of a layer: its text, devices, parameters and bytes on each device."""
+    """Returns the cells of a layer: its text, devices, parameters and bytes on each device."""
     devices = dict.fromkeys(str(ctx) for param in params for ctx in _contexts(param))
     counts = [_elements(param) for param in params]
     if None in counts:
@@ -115,7 +115,7 @@ def _row(layer, params):
 
 
 def html_of(net):
-    """The table of a network's layers, those that have parameters or no children: HTML."""
+    """Returns the table of a network's layers, those that have parameters or no children: HTML."""
     rows, seen = [("layers", "device", "parameters", "bytes")], {}
 
     def add(block, path):

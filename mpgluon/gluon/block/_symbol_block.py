@@ -209,7 +209,7 @@ class SymbolBlock(HybridBlock):
             param.cast(dtypes.get(name, dtype))
 
     def _named(self, args):
-        """The inputs by name."""
+        """Returns the inputs by name."""
         flat = []
         _collect(args, flat)
         if len(flat) != len(self._input_names):
@@ -283,7 +283,7 @@ def _symbols_like(structure, names):
 
 
 def symbol_of(block: HybridBlock) -> Symbol:
-    """The symbol of a block that was hybridized and called, its inputs named as
+    """Returns the symbol of a block that was hybridized and called, its inputs named as
     `HybridBlock.export` does."""
     return symbol_and_constants(block)[0]
 
@@ -291,8 +291,8 @@ def symbol_of(block: HybridBlock) -> Symbol:
 def symbol_and_constants(
     block: HybridBlock, inputs: Sequence[Any] | None = None
 ) -> tuple[Symbol, dict[str, NDArray]]:
-    """The symbol of a block, and arrays by the names of its variables that are neither inputs nor
-    parameters. inputs: (shape, dtype) of each input, for a block that was not called."""
+    """Returns the symbol of a block, and arrays by the names of its variables that are neither
+    inputs nor parameters. inputs: (shape, dtype) of each input, for a block that was not called."""
     from ...symbol import Group
 
     if isinstance(block, SymbolBlock):

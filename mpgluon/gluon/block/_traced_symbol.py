@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def traced_symbols(
     block: Any, structure: Any, inputs: Sequence[Any], names: Sequence[str]
 ) -> tuple[list[Symbol], dict[str, NDArray]]:
-    """The outputs of a block as symbols, and the arrays that it uses besides inputs and parameters,
-    by name. inputs: (shape, dtype, device) of each; names: their names.
+    """Returns the outputs of a block as symbols, and the arrays that it uses besides inputs and
+    parameters, by name. inputs: (shape, dtype, device) of each; names: their names.
 
     The sizes that the block reads are constants in the symbol. Only the batch size stays free,
     where ops can infer it: the first size of the first input, and of all inputs that share it.
@@ -36,7 +36,7 @@ def traced_symbols(
 
 
 def _is_complete(symbols, constants, inputs):
-    """Whether the open sizes of arrays that ops make follow from the shapes of the inputs."""
+    """True if the open sizes of arrays that ops make follow from the shapes of the inputs."""
     from ...symbol._graph import entries_of, topological
     from ...symbol._infer import Inference, known, with_open_shapes
 
@@ -52,7 +52,7 @@ _PUBLIC = {"_reshape_exact": "Reshape", "_broadcast_exact": "broadcast_to", "_de
 
 
 def _public(traced, path):
-    """The ops by names that files can hold."""
+    """Returns the ops by names that files can hold."""
     ops = [(_PUBLIC.get(op[0], op[0]), *op[1:]) for op in traced.ops]
     for name, *_ in ops:
         if name is None or "hidden" in _core.ops()[name].describe()["flags"]:
@@ -70,8 +70,9 @@ def _public(traced, path):
 
 
 def _with_free_batch(signature, traced, inputs):
-    """The parameters of each op, with sizes left open that are the batch size: a second trace with
-    another batch size shows which. Those of the trace if that does not explain all differences."""
+    """Returns the parameters of each op, with sizes left open that are the batch size: a second
+    trace with another batch size shows which. Those of the trace if that does not explain all
+    differences."""
     given = [params for _, params, *_ in traced.ops]
     batch = inputs[0][0][:1]
     if not batch:
@@ -110,7 +111,7 @@ _OPEN = {
 
 
 def _inferred(name, params, changed, shapes):
-    """The parameters with the sizes left open that differ; None if the op has no such form.
+    """Returns the parameters with the sizes left open that differ; None if the op has no such form.
     shapes: of the op's first input in both traces."""
     keys = [key for key in params if params[key] != changed.get(key)]
     if params.keys() != changed.keys() or any((name, key) not in _OPEN for key in keys):

@@ -33,7 +33,7 @@ def worker_initializer(dataset):
 
 
 def worker_fn(samples, batchify_fn, dataset=None):
-    """A batch of the samples with these numbers, pickled."""
+    """Returns a batch of the samples with these numbers, pickled."""
     samples = [(dataset if _dataset is None else _dataset)[i] for i in samples]
     buffer = io.BytesIO()
     ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(batchify_fn(samples))

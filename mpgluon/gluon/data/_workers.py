@@ -104,7 +104,8 @@ def _send(connection, ticket, kind, value):
 
 
 def _socket(connection):
-    """The socket of a connection, to be closed, for what connections cannot send: descriptors."""
+    """Returns the socket of a connection, to be closed, for what connections cannot send:
+    descriptors."""
     return socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
 
 
@@ -142,7 +143,7 @@ class RemoteError(Exception):
 
 
 def _describe(error):
-    """The exception itself where it can be pickled, and its traceback as text."""
+    """Returns the exception itself where it can be pickled, and its traceback as text."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
@@ -256,8 +257,8 @@ class WorkerPool:
             raise
 
     def get(self, round_, number, timeout):
-        """A batch. Raises what the worker raised; RuntimeError when one died; TimeoutError after
-        `timeout` seconds."""
+        """Returns a batch. Raises what the worker raised; RuntimeError if one died; TimeoutError
+        after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while number not in round_.done:
             self._check()

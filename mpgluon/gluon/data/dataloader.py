@@ -75,7 +75,8 @@ def _gather(data, convert):
 
 
 def to_array(values: np.ndarray[Any, Any]) -> nd.NDArray:
-    """An NDArray of a NumPy array that nobody else has: of its memory, where that is possible."""
+    """Returns an NDArray of a NumPy array that nobody else has: of its memory, where that is
+    possible."""
     if current_context() == _HOST and values.dtype in _SHARED and values.flags.carray:
         return nd.from_dlpack(values)
     return nd.array(values, dtype=values.dtype)
@@ -94,7 +95,7 @@ def default_batchify_fn(data: Sequence[Any]) -> Any:
 
 
 def default_mp_batchify_fn(data: Sequence[Any]) -> Any:
-    """The same batch, as a worker process and the loader make it together."""
+    """Returns the same batch, as a worker process and the loader make it together."""
     return _from_numpy(_to_numpy(data))
 
 
@@ -333,7 +334,7 @@ class DataLoader(OptionsChecked):
         weakref.finalize(self, self._pool.close)
 
     def _round(self):
-        """An iterator over the batches of one round."""
+        """Returns an iterator over the batches of one round."""
         if self._num_workers == 0:
             return (
                 self._batchify_fn([self._dataset[i] for i in batch])
@@ -350,7 +351,7 @@ class DataLoader(OptionsChecked):
         )
 
     def _pinned(self, batch):
-        """The batch with its arrays in pinned memory."""
+        """Returns the batch with its arrays in pinned memory."""
         if isinstance(batch, nd.NDArray):
             return batch.as_in_context(cpu_pinned(self._pin_device_id))
         if isinstance(batch, dict):

@@ -34,15 +34,15 @@ class Dataset:
         raise NotImplementedError(f"{type(self).__name__} must define __len__")
 
     def filter(self, fn: Callable[[Any], Any]) -> Dataset:
-        """A data set of the samples for which `fn(sample)` is true. All samples are looked at
-        now."""
+        """Returns a data set of the samples for which `fn(sample)` is true. All samples are looked
+        at now."""
         from .sampler import FilterSampler
 
         return _Selection(self, FilterSampler(fn, self))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """The part `index` of `num_shards` consecutive parts of nearly equal length (the first ones
-        take what is over)."""
+        """Returns the part `index` of `num_shards` consecutive parts of nearly equal length (the
+        first ones take what is over)."""
         if num_shards < 1:
             raise MXNetAssertionError(f"num_shards must be at least 1, got {num_shards}")
         if not 0 <= index < num_shards:
@@ -54,14 +54,15 @@ class Dataset:
         return _Selection(self, range(begin, begin + length + (index < over)))
 
     def take(self, count: int | None) -> Dataset:
-        """The first `count` samples (all of them, if there are fewer or `count` is None)."""
+        """Returns the first `count` samples (all of them, if there are fewer or `count` is
+        None)."""
         size = len(self)
         if count is not None and count < 0:
             raise ValueError(f"count must not be negative, got {count}")
         return _Selection(self, range(size if count is None else min(count, size)))
 
     def sample(self, sampler: Sampler) -> Dataset:
-        """The samples at the indices that a Sampler gives, drawn once, now."""
+        """Returns the samples at the indices that a Sampler gives, drawn once, now."""
         from .sampler import Sampler
 
         if not isinstance(sampler, Sampler):
@@ -69,8 +70,8 @@ class Dataset:
         return _Selection(self, sampler)
 
     def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
-        """A data set of `fn(*sample)`: computed each time a sample is asked for, or, unless `lazy`,
-        all of them now."""
+        """Returns a data set of `fn(*sample)`: computed each time a sample is asked for, or, unless
+        `lazy`, all of them now."""
         transformed = _Transformed(self, fn)
         return (
             transformed

@@ -61,12 +61,12 @@ def _root(root):
 
 
 def short_hash(name: str) -> str:
-    """The part of a model's SHA-1 that its file's name has.
+    """Returns the part of a model's SHA-1 that its file's name has.
 
     Parameters
     ----------
     name : str
-        Name of the model; ValueError when there are no trained parameters for it.
+        Name of the model; ValueError if there are no trained parameters for it.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def short_hash(name: str) -> str:
 
 
 def get_model_file(name: str, root: str | None = None) -> str:
-    """The path of a model's file of trained parameters.
+    """Returns the path of a model's file of trained parameters.
 
     A file that is not there, or is another one, is fetched where the environment variable
     ``MXNET_GLUON_REPO`` has the address (or the folder) of files such as

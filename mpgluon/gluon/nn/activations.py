@@ -37,7 +37,7 @@ def check_activation(layer: str, name: str, known: tuple[str, ...] = _NAMES) -> 
 
 
 def after(layer: str, activation: str | None) -> Activation | None:
-    """The activation that a layer ends with."""
+    """Returns the activation that a layer ends with."""
     if activation is None:
         return None
     check_activation(layer, activation)
@@ -203,5 +203,6 @@ class Swish(Layer):
 
 
 def activation_name(layer: Any) -> str | None:
-    """The name of the activation function that a layer ends with, or None. For `parallel.shard`."""
+    """Returns the name of the activation function that a layer ends with, or None. For
+    `parallel.shard`."""
     return None if layer.act is None else layer.act._act_type

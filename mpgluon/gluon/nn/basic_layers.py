@@ -708,7 +708,7 @@ class HybridLambda(HybridBlock):
 
 
 def dense_arguments(layer: Dense) -> dict[str, Any]:
-    """The arguments of a `Dense`."""
+    """Returns the arguments of a `Dense`."""
     units, in_units = layer.weight.shape
     return {
         "units": units,
@@ -723,12 +723,12 @@ def dense_arguments(layer: Dense) -> dict[str, Any]:
 
 
 def dropout_arguments(layer: Dropout) -> dict[str, Any]:
-    """The arguments of a `Dropout`."""
+    """Returns the arguments of a `Dropout`."""
     return {"rate": layer._rate, "axes": layer._axes}
 
 
 def layer_norm_arguments(layer: LayerNorm) -> dict[str, Any]:
-    """The arguments of a `LayerNorm`."""
+    """Returns the arguments of a `LayerNorm`."""
     given = layer._kwargs
     return {
         "axis": layer._axis,

@@ -71,7 +71,7 @@ def check_groups(layer: str, groups: int, **channels: int) -> None:
 
 
 def _with_example(doc, *lines):
-    """A docstring and an example: calls, and what the last one gives."""
+    """Returns a docstring and an example: calls, and what the last one gives."""
     *calls, result = lines
     shown = "".join(f">>> {call}\n" for call in calls)
     return f"{inspect.cleandoc(doc)}\n\nExamples\n--------\n{shown}{result}\n"
@@ -599,7 +599,7 @@ class ReflectionPad2D(Layer):
 
 
 def convolution_arguments(layer: Conv2D) -> dict[str, Any]:
-    """The arguments that a convolution was made with, sizes as they are known now; for
+    """Returns the arguments that a convolution was made with, sizes as they are known now; for
     `parallel.shard`."""
     given = layer._kwargs
     groups = given["num_group"]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def contents_of(param: Parameter) -> list[Content]:
-    """The gradients of a parameter by replica, and whether backward has written each since the
-    last step. Dense gradients are the arrays themselves, row_sparse ones copies."""
+    """Returns the gradients of a parameter by replica, and whether backward has written each since
+    the last step. Dense gradients are the arrays themselves, row_sparse ones copies."""
     if not param.gradients:
         return []
     sparse = param.grad_stype != "default"
@@ -38,7 +38,7 @@ def contents_of(param: Parameter) -> list[Content]:
 def on_devices(
     contents: Sequence[Content], old: Sequence[Context], new: Sequence[Context]
 ) -> dict[Context, Content]:
-    """The gradients of replicas on devices `old` for replicas on devices `new`.
+    """Returns the gradients of replicas on devices `old` for replicas on devices `new`.
 
     Equally many replicas keep their own. Otherwise the first new replica has the sum, which is the
     sum that the next update sees.
@@ -53,8 +53,8 @@ def on_devices(
 
 
 def summed(contents: Sequence[Content], count: int) -> list[Content]:
-    """The sum of the gradients of replicas as those of `count` replicas, of which the first has
-    all."""
+    """Returns the sum of the gradients of replicas as those of `count` replicas, of which the first
+    has all."""
     arrays = [array for array, _ in contents if array is not None]
     total = arrays[0] if arrays else None
     if len(arrays) > 1:
@@ -64,8 +64,8 @@ def summed(contents: Sequence[Content], count: int) -> list[Content]:
 
 
 def filled(param: Parameter, grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
-    """A gradient on a device with contents from elsewhere. `grad`: the row_sparse gradient to
-    fill; None for a dense one, which is made."""
+    """Returns a gradient on a device with contents from elsewhere. `grad`: the row_sparse gradient
+    to fill; None for a dense one, which is made."""
     if grad is None:
         same = dtype_name(content.dtype) == dtype_name(dtype)
         return content.copyto(ctx) if same else content.as_in_context(ctx).astype(dtype)
@@ -80,8 +80,8 @@ def filled(param: Parameter, grad: Any, ctx: Context, content: NDArray | None, d
 
 
 def left_behind(param: Parameter) -> tuple[list[NDArray], list[Any]]:
-    """The arrays that a parameter gives up and a backward pass may still reach, and the changes
-    (`_core.at_once`) after which a gradient there counts as written since."""
+    """Returns the arrays that a parameter gives up and a backward pass may still reach, and the
+    changes (`_core.at_once`) after which a gradient there counts as written since."""
     arrays = [array for array in param.arrays.values() if array._on_tape]
     marks = [
         (setattr, array, "_fresh_grad", False)
@@ -96,7 +96,7 @@ def left_behind(param: Parameter) -> tuple[list[NDArray], list[Any]]:
 
 
 def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Parameter]:
-    """The parameters whose gradients a later backward pass or step uses.
+    """Returns the parameters whose gradients a later backward pass or step uses.
 
     adding: whether a Trainer adds gradients up by itself, over several calls of `step`; then
     `phase` is the number of calls so far, and sums are zero at 0.
@@ -123,8 +123,8 @@ def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Param
 
 
 def describe(param: Parameter, name: str, arrays: dict[str, NDArray]) -> dict[str, Any]:
-    """The description of the gradients of a parameter for a header in JSON; adds their arrays to
-    `arrays`."""
+    """Returns the description of the gradients of a parameter for a header in JSON; adds their
+    arrays to `arrays`."""
     replicas = []
     for k, (array, fresh) in enumerate(contents_of(param)):
         key, kind = f"gradient:{k}:{name}", "array"
@@ -140,7 +140,8 @@ def describe(param: Parameter, name: str, arrays: dict[str, NDArray]) -> dict[st
 
 
 def keys_of(entry: Mapping[str, Any], name: str) -> list[tuple[str, bool]]:
-    """The names of the arrays of a description, and whether each has the parameter's shape."""
+    """Returns the names of the arrays of a description, and whether each has the parameter's
+    shape."""
     keys = []
     for k, replica in enumerate(entry["replicas"]):
         key = f"gradient:{k}:{name}"
@@ -152,7 +153,7 @@ def keys_of(entry: Mapping[str, Any], name: str) -> list[tuple[str, bool]]:
 
 
 def is_description(entry: Any) -> bool:
-    """Whether an object from a file describes gradients."""
+    """True if an object from a file describes gradients."""
     return (
         isinstance(entry, dict)
         and entry.get("grad_req") in ("write", "add")
@@ -170,7 +171,7 @@ def is_description(entry: Any) -> bool:
 def read(
     param: Parameter, entry: Mapping[str, Any], name: str, array_of: Callable[[str], NDArray]
 ) -> list[Content]:
-    """The gradients that a description names."""
+    """Returns the gradients that a description names."""
     contents: list[Content] = []
     for k, replica in enumerate(entry["replicas"]):
         key, content = f"gradient:{k}:{name}", None
@@ -200,7 +201,7 @@ def read(
 
 
 def check(param: Parameter, entry: Mapping[str, Any], source: str) -> None:
-    """MXNetError when a parameter cannot take over the gradients of a description."""
+    """MXNetError if a parameter cannot take over the gradients of a description."""
     if (
         param.grad_req == entry["grad_req"]
         or param.grad_req == "null" != entry["grad_req"] != "add"
@@ -215,8 +216,8 @@ def check(param: Parameter, entry: Mapping[str, Any], source: str) -> None:
 
 
 def changes_to(param: Parameter, contents: Sequence[Content] | None) -> list[Any]:
-    """The changes (`_core.at_once`) that give a parameter these gradients; None: no gradient that
-    an update has yet to use, and empty sums."""
+    """Returns the changes (`_core.at_once`) that give a parameter these gradients; None: no
+    gradient that an update has yet to use, and empty sums."""
     if not param.gradients:
         return []
     weights, grads = list(param.arrays.values()), list(param.gradients.values())

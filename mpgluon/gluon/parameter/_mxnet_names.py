@@ -37,7 +37,7 @@ class DeviceArrays(list["NDArray"]):
         super().__init__(self.by_device().values())
 
     def by_device(self) -> dict[Context, Any]:
-        """The parameter's arrays or gradients now, by device."""
+        """Returns the parameter's arrays or gradients now, by device."""
         found = getattr(self._parameter, self._attribute)
         # while traced, before a known shape's array is made
         return dict.fromkeys(self._parameter.list_ctx()) if found is None else found

@@ -73,7 +73,7 @@ _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
 
 def _plain(array):
-    """A dense array without its gradient."""
+    """Returns a dense array without its gradient."""
     return array.plain if isinstance(array, RowGradientWeight) else array.tostype("default")
 
 
@@ -112,7 +112,7 @@ class Parameter(MXNetNames):
     Notes
     -----
     For the package's other modules, and not to be changed by users: `arrays` and `gradients`
-    (device -> array, None where there are none), `deferred_init` (what an initialization that waits
+    (device -> array, None if there are none), `deferred_init` (what an initialization that waits
     for the shape was given; empty where none does), `floating`, `replaced`, `owner`, `left`.
 
     Examples
@@ -295,7 +295,8 @@ class Parameter(MXNetNames):
         self._trainer = trainer
 
     def replaced_error(self) -> MXNetError:
-        """The error that says that the parameter belongs to no layer of the network any more."""
+        """Returns the error that says that the parameter belongs to no layer of the network any
+        more."""
         return MXNetError(
             f"Parameter '{self.name}' is not part of the network any more: {self.replaced}. "
             "Collect the parameters and make the Trainer afterwards: "
@@ -305,7 +306,7 @@ class Parameter(MXNetNames):
     # Values
 
     def missing_error(self) -> MXNetError:
-        """The error that says why there are no arrays yet."""
+        """Returns the error that says why there are no arrays yet."""
         if self.replaced:
             return self.replaced_error()
         if self.deferred_init:
@@ -321,7 +322,7 @@ class Parameter(MXNetNames):
         )
 
     def _choose(self, ctx):
-        """The device of the copy that `ctx` (a Context or None) selects."""
+        """Returns the device of the copy that `ctx` (a Context or None) selects."""
         contexts = self.list_ctx()
         if ctx is None:
             if len(contexts) == 1:
@@ -333,14 +334,14 @@ class Parameter(MXNetNames):
         return home
 
     def elsewhere_error(self, ctx: Context) -> MXNetError:
-        """The error that says that there is no copy on that device."""
+        """Returns the error that says that there is no copy on that device."""
         return MXNetError(
             f"Parameter '{self.name}' was not initialized on context {ctx}. It was only "
             f"initialized on {self.list_ctx()}"
         )
 
     def data(self, ctx: Context | None = None) -> NDArray:
-        """The array on device `ctx`; may be left out when there is only one.
+        """Returns the array on device `ctx`; may be left out when there is only one.
 
         Raises
         ------
@@ -360,7 +361,7 @@ class Parameter(MXNetNames):
         return array if array is not None else self.arrays[self._choose(ctx)]
 
     def list_data(self) -> list[NDArray]:
-        """The arrays on all devices, in the order the devices were given."""
+        """Returns the arrays on all devices, in the order the devices were given."""
         self.check_dense("list_data")
         if self.arrays is None:
             raise self.missing_error()
@@ -375,8 +376,8 @@ class Parameter(MXNetNames):
             )
 
     def row_sparse_data(self, row_id: NDArray) -> NDArray:
-        """The rows in `row_id`, on the device of that, as a row_sparse array; their gradients
-        become part of the parameter's.
+        """Returns the rows in `row_id`, on the device of that, as a row_sparse array; their
+        gradients become part of the parameter's.
 
         Parameters
         ----------
@@ -432,7 +433,7 @@ class Parameter(MXNetNames):
             )
 
     def grad(self, ctx: Context | None = None) -> NDArray:
-        """The gradient array on device `ctx`; may be left out when there is only one.
+        """Returns the gradient array on device `ctx`; may be left out when there is only one.
 
         Raises
         ------
@@ -443,12 +444,12 @@ class Parameter(MXNetNames):
         return self.gradients[self._choose(ctx)]
 
     def list_grad(self) -> list[NDArray]:
-        """The gradient arrays on all devices, in the order of `list_data`."""
+        """Returns the gradient arrays on all devices, in the order of `list_data`."""
         self._check_grad()
         return list(self.gradients.values())
 
     def list_ctx(self) -> list[Context]:
-        """The devices the parameter is initialized on, or will be."""
+        """Returns the devices the parameter is initialized on, or will be."""
         if self.arrays is not None:
             return list(self.arrays)
         if self.deferred_init:
@@ -488,7 +489,7 @@ class Parameter(MXNetNames):
             at_once(*self._copies(data))
 
     def _copies(self, data):
-        """The changes (`_core.at_once`) that copy an array of the parameter's shape to all
+        """Returns the changes (`_core.at_once`) that copy an array of the parameter's shape to all
         devices."""
         data = data.tostype("default").astype(self.dtype, copy=False)
         if self._trainer is not None:
@@ -512,7 +513,7 @@ class Parameter(MXNetNames):
             return first + nd.add_n(*moved) / (len(moved) + 1)
 
     def var(self) -> Symbol:
-        """The variable that stands for this parameter in symbols; always the same one."""
+        """Returns the variable that stands for this parameter in symbols; always the same one."""
         if self._var is None:
             from ...symbol import var
 
@@ -733,7 +734,7 @@ class Parameter(MXNetNames):
 
 
 def _merge_shapes(a, b):
-    """The shape both agree with (0 and -1 being unknown), or None."""
+    """Returns the shape both agree with (0 and -1 being unknown), or None."""
     if len(a) != len(b):
         return None
     merged = []
@@ -746,7 +747,7 @@ def _merge_shapes(a, b):
 
 def match_attributes(param: Parameter, attributes: Mapping[str, Any]) -> None:
     """Gives a parameter the attributes that it has no value of yet, and unknown sizes of its shape.
-    AssertionError where it has another value."""
+    AssertionError if it has another value."""
     for key, value in attributes.items():
         existing = getattr(param, key, None)
         if existing is None:

@@ -79,11 +79,11 @@ class ParameterDict:
         return self._params.items()
 
     def keys(self) -> KeysView[str]:
-        """The names, in the order in which they were made; a view as of dict."""
+        """Returns the names, in the order in which they were made; a view as of dict."""
         return self._params.keys()
 
     def values(self) -> ValuesView[Parameter]:
-        """The parameters, in the order in which they were made; a view as of dict."""
+        """Returns the parameters, in the order in which they were made; a view as of dict."""
         return self._params.values()
 
     @property
@@ -92,8 +92,8 @@ class ParameterDict:
         return self._prefix
 
     def of_child(self, prefix: str) -> ParameterDict:
-        """An empty dict for a child whose names begin with `prefix` behind this one's; it looks for
-        parameters where this one does."""
+        """Returns an empty dict for a child whose names begin with `prefix` behind this one's; it
+        looks for parameters where this one does."""
         return ParameterDict(self._prefix + prefix, self._shared)
 
     def _find(self, name):
@@ -105,7 +105,7 @@ class ParameterDict:
         return param
 
     def get(self, name: str, **kwargs: Any) -> Parameter:
-        """The parameter called ``prefix + name``: this dict's, the shared dict's, or a new
+        """Returns the parameter called ``prefix + name``: this dict's, the shared dict's, or a new
         ``Parameter(prefix + name, **kwargs)``.
 
         Of one that exists the keyword arguments must agree with what it has; sizes of its shape
@@ -126,7 +126,8 @@ class ParameterDict:
         return param
 
     def get_constant(self, name: str, value: ArrayLike | Sequence[Any] | None = None) -> Constant:
-        """The constant called ``prefix + name``; made from `value` where it does not exist yet."""
+        """Returns the constant called ``prefix + name``; made from `value` where it does not exist
+        yet."""
         name = self._prefix + name
         param = self._find(name)
         if param is None:
@@ -230,7 +231,7 @@ class ParameterDict:
             follow_parameters(block)
 
     def list_ctx(self) -> list[Context]:
-        """The devices that parameters are on, in the order in which they first come up."""
+        """Returns the devices that parameters are on, in the order in which they first come up."""
         return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
 
     def setattr(self, name: str, value: Any) -> None:
@@ -367,7 +368,7 @@ def check_names(
 
 
 def _name_in(name_map, name):
-    """A name by a dict of names or patterns."""
+    """Returns a name by a dict of names or patterns."""
     if name in name_map:
         return name_map[name]
     for pattern, new in name_map.items():
@@ -384,7 +385,7 @@ def _name_in(name_map, name):
 
 
 def renamed(arrays: Mapping[str, NDArray], name_map: Any, source: str) -> dict[str, NDArray]:
-    """The arrays of a file under the names of a `name_map` (`Block.load_parameters`)."""
+    """Returns the arrays of a file under the names of a `name_map` (`Block.load_parameters`)."""
     if not callable(name_map) and not isinstance(name_map, dict):
         raise TypeError(
             "name_map is a dict of names or patterns to names, or a function of a name, not "
@@ -407,5 +408,5 @@ def renamed(arrays: Mapping[str, NDArray], name_map: Any, source: str) -> dict[s
 
 
 def find_parameter(params: ParameterDict, name: str) -> Parameter | None:
-    """The parameter of that full name, here or where the dict shares parameters."""
+    """Returns the parameter of that full name, here or where the dict shares parameters."""
     return params._find(name)

@@ -34,7 +34,7 @@ def state_options(block: Block, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def symbol_of_zeros(block: Block, F: Any, shape: tuple[int, ...]) -> Any:
-    """A symbol of a first state, in the dtype of the block's first parameter."""
+    """Returns a symbol of a first state, in the dtype of the block's first parameter."""
     dtypes = [dtype_name(param.dtype) for param in block.collect_params().values()]
     return F.zeros(shape=shape, dtype=dtypes[0] if dtypes else "float32")
 
@@ -74,7 +74,7 @@ class RecurrentCell(Block):
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
     def _step_name(self):
-        """The beginning of the names of the coming step's nodes, where cells are called on
+        """Returns the beginning of the names of the coming step's nodes, where cells are called on
         symbols."""
         self._counter += 1
         return f"t{self._counter}_"

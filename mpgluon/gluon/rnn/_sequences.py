@@ -16,12 +16,12 @@ def functions_of(sequence):
 
 
 def is_one(sequence):
-    """Whether it is one array or symbol, and no list of them."""
+    """True if it is one array or symbol, and no list of them."""
     return not isinstance(sequence, (list, tuple))
 
 
 def steps_of(inputs, length, layout):
-    """The inputs of the single steps, each (batch, ...)."""
+    """Returns the inputs of the single steps, each (batch, ...)."""
     axis = layout.find("T")
     if is_one(inputs) and not isinstance(inputs, nd.NDArray):
         if length is None:
@@ -50,7 +50,7 @@ def merged(steps, layout):
 
 
 def arranged(sequence, length, layout, merge):
-    """The sequence as one array (merge True), as a list (False), or as it is (None)."""
+    """Returns the sequence as one array (merge True), as a list (False), or as it is (None)."""
     if merge is None:
         return sequence
     return merged(sequence, layout) if merge else steps_of(sequence, length, layout)
@@ -66,7 +66,7 @@ def masked(sequence, length, layout, valid_length, merge):
 
 
 def reversed_steps(steps, valid_length):
-    """The steps in reverse; with valid lengths, each sample's valid part in reverse."""
+    """Returns the steps in reverse; with valid lengths, each sample's valid part in reverse."""
     if valid_length is None:
         return list(reversed(steps))
     F = functions_of(steps)

@@ -407,7 +407,7 @@ class SequentialRNNCell(_CellStack, RecurrentCell):
         return self._step(inputs, states)
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
-        """The same, whatever `F`: the cells know."""
+        """Returns the same, whatever `F`: the cells know."""
         return self._step(inputs, states)
 
 
@@ -516,7 +516,7 @@ class ModifierCell(HybridRecurrentCell):
         return self.base_cell.state_info(batch_size)
 
     def _base(self):
-        """A scope in which the cell that is changed can be called by itself."""
+        """Returns a scope in which the cell that is changed can be called by itself."""
         return _core.Scope((vars(self.base_cell), "_modified", False))
 
     def begin_state(self, **kwargs: Any) -> list[Any]:

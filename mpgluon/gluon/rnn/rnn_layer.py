@@ -147,7 +147,7 @@ class _RNNLayer(HybridBlock):
         self._dtype = dtype
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """The shapes of the states, as dicts."""
+        """Returns the shapes of the states, as dicts."""
         layers = self._num_layers * self._dir
         shapes = [(layers, batch_size, self._projection_size or self._hidden_size)]
         if self._mode == "lstm":
@@ -233,7 +233,7 @@ class _RNNLayer(HybridBlock):
         return output if begins else (output, states)
 
     def _lengths(self, lengths, batch_size):
-        """The lengths of sequences as the op's last arrays."""
+        """Returns the lengths of sequences as the op's last arrays."""
         if not self._use_sequence_length:
             return []
         if getattr(lengths, "shape", None) != (batch_size,):
@@ -260,8 +260,8 @@ class _RNNLayer(HybridBlock):
         )
 
     def _symbol(self, F, inputs, states, sequence_length, params):
-        """The layer as MXNet writes it: one op with all weights in one array. A state's open batch
-        size follows from the input's."""
+        """Returns the layer as MXNet writes it: one op with all weights in one array. A state's
+        open batch size follows from the input's."""
         begins = states is None
         if begins:
             states = [symbol_of_zeros(self, F, info["shape"]) for info in self.state_info(0)]
@@ -278,7 +278,7 @@ class _RNNLayer(HybridBlock):
         return output if begins else (output, states)
 
     def _unfuse(self):
-        """The stack of cells that computes the same with the same parameters."""
+        """Returns the stack of cells that computes the same with the same parameters."""
         if (
             self._projection_size
             or "lstm_state_clip_min" in self._options
@@ -490,9 +490,9 @@ class GRU(_RNNLayer):
 
 
 def lstm_arguments(layer: _RNNLayer) -> dict[str, Any] | None:
-    """The arguments that an LSTM was made with, sizes as they are known now, for `parallel.shard`;
-    None for other layers, and for LSTMs with a projection, clipped states or lengths of
-    sequences."""
+    """Returns the arguments that an LSTM was made with, sizes as they are known now, for
+    `parallel.shard`; None for other layers, and for LSTMs with a projection, clipped states or
+    lengths of sequences."""
     if (
         layer._mode != "lstm"
         or layer._use_sequence_length

@@ -99,7 +99,7 @@ class dashboard:
             self._pending.append((self._steps, loss))
 
     def cpu_seconds(self) -> float:
-        """The processor time that the view itself has taken so far."""
+        """Returns the processor time that the view itself has taken so far."""
         return self._painted + self._sampler.used
 
     def __enter__(self) -> Self:
@@ -177,7 +177,7 @@ class dashboard:
 
 
 def _ready(loss, done):
-    """Whether reading it waits for nothing, given the ticks that devices have completed."""
+    """True if reading it waits for nothing, given the ticks that devices have completed."""
     if isinstance(loss, (list, tuple)):
         return all(_ready(one, done) for one in loss)
     if not isinstance(loss, nd.NDArray):

@@ -60,7 +60,7 @@ class DeviceView:
 
 
 def state_of(entry: Sequence[object]) -> State:
-    """The state that an entry of `engine_queue_status` tells."""
+    """Returns the state that an entry of `engine_queue_status` tells."""
     _, completed, submitted, work, _, _, peer = entry[:7]
     if not completed < submitted:  # type: ignore[operator]
         return IDLE
@@ -107,7 +107,7 @@ class Sampler:
             pause = max(INTERVAL, (self.used - used) / SHARE)
 
     def views(self, devices: Sequence[Context] | None) -> list[DeviceView]:
-        """The devices as they are now; without a list all that were used so far."""
+        """Returns the devices as they are now; without a list all that were used so far."""
         now = time.perf_counter()
         if devices is None:
             devices = [device for device, _ in context.opened_devices()]

@@ -74,7 +74,7 @@ def as_text(snapshot: Snapshot, width: int = 80) -> list[str]:
 
 
 def _strip(view, columns):
-    """The state in the middle of each of so many parts of the window."""
+    """Returns the state in the middle of each of so many parts of the window."""
     result, spans = "", iter(view.spans)
     span = next(spans, None)
     for column in range(columns):
@@ -103,7 +103,7 @@ def _thinned(values, number):
 
 
 def as_html(snapshot: Snapshot) -> str:
-    """A table with a row for each device, and the curve of the losses."""
+    """Returns a table with a row for each device, and the curve of the losses."""
     titles = ("device", "memory", "busy", "waits", f"last {WINDOW:.0f} s")
     head = "".join(f'<th style="text-align: left">{title}</th>' for title in titles)
     rows = [f"<tr>{head}</tr>"]

@@ -18,8 +18,8 @@ def of_size(error, path, rows, works, pipeline, kinds):
 
 
 def divided_by_length(pipeline, kinds, total):
-    """The remedy for inputs that are divided only because they are as long as the first one; empty
-    if there are none."""
+    """Returns the remedy for inputs that are divided only because they are as long as the first
+    one; empty if there are none."""
     divided = [i for i, kind in enumerate(kinds) if kind == SPLIT]
     if pipeline.split is not None or len(divided) < 2:
         return ""

@@ -124,7 +124,7 @@ class Driver:
         self._queue(run, prepared, "F")
 
     def peaks(self, run: _core.PipelineRun) -> dict[Context, int]:
-        """The most bytes that both passes, interleaved, take on each device."""
+        """Returns the most bytes that both passes, interleaved, take on each device."""
         return self._prepare(run, "FB").peaks
 
     def train(self, run: _core.PipelineRun) -> None:

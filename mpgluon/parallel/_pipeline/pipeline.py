@@ -200,8 +200,8 @@ class Pipeline:
         )
 
     def report(self) -> Report:
-        """The times of the last step: a `Report`. Waits for the step to end. MXNetError when
-        nothing has run."""
+        """Returns the times of the last step: a `Report`. Waits for the step to end. MXNetError
+        when nothing has run."""
         if self._last is None:
             raise MXNetError("Pipeline: nothing has run in this pipeline yet")
         return Report(*self._last)
@@ -211,11 +211,11 @@ class Pipeline:
         self._last = run
 
     def last_run(self) -> tuple[Any, ...] | None:
-        """The last run: (its times, a `Prepared`, phases)."""
+        """Returns the last run: (its times, a `Prepared`, phases)."""
         return self._last
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """The planned and the measured timeline of the last step, as one picture; see
+        """Returns the planned and the measured timeline of the last step, as one picture; see
         `Report.plot`."""
         return self.report().plot(path)
 
@@ -283,7 +283,8 @@ class Entry:
         self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
 
     def trace(self, rows, *arrays):
-        """The block on traced arrays whose divided axis is in front; its results likewise."""
+        """Returns the block on traced arrays whose divided axis is in front; its results
+        likewise."""
         axis = self.pipeline.axis
         inputs, params, taps = self._apart(arrays)
         taps = FlatTaps.of(taps) if taps else None
@@ -336,7 +337,7 @@ class Entry:
         return inputs, list(arrays[first:last]), list(arrays[last:])
 
     def find_lookups(self, rows, arrays):
-        """The rows that a recorded call on such arrays takes of parameters with row_sparse
+        """Returns the rows that a recorded call on such arrays takes of parameters with row_sparse
         gradients."""
         if not any(has_row_gradient(param) for param, _ in self.signature.used):
             return []
@@ -425,8 +426,8 @@ class Entry:
         }
 
     def call(self, rows, arrays, lookups, whole, wanted, exact, deferred):
-        """A staged call, and what its BatchNorm layers hand over. `whole`: the inputs of all
-        micro-batches; `wanted`: which inputs want a gradient; None: nothing is recorded."""
+        """Returns a staged call, and what its BatchNorm layers hand over. `whole`: the inputs of
+        all micro-batches; `wanted`: which inputs want a gradient; None: nothing is recorded."""
         if wanted is not None:
             wanted = [*wanted, *[True] * len(lookups)]
         recording = wanted is not None
@@ -488,8 +489,8 @@ class Entry:
         return call, statistics
 
     def update(self, rows, statistics):
-        """The function that updates the running averages, to be called once all micro-batches are
-        queued; None where there are none to update."""
+        """Returns the function that updates the running averages, to be called once all
+        micro-batches are queued; None if there are none to update."""
         if not statistics[0]:
             return None
         key = tuple(rows)
@@ -498,7 +499,7 @@ class Entry:
         return self.updates[key]
 
     def _check(self, call, rows, arrays, whole):
-        """Raises MXNetError where the block does not do on a micro-batch what it does on the whole
+        """Raises MXNetError if the block does not do on a micro-batch what it does on the whole
         batch."""
         # A tap's values are not read, and the numbers of its rows are not results.
         kinds = [*self.kinds, *[SHARED] * (len(arrays) - len(self.kinds))]
@@ -566,7 +567,7 @@ class PipelinedCall:
         return self.regroup(entry, outputs)
 
     def structure(self) -> Any:
-        """The structure of the arguments of the first call; None before it."""
+        """Returns the structure of the arguments of the first call; None before it."""
         return next(iter(self._entries))[0] if self._entries else None
 
     def inputs(self) -> list[tuple[Any, Any, Context]]:
@@ -586,8 +587,8 @@ class PipelinedCall:
         )
 
     def begin(self, args: tuple[Any, ...], recording: bool) -> tuple[_core.PipelineRun, Entry, Any]:
-        """A run of all micro-batches, with nothing queued yet; its entry; and the function to
-        call with its results once all is queued."""
+        """Returns a run of all micro-batches, with nothing queued yet; its entry; and the function
+        to call with its results once all is queued."""
         axis, flat = self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, self._pipeline.carry)
@@ -622,7 +623,8 @@ class PipelinedCall:
         return run, entry, note
 
     def _entry_of(self, structure, places, fronts, kinds, rows):
-        """The entry for calls of this signature; traced where there is none that is current."""
+        """Returns the entry for calls of this signature; traced where there is none that is
+        current."""
         key = (
             structure,
             tuple(kinds),
@@ -641,8 +643,8 @@ class PipelinedCall:
         return entry
 
     def _discovered(self, structure, places, fronts, kinds, rows):
-        """A signature whose parameters are known, by a trace of the first micro-batch. MXNetError
-        where the block does not work on one, or runs something on the host."""
+        """Returns a signature whose parameters are known, by a trace of the first micro-batch.
+        MXNetError if the block does not work on one, or runs something on the host."""
         axis = self._pipeline.axis
         sample = [
             _leading(f[: rows[0][1]], axis) if kind == SPLIT else f
@@ -672,7 +674,8 @@ class PipelinedCall:
         return signature
 
     def _calls(self, entry, fronts, kinds, params, rows, recording):
-        """The compiled call of each micro-batch, the BatchNorm statistics of each, and taps."""
+        """Returns the compiled call of each micro-batch, the BatchNorm statistics of each, and
+        taps."""
         wanted = None
         if recording:
             carries = [kind == CARRIED and is_floating(a.dtype) for a, kind in zip(fronts, kinds)]
@@ -715,7 +718,7 @@ class PipelinedCall:
         return signature
 
     def _works(self, signature, fronts, kinds):
-        """Whether the block can be traced on the whole batch."""
+        """True if the block can be traced on the whole batch."""
         try:
             signature.discover(
                 [
@@ -768,7 +771,8 @@ class PipelinedCall:
         return 0  # signatures are kept as long as the block
 
     def entries(self, path: str) -> list[dict[str, Any]]:
-        """The compiled programs, as dicts (see `CompiledPrograms`): one for each signature."""
+        """Returns the compiled programs, as dicts (see `CompiledPrograms`): one for each
+        signature."""
         return [
             entry.describe(path, self._exact) for entry in self._entries.values() if entry.tables
         ]

@@ -147,7 +147,7 @@ class Stages:
         return found
 
     def _ops_of_stage(self, s):
-        """The operators by which a stage is named: of the forward pass, if it has one."""
+        """Returns the operators by which a stage is named: of the forward pass, if it has one."""
         passes = [(kind, k) for kind in "FBW" for k in range(self.micro_batches)]
         return next(self._ops((kind, s, k)) for kind, k in passes if (kind, s, k) in self._segments)
 
@@ -211,8 +211,8 @@ class Stages:
                 last[array] = users if writes else {**before, **users}
 
     def _actions_before(self, action):
-        """The actions with the segments that must be queued before an action's. Segments that
-        belong to no action stand for those before them."""
+        """Returns the actions with the segments that must be queued before an action's. Segments
+        that belong to no action stand for those before them."""
         phase, micro_batch, segments = self.segments_of(action)
         found, seen = set(), set()
         left = [s for i in segments for s in self._needed[phase, micro_batch, i]]
@@ -269,11 +269,11 @@ class Stages:
         return Action("B", s, k) if whole else action
 
     def alike(self, action: Action) -> Any:
-        """A key that actions of micro-batches share if they do the same."""
+        """Returns a key that actions of micro-batches share if they do the same."""
         return action.kind, action.stage, tuple(self._ops(action))
 
     def placement(self) -> list[Context]:
-        """The device of each stage."""
+        """Returns the device of each stage."""
         return [self.contexts[d] for d in self.graph.devices]
 
     def __len__(self) -> int:
@@ -282,7 +282,7 @@ class Stages:
     def table(
         self, schedule: str | Sequence[Any], micro_batches: int, phases: str, of: int | None = None
     ) -> list[list[Action]]:
-        """The table of a named schedule or of a user's table, checked. ``of``: for how many
+        """Returns the table of a named schedule or of a user's table, checked. ``of``: for how many
         micro-batches the user's table is; those of a smaller batch are the first of them."""
         graph = self.graph
         if isinstance(schedule, str):
@@ -296,8 +296,8 @@ class Stages:
         return [[a for a in row if a.kind in kinds] for row in table]
 
     def _with_senders(self, table, micro_batches):
-        """A user's table with the stages that only send inputs and labels, if the table has no rows
-        for their devices: it is the same table wherever the inputs lie."""
+        """Returns a user's table with the stages that only send inputs and labels, if the table has
+        no rows for their devices: it is the same table wherever the inputs lie."""
         graph = self.graph
         computing = [s for s in range(len(graph)) if not self._only_sends(s)]
         devices = sorted({graph.devices[s] for s in computing})
@@ -314,7 +314,8 @@ class Stages:
         return rows
 
     def _renumbered(self, entry, computing):
-        """The entry with its stage counted among computing stages; invalid entries unchanged."""
+        """Returns the entry with its stage counted among computing stages; invalid entries
+        unchanged."""
         try:
             kind, stage, micro_batch = entry
             return kind, computing[stage], micro_batch
@@ -322,8 +323,8 @@ class Stages:
             return entry
 
     def items(self, table: schedules.Table, micro_batches: int, phases: str) -> array_of:
-        """The segments to queue, as `_core.PipelineRun.submit` takes them. Each comes behind all
-        that it needs."""
+        """Returns the segments to queue, as `_core.PipelineRun.submit` takes them. Each comes
+        behind all that it needs."""
         items, queued = [], set()
 
         def queue(segment, stage):
@@ -354,12 +355,12 @@ class Stages:
         return array_of("I", itertools.chain.from_iterable(items))
 
     def peaks(self, run: Any, items: array_of, keep: bool = False) -> dict[Context, int]:
-        """The most bytes that the blocks of all micro-batches take on each device, with items
-        queued in this order; ``keep``: nothing is given back, as a backward is to come."""
+        """Returns the most bytes that the blocks of all micro-batches take on each device, with
+        items queued in this order; ``keep``: nothing is given back, as a backward is to come."""
         return {**dict.fromkeys(self.contexts, 0), **run.peaks(items, keep)}
 
     def peaks_of(self, run: Any, schedule: str, times: Any) -> dict[Context, int]:
-        """The same with the table that a schedule makes of such times."""
+        """Returns the same with the table that a schedule makes of such times."""
         with _core.Scope((vars(self), "durations", self.costs(times))):
             table = self.table(schedule, self.micro_batches, "FB")
             return self.peaks(run, self.items(table, self.micro_batches, "FB"))
@@ -374,8 +375,8 @@ class Stages:
         )
 
     def actions(self, micro_batches: int, phases: str) -> Any:
-        """The actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for the phases
-        in `phases` (text of F and B)."""
+        """Returns the actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for
+        the phases in `phases` (text of F and B)."""
         kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
         return [
             Action(kind, s, m)
@@ -399,8 +400,8 @@ class Stages:
         }
 
     def describe(self) -> list[dict[str, Any]]:
-        """The work of each stage for one micro-batch: a list of dicts of device, blocks, operators
-        of each kind of action, copies and bytes sent."""
+        """Returns the work of each stage for one micro-batch: a list of dicts of device, blocks,
+        operators of each kind of action, copies and bytes sent."""
         result = []
         for s, name in enumerate(self.names):
             row = {
@@ -436,25 +437,26 @@ class Stages:
 
 
 def _sends(segment):
-    """Whether a segment waits for nothing and computes nothing, but for constants."""
+    """True if a segment waits for nothing and computes nothing, but for constants."""
     return not segment["computes"] and segment["copies"] > 0 and not segment["waits"]
 
 
 def _blocks_of(op):
-    """The path of an operator's block, as a list; empty for copies and what is in no block."""
+    """Returns the path of an operator's block, as a list; empty for copies and what is in no
+    block."""
     path, name = op.rsplit("/", 1)
     return path.split(".") if path and name != "_copyto" else []
 
 
 def _prefixes(ops):
-    """The blocks that operators are in, from the outermost on."""
+    """Returns the blocks that operators are in, from the outermost on."""
     paths = map(_blocks_of, ops)
     return {tuple(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
 
 
 def _name_of(ops, elsewhere=frozenset()):
-    """The blocks of a stage, by their operators' paths: the smallest block they are all in, or the
-    first and the last child of the whole. A block that other stages compute a part of (in
+    """Returns the blocks of a stage, by their operators' paths: the smallest block they are all in,
+    or the first and the last child of the whole. A block that other stages compute a part of (in
     `elsewhere`) is named by its own first and last child."""
     paths = [path for path in map(_blocks_of, ops) if path]
     inner = [path for path in paths if len(path) > 1] or paths

@@ -26,7 +26,7 @@ __all__ = ["TrainStep"]
 
 
 def first_of(outputs: Any, *_: Any) -> Any:
-    """A network that gives its own loss."""
+    """Returns a network that gives its own loss."""
     return outputs
 
 
@@ -36,7 +36,7 @@ def _arguments(value):
 
 
 def _flat(value, what):
-    """The arrays in nested lists, tuples and dicts."""
+    """Returns the arrays in nested lists, tuples and dicts."""
     flat = []
     _nested.flatten(value, flat, f"TrainStep: {what}")
     return flat
@@ -50,8 +50,8 @@ def _each(value, what, function):
 
 
 def _beside_outputs(labels, outputs):
-    """The labels, each on the device of the output that it belongs to: the output in the same
-    place where there are as many outputs as labels, otherwise the first one."""
+    """Returns the labels, each on the device of the output that it belongs to: the output in the
+    same place where there are as many outputs as labels, otherwise the first one."""
     if isinstance(outputs, dict) and len(labels) == 1 and isinstance(labels[0], dict):
         keys, (label,) = list(labels[0]), labels
         if not all(key in outputs for key in keys):
@@ -189,7 +189,7 @@ class TrainStep:
         return self._pipeline
 
     def compiled(self) -> CompiledPrograms:
-        """The compiled programs: stages, operators, copies and planned bytes, as
+        """Returns the compiled programs: stages, operators, copies and planned bytes, as
         `HybridBlock.compiled` tells them."""
         return CompiledPrograms(
             [
@@ -249,7 +249,7 @@ class TrainStep:
         labels: nd.NDArray | Sequence[Any] | dict[str, Any],
         states: Any = None,
     ) -> Any:
-        """A call without the update: ``trainer.step`` is left to you.
+        """Returns a call without the update: ``trainer.step`` is left to you.
 
         Parameters
         ----------
@@ -291,8 +291,8 @@ class TrainStep:
         data: Any,
         labels: nd.NDArray | Sequence[Any] | dict[str, Any],
     ) -> dict[Context, int]:
-        """The most bytes that the micro-batches of such a step take on each device, by plan; it is
-        compiled for that, and nothing is run.
+        """Returns the most bytes that the micro-batches of such a step take on each device, by
+        plan; it is compiled for that, and nothing is run.
 
         Parameters
         ----------
@@ -313,14 +313,14 @@ class TrainStep:
 
     @staticmethod
     def _heads(entry, outputs, scale):
-        """The scale for the losses, and nothing for what else there is."""
+        """Returns the scale for the losses, and nothing for what else there is."""
         num_losses = len(entry.signature.outputs[1]) - 1
         return [
             nd.full_like(out, scale) if i < num_losses else None for i, out in enumerate(outputs)
         ]
 
     def _scale(self):
-        """The scale of losses (contrib.amp), by which the trainer divides gradients."""
+        """Returns the scale of losses (contrib.amp), by which the trainer divides gradients."""
         scaler = None if self._trainer is None else loss_scaling(self._trainer)
         if scaler is None:
             return 1

@@ -110,8 +110,8 @@ class Cluster:
 
     @classmethod
     def of_ranks(cls, **more: Any) -> Cluster:
-        """The cluster that this program's ranks are, with a device each, the links measured. All
-        ranks call it; `more`: the other parameters.
+        """Returns the cluster that this program's ranks are, with a device each, the links
+        measured. All ranks call it; `more`: the other parameters.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class Cluster:
         return cls(len(hosts), per_host, **{**found, **more})
 
     def link(self, a: int, b: int) -> Link:
-        """The link between two devices, by their numbers."""
+        """Returns the link between two devices, by their numbers."""
         return self.inside if a // self.per_host == b // self.per_host else self.between
 
     def __repr__(self) -> str:
@@ -464,7 +464,7 @@ class _Simulator:
         return [(devices // s, s) for s in range(1, most + 1) if devices % s == 0 and self._has(s)]
 
     def _has(self, stages):
-        """Whether there are layers for so many stages."""
+        """True if there are layers for so many stages."""
         rounds = named(self.schedule).rounds if stages > 1 else 1
         return self.layers >= stages * rounds
 
@@ -485,7 +485,8 @@ class _Simulator:
         return min(found, key=lambda o: (not o.fits, -o.rows_per_second if o.fits else o.bytes))
 
     def _outcome(self, data, stages, micro_batches, alone):
-        """The outcome of a mesh; None where the schedule does not take so many micro-batches."""
+        """Returns the outcome of a mesh; None if the schedule does not take so many
+        micro-batches."""
         if stages > 1 and not named(self.schedule).takes(micro_batches):
             return None
         cluster, devices = self.cluster, data * stages
@@ -528,7 +529,7 @@ class _Simulator:
         )
 
     def _simulated(self, between, micro_batches):
-        """The candidate of so many stages with the quickest step."""
+        """Returns the candidate of so many stages with the quickest step."""
         key = between.key(), micro_batches
         if key not in self._passes:
             profile = _StagedProfile(self.profile, self.cluster.speed, between)

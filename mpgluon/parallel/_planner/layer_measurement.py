@@ -34,7 +34,7 @@ class _Call:
 
 
 def _leaves(block, path=""):
-    """The layers below a block: (block, path)."""
+    """Returns the layers below a block: (block, path)."""
     found = []
     for name, child in children(block).items():
         where = f"{path}.{name}" if path else name
@@ -47,8 +47,8 @@ def _leaves(block, path=""):
 
 
 def _trace(net, sample):
-    """The calls of the layers, in order, for such inputs; ``given`` are the inputs that are the
-    network's own."""
+    """Returns the calls of the layers, in order, for such inputs; ``given`` are the inputs that are
+    the network's own."""
     leaves, calls = _leaves(net), []
     if not leaves:
         raise MXNetError(f"plan: {type(net).__name__} has no children to be placed")
@@ -178,7 +178,7 @@ class _Probe(HybridBlock):
 
 
 def detached_copy(block):
-    """A copy of a layer that knows nothing of the network's trainer and groups."""
+    """Returns a copy of a layer that knows nothing of the network's trainer and groups."""
     if not isinstance(block, HybridBlock):
         return block
     made = copy.deepcopy(block)
@@ -268,7 +268,7 @@ class _Bench:
         return saved, max(working), working[0]
 
     def same_as(self):
-        """The facts that layers of the same cost share."""
+        """Returns the facts that layers of the same cost share."""
         _, (stages, *_), phases = self.pipeline.last_run()
         described = (stages.forward[0], *(stages.backward[:1] if stages.backward else []))
         ops = [
@@ -292,7 +292,7 @@ class _Bench:
 
 
 def _measure(call, devices, repeats, known):
-    """The costs of a layer on each device."""
+    """Returns the costs of a layer on each device."""
     benches = {ctx: _Bench(call, ctx) for ctx in devices}
     for bench in benches.values():
         bench.start()

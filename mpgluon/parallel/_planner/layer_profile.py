@@ -42,7 +42,7 @@ NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
 
 # A plan that was run: seconds of its quickest step, bytes of micro-batches on each device, and
 # seconds of one micro-batch's passes, (kind, stage) -> seconds, from which its schedule's table was
-# made; None where the compiled stages are others than planned; and seconds from the first stage's
+# made; None if the compiled stages are others than planned; and seconds from the first stage's
 # begin to the last one's end.
 class Trial(NamedTuple):
     """The measurements of a plan that was run: seconds of a step, bytes by device, times of the
@@ -112,12 +112,12 @@ class SavedAsJson:
     """Plain data in files, by `to_json` and `from_json`."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as JSON; OSError when the file can't be written."""
+        """Writes it as JSON; OSError if the file can't be written."""
         _core.write_file(path, json.dumps(self.to_json(), indent=1).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads what `save` wrote; MXNetError when the file holds something else."""
+        """Reads what `save` wrote; MXNetError if the file holds something else."""
         with open_regular(path) as f:
             try:
                 data = json.load(f)
@@ -213,15 +213,15 @@ class Profile(SavedAsJson, Tabular):
         self.chosen: set[Any] = set()
 
     def trial(self, candidate: Any) -> Trial | None:
-        """The `Trial` of a `Candidate` that was run; None where it was not."""
+        """Returns the `Trial` of a `Candidate` that was run; None if it was not."""
         return self.trials.get(key_of(candidate))
 
     def known(self) -> set[Any]:
-        """The keys of all plans that were run, compiled or chosen."""
+        """Returns the keys of all plans that were run, compiled or chosen."""
         return {*self.trials, *self.measured_bytes, *self.chosen}
 
     def is_measured(self, candidate: Any) -> bool:
-        """Whether the candidate's bytes are those of a compiled plan."""
+        """True if the candidate's bytes are those of a compiled plan."""
         return key_of(candidate) in self.trials or key_of(candidate) in self.measured_bytes
 
     def micro_batch_rows(self, micro_batches: int) -> int:
@@ -229,8 +229,8 @@ class Profile(SavedAsJson, Tabular):
         return -(-self.rows // micro_batches)
 
     def cost(self, ctx: Context, rows: int) -> list[Cost]:
-        """The costs of all layers for micro-batches of so many rows; between two measured sizes, in
-        proportion."""
+        """Returns the costs of all layers for micro-batches of so many rows; between two measured
+        sizes, in proportion."""
         known = self.costs[ctx]
         if rows in known:
             return known[rows]
@@ -254,11 +254,11 @@ class Profile(SavedAsJson, Tabular):
         return each + size * per_byte
 
     def sender_copies(self, source: Context, target: Context) -> bool:
-        """Whether a copy is work of the device that it comes from; else it goes on beside that."""
+        """True if a copy is work of the device that it comes from; else it goes on beside that."""
         return source.device_type == "cpu" and source.rank == target.rank
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
+        """Returns a dict of plain values."""
         return {
             "format": FORMAT,
             "rows": self.rows,
@@ -301,7 +301,7 @@ class Profile(SavedAsJson, Tabular):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Profile:
-        """The profile that `to_json` gave; MXNetError when `data` is none."""
+        """Returns the profile that `to_json` gave; MXNetError if `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
                 "this is no profile: its format is "
@@ -380,7 +380,7 @@ class Profile(SavedAsJson, Tabular):
 
 
 def key_of(candidate: Any) -> tuple[Any, int, str]:
-    """The key of a `Candidate`: (placement, micro-batches, schedule)."""
+    """Returns the key of a `Candidate`: (placement, micro-batches, schedule)."""
     return candidate.placement, candidate.micro_batches, candidate.schedule
 
 

@@ -37,7 +37,7 @@ class MemoryMeter:
         self._net, self._sample, self._labels, self._copy = net, sample, labels, None
 
     def has_room(self):
-        """Whether a copy of the network's parameters and gradients has room beside what is there,
+        """True if a copy of the network's parameters and gradients has room beside what is there,
         wherever it is put."""
         if self._copy is not None:
             return True
@@ -74,10 +74,10 @@ class MemoryMeter:
 
 
 def best_within(profile, limits, numbers, names, meter=None, progress=False, most=SIMULATED):
-    """The best candidate that has room; MXNetError, which says what is lacking, where there is
-    none.
+    """Returns the best candidate that has room; MXNetError, which says what is lacking, where there
+    is none.
 
-    ``meter``: None where nothing can be compiled; the search's estimates are believed then.
+    ``meter``: None if nothing can be compiled; the search's estimates are believed then.
     """
     if meter is None or not any(limit is not None for limit in (limits or {}).values()):
         return Search(profile, limits, numbers, names, progress=progress, most=most).run()

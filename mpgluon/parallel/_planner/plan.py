@@ -152,12 +152,13 @@ def plan(
 
 
 def _plans(profile, limits):
-    """A function from candidates to plans."""
+    """Returns a function from candidates to plans."""
     return lambda candidate: Plan(profile, limits, candidate)
 
 
 def _meter(profile, limits, net, batch):
-    """A meter of the bytes of plans, which it compiles; None where there is no room for that."""
+    """Returns a meter of the bytes of plans, which it compiles; None if there is no room for
+    that."""
     meter = MemoryMeter(profile, _plans(profile, limits), net, *batch)
     return meter if rank_measurement.agreed(profile.devices, meter.has_room()) else None
 
@@ -190,7 +191,8 @@ def _check_initialized(net):
 
 
 def _fitting(profile, devices, rows):
-    """The profile for these devices alone. MXNetError where it is of others or of another batch."""
+    """Returns the profile for these devices alone. MXNetError if it is of others or of another
+    batch."""
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
         raise MXNetError(
@@ -206,7 +208,7 @@ def _fitting(profile, devices, rows):
 
 
 def _check_arrays(sample, labels):
-    """The rows of the batch."""
+    """Returns the rows of the batch."""
     arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
     if not arrays or not all(isinstance(a, NDArray) for a in arrays) or not arrays[0].ndim:
         raise ValueError(
@@ -442,13 +444,13 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         return self
 
     def fits(self) -> bool:
-        """Whether every device has room."""
+        """True if every device has room."""
         return not self._search().excess(self.candidate)[0]
 
     # Using it
 
     def pipeline(self) -> Pipeline:
-        """The `Pipeline` that is planned; its schedule is made with the planned times."""
+        """Returns the `Pipeline` that is planned; its schedule is made with the planned times."""
         from .._pipeline.pipeline import Expected, Pipeline
 
         pipeline = Pipeline(self.micro_batches, self.schedule)
@@ -517,7 +519,8 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         return net
 
     def compare(self, report: Report) -> Comparison:
-        """The predictions beside the measurements of the pipeline's `Report`: a `Comparison`."""
+        """Returns the predictions beside the measurements of the pipeline's `Report`: a
+        `Comparison`."""
         if not isinstance(report, Report):
             raise TypeError(
                 "Plan.compare: report must be what pipeline.report() gives, not "
@@ -528,7 +531,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
     # Keeping it
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
+        """Returns a dict of plain values."""
         return {
             "format": FORMAT,
             "placement": {path: str(ctx) for path, ctx in self.placement.items()},
@@ -545,7 +548,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The plan that `to_json` gave; MXNetError when `data` is none."""
+        """Returns the plan that `to_json` gave; MXNetError if `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
                 "this is no plan: its format is "

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def over_ranks(devices: Sequence[Context]) -> bool:
-    """Whether devices name ranks, of which there are several."""
+    """True if devices name ranks, of which there are several."""
     return any(ctx.rank is not None for ctx in devices)
 
 
 def measure(net: Any, sample: Any, devices: Sequence[Context], *more: Any) -> Profile:
-    """The profile of a network's layers on devices that may name ranks; all ranks call it. The
-    arguments are those of `layer_measurement.measure`.
+    """Returns the profile of a network's layers on devices that may name ranks; all ranks call it.
+    The arguments are those of `layer_measurement.measure`.
 
     Raises
     ------
@@ -66,7 +66,8 @@ def _check_own(net, sample):
 
 def _joined(devices, profiles, home):
     def source(ctx):
-        """The profile that has the measurements of a device, and the device's name there."""
+        """Returns the profile that has the measurements of a device, and the device's name
+        there."""
         rank = _ranks.own() if ctx.rank is None else ctx.rank
         return profiles[rank], Context(ctx.device_type, ctx.device_id)
 
@@ -103,7 +104,7 @@ def _joined(devices, profiles, home):
 
 
 def limits_of(devices: Sequence[Context]) -> dict[Context, int]:
-    """The memory limits of devices that have one, whichever rank they are of."""
+    """Returns the memory limits of devices that have one, whichever rank they are of."""
     own = {
         number: memory_stats(ctx)["limit"]
         for number, ctx in enumerate(devices)
@@ -114,7 +115,7 @@ def limits_of(devices: Sequence[Context]) -> dict[Context, int]:
 
 
 def agreed(devices: Sequence[Context], value: bool) -> bool:
-    """Whether it holds on all ranks."""
+    """True if it holds on all ranks."""
     return all(_ranks.join({_ranks.own(): value}).values()) if over_ranks(devices) else value
 
 

@@ -115,8 +115,8 @@ class Search:
         return devices
 
     def costs(self, micro_batches):
-        """The cost of each layer on each device for one of `micro_batches` micro-batches; computed
-        once."""
+        """Returns the cost of each layer on each device for one of `micro_batches` micro-batches;
+        computed once."""
         if micro_batches not in self._costs:
             rows = self.profile.micro_batch_rows(micro_batches)
             self._costs[micro_batches] = [
@@ -125,8 +125,8 @@ class Search:
         return self._costs[micro_batches]
 
     def stages(self, devices):
-        """The layers of each stage: what is on one device between two moves, as compiled programs
-        have it."""
+        """Returns the layers of each stage: what is on one device between two moves, as compiled
+        programs have it."""
         depth, found = [], {}
         for i, layer in enumerate(self.layers):
             depth.append(
@@ -136,7 +136,8 @@ class Search:
         return [found[key] for key in sorted(found)]
 
     def evaluate(self, placement, micro_batches, schedule):
-        """The candidate, simulated; where it was run, with the time and the memory that it took."""
+        """Returns the candidate, simulated; where it was run, with the time and the memory that it
+        took."""
         key = (tuple(placement), micro_batches, schedule)
         if key not in self._seen:
             trial, measured = self.profile.trials.get(key), self.profile.measured_bytes.get(key)
@@ -164,8 +165,8 @@ class Search:
         return self._seen[key]
 
     def even(self, placement, micro_batches, schedule):
-        """The candidate with the table of stages that are equally heavy: one that is the same
-        whatever was measured."""
+        """Returns the candidate with the table of stages that are equally heavy: one that is the
+        same whatever was measured."""
         return self.simulated(placement, micro_batches, schedule, even=True)
 
     def forget(self, candidate):
@@ -173,8 +174,8 @@ class Search:
         self._seen.pop(candidate[1:4], None)
 
     def simulated(self, placement, micro_batches, schedule, measured=None, even=False):
-        """The candidate by its layers' costs alone, or by what its passes were measured to take;
-        `even`: in the order that fits stages that are equally heavy."""
+        """Returns the candidate by its layers' costs alone, or by what its passes were measured to
+        take; `even`: in the order that fits stages that are equally heavy."""
         devices = self.whole(placement)
         step = StagedStep(
             self.profile,
@@ -255,7 +256,7 @@ class Search:
         return self._sequences(schedules.named(schedule).rounds)
 
     def branching(self):
-        """Whether layers run beside each other."""
+        """True if layers run beside each other."""
         return any(layer.kind == "join" for layer in self.layers)
 
     def _listed_orders(self, rounds):
@@ -276,7 +277,7 @@ class Search:
         return total
 
     def placements(self, schedule):
-        """All that are to be looked at with a schedule; None where they are too many."""
+        """All that are to be looked at with a schedule; None if they are too many."""
         rounds, n = schedules.named(schedule).rounds, len(self.free)
         if rounds == 1 and self.branching() and self.count**n <= LISTED // 4:
             return self._all_placements()
@@ -312,8 +313,8 @@ class Search:
         return found
 
     def bound(self, placement, micro_batches, schedule):
-        """A time that no simulation of the placement can be below: the work of the busiest device,
-        and what must come before and behind."""
+        """Returns a time that no simulation of the placement can be below: the work of the busiest
+        device, and what must come before and behind."""
         trial = self.profile.trials.get((tuple(placement), micro_batches, schedule))
         if trial is not None:
             return trial.seconds
@@ -389,7 +390,8 @@ class Search:
         return results
 
     def run(self):
-        """The best candidate; MXNetError, which says what is lacking, where none has room."""
+        """Returns the best candidate; MXNetError, which says what is lacking, where none has
+        room."""
         best = self.find()
         if best is None:
             best = self.lean()[0]
@@ -404,7 +406,7 @@ class Search:
         self.profile.chosen.add(candidate[1:4])
 
     def find(self):
-        """The best candidate; None where none that is looked at has room."""
+        """Returns the best candidate; None if none that is looked at has room."""
         if not self.micro_batches:
             raise MXNetError("plan: there is no number of micro-batches to choose from")
         if self._queue is None:
@@ -425,7 +427,7 @@ class Search:
         return min(map(self._improve, starts), key=lambda c: c.seconds)
 
     def _shown(self, queue):
-        """The queue, with a bar from 2 seconds on."""
+        """Returns the queue, with a bar from 2 seconds on."""
         if self.progress is False or _ranks.own():
             return queue
         from tqdm import tqdm
@@ -464,7 +466,7 @@ class Search:
         self._queue = sorted(queue)
 
     def _forms(self):
-        """(micro-batches, schedule, placements to be looked at with it; None where they are too
+        """(micro-batches, schedule, placements to be looked at with it; None if they are too
         many)."""
         for schedule in self.names:
             listed = self.placements(schedule)
@@ -480,9 +482,9 @@ class Search:
         )
 
     def lean(self):
-        """The candidates that need least, by the limits: those with the fewest bytes above them
-        first. Their tables are those of stages that are equally heavy, so that the list depends on
-        bytes alone.
+        """Returns the candidates that need least, by the limits: those with the fewest bytes above
+        them first. Their tables are those of stages that are equally heavy, so that the list
+        depends on bytes alone.
 
         Of very many placements those are taken which need least for one micro-batch. Candidates
         that differ from the first by one thing are looked at, too, as long as one needs less.

@@ -103,7 +103,8 @@ class StagedStep:
             self._times["B", s] += sum(cost.backward for cost in own)
 
     def _edges(self):
-        """The results that cross from stage to stage: (stage, stage, bytes of a micro-batch)."""
+        """Yields the results that cross from stage to stage: (stage, stage, bytes of a
+        micro-batch)."""
         for s, stage in enumerate(self.stages):
             for i in stage:
                 for source, size in self.layers[i].sources:
@@ -122,7 +123,7 @@ class StagedStep:
                 self._waits[a, b] += seconds
 
     def _takes_batch(self, s, home):
-        """Whether a stage on another device takes a part of the batch."""
+        """True if a stage on another device takes a part of the batch."""
         return any(not self.layers[i].sources and self.devices[i] != home for i in self.stages[s])
 
     def _send_batch(self):

@@ -102,8 +102,8 @@ def improve(
 
 
 def _next(profile, limits, numbers, names, meter, further, progress=False, most=SIMULATED):
-    """The candidate to be run next: the best, as long as it was not run, and then (`further`) the
-    best of those near to it; None: enough were run."""
+    """Returns the candidate to be run next: the best, as long as it was not run, and then
+    (`further`) the best of those near to it; None: enough were run."""
     best = best_within(profile, limits, numbers, names, meter, progress, most)
     if profile.trial(best) is None:
         return best
@@ -127,7 +127,7 @@ def _next(profile, limits, numbers, names, meter, further, progress=False, most=
 
 
 def _fits(profile, limits, candidate, peaks):
-    """Whether parameters, states and such bytes of micro-batches are within the limits."""
+    """True if parameters, states and such bytes of micro-batches are within the limits."""
     return all(
         limit is None or fixed + peaks.get(ctx, 0) <= limit
         for ctx, (fixed, _) in zip(profile.devices, candidate.memory)
@@ -145,7 +145,7 @@ def _take_turns(trials, passes=False):
 
 
 def _has_room(profile, candidate):
-    """Whether a copy of the network, in training, has room beside what is there, where limits are
+    """True if a copy of the network, in training, has room beside what is there, where limits are
     set."""
     for ctx, needed in zip(profile.devices, candidate.memory):
         stats = memory_stats(ctx)
@@ -222,7 +222,7 @@ class _Trial:
         return {key: sum(values) / len(values) for key, values in found.items()}
 
     def result(self):
-        """The part of it that is kept."""
+        """Returns the part of it that is kept."""
         return Trial(
             self.seconds,
             [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices],

@@ -112,7 +112,7 @@ class ParallelHeads(SplitLayer):
         return _moved(_Run(self, args).block(0).forward(*args), home)
 
     def _variant(self, stand_ins, attributes, F=None):
-        """The block with other children and attributes."""
+        """Returns the block with other children and attributes."""
         block = copy.copy(self._block)
         block.__dict__.update(attributes)
         run_eagerly(block)
@@ -148,7 +148,7 @@ class _Run:
         )
 
     def block(self, rank):
-        """The block for a device's run."""
+        """Returns the block for a device's run."""
         # How many of each the run has used
         so_far = {
             "parts": 0,
@@ -167,7 +167,7 @@ class _Run:
         )
 
     def child(self, name, child, rank, so_far):
-        """The stand-in of a child."""
+        """Returns the stand-in of a child."""
         if name in self.layer._inputs:
             return lambda x: self.projection(child, x, rank, so_far)
         if name == self.layer._output:
@@ -430,8 +430,8 @@ class _WithoutDropout:
 
 
 def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
-    """The parts of an attention that is to be split: names of the inputs and of the output, number
-    of heads, choices of attributes, blocks."""
+    """Returns the parts of an attention that is to be split: names of the inputs and of the output,
+    number of heads, choices of attributes, blocks."""
     options = dict(options)
     inputs, output, attributes = (
         options.pop(name, None) for name in ("inputs", "output", "attributes")
@@ -466,8 +466,8 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _products(dense, inputs, output):
-    """The names of the Dense children that make queries, keys and values, and of the one that makes
-    the output; found by common names where they are not given."""
+    """Returns the names of the Dense children that make queries, keys and values, and of the one
+    that makes the output; found by common names where they are not given."""
     there = f"its Dense children are {', '.join(dense) or 'none'}"
     if inputs is None:
         inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
@@ -487,8 +487,8 @@ def _products(dense, inputs, output):
 
 
 def _counters(block, attributes, units, blocks):
-    """The number of heads, and the choices of attributes that count what is divided: heads, and
-    perhaps `units` of all heads."""
+    """Returns the number of heads, and the choices of attributes that count what is divided: heads,
+    and perhaps `units` of all heads."""
     numbers = {
         name: value for name, value in block.__dict__.items() if type(value) is int and value > 0
     }

@@ -110,7 +110,7 @@ class SplitLayer(HybridBlock):
         return list(x)
 
     def _everywhere(self, x):
-        """The whole input on each device."""
+        """Returns the whole input on each device."""
         return (
             collectives.broadcast(x, self._ctx)
             if isinstance(x, nd.NDArray)
@@ -118,7 +118,7 @@ class SplitLayer(HybridBlock):
         )
 
     def _pieces(self, x, axis):
-        """The input's parts along the axis: a list is parts already."""
+        """Returns the input's parts along the axis: a list is parts already."""
         return (
             collectives.scatter(x, self._ctx, axis)
             if isinstance(x, nd.NDArray)
@@ -688,7 +688,7 @@ class ParallelConv2D(SplitLayer):
 
 
 def whole_weight(layer: _ParallelDense) -> Family:
-    """The weight of a split layer as a whole."""
+    """Returns the weight of a split layer as a whole."""
     return layer._weight
 
 

@@ -113,8 +113,8 @@ class Family:
             member.shape = self.part_shape(member.index)
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
-        """The ranges (begin, end) of the whole, along the axis, that are part `index`: one for each
-        block."""
+        """Returns the ranges (begin, end) of the whole, along the axis, that are part `index`: one
+        for each block."""
         block = self.shape[self.axis] // self.blocks
         begin, end = divide(block // self.unit, self.count)[index]
         return [

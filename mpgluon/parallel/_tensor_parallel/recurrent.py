@@ -233,7 +233,7 @@ class ParallelLSTM(SplitLayer):
 
     @staticmethod
     def _joined(F, steps, rank):
-        """The outputs of a layer as one array: steps[direction][time][rank]."""
+        """Returns the outputs of a layer as one array: steps[direction][time][rank]."""
         ways = [F.stack(*[step[rank] for step in own], axis=0) for own in steps]
         return ways[0] if len(ways) == 1 else F.concat(*ways, dim=2)
 
@@ -250,7 +250,7 @@ class ParallelLSTM(SplitLayer):
         ]
 
     def _layer(self, F, inputs, h, c, weights, backwards):
-        """The outputs of all steps, whole on every device, and the last cells of each."""
+        """Returns the outputs of all steps, whole on every device, and the last cells of each."""
         h = collectives.broadcast(h, self._ctx)
         c = collectives.scatter(c, self._ctx, 1)
         gates = []

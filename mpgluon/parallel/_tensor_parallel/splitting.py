@@ -103,7 +103,7 @@ _EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LS
 
 
 def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]]:
-    """The blocks below one: (parent, its name for the block, path, block)."""
+    """Yields the blocks below one: (parent, its name for the block, path, block)."""
     for name, child in list(children(block).items()):
         place = f"{path}.{name}" if path else name
         yield block, name, place, child
@@ -201,7 +201,7 @@ def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) ->
 def matches(
     net: Block, plan: dict[str, Any], who: str
 ) -> dict[Block, tuple[str, str, dict[str, Any]]]:
-    """The layers that a plan of name patterns splits: layer -> (path, kind, options)."""
+    """Returns the layers that a plan of name patterns splits: layer -> (path, kind, options)."""
     rules = []
     for pattern, how in plan.items():
         kind, options = how if isinstance(how, tuple) else (how, {})
@@ -276,7 +276,7 @@ def _divide_heads(block, path, options, work, who):
 
 
 def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str, Any]]]:
-    """The layers to split over `count` devices: each that can be, and is large enough; as
+    """Returns the layers to split over `count` devices: each that can be, and is large enough; as
     `matches` gives it."""
     shared, work = set(_shared(net)), {}
     for _, _, path, layer in walk(net):
@@ -292,7 +292,7 @@ def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str,
 
 
 def _shared(net):
-    """The layers that have parameters together with others."""
+    """Yields the layers that have parameters together with others."""
     owners = {}
     for _, _, _, layer in walk(net):
         for param in own_parameters(layer).values():

@@ -14,7 +14,7 @@ class IntervalSampler(sampler.IntervalSampler):
     Parameters
     ----------
     length, interval : int
-        How many samples there are, and how far apart the ones of a round are. AssertionError when
+        How many samples there are, and how far apart the ones of a round are. AssertionError if
         `interval` is the larger one.
     rollover : bool, default True
         Whether to go on with the samples that were passed over.

@@ -64,7 +64,7 @@ class _WikiText(Dataset):
         self._label = nd.array(indices[1 : size + 1].reshape((rows, seq_len)), dtype="int32")
 
     def _text(self, name):
-        """The text of a file, which may be in the archive still, and the file's path."""
+        """Returns the text of a file, which may be in the archive still, and the file's path."""
         archive = os.path.join(self._root, f"{self._folder}-v1.zip")
         path = os.path.join(self._root, name)
         try:

@@ -39,7 +39,7 @@ class EventHandler:
 
 
 def check_event_handlers(handlers: Any) -> list[EventHandler]:
-    """A list of handlers, from one, several, or None; ValueError for others."""
+    """Returns a list of handlers, from one, several, or None; ValueError for others."""
     handlers = [handlers] if isinstance(handlers, EventHandler) else list(handlers or [])
     if not all(isinstance(handler, EventHandler) for handler in handlers):
         raise ValueError(f"handlers must be an EventHandler or a list of them, got {handlers}")

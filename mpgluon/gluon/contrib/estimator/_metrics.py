@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_metrics(metrics: Any) -> list[EvalMetric]:
-    """A list of simple metrics, from one, a composite one, a list, or None."""
+    """Returns a list of simple metrics, from one, a composite one, a list, or None."""
     if isinstance(metrics, CompositeEvalMetric):
         return [one for metric in metrics.metrics for one in check_metrics(metric)]
     if isinstance(metrics, EvalMetric):
@@ -24,7 +24,7 @@ def check_metrics(metrics: Any) -> list[EvalMetric]:
 
 
 def check_handler_metric_ref(handler: object, known_metrics: list[EvalMetric]) -> None:
-    """ValueError where a handler has a metric, in an attribute of that name, that is unknown."""
+    """ValueError if a handler has a metric, in an attribute of that name, that is unknown."""
     for attribute, value in vars(handler).items():
         if "metric" not in attribute or not value:
             continue
@@ -37,5 +37,5 @@ def check_handler_metric_ref(handler: object, known_metrics: list[EvalMetric]) -
 
 
 def suggest_metric_for_loss(loss: object) -> EvalMetric | None:
-    """The metric that goes with a loss."""
+    """Returns the metric that goes with a loss."""
     return Accuracy() if isinstance(loss, SoftmaxCrossEntropyLoss) else None

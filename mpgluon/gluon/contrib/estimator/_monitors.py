@@ -23,7 +23,7 @@ __all__ = ["CheckpointHandler", "EarlyStoppingHandler"]
 
 
 def _greater_is_better(mode, monitor):
-    """Whether greater is better."""
+    """True if greater is better."""
     if mode not in ("auto", "min", "max"):
         warnings.warn(f"mode {mode!r} is unknown; taken for 'auto'", RuntimeWarning, stacklevel=4)
         mode = "auto"
@@ -34,7 +34,7 @@ def _greater_is_better(mode, monitor):
 
 
 def _monitored(monitor):
-    """The value of the monitored metric, or None with a warning where it has none."""
+    """Returns the value of the monitored metric, or None with a warning where it has none."""
     name, value = monitor.get_name_value()[0]
     if math.isnan(value):
         warnings.warn(
@@ -215,7 +215,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         estimator.trainer.save_states(self._path(name, ".states"))
 
     def _found(self):
-        """The checkpoints in the folder: (epoch, batch, name), the oldest first."""
+        """Returns the checkpoints in the folder: (epoch, batch, name), the oldest first."""
         pattern = re.compile(
             re.escape(self.model_prefix) + r"-epoch(\d+)batch(\d+)\.params", re.ASCII
         )
@@ -317,7 +317,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self.best = worst if self.baseline is None else self.baseline
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool:
-        """Whether training ends."""
+        """True if training ends."""
         value = _monitored(self.monitor)
         if value is not None:
             changed = value - self.min_delta

@@ -377,7 +377,7 @@ class Estimator:
         return sorted(handlers, key=lambda handler: getattr(handler, "priority", 0))
 
     def _categorize_handlers(self, event_handlers):
-        """The handlers of each event, in six lists."""
+        """Returns the handlers of each event, in six lists."""
         events = (TrainBegin, EpochBegin, BatchBegin, BatchEnd, EpochEnd, TrainEnd)
         return tuple([h for h in event_handlers if isinstance(h, event)] for event in events)
 

@@ -68,13 +68,13 @@ class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
         self.stop_training = False
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool:
-        """Whether it was the last batch."""
+        """True if it was the last batch."""
         self.current_batch += 1
         self.stop_training |= self.current_batch == self.max_batch
         return self.stop_training
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool:
-        """Whether it was the last epoch."""
+        """True if it was the last epoch."""
         self.current_epoch += 1
         self.stop_training |= self.current_epoch == self.max_epoch
         return self.stop_training

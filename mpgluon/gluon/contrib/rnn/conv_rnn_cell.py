@@ -189,7 +189,7 @@ class _ConvGRUCell(_ConvCell):
 
 
 def _constructor(dims, layout):
-    """The constructor of the cells of so many dimensions."""
+    """Returns the constructor of the cells of so many dimensions."""
 
     def __init__(
         self,

@@ -228,7 +228,7 @@ class CIFAR10(_ImagesInFiles):
 
     @staticmethod
     def _unpacked(archive, names):
-        """The contents of files in an archive, whatever folder they are in there."""
+        """Returns the contents of files in an archive, whatever folder they are in there."""
         found, size = {}, 0
         try:
             with tarfile.open(archive) as members:

@@ -79,7 +79,7 @@ _MODELS = {
 
 
 def get_model(name: str, **kwargs: Any) -> HybridBlock:
-    """A model by its name, as ``get_model('resnet18_v1', classes=10)``.
+    """Returns a model by its name, as ``get_model('resnet18_v1', classes=10)``.
 
     Parameters
     ----------

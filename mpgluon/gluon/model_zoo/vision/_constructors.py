@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def constructor(
     name: str, what: str, get: Callable[..., HybridBlock], *arguments: Any, **fixed: Any
 ) -> Callable[..., HybridBlock]:
-    """The function `name`, which calls `get` with `arguments`, `fixed` and its own keywords."""
+    """Returns the function `name`, which calls `get` with `arguments`, `fixed` and its own
+    keywords."""
 
     def make(**kwargs: Any) -> HybridBlock:
         return get(*arguments, **{**kwargs, **fixed})

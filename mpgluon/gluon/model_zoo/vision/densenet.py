@@ -131,12 +131,12 @@ def get_densenet(
     root: str | None = None,
     **kwargs: Any,
 ) -> HybridBlock:
-    """A DenseNet for images of 224x224.
+    """Returns a DenseNet for images of 224x224.
 
     Parameters
     ----------
     num_layers : int
-        121, 161, 169 or 201; ValueError when it is none of them.
+        121, 161, 169 or 201; ValueError if it is none of them.
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()

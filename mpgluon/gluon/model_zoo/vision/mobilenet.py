@@ -46,7 +46,7 @@ class RELU6(HybridBlock):
 
 
 def _conv(channels, kernel=1, stride=1, groups=1, activation: type[HybridBlock] | None = None):
-    """A convolution that keeps the size but for the stride, BatchNorm and an activation."""
+    """Yields a convolution that keeps the size but for the stride, BatchNorm and an activation."""
     padding = kernel // 2
     yield nn.Conv2D(channels, kernel, stride, padding, groups=groups, use_bias=False)
     yield nn.BatchNorm()
@@ -204,7 +204,7 @@ def get_mobilenet(
     root: str | None = None,
     **kwargs: Any,
 ) -> HybridBlock:
-    """A MobileNet.
+    """Returns a MobileNet.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def get_mobilenet_v2(
     root: str | None = None,
     **kwargs: Any,
 ) -> HybridBlock:
-    """A MobileNetV2.
+    """Returns a MobileNetV2.
 
     Parameters
     ----------

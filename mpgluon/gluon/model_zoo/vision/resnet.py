@@ -271,7 +271,7 @@ def get_resnet(
     root: str | None = None,
     **kwargs: Any,
 ) -> HybridBlock:
-    """A ResNet for images of 224x224.
+    """Returns a ResNet for images of 224x224.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ def _conv(channels, kernel, padding=0):
 
 
 def _fire(channels):
-    """A fire module: a 1x1 convolution to few channels, then 1x1 and 3x3 side by side."""
+    """Returns a fire module: a 1x1 convolution to few channels, then 1x1 and 3x3 side by side."""
     out = nn.HybridSequential(prefix="")
     out.add(_conv(channels, 1))
     branches = HybridConcurrent(axis=1, prefix="")
@@ -91,7 +91,7 @@ def get_squeezenet(
     root: str | None = None,
     **kwargs: Any,
 ) -> HybridBlock:
-    """A SqueezeNet for images of 224x224.
+    """Returns a SqueezeNet for images of 224x224.
 
     Parameters
     ----------

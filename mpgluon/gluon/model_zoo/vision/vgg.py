@@ -117,12 +117,12 @@ def get_vgg(
     root: str | None = None,
     **kwargs: Any,
 ) -> HybridBlock:
-    """A VGG for images of 224x224.
+    """Returns a VGG for images of 224x224.
 
     Parameters
     ----------
     num_layers : int
-        11, 13, 16 or 19; ValueError when it is none of them.
+        11, 13, 16 or 19; ValueError if it is none of them.
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
