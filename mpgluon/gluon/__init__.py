@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
-        if name == "tensor_types":  # MXNet's, for isinstance
+        if name == "tensor_types":  # MXNet's name, used with isinstance
             from .. import ndarray, symbol
 
             return symbol.Symbol, ndarray.NDArray

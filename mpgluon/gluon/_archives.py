@@ -1,4 +1,4 @@
-"""Files that are published in zip archives."""
+"""Download of files that are published in zip archives."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from .._files import check_expansion
 from ..base import MXNetError
 from .utils import check_sha1, download
 
-# Errors of zipfile for damaged archives, besides OSError and ValueError.
+# Errors that zipfile raises for damaged archives, in addition to OSError and ValueError.
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 
 
 def fetch_unpacked(url: str, path: str, sha1: str | None) -> None:
-    """Writes the file of a zip archive at `url` that has the name of `path` to `path`, which is
-    whole or not there at any time. ValueError if its SHA-1 is another,
-    MXNetError if the archive does not have it."""
+    """Extracts the member named like `path` from the zip archive at `url` and writes it to `path`.
+
+    The file appears at `path` atomically. Raises ValueError if its SHA-1 differs from `sha1`, and
+    MXNetError if the archive does not contain it."""
     folder, file = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -1,4 +1,4 @@
-"""The running block: the paths of blocks in errors, in traces and in queued work."""
+"""Paths of running blocks, for errors, traces and queued work."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_call_code = None  # of `Block.__call__`
+_call_code = None  # code object of `Block.__call__`
 
 
 def is_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks the function whose frames are calls of blocks: its ``self`` is one."""
+    """Registers the function whose frames are block calls; its ``self`` is the block."""
     global _call_code
     _call_code = function.__code__
     return function
 
 
 def _calls():
-    """Yields the block of each running call, the innermost first."""
+    """Yields the block of each running call, innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _call_code:
@@ -39,7 +39,7 @@ def _name_in(parent, child):
 
 
 def block_path():
-    """Returns the path of the block whose call is the innermost one running, such as
+    """Returns the path of the block in the innermost running call, such as
     ``ModelParallelLM.lstm2``."""
     blocks = []
     for block in _calls():
@@ -52,14 +52,14 @@ def block_path():
     return ".".join([type(blocks[0]).__name__, *names])
 
 
-_paths: dict[int, str] = {}  # scope of a block -> its path
+_paths: dict[int, str] = {}  # scope id of a block -> its path
 
 
 def scope_of(block, outer):
-    """Returns the number of the path of a block that has just been called, in scope `outer`."""
+    """Returns the scope id for the path of a block that was just called in scope `outer`."""
     above = _paths.get(outer)
     parent = None
-    if above is not None:  # the path of the caller is known: no more frames are read than needed
+    if above is not None:  # the caller's path is known, so only two frames are read
         calls = _calls()
         next(calls)
         parent = next(calls, None)
@@ -74,8 +74,9 @@ def scope_of(block, outer):
 
 
 def add_path(error, hybridized):
-    """Adds the path of the running block to the text of an error that passes through it, once; and
-    where it is traced, the user's line."""
+    """Adds the path of the running block to the text of an error that passes through it, once.
+
+    If the block is traced or hybridized, adds the user's source line as well."""
     if getattr(error, "block_path", None) is None:
         path = block_path()
         text = str(error)
@@ -90,8 +91,8 @@ def add_path(error, hybridized):
 
 
 def _line_of(error, around):
-    """Returns the innermost line outside of this package on the way to an error, from the block on,
-    or (`around`) further out."""
+    """Returns the innermost source line outside this package in the error's traceback, or, with
+    `around`, in the frames of the callers."""
     found, step = None, error.__traceback__
     while step is not None:
         if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):

@@ -1,4 +1,5 @@
-"""Sums of the gradients of replicas, and copies of what one replica updated for all."""
+"""Gradient buckets: sums of the replicas' gradients, and copies of the weights one replica
+updated."""
 
 import math
 from functools import partial
@@ -7,18 +8,17 @@ from .. import autograd, ndarray as nd
 from .._core import at_once, collective_plan, dtype_name, sum_replicas
 from .._transport import default_transport
 
-_BUCKET = 1 << 20  # bytes; smaller arrays travel together
-_AT_ONCE = 16  # arrays that one call of an op writes
-_MOST = 64  # devices whose arrays are copied beside what they do
+_BUCKET = 1 << 20  # bytes; smaller arrays share a bucket
+_AT_ONCE = 16  # maximum number of arrays that one op call writes
+_MOST = 64  # maximum number of CPU devices for a copy outside their queues
 
 
 class Bucket:
-    """Parameters that are replicated on the same devices, and one of these devices, where their
-    gradients are summed.
+    """Parameters that are replicated on the same devices, and the device that sums their gradients.
 
-    On each device the arrays are joined into one, which is moved as a whole; a parameter that fills
-    a bucket is moved as it is. apart: the sums are arrays of their own, on the bucket's device, and
-    the gradients stay as they are.
+    On each device, the arrays are concatenated and moved as one. A parameter that fills a bucket is
+    moved without a copy. With `apart`, the sums are separate arrays on the bucket's device, and the
+    gradients are not changed.
     """
 
     def __init__(self, contexts, params, apart=False):
@@ -29,15 +29,16 @@ class Bucket:
         for param in params:
             ends.append(ends[-1] + math.prod(param.shape))
         self._begins = tuple(ends[:-1])
-        # The arrays on each device, seen as flat ones where they travel together.
+        # The arrays on each device, flattened if the bucket has several parameters.
         self._grads, self._weights = self._flat("gradients"), self._flat("arrays")
         self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
         self._flat_sums = None
         self._on_gpus = all(ctx.device_type == "gpu" for ctx in contexts)
-        self._by_library = {}  # by the transport of collectives: whether NCCL sums the gradients
+        self._by_library = {}  # transport of collectives -> whether NCCL sums the gradients
 
     def sums(self):
-        """By parameter, the arrays on the bucket's device that hold the sums after `sum`."""
+        """Returns, by parameter, the arrays on the bucket's device that hold the sums after
+        `sum`."""
         place = self.contexts.index(self.home)
         if self.apart and len(self._lists) == len(self.contexts):
             like = self._lists[place]
@@ -67,8 +68,8 @@ class Bucket:
         return arrays[0] if len(arrays) == 1 else nd.concat(*arrays, dim=0)
 
     def _hand_out(self, value, ctx, arrays):
-        """Returns the changes (`_core.at_once`) that copy the joined values into the arrays, which
-        are on device `ctx`."""
+        """Returns the changes (`_core.at_once`) that copy the concatenated values into the arrays,
+        which are on device `ctx`."""
         if len(arrays) == 1:
             return [(value.copyto, arrays[0])]
         changes = []
@@ -95,12 +96,12 @@ class Bucket:
         return changes
 
     def sum(self, everywhere):
-        """Sums the gradients: on the bucket's own device, or (`everywhere`) for all of them.
+        """Sums the gradients on the bucket's own device, or, with `everywhere`, on all devices.
 
-        Between several cards NCCL does it where it is the transport of collectives, in its own
-        order. Otherwise they are summed in the order of the devices, beside what these do: as soon
-        as these gradients are final, while others are still computed. Where a device can't do that,
-        behind what it does.
+        If NCCL is the transport of collectives, it sums over several GPUs, in its own order.
+        Otherwise the sum is in the order of the devices. It overlaps with their queued work: it
+        runs as soon as these gradients are final, while other gradients are still computed. On a
+        device that cannot overlap, it runs after the queued work.
         """
         if self._on_gpus and self._over_cards():
             return self._sum_over_cards(everywhere)
@@ -121,7 +122,7 @@ class Bucket:
         )
 
     def _over_cards(self):
-        """True if NCCL sums the gradients on these GPUs: they are cards of their own."""
+        """True if NCCL sums the gradients, because each device is a separate GPU."""
         transport = default_transport()
         if transport not in self._by_library:
             firsts = [self._grads[ctx][0] for ctx in self.contexts]
@@ -150,8 +151,8 @@ class Bucket:
         return all(ctx.device_type == "cpu" for ctx in self.contexts)
 
     def spread(self):
-        """Returns the changes (`_core.at_once`) that copy the weights of the bucket's own device to
-        the others."""
+        """Returns the changes (`_core.at_once`) that copy the weights from the bucket's device to
+        the other devices."""
         here = len({ctx.rank for ctx in self.contexts}) == 1
         if here and len(self.contexts) <= _MOST and self._on_cpus():
             lists = [[param.arrays[ctx] for param in self.params] for ctx in self.contexts]
@@ -172,8 +173,8 @@ class Bucket:
 
 
 def make_buckets(params, apart):
-    """Returns the buckets of replicated parameters, the last ones first: backward begins with
-    these. Each replica sums about as many bytes."""
+    """Returns the buckets of replicated parameters, last parameters first, because backward
+    computes their gradients first. The bytes to sum are balanced over the replicas."""
     open_, buckets = {}, []
     for param in reversed(params):
         contexts = tuple(param.arrays)

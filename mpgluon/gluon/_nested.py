@@ -1,5 +1,4 @@
-"""Nested arguments and results: arrays in lists, tuples and dicts, taken apart and put together
-again."""
+"""Flattening and regrouping of nested arguments and results: arrays in lists, tuples and dicts."""
 
 import sys
 
@@ -7,15 +6,14 @@ from .. import _core, ndarray as nd
 
 
 class _Array:
-    """Stands for an array in a structure of nested arguments."""
+    """Placeholder for an array in a structure of nested arguments."""
 
     def __repr__(self):
         return "*"
 
 
 ARRAY = _Array()
-# Arguments beside arrays: values that are compared by content. Each set of them is
-# compiled on its own.
+# Types of arguments that are compared by value. Each combination of values is compiled separately.
 _STATIC = (type(None), bool, int, float, str, _core.Context)
 
 
@@ -41,8 +39,8 @@ def flatten(value, flat, what):
 
 
 def regroup(structure, arrays):
-    """Returns the structure that `flatten` took apart, with the next of the iterator `arrays` in
-    place of each array."""
+    """Inverse of `flatten`: rebuilds the structure with the next item of the iterator `arrays` for
+    each array."""
     if structure is ARRAY:
         return next(arrays)
     if structure is None:
@@ -58,7 +56,7 @@ def regroup(structure, arrays):
 
 
 def count(structure):
-    """How many arrays there are in what `flatten` returned."""
+    """Returns the number of arrays in a structure that `flatten` returned."""
     if structure is ARRAY:
         return 1
     if isinstance(structure, tuple) and structure[0] in (list, tuple):
@@ -83,8 +81,8 @@ def first_context(value):
 
 
 def is_symbolic(args):
-    """True if a block is called on Symbols; the package of symbols is not loaded before somebody
-    makes one."""
+    """True if a block is called on Symbols. Does not load the symbol package: without it, no Symbol
+    can exist."""
     if len(args) == 1 and isinstance(args[0], nd.NDArray):
         return False
     package = sys.modules.get("mpgluon.symbol.symbol")
@@ -92,7 +90,7 @@ def is_symbolic(args):
 
 
 def holds(value, kind):
-    """True if there is something of a kind in nested lists, tuples and dicts."""
+    """True if nested lists, tuples and dicts hold an instance of `kind`."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

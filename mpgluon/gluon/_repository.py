@@ -1,4 +1,4 @@
-"""Where files of models and data sets are fetched from."""
+"""Location of the repository for model and data set files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from ..base import MXNetError
 
 
 def repository_url() -> str:
-    """``MXNET_GLUON_REPO``, an address or a folder, with a slash at its end. MXNetError if it is
-    not set: there is no default."""
+    """Returns ``MXNET_GLUON_REPO``, an address or a folder, with a trailing slash.
+
+    Raises MXNetError if it is not set: there is no default."""
     url = os.environ.get("MXNET_GLUON_REPO")
     if not url:
         raise MXNetError(

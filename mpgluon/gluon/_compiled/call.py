@@ -1,7 +1,7 @@
 """Calls of a hybridized block, from the arguments to the results of its compiled programs.
 
-`CompiledCall` has all of a call: which signature it is of, what is bound to that, and the one call
-of the core. Signatures that are new trace the block's `forward`.
+`CompiledCall` implements a call: it selects the signature, binds its parameters and runs the core's
+compiled op. New signatures trace the block's `forward`.
 """
 
 import weakref
@@ -19,8 +19,8 @@ from . import grouped, recompute, tracing
 from .captured import are_current, find as find_captured
 
 _ONLY_ARRAYS = {nd.NDArray}
-# How many structures of arguments a block keeps programs for; each has as many signatures of its
-# own (csrc/compile/call_cache.h).
+# Number of argument structures for which a block keeps programs. Each structure has as many
+# signatures (csrc/compile/call_cache.h).
 LIMIT = _core.CachedOp.LIMIT
 _clock = count()
 
@@ -28,8 +28,8 @@ _clock = count()
 class TracedOps(NamedTuple):
     """The ops of a traced block. Values are ids."""
 
-    ops: list  # as of `_core.Trace.ops`
-    shapes: list  # of the first input of each op, None if it has no inputs
+    ops: list  # as returned by `_core.Trace.ops`
+    shapes: list  # shape of each op's first input, None if it has no inputs
     inputs: list
     parameters: dict  # value -> Parameter
     constants: dict  # value -> array
@@ -37,28 +37,28 @@ class TracedOps(NamedTuple):
 
 
 class Signature:
-    """One way in which a block is called: the structure of its arguments, their devices and the
-    mode."""
+    """One way of calling a block: the structure of the arguments, their devices and the mode."""
 
     def __init__(self, block, path, structure, training):
         self._block = weakref.ref(block)
         self.path = path
         self.structure = structure
         self.training = training
-        self.used = []  # copies of parameters the block uses, as (parameter, device)
+        self.used = []  # (parameter, device) for each copy that the block uses
         self.inputs = ()  # (shape, dtype, device) of the arrays of the first trace
-        self.outputs = None  # structure of what the block returns
-        self.first_trace = None  # what `discover` traced, until `op` compiles it
+        self.outputs = None  # structure of the block's results
+        self.first_trace = None  # trace of `discover`, until `op` compiles it
         self.op = None
         self.bound = False  # the parameters' arrays are bound to `op`
-        self.ready = False  # calls need no preparation: it is bound, and nothing was captured
-        self.unbound = 0  # how often they were given up
+        # Calls need no preparation: parameters are bound, and nothing was captured.
+        self.ready = False
+        self.unbound = 0  # number of times the parameters were unbound
         self.splits = (
-            None  # (name, block's path) of the first step on the host: it is compiled in parts
+            None  # (name, block path) of the first step on the host, which splits the block
         )
         self.captured = ()  # `captured.Captured`
-        self.row_gradients = False  # parameters that it uses have sparse gradients
-        self.tapped = {}  # then: shapes of the arguments -> TappedCall
+        self.row_gradients = False  # some parameters have sparse gradients
+        self.tapped = {}  # if row_gradients: shapes of the arguments -> TappedCall
         self.last_used = 0
 
     @property
@@ -66,8 +66,8 @@ class Signature:
         return self._block()
 
     def discover(self, flat):
-        """Traces the block to see which copies of parameters it uses, whether it has to be cut, and
-        to find shapes that aren't known yet. Its result goes to `first_trace`."""
+        """Traces the block to collect the parameter copies that it uses, to infer unknown shapes,
+        and to detect steps that split it. Returns the state and the trace for `first_trace`."""
         self.inputs = [(array.shape, array.dtype, array.context) for array in flat]
         discovery = tracing.Discovery()
         traced = None
@@ -76,7 +76,7 @@ class Signature:
             try:
                 outputs = self._forward(inputs)
             except _graph_breaks.NeedsValues:
-                pass  # what comes behind is found when it runs
+                pass  # the rest of the block is traced when it runs
             else:
                 traced = discovery.traced(inputs, outputs)
                 state = self._state([*inputs, *discovery.used.values()])
@@ -92,13 +92,14 @@ class Signature:
         return traced and (state, traced)
 
     def traced_ops(self, inputs):
-        """Returns the block's ops for inputs of these (shape, dtype, device): see `TracedOps`.
+        """Returns the block's ops (see `TracedOps`) for inputs of the given (shape, dtype, device).
+
         Raises NotSupportedError if the block runs steps on the host, loops or branches."""
         discovery = tracing.Discovery()
         with autograd.pause(train_mode=self.training), discovery:
             arrays = [discovery.trace.new_input(*desc) for desc in inputs]
             try:
-                # A call of the block enters its replica and group before it is compiled.
+                # As in a real call, the block enters its replica and group before it is compiled.
                 with grouped.replica(self.block, arrays, False), grouped.group(self.block, False):
                     outputs = self._forward(arrays)
             except _graph_breaks.NeedsValues as error:
@@ -126,12 +127,12 @@ class Signature:
         )
 
     def _state(self, arrays):
-        """Returns the facts that a trace depends on and that differ between calls of a
+        """Returns the state that a trace depends on and that can differ between calls of a
         signature."""
         return _core.is_recording(), self.captured, [_graph_breaks.describe(a) for a in arrays]
 
     def _forward(self, arrays):
-        """Returns the results of the block for traced arrays."""
+        """Runs the block on traced arrays and returns its results as a flat list."""
         if flags_of(self.block).get("recompute") is True:
             _core.begin_recompute()
         value = self.block.forward(*regroup(self.structure, iter(arrays)))
@@ -141,7 +142,7 @@ class Signature:
         return outputs
 
     def _note_captured(self, outputs):
-        """Finds out where the arrays are kept that the active trace has captured, or gives back."""
+        """Records where the arrays are kept that the active trace captured or returned."""
         known = {captured.place for captured in self.captured}
         arrays = [*_core.captured_arrays(), *[array for array in outputs if not array._traced]]
         arrays = [array for array in arrays if array._place not in known]
@@ -155,14 +156,14 @@ class Signature:
             self.ready = False
 
     def is_current(self):
-        """True if calls use the arrays that are now where those were that it captured. False: it
-        takes another trace."""
+        """True if calls use the current arrays in place of the captured ones. If false, the block
+        must be traced again."""
         return are_current(self)
 
     def bind(self):
-        """Makes the parameters' arrays inputs of every call, until one of the parameters gets
-        others."""
-        while True:  # until nothing has changed meanwhile, in another thread
+        """Makes the parameters' arrays inputs of every call, until a parameter's arrays are
+        replaced."""
+        while True:  # until no other thread has changed a parameter meanwhile
             seen = self.unbound
             for param, _ in self.used:
                 param.bound_by(self)
@@ -180,8 +181,7 @@ class Signature:
             tapped.unbind()
 
     def trace(self, *arrays):
-        """Returns the block on traced arrays: its inputs, then the copies of parameters that it
-        uses."""
+        """Runs the block on traced arrays: its inputs, then the parameter copies that it uses."""
         first, self.first_trace = self.first_trace, None
         if first is not None and first[0] == self._state(arrays):
             return first[1](arrays)
@@ -190,7 +190,7 @@ class Signature:
             return self._forward(arrays[:inputs])
 
     def call_with_taps(self, flat, flags):
-        """A recorded call, where parameters have row_sparse gradients."""
+        """Makes a recorded call of a block whose parameters have row_sparse gradients."""
         if self.splits:
             tracing.refuse_row_gradient(
                 next(param for param, _ in self.used if has_row_gradient(param))
@@ -209,14 +209,14 @@ class Signature:
         return self.discover_taps(flat, Taps)
 
     def discover_taps(self, flat, kind):
-        """Returns the taps of a recorded call, of a class, and the number of outputs."""
+        """Returns the taps (of class `kind`) and the number of outputs of a recorded call."""
         discovery = tracing.Discovery(kind)
         with discovery:
             outputs = self._forward([discovery.trace.input(array) for array in flat])
         return discovery.taps, len(outputs)
 
     def trace_tapped(self, inputs, parameters, taps):
-        """Returns the block on traced arrays, with taps."""
+        """Runs the block on traced arrays, with taps."""
         with tracing.Binding(self.used, parameters, self.path, taps):
             return self._forward(inputs)
 
@@ -226,14 +226,15 @@ class Signature:
 
 
 def _weakly(method):
-    """Returns a function that calls a method and does not keep its object."""
+    """Returns a function that calls a method without keeping its object alive."""
     method = weakref.WeakMethod(method)
     return lambda *arrays: method()(*arrays)
 
 
 class CompiledCall:
-    """The compiled form of one hybridized block: a `_core.CachedOp` for each signature. The block
-    keeps it, so it does not keep the block: networks that are given up are freed at once."""
+    """The compiled form of one hybridized block: a `_core.CachedOp` for each signature.
+
+    The block owns it, so it refers to the block weakly: unused networks are freed at once."""
 
     def __init__(self, block, flags):
         self._block_reference = weakref.ref(block)
@@ -286,8 +287,9 @@ class CompiledCall:
         )
 
     def _prepare(self, key, signature, flat):
-        """Returns the signature with its parameters bound and its captured arrays up to date, or a
-        new one where that takes another trace."""
+        """Returns the signature with its parameters bound and its captured arrays up to date.
+
+        Returns a new signature if the block must be traced again."""
         if not signature.is_current():
             self._forget([key])
             signature = self._add(key, flat)
@@ -295,7 +297,7 @@ class CompiledCall:
             try:
                 signature.bind()
             except (KeyError, TypeError):
-                # A parameter was moved or given up since: look anew.
+                # A parameter was moved or its arrays were dropped since the trace: trace again.
                 self._signatures.pop(key, None)
                 signature = self._add(key, flat)
                 signature.bind()
@@ -303,7 +305,7 @@ class CompiledCall:
         return signature
 
     def _look_again(self):
-        """Forgets what was traced while other blocks were to be computed again."""
+        """Discards all signatures if the recompute option changed on the block or a descendant."""
         self._changes, former, self._repeats = (
             recompute.changes,
             self._repeats,
@@ -321,16 +323,15 @@ class CompiledCall:
                     signature.unbind()
 
     def structure(self):
-        """Returns the structure of the arguments of the first signature; None if nothing is
-        compiled."""
+        """Returns the argument structure of the first signature, or None if nothing is compiled."""
         return next(iter(self._signatures))[0] if self._signatures else None
 
     def inputs(self):
-        """(shape, dtype, device) of the arrays of the first call."""
+        """Returns (shape, dtype, device) of each array of the first call."""
         return next(iter(self._signatures.values())).inputs
 
     def discover(self, args):
-        """Finds the unknown shapes of the block's parameters."""
+        """Infers the unknown shapes of the block's parameters."""
         flat = []
         structure = flatten(args, flat, "The inputs")
         self._make(structure, flat, autograd.is_training())
@@ -366,13 +367,13 @@ class CompiledCall:
 
     @property
     def dropped(self):
-        """How many compiled signatures made room for others."""
+        """The number of compiled signatures that were evicted."""
         return self._dropped + sum(
             signature.op.dropped for signature in list(self._signatures.values())
         )
 
     def entries(self, path):
-        """Returns the compiled programs, as dicts (see `_compiled_programs`)."""
+        """Returns the compiled programs as dicts (see `CompiledPrograms`)."""
         return [
             {"block": path, **entry}
             for signature in list(self._signatures.values())

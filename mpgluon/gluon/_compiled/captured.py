@@ -1,10 +1,10 @@
-"""Arrays from outside that a block uses when it is traced: where they are kept, so that later calls
-use what is kept there then.
+"""Captured arrays: arrays from outside that a block uses while it is traced, and where they are
+kept, so that later calls use the current contents of these places.
 
-What is written into such an array is seen by compiled calls anyway. Another array in its place
-(``block.mask = new``) is looked for before each call, where the array was found when the block was
-traced: in attributes of the blocks and their classes, in variables that their functions see, and in
-lists, dicts, tuples, modules, classes and plain objects there.
+Compiled calls see every write into such an array. Before each call, the places where a captured
+array was found during tracing are checked for a replacement (``block.mask = new``): attributes of
+blocks and their classes, variables that their functions see, and lists, dicts, tuples, modules,
+classes and plain objects reachable from there.
 """
 
 import collections
@@ -17,10 +17,9 @@ import numpy as np
 from ... import ndarray as nd
 from ..parameter import Parameter, ParameterDict
 
-# How many objects are looked at, and how far behind an attribute or variable.
+# Limits of the search: the number of objects, and the depth below an attribute or variable.
 _OBJECTS, _DEPTH = 20000, 6
-# Types that lead to no array of the user's: values, and functions, classes and modules of these
-# packages.
+# Values of these types, and functions, classes and modules of these packages, hold no user arrays.
 _VALUES = (
     type(None),
     bool,
@@ -39,8 +38,8 @@ _PACKAGES = sys.stdlib_module_names | {"mpgluon", "numpy"}
 
 
 class Captured:
-    """A place where a captured array is kept: `keys` lead to it from `root`, one at a time. The
-    array may be kept in others, too."""
+    """A place where a captured array is kept, reached from `root` by `keys`, one at a time. The
+    same array may be kept in several places."""
 
     __slots__ = ("root", "keys", "array", "place")
 
@@ -49,7 +48,7 @@ class Captured:
         self.array, self.place = array, array._place
 
     def current(self):
-        """Returns the array that is there now; None: there is none."""
+        """Returns the array that is kept there now, or None."""
         value = self.root
         try:
             for get, key in self.keys:
@@ -60,10 +59,11 @@ class Captured:
 
 
 def are_current(signature):
-    """True if calls of a signature use the arrays that are now where those were that it captured.
-    It is made so where it is plain which stands for which: where all places that had a captured
-    array's memory have the same other one, and no two captured arrays come to share memory. False:
-    it takes another trace."""
+    """True if calls of a signature use the current arrays in place of the captured ones.
+
+    Rebinds replaced arrays if the replacement is unambiguous: all places that held a captured
+    array's memory hold the same new array, and no two captured arrays now share memory. If false,
+    the block must be traced again."""
     for captured in signature.captured:
         array = captured.current()
         if array is not captured.array or array._place != captured.place:
@@ -71,7 +71,7 @@ def are_current(signature):
     else:
         return True
     done = None
-    while done is None:  # another thread did it meanwhile
+    while done is None:  # retry if another thread rebound arrays meanwhile
         places = signature.captured
         now = [captured.current() for captured in places]
         renewed = _renewed(places, now)
@@ -87,8 +87,8 @@ def are_current(signature):
 
 
 def _renewed(places, now):
-    """(place, array) for each captured array in whose places there is another one now. None: which
-    stands for which is not plain."""
+    """Returns (place, array) for each captured array that was replaced by another one. Returns
+    None if the replacement is ambiguous."""
     memory, renewed = {}, []
     for captured, array in zip(places, now):
         memory.setdefault(captured.place[0], []).append((captured, array))
@@ -119,15 +119,15 @@ def _item(container, key):
 
 
 def _attribute(value, name):
-    """Returns an attribute of an object or class as it is kept: no property is computed, and no
-    function bound."""
+    """Returns an attribute of an object or class as it is stored: without evaluating properties or
+    binding functions."""
     own = getattr(value, "__dict__", ())
     if name in own:
         return own[name]
     for kind in (value if isinstance(value, type) else type(value)).__mro__:
         if name in kind.__dict__:
             found = kind.__dict__[name]
-            # Members of __slots__ are bound first.
+            # Members of __slots__ are descriptors that hold the value.
             return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found
     raise AttributeError(name)
 
@@ -145,7 +145,7 @@ def _default(function, key):
 
 
 def _names(code):
-    """Names that a function, or functions in it, look up."""
+    """Returns the names that a function and the functions inside it look up."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -154,7 +154,7 @@ def _names(code):
 
 
 def _of_a_package(value):
-    """True if a function, class or module is of a package that keeps no arrays of the user's."""
+    """True if a function, class or module belongs to a package that holds no user arrays."""
     module = (
         value.__name__
         if isinstance(value, types.ModuleType)
@@ -164,7 +164,7 @@ def _of_a_package(value):
 
 
 def _class_parts(kind, value):
-    """Returns the attributes that a class, or `value` of it, has by the class and its bases."""
+    """Returns the parts of `value` that its class `kind` and the base classes define."""
     parts = {}
     for base in kind.__mro__:
         if not _of_a_package(base):
@@ -178,7 +178,7 @@ def _class_parts(kind, value):
 
 
 def _parts(value, names):
-    """(get, key, part) of what may lead to an array."""
+    """Returns (get, key, part) for each part of `value` that may lead to an array."""
     if isinstance(value, dict):
         return [(_item, key, part) for key, part in list(value.items())]
     if isinstance(value, (list, tuple, collections.deque)):
@@ -193,7 +193,7 @@ def _parts(value, names):
             try:
                 parts.append((_cell, index, cell.cell_contents))
             except ValueError:
-                pass  # the variable has no value yet
+                pass  # the variable is not assigned yet
         defaults = [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
         return (
             parts
@@ -221,14 +221,15 @@ def _parts(value, names):
 
 
 def find(block, arrays):
-    """Returns the `Captured` among what `block` can see that share memory with one of `arrays`."""
+    """Returns a `Captured` for each array reachable from `block` that shares memory with
+    `arrays`."""
     memory = {array._place[0] for array in arrays}
     found, seen, queue = [], {id(block)}, [(block, (), frozenset())]
-    for value, keys, names in queue:  # it grows
+    for value, keys, names in queue:  # the queue grows during the loop
         if isinstance(value, types.FunctionType):
             names = frozenset(_names(value.__code__))
         for get, key, part in _parts(value, names):
-            # Of a module counts only what a function names.
+            # In a module, only the names that the function uses are searched.
             mark = (id(part), names) if isinstance(part, types.ModuleType) else id(part)
             if isinstance(part, nd.NDArray):
                 if not part._traced and part._place[0] in memory:

@@ -1,9 +1,9 @@
-"""Blocks in groups: where ``AttrScope(ctx_group=...)`` puts them, their inputs and their parameters
-(see `mpgluon._device_groups`).
+"""Device groups of blocks: ``AttrScope(ctx_group=...)`` places blocks, their inputs and their
+parameters (see `mpgluon._device_groups`).
 
-A block belongs to the group in whose scope it was made, or else to the one in whose scope it is
-called. A parameter whose block was made in a group is initialized there; others *float*: they move
-to the device of the group in which they are first used.
+A block belongs to the group in whose scope it was created, or else to the group in whose scope it
+is called. Parameters of a block that was created in a group are initialized on the group's device.
+Other parameters *float*: they move to the device of the first group that uses them.
 """
 
 from ... import _core, _device_groups, autograd, ndarray as nd
@@ -16,7 +16,7 @@ from . import tracing
 
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
-    """`Block.initialize` with a group2ctx."""
+    """Implements `Block.initialize` with a group2ctx."""
     devices = _device_groups.check(group2ctx)
     if ctx is not None and not hasattr(ctx, "device_type"):
         raise ValueError(
@@ -38,7 +38,7 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     init = Uniform() if init is None else create(init)
     if verbose:
         init.set_verbosity(verbose=verbose)
-    # In this order, whatever the groups: it decides on initial values
+    # The order must not depend on the groups, because it determines the random initial values.
     for param in block.collect_params().values():
         home = homes.get(param)
         param.initialize(None, ctx if home is None else home, init, force_reinit=force_reinit)
@@ -46,7 +46,7 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
 
 
 def initialize_replicas(block, init, ctx, verbose, force_reinit):
-    """`Block.initialize` of a block that is placed on devices."""
+    """Implements `Block.initialize` of a block that is placed on devices."""
     placed = devices_of_groups(block)
     homes = placed.initial_homes(block, ctx)
     init = Uniform() if init is None else create(init)
@@ -63,8 +63,8 @@ def replicated(block):
 
 
 def replica(block, args, symbolic):
-    """Returns a scope in which the block's dict of groups to devices is the running one: of several
-    replicas, that of the device of `args`."""
+    """Returns a scope that activates the block's dict of groups to devices. With several replicas,
+    it is the dict of the replica on the device of `args`."""
     devices = devices_of_groups(block)
     if devices is None or symbolic:
         return _core.Scope()
@@ -81,8 +81,9 @@ def group(block, symbolic):
 
 
 def moved(block, args, symbolic, outer):
-    """`args` on the device of the running group; `outer` is the group around the block. Inside of
-    a group, and where blocks are placed, gradients are added up as they are without groups."""
+    """Returns `args` on the device of the running group; `outer` is the group around the block.
+
+    Within one group, and for placed blocks, gradients are summed as without groups."""
     device = None if symbolic else _device_groups.device()
     if device is None or spans_devices(block):
         return args
@@ -92,14 +93,14 @@ def moved(block, args, symbolic, outer):
 
 
 def near(contexts):
-    """Returns the one of the devices that belongs to the running replica, or None."""
+    """Returns the one device that belongs to the running replica, or None."""
     here = [ctx for ctx in contexts if ctx in _device_groups.devices()]
     return here[0] if len(here) == 1 else None
 
 
 def settled(param, ctx):
-    """Moves a floating parameter to the device of the running group, `ctx`; False if it stays where
-    it is."""
+    """Moves a floating parameter to `ctx` if that is the running group's device. Returns False if
+    the parameter stays on its device."""
     if not param.floating or _device_groups.device() != ctx:
         return False
     trace = tracing.current()

@@ -13,19 +13,24 @@ if TYPE_CHECKING:
 
 
 class CompiledPrograms(Tabular):
-    """The compiled programs of a block: a sequence of dicts, one for each compiled signature;
-    printing it gives a table.
+    """The compiled programs of a block: a sequence of dicts, one for each compiled signature.
+    Printing it shows a table.
 
-    Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says
-    of the signature: ``inputs``, ``train``, ``exact``, ``calls``, ``devices`` (name -> its
-    ``forward`` and ``backward`` programs, lists of instructions, and the ``planned`` bytes there),
-    ``copies`` between devices, ``bytes_held`` for backward passes to come. Of a pipelined block the
-    entry has ``pipeline``, ``rows`` (of each micro-batch) and ``stages`` as well, each with its
-    device, blocks, operators (``forward``, ``backward``, ``deferred``), ``copies`` and
-    ``bytes_sent`` for one micro-batch; in ``devices``, ``planned`` are for each size of a
-    micro-batch the bytes of the forward pass, of both passes, and of what arrives from other
-    devices, and ``peak`` is the most that micro-batches under way take together. ``dropped`` is how
-    many signatures made room for others: of more than 64, the least recently used go.
+    Each dict has ``block``, the path of the compiled block, and the entries of
+    `_core.CachedOp.compiled` for the signature: ``inputs``, ``train``, ``exact``, ``calls``,
+    ``devices`` (name -> its ``forward`` and ``backward`` programs, which are lists of instructions,
+    and the ``planned`` bytes there), ``copies`` between devices, and ``bytes_held`` for pending
+    backward passes.
+
+    The entry of a pipelined block has ``pipeline``, ``rows`` (of each micro-batch) and ``stages``
+    as well. Each stage has its device, blocks, operators (``forward``, ``backward``,
+    ``deferred``), ``copies`` and ``bytes_sent`` for one micro-batch. In ``devices``, ``planned``
+    maps each size of a micro-batch to the bytes of the forward pass, of both passes, and of the
+    arrays that arrive from other devices; ``peak`` is the maximum of all micro-batches in flight
+    together.
+
+    ``dropped`` is the number of evicted signatures: beyond 64, the least recently used are
+    evicted.
     """
 
     def __init__(self, entries: list[dict[str, Any]], dropped: int = 0) -> None:
@@ -42,8 +47,8 @@ class CompiledPrograms(Tabular):
         return iter(self._entries)
 
     def programs(self) -> str:
-        """Returns the programs themselves, as text: for each signature, device and phase its
-        operators (by block path), copies and waits, in the order in which they run."""
+        """Returns the programs as text: for each signature, device and phase its operators (by
+        block path), copies and waits, in execution order."""
         lines = []
         for entry in self._entries:
             lines.append(f"{entry['block']} for {'training' if entry['train'] else 'prediction'}")
@@ -127,7 +132,7 @@ def _pipeline_parts(entry, lines):
 
 
 def _entry_parts(entry):
-    """Lines and tables of a signature."""
+    """Returns lines and tables that describe a signature."""
     arrays = [f"{dtype} {shape} {device}" for shape, dtype, device, _ in entry["inputs"]]
     if len(arrays) > 4:
         arrays = [*arrays[:3], f"... {len(arrays)} arrays in all"]
@@ -187,8 +192,8 @@ def _entry_parts(entry):
 
 
 def _part_text(part):
-    """Returns the text that names one part of several: its body, and the steps before it (see
-    `mpgluon._graph_breaks.Split.compiled`)."""
+    """Returns the text that identifies one part of a split block: its body and the steps before it
+    (see `mpgluon._graph_breaks.Split.compiled`)."""
     steps = [
         name if shapes is None else f"{name} -> {', '.join(map(str, shapes))}"
         for name, shapes in part["after"]

@@ -6,7 +6,7 @@ from ... import _core
 from ...base import MXNetError
 from .._tree import children, flags_of, is_hybridized
 
-# Counts changes of the option on any block: compiled calls look at their blocks again when it has
+# Counts changes of the option on any block. Compiled calls check their blocks again when it has
 # grown.
 changes = 0
 
@@ -28,8 +28,8 @@ def _bytes(value):
 
 
 def limits(value):
-    """Returns a memory budget as a list of (context or None, bytes); empty for True, False and
-    None."""
+    """Returns a memory budget as a list of (context or None, bytes). Returns an empty list for
+    True, False and None."""
     if value is None or value is True or value is False:
         return []
     if isinstance(value, dict):
@@ -43,7 +43,8 @@ def limits(value):
 
 
 def of_descendants(block):
-    """True if each block under `block`, and it, is computed again: compiled calls depend on it."""
+    """Returns for the block and each descendant whether it is recomputed. Compiled calls depend on
+    this list."""
     found = [flags_of(block).get("recompute") is True and is_hybridized(block)]
     for child in children(block).values():
         found += of_descendants(child)

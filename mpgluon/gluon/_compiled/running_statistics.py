@@ -1,11 +1,11 @@
 """BatchNorm's running averages in a pipeline: one update for the whole batch instead of one for
 each micro-batch.
 
-While a pipelined block is traced with ``statistics='batch'``, BatchNorm layers leave their running
-averages alone and hand over the mean and variance of the micro-batch, which become results of the
-block. When all micro-batches are queued, those of the whole batch are put together from them: the
-mean of the means, and the mean of the variances plus the variance of the means, weighted by numbers
-of elements.
+While a pipelined block is traced with ``statistics='batch'``, BatchNorm layers do not update their
+running averages. They return the mean and variance of the micro-batch as additional results of the
+block. When all micro-batches are queued, the statistics of the whole batch are combined from them:
+the mean of the means, and the mean of the variances plus the variance of the means, weighted by the
+number of elements.
 """
 
 import threading
@@ -21,7 +21,7 @@ _local = _Local()
 
 
 def active():
-    """Returns the `Statistics` of the trace that is going on in this thread, or None."""
+    """Returns the `Statistics` of this thread's active trace, or None."""
     return _local.active
 
 
@@ -34,7 +34,7 @@ class Statistics(_core.Scope):
         (running mean, running variance, device, momentum, epsilon, elements) for each call of a
         layer.
     arrays : list of NDArray
-        Traced: for each call, mean and 1 / sqrt(variance + epsilon), of shape (1, channels).
+        Traced arrays: for each call, mean and 1 / sqrt(variance + epsilon), of shape (1, channels).
     """
 
     def __init__(self):
@@ -68,7 +68,7 @@ class Statistics(_core.Scope):
 
 
 class Update:
-    """The update of the running averages, from what all micro-batches handed over.
+    """The update of the running averages from the statistics of all micro-batches.
 
     Parameters
     ----------
@@ -77,8 +77,9 @@ class Update:
     """
 
     def __init__(self, micro_batches):
-        self.count = 2 * len(micro_batches[0])  # arrays handed over
-        # Of calls that update different averages; a layer that is called twice is updated twice
+        self.count = 2 * len(micro_batches[0])  # number of arrays in `Statistics.arrays`
+        # Each round updates distinct averages. A layer that is called twice is updated in two
+        # rounds.
         self._rounds = []
         for number, (mean, _, ctx, *_) in enumerate(micro_batches[0]):
             place = sum(
@@ -101,7 +102,8 @@ class Update:
 
     @staticmethod
     def _function(layers):
-        """layers: for each call, (momentum, epsilon, elements) of each micro-batch."""
+        """Returns the update for `layers`: for each call, (momentum, epsilon, elements) of each
+        micro-batch."""
 
         def combine(*arrays):
             results = []
@@ -125,9 +127,9 @@ class Update:
         return combine
 
     def __call__(self, outputs):
-        """Queues it, all at once; ``outputs``: for each call of a layer, means and inverse
-        deviations of all micro-batches."""
-        newest = {}  # averages that are updated: (parameter, device) -> array
+        """Queues the update, all at once. ``outputs`` holds, for each call of a layer, the means
+        and inverse deviations of all micro-batches."""
+        newest = {}  # (parameter, device) -> latest array of an updated average
         with autograd.pause():
             for numbers, op in zip(self._rounds, self._ops):
                 keys = [

@@ -1,10 +1,10 @@
-"""Parameters while a block is traced: the values they are then, and how unknown shapes are found.
+"""Parameter values while a block is traced, and the inference of unknown shapes.
 
-`current()` is None while blocks run eagerly. While a HybridBlock is traced it is an object with one
-method, ``parameter(param, ctx)``, which returns the traced array that stands for that copy of the
-parameter. There are three: `Discovery` makes inputs of the copies that are asked for, in the first
-trace; `Binding` hands out these inputs in later ones; `LateBinding` adds inputs to a program in
-parts (`mpgluon._graph_breaks`) as they are asked for.
+`current()` is None while blocks run eagerly. While a HybridBlock is traced, it is an object whose
+method ``parameter(param, ctx)`` returns the traced array that represents that copy of the
+parameter. There are three classes. `Discovery` creates an input for each requested copy, in the
+first trace. `Binding` returns these inputs in later traces. `LateBinding` adds inputs on demand to
+a program that consists of several parts (`mpgluon._graph_breaks`).
 
 A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `Unknown`, together
 with an `InferringOps` for ``F``: the first operator that takes the `Unknown` as an input completes
@@ -56,22 +56,22 @@ class _Tracing(_Parameters, _core.Scope):
 
 
 class Discovery(_Parameters, _graph_breaks.Tracer):
-    """The first trace of a block, when nobody knows yet what it uses.
+    """The first trace of a block, before its parameters are known.
 
-    It notes the copies of parameters that the block uses, in the order of their first use; where
-    floating parameters settle, to be moved there when the trace has ended; and whether the block
-    has to be cut. It stops at an op whose shape depends on values (`_graph_breaks.NeedsValues`).
+    It records the parameter copies that the block uses, in the order of first use; the devices of
+    floating parameters, which move there after the trace; and whether the block must be split. It
+    stops at an op whose shape depends on values (`_graph_breaks.NeedsValues`).
     """
 
     def __init__(self, taps=None):
         super().__init__({})
-        # of parameters with row_sparse gradients; taps: their class
+        # Taps of parameters with row_sparse gradients; the argument `taps` is their class.
         self.taps = taps and taps(
             lambda _, rows: self.trace.new_input(rows.shape, rows.dtype, rows.context)
         )
         self.settled = {}  # parameter -> device
-        self.used = {}  # (parameter, device) -> the traced array that stands for it
-        self.splits = None  # (name, path of the block) of the first step that cuts it
+        self.used = {}  # (parameter, device) -> traced array
+        self.splits = None  # (name, block path) of the first step that splits the block
 
     def _changes(self):
         return [*super()._changes(), (vars(_local), "tracing", self)]
@@ -86,10 +86,11 @@ class Discovery(_Parameters, _graph_breaks.Tracer):
         return array
 
     def traced(self, inputs, outputs):
-        """Returns the traced code, as a function of a list of arrays for `inputs` and those in
-        `used`: it gives what stands for `outputs` then, inside of another trace. None if that
-        trace would differ from this one: where the block is cut, and where it has loops or
-        branches, which are traced by themselves here."""
+        """Returns the traced code as a function of a list of arrays, those for `inputs` and those
+        in `used`. Called inside another trace, it returns the values for `outputs`.
+
+        Returns None if the other trace would differ from this one: if the block is split, or if it
+        has loops or branches, which this class traces separately."""
         if self.splits or self.has_bodies:
             return None
         part = self._last_part(outputs)
@@ -97,7 +98,7 @@ class Discovery(_Parameters, _graph_breaks.Tracer):
         return lambda arrays: part.inline(values, arrays)
 
     def settle(self, param, ctx):
-        """Notes that a floating parameter is to live on `ctx`; False if it is to live elsewhere."""
+        """Records that a floating parameter moves to `ctx`. Returns False if it moves elsewhere."""
         return self.settled.setdefault(param, ctx) == ctx
 
     def host(self, name, run, inputs, outputs, bodies=()):
@@ -116,11 +117,11 @@ class Discovery(_Parameters, _graph_breaks.Tracer):
 
 
 class Binding(_Tracing):
-    """Hands out the traced inputs that stand for the copies that a `Discovery` noted."""
+    """Returns the traced inputs for the copies that a `Discovery` recorded."""
 
     @staticmethod
     def settle(param, ctx):
-        """Parameters have settled before."""
+        """Returns False: parameters have settled before."""
         return False
 
     def __init__(self, used, arrays, path, taps=None):
@@ -145,7 +146,7 @@ class Binding(_Tracing):
 
 
 class LateBinding(_Tracing):
-    """Makes inputs of a program in parts of the copies that are asked for while it is traced."""
+    """Adds inputs on demand to a program in parts while it is traced."""
 
     def __init__(self):
         self._tracer = _graph_breaks.current()
@@ -154,7 +155,7 @@ class LateBinding(_Tracing):
     def _parameter(self, param, ctx):
         if has_row_gradient(param):
             refuse_row_gradient(param)
-        if self._tracer is None:  # within the trace of somebody who doesn't know of parameters
+        if self._tracer is None:  # inside a trace without parameters
             return param.arrays[ctx]
         key = (param, ctx)
         array = self._arrays.get(key)
@@ -163,12 +164,12 @@ class LateBinding(_Tracing):
         return array
 
     def settle(self, param, ctx):
-        """Moves a floating parameter to `ctx`: where it is used was not seen before."""
+        """Moves a floating parameter to `ctx`, because no discovery has recorded its device."""
         return self._tracer is not None and self._tracer.settle(param, ctx)
 
 
 def refuse_row_gradient(param):
-    """Raises for a parameter with a row_sparse gradient, while recording."""
+    """Raises NotSupportedError for a parameter with a row_sparse gradient, while recording."""
     if _core.is_recording():
         raise NotSupportedError(
             f"Parameter '{param.name}' has a row_sparse gradient, which there is in eager blocks, "
@@ -179,7 +180,7 @@ def refuse_row_gradient(param):
 
 
 class Unknown:
-    """Stands for a parameter whose shape is not known yet."""
+    """Placeholder for a parameter whose shape is not known yet."""
 
     __slots__ = ("_param", "_resolve", "_path")
 
@@ -209,12 +210,12 @@ class Unknown:
 
 
 def size_of_unknown(unknown):
-    """Returns the shape and the name of the parameter that an `Unknown` stands for, in words."""
+    """Describes the shape and the name of the parameter of an `Unknown`, as text."""
     return f"shape {unknown._param.shape} of parameter '{unknown._param.name}'"
 
 
 class InferringOps:
-    """``mx.nd`` whose operators complete the shapes of the `Unknown` parameters they are given."""
+    """``mx.nd`` with operators that complete the shapes of `Unknown` parameters."""
 
     def __init__(self, module=nd):
         self.__module = module
@@ -259,7 +260,8 @@ def _complete(op, name, args, kwargs):
         given = {**dict(zip([*inputs, *params], args)), **kwargs}
         arrays = {key: given[key] for key in inputs if given.get(key) is not None}
         options = {key: value for key, value in given.items() if key in params}
-    mixed = unknown._param.dtype if _core.precision_is_mixed() else None  # the op casts the others
+    # The op casts the other inputs.
+    mixed = unknown._param.dtype if _core.precision_is_mixed() else None
     descs = [
         (array._param.shape, array._param.dtype)
         if isinstance(array, Unknown)
@@ -271,7 +273,7 @@ def _complete(op, name, args, kwargs):
 
 
 def _inferred_custom(args, kwargs):
-    """Returns the inputs of a Custom op in their order, and what its own code finds out about
+    """Returns the inputs of a Custom op in order, and the shapes that its own code infers for
     them."""
     from ...operator import CustomCall
 
@@ -295,8 +297,8 @@ def _inferred_custom(args, kwargs):
 
 
 def _resolved(where, name, args, kwargs, arrays, inferred):
-    """Returns the arguments with arrays in place of `Unknown`s, for inputs of which that is
-    inferred."""
+    """Returns the arguments with arrays in place of `Unknown`s; `inferred` has the inputs' (shape,
+    dtype)."""
     known = {}
     for array, (shape, _dtype) in zip(arrays, inferred):
         if isinstance(array, Unknown):
