@@ -1,7 +1,7 @@
-"""The state of a trainer: how it moves with the parameters, is saved and is loaded.
+"""The state of a trainer: moving it with the parameters, saving it and loading it.
 
-Who owns each piece of training state is a table in docs/internals/training-state.md. All of it
-changes at once: an error or an interrupt leaves the state as it was.
+docs/internals/training-state.md lists the owner of each piece of training state. Changes are
+atomic: an error or an interrupt leaves the state as it was.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 _FORMAT = "mpgluon trainer states 2"
-_FORMATS = (_FORMAT, "mpgluon trainer states 1")  # which had no gradients, phase and scale
+_FORMATS = (_FORMAT, "mpgluon trainer states 1")  # version 1 has no gradients, phase and scale
 _HEADER = "trainer_states"
 
 
@@ -61,7 +61,7 @@ class TrainerState:
     # Moving
 
     def _check_sums(self, plan: Any) -> None:
-        """MXNetError for gradients that would not add up although the trainer accumulates."""
+        """Raises MXNetError if the trainer accumulates and some gradients would not add up."""
         if self._accumulate == 1:
             return
         for index in plan.dtypes:
@@ -74,9 +74,9 @@ class TrainerState:
                 )
 
     def _moves(self, plan: Any) -> list[Any]:
-        """Returns the changes (`_core.at_once`) that bring each parameter's state and count of
-        updates to exactly the devices where the plan updates it, from where they were or were
-        loaded. Nothing for a parameter without a state."""
+        """Returns the changes (`_core.at_once`) that move each parameter's state and update count
+        to exactly the devices where the plan updates it. They may be on other devices or in loaded
+        states. Parameters without a state are skipped."""
         changes: list[Any] = []
         counts = self._optimizer.update_counts
         for index, devices in plan.devices.items():
@@ -114,7 +114,8 @@ class TrainerState:
         return changes
 
     def _casts(self, former: dict[int, str], dtypes: dict[int, str]) -> list[Any]:
-        """Returns the changes by which states follow parameters that were cast. Dtypes by index."""
+        """Returns the changes that cast the states of parameters whose dtype changed. `former` and
+        `dtypes` are dtypes by parameter index."""
         changes = []
         for index, dtype in dtypes.items():
             old = former.get(index, dtype)
@@ -137,11 +138,11 @@ class TrainerState:
         return changes
 
     def updater_on(self, ctx: Context) -> Updater:
-        """Returns the updater of the copies on a device, with their states."""
+        """Returns the updater of the copies on device `ctx`, with their states."""
         return self._updater(ctx)
 
     def _brought(self, ctx):
-        """Returns the updater of a device, with the states that were loaded for it."""
+        """Returns the updater of a device, after adding the loaded states for that device."""
         for index, param in enumerate(self._params):
             if index in self._loaded and ctx in (param.arrays or ()):
                 updater = self._updater(ctx)
@@ -151,12 +152,12 @@ class TrainerState:
         return self._updater(ctx)
 
     def all_states(self) -> dict[int, Any]:
-        """Returns the states of all parameters that have some, by number."""
+        """Returns the states of all parameters that have one, by parameter index."""
         states = {i: self._state_of(i, param) for i, param in enumerate(self._params)}
         return {index: state for index, state in states.items() if state is not NO_STATE}
 
     def replace_states(self, states: dict[int, Any]) -> None:
-        """Replaces the states, by number."""
+        """Replaces all states, by parameter index."""
         vars(self).update({"_by_device": {}, "_loaded": dict(states), "_plan": None})
 
     def _state_of(self, index, param):
@@ -166,7 +167,7 @@ class TrainerState:
                 return updater.states[index]
         if index in self._loaded:
             return self._loaded[index]
-        # A parameter that was moved since the last step.
+        # The parameter was moved since the last step.
         return next(
             (
                 updater.states[index]
@@ -179,12 +180,14 @@ class TrainerState:
     # Saving
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Writes the trainer's state by the parameters' names: what the optimizer remembers of
-        each, counts of updates, the scale of losses, and between a backward pass and the update
-        that uses it the gradients. It loads onto any placement.
+        """Writes the trainer's state, keyed by parameter name.
 
-        The file is an array file like ``.params`` files. Multipliers such as ``lr_mult`` are the
-        parameters' own and not in it, nor are schedulers and the random state.
+        The state consists of the optimizer's state of each parameter, update counts, the loss
+        scale, and, between a backward pass and its update, the gradients. It can be loaded onto any
+        placement.
+
+        The file is an array file like ``.params`` files. It does not contain multipliers such as
+        ``lr_mult``, which belong to the parameters, schedulers, or the random state.
         """
         import json
 
@@ -196,8 +199,8 @@ class TrainerState:
         nd.save(fname, arrays)
 
     def _describe_states(self, arrays, names):
-        """Returns the header of the saved states, for JSON; adds their arrays to `arrays`. names:
-        of the parameters, by index."""
+        """Returns the JSON header of the saved states and adds their arrays to `arrays`. `names`
+        has the parameters' names by index."""
         shapes, counts = {}, {}
         its_counts = self._optimizer.update_counts.values()
         for i, param in enumerate(self._params):
@@ -238,18 +241,18 @@ class TrainerState:
     # Loading
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Reads what `save_states` wrote, here or in MXNet 1.x (without running code that such a
-        file could hold); parameters may live on other devices than they did.
+        """Reads a file of `save_states` or of MXNet 1.x. No code in the file is run. Parameters may
+        be on other devices than when they were saved.
 
-        Parameters go by name; or, if all names differ in numbers alone, as those of a network that
-        was created again do, by the order of these numbers. Gradients that no update has used are
-        replaced, too.
+        States are matched by parameter name. If the names of all parameters differ only in their
+        numbers, as in a network that was created a second time, they are matched in the order of
+        these numbers. Gradients that no update has used are replaced as well.
 
         Raises
         ------
         MXNetError
-            When the file is no such file, or belongs to other parameters or another optimizer;
-            nothing is changed then.
+            If the file holds no trainer states, or belongs to other parameters or another
+            optimizer. Nothing changes in this case.
         """
         if not os.path.exists(fname):
             raise FileNotFoundError(f"Trainer.load_states: there is no file '{fname}'")
@@ -306,9 +309,11 @@ class TrainerState:
         )
 
     def _numbers(self, header):
-        """Returns the numbers of the parameters that a file names: by name. If all names differ in
-        numbers alone, the network was created again; then both go in the order of these numbers,
-        which is the order of creation. (Plain sorting has dense10 before dense2.)"""
+        """Returns the parameter index for each name in a file.
+
+        If all names differ only in their numbers, the network was created a second time. Then both
+        lists are sorted by these numbers, which is the order of creation. (A plain sort would put
+        dense10 before dense2.)"""
         saved = header.get("names")
         if saved is None or all(name in self._param2idx for name in header["states"]):
             return self._param2idx
@@ -318,7 +323,7 @@ class TrainerState:
         return {name: self._param2idx[mine] for name, mine in zip(saved, own)}
 
     def _load_pickle(self, fname):
-        """Reads a file of MXNet's, which has states by the parameters' numbers."""
+        """Reads a file of MXNet, which has states by parameter index."""
         try:
             with open_regular(fname) as file:
                 states, name, saved = read_trainer_states(file.read())
@@ -341,8 +346,8 @@ class TrainerState:
             ) from error
 
     def check_header(self, header: dict[str, Any], source: str) -> None:
-        """MXNetError if this trainer cannot go on from a saved state; `source`: where it is from,
-        in words."""
+        """Raises MXNetError if this trainer cannot continue from a saved state. `source` describes
+        the origin of the state in error messages."""
         kind = type(self._optimizer).__name__
         if header["optimizer"] != kind:
             raise MXNetError(
@@ -370,8 +375,8 @@ class TrainerState:
         array_of: Callable[[str], NDArray],
         source: str,
     ) -> dict[int, Any]:
-        """Returns the gradients of a saved state by the parameters' numbers; `names`: theirs
-        there."""
+        """Returns the saved gradients by parameter index. `names` has the parameters' names in the
+        header, by index."""
         found = {}
         for index, name in names.items():
             param, entry = self._params[index], header["gradients"].get(name)
@@ -395,8 +400,8 @@ class TrainerState:
         counts: dict[int, int],
         grads: dict[int, Any],
     ) -> None:
-        """Goes on from another trainer's state: states, counts of updates and gradients by index.
-        Gradients that are not given are as an update leaves them. All at once."""
+        """Replaces this trainer's state by a saved one: states, update counts and gradients by
+        parameter index. Missing gradients are reset as after an update. The change is atomic."""
         optimizer = self._optimizer
         optimizer.settle_counts()
         every = {
@@ -436,8 +441,8 @@ class TrainerState:
 
 
 def _by_numbers(name):
-    """Returns a key that sorts names by the numbers in them."""
-    parts = re.split(r"([0-9]{1,15})", name)  # every other one is a number
+    """Returns a sort key that compares the numbers inside names by value."""
+    parts = re.split(r"([0-9]{1,15})", name)  # every second part is a number
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
@@ -466,8 +471,8 @@ def _read_header(arrays, fname):
 
 
 def header_fault(header: Any) -> str | None:
-    """Returns the part of a header of saved states that is invalid, or None. Adds what older files
-    lack."""
+    """Returns the name of the first invalid entry in a header of saved states, or None. Adds the
+    entries that older files lack."""
 
     def number(value):
         return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -501,12 +506,12 @@ def header_fault(header: Any) -> str | None:
     return next((key for key, good in checks.items() if not good), None)
 
 
-# For the package's other modules.
+# Used by other modules of the package.
 
 
 def describe_states(
     trainer: Trainer, arrays: dict[str, NDArray], names: dict[int, str]
 ) -> dict[str, Any]:
-    """Returns the header of the saved states, for JSON; adds their arrays to `arrays`. `names`: of
-    the parameters, by index."""
+    """Returns the JSON header of the saved states and adds their arrays to `arrays`. `names` has
+    the parameters' names by index."""
     return trainer._describe_states(arrays, names)

@@ -1,8 +1,8 @@
 """Key-value stores of trainers.
 
-Where a store is named, or is one of this package's own, the trainer does what the store would: it
-sums, updates and copies many parameters at once, and the store shows what comes of it. Stores of
-the user's own classes (`KVStoreBase`) are called, parameter by parameter.
+If a store is given by name or is one of this package's own, the trainer does the store's work: it
+sums, updates and copies many parameters at once, and the store gives access to the results. Stores
+of the user's own classes (`KVStoreBase`) are called for each parameter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_STATE = object()
 
 
 class _Weights(MutableMapping):
-    """The values of a store: parameters by number."""
+    """The values of a store: parameters by index."""
 
     def __init__(self, params):
         self._params = params
@@ -58,7 +58,7 @@ class _Weights(MutableMapping):
 
 
 class _StoreUpdater(Updater):
-    """The updater of a store: the trainer's states, wherever they are."""
+    """The updater of a store, with access to the trainer's states on all devices."""
 
     def __init__(self, trainer):
         self._trainer = trainer
@@ -83,7 +83,7 @@ class _StoreUpdater(Updater):
 
 
 class TrainerStore(OptionsChecked):
-    """The part of `Trainer` that knows its store, with the names that MXNet's has."""
+    """The part of `Trainer` that manages its store, with MXNet's names."""
 
     _params: list[Parameter]
     _optimizer: Optimizer
@@ -91,7 +91,7 @@ class TrainerStore(OptionsChecked):
     def _choose_store(
         self, kvstore: Any, compression_params: Any, update_on_kvstore: bool | None
     ) -> None:
-        """Takes the choice of the constructor; the store itself is made when it is needed."""
+        """Records the constructor's choice. The store itself is created on first use."""
         if isinstance(kvstore, str) and kvstore:
             kvstores.check_name(kvstore)
         elif kvstore not in (None, "") and not isinstance(kvstore, kvstores.KVStoreBase):
@@ -115,9 +115,9 @@ class TrainerStore(OptionsChecked):
         self._kv_initialized = False
         self._kvstore: KVStoreBase | None = None
         self._update_on_kvstore: bool | None = None
-        self._called_store: Any = None  # a store of the user's class
-        self._store_of_ranks: Any = None  # a store 'dist_sync' or like it
-        self._params_left = list(self._params)  # parameters that it was not given yet
+        self._called_store: Any = None  # a store of a user's class
+        self._store_of_ranks: Any = None  # a distributed store, such as 'dist_sync'
+        self._params_left = list(self._params)  # parameters that the store does not have yet
 
     def _reset_kvstore(self) -> None:
         if self._distributed:
@@ -153,8 +153,8 @@ class TrainerStore(OptionsChecked):
         return any(param.grad_stype != "default" for param in self._params)
 
     def _init_kvstore(self, update: bool | None = None) -> None:
-        """Makes the store and decides where updates happen, as MXNet does. update: what is to be
-        where the user has not said."""
+        """Creates the store and decides where updates run, as MXNet does. `update` is the default
+        if the user did not choose `update_on_kvstore`."""
         kvstore = self._kvstore_params["kvstore"]
         wanted = self._kvstore_params["update_on_kvstore"]
         number = max((len(param.list_ctx()) for param in self._params), default=1)
@@ -196,7 +196,8 @@ class TrainerStore(OptionsChecked):
         of_ranks = store is not None and store.spans_ranks
         own = type(store) is kvstores.KVStore or (sparse and isinstance(store, kvstores.KVStore))
         called = store is not None and not own
-        if of_ranks:  # which keeps no copies: gradients are summed in place, and each rank updates
+        # The store keeps no copies: gradients are summed in place, and each rank updates.
+        if of_ranks:
             called = on_store = False
         if called and on_store:
             store.set_optimizer(self._optimizer)
@@ -211,7 +212,7 @@ class TrainerStore(OptionsChecked):
         self._kv_initialized = True
 
     def _init_params(self) -> None:
-        """Gives the store the parameters that have their arrays now."""
+        """Gives the store the parameters whose arrays exist now."""
         if not self._kv_initialized:
             raise MXNetAssertionError("Trainer: the kvstore is not initialized yet")
         if self._store_of_ranks is not None:
@@ -229,12 +230,12 @@ class TrainerStore(OptionsChecked):
         self._params_left = left
 
     def _take_first_values(self) -> None:
-        """Gives the parameters the values of rank 0; those that wait for shapes are left."""
+        """Copies rank 0's values to all ranks. Parameters with unknown shapes remain pending."""
         what = f"Trainer(kvstore={self._store_of_ranks.type!r})"
         self._params_left = take_values(0, self._params_left, what)
 
     def _sum_over_ranks(self, plan: Any) -> None:
-        """Sums over ranks the gradients that each rank has summed over its devices."""
+        """Sums over all ranks the gradients that each rank has summed over its devices."""
         params = [self._params[index] for index in plan.owners]
         grads = [param.gradients[ctx] for param, ctx in zip(params, plan.owners.values())]
         totals = self._store_of_ranks.add_up(list(plan.owners), grads, in_place=True)
@@ -258,7 +259,7 @@ class TrainerStore(OptionsChecked):
         return next(index for index, one in enumerate(self._params) if one is parameter)
 
     def _ready(self, update: bool | None = None) -> None:
-        """Behind it there is a store, where there is to be one."""
+        """Creates the store if it does not exist yet, and gives it the remaining parameters."""
         if not self._kv_initialized:
             self._init_kvstore(update)
         if self._params_left and (self._called_store or self._store_of_ranks) is not None:
@@ -272,7 +273,8 @@ class TrainerStore(OptionsChecked):
             )
 
     def _sum_in_store(self) -> None:
-        """Sums gradients, and with an optimizer updates parameters, by the user's store."""
+        """Sums gradients in the user's store, which also updates parameters if it has an
+        optimizer."""
         for index, param in enumerate(self._params):
             if param.grad_req != "null":
                 out = param.list_data() if self._update_on_kvstore else None
@@ -289,14 +291,15 @@ class TrainerStore(OptionsChecked):
             array[:] = rows.as_in_context(array.context)
 
     def notice(self, param: Parameter) -> None:
-        """A parameter is about to get another value: a store that has it needs it, too."""
+        """Must be called before a parameter's value is replaced. Resets a store that holds the
+        parameter."""
         if self._update_on_kvstore and not any(param is left for left in self._params_to_init):
             self._reset_kvstore()
 
 
 def unique_names(params: list[Parameter], paths: dict[int, str], owner: type[Trainer]) -> list[str]:
-    """Returns a name for each parameter: its own, or where several have that, its path in the
-    block, or its number among them. paths: by the parameters' ids."""
+    """Returns a unique name for each parameter: its own name, or, if several share it, its path in
+    the block or a number. `paths` has the paths by the parameters' ids."""
     if len(set(map(id, params))) < len(params):
         twice = next(p for i, p in enumerate(params) if any(p is other for other in params[:i]))
         raise ValueError(f"{owner.__name__}: the parameter '{twice.name}' is given twice")

@@ -1,7 +1,7 @@
-"""Blocks as the modules around them see them: nodes of a tree, with parameters, hooks and groups,
-some of which are compiled.
+"""Internal interface of blocks: a tree of nodes with parameters, hooks and groups, some of which
+are compiled.
 
-`Block` and `HybridBlock` inherit this state; other modules ask for it and change it by functions.
+`Block` and `HybridBlock` inherit this state. Other modules access it through the functions below.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ..attribute import AttrScope
 class TreeNode(OptionsChecked):
     """The state of a `Block` as a node of its tree."""
 
-    # Whether the block itself takes its inputs to its devices; inside, no group names them
+    # True if the block itself moves its inputs to its devices. Inside it, no group determines the
+    # device.
     _spans_devices = False
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class TreeNode(OptionsChecked):
         self._group2ctx: Any = None
 
     def _collect_params_with_prefix(self, prefix=""):
-        """Parameters by their place in the tree, as in ``output.weight``."""
+        """Returns the parameters by their path in the tree, as in ``output.weight``."""
         if prefix:
             prefix += "."
         found = {prefix + name: param for name, param in self._reg_params.items()}
@@ -37,9 +38,9 @@ class TreeNode(OptionsChecked):
 
 
 class Compilable:
-    """The state of a `HybridBlock`: how it is hybridized, and what is compiled for it."""
+    """The state of a `HybridBlock`: its hybridization and compiled call."""
 
-    _is_graph = False  # whether a call is always one of a graph
+    _is_graph = False  # True if every call runs a graph, so the block cannot run eagerly
 
     def __init__(self) -> None:
         self._active: bool = False
@@ -51,50 +52,50 @@ class Compilable:
             self._compiled_call = None
 
     def _export_as(self, structure):
-        """How the exported block is called, given the structure of the arguments of a call; and
-        whether it gives the first output only."""
+        """Returns the structure with which the exported block is called, given the argument
+        structure of a call, and whether the exported block returns only the first output."""
         return structure, False
 
 
 def children(block):
-    """Returns the blocks inside a block, by the names of its attributes: the block's own dict."""
+    """Returns the child blocks by attribute name: the block's own dict, not a copy."""
     return block._children
 
 
 def set_children(block, blocks):
-    """Gives a block other children, by name."""
+    """Replaces the children of a block, by name."""
     block._children = blocks
 
 
 def own_parameters(block):
-    """Returns the parameters that are a block's own, not its children's, by the names that
-    ``hybrid_forward`` gets them under: the block's own dict."""
+    """Returns the block's own parameters without its children's, by their ``hybrid_forward``
+    argument names: the block's own dict, not a copy."""
     return block._reg_params
 
 
 def parameters_by_path(block):
-    """All parameters by their place in the tree, as in ``output.weight``: layers may name their own
-    in another way."""
+    """Returns all parameters by their path in the tree, as in ``output.weight``. Layers may
+    override the names of their own parameters."""
     return block._collect_params_with_prefix()
 
 
 def forward_hooks(block):
-    """Returns the functions that are called behind a block's forward: a dict."""
+    """Returns the dict of functions that are called after a block's forward."""
     return block._forward_hooks
 
 
 def forget_hooks(block):
-    """Gives all hooks up."""
+    """Removes all hooks."""
     block._forward_hooks, block._forward_pre_hooks = {}, {}
 
 
 def spans_devices(block):
-    """True if the block itself takes its inputs to its devices."""
+    """True if the block itself moves its inputs to its devices."""
     return block._spans_devices
 
 
 def can_be_hybridized(block):
-    """True if it is a HybridBlock."""
+    """True if the block is a HybridBlock."""
     return isinstance(block, Compilable)
 
 
@@ -104,22 +105,23 @@ def is_hybridized(block):
 
 
 def run_eagerly(block):
-    """Calls of the block itself are not compiled from now on."""
+    """Turns compilation of the block itself off."""
     block._active = False
 
 
 def runs_compiled(block):
-    """True if it is hybridized and could as well run eagerly: a SymbolBlock could not."""
+    """True if the block is hybridized and could also run eagerly, unlike a SymbolBlock."""
     return is_hybridized(block) and not block._is_graph
 
 
 def uncompiled(block):
-    """For `_core.Scope`: calls of the block are not compiled meanwhile."""
+    """Returns a change for `_core.Scope` that turns compilation of the block off."""
     return vars(block), "_active", False
 
 
 def flags_of(block):
-    """Returns the options of `hybridize`; of a block that can't be hybridized, none."""
+    """Returns the options of `hybridize`, or an empty dict for a block that cannot be
+    hybridized."""
     return block._flags if isinstance(block, Compilable) else {}
 
 
@@ -129,32 +131,32 @@ def compiled_call(block):
 
 
 def forget_compiled(block):
-    """Gives up what is compiled for a block, if it is one that can be."""
+    """Discards the compiled programs of a block. Does nothing if it cannot be hybridized."""
     if isinstance(block, Compilable):
         block._clear_compiled()
 
 
 def export_form(block, structure):
-    """How an exported block is called: see `Compilable`."""
+    """Returns the call of an exported block (see `Compilable._export_as`)."""
     return block._export_as(structure)
 
 
 def group_of(block):
-    """Returns the group of devices that the block itself is in, or None."""
+    """Returns the device group of the block itself, or None."""
     return block._ctx_group
 
 
 def set_group(block, group):
-    """Puts the block itself into a group; None takes it out."""
+    """Sets the device group of the block itself; None removes it."""
     block._ctx_group = group
 
 
 def devices_of_groups(block):
-    """Returns the devices of groups while the block runs: a dict of groups to devices, one for each
-    replica (`parallel._mesh.Replicas`), or None."""
+    """Returns the devices of groups while the block runs: a dict from groups to devices, an object
+    with one dict for each replica (`parallel._mesh.Replicas`), or None."""
     return block._group2ctx
 
 
 def set_devices_of_groups(block, devices):
-    """Sets what `devices_of_groups` gives."""
+    """Sets the value of `devices_of_groups`."""
     block._group2ctx = devices

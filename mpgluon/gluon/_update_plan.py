@@ -1,4 +1,4 @@
-"""Plans of a trainer: which weights are updated together, on which device, by which gradients."""
+"""Update plans of a trainer: the weights that are updated together, their devices and gradients."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ class _Group:
         self.ctx = ctx
         self.indices, self.grads, self.weights = [], [], []
         self.known = set()  # the indices
-        # Their lists, made by Updater.alike for parts of that size
+        # The result of Updater.alike for parts of at most `size` weights.
         self.parts, self.size = (
             None,
             0,
         )
-        self.multi = None  # all of these in one call, once they have been updated before
-        self.updates = 0  # steps without it so far
-        self.used = _core.gradients_used, self.weights  # the change (`_core.at_once`) that notes it
+        self.multi = None  # one call that updates all weights, created after the first updates
+        self.updates = 0  # number of steps without `multi`
+        # Change (`_core.at_once`) that marks the gradients as used.
+        self.used = _core.gradients_used, self.weights
 
     def holds(self, updater):
-        """True if `multi` may be used: the states are those that it was made for."""
+        """True if `multi` is valid: the updater still has the states that it was created for."""
         if self.multi is None:
             return False
         if self.multi.holds(updater):
@@ -48,8 +49,8 @@ class _Group:
         return False
 
     def prepare(self, updater, changes):
-        """Makes `multi` where it can be; tries more and more rarely where it can't, or does not
-        last."""
+        """Creates `multi` if possible. Retries with exponential backoff if it is not, or if it does
+        not stay valid."""
         if updater.optimizer.aggregate_num > 0 and self.updates & (self.updates - 1) == 0:
             self.multi = multi.prepare(
                 updater,
@@ -78,9 +79,10 @@ class _Group:
         self.weights.append(weight)
 
     def fresh(self):
-        """Returns the parameters whose gradient backward has written since the last step."""
+        """Returns the subset of the group whose gradients backward has written since the last
+        step."""
         group = _Group(self.ctx)
-        group.updates = 3  # one for this step alone is not worth while
+        group.updates = 3  # creating `multi` for a single step does not pay off
         for index, grad, weight in zip(self.indices, self.grads, self.weights):
             if weight._fresh_grad:
                 group.add(index, grad, weight)
@@ -88,21 +90,21 @@ class _Group:
 
 
 class Plan:
-    """The weights to update, by device. Parameters change their dicts of arrays as a whole: that
-    tells whether it still holds."""
+    """The weights to update, by device. Parameters replace their dicts of arrays as a whole, so a
+    changed dict invalidates the plan."""
 
     def __init__(self, params, sharded, apart):
         self.changes, self.mode = changes[0], (sharded, apart)
         self.seen = [(param, param.arrays, param.gradients) for param in params]
-        # Arrays from before a move that a backward pass may still reach
+        # Arrays from before a move, which a pending backward pass may still write to.
         self.left = [
             (param, array) for param in params if param.grad_req != "null" for array in param.left
         ]
-        self.owners = {}  # index -> device whose copy stands for all
+        self.owners = {}  # index -> device of the copy that represents all
         self.weights = []
-        self.dtypes = {}  # by index
+        self.dtypes = {}  # dtypes by index
         groups = {}
-        self.sparse = [  # (index, parameter) of those with row_sparse gradients
+        self.sparse = [  # (index, parameter) of the parameters with row_sparse gradients
             (index, param)
             for index, param in enumerate(params)
             if param.grad_req != "null" and param.grad_stype != "default"
@@ -140,7 +142,8 @@ class Plan:
                     groups[ctx] = _Group(ctx)
                 groups[ctx].add(index, sums.get(param, param.gradients[ctx]), weight)
         self.work = list(groups.values())
-        self.devices = {index: [] for index in self.dtypes}  # where each is updated
+        # Index -> devices where the parameter is updated.
+        self.devices = {index: [] for index in self.dtypes}
         for group in self.work:
             for index in group.indices:
                 self.devices[index].append(group.ctx)
@@ -159,8 +162,8 @@ class Plan:
         )
 
     def lost(self):
-        """(parameter, device) of the gradients that backward has written to arrays from before a
-        move, where no update sees them."""
+        """Returns (parameter, device) for the gradients that backward has written to arrays from
+        before a move, which no update reads."""
         return [(param, array.context) for param, array in self.left if array._fresh_grad]
 
     def forget_left(self):
@@ -170,8 +173,8 @@ class Plan:
         self.left.clear()
 
     def fresh_work(self):
-        """Returns the groups of the parameters whose gradients backward has written since the last
-        step."""
+        """Returns the groups, restricted to parameters whose gradients backward has written since
+        the last step."""
         return self.work if self.fresh() else [group.fresh() for group in self.work]
 
     @staticmethod
@@ -180,9 +183,10 @@ class Plan:
         return [grad for grad in param.gradients.values() if grad.fresh]
 
     def gradients(self, work):
-        """Returns the gradients of groups and the fresh ones of rows: one of each parameter, in the
-        order of the parameters, so that a norm of them has the same bits on any devices; and
-        all."""
+        """Returns two lists of gradients: one gradient for each parameter, and all of them.
+
+        Both include fresh row_sparse gradients. The first list is in the order of the parameters,
+        so its norm has the same bits on any devices."""
         once, every = {}, []
         for group in work:
             every += group.grads

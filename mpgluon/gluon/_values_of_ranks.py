@@ -1,4 +1,4 @@
-"""Parameters that each rank has on its own devices: they take the values of one rank."""
+"""Broadcast of one rank's parameter values to the parameters that each rank has on its devices."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _split(numbers):
 
 
 def take_values(rank: int, params: Sequence[Parameter], what: str) -> list[Parameter]:
-    """Writes that rank's values of parameters into those of all ranks, which call this together.
+    """Copies the parameter values of `rank` to all ranks. Collective: all ranks must call it.
 
-    Parameters that wait for their shapes take the place in the sequence of random numbers from
-    which that rank will initialize them. Returns these.
+    Parameters with unknown shapes take over that rank's position in the random sequence, from which
+    they will be initialized. Returns these parameters.
     """
     compare(what, f"root_rank {rank} and {len(params)} parameters")
     here = [param for param in params if param.arrays is not None]

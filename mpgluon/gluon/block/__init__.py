@@ -1,9 +1,9 @@
 """Blocks: layers and models.
 
-A `Block` computes with Python code on arrays. A `HybridBlock` describes its computation in
-``hybrid_forward(F, x, ...)`` so that it can also be compiled: after `hybridize` a call traces it
-once, whatever devices it spans, and runs programs from then on. A `SymbolBlock` computes what
-symbols describe.
+A `Block` computes with Python code on arrays. A `HybridBlock` defines its computation in
+``hybrid_forward(F, x, ...)`` so that it can also be compiled. After `hybridize`, the first call
+traces it, even if it spans devices, and later calls run the compiled programs. A `SymbolBlock`
+computes a symbol.
 """
 
 from ._block import Block as Block

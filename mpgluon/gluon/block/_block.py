@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class _NameScope(_core.Scope):
-    """The ``with block.name_scope():`` of one block: names what is made inside it."""
+    """The ``with block.name_scope():`` of one block, which prefixes the names of new blocks."""
 
     _current = threading.local()
 
@@ -44,7 +44,7 @@ class _NameScope(_core.Scope):
 
     @staticmethod
     def create(prefix, params, hint):
-        """Returns the prefix and the parameter dict of a block that is being made."""
+        """Returns the prefix and the parameter dict for a new block."""
         scope = getattr(_NameScope._current, "value", None)
         shared = params
         if scope is None:
@@ -72,12 +72,12 @@ class _NameScope(_core.Scope):
 
 
 def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a method for type checkers: what overrides it may take any arguments."""
+    """Marks a method for type checkers: an override may take any arguments."""
     return method
 
 
 def _hides_block(value, known):
-    """True if nested lists and dicts hold a block that is not among the known ones."""
+    """True if nested lists and dicts hold a block that is not in `known`."""
     if isinstance(value, (list, tuple)):
         return any(_hides_block(item, known) for item in value)
     if isinstance(value, dict):
@@ -88,7 +88,7 @@ def _hides_block(value, known):
 class Block(TreeNode):
     """The base of layers and models whose computation is Python code on arrays.
 
-    Children and parameters assigned as attributes are registered, and found by `collect_params`::
+    Children and parameters assigned as attributes are registered, and `collect_params` finds them::
 
         class Model(gluon.Block):
             def __init__(self, **kwargs):
@@ -103,8 +103,8 @@ class Block(TreeNode):
     Parameters
     ----------
     prefix : str, optional
-        Goes in front of the names of parameters and of children made in `name_scope`; by default
-        made from the class name.
+        Prefix for the names of parameters and of children created in `name_scope`; by default
+        derived from the class name.
     params : ParameterDict, optional
         Parameters to share: ``nn.Dense(20, params=other.params)`` has the weights of `other`.
 
@@ -126,9 +126,9 @@ class Block(TreeNode):
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
-        self._child_counts = {}  # how many blocks of each kind were made in `name_scope`
+        self._child_counts = {}  # class name -> number of blocks created in `name_scope`
         TreeNode.__init__(self)
-        self._scope_ids = {}  # scope of the calling block -> scope of this one
+        self._scope_ids = {}  # scope of the calling block -> scope of this block
 
     def __repr__(self) -> str:
         lines: list[str] = []
@@ -136,11 +136,11 @@ class Block(TreeNode):
         return "\n".join(lines)
 
     def _shown(self):
-        """Returns the blocks that repr lists, by name."""
+        """Returns the blocks that repr shows, by name."""
         return [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
 
     def _add_lines(self, lines, head, depth):
-        """Appends the lines of repr; each is indented once, however deep the blocks are nested."""
+        """Appends the lines of repr, each indented according to the depth of its block."""
         margin = "  " * depth
         lines.append(f"{margin}{head}{type(self).__name__}(")
         shown = self._shown()
@@ -186,7 +186,7 @@ class Block(TreeNode):
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of this block's parameters and children."""
+        """The prefix of the names of this block's parameters and children."""
         return self._prefix
 
     @property
@@ -200,12 +200,12 @@ class Block(TreeNode):
         return self._params
 
     def name_scope(self) -> AbstractContextManager[Any]:
-        """Returns a context manager: blocks made inside it get this block's prefix in front of
-        theirs."""
+        """Returns a context manager. The names of blocks created inside it start with this block's
+        prefix."""
         return _NameScope(self)
 
     def register_child(self, block: Block, name: str | None = None) -> None:
-        """Adds a child, under `name` or its number."""
+        """Adds a child under `name`, or by default under its number."""
         self._children[str(len(self._children)) if name is None else name] = block
 
     def register_forward_hook(
@@ -225,14 +225,14 @@ class Block(TreeNode):
         self, callback: Callable[[str, str, nd.NDArray], Any], monitor_all: bool = False
     ) -> None:
         """Calls ``callback(name, op, array)`` with the result of each op that HybridBlocks among
-        the descendants call through ``F``, and with their inputs if `monitor_all`. They are not
-        compiled from then on."""
+        the descendants call through ``F``, and with the ops' inputs if `monitor_all`. These blocks
+        are no longer compiled."""
         for child in self._children.values():
             child.register_op_hook(callback, monitor_all)
 
     def apply(self, fn: Callable[[Block], Any]) -> Self:
-        """Calls `fn` on every descendant, children first, and on the block itself, which is
-        returned."""
+        """Calls `fn` on every descendant, children first, then on the block itself. Returns the
+        block."""
         for child in self._children.values():
             child.apply(fn)
         fn(self)
@@ -246,7 +246,7 @@ class Block(TreeNode):
         Parameters
         ----------
         select : str, optional
-            A regular expression that names must match from their beginning, such as
+            A regular expression that matches names from their beginning, such as
             ``'.*weight|.*bias'``.
 
         Returns
@@ -294,19 +294,19 @@ class Block(TreeNode):
         Parameters
         ----------
         init : Initializer or str, default ``Uniform()``
-            For the parameters that have none of their own.
+            Initializer for parameters without one of their own.
         ctx : Context or list of Context, default the current context
-            Where they live; a list makes a copy on each device. Children may be given devices of
-            their own by calling ``child.initialize(ctx=...)``.
+            Devices of the parameters; a list creates a copy on each device. Children can be placed
+            on other devices by calling ``child.initialize(ctx=...)``.
         verbose : bool, default False
-            Whether the initializer logs what it does.
+            Whether the initializer logs its actions.
         force_reinit : bool, default False
-            Whether parameters that are initialized already start anew.
+            Whether to reinitialize parameters that are initialized already.
         group2ctx : dict of str to Context, optional
-            The devices of the groups of ``mx.AttrScope(ctx_group=...)``. Children made in such a
-            scope, or called in one, live and compute on the group's device, and so do ops called in
-            one; arrays move between groups by themselves. `ctx` is then for what belongs to no
-            group.
+            The devices of the groups of ``mx.AttrScope(ctx_group=...)``. Children that are created
+            or called in a group's scope, and ops called in it, run on the group's device. Arrays
+            are moved between groups automatically. `ctx` is then the device of everything outside
+            the groups.
         """
         if group2ctx is not None:
             grouped.initialize(self, init, ctx, verbose, force_reinit, group2ctx)
@@ -316,38 +316,42 @@ class Block(TreeNode):
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
     def place(self, where: Any, *args: Any, verbose: bool = True, **options: Any) -> Self:
-        """Places the block on devices, and prints what is where.
+        """Places the block on devices and prints the placement.
 
-        Blocks compute on the device that they are given, with what is in them; what they take from
-        elsewhere is moved there. Their code stays as it is. Works before `initialize`, which then
-        puts parameters where they belong, and after it, keeping values; optimizer states follow
-        with the next step. Placing again takes the former placement back.
+        Each block computes on the device it is given, including its children, and its inputs are
+        moved there. Its code does not change. If called before `initialize`, parameters are
+        initialized on their devices; if called after it, their values are moved, and optimizer
+        states follow with the next step. A new placement replaces the old one.
 
         Parameters
         ----------
         where : dict of str to Context or its text, Context, Mesh or Plan
-            By the path of a block as in ``'features.0'``, its name, or a pattern (a regular
-            expression of a whole path or name; ``''`` is the block itself): its device. The first
-            entry that fits counts, and that of an inner block more than that of an outer one. What
-            no entry names stays where its parameters are; without parameters it runs where its
-            first input is. A Context is for all. `Plan.placement` is such a dict; a `Mesh` or
-            `Plan` places by ``where.place(block, ...)``.
+            Maps blocks to devices. A key is a block's path as in ``'features.0'``, its name, or a
+            regular expression that matches a whole path or name; ``''`` is the block itself. The
+            first matching entry wins, and an entry for an inner block overrides one for an outer
+            block. Blocks without an entry run where their parameters are, and blocks without
+            parameters where their first input is. A Context places the whole block.
+            `Plan.placement` is such a dict; a `Mesh` or `Plan` places by
+            ``where.place(block, ...)``.
         verbose : bool, default True
-            Whether it prints; with devices of several ranks, on rank 0.
+            Whether to print the placement; if devices of several ranks are used, only rank 0
+            prints.
         args, options
-            For `Mesh.place`.
+            Arguments for `Mesh.place`.
 
         Returns
         -------
         Block
-            This one.
+            This block.
 
         Raises
         ------
         ValueError, TypeError
-            An entry fits no block, or is none.
+            If an entry matches no block, or is invalid.
         MXNetError
-            A device is not there, or blocks belong to groups of their own; of a text, KeyError.
+            If a device does not exist, or if blocks belong to device groups of their own.
+        KeyError
+            If the text of a device is invalid.
 
         Examples
         --------
@@ -388,8 +392,8 @@ class Block(TreeNode):
         self.collect_params().zero_grad()
 
     def reset_ctx(self, ctx: Devices) -> None:
-        """Moves all parameters to `ctx`, a Context or list of Context. The layers of a placed
-        network compute where their parameters are from then on."""
+        """Moves all parameters to `ctx`, a Context or list of Context. Layers of a placed network
+        then compute on the devices of their parameters."""
         self.collect_params().reset_ctx(ctx)
 
     def cast(self, dtype: DType) -> None:
@@ -406,28 +410,27 @@ class Block(TreeNode):
         self.save_parameters(f"{prefix}-model.params")
 
     def load(self, prefix: str) -> None:
-        """Reads the files of `save` into a network made of the same blocks in the same order: their
-        names in the tree, which were hybridized, and the parameters. ValueError if it is another
-        network."""
+        """Reads the files of `save` into a network of the same blocks in the same order: child
+        names, hybridization, and parameters. Raises ValueError if the network differs."""
         with structure_of(f"{prefix}-model.json", self):
             self.load_parameters(f"{prefix}-model.params")
 
     def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
-        """Writes the parameters into a file, named by their place in the tree
-        (``output.weight``): in MXNet's format, or that of safetensors or npz by the suffix.
+        """Writes the parameters into a file, named by their path in the tree (``output.weight``).
+        The suffix selects the format: MXNet's, safetensors or npz.
 
         Parameters
         ----------
         filename : str
             The path of the file.
         deduplicate : bool, default False
-            Whether a parameter shared by several blocks is written once only.
+            Whether to write a parameter that several blocks share only once.
         """
         params = self._collect_params_with_prefix()
         if deduplicate:
             names = {param: name for name, param in params.items()}
             params = {name: param for param, name in names.items()}
-        values = {}  # a shared parameter is read once
+        values = {}  # shared parameters are read once
         nd.save(
             filename,
             {name: values.setdefault(param, param.reduced()) for name, param in params.items()},
@@ -443,36 +446,36 @@ class Block(TreeNode):
         dtype_source: str = "current",
         name_map: dict[str, str | None] | Callable[[str], str | None] | None = None,
     ) -> None:
-        """Reads parameters from a file that `nd.load` reads: one of `save_parameters`, one with
-        parameters' full names or, by a `name_map`, one from elsewhere.
+        """Reads parameters from a file that `nd.load` supports: one of `save_parameters`, one with
+        full parameter names, or, with a `name_map`, a file of another framework.
 
         Parameters
         ----------
         filename : str
             The path of the file.
         ctx : Context or list of Context, optional
-            Where to put parameters that aren't initialized yet (default: the current context). The
-            others stay where they are.
+            Devices for parameters that are not initialized yet (default: the current context). The
+            other parameters keep their devices.
         allow_missing : bool, default False
-            Whether parameters that are not in the file keep what they have.
+            Whether parameters that are missing from the file keep their values.
         ignore_extra : bool, default False
-            Whether arrays in the file that belong to no parameter are passed over.
+            Whether to ignore arrays in the file that belong to no parameter.
         cast_dtype : bool, default False
-            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one
-            stays.
+            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then selects the dtype.
         dtype_source : {'current', 'saved'}, default 'current'
-            Whose dtype stays where they differ, with `cast_dtype`.
+            With `cast_dtype`, whose dtype to use if they differ.
         name_map : dict or callable, optional
-            What the names in the file are called here, before anything else looks at them: a dict
-            of names or of regular expressions of whole names, of which the first that matches
-            counts, to names in which ``\\1`` is a group's text; or a function of a name. None
-            leaves an array out; a name that the dict does not know stays.
+            Maps names in the file to names in this network, before the names are used for anything
+            else: a function of a name, or a dict. The keys of a dict are names or regular
+            expressions that match whole names; the first match wins, and ``\\1`` in its value
+            inserts a group's text. The value None skips an array. Names without a match do not
+            change.
 
         Raises
         ------
         AssertionError, ValueError
-            When names are missing or too many, or a shape or dtype is another one; then nothing has
-            changed.
+            If names are missing or unexpected, or a shape or dtype differs. Nothing changes in
+            this case.
         """
         loaded = nd.load(filename)
         source = f"file '{filename}'"
@@ -508,7 +511,7 @@ class Block(TreeNode):
         )
 
     def save_params(self, filename: str | os.PathLike[str]) -> None:
-        """Deprecated: writes the parameters by their full names, less the block's prefix. Use
+        """Deprecated: writes the parameters by their full names without the block's prefix. Use
         `save_parameters`."""
         warnings.warn(
             "save_params is deprecated. Please use save_parameters.",
@@ -524,7 +527,7 @@ class Block(TreeNode):
         allow_missing: bool = False,
         ignore_extra: bool = False,
     ) -> None:
-        """Deprecated: the same as `load_parameters`."""
+        """Deprecated: an alias of `load_parameters`."""
         warnings.warn(
             "load_params is deprecated. Please use load_parameters.",
             DeprecationWarning,
@@ -541,7 +544,7 @@ class Block(TreeNode):
         cast_dtype: bool = False,
         dtype_source: str = "current",
     ) -> None:
-        """Takes over parameters from a dict of arrays named by their place in the tree; see
+        """Loads parameters from a dict of arrays named by their path in the tree; see
         `load_parameters`."""
         self._load_structured(
             param_dict, "param_dict", ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
@@ -555,7 +558,7 @@ class Block(TreeNode):
             name[4:] if name.startswith(("arg:", "aux:")) else name: array
             for name, array in arrays.items()
         }
-        # A shared parameter may be there under any of its names.
+        # A shared parameter may appear under any of its names.
         there = {params[name] for name in arrays if name in params}
         wanted = {
             name: param for name, param in params.items() if name in arrays or param not in there
@@ -579,7 +582,7 @@ class Block(TreeNode):
 
     @is_call
     def __call__(self, *args: Any) -> Any:
-        """Calls `forward`, with hooks around it."""
+        """Calls `forward`, and the hooks before and after it."""
         outer = _core.get_scope()
         scope = self._scope_ids.get(outer)
         if scope is None:
@@ -604,8 +607,8 @@ class Block(TreeNode):
             _core.set_scope(outer)
 
     def _scope_id(self, outer):
-        """Returns the number of the path of this block within the block of scope `outer`, under
-        which its work is queued."""
+        """Returns the scope id of this block's path within the caller's scope `outer`. Queued work
+        is labeled with it."""
         self._scope_ids[outer] = scope = scope_of(self, outer)
         return scope
 
@@ -619,7 +622,7 @@ class Block(TreeNode):
 
     @overridable
     def forward(self, *args: Any) -> Any:
-        """The computation, on arrays; to be defined by the subclass."""
+        """Computes the block's result on arrays. Must be overridden by the subclass."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def compiled(self) -> CompiledPrograms:
@@ -629,7 +632,7 @@ class Block(TreeNode):
         Returns
         -------
         CompiledPrograms
-            A sequence with one entry for each compiled signature; printing it gives a table.
+            A sequence with one entry for each compiled signature. Printing it shows a table.
         """
         entries, dropped = [], 0
 
@@ -646,12 +649,12 @@ class Block(TreeNode):
         return CompiledPrograms(entries, dropped)
 
     def summary(self, *inputs: Any) -> None:
-        """Runs the inputs through the network and prints for each layer that is called its output
-        shape, the number of its parameters, their bytes on each device, and the devices; then the
-        bytes on each device.
+        """Runs the inputs through the network and prints a table of the called layers: output
+        shape, number of parameters, their bytes on each device, and devices; then the total bytes
+        on each device.
 
-        The network must be initialized. Where it is hybridized, it runs eagerly this once, and what
-        is compiled stays.
+        The network must be initialized. A hybridized network runs eagerly for this call, and its
+        compiled programs are kept.
         """
         from ._summary import print_summary
 

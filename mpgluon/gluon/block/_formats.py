@@ -1,12 +1,12 @@
-"""MXNet's functions for nested arguments, which packages import."""
+"""MXNet's functions for nested arguments, which other packages import."""
 
 from ... import ndarray as nd
 from .._nested import is_symbolic
 
 
 def flatten(args, inout_str):
-    """Returns the symbols or arrays in nested lists as one list, and its format: 0 for one of them,
-    the number of outputs for a symbol with several, -1 for None, a list for a list."""
+    """Returns the symbols or arrays in nested lists as one list, and its format: 0 for a single
+    value, the number of outputs for a symbol with several, -1 for None, a list for a list."""
     if isinstance(args, nd.NDArray):
         return [args], 0
     if args is None:
@@ -23,8 +23,8 @@ def flatten(args, inout_str):
 
 
 def regroup(args, fmt):
-    """Returns the first items of a list in the format that `flatten` returned, and the items behind
-    them."""
+    """Inverse of `flatten`: returns the first items of a list in format `fmt`, and the remaining
+    items."""
     if isinstance(fmt, list):
         groups = []
         for form in fmt:

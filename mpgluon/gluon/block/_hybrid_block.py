@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 class HybridBlock(Block, Compilable):
     """A block that can be compiled; it defines ``hybrid_forward(F, x, ..., **params)``.
 
-    ``F`` is `mx.nd`; the block's own parameters are passed as keyword arguments: the copies on the
+    ``F`` is `mx.nd`. The block's own parameters are passed as keyword arguments: the copies on the
     device of the first input, or the only copy. The computation may span devices:
-    ``x.as_in_context(ctx)`` moves an array, and children compute where their parameters live::
+    ``x.as_in_context(ctx)`` moves an array, and children compute on the devices of their
+    parameters::
 
         class Model(gluon.HybridBlock):
             def __init__(self, ctx2, **kwargs):
@@ -49,8 +50,8 @@ class HybridBlock(Block, Compilable):
                 x = F.relu(self.hidden(x))
                 return self.output(x.as_in_context(self.ctx2))
 
-    While it is traced, arrays have a shape, dtype and context but no values. It may define
-    `forward` instead of `hybrid_forward`, and then gets its parameters with
+    While the block is traced, arrays have a shape, dtype and context but no values. A subclass may
+    define `forward` instead of `hybrid_forward`, and then reads its parameters with
     ``self.weight.data(ctx)``.
 
     Examples
@@ -69,7 +70,7 @@ class HybridBlock(Block, Compilable):
     [1.0, 2.0]
     """
 
-    _op_hook: Any = None  # (callback, whether it sees inputs)
+    _op_hook: Any = None  # (callback, whether it receives inputs)
 
     def __init__(
         self, prefix: str | None = None, params: ParameterDict | None = None, **kwargs: Never
@@ -83,7 +84,7 @@ class HybridBlock(Block, Compilable):
             self._clear_compiled()
 
     def register_child(self, block: Block, name: str | None = None) -> None:
-        """Adds a child, which must be a HybridBlock too."""
+        """Adds a child, which must be a HybridBlock."""
         if not isinstance(block, HybridBlock):
             raise ValueError(
                 f"Children of HybridBlock must also be HybridBlock, but {block} has type "
@@ -95,39 +96,37 @@ class HybridBlock(Block, Compilable):
     def hybridize(self, active: bool = True, **flags: Any) -> None:
         """Turns compilation of this block and its descendants on or off.
 
-        A hybridized block does what it does eagerly. Arrays that it uses besides its arguments and
-        parameters are read in every call, and found again where the block, its class, its
-        functions' variables, or lists, dicts and objects there keep them; their values can't be
-        read (``asscalar``) while it is traced. Everything else, such as numbers in attributes, is
-        what it was when the block was traced.
+        A hybridized block computes the same results as an eager one. Arrays that it uses besides
+        its arguments and parameters are read in every call. A replaced array is detected if the
+        block, its class, variables of its functions, or lists, dicts and objects there refer to it.
+        The values of these arrays cannot be read (``asscalar``) during tracing. Everything else,
+        such as numbers in attributes, is constant after the block was traced.
 
         Parameters
         ----------
         active : bool, default True
             Whether to compile.
         exact : bool, default False
-            Leave out the rewrites that change bits: results are bitwise those of eager execution.
+            Disable rewrites that change bits: results are bitwise those of eager execution.
         pipeline : mpgluon.parallel.Pipeline, optional
-            Divide every batch into micro-batches, which are under way on the block's devices at the
-            same time.
+            Divide every batch into micro-batches, which run on the block's devices concurrently.
         recompute : bool, str, int or dict, default False
-            Which values backward computes again instead of keeping them; results are
-            the same, bit for bit. True: of this block only what comes in is kept, also where it is
-            part of a hybridized block. A number of bytes (or text, as '64MB'), or a dict from
-            contexts to these: the compiler computes again what it takes to stay within that much
-            planned memory on each device (`compiled` shows it), or fails and names the bytes
-            needed.
+            Which values backward recomputes instead of keeping them. Results are the same, bit for
+            bit. True keeps only the inputs of this block, even if it is part of a hybridized block.
+            A number of bytes (or text, as '64MB'), or a dict from contexts to these, limits the
+            planned memory on each device (shown by `compiled`): the compiler recomputes values to
+            stay within the limit, or raises an error that names the bytes needed.
         group2ctx : dict of str to Context, optional
-            As for `initialize`; parameters stay where they are.
+            See `initialize`; parameters are not moved.
         static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
-            Accepted as in MXNet. Memory is always planned ahead and reused.
+            Accepted as in MXNet. Memory is always planned ahead of time and reused.
 
         Raises
         ------
         MXNetError
-            When an option is unknown, or `backend` is given.
+            If an option is unknown, or `backend` is given.
         MXNetTypeError
-            When an option has a value of another type.
+            If an option has a value of the wrong type.
         """
         groups = flags.pop("group2ctx", None)
         if groups is not None:
@@ -156,7 +155,7 @@ class HybridBlock(Block, Compilable):
         self._active = bool(active)
         self._flags = dict(flags)
         if pipeline is not None:
-            self._flags["pipeline"] = pipeline  # this block is the pipeline, and not its children
+            self._flags["pipeline"] = pipeline  # only this block is a pipeline, not its children
         self._clear_compiled()
         if active and (self._forward_hooks or self._forward_pre_hooks):
             warnings.warn(
@@ -167,14 +166,14 @@ class HybridBlock(Block, Compilable):
         super().hybridize(active, **flags)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_compiled_call": None}  # a copy compiles anew
+        return {**self.__dict__, "_compiled_call": None}  # a copy is compiled on its first call
 
     def cast(self, dtype: DType) -> None:
         self._clear_compiled()
         super().cast(dtype)
 
     def infer_shape(self, *args: Any) -> None:
-        """Finds the unknown shapes of parameters from inputs (arrays), without computing
+        """Infers the unknown shapes of parameters from inputs (arrays), without computing
         anything."""
         CompiledCall(self, {}).discover(args)
 
@@ -186,8 +185,8 @@ class HybridBlock(Block, Compilable):
         self._op_hook = callback, monitor_all
 
     def infer_type(self, *args: Any) -> None:
-        """Casts the parameters to the dtype of the first input (array) of a floating dtype, as far
-        as layers have it (`cast`)."""
+        """Casts the parameters to the dtype of the first floating-point input (array), if the
+        layers support it (`cast`)."""
         dtype = next((arg.dtype for arg in args if is_floating(arg.dtype)), None)
         if dtype is not None:
             self.cast(dtype)
@@ -213,10 +212,10 @@ class HybridBlock(Block, Compilable):
 
     @overridable
     def forward(self, x: Any, *args: Any) -> Any:
-        """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is
+        """Calls `hybrid_forward` with the parameters, or the compiled programs if the block is
         hybridized.
 
-        Of Symbols the result is a Symbol: ``F`` is `mx.sym` then, and the parameters are variables.
+        For Symbols, the result is a Symbol: ``F`` is `mx.sym`, and the parameters are variables.
         """
         if is_symbolic((x, *args)):
             if holds((x, *args), nd.NDArray):
@@ -234,18 +233,18 @@ class HybridBlock(Block, Compilable):
                 "all are None"
             )
         if ctx is not None and ctx != current_context():
-            with ctx:  # arrays that are made without saying where belong beside the input
+            with ctx:  # arrays created without a context belong on the input's device
                 return self._forward_arrays(ctx, x, *args)
         return self._forward_arrays(ctx, x, *args)
 
     def _clear_cached_op(self) -> None:
-        """MXNet's name of it: gives up what is compiled."""
+        """Discards the compiled programs. MXNet's name."""
         self._clear_compiled()
 
     @property
     def _cached_graph(self) -> tuple[Any, ...]:
-        """MXNet's name of it: the variables and the symbol of a block that was hybridized and
-        called; before, ()."""
+        """The input variables and the symbol of a block that was hybridized and called; before
+        that, (). MXNet's name."""
         from ...symbol import var
         from ._symbol_block import symbol_of
 
@@ -327,15 +326,15 @@ class HybridBlock(Block, Compilable):
 
     def _place(self, param, ctx):
         """Returns the device of the copy to use with inputs on `ctx`, and the parameter if that is
-        another one."""
+        a different device."""
         contexts = param.list_ctx()
         if ctx in contexts or grouped.settled(param, ctx):
             return ctx, None
         if ctx is not None and computes(ctx) in contexts:
             return computes(ctx), None
         if len(contexts) == 1:
-            # hybrid_forward may be about to move something there. If it isn't, the operator
-            # complains.
+            # hybrid_forward may move the input or the parameter. If it does not, the operator
+            # raises an error.
             return contexts[0], param
         near = grouped.near(contexts)
         if near is not None:
@@ -354,30 +353,31 @@ class HybridBlock(Block, Compilable):
 
     @overridable
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """The computation, with operators taken from `F`; to be defined by the subclass."""
+        """Computes the block's result with operators from `F`. Must be overridden by the
+        subclass."""
         raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = True) -> tuple[str, str]:
         """Writes the block for `SymbolBlock.imports`, and for MXNet: ``path-symbol.json`` and
         ``path-0000.params``.
 
-        The block must have been hybridized and called. An only input is named ``data``, several are
-        ``data0``, ``data1``, ... The files name no devices: the block that `SymbolBlock.imports`
-        makes of them runs on one device.
+        The block must have been hybridized and called. A single input is named ``data``, several
+        are ``data0``, ``data1``, ... The files name no devices: `SymbolBlock.imports` creates a
+        block that runs on one device.
 
         A block that reads shapes, or uses arrays besides its inputs and parameters, is written as
-        it was traced for prediction: the sizes that it read are constants, except for the batch
-        size, which stays free where possible. Its arrays become parameters ``captured0``, ...
-        Results in a dict are written in the order of the dict.
+        it was traced for prediction. The sizes that it read are constants, except for the batch
+        size, which stays variable if possible. Its arrays become parameters ``captured0``, ... A
+        dict of results is written in the order of the dict.
 
         Parameters
         ----------
         path : str
-            The beginning of the files' names.
+            The prefix of the files' names.
         epoch : int, default 0
             The number in the name of the second file.
         remove_amp_cast : bool, default True
-            Accepted; there are no such casts.
+            Accepted and ignored; mpgluon inserts no such casts.
 
         Returns
         -------
@@ -387,7 +387,7 @@ class HybridBlock(Block, Compilable):
         Raises
         ------
         RuntimeError
-            When the block was not hybridized and called before.
+            If the block was not hybridized and called before.
         """
         from ._symbol_block import export_block
 
@@ -398,7 +398,7 @@ class HybridBlock(Block, Compilable):
     ) -> Any:
         """Hybridizes the block, with the options of `hybridize`, and calls it on the inputs.
 
-        There is one compiler and no other backend: `backend` is None, or the call is an MXNetError.
+        There is one compiler and no other backend. Raises MXNetError if `backend` is not None.
         """
         _check_backend("optimize_for", backend)
         self.hybridize(True, **kwargs)
@@ -429,8 +429,8 @@ _FLAGS = frozenset(
 
 
 def _array_of(param, device):
-    """Returns the array that blocks compute with: the copy on a device, or the result of an
-    overridden `data`. While a block is traced, a traced array."""
+    """Returns the array for the computation: the copy on a device, or the result of an overridden
+    `data`. While a block is traced, returns a traced array."""
     if param.overrides_data:
         return param.data(device)
     trace = tracing.current()
@@ -438,7 +438,7 @@ def _array_of(param, device):
 
 
 def _resolver(param, device):
-    """Returns a function that gives the array of a parameter once its shape is found."""
+    """Returns a function that returns a parameter's array once its shape is known."""
 
     def resolve():
         if tracing.current() is None:

@@ -1,4 +1,4 @@
-"""Functions that are told of every op that a block calls through ``F``."""
+"""Hooks on every op that a block calls through ``F``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 class WatchedOps:
-    """A namespace of ops, as ``F`` of `hybrid_forward`, whose ops tell a function of their results.
+    """A namespace of ops, as ``F`` of `hybrid_forward`, that passes every result to a callback.
 
     Parameters
     ----------
     ops : module
-        The namespace.
+        The wrapped namespace.
     prefix : str
-        Of the block: in front of names.
+        The block's prefix, which starts every reported name.
     tell : function
-        Called with the name of the array, that of the op, and the array.
+        Callback for each array; its arguments are the array's name, the op's name and the array.
     inputs : bool
-        Whether it is told of the inputs, too.
+        Whether the callback also receives the ops' inputs.
     """
 
     def __init__(

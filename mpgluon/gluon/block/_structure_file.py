@@ -1,7 +1,7 @@
-"""`Block.save` and `Block.load`: which blocks a network is made of, beside its parameters.
+"""`Block.save` and `Block.load`: the tree of blocks that accompanies a network's parameters.
 
-The file is that of MXNet without its compiled graphs: each block is an entry ``<class><number>``
-with its name, whether it was hybridized, the names under which it holds its children, and their
+The file has MXNet's format without its compiled graphs: each block is an entry
+``<class><number>`` with its name, whether it was hybridized, the names of its children, and their
 entries.
 """
 
@@ -36,9 +36,10 @@ def _entry(block, counter):
 
 @contextlib.contextmanager
 def structure_of(path, block):
-    """Gives the tree of blocks the children's names of the file, and hybridizes those that were;
-    undone where what is done with it fails. ValueError if it is another tree, of which nothing
-    was changed then."""
+    """Gives the tree of blocks the children's names of the file, and hybridizes the blocks that
+    were hybridized. Undoes this if the body of the context raises.
+
+    Raises ValueError, and changes nothing, if the file describes a different tree."""
     with open_regular(path) as file:
         try:
             tree = json.load(file)

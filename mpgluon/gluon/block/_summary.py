@@ -19,8 +19,8 @@ def _shapes(value):
 
 
 def print_summary(net, inputs):
-    """Runs the network and prints a row for each block that is called. Blocks that are hybridized
-    run eagerly for this one call: what is compiled for them stays."""
+    """Runs the network and prints a row for each block that is called. Hybridized blocks run
+    eagerly for this call and keep their compiled programs."""
     from ..nn.basic_layers import HybridSequential, Sequential
 
     titles = ("Layer (type)", "Output Shape", "Param #", "Bytes", "Device")
@@ -56,7 +56,8 @@ def print_summary(net, inputs):
 
 
 def _print_totals(called):
-    """Numbers of parameters, of which some may be used by several blocks; then by device."""
+    """Prints the numbers of parameters, some of which several blocks may use, then the bytes on
+    each device."""
     total = sum(_elements(param) or 0 for param in called)
     unique = dict.fromkeys(called)
     trainable = sum(_elements(param) or 0 for param in called if param.grad_req != "null")
@@ -78,7 +79,7 @@ def _joined(values):
 
 
 def _devices_of(value):
-    """Returns the devices of the arrays in nested lists, as text, each once."""
+    """Returns the devices of the arrays in nested lists, as text, without duplicates."""
     if isinstance(value, nd.NDArray):
         return {str(value.context): None}
     inside = value if isinstance(value, (list, tuple)) else ()
@@ -86,7 +87,7 @@ def _devices_of(value):
 
 
 def _elements(param):
-    """How many elements a parameter has; None while its shape is not known."""
+    """Returns the number of elements of a parameter, or None if its shape is unknown."""
     if not shape_is_known(param.shape):
         return None
     elements = 1
@@ -100,12 +101,13 @@ def _bytes(param):
 
 
 def _contexts(param):
-    """Returns the devices that a parameter is on, or will be on."""
+    """Returns the devices of a parameter, or those on which it will be initialized."""
     return param.list_ctx() if param.arrays is not None or param.deferred_init else []
 
 
 def _row(layer, params):
-    """Returns the cells of a layer: its text, devices, parameters and bytes on each device."""
+    """Returns the table cells of a layer: its text, devices, parameters and bytes on each
+    device."""
     devices = dict.fromkeys(str(ctx) for param in params for ctx in _contexts(param))
     counts = [_elements(param) for param in params]
     if None in counts:
@@ -115,7 +117,8 @@ def _row(layer, params):
 
 
 def html_of(net):
-    """Returns the table of a network's layers, those that have parameters or no children: HTML."""
+    """Returns an HTML table of the network's layers: the blocks that have parameters or no
+    children."""
     rows, seen = [("layers", "device", "parameters", "bytes")], {}
 
     def add(block, path):

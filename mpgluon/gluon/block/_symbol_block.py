@@ -1,4 +1,4 @@
-"""`SymbolBlock`: a block made of a symbol; and blocks written as symbols."""
+"""`SymbolBlock`, a block that computes a symbol, and the conversion of blocks to symbols."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _flatten(value, flat, what):
 
 
 def _regroup(structure, items):
-    """Nests the items of an iterator as `_flatten` found them."""
+    """Inverse of `_flatten`: nests the items of an iterator."""
     if structure is None:
         return None
     if isinstance(structure, list):
@@ -56,9 +56,9 @@ class SymbolBlock(HybridBlock):
     Parameters
     ----------
     outputs : Symbol or list of Symbol
-        Its outputs.
+        Outputs of the block.
     inputs : Symbol or list of Symbol
-        The variables that are its inputs; the other ones are parameters.
+        Variables that are inputs of the block; the other variables become parameters.
     params : ParameterDict, optional
         Parameters to share.
 
@@ -104,7 +104,7 @@ class SymbolBlock(HybridBlock):
         self._active = True
 
     def _declare(self, given):
-        """Makes the parameters: every variable that is no input."""
+        """Creates a parameter for every variable that is not an input."""
         used = set(self._symbol.list_inputs())
         dtypes = {
             symbol.name: types[0][0]
@@ -115,7 +115,7 @@ class SymbolBlock(HybridBlock):
             arguments, _, states = self._symbol.infer_type_partial(**dtypes)
         except MemoryError:
             raise
-        except MXNetError:  # contradicting dtypes: the parameters' own, once loaded, may agree
+        except MXNetError:  # contradictory dtypes: the parameters' own may agree once loaded
             arguments = [None] * len(self._program.arguments)
             states = [None] * len(self._program.auxiliary)
         names = set(self._input_names)
@@ -136,7 +136,7 @@ class SymbolBlock(HybridBlock):
                     )
         skip = len(os.path.commonprefix(list(self._params.keys())))
         if any(len(name) == skip for name in self._params.keys()):
-            skip = 0  # no name may become empty
+            skip = 0  # names must not become empty
         self._reg_params = {name[skip:]: param for name, param in self._params.items()}
         self._keys = {param.name: key for key, param in self._reg_params.items()}
 
@@ -159,9 +159,9 @@ class SymbolBlock(HybridBlock):
         input_names : str or list of str
             Names of the variables that are inputs.
         param_file : str, optional
-            Path of the parameters' file; without it they are not initialized.
+            Path of the parameters' file. If it is omitted, the parameters are not initialized.
         ctx : Context or list of Context, optional
-            Where the parameters live.
+            Devices of the parameters.
         allow_missing, ignore_extra : bool, default False
             See `Block.load_parameters`.
         """
@@ -198,8 +198,8 @@ class SymbolBlock(HybridBlock):
         self._find_shapes(args)
 
     def cast(self, dtype: DType) -> None:
-        """Casts the parameters. Those for which an op accepts only another dtype get that one:
-        BatchNorm's are float32 if the data is float16."""
+        """Casts the parameters. A parameter whose op accepts only another dtype gets that dtype:
+        those of BatchNorm are float32 if the data is float16."""
         from ...symbol._graph import entries_of
         from ...symbol._infer import dtypes_after_cast
 
@@ -220,7 +220,7 @@ class SymbolBlock(HybridBlock):
         return dict(zip(self._input_names, flat))
 
     def _find_shapes(self, args):
-        """Completes parameters' shapes from the inputs'."""
+        """Completes the parameters' shapes from the inputs' shapes."""
         if all(
             param.arrays is not None or shape_is_known(param.shape)
             for param in self._params.values()
@@ -261,14 +261,15 @@ def _collect(value, flat):
 
 
 def _lists(value):
-    """Outputs of a block with lists of the values in place of dicts, which symbols lack."""
+    """Replaces dicts in a block's outputs by lists of their values, because symbols lack dicts."""
     if type(value) is dict:
         value = list(value.values())
     return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _symbols_like(structure, names):
-    """Variables nested like the arguments of a compiled call; `names` is an iterator."""
+    """Returns variables nested like the arguments of a compiled call. `names` is an iterator over
+    their names."""
     from ...symbol import var
 
     if structure is _nested.ARRAY:
@@ -283,16 +284,17 @@ def _symbols_like(structure, names):
 
 
 def symbol_of(block: HybridBlock) -> Symbol:
-    """Returns the symbol of a block that was hybridized and called, its inputs named as
-    `HybridBlock.export` does."""
+    """Returns the symbol of a block that was hybridized and called. Its inputs are named as in
+    `HybridBlock.export`."""
     return symbol_and_constants(block)[0]
 
 
 def symbol_and_constants(
     block: HybridBlock, inputs: Sequence[Any] | None = None
 ) -> tuple[Symbol, dict[str, NDArray]]:
-    """Returns the symbol of a block, and arrays by the names of its variables that are neither
-    inputs nor parameters. inputs: (shape, dtype) of each input, for a block that was not called."""
+    """Returns the symbol of a block, and the arrays of its variables that are neither inputs nor
+    parameters, by name. `inputs` has the (shape, dtype) of each input, for a block that was not
+    called."""
     from ...symbol import Group
 
     if isinstance(block, SymbolBlock):
@@ -324,7 +326,7 @@ def symbol_and_constants(
     except MemoryError:
         raise
     except Exception as error:
-        # Symbols lack shapes and values. A block that asks for them is traced with shapes.
+        # Symbols lack shapes and values. A block that reads them is traced with shapes.
         lacks = isinstance(error, _OF_SYMBOLS) and not isinstance(error, NotSupportedError)
         if form is not structure or not lacks:
             raise
@@ -338,7 +340,7 @@ _OF_SYMBOLS = (MXNetError, AttributeError, TypeError, ValueError)
 def portable_symbol(
     block: HybridBlock, inputs: Sequence[Any] | None = None
 ) -> tuple[Symbol, dict[str, NDArray]]:
-    """`symbol_and_constants` for a file: without devices."""
+    """Returns `symbol_and_constants` without devices, to be written into a file."""
     from ...symbol import Symbol
     from ...symbol._graph import entries_of
     from ...symbol._json import without_devices
@@ -348,7 +350,7 @@ def portable_symbol(
 
 
 def export_block(block: HybridBlock, path: str, epoch: int, remove_amp_cast) -> Any:
-    """See `HybridBlock.export`."""
+    """Implements `HybridBlock.export`."""
     symbol, constants = portable_symbol(block)
     symbol_file, param_file = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
     arguments, states = set(symbol.list_arguments()), set(symbol.list_auxiliary_states())
