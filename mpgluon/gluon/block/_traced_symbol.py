@@ -1,5 +1,5 @@
-"""Symbols of blocks that symbols cannot run, because the block asks for shapes or uses arrays of
-its own: the ops of a trace become nodes."""
+"""Symbols of blocks that cannot run on symbols, because they read shapes or use arrays of their
+own: the ops of a trace become nodes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def traced_symbols(
     block: Any, structure: Any, inputs: Sequence[Any], names: Sequence[str]
 ) -> tuple[list[Symbol], dict[str, NDArray]]:
     """Returns the outputs of a block as symbols, and the arrays that it uses besides inputs and
-    parameters, by name. inputs: (shape, dtype, device) of each; names: their names.
+    parameters, by name. `inputs` has (shape, dtype, device) of each input, `names` their names.
 
-    The sizes that the block reads are constants in the symbol. Only the batch size stays free,
-    where ops can infer it: the first size of the first input, and of all inputs that share it.
+    The sizes that the block reads are constants in the symbol. Only the batch size stays variable,
+    if the ops can infer it: the first dimension of the first input, and of all inputs with the same
+    first dimension.
     """
     signature = Signature(block, block.name or type(block).__name__, structure, False)
     traced = _public(signature.traced_ops(inputs), signature.path)
@@ -36,7 +37,7 @@ def traced_symbols(
 
 
 def _is_complete(symbols, constants, inputs):
-    """True if the open sizes of arrays that ops make follow from the shapes of the inputs."""
+    """True if all shapes with open dimensions can be inferred from the shapes of the inputs."""
     from ...symbol._graph import entries_of, topological
     from ...symbol._infer import Inference, known, with_open_shapes
 
@@ -47,12 +48,12 @@ def _is_complete(symbols, constants, inputs):
     return all(known(shape) for shape, _ in made)
 
 
-# Ops of traces that files cannot hold, and what they are in files.
+# Internal ops of traces, and the public ops that replace them in files.
 _PUBLIC = {"_reshape_exact": "Reshape", "_broadcast_exact": "broadcast_to", "_detach": "BlockGrad"}
 
 
 def _public(traced, path):
-    """Returns the ops by names that files can hold."""
+    """Returns the trace with ops that files can store."""
     ops = [(_PUBLIC.get(op[0], op[0]), *op[1:]) for op in traced.ops]
     for name, *_ in ops:
         if name is None or "hidden" in _core.ops()[name].describe()["flags"]:
@@ -70,9 +71,10 @@ def _public(traced, path):
 
 
 def _with_free_batch(signature, traced, inputs):
-    """Returns the parameters of each op, with sizes left open that are the batch size: a second
-    trace with another batch size shows which. Those of the trace if that does not explain all
-    differences."""
+    """Returns the parameters of each op, with the batch size left open.
+
+    A second trace with another batch size shows which parameters depend on it. Returns the
+    parameters of the first trace if the batch size does not explain all differences."""
     given = [params for _, params, *_ in traced.ops]
     batch = inputs[0][0][:1]
     if not batch:
@@ -86,7 +88,7 @@ def _with_free_batch(signature, traced, inputs):
     except MemoryError:
         raise
     except (MXNetError, ValueError, IndexError):
-        return given  # the block works for this batch size only
+        return given  # the block works only for this batch size
     if [op[0] for op in other.ops] != [op[0] for op in traced.ops]:
         return given
     free = []
@@ -101,7 +103,8 @@ def _with_free_batch(signature, traced, inputs):
     return free
 
 
-# Parameters of ops that can leave a size open: the text that does, and for how many sizes.
+# Parameters of ops that can leave a dimension open: the text for an open dimension, and the maximum
+# number of open dimensions.
 _OPEN = {
     ("Reshape", "shape"): ("-1", 1),
     ("slice", "end"): ("None", 32),
@@ -111,8 +114,8 @@ _OPEN = {
 
 
 def _inferred(name, params, changed, shapes):
-    """Returns the parameters with the sizes left open that differ; None if the op has no such form.
-    shapes: of the op's first input in both traces."""
+    """Returns the parameters with the differing dimensions left open, or None if the op does not
+    support this. `shapes` has the shape of the op's first input in both traces."""
     keys = [key for key in params if params[key] != changed.get(key)]
     if params.keys() != changed.keys() or any((name, key) not in _OPEN for key in keys):
         return None
@@ -121,7 +124,8 @@ def _inferred(name, params, changed, shapes):
         text, most = _OPEN[name, key]
         sizes, others = (re.findall(r"None|-?\d+", texts[key]) for texts in (params, changed))
         differ = [i for i, (size, other) in enumerate(zip(sizes, others)) if size != other]
-        # Reshape copies the input's first size for 0, but the last ones first with `reverse`.
+        # 0 makes Reshape copy the input's first dimension, but with `reverse` it counts from the
+        # end.
         if (
             (name, differ[:1]) == ("Reshape", [0])
             and params.get("reverse", "False") in ("False", "0")

@@ -1,4 +1,4 @@
-"""Deformable convolutions: their kernels look where a convolution of the same input says."""
+"""Deformable convolutions: convolutions with learned offsets of the sampling positions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["DeformableConvolution", "ModulatedDeformableConvolution"]
 
 
 class DeformableConvolution(HybridBlock):
-    """A convolution of images whose kernel looks beside its grid: a second convolution of the
-    input says how far, for each place.
+    """A deformable convolution of images. A second convolution of the input computes, for each
+    position, the offsets at which the kernel samples the input.
 
     Parameters
     ----------
@@ -30,28 +30,27 @@ class DeformableConvolution(HybridBlock):
     kernel_size : int or tuple of int, default (1, 1)
         Elements of the kernel along each spatial axis.
     strides, dilation : int or tuple of int, default (1, 1)
-        Elements from one position of the kernel to the next, and from one of its elements to the
-        next.
+        Stride of the kernel, and spacing of its elements.
     padding : int or tuple of int, default (0, 0)
-        Zeros in front of and behind each spatial axis.
+        Number of zeros added before and after each spatial axis.
     groups : int, default 1
-        Into how many independent convolutions the channels are split.
+        Number of independent convolutions into which the channels are split.
     num_deformable_group : int, default 1
-        Into how many groups the channels are split that have offsets of their own.
+        Number of groups of channels with separate offsets.
     layout : {'NCHW'}, default 'NCHW'
-        The order of the axes.
+        Order of the axes.
     use_bias, offset_use_bias : bool, default True
-        Whether the convolution, and that of the offsets, have a bias.
+        Whether the convolution and the offset convolution have a bias.
     in_channels : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
     activation : str, optional
         See `Activation`.
     weight_initializer, bias_initializer : Initializer or str, optional
-        First values of the convolution.
+        Initial values of the convolution.
     offset_weight_initializer, offset_bias_initializer : Initializer or str, default 'zeros'
-        First values of the convolution that makes the offsets.
+        Initial values of the offset convolution.
     op_name : str, optional
-        The op, for subclasses.
+        Name of the op, for subclasses.
     adj : None
         Accepted as in MXNet.
 
@@ -66,7 +65,7 @@ class DeformableConvolution(HybridBlock):
     """
 
     _op = "DeformableConvolution"
-    _offsets = 2  # numbers for each element of the kernel
+    _offsets = 2  # outputs of the offset convolution for each element of the kernel
 
     def __init__(
         self,
@@ -139,7 +138,7 @@ class DeformableConvolution(HybridBlock):
     def _parameters(
         self, name: str, options: dict[str, Any], weight: Init | None, bias: Init
     ) -> tuple[Parameter, Parameter | None]:
-        """Weight and bias (or None) of a convolution."""
+        """Creates the weight and bias (or None) of a convolution."""
         filters, groups = options["num_filter"], options["num_group"]
         shape = (filters, self._in_channels // groups, *options["kernel"])
         get = self.params.get
@@ -186,8 +185,8 @@ class DeformableConvolution(HybridBlock):
 
 
 class ModulatedDeformableConvolution(DeformableConvolution):
-    """A deformable convolution that also learns how much each element of its kernel counts at each
-    place: a factor between 0 and 2. See `DeformableConvolution` for the parameters.
+    """A deformable convolution that also learns a modulation: a factor between 0 and 2 for each
+    element of the kernel at each position. See `DeformableConvolution` for the parameters.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Samplers beyond the usual ones, and texts for language models."""
+"""Additional samplers, and text data sets for language models."""
 
 from . import sampler, text
 from .sampler import *

@@ -1,4 +1,4 @@
-"""Samplers of places at equal distances."""
+"""Samplers of indices at equal distances."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ __all__ = ["IntervalSampler"]
 
 
 class IntervalSampler(sampler.IntervalSampler):
-    """The numbers 0, `interval`, 2 `interval`, ... below `length`; with `rollover` then 1, 1 +
-    `interval`, ... until all were there.
+    """Samples the indices 0, `interval`, 2 `interval`, ... below `length`. With `rollover`, then 1,
+    1 + `interval`, ... until every index was sampled.
 
     Parameters
     ----------
     length, interval : int
-        How many samples there are, and how far apart the ones of a round are. AssertionError if
-        `interval` is the larger one.
+        Number of samples, and distance between consecutive indices. Raises AssertionError if
+        `interval` is larger than `length`.
     rollover : bool, default True
-        Whether to go on with the samples that were passed over.
+        Whether to continue with the indices that were skipped.
 
     Examples
     --------

@@ -1,5 +1,5 @@
-"""Texts for language models, from files. Nothing is downloaded: where a file is missing, the error
-says which, and where it belongs."""
+"""Text data sets for language models, read from files. Nothing is downloaded: the error for a
+missing file names it and its folder."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SEGMENTS = {"train": "train", "validation": "valid", "test": "test"}
 
 
 class _WikiText(Dataset):
-    """Lines of tokens, each with <eos> at its end, as pieces of equal length."""
+    """Lines of tokens, each terminated by <eos>, cut into pieces of equal length."""
 
-    _folder: str  # below $MXNET_HOME/datasets
+    _folder: str  # relative to $MXNET_HOME/datasets
 
     def __init__(
         self, root: str | None, segment: str, vocab: Vocabulary | None, seq_len: int
     ) -> None:
-        from ....contrib import text as texts  # which imports this package
+        from ....contrib import text as texts  # imported here because it imports this package
 
         name = type(self).__name__
         if segment not in SEGMENTS:
@@ -64,7 +64,8 @@ class _WikiText(Dataset):
         self._label = nd.array(indices[1 : size + 1].reshape((rows, seq_len)), dtype="int32")
 
     def _text(self, name):
-        """Returns the text of a file, which may be in the archive still, and the file's path."""
+        """Returns the text of a file, which may still be in the archive, and the path it was read
+        from."""
         archive = os.path.join(self._root, f"{self._folder}-v1.zip")
         path = os.path.join(self._root, name)
         try:
@@ -87,12 +88,12 @@ class _WikiText(Dataset):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary: of the indices, and tokens."""
+        """The vocabulary of tokens and their indices."""
         return self._vocab
 
     @property
     def frequencies(self) -> collections.Counter[str]:
-        """How often each token is in the file."""
+        """The number of occurrences of each token in the file."""
         return self._counter
 
     def __getitem__(self, idx: int) -> tuple[NDArray, NDArray]:
@@ -103,28 +104,29 @@ class _WikiText(Dataset):
 
 
 class WikiText2(_WikiText):
-    """WikiText-2, two million words of Wikipedia: samples are (data, label), arrays of `seq_len`
-    indices, of which the label is one token ahead. Each line has ``<eos>`` at its end.
+    """WikiText-2, two million words of Wikipedia.
 
-    The files are `wiki.train.tokens` and so on, or `wikitext-2-v1.zip`, which has them.
+    Samples are (data, label), arrays of `seq_len` indices; the label is shifted by one token. Each
+    line ends with ``<eos>``. The files are `wiki.train.tokens`, `wiki.valid.tokens` and
+    `wiki.test.tokens`, or the archive `wikitext-2-v1.zip` that contains them.
 
     Parameters
     ----------
     root : str, default $MXNET_HOME/datasets/wikitext-2
-        The folder of the files; `$MXNET_HOME` is `~/.mxnet` where it is not set.
+        Folder of the files; `$MXNET_HOME` defaults to `~/.mxnet`.
     segment : {'train', 'validation', 'test'}, default 'train'
-        Which of them is read.
+        Part of the data set to read.
     vocab : contrib.text.vocab.Vocabulary, optional
-        The indices of tokens; by default a vocabulary of all tokens in the file.
+        Indices of tokens; by default, a vocabulary of all tokens in the file.
     seq_len : int, default 35
-        Tokens of a sample.
+        Number of tokens of a sample.
 
     Raises
     ------
     FileNotFoundError
-        When the file is not there; it names it.
+        If a file is missing; the message names it.
     MXNetError
-        When the file is damaged, or shorter than a sample.
+        If a file is damaged, or shorter than one sample.
 
     Examples
     --------
@@ -150,15 +152,15 @@ class WikiText2(_WikiText):
 
 
 class WikiText103(_WikiText):
-    """WikiText-103, a hundred million words of Wikipedia, as `WikiText2`; the archive is
+    """WikiText-103, a hundred million words of Wikipedia. See `WikiText2`; the archive is
     `wikitext-103-v1.zip`.
 
     Parameters
     ----------
     root : str, default $MXNET_HOME/datasets/wikitext-103
-        The folder of the files.
+        Folder of the files.
     segment, vocab, seq_len
-        As of `WikiText2`.
+        See `WikiText2`.
 
     Examples
     --------

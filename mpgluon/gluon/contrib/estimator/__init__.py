@@ -1,4 +1,4 @@
-"""Training loops: an `Estimator` trains a block, and event handlers take part in it."""
+"""Training loops: an `Estimator` trains a block and calls event handlers."""
 
 from . import batch_processor, estimator, event_handler
 from .batch_processor import *

@@ -1,4 +1,4 @@
-"""The events of a training loop: the classes that handlers are made of."""
+"""Events of a training loop: the base classes of handlers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class EventHandler:
-    """The base of all handlers.
+    """Base class of all handlers.
 
     Examples
     --------
@@ -39,7 +39,8 @@ class EventHandler:
 
 
 def check_event_handlers(handlers: Any) -> list[EventHandler]:
-    """Returns a list of handlers, from one, several, or None; ValueError for others."""
+    """Returns a list of handlers, given one handler, several, or None. Raises ValueError for other
+    values."""
     handlers = [handlers] if isinstance(handlers, EventHandler) else list(handlers or [])
     if not all(isinstance(handler, EventHandler) for handler in handlers):
         raise ValueError(f"handlers must be an EventHandler or a list of them, got {handlers}")
@@ -47,7 +48,7 @@ def check_event_handlers(handlers: Any) -> list[EventHandler]:
 
 
 class TrainBegin(EventHandler):
-    """Handlers with `train_begin`.
+    """Base class of handlers with a `train_begin` method.
 
     Examples
     --------
@@ -61,7 +62,7 @@ class TrainBegin(EventHandler):
 
 
 class TrainEnd(EventHandler):
-    """Handlers with `train_end`.
+    """Base class of handlers with a `train_end` method.
 
     Examples
     --------
@@ -75,7 +76,7 @@ class TrainEnd(EventHandler):
 
 
 class EpochBegin(EventHandler):
-    """Handlers with `epoch_begin`.
+    """Base class of handlers with an `epoch_begin` method.
 
     Examples
     --------
@@ -85,11 +86,11 @@ class EpochBegin(EventHandler):
     """
 
     def epoch_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Called before each epoch, and before an evaluation."""
+        """Called before each epoch and before an evaluation."""
 
 
 class EpochEnd(EventHandler):
-    """Handlers with `epoch_end`.
+    """Base class of handlers with an `epoch_end` method.
 
     Examples
     --------
@@ -99,12 +100,12 @@ class EpochEnd(EventHandler):
     """
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool | None:
-        """Called after each epoch, and after an evaluation. True: training ends."""
+        """Called after each epoch and after an evaluation. Returns True to end training."""
         return False
 
 
 class BatchBegin(EventHandler):
-    """Handlers with `batch_begin`.
+    """Base class of handlers with a `batch_begin` method.
 
     Examples
     --------
@@ -119,7 +120,7 @@ class BatchBegin(EventHandler):
 
 
 class BatchEnd(EventHandler):
-    """Handlers with `batch_end`.
+    """Base class of handlers with a `batch_end` method.
 
     Examples
     --------
@@ -129,6 +130,6 @@ class BatchEnd(EventHandler):
     """
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool | None:
-        """Called after each batch with the keywords ``batch``, ``pred``, ``label`` and ``loss``;
-        the last three are lists with an array for each device. True: the epoch ends."""
+        """Called after each batch with the keywords ``batch``, ``pred``, ``label`` and ``loss``.
+        The last three are lists with an array for each device. Returns True to end the epoch."""
         return False

@@ -1,4 +1,4 @@
-"""Checks of metrics, for estimators and handlers."""
+"""Checks of metrics for estimators and handlers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def check_metrics(metrics: Any) -> list[EvalMetric]:
-    """Returns a list of simple metrics, from one, a composite one, a list, or None."""
+    """Returns a flat list of simple metrics, given a simple metric, a composite metric, a list, or
+    None."""
     if isinstance(metrics, CompositeEvalMetric):
         return [one for metric in metrics.metrics for one in check_metrics(metric)]
     if isinstance(metrics, EvalMetric):
@@ -24,7 +25,8 @@ def check_metrics(metrics: Any) -> list[EvalMetric]:
 
 
 def check_handler_metric_ref(handler: object, known_metrics: list[EvalMetric]) -> None:
-    """ValueError if a handler has a metric, in an attribute of that name, that is unknown."""
+    """Raises ValueError if an attribute of a handler whose name contains "metric" holds a metric
+    that is not in `known_metrics`."""
     for attribute, value in vars(handler).items():
         if "metric" not in attribute or not value:
             continue
@@ -37,5 +39,5 @@ def check_handler_metric_ref(handler: object, known_metrics: list[EvalMetric]) -
 
 
 def suggest_metric_for_loss(loss: object) -> EvalMetric | None:
-    """Returns the metric that goes with a loss."""
+    """Returns the default metric for a loss, or None."""
     return Accuracy() if isinstance(loss, SoftmaxCrossEntropyLoss) else None

@@ -1,4 +1,4 @@
-"""Handlers that go by how a metric develops: checkpoints, and the end of training."""
+"""Handlers that monitor a metric: checkpoints and early stopping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["CheckpointHandler", "EarlyStoppingHandler"]
 
 
 def _greater_is_better(mode, monitor):
-    """True if greater is better."""
+    """True if greater values of the monitored metric are better."""
     if mode not in ("auto", "min", "max"):
         warnings.warn(f"mode {mode!r} is unknown; taken for 'auto'", RuntimeWarning, stacklevel=4)
         mode = "auto"
@@ -34,7 +34,7 @@ def _greater_is_better(mode, monitor):
 
 
 def _monitored(monitor):
-    """Returns the value of the monitored metric, or None with a warning where it has none."""
+    """Returns the value of the monitored metric. Warns and returns None if it was not updated."""
     name, value = monitor.get_name_value()[0]
     if math.isnan(value):
         warnings.warn(
@@ -48,8 +48,8 @@ def _monitored(monitor):
 
 
 class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
-    """Saves parameters and the trainer's states every so many epochs or batches, and the symbol of
-    a hybridized network after the first batch.
+    """Saves parameters and the trainer's states at regular intervals of epochs or batches, and the
+    symbol of a hybridized network after the first batch.
 
     The files are ``PREFIX-epochEbatchB.params`` and ``.states``, ``PREFIX-best.params`` and
     ``.states``, and ``PREFIX-symbol.json``.
@@ -57,27 +57,27 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
     Parameters
     ----------
     model_dir : str
-        The folder; it is made where it is not there.
+        Folder of the files, created if it does not exist.
     model_prefix : str, default "model"
-        How the files' names begin.
+        Prefix of the files' names.
     monitor : EvalMetric, optional
-        Of the estimator: what `save_best` goes by.
+        A metric of the estimator that `save_best` compares.
     verbose : int, default 0
-        1: what is saved is logged.
+        If greater than 0, saved files are logged.
     save_best : bool, default False
-        Whether the best checkpoint is saved, too. ValueError without a monitor.
+        Whether to save the best checkpoint as well. Raises ValueError without a monitor.
     mode : {"auto", "min", "max"}
-        Which values are better; "auto": the greater ones of accuracies and F1, else the smaller.
+        Which values are better. "auto" selects "max" for accuracies and F1, and "min" otherwise.
     epoch_period : int or None, default 1
-        None: there are no checkpoints after epochs.
+        Number of epochs between checkpoints; None disables checkpoints after epochs.
     batch_period : int, optional
-        By default there are no checkpoints within epochs.
+        Number of batches between checkpoints; by default, none are saved within epochs.
     max_checkpoints : int, default 5
-        How many are kept, beside the best one.
+        Number of checkpoints to keep in addition to the best one.
     resume_from_checkpoint : bool, default False
-        Whether training goes on from the last checkpoint in the folder, for the rest of the epochs
-        or batches. Checkpoints must be made by epochs where training goes by epochs, by batches
-        where it goes by batches; ValueError otherwise, and where nothing is left to train.
+        Whether to continue from the last checkpoint in the folder, for the remaining epochs or
+        batches. Checkpoints must be saved by the unit that limits training, epochs or batches.
+        Raises ValueError otherwise, and if nothing remains to be trained.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         self.best: float = -math.inf if self.greater_is_better else math.inf
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Counts from zero, and loads the last checkpoint where training is to go on from it."""
+        """Resets the counters, and loads the last checkpoint if training resumes from it."""
         self.current_epoch = self.current_batch = 0
         self.best = -math.inf if self.greater_is_better else math.inf
         if not self.resume_from_checkpoint:
@@ -139,7 +139,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         self._resume(estimator)
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Saves, where it is time."""
+        """Saves a checkpoint if it is due."""
         if self.current_batch == 0:
             self._save_symbol(estimator)
         if self.batch_period and (self.current_batch + 1) % self.batch_period == 0:
@@ -147,7 +147,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         self.current_batch += 1
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Saves, where it is time."""
+        """Saves a checkpoint if it is due."""
         if self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0:
             self._save_checkpoint(estimator, self.current_batch)
         self.current_epoch += 1
@@ -168,7 +168,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
                 with estimator.context[0]:
                     portable_symbol(net, inputs)[0].save(path)
                 return
-            except (MXNetError, RuntimeError) as error:  # layers that are split have none
+            except (MXNetError, RuntimeError) as error:  # split layers have no symbol
                 reason = error
         estimator.logger.info("CheckpointHandler: %s is not written: %s", path, reason)
 
@@ -176,7 +176,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         epoch, batch = self.current_epoch, self.current_batch
         if self.resume_from_checkpoint:
             epoch += self.trained_epoch + 1
-            # At the end of an epoch the batch is counted already.
+            # At the end of an epoch, the current batch is already counted.
             batch += self.trained_batch + (0 if estimator.max_epoch else 1)
         name = f"{self.model_prefix}-epoch{epoch}batch{batch}"
         self._save(estimator, name)
@@ -215,7 +215,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         estimator.trainer.save_states(self._path(name, ".states"))
 
     def _found(self):
-        """Returns the checkpoints in the folder: (epoch, batch, name), the oldest first."""
+        """Returns (epoch, batch, name) for each checkpoint in the folder, oldest first."""
         pattern = re.compile(
             re.escape(self.model_prefix) + r"-epoch(\d+)batch(\d+)\.params", re.ASCII
         )
@@ -250,7 +250,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
             estimator.max_epoch = rest
         else:
             estimator.max_batch = rest
-        estimator.net.load_parameters(self._path(name, ".params"))  # where they are
+        estimator.net.load_parameters(self._path(name, ".params"))  # parameters keep their devices
         estimator.trainer.load_states(self._path(name, ".states"))
         estimator.logger.warning(
             "CheckpointHandler: training goes on from the checkpoint of epoch %d, batch %d, for "
@@ -263,20 +263,20 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
 
 
 class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
-    """Ends training when a metric improves no more.
+    """Ends training when a metric stops improving.
 
     Parameters
     ----------
     monitor : EvalMetric
-        Of the estimator's metrics; ValueError for composite ones.
+        A metric of the estimator. Raises ValueError for composite metrics.
     min_delta : float, default 0
-        The least change that is an improvement.
+        The smallest change that is an improvement.
     patience : int, default 0
-        How many epochs without improvement end training.
+        Number of epochs without improvement after which training ends.
     mode : {"auto", "min", "max"}
-        Which values are better; "auto": the greater ones of accuracies and F1, else the smaller.
+        Which values are better. "auto" selects "max" for accuracies and F1, and "min" otherwise.
     baseline : float, optional
-        The value that the first epochs are compared with.
+        Initial value to compare with.
 
     Examples
     --------
@@ -310,14 +310,14 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self.best: float = 0.0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Counts from zero."""
+        """Resets the counters."""
         self.wait = self.stopped_epoch = self.current_epoch = 0
         self.stop_training = False
         worst = -math.inf if self.greater_is_better else math.inf
         self.best = worst if self.baseline is None else self.baseline
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool:
-        """True if training ends."""
+        """Returns True to end training if the metric has not improved for `patience` epochs."""
         value = _monitored(self.monitor)
         if value is not None:
             changed = value - self.min_delta
@@ -333,7 +333,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         return self.stop_training
 
     def train_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Logs that it was this handler."""
+        """Logs that this handler ended training."""
         if self.stopped_epoch > 0:
             estimator.logger.info(
                 "[Epoch %d] EarlyStoppingHandler: early stopping due to %s not improving",

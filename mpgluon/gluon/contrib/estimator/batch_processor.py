@@ -1,4 +1,4 @@
-"""The work of an estimator on one batch."""
+"""Processing of a batch by an estimator."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["BatchProcessor", "PipelineBatchProcessor"]
 
 
 def _beside(labels, outputs):
-    """Labels on the devices of the outputs, where these are arrays: those of a network that spans
-    several devices are on its last."""
+    """Returns the labels, moved to the devices of the outputs if these are arrays. The output of a
+    network that spans several devices is on its last device."""
     return [
         label.as_in_context(output.context) if hasattr(output, "context") else label
         for label, output in zip(labels, outputs)
@@ -60,9 +60,9 @@ class BatchProcessor:
         Parameters
         ----------
         estimator : Estimator
-            Whose networks and losses these are.
+            The estimator, with its networks and losses.
         val_batch : sequence
-            The data and the labels.
+            Data and labels.
         batch_axis : int, default 0
             The axis along which the batch is divided over the estimator's devices.
 
@@ -82,9 +82,9 @@ class BatchProcessor:
         Parameters
         ----------
         estimator : Estimator
-            Whose networks and losses these are.
+            The estimator, with its networks and losses.
         train_batch : sequence
-            The data and the labels.
+            Data and labels.
         batch_axis : int, default 0
             The axis along which the batch is divided over the estimator's devices.
 
@@ -103,13 +103,13 @@ class BatchProcessor:
 
 
 class PipelineBatchProcessor(BatchProcessor):
-    """Trains in a pipeline (`mpgluon.parallel.TrainStep`); evaluates as `BatchProcessor` does. A
-    pipeline gives no predictions, only losses.
+    """Trains in a pipeline (`mpgluon.parallel.TrainStep`), and evaluates like `BatchProcessor`. A
+    pipeline returns losses but no predictions.
 
     Parameters
     ----------
     pipeline : mpgluon.parallel.Pipeline
-        Number of micro-batches, schedule, and which axis is divided.
+        Number of micro-batches, schedule, and axis along which batches are divided.
 
     Examples
     --------

@@ -50,7 +50,7 @@ __all__ = ["Estimator"]
 
 
 class _Console(logging.StreamHandler):
-    """Writes lines above a progress bar."""
+    """Writes log lines above a progress bar."""
 
     def emit(self, record):
         from tqdm import tqdm
@@ -67,31 +67,33 @@ class Estimator:
     net : Block
         The network to train.
     loss : gluon.loss.Loss
-        Of predictions and labels; ValueError for others.
+        Computes the loss from predictions and labels. Raises ValueError for other types.
     train_metrics, val_metrics : EvalMetric or list of them, optional
-        By default the loss, and the accuracy for `SoftmaxCrossEntropyLoss`; those for validation
-        are copies of those for training. Their names get "training" or "validation" in front.
+        By default the loss, and the accuracy for `SoftmaxCrossEntropyLoss`. The default metrics for
+        validation are copies of those for training. Names are prefixed with "training" or
+        "validation".
     initializer : Initializer or str, optional
         For parameters that are not initialized yet.
     trainer : Trainer, optional
         By default "sgd" with a learning rate of 0.001, with a warning.
     context : Context or list of Context, optional
-        The devices over which batches are divided; the parameters are on each. By default the
-        first GPU, or ``cpu()``. For a network that spans several devices: the first of them.
+        Devices over which batches are divided; each holds a copy of the parameters. By default the
+        first GPU, or ``cpu()``. For a network that spans several devices, the first of them.
     val_net : Block, optional
-        Evaluated instead of `net`; it shares the parameters.
+        Network to evaluate instead of `net`, with the same parameters.
     val_loss : gluon.loss.Loss, optional
-        For validation, by default `loss`.
+        Loss for validation; defaults to `loss`.
     batch_processor : BatchProcessor, optional
-        Has the methods `fit_batch` and `evaluate_batch`.
+        An object with the methods `fit_batch` and `evaluate_batch`.
     pipeline : mpgluon.parallel.Pipeline, optional
-        Trains in a pipeline over the devices that the network spans. As a pipeline gives no
-        predictions, the default metric for training is the loss, and others are a ValueError.
+        Trains in a pipeline over the devices that the network spans. A pipeline returns no
+        predictions, so the default metric for training is the loss, and other metrics raise
+        ValueError.
 
     Attributes
     ----------
     logger : logging.Logger
-        Of this estimator and its handlers; writes to the standard output at first.
+        Logger of this estimator and its handlers; initially writes to the standard output.
     train_metrics, val_metrics : list of EvalMetric
 
     Examples
@@ -185,7 +187,7 @@ class Estimator:
                 )
             return
         settings = {"init": initializer} if initializer else {}
-        # A network that a mesh has placed knows its devices.
+        # A network that was placed by a mesh has its devices.
         if given or not self.spans_devices:
             settings["ctx"] = self.context
         self.net.initialize(**settings)
@@ -224,7 +226,7 @@ class Estimator:
         return processor
 
     def _name_metrics(self):
-        """The default metrics, and the names of all: handlers tell them apart by these."""
+        """Sets the default metrics and names all metrics, so that handlers can tell them apart."""
         suggested = suggest_metric_for_loss(self.loss)
         loss = self.loss.name.rstrip("1234567890")
         if not self._train_metrics:
@@ -250,12 +252,12 @@ class Estimator:
 
     @property
     def train_metrics(self) -> list[EvalMetric]:
-        """The metrics of training."""
+        """The metrics for training."""
         return self._train_metrics
 
     @property
     def val_metrics(self) -> list[EvalMetric]:
-        """The metrics of validation."""
+        """The metrics for validation."""
         return self._val_metrics
 
     def evaluate(
@@ -266,11 +268,11 @@ class Estimator:
         Parameters
         ----------
         val_data : DataLoader
-            Of data and labels.
+            Loader of data and labels.
         batch_axis : int, default 0
             The axis along which batches are divided over devices.
         event_handlers : EventHandler or list of them, optional
-            A `MetricHandler` and a `LoggingHandler` are added where there are none.
+            Handlers. A `MetricHandler` and a `LoggingHandler` are added if missing.
         """
         _check_loader(val_data)
         for metric in self.val_metrics:
@@ -302,14 +304,15 @@ class Estimator:
         Parameters
         ----------
         train_data : DataLoader
-            Of data and labels.
+            Loader of data and labels.
         val_data : DataLoader, optional
-            Evaluated after each epoch.
+            Loader of data and labels for an evaluation after each epoch.
         epochs, batches : int
-            How long to train: exactly one of the two; ValueError otherwise.
+            Length of the training. Raises ValueError unless exactly one of them is given.
         event_handlers : EventHandler or list of them, optional
-            Those that train, update metrics, validate, log and show a progress bar are added where
-            there are none of their class. Those of lower ``priority`` come first.
+            Handlers. The default handlers for training, metrics, validation, logging and a progress
+            bar are added unless one of the same class is given. Handlers with lower ``priority``
+            are called first.
         batch_axis : int, default 0
             The axis along which batches are divided over devices.
         """
@@ -377,7 +380,7 @@ class Estimator:
         return sorted(handlers, key=lambda handler: getattr(handler, "priority", 0))
 
     def _categorize_handlers(self, event_handlers):
-        """Returns the handlers of each event, in six lists."""
+        """Returns the handlers of each event as six lists."""
         events = (TrainBegin, EpochBegin, BatchBegin, BatchEnd, EpochEnd, TrainEnd)
         return tuple([h for h in event_handlers if isinstance(h, event)] for event in events)
 

@@ -1,5 +1,5 @@
-"""Handlers: the parts of a training loop. A handler has a method for each event of whose classes it
-is: `TrainBegin`, `EpochBegin`, `BatchBegin`, `BatchEnd`, `EpochEnd`, `TrainEnd`."""
+"""Event handlers of a training loop. A handler inherits from the class of each event that it
+handles: `TrainBegin`, `EpochBegin`, `BatchBegin`, `BatchEnd`, `EpochEnd`, `TrainEnd`."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = [
 
 
 class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
-    """Ends training after the number of epochs or batches that `Estimator.fit` was given.
+    """Ends training after the number of epochs or batches given to `Estimator.fit`.
 
     Parameters
     ----------
     max_epoch, max_batch : int, optional
-        Those of `Estimator.fit` take their place when training begins.
+        Limits; the values given to `Estimator.fit` replace them when training begins.
 
     Examples
     --------
@@ -62,19 +62,19 @@ class StoppingHandler(TrainBegin, BatchEnd, EpochEnd):
         self.stop_training: bool = False
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Counts from zero."""
+        """Resets the counters and takes over the limits of `Estimator.fit`."""
         self.max_epoch, self.max_batch = estimator.max_epoch, estimator.max_batch
         self.current_batch = self.current_epoch = 0
         self.stop_training = False
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool:
-        """True if it was the last batch."""
+        """Returns True after the last batch."""
         self.current_batch += 1
         self.stop_training |= self.current_batch == self.max_batch
         return self.stop_training
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool:
-        """True if it was the last epoch."""
+        """Returns True after the last epoch."""
         self.current_epoch += 1
         self.stop_training |= self.current_epoch == self.max_epoch
         return self.stop_training
@@ -86,9 +86,9 @@ class MetricHandler(EpochBegin, BatchEnd):
     Parameters
     ----------
     metrics : EvalMetric or list of them
-        `mx.metric.Loss` gets the losses, others the labels and predictions.
+        Metrics to update. `mx.metric.Loss` receives losses, other metrics labels and predictions.
     priority : float, default -1000
-        Handlers of lower numbers come first.
+        Handlers with lower priority are called first.
 
     Examples
     --------
@@ -116,22 +116,23 @@ class MetricHandler(EpochBegin, BatchEnd):
 
 
 class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
-    """Evaluates every so many epochs or batches.
+    """Evaluates at regular intervals of epochs or batches.
 
     Parameters
     ----------
     val_data : DataLoader
-        Of data and labels.
+        Loader of data and labels.
     eval_fn : callable
-        ``eval_fn(val_data=..., batch_axis=..., event_handlers=...)``, as `Estimator.evaluate`.
+        Function called as ``eval_fn(val_data=..., batch_axis=..., event_handlers=...)``, such as
+        `Estimator.evaluate`.
     epoch_period : int or None, default 1
-        None: there is no evaluation after epochs.
+        Number of epochs between evaluations; None disables evaluation after epochs.
     batch_period : int, optional
-        By default there is no evaluation within epochs.
+        Number of batches between evaluations; by default, none run within epochs.
     priority : float, default -1000
-        Handlers of lower numbers come first.
+        Handlers with lower priority are called first.
     event_handlers : EventHandler or list of them, optional
-        For `eval_fn`.
+        Handlers for `eval_fn`.
 
     Examples
     --------
@@ -159,7 +160,7 @@ class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
         self.event_handlers = event_handlers
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Counts from zero."""
+        """Resets the counters."""
         self.current_batch = self.current_epoch = 0
 
     def _evaluate_if_due(self, estimator, count, period):
@@ -171,34 +172,35 @@ class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
             )
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Evaluates, where it is time."""
+        """Evaluates if it is due."""
         self.current_batch += 1
         self._evaluate_if_due(estimator, self.current_batch, self.batch_period)
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Evaluates, where it is time."""
+        """Evaluates if it is due."""
         self.current_epoch += 1
         self._evaluate_if_due(estimator, self.current_epoch, self.epoch_period)
 
 
 def _values(metrics):
-    """``name: value`` of each metric, with a comma between them."""
+    """Returns ``name: value`` for each metric, separated by commas."""
     return ", ".join(
         f"{name}: {value:.4f}" for metric in metrics for name, value in metric.get_name_value()
     )
 
 
 class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, BatchEnd):
-    """Logs how training goes, to the estimator's logger.
+    """Logs the progress of training to the estimator's logger.
 
     Parameters
     ----------
     log_interval : int or "epoch", default "epoch"
-        After how many batches there is a line, beside those of epochs. ValueError for others.
+        Number of batches between log lines, in addition to those of epochs. Raises ValueError for
+        other values.
     metrics : EvalMetric or list of them, optional
         The metrics to log.
     priority : float, default infinity
-        Handlers of lower numbers come first.
+        Handlers with lower priority are called first.
 
     Examples
     --------
@@ -226,7 +228,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         self.batch_start: float = 0.0
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Logs the optimizer, and how long training is to be."""
+        """Logs the optimizer and the length of the training."""
         self.train_start = time.time()
         estimator.logger.info(
             "Training begin: using optimizer %s with current learning rate %.4f ",
@@ -241,7 +243,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         self.log_interval_time = 0.0
 
     def train_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Logs the time that training took, and the metrics."""
+        """Logs the duration of the training and the metrics."""
         estimator.logger.info(
             "Train finished using total %ds with %d epochs. %s",
             time.time() - self.train_start,
@@ -250,11 +252,11 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         )
 
     def batch_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Starts the batch's clock."""
+        """Records the start time of the batch."""
         self.batch_start = time.time()
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Logs the metrics, where it is time."""
+        """Logs the metrics if it is due."""
         if isinstance(self.log_interval, int):
             self.processed_samples += kwargs["batch"][0].shape[0]
             self.log_interval_time += time.time() - self.batch_start
@@ -271,7 +273,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
         self.batch_index += 1
 
     def epoch_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Logs the learning rate; of an evaluation that it begins."""
+        """Logs the learning rate, or the start of an evaluation."""
         self.epoch_start = time.time()
         if any("training" in metric.name for metric in self.metrics):
             estimator.logger.info(
@@ -283,7 +285,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
             estimator.logger.info("Validation Begin")
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Logs the time of the epoch, and the metrics."""
+        """Logs the duration of the epoch and the metrics."""
         estimator.logger.info(
             "[Epoch %d] Finished in %.3fs, %s",
             self.current_epoch,
@@ -300,11 +302,11 @@ class ProgressBarHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd):
     Parameters
     ----------
     metrics : EvalMetric or list of them, optional
-        The text behind the bar.
+        Metrics to show after the bar.
     disable : bool, optional
-        Whether there is no bar; by default where the standard error is no terminal.
+        Whether to hide the bar; by default, it is hidden if the standard error is not a terminal.
     priority : float, default 1000
-        Handlers of lower numbers come first.
+        Handlers with lower priority are called first.
 
     Examples
     --------
@@ -325,11 +327,11 @@ class ProgressBarHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd):
         self._bar: Any = None
 
     def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Counts from zero."""
+        """Resets the counters."""
         self.current_epoch = self.current_batch = 0
 
     def epoch_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Begins a bar."""
+        """Starts a progress bar."""
         from tqdm import tqdm
 
         total = estimator.batches_per_epoch
@@ -339,19 +341,19 @@ class ProgressBarHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd):
         self._bar = tqdm(total=total, desc=name, unit="batch", leave=False, disable=self.disable)
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Moves the bar on."""
+        """Advances the progress bar."""
         self.current_batch += 1
         if not self._bar.disable:
             self._bar.set_postfix_str(_values(self.metrics), refresh=False)
             self._bar.update()
 
     def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Takes the bar away."""
+        """Removes the progress bar."""
         self._bar.close()
         self.current_epoch += 1
 
     def train_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Nothing is left."""
+        """Releases the last progress bar."""
         self._bar = None
 
 
@@ -361,7 +363,7 @@ class GradientUpdateHandler(BatchEnd):
     Parameters
     ----------
     priority : float, default -2000
-        Handlers of lower numbers come first.
+        Handlers with lower priority are called first.
 
     Examples
     --------
@@ -377,7 +379,7 @@ class GradientUpdateHandler(BatchEnd):
         self.priority = priority
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """``trainer.step`` for the number of samples."""
+        """Calls ``trainer.step`` with the number of samples."""
         loss = kwargs["loss"]
         losses = loss if isinstance(loss, list) else [loss]
         estimator.trainer.step(sum(one.shape[0] for one in losses))

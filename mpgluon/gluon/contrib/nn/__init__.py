@@ -1,4 +1,4 @@
-"""Branching containers, layers that bring channels into space, and batch normalisation."""
+"""Branching containers, pixel shuffle, sparse embedding, and synchronized batch normalization."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Concurrent(Sequential):
-    """Gives its input to every child and concatenates their outputs along `axis`.
+    """Passes its input to every child and concatenates their outputs along `axis`.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Concurrent(Sequential):
 
 
 class HybridConcurrent(HybridSequential):
-    """Gives its input to every child and concatenates their outputs along `axis`.
+    """Passes its input to every child and concatenates their outputs along `axis`.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class HybridConcurrent(HybridSequential):
 
 
 class Identity(HybridBlock):
-    """Returns its input; a branch of `HybridConcurrent` that does nothing.
+    """Returns its input unchanged, for example as a branch of `HybridConcurrent`.
 
     Examples
     --------
@@ -97,8 +97,8 @@ class Identity(HybridBlock):
 
 
 class _PixelShuffle(HybridBlock):
-    """Takes the places of a grid of `factor` out of the channels; `_dims`: how many dimensions the
-    grid has."""
+    """Base of the pixel shuffles: moves groups of channels to a spatial grid of `factor`. `_dims`
+    is the number of spatial axes."""
 
     _dims = 1
 
@@ -125,12 +125,12 @@ class _PixelShuffle(HybridBlock):
 
 
 class PixelShuffle1D(_PixelShuffle):
-    """(N, f C, W) -> (N, C, f W): `factor` neighbours are made of as many channels.
+    """Pixel shuffle (N, f C, W) -> (N, C, f W): every `factor` channels become `factor` neighbors.
 
     Parameters
     ----------
     factor : int or tuple of int
-        How many times larger each spatial axis becomes.
+        Factor by which each spatial axis grows.
 
     Examples
     --------
@@ -140,12 +140,13 @@ class PixelShuffle1D(_PixelShuffle):
 
 
 class PixelShuffle2D(_PixelShuffle):
-    """(N, f1 f2 C, H, W) -> (N, C, f1 H, f2 W): rows and columns of `factor` are made of channels.
+    """Pixel shuffle (N, f1 f2 C, H, W) -> (N, C, f1 H, f2 W): groups of channels become pixel
+    blocks.
 
     Parameters
     ----------
     factor : int or tuple of int
-        How many times larger each spatial axis becomes.
+        Factor by which each spatial axis grows.
 
     Examples
     --------
@@ -157,12 +158,12 @@ class PixelShuffle2D(_PixelShuffle):
 
 
 class PixelShuffle3D(_PixelShuffle):
-    """(N, f1 f2 f3 C, D, H, W) -> (N, C, f1 D, f2 H, f3 W).
+    """Pixel shuffle (N, f1 f2 f3 C, D, H, W) -> (N, C, f1 D, f2 H, f3 W).
 
     Parameters
     ----------
     factor : int or tuple of int
-        How many times larger each spatial axis becomes.
+        Factor by which each spatial axis grows.
 
     Examples
     --------
@@ -174,21 +175,21 @@ class PixelShuffle3D(_PixelShuffle):
 
 
 class SparseEmbedding(Block):
-    """A vector for each index, from a weight of row_sparse storage and with a row_sparse gradient.
+    """Maps each index to a vector. The weight has row_sparse storage and a row_sparse gradient.
 
-    The weight belongs to a Trainer before the first call. `nn.Embedding` with ``sparse_grad=True``
-    has the same gradient, and can be hybridized.
+    The weight must belong to a Trainer before the first call. `nn.Embedding` with
+    ``sparse_grad=True`` has the same gradient and can be hybridized.
 
     Parameters
     ----------
     input_dim : int
-        How many indices there are.
+        Number of indices.
     output_dim : int
         Size of the vectors.
     dtype : str or numpy.dtype, default 'float32'
-        Of the parameters.
+        Data type of the parameters.
     weight_initializer : Initializer or str, optional
-        First values of `weight`; by default those that ``initialize`` is given.
+        Initial values of `weight`; by default those of the initializer given to ``initialize``.
 
     Shapes: ``(...) -> (..., output_dim)``.
 
@@ -237,30 +238,30 @@ class SparseEmbedding(Block):
 
 
 class SyncBatchNorm(BatchNorm):
-    """`BatchNorm` over axis 1 whose replicas on several devices take their statistics from the
-    batches of all of them in training.
+    """`BatchNorm` over axis 1 whose replicas on several devices normalize by the statistics of
+    their combined batches in training.
 
-    Call the block on each device, one call after the other, before a result is read: each waits for
-    the others in its device's queue. Batches may differ in size; each element counts once. The
-    running averages are the same on all devices.
+    Call the block on each device, one call after the other, before reading a result: each call
+    waits for the other devices in its device's queue. Batches may differ in size; each element has
+    the same weight. The running averages are the same on all devices.
 
     Parameters
     ----------
     in_channels : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
     num_devices : int, optional
-        The devices that normalise together; the number of GPUs by default, with a warning.
+        Number of devices that normalize together; defaults to the number of GPUs, with a warning.
     momentum : float, default 0.9
-        Of the running averages.
+        Momentum of the running averages.
     epsilon : float, default 1e-5
-        Added to the variance before the root is taken.
+        Added to the variance before the square root.
     center, scale : bool, default True
         Whether to add `beta`, and to multiply by `gamma`.
     use_global_stats : bool, default False
-        Whether to use the running averages in training too.
+        Whether to use the running averages in training as well.
     **kwargs
-        The initial values, as in `BatchNorm`; `prefix` and `params`. The replicas find each other
-        by the prefix.
+        Initial values as in `BatchNorm`, `prefix` and `params`. Replicas are matched by their
+        prefix.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Recurrent cells beyond the usual ones."""
+"""Additional recurrent cells."""
 
 from . import conv_rnn_cell, rnn_cell
 from .conv_rnn_cell import *

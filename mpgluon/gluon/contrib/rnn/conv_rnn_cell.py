@@ -1,4 +1,4 @@
-"""Recurrent cells over signals, pictures and volumes: convolutions in place of matrix products."""
+"""Convolutional recurrent cells over signals, images and volumes."""
 
 from .... import _domain
 from ...._domain import per_axis
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class _ConvCell(HybridRecurrentCell):
-    """The base of the cells."""
+    """Base class of the cells."""
 
     _gates = 1
     _states = 1
@@ -37,8 +37,8 @@ class _ConvCell(HybridRecurrentCell):
         conv_layout,
         activation,
     ):
-        """Makes the parameters. `kernels`, `dilates`: of the input's convolution and of the
-        state's."""
+        """Creates the parameters. `kernels` and `dilates` are pairs, for the convolutions of the
+        input and of the state."""
         _domain.size(1, hidden_channels=hidden_channels)
         if not hasattr(input_shape, "__len__") or len(input_shape) != dims + 1:
             raise MXNetAssertionError(
@@ -189,7 +189,7 @@ class _ConvGRUCell(_ConvCell):
 
 
 def _constructor(dims, layout):
-    """Returns the constructor of the cells of so many dimensions."""
+    """Returns the constructor of the cells with `dims` spatial dimensions."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Cells with a projection and with dropout that stays the same over time; unrolling as a loop."""
+"""Recurrent cells with a projection or with variational dropout, and unrolling as a loop."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["LSTMPCell", "VariationalDropoutCell", "dynamic_unroll"]
 
 
 class VariationalDropoutCell(ModifierCell):
-    """Applies dropout to the input, the first state and the output of a cell, with one mask for all
-    steps of a sequence.
+    """Applies variational dropout to the inputs, the first state and the outputs of a cell: one
+    mask for all steps of a sequence.
 
     The masks are drawn in the first step after `reset`, which `unroll` calls. A cell that is
-    hybridized by itself and called step by step draws in every call.
+    itself hybridized and called step by step draws masks in every call.
 
     Parameters
     ----------
     base_cell : RecurrentCell
         The cell to which dropout is applied.
     drop_inputs, drop_states, drop_outputs : float, default 0
-        The probabilities.
+        Dropout probabilities.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class VariationalDropoutCell(ModifierCell):
 
     def reset(self) -> None:
         super().reset()
-        self._masks = {}  # what is masked -> the tracing in which the mask was made, and the mask
+        self._masks = {}  # masked value -> (tracing in which the mask was created, mask)
 
     def _masked(self, F, what, probability, x):
         if not probability:
@@ -98,7 +98,7 @@ class VariationalDropoutCell(ModifierCell):
     ) -> tuple[Any, list[Any]]:
         if self.drop_states:
             return super().unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
-        # Without dropout of states, that of inputs and outputs acts on whole sequences.
+        # Without dropout of states, dropout of inputs and outputs can act on whole sequences.
         self.reset()
         axis = layout.find("T")
         whole = merged(inputs, layout)
@@ -117,8 +117,8 @@ class VariationalDropoutCell(ModifierCell):
 
 
 class LSTMPCell(HybridRecurrentCell):
-    """Long short-term memory whose output is projected: ``r = W_hr h``. The gates' order is input,
-    forget, cell, output.
+    """Long short-term memory with a projected output ``r = W_hr h``. The order of the gates is
+    input, forget, cell, output.
 
     States: r, of `projection_size`, and c, of `hidden_size`.
 
@@ -127,11 +127,11 @@ class LSTMPCell(HybridRecurrentCell):
     hidden_size, projection_size : int
         Features of the cell's state, and of the projected output.
     i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer : Initializer, optional
-        First values of the weights of inputs, of states and of the projection.
+        Initial values of the weights of inputs, of states and of the projection.
     i2h_bias_initializer, h2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of inputs and states.
+        Initial values of the biases of inputs and states.
     input_size : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
 
     Examples
     --------
@@ -233,24 +233,24 @@ def dynamic_unroll(
     layout: str = "TNC",
     valid_length: Any = None,
 ) -> tuple[Any, list[Any]]:
-    """Runs a cell over a sequence as a loop (``contrib.foreach``), so that the graph does not grow
-    with the sequence.
+    """Unrolls a cell over a sequence as a loop (``contrib.foreach``), so that the size of the graph
+    does not depend on the length of the sequence.
 
     Parameters
     ----------
     cell : RecurrentCell
         The cell, called at each step.
     inputs : NDArray or Symbol
-        The sequence, as `layout` says.
+        Sequence in the order of `layout`.
     begin_state : list of NDArray or Symbol
-        States to begin with, each (batch, ...).
+        Initial states, each (batch, ...).
     drop_inputs, drop_outputs : float, default 0
-        Probabilities of dropout, whose masks are the same for all steps.
+        Dropout probabilities; the masks are the same for all steps.
     layout : {'TNC', 'NTC'}
-        Of inputs and outputs: N batch, T time, C features.
+        Order of axes of inputs and outputs: N batch, T time, C features.
     valid_length : NDArray of shape (batch,), optional
-        How many steps of each sample count: later outputs are zero, and the states are those after
-        the last valid step.
+        Number of valid steps of each sample. Later outputs are zero, and the returned states are
+        those after the last valid step.
 
     Returns
     -------
