@@ -1,8 +1,8 @@
 """Losses: one number for each sample of a batch.
 
-Every loss takes ``weight``, a factor, ``batch_axis``, the axis that is not averaged over, and when
-called ``sample_weight``, which is broadcast against the elementwise loss: ``(batch, 1)`` weighs
-samples.
+Every loss has the parameters ``weight``, a factor, and ``batch_axis``, the axis that is not
+averaged over. Calls accept ``sample_weight``, which is broadcast to the elementwise loss: shape
+``(batch, 1)`` weights the samples.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def _apply_weighting(F, loss, weight=None, sample_weight=None):
 
 
 def _reshape_like(F, x, y):
-    """`x` in the shape of `y`: packages that define losses use MXNet's name of it."""
+    """Reshapes `x` like `y`. MXNet's name, used by other packages that define losses."""
     return F.reshape_like(x, y)
 
 
 class Loss(Layer):
-    """The base of losses.
+    """Base class of losses.
 
     Parameters
     ----------
     weight : float or None
-        A factor.
+        A factor for the loss.
     batch_axis : int
         The axis of the samples, which is not averaged over.
 
@@ -79,7 +79,7 @@ class Loss(Layer):
 
     def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if isinstance(weight, (int, float)):  # subclasses may have others
+        if isinstance(weight, (int, float)):  # subclasses may accept other types
             _domain.number(weight=weight)
         _domain.axis(batch_axis=batch_axis)
         self._weight = weight
@@ -89,14 +89,14 @@ class Loss(Layer):
         return f"{type(self).__name__}(batch_axis={self._batch_axis}, w={self._weight})"
 
     def _mean(self, F, loss, sample_weight, weight=None):
-        """Returns the weighted mean over all axes but the batch's."""
+        """Returns the weighted mean over all axes except the batch axis."""
         loss = _apply_weighting(F, loss, self._weight if weight is None else weight, sample_weight)
         return F.mean(loss, axis=self._batch_axis, exclude=True)
 
 
 class L2Loss(Loss):
-    """``weight / 2 * (label - pred) ** 2``, averaged over a sample. `label` is reshaped like
-    `pred`.
+    """Squared error ``weight / 2 * (label - pred) ** 2``, averaged over each sample. `label` is
+    reshaped like `pred`.
 
     Examples
     --------
@@ -114,7 +114,8 @@ class L2Loss(Loss):
 
 
 class L1Loss(Loss):
-    """``abs(label - pred)``, averaged over a sample. `label` is reshaped like `pred`.
+    """Absolute error ``abs(label - pred)``, averaged over each sample. `label` is reshaped like
+    `pred`.
 
     Examples
     --------

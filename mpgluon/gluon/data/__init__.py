@@ -1,4 +1,4 @@
-"""Data sets, samplers, and the loader that makes batches of them."""
+"""Data sets, samplers, and the loader that combines samples into batches."""
 
 from ..._hints import DATA as _DATA, near_names as _near_names
 from . import vision

@@ -1,15 +1,15 @@
-"""MXNet's iterator over batches that a `multiprocessing.Pool` makes, which packages subclass;
-`DataLoader` itself has workers of its own."""
+"""MXNet's iterator over batches from a `multiprocessing.Pool`, which other packages subclass.
+`DataLoader` itself uses its own workers."""
 
 import io
 import pickle
 from multiprocessing.reduction import ForkingPickler
 
-_dataset = None  # of a worker process
+_dataset = None  # data set of a worker process
 
 
 class ConnectionWrapper:
-    """A connection of multiprocessing that sends objects by `ForkingPickler`."""
+    """A multiprocessing connection that serializes objects with `ForkingPickler`."""
 
     def __init__(self, conn):
         self._conn = conn
@@ -27,13 +27,13 @@ class ConnectionWrapper:
 
 
 def worker_initializer(dataset):
-    """Gives a worker process its data set."""
+    """Sets the data set of a worker process."""
     global _dataset
     _dataset = dataset
 
 
 def worker_fn(samples, batchify_fn, dataset=None):
-    """Returns a batch of the samples with these numbers, pickled."""
+    """Returns a pickled batch of the samples with these indices."""
     samples = [(dataset if _dataset is None else _dataset)[i] for i in samples]
     buffer = io.BytesIO()
     ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(batchify_fn(samples))
@@ -41,7 +41,7 @@ def worker_fn(samples, batchify_fn, dataset=None):
 
 
 def as_in_context(data, ctx):
-    """Arrays in nested lists on a device; anything else as it is."""
+    """Moves arrays in nested lists to a device. Other values are returned unchanged."""
     if hasattr(data, "as_in_context"):
         return data.as_in_context(ctx)
     if isinstance(data, (list, tuple)):
@@ -50,8 +50,9 @@ def as_in_context(data, ctx):
 
 
 class MultiWorkerIter:
-    """Sends numbers of samples to a pool, `prefetch` batches ahead, and returns the batches in
-    order. Packages override `_push_next`, and use the attributes."""
+    """Sends sample indices to a pool, `prefetch` batches ahead, and returns the batches in order.
+
+    Other packages override `_push_next` and use the attributes."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class MultiWorkerIter:
         self._batchify_fn, self._batch_sampler = batchify_fn, batch_sampler
         self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
         self._dataset, self._data_loader, self._timeout = dataset, data_loader, timeout
-        self._data_buffer = {}  # number of a batch -> its result, which may not be there yet
+        self._data_buffer = {}  # batch number -> its pending or finished result
         self._sent_idx = self._rcvd_idx = 0
         self._iter = iter(batch_sampler)
         for _ in range(prefetch):
@@ -80,7 +81,7 @@ class MultiWorkerIter:
         return len(self._batch_sampler)
 
     def _push_next(self):
-        """Sends the next batch, if there is one."""
+        """Sends the indices of the next batch to the pool, if there is one."""
         samples = next(self._iter, None)
         if samples is not None:
             self._data_buffer[self._sent_idx] = self._worker_pool.apply_async(

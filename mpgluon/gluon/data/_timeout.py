@@ -1,18 +1,18 @@
-"""The error of a DataLoader that has waited for too long."""
+"""The timeout error of a DataLoader."""
 
 import multiprocessing
 
 
 class LoaderTimeoutError(TimeoutError, multiprocessing.TimeoutError):
-    """No batch arrived in time: a TimeoutError of Python and of multiprocessing, which MXNet's
-    is.
+    """No batch arrived in time. Inherits from Python's TimeoutError and, for compatibility with
+    MXNet, from multiprocessing's.
 
     Parameters
     ----------
     timeout : float
-        How many seconds were waited.
+        Seconds waited.
     culprit : str
-        Who may hang.
+        The component that may be blocked.
     """
 
     def __init__(self, timeout: float, culprit: str) -> None:

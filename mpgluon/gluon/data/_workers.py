@@ -1,10 +1,10 @@
 """Worker processes of a DataLoader.
 
-Workers are forked, so they have the data set without copying it. Each has a socket to the loader's
-process: tasks go in, a short header per finished batch comes out, and the batch itself in an
-anonymous shared memory file whose descriptor travels with the header. So messages never fill a
-socket (nobody blocks while sending to somebody who blocks), and nothing is left behind when a
-process is killed. A worker that dies is noticed at once by its sentinel.
+Workers are forked, so they share the data set without copying it. Each worker has a socket to the
+loader's process. The loader sends tasks. The worker sends a short header for each finished batch,
+and the batch itself in an anonymous shared memory file, whose descriptor accompanies the header.
+Messages therefore never fill a socket, so the two processes cannot deadlock while both send, and a
+killed process leaves no files. The death of a worker is detected at once through its sentinel.
 """
 
 import io
@@ -28,22 +28,23 @@ from ...ndarray import NDArray, array
 from ._timeout import LoaderTimeoutError
 from .dataloader import to_array
 
-# round, number of the batch, kind, bytes of the pickle, bytes of the whole payload
+# Round, batch number, kind, bytes of the pickle, bytes of the whole payload.
 _HEADER = struct.Struct("<QQBQQ")
 _BATCH, _ERROR = 0, 1
-_INLINE = 2048  # payloads up to this size travel in the message
+_INLINE = 2048  # payloads up to this size are sent inside the message
 _ALIGNMENT = 64
 _PARENT_CHECK_S = 5.0
 
 
 def _restore(values, dtype, context):
     with context:
-        # NumPy has no bfloat16: its values come in float32.
+        # NumPy has no bfloat16; its values are stored as float32.
         return to_array(values) if values.dtype.name == dtype else array(values, dtype=dtype)
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles NDArrays as their values, which the buffer callback then takes out of the pickle."""
+    """Pickles NDArrays as NumPy arrays, whose buffers the buffer callback takes out of the
+    pickle."""
 
     def reducer_override(self, value):
         if isinstance(value, NDArray):
@@ -68,7 +69,7 @@ def _write_all(file, data):
 
 
 def _encode(value):
-    """(pickle, buffers) of a batch."""
+    """Returns (pickle, buffers) of a batch."""
     buffers = []
     out = io.BytesIO()
     _Pickler(out, 5, buffer_callback=buffers.append).dump(value)
@@ -76,10 +77,10 @@ def _encode(value):
 
 
 def _send(connection, ticket, kind, value):
-    """ticket: the number of the round, and that of the batch in it."""
+    """Sends a result. `ticket` is (round, batch number)."""
     body, buffers = _encode(value)
-    # Laid out as: sizes of the buffers (as a pickle's prefix), the pickle, then each buffer,
-    # aligned.
+    # Layout: sizes of the buffers (as a prefix of the pickle), the pickle, then the aligned
+    # buffers.
     body = (
         struct.pack(f"<Q{len(buffers)}Q", len(buffers), *(buffer.nbytes for buffer in buffers))
         + body
@@ -104,13 +105,13 @@ def _send(connection, ticket, kind, value):
 
 
 def _socket(connection):
-    """Returns the socket of a connection, to be closed, for what connections cannot send:
-    descriptors."""
+    """Returns the socket of a connection for sending file descriptors, which connections do not
+    support. The caller must close it."""
     return socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _receive(connection):
-    """(ticket, kind, value) of the next message."""
+    """Returns (ticket, kind, value) of the next message."""
     message = connection.recv_bytes()
     round_, number, kind, body_size, total = _HEADER.unpack_from(message)
     if len(message) > _HEADER.size:
@@ -124,7 +125,7 @@ def _receive(connection):
             raise EOFError
         descriptor = descriptors[0]
         try:
-            # Private to us from here on: the worker has closed it
+            # The mapping is private to this process: the worker has closed its descriptor.
             payload = memoryview(mmap.mmap(descriptor, total))
         finally:
             os.close(descriptor)
@@ -139,23 +140,23 @@ def _receive(connection):
 
 
 class RemoteError(Exception):
-    """The description of an exception by a worker: its class, text and traceback."""
+    """Describes an exception in a worker: class, text and traceback."""
 
 
 def _describe(error):
-    """Returns the exception itself where it can be pickled, and its traceback as text."""
+    """Returns the exception, or None if it cannot be pickled, and its traceback as text."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
-    # An exception whose arguments cannot be pickled, or that cannot be made from them
+    # The exception's arguments cannot be pickled, or its constructor does not accept them.
     except Exception:
         error = None
     return error, text
 
 
 def _seed(base, number):
-    """Random numbers of a batch depend on the loader's seed and the batch's number, not on the
-    worker that makes it."""
+    """Seeds the random number generators for a batch. The seed depends on the loader's seed and the
+    batch number, so it does not depend on the worker."""
     import random
 
     from ... import random as mx_random
@@ -167,13 +168,13 @@ def _seed(base, number):
 
 
 def _work(connection, to_close, dataset, batchify, parent):
-    """A worker's life: tasks until the loader closes the connection."""
-    # Ctrl-C reaches the loader, which ends the workers
+    """Runs a worker: processes tasks until the loader closes the connection."""
+    # Ctrl-C interrupts the loader, which terminates the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in to_close:
         other.close()
-    set_threads(1)  # the workers share the machine; each is one of its cores' worth
+    set_threads(1)  # the workers share the machine, so each uses one core
     try:
         while True:
             while not connection.poll(_PARENT_CHECK_S):
@@ -186,17 +187,17 @@ def _work(connection, to_close, dataset, batchify, parent):
                 _send(connection, ticket, kind, value)
             except (BrokenPipeError, ConnectionResetError):
                 return
-            except Exception as error:  # whatever the user's code raises is raised in the loader
+            except Exception as error:  # errors of the user's code are raised in the loader
                 _send(connection, ticket, _ERROR, _describe(error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the loader is gone
+        return  # the loader has exited
 
 
 class WorkerPool:
-    """Forked processes that make batches. Used by one thread of one process at a time.
+    """Forked processes that load batches. May be used by one thread of one process at a time.
 
-    A batch lands in the round (`dataloader.Round`) that asked for it; where that is gone, it
-    is dropped. After a worker died, the pool is closed and `get` raises.
+    A finished batch is stored in the round (`dataloader.Round`) that requested it, or dropped if
+    the round no longer exists. If a worker dies, the pool is closed and `get` raises.
     """
 
     def __init__(self, num_workers, dataset, batchify):
@@ -210,8 +211,8 @@ class WorkerPool:
         context = multiprocessing.get_context("fork")
         self._owner = os.getpid()
         self._workers = []  # (process, connection)
-        self._load = []  # (round, number) not answered, per worker
-        self._rounds = weakref.WeakValueDictionary()  # those that somebody goes through
+        self._load = []  # pending (round, number) of each worker
+        self._rounds = weakref.WeakValueDictionary()  # rounds that are still iterated over
         self._death = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -226,8 +227,8 @@ class WorkerPool:
                     daemon=True,
                 )
                 with warnings.catch_warnings():
-                    # Devices make themselves anew in a forked child, so forking with their threads
-                    # around is fine.
+                    # Forking a process that has device threads is safe, because the child recreates
+                    # its devices.
                     warnings.simplefilter("ignore", DeprecationWarning)
                     process.start()
                 theirs.close()
@@ -238,11 +239,11 @@ class WorkerPool:
 
     @property
     def closed(self):
-        """Whether the workers have been stopped: no more batches can be asked for."""
+        """True if the workers were stopped, so no more batches can be requested."""
         return not self._workers
 
     def submit(self, round_, number, samples, seed):
-        """Hands a list of sample indices to the worker with the least to do."""
+        """Sends a list of sample indices to the worker with the fewest pending batches."""
         self._check()
         self._rounds[round_.number] = round_
         worker = min(range(len(self._workers)), key=lambda i: len(self._load[i]))
@@ -252,13 +253,13 @@ class WorkerPool:
             self._load[worker].add(ticket)
         except (BrokenPipeError, ConnectionResetError):
             self._bury(worker)
-        except BaseException:  # an interrupt: a message may be half sent
+        except BaseException:  # interrupted: the message may be sent partially
             self.close()
             raise
 
     def get(self, round_, number, timeout):
-        """Returns a batch. Raises what the worker raised; RuntimeError if one died; TimeoutError
-        after `timeout` seconds."""
+        """Returns a batch. Raises the worker's exception, RuntimeError if a worker died, and
+        TimeoutError after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while number not in round_.done:
             self._check()
@@ -272,7 +273,7 @@ class WorkerPool:
         return value
 
     def abandon(self, round_):
-        """Nobody will ask for batches of the round any more."""
+        """Drops all batches of a round that is no longer iterated over."""
         self._rounds.pop(round_.number, None)
 
     def _check(self):
@@ -282,7 +283,7 @@ class WorkerPool:
             raise RuntimeError("the DataLoader's workers have been stopped")
 
     def _collect(self, wait_s, timeout):
-        """Takes in what has arrived; waits for something."""
+        """Waits for a message and processes all that have arrived."""
         from multiprocessing.connection import wait
 
         connections = {connection: i for i, (_, connection) in enumerate(self._workers)}
@@ -301,7 +302,7 @@ class WorkerPool:
                         round_.done[ticket[1]] = (kind, value)
                 except (EOFError, ConnectionResetError, BrokenPipeError):
                     self._bury(worker)
-                except BaseException:  # an interrupt: a message may be half read
+                except BaseException:  # interrupted: the message may be received partially
                     self.close()
                     raise
         for item in ready:
@@ -310,7 +311,7 @@ class WorkerPool:
                 self._bury(worker)
 
     def _bury(self, worker):
-        """A worker is dead: says why, ends the others, raises."""
+        """Handles the death of a worker: stops the other workers and raises RuntimeError."""
         process = self._workers[worker][0]
         process.join(1.0)
         code = process.exitcode
@@ -328,10 +329,11 @@ class WorkerPool:
         raise RuntimeError(self._death)
 
     def close(self):
-        """Ends the workers; whatever they were doing is lost. May be called again."""
+        """Stops the workers and discards their tasks. Idempotent."""
         workers, self._workers = self._workers, []
         self._load = []
-        if os.getpid() != self._owner:  # a forked copy: the workers belong to the parent
+        # A forked copy of the pool: the workers belong to the parent.
+        if os.getpid() != self._owner:
             return
         for _, connection in workers:
             connection.close()

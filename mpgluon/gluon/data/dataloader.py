@@ -1,4 +1,4 @@
-"""Batches of a data set, made ahead of time by worker processes or threads."""
+"""Batches of a data set, prefetched by worker processes or threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .dataset import Dataset
     from .sampler import Sampler
 
-# Loaded when a package asks for them: MXNet's names.
+# MXNet's names, loaded on first use by other packages.
 _MXNET_NAMES = {
     "ConnectionWrapper": "ConnectionWrapper",
     "ForkingPickler": "ForkingPickler",
@@ -49,8 +49,8 @@ if not TYPE_CHECKING:
 
 
 def _gather(data, convert):
-    """Samples as one batch: arrays stacked, tuples part by part, numbers by `convert` of their
-    NumPy array."""
+    """Combines samples into a batch: arrays are stacked, tuples are combined element by element,
+    and numbers become `convert` of a NumPy array."""
     first = data[0]
     if isinstance(first, tuple):
         return [_gather(part, convert) for part in zip(*data)]
@@ -75,7 +75,7 @@ def _gather(data, convert):
 
 
 def to_array(values: np.ndarray[Any, Any]) -> nd.NDArray:
-    """Returns an NDArray of a NumPy array that nobody else has: of its memory, where that is
+    """Converts a NumPy array without other references to an NDArray. Reuses its memory if
     possible."""
     if current_context() == _HOST and values.dtype in _SHARED and values.flags.carray:
         return nd.from_dlpack(values)
@@ -83,8 +83,8 @@ def to_array(values: np.ndarray[Any, Any]) -> nd.NDArray:
 
 
 def default_batchify_fn(data: Sequence[Any]) -> Any:
-    """Stacks samples along a new first axis: a list of NDArrays, NumPy arrays or numbers to an
-    NDArray, of tuples to a list of them.
+    """Stacks samples along a new first axis. NDArrays, NumPy arrays or numbers become an NDArray;
+    tuples become a list of NDArrays.
 
     Examples
     --------
@@ -95,13 +95,14 @@ def default_batchify_fn(data: Sequence[Any]) -> Any:
 
 
 def default_mp_batchify_fn(data: Sequence[Any]) -> Any:
-    """Returns the same batch, as a worker process and the loader make it together."""
+    """Returns the same batch as `default_batchify_fn`, by the two steps that run in a worker
+    process and in the loader."""
     return _from_numpy(_to_numpy(data))
 
 
 def _to_numpy(data):
-    """Samples as a batch whose numbers are in NumPy arrays; the loader's process makes NDArrays of
-    them."""
+    """Combines samples into a batch with NumPy arrays, which the loader's process converts to
+    NDArrays."""
     return _gather(data, lambda values: values)
 
 
@@ -112,7 +113,7 @@ def _from_numpy(batch):
 
 
 class Round:
-    """Batches that were asked for, as they arrive: `done`, by number."""
+    """The requested batches of one iteration. `done` has the finished ones by number."""
 
     _numbers = itertools.count()
 
@@ -122,7 +123,7 @@ class Round:
 
 
 class _ThreadPool:
-    """The interface of WorkerPool with threads of this process."""
+    """The interface of WorkerPool, implemented with threads of this process."""
 
     def __init__(self, num_workers, dataset, batchify):
         from concurrent.futures import ThreadPoolExecutor
@@ -145,7 +146,7 @@ class _ThreadPool:
         try:
             return batch.result(timeout)
         except FutureTimeout:
-            if batch.done():  # the user's code itself raised it
+            if batch.done():  # raised by the user's code itself
                 raise
             from ._timeout import LoaderTimeoutError
 
@@ -161,8 +162,8 @@ class _ThreadPool:
 
 
 class _Prefetcher:
-    """Batches of one round in order, `prefetch` of them in the making ahead of the one asked
-    for."""
+    """Iterates over the batches of one round in order, and keeps `prefetch` batches requested
+    ahead."""
 
     def __init__(self, pool, batches, prefetch, seed, timeout, finish):
         self._pool = pool
@@ -211,39 +212,40 @@ class DataLoader(OptionsChecked):
     Parameters
     ----------
     dataset : Dataset
-        Anything with indices and a length.
+        Any object with indices and a length.
     batch_size, shuffle, sampler, last_batch
-        Samples per batch; random order, or a Sampler of indices; what becomes of an incomplete last
-        batch: "keep" (default), "discard" or "rollover" into the next round.
+        Samples per batch; whether to shuffle them, or a Sampler of indices; treatment of an
+        incomplete last batch: "keep" (default), "discard" or "rollover" into the next round.
     batch_sampler : Sampler
-        Of lists of indices, instead of the four above.
+        Sampler of lists of indices, which replaces the four parameters above.
     batchify_fn : callable
-        Makes a batch of a list of samples; default: `default_batchify_fn`.
+        Combines a list of samples into a batch; defaults to `default_batchify_fn`.
     num_workers : int
-        Processes (forked), or with `thread_pool` threads, that make batches ahead; 0: batches are
-        made when asked for.
+        Number of forked processes, or with `thread_pool` of threads, that prefetch batches. With 0,
+        batches are loaded on demand.
     pin_memory, pin_device_id
-        Whether batches are put into pinned memory, ``mx.cpu_pinned(pin_device_id)``, from which
-        GPUs copy while the program goes on.
+        Whether to copy batches into pinned memory, ``mx.cpu_pinned(pin_device_id)``, from which
+        GPUs copy asynchronously.
     prefetch : int
-        How many batches are made ahead; default twice `num_workers`.
+        Number of batches to prefetch; defaults to twice `num_workers`.
     timeout : float
-        Seconds to wait for a batch before TimeoutError, which is multiprocessing's, too.
+        Seconds to wait for a batch. After that, raises a TimeoutError that is also
+        multiprocessing's.
     auto_reload : bool
-        Begins the next round as soon as one ends.
+        Whether to start the next round as soon as one ends.
     thread_pool : bool, default False
-        Whether workers are threads.
+        Whether to use threads instead of processes.
 
-    Errors of the data set or of `batchify_fn` are raised by the iteration, wherever they happened;
-    when a worker process dies, RuntimeError says how. The loader can be iterated again after
-    either. In worker processes `random`, `numpy.random` and `mx.random` are seeded for each batch,
-    from the state of `numpy.random`, the number of the round and that of the batch: the same
-    whatever the number of workers.
+    Errors of the data set or of `batchify_fn` are raised by the iteration, even if they occurred in
+    a worker. If a worker process dies, RuntimeError describes the cause. The loader can be iterated
+    again after either error. In worker processes, `random`, `numpy.random` and `mx.random` are
+    seeded for each batch from the state of `numpy.random`, the number of the round and the batch
+    number, so results do not depend on the number of workers.
 
     Raises
     ------
     ValueError
-        When options contradict each other, or `timeout` is not positive.
+        If options contradict each other, or `timeout` is not positive.
 
     Examples
     --------
@@ -300,7 +302,8 @@ class DataLoader(OptionsChecked):
         self._batch_sampler = batch_sampler
         self._num_workers = max(0, num_workers)
         self._prefetch = max(0, int(2 * self._num_workers if prefetch is None else prefetch))
-        # NDArrays of NumPy samples are made here, so worker processes need no device.
+        # The loader's process converts NumPy samples to NDArrays, so worker processes need no
+        # device.
         self._remote = (
             self._num_workers > 0
             and not thread_pool
@@ -327,14 +330,14 @@ class DataLoader(OptionsChecked):
         else:
             from ._workers import WorkerPool
 
-            nd.waitall()  # what the data set computed is in memory before it is forked
+            nd.waitall()  # pending results of the data set must be in memory before the fork
             self._pool = WorkerPool(
                 self._num_workers, self._dataset, _to_numpy if self._remote else self._batchify_fn
             )
         weakref.finalize(self, self._pool.close)
 
     def _round(self):
-        """Returns an iterator over the batches of one round."""
+        """Starts a round and returns an iterator over its batches."""
         if self._num_workers == 0:
             return (
                 self._batchify_fn([self._dataset[i] for i in batch])
@@ -351,7 +354,7 @@ class DataLoader(OptionsChecked):
         )
 
     def _pinned(self, batch):
-        """Returns the batch with its arrays in pinned memory."""
+        """Copies the arrays of a batch to pinned memory."""
         if isinstance(batch, nd.NDArray):
             return batch.as_in_context(cpu_pinned(self._pin_device_id))
         if isinstance(batch, dict):
@@ -362,11 +365,11 @@ class DataLoader(OptionsChecked):
         return batch
 
     def refresh(self) -> None:
-        """Begins a round ahead of time: the next iteration takes it up."""
+        """Starts a round ahead of time; the next iteration uses it."""
         self._ahead = self._round()
 
     def clean(self) -> None:
-        """Gives up a round that was begun ahead of time."""
+        """Discards a round that was started ahead of time."""
         self._ahead = None
 
     def __iter__(self) -> Iterator[Any]:

@@ -17,8 +17,8 @@ __all__ = ["ArrayDataset", "Dataset", "RecordFileDataset", "SimpleDataset"]
 
 
 class Dataset:
-    """Base of data sets: `dataset[i]` is a sample, `len(dataset)` their number. A sample of several
-    parts is a tuple.
+    """Base class of data sets: `dataset[i]` returns a sample, `len(dataset)` the number of samples.
+    A sample with several parts is a tuple.
 
     Examples
     --------
@@ -34,15 +34,15 @@ class Dataset:
         raise NotImplementedError(f"{type(self).__name__} must define __len__")
 
     def filter(self, fn: Callable[[Any], Any]) -> Dataset:
-        """Returns a data set of the samples for which `fn(sample)` is true. All samples are looked
-        at now."""
+        """Returns a data set of the samples for which `fn(sample)` is true. Evaluates all samples
+        immediately."""
         from .sampler import FilterSampler
 
         return _Selection(self, FilterSampler(fn, self))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Returns the part `index` of `num_shards` consecutive parts of nearly equal length (the
-        first ones take what is over)."""
+        """Returns shard `index` of `num_shards` consecutive shards of nearly equal length. The
+        first shards are longer by one if the length is not divisible."""
         if num_shards < 1:
             raise MXNetAssertionError(f"num_shards must be at least 1, got {num_shards}")
         if not 0 <= index < num_shards:
@@ -54,15 +54,14 @@ class Dataset:
         return _Selection(self, range(begin, begin + length + (index < over)))
 
     def take(self, count: int | None) -> Dataset:
-        """Returns the first `count` samples (all of them, if there are fewer or `count` is
-        None)."""
+        """Returns the first `count` samples, or all of them if `count` is larger or None."""
         size = len(self)
         if count is not None and count < 0:
             raise ValueError(f"count must not be negative, got {count}")
         return _Selection(self, range(size if count is None else min(count, size)))
 
     def sample(self, sampler: Sampler) -> Dataset:
-        """Returns the samples at the indices that a Sampler gives, drawn once, now."""
+        """Returns the samples at the indices of a Sampler, which is iterated once, immediately."""
         from .sampler import Sampler
 
         if not isinstance(sampler, Sampler):
@@ -70,8 +69,8 @@ class Dataset:
         return _Selection(self, sampler)
 
     def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
-        """Returns a data set of `fn(*sample)`: computed each time a sample is asked for, or, unless
-        `lazy`, all of them now."""
+        """Returns a data set of `fn(*sample)`, computed on each access, or immediately unless
+        `lazy`."""
         transformed = _Transformed(self, fn)
         return (
             transformed
@@ -80,7 +79,8 @@ class Dataset:
         )
 
     def transform_first(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
-        """`transform` of only the first part of each sample, as for pictures with labels."""
+        """Applies `transform` only to the first part of each sample, such as the image of a
+        pair."""
         return self.transform(_First(fn), lazy)
 
 
@@ -90,7 +90,7 @@ class _Sized(Dataset):
 
 
 class SimpleDataset(_Sized):
-    """A list, or anything with indices and a length, as a data set.
+    """A list, or any object with indices and a length, as a data set.
 
     Examples
     --------
@@ -109,8 +109,8 @@ class SimpleDataset(_Sized):
 
 
 class ArrayDataset(_Sized):
-    """Several arrays or lists of one length: sample i is the tuple of their i-th items (the item
-    itself for one array).
+    """Several arrays or lists of equal length. Sample i is the tuple of their i-th items, or the
+    item itself if there is only one array.
 
     Examples
     --------
@@ -128,7 +128,7 @@ class ArrayDataset(_Sized):
                     f"all arrays must have one length: array 0 has {self._length}, array {i} has "
                     f"{len(data)}"
                 )
-        # Single values of a vector are wanted as numbers, so vectors are kept in NumPy.
+        # Items of a vector are returned as numbers, so vectors are stored in NumPy.
         self._data = [
             data.asnumpy() if isinstance(data, NDArray) and len(data.shape) == 1 else data
             for data in args
@@ -149,7 +149,7 @@ class RecordFileDataset(_Sized):
     Parameters
     ----------
     filename : str
-        Path of the file, `some.rec`; `some.idx` is its index.
+        Path of the file `some.rec`; its index is `some.idx`.
 
     Examples
     --------
@@ -177,7 +177,7 @@ class RecordFileDataset(_Sized):
 
 
 class _Selection(_Sized):
-    """Samples of another data set, by a list of indices."""
+    """Samples of another data set, selected by a list of indices."""
 
     def __init__(self, dataset, indices):
         self._dataset = dataset
@@ -204,7 +204,7 @@ class _Transformed(_Sized):
 
 
 class _First:
-    """Applies a function to the first of its arguments and passes the others on."""
+    """Applies a function to its first argument and passes the other arguments through."""
 
     def __init__(self, fn):
         self._fn = fn
@@ -214,8 +214,8 @@ class _First:
 
 
 class _DownloadedDataset(Dataset):
-    """The base of data sets of packages that are read as a whole from the folder `root`: a subclass
-    defines `_get_data`, which sets `_data` and `_label`."""
+    """Base class, used by other packages, of data sets that are read completely from the folder
+    `root`. A subclass defines `_get_data`, which sets `_data` and `_label`."""
 
     def __init__(self, root: str, transform: Callable[[Any, Any], Any] | None) -> None:
         self._transform = transform

@@ -1,4 +1,4 @@
-"""Orders in which the samples of a data set are visited."""
+"""Samplers: the orders in which samples of a data set are visited."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = [
 
 
 class Sampler(OptionsChecked):
-    """Base of samplers: iterating gives indices (or lists of them, for batches); `len` says how
-    many.
+    """Base class of samplers. Iteration yields indices, or lists of indices for batches; `len`
+    returns their number.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class Sampler(OptionsChecked):
 
 
 class SequentialSampler(Sampler):
-    """`start`, `start + 1`, ...: `length` indices in order.
+    """Samples `length` indices in order: `start`, `start + 1`, ...
 
     Examples
     --------
@@ -74,8 +74,8 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """0 to `length` - 1 in random order, a new one each time; drawn by `numpy.random`, so
-    `numpy.random.seed` fixes it.
+    """Samples 0 to `length` - 1 in random order, shuffled by `numpy.random` in each iteration.
+    `numpy.random.seed` makes the order reproducible.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class RandomSampler(Sampler):
 
 
 class FilterSampler(Sampler):
-    """The indices of the samples for which `fn(sample)` is true, in order.
+    """Samples the indices for which `fn(sample)` is true, in order.
 
     Examples
     --------
@@ -121,10 +121,10 @@ class FilterSampler(Sampler):
 
 
 class BatchSampler(Sampler):
-    """Lists of `batch_size` indices of another sampler.
+    """Groups the indices of another sampler into lists of `batch_size`.
 
-    An incomplete last batch is given out ("keep"), left out ("discard"), or put in front of the
-    next round ("rollover").
+    An incomplete last batch is returned ("keep"), dropped ("discard"), or prepended to the next
+    round ("rollover").
 
     Examples
     --------
@@ -142,7 +142,7 @@ class BatchSampler(Sampler):
         self._sampler = sampler
         self._batch_size = batch_size
         self._last_batch = last_batch
-        self._left = []  # rolled over from the last round
+        self._left = []  # incomplete batch of the previous round
 
     def __repr__(self) -> str:
         name, last = type(self).__name__, self._last_batch
@@ -170,8 +170,8 @@ class BatchSampler(Sampler):
 
 
 class IntervalSampler(Sampler):
-    """0, `interval`, 2 * `interval`, ... below `length`; then, with `rollover`, the same from 1,
-    from 2, and so on.
+    """Samples 0, `interval`, 2 * `interval`, ... below `length`. With `rollover`, repeats this from
+    1, 2, ... up to `interval` - 1.
 
     Examples
     --------
@@ -199,33 +199,33 @@ class IntervalSampler(Sampler):
 
 
 class SplitSampler(Sampler):
-    """One of several parts of an order of 0 to `length` - 1: what this rank has of each batch.
+    """Samples one of several parts of a shuffled data set, such as this rank's part of each batch.
 
-    The order is one for all parts, and so are the batches: whatever the number of parts, the parts
-    of the n-th batch together are the same samples, in the order of the parts. Every part has as
-    many batches. For ``DataLoader(data, batch_sampler=SplitSampler(...))`` with `batch_size`;
-    without it the order is cut into contiguous parts of equal size, and the sampler gives numbers
-    (``DataLoader(data, batch_size, sampler=SplitSampler(...))``).
+    The order and the batches are the same for all parts. The parts of the n-th batch, concatenated,
+    are the same samples for any number of parts, and all parts have the same number of batches.
+    With `batch_size`, use ``DataLoader(data, batch_sampler=SplitSampler(...))``. Without it, the
+    order is cut into contiguous parts of equal size and the sampler yields single indices, for
+    ``DataLoader(data, batch_size, sampler=SplitSampler(...))``.
 
     Parameters
     ----------
     length : int
-        How many samples there are.
+        Number of samples.
     num_parts, part_index : int, optional
-        The number of parts and the part, from 0. By default the number of ranks and this process's
-        rank.
+        Number of parts, and index of the part from 0. Default to the number of ranks and this
+        process's rank.
     batch_size : int, optional
-        Samples of a batch of all parts together; a multiple of `num_parts`. What is left over
-        behind the last whole batch is left out.
+        Samples in a batch of all parts together, a multiple of `num_parts`. An incomplete last
+        batch is dropped.
     shuffle : bool, default True
-        Whether each iteration has another order.
+        Whether to shuffle the order in each iteration.
     seed : int, default 0
-        Fixes the orders, together with the number of the iteration.
+        Determines the orders, together with the number of the iteration.
 
     Raises
     ------
     ValueError
-        If there is no such part, or a batch or the samples can't be divided into so many parts.
+        If the part does not exist, or if a batch or the samples cannot be divided into the parts.
 
     Examples
     --------
@@ -273,7 +273,8 @@ class SplitSampler(Sampler):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration has the order of this number; for going on after a checkpoint."""
+        """Sets the number of the next iteration, which determines its order. Use it to resume from
+        a checkpoint."""
         self._iteration = epoch
 
     def __iter__(self) -> Iterator[Any]:

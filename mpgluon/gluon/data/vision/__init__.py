@@ -1,4 +1,4 @@
-"""Data sets of images, and what is done to these."""
+"""Data sets and transforms of images."""
 
 from . import transforms
 from .datasets import (

@@ -1,5 +1,5 @@
-"""Data sets of images in files. Nothing is downloaded: where files are missing, the error says
-which, and where they belong."""
+"""Image data sets in files. Nothing is downloaded: the error for missing files names them and
+their folder."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ __all__ = [
 
 
 class _ImagesInFiles(Dataset):
-    """Images and labels that are read as a whole."""
+    """Images and labels that are read completely into memory."""
 
-    _folder: str  # below $MXNET_HOME/datasets
+    _folder: str  # relative to $MXNET_HOME/datasets
 
     def __init__(
         self, root: str | None, transform: Callable[[Any, Any], Any] | None = None
@@ -48,7 +48,7 @@ class _ImagesInFiles(Dataset):
         self._data = nd.array(images, dtype="uint8")
 
     def _read(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """A uint8 array of the images, an int32 array of the labels."""
+        """Returns a uint8 array of the images and an int32 array of the labels."""
         raise NotImplementedError
 
     def _missing(self, names: Sequence[str]) -> FileNotFoundError:
@@ -71,24 +71,24 @@ class _ImagesInFiles(Dataset):
 class MNIST(_ImagesInFiles):
     """Handwritten digits: images (28, 28, 1) of uint8, labels of int32.
 
-    The files are the four of http://yann.lecun.com/exdb/mnist, `train-images-idx3-ubyte.gz` and so
-    on, or what is in them under the same names without `.gz`.
+    The four files of http://yann.lecun.com/exdb/mnist, such as `train-images-idx3-ubyte.gz`. They
+    may be decompressed, with names without `.gz`.
 
     Parameters
     ----------
     root : str, default $MXNET_HOME/datasets/mnist
-        The folder of the files; `$MXNET_HOME` is `~/.mxnet` where it is not set.
+        Folder of the files; `$MXNET_HOME` defaults to `~/.mxnet`.
     train : bool, default True
-        Whether the training set is read, or the test set.
+        Whether to read the training set instead of the test set.
     transform : callable, optional
-        `transform(data, label)` gives the sample.
+        Function ``transform(data, label)`` that returns the sample.
 
     Raises
     ------
     FileNotFoundError
-        When the files are not there; it names them.
+        If files are missing; the message names them.
     MXNetError
-        When a file is damaged.
+        If a file is damaged.
 
     Examples
     --------
@@ -128,17 +128,17 @@ class MNIST(_ImagesInFiles):
 
 
 class FashionMNIST(MNIST):
-    """Articles of clothing, in files like those of `MNIST`: images (28, 28, 1) of uint8, labels of
-    int32. They are at https://github.com/zalandoresearch/fashion-mnist.
+    """Articles of clothing: images (28, 28, 1) of uint8, labels of int32. The files have the format
+    of `MNIST` and are available at https://github.com/zalandoresearch/fashion-mnist.
 
     Parameters
     ----------
     root : str, default $MXNET_HOME/datasets/fashion-mnist
-        The folder of the files.
+        Folder of the files.
     train : bool, default True
-        Whether the training set is read, or the test set.
+        Whether to read the training set instead of the test set.
     transform : callable, optional
-        `transform(data, label)` gives the sample.
+        Function ``transform(data, label)`` that returns the sample.
 
     Examples
     --------
@@ -154,24 +154,24 @@ class FashionMNIST(MNIST):
 class CIFAR10(_ImagesInFiles):
     """Small images of ten classes: (32, 32, 3) of uint8, labels of int32.
 
-    The files are those of the binary version at https://www.cs.toronto.edu/~kriz/cifar.html:
-    `cifar-10-binary.tar.gz`, or the `.bin` files in it.
+    The binary version from https://www.cs.toronto.edu/~kriz/cifar.html: `cifar-10-binary.tar.gz`,
+    or the `.bin` files from it.
 
     Parameters
     ----------
     root : str, default $MXNET_HOME/datasets/cifar10
-        The folder of the files; `$MXNET_HOME` is `~/.mxnet` where it is not set.
+        Folder of the files; `$MXNET_HOME` defaults to `~/.mxnet`.
     train : bool, default True
-        Whether the training set is read, or the test set.
+        Whether to read the training set instead of the test set.
     transform : callable, optional
-        `transform(data, label)` gives the sample.
+        Function ``transform(data, label)`` that returns the sample.
 
     Raises
     ------
     FileNotFoundError
-        When the files are not there; it names them.
+        If files are missing; the message names them.
     MXNetError
-        When a file is damaged.
+        If a file is damaged.
 
     Examples
     --------
@@ -185,7 +185,7 @@ class CIFAR10(_ImagesInFiles):
     _archive = "cifar-10-binary.tar.gz"
     _train_files = [f"data_batch_{i}.bin" for i in range(1, 6)]
     _test_files = ["test_batch.bin"]
-    _labels = 1  # bytes of labels before each image
+    _labels = 1  # label bytes before each image
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class CIFAR10(_ImagesInFiles):
         return np.ascontiguousarray(images), rows[:, self._label_byte].astype(np.int32)
 
     def _rows(self, names):
-        """Of each file, an array (images, bytes of one)."""
+        """Yields an array (images, bytes per image) for each file."""
         paths = [os.path.join(self._root, name) for name in names]
         archive = os.path.join(self._root, self._archive)
         if all(os.path.isfile(path) for path in paths):
@@ -228,7 +228,7 @@ class CIFAR10(_ImagesInFiles):
 
     @staticmethod
     def _unpacked(archive, names):
-        """Returns the contents of files in an archive, whatever folder they are in there."""
+        """Returns the contents of files in an archive, found by name in any folder."""
         found, size = {}, 0
         try:
             with tarfile.open(archive) as members:
@@ -251,19 +251,19 @@ class CIFAR10(_ImagesInFiles):
 class CIFAR100(CIFAR10):
     """Small images of 100 classes in 20 groups: (32, 32, 3) of uint8, labels of int32.
 
-    The files are those of the binary version at https://www.cs.toronto.edu/~kriz/cifar.html:
-    `cifar-100-binary.tar.gz`, or the `.bin` files in it.
+    The binary version from https://www.cs.toronto.edu/~kriz/cifar.html: `cifar-100-binary.tar.gz`,
+    or the `.bin` files from it.
 
     Parameters
     ----------
     root : str, default $MXNET_HOME/datasets/cifar100
-        The folder of the files.
+        Folder of the files.
     fine_label : bool, default False
-        Whether the label is the class, or the group.
+        Whether the label is the class instead of the group.
     train : bool, default True
-        Whether the training set is read, or the test set.
+        Whether to read the training set instead of the test set.
     transform : callable, optional
-        `transform(data, label)` gives the sample.
+        Function ``transform(data, label)`` that returns the sample.
 
     Examples
     --------
@@ -292,16 +292,16 @@ class CIFAR100(CIFAR10):
 
 
 class ImageRecordDataset(RecordFileDataset):
-    """Images and labels in a RecordIO file, which has its index beside it. It needs Pillow.
+    """Images and labels in an indexed RecordIO file. Requires Pillow.
 
     Parameters
     ----------
     filename : str
-        Path of the file, `some.rec`; `some.idx` is its index.
+        Path of the file `some.rec`; its index is `some.idx`.
     flag : {0, 1}, default 1
-        Whether images are read in grey, or in colours.
+        Whether to read images in color (1) or grayscale (0).
     transform : callable, optional
-        `transform(data, label)` gives the sample.
+        Function ``transform(data, label)`` that returns the sample.
 
     Examples
     --------
@@ -330,21 +330,21 @@ class ImageRecordDataset(RecordFileDataset):
 
 
 class ImageFolderDataset(Dataset):
-    """Images in folders, each of which is a class: ``root/car/0001.jpg``, ``root/bus/some.png``.
+    """Images in folders, one for each class: ``root/car/0001.jpg``, ``root/bus/some.png``.
 
     Parameters
     ----------
     root : str
-        Path of the folder of folders.
+        Path of the folder that contains the class folders.
     flag : {0, 1}, default 1
-        Whether images are read in grey, or in colours.
+        Whether to read images in color (1) or grayscale (0).
     transform : callable, optional
-        `transform(data, label)` gives the sample.
+        Function ``transform(data, label)`` that returns the sample.
 
     Attributes
     ----------
     synsets : list of str
-        The names of the classes; the label of an image is a place in it.
+        Names of the classes; the label of an image is an index into this list.
     items : list of tuple
         Path and label of each image.
 
@@ -397,22 +397,22 @@ class ImageFolderDataset(Dataset):
 
 
 class ImageListDataset(Dataset):
-    """Images in files that a list names, with their labels.
+    """Images in files listed with their labels.
 
     Parameters
     ----------
     root : str, default '.'
-        Folder that the paths begin in.
+        Folder that the paths are relative to.
     imglist : str or list
-        A file of lines `number<TAB>label...<TAB>path`, or a list of `[label..., path]`, where a
-        label may be a list, too.
+        A file of lines `number<TAB>label...<TAB>path`, or a list of `[label..., path]`, in which a
+        label may be a list.
     flag : {0, 1}, default 1
-        Whether images are read in grey, or in colours.
+        Whether to read images in color (1) or grayscale (0).
 
     Attributes
     ----------
     items : list of tuple
-        Path and label of each image; a label is a float32 array, or a number if it is single.
+        Path and label of each image; a label is a float32 array, or a number if there is only one.
 
     Examples
     --------

@@ -1,5 +1,5 @@
-"""Transforms of images before they become batches. All are blocks; those that are HybridBlocks
-run on any device, and can be hybridized."""
+"""Image transforms, applied to samples before they are combined into batches. All are blocks.
+Those that are HybridBlocks run on any device and can be hybridized."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ __all__ = [
 
 
 class Compose(Sequential):
-    """Transforms one after the other.
+    """Applies transforms in sequence.
 
-    HybridBlocks that follow each other are put together in a HybridSequential. It is not
-    hybridized: images of many sizes would each be compiled. Where all have one size, call
+    Consecutive HybridBlocks are combined into a HybridSequential. It is not hybridized by default,
+    because every image size would be compiled separately. If all images have the same size, call
     `hybridize`.
 
     Parameters
     ----------
     transforms : list of Block
-        The transforms.
+        Transforms to apply.
 
     Examples
     --------
@@ -82,14 +82,14 @@ class Compose(Sequential):
 
 
 class RandomApply(Sequential):
-    """A transform that is applied with a probability.
+    """Applies a transform with a given probability.
 
     Parameters
     ----------
     transforms : Block
-        The transform; for several, a `Compose`. TypeError for a list.
+        Transform to apply; use `Compose` for several. Raises TypeError for a list.
     p : float, default 0.5
-        The probability.
+        Probability of applying it.
 
     Examples
     --------
@@ -113,12 +113,12 @@ class RandomApply(Sequential):
 
 
 class Cast(HybridBlock):
-    """An array in another dtype.
+    """Casts an array to another dtype.
 
     Parameters
     ----------
     dtype : str or type, default 'float32'
-        The dtype.
+        Target dtype.
 
     Examples
     --------
@@ -135,8 +135,8 @@ class Cast(HybridBlock):
 
 
 class ToTensor(HybridBlock):
-    """An image (height, width, channels) of numbers from 0 to 255, or a batch of them, as float32
-    (channels, height, width) from 0 to 1.
+    """Converts an image (height, width, channels) with values from 0 to 255, or a batch of images,
+    to float32 (channels, height, width) with values from 0 to 1.
 
     Examples
     --------
@@ -154,14 +154,14 @@ class ToTensor(HybridBlock):
 
 
 class Normalize(HybridBlock):
-    """``(x - mean) / std`` of an image (channels, height, width), or of a batch of them.
+    """Computes ``(x - mean) / std`` of an image (channels, height, width), or of a batch.
 
     Parameters
     ----------
     mean : float or tuple of float, default 0
-        What is taken off, of all channels or of each.
+        Mean to subtract, for all channels or for each.
     std : float or tuple of float, default 1
-        What all channels are divided by, or each.
+        Standard deviation to divide by, for all channels or for each.
 
     Examples
     --------
@@ -190,16 +190,16 @@ def _check_float32(x, transform):
 
 
 class Rotate(Block):
-    """Images rotated about their middles; see `image.imrotate`.
+    """Rotates images about their centers; see `image.imrotate`.
 
     Parameters
     ----------
     rotation_degrees : float
-        By how much.
+        Angle in degrees.
     zoom_in : bool, default False
-        Whether to enlarge the image until nothing from outside of it is seen.
+        Whether to enlarge the image so that the result contains no padding.
     zoom_out : bool, default False
-        Whether to shrink the image until all of it is seen.
+        Whether to shrink the image so that all of it is visible.
 
     Examples
     --------
@@ -220,16 +220,16 @@ class Rotate(Block):
 
 
 class RandomRotation(Block):
-    """Images rotated by random angles; see `image.random_rotate`.
+    """Rotates images by random angles; see `image.random_rotate`.
 
     Parameters
     ----------
     angle_limits : tuple of float
-        The least and the largest angle, in degrees; ValueError in another order.
+        Smallest and largest angle, in degrees. Raises ValueError if they are not in this order.
     zoom_in, zoom_out : bool, default False
-        As of `Rotate`.
+        See `Rotate`.
     rotate_with_proba : float, default 1
-        The probability that there is a rotation.
+        Probability of rotating the image.
 
     Examples
     --------
@@ -267,18 +267,19 @@ def _pair(size):
 
 
 class RandomResizedCrop(Block):
-    """A rectangle of random place, area and proportions, resized; see `image.random_size_crop`.
+    """Crops a random rectangle, with random position, area and aspect ratio, and resizes it; see
+    `image.random_size_crop`.
 
     Parameters
     ----------
     size : int or tuple of int
         Width and height of the result.
     scale : tuple of float, default (0.08, 1)
-        The least and the largest part of the image's area.
+        Smallest and largest fraction of the image's area.
     ratio : tuple of float, default (3/4, 4/3)
-        The least and the largest width by height.
+        Smallest and largest aspect ratio, width / height.
     interpolation : int, default 1
-        As of `image.resize_short`.
+        See `image.resize_short`.
 
     Examples
     --------
@@ -302,14 +303,14 @@ class RandomResizedCrop(Block):
 
 
 class CenterCrop(Block):
-    """The rectangle in the middle of an image; resized where the image is smaller.
+    """Crops the center of an image, which is resized if it is smaller.
 
     Parameters
     ----------
     size : int or tuple of int
         Width and height of the result.
     interpolation : int, default 1
-        As of `image.resize_short`.
+        See `image.resize_short`.
 
     Examples
     --------
@@ -326,18 +327,18 @@ class CenterCrop(Block):
 
 
 class CropResize(HybridBlock):
-    """A rectangle of an image, or of each of a batch (height, width, channels).
+    """Crops a rectangle of an image (height, width, channels), or of each image of a batch.
 
     Parameters
     ----------
     x, y : int
-        Left and upper edge of the rectangle.
+        Left and top edge of the rectangle.
     width, height : int
-        Its size.
+        Size of the rectangle.
     size : int or tuple of int, optional
-        Width and height of the result, where it is to be resized.
+        Width and height to resize the result to.
     interpolation : int, optional
-        As of `Resize`; 1 by default.
+        See `Resize`; defaults to 1.
 
     Examples
     --------
@@ -368,17 +369,17 @@ class CropResize(HybridBlock):
 
 
 class Resize(HybridBlock):
-    """An image, or each of a batch (height, width, channels), in another size.
+    """Resizes an image (height, width, channels), or each image of a batch.
 
     Parameters
     ----------
     size : int or tuple of int
         Width and height of the result.
     keep_ratio : bool, default False
-        Whether an int is the size of the shorter edge, and the other follows; it is that of both
-        otherwise.
+        Whether an int is the length of the shorter edge and the aspect ratio is kept. Otherwise, it
+        is the length of both edges.
     interpolation : {0, 1, 2, 3, 4}, default 1
-        As of `image.imresize`.
+        See `image.imresize`.
 
     Examples
     --------
@@ -400,7 +401,7 @@ class Resize(HybridBlock):
 
 
 class RandomFlipLeftRight(HybridBlock):
-    """An image (height, width, channels), mirrored with probability 0.5.
+    """Mirrors an image (height, width, channels) with probability 0.5.
 
     Examples
     --------
@@ -416,7 +417,7 @@ class RandomFlipLeftRight(HybridBlock):
 
 
 class RandomFlipTopBottom(HybridBlock):
-    """An image (height, width, channels), upside down with probability 0.5.
+    """Flips an image (height, width, channels) upside down with probability 0.5.
 
     Examples
     --------
@@ -432,12 +433,12 @@ class RandomFlipTopBottom(HybridBlock):
 
 
 def _around_one(width):
-    """Limits of a factor."""
+    """Returns the limits of a random factor."""
     return max(0.0, 1.0 - width), 1.0 + width
 
 
 class RandomBrightness(HybridBlock):
-    """An image (height, width, channels) times a random factor.
+    """Multiplies an image (height, width, channels) by a random factor.
 
     Parameters
     ----------
@@ -460,8 +461,8 @@ class RandomBrightness(HybridBlock):
 
 
 class RandomContrast(HybridBlock):
-    """An image (height, width, channels) whose distance from its mean gray is multiplied by a
-    random factor.
+    """Changes the contrast of an image (height, width, channels): multiplies the difference from
+    its mean gray by a random factor.
 
     Parameters
     ----------
@@ -484,8 +485,8 @@ class RandomContrast(HybridBlock):
 
 
 class RandomSaturation(HybridBlock):
-    """An image (height, width, channels) whose distance from its gray, at each place, is multiplied
-    by a random factor.
+    """Changes the saturation of an image (height, width, channels): multiplies each pixel's
+    difference from its gray value by a random factor.
 
     Parameters
     ----------
@@ -508,13 +509,13 @@ class RandomSaturation(HybridBlock):
 
 
 class RandomHue(HybridBlock):
-    """An image (height, width, channels) of numbers up to 255 whose hue is turned by a random part
-    of the full circle.
+    """Rotates the hue of an image (height, width, channels) with values up to 255 by a random
+    fraction of the full circle.
 
     Parameters
     ----------
     hue : float
-        The part is from ``-min(hue, 1)`` to `hue`.
+        The fraction is from ``-min(hue, 1)`` to `hue`.
 
     Examples
     --------
@@ -532,13 +533,13 @@ class RandomHue(HybridBlock):
 
 
 class RandomColorJitter(HybridBlock):
-    """An image (height, width, channels) with random brightness, contrast, saturation and hue, in
-    random order.
+    """Changes brightness, contrast, saturation and hue of an image (height, width, channels)
+    randomly and in random order.
 
     Parameters
     ----------
     brightness, contrast, saturation, hue : float, default 0
-        As of `RandomBrightness`, `RandomContrast`, `RandomSaturation` and `RandomHue`.
+        See `RandomBrightness`, `RandomContrast`, `RandomSaturation` and `RandomHue`.
 
     Examples
     --------
@@ -561,13 +562,13 @@ class RandomColorJitter(HybridBlock):
 
 
 class RandomLighting(HybridBlock):
-    """An image (height, width, channels) plus random parts of the principal components of
-    ImageNet's colors.
+    """Adds random multiples of the principal components of ImageNet's colors to an image (height,
+    width, channels).
 
     Parameters
     ----------
     alpha : float
-        The standard deviation of the parts.
+        Standard deviation of the multiples.
 
     Examples
     --------
