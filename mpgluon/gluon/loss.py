@@ -131,19 +131,18 @@ class L1Loss(Loss):
 
 
 class SigmoidBinaryCrossEntropyLoss(Loss):
-    """Cross entropy of labels in [0, 1] and the sigmoid of `pred`, averaged over a sample.
+    """Cross entropy of labels in [0, 1] and the sigmoid of `pred`, averaged over each sample.
 
     Parameters
     ----------
     from_sigmoid : bool, default False
-        Whether `pred` went through a sigmoid already.
+        Whether `pred` is already the result of a sigmoid.
     weight : float, optional
-        A factor on the loss.
+        A factor for the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
 
-    When called it also takes ``pos_weight``, a factor on the positive part that is broadcast
-    against `label`.
+    Calls also accept ``pos_weight``, a factor for the positive term that is broadcast to `label`.
 
     Examples
     --------
@@ -172,7 +171,7 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
                 positive = F.broadcast_mul(positive, pos_weight)
             loss = -(positive + F.log(1.0 - pred + 1e-12) * (1.0 - label))
         elif pos_weight is None:
-            # log(1 + exp(-|x|)) never overflows.
+            # log(1 + exp(-|x|)) cannot overflow.
             loss = F.relu(pred) - pred * label + F.Activation(-F.abs(pred), act_type="softrelu")
         else:
             weight = 1 + F.broadcast_mul(pos_weight - 1, label)
@@ -188,24 +187,24 @@ SigmoidBCELoss = SigmoidBinaryCrossEntropyLoss
 
 
 class SoftmaxCrossEntropyLoss(Loss):
-    """Cross entropy of labels and the softmax of `pred`, averaged over a sample.
+    """Cross entropy of labels and the softmax of `pred`, averaged over each sample.
 
     Parameters
     ----------
     axis : int, default -1
-        The classes' axis of `pred`.
+        Axis of the classes in `pred`.
     sparse_label : bool, default True
-        Whether labels are class indices, shaped like `pred` without `axis`, rather than
+        Whether labels are class indices, shaped like `pred` without `axis`. Otherwise, they are
         probabilities, shaped like `pred`.
     from_logits : bool, default False
-        Whether `pred` is the logarithm of probabilities already.
+        Whether `pred` already contains log probabilities.
     weight : float, optional
-        A factor on the loss.
+        A factor for the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
 
-    Class indices that do not exist count as the nearest one, as in MXNet; with the environment
-    variable MPGLUON_ENGINE=sync they are a ValueError (not in a hybridized block).
+    Class indices that are out of range are clipped to the nearest class, as in MXNet. With the
+    environment variable MPGLUON_ENGINE=sync, they raise ValueError (except in a hybridized block).
 
     Examples
     --------
@@ -237,7 +236,7 @@ class SoftmaxCrossEntropyLoss(Loss):
             )
         if _core.engine_mode() == "sync" and not label._traced and label.size:
             labels, classes = label.asnumpy(), pred.shape[self._axis]
-            wrong = np.argwhere(~((labels > -1) & (labels < classes)))  # NaN is wrong, too
+            wrong = np.argwhere(~((labels > -1) & (labels < classes)))  # NaN is also wrong
             if len(wrong):
                 place = tuple(wrong[0].tolist())
                 raise ValueError(
@@ -249,8 +248,8 @@ class SoftmaxCrossEntropyLoss(Loss):
         if self._sparse_label and isinstance(pred, nd.NDArray):
             self._check(pred, label)
             if self._axis == -1 and not self._from_logits:
-                # One pass over pred in place of three, with the same bits; symbols keep the
-                # operators that files may hold.
+                # One pass over pred instead of three, with the same bits. Symbols use the public
+                # operators, which files can store.
                 loss = F.expand_dims(F._internal._softmax_ce(pred, label), axis=-1)
                 return self._mean(F, loss, sample_weight)
         if not self._from_logits:
@@ -266,17 +265,17 @@ SoftmaxCELoss = SoftmaxCrossEntropyLoss
 
 
 class KLDivLoss(Loss):
-    """Kullback-Leibler divergence of the distribution `pred` from `label`, summed over a sample.
+    """Kullback-Leibler divergence of the distribution `pred` from `label`, summed over each sample.
 
     Parameters
     ----------
     from_logits : bool, default True
-        Whether `pred` is the logarithm of probabilities already; otherwise its softmax along `axis`
-        is taken.
+        Whether `pred` already contains log probabilities. Otherwise, the loss computes its log
+        softmax along `axis`.
     axis : int, default -1
-        The axis of the classes, for the softmax.
+        Axis of the classes, for the softmax.
     weight : float, optional
-        A factor on the loss.
+        A factor for the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
 
@@ -310,17 +309,17 @@ class KLDivLoss(Loss):
 
 
 class CTCLoss(Loss):
-    """Connectionist temporal classification: the loss of unsegmented label sequences; the last
-    class is the blank.
+    """Connectionist temporal classification: the loss of unaligned label sequences. The last class
+    is the blank.
 
     Parameters
     ----------
     layout : {'NTC', 'TNC'}
-        Of `pred`.
+        Order of the axes of `pred`.
     label_layout : {'NT', 'TN'}
-        Of `label`.
+        Order of the axes of `label`.
     weight : float, optional
-        A factor on the loss.
+        A factor for the loss.
 
     Examples
     --------
@@ -373,7 +372,7 @@ class CTCLoss(Loss):
 
 
 class HuberLoss(Loss):
-    """Squared error below `rho`, absolute error above, averaged over a sample.
+    """Squared error below `rho`, absolute error above, averaged over each sample.
 
     Examples
     --------
@@ -397,7 +396,7 @@ class HuberLoss(Loss):
 
 
 class HingeLoss(Loss):
-    """``max(0, margin - pred * label)`` for labels -1 and 1, averaged over a sample.
+    """Hinge loss ``max(0, margin - pred * label)`` for labels -1 and 1, averaged over each sample.
 
     Examples
     --------
@@ -419,7 +418,8 @@ class HingeLoss(Loss):
 
 
 class SquaredHingeLoss(Loss):
-    """``max(0, margin - pred * label) ** 2`` for labels -1 and 1, averaged over a sample.
+    """Squared hinge loss ``max(0, margin - pred * label) ** 2`` for labels -1 and 1, averaged over
+    each sample.
 
     Examples
     --------
@@ -441,14 +441,14 @@ class SquaredHingeLoss(Loss):
 
 
 class LogisticLoss(Loss):
-    """``log(1 + exp(-pred * label))``, averaged over a sample.
+    """Logistic loss ``log(1 + exp(-pred * label))``, averaged over each sample.
 
     Parameters
     ----------
     label_format : {'signed', 'binary'}
-        Whether labels are -1 and 1, or 0 and 1.
+        Whether labels are -1 and 1 ("signed"), or 0 and 1 ("binary").
     weight : float, optional
-        A factor on the loss.
+        A factor for the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
 
@@ -480,8 +480,8 @@ class LogisticLoss(Loss):
 
 
 class TripletLoss(Loss):
-    """``max(0, |positive - pred|^2 - |negative - pred|^2 +
-    margin)``, the squares summed over a sample.
+    """Triplet loss ``max(0, |positive - pred|^2 - |negative - pred|^2 + margin)``. The squares are
+    summed over each sample.
 
     Examples
     --------
@@ -509,17 +509,17 @@ class TripletLoss(Loss):
 
 
 class PoissonNLLLoss(Loss):
-    """Negative log likelihood of `target` under Poisson distributions of mean `pred`: one number
-    for the whole batch.
+    """Negative log likelihood of `target` under Poisson distributions with mean `pred`. Returns one
+    value for the whole batch.
 
     Parameters
     ----------
     from_logits : bool, default True
         Whether `pred` is the logarithm of the mean.
     compute_full : bool, default False
-        Whether to add Stirling's approximation of the term that depends on the target only.
+        Whether to add Stirling's approximation of the term that depends only on the target.
     weight : float, optional
-        A factor on the loss.
+        A factor for the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
 
@@ -551,8 +551,8 @@ class PoissonNLLLoss(Loss):
         else:
             loss = pred - target * F.log(pred + epsilon)
         if self._compute_full:
-            # The factorial of 0 and 1 is 1; there the logarithms are taken of 1 so that nothing is
-            # multiplied by infinity.
+            # The factorial of 0 and 1 is 1. The logarithm is taken of 1 in these cases, to avoid
+            # multiplying by infinity.
             large = target > 1
             safe = F.where(large, target, F.ones_like(target))
             stirling = target * F.log(safe) - target + 0.5 * F.log(2 * math.pi * safe)
@@ -561,15 +561,15 @@ class PoissonNLLLoss(Loss):
 
 
 class CosineEmbeddingLoss(Loss):
-    """``1 - cos(input1, input2)`` where the label is 1, ``max(0, cos(input1, input2) - margin)``
-    where it is -1.
+    """Cosine embedding loss: ``1 - cos(input1, input2)`` if the label is 1, and
+    ``max(0, cos(input1, input2) - margin)`` if it is -1.
 
     Parameters
     ----------
     margin : float, default 0
-        Cosines below it cost nothing where the label is -1.
+        Cosines below the margin have no loss if the label is -1.
     weight : float, optional
-        A factor on the loss.
+        A factor for the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
 
@@ -603,18 +603,18 @@ class CosineEmbeddingLoss(Loss):
 
 
 class SDMLLoss(Loss):
-    """Smoothed deep metric learning: rows of the same number in `x1` and `x2` belong together, all
-    others of the batch do not.
+    """Smoothed deep metric learning: rows with the same index in `x1` and `x2` are pairs, all other
+    combinations in the batch are negatives.
 
-    The Kullback-Leibler divergence of ``softmax(-distances)`` of each row of `x1` to those of `x2`
-    from the pairs, smoothed.
+    The loss is the Kullback-Leibler divergence of ``softmax(-distances)``, from each row of `x1` to
+    the rows of `x2`, from the smoothed labels of the pairs.
 
     Parameters
     ----------
     smoothing_parameter : float, default 0.3
-        How much of each row's probability is spread over the rows that it does not belong to.
+        Fraction of each row's probability that is spread over the negatives.
     weight : float, default 1.0
-        A factor on the loss.
+        A factor for the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
 
@@ -657,7 +657,7 @@ class SDMLLoss(Loss):
         return self.kl_loss(F.log_softmax(-distances, axis=1), labels)
 
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
         raise _of_module(__name__, name, _LOSSES, "gluon.loss.")

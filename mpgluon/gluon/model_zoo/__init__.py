@@ -1,4 +1,4 @@
-"""Networks that are ready to use."""
+"""Predefined network architectures."""
 
 from . import model_store, vision
 

@@ -1,8 +1,7 @@
 """Files of trained parameters.
 
-They are found where MXNet keeps them, ``$MXNET_HOME/models`` (``~/.mxnet/models``), under MXNet's
-names. One that is not there is fetched from ``MXNET_GLUON_REPO`` if that is set; there is no
-default address.
+They are stored as in MXNet, in ``$MXNET_HOME/models`` (``~/.mxnet/models``) under MXNet's names.
+Missing files are downloaded from ``MXNET_GLUON_REPO`` if it is set. There is no default address.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..utils import check_sha1
 
 __all__ = ["get_model_file", "purge"]
 
-# SHA-1 of the files that MXNet published. Packages with models of their own put them into it.
+# SHA-1 of the files that MXNet published. Other packages add their own models to this dict.
 _model_sha1 = {
     "alexnet": "44335d1f0046b328243b32a26a4fbd62d9057b45",
     "densenet121": "f27dbf2dbd5ce9a80b102d89c7483342cd33cb31",
@@ -61,12 +60,12 @@ def _root(root):
 
 
 def short_hash(name: str) -> str:
-    """Returns the part of a model's SHA-1 that its file's name has.
+    """Returns the prefix of a model's SHA-1 that is part of its file name.
 
     Parameters
     ----------
     name : str
-        Name of the model; ValueError if there are no trained parameters for it.
+        Name of the model. Raises ValueError if there are no trained parameters for it.
 
     Returns
     -------
@@ -88,16 +87,16 @@ def short_hash(name: str) -> str:
 def get_model_file(name: str, root: str | None = None) -> str:
     """Returns the path of a model's file of trained parameters.
 
-    A file that is not there, or is another one, is fetched where the environment variable
-    ``MXNET_GLUON_REPO`` has the address (or the folder) of files such as
+    If the file is missing or its SHA-1 differs, it is downloaded from the environment variable
+    ``MXNET_GLUON_REPO``, the address (or folder) of files such as
     ``gluon/models/resnet18_v1-a0666292.zip``.
 
     Parameters
     ----------
     name : str
-        Name of the model, as 'resnet18_v1'.
+        Name of the model, such as 'resnet18_v1'.
     root : str, default $MXNET_HOME/models
-        Where the files are.
+        Folder of the files.
 
     Returns
     -------
@@ -106,12 +105,12 @@ def get_model_file(name: str, root: str | None = None) -> str:
     Raises
     ------
     ValueError
-        When there are no trained parameters for such a model, or the file's contents are not what
-        MXNet published.
+        If there are no trained parameters for the model, or if the file's SHA-1 differs from that
+        of the file published by MXNet.
     FileNotFoundError
-        When the file is not there, and there is nowhere to fetch it from.
+        If the file is missing and ``MXNET_GLUON_REPO`` is not set.
     MXNetError
-        When it cannot be fetched.
+        If the download fails.
     """
     path = os.path.join(_root(root), f"{name}-{short_hash(name)}.params")
     there = os.path.exists(path)
@@ -136,7 +135,7 @@ def get_model_file(name: str, root: str | None = None) -> str:
 
 
 def purge(root: str | None = None) -> None:
-    """Removes all parameter files from the folder `root`, by default ``$MXNET_HOME/models``."""
+    """Deletes all parameter files in the folder `root`, by default ``$MXNET_HOME/models``."""
     root = _root(root)
     for file in os.listdir(root):
         if file.endswith(".params"):

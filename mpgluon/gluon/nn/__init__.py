@@ -1,4 +1,4 @@
-"""Layers."""
+"""Neural network layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conv_layers import __all__ as _conv
 __all__ = ["Block", "HybridBlock", "SymbolBlock", *_activations, *_basic, *_conv]
 
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
         raise _of_module(__name__, name, _LAYERS, "nn.")

@@ -23,7 +23,7 @@ _NAMES = ("relu", "sigmoid", "softrelu", "softsign", "tanh")
 
 
 def check_activation(layer: str, name: str, known: tuple[str, ...] = _NAMES) -> None:
-    """Fails where a layer is given another function."""
+    """Raises TypeError or ValueError unless `name` is an activation that the layer supports."""
     if not isinstance(name, str):
         raise MXNetTypeError(
             f"{layer}: the activation is a name, one of {', '.join(known)}, not a "
@@ -37,7 +37,7 @@ def check_activation(layer: str, name: str, known: tuple[str, ...] = _NAMES) -> 
 
 
 def after(layer: str, activation: str | None) -> Activation | None:
-    """Returns the activation that a layer ends with."""
+    """Returns the activation at the end of a layer, or None."""
     if activation is None:
         return None
     check_activation(layer, activation)
@@ -74,12 +74,12 @@ class Activation(Layer):
 
 
 class LeakyReLU(Layer):
-    """``x`` where positive, else ``alpha * x``.
+    """Leaky ReLU: ``x`` if positive, else ``alpha * x``.
 
     Parameters
     ----------
     alpha : float
-        Not negative.
+        Slope of negative inputs; must not be negative.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class LeakyReLU(Layer):
 
     @property
     def slope(self) -> float:
-        """The factor of negative elements."""
+        """The factor for negative elements."""
         return self._alpha
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -112,7 +112,7 @@ class PReLU(Layer):
     Parameters
     ----------
     alpha_initializer : Initializer, default ``Constant(0.25)``
-        First values of the slopes.
+        Initial values of the slopes.
     in_channels : int, default 1
         The number of slopes: 1, or the size of the input's second axis.
 
@@ -141,7 +141,7 @@ class PReLU(Layer):
 
 
 class ELU(Layer):
-    """``x`` where positive, else ``alpha * (exp(x) - 1)``.
+    """Exponential linear unit: ``x`` if positive, else ``alpha * (exp(x) - 1)``.
 
     Examples
     --------
@@ -172,7 +172,7 @@ class SELU(Layer):
 
 
 class GELU(Layer):
-    """``x`` times the normal distribution function at ``x``.
+    """Gaussian error linear unit: ``x`` times the normal distribution function of ``x``.
 
     Examples
     --------
@@ -185,7 +185,7 @@ class GELU(Layer):
 
 
 class Swish(Layer):
-    """``x * sigmoid(beta * x)``.
+    """Swish: ``x * sigmoid(beta * x)``.
 
     Examples
     --------
@@ -203,6 +203,6 @@ class Swish(Layer):
 
 
 def activation_name(layer: Any) -> str | None:
-    """Returns the name of the activation function that a layer ends with, or None. For
+    """Returns the name of the activation at the end of a layer, or None. Used by
     `parallel.shard`."""
     return None if layer.act is None else layer.act._act_type

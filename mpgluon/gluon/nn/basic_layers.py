@@ -1,4 +1,4 @@
-"""Containers, dense layers, embeddings, dropout and normalisation."""
+"""Containers, dense layers, embeddings, dropout and normalization."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class _Stack:
-    """The base of both sequential containers."""
+    """Base class of both sequential containers."""
 
     def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
         if isinstance(prefix, (Block, list, tuple)):
@@ -79,7 +79,7 @@ class _Stack:
 
 
 class Sequential(_Stack, Block):
-    """Blocks one after the other: each gets what the one before it returns.
+    """A sequence of blocks; each block receives the output of the previous one.
 
     ::
 
@@ -114,7 +114,7 @@ class Sequential(_Stack, Block):
 
 
 class HybridSequential(_Stack, HybridBlock):
-    """HybridBlocks one after the other; see `Sequential`.
+    """A sequence of HybridBlocks; see `Sequential`.
 
     Examples
     --------
@@ -142,16 +142,16 @@ class Dense(Layer):
     use_bias : bool, default True
         Whether to add `bias` to the product.
     flatten : bool, default True
-        Whether all axes of the input but the first are taken as one; otherwise only the last axis
-        is transformed.
+        Whether to flatten all axes of the input except the first. Otherwise, only the last axis is
+        transformed.
     dtype : str or numpy.dtype, default 'float32'
-        Of the parameters.
+        Data type of the parameters.
     weight_initializer : Initializer or str, optional
-        First values of `weight`; by default those that ``initialize`` is given.
+        Initial values of `weight`; by default those of the initializer given to ``initialize``.
     bias_initializer : Initializer or str, default 'zeros'
-        First values of `bias`.
+        Initial values of `bias`.
     in_units : int, default 0
-        Size of the input; 0 to find it in the first forward pass.
+        Size of the input; 0 to infer it in the first forward pass.
 
     Shapes: ``(batch, ...) -> (batch, units)``, or ``(..., in_units) -> (..., units)`` without
     `flatten`.
@@ -218,15 +218,15 @@ class Dense(Layer):
 
 
 class Dropout(Layer):
-    """Sets elements to zero with probability `rate` in training, and divides the others by
+    """Sets elements to zero with probability `rate` in training, and divides the other elements by
     ``1 - rate``.
 
     Parameters
     ----------
     rate : float
-        0 <= rate < 1.
+        Probability, 0 <= rate < 1.
     axes : tuple of int, default ()
-        Axes along which all elements share their fate.
+        Axes along which all elements share one mask value.
 
     Examples
     --------
@@ -251,21 +251,21 @@ class Dropout(Layer):
 
 
 class Embedding(Layer):
-    """Turns indices into vectors, the rows of `weight`.
+    """Maps indices to vectors, the rows of `weight`.
 
     Parameters
     ----------
     input_dim : int
-        How many indices there are.
+        Number of indices.
     output_dim : int
         Size of the vectors.
     dtype : str or numpy.dtype, default 'float32'
-        Of the parameters.
+        Data type of the parameters.
     weight_initializer : Initializer or str, optional
-        First values of `weight`; by default those that ``initialize`` is given.
+        Initial values of `weight`; by default those of the initializer given to ``initialize``.
     sparse_grad : bool, default False
-        Whether the gradient of the weight is row_sparse: it has only the rows that were looked up,
-        and an optimizer with lazy updates touches no others.
+        Whether the gradient of the weight is row_sparse: it contains only the rows that were looked
+        up, and an optimizer with lazy updates changes only these rows.
 
     Shapes: ``(...) -> (..., output_dim)``.
 
@@ -314,8 +314,7 @@ class Embedding(Layer):
 
 
 class _Norm(Layer):
-    """The base of normalisation layers: a scale `gamma` and an offset `beta` for each
-    channel."""
+    """Base class of normalization layers: a scale `gamma` and an offset `beta` for each channel."""
 
     def _make_scale(
         self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable
@@ -348,31 +347,31 @@ class _Norm(Layer):
 
 
 class BatchNorm(_Norm):
-    """Normalises each channel by the mean and variance of the batch in training, else by their
-    running averages.
+    """Normalizes each channel by the mean and variance of the batch in training, and by their
+    running averages otherwise.
 
     Parameters
     ----------
     axis : int, default 1
-        The channels' axis.
+        Axis of the channels.
     momentum : float, default 0.9
-        Of the running averages.
+        Momentum of the running averages.
     epsilon : float, default 1e-5
-        Added to the variance before the root is taken.
+        Added to the variance before the square root.
     center, scale : bool, default True
         Whether to add `beta`, and to multiply by `gamma`.
     use_global_stats : bool, default False
-        Whether to use the running averages in training too.
+        Whether to use the running averages in training as well.
     in_channels : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
     beta_initializer : Initializer or str, default 'zeros'
-        First values of the offsets `beta`.
+        Initial values of the offsets `beta`.
     gamma_initializer : Initializer or str, default 'ones'
-        First values of the factors `gamma`.
+        Initial values of the factors `gamma`.
     running_mean_initializer : Initializer or str, default 'zeros'
-        First values of the running mean.
+        Initial values of the running mean.
     running_variance_initializer : Initializer or str, default 'ones'
-        First values of the running variance.
+        Initial values of the running variance.
 
     Examples
     --------
@@ -458,24 +457,24 @@ class BatchNormReLU(BatchNorm):
 
 
 class InstanceNorm(_Norm):
-    """Normalises each channel of each sample over its spatial axes.
+    """Normalizes each channel of each sample over its spatial axes.
 
     Parameters
     ----------
     axis : int, default 1
-        The channels' axis.
+        Axis of the channels.
     epsilon : float, default 1e-5
-        Added to the variance before the root is taken.
+        Added to the variance before the square root.
     center : bool, default True
         Whether to add `beta`.
     scale : bool, default False
         Whether to multiply by `gamma`.
     in_channels : int, default 0
-        Size of the channels' axis; 0 to find it in the first forward pass.
+        Size of the channel axis; 0 to infer it in the first forward pass.
     beta_initializer : Initializer or str, default 'zeros'
-        First values of the offsets `beta`.
+        Initial values of the offsets `beta`.
     gamma_initializer : Initializer or str, default 'ones'
-        First values of the factors `gamma`.
+        Initial values of the factors `gamma`.
 
     Examples
     --------
@@ -516,22 +515,22 @@ class InstanceNorm(_Norm):
 
 
 class LayerNorm(_Norm):
-    """Normalises along one axis.
+    """Normalizes each sample along one axis.
 
     Parameters
     ----------
     axis : int, default -1
-        The axis that is normalised along.
+        Axis to normalize along.
     epsilon : float, default 1e-5
-        Added to the variance before the root is taken.
+        Added to the variance before the square root.
     center, scale : bool, default True
         Whether to add `beta`, and to multiply by `gamma`.
     in_channels : int, default 0
-        Size of the axis; 0 to find it in the first forward pass.
+        Size of the axis; 0 to infer it in the first forward pass.
     beta_initializer : Initializer or str, default 'zeros'
-        First values of the offsets `beta`.
+        Initial values of the offsets `beta`.
     gamma_initializer : Initializer or str, default 'ones'
-        First values of the factors `gamma`.
+        Initial values of the factors `gamma`.
 
     Examples
     --------
@@ -566,21 +565,21 @@ class LayerNorm(_Norm):
 
 
 class GroupNorm(_Norm):
-    """Normalises each sample over groups of channels (axis 1); each group has one `gamma` and one
+    """Normalizes each sample over groups of channels (axis 1). Each group has one `gamma` and one
     `beta`.
 
     Parameters
     ----------
     num_groups : int, default 1
-        Into how many groups the channels, axis 1, are divided.
+        Number of groups into which the channels, axis 1, are divided.
     epsilon : float, default 1e-5
-        Added to the variance before the root is taken.
+        Added to the variance before the square root.
     center, scale : bool, default True
         Whether to add `beta`, and to multiply by `gamma`.
     beta_initializer : Initializer or str, default 'zeros'
-        First values of the offsets `beta`.
+        Initial values of the offsets `beta`.
     gamma_initializer : Initializer or str, default 'ones'
-        First values of the factors `gamma`.
+        Initial values of the factors `gamma`.
 
     Examples
     --------
@@ -617,7 +616,7 @@ class GroupNorm(_Norm):
 
 
 class Flatten(Layer):
-    """Takes all axes but the first as one: ``(batch, a, b, ...) -> (batch, a * b * ...)``.
+    """Flattens all axes except the first: ``(batch, a, b, ...) -> (batch, a * b * ...)``.
 
     Examples
     --------
@@ -638,7 +637,7 @@ class Lambda(Block):
     Parameters
     ----------
     function : str or callable
-        Takes arrays and returns arrays.
+        A function from arrays to arrays, or its name in `mx.nd`.
 
     Examples
     --------
@@ -674,7 +673,7 @@ class HybridLambda(HybridBlock):
     Parameters
     ----------
     function : str or callable
-        Takes ``F`` and arrays, and returns arrays.
+        A function of ``F`` and arrays that returns arrays, or its name in `mx.nd`.
 
     Examples
     --------
@@ -704,11 +703,11 @@ class HybridLambda(HybridBlock):
         return f"{type(self).__name__}({self._func_name})"
 
 
-# The arguments that a layer was made with, sizes as they are known now; for `parallel.shard`.
+# Constructor arguments of existing layers, with their inferred sizes. Used by `parallel.shard`.
 
 
 def dense_arguments(layer: Dense) -> dict[str, Any]:
-    """Returns the arguments of a `Dense`."""
+    """Returns the constructor arguments of a `Dense`."""
     units, in_units = layer.weight.shape
     return {
         "units": units,
@@ -723,12 +722,12 @@ def dense_arguments(layer: Dense) -> dict[str, Any]:
 
 
 def dropout_arguments(layer: Dropout) -> dict[str, Any]:
-    """Returns the arguments of a `Dropout`."""
+    """Returns the constructor arguments of a `Dropout`."""
     return {"rate": layer._rate, "axes": layer._axes}
 
 
 def layer_norm_arguments(layer: LayerNorm) -> dict[str, Any]:
-    """Returns the arguments of a `LayerNorm`."""
+    """Returns the constructor arguments of a `LayerNorm`."""
     given = layer._kwargs
     return {
         "axis": layer._axis,

@@ -1,9 +1,8 @@
 """Networks for images.
 
-Each has the name, the parameters' names and the structure that it has in MXNet, so that files of
-parameters can be exchanged. Images are arrays of shape (batch, 3, height, width); what the networks
-were trained on is scaled to 0..1, less the mean (0.485, 0.456, 0.406), divided by (0.229, 0.224,
-0.225).
+Each network has the same name, parameter names and structure as in MXNet, so parameter files can be
+exchanged. Images are arrays of shape (batch, 3, height, width). Training images were scaled to
+0..1 and normalized with mean (0.485, 0.456, 0.406) and standard deviation (0.229, 0.224, 0.225).
 """
 
 from __future__ import annotations
@@ -79,15 +78,15 @@ _MODELS = {
 
 
 def get_model(name: str, **kwargs: Any) -> HybridBlock:
-    """Returns a model by its name, as ``get_model('resnet18_v1', classes=10)``.
+    """Returns a model by name, as in ``get_model('resnet18_v1', classes=10)``.
 
     Parameters
     ----------
     name : str
-        The name, such as ``'resnet18_v1'`` or ``'squeezenet1.0'``, in capitals or not; ValueError,
-        with all names, when there is none of it.
+        Name of the model, such as ``'resnet18_v1'`` or ``'squeezenet1.0'``, in upper or lower case.
+        Raises a ValueError that lists all names if it does not exist.
     **kwargs
-        Parameters of the model's function.
+        Arguments of the model's function.
 
     Returns
     -------

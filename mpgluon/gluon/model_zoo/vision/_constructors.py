@@ -1,4 +1,4 @@
-"""Functions that make one network of a family."""
+"""Factory of the functions that create one network of a family."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def constructor(
     name: str, what: str, get: Callable[..., HybridBlock], *arguments: Any, **fixed: Any
 ) -> Callable[..., HybridBlock]:
-    """Returns the function `name`, which calls `get` with `arguments`, `fixed` and its own
-    keywords."""
+    """Returns a function called `name`, which calls `get` with `arguments`, `fixed` and its own
+    keyword arguments."""
 
     def make(**kwargs: Any) -> HybridBlock:
         return get(*arguments, **{**kwargs, **fixed})

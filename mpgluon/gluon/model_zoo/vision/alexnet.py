@@ -1,4 +1,4 @@
-"""AlexNet in its form for one device (`arXiv:1404.5997`)."""
+"""AlexNet in its single-device form (`arXiv:1404.5997`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["AlexNet", "alexnet"]
 
 
 class AlexNet(HybridBlock):
-    """Five convolutions and three dense layers, for images of 224x224 (63x63 at least).
+    """Five convolutions and three dense layers, for images of 224x224 (at least 63x63).
 
     Parameters
     ----------
     classes : int, default 1000
-        How many classes there are: features of the output.
+        Number of classes, the features of the output.
 
     Examples
     --------
@@ -58,18 +58,18 @@ class AlexNet(HybridBlock):
 def alexnet(
     pretrained: bool = False, ctx: Devices = cpu(), root: str | None = None, **kwargs: Any
 ) -> HybridBlock:
-    """AlexNet for images of 224x224.
+    """Returns AlexNet for images of 224x224.
 
     Parameters
     ----------
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
-        Where to load them.
+        Device to load them to.
     root : str, default $MXNET_HOME/models
-        The folder they are in.
+        Folder of the parameter files.
     **kwargs
-        Parameters of `AlexNet`, as classes.
+        Arguments of `AlexNet`, such as classes.
 
     Returns
     -------

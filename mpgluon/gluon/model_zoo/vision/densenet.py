@@ -1,4 +1,5 @@
-"""DenseNet: each layer reads the outputs of all before it in its stage (`arXiv:1608.06993`)."""
+"""DenseNet: each layer reads the outputs of all previous layers in its stage
+(`arXiv:1608.06993`)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ __all__ = ["DenseNet", "densenet121", "densenet161", "densenet169", "densenet201
 
 
 def _layer(growth_rate, bn_size, dropout):
-    """Puts `growth_rate` channels behind those of its input."""
+    """Returns a layer that appends `growth_rate` channels to its input."""
     added = nn.HybridSequential(prefix="")
     added.add(
         nn.BatchNorm(),
@@ -45,7 +46,7 @@ def _stage(number, layers, growth_rate, bn_size, dropout):
 
 
 def _transition(channels):
-    """Halves height and width."""
+    """Returns a transition layer, which halves height and width."""
     out = nn.HybridSequential(prefix="")
     out.add(
         nn.BatchNorm(),
@@ -57,8 +58,8 @@ def _transition(channels):
 
 
 class DenseNet(HybridBlock):
-    """A DenseNet with 1x1 convolutions in front of the 3x3 ones, and half the channels behind each
-    stage.
+    """A DenseNet with a 1x1 convolution before each 3x3 convolution, and transitions that halve the
+    channels between stages.
 
     Parameters
     ----------
@@ -67,13 +68,13 @@ class DenseNet(HybridBlock):
     growth_rate : int
         Channels that each layer adds.
     block_config : list of int
-        How many layers each stage has.
+        Number of layers of each stage.
     bn_size : int, default 4
-        Channels behind a layer's 1x1 convolution, as a multiple of growth_rate.
+        Channels after a layer's 1x1 convolution, as a multiple of growth_rate.
     dropout : float, default 0
-        The rate of dropout behind each layer; 0 for none.
+        Dropout rate after each layer; 0 disables dropout.
     classes : int, default 1000
-        How many classes there are: features of the output.
+        Number of classes, the features of the output.
 
     Examples
     --------
@@ -136,15 +137,15 @@ def get_densenet(
     Parameters
     ----------
     num_layers : int
-        121, 161, 169 or 201; ValueError if it is none of them.
+        121, 161, 169 or 201. Raises ValueError for other values.
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
-        Where to load them.
+        Device to load them to.
     root : str, default $MXNET_HOME/models
-        The folder they are in.
+        Folder of the parameter files.
     **kwargs
-        Parameters of `DenseNet`, as classes and dropout.
+        Arguments of `DenseNet`, such as classes and dropout.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Inception, version 3 (`arXiv:1512.00567`)."""
+"""Inception version 3 (`arXiv:1512.00567`)."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def _maximum_branch():
 
 
 def _split_branch(*convolutions):
-    """Convolutions, then a 1x3 and a 3x1 one side by side."""
+    """Returns a branch of convolutions that ends in parallel 1x3 and 3x1 convolutions."""
     trunk = _branch(*convolutions)
     parts = HybridConcurrent(axis=1, prefix="")
     parts.add(_branch((384, (1, 3), 1, (0, 1))), _branch((384, (3, 1), 1, (1, 0))))
     return _sequence(trunk, parts)
 
 
-# Sizes in comments are for images of 299x299. (1, 7) and (7, 1) convolutions keep the size.
+# Sizes in docstrings are for images of 299x299. (1, 7) and (7, 1) convolutions keep the size.
 _ROW, _COLUMN = ((1, 7), 1, (0, 3)), ((7, 1), 1, (3, 0))
 
 
 def _a(pooled):
-    """Of 35x35."""
+    """Returns the branches of a module on 35x35."""
     return (
         _branch((64, 1)),
         _branch((48, 1), (64, 5, 1, 2)),
@@ -65,7 +65,7 @@ def _a(pooled):
 
 
 def _b():
-    """From 35x35 to 17x17."""
+    """Returns the branches of a module from 35x35 to 17x17."""
     return (
         _branch((384, 3, 2)),
         _branch((64, 1), (96, 3, 1, 1), (96, 3, 2)),
@@ -74,7 +74,7 @@ def _b():
 
 
 def _c(narrow):
-    """Of 17x17, with convolutions of `narrow` channels."""
+    """Returns the branches of a module on 17x17, whose convolutions have `narrow` channels."""
     return (
         _branch((192, 1)),
         _branch((narrow, 1), (narrow, *_ROW), (192, *_COLUMN)),
@@ -84,7 +84,7 @@ def _c(narrow):
 
 
 def _d():
-    """From 17x17 to 8x8."""
+    """Returns the branches of a module from 17x17 to 8x8."""
     return (
         _branch((192, 1), (320, 3, 2)),
         _branch((192, 1), (192, *_ROW), (192, *_COLUMN), (192, 3, 2)),
@@ -93,7 +93,7 @@ def _d():
 
 
 def _e():
-    """Of 8x8."""
+    """Returns the branches of a module on 8x8."""
     return (
         _branch((320, 1)),
         _split_branch((384, 1)),
@@ -103,7 +103,8 @@ def _e():
 
 
 def _module(prefix, branches, *settings):
-    """Branches side by side; `branches` makes them in the module's name scope."""
+    """Returns a module of parallel branches, which `branches` creates in the module's name
+    scope."""
     out = HybridConcurrent(axis=1, prefix=prefix)
     with out.name_scope():
         out.add(*branches(*settings))
@@ -111,12 +112,12 @@ def _module(prefix, branches, *settings):
 
 
 class Inception3(HybridBlock):
-    """Modules of branches that convolve in kernels of several shapes, for images of 299x299.
+    """Modules of parallel convolutions with different kernel shapes, for images of 299x299.
 
     Parameters
     ----------
     classes : int, default 1000
-        How many classes there are: features of the output.
+        Number of classes, the features of the output.
 
     Examples
     --------
@@ -160,18 +161,18 @@ class Inception3(HybridBlock):
 def inception_v3(
     pretrained: bool = False, ctx: Devices = cpu(), root: str | None = None, **kwargs: Any
 ) -> HybridBlock:
-    """Inception, version 3, for images of 299x299.
+    """Returns Inception version 3 for images of 299x299.
 
     Parameters
     ----------
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
-        Where to load them.
+        Device to load them to.
     root : str, default $MXNET_HOME/models
-        The folder they are in.
+        Folder of the parameter files.
     **kwargs
-        Parameters of `Inception3`, as classes.
+        Arguments of `Inception3`, such as classes.
 
     Returns
     -------

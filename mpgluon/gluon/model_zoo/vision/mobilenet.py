@@ -1,5 +1,5 @@
-"""MobileNet (`arXiv:1704.04861`) and MobileNetV2 (`arXiv:1801.04381`): convolutions of each channel
-by itself, with 1x1 convolutions between them."""
+"""MobileNet (`arXiv:1704.04861`) and MobileNetV2 (`arXiv:1801.04381`): depthwise convolutions with
+1x1 convolutions between them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class RELU6(HybridBlock):
-    """The input, kept between 0 and 6.
+    """ReLU6: clips the input to the range from 0 to 6.
 
     Examples
     --------
@@ -46,7 +46,8 @@ class RELU6(HybridBlock):
 
 
 def _conv(channels, kernel=1, stride=1, groups=1, activation: type[HybridBlock] | None = None):
-    """Yields a convolution that keeps the size but for the stride, BatchNorm and an activation."""
+    """Yields a padded convolution, which keeps the size if the stride is 1, BatchNorm and an
+    activation."""
     padding = kernel // 2
     yield nn.Conv2D(channels, kernel, stride, padding, groups=groups, use_bias=False)
     yield nn.BatchNorm()
@@ -59,9 +60,10 @@ def _relu():
 
 
 class LinearBottleneck(HybridBlock):
-    """Widens the channels, convolves each by itself, and narrows them without an activation.
+    """Inverted residual block: a 1x1 convolution expands the channels, a depthwise convolution
+    follows, and a 1x1 convolution without an activation reduces them.
 
-    Where neither size nor channels change, the input is added to that.
+    If neither size nor channels change, the input is added to the result.
 
     Parameters
     ----------
@@ -70,9 +72,9 @@ class LinearBottleneck(HybridBlock):
     channels : int
         Channels of the output.
     t : int
-        How many times as many channels there are in between.
+        Expansion factor of the channels.
     stride : int
-        Of the convolution by channel.
+        Stride of the depthwise convolution.
 
     Examples
     --------
@@ -99,7 +101,7 @@ class LinearBottleneck(HybridBlock):
         return F.elemwise_add(out, x) if self.use_shortcut else out
 
 
-# Channels behind each 1x1 convolution, and strides of the convolution by channel before it.
+# Channels after each 1x1 convolution, and strides of the depthwise convolution before it.
 _CHANNELS = [64, 128, 128, 256, 256, *[512] * 6, 1024, 1024]
 _STRIDES = [1, 2, 1, 2, 1, 2, *[1] * 5, 2, 1]
 
@@ -110,9 +112,9 @@ class MobileNet(HybridBlock):
     Parameters
     ----------
     multiplier : float, default 1.0
-        The width: what all numbers of channels are multiplied by.
+        Width multiplier: a factor for all numbers of channels.
     classes : int, default 1000
-        How many classes there are: features of the output.
+        Number of classes, the features of the output.
 
     Examples
     --------
@@ -141,7 +143,8 @@ class MobileNet(HybridBlock):
         return self.output(self.features(x))
 
 
-# Stages of bottlenecks: channels, how many, stride of the first. The first stage does not widen.
+# Stages of bottlenecks: channels, number of blocks, stride of the first block. The first stage does
+# not expand the channels.
 _STAGES = [
     (16, 1, 1),
     (24, 2, 2),
@@ -159,10 +162,10 @@ class MobileNetV2(HybridBlock):
     Parameters
     ----------
     multiplier : float, default 1.0
-        The width: what all numbers of channels are multiplied by, but for the last convolution,
-        which is never made narrower.
+        Width multiplier: a factor for all numbers of channels. The last convolution never gets
+        narrower.
     classes : int, default 1000
-        How many classes there are: features of the output.
+        Number of classes, the features of the output.
 
     Examples
     --------
@@ -209,15 +212,15 @@ def get_mobilenet(
     Parameters
     ----------
     multiplier : float
-        The width; there are trained parameters for 1.0, 0.75, 0.5 and 0.25.
+        Width multiplier; trained parameters exist for 1.0, 0.75, 0.5 and 0.25.
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
-        Where to load them.
+        Device to load them to.
     root : str, default $MXNET_HOME/models
-        The folder they are in.
+        Folder of the parameter files.
     **kwargs
-        Parameters of `MobileNet`, as classes.
+        Arguments of `MobileNet`, such as classes.
 
     Returns
     -------
@@ -248,15 +251,15 @@ def get_mobilenet_v2(
     Parameters
     ----------
     multiplier : float
-        The width; there are trained parameters for 1.0, 0.75, 0.5 and 0.25.
+        Width multiplier; trained parameters exist for 1.0, 0.75, 0.5 and 0.25.
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
-        Where to load them.
+        Device to load them to.
     root : str, default $MXNET_HOME/models
-        The folder they are in.
+        Folder of the parameter files.
     **kwargs
-        Parameters of `MobileNetV2`, as classes.
+        Arguments of `MobileNetV2`, such as classes.
 
     Returns
     -------

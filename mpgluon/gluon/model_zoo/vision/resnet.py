@@ -1,4 +1,4 @@
-"""Residual networks: version 1 (`arXiv:1512.03385`) and version 2, with the activation in front
+"""Residual networks: version 1 (`arXiv:1512.03385`) and version 2, with pre-activation
 (`arXiv:1603.05027`)."""
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class _BlockV1(HybridBlock):
     channels : int
         Channels of the output.
     stride : int
-        Of the first convolution.
+        Stride of the first convolution.
     downsample : bool, default False
-        Whether the way around goes through a convolution, because stride or channels change.
+        Whether the shortcut has a convolution, because stride or channels change.
     in_channels : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
     """
 
     def __init__(
@@ -172,13 +172,13 @@ class _ResNet(HybridBlock):
     block : type
         Class of the residual blocks: BasicBlockV1 or BottleneckV1.
     layers : list of int
-        How many blocks each stage has.
+        Number of blocks of each stage.
     channels : list of int
-        Channels of the first convolution, and of each stage.
+        Channels of the first convolution and of each stage.
     classes : int, default 1000
-        How many classes there are: features of the output.
+        Number of classes, the features of the output.
     thumbnail : bool, default False
-        For small images: the first convolution is 3x3 and nothing is pooled before the stages.
+        For small images: the first convolution is 3x3, without pooling before the stages.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ resnet_spec: dict[int, tuple[str, list[int], list[int]]] = {
     101: ("bottle_neck", [3, 4, 23, 3], _DEEP),
     152: ("bottle_neck", [3, 8, 36, 3], _DEEP),
 }
-# by version - 1
+# Indexed by version - 1.
 resnet_net_versions: list[type[HybridBlock]] = [ResNetV1, ResNetV2]
 resnet_block_versions: list[dict[str, type[HybridBlock]]] = [
     {"basic_block": BasicBlockV1, "bottle_neck": BottleneckV1},
@@ -282,11 +282,11 @@ def get_resnet(
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
-        Where to load them.
+        Device to load them to.
     root : str, default $MXNET_HOME/models
-        The folder they are in.
+        Folder of the parameter files.
     **kwargs
-        Parameters of `ResNetV1` or `ResNetV2`, as classes.
+        Arguments of `ResNetV1` or `ResNetV2`, such as classes.
 
     Returns
     -------

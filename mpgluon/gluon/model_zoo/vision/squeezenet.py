@@ -1,4 +1,4 @@
-"""SqueezeNet: few parameters (`arXiv:1602.07360`)."""
+"""SqueezeNet, a network with few parameters (`arXiv:1602.07360`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SqueezeNet", "squeezenet1_0", "squeezenet1_1"]
 
-# The first convolution's channels and kernel, and the stages between pooling layers: channels of
-# the 1x1 convolution that each fire module begins with. Those of its branches are four times that.
+# The first convolution's channels and kernel, and the stages between pooling layers. A stage lists
+# the channels of the first 1x1 convolution of each fire module; its branches have four times as
+# many.
 _STAGES = {
     "1.0": (96, 7, ([16, 16, 32], [32, 48, 48, 64], [64])),
     "1.1": (64, 3, ([16, 16], [32, 32], [48, 48, 64, 64])),
@@ -33,7 +34,8 @@ def _conv(channels, kernel, padding=0):
 
 
 def _fire(channels):
-    """Returns a fire module: a 1x1 convolution to few channels, then 1x1 and 3x3 side by side."""
+    """Returns a fire module: a 1x1 convolution that reduces the channels, then parallel 1x1 and 3x3
+    convolutions."""
     out = nn.HybridSequential(prefix="")
     out.add(_conv(channels, 1))
     branches = HybridConcurrent(axis=1, prefix="")
@@ -43,19 +45,19 @@ def _fire(channels):
 
 
 class SqueezeNet(HybridBlock):
-    """Fire modules, and a convolution that gives the classes.
+    """Fire modules, and a convolution that computes the class scores.
 
     Parameters
     ----------
     version : str
-        '1.0', or '1.1', which computes less than half as much.
+        '1.0', or '1.1', which needs less than half of the operations.
     classes : int, default 1000
-        How many classes there are: features of the output.
+        Number of classes, the features of the output.
 
     Raises
     ------
     AssertionError
-        When there is no such version.
+        If the version does not exist.
 
     Examples
     --------
@@ -100,11 +102,11 @@ def get_squeezenet(
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
-        Where to load them.
+        Device to load them to.
     root : str, default $MXNET_HOME/models
-        The folder they are in.
+        Folder of the parameter files.
     **kwargs
-        Parameters of `SqueezeNet`, as classes.
+        Arguments of `SqueezeNet`, such as classes.
 
     Returns
     -------

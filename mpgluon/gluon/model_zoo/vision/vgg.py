@@ -37,23 +37,23 @@ def _dense(units, activation=None):
 
 
 class VGG(HybridBlock):
-    """Stages of 3x3 convolutions, each with a pooling layer behind it, and three dense layers.
+    """Stages of 3x3 convolutions, each followed by a pooling layer, and three dense layers.
 
     Parameters
     ----------
     layers : list of int
-        How many convolutions each stage has.
+        Number of convolutions of each stage.
     filters : list of int
         Channels of each stage's convolutions.
     classes : int, default 1000
-        How many classes there are: features of the output.
+        Number of classes, the features of the output.
     batch_norm : bool, default False
-        Whether there is a BatchNorm behind each convolution.
+        Whether a BatchNorm follows each convolution.
 
     Raises
     ------
     AssertionError
-        When `layers` and `filters` differ in length.
+        If `layers` and `filters` differ in length.
 
     Examples
     --------
@@ -122,15 +122,15 @@ def get_vgg(
     Parameters
     ----------
     num_layers : int
-        11, 13, 16 or 19; ValueError if it is none of them.
+        11, 13, 16 or 19. Raises ValueError for other values.
     pretrained : bool, default False
         Whether to load trained parameters; see `model_store.get_model_file`.
     ctx : Context, default cpu()
-        Where to load them.
+        Device to load them to.
     root : str, default $MXNET_HOME/models
-        The folder they are in.
+        Folder of the parameter files.
     **kwargs
-        Parameters of `VGG`, as classes and batch_norm.
+        Arguments of `VGG`, such as classes and batch_norm.
 
     Returns
     -------
