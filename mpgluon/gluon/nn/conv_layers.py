@@ -1,6 +1,6 @@
 """Convolution and pooling layers.
 
-Arrays are ``(batch, channels, *space)``, or as `layout` says; N, C, D, H, W stand for batch,
+Arrays are ``(batch, channels, *space)`` unless `layout` is given. N, C, D, H, W stand for batch,
 channels, depth, height, width.
 """
 
@@ -62,7 +62,7 @@ def check_layout(layout: str | None, ndim: int) -> str:
 
 
 def check_groups(layer: str, groups: int, **channels: int) -> None:
-    """Fails where channels can't be divided into groups."""
+    """Raises ValueError if channels cannot be divided into the groups."""
     for name, count in channels.items():
         if count % groups:
             raise MXNetValueError(
@@ -71,7 +71,7 @@ def check_groups(layer: str, groups: int, **channels: int) -> None:
 
 
 def _with_example(doc, *lines):
-    """Returns a docstring and an example: calls, and what the last one gives."""
+    """Returns a docstring with an example: calls, followed by the output of the last one."""
     *calls, result = lines
     shown = "".join(f">>> {call}\n" for call in calls)
     return f"{inspect.cleandoc(doc)}\n\nExamples\n--------\n{shown}{result}\n"
@@ -85,26 +85,25 @@ class _Conv(Layer):
     channels : int
         Channels of the output.
     kernel_size : int or tuple of int
-        Elements of the kernel along each spatial axis.
+        Size of the kernel along each spatial axis.
     strides, dilation : int or tuple of int, default 1
-        Elements from one position of the kernel to the next, and from one of its elements to the
-        next.
+        Stride of the kernel, and spacing of its elements.
     padding : int or tuple of int, default 0
-        Zeros in front of and behind each spatial axis.
+        Number of zeros added before and after each spatial axis.
     groups : int, default 1
-        Into how many independent convolutions the channels are split.
+        Number of independent convolutions into which the channels are split.
     layout : str, optional
-        Channels before the spatial axes by default.
+        Order of the axes; by default, channels precede the spatial axes.
     activation : str, optional
         See `Activation`.
     use_bias : bool, default True
         Whether to add `bias` to the product.
     weight_initializer : Initializer or str, optional
-        First values of `weight`; by default those that ``initialize`` is given.
+        Initial values of `weight`; by default those of the initializer given to ``initialize``.
     bias_initializer : Initializer or str, default 'zeros'
-        First values of `bias`.
+        Initial values of `bias`.
     in_channels : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
     """
 
     _ndim = 0
@@ -234,29 +233,29 @@ class _ConvTranspose(_Conv):
     output_padding : int or tuple of int, default 0
         Elements added to one side of each spatial axis of the output.
     weight_initializer : Initializer or str, optional
-        First values of `weight`; by default those that ``initialize`` is given.
+        Initial values of `weight`; by default those of the initializer given to ``initialize``.
     bias_initializer : Initializer or str, default 'zeros'
-        First values of `bias`.
+        Initial values of `bias`.
     channels : int
         Channels of the output.
     kernel_size : int or tuple of int
-        Elements of the kernel along each spatial axis.
+        Size of the kernel along each spatial axis.
     strides : int or tuple of int, default 1
-        How many times larger each spatial axis becomes.
+        Factor by which each spatial axis grows.
     padding : int or tuple of int, default 0
-        Elements cut off in front of and behind each spatial axis.
+        Number of elements removed before and after each spatial axis.
     dilation : int or tuple of int, default 1
-        Elements from one element of the kernel to the next.
+        Spacing of the kernel's elements.
     groups : int, default 1
-        Into how many independent convolutions the channels are split.
+        Number of independent convolutions into which the channels are split.
     layout : str, optional
-        Channels before the spatial axes by default.
+        Order of the axes; by default, channels precede the spatial axes.
     activation : str, optional
         See `Activation`.
     use_bias : bool, default True
         Whether to add `bias`.
     in_channels : int, default 0
-        Channels of the input; 0 to find them in the first forward pass.
+        Channels of the input; 0 to infer them in the first forward pass.
     """
 
     _op_name = "Deconvolution"
@@ -338,20 +337,20 @@ class Conv3DTranspose(_ConvTranspose):
 
 
 class _Pooling(Layer):
-    """The maximum or mean over windows of spatial axes.
+    """Maximum or mean pooling over windows of the spatial axes.
 
     Parameters
     ----------
     pool_size : int or tuple of int, default 2
-        Elements of the window along each spatial axis.
+        Size of the window along each spatial axis.
     strides : int or tuple of int, optional
-        By default `pool_size`.
+        Stride of the window; defaults to `pool_size`.
     padding : int or tuple of int, default 0
-        Elements in front of and behind each spatial axis.
+        Number of elements added before and after each spatial axis.
     ceil_mode : bool, default False
-        Whether a window that only partly fits at the end counts.
+        Whether to include a window at the end that fits only partly.
     layout : str, optional
-        Channels before the spatial axes by default.
+        Order of the axes; by default, channels precede the spatial axes.
     """
 
     _ndim = 0
@@ -405,7 +404,7 @@ _PADDING = """count_include_pad : bool, default True
         Whether padding counts in the mean.
     """
 
-# The order of positional arguments is MXNet's, which differs between the classes.
+# The order of positional arguments is MXNet's and differs between the classes.
 
 
 class MaxPool1D(_Pooling):
@@ -507,12 +506,12 @@ class AvgPool3D(AvgPool2D):
 
 
 class _GlobalPooling(_Pooling):
-    """The maximum or mean over all spatial axes, which stay with size 1.
+    """Maximum or mean pooling over all spatial axes, which are kept with size 1.
 
     Parameters
     ----------
     layout : str, optional
-        Channels before the spatial axes by default.
+        Order of the axes; by default, channels precede the spatial axes.
     """
 
     _global_pool = True
@@ -575,7 +574,7 @@ class ReflectionPad2D(Layer):
     Parameters
     ----------
     padding : int or tuple of 8 int, default 0
-        Before and after each of the four axes.
+        Number of elements before and after each of the four axes, or a number for height and width.
 
     Examples
     --------
@@ -599,8 +598,8 @@ class ReflectionPad2D(Layer):
 
 
 def convolution_arguments(layer: Conv2D) -> dict[str, Any]:
-    """Returns the arguments that a convolution was made with, sizes as they are known now; for
-    `parallel.shard`."""
+    """Returns the constructor arguments of an existing convolution, with its inferred sizes. Used
+    by `parallel.shard`."""
     given = layer._kwargs
     groups = given["num_group"]
     return {

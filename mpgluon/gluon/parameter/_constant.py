@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Value(initializer.Initializer):
-    """Fills with a given array."""
+    """Fills an array with a given value."""
 
     def __init__(self, value):
         super().__init__()
@@ -26,14 +26,14 @@ class _Value(initializer.Initializer):
 
 
 class Constant(Parameter):
-    """A parameter that autograd and Trainer leave alone; `set_data` may still change it.
+    """A parameter that autograd and Trainer do not change; `set_data` may still change it.
 
     Parameters
     ----------
     name : str
-        The name.
+        Name of the constant.
     value : NDArray or array-like
-        The value, which gives shape and dtype.
+        Value, which determines shape and dtype.
 
     Examples
     --------

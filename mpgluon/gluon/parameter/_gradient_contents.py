@@ -1,7 +1,7 @@
-"""The contents of a parameter's gradients, as they move with it, are saved and loaded.
+"""Contents of a parameter's gradients: moving them with the parameter, saving and loading them.
 
-A gradient is training state between the backward pass that writes it and the update that uses it,
-and for as long as ``grad_req='add'`` sums in it.
+A gradient is part of the training state between the backward pass that writes it and the update
+that uses it, and while ``grad_req='add'`` accumulates in it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from ...context import Context
     from ._parameter import Parameter
 
-    Content = tuple[NDArray | None, bool]  # None: zero; and whether a step has yet to use it
+    # (gradient, or None for zero; whether an update has yet to use it).
+    Content = tuple[NDArray | None, bool]
 
 
 def contents_of(param: Parameter) -> list[Content]:
-    """Returns the gradients of a parameter by replica, and whether backward has written each since
-    the last step. Dense gradients are the arrays themselves, row_sparse ones copies."""
+    """Returns the gradient of each replica, and whether backward has written it since the last
+    step. Dense gradients are the arrays themselves, row_sparse gradients are copies."""
     if not param.gradients:
         return []
     sparse = param.grad_stype != "default"
@@ -40,8 +41,8 @@ def on_devices(
 ) -> dict[Context, Content]:
     """Returns the gradients of replicas on devices `old` for replicas on devices `new`.
 
-    Equally many replicas keep their own. Otherwise the first new replica has the sum, which is the
-    sum that the next update sees.
+    If the number of replicas is unchanged, each keeps its own gradient. Otherwise, the first new
+    replica gets the sum, which the next update would compute anyway.
     """
     if not contents:
         return {}
@@ -53,8 +54,8 @@ def on_devices(
 
 
 def summed(contents: Sequence[Content], count: int) -> list[Content]:
-    """Returns the sum of the gradients of replicas as those of `count` replicas, of which the first
-    has all."""
+    """Returns the sum of the replicas' gradients, divided over `count` replicas: the first one gets
+    the sum, the others zero."""
     arrays = [array for array, _ in contents if array is not None]
     total = arrays[0] if arrays else None
     if len(arrays) > 1:
@@ -64,8 +65,8 @@ def summed(contents: Sequence[Content], count: int) -> list[Content]:
 
 
 def filled(param: Parameter, grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
-    """Returns a gradient on a device with contents from elsewhere. `grad`: the row_sparse gradient
-    to fill; None for a dense one, which is made."""
+    """Returns a gradient on device `ctx` with the given contents. `grad` is the row_sparse gradient
+    to fill, or None for a dense gradient, which is created."""
     if grad is None:
         same = dtype_name(content.dtype) == dtype_name(dtype)
         return content.copyto(ctx) if same else content.as_in_context(ctx).astype(dtype)
@@ -80,8 +81,8 @@ def filled(param: Parameter, grad: Any, ctx: Context, content: NDArray | None, d
 
 
 def left_behind(param: Parameter) -> tuple[list[NDArray], list[Any]]:
-    """Returns the arrays that a parameter gives up and a backward pass may still reach, and the
-    changes (`_core.at_once`) after which a gradient there counts as written since."""
+    """Returns the replaced arrays of a parameter that a backward pass may still reach, and the
+    changes (`_core.at_once`) that let their gradients be marked as fresh when it does."""
     arrays = [array for array in param.arrays.values() if array._on_tape]
     marks = [
         (setattr, array, "_fresh_grad", False)
@@ -92,14 +93,14 @@ def left_behind(param: Parameter) -> tuple[list[NDArray], list[Any]]:
     return [*[array for array in param.left if array._on_tape], *arrays], marks
 
 
-# In files
+# Files
 
 
 def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Parameter]:
     """Returns the parameters whose gradients a later backward pass or step uses.
 
-    adding: whether a Trainer adds gradients up by itself, over several calls of `step`; then
-    `phase` is the number of calls so far, and sums are zero at 0.
+    `adding` is True if a Trainer accumulates gradients over several calls of `step`. Then `phase`
+    is the number of calls so far, and the sums are zero if it is 0.
     """
     chosen, unsure = [], []
     for param in params:
@@ -123,8 +124,8 @@ def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Param
 
 
 def describe(param: Parameter, name: str, arrays: dict[str, NDArray]) -> dict[str, Any]:
-    """Returns the description of the gradients of a parameter for a header in JSON; adds their
-    arrays to `arrays`."""
+    """Returns a description of a parameter's gradients for a JSON header, and adds their arrays to
+    `arrays`."""
     replicas = []
     for k, (array, fresh) in enumerate(contents_of(param)):
         key, kind = f"gradient:{k}:{name}", "array"
@@ -140,7 +141,7 @@ def describe(param: Parameter, name: str, arrays: dict[str, NDArray]) -> dict[st
 
 
 def keys_of(entry: Mapping[str, Any], name: str) -> list[tuple[str, bool]]:
-    """Returns the names of the arrays of a description, and whether each has the parameter's
+    """Returns the names of the arrays in a description, and for each whether it has the parameter's
     shape."""
     keys = []
     for k, replica in enumerate(entry["replicas"]):
@@ -153,7 +154,7 @@ def keys_of(entry: Mapping[str, Any], name: str) -> list[tuple[str, bool]]:
 
 
 def is_description(entry: Any) -> bool:
-    """True if an object from a file describes gradients."""
+    """True if an object from a file is a valid description of gradients."""
     return (
         isinstance(entry, dict)
         and entry.get("grad_req") in ("write", "add")
@@ -171,7 +172,7 @@ def is_description(entry: Any) -> bool:
 def read(
     param: Parameter, entry: Mapping[str, Any], name: str, array_of: Callable[[str], NDArray]
 ) -> list[Content]:
-    """Returns the gradients that a description names."""
+    """Reads the gradients of a description. Raises MXNetError if a shape does not fit."""
     contents: list[Content] = []
     for k, replica in enumerate(entry["replicas"]):
         key, content = f"gradient:{k}:{name}", None
@@ -201,7 +202,7 @@ def read(
 
 
 def check(param: Parameter, entry: Mapping[str, Any], source: str) -> None:
-    """MXNetError if a parameter cannot take over the gradients of a description."""
+    """Raises MXNetError if a parameter cannot take over the gradients of a description."""
     if (
         param.grad_req == entry["grad_req"]
         or param.grad_req == "null" != entry["grad_req"] != "add"
@@ -216,8 +217,8 @@ def check(param: Parameter, entry: Mapping[str, Any], source: str) -> None:
 
 
 def changes_to(param: Parameter, contents: Sequence[Content] | None) -> list[Any]:
-    """Returns the changes (`_core.at_once`) that give a parameter these gradients; None: no
-    gradient that an update has yet to use, and empty sums."""
+    """Returns the changes (`_core.at_once`) that replace a parameter's gradients by `contents`.
+    None resets them: nothing is left for an update, and sums are zero."""
     if not param.gradients:
         return []
     weights, grads = list(param.arrays.values()), list(param.gradients.values())

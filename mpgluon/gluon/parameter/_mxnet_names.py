@@ -1,4 +1,4 @@
-"""The private names that MXNet's `Parameter` has, for programs and packages that read them."""
+"""Private names of MXNet's `Parameter`, for programs and packages that use them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _by_device(arrays: Sequence[NDArray] | None) -> dict[Context, NDArray] | Non
 
 
 class DeviceArrays(list["NDArray"]):
-    """A list of a parameter's arrays or gradients, one per device, that writes through: ``_data[i]
-    = array`` gives the parameter that array on device `i`, with the gradient that it leads to.
+    """A list of a parameter's arrays or gradients, one for each device, that writes through:
+    ``_data[i] = array`` replaces the parameter's array on device `i`, including its gradient.
 
-    While a block is traced, the arrays are traced ones, and an array that is set replaces the
+    While a block is traced, the list holds traced arrays, and an assigned array replaces the
     parameter for the rest of the trace.
     """
 
@@ -37,9 +37,9 @@ class DeviceArrays(list["NDArray"]):
         super().__init__(self.by_device().values())
 
     def by_device(self) -> dict[Context, Any]:
-        """Returns the parameter's arrays or gradients now, by device."""
+        """Returns the parameter's current arrays or gradients, by device."""
         found = getattr(self._parameter, self._attribute)
-        # while traced, before a known shape's array is made
+        # Traced with a known shape, but the array does not exist yet.
         return dict.fromkeys(self._parameter.list_ctx()) if found is None else found
 
     def _trace(self):
@@ -91,8 +91,8 @@ class DeviceArrays(list["NDArray"]):
 
 
 class MXNetNames:
-    """Views of a parameter's arrays that write through; a list that is set is taken over, by the
-    devices of its arrays."""
+    """Views of a parameter's arrays that write through. Assigning a list replaces the arrays, by
+    their devices."""
 
     arrays: dict[Context, NDArray] | None
     gradients: dict[Context, NDArray] | None
@@ -103,7 +103,7 @@ class MXNetNames:
     stype: str
     grad_stype: str
     _trainer_reference: weakref.ref[Trainer] | None
-    overrides_data: bool = False  # True in subclasses with their own data(), which blocks then use
+    overrides_data: bool = False  # True in subclasses that override data(), which blocks then call
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -141,7 +141,7 @@ class MXNetNames:
 
     @property
     def _ctx_map(self) -> list[list[int | None]] | None:
-        """Places in `_ctx_list`: of CPUs in the second list, of GPUs in the first."""
+        """Positions in `_ctx_list`: CPUs in the second list, GPUs in the first."""
         if self.arrays is None:
             return None
         places: list[list[int | None]] = [[], []]
@@ -158,7 +158,8 @@ class MXNetNames:
         )
 
     def _check_devices(self, places: Sequence[Any] | None) -> None:
-        """Devices follow from the arrays: setting them changes nothing."""
+        """Raises AttributeError if the number of devices differs. The devices follow from the
+        arrays, so setting them has no effect."""
         count = None if places is None else sum(place is not None for place in places)
         if count != (None if self.arrays is None else len(self.arrays)):
             raise AttributeError(
@@ -191,7 +192,8 @@ class MXNetNames:
 
     @property
     def _trainer(self) -> Trainer | None:
-        """The one that updates the parameter, which it does not keep: the Trainer keeps it."""
+        """The Trainer that updates the parameter, referenced weakly because it owns the
+        parameter."""
         return None if self._trainer_reference is None else self._trainer_reference()
 
     @_trainer.setter
@@ -208,7 +210,7 @@ class MXNetNames:
         return self.reduced()
 
     def _check_and_get(self, arr_list: Sequence[NDArray] | None, ctx: Any) -> Any:
-        """Of arrays the one on a device; with ``ctx=list`` all."""
+        """Returns the array on device `ctx`, or all arrays for ``ctx=list``."""
         if arr_list is None:
             raise self.missing_error()
         if ctx is list:

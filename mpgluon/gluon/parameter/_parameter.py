@@ -1,4 +1,4 @@
-"""`Parameter`: an array to train, with a copy on each of its devices."""
+"""`Parameter`: a trainable array with a copy on each of its devices."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ if TYPE_CHECKING:
 
 tensor_types: tuple[type[NDArray], ...] = (nd.NDArray,)
 
-# Each initialisation has this many numbers of random calls to itself, whether it happens at once or
-# is deferred, so initial values depend neither on when nor where they are made.
+# Each initialization reserves this many random calls, even if it is deferred, so initial values do
+# not depend on when or on which device they are drawn.
 _CALLS_PER_INITIALIZATION = 64
 
 
 def _reserve_random_calls():
-    """Passes over the random calls of one initialisation; returns the state in which it is to
-    happen."""
+    """Reserves the random calls of one initialization. Returns the random state that the
+    initialization must use."""
     key = seed, call = random.get_state()
     random.set_state((seed, call + _CALLS_PER_INITIALIZATION))
     return key
 
 
-# The owner of a parameter: none yet, the ParameterDict that made it, or the blocks that have it as
+# Owner of a parameter: none yet, the ParameterDict that created it, or the blocks that have it as
 # an attribute.
 UNOWNED, OWNED_BY_DICT, OWNED_BY_BLOCKS = range(3)
 
 
 class DeferredInitializationError(MXNetError):
-    """A parameter's value was asked for before the first forward pass told its shape."""
+    """Raised if a parameter's value is used before the first forward pass has inferred its
+    shape."""
 
 
 def context_list(ctx: Devices | None) -> list[Context]:
@@ -66,8 +67,8 @@ def _same_dtype(a, b):
     return a == b or dtype_name(a) == dtype_name(b)
 
 
-# How often a parameter got other arrays, or factors for its rates: while the number is the same, so
-# are those of all parameters.
+# Counts changes of any parameter's arrays, gradients or multipliers. As long as the number is the
+# same, none of them has changed.
 changes: list[int] = [0]
 _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
@@ -80,40 +81,40 @@ def _plain(array):
 class Parameter(MXNetNames):
     """A weight of a block.
 
-    After `initialize` it holds an array on each of its devices and, unless `grad_req` is
-    ``'null'``, a gradient array beside each. The arrays of a replicated parameter are independent;
+    After `initialize`, it holds an array on each of its devices and, unless `grad_req` is
+    ``'null'``, a gradient for each array. The arrays of a replicated parameter are independent;
     `Trainer` keeps them equal.
 
     Parameters
     ----------
     name : str
-        The name, unique among a Trainer's parameters.
+        Name of the parameter, unique among the parameters of a Trainer.
     grad_req : {'write', 'add', 'null'}, default 'write'
-        Whether backward writes the gradient, adds to it (then call `zero_grad` between steps), or
+        Whether backward overwrites the gradient, adds to it (call `zero_grad` between steps), or
         computes none.
     shape : int or tuple of int, optional
-        0 stands for a size that is not known yet.
+        Shape; 0 for a dimension that is not known yet.
     dtype : str or numpy.dtype, default 'float32'
-        Of value and gradient.
+        Data type of value and gradient.
     lr_mult, wd_mult : float, default 1.0
-        Factors on the optimizer's learning rate and weight decay.
+        Factors for the optimizer's learning rate and weight decay.
     init : Initializer or str, optional
-        Takes precedence over the initializer given to ``net.initialize``.
+        Initializer that overrides the one given to ``net.initialize``.
     allow_deferred_init : bool, default False
-        Whether the shape may still be unknown when `initialize` is called.
+        Whether `initialize` may be called while the shape is unknown.
     differentiable : bool, default True
-        False keeps `grad_req` at ``'null'``.
+        False fixes `grad_req` to ``'null'``.
     stype : {'default', 'row_sparse'}, default 'default'
-        The storage of the value as users see it: with 'row_sparse' rows of it are had from
-        `row_sparse_data`, and `data` is an error. The arrays themselves are dense.
+        Storage of the value as seen by users. With 'row_sparse', `row_sparse_data` returns rows of
+        it and `data` raises an error. The arrays themselves are dense.
     grad_stype : {'default', 'row_sparse'}, default 'default'
-        The storage of the gradient: with 'row_sparse' it has the rows that were used.
+        Storage of the gradient. With 'row_sparse', it has only the rows that were used.
 
     Notes
     -----
-    For the package's other modules, and not to be changed by users: `arrays` and `gradients`
-    (device -> array, None if there are none), `deferred_init` (what an initialization that waits
-    for the shape was given; empty where none does), `floating`, `replaced`, `owner`, `left`.
+    The following attributes are internal to the package: `arrays` and `gradients` (device -> array,
+    or None), `deferred_init` (the arguments of a pending initialization, or empty), `floating`,
+    `replaced`, `owner`, `left`.
 
     Examples
     --------
@@ -146,16 +147,17 @@ class Parameter(MXNetNames):
                 )
         self._var = None
         self._calls = None  # weak references to compiled calls that hold the arrays
-        self.arrays: dict[Context, NDArray] | None = None  # in the order the devices were given
+        # In the order in which the devices were given.
+        self.arrays: dict[Context, NDArray] | None = None
         self.gradients: dict[Context, NDArray] | None = None
         self.deferred_init: tuple[
             Any, ...
         ] = ()  # (init, devices, default initializer, value or None, random key)
         self._trainer = None
-        self.replaced: str | None = None  # who took the layer out of the network, and why
+        self.replaced: str | None = None  # reason if the layer was replaced in the network
         self.owner = UNOWNED
         self.left: Sequence[NDArray] = ()  # former arrays that a backward pass may still reach
-        self.floating = False  # moves to the device of the group in which it is first used
+        self.floating = False  # moves to the device of the first group that uses it
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
         self._grad_req = None
@@ -175,7 +177,7 @@ class Parameter(MXNetNames):
         return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "requires_grad":  # PyTorch's name: it would change nothing
+        if name == "requires_grad":  # PyTorch's name, which would have no effect
             raise AttributeError(
                 f"Parameter '{self.name}' has no attribute 'requires_grad'; use param.grad_req = "
                 "'null' to freeze it, or 'write'",
@@ -185,32 +187,32 @@ class Parameter(MXNetNames):
         if name == "arrays":
             self._unbind()
         if name == "name":
-            self._var = None  # has the former name
+            self._var = None  # it has the old name
         if name in _COUNTED:
             changes[0] += 1
 
     def _hold(self, *before, **values):
-        """Sets `arrays` and what goes with it all at once: an interrupt finds what was, or what is.
-        before: changes (`_core.at_once`) that belong to it."""
-        self._unbind()  # an interrupt right behind the change can't keep this from being done
+        """Replaces `arrays` and related attributes atomically: after an interrupt, either all old
+        or all new values are visible. `before` are further changes (`_core.at_once`) to include."""
+        self._unbind()  # before the change, in case an interrupt follows it immediately
         changes[0] += 1
         at_once(*before, (set_attributes, self, *chain(*values.items())))
         self._unbind()
         changes[0] += 1
 
     def bound_by(self, call: Any) -> None:
-        """Notes that a compiled call holds the arrays: call.unbind() is due when there are
-        others."""
+        """Registers a compiled call that holds the arrays. Its unbind() is called when they are
+        replaced."""
         while True:
             calls = self._calls
             if calls is None:
                 calls = self._calls = set()
             calls.add(weakref.ref(call, calls.discard))
-            if self._calls is calls:  # no other thread was faster
+            if self._calls is calls:  # no other thread has replaced the set meanwhile
                 return
 
     def _unbind(self):
-        # they stay there: an interrupt loses none, and whoever is gone goes by itself
+        # The references are kept, so an interrupt loses none. Dead ones remove themselves.
         for reference in list(self._calls or ()):
             call = reference()
             if call is not None:
@@ -218,7 +220,7 @@ class Parameter(MXNetNames):
 
     @property
     def grad_req(self) -> str:
-        """'write', 'add' or 'null'. May be set at any time; 'null' gives the gradient arrays up."""
+        """'write', 'add' or 'null'. Can be set at any time; 'null' releases the gradient arrays."""
         return self._grad_req
 
     @grad_req.setter
@@ -244,7 +246,7 @@ class Parameter(MXNetNames):
 
     @property
     def dtype(self) -> DType:
-        """The dtype; setting it casts the arrays."""
+        """The dtype. Setting it casts the arrays."""
         return self._dtype
 
     @dtype.setter
@@ -253,7 +255,7 @@ class Parameter(MXNetNames):
 
     @property
     def shape(self) -> Shape | None:
-        """The shape, with 0 where a size is not known yet, or None."""
+        """The shape, with 0 for unknown dimensions, or None."""
         return self._shape
 
     @shape.setter
@@ -270,7 +272,7 @@ class Parameter(MXNetNames):
         self._shape = shape
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy belongs to no Trainer. Its gradients come with what they hold.
+        # A copy has no Trainer. It includes the contents of the gradients.
         return {
             **self.__dict__,
             **dict.fromkeys(("_trainer_reference", "_var", "_calls")),
@@ -286,7 +288,8 @@ class Parameter(MXNetNames):
             self._hold_data(self.arrays, self._grad_req, dict(zip(self.arrays, contents)))
 
     def set_trainer(self, trainer: Trainer | None) -> None:
-        """Notes the trainer that updates the parameter; one at a time for row_sparse storage."""
+        """Sets the trainer that updates the parameter. With row_sparse storage, only one is
+        allowed."""
         if self.stype != "default" and trainer is not None and self._trainer not in (None, trainer):
             raise MXNetError(
                 f"Parameter '{self.name}' has row_sparse storage and a Trainer already; it can't "
@@ -295,8 +298,7 @@ class Parameter(MXNetNames):
         self._trainer = trainer
 
     def replaced_error(self) -> MXNetError:
-        """Returns the error that says that the parameter belongs to no layer of the network any
-        more."""
+        """Returns the error for a parameter whose layer is no longer part of the network."""
         return MXNetError(
             f"Parameter '{self.name}' is not part of the network any more: {self.replaced}. "
             "Collect the parameters and make the Trainer afterwards: "
@@ -306,7 +308,7 @@ class Parameter(MXNetNames):
     # Values
 
     def missing_error(self) -> MXNetError:
-        """Returns the error that says why there are no arrays yet."""
+        """Returns the error that explains why the parameter has no arrays yet."""
         if self.replaced:
             return self.replaced_error()
         if self.deferred_init:
@@ -334,20 +336,20 @@ class Parameter(MXNetNames):
         return home
 
     def elsewhere_error(self, ctx: Context) -> MXNetError:
-        """Returns the error that says that there is no copy on that device."""
+        """Returns the error for a device without a copy of the parameter."""
         return MXNetError(
             f"Parameter '{self.name}' was not initialized on context {ctx}. It was only "
             f"initialized on {self.list_ctx()}"
         )
 
     def data(self, ctx: Context | None = None) -> NDArray:
-        """Returns the array on device `ctx`; may be left out when there is only one.
+        """Returns the array on device `ctx`, which may be omitted if there is only one.
 
         Raises
         ------
         MXNetError
-            When the parameter is not initialized, or not on that device;
-            `DeferredInitializationError` when its shape is not known yet.
+            If the parameter is not initialized, or not on that device. Raises
+            `DeferredInitializationError` if its shape is not known yet.
         """
         self.check_dense("data")
         trace = tracing.current()
@@ -361,14 +363,15 @@ class Parameter(MXNetNames):
         return array if array is not None else self.arrays[self._choose(ctx)]
 
     def list_data(self) -> list[NDArray]:
-        """Returns the arrays on all devices, in the order the devices were given."""
+        """Returns the arrays on all devices, in the order in which the devices were given."""
         self.check_dense("list_data")
         if self.arrays is None:
             raise self.missing_error()
         return list(self.arrays.values())
 
     def check_dense(self, what: str) -> None:
-        """MXNetError, naming a method, for a parameter of row_sparse storage."""
+        """Raises MXNetError if the parameter has row_sparse storage. `what` is the method to name
+        in the message."""
         if self.stype != "default":
             raise MXNetError(
                 f"Parameter '{self.name}': {what} gives the whole array, but its storage is "
@@ -376,27 +379,27 @@ class Parameter(MXNetNames):
             )
 
     def row_sparse_data(self, row_id: NDArray) -> NDArray:
-        """Returns the rows in `row_id`, on the device of that, as a row_sparse array; their
-        gradients become part of the parameter's.
+        """Returns the rows in `row_id`, on the device of `row_id`, as a row_sparse array. Their
+        gradients become part of the parameter's gradient.
 
         Parameters
         ----------
         row_id : NDArray
-            Numbers of rows, in any order and number.
+            Row indices, in any order and number.
 
         Raises
         ------
         MXNetError
-            When the storage is 'default', or the parameter belongs to no Trainer yet.
+            If the storage is 'default', or the parameter has no Trainer yet.
         """
         return self._rows(row_id, self._choose(row_id.context), "row_sparse_data")
 
     def list_row_sparse_data(self, row_id: NDArray) -> list[NDArray]:
-        """`row_sparse_data` on each of the devices."""
+        """Returns the result of `row_sparse_data` for each device."""
         return [self._rows(row_id, ctx, "list_row_sparse_data") for ctx in self.list_ctx()]
 
     def rows_on(self, row_id: NDArray, ctx: Context | None) -> NDArray:
-        """`row_sparse_data` on a device of choice."""
+        """Returns the result of `row_sparse_data` for a given device."""
         return self._rows(row_id, self._choose(ctx), "row_sparse_data")
 
     def _rows(self, row_id, ctx, what):
@@ -433,23 +436,23 @@ class Parameter(MXNetNames):
             )
 
     def grad(self, ctx: Context | None = None) -> NDArray:
-        """Returns the gradient array on device `ctx`; may be left out when there is only one.
+        """Returns the gradient on device `ctx`, which may be omitted if there is only one.
 
         Raises
         ------
         MXNetError
-            When the parameter is not initialized, not on that device, or its `grad_req` is 'null'.
+            If the parameter is not initialized, not on that device, or its `grad_req` is 'null'.
         """
         self._check_grad()
         return self.gradients[self._choose(ctx)]
 
     def list_grad(self) -> list[NDArray]:
-        """Returns the gradient arrays on all devices, in the order of `list_data`."""
+        """Returns the gradients on all devices, in the order of `list_data`."""
         self._check_grad()
         return list(self.gradients.values())
 
     def list_ctx(self) -> list[Context]:
-        """Returns the devices the parameter is initialized on, or will be."""
+        """Returns the devices on which the parameter is, or will be, initialized."""
         if self.arrays is not None:
             return list(self.arrays)
         if self.deferred_init:
@@ -457,7 +460,7 @@ class Parameter(MXNetNames):
         raise self.missing_error()
 
     def zero_grad(self) -> None:
-        """Sets the gradients on all devices to zero; does nothing where there are none."""
+        """Sets the gradients on all devices to zero. Does nothing without gradients."""
         for array in (self.gradients or {}).values():
             array[:] = 0
 
@@ -467,14 +470,14 @@ class Parameter(MXNetNames):
         Parameters
         ----------
         data : NDArray or array-like
-            Of the parameter's shape, on any device.
+            Value with the parameter's shape, on any device.
 
         Raises
         ------
         AssertionError
-            When the shape is another one.
+            If the shape differs.
         MXNetError
-            When the parameter is not initialized.
+            If the parameter is not initialized.
         """
         if not isinstance(data, nd.NDArray):
             data = nd.array(data, dtype=self.dtype)
@@ -489,16 +492,16 @@ class Parameter(MXNetNames):
             at_once(*self._copies(data))
 
     def _copies(self, data):
-        """Returns the changes (`_core.at_once`) that copy an array of the parameter's shape to all
-        devices."""
+        """Returns the changes (`_core.at_once`) that copy an array with the parameter's shape to
+        all devices."""
         data = data.tostype("default").astype(self.dtype, copy=False)
         if self._trainer is not None:
             self._trainer.notice(self)
         return [(data.copyto, array) for array in self.arrays.values() if array is not data]
 
     def reduced(self) -> NDArray:
-        """One array for all copies: their mean, which of equal copies is exactly that value. In
-        the storage of the parameter."""
+        """Returns one array for all copies: their mean, which for equal copies is exactly their
+        value. It has the parameter's storage type."""
         mean = self._mean()
         return mean if self.stype == "default" else mean.tostype(self.stype)
 
@@ -513,7 +516,7 @@ class Parameter(MXNetNames):
             return first + nd.add_n(*moved) / (len(moved) + 1)
 
     def var(self) -> Symbol:
-        """Returns the variable that stands for this parameter in symbols; always the same one."""
+        """Returns the variable for this parameter in symbols. Always returns the same object."""
         if self._var is None:
             from ...symbol import var
 
@@ -537,24 +540,24 @@ class Parameter(MXNetNames):
         default_init: Init | None = None,
         force_reinit: bool = False,
     ) -> None:
-        """Makes the arrays, or notes that they are to be made when the shape is known.
+        """Creates the arrays, or defers this until the shape is known.
 
         Parameters
         ----------
         init : Initializer or str, optional
-            Takes precedence over the parameter's own and over `default_init`.
+            Initializer that overrides the parameter's own and `default_init`.
         ctx : Context or list of Context, default the current context
-            A copy is made on each.
+            Devices; a copy is created on each.
         default_init : Initializer, default ``Uniform()``
-            For a parameter that has none of its own.
+            Initializer for a parameter without one of its own.
         force_reinit : bool, default False
-            Whether to initialize again what is initialized already; otherwise that is left alone,
-            with a warning.
+            Whether to reinitialize a parameter that is initialized already. Otherwise, it is left
+            unchanged, with a warning.
 
         Raises
         ------
         ValueError
-            When the shape is not known and `allow_deferred_init` is False.
+            If the shape is not known and `allow_deferred_init` is False.
         """
         if self.arrays is not None and not force_reinit:
             warnings.warn(
@@ -581,7 +584,7 @@ class Parameter(MXNetNames):
             self.finish_deferred_init()
 
     def finish_deferred_init(self) -> None:
-        """Does the initialization that waited for the shape, if there is one."""
+        """Runs the deferred initialization, if there is one."""
         if not self.deferred_init:
             return
         init, contexts, default_init, value, key = self.deferred_init
@@ -590,7 +593,7 @@ class Parameter(MXNetNames):
                 f"Cannot initialize Parameter '{self.name}' because it has invalid shape: "
                 f"{self._shape}. Give in_units, in_channels, input_size, ... when the layer is made"
             )
-        # In the forward pass of one replica its device may be waiting for the next one's.
+        # During the forward pass of one replica, its device may wait for the next replica's device.
         many = len(contexts) > 1 and autograd.is_training()
         place = side_context(contexts[0]) if many else contexts[0]
         waits = place != contexts[0]
@@ -601,15 +604,15 @@ class Parameter(MXNetNames):
                     initializer.create(default_init)(
                         initializer.InitDesc(self.name, {"__init__": init}), value
                     )
-                if waits:  # the memory that all copy from is not to be used again before
+                if waits:  # all devices copy from this memory, which must not be reused before that
                     value = nd.from_numpy(value.asnumpy())
                 self._take(value, contexts, own=not waits)
             else:
                 self._init_impl(value, contexts)
 
     def _take(self, value, contexts, own=True, contents=()):
-        """Takes copies of `value`. own: `value` itself becomes the copy on its device.
-        contents: of the gradients, by device; missing ones are zero."""
+        """Replaces the arrays by copies of `value`. With `own`, `value` itself becomes the copy on
+        its device. `contents` has the gradients by device; missing ones are zero."""
         data = {c: value if own and c == value.context else value.copyto(c) for c in contexts}
         if not own:
             data = {ctx: array.astype(self.dtype, copy=False) for ctx, array in data.items()}
@@ -620,10 +623,10 @@ class Parameter(MXNetNames):
         self._take(value.copyto(contexts[0]), contexts, contents=contents)
 
     def _hold_data(self, data, req, contents=(), **values):
-        """Takes `data`, arrays by device, with new gradients. contents: those of the gradients, by
-        device; without them they are zero. values: attributes that change with it."""
+        """Replaces the arrays by `data` (arrays by device), with new gradients. `contents` has the
+        gradients by device; missing ones are zero. `values` are further attributes to set."""
         grad, contents = None, dict(contents)
-        self._unbind()  # compiled programs release the former arrays
+        self._unbind()  # compiled programs must release the old arrays
         left, marks = left_behind(self) if contents else ((), [])
         if self.grad_stype != "default" or self.stype != "default":
             data = {ctx: _plain(array) for ctx, array in data.items()}
@@ -661,8 +664,8 @@ class Parameter(MXNetNames):
         )
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
-        """Raises when `data` is no value for this parameter, before anything is changed. `source`:
-        where it is from, in words."""
+        """Raises an error if `data` is no valid value for this parameter, before anything changes.
+        `source` describes the origin of the data in error messages."""
         if cast_dtype and dtype_source not in ("current", "saved"):
             raise ValueError(f"dtype_source must be 'current' or 'saved', not {dtype_source!r}")
         failed = f"Failed loading Parameter '{self.name}' from {source}"
@@ -689,8 +692,8 @@ class Parameter(MXNetNames):
             )
 
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
-        """Takes over a loaded value, initializing the parameter where it isn't yet. Returns the
-        changes (`_core.at_once`) that are left to be made."""
+        """Takes over a loaded value, and initializes the parameter if necessary. Returns the
+        remaining changes (`_core.at_once`), which the caller must apply."""
         self._shape = tuple(data.shape)
         if cast_dtype and dtype_source == "saved" and not _same_dtype(self.dtype, data.dtype):
             self.cast(data.dtype)
@@ -700,13 +703,13 @@ class Parameter(MXNetNames):
         return []
 
     def reset_ctx(self, ctx: Devices) -> None:
-        """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients
-        move with it, with what they hold: an update that follows sees the same sum.
+        """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients are
+        moved with their contents, so the next update sees the same sum.
 
         Raises
         ------
         ValueError
-            When the parameter was never initialized.
+            If the parameter was never initialized.
         """
         contexts = context_list(ctx)
         if self.arrays is not None:
@@ -723,7 +726,7 @@ class Parameter(MXNetNames):
             )
 
     def cast(self, dtype: DType) -> None:
-        """Turns value and gradient into another dtype."""
+        """Casts value and gradient to another dtype."""
         if self.arrays is None:
             self._dtype = dtype
             return
@@ -734,7 +737,7 @@ class Parameter(MXNetNames):
 
 
 def _merge_shapes(a, b):
-    """Returns the shape both agree with (0 and -1 being unknown), or None."""
+    """Merges two shapes, in which 0 and -1 mean unknown. Returns None if they contradict."""
     if len(a) != len(b):
         return None
     merged = []
@@ -746,8 +749,8 @@ def _merge_shapes(a, b):
 
 
 def match_attributes(param: Parameter, attributes: Mapping[str, Any]) -> None:
-    """Gives a parameter the attributes that it has no value of yet, and unknown sizes of its shape.
-    AssertionError if it has another value."""
+    """Sets the attributes that a parameter has no value for, and completes its shape. Raises
+    AssertionError if it has a different value."""
     for key, value in attributes.items():
         existing = getattr(param, key, None)
         if existing is None:
@@ -776,8 +779,8 @@ def load_values(
     cast_dtype: bool,
     dtype_source: str,
 ) -> None:
-    """Loads (name in the source, parameter, array): all of them or, when one does not fit, none.
-    Values of parameters that have some change all at once."""
+    """Loads (name in the source, parameter, array) items: all of them, or none if one does not fit.
+    Values of initialized parameters are replaced atomically."""
     for name, param, array in items:
         param._check_load(array, ctx, cast_dtype, dtype_source, f"'{name}' of {source}")
     with autograd.pause():

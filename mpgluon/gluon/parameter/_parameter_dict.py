@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class ParameterDict:
-    """Parameters by name.
+    """A dict of parameters by name.
 
     Parameters
     ----------
     prefix : str, default ''
-        Goes in front of the names of the parameters that `get` makes.
+        Prefix for the names of parameters that `get` creates.
     shared : ParameterDict, optional
-        Where `get` looks before it makes a parameter.
+        Dict that `get` searches before it creates a parameter.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class ParameterDict:
         self._prefix = prefix
         self._params = {}
         self._shared = shared
-        self.collected_from: weakref.ref[Any] | None = None  # a block
+        self.collected_from: weakref.ref[Any] | None = None  # the block that collected it
 
     def __repr__(self) -> str:
         name = self._prefix + " " if self._prefix else ""
@@ -75,25 +75,26 @@ class ParameterDict:
         return name in self._params
 
     def items(self) -> ItemsView[str, Parameter]:
-        """(name, Parameter) pairs, in the order in which they were made; a view as of dict."""
+        """Returns (name, Parameter) pairs in the order of their creation, as a view like that of
+        dict."""
         return self._params.items()
 
     def keys(self) -> KeysView[str]:
-        """Returns the names, in the order in which they were made; a view as of dict."""
+        """Returns the names in the order of their creation, as a view like that of dict."""
         return self._params.keys()
 
     def values(self) -> ValuesView[Parameter]:
-        """Returns the parameters, in the order in which they were made; a view as of dict."""
+        """Returns the parameters in the order of their creation, as a view like that of dict."""
         return self._params.values()
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of parameters that `get` makes."""
+        """The prefix of the names of parameters that `get` creates."""
         return self._prefix
 
     def of_child(self, prefix: str) -> ParameterDict:
-        """Returns an empty dict for a child whose names begin with `prefix` behind this one's; it
-        looks for parameters where this one does."""
+        """Returns an empty dict for a child, with `prefix` appended to this dict's prefix. It has
+        the same shared dict."""
         return ParameterDict(self._prefix + prefix, self._shared)
 
     def _find(self, name):
@@ -108,13 +109,13 @@ class ParameterDict:
         """Returns the parameter called ``prefix + name``: this dict's, the shared dict's, or a new
         ``Parameter(prefix + name, **kwargs)``.
 
-        Of one that exists the keyword arguments must agree with what it has; sizes of its shape
-        that are not known yet are filled in.
+        The keyword arguments must match an existing parameter; unknown dimensions of its shape are
+        filled in.
 
         Raises
         ------
         AssertionError
-            When the parameter exists with other attributes.
+            If the parameter exists with other attributes.
         """
         name = self._prefix + name
         param = self._find(name)
@@ -126,7 +127,7 @@ class ParameterDict:
         return param
 
     def get_constant(self, name: str, value: ArrayLike | Sequence[Any] | None = None) -> Constant:
-        """Returns the constant called ``prefix + name``; made from `value` where it does not exist
+        """Returns the constant called ``prefix + name``, created from `value` if it does not exist
         yet."""
         name = self._prefix + name
         param = self._find(name)
@@ -146,12 +147,12 @@ class ParameterDict:
         return param
 
     def update(self, other: ParameterDict | Mapping[str, Parameter]) -> None:
-        """Takes in all parameters of `other`; one of the same name must be the same parameter.
+        """Adds all parameters of `other`. Parameters with the same name must be identical.
 
         Raises
         ------
         AssertionError
-            When another parameter has the name of one of these.
+            If a different parameter has the name of one of these.
         """
         for name, param in other.items():
             if self._params.get(name, param) is not param:
@@ -165,14 +166,14 @@ class ParameterDict:
         self._params.update(other.items())
 
     def adopt(self, param: Parameter) -> None:
-        """Takes in a parameter that was made without a ParameterDict and became an attribute of a
-        block. The first dict that adopts it puts its prefix in front of the parameter's name. A
-        parameter that `get` made belongs to its dict alone, and is ignored.
+        """Adds a parameter that was created without a ParameterDict and became an attribute of a
+        block. The first dict that adopts it adds its prefix to the parameter's name. A parameter
+        that `get` created belongs only to its dict and is ignored.
 
         Raises
         ------
         AssertionError
-            When another parameter of this dict has the name.
+            If a different parameter of this dict has the name.
         """
         if param.owner == OWNED_BY_DICT:
             return
@@ -200,13 +201,13 @@ class ParameterDict:
         Parameters
         ----------
         init : Initializer, default ``Uniform()``
-            For the parameters that have none of their own.
+            Initializer for parameters without one of their own.
         ctx : Context or list of Context, default the current context
-            Where they live; a list makes a copy on each device.
+            Devices of the parameters; a list creates a copy on each device.
         verbose : bool, default False
-            Whether the initializer reports what it does.
+            Whether the initializer logs its actions.
         force_reinit : bool, default False
-            Whether parameters that are initialized already start anew.
+            Whether to reinitialize parameters that are initialized already.
         """
         init = initializer.Uniform() if init is None else initializer.create(init)
         if verbose:
@@ -220,8 +221,8 @@ class ParameterDict:
             param.zero_grad()
 
     def reset_ctx(self, ctx: Devices) -> None:
-        """Moves all parameters to `ctx`, a Context or list of Context. The layers of a placed
-        network compute where their parameters are from then on."""
+        """Moves all parameters to `ctx`, a Context or list of Context. Layers of a placed network
+        then compute on the devices of their parameters."""
         for param in self.values():
             param.reset_ctx(ctx)
         block = None if self.collected_from is None else self.collected_from()
@@ -231,7 +232,7 @@ class ParameterDict:
             follow_parameters(block)
 
     def list_ctx(self) -> list[Context]:
-        """Returns the devices that parameters are on, in the order in which they first come up."""
+        """Returns the devices of all parameters, in the order of first occurrence."""
         return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
 
     def setattr(self, name: str, value: Any) -> None:
@@ -240,8 +241,8 @@ class ParameterDict:
             setattr(param, name, value)
 
     def save(self, filename: str | os.PathLike[str], strip_prefix: str = "") -> None:
-        """Writes all values to a ``.params`` file under the parameters' names, less
-        `strip_prefix`."""
+        """Writes all values to a ``.params`` file under the parameters' names, from which
+        `strip_prefix` is removed."""
         arrays = {}
         for param in self.values():
             if not param.name.startswith(strip_prefix):
@@ -286,33 +287,32 @@ class ParameterDict:
         cast_dtype: bool = False,
         dtype_source: str = "current",
     ) -> None:
-        """Takes over values from a dict of arrays by name.
+        """Loads values from a dict of arrays by name.
 
         Parameters
         ----------
         param_dict : dict of str to NDArray
-            ``arg:`` and ``aux:`` in front of names are dropped.
+            Arrays by name; the prefixes ``arg:`` and ``aux:`` are removed.
         ctx : Context or list of Context, optional
-            Where to put parameters that aren't initialized yet.
+            Devices for parameters that are not initialized yet.
         allow_missing : bool, default False
-            Whether parameters that are not in the dict keep what they have.
+            Whether parameters that are missing from the dict keep their values.
         ignore_extra : bool, default False
-            Whether arrays that belong to no parameter are passed over.
+            Whether to ignore arrays that belong to no parameter.
         restore_prefix : str, default ''
-            Goes in front of the dict's names.
+            Prefix to add to the dict's names.
         cast_dtype : bool, default False
-            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one
-            stays.
+            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then selects the dtype.
         filename : str, optional
-            Where the values are from, for error texts.
+            Origin of the values, for error messages.
         dtype_source : {'current', 'saved'}, default 'current'
-            Whose dtype stays where they differ, with `cast_dtype`.
+            With `cast_dtype`, whose dtype to use if they differ.
 
         Raises
         ------
         AssertionError
-            When names are missing or too many, or a shape or dtype is another one; then nothing has
-            changed.
+            If names are missing or unexpected, or a shape or dtype differs. Nothing changes in this
+            case.
         """
         source = f"file '{filename}'" if filename else "param_dict"
         for name in self.keys():
@@ -322,7 +322,7 @@ class ParameterDict:
                     "not start with it"
                 )
         if not isinstance(param_dict, dict) and not param_dict:
-            param_dict = {}  # a file of no arrays
+            param_dict = {}  # an empty file
         if not isinstance(param_dict, dict):
             raise ValueError(
                 f"{source} holds arrays without names, so they belong to no parameters"
@@ -348,8 +348,8 @@ class ParameterDict:
 def check_names(
     params, arrays, source, allow_missing: bool, ignore_extra, skip: int = 0, extra=AssertionError
 ):
-    """Raises when arrays are missing for parameters, or (`extra`) belong to none, before any of
-    them is touched."""
+    """Raises an error if arrays are missing for parameters or (of class `extra`) belong to none,
+    before any of them changes."""
     if not allow_missing:
         for name in params:
             if name not in arrays:
@@ -368,7 +368,7 @@ def check_names(
 
 
 def _name_in(name_map, name):
-    """Returns a name by a dict of names or patterns."""
+    """Translates a name with a dict of names or patterns."""
     if name in name_map:
         return name_map[name]
     for pattern, new in name_map.items():
@@ -385,7 +385,8 @@ def _name_in(name_map, name):
 
 
 def renamed(arrays: Mapping[str, NDArray], name_map: Any, source: str) -> dict[str, NDArray]:
-    """Returns the arrays of a file under the names of a `name_map` (`Block.load_parameters`)."""
+    """Returns the arrays of a file with the names given by a `name_map` (see
+    `Block.load_parameters`)."""
     if not callable(name_map) and not isinstance(name_map, dict):
         raise TypeError(
             "name_map is a dict of names or patterns to names, or a function of a name, not "
@@ -408,5 +409,5 @@ def renamed(arrays: Mapping[str, NDArray], name_map: Any, source: str) -> dict[s
 
 
 def find_parameter(params: ParameterDict, name: str) -> Parameter | None:
-    """Returns the parameter of that full name, here or where the dict shares parameters."""
+    """Returns the parameter with this full name, in this dict or in the shared dict, or None."""
     return params._find(name)

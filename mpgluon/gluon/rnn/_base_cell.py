@@ -1,4 +1,4 @@
-"""The base of recurrent cells."""
+"""Base classes of recurrent cells."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def state_options(block: Block, options: dict[str, Any]) -> dict[str, Any]:
-    """`options` for making a state; without ``ctx``, the device is that of the block's parameters
-    where they live on one."""
+    """Returns `options` for creating a state. ``ctx`` defaults to the device of the block's
+    parameters if they are all on one device."""
     if options.get("ctx") is None:
         params = [
             param
@@ -34,13 +34,13 @@ def state_options(block: Block, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def symbol_of_zeros(block: Block, F: Any, shape: tuple[int, ...]) -> Any:
-    """Returns a symbol of a first state, in the dtype of the block's first parameter."""
+    """Returns a symbol of an initial state, with the dtype of the block's first parameter."""
     dtypes = [dtype_name(param.dtype) for param in block.collect_params().values()]
     return F.zeros(shape=shape, dtype=dtypes[0] if dtypes else "float32")
 
 
 class RecurrentCell(Block):
-    """The base of cells.
+    """Base class of recurrent cells.
 
     Examples
     --------
@@ -63,18 +63,18 @@ class RecurrentCell(Block):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what the cell keeps between the steps of a sequence."""
+        """Resets the values that the cell keeps between the steps of a sequence."""
         self._counter = -1
         for child in self._children.values():
             if isinstance(child, RecurrentCell):
                 child.reset()
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """The shapes of the states, as dicts."""
+        """Returns the shapes of the states, as dicts."""
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
     def _step_name(self):
-        """Returns the beginning of the names of the coming step's nodes, where cells are called on
+        """Returns the prefix for the names of the next step's nodes, used if the cell is called on
         symbols."""
         self._counter += 1
         return f"t{self._counter}_"
@@ -89,16 +89,16 @@ class RecurrentCell(Block):
     def begin_state(
         self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any
     ) -> list[Any]:
-        """States to begin with.
+        """Returns initial states.
 
         Parameters
         ----------
         batch_size : int, default 0
-            Rows of each state; 0, for symbols alone: not known yet.
+            Number of rows of each state; with symbols, 0 means not known yet.
         func : callable, default `mx.nd.zeros`
-            Makes an array of a ``shape``.
+            Creates an array from a ``shape``.
         **kwargs
-            Passed to `func`. ``ctx`` is by default the device of the cell's parameters.
+            Arguments for `func`. ``ctx`` defaults to the device of the cell's parameters.
 
         Returns
         -------
@@ -136,16 +136,16 @@ class RecurrentCell(Block):
         length : int
             Number of steps.
         inputs : NDArray or list of NDArray
-            One array as `layout` says, or for each step one of shape (batch, ...).
+            One array in the order of `layout`, or a list of arrays (batch, ...), one for each step.
         begin_state : list of NDArray, optional
-            Zeros by default.
+            Initial states; zeros by default.
         layout : {'NTC', 'TNC'}
-            Whether the batch or the steps come first, in inputs and outputs.
+            Order of axes of inputs and outputs: N batch, T time, C features.
         merge_outputs : bool, optional
-            Whether to return one array rather than a list; None: whatever is at hand.
+            Whether to return one array instead of a list. None selects the form that needs no copy.
         valid_length : NDArray of shape (batch,), optional
-            How many steps of each sample count: later outputs are zero, and the states are those
-            after the last valid step.
+            Number of valid steps of each sample. Later outputs are zero, and the returned states
+            are those after the last valid step.
 
         Returns
         -------
@@ -187,12 +187,12 @@ class RecurrentCell(Block):
         return activation(x)
 
     def _get_activation(self, F, inputs, activation, **kwargs):
-        """`_activate`, as cells of packages know it."""
+        """Calls `_activate`. MXNet's name, used by cells of other packages."""
         return self._activate(F, inputs, activation, kwargs.get("name"))
 
 
 class HybridRecurrentCell(RecurrentCell, HybridBlock):
-    """The base of cells that can be hybridized.
+    """Base class of cells that can be hybridized.
 
     Examples
     --------

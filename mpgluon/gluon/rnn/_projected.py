@@ -1,9 +1,10 @@
-"""LSTM layers whose output is projected, step by step: the op for whole layers has no
-projection."""
+"""LSTM layers with projected output, computed step by step because the op for whole layers does
+not support a projection."""
 
 
 def _steps(F, inputs, r, c, weights, clip, backward):
-    """One layer in one direction: the outputs of all steps, and the states after the last."""
+    """Runs one layer in one direction. Returns the outputs of all steps, and the states after the
+    last one."""
     i2h_weight, h2h_weight, i2h_bias, h2h_bias, h2r_weight = weights
     rows, length = i2h_weight.shape[0], inputs.shape[0]
     products = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, flatten=False)
@@ -22,23 +23,23 @@ def _steps(F, inputs, r, c, weights, clip, backward):
 
 
 def run(F, inputs, states, params, layers, directions, dropout, clip):
-    """All layers.
+    """Runs all layers.
 
     Parameters
     ----------
     inputs : NDArray
         (time, batch, features)
     states : list of NDArray
-        r and c, of all layers and directions.
+        States r and c of all layers and directions.
     params : dict of str to NDArray
-        By the names that the layer gives them.
+        Parameters by their names in the layer.
     clip : tuple of float or None
-        The bounds of c.
+        Bounds of c.
 
     Returns
     -------
     list of NDArray
-        The output, and the states afterwards.
+        The output, and the final states.
     """
     after = []
     for layer in range(layers):

@@ -1,4 +1,4 @@
-"""Sequences of steps, as one array or symbol, or as a list of them."""
+"""Sequences of steps, as one array or symbol, or as a list."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ... import ndarray as nd
 
 
 def functions_of(sequence):
-    """`mx.nd` or `mx.sym`: the functions for an array or a symbol, or for a list of either."""
+    """Returns `mx.nd` or `mx.sym`, depending on whether a sequence has arrays or symbols."""
     first = sequence[0] if isinstance(sequence, (list, tuple)) else sequence
     if isinstance(first, nd.NDArray):
         return nd
@@ -16,12 +16,12 @@ def functions_of(sequence):
 
 
 def is_one(sequence):
-    """True if it is one array or symbol, and no list of them."""
+    """True if a sequence is one array or symbol instead of a list."""
     return not isinstance(sequence, (list, tuple))
 
 
 def steps_of(inputs, length, layout):
-    """Returns the inputs of the single steps, each (batch, ...)."""
+    """Splits a sequence into its steps, each (batch, ...)."""
     axis = layout.find("T")
     if is_one(inputs) and not isinstance(inputs, nd.NDArray):
         if length is None:
@@ -45,19 +45,19 @@ def steps_of(inputs, length, layout):
 
 
 def merged(steps, layout):
-    """Steps as one array."""
+    """Joins steps into one array."""
     return steps if is_one(steps) else functions_of(steps).stack(*steps, axis=layout.find("T"))
 
 
 def arranged(sequence, length, layout, merge):
-    """Returns the sequence as one array (merge True), as a list (False), or as it is (None)."""
+    """Returns the sequence as one array if `merge`, as a list if False, or unchanged if None."""
     if merge is None:
         return sequence
     return merged(sequence, layout) if merge else steps_of(sequence, length, layout)
 
 
 def masked(sequence, length, layout, valid_length, merge):
-    """Zeros after each sample's last valid step."""
+    """Sets the outputs after each sample's last valid step to zero."""
     whole = merged(sequence, layout)
     result = functions_of(whole).SequenceMask(
         whole, valid_length, use_sequence_length=True, axis=layout.find("T")
@@ -66,7 +66,8 @@ def masked(sequence, length, layout, valid_length, merge):
 
 
 def reversed_steps(steps, valid_length):
-    """Returns the steps in reverse; with valid lengths, each sample's valid part in reverse."""
+    """Returns the steps in reverse order. With `valid_length`, only each sample's valid part is
+    reversed."""
     if valid_length is None:
         return list(reversed(steps))
     F = functions_of(steps)

@@ -1,6 +1,6 @@
-"""Recurrent cells: one step of time, and `unroll` for many.
+"""Recurrent cells, which compute one time step, and `unroll` for whole sequences.
 
-A cell is called with an input of shape (batch, features) and its list of states, and returns its
+A cell is called with an input of shape (batch, features) and a list of states. It returns its
 output and the new states.
 """
 
@@ -37,8 +37,8 @@ __all__ = [
 
 
 class _GatedCell(HybridRecurrentCell):
-    """A cell with weights for input (i2h) and state (h2h), each of `_gates` times the hidden
-    size."""
+    """A cell with weights for input (i2h) and state (h2h), each with `_gates` times the hidden
+    size as rows."""
 
     _gates = 1
     _states = 1
@@ -99,24 +99,26 @@ class _GatedCell(HybridRecurrentCell):
 
 
 class RNNCell(_GatedCell):
-    """``h' = act(W_i x + b_i + W_h h + b_h)``.
+    """Elman cell: ``h' = act(W_i x + b_i + W_h h + b_h)``.
 
     Parameters
     ----------
     hidden_size : int
-        Features of the state, and of the output.
+        Features of the state and the output.
     activation : str or callable, default 'tanh'
-        The function of the new state.
+        Activation function of the new state.
     input_size : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
     i2h_weight_initializer : Initializer or str, optional
-        First values of the weights of inputs; by default those that ``initialize`` is given.
+        Initial values of the weights of inputs; by default those of the initializer given to
+        ``initialize``.
     h2h_weight_initializer : Initializer or str, optional
-        First values of the weights of states; by default those that ``initialize`` is given.
+        Initial values of the weights of states; by default those of the initializer given to
+        ``initialize``.
     i2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of inputs.
+        Initial values of the biases of inputs.
     h2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of states.
+        Initial values of the biases of states.
 
     Examples
     --------
@@ -169,26 +171,29 @@ class RNNCell(_GatedCell):
 
 
 class LSTMCell(_GatedCell):
-    """Long short-term memory; the gates' order is input, forget, cell, output. States: h and c.
+    """Long short-term memory. The order of the gates is input, forget, cell, output. States: h and
+    c.
 
     Parameters
     ----------
     hidden_size : int
-        Features of the state, and of the output.
+        Features of the state and the output.
     input_size : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
     activation : str, default 'tanh'
-        The function of the cell's input and output.
+        Activation function of the cell's input and output.
     recurrent_activation : str, default 'sigmoid'
-        The function of the gates.
+        Activation function of the gates.
     i2h_weight_initializer : Initializer or str, optional
-        First values of the weights of inputs; by default those that ``initialize`` is given.
+        Initial values of the weights of inputs; by default those of the initializer given to
+        ``initialize``.
     h2h_weight_initializer : Initializer or str, optional
-        First values of the weights of states; by default those that ``initialize`` is given.
+        Initial values of the weights of states; by default those of the initializer given to
+        ``initialize``.
     i2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of inputs.
+        Initial values of the biases of inputs.
     h2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of states.
+        Initial values of the biases of states.
 
     Examples
     --------
@@ -256,22 +261,24 @@ class LSTMCell(_GatedCell):
 
 
 class GRUCell(_GatedCell):
-    """Gated recurrent unit; the gates' order is reset, update, new.
+    """Gated recurrent unit. The order of the gates is reset, update, new.
 
     Parameters
     ----------
     hidden_size : int
-        Features of the state, and of the output.
+        Features of the state and the output.
     input_size : int, default 0
-        0 to find it in the first forward pass.
+        0 to infer it in the first forward pass.
     i2h_weight_initializer : Initializer or str, optional
-        First values of the weights of inputs; by default those that ``initialize`` is given.
+        Initial values of the weights of inputs; by default those of the initializer given to
+        ``initialize``.
     h2h_weight_initializer : Initializer or str, optional
-        First values of the weights of states; by default those that ``initialize`` is given.
+        Initial values of the weights of states; by default those of the initializer given to
+        ``initialize``.
     i2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of inputs.
+        Initial values of the biases of inputs.
     h2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of states.
+        Initial values of the biases of states.
 
     Examples
     --------
@@ -330,7 +337,7 @@ class GRUCell(_GatedCell):
 
 
 class _CellStack:
-    """The base of both stacks of cells."""
+    """Base class of both stacks of cells."""
 
     def __repr__(self) -> str:
         lines = "\n".join(
@@ -339,7 +346,7 @@ class _CellStack:
         return f"{type(self).__name__}(\n{lines}\n)"
 
     def add(self, cell: RecurrentCell) -> None:
-        """Puts a cell on top."""
+        """Appends a cell."""
         self.register_child(cell)
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
@@ -392,7 +399,7 @@ class _CellStack:
 
 
 class SequentialRNNCell(_CellStack, RecurrentCell):
-    """Cells on top of each other.
+    """A stack of cells; each cell receives the output of the previous one.
 
     Examples
     --------
@@ -407,12 +414,12 @@ class SequentialRNNCell(_CellStack, RecurrentCell):
         return self._step(inputs, states)
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
-        """Returns the same, whatever `F`: the cells know."""
+        """Calls the cells in sequence. `F` is not used."""
         return self._step(inputs, states)
 
 
 class HybridSequentialRNNCell(_CellStack, HybridRecurrentCell):
-    """Hybridizable cells on top of each other.
+    """A stack of cells that can be hybridized.
 
     Examples
     --------
@@ -427,14 +434,14 @@ class HybridSequentialRNNCell(_CellStack, HybridRecurrentCell):
 
 
 class DropoutCell(HybridRecurrentCell):
-    """Applies dropout to its input; it has no states.
+    """Applies dropout to its input. It has no states.
 
     Parameters
     ----------
     rate : float
-        The part of elements that become zero, at least 0 and less than 1.
+        Probability that an element becomes zero, at least 0 and less than 1.
     axes : tuple of int, default ()
-        Axes along which all elements share their fate.
+        Axes along which all elements share one mask value.
 
     Examples
     --------
@@ -490,8 +497,8 @@ class DropoutCell(HybridRecurrentCell):
 
 
 class ModifierCell(HybridRecurrentCell):
-    """The base of cells that change what another cell does; that one is from then on called through
-    the modifier only.
+    """Base class of cells that modify another cell. The modified cell can then only be called
+    through its modifier.
 
     Examples
     --------
@@ -516,7 +523,7 @@ class ModifierCell(HybridRecurrentCell):
         return self.base_cell.state_info(batch_size)
 
     def _base(self):
-        """Returns a scope in which the cell that is changed can be called by itself."""
+        """Returns a scope in which the modified cell can be called directly."""
         return _core.Scope((vars(self.base_cell), "_modified", False))
 
     def begin_state(self, **kwargs: Any) -> list[Any]:
@@ -529,14 +536,14 @@ class ModifierCell(HybridRecurrentCell):
 
 
 class ZoneoutCell(ModifierCell):
-    """Keeps elements of the former output and states, at random in training.
+    """Zoneout: keeps elements of the previous output and states, at random in training.
 
     Parameters
     ----------
     base_cell : RecurrentCell
-        The cell whose outputs and states stay now and then.
+        Cell to apply zoneout to.
     zoneout_outputs, zoneout_states : float, default 0
-        The probabilities.
+        Probabilities of keeping an element.
 
     Examples
     --------
@@ -568,7 +575,7 @@ class ZoneoutCell(ModifierCell):
 
     def reset(self) -> None:
         super().reset()
-        self._former = (None, None)  # the tracing in which the output was made, and the output
+        self._former = (None, None)  # (tracing in which the output was created, output)
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
         output, next_states = self.base_cell(inputs, states)
@@ -590,7 +597,7 @@ class ZoneoutCell(ModifierCell):
 
 
 class ResidualCell(ModifierCell):
-    """Adds the input to the output.
+    """Adds the input of a cell to its output.
 
     Examples
     --------
@@ -629,15 +636,15 @@ class ResidualCell(ModifierCell):
 
 
 class BidirectionalCell(HybridRecurrentCell):
-    """Runs one cell forward and another backward in time and concatenates their outputs; it can
-    only be unrolled.
+    """Runs one cell forward and another one backward in time, and concatenates their outputs. It
+    can only be unrolled.
 
     Parameters
     ----------
     l_cell, r_cell : RecurrentCell
-        The cells that run forward and backward.
+        Cells that run forward and backward.
     output_prefix : str, default 'bi_'
-        The beginning of the names of the output's nodes.
+        Prefix for the names of the output's nodes.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Recurrent layers: whole sequences through several layers and both directions in one operator."""
+"""Recurrent layers: one operator runs whole sequences through all layers and both directions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
 
 class _RNNLayer(HybridBlock):
-    """Holds the parameters ``{l,r}{layer}_{i2h,h2h}_{weight,bias}`` (l: forward in time, r:
-    backward)."""
+    """Base class with the parameters ``{l,r}{layer}_{i2h,h2h}_{weight,bias}`` (l: forward in time,
+    r: backward)."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _RNNLayer(HybridBlock):
         if use_sequence_length:
             self._options["use_sequence_length"] = True
 
-        # The order in which the operator takes its weights: all weights, then all biases.
+        # The operator takes all weights first, then all biases.
         self._weight_names = []
         self._bias_names = []
         rows = self._gates * hidden_size
@@ -132,7 +132,7 @@ class _RNNLayer(HybridBlock):
         return text + ")"
 
     def _collect_params_with_prefix(self, prefix=""):
-        # Files name the parameters as those of the stack of cells that the layer is equivalent to.
+        # In files, the parameters have the names of those in the equivalent stack of cells.
         if prefix:
             prefix += "."
         found = {}
@@ -157,22 +157,22 @@ class _RNNLayer(HybridBlock):
     def begin_state(
         self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any
     ) -> list[Any]:
-        """States to begin with.
+        """Returns initial states.
 
         Parameters
         ----------
         batch_size : int
-            Samples of a batch.
+            Number of samples.
         func : callable, default `mx.nd.zeros`
-            Makes an array of a ``shape``.
+            Creates an array from a ``shape``.
         **kwargs
-            Passed to `func`. ``ctx`` is by default the device of the layer's parameters, ``dtype``
-            theirs.
+            Arguments for `func`. ``ctx`` defaults to the device of the layer's parameters,
+            ``dtype`` to their data type.
 
         Returns
         -------
         list of NDArray
-            Of shape (layers * directions, batch_size, hidden_size).
+            States of shape (layers * directions, batch_size, hidden_size).
         """
         kwargs = state_options(self, {"dtype": self._dtype, **kwargs})
         return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
@@ -185,7 +185,8 @@ class _RNNLayer(HybridBlock):
     def _export_as(self, structure):
         if structure[2] is not None:
             return structure, False
-        # States that the layer made itself are inputs of the exported one, as in MXNet.
+        # If the layer creates its initial states, they are inputs of the exported layer, as in
+        # MXNet.
         states = (list, *[structure[1]] * len(self.state_info()))
         return (*structure[:2], states, *structure[3:]), True
 
@@ -233,7 +234,7 @@ class _RNNLayer(HybridBlock):
         return output if begins else (output, states)
 
     def _lengths(self, lengths, batch_size):
-        """Returns the lengths of sequences as the op's last arrays."""
+        """Returns the sequence lengths, if any, as the last inputs of the op."""
         if not self._use_sequence_length:
             return []
         if getattr(lengths, "shape", None) != (batch_size,):
@@ -260,8 +261,8 @@ class _RNNLayer(HybridBlock):
         )
 
     def _symbol(self, F, inputs, states, sequence_length, params):
-        """Returns the layer as MXNet writes it: one op with all weights in one array. A state's
-        open batch size follows from the input's."""
+        """Returns the layer in MXNet's form: one op with all weights in one array. The unknown
+        batch size of a state follows from the input's."""
         begins = states is None
         if begins:
             states = [symbol_of_zeros(self, F, info["shape"]) for info in self.state_info(0)]
@@ -278,7 +279,7 @@ class _RNNLayer(HybridBlock):
         return output if begins else (output, states)
 
     def _unfuse(self):
-        """Returns the stack of cells that computes the same with the same parameters."""
+        """Returns the equivalent stack of cells, with the same parameters."""
         if (
             self._projection_size
             or "lstm_state_clip_min" in self._options
@@ -490,9 +491,9 @@ class GRU(_RNNLayer):
 
 
 def lstm_arguments(layer: _RNNLayer) -> dict[str, Any] | None:
-    """Returns the arguments that an LSTM was made with, sizes as they are known now, for
-    `parallel.shard`; None for other layers, and for LSTMs with a projection, clipped states or
-    lengths of sequences."""
+    """Returns the constructor arguments of an existing LSTM, with its inferred sizes, for
+    `parallel.shard`. Returns None for other layers, and for LSTMs with a projection, clipped states
+    or sequence lengths."""
     if (
         layer._mode != "lstm"
         or layer._use_sequence_length
