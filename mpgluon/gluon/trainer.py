@@ -1,4 +1,4 @@
-"""The trainer: updates parameters, wherever they live, by their gradients."""
+"""The trainer, which updates parameters on any devices by their gradients."""
 
 from __future__ import annotations
 
@@ -30,53 +30,56 @@ __all__ = ["Trainer"]
 
 
 class Trainer(TrainerStore, TrainerState):
-    """Applies an optimizer to parameters; one trainer for all of a model's parameters, on whatever
+    """Applies an optimizer to parameters. One trainer updates all parameters of a model, on any
     devices.
 
-    Each parameter lives on one device or is replicated on several. Gradients of replicas are
-    summed, in the order of the parameter's devices (between several cards by NCCL, in its own, see
-    `mx.parallel.collectives.transport`), and all replicas get the same bits. Small ones travel
-    together; each replica sums about as many bytes. Updates run on each parameter's device, many
-    parameters at once, and nothing waits for them.
+    Each parameter is on one device or replicated on several. Gradients of replicas are summed in
+    the order of the parameter's devices, and all replicas get the same bits. (Between several GPUs,
+    NCCL sums in its own order, see `mx.parallel.collectives.transport`.) Small gradients are
+    bucketed, and buckets are balanced over the replicas. Updates run asynchronously on each
+    parameter's device, many parameters at once.
 
     Parameters
     ----------
     params : Block, ParameterDict, or dict or list of Parameter
-        The parameters to update. Each is initialized, or waits for its shape.
+        Parameters to update. Each must be initialized, possibly deferred.
     optimizer : str or Optimizer
         The optimizer, or its name, such as ``'adam'``.
     optimizer_params : dict, optional
-        For making the optimizer: ``{'learning_rate': 0.1}``.
+        Arguments of the optimizer: ``{'learning_rate': 0.1}``.
     kvstore : str, KVStoreBase or None, default 'device'
-        Within one process all names mean the same sum. 'dist_sync' and 'dist_device_sync': each
-        rank (``mpirun``) has a copy of all parameters on its own devices, which begins with rank
-        0's values; gradients are summed over ranks, too, in place, whatever `update_on_kvstore`
-        says. 'dist_async': servers update each parameter by each worker's gradient as it comes. A
-        store of your own class is called for each parameter.
+        Within one process, all names select the same sum. With 'dist_sync' and 'dist_device_sync',
+        each rank (``mpirun``) has a copy of all parameters on its own devices, initially with rank
+        0's values; gradients are also summed over ranks, in place, whatever the value of
+        `update_on_kvstore`. With 'dist_async', servers update each parameter by each worker's
+        gradient as it arrives. A store of a user's class is called for each parameter.
     compression_params : dict, optional
-        For stores of ranks, ``{'type': '2bit', 'threshold': 0.5}``; and for a store of your own.
+        For distributed stores, ``{'type': '2bit', 'threshold': 0.5}``; also passed to a user's
+        store.
     update_on_kvstore : bool, optional
-        True: `step` sums apart, updates each replicated parameter on one device and copies it to
-        the others; gradients stay as backward has left them, and `allreduce_grads` and `update`
-        are an AssertionError. False: gradients are summed in place, and each copy is updated. By
-        default what is called first decides: `step` for True, where a parameter has replicas.
+        If True, `step` sums into separate arrays, updates each replicated parameter on one device
+        and copies it to the others. Gradients are not changed, and `allreduce_grads` and `update`
+        raise AssertionError. If False, gradients are summed in place, and each copy is updated. By
+        default, the first call decides: `step` selects True if a parameter has replicas.
     shard_updates : bool, default False
-        Each replicated parameter is updated on one of its devices, and the others get the new
-        weights: optimizer states are there once, not once for each replica. The bits are the same.
+        Whether to update each replicated parameter on only one of its devices and copy the new
+        weights to the others. Optimizer states then exist once instead of once for each replica.
+        The results have the same bits.
     accumulate : int, default 1
-        Update with every so many calls of `step` only; until then gradients add up on their
+        Number of calls of `step` for each update. Until the update, gradients accumulate on their
         devices, and replicas are not summed. Parameters whose `grad_req` is 'write' are set to
-        'add', and are zero again after an update. The batch is what all these calls had together.
+        'add', and their gradients are reset to zero after an update. The batch size is the sum over
+        these calls.
     clip_global_norm : float, optional
-        Before each update gradients are scaled such that the 2-norm of all of them together,
-        divided by the batch size, is at most this. Nothing waits for it. Replicas count once.
+        Before each update, scales the gradients so that their joint 2-norm, divided by the batch
+        size, is at most this value. Asynchronous. Replicas are counted once.
 
     Raises
     ------
     ValueError
-        When `params` are no parameters, two have one name, or an option is one that there is not.
+        If `params` are not parameters, two have the same name, or an option is invalid.
     MXNetError
-        When a parameter was never initialized.
+        If a parameter was never initialized.
 
     Examples
     --------
@@ -92,7 +95,7 @@ class Trainer(TrainerStore, TrainerState):
     [[0.5, 0.5]]
     """
 
-    _amp_loss_scaler: Any = None  # contrib.amp: a LossScaler, and the scale without it
+    _amp_loss_scaler: Any = None  # set by contrib.amp: a LossScaler, and the scale without it
     _amp_original_scale: float = 1.0
 
     def __init__(
@@ -154,22 +157,23 @@ class Trainer(TrainerStore, TrainerState):
             clip_global_norm,
         )
         self._init_optimizer(optimizer, optimizer_params or {})
-        self._waiting = 0, 0  # calls of step that wait for an update, and the samples they had
+        # Calls of step that wait for an update, and the number of their samples.
+        self._waiting = 0, 0
         self._unequal = (
-            False  # a step has begun, and replicas may have got other updates than each other
+            False  # true while a step runs: replicas may have received different updates
         )
         for param in self._params:
-            param.list_ctx()  # raises for those that were never initialized
+            param.list_ctx()  # raises an error for parameters that were never initialized
             param.set_trainer(self)
             if accumulate > 1 and param.grad_req == "write":
                 param.grad_req = "add"
         self._scale = self._optimizer.rescale_grad
         self._by_device = {}  # device -> updater, which holds the states of the copies there
-        self._loaded = {}  # loaded states that are not where they are needed yet: index -> state
-        if accumulate > 1:  # sums begin with this trainer
+        self._loaded = {}  # index -> loaded state that is not yet on its device
+        if accumulate > 1:  # reset sums from before this trainer
             _core.at_once(*[change for p in self._params for change in changes_to(p, None)])
         if kvstores.is_of_ranks(kvstore):
-            self._ready()  # all ranks begin with the values of rank 0
+            self._ready()  # all ranks start with the values of rank 0
 
     def _init_optimizer(self, optimizer, optimizer_params):
         by_index = dict(enumerate(self._params))
@@ -197,7 +201,7 @@ class Trainer(TrainerStore, TrainerState):
 
     @property
     def parameters(self) -> list[Parameter]:
-        """The parameters, in the order of the numbers that the optimizer knows them by."""
+        """The parameters, in the order of their indices in the optimizer."""
         return self._params
 
     @property
@@ -207,29 +211,29 @@ class Trainer(TrainerStore, TrainerState):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate now."""
+        """The current learning rate."""
         return self._optimizer.learning_rate
 
     def set_learning_rate(self, lr: float) -> None:
-        """Sets the learning rate; not possible while a scheduler does."""
+        """Sets the learning rate. Raises an error if a scheduler controls it."""
         self._optimizer.set_learning_rate(lr)
 
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Sums the gradients of replicas and updates all parameters; call it after ``backward``,
+        """Sums the gradients of replicas and updates all parameters. Call it after ``backward``,
         outside ``record``.
 
         Parameters
         ----------
         batch_size : int
-            Gradients are divided by it; 1 if the loss is a mean already.
+            Divisor for the gradients; 1 if the loss is already a mean.
         ignore_stale_grad : bool, default False
-            Whether to leave alone parameters whose gradient backward has not written since the last
-            step; otherwise they are an error.
+            Whether to skip parameters whose gradient backward has not written since the last step.
+            Otherwise, they raise an error.
 
         Raises
         ------
         UserWarning
-            When a gradient is stale.
+            If a gradient is stale.
         """
         waiting, size = self._waiting
         self._set_scale(size + batch_size)
@@ -245,7 +249,7 @@ class Trainer(TrainerStore, TrainerState):
         self._update(ignore_stale_grad)
 
     def _step_in_store(self, ignore_stale_grad):
-        """A step by a store of the user's that has the optimizer."""
+        """Runs a step with a user's store that has the optimizer."""
         plan = self._current_plan()
         if not plan.fresh():
             self._check_stale(plan, ignore_stale_grad)
@@ -259,7 +263,7 @@ class Trainer(TrainerStore, TrainerState):
         _core.at_once((_core.gradients_used, plan.weights), *self._ended(plan))
 
     def _wait(self, batch_size, ignore_stale_grad):
-        """Leaves the gradients where they are until there are enough of them."""
+        """Counts a call of `step` that only accumulates gradients."""
         plan = self._current_plan()
         fresh = plan.fresh()
         if not fresh:
@@ -270,13 +274,14 @@ class Trainer(TrainerStore, TrainerState):
 
     def allreduce_grads(self) -> None:
         """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`,
-        the one that updates); for use with `update`. AssertionError if the kvstore updates."""
+        only the replica that is updated). For use with `update`. Raises AssertionError if the
+        kvstore updates."""
         self._ready(update=False)
         self._refuse_on_store("allreduce_grads")
         self._allreduce_grads()
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """Updates all parameters with their gradients as they are, whatever `accumulate` says; see
+        """Updates all parameters with their current gradients, regardless of `accumulate`; see
         `step`."""
         self._ready(update=False)
         self._refuse_on_store("update")
@@ -289,8 +294,7 @@ class Trainer(TrainerStore, TrainerState):
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _current_plan(self):
-        """Returns the updates by device, made anew when a parameter's arrays are others than
-        before."""
+        """Returns the update plan, rebuilt if a parameter's arrays were replaced."""
         plan, now = self._plan, changes[0]
         if plan is not None:
             if plan.changes == now:
@@ -310,15 +314,16 @@ class Trainer(TrainerStore, TrainerState):
         return made
 
     def _at_home(self):
-        """True if each parameter is updated on one of its devices only."""
+        """True if each parameter is updated on only one of its devices."""
         return self._shard_updates or self._update_on_kvstore is True
 
     def _mode(self):
-        """True if updates are at home only, and whether sums are apart from gradients."""
+        """Returns whether updates run only at home, and whether sums are separate from
+        gradients."""
         return self._at_home(), self._update_on_kvstore is True and self._called_store is None
 
     def _check_plan(self):
-        """Forgets a plan that was made for another mode."""
+        """Discards a plan that was built for another mode."""
         if self._plan is not None and self._plan.mode != self._mode():
             self._plan = None
 
@@ -339,7 +344,7 @@ class Trainer(TrainerStore, TrainerState):
                 self._sum_over_ranks(plan)
 
     def _clip(self, plan, work):
-        """Scales the gradients that are about to be used."""
+        """Clips the gradients that are about to be used by their global norm."""
         once, grads = plan.gradients(work)
         if not once:
             return
@@ -367,7 +372,7 @@ class Trainer(TrainerStore, TrainerState):
                 self._clip(plan, work)
             if self._unequal:
                 self._equalize(plan)
-            for group in work:  # for all devices before any state changes
+            for group in work:  # prepare all devices before any state changes
                 updater = self._updater(group.ctx)
                 if group.holds(updater):
                     continue
@@ -387,8 +392,8 @@ class Trainer(TrainerStore, TrainerState):
                 self._update_groups(plan, work)
 
     def _count_ahead(self, plan, work):
-        """Sets the number of updates to that after this step, before the first group asks the
-        scheduler: parameters that were frozen for a while have lower counts, and their rate must
+        """Sets the number of updates to its value after this step, before the first group queries
+        the scheduler. Parameters that were frozen for a while have lower counts; their rate must
         not depend on whether a device with higher counts comes first."""
         optimizer = self._optimizer
         number = optimizer.num_update
@@ -407,7 +412,7 @@ class Trainer(TrainerStore, TrainerState):
         optimizer.num_update = number
 
     def _update_groups(self, plan, work):
-        """Updates the weights of groups, and those with row_sparse gradients."""
+        """Updates the weights of groups, and the weights with row_sparse gradients."""
         steps, num_update = [], self._optimizer.num_update
         for group in work:
             if group.multi is not None:
@@ -426,8 +431,8 @@ class Trainer(TrainerStore, TrainerState):
             self._update_rows(index, param)
 
     def _overflows(self, plan, work):
-        """True if there are infinite gradients, or NaN, among those of the groups `work` and the
-        fresh ones of rows; all count as used then."""
+        """True if the gradients of the groups `work`, or fresh row_sparse gradients, contain
+        infinities or NaN. If so, marks them all as used."""
         if self._amp_loss_scaler is None:
             return False
         grads = [grad for group in work for grad in group.grads]
@@ -454,7 +459,7 @@ class Trainer(TrainerStore, TrainerState):
             grad.used()
 
     def _ended(self, plan):
-        """Returns the changes (`_core.at_once`) behind the update of all weights."""
+        """Returns the changes (`_core.at_once`) that follow the update of all weights."""
         changes = []
         if self._at_home():
             changes += [change for bucket in plan.buckets for change in bucket.spread()] + [
@@ -470,8 +475,8 @@ class Trainer(TrainerStore, TrainerState):
         return [*changes, (vars(self).update, {"_waiting": (0, 0), "_unequal": False})]
 
     def _equalize(self, plan):
-        """Makes the replicas of each parameter, and what the optimizer remembers of them, equal
-        again: an interrupted step may have updated some of them."""
+        """Makes the replicas of each parameter and their optimizer states equal, after an
+        interrupted step that may have updated only some of them."""
         if self._at_home():
             _core.at_once(*[change for bucket in plan.buckets for change in bucket.spread()])
             return
@@ -493,7 +498,7 @@ class Trainer(TrainerStore, TrainerState):
                     its_counts[index] = count
 
     def _check_stale(self, plan, ignore_stale_grad):
-        """Raises for gradients that backward has not written, unless they are to be left alone."""
+        """Raises an error for gradients that backward has not written, unless they are ignored."""
         for param in self._params:
             if param.replaced:
                 raise param.replaced_error()
@@ -501,7 +506,7 @@ class Trainer(TrainerStore, TrainerState):
             return
         lost = plan.lost()
         plan.forget_left()
-        for moved, _ in lost:  # only another backward pass makes these gradients whole
+        for moved, _ in lost:  # these gradients are incomplete until the next backward pass
             for weight in moved.arrays.values():
                 weight._fresh_grad = False
         param, ctx = next(
@@ -525,33 +530,33 @@ class Trainer(TrainerStore, TrainerState):
         return updater
 
 
-# For the package's other modules.
+# Used by other modules of the package.
 
 
 def current_plan(trainer: Trainer) -> Any:
-    """Returns the plan of a trainer: what there is to update where."""
+    """Returns the trainer's update plan."""
     return trainer._current_plan()
 
 
 def loss_scaling(trainer: Trainer) -> Any:
-    """Returns the scaler of a trainer's losses, or None; of another class's, None."""
+    """Returns the trainer's loss scaler, or None. Returns None for objects of other classes."""
     return getattr(trainer, "_amp_loss_scaler", None)
 
 
 def set_loss_scaler(trainer: Trainer, scaler: Any) -> None:
-    """From now on a trainer leaves out updates whose gradients overflow."""
+    """Sets the loss scaler of a trainer, which then skips updates whose gradients overflow."""
     if trainer._amp_loss_scaler is None:
         trainer._amp_original_scale = trainer._scale
     trainer._amp_loss_scaler = scaler
 
 
 def scaled_by(trainer: Trainer, scale: float) -> None:
-    """The next step divides gradients by this scale of the losses."""
+    """Makes the trainer's next step divide gradients by the loss scale."""
     trainer._scale = trainer._amp_original_scale / scale
 
 
 def scaled_losses(losses: list[Any], trainer: Trainer) -> list[Any]:
-    """Returns the losses times the trainer's scale (contrib.amp), where it has one."""
+    """Returns the losses, multiplied by the trainer's loss scale (contrib.amp) if it has one."""
     scaler = loss_scaling(trainer)
     if scaler is None:
         return losses
@@ -560,7 +565,7 @@ def scaled_losses(losses: list[Any], trainer: Trainer) -> list[Any]:
 
 
 def adds_up(trainer: Trainer) -> bool:
-    """True if the next call of `step` leaves gradients for a later one to add to."""
+    """True if the next call of `step` only accumulates gradients."""
     return trainer._waiting[0] + 1 < trainer._accumulate
 
 

@@ -1,5 +1,5 @@
-"""Helpers for training loops: splitting batches over devices, clipping gradients, checking
-files."""
+"""Helpers for training loops: splitting batches over devices, clipping gradients, downloading and
+checking files."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __all__ = [
 
 near_names(__name__, pad_sequence=GLUON["pad_sequence"])
 
-# Their names in MXNet, which packages import.
+# MXNet's names, which other packages import.
 _get_repo_url = repository_url
 _get_repo_file_url = repository_file_url
 
 
 def replace_file(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> None:
-    """Moves a file to another name, where it takes the place of what is there, at once."""
+    """Renames a file atomically, and replaces an existing file of that name."""
     os.replace(src, dst)
 
 
@@ -59,12 +59,12 @@ def split_data(
     data : NDArray
         The batch, of any shape.
     num_slice : int
-        How many slices.
+        Number of slices.
     batch_axis : int, default 0
-        The axis that is split.
+        Axis to split along.
     even_split : bool, default True
-        Whether the slices must be of one size. Otherwise the first slices are longer by one than
-        the last, as many of them as it takes.
+        Whether the slices must have the same size. Otherwise, the first slices may be longer by
+        one.
 
     Returns
     -------
@@ -73,8 +73,8 @@ def split_data(
     Raises
     ------
     ValueError
-        When there are fewer elements along the axis than slices, or they don't divide evenly and
-        should.
+        If there are fewer elements along the axis than slices, or if they cannot be divided evenly
+        but `even_split` is set.
 
     Examples
     --------
@@ -113,8 +113,8 @@ def split_and_load(
     batch_axis: int = 0,
     even_split: bool = True,
 ) -> list[NDArray]:
-    """Splits `data` (NDArray or anything ``nd.array`` takes) along `batch_axis`, one slice for each
-    device of `ctx_list`.
+    """Splits `data` (NDArray or any argument of ``nd.array``) along `batch_axis`, and moves one
+    slice to each device of `ctx_list`.
 
     `ctx_list` may be a `mpgluon.parallel.Mesh`: one slice for each of its replicas, on the device
     of the first stage.
@@ -122,7 +122,7 @@ def split_and_load(
     Returns
     -------
     list of NDArray
-        Slice i lies on ``ctx_list[i]``.
+        Slice i is on ``ctx_list[i]``.
 
     Examples
     --------
@@ -142,20 +142,19 @@ def split_and_load(
 def clip_global_norm(
     arrays: Iterable[NDArray], max_norm: float, check_isfinite: bool = True
 ) -> float | NDArray:
-    """Scales `arrays` in place so that the 2-norm of all of them together is at most `max_norm`.
+    """Scales `arrays` in place so that their joint 2-norm is at most `max_norm`.
 
-    The arrays may lie on any devices. The order of the sum is that of `arrays`, whichever device
-    each lies on, so the result does not depend on placement. With ``check_isfinite=False`` nothing
-    waits for the arrays' values.
+    The arrays may be on any devices. They are summed in the order of `arrays`, so the result does
+    not depend on placement. With ``check_isfinite=False``, the call is asynchronous.
 
     Parameters
     ----------
     arrays : list of NDArray
         Arrays of any shapes, changed in place.
     max_norm : float
-        The largest norm that is left alone, above 0.
+        The largest norm that is not scaled, above 0.
     check_isfinite : bool, default True
-        Whether to read the norm back and warn when it is not finite.
+        Whether to read the norm and warn if it is not finite.
 
     Returns
     -------
@@ -165,7 +164,7 @@ def clip_global_norm(
     Raises
     ------
     MXNetAssertionError
-        When there are no arrays.
+        If there are no arrays.
 
     Examples
     --------
@@ -192,8 +191,8 @@ def clip_global_norm(
 
 
 def _together(arrays):
-    """Positions of arrays that lie together and have one dtype: a list of lists."""
-    groups = {}  # of arrays that lie together: (device, dtype) -> positions
+    """Groups the positions of arrays by device and dtype, in lists of at most _LARGEST_CALL."""
+    groups = {}  # (device, dtype) -> positions
     for i, array in enumerate(arrays):
         groups.setdefault((array.context, array.dtype), []).append(i)
     return [
@@ -204,11 +203,11 @@ def _together(arrays):
 
 
 def global_norm(arrays: Sequence[NDArray]) -> NDArray:
-    """Returns the 2-norm of all arrays together, of shape (1,), on the device of the first."""
+    """Returns the joint 2-norm of all arrays, with shape (1,), on the device of the first array."""
     arrays = [_stored(array) for array in arrays]
     home, groups = arrays[0].context, _together(arrays)
-    # One number for each array crosses the border of its device. They are added up in one place and
-    # one order.
+    # One number for each array is moved off its device. They are summed on one device in a fixed
+    # order.
     squares = []
     for positions in groups:
         sums = nd.multi_sum_sq(*[arrays[i] for i in positions], num_arrays=len(positions))
@@ -224,7 +223,7 @@ def global_norm(arrays: Sequence[NDArray]) -> NDArray:
 
 
 def _stored(array):
-    """Returns the stored values of an array, as a dense one: the rest is 0."""
+    """Returns the stored values of an array as a dense array; all other elements are 0."""
     if array.stype == "default":
         return array
     values = array.values
@@ -232,12 +231,12 @@ def _stored(array):
 
 
 def _like(number, array):
-    """Returns an array of one element with as many dimensions as another."""
+    """Reshapes an array of one element to the number of dimensions of `array`."""
     return number.reshape((1,) * array.ndim)
 
 
 def scale_arrays(arrays: Sequence[NDArray], scale: NDArray) -> None:
-    """Multiplies the arrays, on whatever devices, by `scale`, of shape (1,), in place."""
+    """Multiplies arrays on any devices by `scale`, of shape (1,), in place."""
     scales = {scale.context: scale}
     for array in arrays:
         if array.stype != "default":
@@ -253,11 +252,11 @@ def scale_arrays(arrays: Sequence[NDArray], scale: NDArray) -> None:
         )
 
 
-_LARGEST_CALL = 1024  # arrays
+_LARGEST_CALL = 1024  # maximum number of arrays in one call
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:
-    """True if `shape` says the size of every dimension (0 and -1 mean unknown).
+    """True if `shape` gives the size of every dimension (0 and -1 mean unknown).
 
     Examples
     --------
@@ -268,7 +267,7 @@ def shape_is_known(shape: Sequence[int] | None) -> bool:
 
 
 def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
-    """True if the file's SHA-1 starts with `sha1_hash` (hexadecimal; usually all 40 digits).
+    """True if the file's SHA-1 starts with `sha1_hash` (hexadecimal, usually all 40 digits).
 
     Examples
     --------
@@ -285,8 +284,7 @@ def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
 
 
 def _wrong_hash(file, sha1, sha256):
-    """Returns the name and value of the first of the hashes that a file does not have; None if all
-    fit."""
+    """Returns the name and value of the first hash that does not match a file, or None."""
     for name, wanted, algorithm in (("SHA-1", sha1, "sha1"), ("SHA-256", sha256, "sha256")):
         if wanted:
             file.seek(0)
@@ -310,38 +308,37 @@ def download(
     timeout: float = 60,
     max_size: int = 64 << 30,
 ) -> str:
-    """Fetches `url` into a file and returns the file's path.
+    """Downloads `url` into a file and returns the file's path.
 
-    An existing file is kept unless `overwrite` is set or its hash is another than the one given. ``file://``
-    addresses and plain paths need no network.
+    An existing file is kept unless `overwrite` is set or it does not have the given hash.
+    ``file://`` addresses and plain paths need no network.
 
     Parameters
     ----------
     url : str
-        The address, or a path.
+        Address or path.
     path : str, optional
-        The file to write, or an existing directory to put it into; by default the address's last
-        part.
+        File to write, or an existing directory for it; defaults to the last part of the address.
     overwrite : bool, default False
-        Whether a file that exists is fetched again.
+        Whether to download a file that exists already.
     sha1_hash : str, optional
-        The 40 hexadecimal digits that the file's SHA-1 must have.
+        The 40 hexadecimal digits of the file's expected SHA-1.
     retries : int, default 5
-        How often to try again when the network fails.
+        Number of retries after network errors.
     verify_ssl : bool, default True
-        Whether certificates are checked.
+        Whether to check certificates.
     sha256_hash : str, optional
-        The 64 hexadecimal digits that the file's SHA-256 must have. Prefer it to `sha1_hash`:
-        two files with the same SHA-1 can be made.
+        The 64 hexadecimal digits of the file's expected SHA-256. Preferable to `sha1_hash`, because
+        SHA-1 collisions can be constructed.
     timeout : float, default 60
         Seconds without data from the server after which the download fails.
     max_size : int, default 64 GiB
-        Bytes after which the download fails.
+        Maximum size in bytes; larger downloads fail.
 
     Raises
     ------
     MXNetError
-        When the address cannot be read, or the file has another hash, or more than `max_size`
+        If the address cannot be read, or if the file has a different hash or more than `max_size`
         bytes.
     """
     name = os.path.basename(urllib.parse.urlparse(url).path)
@@ -388,7 +385,7 @@ def download(
 
 
 def _copy(source, target, most, url):
-    """Copies a response to a file."""
+    """Copies a response to a file, of at most `most` bytes."""
     size = 0
     while data := source.read(1 << 20):
         size += len(data)
@@ -398,8 +395,8 @@ def _copy(source, target, most, url):
 
 
 class HookHandle(_core.Scope):
-    """The handle of a registered hook; `detach`, or the end of a `with`, takes the hook off
-    again."""
+    """Handle of a registered hook. `detach`, or the end of a ``with`` statement, removes the
+    hook."""
 
     def __init__(self, hooks: dict[Any, Any], hook: Callable[..., Any]) -> None:
         self._hooks = hooks
@@ -414,15 +411,15 @@ class HookHandle(_core.Scope):
 
 
 def indent(text: str, spaces: int) -> str:
-    """`text` with every line but the first moved right by `spaces`."""
+    """Returns `text` with every line except the first indented by `spaces`."""
     return text.replace("\n", "\n" + " " * spaces)
 
 
-_indent = indent  # MXNet's name of it, which packages use
+_indent = indent  # MXNet's name, which other packages use
 
 
 def brief(names: Iterable[str], limit: int = 7) -> str:
-    """Returns the names, quoted; the middle left out where there are many."""
+    """Returns the names, quoted. Omits those in the middle of a long list."""
     names = [f"'{name}'" for name in names]
     if len(names) > limit:
         names = names[: limit // 2] + ["..."] + names[-(limit // 2) :]

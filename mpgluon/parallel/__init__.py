@@ -1,5 +1,5 @@
-"""Training over several devices in one process: pipelines, layers split over devices, replicas, all
-of these on a mesh, and a planner."""
+"""Training over several devices: pipelines, tensor parallelism, data parallelism, meshes that
+combine them, and a planner."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Checkpoints: a file of arrays for each device, and an index by parameter name and global shape.
 
-The index is the checkpoint. It names files of its own generation, which are on the disk before the
-index takes the place of the one before; files of earlier generations are removed behind that. So
-whenever a save is killed, the index names complete files.
+The index defines the checkpoint. It names files of its own generation, which are on the disk before
+the index replaces the previous one. Files of earlier generations are removed afterwards. If a save
+is killed at any moment, the index therefore names complete files.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Saving", "load", "save"]
 
-# Shards, and files that a save did not complete
+# Shards, and files of incomplete saves.
 _FILES = re.compile(
     r"shard-\d{6}-[\w.-]+\.safetensors(\.[0-9a-f]{16}\.new)?|index\.json(\.[0-9a-f]{16})?\.new"
 )
 
 # An array of a checkpoint, or the part of it that a parameter on one device holds: the ranges
-# [begin, end) of `where` along its axis; where None: all of it.
+# [begin, end) along an axis in `where`. If `where` is None, the part is the whole array.
 _Part = collections.namedtuple("_Part", "name dtype shape where read device")
 _Where = collections.namedtuple("_Where", "axis ranges")
 
 
 def _parts_of(net):
-    """Returns the parameters of a network: name -> [(parameter, where)], one for each shard, and
-    the global shapes.
+    """Returns the parameters of a network as name -> [(parameter, where)], with one pair for each
+    shard, and the global shapes.
 
-    A parameter that is a shard has the attributes `global_shape`, `axis` and `index`, and `ranges`
-    unless it is one range behind the other shards; its name is that of the whole one, with its
-    number behind it, or what its attribute `global_name` says.
+    A parameter that is a shard has the attributes `global_shape`, `axis` and `index`. Unless the
+    shards are consecutive ranges, it also has `ranges`. Its name is the name of the whole parameter
+    with the shard's index appended, or its attribute `global_name`.
     """
     shards, shapes, seen = {}, {}, set()
     for name, param in parameters_by_path(net).items():
-        if param in seen:  # shared by several blocks: it goes by its first name
+        if param in seen:  # several blocks share it: its first name is used
             continue
         seen.add(param)
         whole = getattr(param, "global_shape", None)
@@ -110,7 +110,7 @@ def _parts_of(net):
 
 def _global_name(name, param):
     unsplit = re.sub(r"shard\d+_", "", name)
-    if unsplit != name:  # layers of mx.parallel: as the layer that is not split has it
+    if unsplit != name:  # layers of mx.parallel: the name in the layer before it was split
         return unsplit
     given = getattr(param, "global_name", None)
     if given is not None:
@@ -120,13 +120,13 @@ def _global_name(name, param):
 
 
 def _data_of(param):
-    """One array for all replicas. Only what the trainer doesn't keep equal (moving statistics)
-    takes a mean."""
+    """Returns one array for all replicas. Only values that the trainer does not keep equal, such as
+    moving statistics, are averaged."""
     return param.reduced() if param.grad_req == "null" else param.list_data()[0].detach()
 
 
 class Saving:
-    """A save under way, or done; what `save` gives.
+    """A save in progress, or completed; the result of `save`.
 
     Examples
     --------
@@ -146,11 +146,11 @@ class Saving:
         return f"Saving({'done' if self.done() else 'under way'})"
 
     def done(self) -> bool:
-        """True if it has ended, well or not."""
+        """True if the save has ended, with or without an error."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Waits until the checkpoint is on the disk. Raises what went wrong, once."""
+        """Waits until the checkpoint is on the disk. Raises an error of the save, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -174,11 +174,11 @@ class Saving:
 
 
 _saving = {}  # directory -> its latest Saving
-_locks: dict[str, threading.Lock] = {}  # directory -> held by the thread that writes or reads it
+_locks: dict[str, threading.Lock] = {}  # directory -> lock of the thread that writes or reads it
 
 
 def _alone_in(directory):
-    """Returns a lock: threads take turns in one directory."""
+    """Returns the lock of a directory, which serializes reads and writes by several threads."""
     return _locks.setdefault(os.path.realpath(directory), threading.Lock())
 
 
@@ -194,52 +194,53 @@ def save(
     gather: bool = False,
     progress: bool | None = None,
 ) -> Saving:
-    """Writes a checkpoint: parameters, optimizer states, the random state and where training is.
+    """Writes a checkpoint: parameters, optimizer states, the random state and the progress of
+    training.
 
-    It may be taken at any moment: gradients that an update has yet to use, and how many calls of
-    ``step`` wait for it (``accumulate``), are in it, too.
+    It may be called at any moment: the checkpoint includes gradients that an update has yet to use,
+    and the number of calls of ``step`` that wait for it (``accumulate``).
 
-    There is one safetensors file for each device with the arrays that lie there, and
-    ``index.json``. The directory holds one checkpoint: the former one stays whole until the new one
-    is on the disk.
+    There is one safetensors file for each device with the arrays on that device, and
+    ``index.json``. The directory holds one checkpoint: the previous one remains valid until the new
+    one is on the disk.
 
     Parameters
     ----------
     directory : str
-        Made if it isn't there.
+        Directory, created if it does not exist.
     net : Block
-        The network whose parameters are saved, on whatever devices they lie.
+        Network whose parameters are saved, on any devices.
     trainer : Trainer, optional
-        The trainer whose optimizer states are saved.
+        Trainer whose optimizer states are saved.
     step : int, optional
-        By default the optimizer's number of updates.
+        Number of the step; defaults to the optimizer's number of updates.
     position : optional
-        Where the data is, as anything that JSON takes: ``{'epoch': 3, 'batch': 120}``.
+        Position in the data, as any value that JSON supports: ``{'epoch': 3, 'batch': 120}``.
     loss_scale : float, or an object with an attribute loss_scale, optional
-        The factor of the loss in half precision, to be given back by `load`; by default that of
-        the trainer (``amp.init_trainer``), if it has one, which `load` gives to its trainer.
+        Loss scale in half precision, which `load` returns. Defaults to that of the trainer
+        (``amp.init_trainer``), if it has one, which `load` sets in its trainer.
     extra : optional
-        Anything else that JSON takes.
+        Any other value that JSON supports.
     background : bool, default False
-        Copy the arrays, each on its device, and write in a thread. A failure is raised by
-        ``wait()`` of the result, or by the next save into the directory.
+        Copy the arrays, each on its device, and write in a thread. Errors are raised by ``wait()``
+        of the result, or by the next save into the directory.
     gather : bool, default False
         Write one file of whole arrays, which other programs can read, instead of one for each
-        device. Otherwise no more than one array of one device is in the host's memory at a time.
+        device. Without it, at most one array of one device is in the host's memory at a time.
     progress : bool, optional
-        Whether to show a bar; by default on a terminal when it takes longer than two seconds.
+        Whether to show a progress bar; by default, on a terminal after two seconds.
 
     Returns
     -------
     Saving
-        Ended already, unless ``background=True``.
+        A completed save, unless ``background=True``.
 
     Raises
     ------
     MXNetError
-        `step`, `position`, `loss_scale` or `extra` are not what JSON takes.
+        If JSON does not support `step`, `position`, `loss_scale` or `extra`.
     OSError
-        The directory can't be written.
+        If the directory cannot be written.
 
     Examples
     --------
@@ -264,7 +265,7 @@ def save(
                     "save: gather=True needs the arrays of all ranks on one; load the checkpoint "
                     "in one process and save it there, or leave gather out"
                 )
-            background = False  # all ranks take part in the end of it
+            background = False  # all ranks take part in the commit
         if background:
             parts = [_copied(part) for part in parts]
         else:
@@ -299,13 +300,13 @@ def save(
 
 
 def _copied(part):
-    """Returns the part with a copy of its array, which is given up as it is read."""
+    """Returns the part with a copy of its array, which is released when it is read."""
     holder = [part.read.copy()]
     return part._replace(read=lambda: holder.pop().asnumpy())
 
 
 def _describe(net, trainer):
-    """All arrays, their contents not read yet, and what the index says beside them."""
+    """Returns all arrays, whose contents are not read yet, and the other entries of the index."""
     params, shapes = _parts_of(net)
     parts, names = [], {}
     for name, pieces in params.items():
@@ -350,7 +351,7 @@ def _describe(net, trainer):
             array = arrays[key]
             split = where if where is not None and array.shape == param.shape else None
             if where is not None and split is None and where.ranges[0][0]:
-                continue  # the same for all shards
+                continue  # all shards have the same value
             shape = shapes[name] if split is not None else array.shape
             parts.append(
                 _Part(whole, dtype_name(array.dtype), tuple(shape), split, array, array.context)
@@ -368,7 +369,7 @@ def _shape_of(part):
 
 
 def _spans(ranges):
-    """Where each range begins in the part, and the range."""
+    """Yields (position in the part, begin, end) for each range."""
     at = 0
     for begin, end in ranges:
         yield at, begin, end
@@ -376,7 +377,7 @@ def _spans(ranges):
 
 
 def _whole(parts):
-    """One part for each array, put together when it is read."""
+    """Merges the parts of each array into one part, assembled when it is read."""
     by_name = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
@@ -420,14 +421,14 @@ def _bar(total, progress, text):
 def _write(directory, parts, index, gather, progress):
     os.makedirs(directory, exist_ok=True)
     former = os.path.join(directory, INDEX)
-    first = _ranks.own() == 0  # it decides for all
+    first = _ranks.own() == 0  # rank 0 decides for all ranks
     generation = _ranks.join({0: _generation(former) + 1} if first else {})[0]
     if gather:
         parts = _whole(parts)
     shards = {}
     for part in parts:
         shards.setdefault(part.device, []).append(part)
-    described, arrays, files, written = [], {}, [], {}  # written: by number of the shard
+    described, arrays, files, written = [], {}, [], {}  # written: by index of the shard
     sizes = {id(part): math.prod(_shape_of(part)) * itemsize(part.dtype) for part in parts}
     with _bar(sum(sizes.values()), progress, "saving") as bar:
         for number, (device, own) in enumerate(shards.items()):
@@ -445,7 +446,7 @@ def _write(directory, parts, index, gather, progress):
                     bar.update,
                 )
             files.append((name, str(device), keys, own))
-        _sync(directory)  # the files' names, before the index that tells of them
+        _sync(directory)  # the files' directory entries must be on the disk before the index
         written = _ranks.join(written)
         for number, (name, device, keys, own) in enumerate(files):
             size, header, sums = written[number]
@@ -471,12 +472,12 @@ def _write(directory, parts, index, gather, progress):
     text = _text({**index, "generation": generation, "shards": described, "arrays": arrays})
     if first:
         _commit(directory, former, text, {shard["file"] for shard in described})
-    _ranks.join({})  # then it is there, for all
+    _ranks.join({})  # wait for rank 0's commit
 
 
 def _text(index):
-    """Returns the index as JSON, a line for each array. (The encoder of `indent` is written in
-    Python.)"""
+    """Returns the index as JSON with a line for each array. (json.dumps with `indent` would use the
+    slow encoder.)"""
 
     def lines(entries, indent):
         inside = [f"{indent}{json.dumps(key)}: {value}" for key, value in entries.items()]
@@ -489,7 +490,8 @@ def _text(index):
 
 def _owner(device):
     """Returns the rank that writes the arrays on a device."""
-    return getattr(device, "rank", None) or 0  # without one: arrays put together, in one process
+    # Gathered arrays have no rank, and exist only in a single process.
+    return getattr(device, "rank", None) or 0
 
 
 def _commit(directory, former, text, current):
@@ -510,8 +512,8 @@ def _sync(directory):
 
 
 def _generation(path):
-    """Returns the generation of the checkpoint that is there; of a damaged one, whose files nobody
-    can name, the latest of all files."""
+    """Returns the latest generation of all files in the directory, even if the index that names
+    them is damaged."""
     found = [
         int(name[6:12])
         for name in os.listdir(os.path.dirname(path))
@@ -529,37 +531,38 @@ def load(
     trainer: Trainer | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Reads a checkpoint into a network, on whatever devices it lies and however it is split.
+    """Reads a checkpoint into a network on any devices, split in any way.
 
-    The whole checkpoint is checked before anything is changed. Arrays are read one at a time. With
-    a trainer, gradients are part of what is replaced: those that no update had used when the
-    checkpoint was saved, and sums of ``accumulate``, are there again, and later ones are gone.
+    The whole checkpoint is checked before anything changes. Arrays are read one at a time. With a
+    trainer, gradients are also replaced: gradients that no update had used when the checkpoint was
+    saved, and sums of ``accumulate``, are restored, and later ones are discarded.
 
     Parameters
     ----------
     directory : str
-        What `save` wrote into.
+        Directory of the checkpoint.
     net : Block
-        Initialized; what its parameters have is overwritten, and shapes that aren't known yet are
-        taken over.
+        An initialized network. The values of its parameters are replaced, and unknown shapes are
+        taken from the checkpoint.
     trainer : Trainer, optional
-        Gets the optimizer states, and the scale of losses if both trainers have one; the optimizer
-        must be of the kind that was saved.
+        Trainer for the optimizer states, and for the loss scale if both trainers have one. Its
+        optimizer must have the class of the saved one.
     progress : bool, optional
-        As for `save`.
+        See `save`.
 
     Returns
     -------
     dict
-        ``step``, ``position``, ``loss_scale`` and ``extra``, as they were given to `save`. The
-        random state is set.
+        The arguments ``step``, ``position``, ``loss_scale`` and ``extra`` of `save`. The random
+        state is set as well.
 
     Raises
     ------
     FileNotFoundError
-        There is no checkpoint in the directory.
+        If the directory contains no checkpoint.
     MXNetError
-        Naming the damaged file, or the first differences between the network and the checkpoint.
+        If a file is damaged, or the network differs from the checkpoint. The message names the file
+        or the first differences.
 
     Examples
     --------
@@ -598,7 +601,7 @@ def _load(directory, net, trainer, progress):
     reader = _Reader(index["arrays"], files)
     for name, pieces in wanted.items():
         _complete([param for param, _ in pieces], tuple(index["arrays"][name]["shape"]))
-    wanted, _ = _parts_of(net)  # now that all shapes are known
+    wanted, _ = _parts_of(net)  # all shapes are known after this
     names.update(
         (param, (name, where)) for name, pieces in wanted.items() for param, where in pieces
     )
@@ -630,7 +633,7 @@ def _load(directory, net, trainer, progress):
 
 
 def _complete(params, shape):
-    """Takes over the shape of a parameter, or of the whole of its shards."""
+    """Sets the shape of a parameter, or the global shape of its shards."""
     for param in params:
         if isinstance(param, ShardedParameter):
             complete_whole(param, shape)
@@ -649,8 +652,8 @@ class _Reader:
         return self._arrays[name]
 
     def read_new(self, name, param, where, shaped):
-        """Returns an array on the parameter's first device, of its shape if `shaped`, with the part
-        of a saved array that `where` says."""
+        """Returns an array on the parameter's first device with the part `where` of a saved array.
+        It has the parameter's shape if `shaped`."""
         entry = self._arrays[name]
         shape = param.shape if shaped else tuple(entry["shape"])
         array = nd.empty(shape, ctx=param.list_ctx()[0], dtype=entry["dtype"])
@@ -658,7 +661,8 @@ class _Reader:
         return array
 
     def read(self, name, where, target):
-        """Fills `target` with the part of an array that `where` says; None: with all of it."""
+        """Fills `target` with the part `where` of an array, or with all of it if `where` is
+        None."""
         entry = self._arrays[name]
         axis, (wanted, ranges) = entry["axis"], where or (None, ())
         for piece in entry["pieces"]:
@@ -681,8 +685,8 @@ class _Reader:
 
 
 def _overlap(axis, there, wanted, here):
-    """Returns the overlap of a range in a part of a file with a range that is wanted: where it is
-    in the part and where in the target, by axis; (None, None): nothing."""
+    """Returns the overlap of a stored range with a wanted range, by axis: its place in the stored
+    part and in the target. Returns (None, None) if they do not overlap."""
     if axis is not None and axis == wanted:
         low, high = max(there[1], here[1]), min(there[2], here[2])
         if low >= high:
@@ -700,14 +704,15 @@ def _overlap(axis, there, wanted, here):
 
 def _read_training(reader, index, trainer, names, source):
     """Returns the states of a trainer's parameters (index -> nested state), and the gradients that
-    an update has yet to use (index -> those of each replica). All arrays are on their parameter's
-    first device."""
+    an update has yet to use (index -> gradients of the replicas). All arrays are on their
+    parameter's first device."""
     saved, states, found = index["trainer"], {}, {}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
 
         def array_of(key, shaped, param=param, where=where):
-            """shaped: the array has the parameter's shape, so it is split as the parameter is."""
+            """Returns an array. If `shaped`, it has the parameter's shape and is split like the
+            parameter."""
             return reader.read_new(STATE + key, param, where if shaped else None, shaped)
 
         structure, entry = saved["states"].get(name), saved["gradients"].get(name)

@@ -1,8 +1,7 @@
-"""The index of a checkpoint, and whether a checkpoint is what it says and fits a network.
+"""The index of a checkpoint: validation of the index, of the files, and of their fit to a network.
 
-An index is read once, and everything that loading relies on is checked then: names, shapes, types,
-and that the pieces of each array cover it. Arrays in the shards are checked against the index
-before anything is changed.
+An index is checked completely when it is read: names, shapes, types, and that the pieces of each
+array cover it. Arrays in the shards are checked against the index before anything changes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..ndarray import _safetensors
 
 INDEX = "index.json"
 FORMAT = "mpgluon checkpoint 3"
-_FORMATS = (FORMAT, "mpgluon checkpoint 2")  # which had no gradients, phase and scale
+_FORMATS = (FORMAT, "mpgluon checkpoint 2")  # version 2 has no gradients, phase and scale
 STATE = "optimizer:"  # prefix of the names of states
 _LARGEST = 1 << 63
 
@@ -37,8 +36,8 @@ def state_keys(structure: Any, name: str) -> list[str]:
 
 
 def read_index(path: str) -> dict[str, Any]:
-    """Returns the index in a file. MXNetError, naming the file, unless it is complete and
-    consistent."""
+    """Reads the index from a file. Raises MXNetError, which names the file, unless it is complete
+    and consistent."""
     if not os.path.exists(path):
         raise FileNotFoundError(
             f"load: there is no checkpoint at '{os.path.dirname(path)}' (no {INDEX})"
@@ -72,7 +71,7 @@ def _list_of(check, value):
 
 
 def _fault(index):
-    """Returns the fault of an index, or None."""
+    """Returns a description of the first fault in an index, or None."""
     for key in ("step", "position", "loss_scale", "extra", "shards", "arrays", "random"):
         if key not in index:
             return f"it has no '{key}'"
@@ -158,7 +157,7 @@ def _fault_of_trainer(index):
 
 
 def compare(index, wanted, shapes, directory):
-    """Raises with the first differences between a network and a checkpoint."""
+    """Raises an error with the first differences between a network and a checkpoint."""
     saved = {name: entry for name, entry in index["arrays"].items() if not name.startswith(STATE)}
     differences = [
         f"the network has no parameter '{name}' {tuple(entry['shape'])}"
@@ -182,7 +181,7 @@ def compare(index, wanted, shapes, directory):
                 f"'{name}' is {dtype} in the network, {saved[name]['dtype']} in the checkpoint"
             )
         for param, _ in pieces:
-            param.list_ctx()  # raises where it was never initialized
+            param.list_ctx()  # raises an error if it was never initialized
     if differences:
         more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
         raise MXNetError(
@@ -224,7 +223,7 @@ def check_trainer(index, trainer, names, directory):
 
 
 class _Pieces:
-    """The pieces of each shard: for its number (name of the array, description, piece)."""
+    """The pieces of each shard, by its index: (name of the array, description, piece)."""
 
     def __init__(self, index):
         self._of = {}
@@ -237,7 +236,7 @@ class _Pieces:
 
 
 def open_shards(directory: str, index: dict[str, Any], progress: Any) -> list[_safetensors.File]:
-    """Returns the files of a checkpoint, all contents compared with the index."""
+    """Opens the files of a checkpoint and compares all contents with the index."""
     pieces, files = _Pieces(index), []
     for number, shard in enumerate(index["shards"]):
         file = _safetensors.File(os.path.join(directory, shard["file"]))

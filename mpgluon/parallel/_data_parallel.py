@@ -1,4 +1,4 @@
-"""Data-parallel training over ranks by Horovod's names."""
+"""Data-parallel training over ranks with Horovod's names."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = ["DistributedTrainer", "broadcast_parameters"]
 
 
 class DistributedTrainer(Trainer):
-    """A trainer of a network of which each rank has a copy on its own devices, and trains it on
-    its own part of the data: gradients are averaged over ranks.
+    """A trainer for a network that each rank replicates on its own devices and trains on its own
+    part of the data. Gradients are averaged over ranks.
 
-    It is ``Trainer(kvstore='dist_sync')``, but that `step` divides by the number of ranks, too:
-    give it the batch size of this rank. The network begins with rank 0's values.
+    It is ``Trainer(kvstore='dist_sync')``, except that `step` also divides by the number of ranks:
+    pass the batch size of this rank. The network starts with rank 0's values.
 
     Parameters
     ----------
     params : Block, ParameterDict, or dict or list of Parameter
-        The parameters to update.
+        Parameters to update.
     optimizer : str or Optimizer
-        The optimizer, or its name.
+        Optimizer or its name.
     optimizer_params : dict, optional
-        For making the optimizer.
+        Arguments of the optimizer.
     **options
-        As for `gluon.Trainer`, without `kvstore`.
+        See `gluon.Trainer`, without `kvstore`.
 
     Raises
     ------
@@ -74,21 +74,23 @@ class DistributedTrainer(Trainer):
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
-    """Gives all ranks the values that one of them has. All ranks call it.
+    """Copies the values of one rank to all ranks. Collective: all ranks must call it.
 
     Parameters
     ----------
     params : Block, ParameterDict, or dict of Parameter or of NDArray
-        On the ranks' own devices. Parameters that wait for their shapes will be initialized alike.
+        Values on the ranks' own devices. Parameters with unknown shapes will be initialized with
+        the same values.
     root_rank : int, default 0
-        The rank.
+        Rank whose values are copied.
 
     Raises
     ------
     TypeError
-        When `params` are no such things.
+        If `params` has a different type.
     MXNetError
-        If there is no such rank, a parameter is not initialized or on a device that names a rank.
+        If the rank does not exist, or a parameter is not initialized or is on a device that names a
+        rank.
 
     Examples
     --------

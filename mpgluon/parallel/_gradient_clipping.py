@@ -1,4 +1,4 @@
-"""Clipping gradients of networks that are replicated and split."""
+"""Gradient clipping for replicated and split networks."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ __all__ = ["clip_global_norm"]
 def clip_global_norm(
     params: Trainer | ParameterDict | Sequence[Parameter], max_norm: float
 ) -> nd.NDArray:
-    """Scales the gradients of parameters in place so that the 2-norm of all of them together is at
-    most `max_norm`.
+    """Scales the gradients of parameters in place so that their joint 2-norm is at most `max_norm`.
 
-    Replicas count once, the shards of a split parameter each for itself; all copies are scaled by
-    the same number. Nothing waits for values. For the time between ``trainer.allreduce_grads()``
-    and ``trainer.update(batch_size)``; ``Trainer(clip_global_norm=...)`` does it with each step.
+    Replicas are counted once, and each shard of a split parameter is counted. All copies are scaled
+    by the same number. The call is asynchronous. Call it between ``trainer.allreduce_grads()`` and
+    ``trainer.update(batch_size)``, or use ``Trainer(clip_global_norm=...)``.
 
     Parameters
     ----------
     params : Trainer, ParameterDict, or list of Parameter
-        A Trainer with ``shard_updates`` knows which copy holds the sum: then give that, not the
-        parameters. Of a Trainer, gradients that backward has not written since the last step are
-        left out, as ``update(ignore_stale_grad=True)`` leaves them out.
+        With ``shard_updates``, pass the Trainer, which knows the copy that holds the sum, instead
+        of the parameters. For a Trainer, gradients that backward has not written since the last
+        step are skipped, as in ``update(ignore_stale_grad=True)``.
     max_norm : float
-        Of gradients as they are, before they are divided by the batch size.
+        Maximum norm of the gradients, before they are divided by the batch size.
 
     Returns
     -------
@@ -43,7 +42,7 @@ def clip_global_norm(
     Raises
     ------
     ValueError
-        None of the parameters has a gradient, or `max_norm` is not positive.
+        If none of the parameters has a gradient, or `max_norm` is not positive.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""`dashboard`: a live view of devices."""
+"""`dashboard`, a live view of devices."""

@@ -1,4 +1,4 @@
-"""The dashboard itself: it begins and ends with a ``with`` statement."""
+"""The dashboard, a context manager that draws a live view."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ if TYPE_CHECKING:
 
     from ...context import Context
 
-_KEPT = 10_000  # losses; beyond, every other one is dropped
-_PENDING = 256  # losses of steps that are queued
+_KEPT = 10_000  # maximum number of losses; beyond it, every second one is dropped
+_PENDING = 256  # maximum number of pending losses
 
 
 class dashboard:
-    """A live view of the devices while a ``with`` statement runs: memory in use, the share of the
-    last 5 seconds in which they computed or waited for each other, what they were at (stages'
-    forward and backward passes), and the loss. In a notebook it is an output of the cell, on a
-    terminal a few lines that are drawn again; where the output is neither, the last state is
-    printed at the end. It ends with the statement, also by Ctrl-C or another error, which it lets
-    pass.
+    """A live view of the devices while a ``with`` statement runs.
 
-    Two threads look at the devices' queues, fifty times a second and for at most 0.2 % of a core's
-    time, and draw. Small ops that run at once in the calling thread are not seen. At the end,
-    unless that is an error, the loss of the last step is waited for.
+    It shows memory in use, the fraction of the last 5 seconds in which each device computed or
+    waited for another one, current work (forward and backward passes of stages), and the loss. In a
+    notebook, it is an output of the cell; on a terminal, a few lines that are redrawn. For other
+    outputs, the final state is printed at the end. It ends with the statement, also after Ctrl-C or
+    another error, which it does not suppress.
+
+    One thread samples the devices' queues, at most fifty times a second and with at most 0.2 % of a
+    core's time; another one draws. Small ops that run immediately in the calling thread are not
+    visible. At the end, the view waits for the loss of the last step, except after an error.
 
     Parameters
     ----------
     devices : list of Context, optional
-        Those to show; by default all that have been used.
+        Devices to show; by default all that have been used.
     refresh : float, default 1.0
-        Seconds between two drawings.
+        Seconds between two redraws.
     file : file, optional
-        Where a terminal's lines go, by default ``sys.stderr``.
+        File for a terminal's lines; defaults to ``sys.stderr``.
 
     Raises
     ------
     ValueError
-        `refresh` is not positive.
+        If `refresh` is not positive.
 
     Examples
     --------
@@ -91,15 +92,15 @@ class dashboard:
         Parameters
         ----------
         loss : NDArray, list of NDArray or float, optional
-            The losses of the step, whose mean is shown. Nothing waits here: each drawing reads the
-            latest ones that are ready.
+            Losses of the step, whose mean is shown. The call does not wait for them: each redraw
+            reads the latest ones that are ready.
         """
         self._steps += 1
         if loss is not None:
             self._pending.append((self._steps, loss))
 
     def cpu_seconds(self) -> float:
-        """Returns the processor time that the view itself has taken so far."""
+        """Returns the processor time used by the view so far, in seconds."""
         return self._painted + self._sampler.used
 
     def __enter__(self) -> Self:
@@ -108,7 +109,7 @@ class dashboard:
         self._begun = time.perf_counter()
         self._show = _notebook() or _stream(self._file or sys.stderr)
         self._ended, self._sampler = threading.Event(), Sampler()
-        # In a notebook, output belongs to the cell whose context a thread has.
+        # In a notebook, output appears in the cell of the thread's context.
         self._painter = threading.Thread(
             target=contextvars.copy_context().run,
             args=(self._paint,),
@@ -145,12 +146,12 @@ class dashboard:
             self._painted = time.thread_time()
 
     def _draw(self, ended="", last=False):
-        """Reads the latest loss and shows everything. An output that is closed ends the drawing,
-        not the program."""
+        """Reads the latest loss and redraws the view. An error of the output, such as a closed
+        file, ends the drawing but not the program."""
         if self._failure is not None:
             return
         try:
-            if not (last and ended):  # after an error there may be nothing to wait for
+            if not (last and ended):  # after an error, the loss may never be ready
                 self._read_loss(wait=last)
             views = self._sampler.views(self._devices)
             seconds = time.perf_counter() - self._begun
@@ -159,7 +160,7 @@ class dashboard:
             self._failure = error
 
     def _read_loss(self, wait):
-        """Reads the latest losses of those that are ready, or with `wait` of all."""
+        """Reads the latest loss that is ready, or with `wait` the last one."""
         done = None if wait else {str(entry[0]): entry[1] for entry in _core.engine_queue_status()}
         latest = None
         while self._pending and (done is None or _ready(self._pending[0][1], done)):
@@ -169,7 +170,7 @@ class dashboard:
         step, loss = latest
         try:
             value = _mean(loss)
-        except MXNetError:  # of the work that gives it: the program meets it where it waits
+        except MXNetError:  # the work failed: the program gets the error when it waits
             return
         self._losses.append((step, value))
         if len(self._losses) > _KEPT:
@@ -177,7 +178,7 @@ class dashboard:
 
 
 def _ready(loss, done):
-    """True if reading it waits for nothing, given the ticks that devices have completed."""
+    """True if reading a loss does not wait, given the ticks that devices have completed."""
     if isinstance(loss, (list, tuple)):
         return all(_ready(one, done) for one in loss)
     if not isinstance(loss, nd.NDArray):
@@ -192,7 +193,8 @@ def _mean(loss):
 
 
 def _notebook() -> Callable[[Snapshot, bool], None] | None:
-    """Shows snapshots in an output of the notebook's cell; None outside of notebooks."""
+    """Returns a function that shows snapshots in an output of the notebook's cell, or None outside
+    of notebooks."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     if shell is None or getattr(shell, "kernel", None) is None:
@@ -208,8 +210,8 @@ def _notebook() -> Callable[[Snapshot, bool], None] | None:
 
 
 def _stream(file: TextIO) -> Callable[[Snapshot, bool], None]:
-    """Shows snapshots on a terminal, each in the place of the one before; in any other file only
-    the last."""
+    """Returns a function that shows snapshots in a file. On a terminal, each replaces the previous
+    one; in any other file, only the last is written."""
     terminal = file.isatty()
     drawn = 0
 

@@ -1,4 +1,4 @@
-"""States of the devices, looked at many times a second by a thread."""
+"""Device states, sampled by a thread many times a second."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from ...context import Context
 
-INTERVAL = 0.02  # seconds between two looks, at least
-SHARE = 0.002  # of a core's time, which looks take at most
-WINDOW = 5.0  # seconds that the timeline shows, and over which shares are taken
+INTERVAL = 0.02  # minimum seconds between two samples
+SHARE = 0.002  # maximum fraction of a core's time used by sampling
+WINDOW = 5.0  # seconds shown by the timeline and used for fractions of time
 
 
 class State(NamedTuple):
@@ -30,7 +30,7 @@ class State(NamedTuple):
 
     @property
     def busy(self) -> bool:
-        """Whether it computes."""
+        """True if the device computes."""
         return self.kind not in ("idle", "wait")
 
     def __str__(self) -> str:
@@ -42,25 +42,25 @@ class State(NamedTuple):
 
 
 IDLE = State("idle")
-_KEPT = int(WINDOW / INTERVAL) + 1  # changes of a device's state
-Span = tuple[float, float, State]  # begin and end in seconds before now, both <= 0
+_KEPT = int(WINDOW / INTERVAL) + 1  # maximum number of state changes of a device
+Span = tuple[float, float, State]  # begin and end in seconds relative to now (both <= 0), and state
 
 
 @dataclasses.dataclass
 class DeviceView:
-    """A device at a moment: bytes, shares of the last `WINDOW` seconds, and its timeline."""
+    """A snapshot of a device: bytes, fractions of the last `WINDOW` seconds, and its timeline."""
 
     device: Context
     in_use: int
     peak: int
-    limit: int  # 0: none
+    limit: int  # 0 means unlimited
     busy: float
     waiting: float
     spans: list[Span]
 
 
 def state_of(entry: Sequence[object]) -> State:
-    """Returns the state that an entry of `engine_queue_status` tells."""
+    """Converts an entry of `engine_queue_status` to a state."""
     _, completed, submitted, work, _, _, peer = entry[:7]
     if not completed < submitted:  # type: ignore[operator]
         return IDLE
@@ -72,7 +72,7 @@ def state_of(entry: Sequence[object]) -> State:
 
 
 class Sampler:
-    """Looks at the devices until `end`. The time between two looks grows with what a look takes."""
+    """Samples the devices until `end`. The interval grows with the cost of a sample."""
 
     def __init__(self) -> None:
         self.used = 0.0  # seconds of processor time
@@ -83,11 +83,11 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="mpgluon dashboard", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the sampling thread."""
         self._thread.start()
 
     def end(self) -> None:
-        """Ends the thread."""
+        """Stops the sampling thread."""
         self._ended.set()
         self._thread.join(2)
 
@@ -107,7 +107,7 @@ class Sampler:
             pause = max(INTERVAL, (self.used - used) / SHARE)
 
     def views(self, devices: Sequence[Context] | None) -> list[DeviceView]:
-        """Returns the devices as they are now; without a list all that were used so far."""
+        """Returns the current views of devices, by default of all that were used so far."""
         now = time.perf_counter()
         if devices is None:
             devices = [device for device, _ in context.opened_devices()]

@@ -1,4 +1,4 @@
-"""A snapshot of a training as text for terminals, and as HTML for notebooks."""
+"""Rendering of a training snapshot as text for terminals and as HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclasses.dataclass
 class Snapshot:
-    """Seconds since the begin, steps, losses of steps (step, value), and devices."""
+    """Seconds since the start, number of steps, losses as (step, value), and devices."""
 
     seconds: float
     steps: int
     losses: list[tuple[int, float]]
     devices: list[DeviceView]
-    ended: str = ""  # how it ended, if it has
+    ended: str = ""  # reason for the end, or empty
 
     def first_line(self) -> str:
-        """Time, steps and loss."""
+        """Returns time, steps and loss as text."""
         parts = [f"{self.seconds:.0f} s"]
         if self.steps:
             rate = self.steps / max(self.seconds, 1e-9)
@@ -39,7 +39,7 @@ class Snapshot:
 
 
 def size(number: int) -> str:
-    """Bytes in short."""
+    """Formats a number of bytes."""
     for unit in ("B", "KB", "MB", "GB"):
         if number < 1000 or unit == "GB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -48,15 +48,15 @@ def size(number: int) -> str:
 
 
 def memory_text(view: DeviceView) -> str:
-    """Bytes in use, of the limit or beside the peak."""
+    """Formats the bytes in use, with the limit or the peak."""
     if view.limit:
         return f"{size(view.in_use)} of {size(view.limit)}"
     return f"{size(view.in_use)}, peak {size(view.peak)}"
 
 
 def as_text(snapshot: Snapshot, width: int = 80) -> list[str]:
-    """Lines of at most `width` columns: a row for each device, whose timeline has a letter for each
-    moment: F and B for passes, # for other work, a point for waiting."""
+    """Returns lines of at most `width` columns. Each device has a row with a timeline of letters: F
+    and B for passes, # for other work, a dot for waiting."""
     rows = [("device", "memory", "busy", "waits")]
     for view in snapshot.devices:
         shares = f"{view.busy:.0%}", f"{view.waiting:.0%}"
@@ -74,7 +74,7 @@ def as_text(snapshot: Snapshot, width: int = 80) -> list[str]:
 
 
 def _strip(view, columns):
-    """Returns the state in the middle of each of so many parts of the window."""
+    """Returns a letter for each column: the state in the middle of its part of the window."""
     result, spans = "", iter(view.spans)
     span = next(spans, None)
     for column in range(columns):
@@ -96,7 +96,7 @@ def _sparkline(values, columns):
 
 
 def _thinned(values, number):
-    """At most so many of the values, evenly taken, the last included."""
+    """Returns at most `number` of the values, evenly spaced, including the last one."""
     if len(values) <= number:
         return values
     return [values[round(i * (len(values) - 1) / (number - 1))] for i in range(number)]
