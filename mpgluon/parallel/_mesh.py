@@ -1,5 +1,5 @@
-"""Meshes: devices along named axes, and networks placed on them, replicated along one and staged
-along another."""
+"""Device meshes with named axes, and networks that are placed on them: replicated along one axis
+and divided into stages along another."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ _GROUP = "mesh stage "
 
 
 class Mesh:
-    """Devices along named axes.
+    """Devices arranged along named axes.
 
     Parameters
     ----------
     axes : dict of str to int
-        ``{'data': 2, 'stage': 2}``: how many devices there are along each axis. A network is
-        replicated along ``data``, its stages lie along ``stage``, and layers are split along
-        ``model``; axes that are left out have size 1.
+        ``{'data': 2, 'stage': 2}``: the number of devices along each axis. A network is replicated
+        along ``data``, its stages are placed along ``stage``, and its layers are split along
+        ``model``. Missing axes have size 1.
     devices : list of Context, optional
-        As many as the product of the sizes; the last axis varies fastest. By default the first
-        GPUs, or without GPUs the CPU devices ``cpu(0), cpu(1), ...``.
+        Devices, as many as the product of the sizes; the last axis varies fastest. By default the
+        first GPUs, or without GPUs the CPU devices ``cpu(0), cpu(1), ...``.
 
     Raises
     ------
     TypeError, ValueError
-        `axes` or `devices` are not what is described above, or a device is named twice.
+        If `axes` or `devices` do not have the form above, or a device is named twice.
     MXNetError
-        There are not as many devices as the mesh has places.
+        If the number of devices does not match the mesh.
 
     Examples
     --------
@@ -126,8 +126,8 @@ class Mesh:
         return f"Mesh({self.axes}, devices={self.devices})"
 
     def size(self, axis: str) -> int:
-        """How many devices there are along an axis; 1 along one that was left out. ValueError for
-        names that are no axis.
+        """Returns the number of devices along an axis, or 1 if the axis is missing. Raises
+        ValueError for unknown axes.
 
         Examples
         --------
@@ -140,8 +140,8 @@ class Mesh:
         return self.axes.get(axis, 1)
 
     def device(self, data: int = 0, stage: int = 0, model: int = 0) -> Context:
-        """Returns the device at a place; negative numbers count from the end. IndexError if
-        there is none.
+        """Returns the device at the given indices; negative indices count from the end. Raises
+        IndexError if an index is out of range.
 
         Examples
         --------
@@ -160,7 +160,7 @@ class Mesh:
         return self._at[tuple(place[AXES.index(axis)] for axis in self.axes)]
 
     def line(self, axis: str, data: int = 0, stage: int = 0, model: int = 0) -> list[Context]:
-        """Returns the devices along one axis, at a place of the others.
+        """Returns the devices along one axis, at fixed indices along the other axes.
 
         Examples
         --------
@@ -174,32 +174,32 @@ class Mesh:
     def split_and_load(
         self, data: Any, batch_axis: int = 0, even_split: bool = True, stage: int = 0
     ) -> list[nd.NDArray]:
-        """One slice of `data` for each replica, on the replica's device of that stage (-1: the
-        last, where labels belong).
+        """Returns a slice of `data` for each replica, on the replica's device of the given stage.
+        Labels belong on the last stage, -1.
 
-        ``gluon.utils.split_and_load(data, mesh)`` is the same for inputs.
+        For inputs, this is the same as ``gluon.utils.split_and_load(data, mesh)``.
 
         Parameters
         ----------
-        data : NDArray, or what `nd.array` takes
+        data : NDArray, or any argument of `nd.array`
             The whole batch.
         batch_axis : int, default 0
-            The axis that is divided.
+            Axis to divide.
         even_split : bool, default True
-            Whether a batch that can't be divided evenly is an error; else the first replicas get a
-            row more.
+            Whether a batch that cannot be divided evenly raises an error. Otherwise, the first
+            replicas get one more row.
         stage : int, default 0
-            The stage on whose devices the slices are put; negative numbers count from the end.
+            Stage on whose devices the slices are placed; negative numbers count from the end.
 
         Returns
         -------
         list of NDArray
-            One for each replica.
+            One slice for each replica.
 
         Raises
         ------
         ValueError
-            The batch can't be divided among the replicas.
+            If the batch cannot be divided among the replicas.
 
         Examples
         --------
@@ -223,31 +223,31 @@ class Mesh:
         stages: Sequence[Any] | dict[Any, int] | None = None,
         split: dict[str, Any] | None = None,
     ) -> Block:
-        """Places a network: a copy of each parameter on every replica's device of its stage; layers
-        are split along `model`.
+        """Places a network: each parameter is copied to the device of its stage in every replica,
+        and layers are split along `model`.
 
-        Calling the network with an input on a device of replica i runs on that replica's devices:
-        what a stage takes from another is moved there. Works before ``net.initialize()``, which
-        then puts parameters where they belong, and after it, keeping values.
+        Calling the network with an input on a device of replica i runs it on that replica's
+        devices; arrays are moved between stages. If called before ``net.initialize()``, parameters
+        are initialized on their devices; if called after it, their values are moved.
 
         Parameters
         ----------
         net : Block
-            The network; must not be placed by groups of its own (``AttrScope(ctx_group=...)``).
+            The network. Must not be placed by device groups of its own
+            (``AttrScope(ctx_group=...)``).
         stages : list or dict, optional
-            For each stage a list of descendants of `net`: blocks, or their paths as
-            ``'features.0'``; or a dict of paths to numbers of stages. A block takes its descendants
-            with it; what belongs to no stage runs where its first input is, and its parameters lie
-            on stage 0. By default the network is taken for a chain of its children (those of nested
-            ``HybridSequential`` counted one by one), cut into stages with about the same bytes of
-            parameters.
+            For each stage, a list of descendants of `net`: blocks, or their paths such as
+            ``'features.0'``; or a dict from paths to stage numbers. Descendants of a block belong
+            to its stage. Blocks without a stage run where their first input is, and their
+            parameters are on stage 0. By default, the network is treated as a chain of its children
+            (those of nested ``HybridSequential`` are separate) and cut into stages with about the
+            same parameter bytes.
         split : dict, optional
-            How layers are split over the devices along ``model``: name patterns as for `shard`. By
-            default every layer that can be, and has as many units (channels, rows, cells) as there
-            are devices: Dense and Conv2D by 'column', Embedding by 'vocab', LSTM by 'gates'. What
-            is not split lies on the first device of its stage. Layers of `mx.parallel` that the
-            network is made of move to the stage's devices. Without an axis ``model``, nothing is
-            split.
+            How layers are split over the devices along ``model``: name patterns as in `shard`. By
+            default, splits every layer that supports it and has at least as many units (channels,
+            rows, cells) as there are devices: Dense and Conv2D by 'column', Embedding by 'vocab',
+            LSTM by 'gates'. Other layers are on the first device of their stage. Existing layers of
+            `mx.parallel` move to the stage's devices. Without an axis ``model``, nothing is split.
 
         Returns
         -------
@@ -257,10 +257,10 @@ class Mesh:
         Raises
         ------
         MXNetError
-            `stages` names what is not there, leaves a stage without blocks, or gives a block to two
-            of them; or a layer can't be split.
+            If `stages` names an unknown block, leaves a stage empty, or assigns a block to two
+            stages, or if a layer cannot be split.
         ValueError
-            A pattern of `split` matches nothing.
+            If a pattern of `split` matches nothing.
 
         Examples
         --------
@@ -322,8 +322,8 @@ class Mesh:
         return net
 
     def _groups(self, replica):
-        """Returns the devices of a replica: of the stages, and those that their layers are split
-        over beside."""
+        """Returns the devices of a replica: those of the stages, and the additional devices over
+        which their layers are split."""
         stages = range(self.size("stage"))
         groups = {f"{_GROUP}{s}": self.device(data=replica, stage=s) for s in stages}
         beside = {
@@ -334,7 +334,7 @@ class Mesh:
         return {**groups, **beside}
 
     def _assign(self, net, stages):
-        """Returns the stage of each block: a dict."""
+        """Returns the stage of each block, as a dict."""
         count = self.size("stage")
         if stages is None:
             units = _chain(net)
@@ -388,15 +388,14 @@ class Mesh:
 
 
 class Replicas:
-    """The group2ctx of a network with several copies: one dict for
-    each.
+    """The group2ctx of a replicated network, with one dict for each replica.
 
     Parameters
     ----------
     dicts : list of dict of str to Context
-        For each replica, the device of each group.
+        For each replica, a dict from groups to devices.
     mesh : Mesh
-        The mesh; for a network that is on none, the text that names its devices in errors.
+        The mesh. For a network without a mesh, the text that names its devices in errors.
     """
 
     def __init__(self, dicts: list[dict[str, Context]], mesh: Any) -> None:
@@ -404,7 +403,7 @@ class Replicas:
         self._by_device = {ctx: groups for groups in dicts for ctx in groups.values()}
 
     def of(self, ctx: Context) -> dict[str, Context]:
-        """Returns the dict of the replica whose device `ctx` is."""
+        """Returns the dict of the replica that device `ctx` belongs to."""
         groups = self._by_device.get(ctx)
         if groups is None:
             if len(self.dicts) == 1:
@@ -416,8 +415,8 @@ class Replicas:
         return groups
 
     def initial_homes(self, net: Block, ctx: Any) -> dict[Any, Any]:
-        """Returns the devices on which `initialize` makes each parameter; `ctx`: as it was
-        given."""
+        """Returns the devices on which `initialize` creates each parameter. `ctx` is the argument
+        of `initialize`."""
         if ctx is not None:
             raise ValueError(
                 f"initialize: '{net.name}' is placed on {self.mesh}, where its parameters belong; "
@@ -426,10 +425,10 @@ class Replicas:
         return self.homes(net)
 
     def initialized(self, net: Block) -> None:
-        """Called when `initialize` is done."""
+        """Called at the end of `initialize`."""
 
     def homes(self, net: Block) -> dict[Any, list[Context]]:
-        """Returns the devices of each parameter of the network: a dict."""
+        """Returns the devices of each parameter of the network, as a dict."""
         homes = {}
         first = next(iter(self.dicts[0]))
 
@@ -452,13 +451,13 @@ class Replicas:
 
 
 def placement(block: Block) -> Replicas | None:
-    """Returns the `Replicas` a block was placed on, or None."""
+    """Returns the `Replicas` that a block was placed on, or None."""
     groups = devices_of_groups(block)
     return groups if isinstance(groups, Replicas) else None
 
 
 def forget_placement(net: Block) -> None:
-    """Takes back an earlier placement of a network or of blocks in it."""
+    """Removes an earlier placement of a network or of blocks in it."""
 
     def forget(block):
         group = group_of(block)
@@ -470,12 +469,12 @@ def forget_placement(net: Block) -> None:
         forget_compiled(block)
 
     net.apply(forget)
-    recompute.changes += 1  # what contains the network is compiled anew, too
+    recompute.changes += 1  # blocks that contain the network must also be recompiled
 
 
 def _stages(net, assigned):
-    """Returns the stage of each block of a network, that of what it is part of; 0 where none is
-    named."""
+    """Returns the stage of each block of a network: its own, or the one of its closest ancestor
+    with a stage, or 0."""
     stages = {}
 
     def visit(block, stage):
@@ -489,7 +488,7 @@ def _stages(net, assigned):
 
 
 def _chain(block):
-    """Returns the parts of a network that run one after the other."""
+    """Returns the parts of a network that run sequentially."""
     parts = []
     for child in children(block).values():
         parts += _chain(child) if type(child) in (HybridSequential, Sequential) else [child]
@@ -497,15 +496,15 @@ def _chain(block):
 
 
 def _cut(units, count):
-    """Contiguous parts such that the largest has as few bytes of parameters as can be."""
+    """Cuts units into contiguous parts so that the maximum of their parameter bytes is minimal."""
     params = [list(unit.collect_params().values()) for unit in units]
     if all(shape_is_known(param.shape) for own in params for param in own):
         weights = [sum(math.prod(param.shape) for param in own) for own in params]
     else:
         weights = [1 if own else 0 for own in params]
     sums = [0, *itertools.accumulate(weights)]
-    # best[k][i]: the largest of k parts of the first i units, and where the last begins. Of equals
-    # the latest cut: what has no parameters stays with what comes before it.
+    # best[k][i]: minimal maximum over k parts of the first i units, and the start of the last part.
+    # Ties select the latest cut, so units without parameters stay with the units before them.
     best = {(1, i): (sums[i], 0) for i in range(1, len(units) + 1)}
     for k in range(2, count + 1):
         for i in range(k, len(units) + 1):

@@ -1,1 +1,1 @@
-"""Pipelines: a block's calls in micro-batches, queued in the order of a schedule."""
+"""Pipelines: calls of a block are divided into micro-batches, which are queued by a schedule."""

@@ -1,4 +1,4 @@
-"""Advice in errors of pipelined blocks: the sizes involved, and the remedy."""
+"""Advice for errors of pipelined blocks: the sizes involved, and the remedy."""
 
 from ..._core import MICRO_BATCH_SPLIT as SPLIT
 from ...base import counted
@@ -7,8 +7,8 @@ __all__ = ["divided_by_length", "of_size"]
 
 
 def of_size(error, path, rows, works, pipeline, kinds):
-    """`error` of tracing a micro-batch of `rows`, with the remedy; `works` is a number of rows that
-    was traced without an error."""
+    """Returns `error`, raised by tracing a micro-batch of `rows`, with a remedy. `works` is a
+    number of rows that was traced without an error."""
     return type(error)(
         f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis {pipeline.axis}; "
         f"{path} works with {works}. If a number in it stands for the size of the batch, which a "
@@ -18,8 +18,8 @@ def of_size(error, path, rows, works, pipeline, kinds):
 
 
 def divided_by_length(pipeline, kinds, total):
-    """Returns the remedy for inputs that are divided only because they are as long as the first
-    one; empty if there are none."""
+    """Returns the remedy for inputs that are divided only because they have the same length as the
+    first one, or an empty string."""
     divided = [i for i, kind in enumerate(kinds) if kind == SPLIT]
     if pipeline.split is not None or len(divided) < 2:
         return ""

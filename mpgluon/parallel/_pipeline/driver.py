@@ -1,4 +1,4 @@
-"""The driver of a pipeline's run: it queues passes by the schedule and within the devices'
+"""The driver of a pipeline run, which queues passes by the schedule if they fit into the devices'
 memory."""
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["AUTO", "Driver"]
 
-AUTO = "auto"  # as a schedule: one that is chosen by what the first steps took
+AUTO = "auto"  # schedule that is chosen by the measured times of the first steps
 
 
 def _check_memory(peaks, advice):
-    """Raises where a device's limit leaves less than the schedule needs."""
+    """Raises ScheduleError if a device's memory limit leaves less than the schedule needs."""
     for ctx, needed in peaks.items():
         stats = memory_stats(ctx)
         if not stats["limit"]:
             continue
-        # Arrays that nothing reaches any more count as free
+        # Unreachable arrays count as free memory.
         if needed > stats["limit"] - stats["in_use"] and gc.collect():
             stats = memory_stats(ctx)
-        # Cached memory goes back to the system when it is asked for more
+        # The allocator returns cached memory to the system when necessary.
         left = max(stats["limit"] - stats["in_use"], 0)
         if needed > left:
             raise schedules.ScheduleError(
@@ -46,8 +46,8 @@ ALL_AT_ONCE = (
 )
 
 
-# The plan that passes of a run are queued by; peaks: the most bytes on each device, from the run's
-# begin on.
+# The plan by which the passes of a run are queued. `peaks` has the maximum bytes on each device
+# since the start of the run.
 Prepared = collections.namedtuple("Prepared", "stages table items peaks schedule")
 
 
@@ -56,10 +56,11 @@ class Driver:
 
     def __init__(self, entry: Entry, pipeline: Pipeline) -> None:
         self.entry, self.pipeline = entry, pipeline
-        self.begun = None  # of a recorded run: how forward was queued
+        self.begun = None  # of a recorded run: the plan of its forward pass
 
     def _prepare(self, run, phases, schedule=None, keep=False):
-        """keep: a backward is to come, for which nothing is given back."""
+        """Returns the plan for the given phases. With `keep`, no memory is released, because a
+        backward pass follows."""
         pipeline, micro_batches = self.pipeline, run.micro_batches
         if schedule is None and pipeline.schedule == AUTO:
             schedule = self.entry.chosen or schedules.DEFAULT
@@ -86,8 +87,8 @@ class Driver:
         return prepared
 
     def _choose(self, run):
-        """schedule='auto': from the third step on, what is quickest on paper with the times of the
-        second, within the devices' memory."""
+        """Chooses a schedule if schedule='auto': from the third step on, the one with the shortest
+        simulated time, by the times of the second step, that fits into the devices' memory."""
         entry = self.entry
         entry.runs += 1
         if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:
@@ -95,7 +96,7 @@ class Driver:
         report, best = self.pipeline.report(), None
         own = any(report.stages is prepared.stages for prepared in entry.tables.values())
         if report.micro_batches != run.micro_batches or not own:
-            return  # the last step was of another shape
+            return  # the last step had another shape
         for name in schedules.SCHEDULES:
             stages, table, _, peaks, _ = self._prepare(run, "FB", name)
             if any(
@@ -112,7 +113,7 @@ class Driver:
         entry.chosen = best[2] if best else schedules.DEFAULT
 
     def _queue(self, run, prepared, phases):
-        """Queues what was prepared, and notes it for the report."""
+        """Queues a plan and records it for the report."""
         run.submit(prepared.items)
         self.pipeline.note_run(run.watch(), prepared, phases)
 
@@ -124,11 +125,11 @@ class Driver:
         self._queue(run, prepared, "F")
 
     def peaks(self, run: _core.PipelineRun) -> dict[Context, int]:
-        """Returns the most bytes that both passes, interleaved, take on each device."""
+        """Returns the maximum bytes of the interleaved passes on each device."""
         return self._prepare(run, "FB").peaks
 
     def train(self, run: _core.PipelineRun) -> None:
-        """Both passes, interleaved."""
+        """Queues both passes, interleaved."""
         self._choose(run)
         prepared = self._prepare(run, "FB")
         leaner = "" if prepared.schedule == "1f1b" else ", schedule='1f1b'"
@@ -136,7 +137,7 @@ class Driver:
         self._queue(run, prepared, "FB")
 
     def __call__(self, run: _core.PipelineRun) -> None:
-        """The backward of a recorded run."""
+        """Queues the backward pass of a recorded run."""
         prepared = self._prepare(run, "B")
         held = self.begun.peaks
         more = {ctx: needed - held.get(ctx, 0) for ctx, needed in prepared.peaks.items()}

@@ -1,5 +1,4 @@
-"""Pipelines: a block that spans devices, run on micro-batches that are under way at the same
-time."""
+"""Pipelines: a block that spans devices processes micro-batches concurrently."""
 
 from __future__ import annotations
 
@@ -37,59 +36,60 @@ _NONE = contextlib.nullcontext()
 
 
 class Pipeline:
-    """How a hybridized block is run as a pipeline: ``net.hybridize(pipeline=Pipeline(...))`` or
+    """Pipeline parallelism for a hybridized block: ``net.hybridize(pipeline=Pipeline(...))`` or
     `TrainStep`.
 
-    The stages are what the block does on one device between two moves to another; its code stays as
-    it is. Every call divides its batch into micro-batches; while one device works on one of them,
-    the next device works on the one before.
+    A stage is the block's work on one device between two moves to another device; the block's code
+    does not change. Every call divides its batch into micro-batches. While one device works on a
+    micro-batch, the next device works on the previous one.
 
     Parameters
     ----------
     micro_batches : int
-        The number of micro-batches. Where the batch doesn't divide evenly, the first ones have one
-        row more; a batch with fewer rows has one micro-batch for each row.
+        Number of micro-batches. If the batch cannot be divided evenly, the first ones have one more
+        row. A batch with fewer rows has one micro-batch for each row.
     schedule : str or list, default '1f1b'
         A name in `mpgluon.parallel.schedules.SCHEDULES` ('gpipe', '1f1b', 'interleaved',
-        'zero_bubble'), 'auto' (the quickest of them by measured times, chosen after the first
-        steps), or a table: for each device, in the order of its first stage, a list of (kind,
-        stage, micro_batch), kind being 'F', 'B' or 'W'. In the ordinary loop of ``record`` and
-        ``backward`` all forward passes come before all backward passes, whatever the schedule;
-        `TrainStep` has the loss in the graph and follows it.
+        'zero_bubble'), 'auto' (the fastest of them by measured times, chosen after the first
+        steps), or a table. A table has, for each device in the order of its first stage, a list of
+        (kind, stage, micro_batch), in which kind is 'F', 'B' or 'W'. In the ordinary loop of
+        ``record`` and ``backward``, all forward passes precede all backward passes, whatever the
+        schedule. `TrainStep` includes the loss in the graph and follows the schedule.
     along : {'batch', 'time'}, default 'batch'
-        'time' divides sequences: for recurrent and causal networks whose state is passed on from
+        'time' divides sequences. It is for recurrent and causal networks, which pass state from
         micro-batch to micro-batch.
     axis : int, default 0
-        The axis that is divided, the same for all inputs that have it.
+        The axis to divide, the same for all inputs that have it.
     split : list of int, optional
-        Which inputs (arrays, counted through nested lists) are divided. By default the first, and
-        all others that are as long along ``axis``; those that are not divided go to every
-        micro-batch whole.
+        Indices of the inputs to divide (arrays, counted through nested lists). By default the first
+        one, and all others with the same length along ``axis``. Every micro-batch receives the
+        other inputs whole.
     carry : dict of int to int, optional
-        Along time: from the number of an argument that carries state to the number of the result
-        that becomes it in the next micro-batch. By default ``{1: 1}``: the block is called as
-        ``net(x, states)`` and returns ``(out, states)``.
+        Along time: maps the index of an argument with state to the index of the result that
+        replaces it in the next micro-batch. By default ``{1: 1}``: the block is called as ``net(x,
+        states)`` and returns ``(out, states)``.
     statistics : {'micro_batch', 'batch'}, default 'micro_batch'
-        The batches of BatchNorm's running averages: updated by every micro-batch in turn, or
-        once, by the mean and variance of the whole batch, put together from those of the
-        micro-batches. Either way a micro-batch is normalised by its own statistics in training, so
-        that it need not wait for the others; results and gradients are the same bits. 'batch' is
-        for `gluon.nn.BatchNorm`.
+        How BatchNorm's running averages are updated: by every micro-batch in turn, or once, by the
+        mean and variance of the whole batch, combined from those of the micro-batches. In both
+        cases, a micro-batch is normalized by its own statistics in training, so it does not wait
+        for the others; results and gradients have the same bits. 'batch' supports
+        `gluon.nn.BatchNorm`.
     check : bool, default True
-        An operator whose result on a micro-batch is not its rows of the result on the whole batch
-        (softmax over the batch, a mean of all rows, x[:4], x / len(x)) is an error before anything
-        runs. False: it works on every micro-batch by itself.
+        Whether to raise an error, before anything runs, for an operator whose result on a
+        micro-batch differs from its rows of the result on the whole batch (softmax over the batch,
+        a mean of all rows, x[:4], x / len(x)). If False, the operator is applied to every
+        micro-batch separately.
 
     Notes
     -----
-    Results and gradients are bit for bit those of running the micro-batches one after the other and
-    accumulating. Random numbers (dropout) are those the rows would get in the whole batch.
-    Statistics over the batch (BatchNorm) are those of a micro-batch.
+    Results and gradients are bitwise identical to running the micro-batches one after the other and
+    accumulating gradients. Random numbers (dropout) are the same as for the whole batch. Statistics
+    over the batch (BatchNorm) are those of a micro-batch.
 
     Raises
     ------
     ValueError
-        An argument is not among what is described above.
+        If an argument is invalid.
 
     Examples
     --------
@@ -172,7 +172,7 @@ class Pipeline:
         )
         self.check: bool = bool(check)
         self._last = None
-        self.expected: Expected | None = None  # by a plan
+        self.expected: Expected | None = None  # predictions of a plan
 
     def __repr__(self) -> str:
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
@@ -185,11 +185,11 @@ class Pipeline:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}  # a copy has not run
+        return {**self.__dict__, "_last": None}  # a copy has not run yet
 
     @property
     def deferred(self) -> bool:
-        """Whether weight gradients are queued on their own."""
+        """True if weight gradients are queued separately."""
         if isinstance(self.schedule, str):
             names = schedules.SCHEDULES if self.schedule == AUTO else [self.schedule]
             return any(schedules.named(name).deferred for name in names)
@@ -200,14 +200,14 @@ class Pipeline:
         )
 
     def report(self) -> Report:
-        """Returns the times of the last step: a `Report`. Waits for the step to end. MXNetError
-        when nothing has run."""
+        """Returns a `Report` with the times of the last step. Waits for the end of the step. Raises
+        MXNetError if nothing has run."""
         if self._last is None:
             raise MXNetError("Pipeline: nothing has run in this pipeline yet")
         return Report(*self._last)
 
     def note_run(self, *run: Any) -> None:
-        """Sets the value of `last_run`. For the package's other modules."""
+        """Sets the value of `last_run`. Used by other modules of the package."""
         self._last = run
 
     def last_run(self) -> tuple[Any, ...] | None:
@@ -215,19 +215,19 @@ class Pipeline:
         return self._last
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Returns the planned and the measured timeline of the last step, as one picture; see
+        """Returns a figure of the planned and the measured timeline of the last step; see
         `Report.plot`."""
         return self.report().plot(path)
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """The planned and the measured timeline of the last step as a Chrome trace; see
+        """Writes the planned and the measured timeline of the last step as a Chrome trace; see
         `Report.trace`."""
         self.report().trace(path)
 
 
 class Expected:
-    """The predictions of a plan for a pipeline: the devices of its stages, and (kind, stage) ->
-    seconds of one micro-batch's passes."""
+    """Predictions of a plan for a pipeline: the devices of its stages, and a dict from (kind,
+    stage) to the seconds for one micro-batch."""
 
     def __init__(self, contexts: list[Context], times: dict[Any, float]) -> None:
         self.contexts: list[Context] = contexts
@@ -239,12 +239,13 @@ def _whole(value):
 
 
 def _leading(a, axis):
-    """With the axis that is divided in front."""
+    """Moves the divided axis to the front, or back."""
     return a if axis == 0 else nd.swapaxes(a, dim1=0, dim2=axis)
 
 
 def _carried_places(args, carry):
-    """For each argument that is carried, the numbers of its arrays among those of all arguments."""
+    """Returns, for each carried argument, the positions of its arrays among those of all
+    arguments."""
     places, at = {}, 0
     for number, arg in enumerate(args):
         flat = []
@@ -256,35 +257,38 @@ def _carried_places(args, carry):
 
 
 class Entry:
-    """A block compiled for batches of certain shapes: a staged call for each micro-batch size."""
+    """A block compiled for batches of given shapes, with a staged call for each micro-batch
+    size."""
 
     def __init__(self, signature, kinds, pipeline):
         self.signature, self.kinds, self.pipeline = signature, kinds, pipeline
-        # Rows of a micro-batch, and whether a backward is recorded -> (StagedCall, statistics,
-        # kinds of its outputs)
+        # (rows of a micro-batch, recording state, ...) -> (StagedCall, statistics, kinds of its
+        # outputs)
         self.calls = {}
         self.output_kinds, self.carried_from = None, None
-        self.own = 0  # outputs that are the block's own: numbers of taps and statistics follow
-        self.lookups = {}  # rows and shapes of the state -> `row_taps.Lookup` of each tap
-        self.compared = False  # for two sizes of a micro-batch
-        self.misshapen = None  # number and shape of a result that lacks the axis
-        self.copied = ()  # results that must be copied to have memory of their own
-        # The statistics of BatchNorm layers in the last trace
-        # (running_statistics.Statistics.layers)
+        # Number of the block's own outputs, which precede those of taps and statistics.
+        self.own = 0
+        self.lookups = {}  # (rows, shapes of the state) -> `row_taps.Lookup` of each tap
+        self.compared = False  # compared two sizes of a micro-batch
+        self.misshapen = None  # index and shape of a result that lacks the divided axis
+        self.copied = ()  # indices of results that must be copied to have separate memory
+        # Statistics of BatchNorm layers in the last trace
+        # (running_statistics.Statistics.layers).
         self.statistics = []
         self.updates = {}  # sizes of micro-batches -> running_statistics.Update
-        self.tables = {}  # programs, phases and schedule -> Prepared
-        # The last call's rows of each micro-batch, and (device, dtype, shape) of its inputs
+        self.tables = {}  # (programs, phases, schedule) -> Prepared
+        # Number of calls, then for the last call the rows of each micro-batch and (device, dtype,
+        # shape) of its inputs.
         self.called, self.micro_batches, self.shapes = (
             0,
             (),
             (),
         )
-        self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
+        self.runs, self.chosen = 0, None  # schedule='auto': number of runs, and the chosen schedule
 
     def trace(self, rows, *arrays):
-        """Returns the block on traced arrays whose divided axis is in front; its results
-        likewise."""
+        """Runs the block on traced arrays whose divided axis is in front. Its results have the same
+        layout."""
         axis = self.pipeline.axis
         inputs, params, taps = self._apart(arrays)
         taps = FlatTaps.of(taps) if taps else None
@@ -321,13 +325,13 @@ class Entry:
             results += taps.outputs()
         results = [out.copy() if i in self.copied else out for i, out in enumerate(results)]
         if statistics:
-            kinds += [SPLIT] * len(statistics.arrays)  # a row for each micro-batch
+            kinds += [SPLIT] * len(statistics.arrays)  # one row for each micro-batch
             results += statistics.arrays
         self.output_kinds = kinds
         return results
 
     def _apart(self, arrays):
-        """(inputs as the block takes them, parameters, taps)."""
+        """Splits the arrays into (inputs as the block expects them, parameters, taps)."""
         first = len(self.kinds)
         last = first + len(self.signature.used)
         inputs = [
@@ -337,8 +341,8 @@ class Entry:
         return inputs, list(arrays[first:last]), list(arrays[last:])
 
     def find_lookups(self, rows, arrays):
-        """Returns the rows that a recorded call on such arrays takes of parameters with row_sparse
-        gradients."""
+        """Returns the rows of parameters with row_sparse gradients that a recorded call on these
+        arrays looks up."""
         if not any(has_row_gradient(param) for param, _ in self.signature.used):
             return []
         key = (rows, tuple(a.shape for a in arrays))
@@ -349,7 +353,8 @@ class Entry:
         return self.lookups[key]
 
     def _carried_outputs(self):
-        """Carried results: position -> nothing; also notes which input each goes to."""
+        """Returns the positions of carried results, and records the result that each carried input
+        receives."""
         if not self.pipeline.carry:
             return ()
         structure = self.signature.outputs
@@ -380,7 +385,7 @@ class Entry:
         return carried
 
     def describe(self, path, exact):
-        """Stages, programs, copies and planned bytes, as they were last run."""
+        """Returns stages, programs, copies and planned bytes of the last run, as a dict."""
         latest = list(reversed(self.tables.items()))
         prepared = next((value for key, value in latest if "B" in key[1]), latest[0][1])
         stages, peaks, rows = prepared.stages, prepared.peaks, self.micro_batches
@@ -426,8 +431,9 @@ class Entry:
         }
 
     def call(self, rows, arrays, lookups, whole, wanted, exact, deferred):
-        """Returns a staged call, and what its BatchNorm layers hand over. `whole`: the inputs of
-        all micro-batches; `wanted`: which inputs want a gradient; None: nothing is recorded."""
+        """Returns a staged call and the statistics of its BatchNorm layers. `whole` has the inputs
+        of all micro-batches. `wanted` tells which inputs need a gradient; None disables
+        recording."""
         if wanted is not None:
             wanted = [*wanted, *[True] * len(lookups)]
         recording = wanted is not None
@@ -489,8 +495,8 @@ class Entry:
         return call, statistics
 
     def update(self, rows, statistics):
-        """Returns the function that updates the running averages, to be called once all
-        micro-batches are queued; None if there are none to update."""
+        """Returns a function that updates the running averages, or None if there are none. It must
+        be called after all micro-batches are queued."""
         if not statistics[0]:
             return None
         key = tuple(rows)
@@ -499,9 +505,9 @@ class Entry:
         return self.updates[key]
 
     def _check(self, call, rows, arrays, whole):
-        """Raises MXNetError if the block does not do on a micro-batch what it does on the whole
-        batch."""
-        # A tap's values are not read, and the numbers of its rows are not results.
+        """Raises MXNetError if the block's results on a micro-batch differ from its results on the
+        whole batch."""
+        # The values of taps are not read, and the indices of their rows are not results.
         kinds = [*self.kinds, *[SHARED] * (len(arrays) - len(self.kinds))]
         traced = (self.misshapen, self.statistics, self.output_kinds)
         results = [kind if i < self.own else CARRIED for i, kind in enumerate(self.output_kinds)]
@@ -509,8 +515,8 @@ class Entry:
         whole_statistics = self.pipeline.statistics == "batch"
         if self.compared and rows > 1:
             return call.check(*check, whole_statistics=whole_statistics)
-        # Also traced on the whole batch, which shows numbers and sizes that do not come from
-        # shapes, and which axis is the batch's if a micro-batch has one row.
+        # Trace the whole batch as well. This detects numbers and sizes that do not derive from
+        # shapes, and identifies the batch axis if a micro-batch has one row.
         none = [False] * len(arrays)
         total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
         params = arrays[len(whole) : len(whole) + len(self.signature.used)]
@@ -528,7 +534,8 @@ class Entry:
         except MemoryError:
             raise
         except (MXNetError, ValueError):
-            call.check(*check, whole_statistics=whole_statistics)  # made for micro-batches
+            # The block works only on micro-batches.
+            call.check(*check, whole_statistics=whole_statistics)
         else:
             call.check(*check, other, total, whole_statistics)
         self.misshapen, self.statistics, self.output_kinds = traced
@@ -536,7 +543,7 @@ class Entry:
 
 
 def _placeholders(lookups):
-    """Arrays of the shapes of taps."""
+    """Returns arrays with the shapes of the taps."""
     return [_core.empty((one.count, *one.row), one.device, one.dtype) for one in lookups]
 
 
@@ -546,8 +553,8 @@ def _step(op):
 
 
 class PipelinedCall:
-    """A block's calls in micro-batches; takes the place of `CompiledCall` where
-    ``hybridize(pipeline=...)`` was said."""
+    """Runs a block's calls in micro-batches. Replaces `CompiledCall` after
+    ``hybridize(pipeline=...)``."""
 
     def __init__(self, block: Any, flags: dict[str, Any]) -> None:
         self._block, self._pipeline = block, flags["pipeline"]
@@ -567,11 +574,11 @@ class PipelinedCall:
         return self.regroup(entry, outputs)
 
     def structure(self) -> Any:
-        """Returns the structure of the arguments of the first call; None before it."""
+        """Returns the argument structure of the first call, or None before it."""
         return next(iter(self._entries))[0] if self._entries else None
 
     def inputs(self) -> list[tuple[Any, Any, Context]]:
-        """(shape, dtype, device) of the arrays of the first call."""
+        """Returns (shape, dtype, device) of each array of the first call."""
         shapes = next(iter(self._entries.values())).shapes
         return [(shape, dtype, ctx) for ctx, dtype, shape in shapes]
 
@@ -587,13 +594,13 @@ class PipelinedCall:
         )
 
     def begin(self, args: tuple[Any, ...], recording: bool) -> tuple[_core.PipelineRun, Entry, Any]:
-        """Returns a run of all micro-batches, with nothing queued yet; its entry; and the function
-        to call with its results once all is queued."""
+        """Returns a run of all micro-batches with nothing queued yet, its entry, and a function
+        that must be called with the results once everything is queued."""
         axis, flat = self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, self._pipeline.carry)
         kinds, total = self._input_kinds(flat, places)
-        count = max(min(self._pipeline.micro_batches, total), 1)  # no more than there are rows
+        count = max(min(self._pipeline.micro_batches, total), 1)  # at most one for each row
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
         entry = self._entry_of(structure, places, fronts, kinds, rows)
@@ -623,8 +630,8 @@ class PipelinedCall:
         return run, entry, note
 
     def _entry_of(self, structure, places, fronts, kinds, rows):
-        """Returns the entry for calls of this signature; traced where there is none that is
-        current."""
+        """Returns the entry for calls with this signature. Traces the block if there is no current
+        entry."""
         key = (
             structure,
             tuple(kinds),
@@ -643,8 +650,8 @@ class PipelinedCall:
         return entry
 
     def _discovered(self, structure, places, fronts, kinds, rows):
-        """Returns a signature whose parameters are known, by a trace of the first micro-batch.
-        MXNetError if the block does not work on one, or runs something on the host."""
+        """Returns a signature whose parameters are known, after tracing the first micro-batch.
+        Raises MXNetError if the block does not support micro-batches or runs a step on the host."""
         axis = self._pipeline.axis
         sample = [
             _leading(f[: rows[0][1]], axis) if kind == SPLIT else f
@@ -674,7 +681,7 @@ class PipelinedCall:
         return signature
 
     def _calls(self, entry, fronts, kinds, params, rows, recording):
-        """Returns the compiled call of each micro-batch, the BatchNorm statistics of each, and
+        """Returns the compiled call and the BatchNorm statistics of each micro-batch, and the
         taps."""
         wanted = None
         if recording:
@@ -701,7 +708,7 @@ class PipelinedCall:
             )
             calls.append(call)
             statistics.append(found)
-            for i in state:  # the shape the state has after this micro-batch
+            for i in state:  # shape of the state after this micro-batch
                 shape, dtype, _ = call.outputs[entry.carried_from[i]]
                 if shape != state[i].shape:
                     state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
@@ -768,10 +775,10 @@ class PipelinedCall:
 
     @property
     def dropped(self) -> int:
-        return 0  # signatures are kept as long as the block
+        return 0  # signatures are never evicted
 
     def entries(self, path: str) -> list[dict[str, Any]]:
-        """Returns the compiled programs, as dicts (see `CompiledPrograms`): one for each
+        """Returns the compiled programs as dicts (see `CompiledPrograms`), one for each
         signature."""
         return [
             entry.describe(path, self._exact) for entry in self._entries.values() if entry.tables

@@ -1,4 +1,4 @@
-"""The measured times of a pipeline's step, beside the planned ones."""
+"""Measured times of a pipeline step, compared to the planned ones."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def draw_spans(
     rows: Sequence[int],
     seconds: float,
 ) -> None:
-    """Draws actions, {action: (begin, end)} in seconds, as bars in ``rows``; those that are wide
-    enough in ``seconds`` have their micro-batch's number."""
+    """Draws actions, {action: (begin, end)} in seconds, as bars in ``rows``. Bars that are wide
+    enough relative to ``seconds`` show their micro-batch's number."""
     for (action, (begin, end)), row in zip(spans.items(), rows):
         ax.barh(
             row,
@@ -53,8 +53,8 @@ def draw_spans(
 
 
 def new_figure(what: str, height: float, **subplots: Any) -> tuple[Figure, Any]:
-    """(figure, axes), without the boxes around; ImportError, which names `what`, without
-    matplotlib."""
+    """Returns (figure, axes) without boxes around the axes. Raises ImportError, which names `what`,
+    without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -67,31 +67,31 @@ def new_figure(what: str, height: float, **subplots: Any) -> tuple[Figure, Any]:
 
 
 class Report(Tabular):
-    """Busy and idle time of the devices in one step of a pipeline; `Pipeline.report` makes it.
+    """Busy and idle time of the devices in one step of a pipeline; see `Pipeline.report`.
 
     Attributes
     ----------
     seconds : float
-        From the first stage's begin to the last stage's end.
+        Time from the start of the first stage to the end of the last one.
     schedule : str, optional
-        The name of the schedule, with 'auto' the one that was chosen; None of a table.
+        Name of the schedule; with 'auto', the chosen one. None for a table.
     busy, idle : dict of Context to float
         Seconds of each device.
     bubble : float
-        The share of the devices' time in which they were idle.
+        Fraction of the devices' time in which they were idle.
     planned_bubble : float
-        The same for the schedule on paper, with the mean measured time of each action and no time
+        The same for the simulated schedule, with the mean measured time of each action and no time
         for transfers.
     bytes_copied : dict of Context to int
-        The bytes that each device sent to others.
+        Bytes that each device sent to other devices.
     times : dict of (kind, stage) to float
         Mean seconds of the actions.
     costs : dict of Action to float
-        Of each action, the mean of those of its stage and kind that do the same: the first and the
-        last micro-batch of a sequence have fewer gradients.
+        For each action, the mean over equal actions of its stage and kind. The first and the last
+        micro-batch of a sequence may differ, because they have fewer gradients.
     planned_bytes : dict of Context to int
-        The most memory that the micro-batches under way take on each device, by plan; what they
-        hold between forward and backward included.
+        Planned maximum memory of the micro-batches in flight on each device, including values held
+        between forward and backward.
 
     Examples
     --------
@@ -140,7 +140,7 @@ class Report(Tabular):
             for phase, kind in enumerate("FB")
             if kind in phases
         }
-        self.spans = {}  # action -> (begin, end), seconds from the step's begin
+        self.spans = {}  # action -> (begin, end), seconds since the start of the step
         for action in stages.actions(micro_batches, phases):
             phase, micro_batch, segments = stages.segments_of(action)
             spans = [measured[micro_batch, phase][s] for s in segments]
@@ -171,7 +171,7 @@ class Report(Tabular):
             own = alike[stages.alike(action)]
             self.costs[action] = sum(own) / len(own)
         planned = schedules.simulate(table, stages.graph, micro_batches, self.costs, phases)
-        # Actions that a micro-batch lacks do not run, and are in neither timeline.
+        # Actions that do not exist for a micro-batch do not run, and are in neither timeline.
         spans = {a: span for a, span in planned.spans.items() if a in self.spans}
         self.planned = planned._replace(spans=spans)
         self.planned_bubble = planned.bubble
@@ -179,7 +179,7 @@ class Report(Tabular):
         self.bytes_copied = dict(stages.bytes_sent(phases))
 
     def peaks_of(self, schedule: str, times: Any) -> dict[Context, int]:
-        """What `planned_bytes` would be with another schedule, made of such times."""
+        """Returns `planned_bytes` for another schedule, built from the given times."""
         return self.stages.peaks_of(self._run, schedule, times)
 
     def _parts(self):
@@ -218,13 +218,13 @@ class Report(Tabular):
         return [first, rows, rows_of_stages]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draws the planned timeline above the measured one; returns the figure, and writes it to
-        `path` when that is given.
+        """Draws the planned timeline above the measured one. Returns the figure, and writes it to
+        `path` if given.
 
         Raises
         ------
         ImportError
-            Without matplotlib, which the extra ``viz`` brings.
+            If matplotlib, which the extra ``viz`` installs, is missing.
         """
         figure, axes = new_figure("Pipeline.plot", 1.2 + 1.1 * len(self.busy), nrows=2, sharex=True)
         for ax, spans, title in (
@@ -238,14 +238,14 @@ class Report(Tabular):
         return figure
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes both timelines as a Chrome trace: for each device a row with what was planned and
-        one with what was measured, and, of a step that ran while `mpgluon.profiler` was recording,
-        the operators and copies in it.
+        """Writes both timelines as a Chrome trace. Each device has a row with planned and one with
+        measured actions. If `mpgluon.profiler` was recording during the step, its operators and
+        copies are included.
 
         Parameters
         ----------
         path : str
-            The JSON file; chrome://tracing and Perfetto show it.
+            Path of the JSON file, which chrome://tracing and Perfetto can show.
         """
         marks = []
         for ctx in self.stages.contexts:

@@ -1,5 +1,5 @@
-"""The stages of a compiled block: which segments of its programs belong to them, and how tables of
-actions become queued work."""
+"""The stages of a compiled block: the mapping from its programs' segments to stages, and from
+tables of actions to queued work."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 
     from ...context import Context
 
-SENDING = 1e-3  # of what a stage takes that computes
+SENDING = 1e-3  # duration of a stage that only sends, relative to one that computes
 
-Item = collections.namedtuple("Item", "phase micro_batch segment stage")  # a segment to be queued
+Item = collections.namedtuple("Item", "phase micro_batch segment stage")  # a segment to queue
 
 
 class Stages:
     """Stages of the micro-batches of a run.
 
-    A stage is what one device does between two moves of data: a segment of the forward programs,
-    one of the backward programs, and what of those is deferred. The backward pass may change
-    devices more often than the forward pass does (gradients of several branches, what is computed
-    again); then devices have further stages, which do nothing in the forward pass.
+    A stage is the work of one device between two moves of data: a segment of the forward programs,
+    a segment of the backward programs, and the deferred parts of these. The backward pass may
+    change devices more often than the forward pass (gradients of several branches, recomputed
+    values). In this case, devices have additional stages that do nothing in the forward pass.
 
-    Dependencies are found from the segments themselves: from the signals that they wait for, the
-    order of a device's program, and the arrays that micro-batches pass to each other. A program
-    lists its segments so that each comes after all that it needs. A forward or backward action is
-    one segment, and only deferred segments wait for deferred ones. So the dependencies of actions
-    have no cycle, and `items` never queues a segment before one that it waits for.
+    Dependencies are derived from the segments: from the signals that they wait for, the order of a
+    device's program, and the arrays that micro-batches pass to each other. A program lists its
+    segments in topological order. A forward or backward action is one segment, and only deferred
+    segments wait for deferred ones. Therefore, the dependencies of actions are acyclic, and `items`
+    never queues a segment before one that it waits for.
 
     Parameters
     ----------
     run : _core.PipelineRun
-        The run whose programs are looked at.
+        The run whose programs are analyzed.
     with_backward : bool
         Whether its backward pass has been prepared, and has stages.
     carried : bool
-        Whether state goes from each micro-batch to the next, as along time.
+        Whether each micro-batch passes state to the next one, as along time.
     """
 
     def __init__(self, run: _core.PipelineRun, with_backward: bool, carried: bool) -> None:
-        self.micro_batches, self.contexts = run.micro_batches, []  # by number of device
-        # For each micro-batch, its programs; backward may be None.
+        self.micro_batches, self.contexts = run.micro_batches, []  # contexts: by device index
+        # For each micro-batch, its programs. `backward` may be None.
         forward = [run.describe(k, 0) for k in range(run.micro_batches)]
         backward = [run.describe(k, 1) for k in range(run.micro_batches)] if with_backward else None
         self.forward, self.backward = forward, backward
@@ -62,7 +62,7 @@ class Stages:
                     self.contexts.append(segment["device"])
         self._owners = {}  # (phase, micro-batch, segment) -> (kind, stage)
         devices = self._find_owners()
-        self._segments = {}  # (kind, stage, micro-batch) -> its segments
+        self._segments = {}  # (kind, stage, micro-batch) -> segments
         for (_, k, i), (kind, s) in sorted(self._owners.items()):
             self._segments.setdefault((kind, s, k), []).append(i)
         self._needed = self._find_needed(carried)
@@ -85,10 +85,10 @@ class Stages:
         )
 
     def _find_owners(self):
-        """Finds the stage of each segment; returns the number of each stage's device."""
+        """Finds the stage of each segment. Returns the device index of each stage."""
         forwards = [self._forwards(micro_batch["segments"]) for micro_batch in self.forward]
         backwards = [self._backwards(k, forwards[k]) for k in range(len(self.backward or ()))]
-        # The micro-batches of a sequence may differ: the mean over one step is no operator.
+        # The micro-batches of a sequence may differ: a mean over one step needs no operator.
         most = max(forwards, key=lambda by_device: sum(map(len, by_device.values())))
         devices = [d for _, d in sorted((i, d) for d, own in most.items() for i in own)]
         for d in range(len(self.contexts)):
@@ -103,7 +103,8 @@ class Stages:
                 for i, s in zip(by_device.get(d, ()), stages):
                     self._owners[0, k, i] = ("F", s)
             for k, by_device in enumerate(backwards):
-                # From the last stage to the first; those without a forward pass come before them.
+                # Backward groups run from the last stage to the first. Groups without a forward
+                # pass run before them.
                 groups = by_device.get(d, ())
                 for g, (segment, late) in enumerate(groups):
                     stage = stages[max(len(groups), count) - 1 - g]
@@ -113,7 +114,8 @@ class Stages:
         return devices
 
     def _forwards(self, segments):
-        """Of a micro-batch's forward program, the segments that compute or send, by device."""
+        """Returns the segments of a micro-batch's forward program that compute or send, by
+        device."""
         found = {}
         for i, segment in enumerate(segments):
             if segment["ops"]:
@@ -121,8 +123,8 @@ class Stages:
         return found
 
     def _backwards(self, micro_batch, forwards):
-        """Groups the segments of a micro-batch's backward program by device: for each stage, in the
-        order of the backward pass, [its segment or None, its deferred segments]."""
+        """Groups the segments of a micro-batch's backward program by device. Returns for each
+        stage, in the order of the backward pass, [its segment or None, its deferred segments]."""
         segments, found = self.backward[micro_batch]["segments"], {}
         for i, segment in enumerate(segments):
             if segment["ops"]:
@@ -134,12 +136,12 @@ class Stages:
                     group[0] = i
         for d, depths in found.items():
             groups, count = [depths[depth] for depth in sorted(depths)], len(forwards.get(d, ()))
-            # Where a result was moved, its gradient is moved back ahead of the device's stages: it
-            # is sent with the first segment that waits for it.
+            # If a result was moved, its gradient may be moved back before the device's stages
+            # run. It is sent together with the first segment that waits for it.
             if len(groups) > count and groups[0][0] is not None and _sends(segments[groups[0][0]]):
                 groups[0][0] = None
                 groups = groups if groups[0][1] else groups[1:]
-            # Deferred passes need no stage of their own.
+            # Deferred passes need no separate stage.
             alone = [g for g in range(1, len(groups)) if groups[g][0] is None]
             for g in reversed(alone[: max(len(groups) - count, 0)]):
                 groups[g - 1][1] += groups.pop(g)[1]
@@ -147,7 +149,8 @@ class Stages:
         return found
 
     def _ops_of_stage(self, s):
-        """Returns the operators by which a stage is named: of the forward pass, if it has one."""
+        """Returns the operators that determine the name of a stage: those of the forward pass, if
+        any."""
         passes = [(kind, k) for kind in "FBW" for k in range(self.micro_batches)]
         return next(self._ops((kind, s, k)) for kind, k in passes if (kind, s, k) in self._segments)
 
@@ -159,11 +162,11 @@ class Stages:
         return [(self.forward, self.backward)[phase][micro_batch]["segments"][i] for i in segments]
 
     def _find_needed(self, carried):
-        """(phase, micro-batch, segment) -> the segments that must be queued before it."""
+        """Returns (phase, micro-batch, segment) -> the segments that must be queued before it."""
         needed = {}
         for phase, described in enumerate((self.forward, self.backward or ())):
             for k, micro_batch in enumerate(described):
-                last = {}  # on each device: what its program did last
+                last = {}  # device -> last segment of its program
                 for i, segment in enumerate(micro_batch["segments"]):
                     at, own = (phase, k, i), last.get(segment["device"])
                     if any(w >= i for w in segment["waits"]):
@@ -172,10 +175,11 @@ class Stages:
                         )
                     needed[at] = {(phase, k, w) for w in segment["waits"]}
                     if not segment["ops"]:
-                        continue  # it only waits, for what comes in
+                        continue  # it only waits for incoming data
                     if own is not None:
                         needed[at].add(own)
-                    elif phase:  # memory is planned for all of the device's forward pass before
+                    # Memory is planned for the device's whole forward pass to run before.
+                    elif phase:
                         forward = enumerate(self.forward[k]["segments"])
                         on_device = [
                             j for j, s in forward if s["ops"] and s["device"] == segment["device"]
@@ -188,15 +192,16 @@ class Stages:
 
     @staticmethod
     def _link(described, phase, order, needed):
-        """Orders the micro-batches' accesses to arrays outside of their own memory that one of them
-        writes: carried states, sums of gradients, running averages."""
+        """Orders the micro-batches' accesses to shared arrays that a micro-batch writes: carried
+        states, sums of gradients, running averages."""
         written = set()
         for micro_batch in described:
             for segment in micro_batch["segments"]:
                 written.update(
                     micro_batch["arrays"][a] for a, writes in segment["arrays"] if writes
                 )
-        # array -> {segment of the last micro-batch that wrote it, or reads it since: if it writes}
+        # array -> {segment: whether it writes}, for the last micro-batch that wrote it and those
+        # that have read it since
         last = {}
         for k in order:
             arrays, touched = described[k]["arrays"], {}
@@ -211,8 +216,8 @@ class Stages:
                 last[array] = users if writes else {**before, **users}
 
     def _actions_before(self, action):
-        """Returns the actions with the segments that must be queued before an action's. Segments
-        that belong to no action stand for those before them."""
+        """Returns the actions whose segments must be queued before those of `action`. Segments that
+        belong to no action are replaced by their own dependencies."""
         phase, micro_batch, segments = self.segments_of(action)
         found, seen = set(), set()
         left = [s for i in segments for s in self._needed[phase, micro_batch, i]]
@@ -228,8 +233,8 @@ class Stages:
         return found
 
     def _unit_durations(self, count, deferred):
-        """Assumed durations of the actions of stages that are equally heavy: those that only
-        send take next to nothing."""
+        """Returns default durations of the actions, with equal durations for all stages except
+        those that only send, which take almost no time."""
         durations = {}
         for k in range(self.micro_batches):
             for s in range(count):
@@ -240,7 +245,7 @@ class Stages:
                         own[kind] = max(own[kind], duration)
                 durations[Action("F", s, k)] = own["F"]
                 durations[Action("B", s, k)] = own["B"] if deferred else 2 * own["B"]
-                # All of the backward pass, where no one waits for gradients.
+                # The whole backward pass is deferred if no stage waits for its gradients.
                 durations[Action("W", s, k)] = own["W"] if own["B"] else 2 * own["W"]
         return durations
 
@@ -251,9 +256,9 @@ class Stages:
         return durations == {("F", SENDING), ("B", 0), ("W", 0)}
 
     def costs(self, times: dict[Any, float]) -> Any:
-        """(kind, stage) -> seconds of a micro-batch's passes, as what each action takes: none
-        where a micro-batch has nothing to do, and all of the backward pass where all of it is
-        deferred."""
+        """Converts (kind, stage) -> seconds of a micro-batch's passes to the duration of each
+        action. The duration is zero if a micro-batch has no work, and includes the whole backward
+        pass if all of it is deferred."""
         costs = dict(self.durations)
         for action, duration in self.durations.items():
             kind, s, k = action
@@ -263,13 +268,14 @@ class Stages:
         return costs
 
     def shown(self, action: Action) -> Action:
-        """How an action is told: where all of a backward pass is deferred, it is that."""
+        """Returns the action as shown to users. A fully deferred backward pass is shown as
+        backward."""
         kind, s, k = action
         whole = kind == "W" and ("B", s, k) not in self._segments
         return Action("B", s, k) if whole else action
 
     def alike(self, action: Action) -> Any:
-        """Returns a key that actions of micro-batches share if they do the same."""
+        """Returns a key that is equal for actions of micro-batches with the same work."""
         return action.kind, action.stage, tuple(self._ops(action))
 
     def placement(self) -> list[Context]:
@@ -282,8 +288,8 @@ class Stages:
     def table(
         self, schedule: str | Sequence[Any], micro_batches: int, phases: str, of: int | None = None
     ) -> list[list[Action]]:
-        """Returns the table of a named schedule or of a user's table, checked. ``of``: for how many
-        micro-batches the user's table is; those of a smaller batch are the first of them."""
+        """Returns the checked table of a named schedule or of a user's table. ``of`` is the number
+        of micro-batches of the user's table; a smaller batch uses the first of them."""
         graph = self.graph
         if isinstance(schedule, str):
             return schedules.make_table(graph, micro_batches, schedule, self.durations, phases)
@@ -296,8 +302,8 @@ class Stages:
         return [[a for a in row if a.kind in kinds] for row in table]
 
     def _with_senders(self, table, micro_batches):
-        """Returns a user's table with the stages that only send inputs and labels, if the table has
-        no rows for their devices: it is the same table wherever the inputs lie."""
+        """Returns a user's table, extended by the stages that only send inputs and labels if the
+        table has no rows for their devices. The same table therefore works on any input device."""
         graph = self.graph
         computing = [s for s in range(len(graph)) if not self._only_sends(s)]
         devices = sorted({graph.devices[s] for s in computing})
@@ -314,7 +320,7 @@ class Stages:
         return rows
 
     def _renumbered(self, entry, computing):
-        """Returns the entry with its stage counted among computing stages; invalid entries
+        """Converts an entry's stage from an index among computing stages. Returns invalid entries
         unchanged."""
         try:
             kind, stage, micro_batch = entry
@@ -323,8 +329,7 @@ class Stages:
             return entry
 
     def items(self, table: schedules.Table, micro_batches: int, phases: str) -> array_of:
-        """Returns the segments to queue, as `_core.PipelineRun.submit` takes them. Each comes
-        behind all that it needs."""
+        """Returns the segments to queue, for `_core.PipelineRun.submit`, in topological order."""
         items, queued = [], set()
 
         def queue(segment, stage):
@@ -338,15 +343,14 @@ class Stages:
                     queued.add(at)
                     items.append(Item(*at, self._owners.get(at, (None, stage))[1]))
 
-        # In the order in which actions begin on paper, so that memory goes on from what ends early
-        # to what begins late.
+        # Actions are queued by their simulated start, so memory that an early action releases is
+        # reused by a later one.
         spans = schedules.simulate(table, self.graph, micro_batches, self.durations, phases).spans
         for action in sorted(spans, key=lambda a: (spans[a][0], self.graph.devices[a.stage])):
             phase, micro_batch, segments = self.segments_of(action)
             for segment in segments:
                 queue((phase, micro_batch, segment), action.stage)
-        # A stage that only receives (a moved result), and sends to nobody: behind
-        # everything.
+        # Stages that only receive (a moved result), and send nothing, are queued last.
         for phase, described in enumerate((self.forward, self.backward)):
             if "FB"[phase] in phases:
                 for micro_batch in range(micro_batches):
@@ -355,18 +359,19 @@ class Stages:
         return array_of("I", itertools.chain.from_iterable(items))
 
     def peaks(self, run: Any, items: array_of, keep: bool = False) -> dict[Context, int]:
-        """Returns the most bytes that the blocks of all micro-batches take on each device, with
-        items queued in this order; ``keep``: nothing is given back, as a backward is to come."""
+        """Returns the maximum bytes that the blocks of all micro-batches occupy on each device if
+        items are queued in this order. With ``keep``, no memory is released, because a backward
+        pass follows."""
         return {**dict.fromkeys(self.contexts, 0), **run.peaks(items, keep)}
 
     def peaks_of(self, run: Any, schedule: str, times: Any) -> dict[Context, int]:
-        """Returns the same with the table that a schedule makes of such times."""
+        """Returns the peaks of a schedule's table that is built with the given times."""
         with _core.Scope((vars(self), "durations", self.costs(times))):
             table = self.table(schedule, self.micro_batches, "FB")
             return self.peaks(run, self.items(table, self.micro_batches, "FB"))
 
     def segments_of(self, action: Action) -> tuple[int, int, list[int]]:
-        """(phase, micro-batch, segments) of an action."""
+        """Returns (phase, micro-batch, segments) of an action."""
         kind, stage, micro_batch = action
         return (
             (0 if kind == "F" else 1),
@@ -376,7 +381,7 @@ class Stages:
 
     def actions(self, micro_batches: int, phases: str) -> Any:
         """Returns the actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for
-        the phases in `phases` (text of F and B)."""
+        the phases in `phases` (a string of F and B)."""
         kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
         return [
             Action(kind, s, m)
@@ -386,8 +391,8 @@ class Stages:
         ]
 
     def planned(self, micro_batch: int) -> dict[Context, tuple[int, int, int]]:
-        """Bytes that are planned on each device for one micro-batch: (forward, both passes, of
-        these arriving from other devices)."""
+        """Returns the planned bytes on each device for one micro-batch: (forward, both passes, part
+        of the latter for arrays that arrive from other devices)."""
         forward = self.forward[micro_batch]["blocks"]
         both = (self.backward or self.forward)[micro_batch]["blocks"]
         return {
@@ -400,7 +405,7 @@ class Stages:
         }
 
     def describe(self) -> list[dict[str, Any]]:
-        """Returns the work of each stage for one micro-batch: a list of dicts of device, blocks,
+        """Returns the work of each stage for one micro-batch, as dicts with device, blocks,
         operators of each kind of action, copies and bytes sent."""
         result = []
         for s, name in enumerate(self.names):
@@ -424,7 +429,7 @@ class Stages:
         return result
 
     def bytes_sent(self, phases: str) -> dict[Context, int]:
-        """Bytes that one step passes from device to device: (from, number of bytes) summed up."""
+        """Returns the bytes that each device sends to other devices in one step."""
         total = {}
         for described, kind in ((self.forward, "F"), (self.backward, "B")):
             if kind in phases and described:
@@ -437,27 +442,27 @@ class Stages:
 
 
 def _sends(segment):
-    """True if a segment waits for nothing and computes nothing, but for constants."""
+    """True if a segment waits for nothing and only sends, apart from constants."""
     return not segment["computes"] and segment["copies"] > 0 and not segment["waits"]
 
 
 def _blocks_of(op):
-    """Returns the path of an operator's block, as a list; empty for copies and what is in no
-    block."""
+    """Returns the path of an operator's block as a list. Empty for copies and operators outside of
+    blocks."""
     path, name = op.rsplit("/", 1)
     return path.split(".") if path and name != "_copyto" else []
 
 
 def _prefixes(ops):
-    """Returns the blocks that operators are in, from the outermost on."""
+    """Returns the blocks that contain the operators, and their ancestors, as path prefixes."""
     paths = map(_blocks_of, ops)
     return {tuple(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
 
 
 def _name_of(ops, elsewhere=frozenset()):
-    """Returns the blocks of a stage, by their operators' paths: the smallest block they are all in,
-    or the first and the last child of the whole. A block that other stages compute a part of (in
-    `elsewhere`) is named by its own first and last child."""
+    """Returns the name of a stage, by the paths of its operators: the smallest block that contains
+    all of them, or the first and the last child of the network. A block that other stages compute
+    partly (in `elsewhere`) is replaced by its own first and last child."""
     paths = [path for path in map(_blocks_of, ops) if path]
     inner = [path for path in paths if len(path) > 1] or paths
     if not inner:

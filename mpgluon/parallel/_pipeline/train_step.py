@@ -1,5 +1,5 @@
-"""A training step with the loss in the graph, so that backward passes start while forward passes
-still run."""
+"""A training step that includes the loss in the graph, so backward passes can start while forward
+passes still run."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ __all__ = ["TrainStep"]
 
 
 def first_of(outputs: Any, *_: Any) -> Any:
-    """Returns a network that gives its own loss."""
+    """Loss function for a network that computes its own loss: returns the outputs."""
     return outputs
 
 
 def _arguments(value):
-    """As a list of arguments: a list or tuple is one already."""
+    """Converts a value to a list of arguments. A list or tuple has several arguments."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _flat(value, what):
-    """Returns the arrays in nested lists, tuples and dicts."""
+    """Returns the arrays in nested lists, tuples and dicts as a flat list."""
     flat = []
     _nested.flatten(value, flat, f"TrainStep: {what}")
     return flat
 
 
 def _each(value, what, function):
-    """`value` with the result of a function in place of each array."""
+    """Returns `value` with a function applied to each array."""
     flat = []
     structure = _nested.flatten(value, flat, f"TrainStep: {what}")
     return _nested.regroup(structure, iter([function(array) for array in flat]))
 
 
 def _beside_outputs(labels, outputs):
-    """Returns the labels, each on the device of the output that it belongs to: the output in the
-    same place where there are as many outputs as labels, otherwise the first one."""
+    """Moves each label to the device of its output: the output with the same index if there are as
+    many outputs as labels, otherwise the first one."""
     if isinstance(outputs, dict) and len(labels) == 1 and isinstance(labels[0], dict):
         keys, (label,) = list(labels[0]), labels
         if not all(key in outputs for key in keys):
@@ -67,7 +67,7 @@ def _beside(label, output):
 
 
 class _Losses(HybridBlock):
-    """Network and loss as one block."""
+    """Network and loss combined into one block."""
 
     def __init__(self, net, loss, num_labels, states):
         super().__init__(prefix="", params=None)
@@ -75,7 +75,7 @@ class _Losses(HybridBlock):
         self.shown_name = type(net).__name__
 
     def forward(self, *args):
-        # data, then (along time) states, then labels
+        # Arguments: data, states (only along time), labels.
         count = len(args) - self._num_labels
         outputs = self.net(*args[:count])
         labels = args[count:]
@@ -93,40 +93,39 @@ class _Losses(HybridBlock):
 
 
 class TrainStep:
-    """One step of training in a pipeline: forward, loss, backward, and the trainer's update.
+    """One training step in a pipeline: forward, loss, backward, and the trainer's update.
 
     Parameters
     ----------
     net : HybridBlock
-        Spans the devices; it need not be hybridized itself.
+        Network that spans devices. It need not be hybridized itself.
     loss : callable
-        ``loss(outputs, *labels)`` gives the loss of each sample, as Gluon's losses do, or a list of
-        such (auxiliary losses, all of which are added up).
+        Function ``loss(outputs, *labels)`` that returns the loss of each sample, like Gluon's
+        losses, or a list of losses (with auxiliary losses), which are summed.
     trainer : Trainer
-        None: gradients are computed, and nothing is updated.
+        If None, gradients are computed but nothing is updated.
     pipeline : Pipeline
-        Number of micro-batches, schedule, and which axis is divided.
+        Number of micro-batches, schedule, and axis to divide.
     exact : bool, default False
-        Leave out rewrites that change bits.
+        Disable rewrites that change bits.
 
     Notes
     -----
-    A call is ``step(data, labels)`` and returns the losses of the samples. A network with several
-    inputs takes a list, ``step([x, ids], labels)``, and likewise a loss with several labels; a dict
-    is one argument. Along time it is ``step(data, labels, states)`` and returns ``(losses,
-    states)``.
+    A call is ``step(data, labels)`` and returns the losses of the samples. For a network with
+    several inputs, pass a list, ``step([x, ids], labels)``; the same applies to a loss with several
+    labels. A dict is one argument. Along time, the call is ``step(data, labels, states)`` and
+    returns ``(losses, states)``.
 
-    Labels move to the device of the output that they belong to: if there are as many outputs as
-    labels (or keys in both), to that of the output in the same place, otherwise to that of the
-    first output.
+    Labels move to the device of their output. If there are as many outputs as labels (or if both
+    have keys), this is the output at the same position, otherwise the first output.
 
-    Of a network that is placed on a `Mesh` with several replicas, each replica gets its part of the
+    If the network is placed on a `Mesh` with several replicas, each replica receives a part of the
     batch, which its pipeline divides further.
 
     Raises
     ------
     MXNetError
-        An argument is not of the class that is asked for.
+        If an argument has the wrong type.
 
     Examples
     --------
@@ -189,8 +188,8 @@ class TrainStep:
         return self._pipeline
 
     def compiled(self) -> CompiledPrograms:
-        """Returns the compiled programs: stages, operators, copies and planned bytes, as
-        `HybridBlock.compiled` tells them."""
+        """Returns the compiled programs: stages, operators, copies and planned bytes, as in
+        `HybridBlock.compiled`."""
         return CompiledPrograms(
             [
                 entry
@@ -212,29 +211,29 @@ class TrainStep:
         Parameters
         ----------
         data : NDArray, dict or list
-            The inputs of the network, the whole batch of each. A list has one item for each
+            The inputs of the network, each for the whole batch. A list has one item for each
             argument; a dict is one argument.
         labels : NDArray, dict or list
-            The arguments of the loss beside the network's outputs.
+            The arguments of the loss after the network's outputs.
         states : NDArray or nested list, optional
-            Along time: what the first micro-batch starts from.
+            Along time: the initial states of the first micro-batch.
         batch_size : int, optional
-            The number that gradients are divided by; by default the number of samples.
+            Divisor for the gradients; defaults to the number of samples.
         ignore_stale_grad : bool, default False
-            As in `Trainer.step`: parameters that the losses do not depend on are left as they are,
-            instead of an error.
+            As in `Trainer.step`: whether to skip parameters that the losses do not depend on,
+            instead of raising an error.
 
         Returns
         -------
-        NDArray, or list of NDArray where the loss gives several; along time (losses, states).
+        NDArray, or list of NDArray if there are several losses; along time (losses, states).
 
         Raises
         ------
         ValueError
-            Labels have another number of rows than the data, or along time there are no states, or
-            there are states otherwise.
+            If labels have a different number of rows than the data, if states are missing along
+            time, or if they are given otherwise.
         ScheduleError
-            A device's memory limit leaves less than the schedule needs.
+            If a device's memory limit leaves less than the schedule needs.
         """
         losses = self.gradients(data, labels, states)
         if self._trainer is not None:
@@ -249,16 +248,17 @@ class TrainStep:
         labels: nd.NDArray | Sequence[Any] | dict[str, Any],
         states: Any = None,
     ) -> Any:
-        """Returns a call without the update: ``trainer.step`` is left to you.
+        """Runs a step without the update, and returns its results. The caller must run
+        ``trainer.step``.
 
         Parameters
         ----------
         data, labels, states
-            As for a call.
+            See `__call__`.
 
         Returns
         -------
-        What a call does.
+        The results of a call.
         """
         data, labels = _arguments(data), _arguments(labels)
         timewise = bool(self._pipeline.carry)
@@ -291,13 +291,13 @@ class TrainStep:
         data: Any,
         labels: nd.NDArray | Sequence[Any] | dict[str, Any],
     ) -> dict[Context, int]:
-        """Returns the most bytes that the micro-batches of such a step take on each device, by
-        plan; it is compiled for that, and nothing is run.
+        """Returns the planned maximum bytes of a step's micro-batches on each device. Compiles the
+        step, but does not run it.
 
         Parameters
         ----------
         data, labels : NDArray, dict or list
-            As for a call; only shapes, dtypes and devices count.
+            See `__call__`; only shapes, dtypes and devices are used.
 
         Returns
         -------
@@ -313,14 +313,14 @@ class TrainStep:
 
     @staticmethod
     def _heads(entry, outputs, scale):
-        """Returns the scale for the losses, and nothing for what else there is."""
+        """Returns the loss scale as the gradient of each loss, and None for other outputs."""
         num_losses = len(entry.signature.outputs[1]) - 1
         return [
             nd.full_like(out, scale) if i < num_losses else None for i, out in enumerate(outputs)
         ]
 
     def _scale(self):
-        """Returns the scale of losses (contrib.amp), by which the trainer divides gradients."""
+        """Returns the loss scale (contrib.amp) by which the trainer divides gradients, or 1."""
         scaler = None if self._trainer is None else loss_scaling(self._trainer)
         if scaler is None:
             return 1
@@ -328,8 +328,8 @@ class TrainStep:
         return scaler.loss_scale
 
     def _check_labels(self, data, labels):
-        """A label that is not divided would meet each micro-batch whole: unless that was said, its
-        length is a mistake."""
+        """Raises ValueError for a label with another length than the data, unless the pipeline's
+        options allow it. The label would not be divided, which is usually a mistake."""
         axis = self._pipeline.axis
         first = next(iter(_flat(data, "the data")), None)
         if first is None:
@@ -345,7 +345,7 @@ class TrainStep:
                 )
 
     def _run(self, call, args):
-        """Queues forward and backward; the losses, and what else there is along time."""
+        """Queues forward and backward passes. Returns the losses and, along time, the states."""
         with autograd.train_mode():
             run, entry, note = call.begin(args, True)
             outputs = run.outputs()
