@@ -1,4 +1,4 @@
-"""``net.place({...})``: blocks of a network on devices by name, and what is said about it."""
+"""``net.place({...})``: placement of a network's blocks by name, and its description."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["described", "place"]
 
-_GROUP = "place:"  # in front of a device
+_GROUP = "place:"  # prefix of a device in group names
 
 
 def place(net: Block, where: dict[str, Context | str]) -> None:
-    """Places the blocks that the dict names, with what is in them; see `Block.place`."""
+    """Places the blocks that the dict names, including their children; see `Block.place`."""
     where = {name: Context(ctx) if isinstance(ctx, str) else ctx for name, ctx in where.items()}
     blocks = {"": net, **{path: block for _, _, path, block in walk(net)}}
     devices = _devices(where)
@@ -55,22 +55,22 @@ def place(net: Block, where: dict[str, Context | str]) -> None:
 
 
 def _arrange(net, blocks, devices, homes, where, named):
-    """Puts each block of a network into the group of its device: the one in `named`, or else the
-    one of its parameters in `homes`."""
+    """Sets the device group of each block of a network, by its device in `named` or else by the
+    devices of its parameters in `homes`."""
     forget_placement(net)
     _assign(net, None, named, homes)
     used = {group_of(block) for block in blocks} - {None}
     found = dict.fromkeys([*devices, *sum(homes.values(), [])])
     groups = {_GROUP + str(ctx): ctx for ctx in found if _GROUP + str(ctx) in used}
     placed = _Placed(groups, homes, where, named, net)
-    for block in blocks:  # inner ones included: the network may call them directly
+    for block in blocks:  # all blocks, because the network may call inner ones directly
         set_devices_of_groups(block, placed)
 
 
 def follow_parameters(net: Block) -> None:
-    """Lets the layers of a placed network compute where `reset_ctx` has moved the parameters of the
-    network, or of the block `net` in it. Parameters that all have the same devices need no
-    placement."""
+    """Updates the placement of a network after `reset_ctx` has moved parameters of the network, or
+    of its block `net`, so that its layers compute on the new devices. Removes the placement if all
+    parameters are on the same devices."""
     placed = devices_of_groups(net)
     root = placed.net if isinstance(placed, _Placed) else net
     if any(isinstance(param, HomeParameter) for param in root.collect_params().values()):
@@ -79,7 +79,7 @@ def follow_parameters(net: Block) -> None:
     distinct = {tuple(devices) for devices in homes.values()}
     if len(distinct) == 1 or any(len(devices) > 1 for devices in distinct):
         if len(distinct) > 1 and not isinstance(placed, _Placed):
-            return  # a part of the replicas of a mesh
+            return  # some of the replicas of a mesh
         forget_placement(root)
         root.apply(lambda block: set_devices_of_groups(block, None))
     elif isinstance(placed, _Placed):
@@ -88,7 +88,7 @@ def follow_parameters(net: Block) -> None:
 
 
 class _Placed(Replicas):
-    """The devices of groups, and of the parameters that are in none: those where they have been."""
+    """The devices of groups, and the previous devices of parameters that belong to no group."""
 
     def __init__(
         self,
@@ -119,8 +119,9 @@ class _Placed(Replicas):
         }
 
     def initial_homes(self, net: Block, ctx: Any) -> dict[Any, Any]:
-        """Returns the devices on which `initialize` makes each parameter: blocks that were named on
-        theirs, the rest on `ctx`, or without one where it has been (None: nowhere yet)."""
+        """Returns the devices on which `initialize` creates each parameter: for named blocks, their
+        own; for others `ctx`, or their previous devices if `ctx` is None (None if they have
+        none)."""
         homes: dict[Any, list[Context]] = {}
 
         def visit(block, device):
@@ -144,12 +145,12 @@ class _Placed(Replicas):
         }
 
     def initialized(self, net: Block) -> None:
-        """Places the network again, because layers without a device have one after `initialize`."""
+        """Renews the placement, because layers without a device have one after `initialize`."""
         place(net, self._where)
 
 
 def _devices(where):
-    """Returns the devices of the dict."""
+    """Returns the devices of the dict, without duplicates. Raises an error for invalid entries."""
     if not where:
         raise ValueError("place: the dict is empty; {'output': mx.cpu(1)} names blocks and devices")
     for name, ctx in where.items():
@@ -166,8 +167,8 @@ def _devices(where):
 def _named(net, where, blocks):
     """Returns the device of each block that a name or pattern matches.
 
-    A key that is the path or name of blocks stands for these alone, and is looked up; only other
-    keys are patterns, which are compiled once. So thousands of paths take linear time.
+    A key that is the path or name of a block is looked up and matches only such blocks. Only other
+    keys are patterns, which are compiled once. Thousands of paths therefore take linear time.
     """
     texts = {text for path, block in blocks.items() for text in (path, block.name)}
     literal = {key: i for i, key in enumerate(where) if key in texts}
@@ -203,7 +204,7 @@ def _named(net, where, blocks):
 
 
 def _having_devices(net):
-    """Returns the parameters that are somewhere, or will be as soon as their shape is known."""
+    """Returns the parameters that are on devices, or will be once their shape is known."""
     return [
         param
         for param in net.collect_params().values()
@@ -213,13 +214,13 @@ def _having_devices(net):
 
 
 def _is_layer(block):
-    """True if no block inside has parameters: a layer with its activation, say."""
+    """True if no block inside has parameters, as in a layer with an activation."""
     return not any(own_parameters(inner) for _, _, _, inner in walk(block))
 
 
 def _assign(block, device, named, homes):
-    """Gives groups to a block and those in it. Layers that are not named, nor in one that is, stay
-    where their parameters are; before these are anywhere, `initialize` decides."""
+    """Sets the groups of a block and its descendants. Layers that no name covers stay on the
+    devices of their parameters. If these have no devices yet, `initialize` decides."""
     device = named.get(block, device)
     own = own_parameters(block).values()
     if device is not None:
@@ -233,12 +234,12 @@ def _assign(block, device, named, homes):
 
 
 def devices_now(net: Block) -> dict[Any, list[Context]]:
-    """Returns the devices of each parameter that has some, or will have."""
+    """Returns the devices of each parameter that is, or will be, on devices."""
     return {param: param.list_ctx() for param in _having_devices(net)}
 
 
 def says_where(net: Block) -> bool:
-    """True if this process tells the user where everything is: of several ranks, rank 0."""
+    """True if this process prints placements: with devices of several ranks, only rank 0."""
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
     over_ranks = any(ctx.rank is not None for each in dicts for ctx in each.values())
@@ -246,17 +247,17 @@ def says_where(net: Block) -> bool:
 
 
 def described(net: Block, before: dict[Any, list[Context]]) -> str:
-    """Returns a text that says where everything is; `before`: where parameters were."""
+    """Describes the placement as text. `before` has the previous devices of the parameters."""
     groups = devices_of_groups(net)
     dicts = [groups] if isinstance(groups, dict) else groups.dicts
     names = {group: ", ".join(str(each[group]) for each in dicts) for group in dicts[0]}
     params: dict[str | None, dict[Any, None]] = {}
-    layers: list[tuple[str, str]] = []  # path and group, in the children's order
+    layers: list[tuple[str, str]] = []  # path and group, in the order of the children
     moves: list[str] = []
 
     def visit(block, path, outer):
-        """Returns the groups of the layers inside; and where arrays enter and leave: (path, group)
-        of the first and the last layer, or None if that is unknown."""
+        """Returns the groups of the layers inside, and (path, group) of the first and the last
+        layer, where arrays enter and leave, or None if they are unknown."""
         group = group_of(block) or outer
         for param in own_parameters(block).values():
             params.setdefault(group, {})[param] = None
@@ -271,7 +272,7 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
             inside, enters, leaves = visit(child, f"{path}.{name}" if path else name, group)
             found |= inside
             if enters is None and inside == {None}:
-                continue  # it runs where its input is
+                continue  # it runs on the device of its input
             if chain and last and enters and last[1] != enters[1]:
                 way = f"from {names[last[1]]} to {names[enters[1]]}"
                 moves.append(f"  arrays move before {enters[0]}, {way}")
@@ -298,7 +299,7 @@ def described(net: Block, before: dict[Any, list[Context]]) -> str:
 
 
 def _size(params):
-    """How many they are, and their bytes where all shapes are known."""
+    """Returns the number of parameters as text, and their bytes if all shapes are known."""
     params = list(params)
     text = counted(len(params), "parameter")
     if not params or not all(shape_is_known(param.shape) for param in params):

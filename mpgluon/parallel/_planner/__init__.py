@@ -1,2 +1,1 @@
-"""The planner: layers are measured, placements searched, and the best ones run, compiled or
-both."""
+"""The planner: measures layers, searches placements, and compiles or runs the best ones."""

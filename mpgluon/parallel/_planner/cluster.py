@@ -1,4 +1,4 @@
-"""Simulations of networks on clusters that need not be there."""
+"""Simulations of networks on hypothetical clusters."""
 
 from __future__ import annotations
 
@@ -25,49 +25,48 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "ClusterSimulation", "Outcome", "simulate"]
 
-MOST_STAGES = 64  # that are tried where a mesh names none
-TRIED = 4  # splits into stages that are simulated for each number of them
-MEASURED = 3  # sizes of micro-batches; between these, in proportion
+MOST_STAGES = 64  # maximum number of stages that are tried if the mesh does not give it
+TRIED = 4  # number of splits that are simulated for each number of stages
+MEASURED = 3  # number of measured micro-batch sizes, between which costs are interpolated
 
 
 class Link(NamedTuple):
-    """A way between two devices: ``seconds`` until the first byte is there, and ``rate``, bytes a
-    second."""
+    """A link between two devices: ``seconds`` of latency, and ``rate`` in bytes per second."""
 
     seconds: float
     rate: float
 
     def takes(self, size: float) -> float:
-        """Seconds that so many bytes take."""
+        """Returns the seconds to transfer `size` bytes."""
         return self.seconds + size / self.rate
 
 
 class Cluster:
-    """Devices on hosts, which are all alike, and the links between them.
+    """Equal devices on equal hosts, and the links between them.
 
     Parameters
     ----------
     devices : int or list of int
-        How many there are: the numbers that are simulated, each 1 at least.
+        Number of devices, or a list of the numbers to simulate, each at least 1.
     per_host : int, default 8
-        Devices on a host. Device n is on host ``n // per_host``.
+        Number of devices on a host. Device n is on host ``n // per_host``.
     inside : (float, float), default (5e-6, 1e10)
-        Between devices of a host: seconds of latency, and bytes a second. Each device has as much
-        for itself.
+        Link between devices of a host: seconds of latency, and bytes per second. Devices do not
+        share bandwidth.
     between : (float, float), default (2e-5, 1e9)
-        The same between devices of two hosts.
+        Link between devices of two hosts.
     memory : int, optional
-        Bytes of each device.
+        Bytes of memory of each device.
     speed : float, default 1.0
-        How many times as quick as the measured device each is.
+        Speed of each device relative to the measured device.
     at_once : int, optional
-        How many devices of a host compute at the same time: its cores, where CPU devices are more.
-        By default all.
+        Maximum number of devices of a host that compute concurrently: the number of cores, if there
+        are more CPU devices. Defaults to all.
 
     Raises
     ------
     ValueError
-        A number is not what is described above.
+        If an argument is invalid.
 
     Examples
     --------
@@ -110,13 +109,14 @@ class Cluster:
 
     @classmethod
     def of_ranks(cls, **more: Any) -> Cluster:
-        """Returns the cluster that this program's ranks are, with a device each, the links
-        measured. All ranks call it; `more`: the other parameters.
+        """Returns a cluster of this program's ranks, with one device each and measured links.
+        Collective: all ranks must call it. `more` has the other parameters.
 
         Raises
         ------
         MXNetError
-            There is one rank only, or the hosts do not have as many ranks each, in order.
+            If there is only one rank, or hosts have different numbers of ranks or ranks that are
+            not consecutive.
         """
         hosts = [host["host"] for host in links.hosts()] if _ranks.count() > 1 else []
         if not hosts:
@@ -138,7 +138,7 @@ class Cluster:
         return cls(len(hosts), per_host, **{**found, **more})
 
     def link(self, a: int, b: int) -> Link:
-        """Returns the link between two devices, by their numbers."""
+        """Returns the link between two devices, by index."""
         return self.inside if a // self.per_host == b // self.per_host else self.between
 
     def __repr__(self) -> str:
@@ -159,17 +159,17 @@ def _is_whole(value):
 
 
 class _Place(NamedTuple):
-    """A stage's device, in place of a Context."""
+    """The device of a stage, in place of a Context."""
 
     number: int
     device_type: str = "simulated"
 
 
 class _StagedProfile(Profile):
-    """A profile's layers on devices of a cluster, one for each stage."""
+    """A profile's layers on devices of a cluster, one device for each stage."""
 
     def __init__(self, base, speed, between):
-        """`between`: the link from one stage to another, by their numbers."""
+        """`between` returns the link between two stages, by index."""
         first = base.devices[0]
         columns = {
             rows: [
@@ -205,7 +205,7 @@ class _StagedProfile(Profile):
 
 
 class _Links:
-    """The slowest link between two stages, over all replicas of a mesh."""
+    """The slowest link between two stages over all replicas of a mesh."""
 
     def __init__(self, cluster, replicas, stages):
         self.cluster, self.replicas, self.count = cluster, replicas, stages
@@ -218,7 +218,7 @@ class _Links:
         return self.cluster.inside
 
     def key(self):
-        """Equal for meshes with the same links between stages."""
+        """Returns a key that is equal for meshes with the same links between stages."""
         return self.count, tuple(
             self(a, b) is self.cluster.inside
             for a in range(self.count)
@@ -229,11 +229,12 @@ class _Links:
 class Outcome(NamedTuple):
     """Predictions for one number of devices.
 
-    ``seconds`` of a step and ``rows_per_second`` of all replicas together; ``data`` replicas of
-    ``stages`` stages, ``micro_batches`` of each replica; ``bubble``, the share of the devices' time
-    that is idle within a replica's passes; ``sum_seconds`` of gradients over replicas; ``bytes`` of
-    the device that needs most, and whether it ``fits``; ``efficiency``, rows a second beside those
-    of as many devices by themselves.
+    ``seconds`` is the time of a step and ``rows_per_second`` the throughput of all replicas. The
+    mesh has ``data`` replicas of ``stages`` stages, with ``micro_batches`` in each replica.
+    ``bubble`` is the fraction of the devices' time that is idle within a replica's passes,
+    ``sum_seconds`` the time to sum gradients over replicas, and ``bytes`` the maximum memory of a
+    device. ``fits`` tells whether it is within the limit. ``efficiency`` is the throughput relative
+    to the same number of independent devices.
     """
 
     devices: int
@@ -250,16 +251,16 @@ class Outcome(NamedTuple):
 
 
 class ClusterSimulation(Tabular):
-    """The result of `simulate`: a table.
+    """The result of `simulate`, shown as a table.
 
     Attributes
     ----------
     outcomes : list of Outcome
-        One for each number of devices.
+        One outcome for each number of devices.
     profile : Profile
-        The measurements of the layers; ``simulate(profile, cluster)`` takes it again.
+        The measurements of the layers, which ``simulate(profile, cluster)`` can reuse.
     cluster : Cluster
-        What was simulated.
+        The simulated cluster.
     schedule : str
         The name of the schedule.
 
@@ -339,45 +340,45 @@ def simulate(
     repeats: int = 3,
     progress: bool | None = None,
 ) -> ClusterSimulation:
-    """Predicts step time and memory of a network's training on a cluster, without one: the layers
-    are measured here, as for `plan`, and their steps simulated.
+    """Predicts step time and memory of a network's training on a hypothetical cluster. The layers
+    are measured on this machine, as in `plan`, and their steps simulated.
 
-    A number of devices is divided into ``data`` replicas of ``stage`` stages, each stage on a
-    device. The stages of a replica lie beside each other. Every replica takes a batch as large as
-    `sample`; the gradients are summed over replicas behind the backward passes. A sum of b bytes
-    over r replicas takes ``2 (r - 1) / r * b`` bytes of each device's link, and its latency
-    ``2 log2(r)`` times. Links do not hold each other up, and nothing else runs on the hosts.
+    The devices are divided into ``data`` replicas of ``stage`` stages, with one device for each
+    stage. The stages of a replica are on consecutive devices. Every replica processes a batch of
+    the size of `sample`. Gradients are summed over replicas after the backward passes. A sum of b
+    bytes over r replicas takes ``2 (r - 1) / r * b`` bytes on each device's link, and its latency
+    ``2 log2(r)`` times. Contention between links and other load on the hosts are ignored.
 
     Parameters
     ----------
     net : HybridBlock or Profile
-        As for `plan`; or what was measured before (``plan.profile``, `ClusterSimulation.profile`),
-        of which the first device counts.
+        See `plan`. May be an existing profile (``plan.profile``, `ClusterSimulation.profile`), of
+        which only the first device is used.
     cluster : Cluster
         The devices and links.
     sample : NDArray or list of NDArray
-        A whole batch of one replica. Not with a `Profile`.
+        A whole batch of one replica. Must be omitted with a `Profile`.
     labels, loss, optimizer, optimizer_params, repeats, progress
-        As for `plan`.
+        See `plan`.
     schedule : str, default '1f1b'
         The name of a schedule.
     mesh : dict of str to int, optional
-        ``{'stage': 4}``, ``{'data': 2}``, or both: the numbers that are given; by default those
-        with the most rows a second that fit, of up to 64 stages.
+        ``{'stage': 4}``, ``{'data': 2}``, or both, to fix these numbers. By default, selects the
+        combination with the most rows per second that fits, with up to 64 stages.
     micro_batches : int or list of int, optional
-        The numbers that may be chosen; by default powers of two up to 64.
+        Numbers of micro-batches to choose from; by default powers of two up to 64.
 
     Returns
     -------
     ClusterSimulation
-        Printed, a table.
+        Predictions, printed as a table.
 
     Raises
     ------
     ValueError
-        An argument is not what is described above, or a mesh does not divide a number of devices.
+        If an argument is invalid, or a mesh does not divide a number of devices.
     MXNetError
-        The mesh splits layers (``model``), which is not simulated, or has more stages than the
+        If the mesh splits layers (``model``), which is not simulated, or has more stages than the
         network has layers.
 
     Examples
@@ -450,7 +451,7 @@ class _Simulator:
         return ClusterSimulation(self.profile, self.cluster, self.schedule, found)
 
     def _shapes(self, devices):
-        """(data, stages) that the mesh allows."""
+        """Returns the (data, stages) pairs that the mesh allows."""
         data, stages = self.mesh.get("data"), self.mesh.get("stage")
         if stages is None and data is not None and devices % data == 0:
             stages = devices // data
@@ -464,7 +465,7 @@ class _Simulator:
         return [(devices // s, s) for s in range(1, most + 1) if devices % s == 0 and self._has(s)]
 
     def _has(self, stages):
-        """True if there are layers for so many stages."""
+        """True if there are enough layers for the given number of stages."""
         rounds = named(self.schedule).rounds if stages > 1 else 1
         return self.layers >= stages * rounds
 
@@ -485,7 +486,7 @@ class _Simulator:
         return min(found, key=lambda o: (not o.fits, -o.rows_per_second if o.fits else o.bytes))
 
     def _outcome(self, data, stages, micro_batches, alone):
-        """Returns the outcome of a mesh; None if the schedule does not take so many
+        """Returns the outcome of a mesh, or None if the schedule does not support the number of
         micro-batches."""
         if stages > 1 and not named(self.schedule).takes(micro_batches):
             return None
@@ -509,7 +510,8 @@ class _Simulator:
             ends.append(end + sums + update * trained[stage])
         work = sum(end - begin for begin, end in passes.simulation.spans.values())
         here = min(cluster.per_host, devices)
-        busy = work / stages * here / min(cluster.at_once, here)  # no host is quicker than that
+        # Lower bound from the number of concurrent devices on a host.
+        busy = work / stages * here / min(cluster.at_once, here)
         seconds = max(ends) + self.profile.host_overhead
         seconds = max(seconds, seconds - passes.simulation.makespan + busy)
         size = max(map(sum, passes.memory))
@@ -529,17 +531,17 @@ class _Simulator:
         )
 
     def _simulated(self, between, micro_batches):
-        """Returns the candidate of so many stages with the quickest step."""
+        """Returns the fastest candidate with the given number of stages."""
         key = between.key(), micro_batches
         if key not in self._passes:
             profile = _StagedProfile(self.profile, self.cluster.speed, between)
             limits = dict.fromkeys(profile.devices, self.cluster.memory)
             search = Search(profile, limits, [micro_batches], [self.schedule])
-            # One device has no need of a schedule
+            # A single device needs no schedule.
             name = self.schedule if between.count > 1 else "1f1b"
             order = list(range(between.count)) * named(name).rounds
             splits = search.splits(order, micro_batches, name)
-            if not splits:  # within memory; then those without a limit
+            if not splits:  # no split is within memory: ignore the limit
                 search = Search(profile, None, [micro_batches], [name])
                 splits = search.splits(order, micro_batches, name)
             splits = sorted(splits, key=lambda p: search.bound(p, micro_batches, name))
@@ -549,7 +551,8 @@ class _Simulator:
 
 
 def _trained(profile, placement):
-    """Bytes of trained parameters on each device of a placement of the layers that are placed."""
+    """Returns the bytes of trained parameters on each device, given a placement of the free
+    layers."""
     devices = iter(placement)
     where, sizes = [], {}
     for layer in profile.layers:

@@ -1,4 +1,4 @@
-"""The measurements of a profile: every layer of a network, alone, on each device."""
+"""Measurements for a profile: every layer of a network is run separately on each device."""
 
 import copy
 import statistics
@@ -17,13 +17,13 @@ from .layer_profile import NOTHING, Cost, Layer, Profile
 __all__ = ["level", "measure"]
 
 ALIKE = 0.1
-MICRO_BATCHES = 4  # micro-batches of a measurement
+MICRO_BATCHES = 4  # number of micro-batches in a measurement
 
-# Which layers there are, and what they get
+# Detection of layers and their inputs
 
 
 class _Call:
-    """A layer's call within a trace of the network: its arguments and results by shape."""
+    """A layer's call in a trace of the network, with the arrays of its arguments and results."""
 
     def __init__(self, block, path, args, outputs):
         self.block, self.path = block, path
@@ -34,7 +34,7 @@ class _Call:
 
 
 def _leaves(block, path=""):
-    """Returns the layers below a block: (block, path)."""
+    """Returns the layers below a block as (block, path)."""
     found = []
     for name, child in children(block).items():
         where = f"{path}.{name}" if path else name
@@ -47,8 +47,8 @@ def _leaves(block, path=""):
 
 
 def _trace(net, sample):
-    """Returns the calls of the layers, in order, for such inputs; ``given`` are the inputs that are
-    the network's own."""
+    """Returns the calls of the layers, in order, for the given inputs. ``given`` of a call has the
+    indices of its arguments that are inputs of the network."""
     leaves, calls = _leaves(net), []
     if not leaves:
         raise MXNetError(f"plan: {type(net).__name__} has no children to be placed")
@@ -67,7 +67,7 @@ def _trace(net, sample):
 
 
 class _Fed(HybridBlock):
-    """Notes what a network is called with."""
+    """Wraps a network and records the arrays it is called with."""
 
     def __init__(self, net):
         super().__init__(prefix="")
@@ -80,7 +80,7 @@ class _Fed(HybridBlock):
 
 
 def _layers(calls, total_bytes):
-    """Layers of the profile, and for each the call that is measured (None for joins)."""
+    """Returns the layers of the profile, and for each the call to measure (None for joins)."""
     layers, measured, made, dangling, places = [], [], {}, [], {}
     for call in calls:
         sources, unknown = {}, 0
@@ -90,7 +90,8 @@ def _layers(calls, total_bytes):
                 sources[origin] = sources.get(origin, 0) + total_bytes(array)
             elif id(array) not in made:
                 unknown += total_bytes(array)
-        # Made by operators between layers, of all that no layer has taken yet
+        # The input was computed by operators between layers, from all results that no layer has
+        # used yet.
         if not sources and dangling:
             if len(dangling) == 1:
                 sources[dangling[0]] = unknown
@@ -156,12 +157,12 @@ def _bytes(shape, dtype):
     return size
 
 
-# Measuring
+# Measurements
 
 
 class _Probe(HybridBlock):
-    """A layer with an axis in front, along which micro-batches are told apart whatever the layer's
-    own axes mean."""
+    """A layer with an additional first axis, along which micro-batches are divided regardless of
+    the meaning of the layer's own axes."""
 
     def __init__(self, function, structure, flat):
         super().__init__(prefix="")
@@ -178,7 +179,7 @@ class _Probe(HybridBlock):
 
 
 def detached_copy(block):
-    """Returns a copy of a layer that knows nothing of the network's trainer and groups."""
+    """Returns a copy of a layer without the network's trainer, groups and hooks."""
     if not isinstance(block, HybridBlock):
         return block
     made = copy.deepcopy(block)
@@ -193,7 +194,7 @@ def detached_copy(block):
 
 
 class _Bench:
-    """A layer on one device, ready to be run."""
+    """A layer on one device, ready to run."""
 
     def __init__(self, call, ctx, trained=True):
         from .._pipeline.pipeline import Pipeline, PipelinedCall
@@ -235,7 +236,7 @@ class _Bench:
             autograd.backward(outputs, [nd.ones_like(out) for out in outputs])
 
     def spans(self, kind):
-        """Seconds of the passes of the last step, for each micro-batch."""
+        """Returns the seconds of the last step's passes, for each micro-batch."""
         run, (stages, *_), phases = self.pipeline.last_run()
         if kind not in "F" + phases:
             return [0.0] * MICRO_BATCHES
@@ -249,8 +250,8 @@ class _Bench:
         return found
 
     def memory(self):
-        """(kept for backward, used while running, the same for the first) of one micro-batch, by
-        plan: blocks of both passes, and those of one."""
+        """Returns the planned bytes of one micro-batch: (kept for backward, used while running,
+        used while running the first one)."""
         stages, saved, working = self.pipeline.last_run()[1].stages, 0, []
         for micro_batch, forward in enumerate(stages.forward):
             one, two = (
@@ -268,7 +269,7 @@ class _Bench:
         return saved, max(working), working[0]
 
     def same_as(self):
-        """Returns the facts that layers of the same cost share."""
+        """Returns a key that is equal for layers with the same cost."""
         _, (stages, *_), phases = self.pipeline.last_run()
         described = (stages.forward[0], *(stages.backward[:1] if stages.backward else []))
         ops = [
@@ -292,7 +293,7 @@ class _Bench:
 
 
 def _measure(call, devices, repeats, known):
-    """Returns the costs of a layer on each device."""
+    """Measures the costs of a layer on each device."""
     benches = {ctx: _Bench(call, ctx) for ctx in devices}
     for bench in benches.values():
         bench.start()
@@ -301,7 +302,7 @@ def _measure(call, devices, repeats, known):
     if key in known:
         return known[key]
     whole = _quickest(benches, repeats)
-    inner = dict.fromkeys(devices, 0.0)  # input gradients alone
+    inner = dict.fromkeys(devices, 0.0)  # time of the input gradients alone
     if len(call.given) < sum(is_floating(a.dtype) for a in call.inputs):
         trained = isinstance(call.block, HybridBlock) and call.block.collect_params()
         inner = {
@@ -321,15 +322,15 @@ def _measure(call, devices, repeats, known):
 
 
 def _quickest(benches, repeats):
-    """Times of forward and backward passes, with all devices at work: the median over the
-    micro-batches of each one's quickest repetition."""
+    """Returns the times of forward and backward passes with all devices running: the median over
+    the micro-batches of the minimum over repetitions."""
     times = {ctx: ([], []) for ctx in benches}
     for repeat in range(repeats + 1):
         for bench in benches.values():
             bench.start()
         nd.waitall()
         for ctx, bench in benches.items():
-            if repeat:  # the first warms up
+            if repeat:  # the first repetition warms up
                 for found, kind in zip(times[ctx], "FB"):
                     found.append(bench.spans(kind))
     return {
@@ -339,7 +340,8 @@ def _quickest(benches, repeats):
 
 
 def _measure_update(call, devices, optimizer, optimizer_params):
-    """Seconds for a byte of parameters on each device, and bytes of states for a byte."""
+    """Returns the seconds of an update per byte of parameters on each device, and the bytes of
+    states per byte of parameters."""
     from ... import optimizer as opt
 
     seconds, factor = {}, 0.0
@@ -375,7 +377,8 @@ def _state_bytes(states):
 
 
 def _measure_transfer(devices):
-    """Seconds for each array and each byte between two devices: a line through two sizes."""
+    """Returns the seconds per array and per byte of a transfer between two devices, fitted to two
+    sizes."""
     found = {}
     for a in devices:
         for b in devices:
@@ -401,7 +404,7 @@ def _seconds_of_copy(array, ctx, count=8):
 
 
 class _Relay(HybridBlock):
-    """Works in turn on two devices."""
+    """Alternates between two devices."""
 
     def __init__(self, contexts):
         super().__init__(prefix="")
@@ -417,8 +420,8 @@ class _Relay(HybridBlock):
 
 
 def _measure_waits(devices):
-    """Seconds between the end of a stage and the begin of the next on another device; and the
-    host's overhead of a step."""
+    """Returns the seconds from the end of a stage to the start of the next one on another device,
+    and the host's overhead of a step."""
     from ...gluon import Trainer
     from .._pipeline.pipeline import Pipeline
     from .._pipeline.train_step import TrainStep
@@ -453,8 +456,8 @@ def _measure_waits(devices):
 
 
 class Progress:
-    """A bar on standard error; `shown` None: where that is a terminal. Of several ranks, rank
-    0's."""
+    """A progress bar on standard error. With `shown` None, it is shown on terminals. Only rank 0
+    shows it."""
 
     def __init__(self, title, total, shown):
         from tqdm import tqdm
@@ -481,28 +484,28 @@ def measure(
     repeats=3,
     progress=None,
 ):
-    """Profiles a network's layers.
+    """Profiles the layers of a network.
 
     Parameters
     ----------
     net : HybridBlock
-        Initialized; its parameters, gradients and random numbers are left as they are.
+        Initialized network. Its parameters, gradients and the random state are not changed.
     sample : NDArray or list of NDArray
-        A whole batch.
+        A whole batch of inputs.
     devices : list of Context
-        The devices that layers are measured on.
+        Devices on which layers are measured.
     micro_batches : list of int
-        The numbers of micro-batches to be planned for.
+        Numbers of micro-batches to plan for.
     loss : callable, optional
-        ``loss(outputs, *labels)``, as for `TrainStep`.
+        Function ``loss(outputs, *labels)``, as for `TrainStep`.
     labels : NDArray or list of NDArray
-        A whole batch of what the loss takes beside the outputs.
+        A whole batch of the loss's arguments after the outputs.
     optimizer, optimizer_params
-        As for `Trainer`.
+        See `Trainer`.
     repeats : int, default 3
-        Of each measurement; the quickest counts.
+        Number of repetitions of each measurement, of which the fastest is used.
     progress : bool, optional
-        Whether to show a bar; by default on terminals.
+        Whether to show a progress bar; by default on terminals.
 
     Returns
     -------
@@ -561,7 +564,8 @@ def measure(
 
 
 def level(devices, costs, update):
-    """Devices of one type that differ by no more than measurements do get the same costs."""
+    """Averages the costs of devices of the same type that differ by no more than the measurement
+    error."""
     for ctx in devices:
         for other in devices[: devices.index(ctx)]:
             sums = [

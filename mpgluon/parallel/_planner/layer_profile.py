@@ -1,10 +1,10 @@
-"""The costs of a network's layers on each device: the measurements that a plan is made from.
+"""The costs of a network's layers on each device: the measurements that plans are based on.
 
-A layer is a child of a HybridSequential (nested ones are opened), a branch of a container of
-branches, or a child of the network in the order of calls. Each is compiled alone, for the shapes it
-gets from micro-batches, and run as a pipeline of one stage on all devices at the same time, so that
-times hold for devices at work together; layers that compile to the same operators and shapes are
-measured once.
+A layer is a child of a HybridSequential (nested ones are expanded), a branch of a concurrent
+container, or a child of the network in the order of calls. Each layer is compiled separately for
+the shapes of micro-batches, and run as a pipeline with one stage on all devices concurrently, so
+the times include contention between devices. Layers that compile to the same operators and shapes
+are measured once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["Layer", "Profile"]
 
 FORMAT = "mpgluon profile 2"
 
-# Of one micro-batch: seconds of the forward pass, of the whole backward pass, of input gradients,
-# and of weight gradients where these are apart; bytes kept for backward, bytes used while the layer
-# runs, and the same for the first micro-batch, which adds to no gradients.
+# Cost of one micro-batch: seconds of the forward pass, of the whole backward pass, of input
+# gradients, and of weight gradients if these are separate; bytes kept for backward, bytes used
+# while the layer runs, and the same for the first micro-batch, which does not accumulate gradients.
 Cost = collections.namedtuple(
     "Cost",
     ["forward", "backward", "input_gradients", "weight_gradients", "saved", "working", "first"],
@@ -40,13 +40,13 @@ Cost = collections.namedtuple(
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
 
 
-# A plan that was run: seconds of its quickest step, bytes of micro-batches on each device, and
-# seconds of one micro-batch's passes, (kind, stage) -> seconds, from which its schedule's table was
-# made; None if the compiled stages are others than planned; and seconds from the first stage's
-# begin to the last one's end.
+# Measurements of a plan that was run: seconds of its fastest step; bytes of micro-batches on each
+# device; seconds of one micro-batch's passes, (kind, stage) -> seconds, which determine its
+# schedule's table, or None if the compiled stages differ from the planned ones; and seconds from
+# the start of the first stage to the end of the last one.
 class Trial(NamedTuple):
     """The measurements of a plan that was run: seconds of a step, bytes by device, times of the
-    stages' passes, and the makespan that is expected of those."""
+    stages' passes, and the makespan expected from these times."""
 
     seconds: Any
     memory: Any
@@ -55,12 +55,12 @@ class Trial(NamedTuple):
 
 
 def trained_bytes(layer: Layer) -> int:
-    """Bytes of a layer's parameters that are trained."""
+    """Returns the bytes of a layer's trained parameters."""
     return sum(size for size, trained in layer.params.values() if trained)
 
 
 def held_bytes(params: dict[str, tuple[int, bool]], state_factor: float) -> float:
-    """Bytes of parameters (as of `Layer.params`) with their gradients and optimizer states."""
+    """Returns the bytes of parameters (see `Layer.params`) with gradients and optimizer states."""
     return sum(size * (2 + state_factor if trained else 1) for size, trained in params.values())
 
 
@@ -70,17 +70,16 @@ class Layer:
     Attributes
     ----------
     path : str
-        Where it is in the network's tree, as in ``'features.3'``; empty for what is no block.
+        Path in the network's tree, as in ``'features.3'``; empty if it is not a block.
     kind : str
-        The class of the block, ``'join'`` where results of several layers come together, or
-        ``'loss'``.
+        Class of the block, ``'join'`` for a combination of several layers' results, or ``'loss'``.
     sources : list of (int, int)
-        The layers whose results it gets, and how many bytes of each for the whole batch.
+        Indices of the layers whose results it uses, and bytes of each for the whole batch.
     follows : int or None
-        The layer whose device it shares: a join runs with the first of its sources, the loss with
-        the last layer.
+        Index of the layer whose device it shares: a join runs with the first of its sources, the
+        loss with the last layer.
     params : dict of str to (int, bool)
-        Bytes of its parameters, and whether they are trained.
+        Bytes of each parameter, and whether it is trained.
     """
 
     def __init__(
@@ -109,15 +108,15 @@ class Layer:
 
 
 class SavedAsJson:
-    """Plain data in files, by `to_json` and `from_json`."""
+    """Base class of plain data that is stored in JSON files, by `to_json` and `from_json`."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as JSON; OSError if the file can't be written."""
+        """Writes it as JSON. Raises OSError if the file cannot be written."""
         _core.write_file(path, json.dumps(self.to_json(), indent=1).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads what `save` wrote; MXNetError if the file holds something else."""
+        """Reads a file of `save`. Raises MXNetError if the contents are invalid."""
         with open_regular(path) as f:
             try:
                 data = json.load(f)
@@ -132,38 +131,38 @@ class SavedAsJson:
 
 
 class Profile(SavedAsJson, Tabular):
-    """Measurements of a network's layers; `save` and `load` keep them.
+    """Measurements of a network's layers. `save` and `load` store them in files.
 
     Attributes
     ----------
     layers : list of Layer
-        In the order of calls.
+        Layers in the order of calls.
     devices : list of Context
-        Those that were measured.
+        Devices that were measured.
     rows : int
-        Of the whole batch.
+        Rows of the whole batch.
     costs : dict of Context to dict of int to list of Cost
-        By device and rows of a micro-batch, for each layer.
+        Costs of each layer, by device and rows of a micro-batch.
     update : dict of Context to float
-        Seconds that an optimizer takes for a byte of parameters.
+        Seconds of an update per byte of parameters.
     state_factor : float
-        Bytes of optimizer states for a byte of parameters.
+        Bytes of optimizer states per byte of parameters.
     transfer : dict of (Context, Context) to (float, float)
-        Seconds that passing an array on takes: for each array, and for each byte.
+        Seconds of a transfer: per array, and per byte.
     home : Context or None
-        Where the batch is, and ``input_bytes`` its size.
+        Device of the batch; ``input_bytes`` is the size of the batch.
     waits : dict of (Context, Context) to float
-        Seconds until a device goes on after another has finished what it waits for.
+        Seconds until a device continues after another device has finished the work it waits for.
     host_overhead : float
-        Of a step, in seconds.
+        Overhead of a step on the host, in seconds.
     trials : dict
-        Plans that were run: (placement, micro-batches, schedule) -> `Trial`, where a placement is
-        the number of each layer's device.
+        Plans that were run: (placement, micro-batches, schedule) -> `Trial`. A placement has the
+        device index of each layer.
     measured_bytes : dict
         Plans that were compiled: (placement, micro-batches, schedule) -> bytes of micro-batches on
-        each device, with the table of stages that are equally heavy.
+        each device, with the table for equal stage durations.
     chosen : set
-        The keys of plans that searches chose, within any limits; files lack them.
+        Keys of plans that searches chose, within any limits. Not stored in files.
 
     Examples
     --------
@@ -213,7 +212,7 @@ class Profile(SavedAsJson, Tabular):
         self.chosen: set[Any] = set()
 
     def trial(self, candidate: Any) -> Trial | None:
-        """Returns the `Trial` of a `Candidate` that was run; None if it was not."""
+        """Returns the `Trial` of a `Candidate`, or None if it was not run."""
         return self.trials.get(key_of(candidate))
 
     def known(self) -> set[Any]:
@@ -221,16 +220,16 @@ class Profile(SavedAsJson, Tabular):
         return {*self.trials, *self.measured_bytes, *self.chosen}
 
     def is_measured(self, candidate: Any) -> bool:
-        """True if the candidate's bytes are those of a compiled plan."""
+        """True if the candidate's bytes are those of a compiled plan instead of an estimate."""
         return key_of(candidate) in self.trials or key_of(candidate) in self.measured_bytes
 
     def micro_batch_rows(self, micro_batches: int) -> int:
-        """Rows of the largest micro-batch."""
+        """Returns the rows of the largest micro-batch."""
         return -(-self.rows // micro_batches)
 
     def cost(self, ctx: Context, rows: int) -> list[Cost]:
-        """Returns the costs of all layers for micro-batches of so many rows; between two measured
-        sizes, in proportion."""
+        """Returns the costs of all layers for micro-batches with the given rows. Interpolates
+        between measured sizes."""
         known = self.costs[ctx]
         if rows in known:
             return known[rows]
@@ -248,13 +247,14 @@ class Profile(SavedAsJson, Tabular):
         ]
 
     def seconds_of_transfer(self, source: Context, target: Context, size: int) -> float:
-        """Seconds that `size` bytes take from one device to another, as measured; KeyError for
-        devices that were not."""
+        """Returns the measured seconds to move `size` bytes between two devices. Raises KeyError
+        for devices that were not measured."""
         each, per_byte = self.transfer[source, target]
         return each + size * per_byte
 
     def sender_copies(self, source: Context, target: Context) -> bool:
-        """True if a copy is work of the device that it comes from; else it goes on beside that."""
+        """True if a copy runs in the queue of the source device. Otherwise, it runs
+        concurrently."""
         return source.device_type == "cpu" and source.rank == target.rank
 
     def to_json(self) -> dict[str, Any]:
@@ -301,7 +301,7 @@ class Profile(SavedAsJson, Tabular):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Profile:
-        """Returns the profile that `to_json` gave; MXNetError if `data` is none."""
+        """Returns the profile that `to_json` described. Raises MXNetError if `data` is invalid."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
                 "this is no profile: its format is "
@@ -385,7 +385,7 @@ def key_of(candidate: Any) -> tuple[Any, int, str]:
 
 
 def parse_context(name: str) -> Context:
-    """``'cpu(1)'``, or ``'cpu(1, rank=2)'``, as a Context."""
+    """Converts ``'cpu(1)'`` or ``'cpu(1, rank=2)'`` to a Context."""
     parts = parts_of(str(name))
     if parts is None:
         raise MXNetError(f"{name!r} is no device, as 'cpu(0)' is")

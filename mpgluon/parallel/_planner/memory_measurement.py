@@ -1,12 +1,11 @@
-"""Plans held against memory limits: by compiling them, which tells their bytes without running
-anything.
+"""Checks of plans against memory limits, by compiling them, which determines their bytes without
+running anything.
 
-What the search knows of the bytes of a plan is an estimate from layers compiled alone. Before a
-plan is chosen within limits it is compiled as a whole, with the table that its schedule has for
-stages that are equally heavy, and the bytes of that count. Where nothing that the search finds has
-room, the plans that need least are compiled, in the order of their estimates. None of this depends
-on measured times: so what the error says is needed is the same in every call, and a limit of that
-much is enough.
+The search estimates the bytes of a plan from layers that were compiled separately. Before a plan is
+chosen within limits, it is compiled as a whole, with its schedule's table for equal stage
+durations, and the resulting bytes are used. If nothing that the search finds fits, the plans with
+the smallest estimates are compiled. Measured times have no influence. Therefore, every call reports
+the same required bytes, and a limit of that size is sufficient.
 """
 
 from ... import random
@@ -17,19 +16,19 @@ from .search import SIMULATED, Search
 
 __all__ = ["MemoryMeter", "best_within"]
 
-# How far estimated bytes of micro-batches may be above a limit, or above what is needed least
+# Margin by which estimated bytes of micro-batches may exceed a limit or the smallest requirement.
 SLACK = 0.2
-TURNS = 32  # plans that the search chose which are compiled before those are that need least
-LEANEST = 96  # how many of those
+TURNS = 32  # maximum number of plans to compile in the order of the search
+LEANEST = 96  # maximum number of plans to compile in the order of their bytes
 
 
 class MemoryMeter:
-    """Compiles plans for a copy of the network.
+    """Compiles plans for a copy of the network to measure their memory.
 
     Parameters
     ----------
     plan_of : callable
-        Makes a `Plan` of a candidate.
+        Creates a `Plan` from a candidate.
     """
 
     def __init__(self, profile, plan_of, net, sample, labels, loss):
@@ -37,8 +36,8 @@ class MemoryMeter:
         self._net, self._sample, self._labels, self._copy = net, sample, labels, None
 
     def has_room(self):
-        """True if a copy of the network's parameters and gradients has room beside what is there,
-        wherever it is put."""
+        """True if a copy of the network's parameters and gradients fits into the memory left on
+        each device."""
         if self._copy is not None:
             return True
         params = list(self._net.collect_params().values())
@@ -55,14 +54,15 @@ class MemoryMeter:
         )
 
     def measure(self, candidate):
-        """Notes the bytes of a candidate in the profile."""
+        """Records the bytes of a candidate in the profile."""
         from .._pipeline.pipeline import Pipeline
         from .._pipeline.train_step import TrainStep, first_of
 
         if self._copy is None:
             self._copy = layer_measurement.detached_copy(self._net)
         self._plan_of(candidate).place(self._copy)
-        # Whoever runs it gets told; here it would be traced again on the whole batch
+        # No check here, because it would also trace the whole batch. It is done when the plan is
+        # run.
         pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)
         with random.calls_at(random.get_state()):
             peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(
@@ -74,10 +74,10 @@ class MemoryMeter:
 
 
 def best_within(profile, limits, numbers, names, meter=None, progress=False, most=SIMULATED):
-    """Returns the best candidate that has room; MXNetError, which says what is lacking, where there
-    is none.
+    """Returns the best candidate that fits. Raises an MXNetError that describes the shortage if
+    there is none.
 
-    ``meter``: None if nothing can be compiled; the search's estimates are believed then.
+    With ``meter`` None, nothing can be compiled, and the search's estimates are used.
     """
     if meter is None or not any(limit is not None for limit in (limits or {}).values()):
         return Search(profile, limits, numbers, names, progress=progress, most=most).run()
@@ -103,8 +103,8 @@ def best_within(profile, limits, numbers, names, meter=None, progress=False, mos
 
 
 def _measure_leanest(search, meter):
-    """Compiles the candidates that need least, until estimates are far above the least that was
-    found."""
+    """Compiles the candidates with the smallest memory, until estimates are far above the smallest
+    measured value."""
     profile, least = search.profile, None
     for candidate in search.lean()[:LEANEST]:
         key = key_of(candidate)

@@ -1,5 +1,4 @@
-"""Plans: which layer of a network goes to which device, in how many micro-batches, by which
-schedule."""
+"""Plans: the device of each layer of a network, the number of micro-batches, and the schedule."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Plan", "plan"]
 
 FORMAT = "mpgluon plan 1"
-GROUP = "plan:"  # in front of the names of the groups that a plan makes
+GROUP = "plan:"  # prefix of a plan's device groups
 
 
 def plan(
@@ -56,45 +55,46 @@ def plan(
     trials: int = 6,
 ) -> Plan:
     """Finds the placement of a network's layers, the number of micro-batches and the schedule with
-    the smallest predicted step. All but the first three arguments are given by name.
+    the shortest predicted step. All arguments except the first three are keyword-only.
 
     Parameters
     ----------
     net : HybridBlock
-        Initialized, anywhere. Its layers are the children of HybridSequentials (nested ones are
-        opened), the branches of HybridConcurrents, and other children of `net`, in the order of
-        calls.
+        Network, initialized on any devices. Its layers are the children of HybridSequentials
+        (nested ones are expanded), the branches of HybridConcurrents, and other children of `net`,
+        in the order of calls.
     sample : NDArray or list of NDArray
         A whole batch of inputs.
     devices : list of Context
-        The devices that may be used, all different. They may be of several ranks, which all call
-        `plan` then, with the network and the sample on devices that name no rank.
+        The devices to use, without duplicates. If they belong to several ranks, all ranks must call
+        `plan`, with the network and the sample on devices that name no rank.
     memory : int, or dict of Context to int, optional
-        Bytes that each device has for parameters, gradients, optimizer states and micro-batches
-        under way. By default the limits set by `mx.context.set_memory_limit`, where there are such.
+        Bytes that each device has for parameters, gradients, optimizer states and micro-batches in
+        flight. Defaults to the limits set by `mx.context.set_memory_limit`, if any.
     micro_batches : int or list of int, optional
-        The numbers that may be chosen; by default 1, 2 and 4 times the number of devices.
+        Numbers to choose from; by default 1, 2 and 4 times the number of devices.
     schedules : list of str, optional
-        The names that may be chosen; by default all.
+        Names of schedules to choose from; by default all.
     loss : callable, optional
-        ``loss(outputs, *labels)``, as for `TrainStep`; measured with the last layer.
+        Function ``loss(outputs, *labels)``, as for `TrainStep`. It is measured with the last layer.
     labels : NDArray or list of NDArray
-        A whole batch of what the loss takes beside the outputs.
+        A whole batch of the loss's arguments after the outputs.
     optimizer : str or Optimizer, default 'sgd'
-        Its updates are measured, and its states count as memory.
+        Optimizer. Its updates are measured, and its states count as memory.
     optimizer_params : dict, optional
-        The parameters of an optimizer that is given by name.
+        Arguments of an optimizer that is given by name.
     profile : Profile, optional
-        Measurements made before (``plan.profile``, `Profile.load`); nothing is measured then, but
-        within limits plans are compiled.
+        Existing measurements (``plan.profile``, `Profile.load`). Nothing is measured in this case,
+        but within memory limits, plans are compiled.
     repeats : int, default 3
-        Of each measurement; the quickest counts.
+        Number of repetitions of each measurement, of which the fastest is used.
     progress : bool, optional
-        Whether to show bars while measuring, searching and trying; by default on terminals.
+        Whether to show progress bars; by default on terminals.
     trials : int, default 6
-        How many plans are run at most, for some steps on a copy of the network, to correct what was
-        measured of layers alone. The quickest of them is chosen. 0, or a `profile`: none. Where a
-        device's memory limit leaves no room for the copy none is run either, nor over ranks.
+        Maximum number of plans to run, for some steps on a copy of the network, to correct the
+        measurements of separate layers. The fastest plan is chosen. No plan is run if it is 0, if
+        `profile` is given, if a device's memory limit leaves no room for the copy, or if devices
+        belong to several ranks.
 
     Returns
     -------
@@ -103,11 +103,11 @@ def plan(
     Raises
     ------
     MXNetError
-        When no placement has room, with the bytes that the leanest needs, where, and how many are
-        lacking; or the network is not initialized, or `profile` is of other devices or another
-        batch.
+        If no placement fits; the message has the smallest required bytes, the device, and the
+        number of missing bytes. Also if the network is not initialized, or `profile` has other
+        devices or another batch size.
     ValueError
-        Another argument is not what is described above.
+        If another argument is invalid.
 
     Examples
     --------
@@ -157,8 +157,8 @@ def _plans(profile, limits):
 
 
 def _meter(profile, limits, net, batch):
-    """Returns a meter of the bytes of plans, which it compiles; None if there is no room for
-    that."""
+    """Returns a meter that compiles plans to measure their bytes, or None if there is no room for
+    it."""
     meter = MemoryMeter(profile, _plans(profile, limits), net, *batch)
     return meter if rank_measurement.agreed(profile.devices, meter.has_room()) else None
 
@@ -191,8 +191,8 @@ def _check_initialized(net):
 
 
 def _fitting(profile, devices, rows):
-    """Returns the profile for these devices alone. MXNetError if it is of others or of another
-    batch."""
+    """Returns the profile restricted to the given devices. Raises MXNetError if it has other
+    devices or another batch size."""
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
         raise MXNetError(
@@ -208,7 +208,7 @@ def _fitting(profile, devices, rows):
 
 
 def _check_arrays(sample, labels):
-    """Returns the rows of the batch."""
+    """Returns the rows of the batch. Raises ValueError for invalid arrays."""
     arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
     if not arrays or not all(isinstance(a, NDArray) for a in arrays) or not arrays[0].ndim:
         raise ValueError(
@@ -294,26 +294,26 @@ def _restricted(profile, devices):
 
 
 class Plan(layer_profile.SavedAsJson, Tabular):
-    """Where the layers of a network go, and what is predicted of it; `plan` makes it.
+    """The placement of a network's layers, and its predicted performance; see `plan`.
 
     Attributes
     ----------
     profile : Profile
-        The measurements that the predictions are made from.
+        Measurements that the predictions are based on.
     devices : list of Context
-        The devices that may be used.
+        Devices that may be used.
     micro_batches : int
-        Into how many micro-batches the batch is divided.
+        Number of micro-batches into which the batch is divided.
     schedule : str
-        The schedule's name.
+        Name of the schedule.
     seconds : float
-        Predicted, of a step with its update.
+        Predicted time of a step including the update.
     simulation : schedules.Simulation
-        Of the step without the update.
+        Simulation of the step without the update.
     bubble : float
-        The share of the used devices' time that is idle, predicted.
+        Predicted fraction of the used devices' time that is idle.
     memory : dict of Context to int
-        Bytes of parameters, gradients, optimizer states and micro-batches under way, predicted.
+        Predicted bytes of parameters, gradients, optimizer states and micro-batches in flight.
 
     Examples
     --------
@@ -370,31 +370,31 @@ class Plan(layer_profile.SavedAsJson, Tabular):
 
     @property
     def stages(self) -> list[tuple[Context, list[str]]]:
-        """For each stage, its device and its layers' names."""
+        """The device and the layers' names of each stage."""
         return [
             (self.devices[d], [self.profile.layers[i].name for i in stage])
             for d, stage in zip(self.candidate.where, self.candidate.stages)
         ]
 
     def move(self, layer: str, device: Context) -> Plan:
-        """Puts a layer onto another device, and predicts anew.
+        """Moves a layer to another device and recomputes the predictions.
 
         Parameters
         ----------
         layer : str
-            Its path in the network's tree, as in `placement`.
+            Path of the layer in the network's tree, as in `placement`.
         device : Context
             One of `devices`.
 
         Returns
         -------
         Plan
-            This one.
+            This plan.
 
         Raises
         ------
         ValueError
-            There is no such layer, or the device is not among the plan's.
+            If the layer does not exist, or the device is not one of the plan's devices.
         """
         if device not in self.devices:
             raise ValueError(
@@ -412,24 +412,24 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         return self._anew(tuple(placement), self.micro_batches, self.schedule)
 
     def change(self, micro_batches: int | None = None, schedule: str | None = None) -> Plan:
-        """Takes another number of micro-batches or another schedule, and predicts anew.
+        """Changes the number of micro-batches or the schedule, and recomputes the predictions.
 
         Parameters
         ----------
         micro_batches : int, optional
-            From 1 to the rows of the batch.
+            Number from 1 to the rows of the batch.
         schedule : str, optional
             A name in `mpgluon.parallel.schedules.SCHEDULES`.
 
         Returns
         -------
         Plan
-            This one.
+            This plan.
 
         Raises
         ------
         ValueError
-            The batch can't be divided so, or there is no such schedule.
+            If the batch cannot be divided into this number, or the schedule does not exist.
         """
         if schedule is not None:
             named(schedule, "Plan.change: ")
@@ -444,13 +444,13 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         return self
 
     def fits(self) -> bool:
-        """True if every device has room."""
+        """True if every device has enough memory."""
         return not self._search().excess(self.candidate)[0]
 
-    # Using it
+    # Usage
 
     def pipeline(self) -> Pipeline:
-        """Returns the `Pipeline` that is planned; its schedule is made with the planned times."""
+        """Returns the planned `Pipeline`, whose schedule uses the planned times."""
         from .._pipeline.pipeline import Expected, Pipeline
 
         pipeline = Pipeline(self.micro_batches, self.schedule)
@@ -461,18 +461,18 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         return pipeline
 
     def place(self, net: HybridBlock) -> HybridBlock:
-        """Moves the parameters of a network to the planned devices, and lets its layers compute
-        there; its code stays as it is.
+        """Moves the parameters of a network to the planned devices, on which its layers then
+        compute. The network's code does not change.
 
-        Every layer becomes a group of devices of its own (as by ``mx.AttrScope(ctx_group=...)``),
-        so what it gets is moved to it; operators between layers run where their first input is.
-        Optimizer states follow with the next step. Returns the network.
+        Every layer gets the device group of its device (as with ``mx.AttrScope(ctx_group=...)``),
+        so its inputs are moved there. Operators between layers run on the device of their first
+        input. Optimizer states follow with the next step. Returns the network.
 
         Raises
         ------
         MXNetError
-            The plan is for another network, or the network is not initialized or belongs to groups
-            of its own.
+            If the plan is for another network, or the network is not initialized or belongs to
+            other device groups.
         """
         found = {path: block for _, _, path, block in walk(net)}
         placement = self.placement
@@ -511,7 +511,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         for path, ctx in placement.items():
             set_group(found[path], f"{GROUP}{ctx}")
             for param in found[path].collect_params().values():
-                if param not in moved:  # one that layers share goes to the first
+                if param not in moved:  # shared parameters are on the device of the first layer
                     moved.add(param)
                     if param.list_ctx() != [ctx]:
                         param.reset_ctx(ctx)
@@ -519,8 +519,8 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         return net
 
     def compare(self, report: Report) -> Comparison:
-        """Returns the predictions beside the measurements of the pipeline's `Report`: a
-        `Comparison`."""
+        """Returns a `Comparison` of the predictions with the measurements in the pipeline's
+        `Report`."""
         if not isinstance(report, Report):
             raise TypeError(
                 "Plan.compare: report must be what pipeline.report() gives, not "
@@ -528,7 +528,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
             )
         return Comparison(self, report)
 
-    # Keeping it
+    # Storage
 
     def to_json(self) -> dict[str, Any]:
         """Returns a dict of plain values."""
@@ -548,7 +548,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """Returns the plan that `to_json` gave; MXNetError if `data` is none."""
+        """Returns the plan that `to_json` described. Raises MXNetError if `data` is invalid."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
                 "this is no plan: its format is "
@@ -574,7 +574,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise MXNetError(f"the plan is damaged: {type(error).__name__}: {error}") from error
 
-    # Showing it
+    # Output
 
     def _parts(self):
         times, spans = self.candidate.times, self.simulation.spans
@@ -623,13 +623,13 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         return [first, rows, memory]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draws the predicted timeline and each device's memory; returns the figure, and writes it
-        to `path` when that is given.
+        """Draws the predicted timeline and each device's memory. Returns the figure, and writes it
+        to `path` if given.
 
         Raises
         ------
         ImportError
-            Without matplotlib, which the extra ``viz`` brings.
+            If matplotlib, which the extra ``viz`` installs, is missing.
         """
         figure, (time, memory) = new_figure(
             "Plan.plot", 1.2 + 0.7 * len(self.devices), ncols=2, width_ratios=(4, 1), sharey=True
@@ -691,15 +691,15 @@ def _span(names):
 
 
 class Comparison(Tabular):
-    """A plan beside a measured step.
+    """A comparison of a plan with a measured step.
 
     Attributes
     ----------
     predicted, measured : float
-        Seconds from the first stage's begin to the last one's end; of a plan that was run in a
-        trial, those of the quickest step.
+        Seconds from the start of the first stage to the end of the last one. For a plan that was
+        run in a trial, those of the fastest step.
     error : float
-        How far the prediction is off, as a share of what was measured.
+        Relative error of the prediction.
     stages : list of (Context, dict of str to (float or None, float or None))
         For each stage its device, and predicted and measured seconds of its passes 'F', 'B' and
         'W'.
@@ -726,7 +726,7 @@ class Comparison(Tabular):
             planned.setdefault(ctx, []).append((s, {k: times.get((k, s)) for k in "FBW"}))
         for s, d in enumerate(graph.devices):
             if contexts[d].rank is None and contexts[d] not in planned and any_rank:
-                continue  # what a rank copies from its own device
+                continue  # copies from a rank's own device
             measured.setdefault(contexts[d], []).append(
                 {k: report.times.get((k, s)) for k in "FBW"}
             )

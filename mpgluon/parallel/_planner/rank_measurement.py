@@ -1,5 +1,5 @@
-"""Profiles on devices of several ranks: each rank measures its own devices, at the same time, and
-then the links between them; all get the same figures."""
+"""Profiles on devices of several ranks: each rank measures its own devices concurrently, then the
+links are measured. All ranks get the same profile."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 
 def over_ranks(devices: Sequence[Context]) -> bool:
-    """True if devices name ranks, of which there are several."""
+    """True if devices name ranks."""
     return any(ctx.rank is not None for ctx in devices)
 
 
 def measure(net: Any, sample: Any, devices: Sequence[Context], *more: Any) -> Profile:
-    """Returns the profile of a network's layers on devices that may name ranks; all ranks call it.
-    The arguments are those of `layer_measurement.measure`.
+    """Returns the profile of a network's layers on devices that may name ranks. Collective: all
+    ranks must call it. The arguments are those of `layer_measurement.measure`.
 
     Raises
     ------
     MXNetError
-        The network or the batch is on devices that name ranks: each rank measures by itself.
+        If the network or the batch is on devices that name ranks, because each rank measures
+        separately.
     """
     if not over_ranks(devices):
         return layer_measurement.measure(net, sample, devices, *more)
@@ -37,7 +38,7 @@ def measure(net: Any, sample: Any, devices: Sequence[Context], *more: Any) -> Pr
     there = {ctx: Context(ctx.device_type, ctx.device_id) for ctx in own}
     arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
     _ranks.barrier()
-    found = {}  # of a rank without devices among these, nothing
+    found = {}  # empty on a rank without devices in this list
     if own:
         measured = list(dict.fromkeys(there.values()))
         profile = layer_measurement.measure(net, sample, measured, *more)
@@ -66,8 +67,8 @@ def _check_own(net, sample):
 
 def _joined(devices, profiles, home):
     def source(ctx):
-        """Returns the profile that has the measurements of a device, and the device's name
-        there."""
+        """Returns the profile with the measurements of a device, and the device in that
+        profile."""
         rank = _ranks.own() if ctx.rank is None else ctx.rank
         return profiles[rank], Context(ctx.device_type, ctx.device_id)
 
@@ -104,7 +105,7 @@ def _joined(devices, profiles, home):
 
 
 def limits_of(devices: Sequence[Context]) -> dict[Context, int]:
-    """Returns the memory limits of devices that have one, whichever rank they are of."""
+    """Returns the memory limits of devices that have one, on any rank."""
     own = {
         number: memory_stats(ctx)["limit"]
         for number, ctx in enumerate(devices)
@@ -115,7 +116,7 @@ def limits_of(devices: Sequence[Context]) -> dict[Context, int]:
 
 
 def agreed(devices: Sequence[Context], value: bool) -> bool:
-    """True if it holds on all ranks."""
+    """True if `value` is true on all ranks."""
     return all(_ranks.join({_ranks.own(): value}).values()) if over_ranks(devices) else value
 
 
