@@ -1,9 +1,8 @@
-"""One program on several processes, *ranks*, which ``mpirun`` starts.
+"""A program that runs as several processes, *ranks*, started by ``mpirun``.
 
-Every rank runs the same script. A device that names its rank, ``mx.cpu(0, rank=1)``, is one device
-for all of them: the rank that it belongs to computes there and holds what lies there, for the
-others an array on it has a shape, a dtype and a device only. A device without a rank is the
-process's own.
+Every rank runs the same script. A device that names its rank, such as ``mx.cpu(0, rank=1)``, is the
+same device for all ranks. Its rank computes there and holds its arrays. For the other ranks, an
+array on it only has a shape, a dtype and a device. A device without a rank belongs to the process.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def rank() -> int:
 
 
 def num_ranks() -> int:
-    """Returns the number of processes of this program; 1 where it was not started by ``mpirun``.
+    """Returns the number of processes of this program; 1 if it was not started by ``mpirun``.
 
     Examples
     --------
@@ -43,12 +42,12 @@ def num_ranks() -> int:
 
 
 def barrier() -> None:
-    """Returns when all ranks have called it.
+    """Waits until all ranks have called it.
 
     Raises
     ------
     MXNetError
-        If the ranks have queued different transfers so far: they run different programs.
+        If the ranks have queued different transfers, because they run different programs.
 
     Examples
     --------
@@ -58,17 +57,17 @@ def barrier() -> None:
 
 
 def fetch(arrays: Any) -> Any:
-    """Brings arrays to all ranks. All ranks call it.
+    """Copies arrays to all ranks. Collective: all ranks must call it.
 
     Parameters
     ----------
     arrays : NDArray, or a list, tuple or dict of them, to any depth
-        On devices of any ranks.
+        Arrays on devices of any ranks.
 
     Returns
     -------
-    NDArray, or what was given with arrays in place of arrays
-        The same values on ``cpu(0)``, the process's own.
+    NDArray, or the same structure with copied arrays
+        The same values on ``cpu(0)`` of the process.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Whether a block over many devices computes what it computes on one."""
+"""Comparison of a block on many devices with the same block on one device."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ def check_against_single_device(
     exact: bool = True,
     rtol: float | None = None,
 ) -> dict[str, float]:
-    """Runs a block where its parameters are, and with everything on one device, and compares
-    results and gradients.
+    """Runs a block on its devices and with everything on one device, and compares results and
+    gradients.
 
     Parameters
     ----------
     net : HybridBlock
-        With initialised parameters, on any devices. Neither they, their gradients, moving
-        statistics nor the random state change.
+        Block with initialized parameters, on any devices. Parameters, gradients, moving statistics
+        and the random state are not changed.
     *inputs
-        The arguments of the block: arrays, or nested lists of them.
+        Arguments of the block: arrays, or nested lists of arrays.
     ctx : Context, default cpu(0)
-        The one device. It must be able to hold the whole network.
+        The single device. It must have enough memory for the whole network.
     train : bool, default True
-        Whether in training mode, as under ``autograd.record()``.
+        Whether to run in training mode, as under ``autograd.record()``.
     exact : bool, default True
-        Whether the rewrites that change bits are left out; both ways the bits of both runs must be
-        the same.
+        Whether to disable rewrites that change bits. In both cases, the two runs must have the same
+        bits.
     rtol : float, optional
-        Compare with this tolerance, relative to the largest element, instead of bit by bit: for
-        sums that are split over devices.
+        Tolerance relative to the largest element, instead of a bitwise comparison. Use it for sums
+        that are split over devices.
 
     Returns
     -------
     dict of str to float
-        For each result ('output 0', ...) and each gradient (by the parameter's name) the largest
-        difference; all zeros, or within ``rtol``.
+        The largest difference of each result ('output 0', ...) and each gradient (by the
+        parameter's name). All are zero, or within ``rtol``.
 
     Raises
     ------
     MXNetError
-        Naming the first result or gradient that differs, and by how much.
+        If a result or gradient differs; the message names the first one and the difference.
 
     Examples
     --------
@@ -100,8 +100,8 @@ def check_against_single_device(
 
 
 def _run(signature, flat, ctx, train, exact):
-    """Results and gradients of one run, on copies of everything: on `ctx`, or (None) where things
-    are."""
+    """Returns results and gradients of one run on copies of all arrays, on device `ctx` or, with
+    None, on their current devices."""
 
     def trace(*arrays):
         if ctx is not None:

@@ -1,9 +1,9 @@
-"""Collectives: sums, copies and exchanges of arrays on several devices, one array a device.
+"""Collectives: sums, copies and exchanges of arrays on several devices, one array per device.
 
-They are made of ordinary operators and copies, so they are recorded, differentiated and compiled
-like everything else; the gradient of each is the conjugate one (of a sum a broadcast, of joining
-cutting). All devices get the same bits of a sum. Between several cards it is NCCL's operators where
-it is there (`transport`).
+They consist of ordinary operators and copies, so they can be recorded, differentiated and compiled.
+The gradient of each is the conjugate collective: the gradient of a sum is a broadcast, that of a
+gather is a scatter. All devices get the same bits of a sum. Between several GPUs, NCCL's operators
+are used if available (see `transport`).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = [
 
 
 def divide(total: int, count: int) -> list[tuple[int, int]]:
-    """Where `count` parts of `total` begin and end: sizes differ by one at most, the larger parts
+    """Returns the ranges of `count` parts of `total`. Sizes differ by at most one; larger parts
     come first.
 
     Parameters
     ----------
     total : int
-        How many elements there are.
+        Number of elements.
     count : int
-        Into how many parts they are divided.
+        Number of parts.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def _single(array, name):
 
 
 def contexts(ctx: Context | Sequence[Context], name: str) -> list[Context]:
-    """Returns a list of devices, checked."""
+    """Returns the devices as a list. Raises ValueError if they are invalid."""
     if isinstance(ctx, Context):
         ctx = [ctx]
     ctx = list(ctx)
@@ -92,7 +92,7 @@ def contexts(ctx: Context | Sequence[Context], name: str) -> list[Context]:
 
 
 def transport(name: str) -> _core.Scope:
-    """Sets what carries the data of collectives that name no transport, for the time of a `with`.
+    """Returns a scope for a ``with`` statement that sets the default transport of collectives.
 
     Parameters
     ----------
@@ -107,12 +107,13 @@ def transport(name: str) -> _core.Scope:
     >>> total.asnumpy().tolist()
     [2.0, 2.0]
     """
-    default_transport()  # whose setting may be wrong
+    default_transport()  # raises an error if the setting is invalid
     return _core.Scope((vars(_transport), "_default", name))
 
 
 def in_pipeline() -> _core.Scope:
-    """A pipeline's stages are between copies: 'auto' is 'local' there."""
+    """Returns a scope that replaces the transport 'auto' by 'local', because the stages of a
+    pipeline are the parts between copies."""
     return transport("local") if default_transport() == "auto" else _core.Scope()
 
 
@@ -131,7 +132,7 @@ def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", t
 
 
 def _join_gpus_of_ranks(contexts, transport):
-    """Lets sums of arrays on a GPU of each rank go between the GPUs, where they can."""
+    """Enables sums between the GPUs of several ranks, if the arrays are on one GPU of each rank."""
     if contexts[0].rank is None or any(ctx.device_type != "gpu" for ctx in contexts):
         return
     from .. import _ranks
@@ -149,33 +150,33 @@ def all_reduce(
     Parameters
     ----------
     arrays : list of NDArray
-        Of the same shape and dtype, one on each device.
+        Arrays of the same shape and dtype, one on each device.
     algorithm : {'auto', 'one_shot', 'two_shot'}
-        'one_shot': every device gets all arrays and adds them up. 'two_shot': a `reduce_scatter`,
-        then an `all_gather`, which passes no more bytes than a ring does. 'auto' goes by the number
-        of devices and bytes. The bits are the same.
+        'one_shot': every device receives all arrays and sums them. 'two_shot': a `reduce_scatter`
+        followed by an `all_gather`, which transfers no more bytes than a ring. 'auto' decides by
+        the number of devices and bytes. The results have the same bits.
     transport : {'auto', 'local', 'nccl'}, optional
-        'local': copies and sums by the devices themselves, in the order of the arrays: the same
-        bits on any devices. 'nccl': NVIDIA's library; each array must be on a GPU (a card) of its
-        own, and sums are taken in NCCL's order. 'auto': 'nccl' where it can be, else 'local', also
-        in pipelines. By default what the setting MPGLUON_COLLECTIVES says, which is 'auto' if not
-        set; between devices of several ranks it is 'local', whose copies go through MPI. But off
-        the tape, arrays on a GPU of each rank are summed between the GPUs by NCCL, in the order of
-        ranks, if each rank has a card of its own.
+        'local': the devices copy and sum in the order of the arrays, which gives the same bits on
+        any devices. 'nccl': NVIDIA's library sums in its own order; each array must be on a
+        separate GPU. 'auto': 'nccl' if possible, otherwise, and in pipelines, 'local'. Defaults to
+        the setting MPGLUON_COLLECTIVES, which defaults to 'auto'. Between devices of several ranks,
+        it is 'local', whose copies use MPI. Exception: if nothing is recorded and each rank has a
+        separate GPU, arrays on a GPU of each rank are summed between the GPUs by NCCL, in the order
+        of ranks.
 
     Returns
     -------
     list of NDArray
-        The sum, of the shape of each array, on each device.
+        The sum on each device, with the shape of each array.
 
     Raises
     ------
     TypeError
-        `arrays` is not a list of NDArrays.
+        If `arrays` is not a list of NDArrays.
     ValueError
-        The list is empty.
+        If the list is empty.
     MXNetError
-        Shapes or dtypes don't fit together.
+        If shapes or dtypes do not match.
 
     Examples
     --------
@@ -198,25 +199,25 @@ def reduce(
     Parameters
     ----------
     arrays : list of NDArray
-        Of the same shape and dtype, one on each device.
+        Arrays of the same shape and dtype, one on each device.
     ctx : Context, optional
-        Where the sum is; by default the first array's device.
+        Device of the sum; defaults to the first array's device.
     transport : {'auto', 'local', 'nccl'}, optional
-        The transport; see `all_reduce`.
+        See `all_reduce`.
 
     Returns
     -------
     NDArray
-        Of the shape of each array.
+        The sum, with the shape of each array.
 
     Raises
     ------
     TypeError
-        `arrays` is not a list of NDArrays.
+        If `arrays` is not a list of NDArrays.
     ValueError
-        The list is empty.
+        If the list is empty.
     MXNetError
-        Shapes or dtypes don't fit together.
+        If shapes or dtypes do not match.
 
     Examples
     --------
@@ -234,17 +235,17 @@ def reduce(
 def reduce_scatter(
     arrays: Sequence[NDArray], axis: int = 0, transport: str | None = None
 ) -> list[NDArray]:
-    """Returns the sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't
-    divide evenly, the first get one more.
+    """Returns the sum of all arrays, split along `axis`: each device gets a part. If the size is
+    not divisible, the first parts are larger by one.
 
     Parameters
     ----------
     arrays : list of NDArray
-        Of the same shape and dtype, one on each device.
+        Arrays of the same shape and dtype, one on each device.
     axis : int, default 0
-        The axis along which the sum is cut.
+        Axis along which the sum is split.
     transport : {'auto', 'local', 'nccl'}, optional
-        The transport; see `all_reduce`.
+        See `all_reduce`.
 
     Returns
     -------
@@ -254,11 +255,11 @@ def reduce_scatter(
     Raises
     ------
     TypeError
-        `arrays` is not a list of NDArrays.
+        If `arrays` is not a list of NDArrays.
     ValueError
-        The list is empty.
+        If the list is empty.
     MXNetError
-        Shapes or dtypes don't fit together.
+        If shapes or dtypes do not match.
 
     Examples
     --------
@@ -273,30 +274,30 @@ def reduce_scatter(
 def all_gather(
     arrays: Sequence[NDArray], axis: int = 0, transport: str | None = None
 ) -> list[NDArray]:
-    """All arrays, joined along `axis`, on each of their devices.
+    """Concatenates all arrays along `axis`, on each of their devices.
 
     Parameters
     ----------
     arrays : list of NDArray
-        Of the same dtype, one on each device; of the same shape but for `axis`.
+        Arrays of the same dtype, one on each device, with the same shape except along `axis`.
     axis : int, default 0
-        The axis along which they are joined.
+        Axis along which they are concatenated.
     transport : {'auto', 'local', 'nccl'}, optional
-        The transport; see `all_reduce`.
+        See `all_reduce`.
 
     Returns
     -------
     list of NDArray
-        The joined array, on each device.
+        The concatenated array on each device.
 
     Raises
     ------
     TypeError
-        `arrays` is not a list of NDArrays.
+        If `arrays` is not a list of NDArrays.
     ValueError
-        The list is empty.
+        If the list is empty.
     MXNetError
-        Shapes or dtypes don't fit together.
+        If shapes or dtypes do not match.
 
     Examples
     --------
@@ -314,32 +315,32 @@ def gather(
     axis: int = 0,
     transport: str | None = None,
 ) -> NDArray:
-    """All arrays, joined along `axis`, on one device.
+    """Concatenates all arrays along `axis`, on one device.
 
     Parameters
     ----------
     arrays : list of NDArray
-        Of the same dtype, one on each device; of the same shape but for `axis`.
+        Arrays of the same dtype, one on each device, with the same shape except along `axis`.
     ctx : Context, optional
-        Where the result is; by default the first array's device.
+        Device of the result; defaults to the first array's device.
     axis : int, default 0
-        The axis along which they are joined.
+        Axis along which they are concatenated.
     transport : {'auto', 'local', 'nccl'}, optional
-        The transport; see `all_reduce`.
+        See `all_reduce`.
 
     Returns
     -------
     NDArray
-        The joined array.
+        The concatenated array.
 
     Raises
     ------
     TypeError
-        `arrays` is not a list of NDArrays.
+        If `arrays` is not a list of NDArrays.
     ValueError
-        The list is empty.
+        If the list is empty.
     MXNetError
-        Shapes or dtypes don't fit together.
+        If shapes or dtypes do not match.
 
     Examples
     --------
@@ -362,19 +363,19 @@ def gather(
 def scatter(
     array: NDArray, ctx: Context | Sequence[Context], axis: int = 0, transport: str | None = None
 ) -> list[NDArray]:
-    """Returns an array cut along `axis`: each device gets a part. Where it doesn't divide evenly,
-    the first get one more.
+    """Splits an array along `axis`: each device gets a part. If the size is not divisible, the
+    first parts are larger by one.
 
     Parameters
     ----------
     array : NDArray
-        On any device.
+        An array on any device.
     ctx : list of Context
-        The devices, in the order of the parts.
+        Devices, in the order of the parts.
     axis : int, default 0
-        The axis along which it is cut.
+        Axis along which it is split.
     transport : {'auto', 'local', 'nccl'}, optional
-        The transport; see `all_reduce`.
+        See `all_reduce`.
 
     Returns
     -------
@@ -384,9 +385,9 @@ def scatter(
     Raises
     ------
     TypeError
-        `array` is no NDArray.
+        If `array` is not an NDArray.
     ValueError
-        `ctx` is no list of devices.
+        If `ctx` is not a list of devices.
 
     Examples
     --------
@@ -407,23 +408,23 @@ def broadcast(
     Parameters
     ----------
     array : NDArray
-        On any device.
+        An array on any device.
     ctx : list of Context
-        The devices.
+        Devices of the copies.
     transport : {'auto', 'local', 'nccl'}, optional
-        The transport; see `all_reduce`.
+        See `all_reduce`.
 
     Returns
     -------
     list of NDArray
-        The array, on each device.
+        The array on each device.
 
     Raises
     ------
     TypeError
-        `array` is no NDArray.
+        If `array` is not an NDArray.
     ValueError
-        `ctx` is no list of devices.
+        If `ctx` is not a list of devices.
 
     Examples
     --------
@@ -441,22 +442,22 @@ def all_to_all(
     concat_axis: int = 0,
     transport: str | None = None,
 ) -> list[NDArray]:
-    """Every array is cut along `split_axis` into a part for each device; the parts that a device
-    gets are joined along `concat_axis`.
+    """Splits every array along `split_axis` into a part for each device, and concatenates the parts
+    that a device receives along `concat_axis`.
 
-    Turns arrays that are divided along `concat_axis` into arrays that are divided along
+    This converts arrays that are divided along `concat_axis` to arrays that are divided along
     `split_axis`.
 
     Parameters
     ----------
     arrays : list of NDArray
-        Of the same dtype, one on each device.
+        Arrays of the same dtype, one on each device.
     split_axis : int, default 0
-        The axis along which each array is cut.
+        Axis along which each array is split.
     concat_axis : int, default 0
-        The axis along which parts are joined.
+        Axis along which parts are concatenated.
     transport : {'auto', 'local', 'nccl'}, optional
-        The transport; see `all_reduce`.
+        See `all_reduce`.
 
     Returns
     -------
@@ -466,11 +467,11 @@ def all_to_all(
     Raises
     ------
     TypeError
-        `arrays` is not a list of NDArrays.
+        If `arrays` is not a list of NDArrays.
     ValueError
-        The list is empty.
+        If the list is empty.
     MXNetError
-        Shapes or dtypes don't fit together.
+        If shapes or dtypes do not match.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Schedules of pipelines: which stage works on which micro-batch, in which order on each device.
+"""Pipeline schedules: the order in which each device processes stages and micro-batches.
 
-A schedule is a table: for each device the list of its actions. An `Action` is the forward pass
+A schedule is a table with a list of actions for each device. An `Action` is the forward pass
 (``F``) or backward pass (``B``) of one stage for one micro-batch, or its deferred part (``W``:
-weight gradients, which nobody waits for). Tables are made by list scheduling: a simulation in which
-every device takes, whenever it is free, the best action that is ready.
+weight gradients, which no other action waits for). Tables are built by list scheduling: a
+simulation in which every device, when it is free, selects the best action that is ready.
 
 Sources: GPipe (Huang et al., 2019), 1F1B and interleaving (Narayanan et al., "Efficient Large-Scale
 Language Model Training on GPU Clusters", 2021), zero bubble (Qi et al., "Zero Bubble Pipeline
@@ -35,21 +35,22 @@ DEFAULT = "1f1b"
 
 
 class Schedule(typing.NamedTuple):
-    """The record of a schedule that has a name, for `Pipeline` and the planner (see `SCHEDULES`).
+    """Description of a named schedule, for `Pipeline` and the planner (see `SCHEDULES`).
 
     Attributes
     ----------
     in_flight : function of (list of int, int), or None
-        How many micro-batches a stage holds at most, given how many stages lie behind each stage
-        and the stage's number. None: all of them, and a device's backward passes come behind its
-        forward passes.
+        Maximum number of micro-batches that a stage holds, given the number of stages after each
+        stage, and the stage. None: unlimited, and a device's backward passes follow its forward
+        passes.
     deferred : bool
-        Whether weight gradients are actions of their own.
+        Whether weight gradients are separate actions.
     rounds : int
-        How many stages each device gets from the planner. More than one takes two micro-batches.
+        Number of stages that the planner gives each device. More than one requires two
+        micro-batches.
     build : function of (StageGraph, int), optional
-        The table of a whole step for so many micro-batches, or None if it has none: then, and
-        without such a function, the table is made by list scheduling.
+        Returns the table of a whole step for a number of micro-batches, or None if there is none.
+        In this case, and without the function, the table is built by list scheduling.
 
     Examples
     --------
@@ -72,7 +73,7 @@ class Schedule(typing.NamedTuple):
         )
 
     def takes(self, micro_batches: int) -> bool:
-        """True if the planner may choose so many micro-batches for it.
+        """True if the planner may combine it with the given number of micro-batches.
 
         Examples
         --------
@@ -84,8 +85,8 @@ class Schedule(typing.NamedTuple):
 
 
 def named(name: str, who: str = "", more: str = "") -> Schedule:
-    """Returns the `Schedule` of that name; ValueError, with `who` asks and `more` that may be said,
-    where there is none."""
+    """Returns the `Schedule` of that name. Raises ValueError if it does not exist; `who` and `more`
+    become part of the message."""
     if not isinstance(name, str) or name not in SCHEDULES:
         raise ValueError(
             f"{who}there is no schedule {name!r}; there are {', '.join(SCHEDULES)}{more}"
@@ -94,7 +95,7 @@ def named(name: str, who: str = "", more: str = "") -> Schedule:
 
 
 class ScheduleError(MXNetError):
-    """A schedule that can't be carried out; the text names stage and micro-batch.
+    """Raised for a schedule that cannot be executed. The message names stage and micro-batch.
 
     Examples
     --------
@@ -112,9 +113,9 @@ class Action(typing.NamedTuple):
     Attributes
     ----------
     kind : {'F', 'B', 'W'}
-        The forward pass, the backward pass, or the weight gradients where they are apart.
+        The forward pass, the backward pass, or the weight gradients if they are separate.
     stage, micro_batch : int
-        Their numbers, from 0 on.
+        Indices from 0.
 
     Examples
     --------
@@ -131,36 +132,35 @@ class Action(typing.NamedTuple):
         return f"{names[self.kind]} of stage {self.stage}, micro-batch {self.micro_batch}"
 
 
-Table = Sequence[Sequence[Action]]  # for each device its actions, in order
-Times = Mapping[tuple[str, int], float] | Mapping[Action, float]  # of (kind, stage), or of actions
+Table = Sequence[Sequence[Action]]  # a list of actions for each device
+Times = Mapping[tuple[str, int], float] | Mapping[Action, float]  # by (kind, stage) or by action
 
 
 class StageGraph:
-    """The facts of a pipeline that schedules are made from.
+    """The structure of a pipeline, from which schedules are built.
 
     Parameters
     ----------
     devices : list of int
-        For each stage, the number of its device.
+        For each stage, the index of its device.
     sources : list of lists of int
         For each stage, the stages whose results it needs.
     deferred : bool
-        Whether weight gradients are actions of their own.
+        Whether weight gradients are separate actions.
     carried : bool
-        Whether a stage carries state from each micro-batch to the next (pipelines along time): then
-        backward passes go from the last micro-batch to the first.
+        Whether stages pass state from each micro-batch to the next (pipelines along time). Backward
+        passes then run from the last micro-batch to the first.
     transfer_only : collection of int
-        Stages that compute nothing: they send the batch to where it is needed. They keep one
-        micro-batch ahead, and are no stages when it is counted how many micro-batches may be under
-        way.
+        Stages without computation, which send the batch to other devices. They stay one micro-batch
+        ahead, and are ignored by the limits on the number of micro-batches in flight.
     waits : dict of Action to list of Action, optional
-        For each action the others that it waits for, beside the order of one device; by default a
-        forward pass waits for those of its sources, and a backward pass for those of the stages
-        that it is a source of.
+        For each action, the actions that it waits for, in addition to the order on its device. By
+        default, a forward pass waits for those of its sources, and a backward pass for those of the
+        stages that it is a source of.
 
     Examples
     --------
-    Three stages in a row, on two devices:
+    Three consecutive stages on two devices:
 
     >>> mx.parallel.schedules.StageGraph(devices=[0, 1, 0], sources=[[], [0], [1]])
     StageGraph(3 stages on 2 devices)
@@ -185,7 +185,8 @@ class StageGraph:
             [t for t, needs in enumerate(self.sources) if s in needs]
             for s in range(len(self.devices))
         ]
-        # The passes of one micro-batch keep their order on a device: memory is planned for that.
+        # The passes of one micro-batch keep their order on a device, because memory is planned for
+        # it.
         self.before: list[list[int]] = [
             [t for t in range(s) if self.devices[t] == self.devices[s]]
             for s in range(len(self.devices))
@@ -194,7 +195,7 @@ class StageGraph:
             [t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]]
             for s in range(len(self.devices))
         ]
-        # The longest chain of stages behind each.
+        # The longest chain of stages after each stage.
         self.after: list[int] = [0] * len(self.devices)
         for s in reversed(range(len(self.devices))):
             self.after[s] = max(
@@ -210,12 +211,12 @@ class StageGraph:
 
     @property
     def num_devices(self) -> int:
-        """How many devices the stages are on."""
+        """The number of devices of the stages."""
         return max(self.devices, default=-1) + 1
 
     def needs(self, action: Action, micro_batches: int, kinds: Collection[str]) -> list[Action]:
-        """Returns the actions that must be done before `action`, where kinds of them are part of
-        the table."""
+        """Returns the actions that must complete before `action`. `kinds` are the kinds of actions
+        in the table."""
         kind, s, m = action
         if kind == "F":
             needed = [Action("F", source, m) for source in self.before[s]]
@@ -255,29 +256,30 @@ def make_table(
     Parameters
     ----------
     stages : StageGraph
-        The stages, their devices, and what they need of each other.
+        Stages, their devices and dependencies.
     micro_batches : int
-        Into how many micro-batches the batch is divided.
+        Number of micro-batches into which the batch is divided.
     schedule : str
-        A name in `SCHEDULES`.
+        Name in `SCHEDULES`.
     times : dict of (kind, stage) or Action to number, optional
-        How long actions take; by default F takes 1, B 2, or 1 where W takes the other.
+        Durations of actions. By default, F takes 1 and B takes 2, or B and W take 1 each if weight
+        gradients are separate.
     phases : {'FB', 'F', 'B'}
-        Whether the table is of a whole training step or of one pass only.
+        Whether the table is for a whole training step or for a single pass.
     in_flight : int, optional
-        How many micro-batches a stage may hold at most; by default what the schedule needs.
+        Maximum number of micro-batches that a stage may hold; defaults to the schedule's own.
 
     Returns
     -------
     list of lists of Action
-        For each device.
+        A list of actions for each device.
 
     Raises
     ------
     ValueError
-        There is no schedule of that name.
+        If the schedule does not exist.
     ScheduleError
-        The stages need each other in a circle, or `in_flight` is too small.
+        If the dependencies of the stages are cyclic, or `in_flight` is too small.
 
     Examples
     --------
@@ -308,9 +310,10 @@ def make_table(
 
 
 class _ListScheduling:
-    """A simulation in which every device takes the best action that is ready; its order is the
-    table. `limit`: how many micro-batches a stage may hold, of the stages behind it and its number;
-    None: all of them, and a device's backward passes begin behind its last forward pass."""
+    """List scheduling: a simulation in which every device selects the best action that is ready.
+    The resulting order is the table. `limit` returns the number of micro-batches that a stage may
+    hold, given the number of stages after each stage, and the stage. None: unlimited, and a
+    device's backward passes start after its last forward pass."""
 
     def __init__(self, stages, micro_batches, phases, limit, cost):
         self.stages, self.cost, self.phases = stages, cost, phases
@@ -323,15 +326,15 @@ class _ListScheduling:
         actions = [
             Action(k, s, m) for k in kinds for s in range(count) for m in range(micro_batches)
         ]
-        self.lacking = {}  # of each action that is left, how many that it needs are not done
-        self.users = {action: [] for action in actions}  # the actions that need it
-        self.ends = dict.fromkeys(actions, 0.0)  # the last end of what it needs and is done
+        self.lacking = {}  # remaining action -> number of its dependencies that are not done
+        self.users = {action: [] for action in actions}  # action -> actions that depend on it
+        self.ends = dict.fromkeys(actions, 0.0)  # action -> end of its last dependency so far
         for action in actions:
             needed = stages.needs(action, micro_batches, kinds)
             self.lacking[action] = len(needed)
             for other in needed:
                 self.users[other].append(action)
-        # Of each kind and stage, the micro-batch that is next: they come in order
+        # (kind, stage) -> next micro-batch; they are processed in order
         self.following = {
             (k, s): (micro_batches - 1 if stages.carried and k != "F" else 0)
             for k in kinds
@@ -340,12 +343,12 @@ class _ListScheduling:
         self.forwards_left = collections.Counter(
             stages.devices[action.stage] for action in actions if action.kind == "F"
         )
-        self.held = [0] * count  # micro-batches
-        self.free = [0.0] * stages.num_devices  # when a device has done its actions so far
+        self.held = [0] * count  # number of micro-batches that each stage holds
+        self.free = [0.0] * stages.num_devices  # end of each device's last action
         self.table = [[] for _ in range(stages.num_devices)]
 
     def run(self):
-        """Returns the table; None if no action is ready any more."""
+        """Returns the table, or None if no action is ready."""
         while self.lacking:
             best = min(self._ready(), default=None)
             if best is None:
@@ -355,7 +358,7 @@ class _ListScheduling:
         return self.table
 
     def _ready(self):
-        """(when it could begin, its rank, action) of each action that could be next."""
+        """Yields (earliest start, rank, action) for each action that could be next."""
         for (kind, s), m in self.following.items():
             action = (kind, s, m)
             if self.lacking.get(action) == 0 and self._is_allowed(action):
@@ -363,7 +366,8 @@ class _ListScheduling:
                 yield start, self._rank(action), action
 
     def _rank(self, action):
-        """Backward passes first, deferred weight gradients last; batches are sent before all."""
+        """Returns the priority of an action: sending batches first, then backward passes, forward
+        passes, and deferred weight gradients."""
         kind, s, m = action
         if kind == "W":
             return (2, 0, m, s)
@@ -372,12 +376,12 @@ class _ListScheduling:
         return (-1 if s in self.stages.transfer_only else 1, 0, -s, m)
 
     def _is_allowed(self, action):
-        """True if a stage has room for a micro-batch, and its device's turn has come."""
+        """True if the stage may take a micro-batch, and its device has reached this phase."""
         kind, s, m = action
         if kind == "F":
             if self.interleaves and s in self.stages.transfer_only:
                 targets = [self.following["F", t] for t in self.stages.targets[s]]
-                if m > 1 + min(targets, default=m):  # one micro-batch ahead
+                if m > 1 + min(targets, default=m):  # at most one micro-batch ahead
                     return False
             return self.held[s] < self.limits[s]
         if kind == "B" and not self.interleaves and "F" in self.phases:
@@ -385,7 +389,7 @@ class _ListScheduling:
         return True
 
     def _take(self, action, start):
-        """The action is next on its device."""
+        """Schedules an action as the next one on its device."""
         kind, s, _ = action
         device = self.stages.devices[s]
         self.table[device].append(action)
@@ -403,8 +407,8 @@ class _ListScheduling:
 
 
 def _interleaved(stages: StageGraph, micro_batches: int) -> list[list[Action]] | None:
-    """Narayanan's order for stages dealt out to the devices in turn; None if they lie otherwise,
-    or there is no such order."""
+    """Returns the interleaved order of Narayanan et al. for stages that are assigned to the devices
+    in turn. Returns None for other assignments, or if there is no interleaved order."""
     count = stages.num_devices
     chunks, rest = divmod(len(stages), count)
     if (
@@ -443,11 +447,11 @@ def _as_many_as_behind(after: list[int], stage: int) -> int:
 
 
 def _as_many_as_first(after: list[int], stage: int) -> int:
-    """No device holds more than the first does with 1f1b."""
+    """Returns the number of micro-batches that the first device holds with 1F1B."""
     return max(after, default=0) + 1
 
 
-# The schedules that have a name: what is here can be chosen, by users and by the planner.
+# Named schedules, which users and the planner can choose.
 SCHEDULES = {
     "gpipe": Schedule(in_flight=None),
     "1f1b": Schedule(_as_many_as_behind),
@@ -472,24 +476,24 @@ def _costs(stages: StageGraph, times: Times | None) -> Callable[[Action], float]
 def parse_table(
     table: Sequence[Sequence[tuple[str, int, int]]], stages: StageGraph
 ) -> list[list[Action]]:
-    """Returns a user's table as lists of `Action`.
+    """Converts a user's table to lists of `Action`.
 
     Parameters
     ----------
     table : list of lists of (str, int, int)
         For each device, in order: kind ('F', 'B' or 'W'), stage and micro-batch.
     stages : StageGraph
-        The stages that the table is for.
+        Stages that the table is for.
 
     Returns
     -------
     list of lists of Action
-        For each device.
+        A list of actions for each device.
 
     Raises
     ------
     ScheduleError
-        An entry is not of that form, or there are not as many rows as devices.
+        If an entry has another form, or the number of rows differs from the number of devices.
 
     Examples
     --------
@@ -536,32 +540,32 @@ def verify(
     phases: str = "FB",
     limits: Sequence[int] | None = None,
 ) -> list[Action]:
-    """Checks that a table does everything once, on the right devices, in data order and without
-    deadlock.
+    """Checks that a table contains every action once, on the right device, in data order and
+    without deadlock.
 
     Parameters
     ----------
     table : list of lists of Action
-        For each device, in order.
+        A list of actions for each device, in order.
     stages : StageGraph
-        The stages that the table is for.
+        Stages that the table is for.
     micro_batches : int
-        Into how many micro-batches the batch is divided.
+        Number of micro-batches into which the batch is divided.
     phases : {'FB', 'F', 'B'}
-        Whether the table is of a whole training step or of one pass only.
+        Whether the table is for a whole training step or for a single pass.
     limits : list of int, optional
-        For each stage, how many micro-batches it may hold.
+        Maximum number of micro-batches that each stage may hold.
 
     Returns
     -------
     list of Action
-        All actions, in one order in which they can be queued.
+        All actions, in an order in which they can be queued.
 
     Raises
     ------
     ScheduleError
-        Naming the first action that is missing, comes twice, is on the wrong device, or can never
-        run.
+        If an action is missing, duplicated, on the wrong device, or can never run; the message
+        names the first one.
 
     Examples
     --------
@@ -641,13 +645,13 @@ def verify(
                 order.append(action)
                 at[device] += 1
                 moved = True
-    stuck = {}  # device -> (whether it waits for another, its action, what that lacks)
+    stuck = {}  # device -> (waits for another device, its action, the missing dependency)
     for device, row in enumerate(table):
         if at[device] < len(row):
             action = row[at[device]]
             lacking = next(a for a in needs[action] if a not in done)
             stuck[device] = (stages.devices[lacking.stage] != device, action, lacking)
-    if stuck:  # what the device itself puts later comes first
+    if stuck:  # reports order errors within one device first
         elsewhere, action, lacking = min(stuck.values())
         reason = "which comes later on the same device"
         if elsewhere:
@@ -663,16 +667,16 @@ def verify(
 
 
 class Simulation(typing.NamedTuple):
-    """The predicted times of a table, in the unit of the times it was simulated with.
+    """The simulated times of a table, in the unit of the given durations.
 
     Attributes
     ----------
     makespan : float
-        From the begin of the first action to the end of the last.
+        Time from the start of the first action to the end of the last one.
     spans : dict of Action to (float, float)
-        When each action begins and ends.
+        Start and end of each action.
     busy : list of float
-        For each device, the sum of its actions' times.
+        For each device, the sum of its actions' durations.
 
     Examples
     --------
@@ -695,7 +699,7 @@ class Simulation(typing.NamedTuple):
 
     @property
     def bubble(self) -> float:
-        """The share of the devices' time that is idle.
+        """The fraction of the devices' time that is idle.
 
         Examples
         --------
@@ -719,22 +723,22 @@ def simulate(
     phases: str = "FB",
     transfer: float | Callable[[int, int], float] = 0.0,
 ) -> Simulation:
-    """Runs a table on paper.
+    """Simulates a table.
 
     Parameters
     ----------
     table : list of lists of Action
-        For each device, in order.
+        A list of actions for each device, in order.
     stages : StageGraph
-        The stages that the table is for.
+        Stages that the table is for.
     micro_batches : int
-        Into how many micro-batches the batch is divided.
+        Number of micro-batches into which the batch is divided.
     times : dict of (kind, stage) or Action to number, optional
-        How long actions take, in any unit; defaults are those of `make_table`.
+        Durations of actions, in any unit; see `make_table` for the defaults.
     phases : {'FB', 'F', 'B'}
-        Whether the table is of a whole training step or of one pass only.
+        Whether the table is for a whole training step or for a single pass.
     transfer : number, or function of two stages
-        The time from a result to its being on another device, in the same unit.
+        Time to move a result to another device, in the same unit.
 
     Returns
     -------
@@ -743,7 +747,7 @@ def simulate(
     Raises
     ------
     ScheduleError
-        The table can't be carried out; see `verify`.
+        If the table cannot be executed; see `verify`.
 
     Examples
     --------

@@ -1,14 +1,14 @@
-"""The search for the device of each layer, behind `mpgluon.parallel.plan`, on a profile alone.
+"""The search of `mpgluon.parallel.plan` for the device of each layer, based only on a profile.
 
 A candidate is a placement with a number of micro-batches and a schedule. Unless it has been run,
-its step is simulated (`schedules.simulate`) with the sums of the layers' times; on CPU devices,
-where whoever sends also copies, transfers count as work of the sender. Placements are listed
-(contiguous ones, those that come back to the first device, in rounds for schedules that have such,
-and all of them where branches make few enough), ordered by a bound that no schedule can beat, and
-simulated until the bound reaches the best so far. Where they are too many to list, dynamic
-programming over cut points finds, for each longest stage allowed, the split with the smallest sum
-of times. The best one, and the first that has room, are improved layer by layer. Plans that were
-run, or chosen by an earlier search, are considered, too.
+its step is simulated (`schedules.simulate`) with the sums of the layers' times. On CPU devices, the
+sender copies, so transfers are part of its work. Placements are enumerated: contiguous ones, those
+that return to the first device, those in rounds for schedules that support them, and all placements
+if the network has branches and there are few enough. They are ordered by a lower bound and
+simulated until the bound exceeds the best time. If they are too many to enumerate, dynamic
+programming over cut points finds the split with the smallest sum of times for several maximum stage
+lengths. The best candidate, and the first one that fits, are improved layer by layer. Plans that
+were run, or chosen by an earlier search, are also considered.
 """
 
 import collections
@@ -22,10 +22,10 @@ from .staged_step import StagedStep
 
 __all__ = ["Candidate", "Search"]
 
-LISTED = 20000  # placements that are listed; beyond, dynamic programming
-SIMULATED = 600  # simulations, beyond which what is found is improved step by step
-RESIMULATED = 60  # simulations of a search after a trial has corrected the costs
-CLIMBING = 4  # of the leanest candidates those whose neighbours are looked at
+LISTED = 20000  # maximum number of enumerated placements; beyond, dynamic programming is used
+SIMULATED = 600  # maximum number of simulations before the best candidate is improved step by step
+RESIMULATED = 60  # the same for a search after a trial has corrected the costs
+CLIMBING = 4  # number of leanest candidates whose neighbors are evaluated
 
 Candidate = collections.namedtuple(
     "Candidate",
@@ -50,25 +50,25 @@ the simulation, ``memory``, bytes of each device as (parameters and states, micr
 
 
 class Search:
-    """The search for one profile.
+    """A search on one profile.
 
     Parameters
     ----------
     profile : Profile
-        The measurements that predictions are made from.
+        Measurements that predictions are based on.
     memory : dict of Context to int
-        Limits; devices without one have no limit.
+        Memory limits; missing devices are unlimited.
     micro_batches : list of int
-        The numbers of micro-batches that may be chosen.
+        Numbers of micro-batches to choose from.
     names : list of str, optional
-        Schedules; by default all that have a name.
+        Names of schedules to choose from; by default all.
     slack : float
-        The share of its micro-batches' bytes that a plan whose bytes were not measured may exceed a
-        limit by: those are estimates.
+        Fraction of its micro-batches' bytes by which a plan may exceed a limit if the bytes are
+        only estimated.
     progress : bool or None
-        Whether a search that takes long shows a bar; None: on terminals.
+        Whether a long search shows a progress bar. None shows it on terminals.
     most : int
-        After how many simulations the best one found is improved step by step.
+        Maximum number of simulations before the best candidate is improved step by step.
     """
 
     def __init__(
@@ -87,25 +87,26 @@ class Search:
         self.slack, self.progress = slack, progress
         self.limits = [(memory or {}).get(ctx) for ctx in profile.devices]
         self.layers, self.count = profile.layers, len(profile.devices)
-        # Layers that are placed; the others follow.
+        # Layers with a free choice of device; the others follow a source.
         self.free = [i for i, layer in enumerate(self.layers) if layer.follows is None]
         self._costs = {}
         self._seen, self._queue = {}, None
         self._kinds = self._alike()
 
     def _alike(self):
-        """Devices that may be exchanged for each other have the same number."""
+        """Returns a number for each device, which is equal for devices that can be exchanged for
+        each other."""
         p, kinds, found = self.profile, [], []
         for d, ctx in enumerate(p.devices):
             like = (p.costs[ctx], p.update[ctx], self.limits[d], ctx.device_type)
-            like = (*like, ctx == p.home)  # one that has the batch need not be sent it
+            like = (*like, ctx == p.home)  # the device with the batch does not receive it
             if like not in found:
                 found.append(like)
             kinds.append(found.index(like))
         return kinds
 
     def whole(self, placement):
-        """With the layers that follow others."""
+        """Extends a placement of the free layers to all layers. Returns a device for each layer."""
         devices = [None] * len(self.layers)
         for i, d in zip(self.free, placement):
             devices[i] = d
@@ -115,8 +116,8 @@ class Search:
         return devices
 
     def costs(self, micro_batches):
-        """Returns the cost of each layer on each device for one of `micro_batches` micro-batches;
-        computed once."""
+        """Returns the cost of each layer on each device for one of `micro_batches` micro-batches.
+        The result is cached."""
         if micro_batches not in self._costs:
             rows = self.profile.micro_batch_rows(micro_batches)
             self._costs[micro_batches] = [
@@ -125,8 +126,8 @@ class Search:
         return self._costs[micro_batches]
 
     def stages(self, devices):
-        """Returns the layers of each stage: what is on one device between two moves, as compiled
-        programs have it."""
+        """Returns the layers of each stage. A stage runs on one device between two moves, as in
+        compiled programs."""
         depth, found = [], {}
         for i, layer in enumerate(self.layers):
             depth.append(
@@ -136,8 +137,7 @@ class Search:
         return [found[key] for key in sorted(found)]
 
     def evaluate(self, placement, micro_batches, schedule):
-        """Returns the candidate, simulated; where it was run, with the time and the memory that it
-        took."""
+        """Returns the simulated candidate. If it was run, it has the measured time and memory."""
         key = (tuple(placement), micro_batches, schedule)
         if key not in self._seen:
             trial, measured = self.profile.trials.get(key), self.profile.measured_bytes.get(key)
@@ -145,7 +145,7 @@ class Search:
                 None not in (trial, measured)
                 and self.over_by(self.fixed_memory(self.whole(key[0])), trial.memory)[0] > 0
             ):
-                trial = None  # there is a leaner table
+                trial = None  # another table needs less memory
             if trial is not None and trial.times:
                 candidate = self.simulated(*key, trial.times)
             else:
@@ -165,17 +165,17 @@ class Search:
         return self._seen[key]
 
     def even(self, placement, micro_batches, schedule):
-        """Returns the candidate with the table of stages that are equally heavy: one that is the
-        same whatever was measured."""
+        """Returns the candidate with the table for equal stage durations, which does not depend on
+        measurements."""
         return self.simulated(placement, micro_batches, schedule, even=True)
 
     def forget(self, candidate):
-        """Evaluates it anew when it is asked for: something was found out about it."""
+        """Drops a candidate from the cache, because there are new measurements of it."""
         self._seen.pop(candidate[1:4], None)
 
     def simulated(self, placement, micro_batches, schedule, measured=None, even=False):
-        """Returns the candidate by its layers' costs alone, or by what its passes were measured to
-        take; `even`: in the order that fits stages that are equally heavy."""
+        """Returns the candidate by its layers' costs alone, or by measured times of its passes.
+        With `even`, its table is the one for equal stage durations."""
         devices = self.whole(placement)
         step = StagedStep(
             self.profile,
@@ -206,15 +206,15 @@ class Search:
         )
 
     def fixed_memory(self, devices):
-        """Bytes of parameters, gradients and optimizer states on each device."""
+        """Returns the bytes of parameters, gradients and optimizer states on each device."""
         params = [{} for _ in range(self.count)]
         for i, layer in enumerate(self.layers):
-            params[devices[i]].update(layer.params)  # a shared one once
+            params[devices[i]].update(layer.params)  # shared parameters are counted once
         return [held_bytes(own, self.profile.state_factor) for own in params]
 
     def over_by(self, fixed, moving, slack=0.0):
-        """(bytes over the limit, or below it: negative, device, bytes needed) of the device that is
-        the worst off."""
+        """Returns (bytes over the limit, device, bytes needed) of the device with the largest
+        excess. The first number is negative if all devices are below their limits."""
         over = [
             (a + round(b * (1 - slack)) - limit, d, a + b)
             for d, (a, b, limit) in enumerate(zip(fixed, moving, self.limits))
@@ -223,22 +223,21 @@ class Search:
         return max(over, default=(0, None, 0))
 
     def over(self, candidate):
-        """How far a candidate is over the limits, or below them: (bytes, device, bytes needed) of
-        the device that is the worst off."""
+        """Returns the excess of a candidate over the limits, in the form of `over_by`."""
         return self.over_by(
             *zip(*candidate.memory), 0.0 if self.profile.is_measured(candidate) else self.slack
         )
 
     def excess(self, candidate):
-        """(bytes over the limit, device, bytes needed): the worst of the devices; 0 bytes where all
-        have room."""
+        """Returns (bytes over the limit, device, bytes needed) of the device with the largest
+        excess, with 0 bytes if the candidate fits."""
         worst = self.over(candidate)
         return worst if worst[0] > 0 else (0, None, 0)
 
-    # The candidates
+    # Enumeration of candidates
 
     def _sequences(self, rounds=1):
-        """Orders of devices, without those that differ by devices that are alike."""
+        """Yields orders of devices, without those that differ only by equal devices."""
         seen = set()
         for count in range(2 if rounds > 1 else 1, self.count + 1):
             for order in itertools.permutations(
@@ -256,11 +255,11 @@ class Search:
         return self._sequences(schedules.named(schedule).rounds)
 
     def branching(self):
-        """True if layers run beside each other."""
+        """True if the network has parallel branches."""
         return any(layer.kind == "join" for layer in self.layers)
 
     def _listed_orders(self, rounds):
-        """Orders of the devices of contiguous placements, and of those that come back to the first
+        """Yields device orders of contiguous placements, and of placements that return to the first
         device for the last layers."""
         for order in self._sequences(rounds):
             yield order
@@ -277,7 +276,7 @@ class Search:
         return total
 
     def placements(self, schedule):
-        """All that are to be looked at with a schedule; None if they are too many."""
+        """Returns all placements to consider with a schedule, or None if they are too many."""
         rounds, n = schedules.named(schedule).rounds, len(self.free)
         if rounds == 1 and self.branching() and self.count**n <= LISTED // 4:
             return self._all_placements()
@@ -297,7 +296,7 @@ class Search:
         return found
 
     def _all_placements(self):
-        """Every one, less those that differ by devices that are alike."""
+        """Returns all placements, without those that differ only by equal devices."""
         seen, found = set(), []
         for placement in itertools.product(
             sorted(range(self.count), key=lambda d: self.profile.devices[d] != self.profile.home),
@@ -313,8 +312,8 @@ class Search:
         return found
 
     def bound(self, placement, micro_batches, schedule):
-        """Returns a time that no simulation of the placement can be below: the work of the busiest
-        device, and what must come before and behind."""
+        """Returns a lower bound of the simulated time of a placement: the work of the busiest
+        device, plus the work that must precede and follow it."""
         trial = self.profile.trials.get((tuple(placement), micro_batches, schedule))
         if trial is not None:
             return trial.seconds
@@ -338,8 +337,8 @@ class Search:
         ) * (1 - 1e-9)
 
     def splits(self, order, micro_batches, schedule):
-        """By dynamic programming over cut points: for several longest stages, the split with the
-        smallest sum of times."""
+        """Returns splits of the layers over `order`, by dynamic programming over cut points: for
+        each of several maximum stage lengths, the split with the smallest sum of times."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
         behind = {
             i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free
@@ -390,8 +389,8 @@ class Search:
         return results
 
     def run(self):
-        """Returns the best candidate; MXNetError, which says what is lacking, where none has
-        room."""
+        """Returns the best candidate. Raises an MXNetError that describes the shortage if none
+        fits."""
         best = self.find()
         if best is None:
             best = self.lean()[0]
@@ -401,12 +400,12 @@ class Search:
         return best
 
     def choose(self, candidate):
-        """Notes a candidate in the profile, so that later searches consider it, too: none with
-        more memory predicts a longer step than one with less."""
+        """Records a candidate in the profile, so that later searches consider it. Therefore, no
+        search with more memory predicts a longer step than one with less."""
         self.profile.chosen.add(candidate[1:4])
 
     def find(self):
-        """Returns the best candidate; None if none that is looked at has room."""
+        """Returns the best candidate, or None if none of those considered fits."""
         if not self.micro_batches:
             raise MXNetError("plan: there is no number of micro-batches to choose from")
         if self._queue is None:
@@ -427,7 +426,7 @@ class Search:
         return min(map(self._improve, starts), key=lambda c: c.seconds)
 
     def _shown(self, queue):
-        """Returns the queue, with a bar from 2 seconds on."""
+        """Wraps the queue in a progress bar that appears after 2 seconds."""
         if self.progress is False or _ranks.own():
             return queue
         from tqdm import tqdm
@@ -466,7 +465,7 @@ class Search:
         self._queue = sorted(queue)
 
     def _forms(self):
-        """(micro-batches, schedule, placements to be looked at with it; None if they are too
+        """Yields (micro-batches, schedule, placements to consider, or None if they are too
         many)."""
         for schedule in self.names:
             listed = self.placements(schedule)
@@ -482,12 +481,11 @@ class Search:
         )
 
     def lean(self):
-        """Returns the candidates that need least, by the limits: those with the fewest bytes above
-        them first. Their tables are those of stages that are equally heavy, so that the list
-        depends on bytes alone.
+        """Returns candidates ordered by memory, those with the smallest excess over the limits
+        first. Their tables are those for equal stage durations, so the order depends only on bytes.
 
-        Of very many placements those are taken which need least for one micro-batch. Candidates
-        that differ from the first by one thing are looked at, too, as long as one needs less.
+        If there are very many placements, those that need least for one micro-batch are used.
+        Neighbors of the first candidates are added as long as one of them needs less.
         """
         found, seen = {}, set()
 
@@ -531,7 +529,7 @@ class Search:
         return ranked()
 
     def _one_micro_batch(self, placement, costs):
-        """How far over the limits a placement is with one micro-batch under way."""
+        """Returns the excess of a placement over the limits with one micro-batch in flight."""
         devices = self.whole(placement)
         held = [0.0] * self.count
         for i, d in enumerate(devices):
@@ -539,8 +537,8 @@ class Search:
         return self.over_by(self.fixed_memory(devices), held)[0]
 
     def _even_split(self, order, micro_batches):
-        """By dynamic programming over cut points: the split whose fullest stage is the least
-        full."""
+        """Returns the split whose fullest stage is minimal, by dynamic programming over cut
+        points."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
         behind = {
             i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free
@@ -577,8 +575,8 @@ class Search:
         )
 
     def near(self, candidate):
-        """Keys of the candidates that differ by one thing: the device of a layer at the end of a
-        stage (with branches, of any layer), or schedule and micro-batches."""
+        """Returns the keys of neighboring candidates: the device of a layer at the end of a stage
+        (with branches, of any layer) differs, or schedule and micro-batches do."""
         _, placement, m, schedule = candidate[:4]
         found = [
             (placement, m, schedule)
@@ -600,8 +598,8 @@ class Search:
         return found
 
     def _improve(self, best):
-        """Moves layers and cuts while that helps. A list lacks most scattered placements,
-        one of which may be better than all that it has."""
+        """Improves a candidate by moving layers and cuts (hill climbing). The enumeration omits
+        most scattered placements, which may be better."""
         while True:
             start = best
             for placement in self._neighbours(start.placement):
@@ -623,7 +621,7 @@ class Search:
             for d in range(self.count):
                 if d != placement[i]:
                     yield (*placement[:i], d, *placement[i + 1 :])
-        for i in range(1, len(placement)):  # a cut by two
+        for i in range(1, len(placement)):  # moves a cut by two layers
             if placement[i - 1] != placement[i]:
                 yield (*placement[: max(i - 2, 0)], *[placement[i]] * min(i, 2), *placement[i:])
                 yield (
@@ -633,8 +631,8 @@ class Search:
                 )
 
     def fail(self, candidate):
-        """Raises MXNetError, which says what the candidate, of all that which needs least,
-        lacks."""
+        """Raises an MXNetError that describes the shortage of the candidate with the smallest
+        memory."""
         lacking = []
         for ctx, (fixed, moving), limit in zip(self.profile.devices, candidate.memory, self.limits):
             if limit is not None and fixed + moving > limit:

@@ -1,4 +1,4 @@
-"""A step of a placed network, predicted from the costs of its layers: stages, times and bytes."""
+"""Prediction of a placed network's step from the costs of its layers: stages, times and bytes."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 
 class StagedStep:
-    """The stages of a placed network with what they cost.
+    """The stages of a placed network with their costs.
 
     Parameters
     ----------
     profile : Profile
         The measurements.
     devices : list of int
-        The number of each layer's device.
+        Index of each layer's device.
     stages : list of list of int
         The layers of each stage.
     costs : list of list of Cost
-        For each device, those of the layers for one micro-batch.
+        For each device, the costs of the layers for one micro-batch.
     micro_batches : int
-        How many there are.
+        Number of micro-batches.
     deferred : bool
-        Whether the schedule queues weight gradients on their own.
+        Whether the schedule queues weight gradients separately.
 
     Attributes
     ----------
     stages, where : list
-        The layers of each stage and the number of its device; a stage without layers in front sends
-        the batch, where that is on another device.
+        The layers of each stage and the index of its device. If the batch is on another device, an
+        additional first stage without layers sends it.
     graph : StageGraph
-        The stages, as schedules know them.
+        The stages as input of schedules.
     times : dict of (kind, stage) to float
         Seconds of one micro-batch's passes.
     """
@@ -63,7 +63,7 @@ class StagedStep:
         self._sources = [set() for _ in stages]
         self._times, self._waits = collections.Counter(), collections.Counter()
         self._transfer_only = set()
-        # Bytes of results that other layers take, of the whole batch
+        # Bytes of results that other layers use, for the whole batch.
         self._results = {source: size for layer in self.layers for source, size in layer.sources}
         for s in range(len(stages)):
             self._add_costs(s)
@@ -72,7 +72,7 @@ class StagedStep:
             if self.where[source] != self.where[target]:
                 self._add_transfer(source, target, size)
         self._send_batch()
-        # Where nobody waits for input gradients, all of the backward pass is deferred
+        # If no other stage needs the input gradients, the whole backward pass is deferred.
         self._whole = [not deferred or not before - self._transfer_only for before in self._sources]
         if deferred:
             for s in range(len(self.stages)):
@@ -93,7 +93,7 @@ class StagedStep:
         }
 
     def _add_costs(self, s):
-        """The seconds that the layers of a stage compute for."""
+        """Adds the seconds of computation of a stage's layers."""
         own = [self.costs[self.where[s]][i] for i in self.stages[s]]
         self._times["F", s] += sum(cost.forward for cost in own)
         if self.deferred:
@@ -103,8 +103,7 @@ class StagedStep:
             self._times["B", s] += sum(cost.backward for cost in own)
 
     def _edges(self):
-        """Yields the results that cross from stage to stage: (stage, stage, bytes of a
-        micro-batch)."""
+        """Yields (stage, stage, bytes of a micro-batch) for each result that crosses stages."""
         for s, stage in enumerate(self.stages):
             for i in stage:
                 for source, size in self.layers[i].sources:
@@ -112,8 +111,8 @@ class StagedStep:
                         yield self._at[source], s, size / self.micro_batches
 
     def _add_transfer(self, source, target, size):
-        """A result goes to another device, and its gradient back: work of the sender on CPU
-        devices of one process, else a wait."""
+        """Adds the transfer of a result to another device, and of its gradient back. On CPU devices
+        of one process it is work of the sender, otherwise a wait."""
         for kind, a, b in (("F", source, target), ("B", target, source)):
             sender = self.contexts[self.where[a]]
             seconds = self.profile.seconds_of_transfer(sender, self.contexts[self.where[b]], size)
@@ -123,11 +122,11 @@ class StagedStep:
                 self._waits[a, b] += seconds
 
     def _takes_batch(self, s, home):
-        """True if a stage on another device takes a part of the batch."""
+        """True if a stage on another device uses a part of the batch."""
         return any(not self.layers[i].sources and self.devices[i] != home for i in self.stages[s])
 
     def _send_batch(self):
-        """Puts a stage in front that sends the batch, where a stage elsewhere takes it."""
+        """Adds a first stage that sends the batch, if a stage on another device uses it."""
         if self.profile.home not in self.contexts:
             return
         home = self.contexts.index(self.profile.home)
@@ -154,7 +153,7 @@ class StagedStep:
                 )
 
     def even_order(self) -> dict[tuple[str, int], float]:
-        """Times for a table of stages that are equally heavy, as `Stages` has it."""
+        """Returns default times for a table with equal stage durations, as in `Stages`."""
         order = {}
         for kind, s in self.times:
             both = self._whole[s] if kind == "W" else kind == "B" and not self.deferred
@@ -163,12 +162,13 @@ class StagedStep:
         return order | dict.fromkeys(empty, 0)
 
     def wait(self, a: int, b: int) -> float:
-        """Seconds from the end of a pass of stage `a` until stage `b` has its result."""
+        """Returns the seconds from the end of a pass of stage `a` until stage `b` has its
+        result."""
         contexts = self.contexts[self.where[a]], self.contexts[self.where[b]]
         return self.profile.waits[contexts] + self._waits[a, b]
 
     def seconds(self, simulation: Simulation) -> float:
-        """Of the step with its updates."""
+        """Returns the predicted seconds of the step, including its updates."""
         ends = [0.0] * len(self.contexts)
         for action, (_, end) in simulation.spans.items():
             device = self.where[action.stage]
@@ -179,11 +179,11 @@ class StagedStep:
         return max(ends) + self.profile.host_overhead
 
     def memory(self, table: Sequence[Sequence[Any]]) -> list[float]:
-        """Bytes of micro-batches on each device, at most, under a schedule's table.
+        """Returns the maximum bytes of micro-batches on each device under a schedule's table.
 
-        As compiled programs have it: an array that crosses to another device has a lane, of which
-        one more is kept than is in use; the memory that a deferred stage's backward pass works in
-        is kept until its weight gradients are made.
+        The rules are those of compiled programs. An array that crosses to another device has a
+        lane, and there is one more lane than in use. The working memory of a deferred stage's
+        backward pass is kept until its weight gradients are computed.
         """
         kept = [self._kept(s) for s in range(len(self.stages))]
         spare = self._spare_lanes()
@@ -206,8 +206,9 @@ class StagedStep:
         return most
 
     def _kept(self, s):
-        """Bytes that a micro-batch of a stage keeps: from its forward to its last backward pass, of
-        gradients between layers, and that a backward pass works in (the first, and later ones)."""
+        """Returns the bytes that a micro-batch of a stage keeps: from its forward to its last
+        backward pass, for gradients between layers, and while a backward pass runs (first and later
+        ones)."""
         held, gradients, first, later = 0.0, 0.0, 0.0, 0.0
         own = self.costs[self.where[s]]
         for i in self.stages[s]:
@@ -220,18 +221,20 @@ class StagedStep:
                         held += size
                     continue
                 gradients += size
-                if own[source].saved < size:  # a result that the next layer keeps
+                if own[source].saved < size:  # the next layer keeps this result
                     held += size
-                # A copy that a layer makes of another's result only where it is alone
+                # A copy of another layer's result, which a layer makes only if it is measured
+                # alone.
                 elif own[i].saved >= size + self._results.get(i, 0) / self.micro_batches:
                     held -= size
         return held, gradients, (first, later)
 
     def _spare_lanes(self):
-        """Bytes on each device of lanes beside those in use."""
+        """Returns the bytes of spare lanes on each device."""
         spare = [0.0] * len(self.contexts)
         for source, target, size in self._edges():
             if self.where[source] != self.where[target]:
                 spare[self.where[target]] += size if self.micro_batches > 2 else 0
-                spare[self.where[source]] += size * min(self.micro_batches, 2)  # gradients, back
+                # Gradients in the other direction.
+                spare[self.where[source]] += size * min(self.micro_batches, 2)
         return spare

@@ -1,11 +1,12 @@
-"""Plans held against reality while they are made.
+"""Trial runs of plans, which correct the predictions.
 
-Layers are measured alone, and the whole differs: operators fuse and keep layouts across layers,
-memory is shared, the host queues work. So the best plan is run for some steps on a copy of the
-network. The costs of its layers are corrected by what its stages took, what was measured is kept as
-the prediction of that plan, and the search goes on, until its best plan is one that has been run.
-Then those near to it are run, as costs of plans that were not run are only as good as the
-correction. At last the quickest take turns, step by step, so that what disturbs them disturbs all.
+Layers are measured separately, and the whole differs: operators are fused and keep layouts across
+layers, memory is shared, and the host queues work. The best plan is therefore run for some steps on
+a copy of the network. The costs of its layers are corrected by the measured times of its stages,
+and the measurements are stored as the prediction of that plan. The search is repeated until its
+best plan is one that has been run. Then similar plans are run, because predictions of other plans
+are only as good as the correction. Finally, the fastest plans alternate step by step, so that
+disturbances affect all of them.
 """
 
 import copy
@@ -21,19 +22,19 @@ from .search import RESIMULATED, SIMULATED, Search
 
 __all__ = ["improve"]
 
-WARM, STEPS, SECONDS = 3, 3, 0.3  # steps before and while measuring, and for how long at least
-# How many are run again at most, and how much longer than the quickest they take at most
+WARM, STEPS, SECONDS = 3, 3, 0.3  # steps before and during a measurement, and minimum duration
+# Maximum number of plans to measure again, and their maximum time relative to the fastest.
 FINALISTS, CLOSE = (
     3,
     1.1,
 )
-# Plans that are run beside the search's own choice: predicted to take at most so much longer, and
-# for so many seconds in all
+# Plans that are run in addition to the search's choice: maximum predicted time relative to it, and
+# maximum total seconds.
 NEAR, ENOUGH = (
     1.1,
     20.0,
 )
-MOST = 3.0  # by how much a cost is corrected at most
+MOST = 3.0  # maximum factor of a correction
 
 
 def improve(
@@ -52,11 +53,11 @@ def improve(
     optimizer_params,
     progress=None,
 ):
-    """Runs up to `count` plans, and returns the best candidate of those that were run; of a search
-    without any, where there is no room to run one.
+    """Runs up to `count` plans and returns the best candidate of those that were run. Returns the
+    search's best candidate if there is no room to run one.
 
-    ``plan_of``: makes a `Plan` of a candidate. ``meter``: a `memory_measurement.MemoryMeter`, or
-    None.
+    ``plan_of`` creates a `Plan` from a candidate. ``meter`` is a `memory_measurement.MemoryMeter`
+    or None.
     """
     corrected, tried, trials, bar = (
         set(),
@@ -79,7 +80,7 @@ def improve(
             _take_turns([trial], True)
             profile.trials[key_of(candidate)] = trial.result()
             tried.append(candidate)
-            # The others give their memory back
+            # The other trials release their memory.
             trials = sorted([*trials, trial], key=lambda t: t.seconds)[:FINALISTS]
             _correct(profile, candidate, trial.stages(), corrected)
             _correct_rest(profile, tried)
@@ -87,7 +88,8 @@ def improve(
         if trials:
             trials = [t for t in trials if t.seconds <= CLOSE * trials[0].seconds]
             _take_turns(trials)
-            _take_turns([min(trials, key=lambda t: t.seconds)])  # as it will run: alone
+            # Run the winner alone, as in training.
+            _take_turns([min(trials, key=lambda t: t.seconds)])
             for trial in trials:
                 profile.trials[key_of(trial.candidate)] = trial.result()
             bar(f"{min(t.seconds for t in trials) * 1e3:.2f} ms", last=True)
@@ -102,8 +104,8 @@ def improve(
 
 
 def _next(profile, limits, numbers, names, meter, further, progress=False, most=SIMULATED):
-    """Returns the candidate to be run next: the best, as long as it was not run, and then
-    (`further`) the best of those near to it; None: enough were run."""
+    """Returns the next candidate to run: the best one until it was run, then (`further`) the best
+    of its neighbors. Returns None if enough were run."""
     best = best_within(profile, limits, numbers, names, meter, progress, most)
     if profile.trial(best) is None:
         return best
@@ -127,7 +129,7 @@ def _next(profile, limits, numbers, names, meter, further, progress=False, most=
 
 
 def _fits(profile, limits, candidate, peaks):
-    """True if parameters, states and such bytes of micro-batches are within the limits."""
+    """True if parameters, states and the given bytes of micro-batches are within the limits."""
     return all(
         limit is None or fixed + peaks.get(ctx, 0) <= limit
         for ctx, (fixed, _) in zip(profile.devices, candidate.memory)
@@ -136,7 +138,7 @@ def _fits(profile, limits, candidate, peaks):
 
 
 def _take_turns(trials, passes=False):
-    """Measures trials, step by step in turn; `passes`: and what their passes took."""
+    """Measures trials, alternating step by step, and with `passes` the times of their passes."""
     count, end = 0, time.perf_counter() + SECONDS * len(trials)
     while count < STEPS or time.perf_counter() < end:
         for trial in trials:
@@ -145,8 +147,7 @@ def _take_turns(trials, passes=False):
 
 
 def _has_room(profile, candidate):
-    """True if a copy of the network, in training, has room beside what is there, where limits are
-    set."""
+    """True if the memory limits leave room for a copy of the network in training."""
     for ctx, needed in zip(profile.devices, candidate.memory):
         stats = memory_stats(ctx)
         if stats["limit"] and stats["in_use"] + 1.1 * sum(needed) > stats["limit"]:
@@ -157,8 +158,8 @@ def _has_room(profile, candidate):
 class _Trial:
     """A plan that is run on a copy of the network.
 
-    A disturbance makes a step longer, so the quickest is the one that says most about the plan:
-    ``seconds``. Likewise of each pass of each micro-batch the quickest counts.
+    Disturbances only make a step slower, so the fastest step is the best estimate: ``seconds``. The
+    same applies to each pass of each micro-batch.
     """
 
     def __init__(self, plan, net, sample, labels, loss, optimizer, optimizer_params):
@@ -168,7 +169,7 @@ class _Trial:
         self.candidate, self.devices = plan.candidate, plan.devices
         own = layer_measurement.detached_copy(net)
         plan.place(own)
-        if not isinstance(optimizer, str):  # with counts of its own
+        if not isinstance(optimizer, str):  # the copy needs its own update counts
             optimizer = copy.copy(optimizer)
             optimizer.param_dict = {}
             optimizer = copy.deepcopy(optimizer)
@@ -185,10 +186,10 @@ class _Trial:
         self.seconds, self.makespan, self.report, self._passes = float("inf"), None, None, {}
 
     def warm(self, fits):
-        """The first steps, which compile; what the later ones take is what the schedule is made
-        from, and kept with the plan: other times would make other tables, which take other time and
-        memory. Where such a table has no room (`fits`, asked with its bytes), the plan's own
-        stays."""
+        """Runs the first steps, which compile, and rebuilds the schedule's table from the times of
+        later ones. These times are stored with the plan, because other times would give another
+        table with different time and memory. If the new table does not fit (`fits`, called with its
+        bytes), the plan keeps its own table."""
         self._step()
         for _ in range(WARM - 1):
             self.run(True)
@@ -197,11 +198,11 @@ class _Trial:
             times = {**self.candidate.times, **self._means()}
             if fits(self.report.peaks_of(self.candidate.schedule, times)):
                 self.times, self.pipeline.expected = times, Expected(contexts, times)
-        self._step()  # with memory of its own
+        self._step()  # allocates the memory of the new table
         self._start()
 
     def run(self, passes):
-        """A step, timed."""
+        """Runs and times a step."""
         nd.waitall()
         begin = time.perf_counter()
         self._step()
@@ -215,14 +216,14 @@ class _Trial:
             self._passes[action] = min(last - first, self._passes.get(action, float("inf")))
 
     def _means(self):
-        """(kind, stage) -> seconds of one micro-batch."""
+        """Returns (kind, stage) -> mean seconds of one micro-batch."""
         found = {}
         for (kind, stage, _), seconds in self._passes.items():
             found.setdefault((kind, stage), []).append(seconds)
         return {key: sum(values) / len(values) for key, values in found.items()}
 
     def result(self):
-        """Returns the part of it that is kept."""
+        """Returns the measurements as a `Trial`."""
         return Trial(
             self.seconds,
             [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices],
@@ -231,7 +232,7 @@ class _Trial:
         )
 
     def stages(self):
-        """For each device, for each of its stages in order: seconds by kind of pass."""
+        """Returns for each device, for each of its stages in order, the seconds by kind of pass."""
         found, times = {}, self._means()
         for s, ctx in enumerate(self.report.stages.placement()):
             found.setdefault(ctx, []).append({k: times[k, s] for k in "FBW" if (k, s) in times})
@@ -239,16 +240,16 @@ class _Trial:
 
 
 def _correct(profile, candidate, measured, corrected):
-    """Multiplies the costs of each stage's layers so that their sums are what the stage took. Where
-    a layer's costs for micro-batches of another size, or on another device, were not corrected by a
-    plan of their own, they are multiplied likewise."""
+    """Scales the costs of each stage's layers so that their sums match the measured times of the
+    stage. Costs for other micro-batch sizes or devices are scaled as well, unless they were
+    corrected by a trial of their own."""
     planned = {}
     for s, d in enumerate(candidate.where):
         planned.setdefault(profile.devices[d], []).append(s)
     if {ctx: len(stages) for ctx, stages in planned.items()} != {
         ctx: len(stages) for ctx, stages in measured.items()
     }:
-        return  # the compiled stages are others: only the step as a whole is known
+        return  # the compiled stages differ from the planned ones
     rows = profile.micro_batch_rows(candidate.micro_batches)
     for ctx, stages in planned.items():
         for s, took in zip(stages, measured[ctx]):
@@ -288,7 +289,7 @@ def _factor(measured, predicted):
 
 def _multiply(profile, ctx, rows, layers, factors, corrected):
     own = profile.costs[ctx].get(rows)
-    # Devices that are alike share them
+    # Equal devices share their columns.
     columns = {id(column): column for sizes in profile.costs.values() for column in sizes.values()}
     for column in columns.values():
         for i in layers:
@@ -301,8 +302,8 @@ def _multiply(profile, ctx, rows, layers, factors, corrected):
 
 
 def _correct_rest(profile, tried):
-    """The host's overhead of a step: what is left between the prediction and the measured step,
-    of the plan where that is least."""
+    """Sets the host's overhead of a step to the difference between measured and predicted time, of
+    the plan with the smallest difference."""
     profile.host_overhead = 0.0
     search = Search(profile)
     profile.host_overhead = max(

@@ -1,1 +1,1 @@
-"""Layers whose parameters, heads or positions are divided over devices."""
+"""Layers whose parameters, attention heads or sequence positions are split over devices."""

@@ -1,4 +1,4 @@
-"""Attention, normalisation and dropout over several devices. See `layers.py`."""
+"""Attention, layer normalization and dropout that are split over devices. See `layers.py`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallel
 
 
 def _drop(F, parts, rate, axis):
-    """Dropout of an array whose parts along an axis are on several devices: with the mask that the
-    whole array would get."""
+    """Applies dropout to an array that is split over devices along an axis, with the same mask as
+    for the whole array."""
     if not rate:
         return parts
     sizes = [part.shape[axis] for part in parts]
@@ -39,22 +39,22 @@ def _drop(F, parts, rate, axis):
 
 
 class SequenceParallelDropout(SplitLayer):
-    """`Dropout` of sequences that are divided over devices, with the mask of the undivided
+    """`Dropout` for sequences that are split over devices, with the same mask as for the whole
     sequence.
 
     Parameters
     ----------
     rate : float
-        The share of elements that become zero, from 0 to below 1.
+        Probability that an element becomes zero, from 0 to below 1.
     ctx : list of Context
-        The devices, in the order of the parts.
+        Devices, in the order of the parts.
     axis : int, default 1
-        Along which the parts lie.
+        Axis along which the sequence is split.
 
     Raises
     ------
     ValueError
-        `rate` is not in [0, 1).
+        If `rate` is not in [0, 1).
 
     Examples
     --------
@@ -86,21 +86,21 @@ class SequenceParallelDropout(SplitLayer):
 
 
 class SequenceParallelLayerNorm(SplitLayer):
-    """`LayerNorm` along the last axis, of sequences that are divided over devices.
+    """`LayerNorm` along the last axis, for sequences that are split over devices.
 
     Parameters
     ----------
     ctx : list of Context
-        `gamma` and `beta` live on the first device, and are sent to the others.
+        Devices. `gamma` and `beta` are on the first device and sent to the others.
     axis : int, default 1
-        Along which the parts lie.
+        Axis along which the sequence is split.
     epsilon, center, scale, beta_initializer, gamma_initializer, in_channels
-        As for `LayerNorm`.
+        See `LayerNorm`.
 
     Raises
     ------
     MXNetError
-        `axis` is the last axis of the input.
+        If `axis` is the last axis of the input.
 
     Examples
     --------
@@ -178,36 +178,36 @@ class SequenceParallelLayerNorm(SplitLayer):
 
 
 class ParallelSelfAttention(SplitLayer):
-    """Self-attention with many heads, which are split over devices.
+    """Multi-head self-attention whose heads are split over devices.
 
     Parameters
     ----------
     units : int
         Features of input and output.
     num_heads : int
-        Into how many heads the units are divided; `units` is a multiple of it.
+        Number of heads into which the units are divided. Must divide `units`.
     ctx : list of Context
-        The devices; each has ``num_heads / len(ctx)`` of the heads.
+        Devices; each has ``num_heads / len(ctx)`` of the heads.
     causal : bool, default False
-        Whether a position sees only those before it, and itself.
+        Whether a position attends only to itself and previous positions.
     dropout : float, default 0
-        Of the attention weights, with the mask they would have on one device.
+        Dropout rate of the attention weights, with the same mask as on one device.
     use_bias, dtype, weight_initializer, bias_initializer
-        Of the products that make queries, keys and values (child `qkv`, in this order, head after
-        head) and the result (child `out`).
+        Options of the products that compute queries, keys and values (child `qkv`, in this order,
+        head after head) and the result (child `out`).
     sequence_axis : int, optional
-        1: a list of inputs holds parts of the sequence, and so does the result.
+        If 1, a list of inputs holds parts of the sequence, and so does the result.
 
     Shapes: ``(batch, time, units) -> (batch, time, units)``.
 
-    Sources: attention is that of Vaswani et al., "Attention Is All You Need", 2017; its split over
-    devices that of Shoeybi et al., "Megatron-LM", 2019; that of the sequence of Korthikanti et al.,
-    "Reducing Activation Recomputation in Large Transformer Models", 2022.
+    Sources: Vaswani et al., "Attention Is All You Need", 2017, for attention; Shoeybi et al.,
+    "Megatron-LM", 2019, for its split over devices; Korthikanti et al., "Reducing Activation
+    Recomputation in Large Transformer Models", 2022, for the split of the sequence.
 
     Raises
     ------
     ValueError
-        `units` can't be divided into `num_heads`.
+        If `units` cannot be divided into `num_heads`.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Attention that is written out in an ordinary block, its heads split over devices.
+"""Attention written in an ordinary block, whose heads are split over devices.
 
-The block's own code runs once for each device, with the attributes that count its heads set to
-those that the device has. Up to the products that make queries, keys and values it computes once;
-there each device gets its part. Where the code comes to the product of the output, the heads of all
-devices are there; what follows runs once again, with the whole result.
+The block's own code runs once for each device, with the attributes that count its heads set to the
+numbers of that device. Everything before the products for queries, keys and values is computed
+once. There, each device receives its part. When the code reaches the output product, the heads of
+all devices are available, and the rest is computed once, on the whole result.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ _OUTPUT = ("out", "output", "proj", "out_proj", "proj_out", "_out")
 
 
 class _Reached(Exception):
-    """A device's run has come to the product of the output, whose input this is."""
+    """Raised when a device's run reaches the output product; its argument is the input."""
 
 
 class ParallelHeads(SplitLayer):
-    """A block with attention whose heads are split; `shard` makes it, by 'heads'.
+    """A block with attention whose heads are split. Created by `shard` for 'heads'.
 
     Parameters
     ----------
     block : HybridBlock
-        Takes batch-first arrays. Its children, of which those that are split have been replaced
-        already, become this block's.
+        Block for batch-first arrays. Its children become this block's children, after those that
+        are split were replaced.
     ctx : list of Context
-        The devices; each has ``heads / len(ctx)`` of the heads.
+        Devices; each has ``heads / len(ctx)`` of the heads.
     inputs : tuple of str
-        The children that make queries, keys and values: `ColumnParallelDense`.
+        Names of the children that compute queries, keys and values: `ColumnParallelDense`.
     output : str
-        The child that has the heads of all as its input: `RowParallelDense`.
+        Name of the child whose input is the heads of all devices: `RowParallelDense`.
     heads : int
-        How many heads there are.
+        Number of heads.
     choices : list of tuple of str
-        The attributes of the block that count what is divided: the first choice for which the parts
-        are the whole is taken.
+        Candidates for the block's attributes that count heads or units. The first candidate for
+        which the parts are equal to the whole is used.
     """
 
     def __init__(
@@ -79,12 +79,13 @@ class ParallelHeads(SplitLayer):
         choices: list[tuple[str, ...]],
     ) -> None:
         super().__init__(ctx, prefix=block.prefix)
-        self.__dict__["_block"] = block  # whose parameters are this block's, not known twice
+        # Bypasses registration, because its parameters belong to this block.
+        self.__dict__["_block"] = block
         self._children = children(block)
         self._inputs, self._output, self._heads, self._choices = inputs, output, heads, choices
         self._checked, self._dropouts = False, []
 
-    def __getattr__(self, name: str) -> Any:  # what the block had is still found
+    def __getattr__(self, name: str) -> Any:  # gives access to the block's attributes
         if name == "_block":
             raise AttributeError(name)
         return getattr(self._block, name)
@@ -112,7 +113,7 @@ class ParallelHeads(SplitLayer):
         return _moved(_Run(self, args).block(0).forward(*args), home)
 
     def _variant(self, stand_ins, attributes, F=None):
-        """Returns the block with other children and attributes."""
+        """Returns a copy of the block with other children and attributes."""
         block = copy.copy(self._block)
         block.__dict__.update(attributes)
         run_eagerly(block)
@@ -134,13 +135,14 @@ class ParallelHeads(SplitLayer):
 
 
 class _Run:
-    """One call: the runs of all devices, those of others inside that of the first."""
+    """One call. The runs of the other devices are nested inside the run of the first device."""
 
     def __init__(self, layer, args):
         self.layer, self.args, self.batch = layer, args, args[0].shape[0]
         self.ctx = layer.ctx
         self.spans = collectives.divide(layer._heads, len(self.ctx))
-        # Of each projection, of each child before them, of each dropout
+        # Results of each projection, results of each child before the projections, draws of each
+        # dropout.
         self.parts, self.shared, self.draws = (
             [],
             [],
@@ -148,8 +150,8 @@ class _Run:
         )
 
     def block(self, rank):
-        """Returns the block for a device's run."""
-        # How many of each the run has used
+        """Returns the block for the run of a device."""
+        # Number of results of each kind that the run has used.
         so_far = {
             "parts": 0,
             "shared": 0,
@@ -167,7 +169,7 @@ class _Run:
         )
 
     def child(self, name, child, rank, so_far):
-        """Returns the stand-in of a child."""
+        """Returns the replacement for a child."""
         if name in self.layer._inputs:
             return lambda x: self.projection(child, x, rank, so_far)
         if name == self.layer._output:
@@ -183,7 +185,7 @@ class _Run:
     def other(self, child, args, rank, so_far):
         if so_far["ended"]:
             return child(*args)
-        if not so_far["parts"]:  # before the heads are apart: once for all
+        if not so_far["parts"]:  # before the heads are split: computed once for all devices
             if not rank:
                 self.shared.append(child(*args))
             so_far["shared"] += 1
@@ -205,7 +207,7 @@ class _Run:
         return child(*args)
 
     def dropout(self, x, rate, rank, so_far):
-        """With the mask that the undivided array would get."""
+        """Applies dropout with the same mask as for the whole array."""
         (begin, end), shape, form = self.spans[rank], x.shape, self.layer._dropouts[so_far["draws"]]
         local, heads = end - begin, self.layer._heads
         axis, unit = (2, shape[2] // local) if form == "units" else (1, 1)
@@ -245,7 +247,7 @@ class _Run:
 
 
 def _moved(value, ctx):
-    """Arrays, in lists as may be, on that device."""
+    """Moves arrays, which may be in nested lists, to a device."""
     if isinstance(value, nd.NDArray):
         return value.as_in_context(ctx)
     return (
@@ -256,9 +258,9 @@ def _moved(value, ctx):
 
 
 def _form(layer, x):
-    """How the heads lie in an array whose dropout is asked for: by an axis of their own, behind the
-    samples', or in front of the units."""
-    heads = layer._heads  # the array is of one sample
+    """Returns the layout of the heads in an input of dropout: a separate axis, merged with the
+    samples, or merged with the units."""
+    heads = layer._heads  # the array has one sample
     if x.ndim == 4 and x.shape[1] == heads:
         return "axis"
     if x.ndim == 3 and x.shape[0] == heads:
@@ -272,7 +274,7 @@ def _form(layer, x):
 
 
 class _Ops:
-    """`F`, but for dropout between heads."""
+    """`F` with dropout between heads replaced."""
 
     def __init__(self, ops, run, rank, so_far):
         self._ops, self._state = ops, (run, rank, so_far)
@@ -292,11 +294,11 @@ class _Ops:
 
 
 class _Check:
-    """Whether the parts are the whole: the attention of random arrays, up to the product of the
-    output, undivided and divided.
+    """Checks that the parts are equal to the whole: runs the attention on random arrays up to the
+    output product, whole and split.
 
-    It finds out which attributes count what is divided. In a thread of its own, so that it is part
-    of no trace, and on one sample.
+    This determines the attributes that count heads. It runs in a separate thread, so that it is not
+    part of a trace, and on one sample.
     """
 
     def __init__(self, layer, args):
@@ -321,7 +323,7 @@ class _Check:
         self.weights, self.error, self.forms = {}, None, None
 
     def run(self):
-        with random.calls_at(random.get_state()):  # it draws nothing
+        with random.calls_at(random.get_state()):  # the check must not advance the random state
             thread = threading.Thread(target=self._guarded, name="check of heads")
             thread.start()
             thread.join()
@@ -385,7 +387,7 @@ class _Check:
                 rate = dropout_arguments(child)["rate"]
                 stand_ins[name] = lambda x, rate=rate: self.dropout(x) if rate else x
             elif child.collect_params():
-                stand_ins[name] = lambda x, *_: x  # what is before or behind the heads
+                stand_ins[name] = lambda x, *_: x  # children before or after the heads
         self.apart = False
         block = self.layer._variant(stand_ins, attributes, lambda ops: _WithoutDropout(ops, self))
         try:
@@ -404,7 +406,7 @@ class _Check:
         raise _Reached(x)
 
     def _project(self, x, name, child, rank):
-        """With random weights, the same for the same child."""
+        """Projects `x` with random weights, which are the same for each call of a child."""
         units, self.apart = whole_weight(child).shape[0], True
         if name not in self.weights:
             self.weights[name] = (
@@ -417,7 +419,7 @@ class _Check:
 
 
 class _WithoutDropout:
-    """`F` for the check."""
+    """`F` for the check, without dropout."""
 
     def __init__(self, ops, check):
         self._ops, self._check = ops, check
@@ -430,8 +432,8 @@ class _WithoutDropout:
 
 
 def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the parts of an attention that is to be split: names of the inputs and of the output,
-    number of heads, choices of attributes, blocks."""
+    """Returns the parts of an attention to be split: names of the inputs and of the output, number
+    of heads, candidates for attributes, blocks."""
     options = dict(options)
     inputs, output, attributes = (
         options.pop(name, None) for name in ("inputs", "output", "attributes")
@@ -466,8 +468,8 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _products(dense, inputs, output):
-    """Returns the names of the Dense children that make queries, keys and values, and of the one
-    that makes the output; found by common names where they are not given."""
+    """Returns the names of the Dense children that compute queries, keys and values, and of the
+    output child. If they are not given, common names are tried."""
     there = f"its Dense children are {', '.join(dense) or 'none'}"
     if inputs is None:
         inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
@@ -487,8 +489,8 @@ def _products(dense, inputs, output):
 
 
 def _counters(block, attributes, units, blocks):
-    """Returns the number of heads, and the choices of attributes that count what is divided: heads,
-    and perhaps `units` of all heads."""
+    """Returns the number of heads, and candidates for the attributes to divide: the number of
+    heads, and possibly numbers of units of all heads."""
     numbers = {
         name: value for name, value in block.__dict__.items() if type(value) is int and value > 0
     }

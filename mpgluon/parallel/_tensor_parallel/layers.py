@@ -1,11 +1,11 @@
-"""Layers whose weights are split over devices. Each device holds a part and computes with it;
-collectives put the results together (Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter
-Language Models Using Model Parallelism", 2019).
+"""Tensor-parallel layers, whose weights are split over devices. Each device holds and computes a
+part, and collectives combine the results (Shoeybi et al., "Megatron-LM: Training Multi-Billion
+Parameter Language Models Using Model Parallelism", 2019).
 
-A layer that is called with one array returns one array, on the same device, so it can take the
-place of the ordinary layer. Called with a list of arrays, one on each of its devices, it returns
-such a list. Initial values are those of the ordinary layer with the same name and seed; results and
-gradients are equal but for the order of sums.
+If a layer is called with one array, it returns one array on the same device, so it can replace the
+ordinary layer. If it is called with a list of arrays, one on each of its devices, it returns such a
+list. Initial values are those of the ordinary layer with the same name and seed. Results and
+gradients are equal except for the order of sums.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = [
 
 
 class SplitLayer(HybridBlock):
-    """The base of layers that are split over devices.
+    """Base class of layers that are split over devices.
 
     Parameters
     ----------
     ctx : list of Context
-        The devices; their order is the order in which sums are taken.
+        Devices, in the order in which sums are computed.
     """
 
     _spans_devices = True
@@ -58,11 +58,11 @@ class SplitLayer(HybridBlock):
         self, ctx: Sequence[Context], prefix: str | None = None, params: ParameterDict | None = None
     ) -> None:
         super().__init__(prefix=prefix, params=params)
-        self._lines = [collectives.contexts(ctx, type(self).__name__)]  # of each replica
+        self._lines = [collectives.contexts(ctx, type(self).__name__)]  # devices of each replica
 
     @property
     def ctx(self) -> list[Context]:
-        """The devices of the layer; of replicas, of the one that is running, or else the first."""
+        """The devices of the layer: of the running replica, or else of the first one."""
         return list(self._ctx)
 
     @property
@@ -85,8 +85,8 @@ class SplitLayer(HybridBlock):
                     "mesh; call the network"
                 )
             return self._forward(x, *args)
-        # Where a group names the device of every op, what this layer takes comes to the layer's
-        # devices, and its own ops stay where they are.
+        # If a group determines the device of every op, move the inputs to the layer's devices
+        # and keep the layer's own ops there.
         with _device_groups.placed(None):
             return self._forward(
                 _device_groups.spread(x, self._ctx, nd.NDArray),
@@ -98,7 +98,7 @@ class SplitLayer(HybridBlock):
         return super().forward(x, *args)
 
     def _complete(self, x):
-        """Finds sizes that aren't known yet."""
+        """Completes sizes that are not known yet."""
 
     def _check_list(self, x):
         devices = [a.context for a in x]
@@ -118,7 +118,7 @@ class SplitLayer(HybridBlock):
         )
 
     def _pieces(self, x, axis):
-        """Returns the input's parts along the axis: a list is parts already."""
+        """Returns the input's parts along the axis. A list already consists of parts."""
         return (
             collectives.scatter(x, self._ctx, axis)
             if isinstance(x, nd.NDArray)
@@ -129,7 +129,7 @@ class SplitLayer(HybridBlock):
         return [params.get(f"shard{i}_{name}") for i in range(len(self._ctx))]
 
     def _whole(self, outs, x, axis):
-        """Parts put together: where the one input is, or on every device."""
+        """Joins parts, on the device of a single input or on every device."""
         return (
             collectives.gather(outs, x.context, axis)
             if isinstance(x, nd.NDArray)
@@ -173,25 +173,25 @@ class ColumnParallelDense(_ParallelDense):
     Parameters
     ----------
     units : int
-        Size of the output, of all devices together.
+        Size of the output on all devices together.
     ctx : list of Context
-        The devices; each has ``units / len(ctx)`` rows of the weight.
+        Devices; each has ``units / len(ctx)`` rows of the weight.
     activation, use_bias, flatten, dtype, weight_initializer, bias_initializer, in_units
-        As for `Dense`.
+        See `Dense`.
     gather_output : bool, default True
-        Whether the units are put together. If not, the result is a list: of each device its units,
+        Whether to join the units. Otherwise, the result is a list with the units of each device,
         along the last axis.
     gather_input : int, optional
-        The axis along which a list of inputs is divided (a sequence), to be put together first. By
-        default each is the whole input.
+        The axis along which a list of inputs is split (a sequence), to be joined first. By default,
+        each input is whole.
     blocks, unit : int, default 1
-        The units consist of so many equal blocks (queries, keys, values), each of which is split,
-        in multiples of `unit` (a head).
+        The units consist of this number of equal blocks (queries, keys, values). Each block is
+        split in multiples of `unit` (a head).
 
     Raises
     ------
     ValueError
-        `blocks` is not 1 with ``gather_output=True``.
+        If `blocks` is not 1 with ``gather_output=True``.
 
     Examples
     --------
@@ -266,36 +266,36 @@ class ColumnParallelDense(_ParallelDense):
 
 class RowParallelDense(_ParallelDense):
     """A `Dense` whose inputs are split: every device multiplies some of the features, and the
-    products are summed up.
+    products are summed.
 
     Parameters
     ----------
     units : int
         Size of the output.
     ctx : list of Context
-        The devices; each has ``in_units / len(ctx)`` columns of the weight.
+        Devices; each has ``in_units / len(ctx)`` columns of the weight.
     activation, use_bias, flatten, dtype, weight_initializer, bias_initializer, in_units
-        As for `Dense`. The bias lives on the first device.
+        See `Dense`. The bias is on the first device.
     input_is_parallel : bool, default False
-        Whether the input is a list in which each device has its features, as `ColumnParallelDense`
-        with ``gather_output=False`` gives it. The result is then a list, too, unless `output_ctx`
-        says otherwise.
+        Whether the input is a list with the features of each device, as returned by
+        `ColumnParallelDense` with ``gather_output=False``. The result is then also a list, unless
+        `output_ctx` is given.
     output_ctx : Context, optional
-        The result is one array there.
+        Device of the result, which is then one array.
     scatter_output : int, optional
-        Of a list, each device gets a part of the sum, cut along this axis, in place of the whole of
-        it.
+        For lists: the axis along which the sum is split, so that each device gets a part instead of
+        the whole sum.
     unit : int, default 1
-        The features are split in multiples of it.
+        The features are split in multiples of this number.
 
     Raises
     ------
     ValueError
-        Both `output_ctx` and `scatter_output` are given.
+        If both `output_ctx` and `scatter_output` are given.
 
     Examples
     --------
-    Two products with one exchange: the hidden units stay where they are computed.
+    Two products with one exchange: the hidden units stay on their devices.
 
     >>> devices = [mx.cpu(0), mx.cpu(1)]
     >>> up = mx.parallel.ColumnParallelDense(8, devices, in_units=4, gather_output=False)
@@ -412,19 +412,19 @@ class RowParallelDense(_ParallelDense):
 
 
 class VocabParallelEmbedding(SplitLayer):
-    """An `Embedding` whose rows are split: every device looks up the indices it has, and the
-    vectors are summed up.
+    """An `Embedding` whose rows are split: every device looks up its own indices, and the vectors
+    are summed.
 
     Parameters
     ----------
     input_dim : int
-        How many indices there are: rows of the weight, of all devices together.
+        Number of indices: rows of the weight on all devices together.
     output_dim : int
         Size of a vector.
     ctx : list of Context
-        The devices; each has ``input_dim / len(ctx)`` rows of the weight.
+        Devices; each has ``input_dim / len(ctx)`` rows of the weight.
     dtype, weight_initializer
-        As for `Embedding`.
+        See `Embedding`.
 
     Examples
     --------
@@ -467,7 +467,7 @@ class VocabParallelEmbedding(SplitLayer):
             zip(self._everywhere(x), self._shards(params, "weight"))
         ):
             ((begin, end),) = self._weight.ranges(i)
-            # Indices out of range count as the nearest one, as in Embedding.
+            # Indices that are out of range are clipped, as in Embedding.
             local = F.clip(indices, a_min=0, a_max=self._input_dim - 1) - begin
             rows = F.Embedding(
                 F.clip(local, a_min=0, a_max=end - begin - 1),
@@ -481,25 +481,25 @@ class VocabParallelEmbedding(SplitLayer):
 
 
 class VocabParallelSoftmaxCELoss(Loss):
-    """`SoftmaxCrossEntropyLoss` of logits that are split over devices along the last axis; no
+    """`SoftmaxCrossEntropyLoss` of logits that are split over devices along the last axis. No
     device ever holds all of them.
 
-    Called as ``loss(logits, label)`` with the list that `ColumnParallelDense` gives with
-    ``gather_output=False``, and labels that are class indices, on any device. The result is where
-    the labels are. One number a row passes between devices: the largest logit, the sum of
+    It is called as ``loss(logits, label)`` with the list that `ColumnParallelDense` returns with
+    ``gather_output=False``, and labels that are class indices, on any device. The result is on the
+    device of the labels. Devices exchange only three numbers per row: the largest logit, the sum of
     exponentials and the label's logit.
 
     Parameters
     ----------
     weight : float, optional
-        The loss is multiplied by it.
+        A factor for the loss.
     batch_axis : int, default 0
-        The axis that is not averaged over.
+        Axis of the samples, which is not averaged over.
 
     Raises
     ------
     MXNetError
-        The logits are no list of arrays, or their shapes don't fit that of the labels.
+        If the logits are not a list of arrays, or their shapes do not match the labels.
 
     Examples
     --------
@@ -555,24 +555,23 @@ class ParallelConv2D(SplitLayer):
     Parameters
     ----------
     channels : int
-        Channels of the output, of all devices together.
+        Channels of the output on all devices together.
     kernel_size : int or tuple of int
-        Height and width of the window.
+        Height and width of the kernel.
     ctx : list of Context
-        The devices; each computes ``channels / len(ctx)`` of the channels.
+        Devices; each computes ``channels / len(ctx)`` of the channels.
     strides, padding, dilation, groups, layout, activation, use_bias : optional
-        As for `Conv2D`.
+        See `Conv2D`.
     weight_initializer, bias_initializer, in_channels, dtype : optional
-        As for `Conv2D`. With groups, every device has whole groups, and of the input only their
-        channels.
+        See `Conv2D`. With groups, every device has whole groups and only their input channels.
     gather_output : bool, default True
-        Whether the channels are put together. If not, the result is a list: of each device its
-        channels.
+        Whether to join the channels. Otherwise, the result is a list with the channels of each
+        device.
 
     Raises
     ------
     ValueError
-        The channels can't be divided into `groups`.
+        If the channels cannot be divided into `groups`.
 
     Examples
     --------
@@ -688,12 +687,12 @@ class ParallelConv2D(SplitLayer):
 
 
 def whole_weight(layer: _ParallelDense) -> Family:
-    """Returns the weight of a split layer as a whole."""
+    """Returns the family of a split layer's weight."""
     return layer._weight
 
 
 def lie_on(layer: SplitLayer, lines: list[list[Context]]) -> None:
-    """Says where the parts of a layer belong, in each replica; their arrays are to be moved by
+    """Sets the devices of a layer's parts in each replica. The caller must move their arrays with
     `reset_ctx`."""
     layer._lines = lines
     for param in own_parameters(layer).values():

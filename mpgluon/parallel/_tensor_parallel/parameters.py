@@ -1,5 +1,5 @@
-"""Parameters split over devices: each device holds a part, made of the same values as the whole
-parameter would have."""
+"""Parameters split over devices: each device holds a part, with the same values as in the whole
+parameter."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ __all__ = ["HomeParameter", "ShardedParameter"]
 
 
 class HomeParameter(Parameter):
-    """A parameter that lives on its layer's device, whatever device ``net.initialize(ctx=...)``
-    names.
+    """A parameter that stays on its layer's device, regardless of ``net.initialize(ctx=...)``.
 
     Attributes
     ----------
     homes : list of Context
-        One device; of a network that is placed on a `Mesh`, one in each replica.
+        One device, or one in each replica of a network that is placed on a `Mesh`.
 
     Examples
     --------
@@ -44,7 +43,7 @@ class HomeParameter(Parameter):
 
     @property
     def home(self) -> Context:
-        """The device, or that of the first replica."""
+        """The device of the parameter, or of the first replica."""
         return self.homes[0]
 
     def initialize(
@@ -73,7 +72,7 @@ class HomeParameter(Parameter):
 
 
 class Family:
-    """The parts of one parameter: what they have in common."""
+    """The common properties of all parts of one parameter."""
 
     name: str
     axis: int
@@ -86,14 +85,14 @@ class Family:
     ) -> None:
         self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
         self.members: list[ShardedParameter] = []
-        # The random calls of the whole, and whose part was drawn from them
+        # Random state for the whole, and the indices of parts that were drawn from it.
         self.key: Any = None
         self.drawn: set[int] = set()
         self.shape: tuple[int, ...] = ()
         self.complete(shape)
 
     def complete(self, shape: Sequence[int]) -> None:
-        """Takes over what is known of the whole shape, and tells the parts."""
+        """Completes the shape of the whole, and updates the shapes of the parts."""
         self.shape = tuple(shape)
         total = self.shape[self.axis]
         if total > 0:
@@ -113,8 +112,8 @@ class Family:
             member.shape = self.part_shape(member.index)
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Returns the ranges (begin, end) of the whole, along the axis, that are part `index`: one
-        for each block."""
+        """Returns the ranges (begin, end) along the axis of the whole that part `index` consists
+        of, one for each block."""
         block = self.shape[self.axis] // self.blocks
         begin, end = divide(block // self.unit, self.count)[index]
         return [
@@ -128,7 +127,7 @@ class Family:
         return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
 
     def take(self, whole: nd.NDArray, index: int) -> nd.NDArray:
-        """Part `index` of an array of the whole shape."""
+        """Returns part `index` of an array with the whole shape."""
         with _device_groups.paused():
             parts = [
                 nd.slice_axis(whole, axis=self.axis, begin=begin, end=end)
@@ -137,8 +136,8 @@ class Family:
             return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 
     def calls(self, index: int) -> _core.Scope:
-        """All parts of one initialisation have the random calls that the whole would have; whoever
-        comes first takes them."""
+        """Returns a scope in which a part is initialized. All parts of one initialization use the
+        random calls of the whole; the first part reserves them."""
         if self.key is None or index in self.drawn:
             self.key, self.drawn = random.get_state(), {index}
             return _core.Scope()
@@ -147,19 +146,19 @@ class Family:
 
 
 class ShardedParameter(HomeParameter):
-    """The part of a parameter that one device holds.
+    """The part of a parameter on one device.
 
     Attributes
     ----------
     global_name, global_shape
-        Of the whole parameter; 0 stands for a size that is not known yet.
+        Name and shape of the whole parameter; 0 means a size that is not known yet.
     axis, index, count : int
-        The parameter is split along `axis` into `count` parts; this is part `index`.
+        The parameter is split along `axis` into `count` parts, of which this is part `index`.
     ranges : list of (int, int)
-        The rows of the part, along `axis` of the whole: one range or, of gates and of queries,
-        keys and values in one, several.
+        The part's ranges along `axis` of the whole. There are several for gates, and for combined
+        queries, keys and values.
     homes : list of Context
-        Where it lives: one device, or one in each replica.
+        Devices of the part: one device, or one in each replica.
 
     Examples
     --------
@@ -179,7 +178,7 @@ class ShardedParameter(HomeParameter):
 
     @property
     def global_name(self) -> str:
-        """The name of the whole parameter, under which checkpoints hold it."""
+        """The name of the whole parameter, which checkpoints use."""
         return self._family.name
 
     @property
@@ -189,17 +188,17 @@ class ShardedParameter(HomeParameter):
 
     @property
     def axis(self) -> int:
-        """The axis along which the whole is divided."""
+        """The axis along which the whole is split."""
         return self._family.axis
 
     @property
     def count(self) -> int:
-        """Into how many parts the whole is divided."""
+        """The number of parts."""
         return self._family.count
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The (begin, end) of the whole, along `axis`, that this part consists of."""
+        """The ranges (begin, end) along `axis` of the whole that this part consists of."""
         return self._family.ranges(self.index)
 
     def initialize(
@@ -210,7 +209,8 @@ class ShardedParameter(HomeParameter):
         force_reinit: bool = False,
     ) -> None:
         if self.arrays is not None and not force_reinit:
-            super().initialize(init, ctx, default_init, force_reinit)  # which warns
+            # Warns that it is already initialized.
+            super().initialize(init, ctx, default_init, force_reinit)
             return
         with self._family.calls(self.index):
             super().initialize(init, ctx, default_init, force_reinit)
@@ -233,7 +233,7 @@ class ShardedParameter(HomeParameter):
             self._take(self._family.take(whole, self.index), contexts)
 
     def set_data(self, data: nd.NDArray) -> None:
-        """Sets the value: of the part, or, from an array of the whole shape, the part of it."""
+        """Sets the value of the part. An array with the whole shape is reduced to the part."""
         if isinstance(data, nd.NDArray) and tuple(data.shape) == self.global_shape != self.shape:
             data = self._family.take(data, self.index)
         super().set_data(data)
@@ -249,16 +249,16 @@ def split_parameter(
     unit: int = 1,
     **kwargs: Any,
 ) -> Family:
-    """Makes the parts of a parameter of a block; on device i it is the attribute
+    """Creates the parts of a block's parameter. The part on device i is the attribute
     ``shard{i}_{name}``. Returns their family.
 
     Parameters
     ----------
     shape : tuple of int
-        Of the whole.
+        Shape of the whole.
     blocks, unit : int
-        The axis is made of equal blocks (gates; queries, keys and values), each of which is
-        divided, in multiples of `unit` (heads).
+        The axis consists of equal blocks (gates; queries, keys and values). Each block is split in
+        multiples of `unit` (heads).
     """
     family = Family(block.params.prefix + name, shape, axis, len(ctx), blocks, unit)
     for index, home in enumerate(ctx):
@@ -277,7 +277,7 @@ def split_parameter(
 def home_parameter(
     block: Block, name: str, shape: tuple[int, ...], home: Context, **kwargs: Any
 ) -> HomeParameter:
-    """Makes a parameter of a block that stays on a device."""
+    """Creates a parameter of a block that stays on a device."""
     full = block.params.prefix + name
     param = HomeParameter(full, home, shape=shape, allow_deferred_init=True, **kwargs)
     block.params.update({full: param})
@@ -286,5 +286,5 @@ def home_parameter(
 
 
 def complete_whole(param: ShardedParameter, shape: Sequence[int]) -> None:
-    """Takes over what is known of the shape of the whole that a parameter is a part of."""
+    """Completes the shape of the whole that a parameter is a part of."""
     param._family.complete(shape)

@@ -1,4 +1,4 @@
-"""LSTMs over several devices. See `layers.py`."""
+"""LSTMs that are split over devices. See `layers.py`."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ __all__ = ["ParallelLSTM"]
 
 
 class ParallelLSTM(SplitLayer):
-    """An `LSTM` whose cells, with all their gates, are split over devices; after every time step
-    the outputs are exchanged.
+    """An `LSTM` whose cells, with all their gates, are split over devices. The devices exchange
+    outputs after every time step.
 
     Parameters
     ----------
     hidden_size : int
-        Cells of a layer, of all devices together.
+        Cells of a layer on all devices together.
     ctx : list of Context
-        The devices; each has ``hidden_size / len(ctx)`` of the cells.
+        Devices; each has ``hidden_size / len(ctx)`` of the cells.
     num_layers : int, default 1
-        How many layers follow each other.
+        Number of stacked layers.
     layout : {'TNC', 'NTC'}
-        Axes of input and output: time, batch, features; or batch, time, features.
+        Order of axes of input and output: T time, N batch, C features.
     dropout : float, default 0
-        Of the outputs of every layer but the last, with the mask of `LSTM`.
+        Dropout rate of the outputs of every layer except the last, with the mask of `LSTM`.
     bidirectional : bool, default False
-        Whether each layer reads the sequence in both directions; outputs are twice as wide then.
+        Whether each layer also runs backward in time, which doubles the width of outputs.
     input_size, dtype : optional
-        As for `LSTM`.
+        See `LSTM`.
     i2h_weight_initializer, h2h_weight_initializer : optional
-        As for `LSTM`.
+        See `LSTM`.
     i2h_bias_initializer, h2h_bias_initializer : optional
-        As for `LSTM`.
+        See `LSTM`.
 
-    Called with an array, it begins with zero states and returns the output; with an array and
-    states, as `begin_state` makes them, it returns the output and the states afterwards, all on the
+    Called with an array, it starts with zero states and returns the output. Called with an array
+    and states, as created by `begin_state`, it returns the output and the final states, all on the
     input's device.
 
     Raises
     ------
     ValueError
-        For other layouts, and a dropout that is not in [0, 1).
+        If the layout is unknown, or the dropout rate is not in [0, 1).
 
     Examples
     --------
@@ -99,7 +99,7 @@ class ParallelLSTM(SplitLayer):
         )
         self._directions = "lr" if bidirectional else "l"
         rows, size = 4 * hidden_size, input_size
-        self._inputs = []  # what depends on the size of the input
+        self._inputs = []  # weights whose shape depends on the size of the input
         for layer in range(num_layers):
             for direction in self._directions:
                 cell, split = (
@@ -130,7 +130,7 @@ class ParallelLSTM(SplitLayer):
         return "lstm"
 
     def _collect_params_with_prefix(self, prefix=""):
-        # As LSTM names them in files, but for the number of the part.
+        # Names in files are those of LSTM, with the index of the part added.
         found = {}
         for name, param in self._reg_params.items():
             part, direction, layer, rest = re.fullmatch(
@@ -148,16 +148,16 @@ class ParallelLSTM(SplitLayer):
         return text + (", bidirectional" if len(self._directions) == 2 else "")
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """Two states, h and c: dicts with ``shape`` (layers and directions, batch_size,
-        hidden_size) and ``__layout__``."""
+        """Returns descriptions of the two states, h and c: dicts with ``shape`` (layers *
+        directions, batch_size, hidden_size) and ``__layout__``."""
         count = self._layers * len(self._directions)
         return [{"shape": (count, batch_size, self._hidden), "__layout__": "LNC"}] * 2
 
     def begin_state(
         self, batch_size: int = 0, func: Callable[..., NDArray] = nd.zeros, **kwargs: Any
     ) -> list[NDArray]:
-        """States to begin with: two arrays of shape (layers * directions, batch_size, hidden_size);
-        see `LSTM.begin_state`."""
+        """Returns initial states: two arrays of shape (layers * directions, batch_size,
+        hidden_size). See `LSTM.begin_state`."""
         kwargs = {"ctx": self._ctx[0], "dtype": self._dtype, **kwargs}
         return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
 
@@ -182,7 +182,7 @@ class ParallelLSTM(SplitLayer):
             x = F.swapaxes(x, dim1=0, dim2=1)
         time, batch, _ = x.shape
         draw = None
-        if self._dropout and self._layers > 1:  # as in LSTM; otherwise it draws no numbers
+        if self._dropout and self._layers > 1:  # as in LSTM, which draws no numbers otherwise
             draw = F._internal._dropout_draw(x, axis=0, total=time)
         if begins:
             states = self.begin_state(batch, ctx=home, dtype=x.dtype)
@@ -238,8 +238,8 @@ class ParallelLSTM(SplitLayer):
         return ways[0] if len(ways) == 1 else F.concat(*ways, dim=2)
 
     def _drop(self, F, inputs, draw, layer):
-        """Dropout behind a layer, on every device by the same draw: what LSTM draws for that
-        layer."""
+        """Applies dropout after a layer, on every device with the same draw, which is that of LSTM
+        for the layer."""
         if not self._dropout:
             return inputs
         offset = nd.array([0, 0, layer << 48, 0, 0], dtype="int64", ctx=draw.context)
@@ -250,7 +250,8 @@ class ParallelLSTM(SplitLayer):
         ]
 
     def _layer(self, F, inputs, h, c, weights, backwards):
-        """Returns the outputs of all steps, whole on every device, and the last cells of each."""
+        """Returns the whole outputs of all steps on every device, and the last cells of each
+        device."""
         h = collectives.broadcast(h, self._ctx)
         c = collectives.scatter(c, self._ctx, 1)
         gates = []

@@ -1,4 +1,4 @@
-"""`shard`: the layers of an ordinary network, split over devices by a plan of name patterns."""
+"""`shard`: splits the layers of an ordinary network over devices, by a plan of name patterns."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _dropout(layer, ctx, options):
     return SequenceParallelDropout(arguments["rate"], ctx, prefix=layer.prefix, **options)
 
 
-# kind of split -> the layers it is for, and what they become
+# kind of split -> [(class of a layer, function that creates its split form)]
 _KINDS = {
     "column": [
         (nn.Dense, _dense(ColumnParallelDense)),
@@ -98,12 +98,12 @@ _KINDS = {
     "sequence": [(nn.LayerNorm, _norm), (nn.Dropout, _dropout)],
 }
 
-# layer -> how it is split where every layer is to be
+# class of a layer -> default kind of split
 _EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LSTM: "gates"}
 
 
 def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]]:
-    """Yields the blocks below one: (parent, its name for the block, path, block)."""
+    """Yields the descendants of a block as (parent, name in the parent, path, block)."""
     for name, child in list(children(block).items()):
         place = f"{path}.{name}" if path else name
         yield block, name, place, child
@@ -111,7 +111,7 @@ def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]
 
 
 def _take_over(old, new):
-    """The settings of the old layer's parameters, and their values where they have some."""
+    """Copies the settings of the old layer's parameters, and their values if they have any."""
     for name, param in own_parameters(old).items():
         parts = [
             p
@@ -143,28 +143,29 @@ def _take_over(old, new):
 def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) -> Block:
     """Splits layers of an ordinary network over devices, in place.
 
-    Every matching layer is replaced by its split form, which takes and returns one array as the
-    layer did, on the device where its input is: the network's code stays as it is. Parameters keep
-    their values, or get those that they would have got. Make the Trainer afterwards.
+    Every matching layer is replaced by its split form. Like the layer, it accepts and returns one
+    array, on the device of its input, so the network's code does not change. Parameters keep their
+    values, or are initialized with the same values. Create the Trainer afterwards.
 
     Parameters
     ----------
     net : HybridBlock
-        The network; its parameters may be initialized or not.
+        Network with initialized or uninitialized parameters.
     plan : dict of str to str
-        Regular expressions that match a layer's path in the tree (``encoder.0.qkv``) or its name
-        (``net0_qkv``) as a whole, and how it is split; the first that matches counts. 'column': a
-        Dense by its units, a Conv2D by its channels, an LSTM by its cells; 'row': a Dense by its
-        inputs; 'vocab': an Embedding by its rows; 'channel': a Conv2D; 'gates': an LSTM;
-        'sequence': a LayerNorm or Dropout along axis 1; 'heads': a block with attention, written
-        out, by its heads. A pair ``('row', {'output_ctx': ctx})`` gives options of the split layer;
-        those of 'heads' are ``inputs``, the names of the Dense children that make queries, keys and
-        values (of one, the first third of the units makes queries; with ``blocks=1`` the units are
-        apart by heads first); ``output``, that of the one whose input are the heads;
-        ``attributes``, the names of what counts heads (the first), or units of all heads, in the
-        block. By default they are found by common names.
+        Maps regular expressions to kinds of split. A key matches a layer's whole path in the tree
+        (``encoder.0.qkv``) or its whole name (``net0_qkv``); the first match wins. The kinds are
+        'column' (a Dense by its units, a Conv2D by its channels, an LSTM by its cells), 'row' (a
+        Dense by its inputs), 'vocab' (an Embedding by its rows), 'channel' (a Conv2D), 'gates' (an
+        LSTM), 'sequence' (a LayerNorm or Dropout along axis 1), and 'heads' (a block that
+        implements attention, by its heads). A pair ``('row', {'output_ctx': ctx})`` adds options of
+        the split layer. The options of 'heads' are ``inputs``, the names of the Dense children that
+        compute queries, keys and values (with a single child, the first third of its units computes
+        queries; with ``blocks=1``, its units are ordered by heads first); ``output``, the name of
+        the child whose input is the heads; and ``attributes``, the names of the block's attributes
+        with the number of heads (first) or of units of all heads. By default, common names are
+        tried.
     ctx : list of Context
-        The devices that layers are split over.
+        Devices over which layers are split.
 
     Returns
     -------
@@ -174,10 +175,11 @@ def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) ->
     Raises
     ------
     ValueError
-        A pattern is no regular expression, matches nothing, or names an unknown split; or a layer
-        can't be split like that.
+        If a pattern is not a regular expression, matches nothing, or names an unknown split, or if
+        a layer cannot be split in this way.
     MXNetError
-        A layer is of a kind that the split is not for, or shares parameters with another.
+        If the split does not support a layer's class, or the layer shares parameters with another
+        one.
 
     Examples
     --------
@@ -219,7 +221,7 @@ def matches(
     places, used, work = list(walk(net)), set(), {}
     for parent, _, path, layer in places:
         if parent in work and work[parent][1] != "heads":
-            continue  # a layer's own activation goes with it
+            continue  # an activation belongs to its layer
         for number, (pattern, kind, options) in enumerate(rules):
             if pattern.fullmatch(path) or pattern.fullmatch(layer.name):
                 used.add(number)
@@ -245,8 +247,8 @@ def matches(
 
 
 def _divide_heads(block, path, options, work, who):
-    """An attention is split together with the products that make its queries, keys and values, and
-    its output."""
+    """Adds the products of an attention's queries, keys, values and output to the layers to
+    split."""
     try:
         inputs, output, count, choices, blocks = heads.find(block, options)
     except (ValueError, NotImplementedError) as error:
@@ -263,11 +265,12 @@ def _divide_heads(block, path, options, work, who):
         )
         for name in inputs
     ]
-    unit = parts[-1][2]["unit"] // (3 if len(inputs) == blocks == 1 else 1)  # of a head's result
+    # Units of a head's result.
+    unit = parts[-1][2]["unit"] // (3 if len(inputs) == blocks == 1 else 1)
     parts.append((output, "row", {"input_is_parallel": True, "unit": unit}))
     for name, kind, given in parts:
         work[children(block)[name]] = f"{path}.{name}", kind, given
-    del work[block]  # the block itself comes behind its parts
+    del work[block]  # the block must follow its parts
     work[block] = (
         path,
         "heads",
@@ -276,8 +279,8 @@ def _divide_heads(block, path, options, work, who):
 
 
 def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str, Any]]]:
-    """Returns the layers to split over `count` devices: each that can be, and is large enough; as
-    `matches` gives it."""
+    """Returns the layers to split over `count` devices, in the form of `matches`: all that support
+    it and are large enough."""
     shared, work = set(_shared(net)), {}
     for _, _, path, layer in walk(net):
         kind = _EVERY.get(type(layer))
@@ -292,7 +295,7 @@ def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str,
 
 
 def _shared(net):
-    """Yields the layers that have parameters together with others."""
+    """Yields the layers that share parameters with other layers."""
     owners = {}
     for _, _, _, layer in walk(net):
         for param in own_parameters(layer).values():
@@ -307,19 +310,19 @@ def split_layers(
     ctx_of: Callable[[Block], Sequence[Context]],
     who: str,
 ) -> dict[Block, Block]:
-    """Replaces layers by split ones; nothing is changed where that fails.
+    """Replaces layers by their split forms. Changes nothing if an error occurs.
 
     Parameters
     ----------
     work : dict
-        layer -> (path, kind of split, options), as of `matches`.
+        layer -> (path, kind of split, options), as returned by `matches`.
     ctx_of : callable
-        The devices for a layer.
+        Returns the devices for a layer.
 
     Returns
     -------
     dict
-        layer -> what it became.
+        layer -> its split form.
     """
     places, made, shared = list(walk(net)), {}, set(_shared(net))
     for layer, (path, _, _) in work.items():
@@ -346,7 +349,7 @@ def split_layers(
             )
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{who}: '{path}' ({type(layer).__name__}): {error}") from error
-    with random.calls_at(random.get_state()):  # splitting draws nothing
+    with random.calls_at(random.get_state()):  # splitting must not advance the random state
         for layer, new in made.items():
             _take_over(layer, new)
     for parent, name, _, layer in places:
