@@ -1,7 +1,7 @@
-"""Optimizers: how gradients change weights.
+"""Optimizers, which update weights by their gradients.
 
-`create(name, **options)` makes one by name. Gluon's Trainer drives them; `get_updater` is the form
-that keeps the states itself.
+`create(name, **options)` creates an optimizer by name. Gluon's Trainer calls optimizers;
+`get_updater` returns a function that also holds the states.
 """
 
 from .._hints import OPTIMIZERS as _OPTIMIZERS, near_names as _near_names

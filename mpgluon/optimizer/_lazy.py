@@ -1,4 +1,4 @@
-"""Updates by sparse gradients: of the rows that they have, where the optimizer is lazy."""
+"""Updates by sparse gradients. Lazy optimizers update only the rows of the gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _is_sparse(array):
 
 
 def _with_arrays(state, arrays):
-    """Returns the state with others in place of its arrays, by their ids."""
+    """Returns the state with its arrays replaced, given a dict by the arrays' ids."""
     if isinstance(state, NDArray):
         return arrays.get(id(state), state)
     if isinstance(state, (tuple, list)):
@@ -43,11 +43,11 @@ def _plain(array):
 def update_rows(
     optimizer: Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any
 ) -> None:
-    """One update of a weight by a gradient of which one, or both, are sparse.
+    """Runs one update of a weight in which gradient or weight, or both, are sparse.
 
-    Where the optimizer's `updates_rows` is true and the gradient row_sparse, the rows that it has
-    are taken out of weight and state, updated, and put back; the others stay as they are, without
-    decay. Otherwise it is an update by the dense gradient.
+    If the optimizer's `updates_rows` is true and the gradient is row_sparse, the gradient's rows
+    are taken out of weight and state, updated, and written back. Other rows do not change, and are
+    not decayed. Otherwise, the update uses the dense gradient.
     """
     with autograd.pause():
         sparse = [array for array in (weight, *_arrays(state)) if _is_sparse(array)]
@@ -83,7 +83,7 @@ def _update(optimizer, index, weight, grad, state):
 
 
 def sum_rows(grads: list[Any]) -> None:
-    """Makes the row_sparse gradients of replicas their sum."""
+    """Replaces the row_sparse gradients of replicas by their sum."""
     if len(grads) > 1:
         first, *others = grads
         fresh = [grad for grad in grads if grad.fresh]

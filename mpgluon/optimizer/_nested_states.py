@@ -1,5 +1,5 @@
-"""States of optimizers as they nest: arrays, numbers, and tuples of these. For the package's other
-modules."""
+"""Nested optimizer states: arrays, numbers, and tuples of these. Used by other modules of the
+package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def copy_state(state, ctx):
 
 
 def cast_state(state, old, dtype):
-    """Returns a nested state whose arrays of dtype `old` are of another."""
+    """Returns a nested state with the arrays of dtype `old` cast to `dtype`."""
     if isinstance(state, nd.NDArray):
         return state.astype(dtype) if dtype_name(state.dtype) == old else state
     if isinstance(state, (tuple, list)):
@@ -35,7 +35,7 @@ def cast_state(state, old, dtype):
 
 
 def take_apart(state, name, arrays, who="Trainer.save_states"):
-    """Adds the arrays of a nested state to `arrays`; returns its structure for JSON."""
+    """Adds the arrays of a nested state to `arrays`. Returns its structure for JSON."""
     if isinstance(state, nd.NDArray):
         arrays[name] = state
         return "array"
@@ -66,8 +66,8 @@ def put_together(
 
 
 def check_state(state, param, fname):
-    """Every array of a state has the shape of its parameter, or one element, or (layer-wise rates)
-    fewer dimensions."""
+    """Raises MXNetError unless every array of a state has the shape of its parameter, one element,
+    or (for layer-wise rates) fewer dimensions."""
     if isinstance(state, tuple):
         for part in state:
             check_state(part, param, fname)

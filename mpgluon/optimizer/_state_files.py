@@ -1,7 +1,7 @@
-"""States of optimizers as bytes: array files, and pickles that MXNet wrote. For the package's other
-modules.
+"""Optimizer states as bytes: array files, and pickles of MXNet. Used by other modules of the
+package.
 
-Reading runs no code of the bytes and takes at most a stated multiple of their size.
+Reading does not run code from the bytes, and uses at most a fixed multiple of their size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORMAT = "mpgluon updater states 1"
 
 # --- Array files ----------------------------------------------------------------------------------
 def states_to_bytes(states: dict[Any, Any]) -> bytes:
-    """Returns an array file of states by key, with their structure as JSON in an array of bytes."""
+    """Returns an array file of states by key, with their structure as JSON in a uint8 array."""
     arrays: dict[str, Any] = {}
     entries = []
     for number, (key, state) in enumerate(states.items()):
@@ -49,7 +49,7 @@ def states_of_bytes(data: bytes) -> dict[Any, Any]:
     """Returns the states in an array file of `states_to_bytes`, or in a pickle of MXNet's
     ``get_states``.
 
-    Raises MXNetError for all other bytes.
+    Raises MXNetError for any other bytes.
     """
     if data[:1] != pickle.PROTO and data[:8] == struct.pack("<Q", 0x112):
         return _states_of_arrays(load_frombuffer(data))
@@ -95,32 +95,32 @@ def _states_of_arrays(arrays):
 
 # --- Pickles --------------------------------------------------------------------------------------
 class _SavedArray:
-    """An NDArray of MXNet's in a pickle; `value` becomes the array."""
+    """An NDArray of MXNet in a pickle. `value` is set to the array."""
 
     def __init__(self, handle=None):
         self.value = None
 
     def __setstate__(self, state):
         record = state["handle"]
-        if record is not None:  # as one array of an array file
+        if record is not None:  # the record has the format of one array in an array file
             (self.value,) = load_frombuffer(
                 struct.pack("<QQQ", 0x112, 0, 1) + bytes(record) + struct.pack("<Q", 0)
             )
 
 
 class _RefusedName(MXNetError):
-    """A pickle names a class or function that is not read."""
+    """Raised if a pickle names a class or function that is not allowed."""
 
 
 class SavedObject:
-    """An optimizer or scheduler of MXNet's in a pickle: its attributes."""
+    """An optimizer or scheduler of MXNet in a pickle, with its attributes."""
 
 
 class _Restricted(pickle.Unpickler):
-    """Creates arrays, numbers and containers only.
+    """Unpickles only arrays, numbers and containers.
 
-    The classes and functions that a pickle may call are made for each pickle, because a pickle can
-    set attributes of everything that it can name.
+    The classes and functions that a pickle may call are created for each pickle, because a pickle
+    can set attributes of everything that it can name.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -144,8 +144,8 @@ class _Restricted(pickle.Unpickler):
 
 
 def _bytes_of(value=b"", encoding="latin1"):
-    """Bytes as pickles of several protocols write them; a length is refused, because it would be
-    memory that the file does not pay for."""
+    """Returns bytes in the forms that different pickle protocols use. Rejects a length, which would
+    allocate memory that is not in the file."""
     if isinstance(value, str) and encoding in ("latin1", "latin-1"):
         return value.encode("latin1")
     if isinstance(value, bytes):
@@ -163,8 +163,9 @@ _MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
 
 
 def _check_size(data):
-    """Refuses a pickle that claims more than its bytes: the interpreter's reader allocates a memo
-    slot for each index up to the largest (CPython issue 115952), and strings by their lengths.
+    """Raises ValueError for a pickle that claims more memory than its size: the interpreter's
+    reader allocates memo slots up to the largest index (CPython issue 115952), and strings by their
+    lengths.
 
     Reads the opcodes without executing them.
     """
@@ -175,9 +176,9 @@ def _check_size(data):
 
 
 def read_pickle(data: bytes) -> Any:
-    """Returns the arrays, numbers and containers of a pickle; no code in it runs.
+    """Returns the arrays, numbers and containers of a pickle, without running code from it.
 
-    Raises MXNetError for a pickle of anything else, or one that is damaged.
+    Raises MXNetError for a damaged pickle, or one with any other contents.
     """
     try:
         _check_size(data)
@@ -185,12 +186,13 @@ def read_pickle(data: bytes) -> Any:
         return taken_over(loaded, _Budget(len(data)))
     except MXNetError:
         raise
-    except Exception as error:  # a damaged pickle raises anything
+    except Exception as error:  # a damaged pickle can raise any exception
         raise MXNetError(f"it is damaged: {error}") from error
 
 
 class _Budget:
-    """Limits the walk over a pickle's objects, which may share parts: n of them can nest to 2^n."""
+    """Limits the walk over a pickle's objects. They may share parts, so n objects can nest to
+    2^n."""
 
     def __init__(self, most):
         self._left = most
@@ -202,7 +204,7 @@ class _Budget:
 
 
 def taken_over(state: Any, budget: _Budget | None = None) -> Any:
-    """Returns a state with NDArrays in place of MXNet's."""
+    """Returns a state with MXNet's arrays replaced by NDArrays."""
     if budget is not None:
         budget.spend()
     if isinstance(state, _SavedArray):
@@ -215,16 +217,16 @@ def taken_over(state: Any, budget: _Budget | None = None) -> Any:
 
 
 def is_pickle(fname: str | os.PathLike[str]) -> bool:
-    """True if a file begins as a pickle does and is not named `.safetensors`."""
+    """True if a file starts like a pickle and is not named `.safetensors`."""
     with open_regular(fname) as file:
         return file.read(1) == pickle.PROTO and not os.fspath(fname).endswith(".safetensors")
 
 
 def read_trainer_states(data: bytes) -> tuple[dict[int, Any], str, dict[str, Any]]:
-    """Returns the states by index, and the name and attributes of the optimizer, in a pickle that
-    ``Trainer.save_states`` of MXNet 1.x wrote.
+    """Returns the states by index, and the name and attributes of the optimizer, from a pickle of
+    ``Trainer.save_states`` of MXNet 1.x.
 
-    Raises MXNetError for all other bytes; no code in them runs.
+    Raises MXNetError for any other bytes. Does not run code from them.
     """
     loaded = read_pickle(data)
     if not isinstance(loaded, tuple) or len(loaded) != 2 or not isinstance(loaded[0], dict):
@@ -236,7 +238,7 @@ def read_trainer_states(data: bytes) -> tuple[dict[int, Any], str, dict[str, Any
 
 
 class _Trusting(pickle.Unpickler):
-    """Runs what the pickle says, and converts MXNet's arrays."""
+    """Unpickles without restrictions, and converts MXNet's arrays."""
 
     def find_class(self, module, name):
         if module.partition(".")[0] != "mxnet":
@@ -250,12 +252,12 @@ class _Trusting(pickle.Unpickler):
 
 
 def read_trusted(data: bytes) -> Any:
-    """Returns the contents of any pickle, which may run any code. MXNet's arrays still need
-    `taken_over`."""
+    """Returns the contents of any pickle, which may run arbitrary code. MXNet's arrays must still
+    be converted by `taken_over`."""
     try:
         loaded = _Trusting(io.BytesIO(data)).load()
     except MXNetError:
         raise
-    except Exception as error:  # a damaged pickle raises anything
+    except Exception as error:  # a damaged pickle can raise any exception
         raise MXNetError(f"these bytes are no states of an optimizer: {error}") from None
     return loaded

@@ -1,4 +1,4 @@
-"""Optimizers that scale each element's step by what its gradients have been."""
+"""Adaptive optimizers, which scale each element's step by its previous gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @register
 class Adam(GroupedOptimizer):
-    """Adam::
+    """Adam optimizer::
 
         grad = clip(grad * rescale_grad) + wd * weight
         mean = beta1 * mean + (1 - beta1) * grad
@@ -28,12 +28,12 @@ class Adam(GroupedOptimizer):
     learning_rate : float, default 0.001
         The learning rate.
     beta1, beta2 : float, default 0.9 and 0.999
-        How slowly the means of gradients and of their squares change.
+        Decay rates of the running means of gradients and of squared gradients.
     epsilon : float, default 1e-08
         Added to the divisor.
     lazy_update : bool, default True
-        Whether a row_sparse gradient updates only the rows that it has: the others see no weight
-        decay, and their states stay.
+        Whether a row_sparse gradient updates only its own rows. The other rows are not decayed, and
+        their states do not change.
     **kwargs
         See `Optimizer`.
 
@@ -143,25 +143,25 @@ class AdaGrad(GroupedOptimizer):
 
 @register
 class RMSProp(GroupedOptimizer):
-    """RMSProp: the step is divided by a running root mean square of the gradient (`gamma1`).
+    """RMSProp: divides the step by a running root mean square of the gradient (`gamma1`).
 
-    With `centered` by the running deviation, and with a momentum `gamma2`. `clip_weights` cuts the
-    weights off afterwards.
+    With `centered`, divides by the running standard deviation and uses a momentum `gamma2`.
+    `clip_weights` clips the weights afterwards.
 
     Parameters
     ----------
     learning_rate : float, default 0.001
         The learning rate.
     gamma1 : float, default 0.9
-        How slowly the running square changes.
+        Decay rate of the running mean square.
     gamma2 : float, default 0.9
-        How much of the last step goes into the next one, where `centered`.
+        Momentum, used if `centered`.
     epsilon : float, default 1e-08
         Added to the divisor.
     centered : bool, default False
-        Whether the running mean is taken off, and there is a momentum.
+        Whether to subtract the running mean and use a momentum.
     clip_weights : float, optional
-        The largest absolute value that weights keep; None: any.
+        Largest absolute value of weights; None disables clipping.
     **kwargs
         See `Optimizer`.
 
@@ -232,15 +232,15 @@ class RMSProp(GroupedOptimizer):
 
 @register
 class AdaDelta(GroupedOptimizer):
-    """AdaDelta: steps scaled by running squares (`rho`) of gradients and of steps; there is no
-    learning rate.
+    """AdaDelta: scales steps by running means (`rho`) of squared gradients and squared steps. It
+    has no learning rate.
 
     Parameters
     ----------
     rho : float, default 0.9
-        How slowly the running squares change.
+        Decay rate of the running means.
     epsilon : float, default 1e-05
-        Added to the running squares.
+        Added to the running means.
     **kwargs
         See `Optimizer`.
 
@@ -275,7 +275,7 @@ class AdaDelta(GroupedOptimizer):
 
 @register
 class Adamax(GroupedOptimizer):
-    """Adam with the largest absolute gradient (decayed by `beta2`) in place of the root mean
+    """Adamax: Adam with the largest absolute gradient (decayed by `beta2`) instead of the root mean
     square.
 
     Parameters
@@ -283,7 +283,7 @@ class Adamax(GroupedOptimizer):
     learning_rate : float, default 0.002
         The learning rate.
     beta1, beta2 : float, default 0.9 and 0.999
-        How slowly the mean of gradients and their largest absolute value change.
+        Decay rates of the mean of gradients and of their largest absolute value.
     **kwargs
         See `Optimizer`.
 
@@ -307,7 +307,7 @@ class Adamax(GroupedOptimizer):
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step(self, indices, weights, grads, states, lrs, wds):
-        """Updates weights of equal counts, whose numbers agree, together."""
+        """Updates weights in groups with equal counts, which share all numbers."""
         groups: dict[int, list[int]] = {}
         for k, index in enumerate(indices):
             groups.setdefault(self._index_update_count[index], []).append(k)
@@ -326,7 +326,8 @@ class Adamax(GroupedOptimizer):
             )
 
     def _options(self, **options):
-        """Clips to zero where `clip_gradient` is 0, as MXNet does for these two optimizers."""
+        """Clips the gradient to zero if `clip_gradient` is 0, as MXNet does for these two
+        optimizers."""
         options = super()._options(**options)
         if self.clip_gradient is not None:
             options["clip_gradient"] = self.clip_gradient
@@ -341,21 +342,20 @@ class Adamax(GroupedOptimizer):
 
 @register
 class Nadam(Adamax):
-    """Adam with Nesterov's momentum, which follows a schedule (`schedule_decay`).
+    """Nadam: Adam with Nesterov momentum that follows a schedule (`schedule_decay`).
 
-    The schedule is a function of how often the parameter was updated, so it does not depend on the
-    other parameters.
+    The schedule depends on the number of updates of each parameter, not on other parameters.
 
     Parameters
     ----------
     learning_rate : float, default 0.001
         The learning rate.
     beta1, beta2 : float, default 0.9 and 0.999
-        How slowly the means of gradients and of their squares change.
+        Decay rates of the running means of gradients and of squared gradients.
     epsilon : float, default 1e-08
         Added to the divisor.
     schedule_decay : float, default 0.004
-        How fast the schedule of the momentum approaches `beta1`.
+        Rate at which the momentum schedule approaches `beta1`.
     **kwargs
         See `Optimizer`.
 
@@ -381,13 +381,14 @@ class Nadam(Adamax):
         self.epsilon = epsilon
         _domain.number(schedule_decay=schedule_decay)
         self.schedule_decay = schedule_decay
-        self._schedule = [1.0]  # the product of the momenta of updates 1..t, at t
+        self._schedule = [1.0]  # product of the momenta of updates 1..t, at index t
 
     def _momentum(self, t):
         return self.beta1 * (1.0 - 0.5 * 0.96 ** (t * self.schedule_decay))
 
     def _multi_numbers(self, count):
-        while len(self._schedule) <= count and self._schedule[-1] > 1e-17:  # below, 1 - x is 1
+        # For smaller products, 1 - x is 1.
+        while len(self._schedule) <= count and self._schedule[-1] > 1e-17:
             self._schedule.append(self._schedule[-1] * self._momentum(len(self._schedule)))
         momentum, next_momentum = self._momentum(count), self._momentum(count + 1)
         product = self._schedule[min(count, len(self._schedule) - 1)]
@@ -405,12 +406,12 @@ class Nadam(Adamax):
 
 @register
 class FTML(GroupedOptimizer):
-    """Follow the moving leader.
+    """FTML: follow the moving leader.
 
     Parameters
     ----------
     beta1, beta2 : float, default 0.6 and 0.999
-        How slowly the means of gradients and of their squares change.
+        Decay rates of the running means of gradients and of squared gradients.
     epsilon : float, default 1e-08
         Added to the divisor.
     **kwargs
@@ -455,16 +456,16 @@ class FTML(GroupedOptimizer):
 
 @register
 class Ftrl(GroupedOptimizer):
-    """Follow the regularised leader; `lamda1` makes weights sparse.
+    """FTRL: follow the regularized leader. `lamda1` makes weights sparse.
 
     Parameters
     ----------
     lamda1 : float, default 0.01
-        The coefficient of the weights' absolute values.
+        L1 regularization coefficient.
     learning_rate : float, default 0.1
         The learning rate.
     beta : float, default 1
-        Added to the root of the sum of squares, which divides the rate.
+        Added to the root of the sum of squares, which divides the learning rate.
     **kwargs
         See `Optimizer`.
 
@@ -477,7 +478,7 @@ class Ftrl(GroupedOptimizer):
     def __init__(
         self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)  # a scheduler keeps its own rate to begin with, as in MXNet
+        super().__init__(**kwargs)  # a scheduler initially keeps its own rate, as in MXNet
         _domain.at_least(0, learning_rate=learning_rate)
         _domain.number(lamda1=lamda1, beta=beta)
         self.lr = learning_rate
@@ -505,21 +506,21 @@ class Ftrl(GroupedOptimizer):
 
 @register
 class LAMB(GroupedOptimizer):
-    """Adam whose step is scaled, layer by layer, to the norm of the weight (cut off at
-    `lower_bound` and `upper_bound`).
+    """LAMB: Adam whose step is scaled, for each layer, to the norm of the weight, which is clipped
+    to `lower_bound` and `upper_bound`.
 
     Parameters
     ----------
     learning_rate : float, default 0.001
         The learning rate.
     beta1, beta2 : float, default 0.9 and 0.999
-        How slowly the means of gradients and of their squares change.
+        Decay rates of the running means of gradients and of squared gradients.
     epsilon : float, default 1e-06
         Added to the divisor.
     lower_bound, upper_bound : float, optional
-        Where the norm of the weight is cut off; None: nowhere.
+        Bounds of the norm of the weight; None disables a bound.
     bias_correction : bool, default True
-        Whether the means are corrected for having begun at 0.
+        Whether to correct the bias of the running means, which start at 0.
     **kwargs
         See `Optimizer`.
 

@@ -1,4 +1,4 @@
-"""Optimizers outside MXNet's main set."""
+"""Optimizers of MXNet's `contrib` module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GroupAdaGrad"]
 
 @register
 class GroupAdaGrad(GroupedOptimizer):
-    """AdaGrad with one history for each row of a matrix; without weight decay."""
+    """AdaGrad with one history value for each row of a matrix, without weight decay."""
 
     def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)

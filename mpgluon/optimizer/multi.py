@@ -1,5 +1,5 @@
-"""A step of all weights of one device at once: prepared when they have been updated before, then a
-few numbers for each step."""
+"""A step of all weights on one device in one call. It is prepared once, and then needs only a few
+numbers for each step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..optimizer.updater import Updater
 
-# Methods that a subclass may have defined anew: then its own code runs.
+# Methods that a subclass may override. If it does, its own code must run.
 _STEPS = (
     "update",
     "update_multi_precision",
@@ -52,16 +52,17 @@ def _known_steps(optimizer):
 
 
 class MultiStep:
-    """Updates of lists of weights, gradients and states, while these and the factors of their rates
-    stay what they are.
+    """Updates lists of weights, gradients and states, as long as these arrays and the multipliers
+    of their rates do not change.
 
-    parts: (indices, grads, weights) of one dtype each, as `Updater.alike` makes them, but of any
-    length.
+    `parts` are tuples (indices, grads, weights) with one dtype each, as returned by
+    `Updater.alike`, but of any length.
     """
 
     def __init__(self, updater: Updater, parts: Any, changes: int) -> None:
         optimizer = updater.optimizer
-        self._optimizer = weakref.ref(optimizer)  # which keeps this: see `counting_steps`
+        # The optimizer owns this object: see `counting_steps`.
+        self._optimizer = weakref.ref(optimizer)
         self._states, self._params = updater.states, optimizer.param_dict
         self._changes = changes
         self.indices: list[Any] = []
@@ -81,10 +82,10 @@ class MultiStep:
             self._rates += rates
         self._good = all(math.isfinite(rate) for rate in self._rates) and min(self._rates[::2]) >= 0
         self._largest = max(self._rates[::2]), max(map(abs, self._rates[1::2]))
-        # The device's counts of updates, while all these weights have had `count`.
+        # The device's update counts, while all these weights have the same `count`.
         self.counts: dict[Any, int] | None = None
         self.count: int = 0
-        self._written = 0  # what is written there
+        self._written = 0  # the value in `counts`
 
     def _same_factors(self, changes):
         params = self._params
@@ -96,7 +97,7 @@ class MultiStep:
         return True
 
     def _same_counts(self, optimizer, counts):
-        """True if all weights have been updated equally often."""
+        """True if all weights have been updated the same number of times."""
         if self.counts is counts:
             return True
         for step in counting_steps(optimizer):
@@ -110,13 +111,13 @@ class MultiStep:
         return True
 
     def write_counts(self) -> None:
-        """Writes the counts where they belong."""
+        """Writes the current count to the device's update counts."""
         if self._written != self.count:
             self.counts.update(dict.fromkeys(self.indices, self.count))
             self._written = self.count
 
     def holds(self, updater: Updater) -> bool:
-        """True if the updater still has the states that this was made for."""
+        """True if the updater still has the states that this was created for."""
         return (
             updater.optimizer is self._optimizer()
             and updater.states is self._states
@@ -124,8 +125,8 @@ class MultiStep:
         )
 
     def step(self, steps: list[Any], device_id: int, changes: int, num_update: int) -> int | None:
-        """Adds to `steps` the changes (`_core.at_once`) that update the weights and count it.
-        Returns what `num_update` is then, or None if something else is not what it was."""
+        """Adds the changes (`_core.at_once`) that update and count the weights to `steps`. Returns
+        the new `num_update`, or None if a precondition no longer holds."""
         optimizer = self._optimizer()
         if optimizer.param_dict is not self._params:
             return None
@@ -158,7 +159,7 @@ class MultiStep:
 
 
 def prepare(updater: Updater, parts: Any, changes: int) -> Any:
-    """Returns a MultiStep, or None if the optimizer has none for these weights."""
+    """Returns a MultiStep, or None if the optimizer does not support it for these weights."""
     optimizer = updater.optimizer
     if not parts or not _known_steps(optimizer) or not optimizer.param_dict:
         return None
@@ -173,5 +174,5 @@ def prepare(updater: Updater, parts: Any, changes: int) -> Any:
         return MultiStep(updater, parts, changes)
     except MemoryError:
         raise
-    except MXNetError:  # weights that share memory, for one
+    except MXNetError:  # for example, weights that share memory
         return None

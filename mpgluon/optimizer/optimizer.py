@@ -1,4 +1,4 @@
-"""The base of all optimizers: rates per parameter, counts of updates, and grouping."""
+"""Base classes of optimizers: rates per parameter, update counts, and grouping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..gluon.parameter import Parameter
     from ..lr_scheduler import LRScheduler
 
-# A parameter update op takes at most this many weights; more are updated in several calls.
+# Maximum number of weights of a multi-weight update op. More weights need several calls.
 LARGEST_GROUP = 60
 
 HALF = ("float16", "bfloat16")
@@ -35,56 +35,56 @@ _LR_MULT, _WD_MULT = operator.attrgetter("lr_mult"), operator.attrgetter("wd_mul
 
 
 def dtype_name(array: NDArray) -> str:
-    """Returns the name of an array's dtype, "float32"."""
+    """Returns the name of an array's dtype, such as "float32"."""
     dtype = array.dtype
     return getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
 
 
 def zeros_like_state(weight: NDArray) -> NDArray:
-    """Zeros of the weight's shape and dtype, where it lies."""
+    """Returns zeros with the weight's shape and dtype, on its device."""
     return nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype)
 
 
 def as_lists(
     index: Any, weight: Any, grad: Any, state: Any
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Returns the arguments of `update`, which may be single ones, as lists."""
+    """Returns the arguments of `update` as lists. They may be single values."""
     if isinstance(index, (list, tuple)):
         return list(index), list(weight), list(grad), list(state)
     return [index], [weight], [grad], [state]
 
 
 class Optimizer:
-    """Base of optimizers.
+    """Base class of optimizers.
 
     Parameters
     ----------
     rescale_grad : float
-        Gradients are multiplied by it first; Trainer sets it to 1 / batch size.
+        Factor for gradients; Trainer sets it to 1 / batch size.
     param_idx2name : dict of int to str
-        Names of the parameters, by which `set_lr_mult` and `set_wd_mult` find them.
+        Names of the parameters, used by `set_lr_mult` and `set_wd_mult`.
     wd : float
         Weight decay.
     clip_gradient : float
-        Rescaled gradients are cut off at plus and minus this; None: not.
+        Bound for the absolute value of rescaled gradients; None disables clipping.
     learning_rate : float
-        Default 0.01, or the scheduler's.
+        Learning rate; defaults to 0.01, or the scheduler's.
     lr_scheduler : LRScheduler
-        Called with the number of updates; gives the learning rate.
+        Function from the number of updates to the learning rate.
     multi_precision : bool
-        Weights of 16 bits are updated through a float32 copy that is kept with the state.
+        Whether to update 16-bit weights through a float32 copy, which is kept with the state.
     begin_num_update : int
-        Where the counts of updates start.
+        Initial value of the update counts.
     param_dict : dict of int to Parameter
-        Their `lr_mult` and `wd_mult` take precedence.
+        Parameters by index. Their `lr_mult` and `wd_mult` take precedence.
     sym : Symbol, optional
-        Attributes ``__lr_mult__`` and ``__wd_mult__`` of its variables become multipliers.
+        A symbol; attributes ``__lr_mult__`` and ``__wd_mult__`` of its variables set multipliers.
     **kwargs
-        No others: a TypeError names those that there are.
+        Rejected with a TypeError that lists the valid options.
 
     A subclass defines `create_state(index, weight)` and `update(index, weight, grad, state)` for
-    single arrays. One that sets `aggregate_num` above 0 is given lists of at most so many, all on
-    one device. Rates that are negative or not finite raise ValueError before anything is updated.
+    single arrays. If it sets `aggregate_num` above 0, it receives lists of at most this length, all
+    on one device. Rates that are negative or not finite raise ValueError before any update.
 
     Examples
     --------
@@ -115,7 +115,7 @@ class Optimizer:
         if learning_rate is not None:
             _domain.at_least(0, learning_rate=learning_rate)
             if lr_scheduler is not None and lr_scheduler.base_lr != learning_rate:
-                # schedulers with base_lr_orig compute their rates from it
+                # Schedulers with base_lr_orig compute their rates from it.
                 if not hasattr(lr_scheduler, "base_lr_orig"):
                     own = inspect.signature(type(self)).parameters.get("learning_rate")
                     default = own is not None and own.default == learning_rate
@@ -140,9 +140,9 @@ class Optimizer:
         self.aggregate_num: int = 0
         self.begin_num_update = begin_num_update
         self.num_update: int = begin_num_update
-        self._all_counts = {0: {}}  # per device: how often each parameter was updated
+        self._all_counts = {0: {}}  # per device: number of updates of each parameter
         self._counts = self._all_counts[0]
-        # MultiSteps that know their weights' counts, which may not be written there yet
+        # MultiSteps whose weights' counts may not be written yet.
         self._counting = set()
         if param_idx2name is not None and not isinstance(param_idx2name, dict):
             raise TypeError(
@@ -161,7 +161,7 @@ class Optimizer:
 
     @staticmethod
     def register(klass: Class) -> Class:
-        """Decorator: makes an optimizer known to `create` under its lower-case name."""
+        """Decorator that registers an optimizer under its lower-case name, for `create`."""
         if not isinstance(klass, type):
             raise TypeError(f"an optimizer is a class, got {klass!r}")
         name = klass.__name__.lower()
@@ -177,7 +177,8 @@ class Optimizer:
 
     @staticmethod
     def create_optimizer(name: str, **kwargs: Any) -> Optimizer:
-        """Makes the optimizer of that name (in any case); ValueError if there is none."""
+        """Creates the optimizer of that name, in upper or lower case. Raises ValueError if it does
+        not exist."""
         if not isinstance(name, str):
             raise TypeError(f"an optimizer is given by name, not a {type(name).__name__}")
         klass = Optimizer.opt_registry.get(name.lower())
@@ -198,11 +199,11 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate now, before multipliers."""
+        """The current learning rate, before multipliers."""
         return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
 
     def set_learning_rate(self, lr: float) -> None:
-        """Sets the learning rate; UserWarning is raised when a scheduler gives it."""
+        """Sets the learning rate. Raises UserWarning if a scheduler controls it."""
         if self.lr_scheduler is not None:
             raise UserWarning(
                 "the learning rate comes from lr_scheduler and cannot be set; change the scheduler"
@@ -211,7 +212,7 @@ class Optimizer:
         self.lr = lr
 
     def set_lr_scale(self, args_lrscale: Any) -> NoReturn:
-        """Raises DeprecationWarning: `set_lr_mult` took its place."""
+        """Raises DeprecationWarning: replaced by `set_lr_mult`."""
         raise DeprecationWarning("set_lr_scale is gone: use set_lr_mult")
 
     def _symbol_multipliers(self, key):
@@ -223,36 +224,36 @@ class Optimizer:
         }
 
     def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
-        """Multiplies the learning rate of parameters: dict of name (or index) to factor. Replaces
-        former multipliers."""
+        """Sets multipliers of the learning rate: a dict from parameter names (or indices) to
+        factors. Replaces previous multipliers."""
         self.lr_mult = {**self._symbol_multipliers("__lr_mult__"), **args_lr_mult}
 
     def _decays(self, name):
-        """True if weight decay applies to a parameter of that name unless something else is set."""
+        """True if weight decay applies by default to a parameter with this name."""
         return name.endswith(("_weight", "_gamma"))
 
     def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
-        """Multiplies the weight decay of parameters: dict of name (or index) to factor. Biases and
-        the like start at 0."""
+        """Sets multipliers of the weight decay: a dict from parameter names (or indices) to
+        factors. The default is 0 for biases and other parameters that are not weights or gammas."""
         self.wd_mult = {name: 0.0 for name in self.idx2name.values() if not self._decays(name)}
         self.wd_mult.update(self._symbol_multipliers("__wd_mult__"))
         self.wd_mult.update(args_wd_mult)
 
     @property
     def updates_rows(self) -> bool:
-        """Whether a row_sparse gradient updates only the rows that it has."""
+        """True if a row_sparse gradient updates only its own rows."""
         return False
 
     # --- State ---
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
-        """The state of a weight: None, an array, or a tuple of these; it lies
-        where the weight lies."""
+        """Returns the state of a weight: None, an array, or a tuple of these, on the weight's
+        device."""
         return None
 
     def _keeps_master(self, weight):
-        """True if the weight is updated through a float32 copy; warns when it has 16 bits and is
-        not."""
+        """True if the weight is updated through a float32 copy. Warns for a 16-bit weight without
+        one."""
         if dtype_name(weight) not in HALF:
             return False
         if not self.multi_precision:
@@ -264,22 +265,22 @@ class Optimizer:
         return self.multi_precision
 
     def create_state_multi_precision(self, index: Any, weight: NDArray) -> Any:
-        """Returns the state, with the float32 copy of a 16-bit weight before it: (copy, state)."""
+        """Returns the state. For a 16-bit weight, it is (float32 copy of the weight, state)."""
         if self._keeps_master(weight):
             master = weight.astype("float32")
             return (master, self.create_state(index, master))
         return self.create_state(index, weight)
 
-    # --- Updating ---
+    # --- Updates ---
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Changes weight and state, both in place, by the gradient."""
+        """Updates weight and state in place by the gradient."""
         raise NotImplementedError(
             f"{type(self).__name__} must define update(index, weight, grad, state)"
         )
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """`update`, by way of the float32 copies for 16-bit weights that have one."""
+        """Calls `update`, through the float32 copies of 16-bit weights that have one."""
         if not self.multi_precision:
             self.update(index, weight, grad, state)
             return
@@ -301,8 +302,8 @@ class Optimizer:
                 nd.cast(master, dtype=dtype_name(w), out=w)
 
     def settle_counts(self) -> None:
-        """Writes all counts of updates to where they belong, so that they may change. For the
-        package's other modules."""
+        """Writes all pending update counts, so that they may be changed. Used by other modules of
+        the package."""
         for step in list(self._counting):
             step.write_counts()
             step.counts = None
@@ -310,7 +311,7 @@ class Optimizer:
 
     @property
     def update_counts(self) -> dict[int, dict[Any, int]]:
-        """How often each parameter was updated: number of the device -> index -> count."""
+        """The number of updates of each parameter: device number -> index -> count."""
         self.settle_counts()
         return self._all_counts
 
@@ -334,8 +335,8 @@ class Optimizer:
         self._counts = counts
 
     def count_on(self, device_id: int) -> dict[Any, int]:
-        """From now on counts updates of the copies of parameters on the device of that number.
-        Returns these counts; a `MultiStep` may have to write its own first."""
+        """Selects the device, by number, whose update counts are used from now on, and returns
+        these counts. A `MultiStep` may still have pending counts."""
         self._counts = self._all_counts.setdefault(device_id, {})
         return self._counts
 
@@ -346,7 +347,7 @@ class Optimizer:
         indices = index if isinstance(index, (list, tuple)) else (index,)
         try:
             now = [counts[i] + 1 for i in indices]
-        except KeyError:  # the first time
+        except KeyError:  # first update of a parameter
             now = [counts.get(i, self.begin_num_update) + 1 for i in indices]
         counts.update(zip(indices, now))
         self.num_update = max(self.num_update, max(now, default=0))
@@ -361,7 +362,7 @@ class Optimizer:
         return 1.0 if name is None else table.get(name, 1.0)
 
     def _get_lrs(self, indices):
-        """Returns the learning rates of parameters now."""
+        """Returns the current learning rates of parameters."""
         lr = self.learning_rate
         lrs = [lr * multiplier for multiplier in self._multipliers(indices, _LR_MULT, self.lr_mult)]
         if math.isfinite(sum(lrs)) and min(lrs, default=0) >= 0:
@@ -380,7 +381,7 @@ class Optimizer:
             try:
                 return map(attribute, [params[i] for i in indices])
             except KeyError:
-                pass  # some are known by name only
+                pass  # some parameters are only known by name
         return [self._multiplier(i, attribute, table) for i in indices]
 
     def _get_lr(self, index):
@@ -398,20 +399,20 @@ class Optimizer:
     def _get_wd(self, index):
         return self._get_wds([index])[0]
 
-    # Whether updates draw random numbers.
+    # True if updates draw random numbers.
     draws: bool = False
 
     def draws_by(self, indices: Sequence[Any]) -> AbstractContextManager[None]:
-        """Returns a scope in which the updates of parameters, by index, draw one after the other in
-        the order of `indices`, in whatever order they are made. Replicas draw the same numbers."""
+        """Returns a scope in which the updates of parameters, by index, use random numbers in the
+        order of `indices`, regardless of the order of updates. Replicas use the same numbers."""
         return nullcontext()
 
     def unsaved(self) -> str | None:
-        """A text that names state which no file of states can hold now, or None."""
+        """Returns a text that names state which files cannot store at the moment, or None."""
         return None
 
     def resumed(self, counts: dict[Any, int]) -> dict[str, Any]:
-        """Returns the attributes that follow from loaded counts of updates, by index."""
+        """Returns the attributes that follow from loaded update counts, by index."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -419,8 +420,8 @@ class Optimizer:
         state = self.__dict__.copy()
         for name in ("param_dict", "_counting", "_counts", "_all_counts"):
             del state[name]
-        # The current counts are one of all counts: kept as its key, so that they are the same
-        # object again.
+        # The current counts are one of the entries of all counts. Only their key is stored, so that
+        # they are the same object after loading.
         state["_all_index_update_counts"] = self._all_counts
         state["_index_update_count"] = next(
             d for d, counts in self._all_counts.items() if counts is self._counts
@@ -444,8 +445,8 @@ create: Callable[..., Optimizer] = Optimizer.create_optimizer
 
 
 def aggregation_size() -> int:
-    """How many weights go into one call: the environment's MXNET_OPTIMIZER_AGGREGATION_SIZE, at
-    most LARGEST_GROUP."""
+    """Returns the maximum number of weights in one call: the environment variable
+    MXNET_OPTIMIZER_AGGREGATION_SIZE, at most LARGEST_GROUP."""
     setting = os.environ.get("MXNET_OPTIMIZER_AGGREGATION_SIZE", "")
     try:
         size = int(setting) if setting else LARGEST_GROUP
@@ -457,11 +458,11 @@ def aggregation_size() -> int:
 
 
 class GroupedOptimizer(Optimizer):
-    """An optimizer whose `update` takes single arrays or lists of any length, on one device, and
+    """An optimizer whose `update` accepts single arrays or lists of any length, on one device, and
     updates them in groups.
 
-    A subclass defines `_step(indices, weights, grads, states, lrs,
-    wds)` for a group, or `_step_one(index, weight, grad, state, lr, wd)`.
+    A subclass defines `_step(indices, weights, grads, states, lrs, wds)` for a group, or
+    `_step_one(index, weight, grad, state, lr, wd)`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -478,7 +479,7 @@ class GroupedOptimizer(Optimizer):
         known = {i: counts.get(i) for i in indices}
         try:
             self._update_all(indices, weights, grads, states)
-        except BaseException:  # an interrupt, too: what was not updated is not counted
+        except BaseException:  # includes interrupts: updates that did not happen are not counted
             same = [
                 i for i, w, version in zip(indices, weights, before) if versions([w]) == [version]
             ]
@@ -502,7 +503,7 @@ class GroupedOptimizer(Optimizer):
             )
 
     def _begin(self, indices):
-        """Counts the updates; returns learning rates and weight decays, all checked before anything
+        """Counts the updates. Returns learning rates and weight decays, all checked before anything
         changes."""
         if not math.isfinite(self.rescale_grad):
             raise ValueError(
@@ -522,20 +523,20 @@ class GroupedOptimizer(Optimizer):
     def _multi_numbers(self, count):
         raise NotImplementedError(f"{type(self).__name__} must define _multi_numbers, as _multi")
 
-    # An optimizer whose steps of all weights of a device are one update op may define, for
-    # MultiStep: _multi(weights, states): the op's name and, beside weights and gradients, lists of
-    # what it takes for each weight; None: not for these. _multi_numbers(count): a factor on
-    # learning rates at that update, and the op's options.
+    # An optimizer that updates all weights of a device with one op may define two methods for
+    # MultiStep. _multi(weights, states) returns the op's name and lists of its arrays besides
+    # weights and gradients, or None if it does not support them. _multi_numbers(count) returns a
+    # factor for the learning rates of that update, and the op's options.
 
     def _options(self, **options):
-        """Parameters that all update ops share, and more of one's own."""
+        """Returns the options that all update ops share, and additional ones."""
         options["rescale_grad"] = self.rescale_grad
         if self.clip_gradient:
             options["clip_gradient"] = self.clip_gradient
         return options
 
     def _gradient(self, grad):
-        """Returns the gradient as the formulas see it: rescaled, then clipped."""
+        """Returns the gradient for the formulas: rescaled, then clipped."""
         grad = grad * self.rescale_grad
         return (
             grad
@@ -545,7 +546,7 @@ class GroupedOptimizer(Optimizer):
 
 
 def replace(*pairs: tuple[NDArray, NDArray]) -> None:
-    """Gives arrays the values of others, all at once: pairs (array, new value), in this order."""
+    """Replaces the values of arrays atomically: pairs of (array, new value), in this order."""
     at_once(*[(value.copyto, array) for array, value in pairs])
 
 
@@ -558,8 +559,8 @@ def update_group(
     also: Sequence[Any] = (),
     **options: Any,
 ) -> None:
-    """Calls an update op for several weights: `others` are lists (gradients, states...) as long as
-    `weights`; `also`: changes (`_core.at_once`) that belong to it."""
+    """Calls an update op for several weights. `others` are lists (gradients, states, ...) with the
+    length of `weights`. `also` are further changes (`_core.at_once`) to include."""
     every = 1 + len(others)
     arrays = [None] * (len(weights) * every)
     arrays[::every] = weights
@@ -573,7 +574,7 @@ def update_group(
 
 @register
 class Test(Optimizer):
-    """Adds the rescaled gradient to the weight, which the state copies. For tests."""
+    """Adds the rescaled gradient to the weight, and copies the weight to the state. For tests."""
 
     def create_state(self, index: Any, weight: NDArray) -> Any:
         return zeros_like_state(weight)
@@ -583,21 +584,21 @@ class Test(Optimizer):
         state[:] = weight
 
 
-# For MultiStep.
+# Used by MultiStep.
 
 
 def counting_steps(optimizer: Optimizer) -> set[Any]:
-    """Returns the `MultiStep`s that know their weights' counts, which may not be written yet."""
+    """Returns the `MultiStep`s whose weights' counts may not be written yet."""
     return optimizer._counting
 
 
 def multi_numbers(optimizer: Optimizer) -> Callable[[int], tuple[float, dict[str, Any]]]:
-    """Returns a function from an update's number to the factor on its learning rates, and the
-    options of the op that updates."""
+    """Returns a function from an update's number to the factor for its learning rates, and the
+    options of the update op."""
     return optimizer._multi_numbers
 
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
         return of_package(__name__, name)

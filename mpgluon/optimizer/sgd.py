@@ -1,4 +1,4 @@
-"""Optimizers that follow the gradient, with one momentum at most."""
+"""Gradient descent optimizers, with at most one momentum."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class _Momentum(GroupedOptimizer):
-    """The base of SGD, NAG, LARS and LBSGD: an optional momentum, and the state (momentum, float32
-    copy) of 16-bit weights."""
+    """Base class of SGD, NAG, LARS and LBSGD: an optional momentum, and the state (momentum,
+    float32 copy) of 16-bit weights."""
 
     def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -73,12 +73,12 @@ class _Momentum(GroupedOptimizer):
         )
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
-        """Updates weights that all go, or all do not go, through float32 copies."""
+        """Updates weights that are either all, or none, updated through float32 copies."""
         raise NotImplementedError(f"{type(self).__name__} does not define _step_alike")
 
     def _sgd(self, weights, grads, states, lrs, wds, master, plain=False, also=(), **more):
-        """Plain or momentum SGD; `plain` gradients are taken as they are, neither rescaled nor
-        clipped; `also` as of `update_group`."""
+        """Runs plain or momentum SGD. With `plain`, gradients are neither rescaled nor clipped. See
+        `update_group` for `also`."""
         options = {**(more if plain else self._options(**more)), "also": also}
         if master:
             masters = [state[1] for state in states]
@@ -113,10 +113,10 @@ class SGD(_Momentum):
     Parameters
     ----------
     momentum : float, default 0.0
-        How much of the last step goes into the next one; 0 keeps no state.
+        Momentum; 0 keeps no state.
     lazy_update : bool, default True
-        Whether a row_sparse gradient updates only the rows that it has: the others see no weight
-        decay, and their states stay.
+        Whether a row_sparse gradient updates only its own rows. The other rows are not decayed, and
+        their states do not change.
     **kwargs
         See `Optimizer`.
 
@@ -154,14 +154,14 @@ class SGD(_Momentum):
 
 @register
 class ccSGD(SGD):
-    """SGD under its former name."""
+    """SGD under an old name."""
 
 
 @register
 class NAG(_Momentum):
     """Nesterov's accelerated gradient.
 
-    The momentum is applied once more::
+    The momentum is applied twice::
 
         grad = clip(grad * rescale_grad) + wd * weight
         state = momentum * state - lr * grad
@@ -208,18 +208,17 @@ class NAG(_Momentum):
 
 @register
 class Signum(GroupedOptimizer):
-    """Follows only the sign of the gradient, or of its momentum. `wd_lh` is a decay added to the
-    sign's step.
+    """Signum: steps by the sign of the gradient, or of its momentum. `wd_lh` is a decoupled weight
+    decay.
 
     Parameters
     ----------
     learning_rate : float, default 0.01
-        The size of a step.
+        Size of a step.
     momentum : float, default 0.9
-        How slowly the running gradient changes, whose sign is followed; 0 for the gradient
-        itself.
+        Decay rate of the running mean of gradients, whose sign is used; 0 uses the gradient itself.
     wd_lh : float, default 0.0
-        Part of the weight that is taken off it in each step, times the rate.
+        Decoupled weight decay: fraction of the weight subtracted in each step, times the rate.
     **kwargs
         See `Optimizer`.
 
@@ -253,7 +252,7 @@ class Signum(GroupedOptimizer):
 
 @register
 class SGLD(GroupedOptimizer):
-    """Stochastic gradient Langevin dynamics: half a gradient step plus normal noise of variance
+    """Stochastic gradient Langevin dynamics: half a gradient step plus normal noise with variance
     lr.
 
     Parameters
@@ -271,7 +270,7 @@ class SGLD(GroupedOptimizer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._draws: dict[Any, tuple[int, int]] = {}  # index -> the state in which it draws
+        self._draws: dict[Any, tuple[int, int]] = {}  # index -> random state for its update
 
     @contextmanager
     def draws_by(self, indices: Sequence[Any]) -> Iterator[None]:
@@ -297,15 +296,15 @@ class SGLD(GroupedOptimizer):
 
 @register
 class DCASGD(GroupedOptimizer):
-    """SGD that makes up for delayed gradients with the weight's change since they were computed,
-    times `lamda`.
+    """Delay-compensated SGD: corrects delayed gradients by the weight's change since they were
+    computed, times `lamda`.
 
     Parameters
     ----------
     momentum : float, default 0.0
-        How much of the last step goes into the next one.
+        Momentum.
     lamda : float, default 0.04
-        How strongly the delay is made up for.
+        Strength of the delay compensation.
     **kwargs
         See `Optimizer`.
 
@@ -338,23 +337,23 @@ class DCASGD(GroupedOptimizer):
 
 @register
 class LARS(_Momentum):
-    """SGD with a learning rate per layer: lr * eta * |weight| / (|grad| + wd * |weight| + eps).
+    """LARS: SGD with a layer-wise rate, lr * eta * |weight| / (|grad| + wd * |weight| + eps).
 
-    Biases, gammas and betas keep the plain rate. With `momentum_correction` the momentum is scaled
-    when the schedule changes the rate from one step to the next.
+    Biases, gammas and betas use the plain rate. With `momentum_correction`, the momentum is scaled
+    when the scheduler changes the rate between steps.
 
     Parameters
     ----------
     momentum : float, default 0.0
-        How much of the last step goes into the next one.
+        Momentum.
     lazy_update : bool, default True
-        Accepted for compatibility; the norms are those of whole arrays.
+        Accepted for compatibility; norms are always those of whole arrays.
     eta : float, default 0.001
-        The factor of the norms' ratio.
+        Factor for the ratio of the norms.
     eps : float, default 0
         Added to the divisor.
     momentum_correction : bool, default True
-        Whether the momentum is scaled when the schedule changes the rate.
+        Whether to scale the momentum when the scheduler changes the rate.
     **kwargs
         See `Optimizer`.
 
@@ -382,7 +381,7 @@ class LARS(_Momentum):
         self.eps = eps
         self.last_lr: float | None = None
         self.cur_lr: float | None = None
-        # The update that cur_lr belongs to: all weights of one step see the same two rates
+        # The update that cur_lr belongs to. All weights of one step use the same two rates.
         self._rate_update = None
 
     def _decays(self, name):
@@ -453,31 +452,31 @@ class LARS(_Momentum):
 
 @register
 class LBSGD(_Momentum):
-    """SGD for large batches: gradients of `batch_scale` updates are averaged, and the rate is
-    raised by a warm-up.
+    """SGD for large batches: averages the gradients of `batch_scale` updates, and increases the
+    rate during a warm-up.
 
     `warmup_strategy` is "linear", "power2", "sqrt" (over `warmup_epochs` of `updates_per_epoch`
-    updates, up to `batch_scale` times the rate) or "lars" (by the norms of weight and gradient,
-    within 0.01 and 100).
+    updates, up to `batch_scale` times the rate) or "lars" (by the ratio of the norms of weight and
+    gradient, clipped to 0.01 and 100).
 
     Parameters
     ----------
     momentum : float, default 0.0
-        How much of the last step goes into the next one.
+        Momentum.
     multi_precision : bool, default False
-        Whether 16-bit weights have a float32 copy, which is updated.
+        Whether to update 16-bit weights through a float32 copy.
     warmup_strategy : str, default 'linear'
         'linear', 'power2', 'sqrt' or 'lars'.
     warmup_epochs : int, default 5
-        How long the warm-up takes.
+        Number of epochs of the warm-up.
     batch_scale : float, default 1
-        How many updates' gradients make one step.
+        Number of updates whose gradients make one step.
     updates_per_epoch : int, default 32
-        Updates of an epoch.
+        Number of updates in an epoch.
     begin_epoch : int, default 0
-        The epoch that training begins with.
+        Epoch at the start of training.
     num_epochs : int, default 60
-        Epochs of the whole training.
+        Number of epochs of the whole training.
     **kwargs
         See `Optimizer`.
 
@@ -518,11 +517,11 @@ class LBSGD(_Momentum):
         self.updates_per_epoch = updates_per_epoch
         self.init_updates: int = begin_epoch * updates_per_epoch
         self.num_epochs = num_epochs
-        # index -> (sum of gradients or None, number of gradients seen)
+        # index -> (sum of gradients or None, number of gradients so far)
         self.cumgrads: dict[Any, tuple[Any, int]] = {}
 
     def unsaved(self) -> str | None:
-        """Returns a text that names sums of gradients that wait for an update, or None."""
+        """Returns a text that names pending sums of gradients, or None."""
         waiting = any(total is not None for total, _ in self.cumgrads.values())
         return "sums of gradients in the middle of a batch of `batch_scale`" if waiting else None
 
@@ -543,8 +542,8 @@ class LBSGD(_Momentum):
         return 1.0 + rise * curve.get(self.warmup_strategy, 0.0)
 
     def _update_all(self, indices, weights, grads, states):
-        # The rate is that of the updates before this one. `num_update` may already count this step
-        # for parameters on other devices, so the number comes from these parameters.
+        # The rate depends on the number of previous updates. `num_update` may already include this
+        # step for parameters on other devices, so the number is computed from these parameters.
         counts, counted = self._index_update_count, self.num_update
         self.num_update = max(counts.get(i, self.begin_num_update) for i in indices)
         try:
@@ -594,8 +593,8 @@ class LBSGD(_Momentum):
                 )
 
     def _lars(self, weight, grad, wd):
-        """Returns the gradient, rescaled, clipped and with the decay, times the layer's factor; all
-        on the device."""
+        """Returns the gradient, rescaled, clipped and with weight decay, times the layer's factor.
+        Computed on the device."""
         weight_norm, grad_norm = nd.sum(weight * weight), nd.sum(grad * grad)
         factor = nd.clip(nd.sqrt(weight_norm / (grad_norm + wd * weight_norm + 1e-18)), 0.01, 100.0)
         step = self._gradient(grad) + wd * weight
