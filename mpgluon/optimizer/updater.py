@@ -1,4 +1,4 @@
-"""An optimizer together with the states of what it updates."""
+"""An optimizer together with the states of the weights that it updates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _move(state, context):
-    """Returns a state (an array, None, or a nested tuple or list of these) on another device."""
+    """Moves a state (an array, None, or a nested tuple or list of these) to another device."""
     if isinstance(state, NDArray):
         return state.as_in_context(context)
     if isinstance(state, (tuple, list)):
@@ -28,11 +28,11 @@ def _move(state, context):
 
 
 class Updater:
-    """A function `updater(index, grad, weight)` that makes states as they are needed and applies
-    the optimizer.
+    """A function `updater(index, grad, weight)` that applies the optimizer, and creates states on
+    demand.
 
-    `index`, `grad` and `weight` are single ones, or lists of weights that lie on one device. States
-    loaded by `set_states` go to where the weight lies when they are first used.
+    `index`, `grad` and `weight` are single values, or lists for weights on one device. States
+    loaded by `set_states` move to the weight's device on first use.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Updater:
 
     @property
     def aggregate_updates(self) -> bool:
-        """Whether one call updates several weights: the optimizer's `aggregate_num` is above 0."""
+        """True if one call updates several weights: the optimizer's `aggregate_num` is above 0."""
         return self.optimizer.aggregate_num > 0
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
@@ -90,7 +90,8 @@ class Updater:
     def alike(
         self, indices: list[Any], grads: list[NDArray], weights: list[NDArray], size: int
     ) -> list[Any]:
-        """Returns the same in lists of weights of one dtype, each of at most so many."""
+        """Splits the lists into lists of weights with the same dtype, each with at most `size`
+        weights."""
         dtypes = [w.dtype for w in weights]
         parts = []
         for dtype in dict.fromkeys(dtypes):
@@ -101,14 +102,14 @@ class Updater:
         return parts
 
     def update_alike(self, device_id: int, parts: Iterable[Any]) -> None:
-        """A call, for lists that `alike` has made before."""
+        """Updates weights in lists that `alike` has returned."""
         self.optimizer.count_on(device_id)
         for indices, grads, weights in parts:
             self.prepare(indices, weights)
             self._update(indices, grads, weights)
 
     def _update_rows(self, index, grad, weight):
-        """An update where gradient or weight are sparse, of one weight."""
+        """Updates one weight if gradient or weight is sparse."""
         self.prepare([index], [weight])
         update_rows(self.optimizer, index, weight, grad, self.states[index])
 
@@ -117,8 +118,7 @@ class Updater:
         self.optimizer.update_multi_precision(indices, weights, grads, [states[i] for i in indices])
 
     def prepare(self, indices: Sequence[Any], weights: Sequence[NDArray]) -> None:
-        """Makes the states that there aren't yet, and brings loaded ones to where their weights
-        lie."""
+        """Creates missing states, and moves loaded ones to the devices of their weights."""
         if all(map(self.states_synced.get, indices)):
             return
         for index, weight in zip(indices, weights):
@@ -129,16 +129,16 @@ class Updater:
             self.states_synced[index] = True
 
     def sync_state_context(self, state: Any, context: Context) -> Any:
-        """Returns the state on that device; parts that are there already are kept."""
+        """Moves a state to a device. Parts that are on it already are not copied."""
         return _move(state, context)
 
     def set_states(self, states: bytes, trusted: bool = False) -> None:
-        """Replaces the states by those that `get_states` returned, here or in MXNet.
+        """Replaces the states by those returned by `get_states`, also that of MXNet.
 
         Parameters
         ----------
         states : bytes
-            An array file, or a pickle of arrays and numbers; reading it runs no code.
+            An array file, or a pickle of arrays and numbers. Reading it does not run code.
         trusted : bool, default False
             Whether the bytes may be any pickle, such as one with an optimizer
             (``dump_optimizer=True``). Such a pickle can run code: only pass True for bytes from a
@@ -147,7 +147,7 @@ class Updater:
         Raises
         ------
         MXNetError
-            When the bytes are no states; nothing is changed then.
+            If the bytes are not optimizer states. Nothing changes in this case.
         """
         optimizer = self.optimizer
         if trusted and states[:1] == pickle.PROTO:
@@ -166,15 +166,15 @@ class Updater:
         )
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Returns the states as bytes: an array file, or, with `dump_optimizer`, a pickle of the
-        states and the optimizer, which `set_states` only reads with ``trusted=True``."""
+        """Returns the states as bytes: an array file or, with `dump_optimizer`, a pickle of the
+        states and the optimizer. `set_states` reads the pickle only with ``trusted=True``."""
         if dump_optimizer:
             return pickle.dumps((self.states, self.optimizer))
         return states_to_bytes(self.states)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """Returns an Updater of that optimizer.
+    """Returns an Updater for an optimizer.
 
     Examples
     --------
