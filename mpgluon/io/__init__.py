@@ -1,4 +1,4 @@
-"""Iterators over batches of data, for Modules and loops of one's own."""
+"""Iterators over batches of data, for Modules and custom training loops."""
 
 from .._hints import near_names as _near_names
 from .csv_iter import CSVIter

@@ -1,6 +1,8 @@
-"""The augmentation of `ImageDetRecordIter`, for an image with boxes: NumPy arrays (height, width,
-channels) of uint8, and objects (objects, 5 or more): class, then left, upper, right and lower edge
-as parts of the image's width and height."""
+"""Image augmentation of `ImageDetRecordIter`, for images with boxes.
+
+Images are NumPy arrays (height, width, channels) of uint8. Objects are arrays (objects, 5 or more)
+with the class, then left, top, right and bottom edge as fractions of the image's width and height.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class CropSampler(NamedTuple):
-    """Where random rectangles may be: limits of scale, aspect ratio, and of what an object and the
-    rectangle have of each other."""
+    """Limits of random crop rectangles: scale, aspect ratio, and the overlap of an object with the
+    rectangle."""
 
     scales: tuple[float, float]
     aspect_ratios: tuple[float, float]
@@ -31,7 +33,7 @@ class CropSampler(NamedTuple):
 
 
 class BoxSettings(NamedTuple):
-    """The parameters of `ImageDetRecordIter` that say how an image is changed."""
+    """The augmentation parameters of `ImageDetRecordIter`."""
 
     crop_probability: float
     samplers: list[CropSampler]
@@ -41,7 +43,7 @@ class BoxSettings(NamedTuple):
     largest_pad: float
     fill_value: int
     mirror_probability: float
-    shifts: list[tuple[float, float]]  # (limit, probability) of hue, saturation, illumination
+    shifts: list[tuple[float, float]]  # (limit, probability) of hue, saturation, lightness
     contrast: tuple[float, float]
 
 
@@ -50,14 +52,14 @@ def _areas(boxes):
 
 
 def _common(boxes, box):
-    """Returns the areas that boxes have in common with a rectangle."""
+    """Returns the areas of the intersections of boxes with a rectangle."""
     low, high = np.maximum(boxes[:, :2], box[:2]), np.minimum(boxes[:, 2:], box[2:])
     return _areas(np.concatenate([low, high], 1))
 
 
 def _rectangle(sampler, proportion, draw):
-    """Returns a random one in the unit square of an image with this width by height; None if none
-    is so."""
+    """Returns a random rectangle in the unit square, for an image with the given width / height.
+    Returns None if no rectangle is within the limits."""
     scale = draw.uniform(*sampler.scales)
     if not 0 < scale <= 1:
         return None
@@ -72,7 +74,7 @@ def _rectangle(sampler, proportion, draw):
 
 
 def _satisfies(sampler, boxes, box):
-    """True if an object has with the rectangle what the sampler wants."""
+    """True if the overlap of an object with the rectangle is within the sampler's limits."""
     common, areas, area = _common(boxes, box), _areas(boxes), _areas(box[None])[0]
     shares = (
         (sampler.overlaps, areas + area - common),
@@ -88,7 +90,7 @@ def _satisfies(sampler, boxes, box):
 
 
 def _kept(objects, box, settings):
-    """Returns the objects as seen from the rectangle; those that are hardly in it are left out."""
+    """Returns the objects relative to the rectangle, without those that are mostly outside it."""
     boxes = objects[:, 1:5]
     if settings.keeps_by_center:
         center = (boxes[:, :2] + boxes[:, 2:]) / 2
@@ -119,7 +121,7 @@ def _cropped(values, objects, settings, draw):
 
 
 def _padded(values, objects, settings, draw):
-    """Returns the image at a random place of a larger one."""
+    """Returns the image at a random position of a larger one."""
     rows, columns, channels = values.shape
     factor = draw.uniform(1, max(1, settings.largest_pad))
     height, width = int(rows * factor), int(columns * factor)
@@ -149,7 +151,7 @@ def _recolored(values, settings, draw):
 def changed(
     values: Pixels, objects: Objects, settings: BoxSettings, draw: random.Random
 ) -> tuple[Pixels, Objects]:
-    """Returns the image and its objects, changed at random: colors, mirrored, padded, cropped."""
+    """Augments an image and its objects at random: recolors, mirrors, pads and crops them."""
     values = _recolored(values, settings, draw)
     if draw.random() < settings.mirror_probability:
         values = values[:, ::-1]

@@ -1,5 +1,5 @@
-"""The augmentation of `ImageRecordIter`: NumPy arrays (height, width, channels) of uint8, changed
-by a generator of random numbers of the image's own, so that threads do not matter."""
+"""Image augmentation of `ImageRecordIter`. Images are NumPy arrays (height, width, channels) of
+uint8. Each image has its own random number generator, so results do not depend on threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ImageSettings(NamedTuple):
-    """The parameters of `ImageRecordIter` that say how an image is changed."""
+    """The augmentation parameters of `ImageRecordIter`."""
 
     data_shape: tuple[int, int, int]
     resize: int
@@ -53,8 +53,8 @@ class ImageSettings(NamedTuple):
 
 
 def decode(data: bytes, channels: int, where: str) -> Pixels:
-    """Returns the image in the bytes of a file. MXNetError, with `where`, if it is none or has
-    other channels."""
+    """Decodes the image in the bytes of a file. Raises MXNetError, which starts with `where`, for
+    invalid images or a different number of channels."""
     try:
         values = _files.decode(data, {1: 0, 3: 1, 4: None}[channels])
     except MXNetError as error:
@@ -65,7 +65,7 @@ def decode(data: bytes, channels: int, where: str) -> Pixels:
 
 
 def resized(values: Pixels, width: int, height: int, method: int, draw: random.Random) -> Pixels:
-    """Returns the image in another size. `method` as of `image.resize_short`."""
+    """Resizes the image. See `image.resize_short` for `method`."""
     width, height = max(1, width), max(1, height)
     method = _resize.chosen_interp(method, (*values.shape[:2], height, width), draw)
     image = nd.array(values, dtype=values.dtype)
@@ -73,7 +73,7 @@ def resized(values: Pixels, width: int, height: int, method: int, draw: random.R
 
 
 def resized_short(values: Pixels, size: int, method: int, draw: random.Random) -> Pixels:
-    """Returns the image with `size` for its shorter edge."""
+    """Resizes the image so that its shorter edge has length `size`."""
     rows, columns = values.shape[:2]
     if rows > columns:
         return resized(values, size, size * rows // columns, method, draw)
@@ -91,7 +91,7 @@ def _has_random_area(settings):
 
 
 def check(settings: ImageSettings) -> None:
-    """MXNetError if parameters contradict each other."""
+    """Raises MXNetError if parameters contradict each other."""
     if settings.random_resized_crop:
         others = {
             "rand_crop": False,
@@ -142,7 +142,7 @@ def _is_warped(settings):
 
 
 def _warped(values, settings, draw):
-    """Returns the image rotated, sheared and scaled about its middle, by Pillow."""
+    """Rotates, shears and scales the image about its center, with Pillow."""
     rows, columns = values.shape[:2]
     degrees = settings.rotate
     if degrees <= 0:
@@ -167,7 +167,7 @@ def _warped(values, settings, draw):
     if abs(np.linalg.det(matrix)) < 1e-12:
         raise MXNetError("ImageRecordIter: the scale or the aspect ratio of an image is 0")
     inverse = np.linalg.inv(matrix)
-    # From a place in the result to that in the image; the middles are at half the sizes.
+    # Maps positions in the result to positions in the image. The centers are at half the sizes.
     begin = np.array([columns, rows]) / 2 - inverse @ (np.array(sizes) / 2)
     begin += 0.5 - inverse @ [0.5, 0.5]  # Pillow counts from the corners of pixels
     coefficients = (*inverse[0], begin[0], *inverse[1], begin[1])
@@ -185,7 +185,7 @@ def _warped(values, settings, draw):
 
 
 def _part(values, height, width, anywhere, draw):
-    """Returns a rectangle, at a random place or in the middle."""
+    """Crops a rectangle, at a random position if `anywhere`, or in the center."""
     rows, columns = values.shape[0] - height, values.shape[1] - width
     if anywhere:
         y, x = draw.randint(0, rows), draw.randint(0, columns)
@@ -195,7 +195,7 @@ def _part(values, height, width, anywhere, draw):
 
 
 def _cropped(values, settings, draw):
-    """Returns the image in the size of `data_shape`."""
+    """Crops the image to the size of `data_shape`."""
     _, height, width = settings.data_shape
     method = settings.inter_method
     if _has_random_area(settings):
@@ -227,7 +227,7 @@ def _cropped(values, settings, draw):
 
 
 def _recolored(values, settings, draw):
-    """Returns the image with random brightness, contrast and saturation."""
+    """Changes brightness, contrast and saturation of the image randomly."""
     out = values.astype(np.float32)
     factors = [
         ("brightness", settings.brightness),
@@ -248,7 +248,7 @@ def _recolored(values, settings, draw):
 
 
 def _with_noise(values, settings, draw):
-    """Returns the image with random parts of ImageNet's principal colors."""
+    """Adds random multiples of the principal components of ImageNet's colors to the image."""
     parts = np.array([draw.gauss(0, settings.pca_noise) for _ in range(3)])
     out = values.astype(np.float32)
     out[:, :, :3] += np.dot(np.array(COLOR_VECTORS) * parts, COLOR_VALUES)
@@ -256,13 +256,14 @@ def _with_noise(values, settings, draw):
 
 
 def _shift(limit, draw):
-    """Returns a number from -limit to limit, seldom near them: as MXNet draws it."""
+    """Returns a random number from -limit to limit with MXNet's distribution, which is denser in
+    the middle."""
     return int(limit * (2 * (draw.random() + 4 * draw.random()) / 5 - 1))
 
 
 def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
-    """Returns the image with other hue, saturation and lightness: OpenCV's, up to 180, 255 and
-    255."""
+    """Changes hue, saturation and lightness of the image, in the units of OpenCV: up to 180, 255
+    and 255."""
     colors = values[:, :, :3].astype(np.float32) / 255
     high, low = colors.max(2), colors.min(2)
     span, middle = high - low, (high + low) / 2
@@ -273,7 +274,7 @@ def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
         (green - blue) / safe % 6,
         np.where(high == green, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
-    hue = ((hue * 30) + h).clip(0, 180) / 15  # in twelfths of the circle
+    hue = ((hue * 30) + h).clip(0, 180) / 15  # in twelfths of a circle
     room = 1 - np.abs(2 * middle - 1)
     strength = np.where(span > 0, span / np.where(room > 0, room, 1), 0)
     strength = (strength + s / 255).clip(0, 1)
@@ -288,7 +289,7 @@ def shifted(values: Pixels, h: float, s: float, light: float) -> Pixels:
 
 
 def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pixels:
-    """Returns the image in the size of `data_shape`, changed at random, but not mirrored."""
+    """Augments an image at random to the size of `data_shape`. Mirroring follows separately."""
     if settings.resize > 0:
         values = resized_short(values, settings.resize, settings.inter_method, draw)
     if _is_warped(settings):
@@ -308,5 +309,6 @@ def changed(values: Pixels, settings: ImageSettings, draw: random.Random) -> Pix
 
 
 def is_mirrored(settings: ImageSettings, draw: random.Random) -> bool:
-    """True if the image is to be mirrored behind that: a mean image is taken off before."""
+    """True if the image must be mirrored. This is done last, after the mean image was
+    subtracted."""
     return settings.mirror or (settings.rand_mirror and draw.random() < 0.5)

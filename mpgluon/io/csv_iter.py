@@ -1,4 +1,4 @@
-"""`CSVIter`: batches of the lines of a CSV file."""
+"""`CSVIter`: batches of lines from a CSV file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["CSVIter"]
 
 
 def _read(path, shape, dtype):
-    """Returns the lines of a file, or of all files of a folder, each of the shape."""
+    """Returns the lines of a file, or of all files in a folder, each with the given shape."""
     files = files_of(path)
     if not files:
         raise MXNetError(f"CSVIter: the folder {path} has no files that are not empty")
@@ -32,7 +32,7 @@ def _read(path, shape, dtype):
 
 def _read_file(path, shape, dtype):
     with open_regular(path):
-        pass  # NumPy would wait for the other end of a pipe
+        pass  # fails for a pipe, on which NumPy would block
     try:
         values = np.loadtxt(path, delimiter=",", dtype=dtype, ndmin=2)
     except ValueError as error:
@@ -49,39 +49,40 @@ def _read_file(path, shape, dtype):
 
 
 class CSVIter(MXDataIter):
-    """Batches of the lines of a CSV file, which is read as a whole. For a file there may be a
-    folder: its files are one after the other, in the order of their names.
+    """Batches of lines from a CSV file, which is read completely. Instead of a file, a folder may
+    be given: its files are concatenated in the order of their names.
 
     Parameters
     ----------
     data_csv : str
-        The file of the data; a line is a sample.
+        File with the data; each line is a sample.
     data_shape : int or tuple of int
-        The shape of a sample.
+        Shape of a sample.
     label_csv : str, optional
-        The file of the labels; without one, and for 'NULL', they are zeros.
+        File with the labels. If it is omitted or 'NULL', labels are zeros.
     label_shape : int or tuple of int, default (1,)
-        Shape of one label.
+        Shape of a label.
     batch_size : int
-        Samples of a batch.
+        Samples in a batch.
     round_batch : bool, default True
-        Whether the samples that fill up the last batch count as the first ones of the next epoch;
-        MXNetError at a batch that would need more than that has.
+        Whether the samples that pad the last batch count as the first ones of the next epoch. A
+        batch that would need more samples than an epoch has raises MXNetError.
     dtype : str, default 'float32'
-        Of data and labels.
+        Data type of data and labels.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     prefetch_buffer : int, default 4
-        Accepted; a batch is read when it is asked for.
+        Accepted and ignored; batches are read on demand.
     **others
-        Of no effect, with a warning.
+        Ignored with a warning.
 
     Raises
     ------
     MXNetError
-        When a file is empty, is no CSV file, or has lines of another size than the shape.
+        If a file is empty, not a CSV file, or has lines with a different number of values than the
+        shape.
     MXNetValueError
-        When `batch_size` is less than 1.
+        If `batch_size` is less than 1.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Files of the IDX format, in which MNIST comes."""
+"""Reader of the IDX file format, which MNIST uses."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["read_idx"]
 
 
 def read_idx(path: str | os.PathLike[str], dimensions: int) -> np.ndarray[Any, Any]:
-    """Returns the uint8 array in a file of the IDX format, which may be compressed (`.gz`).
+    """Returns the uint8 array in an IDX file, which may be compressed (`.gz`).
 
     Parameters
     ----------
     path : str
-        The file.
+        Path of the file.
     dimensions : int
-        How many the array has.
+        Expected number of dimensions.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def read_idx(path: str | os.PathLike[str], dimensions: int) -> np.ndarray[Any, A
     Raises
     ------
     MXNetError
-        When it is no such file, or shorter or longer than it says.
+        If it is not an IDX file, or is shorter or longer than its header says.
     """
     begin = 4 + 4 * dimensions
     try:

@@ -1,4 +1,4 @@
-"""`ImageDetRecordIter`: batches of images with boxes in RecordIO files."""
+"""`ImageDetRecordIter`: batches of images with boxes from RecordIO files."""
 
 from __future__ import annotations
 
@@ -25,97 +25,100 @@ if TYPE_CHECKING:
 
 
 class ImageDetRecordIter(RecordImages):
-    """Batches of images with boxes in a RecordIO file: data of float32 (batch_size, channels,
-    height, width), labels of float32 (batch_size, 4 + numbers of a label).
+    """Batches of images with boxes from a RecordIO file: data of float32 (batch_size, channels,
+    height, width), labels of float32 (batch_size, 4 + length of a label).
 
-    The label of a record has the numbers: how many stand in front of the objects (2 or more, these
-    two included), how many an object has (5 or more), others, then those of each object: class,
-    left, upper, right and lower edge, as parts of the image. In a batch there stand in front of it:
-    channels, height and width of the image, and how many numbers the label has.
+    The label of a record consists of a header and its objects. The header has the length of the
+    header (2 or more), the length of an object (5 or more), and optional further values. Each
+    object has its class and its left, top, right and bottom edge as fractions of the image. In a
+    batch, a label is preceded by the channels, height and width of the image, and the length of the
+    label.
 
     Parameters
     ----------
     path_imgrec : str, default './data/imgrec.rec'
-        The RecordIO file; MXNetError if it is not there.
+        RecordIO file. Raises MXNetError if it does not exist.
     data_shape : tuple of int
-        Channels (1: gray, 3, or 4), height and width of the results.
+        Channels (1 for grayscale, 3, or 4), height and width of the results.
     batch_size : int
-        Images of a batch.
+        Images in a batch.
     path_imglist, path_imgidx, preprocess_threads, verbose, num_parts, part_index
-        As of `ImageRecordIter`.
+        See `ImageRecordIter`.
     shuffle, seed, round_batch, prefetch_buffer
-        As of `ImageRecordIter`.
+        See `ImageRecordIter`.
     shuffle_chunk_size, shuffle_chunk_seed, ctx
-        Accepted; of no effect.
+        Accepted and ignored.
     dtype : str, optional
-        NotSupportedError for others than float32.
+        Only float32 is supported. Raises NotSupportedError for others.
     aug_seq : str, default 'det_aug_default'
-        NotSupportedError for others.
+        Raises NotSupportedError for other values.
     label_width : int, default -1
-        Above 0: MXNetError if a label has not that many numbers.
+        If above 0, labels with a different length raise MXNetError.
     label_pad_width : int, default 0
-        Above 0: how many numbers labels of batches have behind the first four, at least; else as
-        many as the longest has, for which all records are read first.
+        If above 0, the minimum length of labels in batches after their first four values.
+        Otherwise, it is the length of the longest label, for which all records are read first.
     label_pad_value : float, default -1
-        What stands behind shorter labels.
+        Value that pads shorter labels.
     resize : int, default -1
-        Above 0: the length that the shorter edge gets first.
+        If above 0, the length to which the shorter edge is resized first.
     rand_pad_prob : float, default 0
-        The probability that an image is put at a random place of a larger one.
+        Probability of placing an image at a random position of a larger one.
     max_pad_scale : float, default 1
-        The largest width and height of that, as multiples of the image's.
+        Maximum width and height of the larger image, as multiples of the image's.
     rand_mirror_prob : float, default 0
-        The probability that an image is mirrored.
+        Probability of mirroring an image.
     fill_value : int, default 127
-        The value around padded images.
+        Value of the padding.
     inter_method : int, default 1
-        As of `image.resize_short`.
+        See `image.resize_short`.
     resize_mode : {'force', 'fit', 'shrink'}, default 'force'
-        How images get the size of `data_shape`: whatever their proportions; with these, and zeros
-        to the right or below; or so, and never enlarged.
+        How images are resized to `data_shape`: 'force' ignores the aspect ratio, 'fit' keeps it and
+        pads with zeros on the right or bottom, 'shrink' is like 'fit' but never enlarges.
     mean_r, mean_g, mean_b, mean_a : float, default 0
-        What is taken off the channels.
+        Values subtracted from the channels.
     std_r, std_g, std_b, std_a : float, default 0
-        What the channels are divided by; 0: nothing.
+        Values that divide the channels; 0 disables this.
     scale : float, default 1
-        What images are multiplied by.
+        A factor for images.
     mean_img : str, default ''
-        A file of `nd.save` with an array ``mean_img`` of the shape `data_shape`, which is taken off
-        images where no mean of channels is given. Where there is no such file the mean of this
-        part's images is written to it first.
+        A file of `nd.save` with an array ``mean_img`` of shape `data_shape`, which is subtracted
+        from images if no mean of channels is given. If the file does not exist, the mean of this
+        part's images is computed and written to it first.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     rand_crop_prob : float, default 0
-        The probability that a rectangle is cut out.
+        Probability of cropping a rectangle.
     num_crop_sampler : int, default 1
-        How many kinds of rectangles there are; they are tried in random order. What follows is a
-        number for all, or a tuple with one for each; MXNetError otherwise.
+        Number of crop samplers, which are tried in random order. Each of the following parameters
+        is a number for all samplers, or a tuple with one number for each. Other lengths raise
+        MXNetError.
     min_crop_scales, max_crop_scales : float or tuple of float, default 0 and 1
-        Limits of the root of a rectangle's part of the image's area.
+        Limits of the square root of a rectangle's fraction of the image's area.
     min_crop_aspect_ratios, max_crop_aspect_ratios : float or tuple of float, default 1
-        Limits of its width by height.
+        Limits of a rectangle's aspect ratio, width / height.
     min_crop_overlaps, max_crop_overlaps : float or tuple of float, default 0 and 1
-        Limits of what an object and the rectangle have in common, as part of what both cover.
+        Limits of the intersection over union of an object and the rectangle.
     min_crop_sample_coverages, max_crop_sample_coverages : float or tuple, default 0 and 1
-        Limits of that as part of the rectangle.
+        Limits of their intersection as a fraction of the rectangle.
     min_crop_object_coverages, max_crop_object_coverages : float or tuple, default 0 and 1
-        Limits of that as part of the object.
+        Limits of their intersection as a fraction of the object.
     max_crop_trials : int or tuple of int, default 25
-        After so many rectangles that do not fit, the next kind is tried.
+        Number of rejected rectangles after which the next sampler is tried.
     crop_emit_mode : {'center', 'overlap'}, default 'center'
-        Objects stay whose center is in the rectangle; or of which enough is in it.
+        Which objects to keep: those whose center is in the rectangle, or those that overlap it
+        enough.
     emit_overlap_thresh : float, default 0.3
-        Which part of them has to be in it.
+        Minimum fraction of an object that must be in the rectangle.
     max_random_hue, max_random_saturation, max_random_illumination : int, default 0
-        What is added to hue (of 180), saturation and lightness (of 255), from -this to this.
+        Limits of random numbers that are added to hue (of 180), saturation and lightness (of 255).
     random_hue_prob, random_saturation_prob, random_illumination_prob : float, default 0
-        The probabilities of that.
+        Probabilities of these changes.
     max_random_contrast : float, default 0
-        Images are multiplied by 1 - this to 1 + this.
+        Images are multiplied by a random number from 1 - this to 1 + this.
     random_contrast_prob : float, default 0
-        The probability of that.
+        Probability of this change.
     **others
-        Of no effect, with a warning.
+        Ignored with a warning.
 
     Examples
     --------
@@ -275,7 +278,7 @@ class ImageDetRecordIter(RecordImages):
         self.provide_label: list[DataDesc] = [DataDesc(label_name, (batch_size, 4 + self._width))]
 
     def _longest(self):
-        """How many numbers the longest label has."""
+        """Returns the length of the longest label."""
         longest = 0
         for key in self._keys:
             header, _, where = self._record(key)
@@ -298,7 +301,7 @@ class ImageDetRecordIter(RecordImages):
         return label
 
     def _fitted(self, values, draw):
-        """Returns the image as `resize_mode` wants it."""
+        """Resizes the image according to `resize_mode`."""
         _, height, width = self._data_shape
         if self._mode != "force":
             rows, columns = values.shape[:2]
@@ -331,7 +334,7 @@ class ImageDetRecordIter(RecordImages):
         return out
 
     def _changed(self, header, data, where, number):
-        """Returns a record's image, changed and fitted, and its label."""
+        """Returns a record's augmented and resized image, and its label."""
         label = self._label_of(header, where)
         begin, width = int(label[0]), int(label[1])
         objects = label[begin:].reshape(-1, width)
@@ -345,7 +348,7 @@ class ImageDetRecordIter(RecordImages):
 
 
 def _for_each(name, values, count):
-    """`count` numbers, from one or from as many."""
+    """Returns a tuple of `count` numbers, from one number or from `count` numbers."""
     values = tuple(np.atleast_1d(values).tolist())
     if len(values) not in (1, count):
         raise MXNetError(

@@ -1,4 +1,4 @@
-"""`ImageRecordIter`: batches of images in RecordIO files, decoded by threads."""
+"""`ImageRecordIter`: batches of images from RecordIO files, decoded by threads."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = [
 
 
 class RecordImages(MXDataIter):
-    """The base of iterators over images in a RecordIO file: reads records in the order of an epoch,
-    and makes samples in threads, some batches ahead.
+    """Base class of iterators over images in RecordIO files. It reads records in the order of an
+    epoch, and creates samples in threads, some batches ahead.
 
     Examples
     --------
@@ -89,13 +89,12 @@ class RecordImages(MXDataIter):
         self._epoch = 0
         self._pool = ThreadPoolExecutor(max(1, threads))
         self._ahead = max(1, ahead)
-        # Samples of coming batches and the numbers in their records, by the number of a batch's
-        # first sample.
+        # Index of a batch's first sample -> (record ids, pending samples), for prefetched batches.
         self._coming: collections.OrderedDict[int, tuple[list[int], list[Any]]] = (
             collections.OrderedDict()
         )
         self._set_up(batch_size, len(self._keys), "round" if round_batch else "pad")
-        # The coming order is there before its epoch: it fills up the last batch.
+        # The order of the next epoch is determined in advance, because it pads the last batch.
         self._keys = self._order_of_keys()
         self._next_keys = self._order_of_keys()
 
@@ -108,7 +107,7 @@ class RecordImages(MXDataIter):
         check_batch_size(name, batch_size)
 
     def _labels_of(self, header: recordio.IRHeader, where: str) -> np.ndarray[Any, Any]:
-        """Returns the labels of a record, or those that a list has for it: float32, of one
+        """Returns the labels of a record, or its labels in the list: float32, with one
         dimension."""
         labels = header.label
         if self._labels is not None:
@@ -118,14 +117,14 @@ class RecordImages(MXDataIter):
         return np.atleast_1d(np.asarray(labels, np.float32))
 
     def _order_of_keys(self):
-        """Returns the keys of another epoch."""
+        """Returns the keys in the order of another epoch."""
         keys = list(self._keys)
         if self._shuffle:
             self._order.shuffle(keys)
         return keys
 
     def reset(self) -> None:
-        """Starts over; in another order, where it is shuffled."""
+        """Starts the next epoch, in another order if shuffled."""
         super().reset()
         for _, futures in self._coming.values():
             for future in futures:
@@ -135,7 +134,7 @@ class RecordImages(MXDataIter):
         self._keys, self._next_keys = self._next_keys, self._order_of_keys()
 
     def _record(self, key):
-        """Returns the header and the image's bytes of a record, and how errors name it."""
+        """Returns the header and the image's bytes of a record, and its name for error messages."""
         file, number = key
         where = f"{file.uri}: record {number}"
         try:
@@ -144,7 +143,8 @@ class RecordImages(MXDataIter):
             raise MXNetError(f"{where}: {error}") from None
 
     def _request(self, begin):
-        """Returns the numbers and the samples of the batch that begins there; these as futures."""
+        """Returns the record ids and the samples, as futures, of the batch that starts at
+        `begin`."""
         futures, ids = [], []
         for place in range(begin, begin + self.batch_size):
             goes_on = place >= self._count and self._last_batch == "round"
@@ -173,15 +173,15 @@ class RecordImages(MXDataIter):
     def _make(
         self, header: recordio.IRHeader, data: bytes, where: str, number: tuple[int, int]
     ) -> tuple[np.ndarray[Any, Any], Any]:
-        """The image and the label of a record."""
+        """Returns the image and the label of a record."""
         raise NotImplementedError
 
     def _plain(self, header, data, where, number):
-        """A record's image, changed but not normalized."""
+        """Returns a record's augmented image, without normalization."""
         raise NotImplementedError
 
     def _read_mean(self, path):
-        """Returns the mean image in a file."""
+        """Reads the mean image from a file."""
         name, arrays = type(self).__name__, nd.load(path)
         if not isinstance(arrays, dict) or "mean_img" not in arrays:
             raise MXNetError(f"{name}: {path} has no array mean_img")
@@ -194,9 +194,9 @@ class RecordImages(MXDataIter):
         return mean.astype(np.float32)
 
     def _write_mean(self, path):
-        """Returns the mean of the images of an epoch, which the file has then."""
+        """Computes the mean of the images of an epoch, and writes it to a file."""
         total = np.zeros(self._data_shape)
-        for begin in range(0, self._count, 256):  # that many records in memory at a time
+        for begin in range(0, self._count, 256):  # maximum number of records in memory at a time
             futures = []
             for place in range(begin, min(begin + 256, self._count)):
                 record = self._record(self._keys[place])
@@ -209,110 +209,112 @@ class RecordImages(MXDataIter):
 
 
 class ImageRecordIter(RecordImages):
-    """Batches of images in a RecordIO file: data (batch_size, channels, height, width), labels of
+    """Batches of images from a RecordIO file: data (batch_size, channels, height, width), labels of
     float32 (batch_size,) or (batch_size, label_width).
 
-    In this order, an image is resized, rotated and scaled, padded, cut to `data_shape`, changed in
-    its colors, mirrored, and normalized: ``((x - mean) * contrast + illumination) * scale / std``.
-    Random numbers depend on `seed_aug`, the epoch and the sample, not on threads.
+    An image is processed in this order: resized, rotated and scaled, padded, cropped to
+    `data_shape`, recolored, mirrored, and normalized: ``((x - mean) * contrast + illumination) *
+    scale / std``. Random numbers depend on `seed_aug`, the epoch and the sample, not on threads.
 
     Parameters
     ----------
     path_imgrec : str
-        The RecordIO file, or a folder of such files, which are one after the other in the order of
-        their names; MXNetError if it is not there.
+        RecordIO file, or a folder of such files, which are concatenated in the order of their
+        names. Raises MXNetError if it does not exist.
     data_shape : tuple of int
-        Channels (1: gray, 3, or 4), height and width of the results.
+        Channels (1 for grayscale, 3, or 4), height and width of the results.
     batch_size : int
-        Images of a batch.
+        Images in a batch.
     path_imglist : str, default ''
-        A list of lines ``number<TAB>label...<TAB>path``: its labels take the place of those in the
-        records of the same number.
+        A list of lines ``number<TAB>label...<TAB>path``, whose labels replace those of the records
+        with the same numbers.
     path_imgidx : str, default ''
-        The index of the file; without one the file is looked through first.
+        Index of the file; without it, the file is scanned first.
     aug_seq : str, default 'aug_default'
-        NotSupportedError for others.
+        Raises NotSupportedError for other values.
     label_width : int, default 1
-        Numbers of a label; MXNetError if a record has another number of them.
+        Length of a label. Records with a different length raise MXNetError.
     preprocess_threads : int, default 4
-        How many threads make samples.
+        Number of threads that create samples.
     verbose : bool, default True
-        Accepted; nothing is printed.
+        Accepted and ignored; nothing is printed.
     num_parts, part_index : int, default 1 and 0
-        Which of how many parts of the records this iterator has.
+        Number of parts of the records, and the index of the part to read.
     device_id, ctx, shuffle_chunk_size, shuffle_chunk_seed
-        Accepted; of no effect.
+        Accepted and ignored.
     seed_aug : int, optional
-        The seed of random changes; `seed` by default.
+        Seed of random changes; defaults to `seed`.
     shuffle : bool, default False
-        Whether each epoch has another order.
+        Whether to shuffle the order in each epoch.
     seed : int, default 0
-        The seed of orders.
+        Seed of the orders.
     round_batch : bool, default True
-        Whether the images that fill up the last batch are the first ones of the next epoch, which
-        goes on behind them; MXNetError if that has not enough. Else they are the first ones of
-        this epoch.
+        Whether the images that pad the last batch are taken from the next epoch, which then
+        continues after them; raises MXNetError if it has too few images. Otherwise, they are the
+        first images of this epoch.
     prefetch_buffer : int, default 4
-        How many batches are made ahead.
+        Number of batches to prefetch.
     dtype : str, optional
-        float32 by default. Of images of int8 the rounded mean is taken off, and numbers beyond -128
-        and 127 become these; they are not scaled, those of uint8 are not normalized at all:
-        MXNetError if they are to be.
+        Data type; defaults to float32. For int8, the rounded mean is subtracted and results are
+        clipped to -128 and 127. Images of int8 are not scaled and images of uint8 are not
+        normalized at all; options that request this raise MXNetError.
     resize : int, default -1
-        Above 0: the length that the shorter edge gets first.
+        If above 0, the length to which the shorter edge is resized first.
     rand_crop : bool, default False
-        Whether rectangles are cut out at random places, or in the middle.
+        Whether to crop at random positions instead of the center.
     random_resized_crop : bool, default False
-        Whether rectangles have random areas and aspect ratios; width and height are exchanged with
-        probability 0.5. MXNetError with `rand_crop`, or limits of scale or of squares.
+        Whether rectangles have random areas and aspect ratios; width and height are swapped with
+        probability 0.5. Raises MXNetError with `rand_crop`, or limits of scale or of squares.
     max_rotate_angle : int, default 0
-        Images are rotated by up to so many degrees.
+        Maximum random rotation in degrees.
     max_aspect_ratio : float, default 0
-        The largest width by height; without `min_aspect_ratio` it is from 1 - this to 1 + this.
+        Largest aspect ratio, width / height. Without `min_aspect_ratio`, ratios are from 1 - this
+        to 1 + this.
     min_aspect_ratio : float, optional
-        The least.
+        Smallest aspect ratio.
     max_shear_ratio : float, default 0
-        Images are sheared by up to this.
+        Maximum random shear.
     max_crop_size, min_crop_size : int, default -1
-        Limits of the side of a square that is cut out and resized.
+        Limits of the side of a square that is cropped and resized.
     max_random_scale, min_random_scale : float, default 1
-        Limits of the factor that the size is multiplied by.
+        Limits of the scale factor of the size.
     max_random_area, min_random_area : float, default 1
-        Limits of the part of the area, with `random_resized_crop`.
+        Limits of the fraction of the area, with `random_resized_crop`.
     max_img_size, min_img_size : float, default 1e10 and 0
         Limits of width and height after rotation.
     brightness, contrast, saturation : float, default 0
-        Factors are drawn from 1 - this to 1 + this, in random order.
+        Random factors are from 1 - this to 1 + this, applied in random order.
     pca_noise : float, default 0
-        The standard deviation of parts of ImageNet's principal colors that are added.
+        Standard deviation of random multiples of the principal components of ImageNet's colors.
     random_h, random_s, random_l : int, default 0
-        What is added to hue (of 180), saturation and lightness (of 255), from -this to this, seldom
-        near them.
+        Limits of random numbers that are added to hue (of 180), saturation and lightness (of 255).
+        Their distribution is denser in the middle.
     rotate : int, default -1
-        Above 0: images are rotated by so many degrees.
+        If above 0, a fixed rotation in degrees.
     fill_value : int, default 255
-        The value around rotated and padded images.
+        Value outside of rotated and padded images.
     inter_method : int, default 1
-        As of `image.resize_short`; images are rotated with 0, 1 or 2.
+        See `image.resize_short`; rotation supports 0, 1 and 2.
     pad : int, default 0
-        How wide a border images get.
+        Width of a border around images.
     mirror, rand_mirror : bool, default False
-        Whether images are mirrored: all, or with probability 0.5.
+        Whether to mirror all images, or each with probability 0.5.
     mean_img : str, default ''
-        A file of `nd.save` with an array ``mean_img`` (channels, height, width). Where there is no
-        such file the mean of this part's images is written to it first.
+        A file of `nd.save` with an array ``mean_img`` (channels, height, width). If the file does
+        not exist, the mean of this part's images is computed and written to it first.
     mean_r, mean_g, mean_b, mean_a : float, default 0
-        What is taken off the channels, where there is no `mean_img`.
+        Values subtracted from the channels, if there is no `mean_img`.
     std_r, std_g, std_b, std_a : float, default 1
-        What the channels are divided by.
+        Values that divide the channels.
     scale : float, default 1
-        What images are multiplied by.
+        A factor for images.
     max_random_contrast, max_random_illumination : float, default 0
-        `contrast` above is drawn from 1 - this to 1 + this, `illumination` from -this to this.
+        Random `contrast` from 1 - this to 1 + this, and random `illumination` from -this to this,
+        in the formula above.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     **others
-        Of no effect, with a warning.
+        Ignored with a warning.
 
     Examples
     --------
@@ -487,7 +489,7 @@ class ImageRecordIter(RecordImages):
     def _label_of(self, header, where):
         label = self._labels_of(header, where)
         count, wanted = len(label), self._label_width
-        # Lines of a list may have more.
+        # Lines of a list may have additional labels.
         if count < wanted or (count > wanted and self._labels is None):
             raise MXNetError(
                 f"{where} has {count} labels, label_width is {wanted}: give label_width={count}"
@@ -495,8 +497,8 @@ class ImageRecordIter(RecordImages):
         return label[0] if self._label_width == 1 else label[: self._label_width]
 
     def _pixels(self, data, where, number):
-        """Returns a record's image, neither mirrored nor normalized, whether it is to be mirrored,
-        and the random numbers that go on."""
+        """Returns a record's image, neither mirrored nor normalized, whether it must be mirrored,
+        and the generator for further random numbers."""
         draw = random.Random(f"{self._seed_aug} {number}")
         values = changed(decode(data, self._data_shape[0], where), self._settings, draw)
         return values.transpose(2, 0, 1), is_mirrored(self._settings, draw), draw

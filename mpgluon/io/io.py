@@ -1,4 +1,4 @@
-"""`DataIter` and those that iterate over arrays in memory or over other iterators."""
+"""`DataIter`, and iterators over arrays in memory or over batches of other iterators."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class DataDesc(_NameAndShape):
 
     @staticmethod
     def get_batch_axis(layout: str | None) -> int:
-        """Returns the place of the batch ('N') in a layout; 0 for None, -1 where there is none."""
+        """Returns the index of the batch axis ('N') in a layout; 0 for None, -1 if there is
+        none."""
         return 0 if layout is None else layout.find("N")
 
     @staticmethod
@@ -71,8 +72,8 @@ class DataDesc(_NameAndShape):
 
 
 class DataBatch:
-    """One batch: lists of arrays, and how many of the samples are padding (`pad`).
-    MXNetAssertionError where data or labels are neither a list nor a tuple.
+    """One batch: lists of arrays, and the number of samples that are padding (`pad`). Raises
+    MXNetAssertionError if data or labels are neither a list nor a tuple.
 
     Examples
     --------
@@ -122,7 +123,7 @@ class DataBatch:
 
 
 class DataIter:
-    """The base of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`,
+    """Base class of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`,
     `getpad`, and `reset`.
 
     Examples
@@ -140,7 +141,7 @@ class DataIter:
     [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
     """
 
-    # Names and shapes of a batch's arrays; subclasses have them.
+    # Names and shapes of a batch's arrays, set by subclasses.
     provide_data: list[DataDesc]
     provide_label: list[DataDesc]
 
@@ -151,10 +152,10 @@ class DataIter:
         return self
 
     def reset(self) -> None:
-        """Goes back to the beginning."""
+        """Restarts from the beginning."""
 
     def next(self) -> DataBatch:
-        """Returns the next batch. StopIteration behind the last."""
+        """Returns the next batch. Raises StopIteration after the last one."""
         if not self.iter_next():
             raise StopIteration
         return DataBatch(
@@ -165,24 +166,24 @@ class DataIter:
         return self.next()
 
     def iter_next(self) -> bool:
-        """Goes on to the next batch; False behind the last."""
+        """Advances to the next batch. Returns False after the last one."""
 
     def getdata(self) -> list[NDArray]:
-        """The data of the current batch."""
+        """Returns the data of the current batch."""
 
     def getlabel(self) -> list[NDArray]:
-        """The labels of the current batch."""
+        """Returns the labels of the current batch."""
 
     def getindex(self) -> np.ndarray[Any, Any] | None:
-        """The numbers of the current batch's samples, or None."""
+        """Returns the indices of the current batch's samples, or None."""
         return None
 
     def getpad(self) -> int | None:
-        """How many samples of the current batch are padding."""
+        """Returns the number of samples of the current batch that are padding."""
 
 
 def check_batch_size(name: str, batch_size: int) -> None:
-    """MXNetValueError where batches of the iterator `name` would have no samples."""
+    """Raises MXNetValueError if batches of the iterator `name` would have no samples."""
     if batch_size < 1:
         raise MXNetValueError(f"{name}: batch_size is at least 1, not {batch_size}")
 
@@ -205,11 +206,11 @@ def _array(name, value):
 
 
 def _named(data, allow_empty, name):
-    """Returns a list of (name, NDArray) from an array, a list or a dict of arrays; others than
-    NDArrays become float32."""
+    """Returns a list of (name, NDArray) from an array, a list or a dict of arrays. Other types are
+    converted to float32."""
     if data is None:
         data = []
-    # `__array__`: datasets of h5py, among others
+    # `__array__` covers datasets of h5py and similar types.
     if isinstance(data, nd.NDArray) or hasattr(data, "tocsr") or hasattr(data, "__array__"):
         data = [data]
     if isinstance(data, (list, tuple, dict)) and not data and not allow_empty:
@@ -234,34 +235,35 @@ class NDArrayIter(DataIter):
     Parameters
     ----------
     data : NDArray, numpy.ndarray or h5py.Dataset, list or dict of str to them
-        Samples lie along the first axis. A CSRNDArray, or a matrix of ``scipy.sparse``, gives
-        batches stored as csr; then `last_batch_handle` is 'discard'. A dataset is read as a whole.
+        Samples are along the first axis. A CSRNDArray, or a matrix of ``scipy.sparse``, gives
+        batches stored as csr and requires that `last_batch_handle` is 'discard'. A dataset is read
+        completely.
     label : likewise, optional
-        Arrays of the labels, given as `data` is.
+        Labels, in the same form as `data`.
     batch_size : int, default 1
-        Samples of a batch.
+        Samples in a batch.
     shuffle : bool, default False
-        Whether every epoch has another order (drawn with NumPy's generator), which the attributes
-        `data` and `label` have, too.
+        Whether to shuffle in every epoch, with NumPy's generator. The attributes `data` and `label`
+        have the shuffled order.
     last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
-        The treatment of a last batch that isn't full: filled up from the beginning, left out, or
-        kept for the next epoch.
+        Treatment of an incomplete last batch: pad it with samples from the beginning, drop it, or
+        keep it for the next epoch.
     data_name, label_name : str
-        Names where none are given.
+        Names of arrays without names.
     layout : str, default 'NCHW'
-        Where the batch axis ('N') is.
+        Layout that contains the batch axis ('N').
 
     Raises
     ------
     MXNetAssertionError
-        When there is no data.
+        If there is no data.
     TypeError
-        When something in `data` or `label` becomes no array.
+        If an element of `data` or `label` cannot be converted to an array.
     MXNetValueError
-        When `batch_size` is less than 1.
+        If `batch_size` is less than 1.
     ValueError
-        When an array has fewer samples than the first one, there are fewer than one batch has and
-        `last_batch_handle` is 'discard', or that is something else.
+        If an array has fewer samples than the first one, if there are fewer samples than one batch
+        and `last_batch_handle` is 'discard', or if `last_batch_handle` is invalid.
 
     Examples
     --------
@@ -310,7 +312,7 @@ class NDArrayIter(DataIter):
         self.last_batch_handle = last_batch_handle
         self.idx: np.ndarray[Any, Any] = np.arange(self.num_data)
         self.cursor: int = -batch_size
-        self._kept = None  # the samples of a last batch that rolls over: (data, labels)
+        self._kept = None  # samples of a last batch that roll over: (data, labels)
         if last_batch_handle == "discard":
             self._end = self.num_data - self.num_data % batch_size
         else:
@@ -348,16 +350,16 @@ class NDArrayIter(DataIter):
 
     @property
     def data_list(self) -> list[NDArray]:
-        """The arrays without their names: data, then labels."""
+        """The arrays without names: data, then labels."""
         return [array for _, array in (*self.data, *self.label)]
 
     @property
     def num_source(self) -> int:
-        """How many arrays there are, data and labels together."""
+        """The number of arrays, data and labels together."""
         return len(self.data) + len(self.label)
 
     def hard_reset(self) -> None:
-        """Goes back to the beginning, and forgets what was to roll over."""
+        """Restarts from the beginning, and drops samples that would roll over."""
         self._kept = None
         self._start()
 
@@ -368,7 +370,7 @@ class NDArrayIter(DataIter):
         if self.shuffle:
             self._shuffle()
         held = 0 if self._kept is None else self._kept[0][0].shape[self._axis]
-        # With samples rolled over the first batch begins before the data do.
+        # If samples have rolled over, the first batch starts before the beginning of the data.
         self.cursor = -held - self.batch_size
 
     def _shuffle(self):
@@ -383,7 +385,7 @@ class NDArrayIter(DataIter):
 
         data, label = ordered(self.data), ordered(self.label)
         here = vars(self)
-        # an interrupt never leaves data and labels in different orders
+        # Even an interrupt cannot leave data and labels in different orders.
         _core.at_once((here, "idx", order), (here, "data", data), (here, "label", label))
 
     def iter_next(self) -> bool:
@@ -443,7 +445,7 @@ class NDArrayIter(DataIter):
 
 
 class WholeBatchIter(DataIter):
-    """An iterator whose `iter_next` leaves the batch in `current_batch`.
+    """An iterator whose `iter_next` sets the batch in `current_batch`.
 
     Examples
     --------
@@ -458,7 +460,7 @@ class WholeBatchIter(DataIter):
     [0, 0, 0]
     """
 
-    current_batch: Any  # a DataBatch; None before the first
+    current_batch: Any  # a DataBatch, or None before the first one
 
     def next(self) -> DataBatch:
         if not self.iter_next():
@@ -479,16 +481,16 @@ class WholeBatchIter(DataIter):
 
 
 class ResizeIter(WholeBatchIter):
-    """Another iterator with a number of batches of its own.
+    """An iterator over another iterator's batches, with a given number of batches per epoch.
 
     Parameters
     ----------
     data_iter : DataIter
-        The iterator to take batches from.
+        Iterator that provides the batches.
     size : int
-        Batches per epoch; the iterator starts anew whenever it ends.
+        Batches per epoch; the iterator is restarted whenever it ends.
     reset_internal : bool, default True
-        Whether `reset` resets `data_iter`, too.
+        Whether `reset` also resets `data_iter`.
 
     Examples
     --------
@@ -531,13 +533,13 @@ class ResizeIter(WholeBatchIter):
 
 
 class _Fetcher:
-    """A thread that fetches batches of one iterator ahead of time, each by an order."""
+    """A thread that fetches batches of an iterator, one for each order."""
 
     def __init__(self, source):
         self._source = source
         self._orders = queue.SimpleQueue()
         self._arrived = threading.Condition()
-        self.results = deque()  # (batch or None, what the iterator raised or None)
+        self.results = deque()  # (batch or None, exception of the iterator or None)
         self.closed = False
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -546,7 +548,7 @@ class _Fetcher:
         while self._orders.get() and not self.closed:
             try:
                 result = self._source.next(), None
-            except BaseException as error:  # handed to who asks for the batch
+            except BaseException as error:  # raised when the batch is requested
                 result = None, error
             with self._arrived:
                 self.results.append(result)
@@ -556,37 +558,38 @@ class _Fetcher:
         self._orders.put(True)
 
     def first(self):
-        """Returns the first result that was ordered, and not taken out yet."""
+        """Returns the oldest ordered result without removing it."""
         with self._arrived:
             self._arrived.wait_for(lambda: self.results)
         return self.results[0]
 
     def close(self):
-        """The thread ends, once it is done with what it does."""
+        """Stops the thread after its current work."""
         self.closed = True
         self._orders.put(False)
 
     def end(self):
-        """The thread has ended."""
+        """Stops the thread and waits for its end."""
         self.close()
         self._thread.join()
 
 
 class PrefetchingIter(WholeBatchIter):
-    """Other iterators whose batches are fetched by threads while the current ones are used; several
-    are combined into one.
+    """Prefetches the batches of other iterators with threads. Several iterators are combined into
+    one.
 
     Parameters
     ----------
     iters : DataIter or list of DataIter
-        The iterators whose batches are read ahead.
+        Iterators whose batches are prefetched.
     rename_data, rename_label : list of dict of str to str, optional
-        New names of the data and labels of each iterator.
+        New names for the data and labels of each iterator.
 
     Raises
     ------
     MXNetAssertionError
-        When there are no iterators; later, at a batch that not all of them have, or pad equally.
+        If there are no iterators, or later, if not all of them have a batch or their padding
+        differs.
 
     Examples
     --------
@@ -658,7 +661,8 @@ class PrefetchingIter(WholeBatchIter):
     def iter_next(self) -> bool:
         if self._ended or any(fetcher.closed for fetcher in self._fetchers):
             return False
-        # before something is taken: an interrupt finds one order too many, and never one too few
+        # Order before taking anything: after an interrupt, there may be one order too many, but
+        # never one too few.
         for fetcher in self._fetchers:
             fetcher.order()
         results = [fetcher.first() for fetcher in self._fetchers]
@@ -689,10 +693,10 @@ class PrefetchingIter(WholeBatchIter):
             provide_data=self.provide_data,
             provide_label=self.provide_label,
         )
-        # all iterators stay at the same batch
+        # All iterators stay at the same batch, even after an interrupt.
         _core.at_once(*taken, (vars(self), "current_batch", batch))
         return True
 
 
-# MXNet has them in this module; here they are built from it.
+# MXNet defines it in this module; here, its module depends on this one.
 _late_names(__name__, "mx_data_iter")

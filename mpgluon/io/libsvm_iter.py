@@ -1,4 +1,4 @@
-"""`LibSVMIter`, whose batches are stored as csr."""
+"""`LibSVMIter`: batches of csr data from files in LIBSVM's format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["LibSVMIter"]
 
 
 def _lines(path):
-    """(file, number, text) of each line that has any, of a file or of all files in a folder."""
+    """Yields (file, line number, text) for each non-empty line of a file, or of all files in a
+    folder."""
     for file in files_of(path):
         for number, line in lines_of(file):
             text = line.partition("#")[0].strip()
@@ -31,7 +32,8 @@ def _lines(path):
 
 
 def _read(path, width):
-    """(labels, csr matrix of `width` columns) of a file in LIBSVM's format, zero-based."""
+    """Returns (labels, csr matrix with `width` columns) of a file in LIBSVM's format with
+    zero-based columns."""
     labels, values, columns, pointers = [], [], [], [0]
     for file, number, text in _lines(path):
         first, *pairs = text.split()
@@ -71,41 +73,42 @@ def _width(shape, what):
 
 
 class LibSVMIter(MXDataIter):
-    """Batches, stored as csr, of the lines of a file in LIBSVM's format: a label, and a
-    ``column:value`` for each number that is not 0. Columns begin at 0, and ascend. The weight of a
-    ``label:weight`` is left out, as is a ``qid:number`` behind it.
+    """Batches, stored as csr, of lines from a file in LIBSVM's format: a label, and a
+    ``column:value`` pair for each nonzero value. Columns start at 0 and must be ascending. The
+    weight in ``label:weight``, and a ``qid:number`` after it, are ignored.
 
     Parameters
     ----------
     data_libsvm : str
-        The file of the data, or a folder of such files.
+        File with the data, or a folder of such files.
     data_shape : int or tuple of int
-        The shape of a sample: one size.
+        Shape of a sample; must have one dimension.
     label_libsvm : str, optional
-        A file of labels in the same format, which are csr then; without one, labels are the first
-        numbers of the lines of data.
+        File with labels in the same format, which are then csr. Without it, labels are the first
+        values of the data lines.
     label_shape : int or tuple of int, default (1,)
-        Shape of one label of `label_libsvm`; without that MXNetError if it is not one number.
+        Shape of a label in `label_libsvm`. Without that file, it must have one element; otherwise,
+        raises MXNetError.
     batch_size : int
-        Samples of a batch.
+        Samples in a batch.
     num_parts, part_index : int
-        To read a part of the samples only: which of how many.
+        Number of parts of the samples, and the index of the part to read.
     round_batch : bool, default True
-        Whether the samples that fill up the last batch count as the first ones of the next epoch;
-        MXNetError at a batch that would need more than that has.
+        Whether the samples that pad the last batch count as the first ones of the next epoch. A
+        batch that would need more samples than an epoch has raises MXNetError.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     prefetch_buffer : int, default 4
-        Accepted; the file is read as a whole.
+        Accepted and ignored; the file is read completely.
     **others
-        Of no effect, with a warning.
+        Ignored with a warning.
 
     Raises
     ------
     MXNetError
-        When a file is empty or not of this format, or there is no such part.
+        If a file is empty or not in this format, or the part does not exist.
     MXNetValueError
-        When `batch_size` is less than 1.
+        If `batch_size` is less than 1.
 
     Examples
     --------

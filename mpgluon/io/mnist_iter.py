@@ -1,4 +1,4 @@
-"""`MNISTIter`: batches of MNIST's images."""
+"""`MNISTIter`: batches of MNIST images."""
 
 from __future__ import annotations
 
@@ -21,47 +21,48 @@ __all__ = ["MNISTIter"]
 
 
 class MNISTIter(MXDataIter):
-    """Batches of the images in files of MNIST's format, which are read as a whole: data of float32
+    """Batches of images from files in MNIST's format, which are read completely: data of float32
     from 0 to 1 (batch_size, 1, height, width), labels of float32 (batch_size,).
 
-    A last batch that is not full is left out.
+    An incomplete last batch is dropped.
 
     Parameters
     ----------
     image : str, default './train-images-idx3-ubyte'
-        The file of the images, which may be compressed (`.gz`).
+        File with the images, which may be compressed (`.gz`).
     label : str, default './train-labels-idx1-ubyte'
-        The file of the labels, likewise.
+        File with the labels, which may be compressed (`.gz`).
     batch_size : int, default 128
-        Images of a batch.
+        Images in a batch.
     shuffle : bool, default True
-        Whether the images of the part are in another order, the same in every epoch.
+        Whether to shuffle the images of the part, in the same order for every epoch.
     flat : bool, default False
-        Whether data are (batch_size, height * width).
+        Whether the shape of data is (batch_size, height * width).
     seed : int, default 0
-        Of that order.
+        Seed of the order.
     silent : bool, default False
-        Accepted; nothing is printed.
+        Accepted and ignored; nothing is printed.
     num_parts, part_index : int, default 1 and 0
-        Which of how many parts of the images this iterator has: pieces of the file that do not
-        overlap, each in an order of its own; MXNetError if there is no such part.
+        Number of parts of the images, and the index of the part to read. Parts are disjoint ranges
+        of the file, shuffled separately. Raises MXNetError if the part does not exist.
     prefetch_buffer, ctx
-        Accepted; the images are in memory.
+        Accepted and ignored; the images are in memory.
     dtype : str, optional
-        float32, or another floating dtype of data and labels; MXNetError for others.
+        Data type of data and labels: float32 or another floating dtype. Raises MXNetError for
+        others.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     **others
-        Of no effect, with a warning.
+        Ignored with a warning.
 
     Raises
     ------
     FileNotFoundError
-        When a file is not there.
+        If a file does not exist.
     MXNetError
-        When a file is damaged, or the part has less images than a batch.
+        If a file is damaged, or the part has fewer images than a batch.
     MXNetValueError
-        When `batch_size` is less than 1.
+        If `batch_size` is less than 1.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`MXDataIter`: the base of iterators over samples in files."""
+"""`MXDataIter`: base class of iterators over samples in files."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ __all__ = ["MXDataIter"]
 
 
 class MXDataIter(WholeBatchIter):
-    """The base of `CSVIter`, `MNISTIter`, `ImageRecordIter` and others, for `isinstance`.
+    """Base class of `CSVIter`, `MNISTIter`, `ImageRecordIter` and other iterators, for
+    `isinstance`.
 
     Parameters
     ----------
     handle, data_name, label_name, **_
-        In MXNet, of an iterator in C; there are none here: NotSupportedError.
+        In MXNet, a handle of an iterator in C. Not supported: raises NotSupportedError.
 
     Examples
     --------
@@ -50,23 +51,24 @@ class MXDataIter(WholeBatchIter):
         )
 
     def _set_up(self, batch_size, count, last_batch):
-        """In place of `__init__`. `last_batch` of `count` samples: 'discard'; 'pad' it with the
-        first ones; or 'round': pad it, and leave these out of the next epoch."""
+        """Initializes the iterator in place of `__init__`. `last_batch` is the treatment of an
+        incomplete last batch: 'discard' it, 'pad' it with the first samples, or 'round': pad it,
+        and skip these samples in the next epoch."""
         check_batch_size(type(self).__name__, batch_size)
         WholeBatchIter.__init__(self, batch_size)
         self._count = count
         self._last_batch = last_batch
-        self._begin = 0  # of the coming batch; beyond the end: of the coming epoch
+        self._begin = 0  # start of the next batch; beyond the end, it is in the next epoch
         self._always_first = False
         self.current_batch: Any = None
 
     def _samples(self, rows: np.ndarray[Any, Any]) -> Samples:
-        """Data and labels of the samples of these numbers, and their numbers in the file: a batch's
-        `index`."""
+        """Returns data and labels of the samples with these indices, and their numbers in the file,
+        which become a batch's `index`."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Starts over."""
+        """Restarts from the beginning."""
         rounds = self._last_batch == "round" and self._begin > self._count
         self._begin = self._begin % self._count if rounds else 0
 
@@ -98,14 +100,14 @@ class MXDataIter(WholeBatchIter):
         return self.current_batch.label[0]
 
     def debug_skip_load(self) -> None:
-        """From now on every batch is the first one: for measuring what is done with batches."""
+        """Makes every later batch the first one, to measure the time to process batches."""
         self._always_first = True
         logging.info("%s gives its first batch from now on", type(self).__name__)
 
 
 def warn_of_unused(name: str, parameters: dict[str, Any]) -> None:
-    """A warning where an iterator is given parameters that it does not have: MXNet's iterators
-    take any."""
+    """Warns if an iterator is given unknown parameters. MXNet's iterators accept any
+    parameters."""
     if parameters:
         plural = "s" if len(parameters) > 1 else ""
         text = f"{name} has no parameter{plural} {', '.join(parameters)}: of no effect"
@@ -113,13 +115,12 @@ def warn_of_unused(name: str, parameters: dict[str, Any]) -> None:
 
 
 def rows_of(values: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> NDArray:
-    """Returns an array of the rows of these numbers."""
+    """Returns an array of the rows with these indices."""
     return nd.array(values[rows], dtype=values.dtype)
 
 
 def files_of(path: str) -> list[str]:
-    """Returns the file, or the files of the folder that are not empty, in the order of their
-    names."""
+    """Returns the file, or the non-empty files of the folder in the order of their names."""
     if not os.path.isdir(path):
         return [path]
     files = (os.path.join(path, name) for name in sorted(os.listdir(path)))
@@ -127,10 +128,10 @@ def files_of(path: str) -> list[str]:
 
 
 def shape_of(shape: int | Shape) -> tuple[int, ...]:
-    """Returns a shape that may be given as the number of its one dimension."""
+    """Returns a shape as a tuple. It may be given as the size of its only dimension."""
     return tuple(np.atleast_1d(shape).tolist())
 
 
 def part_of(count: int, num_parts: int, part_index: int) -> tuple[int, int]:
-    """Begin and end of a part of so many samples; the parts are all of them."""
+    """Returns begin and end of a part of `count` samples. The parts cover all samples."""
     return count * part_index // num_parts, count * (part_index + 1) // num_parts
