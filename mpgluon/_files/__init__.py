@@ -1,6 +1,6 @@
-"""Opens files for reading, and files that replace existing ones.
+"""Opening of regular files for reading, and atomic replacement of files.
 
-Shared by all readers and writers in Python; the core's are in csrc/io/file.c, with the same rules.
+Shared by all readers and writers in Python. csrc/io/file.c implements the same rules in the core.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 # Limit on the size of an unpacked file: EXPANDS times its packed size, plus EXPANDS_PLUS bytes.
-# Compressed zeros become a thousand times their size; data sets and parameters do not.
+# Zeros compress to a thousandth of their size, but data sets and parameters do not.
 EXPANDS, EXPANDS_PLUS = 64, 64 << 20
 
 
 def check_expansion(path: str | os.PathLike[str], size: int) -> None:
-    """Raises MXNetIOError if `size` bytes are more than a compressed file may become."""
+    """Raises MXNetIOError if `size` bytes are more than a compressed file may expand to."""
     packed = os.path.getsize(path)
     if size > EXPANDS * packed + EXPANDS_PLUS:
         raise MXNetIOError(
@@ -34,8 +34,8 @@ def check_expansion(path: str | os.PathLike[str], size: int) -> None:
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a regular file for reading.
 
-    A pipe raises MXNetIOError, because opening it would wait for its other end; so do folders and
-    devices. A missing file raises FileNotFoundError.
+    A pipe raises MXNetIOError, because opening it could block until its other end is opened. So do
+    folders and devices. A missing file raises FileNotFoundError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -53,7 +53,8 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yields a new file that replaces `path` when the block ends; after an error it is removed.
+    """Yields a new file that replaces `path` when the block ends. The file is removed after an
+    error.
 
     The file is created in the same folder under a random name, and never opened through a link, so
     no other user of the folder can redirect the writes.
