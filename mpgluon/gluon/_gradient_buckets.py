@@ -10,14 +10,14 @@ from .._transport import default_transport
 
 _BUCKET = 1 << 20  # bytes; smaller arrays share a bucket
 _AT_ONCE = 16  # maximum number of arrays that one op call writes
-_MOST = 64  # maximum number of CPU devices for a copy outside their queues
+_MOST = 64  # maximum number of CPU devices for a copy that overlaps with queued work
 
 
 class Bucket:
     """Parameters that are replicated on the same devices, and the device that sums their gradients.
 
     On each device, the arrays are concatenated and moved as one. A parameter that fills a bucket is
-    moved without a copy. With `apart`, the sums are separate arrays on the bucket's device, and the
+    moved as it is. With `apart`, the sums are separate arrays on the bucket's device, and the
     gradients are not changed.
     """
 

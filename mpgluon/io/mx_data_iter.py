@@ -68,7 +68,7 @@ class MXDataIter(WholeBatchIter):
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Restarts from the beginning."""
+        """Starts the next epoch. With 'round', skips the samples that padded the last batch."""
         rounds = self._last_batch == "round" and self._begin > self._count
         self._begin = self._begin % self._count if rounds else 0
 

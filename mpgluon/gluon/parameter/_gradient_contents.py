@@ -82,7 +82,7 @@ def filled(param: Parameter, grad: Any, ctx: Context, content: NDArray | None, d
 
 def left_behind(param: Parameter) -> tuple[list[NDArray], list[Any]]:
     """Returns the replaced arrays of a parameter that a backward pass may still reach, and the
-    changes (`_core.at_once`) that let their gradients be marked as fresh when it does."""
+    changes (`_core.at_once`) that reset their fresh marks, so that a later gradient is detected."""
     arrays = [array for array in param.arrays.values() if array._on_tape]
     marks = [
         (setattr, array, "_fresh_grad", False)

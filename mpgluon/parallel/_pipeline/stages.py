@@ -178,7 +178,7 @@ class Stages:
                         continue  # it only waits for incoming data
                     if own is not None:
                         needed[at].add(own)
-                    # Memory is planned for the device's whole forward pass to run before.
+                    # Memory is planned as if the device's whole forward pass has run before.
                     elif phase:
                         forward = enumerate(self.forward[k]["segments"])
                         on_device = [
