@@ -147,7 +147,7 @@ class ParameterDict:
         return param
 
     def update(self, other: ParameterDict | Mapping[str, Parameter]) -> None:
-        """Adds all parameters of `other`. Parameters with the same name must be identical.
+        """Adds all parameters of `other`. Parameters with the same name must be the same object.
 
         Raises
         ------

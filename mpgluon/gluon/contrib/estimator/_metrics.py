@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def check_metrics(metrics: Any) -> list[EvalMetric]:
-    """Returns a flat list of simple metrics, given a simple metric, a composite metric, a list, or
-    None."""
+    """Returns a list of metrics, given a metric, a list, or None. A composite metric is replaced by
+    its parts, unless it is inside a list. Raises ValueError for other types."""
     if isinstance(metrics, CompositeEvalMetric):
         return [one for metric in metrics.metrics for one in check_metrics(metric)]
     if isinstance(metrics, EvalMetric):
