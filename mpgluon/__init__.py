@@ -1,11 +1,11 @@
 """mpgluon: MXNet Gluon's API, in which one hybridized block may span many devices.
 
-It is imported as mx::
+Import it as mx::
 
     import mpgluon as mx
 """
 
-# ruff: noqa: E402 - the rest of the package needs the folders of libraries
+# ruff: noqa: E402 - the later imports need the library folders set first
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
 
 
 def _library_folders() -> list[str]:
-    """Where wheels put libraries (oneDNN, OpenBLAS, and what GPUs need): our own first, then seen
-    from the interpreter and from where NumPy was found."""
+    """Returns the folders where wheels install oneDNN, OpenBLAS and the GPU libraries.
+
+    This package's own folder comes first, then those of the interpreter and of NumPy.
+    """
     site = _os.path.dirname(_os.path.dirname(_sys.modules["numpy"].__file__))
     folders = [
         _os.path.join(_os.path.dirname(_os.path.abspath(__file__)), "_libraries"),
@@ -132,7 +134,7 @@ if TYPE_CHECKING:
     from .attribute import AttrScope as AttrScope
     from .symbol import Symbol as Symbol
 
-# Loaded when first used, so that `import mpgluon` stays quick.
+# Loaded on first use, which keeps `import mpgluon` fast.
 _LAZY = {
     "as_mxnet": "as_mxnet",
     "attribute": "attribute",
@@ -187,7 +189,7 @@ _LAZY = {
 _LAZY_NAMES = {"AttrScope": "attribute", "Symbol": "symbol"}
 
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
         if name in _LAZY_NAMES:
@@ -199,7 +201,7 @@ if not TYPE_CHECKING:  # they take what is here for all there is
         raise _of_module(__name__, name, ways)
 
 
-# For programs that ask; nothing to compute with.
+# Available as attributes but omitted from `dir`: there is nothing to compute with.
 _UNLISTED = {"TYPE_CHECKING", "annotations", "np", "numpy", "numpy_extension", "npx"}
 
 

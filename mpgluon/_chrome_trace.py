@@ -1,4 +1,4 @@
-"""The profiler's events in the form that Chrome's and Perfetto's trace viewers read."""
+"""Converts profiler events to the JSON format of the Chrome and Perfetto trace viewers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ if TYPE_CHECKING:
 def chrome_trace(
     recorded: Sequence[dict[str, Any]], marks: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The trace of the events: one row per device, copies as arrows between rows; below them one
-    row per domain."""
+    """Returns the trace of one process.
+
+    There is one row per device and, below the devices, one row per profiler domain. A copy is an
+    arrow between two device rows.
+    """
     return trace_of_processes([("mpgluon", recorded, marks)])
 
 
 def trace_of_processes(
     processes: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[dict[str, Any]]]],
 ) -> dict[str, Any]:
-    """The same for several processes, by rank: of each its name, events and marks, with times of
-    one clock. A copy to a device of another rank is an arrow into that one's rows."""
+    """Returns the trace of several processes, one per rank.
+
+    Each process is a tuple (name, events, marks), and all times are of one clock. A copy to a
+    device of another rank is an arrow into that rank's rows.
+    """
     tables = [_rows(own, *rest) for own, (_, *rest) in enumerate(processes)]
     items, number = [], 0
     for own, (title, recorded, marks) in enumerate(processes):
@@ -48,8 +54,10 @@ def trace_of_processes(
 
 
 def _rows(own, recorded, marks):
-    """The number of each row of a process: its devices, with those that others send to, and its
-    domains."""
+    """Returns the row index of each device and domain of a process.
+
+    Devices that only appear as the peer of a copy get a row as well.
+    """
     named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
     order = []
     for device in named:
@@ -61,7 +69,7 @@ def _rows(own, recorded, marks):
 
 
 def _row(name, own, row):
-    """The name and place of a row."""
+    """Returns the metadata events that set a row's name and position."""
     about = {"ph": "M", "pid": own, "tid": row}
     return [
         {**about, "name": "thread_name", "args": {"name": name}},
@@ -70,7 +78,7 @@ def _row(name, own, row):
 
 
 def _span(event, own, rows):
-    """An event from its begin to its end."""
+    """Returns the complete event ("X") for a profiler event."""
     name = f"{event['scope']}/{event['name']}" if event["scope"] else event["name"]
     args = {"op": event["name"], "bytes": event["bytes"]}
     if event["stage"] is not None:
@@ -89,8 +97,11 @@ def _span(event, own, rows):
 
 
 def _arrow(event, number, own, rows, other, busy):
-    """The arrow of a copy, as its start and its end; `other`: the process of the peer and its
-    rows. No arrow where the peer has no row: it did nothing while it was recorded."""
+    """Returns the two events of a copy's arrow, its start and its end.
+
+    `other` is the peer's process and its rows. The list is empty if the peer has no row because it
+    did nothing during the recording.
+    """
     begin, end = event["begin"] * 1e6, event["end"] * 1e6
     process, peers = other
     if event["peer"] not in peers:
@@ -98,10 +109,10 @@ def _arrow(event, number, own, rows, other, busy):
     here = {"pid": own, "tid": rows[event["device"]]}
     there = {"pid": process, "tid": peers[event["peer"]]}
     arrow = {"name": "copy", "cat": "copy", "id": number}
-    # Programs, and what goes to other ranks, push: to the work that is next on the other row
+    # Compiled programs and sends to other ranks push: the arrow ends at the peer's next work.
     if event["program"] or event["name"] == "send":
         return [{**arrow, **here, "ph": "s", "ts": begin}, {**arrow, **there, "ph": "f", "ts": end}]
-    # Otherwise the receiver fetches: from the work that was last on the other row to this one
+    # Otherwise the receiver pulls: the arrow starts at the peer's last work before this event.
     sent = _last_before(event, busy.get(event["peer"], []))
     return [
         {**arrow, **there, "ph": "s", "ts": sent},
@@ -110,7 +121,9 @@ def _arrow(event, number, own, rows, other, busy):
 
 
 def _last_before(event, spans):
-    """Microseconds at which the last of the spans, which are in order, that begins before the event
-    is going on; viewers draw arrows between things that run."""
+    """Returns a time, in microseconds, inside the last span that begins before the event.
+
+    `spans` is sorted. Viewers draw an arrow only from or to a running event.
+    """
     place = bisect.bisect_right(spans, event["begin"], key=lambda span: span[0])
     return sum(spans[place - 1]) / 2 * 1e6 if place else event["begin"] * 1e6

@@ -1,9 +1,9 @@
-"""Groups of ops by device: what ``AttrScope(ctx_group=...)`` means while a block runs that was
-given a `group2ctx`.
+"""Maps groups of ops to devices: ``AttrScope(ctx_group=...)`` in blocks that have a `group2ctx`.
 
-`mapped` makes a dict of groups to devices the running one. While there is one, entering a scope of
-a group lets ops run on the group's device and moves there what they take from elsewhere
-(csrc/autograd/groups.h); without a group, ops run where their first input is. State is per thread.
+`mapped` activates a dict of groups to devices. While a dict is active, entering the scope of a
+group makes ops run on the group's device and moves their inputs there
+(csrc/autograd/groups.h). Outside any group, ops run where their first input is. State is per
+thread.
 """
 
 import threading
@@ -17,36 +17,35 @@ __all__ = ["check", "current", "device", "gathered", "mapped", "move", "placed"]
 
 class _State(threading.local):
     devices = None  # group -> Context
-    key = None  # the running dict and group, as a dict key
-    device = None  # of the running group
+    key = None  # the active dict and group, as a dict key
+    device = None  # of the active group
 
 
 _state = _State()
 
 
 def current():
-    """The part of a compiled call's signature that says which dict and group are running, or
-    None."""
+    """Returns the part of a compiled call's signature for the active dict and group, or None."""
     return _state.key
 
 
 def is_placement(group):
-    """Whether a group is one of those by which `Block.place` places networks."""
+    """True if `Block.place` created the group."""
     return group.startswith(("mesh stage ", "plan:", "place:"))
 
 
 def group():
-    """The name of the running group, or None."""
+    """Returns the name of the active group, or None."""
     return None if _state.key is None else _state.key[1]
 
 
 def device():
-    """The device of the running group, or None."""
+    """Returns the device of the active group, or None."""
     return _state.device
 
 
 def check(group2ctx):
-    """A copy of the dict. TypeError unless it is one of str to Context."""
+    """Returns a copy of the dict; raises TypeError unless it maps str to Context."""
     if not isinstance(group2ctx, dict) or not all(
         isinstance(name, str) and isinstance(ctx, Context) for name, ctx in group2ctx.items()
     ):
@@ -58,7 +57,7 @@ def check(group2ctx):
 
 
 def lookup(group, devices, what):
-    """The device of a group; `what` names who wants it."""
+    """Returns the device of a group; `what` names the caller in the error."""
     found = devices.get(group)
     if found is None:
         raise MXNetError(
@@ -69,8 +68,10 @@ def lookup(group, devices, what):
 
 
 def placing(group, devices):
-    """The changes of state with which ops belong to `group` (None: to none) of the dict `devices`,
-    which is the running one."""
+    """Returns the state changes that assign ops to `group` of `devices`, the active dict.
+
+    With group None, ops belong to no group.
+    """
     device = None if group is None else lookup(group, devices, "AttrScope")
     state = vars(_state)
     changes = [
@@ -79,43 +80,43 @@ def placing(group, devices):
         (state, "device", device),
         (_core.set_group, device or True),
     ]
-    return changes if device is None else [*changes, device]  # new arrays are made there, too
+    return changes if device is None else [*changes, device]  # new arrays are also created there
 
 
 def placed(group):
-    """A scope in which ops belong to `group` (None: to none) of the running dict."""
+    """Returns a scope in which ops belong to `group` of the active dict; None means no group."""
     return _core.Scope(*placing(group, _state.devices))
 
 
 def mapped(devices):
-    """A scope in which a dict of groups to devices is the running one."""
+    """Returns a scope in which a dict of groups to devices is active."""
     from .attribute import AttrScope
 
     return _core.Scope(*placing(AttrScope.current().get(None).get("ctx_group"), devices))
 
 
 def devices():
-    """The devices of the running dict."""
+    """Returns the devices of the active dict."""
     return _state.devices.values() if _state.devices is not None else ()
 
 
 def running():
-    """Whether a dict is running."""
+    """True if a dict is active."""
     return _state.devices is not None
 
 
 def paused():
-    """A scope in which ops run where their inputs are, and nothing is moved."""
+    """Returns a scope in which ops run where their inputs are, and no array is moved."""
     return _core.Scope((_core.set_group, None))
 
 
 def on(ctx):
-    """A scope in which ops run on that device, to which their inputs are moved."""
+    """Returns a scope in which ops run on the device `ctx`, and their inputs are moved to it."""
     return _core.Scope((_core.set_group, ctx))
 
 
 def gathered(arrays):
-    """The inputs of an op that Python runs, moved as the core moves those of its own ops
+    """Moves the inputs of an op implemented in Python, as the core does for its own ops
     (csrc/autograd/groups.h)."""
     group = _core.get_group()
     if group is None or not arrays:
@@ -125,7 +126,7 @@ def gathered(arrays):
 
 
 def spread(value, devices, array_type):
-    """An array on the first of the devices; a list with an array for each device on these."""
+    """Moves an array to the first device, or a list with one array per device to these devices."""
     if (
         isinstance(value, (list, tuple))
         and len(value) == len(devices)
@@ -136,9 +137,11 @@ def spread(value, devices, array_type):
 
 
 def move(value, ctx, array_type, within=False):
-    """`value` with its arrays, in lists, tuples and dicts, on that device. within: those that
-    are there already stay as they are, and one that occurs twice is copied once; otherwise they
-    become views with gradients of their own."""
+    """Moves `value`, and the arrays in its lists, tuples and dicts, to the device.
+
+    With `within`, an array that is on the device already is returned as it is, and an array that
+    occurs twice is copied once. Otherwise such arrays become views with gradients of their own.
+    """
     copies = {}
 
     def moved(value):

@@ -1,5 +1,4 @@
-"""Domains of constructors' parameters: an error names the parameter, its value and what it may
-be."""
+"""Validates constructor parameters; an error names the parameter, its value and its domain."""
 
 from __future__ import annotations
 
@@ -27,50 +26,50 @@ def _each(values: dict[str, Any], domain: str, holds: Callable[[Any], bool]) -> 
 
 
 def number(**values: Any) -> None:
-    """Each value is a finite number."""
+    """Checks that each value is a finite number."""
     _each(values, "a finite number", math.isfinite)
 
 
 def at_least(least: float, /, **values: Any) -> None:
-    """Each value is a finite number from `least` on."""
+    """Checks that each value is a finite number >= `least`."""
     _each(values, f"at least {least}, and finite", lambda one: least <= one < math.inf)
 
 
 def positive(**values: Any) -> None:
-    """Each value is a finite number above 0."""
+    """Checks that each value is a finite number > 0."""
     _each(values, "above 0, and finite", lambda one: 0 < one < math.inf)
 
 
 def not_negative(**values: Any) -> None:
-    """Each value is a number from 0 on, or infinite."""
+    """Checks that each value is a number >= 0, possibly infinite."""
     _each(values, "at least 0", lambda one: one >= 0)
 
 
 def fraction(**values: Any) -> None:
-    """Each value is a number from 0 to 1."""
+    """Checks that each value is a number in [0, 1]."""
     _each(values, "between 0 and 1", lambda one: 0 <= one <= 1)
 
 
 def decay(**values: Any) -> None:
-    """Each value is a number from 0 to below 1: 1 would never forget, and divides by zero."""
+    """Checks that each value is in [0, 1): a decay of 1 never forgets, and divides by zero."""
     _each(values, "at least 0 and below 1", lambda one: 0 <= one < 1)
 
 
 def axis(**values: Any) -> None:
-    """Each value is an integer, a tuple of them, or None."""
+    """Checks that each value is an integer, a tuple of integers, or None."""
     for name, value in values.items():
         if value is not None:
             _sizes(value, name, "an integer or a tuple of them", -_LARGEST, _integers)
 
 
 def size(least: int, /, **values: Any) -> None:
-    """Each value is an integer of 64 bits from `least` on."""
+    """Checks that each value is a 64-bit integer >= `least`."""
     for name, value in values.items():
         _sizes(value, name, f"an integer, at least {least}", least, _integer)
 
 
 def as_many(**lists: Sequence[Any] | None) -> None:
-    """Lists of which each element belongs to one of every other; None: not given."""
+    """Checks that parallel lists have the same length; None means the list was not given."""
     counts = {name: len(values) for name, values in lists.items() if values is not None}
     if len(set(counts.values())) > 1:
         text = ", ".join(f"{name}: {count}" for name, count in counts.items())
@@ -78,7 +77,7 @@ def as_many(**lists: Sequence[Any] | None) -> None:
 
 
 def per_axis(value: Any, ndim: int, name: str, least: int) -> tuple[int, ...]:
-    """`value`, or `ndim` times the one integer it is: integers of 64 bits from `least` on."""
+    """Returns `value`, with a single integer repeated `ndim` times: 64-bit integers >= `least`."""
     domain = f"an integer or {ndim} of them, at least {least}"
     sizes = _sizes(value, name, domain, least, _integers)
     if not _many(value):

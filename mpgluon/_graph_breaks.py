@@ -1,21 +1,21 @@
-"""Graph breaks: programs that are cut in parts where values decide how they go on.
+"""Graph breaks: programs that are split where control flow or shapes depend on values.
 
-A loop that runs while a condition holds, a branch, and an op whose shape depends on contents can't
-be inside one compiled program: somebody has to look at a value. So the program is cut there, in
-program order: a compiled part, a step on the host, a compiled part, ... On the tape every part is a
-call of its own, and what a host step does is recorded as it runs, so gradients need nothing
-special.
+A loop that runs while a condition holds, a branch, and an op with a data-dependent shape cannot be
+inside one compiled program, because the host must read a value. The program is therefore cut there,
+in program order: a compiled part, a step on the host, a compiled part, ... On the tape every part
+is a separate call, and the ops of a host step are recorded as they run, so gradients need no
+special handling.
 
-`Split` is such a program. It is traced by running: when the traced function comes to a host step,
-the part so far is compiled and run on the real arrays, the step runs, and tracing goes on with
-traced arrays that have the shapes of what came out. The traced parts are kept as a tree, which
-branches where a step gave other shapes; later calls walk the tree without Python code of the user.
-Shapes that the tree doesn't have yet are traced from the beginning, passing over the parts that ran
-already. A cut passes on every value that an array still stands for then, so whatever the function
-does next finds what it needs.
+`Split` is such a program. It is traced by running it: when the traced function reaches a host step,
+the part so far is compiled and run on the real arrays, the step runs, and tracing continues with
+traced arrays that have the shapes of the step's results. The traced parts form a tree that branches
+where a step returned different shapes; later calls walk the tree without running the user's Python
+code. A shape that is not in the tree is traced from the beginning, skipping the parts that already
+ran. A cut passes on every value that is still held by an array, so the rest of the function has all
+its inputs.
 
-Bodies of loops and branches (`Body`) are traced into traces of their own before there are values,
-so inside them only steps whose shapes are known may cut.
+Bodies of loops and branches (`Body`) are traced separately before values exist, so inside them only
+steps with known shapes may cut.
 """
 
 import gc
@@ -31,23 +31,25 @@ class _Local(threading.local):
 
 
 _local = _Local()
-# Parts kept for one block; the least recently used leaves of the tree go beyond it.
+# Maximum number of parts per block; beyond it, the least recently used leaves are evicted.
 LIMIT = 256
 
 
 def current():
-    """The tracer that cuts the active trace of this thread, or None."""
+    """Returns the tracer that cuts the active trace of this thread, or None."""
     return _local.tracer
 
 
 class PythonCall:
-    """A call of an op that runs as Python code, at a cut: a node of a symbol asks it what it asks a
-    `_core.OpCall`."""
+    """A call, at a cut, of an op implemented in Python.
+
+    It has the attributes of a `_core.OpCall` that symbol nodes read.
+    """
 
     creates = copies = dynamic = loss = amp_cast = False
     differentiable = True
     gradient_missing = False
-    splits = True  # compiled programs may be cut where it runs
+    splits = True  # compiled programs may be cut at the call
 
     def initial_values(self, count: int) -> tuple[Any, ...]:
         return (None,) * count
@@ -57,7 +59,7 @@ class PythonCall:
 
 
 class NeedsValues(Exception):
-    """An op whose shape depends on values was met where there are none."""
+    """Raised if an op with a data-dependent shape is called while no values exist."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -85,7 +87,7 @@ class Host:
 
 
 class Part:
-    """Ops between two cuts, and the host step behind them, or the results."""
+    """Ops between two cuts, and the host step after them, or the results."""
 
     __slots__ = (
         "op",
@@ -126,27 +128,27 @@ class Part:
             env.update(zip(self.outputs, self.op(*[env[i] for i in self.inputs])))
 
     def inline(self, values, arrays):
-        """The results, in the active trace, for arrays in place of the values it begins with."""
+        """Runs the part in the active trace on `arrays`, which replace `values`, its inputs."""
         env = dict(zip(values, arrays))
         self.compute(env)
         return [env[i] for i in self.results]
 
     def pass_on(self, env, arrays):
-        """The values of `env` that later parts may use, with the results of the host step."""
+        """Returns the values of `env` that later parts may use, and the host step's results."""
         kept = {i: env[i] for i in self.keep if i in env}
         kept.update(zip(self.host.outputs, arrays))
         return kept
 
 
 class Tracer(_core.Scope):
-    """Cuts one trace. Subclasses say what happens at a cut."""
+    """Cuts one trace. Subclasses define what happens at a cut."""
 
     def __init__(self, flags):
         self.flags = flags
         self.trace = _core.Trace()
         self._begin = 0  # first node of the part being traced
         self._constants = 0
-        self.passed = set()  # constants so far: parts behind may use them
+        self.passed = set()  # constants so far, which later parts may use
         self.late = []
         self.has_bodies = False  # of loops or branches
 
@@ -177,10 +179,10 @@ class Tracer(_core.Scope):
         return part
 
     def _agree_on_live_values(self):
-        """Keeps what is live on any rank: all ranks compile the same outputs.
+        """Keeps each value that is live on any rank, so that all ranks compile the same outputs.
 
-        An array in a reference cycle lives until the collector runs, which is another moment on
-        each rank, and one rank may store an array that the other ranks drop.
+        An array in a reference cycle lives until the garbage collector runs, at a different moment
+        on each rank, and one rank may store an array that the other ranks drop.
         """
         gc.collect()
         live = " ".join(map(str, self.trace.live()))
@@ -188,28 +190,30 @@ class Tracer(_core.Scope):
         self.trace.keep(sorted({int(value) for text in by_rank for value in text.split()}))
 
     def host(self, name, run, inputs, outputs, bodies=()):
-        """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that
-        stand for them."""
+        """Adds a step with known results, given by descriptions ``(shape, dtype, ctx)``.
+
+        Returns traced arrays for the results.
+        """
         raise NotImplementedError(
             f"{name} runs outside of compiled programs, which {type(self).__name__} does not know "
             "how to trace; call it outside of the hybridized block"
         )
 
     def dynamic(self, name, run, inputs):
-        """A step whose results' shapes depend on values."""
+        """Adds a step whose results' shapes depend on values."""
         raise NotImplementedError(
             f"the shape of what {name} gives depends on values, which {type(self).__name__} does "
             "not know how to trace; call it outside of the hybridized block"
         )
 
     def _new(self, host, descs):
-        """Traced arrays for what a host step gives."""
+        """Returns traced arrays for the results of a host step."""
         arrays = [self.trace.new_input(*desc) for desc in descs]
         host.outputs = tuple([self.trace.value(array) for array in arrays])
         return self._begin_part(arrays)
 
     def _begin_part(self, arrays):
-        """The results of the host step, as the code behind the cut sees them."""
+        """Returns the results of the host step as the code after the cut sees them."""
         self._begin = self.trace.nodes
         self.trace.forget_moves()
         return [array.detach() for array in arrays] if self.trace.paused else arrays
@@ -222,8 +226,8 @@ def describe(array):
 class Body(Tracer):
     """A function of arrays traced without values: the body of a loop or branch.
 
-    `routine` takes arrays for the function's own inputs, then for `captures`: the arrays of the
-    code around it that it uses. Its results are described by `descs`.
+    `routine` takes arrays for the function's own inputs, followed by arrays for `captures`, the
+    arrays of the enclosing code that it uses. `descs` describes its results.
     """
 
     def __init__(self, function, likes, what):
@@ -256,7 +260,7 @@ class Body(Tracer):
         raise NeedsValues(name)
 
     def _join(self):
-        """All parts, and the steps between them, as one that the core runs without Python code."""
+        """Joins all parts, and the steps between them, into one that runs without Python code."""
         slots = {value: slot for slot, value in enumerate(self._inputs)}
         calls, made = [], len(self._inputs)
 
@@ -277,15 +281,15 @@ class Body(Tracer):
 
     @property
     def inlines(self):
-        """Whether its ops can be emitted into the trace around it."""
+        """True if its ops can be emitted into the enclosing trace."""
         return len(self._parts) == 1
 
     def inline(self, arrays):
-        """`routine` on traced arrays."""
+        """Runs `routine` on traced arrays."""
         return self._parts[0].inline(self._inputs, arrays)
 
     def parts(self):
-        """All compiled parts, as (part, what it is)."""
+        """Yields all compiled parts as (part, description)."""
         for part in self._parts:
             yield part, self.what
             yield from _inner(part)
@@ -297,7 +301,7 @@ def _inner(part):
 
 
 def _running(recording, training):
-    """Real work in the middle of a trace."""
+    """Returns a scope that suspends the trace, so that ops run on values."""
     return _core.Scope(
         (_core.swap_trace, None),
         (_core.set_recording, recording),
@@ -307,8 +311,10 @@ def _running(recording, training):
 
 
 class _Live(Tracer):
-    """Traces a function while it runs. `path`: the parts that ran already, with what their steps
-    gave."""
+    """Traces a function while it runs.
+
+    `path` holds the parts that already ran, with the results of their steps.
+    """
 
     def __init__(self, split, key, path, env):
         super().__init__(split.flags)
@@ -321,7 +327,7 @@ class _Live(Tracer):
         self.mode = (_core.is_recording(), _core.is_training())
 
     def parameter(self, param, ctx):
-        """A traced array for the copy of a parameter."""
+        """Returns a traced array for a parameter's copy on `ctx`."""
         if param.arrays is None:
             with _running(*self.mode):
                 param.finish_deferred_init()
@@ -366,7 +372,7 @@ class _Live(Tracer):
         return self._begin_part(new)
 
     def _pass_over(self, part, name):
-        """The part up to here ran before the function was traced again."""
+        """Skips a part that already ran before the function was re-traced."""
         if part.host is None or part.host.name != name or part.nodes != self.trace.nodes:
             raise MXNetError(
                 f"{name}: the block computed something else when it was traced again for arrays of "
@@ -381,12 +387,12 @@ class _Live(Tracer):
 
     def finish(self, results):
         part = self._last_part(results)
-        # Code behind a cut may have written arrays that the part before the cut reads.
+        # Code after a cut may have written arrays that the part before the cut reads.
         constants = dict(self.trace.constants(0))
         for made, _ in self._made:
             made.constants = [(i, constants[i]) for i, _ in made.constants]
-        # Other threads run a part as soon as it's in the tree, so the first one, which leads to the
-        # others, is added last.
+        # Other threads run a part as soon as it is in the tree, so the first part, which leads to
+        # the rest, is attached last.
         for made, end in reversed((*self._made, (part, self._end))):
             self._split._attach(made, end, self._root)
         with _running(*self.mode):
@@ -415,11 +421,11 @@ class Split:
         self.flags = flags
         self._roots = {}
         self._clock = 0
-        self.dropped = 0  # parts that were forgotten
+        self.dropped = 0  # number of evicted parts
 
     def __call__(self, *arrays):
         if any(array._traced for array in arrays):
-            return list(self._trace(*arrays))  # inside another trace: its ops become part of that
+            return list(self._trace(*arrays))  # inside another trace, which then contains the ops
         key = (
             _core.is_training(),
             _core.is_recording(),
@@ -433,7 +439,7 @@ class Split:
             part.used = self._clock
             try:
                 part.get_late(env)
-            except (KeyError, TypeError):  # a parameter was moved or given up since
+            except (KeyError, TypeError):  # a parameter was moved or released since
                 self._drop(part)
                 break
             part.compute(env)
@@ -446,7 +452,7 @@ class Split:
         return self._extend(key, arrays, path, env)
 
     def _extend(self, key, arrays, path, env):
-        """Traces what comes behind `path`, and runs it."""
+        """Traces the parts after `path`, and runs them."""
         with _Live(self, key, path, env) as tracer:
             traced = [tracer.trace.input(array) for array in arrays]
             results = list(self._trace(*traced))
@@ -477,7 +483,7 @@ class Split:
             stack.extend(part.children.values())
 
     def _drop(self, part):
-        """Forgets a part and those behind it."""
+        """Removes a part and all parts after it from the tree."""
         table = self._roots if part.parent is None else part.parent[0].children
         for key, other in list(table.items()):
             if other is part:
@@ -488,9 +494,12 @@ class Split:
             stack.extend(stack.pop().children.values())
 
     def compiled(self):
-        """Like `_core.CachedOp.compiled`, for every part. ``part`` says which one: 'after' which
-        steps on the host, as (name, shapes that they gave, None where those are always the same),
-        and the 'body' of which loop or branch it is ('': of none)."""
+        """Returns the entries of `_core.CachedOp.compiled` for every part.
+
+        The key ``part`` identifies the part. Its 'after' lists the preceding host steps as
+        (name, shapes), with None for shapes that never vary. Its 'body' names the loop or branch
+        that contains the part, or is '' outside of one.
+        """
         entries = []
         for root in self._roots.values():
             stack = [(root, ())]
@@ -510,7 +519,7 @@ class Split:
         return entries
 
     def dump(self):
-        """The graphs of all parts as text."""
+        """Returns the graphs of all parts as text."""
         return "\n".join(
             one.op.dump()
             for part in self._all()
@@ -519,15 +528,15 @@ class Split:
         )
 
     def bind(self, arrays):
-        """As of a `_core.CachedOp`; parameters are looked up as they are used."""
+        """Does nothing, unlike `_core.CachedOp.bind`: parameters are looked up when used."""
 
     def unbind(self):
-        """As of a `_core.CachedOp`; nothing is bound."""
+        """Does nothing, unlike `_core.CachedOp.unbind`: nothing is bound."""
 
     def recapture(self, pairs, holder, former, following):
-        """As of a `_core.CachedOp`; it always takes another trace."""
+        """Returns False, unlike `_core.CachedOp.recapture`: a new trace is always needed."""
         return False
 
     def clear(self):
-        """Forgets everything compiled."""
+        """Discards everything compiled."""
         self._roots = {}

@@ -1,5 +1,4 @@
-"""Ways on for names that other frameworks have: what an AttributeError says, and the text of
-objects that have none of their own."""
+"""Suggestions in error messages for unknown names and options, and a generic repr of objects."""
 
 import difflib
 import functools
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import _core
 
-OPTIONS = {  # of layers, optimizers and ops: the first that the thing called has
+OPTIONS = {  # of layers, optimizers and ops: the first one that the callee has is suggested
     "lr": ("learning_rate", "optimizer_params"),
     "learning_rate": ("optimizer_params",),
     "weight_decay": ("wd", "optimizer_params"),
@@ -326,7 +325,7 @@ FUNCTION = {
     "and backward",
 }
 
-# Ops of MXNet's contrib that there are none of, or none of symbols.
+# Ops of MXNet's contrib that do not exist here, or not for symbols.
 CONTRIB = {
     "quantized_rnn": "the op RNN computes with float32: dequantize what goes in, and quantize_v2 "
     "what comes out",
@@ -348,7 +347,7 @@ CONTRIB = {
     ),
 }
 
-# The attributes that Block.__init__ makes.
+# The attributes that Block.__init__ sets.
 _FIRST = (
     "_children",
     "_reg_params",
@@ -368,7 +367,7 @@ _FIRST = (
 
 
 def absent(kind, ways):
-    """Gives a class names that it does not have; the error of each says what there is."""
+    """Adds names to a class that raise an AttributeError with the alternative in `ways`."""
 
     def error(thing, name):
         owner = thing if isinstance(thing, type) else type(thing)
@@ -383,7 +382,7 @@ def absent(kind, ways):
 
 
 def absent_before_init(kind):
-    """The same for what Block.__init__ makes."""
+    """Makes the attributes set by Block.__init__ raise a helpful error if it was not called."""
 
     def error(block, name):
         owner = block if isinstance(block, type) else type(block)
@@ -398,7 +397,7 @@ def absent_before_init(kind):
 
 
 def present(thing, names):
-    """The names of an object that are there, of those in its __dir__."""
+    """Returns those `names`, from an object's __dir__, that are not placeholders for errors."""
     kind, own = type(thing), getattr(thing, "__dict__", ())
     return [
         name
@@ -408,7 +407,7 @@ def present(thing, names):
 
 
 def of_module(module, name, ways, prefix=""):
-    """The error for a name that a module does not have."""
+    """Returns the AttributeError for a name that a module does not have."""
     way = ways.get(name)
     if way:
         text = f"; use {prefix if way[0].isupper() else ''}{way}"
@@ -419,7 +418,8 @@ def of_module(module, name, ways, prefix=""):
 
 
 def near_names(module, **ways):
-    """Makes a module's errors for names that it does not have name the ways on, or near names."""
+    """Makes a module's errors for unknown names suggest the alternatives in `ways`, or a near
+    name."""
 
     def error(name):
         raise of_module(module, name, ways)
@@ -442,7 +442,7 @@ def late_names(module, sibling):
 
 
 def of_contrib(module, name):
-    """The error for an op that MXNet's contrib has, or any name."""
+    """Returns the error for an unknown name in contrib, with advice if MXNet has the op."""
     if name not in CONTRIB:
         return of_module(module, name, {})
     return AttributeError(
@@ -453,7 +453,7 @@ def of_contrib(module, name):
 
 
 def of_numpy(module, name):
-    """The error for a name of MXNet's interface like NumPy's."""
+    """Returns the error for a name of MXNet's NumPy-like interface."""
     if name.startswith("_"):
         return of_module(module, name, {})
     short = "npx" if module.endswith("extension") else "np"
@@ -465,7 +465,7 @@ def of_numpy(module, name):
 
 
 def of_op(name):
-    """The way on from an op, by the name that files have, that there is none of; or nothing."""
+    """Returns the advice for an unknown op, named as in saved files."""
     way = CONTRIB.get(name.removeprefix("_contrib_"))
     if way:
         return f"; {way}"
@@ -473,7 +473,7 @@ def of_op(name):
 
 
 def of_package(module, name):
-    """A name that MXNet has in a module, and its package has here."""
+    """Looks up a name of MXNet's module in the package that has it here."""
     package = sys.modules[module.rpartition(".")[0]]
     if name in getattr(package, "__all__", ()):
         return getattr(package, name)
@@ -481,15 +481,15 @@ def of_package(module, name):
 
 
 class OptionsChecked:
-    """A class whose constructor's errors for unknown options name near ones."""
+    """Mixin that checks constructor options; its errors suggest near names."""
 
-    if not TYPE_CHECKING:  # checkers look at the constructor
+    if not TYPE_CHECKING:  # type checkers read the constructor
 
         def __new__(cls, *args, **kwargs):
             if kwargs:
                 check_options(cls, kwargs)
             make = super().__new__
-            if make is not object.__new__:  # another base takes them
+            if make is not object.__new__:  # another base handles the arguments
                 return make(cls, *args, **kwargs)
             if cls.__init__ is object.__init__ and (args or kwargs):
                 raise TypeError(f"{cls.__name__}() takes no arguments")
@@ -497,8 +497,11 @@ class OptionsChecked:
 
 
 def check_options(kind, given):
-    """`unknown_option`, where the constructor takes neither the options nor any further ones; of
-    this package's classes, which pass all on that they know, also where it does."""
+    """Raises `unknown_option` if the constructor accepts neither an option nor **kwargs.
+
+    Classes of this package pass on only known options, so for these a foreign name such as ``lr``
+    is an error even if the constructor accepts **kwargs.
+    """
     code = getattr(kind.__init__, "__code__", None)
     if code is None:
         return
@@ -514,7 +517,7 @@ def check_options(kind, given):
 
 
 def _options(kind):
-    """The options of the constructors of a class and its bases, sorted."""
+    """Returns the sorted options of the constructors of a class and its bases."""
     options = set()
     for base in kind.__mro__[:-1]:
         if "__init__" not in vars(base):
@@ -527,7 +530,7 @@ def _options(kind):
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         )
         if inspect.Parameter.VAR_KEYWORD not in kinds:
-            break  # its base is given nothing else
+            break  # its base receives no other options
     return sorted(options)
 
 
@@ -535,7 +538,7 @@ _own_options = functools.cache(_options)
 
 
 def unknown_option(kind, given):
-    """The error for options that no constructor of the class and its bases has."""
+    """Returns the error for options that no constructor of the class and its bases has."""
     options = _options(kind)
     name = next((name for name in given if name not in options), next(iter(given)))
     return TypeError(
@@ -545,7 +548,7 @@ def unknown_option(kind, given):
 
 
 def unknown_option_of(function, given, taken):
-    """The same for a function that takes none of the options."""
+    """Returns the error for options that a function does not accept."""
     name = next(iter(given))
     return TypeError(
         f"{function}() has no option {name!r}{near_option(name, taken)}; it takes "
@@ -554,21 +557,24 @@ def unknown_option_of(function, given, taken):
 
 
 def near_option(name, known):
-    """As `near`, and for the options of other frameworks."""
+    """Returns the suggestion of `near`, or the equivalent of another framework's option."""
     ways = [way for way in OPTIONS.get(name, ()) if way in known]
     return f"; did you mean {ways[0]!r}?" if ways else near(name, known)
 
 
 def near(name, known):
-    """ "; did you mean 'adam'?", or nothing where no known name is like it."""
+    """Returns "; did you mean 'adam'?", or "" if no known name is similar."""
     small = {one.lower(): one for one in known}
     found = difflib.get_close_matches(name.lower(), small, 1)
     return f"; did you mean {small[found[0]]!r}?" if found else ""
 
 
 def constructed(instance, always=()):
-    """``Kind(option=value, ...)``: the options of the constructor that the object keeps under
-    their names, where they are not the default."""
+    """Returns ``Kind(option=value, ...)``.
+
+    It lists the constructor options that the object stores under their own names and that differ
+    from the default.
+    """
     options, seen = {}, set()
     for kind in type(instance).__mro__:
         if "__init__" not in kind.__dict__ or kind is object:

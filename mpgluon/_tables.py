@@ -1,17 +1,17 @@
-"""Objects shown as lines and tables: as text by `repr`, as HTML in notebooks."""
+"""Objects shown as lines and tables: text in `repr`, HTML in notebooks."""
 
 from __future__ import annotations
 
 import html
 
-_LEFT = ("blocks", "layers")  # titles of columns of names, which are long
+_LEFT = ("blocks", "layers")  # titles of left-aligned columns, which hold long names
 
 
 class Tabular:
-    """Something that is shown as lines of text and tables.
+    """Base of objects that are shown as lines of text and tables.
 
-    A subclass has the method ``_parts``, which gives what is shown: lines, and tables as lists of
-    rows, tuples of text, of which the first are the titles of the columns.
+    A subclass defines the method ``_parts``, which returns lines and tables. A table is a list of
+    rows, which are tuples of text; the first row holds the column titles.
     """
 
     def __repr__(self) -> str:
@@ -28,7 +28,7 @@ class Tabular:
 
 
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Lines of a table. Columns are aligned to the right, but for those of `_LEFT`."""
+    """Returns the lines of a table, with all columns but those in `_LEFT` right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     ways = [str.ljust if title in _LEFT else str.rjust for title in rows[0]]
     return [
@@ -38,7 +38,7 @@ def aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def html_table(rows: list[tuple[str, ...]]) -> str:
-    """A table of HTML, aligned as the text is."""
+    """Returns an HTML table, aligned like the text."""
     sides = ["left" if title in _LEFT else "right" for title in rows[0]]
     lines = []
     for kind, row in zip(["th", *["td"] * (len(rows) - 1)], rows):

@@ -1,14 +1,17 @@
-"""The transport of collectives that name none: what carries their data."""
+"""The default transport of collectives."""
 
 import os
 
 _TRANSPORTS = ("auto", "local", "nccl")
-_default = None  # read from the environment by the first that asks
+_default = None  # read from the environment on first use
 
 
 def default_transport() -> str:
-    """The transport of collectives that name none: MPGLUON_COLLECTIVES, or the one that
-    `parallel.collectives.transport` says. ValueError where the setting is wrong."""
+    """Returns the transport of collectives that name none.
+
+    It is MPGLUON_COLLECTIVES, or the one set by `parallel.collectives.transport`. Raises ValueError
+    if the setting is invalid.
+    """
     global _default
     if _default is None:
         _default = os.environ.get("MPGLUON_COLLECTIVES") or "auto"

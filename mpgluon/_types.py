@@ -1,4 +1,4 @@
-"""Types that annotations share. Type checkers alone import this module."""
+"""Types shared by annotations; only type checkers import this module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .initializer import Initializer
 
     class Layer(HybridBlock):
-        """A HybridBlock that returns an array for an array, and a symbol for a symbol."""
+        """A HybridBlock that maps an array to an array, and a symbol to a symbol."""
 
         def __call__(self, x: Array, *args: Any) -> Array: ...
 
@@ -97,24 +97,24 @@ Values: TypeAlias = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
 
 
 class ArrayOperator(Protocol):
-    """A function of arrays or numbers; of numbers it gives a number."""
+    """A function of arrays or numbers; it returns a number if both arguments are numbers."""
 
     def __call__(self, lhs: ArrayLike, rhs: ArrayLike) -> NDArray: ...
 
 
 class SymbolOperator(Protocol):
-    """A function of symbols or numbers; of numbers it gives a number."""
+    """A function of symbols or numbers; it returns a number if both arguments are numbers."""
 
     def __call__(self, left: SymbolLike, right: SymbolLike) -> Symbol: ...
 
 
 class Alias(Protocol):
-    """`alias(*names)`: a decorator that registers a class under more names."""
+    """`alias(*names)`: a decorator that registers a class under additional names."""
 
     def __call__(self, *names: str) -> Callable[[Class], Class]: ...
 
 
 class Register(Protocol):
-    """A class decorator that may be called with another name for the class, too."""
+    """A class decorator that also accepts a second argument, another name for the class."""
 
     def __call__(self, klass: Class, name: str | None = None) -> Class: ...

@@ -1,5 +1,7 @@
-"""Says why nothing moves: which device is at which work, and what it waits for. See
-`engine.set_watchdog`."""
+"""Watchdog that reports stalled devices: their current work and the work they wait for.
+
+See `engine.set_watchdog`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class _Watchdog:
                 and time.monotonic() - since >= self.seconds
                 and _core.engine_mode() != "shuffle"
             ):
-                told = True  # once for each time that nothing moves
+                told = True  # once per stall
                 print(describe(standing, time.monotonic() - since), file=sys.stderr, flush=True)
 
 
@@ -61,13 +63,13 @@ def _work(work):
 
 
 def _rank_elsewhere(device):
-    """The rank of the process that has the device, if that is another one."""
+    """Returns the rank that owns the device, or None if it is this process."""
     rank = parts_of(device)[2]
     return None if rank is None or rank == _ranks.own() else rank
 
 
 def describe(standing: Sequence[tuple[Any, ...]], seconds: float) -> str:
-    """The text for devices with work queued of which none has moved for so many seconds."""
+    """Returns the report on devices with queued work of which none progressed for `seconds`."""
     here = (
         f", rank {_ranks.own()}"
         if any(parts_of(entry[0])[2] is not None for entry in standing)

@@ -1,4 +1,4 @@
-"""Attributes attached to everything created inside a ``with`` block."""
+"""Attributes attached to every symbol created inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ __all__ = ["AttrScope"]
 
 
 class AttrScope(_core.Scope):
-    """Attaches string attributes, such as ``ctx_group='dev1'``, to the symbols created inside it;
-    scopes nest.
+    """Attaches string attributes, such as ``ctx_group='dev1'``, to the symbols created inside it.
+
+    Scopes nest.
 
     Examples
     --------
@@ -33,15 +34,14 @@ class AttrScope(_core.Scope):
 
     @staticmethod
     def current() -> AttrScope:
-        """The innermost scope of this thread."""
+        """Returns the innermost scope of this thread."""
         scope = getattr(AttrScope._current, "value", None)
         if scope is None:
             scope = AttrScope._current.value = AttrScope()
         return scope
 
     def get(self, attr: dict[str, str] | None) -> dict[str, str]:
-        """The attributes of this scope, overridden by those in the dict `attr` (which may be
-        None)."""
+        """Returns the attributes of this scope, overridden by the dict `attr` (or None)."""
         return {**self._attr, **(attr or {})}
 
     def _changes(self):

@@ -1,5 +1,4 @@
-"""Automatic differentiation: what is computed under `record` can be differentiated with
-`backward` or `grad`.
+"""Automatic differentiation: `backward` and `grad` differentiate ops run under `record`.
 
     x.attach_grad()
     with autograd.record():
@@ -61,17 +60,17 @@ __all__ = [
 def mark_variables(
     variables: Any, gradients: Any, grad_reqs: str | Sequence[str] = "write"
 ) -> None:
-    """Makes arrays variables, whose gradients backward writes into the given arrays.
+    """Makes arrays variables; `backward` writes their gradients into the given arrays.
 
     Parameters
     ----------
     variables : NDArray or list of NDArray
         The arrays.
     gradients : NDArray or list of NDArray
-        An array for each of them, of its shape, in any storage.
+        One array for each variable, with its shape, in any storage type.
     grad_reqs : str or list of str, default 'write'
-        For each: whether its gradient is written ('write'), added up ('add'), or not wanted
-        ('null').
+        For each variable: 'write' overwrites the gradient, 'add' adds to it, and 'null' computes
+        none.
 
     Examples
     --------
@@ -100,21 +99,21 @@ def mark_variables(
 
 
 def get_symbol(x: NDArray) -> Symbol:
-    """The recorded computation of `x`, as a Symbol.
+    """Returns the recorded computation of `x` as a Symbol.
 
-    Its variables, ``var0``, ``var1`` and so on, are the variables that `x` was computed from; so is
-    every array that was none, once for each op that has read it. Hybridized calls are there as the
-    ops that they consist of.
+    Its variables, named ``var0``, ``var1``, ..., are the variables that `x` was computed from. An
+    array that is not a variable becomes a new one for each op that read it. Hybridized calls are
+    expanded into their ops.
 
     Parameters
     ----------
     x : NDArray
-        An array that was computed while recording, and not differentiated since.
+        An array that was computed while recording, and not differentiated since then.
 
     Raises
     ------
     MXNetError
-        It was not recorded, or a `Function` is among what was.
+        If it was not recorded, or its computation contains a `Function`.
 
     Examples
     --------
@@ -134,14 +133,14 @@ def get_symbol(x: NDArray) -> Symbol:
 
 
 class Function:
-    """A function with a gradient of your own.
+    """A function with a custom gradient.
 
-    ``forward(*inputs)`` computes the outputs, ``backward(*output_grads)`` gives one gradient for
-    each input (None for zero). Values to keep in between go through `save_for_backward` into
-    ``saved_tensors``. An instance is called once. In a hybridized block it runs on the host,
-    between two compiled parts. Its gradient has no gradient. `backward` is also called if the
-    gradients of all results are zero, as behind `BlockGrad`. A result that is stored on the
-    instance from outside (``f.y = y``) keeps both alive until `backward` has run.
+    ``forward(*inputs)`` computes the outputs, and ``backward(*output_grads)`` returns one gradient
+    for each input (None for zero). Pass the values to keep for backward to `save_for_backward`, and
+    read them from ``saved_tensors``. An instance can be called once. In a hybridized block it runs
+    on the host, between two compiled parts. Its gradient is not differentiable. `backward` is also
+    called if the gradients of all results are zero, as before a `BlockGrad`. A result that the
+    caller stores on the instance (``f.y = y``) keeps both alive until `backward` has run.
 
         class Sigmoid(autograd.Function):
             def forward(self, x):
@@ -185,8 +184,11 @@ class Function:
         self.saved_tensors: tuple[Any, ...] = ()
 
     def save_for_backward(self, *args: Any) -> None:
-        """Keeps arrays for `backward`, as ``self.saved_tensors``, with the contents that they have
-        when `forward` returns, whatever is written to them later."""
+        """Keeps arrays for `backward` as ``self.saved_tensors``.
+
+        `backward` reads the contents that they have when `forward` returns, even if they are
+        written later.
+        """
         self.saved_tensors = args
 
     def __call__(self, *inputs: Any) -> Any:
@@ -221,7 +223,7 @@ class Function:
                 )
 
     def _with_saved(self):
-        """`backward`, which finds the arrays that are saved now as they are now."""
+        """Returns a `backward` that reads the saved arrays with their present contents."""
         places = [i for i, x in enumerate(self.saved_tensors) if isinstance(x, _core.NDArray)]
         if not places:
             return self._backward
@@ -247,8 +249,10 @@ class Function:
         )
 
     def _in_a_step(self, inputs, arrays):
-        """In a hybridized block a call is a step on the host between two compiled parts. Each run
-        of the step has an instance of its own, as this one is before it is called."""
+        """Adds the call to the trace as a host step between two compiled parts.
+
+        Each run of the step uses a copy of this instance, in the state before the call.
+        """
         name = type(self).__name__
         tracer = _graph_breaks.current()
         if tracer is None:
@@ -279,18 +283,18 @@ class Function:
             return self.backward(*output_grads)
 
     def forward(self, *inputs: Any) -> Any:
-        """Computes the outputs; to be defined."""
+        """Computes the outputs; subclasses must define it."""
         raise NotImplementedError(f"{type(self).__name__}.forward is not defined")
 
     def backward(self, *output_grads: Any) -> Any:
-        """Computes the gradients of the inputs; to be defined."""
+        """Computes the gradients of the inputs; subclasses must define it."""
         raise NotImplementedError(f"{type(self).__name__}.backward is not defined")
 
 
 _absent(Function, _FUNCTION)
 
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
         raise _of_module(__name__, name, _WAYS)

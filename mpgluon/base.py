@@ -1,7 +1,7 @@
-"""Errors, and small names that ported programs import from ``mxnet.base``.
+"""Errors, and helpers that ported programs import from ``mxnet.base``.
 
-All errors are ``MXNetError`` (a ``RuntimeError``). Those with a fitting built-in are of that class
-too, so ``except ValueError`` works as well.
+All errors are ``MXNetError`` (a ``RuntimeError``). An error with a matching built-in class also
+derives from that class, so ``except ValueError`` works as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._core import (
     dtype_name,
 )
 from ._files import open_regular as _open_regular
-from .libinfo import __version__  # noqa: F401 - found here in MXNet, too
+from .libinfo import __version__  # noqa: F401 - MXNet has it here as well
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,8 +65,7 @@ mx_real_t: type[_np.float32] = _np.float32
 
 
 def data_dir() -> str:
-    """The folder of files that are fetched or kept for programs: ``$MXNET_HOME``, ``~/.mxnet`` when
-    it is not set.
+    """Returns the folder for downloaded and cached files: ``$MXNET_HOME``, or ``~/.mxnet``.
 
     Examples
     --------
@@ -78,28 +77,28 @@ def data_dir() -> str:
 
 
 def py_str(value: bytes | str) -> str:
-    """The text of UTF-8 bytes; text as it is."""
+    """Decodes UTF-8 bytes; returns text unchanged."""
     return value if isinstance(value, str) else value.decode("utf-8")
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 row", "3 rows"."""
+    """Returns a count with its noun: "1 row", "3 rows"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def is_floating(dtype: DType) -> bool:
-    """Whether arrays of that dtype can have gradients."""
+    """True if arrays of the dtype can have gradients."""
     return dtype_name(dtype) in ("float16", "bfloat16", "float32", "float64")
 
 
 def itemsize(dtype: DType) -> int:
-    """Bytes of an element."""
-    # NumPy knows no bfloat16.
+    """Returns the size of an element in bytes."""
+    # NumPy has no bfloat16.
     return 2 if dtype_name(dtype) == "bfloat16" else _np.dtype(dtype).itemsize
 
 
 def lines_of(path: str | _os.PathLike[str], encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers, from 1. MXNetError when it is no text.
+    """Yields the lines of a file with their numbers, from 1; raises MXNetError if it is not text.
 
     Examples
     --------
@@ -118,12 +117,12 @@ def lines_of(path: str | _os.PathLike[str], encoding: str = "utf-8") -> Iterator
 
 
 def _as_list(value):
-    """A list or tuple as it is; anything else as a list with it."""
+    """Returns a list or tuple unchanged, and any other value in a list."""
     return value if isinstance(value, (list, tuple)) else [value]
 
 
 class NotImplementedForSymbol(MXNetError):
-    """A method of arrays that symbols lack, as they have no values."""
+    """Raised by array methods that symbols lack, since symbols have no values."""
 
     def __init__(self, function: Callable[..., Any], alias: str | None, *args: object) -> None:
         operator = f' (namely operator "{alias}")' if alias else ""
@@ -135,7 +134,7 @@ class NotImplementedForSymbol(MXNetError):
 
 
 class NotSupportedForSparseNDArray(MXNetError):
-    """A method of dense arrays that sparse ones lack."""
+    """Raised by methods of dense arrays that sparse arrays lack."""
 
     def __init__(self, function: Callable[..., Any], alias: str | None, *args: object) -> None:
         operator = f' (namely operator "{alias}")' if alias else ""
@@ -146,7 +145,7 @@ class NotSupportedForSparseNDArray(MXNetError):
         )
 
 
-# MXNet's C library: packages import these names; using one says what is missing.
+# Names for MXNet's C library: packages import them, and using one raises an error.
 
 
 def _absent(name):
@@ -158,7 +157,7 @@ def _absent(name):
 
 
 class _Library:
-    """Stands for the library: each of its functions is missing."""
+    """Placeholder for the library; using any of its functions raises an error."""
 
     def __getattr__(self, name):
         _absent(f"base._LIB.{name}")
@@ -171,7 +170,7 @@ _LIB = _Library()
 
 
 def check_call(ret: int) -> None:
-    """Raises MXNetError: only MXNet's C library returns what it checks."""
+    """Raises MXNetError: only MXNet's C library returns status codes."""
     _absent("base.check_call")
 
 
@@ -181,17 +180,17 @@ def c_handle_array(objs: Sequence[Any]) -> None:
 
 
 def c_str(string: str) -> _ctypes.c_char_p:
-    """A text for a function of C."""
+    """Converts a text to a C string."""
     return _ctypes.c_char_p(string.encode("utf-8"))
 
 
 def c_array(ctype: type[Any], values: Sequence[Any]) -> _ctypes.Array[Any]:
-    """An array for a function of C, of the type of ctypes."""
+    """Returns a C array of the given ctypes type."""
     return (ctype * len(values))(*values)
 
 
 def c_str_array(strings: Sequence[str]) -> _ctypes.Array[Any]:
-    """Texts for a function of C."""
+    """Converts texts to an array of C strings."""
     return c_array(_ctypes.c_char_p, [string.encode("utf-8") for string in strings])
 
 

@@ -1,6 +1,6 @@
-"""Functions to be called by a training loop after a batch or an epoch.
+"""Callbacks that a training loop calls after a batch or an epoch.
 
-Those for batches take one argument with the attributes `epoch`, `nbatch` and `eval_metric`.
+A batch callback takes one argument with the attributes `epoch`, `nbatch` and `eval_metric`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def _every(period):
 def module_checkpoint(
     mod: BaseModule, prefix: str, period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., None]:
-    """A callback for the end of an epoch: every `period` epochs calls
-    `mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)`.
+    """Returns an epoch callback that saves a module every `period` epochs.
+
+    It calls `mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)`.
 
     Examples
     --------
@@ -58,8 +59,9 @@ def module_checkpoint(
 
 
 def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
-    """A callback for the end of an epoch: every `period` epochs writes `prefix-symbol.json` and
-    `prefix-0001.params` (the epoch's number).
+    """Returns an epoch callback that saves a checkpoint every `period` epochs.
+
+    It writes `prefix-symbol.json` and `prefix-0001.params`, numbered by epoch.
 
     Examples
     --------
@@ -76,7 +78,7 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
 
     def callback(iter_no, sym, arg, aux):
         if due(iter_no):
-            from . import model  # which needs this module
+            from . import model  # a circular import at module level
 
             model.save_checkpoint(prefix, iter_no + 1, sym, arg, aux)
 
@@ -84,8 +86,9 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
 
 
 def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
-    """A callback for batches: logs the metric every `period` batches, and starts it anew if
-    `auto_reset`.
+    """Returns a batch callback that logs the metric every `period` batches.
+
+    With `auto_reset` it then resets the metric.
 
     Examples
     --------
@@ -106,10 +109,10 @@ def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEn
 
 
 class Speedometer:
-    """Logs samples per second, and the metric, every `frequent` batches of `batch_size` samples.
+    """Logs the samples per second and the metric every `frequent` batches of `batch_size` samples.
 
-    With `auto_reset` the metric then starts anew, so each line speaks of the batches since the line
-    before.
+    With `auto_reset` the metric is then reset, so each line covers the batches since the previous
+    line.
 
     Examples
     --------
@@ -164,7 +167,7 @@ class Speedometer:
 
 
 class ProgressBar:
-    """Logs a bar of `length` characters that is full after `total` batches.
+    """Logs a progress bar of `length` characters, which is full after `total` batches.
 
     Examples
     --------
@@ -188,7 +191,7 @@ class ProgressBar:
 
 
 class LogValidationMetricsCallback:
-    """Logs the metric at the end of an evaluation.
+    """Logs the metric at the end of each evaluation.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Devices by name, and what they hold.
+"""Devices by name, and their memory.
 
-``cpu(i)``, for any i, is a device of its own: a worker with its own threads and its own memory
-pool. ``gpu(i)`` is a GPU.
+``cpu(i)``, for any i, is a separate device: a worker with its own threads and its own memory pool.
+``gpu(i)`` is a GPU.
 """
 
 from __future__ import annotations
@@ -39,27 +39,30 @@ __all__ = [
 
 
 def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:
-    """``(free, total)`` bytes of a GPU's memory, as its driver tells: all devices on the card and
-    other programs count. A memory limit that was set counts as the total. The free memory of the
-    card is less than what is free to us: see `memory_stats` for what is held, and cached."""
+    """Returns ``(free, total)`` bytes of a GPU's memory, as reported by its driver.
+
+    Memory of other programs and of all devices on the card counts as used. If a memory limit was
+    set, it is the total. Cached memory that this process can reuse does not count as free; see
+    `memory_stats` for the bytes held and cached.
+    """
     return _core.gpu_memory_info(gpu(device_id))
 
 
 class _DefaultContext:
-    """``Context.default_ctx``, the name by which older programs ask for the current device."""
+    """``Context.default_ctx``, the current device under the name that older programs use."""
 
     def __get__(self, instance: object, owner: type | None) -> Context:
         return current_context()
 
 
 Context.default_ctx = _DefaultContext()
-# MXNet's numbers of kinds of devices (`Context.device_typeid`), and back.
+# MXNet's ids of device types (`Context.device_typeid`), and the inverse.
 Context.devtype2str = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared"}
 Context.devstr2type = {name: number for number, name in Context.devtype2str.items()}
 
 
 def computes(ctx: Context) -> Context:
-    """The device that computes on arrays of a context: `cpu(i)` for ``cpu_pinned(i)``.
+    """Returns the device that computes on arrays of a context: `cpu(i)` for ``cpu_pinned(i)``.
 
     Examples
     --------
@@ -70,8 +73,10 @@ def computes(ctx: Context) -> Context:
 
 
 def parts_of(name: str) -> tuple[str, int, int | None] | None:
-    """The type, number and rank (None: none) of a device by its name, such as ``'cpu(1, rank=2)'``;
-    None where it is no such name."""
+    """Splits a device name such as ``'cpu(1, rank=2)'`` into type, index and rank.
+
+    The rank is None if the name has none. Returns None if `name` is not a device name.
+    """
     found = re.fullmatch(r"(\w+)\((\d+)(?:, rank=(\d+))?\)", name)
     if found is None:
         return None
@@ -80,7 +85,7 @@ def parts_of(name: str) -> tuple[str, int, int | None] | None:
 
 
 def opened_devices() -> list[tuple[Context, int]]:
-    """The devices used so far: a list of ``(Context, threads)``.
+    """Returns the devices used so far, as a list of ``(Context, threads)``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How queued work runs."""
+"""Execution modes of the work queues, and the watchdog."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _bulk_size = 0
 
 
 def set_mode(mode: str, seed: int = 0) -> None:
-    """Sets how work runs; waits for all work first.
+    """Sets the execution mode, after waiting for all queued work.
 
-    ``'async'``: queued, the default. ``'sync'``: each op has run, or failed, when its call returns
-    (for debugging). ``'shuffle'``: late, and in an order drawn from ``seed`` among those that
-    dependencies allow (for tests). ValueError for other words.
+    ``'async'``, the default, queues ops. ``'sync'`` runs each op to completion, or failure, before
+    its call returns (for debugging). ``'shuffle'`` delays ops and runs them in a random order among
+    those that dependencies allow, drawn from ``seed`` (for tests). Raises ValueError for any other
+    mode.
 
     Examples
     --------
@@ -34,7 +35,7 @@ def set_mode(mode: str, seed: int = 0) -> None:
 
 
 def mode() -> str:
-    """The present mode: 'async', 'sync' or 'shuffle'.
+    """Returns the present mode: 'async', 'sync' or 'shuffle'.
 
     Examples
     --------
@@ -45,10 +46,12 @@ def mode() -> str:
 
 
 def set_watchdog(seconds: float | None) -> float | None:
-    """Says on stderr when no device has finished anything for so many seconds though work is
-    queued: for each device, which work it is at, or which work of which device it waits for, with
-    block, stage, micro-batch and the line that queued it. None (or 0): no watchdog, as by default.
-    A kernel that takes longer than that is reported as well. Returns the former number.
+    """Reports on stderr if no device finishes anything for `seconds` while work is queued.
+
+    The report lists, for each device, its current work, or the work of another device that it waits
+    for, with block, stage, micro-batch and the line that queued it. None or 0 disables the
+    watchdog, which is the default. A kernel that runs longer than `seconds` is reported as well.
+    Returns the former setting.
 
     Examples
     --------
@@ -60,7 +63,9 @@ def set_watchdog(seconds: float | None) -> float | None:
 
 
 def set_bulk_size(size: int) -> int:
-    """Kept for MXNet's programs: work is batched by itself here. Returns the former size.
+    """Does nothing; kept for MXNet programs, as ops are batched automatically.
+
+    Returns the former size.
 
     Examples
     --------
@@ -74,7 +79,7 @@ def set_bulk_size(size: int) -> int:
 
 
 def bulk(size: int) -> Scope:
-    """Kept for MXNet's programs: a scope with another bulk size, which changes nothing.
+    """Returns a scope with another bulk size, which has no effect; kept for MXNet programs.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Kinds of errors by name, as custom errors of programs are registered: ``mx.error``."""
+"""The registry of error classes by name, ``mx.error``."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ def register(func_name: str, cls: None = None) -> Callable[[Kind], Kind]: ...
 @overload
 def register(func_name: str, cls: Kind) -> Kind: ...
 def register(func_name: str | Kind, cls: Kind | None = None) -> Kind | Callable[[Kind], Kind]:
-    """Registers a class of errors by its name, or by another. mpgluon raises its own errors from
-    their classes; names are for programs that look for them.
+    """Registers an error class under its own name or a given one.
+
+    mpgluon raises its own errors by class; the names serve programs that look them up.
 
     Parameters
     ----------
     func_name : str or type
-        The name, or the class, as of a decorator.
+        The name, or the class if used as a decorator.
     cls : type, optional
-        The class; without one the result of a name is a decorator.
+        The class. If it is omitted, the result is a decorator that registers under `func_name`.
 
     Returns
     -------
@@ -68,12 +69,12 @@ def register(func_name: str | Kind, cls: Kind | None = None) -> Kind | Callable[
 
 @register
 class InternalError(MXNetError):
-    """An error inside the package.
+    """Raised for an internal error of the package.
 
     Parameters
     ----------
     msg : str
-        What happened.
+        The message.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """`Executor`: a symbol bound to arrays.
 
-An executor runs its symbol the way a hybridized block runs: the nodes are traced into one graph
-over all devices, which is placed, planned and lowered to one program per device for the forward
-pass, and one for the backward pass.
+An executor runs its symbol like a hybridized block: the nodes are traced into one graph over all
+devices, which is placed, planned and lowered to one program per device for the forward pass, and
+one for the backward pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Executor"]
 
 
 class Program:
-    """How the nodes of a symbol are called in order, and on which devices."""
+    """The order in which the nodes of a symbol are called, and their devices."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Program:
     ) -> None:
         self.order = order
         self.place: dict[Any, int] = {node: i for i, node in enumerate(order)}
-        self.groups = groups  # whether each node runs in the group of its device
-        # (number, node, sources, device of the node)
+        self.groups = groups  # True if each node runs in the group of its device
+        # (index, node, sources, device of the node)
         self.steps: list[tuple[Any, ...]] = []
         written = states(order)
         variables = [node for node in order if node.call is None]
@@ -61,7 +61,7 @@ class Program:
                 sources = [(self.place[source], index) for source, index in node.inputs]
                 self.steps.append((self.place[node], node, sources, devices.get(node, ctx)))
         self.heads: list[tuple[int, int]] = [(self.place[node], index) for node, index in entries]
-        # Whether it has to look at values on the way, and is compiled in parts.
+        # True if the host reads values between nodes, so the symbol is compiled in parts.
         self.splits: bool = any(
             node.call is not None and (node.call.dynamic or getattr(node.call, "splits", False))
             for node in order
@@ -69,8 +69,8 @@ class Program:
         self._entries = entries
         self._open = with_open_shapes(order)
         self._inputs = [self.place[node] for node in (*self.arguments, *self.auxiliary)]
-        # Numbers of arrays that are bound to compiled calls: parameters, and with them states.
-        # Where nobody says what is a parameter, none.
+        # Indices of the arrays that are bound to compiled calls: parameters and, with them, states.
+        # Empty if the caller does not name the parameters.
         named, count = set(parameters), len(self._inputs)
         self.bound: list[int] = [
             i
@@ -82,7 +82,7 @@ class Program:
         self.given: list[int] = [i for i in range(count) if i not in set(self.bound)]
 
     def trace(self, *arrays: Any) -> Any:
-        """`run`, as compiled functions are called: the bound arrays come last."""
+        """Calls `run` with the argument order of compiled functions: bound arrays come last."""
         in_order = [None] * len(arrays)
         for i, array in zip((*self.given, *self.bound), arrays):
             in_order[i] = array
@@ -95,9 +95,11 @@ class Program:
         watched: WatchedRun | None = None,
         sparse: bool = False,
     ) -> Any:
-        """The outputs for arrays of the arguments, then of the auxiliary states. `ctx` is where
-        arrays are made that come from nothing, if the nodes don't say it; `watched` calls the nodes
-        for a monitor; `sparse`: there may be sparse arrays among them."""
+        """Computes the outputs for the arrays of the arguments, then of the auxiliary states.
+
+        `ctx` is the device of arrays that ops create without inputs, unless the node names one.
+        `watched` calls the nodes for a monitor. `sparse` is True if some arrays may be sparse.
+        """
         values = [None] * len(self.order)
         for place, array in zip(self._inputs, arrays):
             values[place] = [array]
@@ -122,7 +124,7 @@ class Program:
         return [values[at][index] for at, index in self.heads]
 
     def _closed(self, arrays):
-        """The calls of nodes with open shapes, with the shapes they have for these arrays."""
+        """Returns the calls of nodes with open shapes, with shapes inferred from these arrays."""
         shapes = {self.order[place].name: array.shape for place, array in zip(self._inputs, arrays)}
         calls = {}
         for node, (shape, _) in zip(
@@ -144,19 +146,19 @@ def _dict_of(names, arrays):
 
 
 class Executor:
-    """A symbol with arrays for its arguments, gradients and auxiliary states; made by `Symbol.bind`
-    and `Symbol.simple_bind`.
+    """A symbol with arrays for its arguments, gradients and auxiliary states.
+
+    `Symbol.bind` and `Symbol.simple_bind` create it.
 
     Attributes
     ----------
     arg_arrays, grad_arrays, aux_arrays : list of NDArray
-        In the order of the symbol's `list_arguments` and `list_auxiliary_states`; None where an
-        argument has no gradient.
+        In the order of the symbol's `list_arguments` and `list_auxiliary_states`; None for an
+        argument without a gradient.
     arg_dict, grad_dict, aux_dict, output_dict : dict of str to NDArray
-        The same by name.
+        The same arrays by name.
     outputs : list of NDArray
-        The results of the last forward. The arrays stay the same objects from one forward to the
-        next.
+        The results of the last forward. Each forward reuses the same NDArray objects.
 
     Examples
     --------
@@ -187,20 +189,20 @@ class Executor:
         self._requests = grad_req
         self._grad_req = grad_req
         self._program = self._make_program(parameters) if base is None else base._program
-        # Compiled programs belong to the family of executors that come from each other by reshape.
+        # Executors created from each other by reshape share their compiled programs.
         kind = _graph_breaks.Split if self._program.splits else _core.CachedOp
         self._call = kind(self._program.trace, {}) if base is None else base._call
-        self._latest = [None] if base is None else base._latest  # whose arrays are bound to it
+        self._latest = [None] if base is None else base._latest  # [mark of its bound arrays]
         self._mark = object()
         self._monitor = None
         self._monitor_all = False
         self._outputs = None
         self._heads = None  # of the recorded forward
-        self._watched = None  # it, while a monitor is installed
+        self._watched = None  # the same forward, while a monitor is installed
         self._trained = False
         self._check_devices()
-        # The executor's own handles on the arrays: they are variables of the tape, the user's
-        # arrays stay what they are.
+        # The executor's own handles on the arrays: these are variables of the tape, while the
+        # user's arrays are unchanged.
         wanted = [
             i
             for i, (grad, request) in enumerate(zip(grad_arrays, grad_req))
@@ -208,15 +210,15 @@ class Executor:
         ]
         self._wanted = wanted
         arrays = (*arg_arrays, *aux_arrays, *[grad for grad in grad_arrays if grad is not None])
-        # With sparse arrays the nodes run one by one.
+        # With sparse arrays, the nodes run one by one.
         self._sparse = any(array.stype != "default" for array in arrays)
         if self._sparse:
             self._inputs = executor_inputs(arg_arrays, grad_arrays, grad_req, aux_arrays)
             self._casts, self._flows = {}, None
             return
         self._inputs = [array.detach() for array in (*arg_arrays, *aux_arrays)]
-        # Where a gradient array has another dtype than its argument, the gradient is computed
-        # beside it and cast.
+        # If a gradient array's dtype differs from its argument's, the gradient is computed in a
+        # separate array and cast.
         self._casts = {
             i: grad_arrays[i].astype(arg_arrays[i].dtype)
             for i in wanted
@@ -229,7 +231,7 @@ class Executor:
             )
             self._check_gradients()
         self._flows = (
-            None  # per output: whether a gradient of it reaches an argument that wants one
+            None  # per output: True if its gradient reaches an argument that wants one
         )
 
     def _make_program(self, parameters):
@@ -270,8 +272,10 @@ class Executor:
                 )
 
     def _check_gradients(self):
-        """Ops without a gradient, between an output and an argument that wants one, are refused
-        when the symbol is bound."""
+        """Rejects ops without a gradient between an output and an argument that wants one.
+
+        It runs when the symbol is bound.
+        """
         program = self._program
         sources = {place: [at for at, _ in inputs] for place, _, inputs, _ in program.steps}
         seen, stack = set(), [place for place, _ in program.heads]
@@ -299,9 +303,9 @@ class Executor:
         Parameters
         ----------
         is_train : bool, default False
-            Whether layers such as Dropout behave as in training.
+            True if layers such as Dropout behave as in training.
         **kwargs : NDArray or numpy.ndarray
-            New values for arguments. TypeError for unknown names, ValueError for other shapes.
+            New values for arguments. TypeError for an unknown name, ValueError for another shape.
         """
         if kwargs:
             arguments = self.arg_dict
@@ -321,7 +325,7 @@ class Executor:
         return self.outputs
 
     def _run(self, train, record):
-        self._heads = None  # what an earlier forward kept for its backward is free now
+        self._heads = None  # frees the values that an earlier forward kept for its backward
         self._watched = None
         with autograd.record(train_mode=train) if record else autograd.pause(train_mode=train):
             if self._sparse:
@@ -343,7 +347,7 @@ class Executor:
                 _core.replace_array(array, result)
 
     def _call_with(self, arrays, mark):
-        """The compiled call. mark: an object that stands for the bound ones among the arrays."""
+        """Runs the compiled call; `mark` identifies the set of bound arrays."""
         if self._program.bound and self._latest[0] is not mark:
             self._call.bind([arrays[i] for i in self._program.bound])
             self._latest[0] = mark
@@ -354,8 +358,10 @@ class Executor:
 
     @property
     def outputs(self) -> list[NDArray]:
-        """The outputs of the last `forward`, a list of NDArray; computed now, in prediction mode,
-        where there was none."""
+        """The outputs of the last `forward`, a list of NDArray.
+
+        Without an earlier `forward` they are computed now, in prediction mode.
+        """
         if self._outputs is None:
             self._run(False, False)
         return self._outputs
@@ -368,8 +374,8 @@ class Executor:
         Parameters
         ----------
         out_grads : NDArray, list of NDArray or dict of str to NDArray, optional
-            Gradients of the outputs. Outputs of loss layers (SoftmaxOutput, MakeLoss, ...) need
-            none.
+            Gradients of the outputs. Outputs of loss layers (SoftmaxOutput, MakeLoss, ...) need no
+            gradient.
         is_train : bool, default True
             The mode of the gradient's ops.
         """
@@ -386,7 +392,7 @@ class Executor:
                 raise TypeError("inputs must be NDArray")
         if not self._wanted:
             return
-        # MXNet passes over what is too many
+        # MXNet ignores excess gradients.
         grads = (grads + [None] * len(self._program.heads))[: len(self._program.heads)]
         if self._flows is None:
             self._flows = [self._reaches(at) for at, _ in self._program.heads]
@@ -396,7 +402,7 @@ class Executor:
         if self._watched is not None:
             self._backward_watched(grads, is_train)
             return
-        # also heads without a gradient: a loss that a head depends on starts its own
+        # Includes heads without a gradient: a loss that a head depends on starts its own.
         pairs = [(head, grad) for head, grad in zip(self._heads, grads) if _core.on_tape(head)]
         for i in self._wanted:
             self._inputs[i]._fresh_grad = False
@@ -414,16 +420,16 @@ class Executor:
                 self.grad_arrays[i][:] = self._casts[i].astype(self.grad_arrays[i].dtype)
 
     def _backward_watched(self, grads, is_train):
-        """The backward behind a forward that a monitor watched."""
+        """Runs backward after a forward that a monitor watched."""
         heads = [self._gradient_for(head, grad) for head, grad in zip(self._heads, grads)]
         found = self._watched.backward(self._program, heads, is_train)
         for i in self._wanted:
             place = self._program.place[self._program.arguments[i]]
             deliver(found.get((place, 0)), self.grad_arrays[i], self._requests[i])
-        self._heads = self._watched = None  # its tapes are used up
+        self._heads = self._watched = None  # the tapes can be used only once
 
     def _gradient_for(self, head, grad):
-        """A head's gradient on its device and of its dtype."""
+        """Converts a head's gradient to the head's device and dtype."""
         if grad is None:
             return None
         grad = grad if grad.dtype == head.dtype else grad.astype(head.dtype)
@@ -440,7 +446,7 @@ class Executor:
                 )
 
     def _reaches(self, head):
-        """Whether a gradient of that output reaches an argument that wants one."""
+        """True if a gradient of that output reaches an argument that wants one."""
         program = self._program
         wanted = {program.place[program.arguments[i]] for i in self._wanted}
         sources = {place: [at for at, _ in inputs] for place, _, inputs, _ in program.steps}
@@ -461,14 +467,18 @@ class Executor:
 
     @cached_property
     def arg_dict(self) -> dict[str, NDArray]:
-        """The argument arrays by name: dict of str to NDArray. ValueError where two arguments have
-        one name."""
+        """The argument arrays by name, a dict of str to NDArray.
+
+        Raises ValueError if two arguments have the same name.
+        """
         return _dict_of([node.name for node in self._program.arguments], self.arg_arrays)
 
     @cached_property
     def grad_dict(self) -> dict[str, NDArray | Any]:
-        """The gradient arrays by argument name; None where `grad_req` is ``'null'`` or no array was
-        given."""
+        """The gradient arrays by argument name.
+
+        The value is None if `grad_req` is ``'null'`` or no array was given.
+        """
         return _dict_of([node.name for node in self._program.arguments], self.grad_arrays)
 
     @cached_property
@@ -492,16 +502,19 @@ class Executor:
         Parameters
         ----------
         arg_params, aux_params : dict of str to NDArray
-            Values by name, of the shapes that were bound.
+            Values by name, with the bound shapes.
         allow_extra_params : bool, default False
-            Whether names that the symbol doesn't have are passed over; else ValueError.
+            True to ignore names that the symbol doesn't have; otherwise they raise ValueError.
 
         MXNetError for an array of another shape.
         """
         _core.at_once(*self._copies(arg_params, aux_params, allow_extra_params))
 
     def _copies(self, arg_params, aux_params, allow_extra_params):
-        """The changes (`_core.at_once`) that copy the values; what may fail is done before."""
+        """Returns the changes (`_core.at_once`) that copy the values.
+
+        Every step that may fail runs before it returns.
+        """
         changes = []
         for arrays, there, what in (
             (arg_params, self.arg_dict, "arguments"),
@@ -529,15 +542,14 @@ class Executor:
     def set_monitor_callback(
         self, callback: Callable[[str, NDArray], Any] | None, monitor_all: bool = False
     ) -> None:
-        """From now on the graph runs node by node, and ``callback(name, array)`` is called with
-        every output.
+        """Runs the graph node by node and calls ``callback(name, array)`` with every output.
 
         Parameters
         ----------
         callback : function, or None to run the compiled programs again
             Called with the name of an output and the array.
         monitor_all : bool, default False
-            Whether it sees the nodes' inputs too.
+            True to call it with the inputs of nodes as well.
         """
         self._monitor = callback
         self._monitor_all = monitor_all
@@ -545,17 +557,18 @@ class Executor:
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Shape
     ) -> Executor:
-        """An executor of the same symbol for other shapes; it shares the arrays whose shapes stay,
-        and memory of those that shrink.
+        """Returns an executor of the same symbol for other shapes.
+
+        It shares the arrays whose shapes are unchanged, and the memory of those that shrink.
 
         Parameters
         ----------
         partial_shaping : bool, default False
-            Whether the shapes of arguments not named here may change.
+            True if arguments not named here may change their shape.
         allow_up_sizing : bool, default False
-            Whether arrays may grow, and get new memory then.
+            True if arrays may grow; a larger array gets new memory.
         **kwargs : tuple of int
-            New shapes by name. MXNetError where one is not allowed.
+            New shapes by name. MXNetError for a change that is not allowed.
         """
         program = self._program
         shapes = {
@@ -623,12 +636,12 @@ class Executor:
         return nd.empty(shape, ctx=array.context, dtype=array.dtype)
 
     def get_optimized_symbol(self) -> Symbol:
-        """The symbol that is run: the bound one, as rewrites happen to the compiled graph
+        """Returns the bound symbol; rewrites apply to the compiled graph
         (`mpgluon._core.CachedOp.dump`)."""
         return self._symbol
 
     def debug_str(self) -> str:
-        """The symbol, where its nodes run, and the memory planned for it, once it has run."""
+        """Describes the symbol, the devices of its nodes, and the memory planned for it."""
         lines = [self._symbol.debug_str()]
         for place, node, sources, device in self._program.steps:
             for at, index in sources:
@@ -656,8 +669,10 @@ class Executor:
         return self._ctx
 
     def _planned(self):
-        """Bytes planned for a forward and what it keeps for its backward; compiles it where it
-        hasn't run, on arrays of its own."""
+        """Returns the bytes planned for a forward and the values kept for its backward.
+
+        If the symbol has not run, it is compiled on temporary arrays.
+        """
         if not self._call.compiled():
             scratch = [
                 nd.zeros(array.shape, ctx=array.context, dtype=array.dtype)
@@ -681,12 +696,14 @@ class Executor:
         )
 
 
-# For modules.
+# Functions for modules.
 
 
 def release(executor: Executor) -> None:
-    """Gives back what the last forward keeps: its outputs, and what its backward would read. Arrays
-    that users hold stay."""
+    """Releases the outputs of the last forward, and the values kept for its backward.
+
+    Arrays that the user holds remain valid.
+    """
     executor._heads = executor._outputs = executor._watched = None
 
 
@@ -696,5 +713,5 @@ def changes_to_copy(
     aux_params: dict[str, NDArray],
     allow_extra_params: bool,
 ) -> list[Any]:
-    """The changes (`_core.at_once`) that copy values into arguments and auxiliary states."""
+    """Returns the changes (`_core.at_once`) that copy values into arguments and states."""
     return executor._copies(arg_params, aux_params, allow_extra_params)

@@ -1,5 +1,7 @@
-"""``python -m mpgluon.info``: versions, devices, and the optional parts that were found; under
-``mpirun`` also the ranks, and what was measured between them."""
+"""``python -m mpgluon.info``: prints versions, devices and the available optional parts.
+
+Under ``mpirun`` it also prints the ranks, and the measured links between them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from .parallel import collectives
 
 
 def lines() -> list[str]:
-    """The report, a list of lines.
+    """Returns the report as a list of lines.
 
     Examples
     --------
@@ -27,7 +29,7 @@ def lines() -> list[str]:
     'mpgluon'
     """
     info = _core.build_info()
-    context.memory_stats(context.cpu(0))  # opens it, so that its threads are known
+    context.memory_stats(context.cpu(0))  # opens the device, so that its threads are known
     report = [
         f"mpgluon    {__version__} ({os.path.dirname(os.path.abspath(__file__))})",
         f"Python     {platform.python_version()} ({sys.executable})",
@@ -74,7 +76,7 @@ def _sum_over_cards():
 
 
 _KERNEL = 'extern "C" __global__ void probe(float *x) { *x = 1; }'
-# A call of each library. NCCL's needs a second card.
+# One call of each library. The call of NCCL needs a second card.
 _TRIALS = {
     "cuBLASLt": lambda: nd.dot(_ones(2, 2), _ones(2, 2)).wait_to_read(),
     "cuBLAS": lambda: nd.linalg.trsm(_ones(2, 2), _ones(2, 2)).wait_to_read(),
@@ -99,8 +101,9 @@ def _works(trial):
 
 
 def ranks_lines() -> list[str]:
-    """The report on ranks: where each runs, with what, and how quickly data goes from each to the
-    others. All ranks call it.
+    """Returns the report on ranks: their hosts, devices and the speed of the links between them.
+
+    All ranks must call it.
 
     Examples
     --------

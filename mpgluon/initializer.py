@@ -1,10 +1,10 @@
-"""First values of parameters.
+"""Initializers of parameters.
 
-An initializer is called with a name (an InitDesc) and an array and fills the array. The result
-depends on the end of the name: "weight" gets the initializer's own values, "bias" and "beta" zeros,
-"gamma" ones, "min" zeros, "max" ones; other names are an error, unless the parameter brings an
+An initializer is called with a name (an InitDesc) and an array, and fills the array. The suffix of
+the name selects the values: "weight" gets the initializer's own values, "bias" and "beta" zeros,
+"gamma" ones, "min" zeros, and "max" ones. Any other name is an error, unless the parameter has an
 initializer of its own. Random values come from the operators of `mx.random`, so they depend on the
-seed and on the order of calls, not on the device.
+seed and the order of calls, not on the device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ near_names(__name__)
 
 
 class InitDesc(str):
-    """A parameter's name with its attributes (`attrs`, a dict) and the initializer to fall back to
+    """A parameter's name with its attributes (`attrs`, a dict) and the fallback initializer
     (`global_init`).
 
     Examples
@@ -70,7 +70,7 @@ class InitDesc(str):
         return desc
 
 
-# The end of a name -> the method that fills such an array; the first match counts.
+# Suffix of a name -> the method that fills the array; the first match wins.
 _BY_SUFFIX = (
     ("weight", "_init_weight"),
     ("bias", "_init_bias"),
@@ -100,8 +100,9 @@ def _root_mean_square(array):
 
 
 class Initializer:
-    """Base of initializers; a subclass defines `_init_weight(name, array)`. `kwargs` are what
-    `dumps` writes.
+    """Base of initializers; a subclass defines `_init_weight(name, array)`.
+
+    `dumps` writes `kwargs`.
 
     Examples
     --------
@@ -123,8 +124,10 @@ class Initializer:
     def set_verbosity(
         self, verbose: bool = False, print_func: Callable[[NDArray], Any] | None = None
     ) -> Self:
-        """Logs every initialisation if `verbose`, with `print_func(array)` (default: the root of
-        the mean square). Returns self."""
+        """Logs each initialization if `verbose`, with `print_func(array)`. Returns self.
+
+        The default of `print_func` is the root mean square.
+        """
         self._verbose = verbose
         self._print_func = print_func or _root_mean_square
         return self
@@ -134,7 +137,7 @@ class Initializer:
             logging.info("Initialized %s as %s: %s", desc, init, self._print_func(arr))
 
     def dumps(self) -> str:
-        """JSON text of `[name, kwargs]`, from which `create` makes an equal initializer."""
+        """Returns the JSON text of `[name, kwargs]`, from which `create` makes an equal object."""
         import json
 
         return json.dumps([type(self).__name__.lower(), self._kwargs])
@@ -243,7 +246,7 @@ create: Callable[..., Initializer] = registry.get_create_func(Initializer, "init
 
 
 def register(klass: Class) -> Class:
-    """Decorator: makes a subclass of Initializer known under its lower-case name.
+    """Registers a subclass of Initializer under its lower-case name; a decorator.
 
     Examples
     --------
@@ -260,10 +263,10 @@ def register(klass: Class) -> Class:
 
 
 class Load:
-    """Copies values from `param`, a dict of arrays or the path of a file of them; names not found
-    go to `default_init`.
+    """Copies values from `param`, a dict of arrays or the path of a file of arrays.
 
-    ValueError when a shape differs, or a name is missing and there is no `default_init`.
+    `default_init` fills parameters without a value. Raises ValueError if a shape differs, or if a
+    name is missing and there is no `default_init`.
 
     Examples
     --------
@@ -321,8 +324,8 @@ class Load:
 
 
 class Mixed(Initializer):
-    """Chooses the initializer by the name: the first of the regular expressions `patterns` that
-    matches its beginning.
+    """Selects the initializer by name: the first regular expression in `patterns` that matches the
+    start of the name.
 
     Examples
     --------
@@ -368,7 +371,7 @@ class Mixed(Initializer):
 @register
 @alias("zeros")
 class Zero(Initializer):
-    """Zeros.
+    """Fills with zeros.
 
     Examples
     --------
@@ -386,7 +389,7 @@ class Zero(Initializer):
 @register
 @alias("ones")
 class One(Initializer):
-    """Ones.
+    """Fills with ones.
 
     Examples
     --------
@@ -403,7 +406,8 @@ class One(Initializer):
 
 @register
 class Constant(Initializer):
-    """One value, or an array of the parameter's shape (or one that broadcasts to it).
+    """Fills with one value, or with an array of the parameter's shape (or one that broadcasts to
+    it).
 
     Examples
     --------
@@ -425,7 +429,7 @@ class Constant(Initializer):
         if not np.isscalar(value):
             value = value if isinstance(value, (np.ndarray, list, tuple)) else value.asnumpy()
             value = np.asarray(value).tolist()
-        self._kwargs["value"] = value  # what text can hold from here on
+        self._kwargs["value"] = value  # from here on in a form that JSON can hold
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __eq__(self, other: Any) -> bool:
@@ -439,7 +443,7 @@ class Constant(Initializer):
 
 @register
 class Uniform(Initializer):
-    """Uniform in [-scale, scale).
+    """Draws from the uniform distribution over [-scale, scale).
 
     Examples
     --------
@@ -458,7 +462,7 @@ class Uniform(Initializer):
 
 @register
 class Normal(Initializer):
-    """Normal with mean 0 and standard deviation `sigma`.
+    """Draws from the normal distribution with mean 0 and standard deviation `sigma`.
 
     Examples
     --------
@@ -477,10 +481,10 @@ class Normal(Initializer):
 
 @register
 class Orthogonal(Initializer):
-    """`scale` times a matrix with orthonormal rows or columns, got from the decomposition of a
-    random one ("uniform" or "normal").
+    """Fills with `scale` times a matrix with orthonormal rows or columns.
 
-    Axes after the first are taken together.
+    The matrix is from the decomposition of a random one ("uniform" or "normal"). Axes after the
+    first are flattened.
 
     Examples
     --------
@@ -510,11 +514,12 @@ class Orthogonal(Initializer):
 
 @register
 class Xavier(Initializer):
-    """Scaled by the number of units a weight connects, (units out, units in, kernel...):
-    sqrt(magnitude / factor).
+    """Scales random values by the numbers of units a weight connects: sqrt(magnitude / factor).
 
-    `rnd_type` "uniform" (in plus or minus the scale) or "gaussian" (the scale as deviation);
-    `factor_type` "in", "out" or "avg" of both. ValueError for arrays of fewer than two dimensions.
+    The weight's shape is (units out, units in, kernel...). `rnd_type` is "uniform" (within plus or
+    minus the scale) or "gaussian" (the scale is the standard deviation). `factor_type` is "in",
+    "out", or "avg" for the average of both. Raises ValueError for arrays with fewer than two
+    dimensions.
 
     Examples
     --------
@@ -545,7 +550,7 @@ class Xavier(Initializer):
         kernel = float(np.prod(shape[2:])) if len(shape) > 2 else 1.0
         fan_in, fan_out = shape[1] * kernel, shape[0] * kernel
         factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[self.factor_type]
-        if factor == 0:  # an empty array: there is nothing to fill
+        if factor == 0:  # an empty array
             return
         scale = float(np.sqrt(self.magnitude / factor))
         if self.rnd_type == "uniform":
@@ -556,8 +561,9 @@ class Xavier(Initializer):
 
 @register
 class MSRAPrelu(Xavier):
-    """Gaussian Xavier for layers followed by a PReLU (or ReLU, `slope` 0): magnitude 2 / (1 + slope
-    ** 2).
+    """Gaussian Xavier for layers followed by a PReLU, or by a ReLU with `slope` 0.
+
+    The magnitude is 2 / (1 + slope ** 2).
 
     Examples
     --------
@@ -573,8 +579,7 @@ class MSRAPrelu(Xavier):
 
 @register
 class Bilinear(Initializer):
-    """Weights of a transposed convolution that upsamples by bilinear interpolation; 4
-    dimensions.
+    """Fills the 4-d weights of a transposed convolution that upsamples by bilinear interpolation.
 
     Examples
     --------
@@ -594,7 +599,7 @@ class Bilinear(Initializer):
 
 @register
 class LSTMBias(Initializer):
-    """Zeros, but `forget_bias` for the forget gate (the second quarter) of an LSTM's bias.
+    """Fills an LSTM's bias with zeros, except `forget_bias` for the forget gate (second quarter).
 
     Examples
     --------
@@ -625,11 +630,11 @@ _GATES = {
 
 @register
 class FusedRNN(Initializer):
-    """Fills the one vector of parameters of the `RNN` operator weight by weight.
+    """Fills the flat parameter vector of the `RNN` operator weight by weight.
 
     `init` (an initializer, its `dumps()` text, or None for the net's own) fills each weight and
-    bias under a name as "l0_i2h_f_weight"; forget gates of an LSTM get `forget_bias`. `mode` is
-    "rnn_relu", "rnn_tanh", "lstm" or "gru".
+    bias under a name such as "l0_i2h_f_weight"; the forget gates of an LSTM get `forget_bias`.
+    `mode` is "rnn_relu", "rnn_tanh", "lstm" or "gru".
 
     Examples
     --------
@@ -669,13 +674,14 @@ class FusedRNN(Initializer):
         self._forget_bias = forget_bias
 
     def _pieces(self, size):
-        """(name, shape) of each weight and bias, in the order they lie in the vector: all weights,
-        then all biases."""
+        """Yields (name, shape) of each weight and bias in the order of the flat vector.
+
+        All weights come before all biases.
+        """
         hidden, layers, gates = self._num_hidden, self._num_layers, _GATES[self._mode]
         directions = ("l", "r") if self._bidirectional else ("l",)
         count = len(directions)
-        # Everything but the first layer's input weights has a size that does not depend on the
-        # number of inputs.
+        # Only the size of the first layer's input weights depends on the number of inputs.
         per_direction = len(gates) * hidden
         rest = per_direction * count * (hidden + 2 + (layers - 1) * (hidden * count + hidden + 2))
         inputs, remainder = divmod(size - rest, per_direction * count)

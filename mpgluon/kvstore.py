@@ -1,9 +1,9 @@
-"""`KVStore`: values by key, into which devices push and from which they pull.
+"""`KVStore`: values by key, to which devices push and from which they pull.
 
-What several devices push under a key is summed on the device where the value lies, in the order in
-which it is given, and replaces the value, or goes through an updater with it; in one process, or
-('dist_sync') in all processes that ``mpirun`` has started. `Trainer` and `Module` sum and update by
-themselves, in the same order; a store is for programs that call it.
+Arrays that several devices push under a key are summed on the device of the value, in the given
+order. The sum replaces the value, or an updater applies it. A store is in one process or, for
+'dist_sync', in all processes that ``mpirun`` started. `Trainer` and `Module` sum and update on
+their own, in the same order; a store is for programs that call it.
 """
 
 from __future__ import annotations
@@ -43,17 +43,16 @@ _SPANNING = ("dist", "p3", "horovod", "byteps")
 
 
 class KVStoreBase:
-    """The base of stores; a subclass that is decorated with `KVStoreBase.register` can be made by
-    `create` with its name."""
+    """Base of stores; `create` makes a subclass decorated with `KVStoreBase.register` by name."""
 
     OPTIMIZER = "optimizer"
     kv_registry: ClassVar[dict[str, Any]] = {}
-    spans_ranks = False  # whether values are of all ranks together
-    needs_optimizer = False  # whether values change by an optimizer of the store only
+    spans_ranks = False  # True if the values are shared by all ranks
+    needs_optimizer = False  # True if only the store's own optimizer changes values
 
     @staticmethod
     def register(klass: Class) -> Class:
-        """Makes a class known under its name in lower case."""
+        """Registers a class under its name in lower case."""
         KVStoreBase.kv_registry[klass.__name__.lower()] = klass
         return klass
 
@@ -68,21 +67,24 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} does not define pushpull")
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """The optimizer that updates values by pushed gradients."""
+        """Sets the optimizer that updates values with pushed gradients."""
         raise NotImplementedError(f"{type(self).__name__} does not define set_optimizer")
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do that, such as ``KVStoreBase.OPTIMIZER``."""
+        """True if the store has the capability, such as ``KVStoreBase.OPTIMIZER``."""
         raise NotImplementedError("the class does not define is_capable")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's states into a file, and the optimizer with `dump_optimizer`."""
+        """Writes the optimizer's states to a file, with `dump_optimizer` the optimizer as well."""
         raise NotImplementedError(f"{type(self).__name__} does not define save_optimizer_states")
 
     def load_optimizer_states(self, fname: str, trusted: bool = False) -> None:
-        """Reads a file of `save_optimizer_states`. A file with the optimizer in it is a pickle that
-        can run code, and is only read with ``trusted=True``."""
+        """Reads a file written by `save_optimizer_states`.
+
+        A file that contains the optimizer is a pickle, which can run code; it is only read with
+        ``trusted=True``.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define load_optimizer_states")
 
     @property
@@ -92,17 +94,17 @@ class KVStoreBase:
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
+        """The rank of this process."""
         return 0
 
     @property
     def num_workers(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return 1
 
 
 def sum_on(context: Any, arrays: list[NDArray]) -> NDArray:
-    """The sum of the arrays on a device, in their order; a new array."""
+    """Sums the arrays on a device, in their order, into a new array."""
     total = arrays[0].copyto(context)
     for array in arrays[1:]:
         total = total + array.as_in_context(context)
@@ -110,7 +112,7 @@ def sum_on(context: Any, arrays: list[NDArray]) -> NDArray:
 
 
 def arrays_of(value: Any, what: str) -> list[NDArray]:
-    """One array or several, as a list."""
+    """Returns one array or several as a list."""
     arrays = [value] if isinstance(value, NDArray) else list(value)
     for array in arrays:
         if not isinstance(array, NDArray):
@@ -122,7 +124,7 @@ def arrays_of(value: Any, what: str) -> list[NDArray]:
 
 
 def pairs_of(key: Any, value: Any, what: str) -> list[tuple[Any, list[NDArray]]]:
-    """(key, arrays) for a key or for a list of them."""
+    """Returns (key, arrays) for a key or for each of a list of keys."""
     if not isinstance(key, (list, tuple)):
         return [(key, arrays_of(value, what))]
     if len(key) != len(value):
@@ -133,7 +135,7 @@ def pairs_of(key: Any, value: Any, what: str) -> list[tuple[Any, list[NDArray]]]
 def rows_wanted(
     key: Any, out: Any, row_ids: Any
 ) -> list[tuple[Any, list[tuple[NDArray, NDArray]]]]:
-    """(key, pairs of an array and the numbers of its rows) for the arguments of row_sparse_pull."""
+    """Returns (key, pairs of an array and its row ids) for the arguments of row_sparse_pull."""
     if out is None or row_ids is None:
         raise AssertionError("row_sparse_pull: name the arrays (out=) and the rows (row_ids=)")
     ids = row_ids if isinstance(key, (list, tuple)) else [row_ids]
@@ -153,7 +155,7 @@ def rows_wanted(
 
 
 class OptimizingStore(KVStoreBase):
-    """The part that stores with an optimizer share; they have `init`, `push` and `pull`."""
+    """Base of stores with an optimizer; subclasses define `init`, `push` and `pull`."""
 
     _kind: str
 
@@ -168,11 +170,11 @@ class OptimizingStore(KVStoreBase):
         raise ValueError(f"is_capable: unknown capability {capability!r}")
 
     def init(self, key: Keys, value: Values) -> None:
-        """Gives keys their first values; each key once."""
+        """Sets the first values of keys; each key can be initialized once."""
         raise NotImplementedError
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """Sums what devices give for a key, for its value."""
+        """Sums the arrays of all devices for a key and updates its value."""
         raise NotImplementedError
 
     def pull(
@@ -193,7 +195,7 @@ class OptimizingStore(KVStoreBase):
 
 
 class KVStore(OptimizingStore):
-    """Values by key, in this process. Keys are all int or all str.
+    """A store of values by key in this process. Keys are all int or all str.
 
     Examples
     --------
@@ -232,7 +234,7 @@ class KVStore(OptimizingStore):
         self._key_type = kind
 
     def init(self, key: Keys, value: Values) -> None:
-        """Gives keys their first values, by copies that lie where the arrays do; each key once."""
+        """Sets the first values of keys to copies on the arrays' devices; each key once."""
         pairs = pairs_of(key, value, "init")
         for one, _ in pairs:
             self._check_key(one, True)
@@ -240,17 +242,16 @@ class KVStore(OptimizingStore):
         self._values.update(zip((one for one, _ in pairs), values))
 
     def push(self, key: Keys, value: Values, priority: int = 0) -> None:
-        """Sums what devices give for a key and puts it in place of the value, or lets the updater
-        work with it.
+        """Sums the arrays of a key; the sum replaces the value, or the updater applies it.
 
         Parameters
         ----------
         key : int or str, or list of them
             The key, or a list of keys.
         value : NDArray, or list of NDArray for several devices; for a list of keys a list of these
-            The value of each key, or a list of arrays that are added up.
+            The value of each key, or a list of arrays to add up.
         priority : int
-            Accepted as in MXNet.
+            Accepted for compatibility with MXNet; ignored.
         """
         keys, totals = [], []
         for one, arrays in pairs_of(key, value, "push"):
@@ -270,18 +271,21 @@ class KVStore(OptimizingStore):
                 self._updater(one, total, self._values[one])
 
     def _first_values(self, arrays):
-        """Copies of the arrays, for `init`."""
+        """Returns copies of the arrays, for `init`."""
         return [array.copy() for array in arrays]
 
     def _sums(self, keys, arrays):
-        """The sums to push for the keys, of which this process has the arrays."""
+        """Returns the sums to push for the keys; subclasses add those of other ranks."""
         return arrays
 
     def pull(
         self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
-        """Copies values into `out`: an NDArray, or a list of them on several devices; for a list of
-        keys a list of these. Sparse arrays are left as they are while `ignore_sparse`."""
+        """Copies values into `out`.
+
+        `out` is an NDArray, or a list of them on several devices; for a list of keys it is a list
+        of these. Sparse arrays are skipped if `ignore_sparse`.
+        """
         if out is None:
             raise AssertionError("pull: name the arrays to copy into (out=)")
         for one, arrays in pairs_of(key, out, "pull"):
@@ -300,11 +304,11 @@ class KVStore(OptimizingStore):
         key : int or str, or list of them
             The key, or a list of keys.
         out : RowSparseNDArray, list of them for several devices; for a list of keys a list of these
-            They get the rows; their other rows are 0.
+            The arrays that receive the rows; their other rows become 0.
         priority : int
-            Accepted as in MXNet.
+            Accepted for compatibility with MXNet; ignored.
         row_ids : NDArray, or list of NDArray
-            Numbers of the rows, in any order: one array for all of `out`, or one for each.
+            Row indices, in any order: one array for all of `out`, or one for each.
 
         Examples
         --------
@@ -327,8 +331,7 @@ class KVStore(OptimizingStore):
                 array[:] = stored.retain(numbers).as_in_context(array.context)
 
     def set_gradient_compression(self, compression_params: dict[str, Any] | None) -> None:
-        """Nothing is sent between machines, so there is nothing to compress: an error for any type
-        but 'none'."""
+        """Rejects any type but 'none' with MXNetError: this store has nothing to compress."""
         if (compression_params or {}).get("type", "none") != "none":
             raise MXNetError(
                 f"set_gradient_compression: the store {self._kind!r} works in one process and does "
@@ -336,11 +339,11 @@ class KVStore(OptimizingStore):
             )
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """From now on pushed gradients update the values."""
+        """Makes pushed gradients update the values with the optimizer."""
         self._set_updater(optimizers.get_updater(optimizer))
 
     def _set_updater(self, updater):
-        """Calls ``updater(key, pushed, value)`` on every push."""
+        """Makes every push call ``updater(key, pushed, value)``."""
         self._updater = updater
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -360,9 +363,9 @@ class KVStore(OptimizingStore):
 
 @KVStoreBase.register
 class TestStore(KVStoreBase):
-    """A store without values: `pushpull` sums over devices, `broadcast` copies."""
+    """A store without values: `pushpull` sums over devices, and `broadcast` copies."""
 
-    __test__ = False  # no test case, whatever its name suggests
+    __test__ = False  # not a test case, despite its name
 
     def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         first = arrays_of(value, "broadcast")[0]
@@ -390,8 +393,9 @@ class TestStore(KVStoreBase):
 
 
 class KVStoreServer:
-    """MXNet's name for a process that keeps values for others. Here the servers of 'dist_async'
-    begin where the program makes the store, by `create`.
+    """MXNet's name for a server process; its `run` raises NotSupportedError.
+
+    In mpgluon the servers of 'dist_async' start when the program calls `create`.
 
     Examples
     --------
@@ -406,20 +410,20 @@ class KVStoreServer:
         self.kvstore: KVStore = kvstore
 
     def run(self) -> NoReturn:
-        """NotSupportedError."""
+        """Always raises NotSupportedError."""
         raise NotSupportedError(
             "KVStoreServer: a rank serves where it calls mx.kv.create('dist_async'), by itself"
         )
 
 
 def check_name(name: str) -> None:
-    """MXNetError for a name of which there is no store."""
+    """Checks that a kind of store has the name; raises MXNetError otherwise."""
     if name.lower() not in (*KVStoreBase.kv_registry, *_KINDS, *_OF_RANKS, *_OF_SERVERS):
         create(name)
 
 
 def is_of_ranks(store: Any) -> bool:
-    """Whether a store, or that of a name, has its values on all ranks."""
+    """True if a store, or the kind of store with that name, has its values on all ranks."""
     return (
         store.lower() in _OF_RANKS
         if isinstance(store, str)
@@ -428,18 +432,20 @@ def is_of_ranks(store: Any) -> bool:
 
 
 def show(store: KVStore, updater: Any, values: Any) -> None:
-    """From now on a store shows what a trainer has: its updater, and its values by number."""
+    """Makes a store expose a trainer's updater, and its values by index."""
     store._updater, store._values, store._key_type = updater, values, int
 
 
 def create(name: str = "local") -> KVStoreBase | Any:
-    """A store: 'local', 'device' and their relatives; 'dist_sync' and its relatives, of all ranks
-    together (``mpirun``); 'dist_async', of servers; or one that was registered. MXNetError for
-    others that span machines.
+    """Creates a store by name; raises MXNetError for an unknown one.
 
-    For 'dist_async' the last ranks serve, one or as many as the environment variable
-    ``DMLC_NUM_SERVER`` says. There the call does not return: it keeps the values until all other
-    ranks have ended, and ends the process (SystemExit).
+    'local', 'device' and their variants are stores of this process. 'dist_sync' and its variants
+    are shared by all ranks (``mpirun``). 'dist_async' uses servers. Registered stores have their
+    own names.
+
+    For 'dist_async' the last ranks are servers: one, or the number in the environment variable
+    ``DMLC_NUM_SERVER``. On a server the call does not return: it keeps the values until all other
+    ranks have ended, and then ends the process (SystemExit).
 
     Examples
     --------
@@ -474,5 +480,5 @@ def create(name: str = "local") -> KVStoreBase | Any:
 
 
 def set_updater(store: KVStore, updater: Callable[[Any, Any, Any], Any]) -> None:
-    """From now on a store updates what is pushed by ``updater(key, gradient, weight)``."""
+    """Makes a store apply pushed gradients with ``updater(key, gradient, weight)``."""
     store._set_updater(updater)

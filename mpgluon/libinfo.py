@@ -1,4 +1,4 @@
-"""The version of the package, and where its files are."""
+"""The version of the package, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 
 def find_lib_path() -> list[str]:
-    """The path of the C core, as a list.
+    """Returns the path of the C core, as a list.
 
     Examples
     --------
@@ -21,5 +21,5 @@ def find_lib_path() -> list[str]:
 
 
 def find_include_path() -> str:
-    """The folder of the headers for ops in C, as `mx.library.get_include`."""
+    """Returns the folder of the headers for ops in C; see `mx.library.get_include`."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")

@@ -1,5 +1,4 @@
-"""Ops written in C: `load` opens a shared library of them, `get_include` says where the header is
-that it is compiled with."""
+"""Ops written in C: `load` opens a shared library of ops, `get_include` finds the header for it."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from .ndarray._namespaces import place
 
 __all__ = ["get_include", "load"]
 
-_ELF_64 = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_ELF_64 = b"\x7fELF\x02\x01"  # 64-bit, little-endian
 
 
 def get_include() -> str:
-    """The folder of ``mpgluon/op.h``, for the compiler's ``-I``.
+    """Returns the folder of ``mpgluon/op.h``, for the compiler's ``-I``.
 
     Examples
     --------
@@ -31,7 +30,7 @@ def get_include() -> str:
 
 
 def _spaces(package, space):
-    """The modules in which the ops of a sub-namespace are found."""
+    """Returns the namespaces of the modules that expose the ops of a sub-namespace."""
     names = ("op", None) if space == "op" else (space,)
     modules = [f"{package.__name__}.{name}" if name else package.__name__ for name in names]
     return [vars(sys.modules[name]) for name in modules if name in sys.modules]
@@ -43,13 +42,15 @@ def _taken(name):
 
 
 def _cut_off(path):
-    """Whether a segment of an ELF file of 64 bits ends behind the end of the file. The system's
-    loader maps such a segment as it is, and reading it ends the process."""
+    """True if a segment of a 64-bit ELF file extends past the end of the file.
+
+    The system's loader maps a truncated segment anyway, and reading it crashes the process.
+    """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(64)
         if len(head) < 64 or head[:6] != _ELF_64:
-            return False  # the loader has an error for it
+            return False  # the loader reports the error
         table, entry, count = (
             *struct.unpack_from("<Q", head, 32),
             *struct.unpack_from("<HH", head, 54),
@@ -66,23 +67,23 @@ def _cut_off(path):
 
 
 def load(path: str, verbose: bool = True) -> None:
-    """Loads a library of ops, which then are ``mx.nd.NAME`` and ``mx.sym.NAME``, too.
+    """Loads a library of ops, and adds them as ``mx.nd.NAME`` and ``mx.sym.NAME``.
 
-    It was compiled with ``mpgluon/op.h``. Loaded once, it stays until the process ends; to load it
-    again does nothing.
+    The library must be compiled with ``mpgluon/op.h``. It stays loaded until the process ends;
+    loading it a second time does nothing.
 
     Parameters
     ----------
     path : str
-        The file, an absolute path.
+        The absolute path of the file.
     verbose : bool, default True
-        Whether to print the ops' names.
+        True to print the ops' names.
 
     Raises
     ------
     MXNetError
-        There is no such library, or it is for something else, or has an op that cannot be added;
-        then none of its ops is.
+        If the file is missing or not such a library, or if one of its ops cannot be added. In the
+        last case none of its ops is added.
     """
     path = os.fspath(path)
     if not os.path.exists(path):
@@ -107,7 +108,7 @@ def load(path: str, verbose: bool = True) -> None:
 
 def _add_symbol(op, space, short):
     symbol = sys.modules.get(f"{__package__}.symbol")
-    if symbol is None:  # it finds the op when it is imported
+    if symbol is None:  # the module finds the op when it is imported
         return
     from .symbol._functions import Function
 

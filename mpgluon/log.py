@@ -1,4 +1,4 @@
-"""Loggers with short coloured lines."""
+"""Loggers with short, colored lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLOURS = {
 
 
 class _Formatter(logging.Formatter):
-    """`I 0131 12:00:00 1234 file:function:12] text`, with the head coloured on a terminal."""
+    """`I 0131 12:00:00 1234 file:function:12] text`, with the prefix colored on a terminal."""
 
     def __init__(self, colour):
         super().__init__(datefmt="%m%d %H:%M:%S")
@@ -50,10 +50,10 @@ def get_logger(
     filemode: str | None = None,
     level: int = WARNING,
 ) -> logging.Logger:
-    """A logger that writes to the standard error stream, or to `filename` (opened with `filemode`,
-    default "a").
+    """Returns a logger that writes to standard error, or to `filename`.
 
-    The first call for a name sets it up; later ones return it unchanged.
+    The file is opened with `filemode` (default "a"). The first call for a name sets up the logger;
+    later calls return it unchanged.
 
     Examples
     --------

@@ -25,8 +25,7 @@ near_names(__name__)
 
 
 def _set(scheduler, **values):
-    """Sets attributes that belong together all at once: an interrupt finds what was, or what
-    is."""
+    """Sets related attributes atomically: an interrupt sees all old or all new values."""
     vars(scheduler).update(values)
 
 
@@ -39,9 +38,9 @@ def _check_factor(factor):
 class LRScheduler(OptionsChecked):
     """Base of all schedulers.
 
-    Parameters: `base_lr`, the rate after warming up; `warmup_steps`, updates to warm up for;
-    `warmup_begin_lr`, the rate of the first update then; `warmup_mode`, "linear" or "constant".
-    ValueError for rates that are not finite or where warming up would begin above `base_lr`.
+    Parameters: `base_lr` is the rate after warm-up, `warmup_steps` the number of warm-up updates,
+    `warmup_begin_lr` the rate of the first of them, and `warmup_mode` "linear" or "constant".
+    Raises ValueError if a rate is not finite or `warmup_begin_lr` is above `base_lr`.
 
     Examples
     --------
@@ -78,7 +77,7 @@ class LRScheduler(OptionsChecked):
         return constructed(self, ("base_lr",))
 
     def get_warmup_lr(self, num_update: int) -> float:
-        """The rate at an update before `warmup_steps`."""
+        """Returns the rate at an update before `warmup_steps`."""
         if num_update >= self.warmup_steps:
             raise ValueError(f"update {num_update} is past the {self.warmup_steps} warm-up steps")
         if self.warmup_mode == "constant":
@@ -95,10 +94,10 @@ class LRScheduler(OptionsChecked):
 
 
 class _Falling(LRScheduler):
-    """Base of schedulers whose `base_lr` falls at updates that have passed.
+    """Base of schedulers whose `base_lr` falls as updates pass.
 
-    A Trainer that loads an earlier state asks for an earlier update: the rates fall from the start
-    then.
+    A Trainer that loads an earlier state asks for an earlier update; the decay then restarts from
+    the first rate.
     """
 
     _start: dict[str, float] | None = None  # attributes before the first fall
@@ -162,8 +161,7 @@ class FactorScheduler(_Falling):
 
 
 class MultiFactorScheduler(_Falling):
-    """Multiplies the rate by `factor` once each of the update numbers in `step` (a growing list) is
-    passed.
+    """Multiplies the rate by `factor` after each of the update numbers in `step`, which increase.
 
     Examples
     --------
@@ -211,8 +209,10 @@ class MultiFactorScheduler(_Falling):
 
 
 class _Annealing(LRScheduler):
-    """From `base_lr` to `final_lr` over `max_update` updates along a curve; constant from then
-    on."""
+    """Base of schedulers that follow a curve from `base_lr` to `final_lr` in `max_update` updates.
+
+    The rate is constant afterwards.
+    """
 
     def __init__(
         self,
@@ -232,8 +232,8 @@ class _Annealing(LRScheduler):
         self.max_steps: int = self.max_update - self.warmup_steps
 
     def _curve(self, span, done):
-        """The rest of `span` (the whole way from `base_lr` to `final_lr`) after `done` of
-        `max_steps` updates."""
+        """Returns the remainder of `span`, `base_lr - final_lr`, after `done` of `max_steps`
+        updates."""
         raise NotImplementedError(f"{type(self).__name__} does not define _curve")
 
     def __call__(self, num_update: int) -> float:
@@ -246,8 +246,9 @@ class _Annealing(LRScheduler):
 
 
 class PolyScheduler(_Annealing):
-    """Anneals the rate as a power: `final_lr + (base_lr - final_lr) * (1 - t / max_steps) **
-    pwr`.
+    """Decays the rate as a power.
+
+    The rate is `final_lr + (base_lr - final_lr) * (1 - t / max_steps) ** pwr`.
 
     Examples
     --------
@@ -275,8 +276,9 @@ class PolyScheduler(_Annealing):
 
 
 class CosineScheduler(_Annealing):
-    """Anneals the rate along half a cosine: `final_lr + (base_lr - final_lr) * (1 + cos(pi * t /
-    max_steps)) / 2`.
+    """Decays the rate along half a cosine.
+
+    The rate is `final_lr + (base_lr - final_lr) * (1 + cos(pi * t / max_steps)) / 2`.
 
     Examples
     --------

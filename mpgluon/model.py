@@ -1,5 +1,4 @@
-"""Checkpoints of symbols with their parameters, what callbacks of training loops are given, and
-the training loop from before modules."""
+"""Checkpoints of symbols and parameters, arguments of training callbacks, and `FeedForward`."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ __all__ = ["BatchEndParam", "FeedForward", "load_checkpoint", "load_params", "sa
 
 
 class BatchEndParam(NamedTuple):
-    """The argument of callbacks for batches.
+    """The argument of batch callbacks.
 
     Examples
     --------
@@ -52,9 +51,12 @@ class BatchEndParam(NamedTuple):
 def create_kvstore(
     kvstore: str | KVStoreBase | None, num_device: int, shapes: Sequence[Sequence[int]]
 ) -> tuple[KVStoreBase | None, bool]:
-    """(store, whether it updates) for parameters of such shapes on so many devices: no store where
-    there is one device. `MXNET_UPDATE_ON_KVSTORE=0` keeps stores from updating, and so do
-    parameters of more than 16,777,216 elements in a store 'local'."""
+    """Returns (store, whether the store runs the optimizer) for parameters of these shapes.
+
+    On a single device the store is None, unless it is an object or its name contains 'dist'. A
+    store does not run the optimizer if `MXNET_UPDATE_ON_KVSTORE=0`, or if it is 'local' and a
+    parameter has more than 16,777,216 elements.
+    """
     if kvstore is None:
         return None, False
     setting = os.environ.get("MXNET_UPDATE_ON_KVSTORE") or "1"
@@ -75,8 +77,7 @@ def create_kvstore(
 
 
 def create_sparse_kvstore(kvstore: str | KVStoreBase) -> tuple[KVStoreBase, bool]:
-    """The same where parameters are of row_sparse storage: there is always a store, which
-    updates."""
+    """Returns (store, True) for row_sparse parameters: they always need a store that updates."""
     store = kvstores.create(kvstore) if isinstance(kvstore, str) else kvstore
     if not isinstance(store, kvstores.KVStore):
         raise TypeError(
@@ -101,8 +102,9 @@ def save_checkpoint(
     aux_params: dict[str, NDArray],
     remove_amp_cast: bool = True,
 ) -> None:
-    """Writes ``prefix-symbol.json`` (unless `symbol` is None) and ``prefix-0001.params`` with the
-    epoch's number.
+    """Writes ``prefix-symbol.json``, unless `symbol` is None, and ``prefix-0001.params``.
+
+    The number in the second name is the epoch.
 
     arg_params, aux_params: dicts of name to NDArray.
 
@@ -130,8 +132,10 @@ def save_checkpoint(
 def split_params(
     arrays: Any, fname: str, strict: bool
 ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-    """The loaded arrays of a file, as dicts of arguments and of auxiliary states; strict: names of
-    other kinds are errors, too."""
+    """Splits the arrays of a file into dicts of arguments and of auxiliary states.
+
+    With `strict`, names of any other kind raise ValueError.
+    """
     found = {"arg": {}, "aux": {}}
     if not isinstance(arrays, dict):
         raise ValueError(f"Invalid param file {fname}: it holds arrays without names")
@@ -149,8 +153,9 @@ def split_params(
 
 
 def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-    """The dicts of arguments and auxiliary states in ``prefix-0001.params``. ValueError for files
-    of other kinds.
+    """Loads the dicts of arguments and auxiliary states from ``prefix-0001.params``.
+
+    Raises ValueError for a file of another kind.
 
     Examples
     --------
@@ -173,7 +178,7 @@ def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, 
 def load_checkpoint(
     prefix: str, epoch: int
 ) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
-    """``(symbol, arg_params, aux_params)`` of a checkpoint; see `save_checkpoint`.
+    """Loads a checkpoint as ``(symbol, arg_params, aux_params)``; see `save_checkpoint`.
 
     Examples
     --------
@@ -190,29 +195,30 @@ def load_checkpoint(
 
 
 class FeedForward:
-    """A symbol that is trained on iterators or NumPy arrays: the interface from before
-    `mx.mod.Module`, which does its work.
+    """A symbol trained on iterators or NumPy arrays; MXNet's interface before `mx.mod.Module`.
+
+    It uses `mx.mod.Module` internally.
 
     Parameters
     ----------
     symbol : Symbol, or function from a bucket key to a Symbol
         The network, with its losses.
     ctx : Context or list of Context, default the current context
-        Of several, each computes a part of every batch. Predictions are made on the first.
+        The devices. Each computes a part of every batch; the first makes the predictions.
     num_epoch : int, optional
-        The epoch to end training before.
+        The epoch before which training ends.
     epoch_size : int, optional
-        How many batches an epoch has; by default those of the iterator.
+        The number of batches in an epoch; by default all batches of the iterator.
     optimizer : str or Optimizer, default 'sgd'
         The optimizer, or its name.
     initializer : Initializer, default Uniform(0.01)
-        First values of parameters that are given none.
+        Initializes the parameters without a given value.
     numpy_batch_size : int, default 128
-        Rows in a batch where the data are arrays.
+        Rows in a batch if the data are arrays.
     arg_params, aux_params : dict of str to NDArray, optional
-        First values of parameters and of auxiliary states by name.
+        Initial values of parameters and of auxiliary states by name.
     allow_extra_params : bool, default False
-        Whether `arg_params` and `aux_params` may have arrays that the symbol does not have.
+        True if `arg_params` and `aux_params` may have arrays that the symbol does not have.
     begin_epoch : int, default 0
         The number of the first epoch.
     **kwargs
@@ -283,7 +289,7 @@ class FeedForward:
         )
 
     def _known(self, symbol):
-        """The given parameters that the symbol has; ValueError where there are others."""
+        """Returns the given parameters that the symbol has; raises ValueError for any other."""
         found = []
         for arrays, names in (
             (self.arg_params or {}, set(symbol.list_arguments())),
@@ -299,7 +305,7 @@ class FeedForward:
         return found
 
     def _iterator(self, X, y, is_train):
-        """The iterator over arrays, or X itself."""
+        """Returns an iterator over the arrays, or `X` itself if it is one."""
         from .io import DataIter, NDArrayIter
 
         if isinstance(X, DataIter):
@@ -336,7 +342,7 @@ class FeedForward:
         return self._iterator(data, label, not (isinstance(data, DataIter) and label is None))
 
     def _module(self, data, logger, ctx, work_load_list=None) -> BaseModule:
-        """The module of the symbol whose inputs are those of an iterator."""
+        """Returns a module of the symbol with the inputs of an iterator."""
         from .module import BucketingModule, Module
 
         names = [one[0] for one in data.provide_data]
@@ -358,7 +364,7 @@ class FeedForward:
         return BucketingModule(generate, data.default_bucket_key, **options)
 
     def _predictor(self, data):
-        """A module with the parameters, for predictions on an iterator's batches."""
+        """Returns a module with the parameters that predicts on an iterator's batches."""
         if self.arg_params is None:
             raise MXNetError("the model has no parameters yet; call fit, or give arg_params")
         module = self._module(data, None, self.ctx[:1])
@@ -390,22 +396,22 @@ class FeedForward:
         y : array, optional
             The labels, one for each row of an array X.
         eval_data : DataIter, or (data, labels), optional
-            It is scored after every epoch.
+            Data to evaluate after every epoch.
         eval_metric : EvalMetric or str, default 'acc'
-            The metric of training data and of `eval_data`.
+            The metric for the training data and `eval_data`.
         epoch_end_callback : function or list of functions (epoch, symbol, arg_params, aux_params)
             Called after each epoch.
-        batch_end_callback, eval_end_callback, eval_batch_end_callback : function or list of
+        batch_end_callback, eval_end_callback, eval_batch_end_callback : function or list
             Called with a `BatchEndParam` after each batch, after each evaluation, and after each
-            batch of one.
+            batch of an evaluation.
         kvstore : str, default 'local'
-            As of `gluon.Trainer`.
+            As in `gluon.Trainer`.
         logger : Logger, optional
-            Where messages go.
+            Receives the messages.
         work_load_list : list of number, optional
-            Sizes of the devices' parts of a batch.
+            Relative sizes of the devices' shares of a batch.
         monitor : Monitor, optional
-            It watches the executors.
+            Monitors the executors.
         """
         from .io import ResizeIter
 
@@ -440,22 +446,22 @@ class FeedForward:
         return_data: bool = False,
         reset: bool = True,
     ) -> Any:
-        """The outputs for the batches of an iterator, or the rows of an array, on the first device.
+        """Computes the outputs for the batches of an iterator, or the rows of an array.
 
         Parameters
         ----------
         X : DataIter or array
             The data.
         num_batch : int, optional
-            After so many batches it ends.
+            The maximum number of batches.
         return_data : bool, default False
-            Whether data and labels are returned, too.
+            True to return the data and labels as well.
         reset : bool, default True
-            Whether the iterator begins anew.
+            True to reset the iterator first.
 
         Returns
         -------
-        NumPy array, or a list of them where the symbol has several outputs; with `return_data` a
+        NumPy array, or a list of them if the symbol has several outputs; with `return_data` a
         tuple of this, the data, and the labels
         """
         X = self._iterator(X, None, False)
@@ -481,7 +487,7 @@ class FeedForward:
         batch_end_callback: Callbacks | None = None,
         reset: bool = True,
     ) -> Any:
-        """The value of a metric over the batches of an iterator.
+        """Computes a metric over the batches of an iterator.
 
         Parameters
         ----------
@@ -490,15 +496,15 @@ class FeedForward:
         eval_metric : EvalMetric or str, default 'acc'
             The metric.
         num_batch : int, optional
-            After so many batches it ends.
+            The maximum number of batches.
         batch_end_callback : function or list of functions, optional
             Called with a `BatchEndParam` after each batch.
         reset : bool, default True
-            Whether the iterator begins anew.
+            True to reset the iterator first.
 
         Returns
         -------
-        float, or a list of them for metrics made of several
+        float, or a list of them for a composite metric
         """
         X = self._iterator(X, None, False)
         if not isinstance(eval_metric, metrics.EvalMetric):
@@ -512,11 +518,11 @@ class FeedForward:
         Parameters
         ----------
         prefix : str
-            What the files' names begin with.
+            The prefix of the files' names.
         epoch : int, default num_epoch
-            The number.
+            The epoch in the name.
         remove_amp_cast : bool, default True
-            Whether conversions of mixed precision are left out.
+            True to omit the casts of mixed precision.
         """
         epoch = self.num_epoch if epoch is None else epoch
         if epoch is None or self.symbol is None:
@@ -534,14 +540,14 @@ class FeedForward:
     def load(
         prefix: str, epoch: int, ctx: Context | Sequence[Context] | None = None, **kwargs: Any
     ) -> FeedForward:
-        """The model of a checkpoint; training goes on from its epoch.
+        """Loads the model of a checkpoint; training continues from its epoch.
 
         Parameters
         ----------
         prefix : str
-            What the files' names begin with.
+            The prefix of the files' names.
         epoch : int
-            The epoch's number.
+            The epoch in the name.
         ctx : Context or list of Context, default the current context
             The devices.
         **kwargs
@@ -577,7 +583,7 @@ class FeedForward:
         eval_batch_end_callback: Callbacks | None = None,
         **kwargs: Any,
     ) -> FeedForward:
-        """A new model, trained: the parameters are those of `FeedForward` and of its `fit`."""
+        """Creates and trains a model; the parameters are those of `FeedForward` and its `fit`."""
         model = FeedForward(
             symbol,
             ctx,

@@ -1,4 +1,4 @@
-"""`Monitor`: statistics of what flows through executors, every few batches."""
+"""`Monitor`: periodic statistics of the arrays in executors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Monitor"]
 
 
 def _mean_size(array):
-    """The root mean square."""
+    """Returns the root mean square."""
     return nd.norm(array) / sqrt(array.size)
 
 
@@ -31,16 +31,16 @@ class Monitor:
     Parameters
     ----------
     interval : int
-        Batches from one that is watched to the next. While one is watched, executors run node by
-        node.
+        Batches from one monitored batch to the next. During a monitored batch, executors run node
+        by node.
     stat_func : function, optional
-        From an NDArray to an NDArray or a list of them; the root mean square by default.
+        Maps an NDArray to an NDArray or a list of them; the default is the root mean square.
     pattern : str, default '.*'
-        A regular expression: only names that match from their beginning are watched.
+        A regular expression; names are monitored if it matches at their start.
     sort : bool, default False
-        Whether results are sorted by name.
+        True to sort the results by name.
     monitor_all : bool, default False
-        Whether the nodes' inputs are watched, too.
+        True to monitor the inputs of nodes as well.
 
     Examples
     --------
@@ -73,26 +73,29 @@ class Monitor:
         self.logger: logging.Logger = logging.getLogger(__name__)
 
     def stat_helper(self, name: str, array: NDArray) -> None:
-        """The function that executors call with every array."""
+        """Records the statistic of an array; executors call it with every array."""
         if self.activated and self.re_pattern.match(name):
             self.queue.append((self.step, name, self.stat_func(array)))
 
     def install(self, exe: Executor, monitor_all: bool | None = None) -> None:
-        """Watches an executor."""
+        """Monitors an executor."""
         exe.set_monitor_callback(
             self.stat_helper, self.monitor_all if monitor_all is None else monitor_all
         )
         self.exes.append(exe)
 
     def tic(self) -> None:
-        """Call before a forward: starts watching if it is time."""
+        """Starts monitoring if this batch is due; call it before forward."""
         if self.step % self.interval == 0:
             self.queue = []
             self.activated = True
         self.step += 1
 
     def toc(self) -> list[tuple[int, str, str]]:
-        """Call after the update: ends watching; a list of (batch, name, statistic as text)."""
+        """Ends monitoring; call it after the update.
+
+        Returns a list of (batch, name, statistic as text).
+        """
         if not self.activated:
             return []
         for exe in self.exes:
@@ -122,6 +125,6 @@ class Monitor:
         return results
 
     def toc_print(self) -> None:
-        """`toc`, with the results logged."""
+        """Calls `toc` and logs the results."""
         for step, name, text in self.toc():
             self.logger.info("Batch: %7d %30s %s", step, name, text)

@@ -1,7 +1,7 @@
-"""Names for things the user did not name.
+"""Automatic names for objects that the user did not name.
 
-A `NameManager` hands out ``hint0``, ``hint1``, ...; a `Prefix` puts a prefix in front of every
-name. The innermost ``with`` block of the running thread decides.
+A `NameManager` generates ``hint0``, ``hint1``, ...; a `Prefix` also prepends a prefix to every
+name. The innermost ``with`` block of the running thread applies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["NameManager", "Prefix"]
 
 
 class NameManager(_core.Scope):
-    """Hands out names, counting up per hint.
+    """Generates names, with a counter per hint.
 
     Examples
     --------
@@ -31,14 +31,14 @@ class NameManager(_core.Scope):
 
     @staticmethod
     def current() -> NameManager:
-        """The innermost manager of this thread."""
+        """Returns the innermost manager of this thread."""
         manager = getattr(NameManager._current, "value", None)
         if manager is None:
             manager = NameManager._current.value = NameManager()
         return manager
 
     def get(self, name: str | None, hint: str) -> str:
-        """`name` itself if it is given, else the next free name made from `hint`."""
+        """Returns `name` if it is given, else the next free name for `hint`."""
         if name:
             return name
         count = self._counter.get(hint, 0)
@@ -50,7 +50,7 @@ class NameManager(_core.Scope):
 
 
 class Prefix(NameManager):
-    """A name manager that puts `prefix` in front of every name, given or made.
+    """A name manager that prepends `prefix` to every name, given or generated.
 
     Examples
     --------

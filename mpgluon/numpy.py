@@ -1,5 +1,7 @@
-"""MXNet's NumPy-like interface is not part of this package. Programs may ask whether an
-array is of it."""
+"""Placeholder for MXNet's NumPy-like interface, which is not part of this package.
+
+Programs may test whether an array is an ``mx.np.ndarray``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ if not TYPE_CHECKING:
 
 
 class ndarray(_core.NDArray):
-    """The array type of ``mx.np``: no array is one, so ``isinstance`` says no. Use ``mx.nd``."""
+    """The array type of ``mx.np``, which has no instances. Use ``mx.nd``."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise _core.NotSupportedError("mx.np.ndarray: there is no mx.np in mpgluon; use mx.nd")

@@ -1,5 +1,4 @@
-"""The names that programs import from ``mxnet.numpy_extension`` apart from its operators, which are
-not part of this package."""
+"""The names in ``mxnet.numpy_extension`` other than its operators, which this package lacks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
-"""Ops written in Python: `CustomOp` computes, `CustomOpProp` describes, `register` names the two.
+"""Ops written in Python: `CustomOp` computes, `CustomOpProp` describes, `register` names an op.
 
-``mx.nd.Custom(x, op_type="name")`` runs one at once, ``mx.sym.Custom`` makes a node of it. In a
-hybridized block or an executor the compiled program is cut there: the op runs on the host between
-two parts, and reads and writes arrays as everywhere.
+``mx.nd.Custom(x, op_type="name")`` runs an op immediately, ``mx.sym.Custom`` creates a node. In a
+hybridized block or an executor, the compiled program is cut at the op, which runs on the host
+between two parts and reads and writes arrays as in eager code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class OperatorArguments(NamedTuple):
-    """The arguments of an op: how many inputs and parameters, their names, and the kinds of each.
+    """The arguments of an op: the number of inputs and parameters, their names, and their types.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class OperatorArguments(NamedTuple):
 
 
 class CustomOp:
-    """The base of ops' computations.
+    """The base of op computations.
 
     Examples
     --------
@@ -83,15 +83,15 @@ class CustomOp:
         Parameters
         ----------
         is_train : bool
-            Whether a gradient may be asked for.
+            True if a gradient may be requested.
         req : list of str
-            How each output is written: see `assign`.
+            The write mode of each output; see `assign`.
         aux : list of NDArray
             Auxiliary states, which may be written.
         in_data : list of NDArray
             The inputs.
         out_data : list of NDArray
-            The outputs, to be assigned with `assign`.
+            The outputs, to write with `assign`.
         """
         raise NotImplementedError(f"{type(self).__name__}.forward is not defined")
 
@@ -104,12 +104,12 @@ class CustomOp:
         in_grad: list[NDArray],
         aux: list[NDArray],
     ) -> None:
-        """Computes `in_grad` from the others; `req` is for each of them."""
+        """Computes `in_grad` from the other arrays; `req` has the write mode of each gradient."""
         raise NotImplementedError(f"{type(self).__name__}.backward is not defined")
 
     def assign(self, dst: NDArray, req: str, src: ArrayLike) -> None:
-        """Writes `src` into `dst` ('write', 'inplace'), adds it ('add'), or does nothing
-        ('null')."""
+        """Writes `src` to `dst`: overwrites for 'write' and 'inplace', adds for 'add', and skips
+        for 'null'."""
         if req in ("write", "inplace"):
             dst[:] = src
         elif req == "add":
@@ -119,12 +119,12 @@ class CustomOp:
 
 
 class CustomOpProp:
-    """The base of descriptions of ops. Parameters of a call are passed to the constructor as text.
+    """The base of op descriptions. Parameters of a call are passed to the constructor as text.
 
     Parameters
     ----------
     need_top_grad : bool, default True
-        Whether backward reads the gradients of the outputs; a loss does not.
+        True if backward reads the gradients of the outputs; False for a loss.
 
     Examples
     --------
@@ -141,24 +141,26 @@ class CustomOpProp:
         self.need_top_grad_ = need_top_grad
 
     def list_arguments(self) -> list[str]:
-        """The names of the inputs."""
+        """Returns the names of the inputs."""
         return ["data"]
 
     def list_outputs(self) -> list[str]:
-        """The names of the outputs."""
+        """Returns the names of the outputs."""
         return ["output"]
 
     def list_auxiliary_states(self) -> list[str]:
-        """The names of the auxiliary states."""
+        """Returns the names of the auxiliary states."""
         return []
 
     def infer_shape(self, in_shape: list[Any]) -> tuple[Any, ...]:
-        """``(input shapes, output shapes, shapes of auxiliary
-        states)`` from the inputs' shapes, of which all but the first may be empty."""
+        """Returns ``(input shapes, output shapes, shapes of auxiliary states)``.
+
+        All input shapes but the first may be empty.
+        """
         return in_shape, [in_shape[0]] * len(self.list_outputs()), []
 
     def infer_type(self, in_type: list[Any]) -> tuple[Any, ...]:
-        """Likewise for dtypes."""
+        """Returns the dtypes, in the same form as `infer_shape`."""
         return (
             in_type,
             [in_type[0]] * len(self.list_outputs()),
@@ -166,8 +168,10 @@ class CustomOpProp:
         )
 
     def infer_storage_type(self, in_stype: list[str]) -> tuple[Any, ...]:
-        """Likewise for storages: 'default', 'row_sparse' or 'csr'. An op whose inputs may be sparse
-        has a function of its own."""
+        """Returns the storage types ('default', 'row_sparse' or 'csr'), as in `infer_shape`.
+
+        An op with sparse inputs must override it.
+        """
         for i, stype in enumerate(in_stype):
             if stype != "default":
                 raise ValueError(
@@ -188,30 +192,33 @@ class CustomOpProp:
         igrad_stype: list[str],
         aux_stype: list[str],
     ) -> tuple[Any, ...]:
-        """Storages of the gradients of outputs, the inputs, outputs, gradients of inputs and
-        auxiliary states. Gradients are dense here, whatever it gives."""
+        """Returns the storage types for backward, one list per argument.
+
+        The result is ignored: gradients are always dense.
+        """
         lists = (ograd_stype, in_stype, out_stype, igrad_stype, aux_stype)
         return tuple(["default"] * len(stypes) for stypes in lists)
 
     def declare_backward_dependency(
         self, out_grad: list[int], in_data: list[int], out_data: list[int]
     ) -> list[int]:
-        """The arrays that backward reads; everything is kept for it anyway."""
+        """Returns the arrays that backward reads; the result is ignored, as all are kept."""
         return [*(out_grad if self.need_top_grad_ else ()), *in_data, *out_data]
 
     def create_operator(self, ctx: Context, in_shapes: list[Any], in_dtypes: list[Any]) -> CustomOp:
-        """The CustomOp for inputs of these shapes and dtypes."""
+        """Creates the CustomOp for inputs of these shapes and dtypes."""
         raise NotImplementedError(f"{type(self).__name__}.create_operator is not defined")
 
 
 class PythonOp:
-    """The base of ops in Python as in old programs; `CustomOp` is today's. A call with symbols, or
-    `get_symbol`, makes a node.
+    """The base of Python ops in MXNet's older interface; use `CustomOp` in new programs.
+
+    A call with symbols, or `get_symbol`, creates a node.
 
     Parameters
     ----------
     need_top_grad : bool, default True
-        Whether backward reads the gradients of the outputs; a loss does not.
+        True if backward reads the gradients of the outputs; False for a loss.
 
     Examples
     --------
@@ -224,42 +231,42 @@ class PythonOp:
         warnings.warn(f"{type(self).__name__}: old ops are deprecated; use CustomOp", stacklevel=2)
 
     def __call__(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """`get_symbol`."""
+        """Calls `get_symbol`."""
         return self.get_symbol(*args, **kwargs)
 
     def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """A node that calls the op on symbols, by position or by the names of its arguments."""
+        """Creates a node that calls the op on symbols, by position or by argument name."""
         raise NotImplementedError("get_symbol: an op is a NumpyOp or an NDArrayOp")
 
     def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
-        """Writes ``out_data[i][:]``; the first input as it is, unless it is defined anew."""
+        """Writes ``out_data[i][:]``; by default copies the first input."""
         out_data[0][:] = in_data[0]
 
     def backward(
         self, out_grad: list[Any], in_data: list[Any], out_data: list[Any], in_grad: list[Any]
     ) -> None:
-        """Writes ``in_grad[i][:]``; ones, unless it is defined anew."""
+        """Writes ``in_grad[i][:]``; by default ones."""
         in_grad[0][:] = 1.0
 
     def infer_shape(self, in_shape: list[Any]) -> tuple[Any, ...]:
-        """``(input shapes, output shapes)`` from the inputs' shapes."""
+        """Returns ``(input shapes, output shapes)`` from the inputs' shapes."""
         return in_shape, [in_shape[0]]
 
     def list_outputs(self) -> list[str]:
-        """The names of the outputs."""
+        """Returns the names of the outputs."""
         return ["output"]
 
     def list_arguments(self) -> list[str]:
-        """The names of the inputs."""
+        """Returns the names of the inputs."""
         return ["data"]
 
     def need_top_grad(self) -> bool:
-        """Whether backward reads the gradients of the outputs."""
+        """True if backward reads the gradients of the outputs."""
         return self.need_top_grad_
 
 
 class NumpyOp(PythonOp):
-    """An op whose functions get arrays of NumPy.
+    """An op whose functions receive NumPy arrays.
 
     Examples
     --------
@@ -277,12 +284,12 @@ class NumpyOp(PythonOp):
     """
 
     def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """A node that calls the op on symbols, by position or by the names of its arguments."""
+        """Creates a node that calls the op on symbols, by position or by argument name."""
         return _old_symbol(self, _NumpyOp(self), args, kwargs)
 
 
 class NDArrayOp(PythonOp):
-    """An op whose functions get NDArrays.
+    """An op whose functions receive NDArrays.
 
     Examples
     --------
@@ -300,18 +307,18 @@ class NDArrayOp(PythonOp):
     """
 
     def get_symbol(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """A node that calls the op on symbols, by position or by the names of its arguments."""
+        """Creates a node that calls the op on symbols, by position or by argument name."""
         return _old_symbol(self, _NDArrayOp(self), args, kwargs)
 
     def declare_backward_dependency(
         self, out_grad: list[int], in_data: list[int], out_data: list[int]
     ) -> list[int]:
-        """The arrays that backward reads; everything is kept for it anyway."""
+        """Returns the arrays that backward reads; the result is ignored, as all are kept."""
         return [*(out_grad if self.need_top_grad() else ()), *in_data, *out_data]
 
 
 class _NDArrayOp(CustomOp):
-    """The functions of an old op."""
+    """Adapts the functions of an NDArrayOp to `CustomOp`."""
 
     def __init__(self, op):
         self.op = op
@@ -325,7 +332,7 @@ class _NDArrayOp(CustomOp):
 
 
 class _NumpyOp(_NDArrayOp):
-    """The same on arrays of NumPy; what they are then is written back."""
+    """Adapts a NumpyOp: passes NumPy arrays, and copies their final contents back."""
 
     def forward(self, is_train, req, in_data, out_data, aux):
         out = _host(out_data)
@@ -345,7 +352,7 @@ def _host(arrays):
 
 
 class _OldProp(CustomOpProp):
-    """The descriptions of an old op."""
+    """Adapts the description of an old op to `CustomOpProp`."""
 
     def __init__(self, op, functions):
         super().__init__(need_top_grad=op.need_top_grad())
@@ -358,7 +365,7 @@ class _OldProp(CustomOpProp):
 
 
 def _old_symbol(op, functions, args, kwargs):
-    """A node that calls an old op, which is registered under a name of its own."""
+    """Creates a node that calls an old op, which is registered under a generated name."""
     name = f"{type(op).__name__}_{len(_props)}"
     _props[name] = lambda: _OldProp(op, functions)
     return custom_symbol(*args, op_type=name, **kwargs)
@@ -368,7 +375,7 @@ _props = {}
 
 
 def register(reg_name: str) -> Callable[[Class], Class]:
-    """A decorator of CustomOpProp classes: makes one known as ``op_type=reg_name``.
+    """Registers a CustomOpProp class under ``op_type=reg_name``; a decorator.
 
     Examples
     --------
@@ -424,7 +431,7 @@ class CustomCall(_graph_breaks.PythonCall):
         self.loss: bool = not self.prop.need_top_grad_
 
     def _ask(self, what, function):
-        """The result of the user's code; its mistakes as MXNetError that names the op."""
+        """Runs the user's code; wraps its exceptions in an MXNetError that names the op."""
         try:
             return function()
         except MXNetError:
@@ -452,8 +459,10 @@ class CustomCall(_graph_breaks.PythonCall):
         return self.params[name]
 
     def infer(self, inputs: list[Any], outputs: list[Any], train: bool, exact: bool = False) -> Any:
-        """(completed inputs, outputs) as (shape, dtype) pairs. exact: all shapes are known, and a
-        size of 0 is no unknown one."""
+        """Returns (completed inputs, outputs) as (shape, dtype) pairs.
+
+        With `exact`, all shapes are known and a size of 0 means an empty axis, not an unknown one.
+        """
         shapes, dtypes = (
             self._infer_shapes([desc[0] for desc in inputs], exact),
             self._infer_dtypes([desc[1] for desc in inputs]),
@@ -480,7 +489,7 @@ class CustomCall(_graph_breaks.PythonCall):
                     f"Custom: infer_shape of {self.op_type!r} failed for {args}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            return [None] * total  # it may need what is not known yet
+            return [None] * total  # the function may need shapes that are not known yet
         self._check("infer_shape", groups)
         ins, outs, aux = groups
         known = [shape if exact or _known(shape) else None for shape in shapes]
@@ -488,7 +497,7 @@ class CustomCall(_graph_breaks.PythonCall):
         return [*ins, *aux, *outs]
 
     def _agree(self, what, given, wanted):
-        """Checks what is known of inputs and states against what the op's class says."""
+        """Checks the known inputs and states against the declaration of the op's class."""
         for name, old, new in zip((*self.arguments, *self.auxiliary), given, wanted):
             if old is not None and old != new:
                 raise MXNetError(
@@ -530,7 +539,7 @@ class CustomCall(_graph_breaks.PythonCall):
     # Running
 
     def run(self, inputs: Sequence[NDArray], device: Context | None = None) -> list[NDArray]:
-        """The outputs, for arrays of the arguments and auxiliary states."""
+        """Computes the outputs for arrays of the arguments and auxiliary states."""
         count = len(self.arguments)
         inputs = [*_device_groups.gathered(inputs[:count]), *inputs[count:]]
         descs = [(array.shape, _core.dtype_name(array.dtype)) for array in inputs]
@@ -563,14 +572,14 @@ class CustomCall(_graph_breaks.PythonCall):
         return self._compute(inputs, found, ctx, stypes)
 
     def _infer_storages(self, stypes):
-        """The storages of the outputs."""
+        """Returns the storage types of the outputs."""
         found = self._ask("infer_storage_type", lambda: self.prop.infer_storage_type(stypes))
         groups = [list(group) for group in (*found, ())[:3]]
         self._check("infer_storage_type", groups)
         return groups[1]
 
     def _run(self, what, name, ctx, function):
-        """The result of the user's code for values: on the device, and with a name in profiles."""
+        """Runs the user's code on values, on the device and with a name in profiles."""
         path = "/".join(filter(None, (_core.current_scope(), name)))
         profiler.custom_scopes[path] = name
         span = profiler.Task("Custom Operator", f"{name}::pure_python")
@@ -640,8 +649,10 @@ class CustomCall(_graph_breaks.PythonCall):
 
 
 def _saved(arrays):
-    """A function that gives the arrays with their present contents, also when they have been
-    overwritten. Sparse ones are as they are then."""
+    """Returns a function that restores the arrays' present contents, even after overwrites.
+
+    Sparse arrays are returned with the contents at the time of the call.
+    """
     dense = [type(array) is nd.NDArray for array in arrays]
     kept = _core.SavedContents([array for array, is_dense in zip(arrays, dense) if is_dense])
 
@@ -659,7 +670,7 @@ def _dense_zeros(array):
 def custom_array(
     *data: NDArray, op_type: str | None = None, name: str | None = None, **kwargs: Any
 ) -> NDArray | Any:
-    """``mx.nd.Custom``."""
+    """Implements ``mx.nd.Custom``."""
     arrays = {key: value for key, value in kwargs.items() if isinstance(value, nd.NDArray)}
     call = CustomCall(op_type, {key: value for key, value in kwargs.items() if key not in arrays})
     names = call.input_names(call.num_inputs(0))
@@ -686,7 +697,7 @@ def _refuse_twice(op_type, by_place, by_name):
 
 
 def _said_of(key, names, given):
-    """Why it is no input."""
+    """Returns the reason why the name is not an input."""
     if key not in names:
         return "none of them"
     return f"a {type(given[key]).__name__}" if key in given else "missing"
@@ -699,7 +710,7 @@ def custom_symbol(
     attr: dict[str, str] | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """``mx.sym.Custom``."""
+    """Implements ``mx.sym.Custom``."""
     from .name import NameManager
     from .symbol import Symbol
     from .symbol._functions import attributes, single
@@ -726,7 +737,7 @@ def custom_symbol(
 
 
 def get_all_registered_operators() -> list[str]:
-    """The names of all ops.
+    """Returns the names of all ops.
 
     Examples
     --------
@@ -737,7 +748,7 @@ def get_all_registered_operators() -> list[str]:
 
 
 def get_operator_arguments(op_name: str) -> OperatorArguments:
-    """The inputs and parameters of an op, as OperatorArguments.
+    """Returns the inputs and parameters of an op as OperatorArguments.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Profiling: what ran on which device, from when to when.
+"""Profiling: records which op ran on which device, and when.
 
 Mirrors MXNet's ``mx.profiler``: ``set_config``, ``set_state('run' | 'stop')``, ``pause``,
 ``resume``, ``dump`` (a Chrome trace: open it in chrome://tracing or Perfetto) and ``dumps`` (a
-table). ``events()`` gives the raw events. Recording costs nothing while it is off. `Domain`,
-`Task`, `Frame`, `Event`, `Counter` and `Marker` put what a program does itself into the trace.
+table). ``events()`` returns the raw events. Recording costs nothing while it is off. `Domain`,
+`Task`, `Frame`, `Event`, `Counter` and `Marker` add the program's own events to the trace.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _config = {"filename": "profile.json", "aggregate_stats": True}
-# Rows of the trace that the program makes, with the name of a domain in place of a row's number
+# Trace events created by the program; their `tid` is the name of a domain.
 _marks = []
 custom_scopes: dict[str, str] = {}  # block path -> the Custom op that runs there
 _recording = False
@@ -61,7 +61,7 @@ _KEYS = (
 
 
 def set_kvstore_handle(handle: Any) -> None:
-    """Takes the handle of a store with servers, of which there is none: nothing to do.
+    """Does nothing: the store has no server process to profile.
 
     Examples
     --------
@@ -70,9 +70,10 @@ def set_kvstore_handle(handle: Any) -> None:
 
 
 def set_config(**kwargs: Any) -> None:
-    """Sets ``filename`` (of the trace) and ``aggregate_stats``; MXNet's other options
-    (``profile_all``, ``profile_memory``, ...) are taken and change nothing: ops, copies and waits
-    are always recorded.
+    """Sets ``filename`` (of the trace) and ``aggregate_stats``.
+
+    MXNet's other options (``profile_all``, ``profile_memory``, ...) are accepted and ignored: ops,
+    copies and waits are always recorded.
 
     Examples
     --------
@@ -122,7 +123,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
 
 
 def start() -> None:
-    """The same as ``set_state('run')``.
+    """Calls ``set_state('run')``.
 
     Examples
     --------
@@ -134,7 +135,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """The same as ``set_state('stop')``.
+    """Calls ``set_state('stop')``.
 
     Examples
     --------
@@ -145,7 +146,7 @@ def stop() -> None:
 
 
 def pause(profile_process: str = "worker") -> None:
-    """Stops recording for a while; what was recorded stays.
+    """Suspends recording; the recorded events are kept.
 
     Examples
     --------
@@ -161,7 +162,7 @@ def pause(profile_process: str = "worker") -> None:
 
 
 def resume(profile_process: str = "worker") -> None:
-    """Goes on recording after ``pause``, keeping the events.
+    """Resumes recording after ``pause``, keeping the events.
 
     Examples
     --------
@@ -176,11 +177,13 @@ def resume(profile_process: str = "worker") -> None:
 
 
 def events() -> list[dict[str, Any]]:
-    """The recorded events, in order of their begin: dicts with ``device`` ('cpu(0)'), ``name`` (the
-    op), ``kind`` ('op', 'copy', 'wait' or 'program'), ``scope`` (the block path), ``backward``,
-    ``program`` (whether a compiled program ran it), ``peer`` (the other device of a copy or wait),
-    ``bytes`` (copied), ``stage`` and ``micro_batch`` (numbers in a pipeline, or None), ``begin``
-    and ``end`` in seconds of one monotonic clock.
+    """Returns the recorded events, sorted by begin.
+
+    Each event is a dict with ``device`` ('cpu(0)'), ``name`` (the op), ``kind`` ('op', 'copy',
+    'wait' or 'program'), ``scope`` (the block path), ``backward``, ``program`` (True if a compiled
+    program ran it), ``peer`` (the other device of a copy or wait), ``bytes`` (copied), ``stage``
+    and ``micro_batch`` (pipeline indices, or None), and ``begin`` and ``end`` in seconds of one
+    monotonic clock.
 
     Examples
     --------
@@ -199,12 +202,11 @@ def events() -> list[dict[str, Any]]:
 
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
-    """Writes the Chrome trace to the configured ``filename``; ``finished`` stops recording
-    first.
+    """Writes the Chrome trace to the configured ``filename``; ``finished`` stops recording first.
 
-    Under ``mpirun`` all ranks call it, and rank 0 writes one trace of all: a process for each rank,
-    copies between ranks as arrows, times by rank 0's clock. How far the others' clocks are ahead is
-    measured first, by messages there and back.
+    Under ``mpirun`` all ranks must call it, and rank 0 writes one trace for all: a process per
+    rank, copies between ranks as arrows, and times on rank 0's clock. The offsets of the other
+    clocks are first measured by round-trip messages.
 
     Examples
     --------
@@ -231,7 +233,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
 
 
 def _of_all_ranks(recorded, marks):
-    """On rank 0, of each rank its name, events and marks, by rank 0's clock; None elsewhere."""
+    """Returns each rank's name, events and marks, on rank 0's clock; None on other ranks."""
     ahead = links.clock_offsets()[_ranks.own()]
     for event in recorded:
         event["begin"] -= ahead * 1e-9
@@ -245,20 +247,20 @@ def _of_all_ranks(recorded, marks):
 def dumps(
     reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False
 ) -> str:
-    """A table of the time per device and op: calls, total, mean, least and most milliseconds.
+    """Returns a table of time per device and op: calls, total, mean, least and most milliseconds.
 
     Parameters
     ----------
     reset : bool, default False
-        Whether to forget the events then; recording goes on as before.
+        True to discard the events afterwards; recording continues.
     format : {'table', 'json'}, default 'table'
-        'json' gives an object as MXNet does, ``["Time"]["operator"]["dot"]["Count"]``, with copies,
-        waits and programs beside the ops, and tasks, frames and events under the names of their
-        domains. ``["Devices"]["cpu(0)"]`` has what ran on one device.
+        'json' returns an object like MXNet's, ``["Time"]["operator"]["dot"]["Count"]``, with
+        copies, waits and programs next to the ops, and tasks, frames and events under the names of
+        their domains. ``["Devices"]["cpu(0)"]`` has the events of one device.
     sort_by : {'total', 'avg', 'min', 'max', 'count'}, default 'total'
-        The column that rows are sorted by.
+        The column to sort the rows by.
     ascending : bool, default False
-        Whether the least comes first.
+        True to sort in ascending order.
 
     Examples
     --------
@@ -326,7 +328,7 @@ def dumps(
 
 
 class _Span:
-    """Something that lasts from `start` to `stop`."""
+    """A time span from `start` to `stop`."""
 
     _kind = ""
 
@@ -336,12 +338,14 @@ class _Span:
         self._begin = None
 
     def start(self) -> None:
-        """Begins now."""
+        """Starts the span."""
         self._begin = time.monotonic_ns()
 
     def stop(self) -> None:
-        """Ends now, and becomes a bar in the trace if the profiler is recording. RuntimeError
-        without `start`."""
+        """Ends the span, and adds it to the trace if the profiler is recording.
+
+        Raises RuntimeError without a `start`.
+        """
         if self._begin is None:
             raise RuntimeError(f"{type(self).__name__} {self.name!r}: stop() without start()")
         begin, self._begin = self._begin, None
@@ -380,24 +384,24 @@ class Domain:
         return self.name
 
     def new_task(self, name: str) -> Task:
-        """A `Task` in this domain."""
+        """Creates a `Task` in this domain."""
         return Task(self, name)
 
     def new_frame(self, name: str) -> Frame:
-        """A `Frame` in this domain."""
+        """Creates a `Frame` in this domain."""
         return Frame(self, name)
 
     def new_counter(self, name: str, value: float | None = None) -> Counter:
-        """A `Counter` in this domain, set to `value` if there is one."""
+        """Creates a `Counter` in this domain, set to `value` if given."""
         return Counter(self, name, value)
 
     def new_marker(self, name: str) -> Marker:
-        """A `Marker` in this domain."""
+        """Creates a `Marker` in this domain."""
         return Marker(self, name)
 
 
 class Task(_Span):
-    """A piece of work of a program, from `start` to `stop`: ``Task(domain, name)``.
+    """A unit of work of the program, from `start` to `stop`: ``Task(domain, name)``.
 
     Examples
     --------
@@ -410,7 +414,7 @@ class Task(_Span):
 
 
 class Frame(_Span):
-    """One round of something that repeats, as a batch: ``Frame(domain, name)``.
+    """One iteration of repeated work, such as a batch: ``Frame(domain, name)``.
 
     Examples
     --------
@@ -423,7 +427,7 @@ class Frame(_Span):
 
 
 class Event(_Span):
-    """A stretch of time of no domain: ``Event(name)``.
+    """A time span outside of all domains: ``Event(name)``.
 
     Examples
     --------
@@ -439,8 +443,7 @@ class Event(_Span):
 
 
 class Counter:
-    """A number that changes, drawn as a curve; each change while the profiler is recording is a
-    point.
+    """A number drawn as a curve; each change while the profiler records is a point.
 
     Examples
     --------
@@ -458,7 +461,7 @@ class Counter:
             self.set_value(value)
 
     def set_value(self, value: float) -> None:
-        """Sets the number."""
+        """Sets the value."""
         self._value = value
         if _recording:
             _marks.append(
@@ -493,7 +496,7 @@ class Counter:
 
 
 class Marker:
-    """An instant.
+    """A single point in time.
 
     Examples
     --------
@@ -505,8 +508,11 @@ class Marker:
         self.name = name
 
     def mark(self, scope: str = "process") -> None:
-        """Marks now, for a ``scope`` of 'global', 'process', 'thread' ('task' and 'marker' are
-        taken for it): how far the line is drawn."""
+        """Adds a mark at the present time.
+
+        ``scope`` sets the extent of the drawn line: 'global', 'process' or 'thread' ('task' and
+        'marker' mean 'thread').
+        """
         scopes = {"global": "g", "process": "p", "thread": "t", "task": "t", "marker": "t"}
         if scope not in scopes:
             raise ValueError(f"Marker.mark: scope is one of {', '.join(scopes)}, not {scope!r}")
@@ -524,7 +530,7 @@ class Marker:
 
 
 def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
-    """Deprecated: `set_config`."""
+    """Deprecated alias of `set_config`."""
     warnings.warn(
         "profiler_set_config is deprecated, use set_config", DeprecationWarning, stacklevel=2
     )
@@ -532,7 +538,7 @@ def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") 
 
 
 def profiler_set_state(state: str = "stop") -> None:
-    """Deprecated: `set_state`."""
+    """Deprecated alias of `set_state`."""
     warnings.warn(
         "profiler_set_state is deprecated, use set_state", DeprecationWarning, stacklevel=2
     )
@@ -540,6 +546,6 @@ def profiler_set_state(state: str = "stop") -> None:
 
 
 def dump_profile() -> None:
-    """Deprecated: `dump`."""
+    """Deprecated alias of `dump`."""
     warnings.warn("dump_profile is deprecated, use dump", DeprecationWarning, stacklevel=2)
     dump()

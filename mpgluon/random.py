@@ -1,7 +1,7 @@
 """Random numbers: the seed, and the samplers of ``mx.nd.random``.
 
-Numbers are a function of the seed, the count of random calls since it was set, and the place in the
-array: never of the device.
+A random number is a function of the seed, the count of random calls since it was set, and the
+position in the array. It never depends on the device.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _near_names(__name__, manual_seed="mx.random.seed")
 
 
 def seed(seed_state: int, ctx: Context | str = "all") -> None:
-    """Sets the seed and starts the count of random calls anew.
+    """Sets the seed and resets the count of random calls.
 
-    ``ctx`` is taken for MXNet's programs: devices share one sequence, so it has no effect.
-    ValueError when the seed is no integer.
+    ``ctx`` is accepted for compatibility with MXNet and ignored, as all devices share one sequence.
+    Raises ValueError if the seed is not an integer.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
 
 
 def get_state() -> tuple[int, int]:
-    """The seed and the count of random calls, for `set_state`.
+    """Returns the seed and the count of random calls, for `set_state`.
 
     Examples
     --------
@@ -56,13 +56,15 @@ def get_state() -> tuple[int, int]:
 
 
 def calls_at(state: tuple[int, int]) -> Scope:
-    """A scope in which random calls are those that begin at `state`; those after it are as if it
-    had made none."""
+    """Returns a scope whose random calls start at `state`.
+
+    Calls after the scope are as if it had made none.
+    """
     return _core.Scope((_core.random_restore, state))
 
 
 def set_state(state: tuple[int, int]) -> None:
-    """Goes back to a state that `get_state` gave.
+    """Restores a state returned by `get_state`.
 
     Examples
     --------

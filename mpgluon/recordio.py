@@ -1,5 +1,5 @@
-"""RecordIO files: records of bytes one behind the other, with an index of where each begins, and
-images packed into records with their labels."""
+"""RecordIO: files of consecutive binary records, optional indexes, and records with labeled
+images."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
     "unpack_img",
 ]
 
-# A part of a record: magic number, then its kind in 3 bits and its length in 29, then its bytes,
-# filled up with zeros to a multiple of 4. A record that has the magic number at a multiple of 4 is
-# cut there, and the number itself left out, so that readers can find the next part anywhere.
+# Part of a record: magic number, then its kind in 3 bits and its length in 29, then its bytes,
+# zero-padded to a multiple of 4. A record that contains the magic number at a multiple of 4 is
+# split there without the number itself, so that readers can find the next part from any offset.
 _MAGIC = struct.pack("<I", 0xCED7230A)
 _PART = struct.Struct("<4sI")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
@@ -39,7 +39,7 @@ _LENGTH_BITS = 29
 
 
 def _parts(data):
-    """The parts of a record between the magic numbers in it."""
+    """Yields the parts of a record between the magic numbers in it."""
     begin = at = 0
     while (at := data.find(_MAGIC, at)) >= 0:
         if at % 4:
@@ -51,29 +51,29 @@ def _parts(data):
 
 
 def _encode(data):
-    """A part of a record, as it is in a file."""
+    """Returns a record in the file format."""
     parts = list(_parts(data))
     kinds = [_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST] if len(parts) > 1 else [_WHOLE]
     pieces = []
     for kind, part in zip(kinds, parts):
         pieces += [_PART.pack(_MAGIC, kind << _LENGTH_BITS | len(part)), part]
-    pieces.append(b"\0" * (-len(parts[-1]) % 4))  # the others end at a multiple of 4
+    pieces.append(b"\0" * (-len(parts[-1]) % 4))  # the other parts end at a multiple of 4
     return b"".join(pieces)
 
 
 class MXRecordIO:
-    """A file of records, which is read or written from its beginning on.
+    """A file of records, which is read or written sequentially.
 
-    A reader that a forked process inherits cannot go on reading there, as both would move one
-    position: it raises a RuntimeError until it is `reset`. A pickled reader opens the file anew.
-    Threads may share one: each record is read or written as a whole.
+    A reader that a forked process inherits raises RuntimeError there until it is `reset`, because
+    both processes would move the same file position. A pickled reader reopens the file. Threads may
+    share a reader or writer: each record is read or written as a whole.
 
     Parameters
     ----------
     uri : str
         Path of the file.
     flag : {'r', 'w'}
-        Whether it is read, or written anew.
+        Read the file, or overwrite it.
 
     Examples
     --------
@@ -99,25 +99,27 @@ class MXRecordIO:
         self.open()
 
     def _lock(self):
-        """The lock of the file's position, of this process: in a fork, a thread that is not there
-        may hold the one of its parent."""
+        """Returns this process's lock of the file position.
+
+        After a fork, the parent's lock may be held by a thread that does not exist in the child.
+        """
         process = os.getpid()
         return self._locks.get(process) or self._locks.setdefault(process, threading.RLock())
 
     def open(self) -> None:
-        """Opens the file, as `reset` and unpickling do."""
+        """Opens the file; `reset` and unpickling call it."""
         if self.flag not in ("r", "w"):
             raise ValueError(f"flag must be 'r' or 'w', got {self.flag!r}")
-        # Unbuffered where it is written: a forked process has nothing left to write a second time.
+        # Writes are unbuffered, so a forked process has no buffer to write a second time.
         self._file = open(self.uri, "wb", buffering=0) if self.writable else open_regular(self.uri)
         self.pid = os.getpid()
         self.is_open = True
 
     def close(self) -> None:
-        """Closes the file; nothing happens where it is closed."""
+        """Closes the file; does nothing if it is closed."""
         with self._lock():
             if self.is_open:
-                # The file without its buffer, which may be locked for ever in a fork.
+                # Close the raw file: the lock of its buffer may be held forever after a fork.
                 getattr(self._file, "raw", self._file).close()
                 self.is_open = False
                 self.pid = None
@@ -141,7 +143,7 @@ class MXRecordIO:
             self.open()
 
     def _check(self, writable, allow_reset=False):
-        """An error where the file cannot be used that way, here."""
+        """Raises an error if this process cannot use the file that way."""
         if self.writable != writable:
             way = ("read", "written") if writable else ("written", "read")
             raise MXNetAssertionError(f"{self.uri} is open to be {way[0]}, and cannot be {way[1]}")
@@ -155,7 +157,7 @@ class MXRecordIO:
             self.reset()
 
     def reset(self) -> None:
-        """Goes back to the beginning. A file that is written becomes empty.
+        """Returns to the beginning. A file opened for writing is truncated.
 
         Examples
         --------
@@ -198,12 +200,12 @@ class MXRecordIO:
         return MXNetError(f"{self.uri} is damaged: the record at byte {begin} {what}")
 
     def read(self) -> bytes | None:
-        """The next record; None at the end of the file.
+        """Returns the next record, or None at the end of the file.
 
         Raises
         ------
         MXNetError
-            When the file ends within the record, or there is none at this place.
+            If the file ends within the record, or the position is not the start of a record.
         """
         with self._lock():
             self._check(writable=False)
@@ -233,9 +235,10 @@ class MXRecordIO:
 
 
 class MXIndexedRecordIO(MXRecordIO):
-    """A file of records with an index, a text file of keys and places: records are read in any
-    order. A reader that a forked process inherits opens the file anew there. Threads may share one,
-    but for `seek` with a `read` behind it: `read_idx` does both at once.
+    """A file of records with an index, a text file of keys and offsets, for random access.
+
+    A reader that a forked process inherits reopens the file there. Threads may share a reader,
+    except for `seek` followed by `read`; `read_idx` does both atomically.
 
     Parameters
     ----------
@@ -244,16 +247,16 @@ class MXIndexedRecordIO(MXRecordIO):
     uri : str
         Path of the file of records.
     flag : {'r', 'w'}
-        Whether they are read, or written anew.
+        Read the files, or overwrite them.
     key_type : callable, default int
-        Makes a key of its text in the index.
+        Converts the text of a key in the index.
 
     Attributes
     ----------
     keys : list
         The keys in the order of the index.
     idx : dict
-        Where the record of each key begins.
+        The offset of each key's record.
 
     Examples
     --------
@@ -290,7 +293,7 @@ class MXIndexedRecordIO(MXRecordIO):
                 self.idx, self.keys = {}, []
                 self.fidx = open(self.idx_path, "w", buffering=1)
             else:
-                # At once: other threads may look at them.
+                # Assigned together, because other threads may read them.
                 self.idx, self.keys = self._read_index()
         except BaseException:
             super().close()
@@ -321,7 +324,7 @@ class MXIndexedRecordIO(MXRecordIO):
             super().close()
 
     def seek(self, idx: Any) -> None:
-        """Goes to the record with the key `idx`, which `read` then gives."""
+        """Moves to the record with the key `idx`, which the next `read` returns."""
         with self._lock():
             self._check(writable=False, allow_reset=True)
             if idx not in self.idx:
@@ -329,7 +332,7 @@ class MXIndexedRecordIO(MXRecordIO):
             self._file.seek(self.idx[idx])
 
     def tell(self) -> int:
-        """The place where the next record will be written.
+        """Returns the offset at which the next record will be written.
 
         Examples
         --------
@@ -345,14 +348,14 @@ class MXIndexedRecordIO(MXRecordIO):
             return self._file.tell()
 
     def read_idx(self, idx: Any) -> bytes:
-        """The record with the key `idx`.
+        """Returns the record with the key `idx`.
 
         Raises
         ------
         KeyError
-            When the index has no such key.
+            If the index does not have the key.
         MXNetError
-            When there is no record at its place.
+            If there is no record at its offset.
         """
         with self._lock():
             self.seek(idx)
@@ -373,7 +376,7 @@ class MXIndexedRecordIO(MXRecordIO):
         Parameters
         ----------
         idx : int
-            The key; of another type where `key_type` says so.
+            The key; `key_type` determines its type.
         buf : bytes
             The record to write.
         """
@@ -387,8 +390,9 @@ class MXIndexedRecordIO(MXRecordIO):
 
 
 class ScannedRecordIO(MXIndexedRecordIO):
-    """A file of records that is read in any order without an index: it is looked through first. The
-    keys are 0, 1, 2 and so on.
+    """A file of records for random access without an index: the constructor scans the file.
+
+    The keys are 0, 1, 2, ...
 
     Parameters
     ----------
@@ -398,7 +402,7 @@ class ScannedRecordIO(MXIndexedRecordIO):
     Raises
     ------
     MXNetError
-        When the file is damaged.
+        If the file is damaged.
 
     Examples
     --------
@@ -426,7 +430,7 @@ class ScannedRecordIO(MXIndexedRecordIO):
             raise
 
     def _places(self):
-        """Where each record begins."""
+        """Returns the offset of each record."""
         file, places = self._file, []
         size, begin = os.fstat(file.fileno()).st_size, 0
         while begin < size:
@@ -446,18 +450,18 @@ class ScannedRecordIO(MXIndexedRecordIO):
 
 
 class IRHeader(NamedTuple):
-    """The header of a record with an image.
+    """The header of a record that contains an image.
 
     Parameters
     ----------
     flag : int
-        How many labels there are where `label` is an array; `pack` sets it.
+        The number of labels if `label` is an array; `pack` sets it.
     label : float or array of float
         The label or labels.
     id : int
-        Number of the image.
+        The id of the image.
     id2 : int
-        Higher bits of the number, as a rule 0.
+        Higher bits of the id, usually 0.
 
     Examples
     --------
@@ -479,14 +483,14 @@ _HEADER = struct.Struct("<IfQQ")
 
 
 def pack(header: IRHeader | tuple[int, Any, int, int], s: bytes) -> bytes:
-    """A record of a header and bytes, such as those of a JPEG file.
+    """Packs a header and bytes, such as those of a JPEG file, into a record.
 
     Parameters
     ----------
     header : IRHeader
-        Its `label` is a number or an array; its `flag` is taken from that.
+        Its `label` is a number or an array, which determines `flag`.
     s : bytes
-        The bytes behind the header.
+        The bytes after the header.
 
     Returns
     -------
@@ -513,23 +517,23 @@ def pack(header: IRHeader | tuple[int, Any, int, int], s: bytes) -> bytes:
 
 
 def unpack(s: bytes) -> tuple[IRHeader, bytes]:
-    """The header and the bytes of a record that `pack` made.
+    """Unpacks a record made by `pack` into its header and bytes.
 
     Parameters
     ----------
     s : bytes
-        The record, as `MXRecordIO.read` gives it.
+        The record, as returned by `MXRecordIO.read`.
 
     Returns
     -------
     header : IRHeader
-        Its `label` is a float, or a float32 array of `flag` labels where that is not 0.
+        Its `label` is a float, or a float32 array of `flag` labels if `flag` is not 0.
     s : bytes
 
     Raises
     ------
     MXNetValueError
-        When the record is shorter than its header says.
+        If the record is shorter than its header says.
     """
     if len(s) < _HEADER.size:
         raise MXNetValueError(
@@ -547,21 +551,21 @@ def unpack(s: bytes) -> tuple[IRHeader, bytes]:
 
 
 def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, np.ndarray[Any, Any]]:
-    """The header and the image of a record that `pack_img` made. It needs Pillow.
+    """Unpacks a record made by `pack_img` into its header and image. It needs Pillow.
 
     Parameters
     ----------
     s : bytes
         The record.
     iscolor : {-1, 0, 1}, default -1
-        The image as it is, in grey, or in colours.
+        -1 keeps the stored channels, 0 converts to gray, and 1 converts to color.
 
     Returns
     -------
     header : IRHeader
     image : numpy.ndarray
-        uint8 of shape (height, width, 3), channels in the order blue, green, red as in OpenCV;
-        (height, width) of an image in grey.
+        uint8 of shape (height, width, 3) with channels in the order blue, green, red as in OpenCV,
+        or (height, width) for a gray image.
     """
     from .image._files import decode
 
@@ -569,7 +573,7 @@ def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, np.ndarray[Any, A
     image = decode(s, {-1: None}.get(iscolor, int(iscolor > 0)))
     if image.shape[2] == 1:
         return header, image[:, :, 0]
-    # An alpha channel stays behind the others.
+    # An alpha channel remains the last one.
     return header, np.ascontiguousarray(image[:, :, [2, 1, 0, 3][: image.shape[2]]])
 
 
@@ -579,19 +583,19 @@ def pack_img(
     quality: int = 95,
     img_fmt: str = ".jpg",
 ) -> bytes:
-    """A record of a header and an image, which is compressed. It needs Pillow.
+    """Packs a header and an image, which is compressed, into a record. It needs Pillow.
 
     Parameters
     ----------
     header : IRHeader
         Its `label` is a number or an array.
     img : numpy.ndarray
-        uint8 of shape (height, width, 3), channels in the order blue, green, red as in OpenCV, or
-        (height, width) in grey.
+        uint8 of shape (height, width, 3) with channels in the order blue, green, red as in OpenCV,
+        or (height, width) for a gray image.
     quality : int, default 95
-        Of JPEG from 1 to 100; of PNG how much it is compressed, from 0 to 9.
+        The quality of JPEG, from 1 to 100, or the compression level of PNG, from 0 to 9.
     img_fmt : {'.jpg', '.jpeg', '.png'}
-        How the image is stored.
+        The image format.
 
     Returns
     -------

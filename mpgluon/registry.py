@@ -1,4 +1,4 @@
-"""Families of classes that can be made by name: initializers, metrics, and users' own."""
+"""Registries of classes that can be created by name: initializers, metrics, and user classes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def _family(base_class):
 
 
 def get_registry(base_class: type) -> dict[str, type]:
-    """A copy of the names registered for `base_class`: dict of lower-case name to class."""
+    """Returns a copy of the names registered for `base_class`: lower-case name to class."""
     return dict(_family(base_class))
 
 
 def get_register_func(base_class: type, nickname: str) -> Register:
-    """The decorator `register(klass, name=None)` of a family; a second class of one name replaces
-    the first, with a warning.
+    """Returns the decorator `register(klass, name=None)` of a family.
+
+    A second class with the same name replaces the first, with a warning.
 
     Examples
     --------
@@ -68,11 +69,11 @@ def get_register_func(base_class: type, nickname: str) -> Register:
 
 
 def get_alias_func(base_class: type, nickname: str) -> Alias:
-    """The decorator `alias(*names)` of a family, which registers a class under further names."""
+    """Returns the decorator `alias(*names)`, which registers a class under additional names."""
     register = get_register_func(base_class, nickname)
 
     def alias(*names: str) -> Callable[[Class], Class]:
-        """A class decorator that registers the class under more names."""
+        """Registers a class under additional names; a class decorator."""
 
         def decorate(klass):
             for name in names:
@@ -85,9 +86,9 @@ def get_alias_func(base_class: type, nickname: str) -> Alias:
 
 
 def get_create_func(base_class: type[Kind], nickname: str) -> Callable[..., Kind]:
-    """The function `create(what, *args, **kwargs)` of a family.
+    """Returns the function `create(what, *args, **kwargs)` of a family.
 
-    `what` is an instance (returned as it is), a registered name, a dict with the name under
+    `what` is an instance (returned unchanged), a registered name, a dict with the name under
     `nickname`, or the JSON text of ``[name, kwargs]`` or of such a dict.
     """
     family = _family(base_class)

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++, compiled and launched from Python."""
+"""CUDA C++ kernels compiled and launched from Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ARGUMENT = re.compile(r"(const\b)?\s*(\w+)\s*(\*)?\s*(\w+)?")
 
 
 def _parsed(signature):
-    """``(dtype, whether an array, whether only read)`` of each argument."""
+    """Returns ``(dtype, is an array, is read-only)`` of each argument in a signature."""
     found = []
     for text in signature.split(","):
         text = " ".join(text.split())
@@ -68,7 +68,7 @@ def _sizes(kernel, what, sizes):
 
 
 class CudaModule:
-    """Kernels in CUDA C++, compiled by NVRTC when the module is made.
+    """Kernels in CUDA C++, compiled by NVRTC in the constructor.
 
         source = r'''
         extern "C" __global__ void axpy(const float *x, float *y, float alpha) {
@@ -83,16 +83,16 @@ class CudaModule:
     Parameters
     ----------
     source : str
-        The whole source.
+        The complete source.
     options : str or sequence of str, default ()
-        Options of NVRTC, as "-I/usr/local/cuda/include".
+        Options of NVRTC, such as "-I/usr/local/cuda/include".
     exports : str or sequence of str, default ()
-        The names of kernels that are not ``extern "C"``, as "axpy<float>".
+        The names of kernels that are not ``extern "C"``, such as "axpy<float>".
 
     Raises
     ------
     MXNetError
-        NVRTC refuses the source. NotSupportedError, which is one, where there is no GPU.
+        If NVRTC rejects the source. Its subclass NotSupportedError if there is no GPU.
 
     Examples
     --------
@@ -107,29 +107,29 @@ class CudaModule:
         self._module = _core.cuda_module(source, _texts(options), _texts(exports))
 
     def get_kernel(self, name: str, signature: str) -> CudaKernel:
-        """A kernel of the module.
+        """Returns a kernel of the module.
 
         Parameters
         ----------
         name : str
-            Its name, or the one of `exports`.
+            Its name, as in the source or in `exports`.
         signature : str
-            Its parameters as in its declaration, with or without their names: ``const float *x,
-            float *, int n``. A ``*`` marks an array, ``const`` one that is only read.
+            Its parameters as declared, with or without their names: ``const float *x, float *,
+            int n``. A ``*`` marks an array, and ``const`` a read-only array.
 
         Raises
         ------
         ValueError, TypeError
-            The signature has no such form, or another type.
+            If the signature has another form or another type.
         MXNetError
-            There is no such kernel.
+            If the module does not have the kernel.
         """
         arguments = _parsed(signature)
         return CudaKernel(_core.cuda_kernel(self._module, name), name, arguments)
 
 
 class CudaKernel:
-    """A kernel of a `CudaModule`, which makes it.
+    """A kernel of a `CudaModule`; create it with `CudaModule.get_kernel`.
 
     Examples
     --------
@@ -151,19 +151,20 @@ class CudaKernel:
         block_dims: Sequence[int],
         shared_mem: int = 0,
     ) -> None:
-        """Queues a launch of the kernel: like an op, it comes after what its arrays wait for.
-        Autograd does not see it, and within a hybridized block it is an error: an
-        `autograd.Function` or a `CustomOp` around it has a gradient, and hybridized blocks call it
-        between their compiled parts.
+        """Queues a launch of the kernel, which waits for its arrays like an op.
+
+        Autograd does not record it, and it is an error within a hybridized block. To give it a
+        gradient, or to use it in a hybridized block, launch it in an `autograd.Function` or a
+        `CustomOp`, which hybridized blocks call between their compiled parts.
 
         Parameters
         ----------
         args : sequence of NDArray or number
-            Arrays of the signature's types on `ctx`, where it has a ``*``; numbers elsewhere.
+            An array on `ctx` for each parameter with a ``*``, and a number for any other.
         ctx : Context
             The GPU.
         grid_dims, block_dims : sequence of 3 int
-            The numbers of blocks, and of a block's threads.
+            The number of blocks, and the number of threads in a block.
         shared_mem : int, default 0
             Bytes of dynamic shared memory.
         """
@@ -188,7 +189,7 @@ class CudaKernel:
         _core.cuda_launch(self._kernel, name, ctx, grid, block, shared_mem, tuple(packed))
 
     def _packed(self, place, value, dtype, is_array, is_const):
-        """An argument as `_core.cuda_launch` takes it."""
+        """Converts an argument for `_core.cuda_launch`."""
         what = f"CudaKernel({self._name}): argument {place}"
         if is_array:
             if not isinstance(value, _core.NDArray):

@@ -1,4 +1,4 @@
-"""The features that the library was built with or found."""
+"""The optional features that the library was built with or detected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Feature", "Features", "feature_list"]
 
 
 class Feature:
-    """A part that may be there: ``name`` and ``enabled``.
+    """An optional feature, with its ``name`` and ``enabled``.
 
     Examples
     --------
@@ -23,12 +23,12 @@ class Feature:
 
     @property
     def name(self) -> str:
-        """The name of the part."""
+        """The name of the feature."""
         return self._name
 
     @property
     def enabled(self) -> bool:
-        """Whether it is there."""
+        """True if the feature is available."""
         return self._enabled
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ def _features():
 
 
 def feature_list() -> list[Feature]:
-    """A list of all `Feature`.
+    """Returns a list of every `Feature`.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def feature_list() -> list[Feature]:
 
 
 class Features(dict[str, Feature]):
-    """The features by name, as a dict: one for the program.
+    """The features by name, a singleton dict.
 
     Examples
     --------
@@ -106,14 +106,16 @@ class Features(dict[str, Feature]):
         return cls._instance
 
     def __init__(self) -> None:
-        """Nothing: its features are there already."""
+        """Does nothing: `__new__` has filled the dict."""
 
     def __repr__(self) -> str:
         return str(list(self.values()))
 
     def is_enabled(self, feature_name: str) -> bool:
-        """Whether the feature is there, whatever the case of the name. RuntimeError when there is
-        none of that name."""
+        """True if the feature is available; the case of the name is ignored.
+
+        Raises RuntimeError for an unknown name.
+        """
         name = feature_name.upper()
         if name not in self:
             raise RuntimeError(f"there is no feature {feature_name!r}; known are {', '.join(self)}")

@@ -1,9 +1,9 @@
-"""Small helpers under MXNet's names. The NumPy-like interface (``mx.np``) is not part of this
-package: its switches are off.
+"""Helpers under MXNet's names.
 
-The switch for NumPy's shapes matters to symbols alone: with it, -1 and None stand for unknown sizes
-and shapes in what `Symbol.infer_shape` takes and gives, instead of 0 and (). Arrays without
-dimensions and of zero size always exist.
+The NumPy-like interface (``mx.np``) is not part of this package, and its switches are off. The
+switch for NumPy shapes affects only symbols: with it, `Symbol.infer_shape` represents unknown sizes
+and shapes as -1 and None instead of 0 and (). Arrays with zero dimensions or of zero size always
+exist.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _UFUNC_DTYPES = ("int8", "uint8", "int32", "int64", "float16", "float32", "float
 
 
 def np_ufunc_legal_option(key: str, value: Any) -> bool:
-    """Whether NumPy's functions take such an option.
+    """True if NumPy's functions accept the option.
 
     Examples
     --------
@@ -77,8 +77,7 @@ def np_ufunc_legal_option(key: str, value: Any) -> bool:
 
 
 def _wrapped(func, count):
-    """A function of `count` arrays and `out` that takes NumPy's options if they are the
-    defaults."""
+    """Wraps a function of `count` arrays and `out` so that it accepts default NumPy options."""
 
     @functools.wraps(func)
     def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -98,17 +97,17 @@ def _wrapped(func, count):
 
 
 def wrap_np_unary_func(func: Function) -> Function:
-    """A function of one array that checks NumPy's options."""
+    """Wraps a function of one array so that it checks NumPy's options."""
     return _wrapped(func, 1)
 
 
 def wrap_np_binary_func(func: Function) -> Function:
-    """A function of two arrays that checks NumPy's options."""
+    """Wraps a function of two arrays so that it checks NumPy's options."""
     return _wrapped(func, 2)
 
 
 def getenv(name: str) -> str | None:
-    """The value of an environment variable, None when it is not set."""
+    """Returns the value of an environment variable, or None if it is not set."""
     return os.environ.get(name)
 
 
@@ -121,7 +120,7 @@ def setenv(name: str, value: str | None) -> None:
 
 
 def makedirs(d: str) -> None:
-    """Makes a folder and those above it; it may be there already.
+    """Creates a folder and its parents; it may already exist.
 
     Examples
     --------
@@ -136,7 +135,7 @@ def makedirs(d: str) -> None:
 
 
 def get_gpu_count() -> int:
-    """GPUs that can be used.
+    """Returns the number of usable GPUs.
 
     Examples
     --------
@@ -147,19 +146,19 @@ def get_gpu_count() -> int:
 
 
 def get_gpu_memory(gpu_dev_id: int) -> tuple[int, int]:
-    """``(free, total)`` bytes of a GPU."""
+    """Returns ``(free, total)`` bytes of a GPU's memory."""
     from .context import gpu_memory_info
 
     return gpu_memory_info(gpu_dev_id)
 
 
 def get_cuda_compute_capability(ctx: Context) -> NoReturn:
-    """The compute capability of a GPU as a number such as 90."""
+    """Always raises NotSupportedError: the compute capability is not available."""
     raise _core.NotSupportedError(f"get_cuda_compute_capability: not available for {ctx}")
 
 
 def is_np_array() -> bool:
-    """False: operators and Gluon work with NDArray."""
+    """Returns False: operators and Gluon use NDArray."""
     return False
 
 
@@ -167,7 +166,7 @@ _switches = threading.local()
 
 
 def is_np_shape() -> bool:
-    """Whether unknown sizes are written -1 in this thread (see `np_shape`).
+    """True if unknown sizes are written as -1 in this thread (see `np_shape`).
 
     Examples
     --------
@@ -178,7 +177,7 @@ def is_np_shape() -> bool:
 
 
 def set_np_shape(active: bool) -> bool:
-    """Sets whether unknown sizes are written -1 in this thread; returns the former value.
+    """Sets whether unknown sizes are written as -1 in this thread; returns the former value.
 
     Examples
     --------
@@ -192,18 +191,17 @@ def set_np_shape(active: bool) -> bool:
 
 
 def set_np(shape: bool = True, array: bool = True) -> None:
-    """NotSupportedError: there is no ``mx.np`` here."""
+    """Rejects `array` with NotSupportedError: there is no ``mx.np`` here."""
     if array:
         raise _core.NotSupportedError("set_np: there is no mx.np in mpgluon; use mx.nd")
 
 
 def reset_np() -> None:
-    """Nothing to reset."""
+    """Does nothing: there is nothing to reset."""
 
 
 class np_shape(_core.Scope):
-    """A scope in which symbols' unknown sizes and shapes are written -1 and None instead of 0 and
-    ().
+    """A scope in which symbols write unknown sizes and shapes as -1 and None instead of 0 and ().
 
     Examples
     --------
@@ -222,14 +220,14 @@ class np_shape(_core.Scope):
 
 @contextlib.contextmanager
 def np_array(active: bool = True) -> Iterator[None]:
-    """A scope that may only switch NumPy arrays off."""
+    """Returns a scope that can only switch NumPy arrays off; True raises NotSupportedError."""
     if active:
         set_np()
     yield
 
 
 def use_np_shape(func: Function) -> Function:
-    """The function or class itself.
+    """Returns the function or class unchanged.
 
     Examples
     --------
@@ -243,17 +241,17 @@ def use_np_shape(func: Function) -> Function:
 
 
 def use_np_array(func: Function) -> Function:
-    """The function or class itself."""
+    """Returns the function or class unchanged."""
     return func
 
 
 def use_np(func: Function) -> Function:
-    """The function or class itself."""
+    """Returns the function or class unchanged."""
     return func
 
 
 def set_module(module: str | None) -> Callable[[Function], Function]:
-    """A decorator that sets where a function or class says it comes from."""
+    """Returns a decorator that sets ``__module__`` of a function or class."""
 
     def decorate(func):
         if module is not None:
