@@ -1,7 +1,7 @@
 """``mx.nd``: arrays and their functions.
 
 Every op of the registry is here under its name and aliases, and in the sub-namespaces that MXNet
-derives from prefixes: ``nd.random``, ``nd.linalg``, ``nd.contrib``, ``nd.image``; ``nd._internal``
+derives from prefixes: ``nd.random``, ``nd.linalg``, ``nd.contrib``, ``nd.image``. ``nd._internal``
 has the names that begin with an underscore.
 """
 
@@ -59,7 +59,7 @@ __all__ = sorted(
 )
 
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
         raise _of_module(__name__, name, _FUNCTIONS)

@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 
 class CachedOp:
-    """A symbol as a function of arrays: compiled once for each combination of shapes, dtypes,
-    devices and modes, and one call on the tape while recording.
+    """A symbol as a function of arrays, compiled for each set of shapes, dtypes, devices and modes.
+
+    While recording, a call is one node of the tape.
 
     Parameters
     ----------
     sym : Symbol
-        What it computes.
+        The symbol to compute.
     flags : sequence of (str, str) pairs or dict of str, default ()
-        MXNet's options, such as ``static_alloc``; accepted without effect.
+        MXNet's options, such as ``static_alloc``; accepted and ignored.
 
     Examples
     --------
@@ -56,21 +57,21 @@ class CachedOp:
         out: NDArray | Sequence[NDArray] | None = None,
         default_ctx: Context | None = None,
     ) -> NDArray | list[NDArray] | Any:
-        """Computes the symbol's outputs: an array, or a list of several.
+        """Computes the symbol's outputs and returns an array, or a list of several.
 
         Parameters
         ----------
         *args : NDArray
             In the order of ``sym.list_inputs()``.
         out : NDArray or sequence of NDArray, optional
-            Where the outputs are written; returned then.
+            Arrays to write the outputs to, which are then returned.
         default_ctx : Context, optional
-            Where arrays are made that come from no input; that of the first input by default.
+            The device of arrays that ops create without inputs; the first input's by default.
 
         Raises
         ------
         MXNetError
-            There are more or fewer arrays than inputs, or outputs.
+            If the number of arrays differs from the number of inputs, or of outputs.
         """
         if len(args) != len(self._names):
             raise MXNetError(

@@ -1,8 +1,8 @@
 """Loops and branches over arrays (``nd.contrib.foreach``, ...).
 
-Called on arrays with values they run in Python. While a block is traced their bodies are traced
-once: short loops over slices are unrolled into the block's graph; other loops, and branches, cut it
-(see `mpgluon._graph_breaks`).
+On arrays with values they run in Python. While a block is traced, their bodies are traced once.
+Short loops over slices are unrolled into the block's graph, and any other loop or branch cuts the
+graph (see `mpgluon._graph_breaks`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# foreach is unrolled into the graph around it up to this many ops.
+# The maximum number of ops to which foreach is unrolled into the enclosing graph.
 UNROLLED = 1024
 
 
 def _flat(items, what):
-    """The arrays of nested lists in order, and a function that nests others alike."""
+    """Returns the arrays of nested lists in order, and a function that restores the nesting."""
     if isinstance(items, NDArray):
         return [items], lambda arrays: arrays[0]
     if not isinstance(items, (list, tuple)):
@@ -44,8 +44,7 @@ def _flat(items, what):
 
 
 class _Steps(_core.Scope):
-    """Counts the steps of a loop: errors of work that is queued in one name it, when it runs later,
-    too."""
+    """Counts the steps of a loop, so that errors of its queued work name the step."""
 
     def _changes(self):
         self._outer = _core.get_steps()
@@ -58,18 +57,17 @@ class _Steps(_core.Scope):
 
 
 def _tracer(arrays):
-    """The tracer that cuts the trace which ops on the arrays belong to; None when they run."""
+    """Returns the tracer that cuts the trace of the arrays' ops, or None if the ops run."""
     return _graph_breaks.current() if any(array._in_trace for array in arrays) else None
 
 
 def foreach(
     body: Callable[[Any, Any], tuple[Any, Any]], data: Any, init_states: Any
 ) -> tuple[Any, Any]:
-    """Calls ``body(slice, states) -> (outputs, states)`` for each slice of ``data`` along its first
-    axis.
+    """Calls ``body(slice, states) -> (outputs, states)`` for each slice along the first axis.
 
-    data, init_states, outputs: an NDArray or nested lists. Returns the outputs of all steps stacked
-    along a new first axis, and the last states. ValueError when there are no slices.
+    data, init_states, outputs: an NDArray or nested lists. Returns the outputs of all steps,
+    stacked along a new first axis, and the last states. Raises ValueError if there are no slices.
 
     Examples
     --------
@@ -111,8 +109,11 @@ def foreach(
 
 
 def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
-    """None when the body can't be traced by itself: its states change their shapes from step to
-    step, or a shape depends on values."""
+    """Traces the loop; returns None if the body cannot be traced separately.
+
+    This is the case if its states change their shapes between steps, or if a shape depends on
+    values.
+    """
     nests = []
 
     def step(arrays):
@@ -173,7 +174,7 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
 
 
 def _check_rank(ctx, what):
-    """MXNetError, on all ranks, for a condition whose value only one of them has."""
+    """Raises MXNetError, on all ranks, for a condition whose value only one rank has."""
     if ctx.rank is not None and _ranks.count() > 1:
         raise MXNetError(
             f"{what} is on {ctx}, and the other ranks do not have its value; use "
@@ -182,7 +183,7 @@ def _check_rank(ctx, what):
 
 
 def _truth(value, what):
-    """A condition as bool."""
+    """Converts a condition to bool."""
     if isinstance(value, NDArray):
         _check_rank(value.context, what)
         if value.size != 1:
@@ -197,7 +198,7 @@ def _truth(value, what):
 
 
 def _step_of(func, variables, what):
-    """``func(*variables)`` as (outputs, list of new variables)."""
+    """Returns ``func(*variables)`` as (outputs, list of new variables)."""
     result = func(*variables)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise ValueError(f"{what}: func returns (outputs, loop_vars), not {type(result).__name__}")
@@ -217,13 +218,12 @@ def while_loop(
     loop_vars: Any,
     max_iterations: int | None = None,
 ) -> tuple[Any, Any]:
-    """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times:
-    ``outputs, loop_vars = func(*loop_vars)``.
+    """Runs ``outputs, loop_vars = func(*loop_vars)`` while ``cond(*loop_vars)`` is true.
 
-    Returns the outputs of all steps stacked along a new first axis of length ``max_iterations``,
-    zeros behind the last step, and the last loop_vars. Called on arrays with values, the list of
-    outputs is empty when there was no step; in a hybridized block they are zeros. ValueError
-    without max_iterations or loop_vars.
+    Runs at most ``max_iterations`` steps. Returns the outputs of all steps, stacked along a new
+    first axis of length ``max_iterations`` and padded with zeros after the last step, and the last
+    loop_vars. If no step runs on arrays with values, the list of outputs is empty; in a hybridized
+    block the outputs are zeros. Raises ValueError without max_iterations or loop_vars.
 
     Examples
     --------
@@ -276,7 +276,7 @@ def while_loop(
 
 
 def _rows(descs, count):
-    """The descriptions of `count` arrays each, along a new first axis."""
+    """Returns the descriptions of `count` arrays each, stacked along a new first axis."""
     return [((count, *shape), dtype, ctx) for shape, dtype, ctx in descs]
 
 
@@ -344,9 +344,9 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
 
 
 def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]) -> Any:
-    """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``.
+    """Calls ``then_func()`` if the single element of ``pred`` is true, else ``else_func()``.
 
-    In a hybridized block both have to return arrays of the same shapes, dtypes and devices.
+    In a hybridized block both must return arrays of the same shapes, dtypes and devices.
 
     Examples
     --------
@@ -413,8 +413,10 @@ def _inside(error, what):
 
 
 def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
-    """The results of an op whose shapes depend on values: a step between two parts where the inputs
-    are traced. `call`: a `_core.OpCall`."""
+    """Runs an op with data-dependent shapes, a `_core.OpCall`.
+
+    If the inputs are traced, the call is a host step between two compiled parts.
+    """
     tracer = _tracer(inputs)
     if tracer is None:
         return call.run(inputs)
@@ -423,8 +425,9 @@ def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
-    """The entries of ``data`` along its first axis where the vector ``index`` is not 0. Waits for
-    ``index``; a hybridized block is cut there.
+    """Selects the entries of ``data`` along ``axis`` where the vector ``index`` is not 0.
+
+    Waits for ``index``; a hybridized block is cut there.
 
     Examples
     --------

@@ -1,14 +1,14 @@
-"""Where to cut a histogram that is to be told in few steps, by relative entropy."""
+"""The clipping threshold that quantizes a histogram with the least relative entropy."""
 
 from __future__ import annotations
 
 import numpy as np
 
-SMALLEST = 1e-4  # what an empty bin counts, so that logarithms are finite
+SMALLEST = 1e-4  # the count of an empty bin, which keeps logarithms finite
 
 
 def _smoothed(counts):
-    """A distribution without zeros, or None where there is none."""
+    """Returns a distribution without zeros, or None if that is impossible."""
     empty = counts == 0
     full = counts.size - empty.sum()
     if not full or (taken := SMALLEST * empty.sum() / full) >= 1:
@@ -18,7 +18,7 @@ def _smoothed(counts):
 
 
 def _divergence(counts, bins):
-    """The relative entropy of clipped counts to the same in `bins` equal steps."""
+    """Returns the relative entropy of clipped counts to their quantization in `bins` steps."""
     clipped, inner = counts
     merged = inner.size // bins
     starts = np.arange(bins) * merged
@@ -33,17 +33,18 @@ def _divergence(counts, bins):
 
 
 def best_threshold(hist, edges, bins=255):
-    """The threshold of a symmetric histogram at which clipping to `bins` steps loses the least
-    information (relative entropy), and that loss.
+    """Returns the threshold at which clipping to `bins` steps loses the least information.
+
+    Also returns that loss, the relative entropy. The histogram is symmetric.
 
     Parameters
     ----------
     hist : array of shape (n,)
-        Counts; n is odd, and the bin in the middle is about 0.
+        Counts; n is odd, and the middle bin is around 0.
     edges : array of shape (n + 1,)
         The edges of the bins.
     bins : int, default 255
-        Steps of a quantised number.
+        The number of quantization steps.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Ops whose names begin with an underscore: what operators, indexing and gradients are made of."""
+"""Ops whose names begin with an underscore, which implement operators, indexing and gradients."""
 
 from .. import _core
 from . import _namespaces

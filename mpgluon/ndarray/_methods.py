@@ -1,4 +1,4 @@
-"""Methods of NDArray that are ops, and a few that are not worth C."""
+"""Methods of NDArray that are ops, and a few methods written in Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import _core, _ranks
 from .._core import NDArray
 from .._hints import ARRAY, absent, present
 from ..base import MXNetError, MXNetTypeError
-from . import _numpy_compositions  # noqa: F401 - adds to what the protocol knows
+from . import _numpy_compositions  # noqa: F401 - registers more NumPy functions
 from ._numpy_protocol import array_function, array_ufunc
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-# As in MXNet: x.op(...) is nd.op(x, ...).
+# As in MXNet, x.op(...) is nd.op(x, ...).
 OPS = (
     "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort "
     "broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space "
@@ -32,16 +32,15 @@ OPS = (
 
 
 def _transpose(self, *axes: int | Sequence[int], **kwargs: Any) -> NDArray:
-    """The array with its axes in another order: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``;
-    reversed without any."""
+    """Permutes the axes: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``; reverses them if none
+    are given."""
     if len(axes) > 1:
         axes = (axes,)
     return _core.get_op("transpose")(self, *axes, **kwargs)
 
 
 def _squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False) -> NDArray:
-    """The array without its axes of length 1, or those of them in ``axis``; with ``inplace`` it
-    shares memory."""
+    """Removes the axes of length 1, or those in ``axis``; with ``inplace`` it shares memory."""
     if not inplace:
         return _core.get_op("squeeze")(self, axis=axis)
     ndim = self.ndim
@@ -62,7 +61,7 @@ def _squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = Fals
 
 
 def _expand_dims(self, axis: int, inplace: bool = False) -> NDArray:
-    """The array with a new axis of length 1 at ``axis``; with ``inplace`` it shares memory."""
+    """Inserts an axis of length 1 at ``axis``; with ``inplace`` the result shares memory."""
     if not inplace:
         return _core.get_op("expand_dims")(self, axis=axis)
     if not -self.ndim - 1 <= axis <= self.ndim:
@@ -75,23 +74,22 @@ def _expand_dims(self, axis: int, inplace: bool = False) -> NDArray:
 
 
 def _flatten(self, inplace: bool = False) -> NDArray:
-    """The array as a matrix: all axes but the first as one; with ``inplace`` it shares memory."""
+    """Flattens all axes but the first into one; with ``inplace`` the result shares memory."""
     return self.reshape((0, -1)) if inplace else _core.get_op("Flatten")(self)
 
 
 def ___iter__(self) -> Iterator[NDArray]:
-    """The entries along the first axis."""
+    """Iterates over the entries along the first axis."""
     return map(self.__getitem__, range(len(self)))
 
 
 def ___format__(self, spec: str) -> str:
-    """The one element in the given format: ``f"{loss:.4f}"``."""
+    """Formats the single element: ``f"{loss:.4f}"``."""
     return format(self.item(), spec) if spec else str(self)
 
 
 def __repr_html_(self) -> str:
-    """The array as notebooks show it: the values, those in the middle left out, shape, dtype and
-    device."""
+    """Returns the HTML for notebooks: abbreviated values, shape, dtype and device."""
     import html
 
     if self._traced or self.context.rank not in (None, _ranks.own()):
@@ -103,8 +101,10 @@ def __repr_html_(self) -> str:
 
 
 def _array_interface(self) -> dict[str, Any]:
-    """The array interface of libraries from before the buffer protocol: shape, type and memory,
-    read-only. Arrays of bfloat16, on a GPU or being traced have none."""
+    """Returns NumPy's array interface, version 3: shape, type and memory, read-only.
+
+    Arrays of bfloat16, on a GPU or being traced do not have it.
+    """
     if self._traced or self.dtype is _core.bfloat16 or self.context.device_type == "gpu":
         raise AttributeError("__array_interface__: take x.asnumpy()")
     memory = memoryview(self)
@@ -112,12 +112,12 @@ def _array_interface(self) -> dict[str, Any]:
 
 
 def _tolist(self) -> Any:
-    """The values as nested lists of Python's numbers; waits for them."""
+    """Returns the values as nested lists of Python numbers; waits for them."""
     return self.asnumpy().tolist()
 
 
 def _to_numpy(self) -> np.ndarray[Any, Any]:
-    """The values as `asnumpy` gives them, for libraries that ask for them in this way."""
+    """Returns the values like `asnumpy`, under the name that some libraries call."""
     return self.asnumpy()
 
 
@@ -128,26 +128,26 @@ def ___dir__(self) -> list[str]:
 def _split_v2(
     self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
 ) -> NDArray | Any:
-    """See ``nd.split_v2``."""
+    """Calls ``nd.split_v2``."""
     from .functions import split_v2
 
     return split_v2(self, indices_or_sections, axis, squeeze_axis)
 
 
 def _tostype(self, stype: str) -> NDArray:
-    """The array in the storage 'row_sparse' or 'csr'; the array itself for 'default'."""
+    """Converts to the storage 'row_sparse' or 'csr'; returns the array itself for 'default'."""
     from ._sparse.arrays import cast_storage
 
     return cast_storage(self, stype)
 
 
 def _as_nd_ndarray(self) -> NDArray:
-    """The array itself."""
+    """Returns the array itself."""
     return self
 
 
 def _as_np_ndarray(self) -> NoReturn:
-    """NotSupportedError: there is no ``mx.np`` here."""
+    """Always raises NotSupportedError: there is no ``mx.np`` here."""
     raise _core.NotSupportedError(
         "as_np_ndarray: there is no mx.np in mpgluon; asnumpy() gives a NumPy array"
     )
@@ -160,7 +160,7 @@ def _slice_assign(
     end: Sequence[int | None],
     step: Sequence[int | None] = (),
 ) -> NDArray:
-    """Writes ``rhs`` into the slice of this array; returns the array."""
+    """Writes ``rhs`` to the slice of this array; returns the array."""
     return _core.get_op("_slice_assign")(self, rhs, begin=begin, end=end, step=step, out=self)
 
 
@@ -171,24 +171,24 @@ def _slice_assign_scalar(
     end: Sequence[int | None],
     step: Sequence[int | None] = (),
 ) -> NDArray:
-    """Writes a number into the slice of this array; returns the array."""
+    """Writes a number to the slice of this array; returns the array."""
     return _core.get_op("_slice_assign_scalar")(
         self, scalar=value, begin=begin, end=end, step=step, out=self
     )
 
 
 def _to_dlpack_for_read(self) -> Any:
-    """See ``nd.to_dlpack_for_read``."""
+    """Calls ``nd.to_dlpack_for_read``."""
     return _core.to_dlpack_for_read(self)
 
 
 def _to_dlpack_for_write(self) -> Any:
-    """See ``nd.to_dlpack_for_write``."""
+    """Calls ``nd.to_dlpack_for_write``."""
     return _core.to_dlpack_for_write(self)
 
 
 def __sync_copyfrom(self, source_array: Any) -> None:
-    """Takes the values of something like a NumPy array of the same shape."""
+    """Copies the values of an array-like object of the same shape."""
     source = np.asarray(source_array)
     if source.dtype.kind not in "biufV":
         raise TypeError(f"values of {source.dtype} cannot be copied into an array of {self.dtype}")
@@ -200,11 +200,11 @@ def __sync_copyfrom(self, source_array: Any) -> None:
 
 
 def ___setstate__(self, state: dict[str, Any]) -> None:
-    """Takes over what MXNet has pickled of an array: its record in an array file."""
+    """Restores an array pickled by MXNet: the state is its record in an array file."""
     record = state.get("handle") if isinstance(state, dict) else None
     if not isinstance(record, (bytes, bytearray)):
         raise MXNetTypeError("the state of an array is a dict with the bytes of it, 'handle'")
-    # As one array of an array file: its magic number, a reserved one, and how many arrays; no names
+    # Builds an array file with one array: magic number, reserved field, count; then no names.
     head, tail = struct.pack("<QQQ", 0x112, 0, 1), struct.pack("<Q", 0)
     (array,), *_ = _core.load_arrays_from_bytes(head + bytes(record) + tail)
     if not isinstance(array, NDArray):
@@ -215,7 +215,7 @@ def ___setstate__(self, state: dict[str, Any]) -> None:
 
 
 def add_methods(ops: dict[str, _core.Op]) -> None:
-    """Gives NDArray its methods; called once."""
+    """Adds the methods to NDArray; called once."""
     for name in OPS:
         if name in ops and not hasattr(NDArray, name):
             setattr(NDArray, name, ops[name])
@@ -223,7 +223,7 @@ def add_methods(ops: dict[str, _core.Op]) -> None:
     NDArray.__array_ufunc__ = array_ufunc
     NDArray.__array_function__ = array_function
     NDArray.__array_interface__ = property(_array_interface)
-    # Python 2's names of operators, which MXNet's arrays have
+    # Python 2's operator names, which MXNet's arrays have.
     NDArray.__div__, NDArray.__rdiv__ = NDArray.__truediv__, NDArray.__rtruediv__
     NDArray.__idiv__, NDArray.__nonzero__ = NDArray.__itruediv__, NDArray.__bool__
     absent(NDArray, ARRAY)

@@ -1,12 +1,14 @@
-"""Where each op of the registry is found under ``mx.nd`` (and, with other functions, ``mx.sym``),
-by MXNet's prefixes."""
+"""The sub-namespace of each op under ``mx.nd`` and ``mx.sym``, derived from MXNet's prefixes."""
 
 PREFIXES = ("_contrib_", "_linalg_", "_sparse_", "_image_", "_random_")
 
 
 def place(name):
-    """``(sub-namespace, name there)``: ("linalg", "gemm2") for "_linalg_gemm2", ("_internal", ...)
-    for other names in "_", ("op", ...) else."""
+    """Returns ``(sub-namespace, name there)``.
+
+    Examples are ("linalg", "gemm2") for "_linalg_gemm2", ("_internal", ...) for any other name in
+    "_", and ("op", ...) for the rest.
+    """
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return prefix[1:-1], name[len(prefix) :]
@@ -14,7 +16,7 @@ def place(name):
 
 
 def fill(ops, namespaces):
-    """Puts each op into its sub-namespace; `namespaces`: sub-namespace -> dict to fill."""
+    """Adds each op to its sub-namespace; `namespaces` maps a sub-namespace to the dict to fill."""
     for name, op in ops.items():
         space, short = place(name)
         if space in namespaces:

@@ -1,5 +1,5 @@
-"""More of NumPy's functions of NDArrays, composed of those in `_numpy_protocol.py`, so that they
-are recorded, too."""
+"""NumPy functions of NDArrays composed of those in `_numpy_protocol.py`, so that autograd records
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _along(x, axis, begin, end):
 
 
 def _at_least(ndim, shape_of):
-    """np.atleast_<ndim>d, by the shape of an array of fewer dimensions."""
+    """Returns np.atleast_<ndim>d; `shape_of` maps a shape with fewer dimensions to the result's."""
 
     def function(*arys):
         made = [x if x.ndim >= ndim else shaped(x, shape_of(x.shape)) for x in map(_one, arys)]
@@ -44,7 +44,7 @@ def _as_cube(shape):
 _at_least_3d = implements("atleast_3d")(_at_least(3, _as_cube))
 
 
-# --- Joined and cut -------------------------------------------------------------------------------
+# --- Joining and splitting ------------------------------------------------------------------------
 @implements("dstack")
 def _dstack(tup):
     return np.concatenate([_at_least_3d(x) for x in arrays_of(tup)], axis=2)
@@ -87,7 +87,7 @@ implements("hsplit")(_split_along(lambda x: 1 if x.ndim > 1 else 0))
 implements("dsplit")(_split_along(lambda x: 2))
 
 
-# --- Moved ----------------------------------------------------------------------------------------
+# --- Moving axes and elements ---------------------------------------------------------------------
 @implements("flipud")
 def _flipud(m):
     return np.flip(m, 0)

@@ -1,9 +1,9 @@
-"""NumPy's functions of NDArrays: ``np.exp(x)``, ``np.concatenate([x, y])``, ``np.mean(x, axis=0)``.
+"""NumPy's functions on NDArrays: ``np.exp(x)``, ``np.concatenate([x, y])``, ``np.mean(x, axis=0)``.
 
-Those that have an op, or are made of a few, give NDArrays and are recorded. They take NumPy's
-arguments and give its shapes; whole numbers become float32 where NumPy makes them float64. All
-others compute on copies of the values and give NumPy's arrays, which is an error where a gradient
-would be lost. A function here returns NotImplemented for arguments that the ops don't have.
+Functions that are one op or a few return NDArrays and are recorded. They accept NumPy's arguments
+and return NumPy's shapes; integers become float32 if NumPy converts them to float64. All other
+functions compute on copies of the values and return NumPy arrays, which is an error if a gradient
+would be lost. An implementation here returns NotImplemented for arguments that the ops lack.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _op = _core.get_op
 _UNSET = object()
 
-# Operators of NDArray, by their numbers.
+# Operators of NDArray, by index.
 _OPERATORS = {
     np.add: 0,
     np.subtract: 1,
@@ -48,7 +48,7 @@ _BINARY = {
     np.logical_or: functions.logical_or,
     np.logical_xor: functions.logical_xor,
 }
-# Of whole numbers: in float32.
+# Integers are converted to float32.
 _REAL = {
     getattr(np, name): name
     for name in (
@@ -83,13 +83,13 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 
 def implements(*names):
-    """Makes a function the one for NumPy's of these names, where this NumPy has them."""
+    """Registers a function as the implementation of NumPy functions, if this NumPy has them."""
 
     def register(function):
         for name in names:
             try:
                 _FUNCTIONS[operator.attrgetter(name)(np)] = function
-            except AttributeError:  # of another NumPy
+            except AttributeError:  # missing in this version of NumPy
                 continue
         return function
 
@@ -102,18 +102,21 @@ def is_float(dtype):
 
 
 def real_of(x):
-    """An array of real numbers: whole ones as float32."""
+    """Converts integers to float32."""
     return x if is_float(x.dtype) else x.astype("float32")
 
 
 def _wide(x):
-    """Whole numbers as int64, in which NumPy adds them up."""
+    """Converts integers to int64, in which NumPy sums them."""
     return x if is_float(x.dtype) else x.astype("int64")
 
 
 def arrays_of(values, joined=True):
-    """NDArrays of values, some of which are: on the device and, if `joined`, of the dtype that
-    suits all; of what is no array the dtype follows."""
+    """Converts values, some of which are NDArrays, to NDArrays on the same device.
+
+    If `joined`, all get the common dtype. Values other than NDArrays do not widen it, except that
+    floats turn integers into float32.
+    """
     ours = [value for value in values if isinstance(value, NDArray)]
     kinds = list(dict.fromkeys(array.dtype for array in ours))
     if len(kinds) == 1:
@@ -141,7 +144,7 @@ def _holds_array(value):
 
 
 def axes_of(axis, ndim):
-    """The axes of an argument of NumPy, as numbers from 0 on: None means all."""
+    """Normalizes NumPy's axis argument to axes >= 0; None means all."""
     if axis is None:
         return tuple(range(ndim))
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
@@ -157,7 +160,7 @@ def axes_of(axis, ndim):
 
 
 def shaped(x, shape):
-    """An array in that exact shape; () too."""
+    """Reshapes an array to exactly that shape, which may be ()."""
     shape = tuple(shape)
     return x if x.shape == shape else _op("_reshape_exact")(x, shape=shape)
 
@@ -166,7 +169,7 @@ def _cast(x, dtype):
     return x if dtype is None else x.astype(dtype)
 
 
-# --- Without an op --------------------------------------------------------------------------------
+# --- Functions without an op ----------------------------------------------------------------------
 def _refuse_recorded(name, values):
     for value in values:
         if isinstance(value, NDArray) and value._wants_gradient:
@@ -189,7 +192,7 @@ def _copied(value):
 
 
 def _by_numpy(name, call, args, kwargs, gradient):
-    """NumPy's results for copies of the values; NDArrays in ``out`` are written at the end."""
+    """Calls NumPy on copies of the values; NDArrays in ``out`` are written at the end."""
     if gradient and _core.is_recording():
         _refuse_recorded(name, (*args, *kwargs.values()))
     out = kwargs.get("out")
@@ -207,7 +210,7 @@ def _by_numpy(name, call, args, kwargs, gradient):
 
 
 def _into(result, out):
-    """The result, written into ``out`` if there is one."""
+    """Writes the result to ``out`` if given, and returns it."""
     if out is None or result is NotImplemented:
         return result
     if not isinstance(out, NDArray):
@@ -219,8 +222,10 @@ def _into(result, out):
 
 # --- The protocols --------------------------------------------------------------------------------
 def array_ufunc(self: NDArray, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """Ufuncs of NumPy are computed by ops, or on copies of the values where there is no op;
-    MXNetError where a gradient would be lost."""
+    """Computes NumPy's ufuncs with ops, or on copies of the values if there is no op.
+
+    Raises MXNetError if a gradient would be lost.
+    """
     if not kwargs and method == "__call__":
         result = _of_ufunc(ufunc, inputs)
     else:
@@ -246,8 +251,10 @@ def _with_options(ufunc, method, inputs, options):
 
 
 def _operands(ufunc, left, right):
-    """The arguments of a function that is no operator: integers beside real numbers become
-    real."""
+    """Converts the arguments of a binary function that is not an operator.
+
+    Integers next to real numbers become real.
+    """
     arrays = [x for x in (left, right) if isinstance(x, NDArray)]
     if all(is_float(x.dtype) for x in arrays):
         return left, right
@@ -256,7 +263,7 @@ def _operands(ufunc, left, right):
 
 
 def _real_operands(left, right):
-    """The arguments, with NDArrays as real numbers where all are whole ones."""
+    """Returns the arguments, with all NDArrays converted to real numbers if all are integers."""
     arrays = [x for x in (left, right) if isinstance(x, NDArray)]
     if any(is_float(x.dtype) for x in arrays):
         return left, right
@@ -286,8 +293,10 @@ def _of_ufunc(ufunc, inputs):
 def array_function(
     self: NDArray, function: Any, types: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """Functions of NumPy are computed by ops, or on copies of the values where there is no op;
-    MXNetError where a gradient would be lost."""
+    """Computes NumPy's functions with ops, or on copies of the values if there is no op.
+
+    Raises MXNetError if a gradient would be lost.
+    """
     if function in _FUNCTIONS:
         result = _FUNCTIONS[function](*args, **kwargs)
         if result is not NotImplemented:
@@ -300,12 +309,12 @@ def array_function(
     return _by_numpy(function.__name__, function._implementation, args, kwargs, gradient)
 
 
-# --- Ufuncs that are several ops ------------------------------------------------------------------
+# --- Ufuncs composed of several ops ---------------------------------------------------------------
 @implements("rint")
 def _rint(x):
-    """Halves go to the even neighbour."""
+    """Rounds halves to even."""
     x = real_of(x)
-    below = _op("rint")(x)  # the lower one
+    below = _op("rint")(x)  # halves are rounded down
     return _op("where")(x - below == 0.5, below + below % 2, below)
 
 
@@ -315,7 +324,7 @@ def _exp2(x):
 
 
 def _truth(op):
-    """Values of truth are NumPy's, but for arrays that are being traced."""
+    """Leaves truth values to NumPy, except for arrays that are being traced."""
     return lambda x: _op(op)(x) if x._traced else NotImplemented
 
 
@@ -326,7 +335,7 @@ implements("isfinite")(_truth("_contrib_isfinite"))
 
 @implements("matmul")
 def matmul(a: Any, b: Any) -> Any:
-    """Products of matrices, of which those in front of the last two axes are broadcast."""
+    """Multiplies matrices; the axes before the last two are broadcast."""
     a, b = arrays_of((a, b))
     if not is_float(a.dtype) or not a.ndim or not b.ndim:
         return NotImplemented
@@ -428,7 +437,7 @@ def _chosen(op):
         length = a.size if axis is None else a.shape[axes_of(axis, a.ndim)[0]]
         wide = a.dtype in (np.float64, np.int64, np.int32)
         if length > 2**24 and not wide:
-            return NotImplemented  # the op's indices are float32
+            return NotImplemented  # the op's indices are float32, exact to 2**24
         shape = [1] * a.ndim
         if axis is not None:
             (axis,) = axes_of(axis, a.ndim)
@@ -438,7 +447,7 @@ def _chosen(op):
         elif not keepdims:
             shape = []
         found = _op(op)(a if wide else a.astype("float32", copy=False), axis=axis)
-        # Of all elements: an index for lists. Along an axis: what programs compare with labels
+        # Over all elements, the result indexes lists; along an axis, it is compared with labels.
         return shaped(found.astype("int64") if axis is None else found, shape)
 
     return function
@@ -698,7 +707,7 @@ def _take(a, indices, axis=None, out=None, mode="raise"):
     source, axis = (_ravel(a), 0) if axis is None else (a, axes_of(axis, a.ndim)[0])
     shape = source.shape[:axis] + indices.shape + source.shape[axis + 1 :]
     length = source.shape[axis]
-    if mode == "raise":  # as the op has it, but negative ones count from the end
+    if mode == "raise":  # as in the op, but negative indices count from the end
         indices = functions.add(indices, (indices < 0) * length)
     return _into(shaped(_op("take")(source, indices, axis=axis, mode=mode), shape), out)
 

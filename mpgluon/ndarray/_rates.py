@@ -1,4 +1,4 @@
-"""Parameters of samplers from those that users give."""
+"""Conversion of samplers' user-facing parameters to the ops' parameters."""
 
 import math
 
@@ -6,7 +6,8 @@ import numpy as np
 
 
 def rate_of(scale):
-    """``1 / scale``, in the limit for 0; what cannot be a parameter as it is, to be refused."""
+    """Returns ``1 / scale``, infinity for 0, and any invalid parameter unchanged for the op to
+    reject."""
     if isinstance(scale, (int, float, np.generic)):
         return 1.0 / scale if scale else math.inf
     return 1.0 / scale if hasattr(scale, "__rtruediv__") else scale

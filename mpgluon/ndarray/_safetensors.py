@@ -1,5 +1,4 @@
-"""Files of the safetensors format: eight bytes for the length of a JSON header, the header, then
-the arrays one after the other.
+"""Files in the safetensors format: the length of a JSON header in 8 bytes, the header, the arrays.
 
 Arrays are written and read one at a time, so a file is never in memory as a whole.
 """
@@ -38,23 +37,25 @@ _DTYPES = {code: name for name, code in _NAMES.items()}
 
 
 def is_dtype(name: str) -> bool:
-    """Whether the format has arrays of a dtype."""
+    """True if the format has arrays of the dtype."""
     return name in _NAMES
 
 
-_OTHERS = (  # that no array here can have
+_OTHERS = (  # dtypes of the format that no array here can have
     *("I16", "U16", "U32", "U64", "C64"),
     *("F8_E4M3", "F8_E5M2", "F8_E8M0", "F6_E2M3", "F6_E3M2", "F4"),
 )
 _LARGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
-_MOST = (1 << 63) - 1  # of dimensions, offsets and bytes
-_MOST_DIMENSIONS = 10  # of arrays here
+_MOST = (1 << 63) - 1  # maximum of dimensions, offsets and bytes
+_MOST_DIMENSIONS = 10  # maximum ndim of arrays here
 
 
 def encode(value: Any, dtype: str) -> Any:
-    """A NumPy array as it is stored. bfloat16 comes as float32, of which the upper half is all
-    there is."""
+    """Returns a NumPy array in its stored form.
+
+    bfloat16 values come as float32 whose lower half is zero.
+    """
     value = np.ascontiguousarray(value).reshape(np.shape(value))  # () becomes (1,)
     if dtype == "bfloat16":
         value = (value.astype("<f4", copy=False).view("<u4") >> 16).astype("<u2")
@@ -62,16 +63,16 @@ def encode(value: Any, dtype: str) -> Any:
 
 
 def write(path: str, arrays: Any, progress: Any) -> Any:
-    """Writes a file and flushes it to the disk; it replaces one of that name when it is complete.
+    """Writes a file and flushes it to disk; it replaces an existing file once it is complete.
 
     Parameters
     ----------
     path : str
         The file.
     arrays : list of (name, dtype, shape, callable)
-        The callable gives the contents, a NumPy array, when their turn has come.
+        The callable returns the contents as a NumPy array when they are due.
     progress : callable
-        Called with the number of bytes behind each array.
+        Called after each array with its number of bytes.
 
     Returns
     -------
@@ -107,7 +108,10 @@ def write(path: str, arrays: Any, progress: Any) -> Any:
 
 
 def _integer(text):
-    """A number of the header. Longer ones do not fit, and converting n digits takes n^2 steps."""
+    """Parses an integer of the header.
+
+    A number with too many digits is rejected first, because parsing n digits takes O(n^2) steps.
+    """
     if len(text) > len(str(_MOST)):
         raise ValueError("a number has too many digits")
     return int(text)
@@ -116,8 +120,8 @@ def _integer(text):
 class File:
     """A file of the format, for reading.
 
-    Raises MXNetError, naming the file, if it is damaged. Arrays are read, not mapped: another
-    process that shortens the file meanwhile causes an error, not a signal.
+    Raises MXNetError, naming the file, if it is damaged. Arrays are read, not memory-mapped: if
+    another process truncates the file meanwhile, the result is an error rather than a signal.
     """
 
     def __init__(self, path: str) -> None:
@@ -146,12 +150,11 @@ class File:
         self._check_ranges()
 
     def damaged(self, why: str) -> MXNetError:
-        """The error for a damaged file."""
+        """Returns the error for a damaged file."""
         return MXNetError(f"safetensors file '{self.path}' is damaged: {why}")
 
     def _check_ranges(self):
-        """Arrays follow each other without overlap or gap, as the format demands: a byte of the
-        file is part of one array at most."""
+        """Checks that arrays follow each other without overlap or gap, as the format requires."""
         at, last = 0, "its header"
         ranges = sorted((begin, end, name) for name, (_, _, begin, end) in self.entries.items())
         for begin, end, name in ranges:
@@ -178,7 +181,7 @@ class File:
             raise ValueError(f"'{name}' has {len(shape)} dimensions; arrays have at most 10")
         if not all(type(n) is int and 0 <= n <= _MOST for n in (*shape, begin, end)):
             raise ValueError(f"a number of '{name}' is out of range")
-        # NumPy computes strides from the dimensions that are not 0
+        # NumPy computes strides from the nonzero dimensions.
         if math.prod(filter(None, shape)) * itemsize(dtype) > _MOST:
             raise ValueError(f"no memory can hold the shape of '{name}'")
         if end - begin != math.prod(shape) * itemsize(dtype):
@@ -187,7 +190,7 @@ class File:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """A scope in which reads of arrays share one open file."""
+        """Returns a scope in which reads of arrays share one open file."""
         with open_regular(self.path) as file:
             self._open = file
             try:
@@ -199,7 +202,7 @@ class File:
         return open_regular(self.path) if self._open is None else nullcontext(self._open)
 
     def checksums(self, progress: Any = None) -> dict[str, int]:
-        """The CRC-32 of each array as stored. The file is read once, from begin to end."""
+        """Returns the CRC-32 of each array as stored, reading the file once from start to end."""
         sums = {}
         with open_regular(self.path) as file:
             for name, (_, _, begin, end) in sorted(
@@ -215,13 +218,15 @@ class File:
                     left -= len(data)
                     if progress is not None:
                         progress(len(data))
-                    del data  # before the next one is read
+                    del data  # frees the chunk before the next one is read
                 sums[name] = total
         return sums
 
     def read(self, name: str, ranges: Any = None) -> np.ndarray:
-        """An array, or the part of it given by `ranges`, a dict of axes to (begin, end). bfloat16
-        is returned as float32."""
+        """Reads an array, or the part given by `ranges`, a dict of axes to (begin, end).
+
+        bfloat16 is returned as float32.
+        """
         dtype, shape, offset, _ = self.entries[name]
         stored = np.dtype("<u2" if dtype == "bfloat16" else dtype).newbyteorder("<")
         parts = [
@@ -234,7 +239,7 @@ class File:
         return (value.astype("<u4") << 16).view("<f4") if dtype == "bfloat16" else value
 
     def _fill(self, file, name, offset, value, shape, parts):
-        """Reads parts of an array into `value`, row by row if only parts of rows are read."""
+        """Reads parts of an array into `value`, row by row unless rows are complete."""
 
         def read(target, row):
             file.seek(offset + row * width)

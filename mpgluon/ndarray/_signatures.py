@@ -1,4 +1,4 @@
-"""The signatures of ops as ``help``, completion and `inspect` show them."""
+"""The signatures of ops for ``help``, completion and `inspect`."""
 
 import ast
 import inspect
@@ -31,8 +31,10 @@ def _default(param):
 
 
 def signature(op, symbol=False):
-    """The `inspect.Signature` of an op: as a function of arrays or, with `symbol`, of Symbols,
-    whose inputs may be left out."""
+    """Returns the `inspect.Signature` of an op as a function of arrays.
+
+    With `symbol`, it is a function of Symbols, whose inputs are optional.
+    """
     info = op.describe()
     kind, params, optional = inspect.Parameter.POSITIONAL_OR_KEYWORD, [], symbol
     for entry in info["inputs"]:
@@ -40,7 +42,7 @@ def signature(op, symbol=False):
             params.append(inspect.Parameter(entry["name"], inspect.Parameter.VAR_POSITIONAL))
             kind = inspect.Parameter.KEYWORD_ONLY
         else:
-            optional |= entry["optional"]  # and all behind it: they may be given by name
+            optional |= entry["optional"]  # later inputs as well, since they may be given by name
             default = None if optional else inspect.Parameter.empty
             params.append(inspect.Parameter(entry["name"], kind, default=default))
     params += [

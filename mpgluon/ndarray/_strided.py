@@ -1,4 +1,4 @@
-"""Tensors of other libraries whose elements do not lie one after the other."""
+"""Copies of strided tensors from other libraries."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from .functions import arange, full
 def copied(
     memory: NDArray, shape: tuple[int, ...], strides: tuple[int, ...], first: int
 ) -> NDArray:
-    """A copy of the tensor whose element (i, j, ...) is number `first` + i * `strides[0]` + ... of
-    an array of one dimension, on its device; done when this returns. Unless it is a transposed
-    tensor, 16 bytes an element are needed on the way."""
+    """Returns a contiguous copy of a strided tensor, complete on return.
+
+    Element (i, j, ...) of the tensor is at index `first` + i * `strides[0]` + ... of `memory`, a
+    1-d array. Unless the tensor is a transposed one, the copy temporarily needs 16 bytes per
+    element.
+    """
     with autograd.pause():
         order = sorted((i for i, n in enumerate(shape) if n > 1), key=lambda i: -strides[i])
         if is_dense(order, shape, strides):
@@ -29,7 +32,7 @@ def copied(
 
 
 def is_dense(order: list[int], shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the dims, in an order, are those of an array in C's."""
+    """True if the dims, in the given order, are those of a C-contiguous array."""
     size = 1
     for i in reversed(order):
         if strides[i] != size:

@@ -4,8 +4,10 @@ import math
 
 
 def draw(uniform, true_classes, num_sampled, range_max):
-    """The results of `rand_zipfian`; `uniform` makes float64 numbers between 0 and its argument, of
-    the shape (num_sampled,)."""
+    """Returns the results of `rand_zipfian`.
+
+    `uniform` draws `num_sampled` float64 numbers between 0 and its argument.
+    """
     log_range = math.log(range_max + 1)
     sampled = (uniform(log_range).exp() - 1).astype("int64") % range_max
 

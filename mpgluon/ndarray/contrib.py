@@ -1,4 +1,4 @@
-"""Ops that MXNet keeps under ``contrib``."""
+"""The ops in MXNet's ``contrib``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core, _domain, autograd as _autograd
 from .._hints import of_contrib as _of_contrib
-from ..context import current_context  # noqa: F401 - found here in MXNet, too
+from ..context import current_context  # noqa: F401 - MXNet has it here as well
 from . import _entropy, _namespaces, _zipfian, random as _random
 from ._control import boolean_mask, cond, foreach, while_loop  # noqa: F401
 from ._sparse.ops import getnnz  # noqa: F401
@@ -42,8 +42,9 @@ def BatchNormWithReLU(
     max_calib_range: float | None = None,
     **kwargs: Any,
 ) -> NDArray | Any:
-    """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters; a hybridized block computes both in
-    one op.
+    """Computes ``relu(nd.BatchNorm(...))``, with BatchNorm's parameters.
+
+    A hybridized block computes both in one op.
 
     Examples
     --------
@@ -98,30 +99,31 @@ def adamw_update(
     out: NDArray | None = None,
     **options: Any,
 ) -> NDArray:
-    """One step of AdamW: ``w -= eta * (lr * m / (sqrt(v) + epsilon) + wd * w)``; `mean` and `var`
-    are written.
+    """Runs one step of AdamW: ``w -= eta * (lr * m / (sqrt(v) + epsilon) + wd * w)``.
+
+    `mean` and `var` are updated in place.
 
     Parameters
     ----------
     weight, grad, mean, var : NDArray
-        The weight, its gradient, and the moving means of gradients and of their squares, all of
-        one shape.
+        The weight, its gradient, and the moving averages of gradients and of their squares, all of
+        the same shape.
     rescale_grad : NDArray or float
-        Gradients are multiplied by it; where it is 0, inf or nan nothing is updated.
+        Factor of the gradients; if it is 0, inf or nan, nothing is updated.
     lr, eta : float
         The learning rate, and the factor of the whole step (the schedule's multiplier).
     beta1, beta2 : float
-        How much of the moving means is kept.
+        The decay rates of the moving averages.
     epsilon : float
-        Added to the root of `var`.
+        Added to the square root of `var`.
     wd : float
         The weight decay.
     clip_gradient : float
-        Gradients are clipped to it, if it is not negative.
+        Gradients are clipped to [-clip_gradient, clip_gradient], unless it is negative.
     out : NDArray, optional
-        Where the new weight is written: `weight`, mostly.
+        Receives the new weight; usually `weight` itself.
     **options
-        name, which has no effect.
+        name, which is ignored.
 
     Examples
     --------
@@ -165,7 +167,7 @@ def mp_adamw_update(
     out: NDArray | None = None,
     **options: Any,
 ) -> NDArray:
-    """`adamw_update` of a float32 copy of the weight, `weight32`, which is written, too.
+    """Runs `adamw_update` on a float32 copy of the weight, `weight32`, updated in place.
 
     Examples
     --------
@@ -196,7 +198,7 @@ def mp_adamw_update(
 
 
 def _each(update, out, **lists):
-    """`update` of each of lists of arrays and of rates, by position."""
+    """Calls `update` with the items of parallel lists of arrays and rates."""
     outs = out if out is None or isinstance(out, (list, tuple)) else [out]
     _domain.as_many(**lists, out=outs)
     outs = outs or [None] * len(lists["weights"])
@@ -216,7 +218,7 @@ def multi_adamw_update(
     size: int = 0,
     **options: Any,
 ) -> list[NDArray]:
-    """`adamw_update` of each of a list of weights, with rates of their own.
+    """Runs `adamw_update` on each of a list of weights, with separate rates.
 
     Examples
     --------
@@ -252,7 +254,7 @@ def multi_mp_adamw_update(
     size: int = 0,
     **options: Any,
 ) -> list[NDArray]:
-    """`mp_adamw_update` of each of a list of weights, with rates of their own.
+    """Runs `mp_adamw_update` on each of a list of weights, with separate rates.
 
     Examples
     --------
@@ -297,18 +299,18 @@ def multi_lamb_update(
     num_tensors: int = 0,
     **options: Any,
 ) -> list[NDArray]:
-    """One step of LAMB for each of a list of weights; `mean` and `var` are written.
+    """Runs one step of LAMB on each of a list of weights; `mean` and `var` are updated in place.
 
     Parameters
     ----------
     weights, grads, mean, var : sequence of NDArray
-        The weights, their gradients, and the moving means of gradients and of their squares.
+        The weights, their gradients, and the moving averages of gradients and of their squares.
     step_count, lrs, wds : sequence of number
-        For each: the number of updates, this one counted, the learning rate, the weight decay.
+        For each weight: the number of updates including this one, learning rate, weight decay.
     out : list of NDArray, optional
-        Where the new weights are written: `weights`, mostly.
+        Receives the new weights; usually `weights` itself.
     num_tensors : int, default 0
-        Of no effect.
+        Ignored.
     **options
         beta1, beta2, epsilon, rescale_grad, clip_gradient, bias_correction, lower_bound,
         upper_bound.
@@ -357,7 +359,7 @@ def multi_mp_lamb_update(
     num_tensors: int = 0,
     **options: Any,
 ) -> list[NDArray]:
-    """`multi_lamb_update` of float32 copies of the weights, `weights32`, which are written, too.
+    """Runs `multi_lamb_update` on float32 copies of the weights, `weights32`, updated in place.
 
     Examples
     --------
@@ -395,7 +397,7 @@ def multi_mp_lamb_update(
 
 
 def _bounds_of(options):
-    """The options of LAMB's second phase, and those of its first."""
+    """Splits the options of LAMB into those of its second phase and those of its first."""
     bounds = {name: options[name] for name in ("lower_bound", "upper_bound") if name in options}
     return bounds, {name: value for name, value in options.items() if name not in bounds}
 
@@ -411,8 +413,9 @@ def group_adagrad_update(
     out: NDArray | None = None,
     name: str | None = None,
 ) -> NDArray:
-    """One step of AdaGrad with one learning rate for each row of a matrix; `history`, of shape
-    (rows, 1), is written.
+    """Runs one step of AdaGrad with one learning rate per row of a matrix.
+
+    `history`, of shape (rows, 1), is updated in place.
 
     Examples
     --------
@@ -444,23 +447,25 @@ def group_adagrad_update(
 def rand_zipfian(
     true_classes: NDArray, num_sampled: int, range_max: int, ctx: Context | None = None
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """Draws classes in [0, range_max) of which smaller ones are more frequent: P(class) =
-    log((class + 2) / (class + 1)) / log(range_max + 1).
+    """Samples classes in [0, range_max) from an approximately Zipfian distribution.
+
+    Smaller classes are more frequent: P(class) = log((class + 2) / (class + 1)) /
+    log(range_max + 1).
 
     Parameters
     ----------
     true_classes : NDArray
-        Classes whose expected count is asked for, of any shape.
+        Classes whose expected count is computed, of any shape.
     num_sampled, range_max : int
-        How many classes are drawn, and below which number they are.
+        The number of samples, and the exclusive upper bound of the classes.
     ctx : Context, optional
-        Where; that of `true_classes` by default.
+        The device; that of `true_classes` by default.
 
     Returns
     -------
     sampled_classes : NDArray, int64
     expected_count_true, expected_count_sampled : NDArray, float64
-        How often the true and the sampled classes are expected in so many draws.
+        The expected number of occurrences of the true and of the sampled classes.
 
     Examples
     --------
@@ -481,22 +486,23 @@ def rand_zipfian(
 def calibrate_entropy(
     hist: NDArray, hist_edges: NDArray, num_quantized_bins: int = 255
 ) -> tuple[NDArray, NDArray]:
-    """Where to cut the values of a histogram that are to be told in few steps, so that the least
-    information is lost. Computed on the host.
+    """Returns the clipping threshold that quantizes a histogram with the least information loss.
+
+    It is computed on the host.
 
     Parameters
     ----------
     hist : NDArray of shape (n,)
-        Counts of values; n is odd, and the bin in the middle is about 0.
+        Counts of values; n is odd, and the middle bin is around 0.
     hist_edges : NDArray of shape (n + 1,)
         The edges of the bins.
     num_quantized_bins : int, default 255
-        The steps.
+        The number of quantization steps.
 
     Returns
     -------
     threshold, divergence : NDArray of shape (1,), float32
-        Values are cut to [-threshold, threshold]; the relative entropy of the cut to the values.
+        Values are clipped to [-threshold, threshold]; the divergence is the relative entropy.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Arrays in files, in MXNet's format (".params"), readable and writable by both."""
+"""Array files in MXNet's format (".params"), compatible in both directions, and a few others."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["save", "load", "load_frombuffer", "save_tobuffer"]
 
-_STYPES = ("default", "row_sparse", "csr")  # by their numbers in files
+_STYPES = ("default", "row_sparse", "csr")  # by their index in files
 
 
 def _arrays_and_names(data):
-    """Lists of arrays and of names (or None) of what `save` accepts."""
+    """Returns lists of arrays and of names (or None) from an argument of `save`."""
     if isinstance(data, _core.NDArray):
         return [_parts(data)], None
     if isinstance(data, dict):
@@ -51,7 +51,7 @@ def _arrays_and_names(data):
 
 
 def _parts(array):
-    """An array as the core writes it: the parts of a sparse one."""
+    """Returns an array in the form that the core writes; a sparse array as its parts."""
     if not isinstance(array, BaseSparseNDArray):
         return array
     aux = [getattr(array, name) for name in array.aux]
@@ -59,7 +59,7 @@ def _parts(array):
 
 
 def _of_parts(array):
-    """The array that the core has read."""
+    """Converts an array, or parts, as read by the core."""
     if not isinstance(array, tuple):
         return array
     stype, shape, values, *aux = array
@@ -73,7 +73,7 @@ def _of_parts(array):
 
 
 def _as_saved(arrays, names):
-    """A dict where there are names, else a list."""
+    """Returns a dict if there are names, else a list."""
     arrays = [_of_parts(array) for array in arrays]
     if not names:
         return arrays
@@ -88,7 +88,7 @@ def _as_saved(arrays, names):
     return found
 
 
-# Formats that are neither read nor written here, by the suffix of the file: how to do it.
+# File suffixes of formats not supported here, with the code that reads and writes them.
 _FORMATS = {
     ".npy": ("nd.array(numpy.load(file))", "numpy.save(file, array.asnumpy())"),
     ".pt": (
@@ -113,7 +113,7 @@ def _unwritable(fname, error):
 
 
 def _named_dense(fname, data):
-    """The names and arrays for a file of a format that has only these."""
+    """Returns the dict for a file format that requires names and dense arrays."""
     arrays, names = _arrays_and_names(data)
     if names is None:
         raise _core.MXNetValueError(
@@ -129,12 +129,12 @@ def _named_dense(fname, data):
 
 
 def _contents(array):
-    """A NumPy array: of bfloat16 in float32."""
+    """Converts to a NumPy array; bfloat16 becomes float32."""
     return (array.astype("float32") if array.dtype is bfloat16 else array).asnumpy()
 
 
 def _save_safetensors(fname, data):
-    from . import _safetensors  # with json, which no other import needs
+    from . import _safetensors  # imports json, which no other import needs
 
     arrays = [
         (name, _core.dtype_name(array.dtype), array.shape, partial(_contents, array))
@@ -177,14 +177,14 @@ def _load_npz(fname):
             return {name: _array(file[name], None, name, fname) for name in file.files}
     except _core.MXNetError:
         raise
-    except Exception as error:  # zipfile and NumPy have many, of what they read
+    except Exception as error:  # zipfile and NumPy raise many types for bad files
         raise _core.MXNetIOError(
             f"load: '{os.fspath(fname)}' is no readable npz file: {error}"
         ) from error
 
 
 def _begins(fname, magic):
-    """Whether a file that is there begins so: one of MXNet's format may have any name."""
+    """True if the file exists and begins with `magic`: MXNet's format may have any file name."""
     if not os.path.isfile(fname):
         return False
     with open_regular(fname) as file:
@@ -192,7 +192,7 @@ def _begins(fname, magic):
 
 
 def _array(values, dtype, name, fname):
-    """An array of what a file holds."""
+    """Converts values read from a file to an array."""
     dtype = values.dtype if dtype is None else dtype
     try:
         return _core.array(values, dtype=dtype)
@@ -204,13 +204,12 @@ def _array(values, dtype, name, fname):
 
 
 def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None:
-    """Writes arrays to a file: in MXNet's format, or by the suffix of its name in that of
-    safetensors or NumPy's npz.
+    """Writes arrays to a file, in MXNet's format or, by file suffix, as safetensors or NumPy's npz.
 
-    data : NDArray, list of NDArray, or dict of str to NDArray, on any devices, of any dtype and in
-    any storage; a dict of dense arrays for the other formats.
-    The file is complete or, after an error or when the program is killed, what it was before.
-    MXNetError when it cannot be written.
+    data : NDArray, list of NDArray, or dict of str to NDArray, on any device, of any dtype and in
+    any storage. The other formats require a dict of dense arrays.
+    The write is atomic: after an error or if the program is killed, the former file is intact.
+    Raises MXNetError if the file cannot be written.
 
     Examples
     --------
@@ -234,12 +233,12 @@ def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None
 
 
 def load(fname: str) -> Any:
-    """Reads arrays from a file written by `save` of this package or of MXNet, in any version of the
-    format, or from a file of safetensors (by the suffix of its name) or NumPy's npz.
+    """Reads arrays from a file in MXNet's format, written by `save` or by any version of MXNet.
 
-    Returns a list of NDArray, or a dict of str to NDArray where they were saved with names. They
-    lie on cpu(0), or on the GPU they were saved from where there is one of that number. MXNetError,
-    naming file and position, when the file is missing or damaged.
+    It also reads safetensors (by file suffix) and NumPy's npz. Returns a list of NDArray, or a dict
+    of str to NDArray if they were saved with names. The arrays are on cpu(0), or on the GPU that
+    they were saved from if that GPU exists. Raises MXNetError, naming file and position, if the
+    file is missing or damaged.
 
     Examples
     --------
@@ -257,14 +256,14 @@ def load(fname: str) -> Any:
         return _as_saved(*_core.load_arrays(fname))
     except _core.MXNetError as error:
         path, text = os.fspath(fname), str(error)
-        if path not in text:  # an error of making an array, not of reading
+        if path not in text:  # raised by creating an array, not by reading
             text = f"{path}: {text}"
         way = _way(fname, 0) if os.path.exists(fname) else ""
         raise type(error)(f"{text}; {way}" if way else text) from None
 
 
 def load_frombuffer(buf: bytes | bytearray | memoryview) -> Any:
-    """`load` from the bytes of such a file.
+    """Loads arrays from the bytes of a file written by `save`.
 
     Examples
     --------
@@ -277,7 +276,7 @@ def load_frombuffer(buf: bytes | bytearray | memoryview) -> Any:
 
 
 def save_tobuffer(data: NDArray | list[NDArray] | dict[str, NDArray]) -> bytes:
-    """The bytes that `save` would write.
+    """Returns the bytes that `save` would write.
 
     Examples
     --------

@@ -1,5 +1,4 @@
-"""Functions of ``mx.nd`` that are more than one op: making arrays, and operators that take arrays
-or numbers on either side."""
+"""Functions of ``mx.nd`` beyond single ops: array creation, and operators on arrays or numbers."""
 
 from __future__ import annotations
 
@@ -74,8 +73,8 @@ def _op(name):
 
 
 def bilinear_upsampling(scale: int, num_filter: int) -> dict[str, Any]:
-    """The parameters of the Deconvolution that upsamples bilinearly, given a bilinear weight."""
-    scale, num_filter = int(scale), int(num_filter)  # MXNet takes texts of numbers, too
+    """Returns the parameters of the Deconvolution that upsamples with a bilinear weight."""
+    scale, num_filter = int(scale), int(num_filter)  # MXNet also accepts numbers as text
     if num_filter < 1:
         raise ValueError(
             "UpSampling: sample_type='bilinear' needs num_filter, the number of channels"
@@ -102,27 +101,27 @@ def UpSampling(
     weight: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Height and width made larger by a whole factor.
+    """Upsamples height and width by an integer factor.
 
     Parameters
     ----------
     *data : NDArray
-        With 'nearest' any number, which are brought to the first one's new size; with 'bilinear'
-        the data and the weight.
+        With 'nearest' any number of arrays, which are scaled to the new size of the first. With
+        'bilinear' the data and the weight.
     scale : int
-        How many times as high and wide the result is.
+        The scale factor of height and width.
     sample_type : {'nearest', 'bilinear'}
-        Values are repeated; or they are spread by a Deconvolution of each channel with `weight`,
-        (channels, 1, size, size) with size ``2 * scale - scale % 2``, which `mx.init.Bilinear`
-        fills.
+        'nearest' repeats values. 'bilinear' runs a Deconvolution per channel with `weight`, of
+        shape (channels, 1, size, size) with size ``2 * scale - scale % 2``, which
+        `mx.init.Bilinear` fills.
     num_filter : int
         The number of channels; only for 'bilinear'.
     multi_input_mode : {'concat', 'sum'}
-        Whether several inputs are joined along the channels, or added up.
+        Several inputs are concatenated along the channels, or summed.
     num_args : int, optional
-        How many arrays are given.
+        The number of arrays.
     workspace : int
-        Accepted as in MXNet.
+        Accepted for compatibility with MXNet; ignored.
     weight : float, optional
         The kernel of bilinear upsampling.
 
@@ -167,8 +166,10 @@ def zeros(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """An array of zeros: ``shape`` an integer or tuple, float32 by default, on the current context
-    by default; with ``stype`` 'row_sparse' or 'csr' a sparse one.
+    """Returns an array of zeros.
+
+    ``shape`` is an integer or tuple. The defaults are float32 and the current context. With
+    ``stype`` 'row_sparse' or 'csr' the array is sparse.
 
     Examples
     --------
@@ -189,7 +190,7 @@ def ones(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """An array of ones.
+    """Returns an array of ones.
 
     Examples
     --------
@@ -206,7 +207,7 @@ def full(
     dtype: DType = "float32",
     out: NDArray | None = None,
 ) -> NDArray:
-    """An array filled with the number ``val``.
+    """Returns an array filled with the number ``val``.
 
     Examples
     --------
@@ -219,7 +220,7 @@ def full(
 
 
 def _check_integer(name, value, dtype):
-    """Refuses an integer that an array of integers cannot hold, or that a double rounds."""
+    """Rejects an integer that does not fit an integer dtype, or that a double would round."""
     if is_floating(dtype) or np.dtype(dtype).kind not in "iu":
         return
     kind = np.dtype(dtype)
@@ -237,8 +238,7 @@ def empty(
     dtype: DType | None = None,
     stype: str | None = None,
 ) -> NDArray:
-    """A new array whose contents are not defined; with ``stype`` 'row_sparse' or 'csr' a sparse one
-    of zeros.
+    """Returns an uninitialized array; with ``stype`` 'row_sparse' or 'csr', a sparse one of zeros.
 
     Examples
     --------
@@ -259,7 +259,7 @@ def arange(
     ctx: Context | None = None,
     dtype: DType = "float32",
 ) -> NDArray:
-    """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0.
+    """Returns start, start + step, ... below stop, each ``repeat`` times; arange(n) starts at 0.
 
     Examples
     --------
@@ -289,8 +289,7 @@ def linspace(
     ctx: Context | None = None,
     dtype: DType = "float32",
 ) -> NDArray:
-    """``num`` numbers at equal distances from start to stop, which is left out with
-    ``endpoint=False``.
+    """Returns ``num`` evenly spaced numbers from start to stop; ``endpoint=False`` excludes stop.
 
     Examples
     --------
@@ -310,7 +309,7 @@ def eye(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """N x M (M 0: N x N) zeros with ones on the k-th diagonal.
+    """Returns an N x M matrix (M=0 means N) of zeros with ones on the k-th diagonal.
 
     Examples
     --------
@@ -325,12 +324,11 @@ def eye(
 def from_numpy(
     ndarray: np.ndarray[Any, Any], zero_copy: bool = True, array_cls: type[NDArray] = NDArray
 ) -> NDArray:
-    """An NDArray of a NumPy array, of its dtype; with ``zero_copy`` sharing its memory, which has
-    to be C-contiguous then.
+    """Converts a NumPy array, keeping its dtype; with ``zero_copy`` it shares the memory.
 
-    The NumPy array is made read-only while memory is shared; it may have been before, by an earlier
-    call or otherwise. ValueError when it is not contiguous, or its memory can't be written (a file
-    mapped for reading, an immutable object).
+    Shared memory must be C-contiguous, and the NumPy array becomes read-only while it is shared; it
+    may already be read-only, for instance by an earlier call. Raises ValueError if the array is not
+    contiguous, or if its memory cannot be written (a file mapped for reading, an immutable object).
 
     Examples
     --------
@@ -353,13 +351,13 @@ def from_numpy(
     owner = ndarray
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    # a view can be made writable where its owner is
+    # A view can be made writable if its owner is.
     arrays = [ndarray] if owner is ndarray else [ndarray, owner]
     before = [a.flags["WRITEABLE"] for a in arrays]
     try:
         try:
             for a in reversed(arrays):
-                a.flags["WRITEABLE"] = True  # NumPy refuses where the memory itself is read-only
+                a.flags["WRITEABLE"] = True  # NumPy raises if the memory itself is read-only
         except ValueError:
             raise ValueError(
                 "from_numpy: the array's memory is read-only and can't be shared; pass "
@@ -381,8 +379,10 @@ def _elementwise(
     result: str,
     lhs: str = "[3, 4]",
 ) -> Any:
-    """The function of two arrays or numbers that is the operator of that number. `result`: what it
-    gives for `lhs` and 4, as its docstring shows it."""
+    """Returns the function of two arrays or numbers for the operator with index `number`.
+
+    `result` is the docstring example's output for `lhs` and 4.
+    """
     binary = _core._binary
 
     def function(lhs: ArrayLike, rhs: ArrayLike) -> Any:
@@ -457,8 +457,7 @@ true_divide = divide
 
 
 def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = True) -> NDArray:
-    """The arrays one after the other along ``axis``. One array alone is given back itself unless
-    ``always_copy``.
+    """Concatenates arrays along ``axis``; returns a single array itself unless ``always_copy``.
 
     Examples
     --------
@@ -474,8 +473,9 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
 
 
 def cast_storage(data: NDArray, stype: str, out: NDArray | None = None) -> NDArray:
-    """The array in the storage 'default', 'row_sparse' or 'csr'; a dense array itself for
-    'default'.
+    """Converts to the storage 'default', 'row_sparse' or 'csr'.
+
+    Returns a dense array itself for 'default'.
 
     Examples
     --------
@@ -491,8 +491,7 @@ def cast_storage(data: NDArray, stype: str, out: NDArray | None = None) -> NDArr
 def moveaxis(
     tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]
 ) -> NDArray:
-    """The array with the axes ``source`` at the places ``destination``; integers or sequences of
-    them.
+    """Moves the axes ``source`` to the positions ``destination``; integers or sequences of them.
 
     Examples
     --------
@@ -529,8 +528,9 @@ def split_v2(
     axis: int = 0,
     squeeze_axis: bool = False,
 ) -> NDArray | Any:
-    """The array in parts along ``axis``: so many equal ones, or cut before each of the given
-    indices. A list, or one array.
+    """Splits the array along ``axis`` into equal sections, or before each of the given indices.
+
+    Returns a list, or a single array.
 
     Examples
     --------
@@ -549,7 +549,7 @@ def split_v2(
 
 
 def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
-    """Writes one-hot rows of the indices into ``out``, of shape (n, depth); returns it.
+    """Writes one-hot rows of the indices to ``out``, of shape (n, depth), and returns it.
 
     Examples
     --------
@@ -563,11 +563,12 @@ def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
 def histogram(
     a: NDArray, bins: int | NDArray = 10, range: tuple[float, float] | None = None
 ) -> Sequence[NDArray]:
-    """Counts and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or
-    an NDArray of edges.
+    """Returns counts and edges of a histogram.
 
-    As in MXNet they are a tuple of float32 arrays where `bins` is a number and no range is given;
-    else a list, counts are int64, and edges of the dtype of `a`. ValueError for other bins.
+    ``bins`` is the number of equal bins over ``range`` (by default that of the values), or an
+    NDArray of edges. As in MXNet, the result is a tuple of float32 arrays if `bins` is a number and
+    no range is given. Otherwise it is a list of int64 counts and edges of the dtype of `a`. Raises
+    ValueError for any other `bins`.
 
     Examples
     --------
@@ -602,9 +603,9 @@ def Custom(
     *data, **kwargs
         Inputs by position or name; parameters of the op by name.
     op_type : str
-        The name under which it is registered.
+        The registered name.
     name : str, optional
-        Accepted as of every operator.
+        Accepted as in every operator.
 
     Examples
     --------

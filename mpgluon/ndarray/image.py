@@ -1,4 +1,4 @@
-"""Pictures."""
+"""Ops on images."""
 
 from .. import _core
 from . import _namespaces

@@ -1,12 +1,11 @@
-"""NDArray and the functions on top of ops, under the module name that MXNet's programs import them
-from."""
+"""NDArray and its functions under the module name that MXNet programs import."""
 
 from .._core import NDArray, waitall  # noqa: F401
 from .functions import *  # noqa: F403
 from .functions import __all__ as _functions
 
 py_slice = slice
-# Storage types by number; arrays are dense, so none but "default" ever is.
+# Storage types by id.
 _STORAGE_TYPE_UNDEFINED, _STORAGE_TYPE_DEFAULT, _STORAGE_TYPE_ROW_SPARSE, _STORAGE_TYPE_CSR = (
     -1,
     0,

@@ -2,7 +2,7 @@
 
 from .. import _core
 from . import _namespaces
-from ._cached_op import CachedOp  # noqa: F401 - found here in MXNet, too
+from ._cached_op import CachedOp  # noqa: F401 - MXNet has it here as well
 from .functions import Custom, UpSampling, cast_storage  # noqa: F401
 
 _namespaces.fill(

@@ -1,12 +1,14 @@
-"""Samplers. Parameters are numbers, or NDArrays, of which each element is the parameter of a draw
-of ``shape``."""
+"""Samplers.
+
+Parameters are numbers, or NDArrays. Each element of an NDArray is the parameter of ``shape`` draws.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ..context import current_context  # noqa: F401 - found here in MXNet, too
+from ..context import current_context  # noqa: F401 - MXNet has it here as well
 from . import _namespaces, _rates
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _OPS = _core.ops()
 
 
 def _draw(name, params, shape, dtype, ctx, out, options):
-    """`options`: what else was given, for the op to refuse."""
+    """Draws samples; `options` holds the extra arguments, which the op rejects if unknown."""
     arrays = [isinstance(param, _core.NDArray) for param in params]
     if out is not None:
         options["out"] = out
@@ -74,7 +76,7 @@ def uniform(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Uniform on [low, high): ``shape`` draws (default 1), float32 by default.
+    """Draws from the uniform distribution on [low, high): ``shape`` samples (default 1), float32.
 
     Examples
     --------
@@ -94,7 +96,7 @@ def normal(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Normal with mean ``loc`` and standard deviation ``scale``.
+    """Draws from the normal distribution with mean ``loc`` and standard deviation ``scale``.
 
     Examples
     --------
@@ -113,7 +115,7 @@ def randn(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Normal, the shape given as arguments: ``randn(2, 3)``.
+    """Draws from the normal distribution, with the shape as arguments: ``randn(2, 3)``.
 
     Examples
     --------
@@ -131,7 +133,7 @@ def poisson(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Poisson with rate ``lam``.
+    """Draws from the Poisson distribution with rate ``lam``.
 
     Examples
     --------
@@ -149,7 +151,7 @@ def exponential(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Exponential with mean ``scale``.
+    """Draws from the exponential distribution with mean ``scale``.
 
     Examples
     --------
@@ -168,7 +170,7 @@ def gamma(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Gamma with shape ``alpha`` and scale ``beta``.
+    """Draws from the gamma distribution with shape ``alpha`` and scale ``beta``.
 
     Examples
     --------
@@ -187,7 +189,9 @@ def negative_binomial(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Negative binomial: failures before the ``k``-th success of probability ``p``.
+    """Draws from the negative binomial distribution.
+
+    Samples are numbers of failures before the ``k``-th success, which has probability ``p``.
 
     Examples
     --------
@@ -206,7 +210,7 @@ def generalized_negative_binomial(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Negative binomial by mean ``mu`` and dispersion ``alpha``.
+    """Draws from the negative binomial distribution with mean ``mu`` and dispersion ``alpha``.
 
     Examples
     --------
@@ -225,7 +229,7 @@ def randint(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Integers of [low, high), int32 by default.
+    """Draws integers from [low, high), int32 by default.
 
     Examples
     --------
@@ -243,8 +247,9 @@ def multinomial(
     dtype: DType = "int32",
     **kwargs: Any,
 ) -> NDArray | Any:
-    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also
-    their log-likelihoods.
+    """Draws indices with the probabilities in the last axis of ``data``.
+
+    With ``get_prob`` it also returns their log-likelihoods.
 
     Examples
     --------
@@ -259,7 +264,7 @@ def multinomial(
 
 
 def shuffle(data: NDArray, **kwargs: Any) -> NDArray:
-    """The array with its first axis in random order.
+    """Returns the array with its first axis in random order.
 
     Examples
     --------
@@ -269,4 +274,4 @@ def shuffle(data: NDArray, **kwargs: Any) -> NDArray:
     return _OPS["_shuffle"](data, **kwargs)
 
 
-_namespaces.fill(_OPS, {"random": globals()})  # uniform_like and its like
+_namespaces.fill(_OPS, {"random": globals()})  # uniform_like and similar ops

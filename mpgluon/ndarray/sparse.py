@@ -1,8 +1,8 @@
-"""``mx.nd.sparse``: arrays that are stored sparsely, ways to make them, and ops by their names.
+"""``mx.nd.sparse``: sparse arrays, functions that create them, and ops by name.
 
-`RowSparseNDArray` holds some rows of an array, `CSRNDArray` the elements of a matrix that are not
-0. Every op takes them; those without a sparse form work on dense copies. Where the result is stored
-sparsely in MXNet, it is here.
+`RowSparseNDArray` stores some rows of an array, `CSRNDArray` the nonzero elements of a matrix.
+Every op accepts them; an op without a sparse form runs on dense copies. A result is sparse if it is
+sparse in MXNet.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _check_shape(found, wanted):
 
 
 def _part(values, ctx, dtype):
-    """A part of a sparse array as an NDArray of its own, on a device."""
+    """Copies a part of a sparse array to an NDArray on the device."""
     if dtype is None:
         dtype = values.dtype if isinstance(values, (NDArray, np.ndarray)) else "float32"
     if not isinstance(values, NDArray):
@@ -89,20 +89,20 @@ def csr_matrix(
     ctx: Context | None = None,
     dtype: DType | None = None,
 ) -> CSRNDArray:
-    """A matrix stored by its elements.
+    """Creates a matrix in compressed sparse row (CSR) storage.
 
     Parameters
     ----------
     arg1 : array-like, sparse matrix, or tuple
-        A matrix of numbers, an NDArray, a CSRNDArray or a matrix of ``scipy.sparse``; its shape,
-        for one of zeros; its parts ``(data, indices, indptr)``, the columns ascending in each
-        row; or its elements ``(data, (rows, columns))``, where equal places are added up.
+        A matrix of numbers, an NDArray, a CSRNDArray or a matrix of ``scipy.sparse``; or a shape,
+        for a matrix of zeros; or the parts ``(data, indices, indptr)``, with ascending columns in
+        each row; or the elements ``(data, (rows, columns))``, where duplicates are summed.
     shape : tuple of int, optional
-        The shape; default: as small as the parts allow.
+        The shape; by default the smallest that the parts allow.
     ctx : Context, optional
         The device; default: the current context.
     dtype : str or numpy.dtype, optional
-        Default: that of the values, float32 for lists.
+        By default that of the values, and float32 for lists.
 
     Examples
     --------
@@ -169,19 +169,19 @@ def row_sparse_array(
     ctx: Context | None = None,
     dtype: DType | None = None,
 ) -> RowSparseNDArray:
-    """An array of which some rows are stored.
+    """Creates an array that stores only some rows.
 
     Parameters
     ----------
     arg1 : array-like, RowSparseNDArray, or tuple
-        An array; its shape, for one of zeros; or its parts ``(data, indices)``: rows and their
-        numbers, which ascend.
+        An array; or a shape, for an array of zeros; or the parts ``(data, indices)``: rows and
+        their ascending row indices.
     shape : tuple of int, optional
-        The shape; default: as small as the parts allow.
+        The shape; by default the smallest that the parts allow.
     ctx : Context, optional
         The device; default: the current context.
     dtype : str or numpy.dtype, optional
-        Default: that of the values, float32 for lists.
+        By default that of the values, and float32 for lists.
 
     Examples
     --------
@@ -229,7 +229,7 @@ def zeros(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """An array of zeros in the storage 'row_sparse', 'csr' or 'default'.
+    """Returns an array of zeros in the storage 'row_sparse', 'csr' or 'default'.
 
     Examples
     --------
@@ -249,7 +249,7 @@ def zeros(
 def empty(
     stype: str, shape: ShapeLike, ctx: Context | None = None, dtype: DType | None = None
 ) -> NDArray:
-    """The same as `zeros`: an array of which nothing is stored.
+    """Returns an array of zeros, like `zeros`: sparse arrays have no uninitialized elements.
 
     Examples
     --------
@@ -260,7 +260,7 @@ def empty(
 
 
 def array(source_array: Any, ctx: Context | None = None, dtype: DType | None = None) -> NDArray:
-    """A copy of a sparse array, or of a matrix of ``scipy.sparse``.
+    """Copies a sparse array, or a matrix of ``scipy.sparse``.
 
     Examples
     --------

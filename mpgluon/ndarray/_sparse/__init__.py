@@ -1,1 +1,1 @@
-"""Sparse arrays, under the hood of ``mx.nd.sparse``."""
+"""The implementation of sparse arrays (``mx.nd.sparse``)."""

@@ -1,4 +1,4 @@
-"""Sparse arrays in executors of symbols, whose nodes run one by one then."""
+"""Sparse arrays in executors of symbols, whose nodes then run one by one."""
 
 import ast
 
@@ -9,17 +9,17 @@ from .variables import mark
 
 
 def is_sparse(array):
-    """Whether it is a sparse array."""
+    """True if the array is sparse."""
     return isinstance(array, BaseSparseNDArray)
 
 
 def is_handled(array):
-    """Whether ops on the array are run by the package."""
+    """True if this package runs the ops on the array."""
     return isinstance(array, (BaseSparseNDArray, RowGradientWeight))
 
 
 def executor_inputs(arguments, gradients, requests, auxiliary):
-    """The executor's own handles on its arrays, as variables with these gradients."""
+    """Returns the executor's own handles on its arrays, as variables with these gradients."""
     inputs = []
     for array, gradient, request in zip(arguments, gradients, requests):
         if gradient is None or request == "null":
@@ -50,14 +50,16 @@ _GRADIENT_STYPES = {
 
 
 def gradient_stypes(op, attrs, stypes):
-    """The storage types that an op gives the gradients of its inputs, by their numbers, where it
-    has any; stypes: of the inputs, None where they are not known."""
+    """Returns the storage types of an op's input gradients, by index, if any are sparse.
+
+    `stypes` holds those of the inputs, with None for unknown.
+    """
     rule = _GRADIENT_STYPES.get(op)
     return rule(attrs, stypes) if rule else {}
 
 
 def _value(text):
-    """A parameter's value of its text."""
+    """Parses the text of a parameter."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -65,7 +67,7 @@ def _value(text):
 
 
 def run_node(call, attrs, inputs):
-    """The outputs of a node that gets sparse arrays."""
+    """Computes the outputs of a node with sparse inputs."""
     op = _core.ops().get(getattr(call, "name", None))
     if op is None:
         return call.run([whole(array) for array in inputs], None)

@@ -1,7 +1,7 @@
-"""Ops on sparse arrays: those that have a sparse form, by name, and all others on dense copies.
+"""Ops on sparse arrays: those with a sparse form, by name, and all others on dense copies.
 
-A function here takes the arguments that users give the op. What it leaves to the dense op it
-returns as NotImplemented. Results are stored as in MXNet.
+A function here takes the op's user-facing arguments. It returns NotImplemented to leave a case to
+the dense op. Results have the same storage as in MXNet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMS = {}
 
 
 def _form(*names):
-    """Marks the sparse form of ops."""
+    """Registers a function as the sparse form of ops."""
 
     def mark(function):
         for name in names:
@@ -43,7 +43,7 @@ def _described(op):
 
 
 def call(op, args, kwargs):
-    """Runs an op that a sparse array goes into or comes out of."""
+    """Runs an op with a sparse input or output."""
     kwargs.pop("name", None)
     args = _without_out(op, args, kwargs)
     out = kwargs.get("out")
@@ -66,7 +66,7 @@ def call(op, args, kwargs):
 
 
 def _without_out(op, args, kwargs):
-    """The arguments by position in front of `out` and `name`, which follow all others."""
+    """Returns the positional arguments before `out` and `name`, which are the last ones."""
     described = _described(op)
     if any(entry["variadic"] for entry in described["inputs"]):
         return args
@@ -95,8 +95,7 @@ def _differentiated(value):
 
 
 def _on_tape(op, form, args, kwargs, out):
-    """The op on the dense arrays that are differentiated; its result is stored as the sparse form
-    stores it."""
+    """Runs the op on the differentiated dense arrays; stores the result like the sparse form."""
     dense = _on_dense(op, args, kwargs, out)
     if out is not None:
         return dense
@@ -109,7 +108,7 @@ def _on_tape(op, form, args, kwargs, out):
 
 
 def _put(result, out):
-    """Writes a result into the array given for it."""
+    """Writes a result to the array given for it."""
     if isinstance(out, (list, tuple)):
         for one, target in zip(result if isinstance(result, (list, tuple)) else [result], out):
             _put(one, target)
@@ -121,7 +120,7 @@ def _put(result, out):
 
 
 def _plain(value):
-    """Arrays to write to, without their gradients."""
+    """Returns output arrays without their gradients."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value))
     return value.plain if isinstance(value, RowGradientWeight) else value
@@ -138,7 +137,7 @@ def _dense(value):
 
 
 def _on_dense(op, args, kwargs, out):
-    """The op on dense copies; what it writes goes back where it comes from."""
+    """Runs the op on dense copies; arrays that it writes are copied back."""
     options = {name: _dense(value) for name, value in kwargs.items() if name != "out"}
     dense = [_dense(value) for value in args]
     outs = out if isinstance(out, (list, tuple)) else [out]
@@ -178,8 +177,7 @@ def retain(
     name: str | None = None,
     **kwargs: Any,
 ) -> RowSparseNDArray | Any:
-    """The rows of a row_sparse array whose numbers are in `indices`, also those that it does not
-    store; the others are 0.
+    """Keeps the rows of a row_sparse array in `indices`, even those not stored, and zeros the rest.
 
     Examples
     --------
@@ -208,8 +206,8 @@ def _cast_storage(op, data, stype):
     return cast_storage(data, stype)
 
 
-# --- Functions of each element --------------------------------------------------------------------
-# Those that are 0 at 0.
+# --- Element-wise functions -----------------------------------------------------------------------
+# Functions that map 0 to 0.
 _ZERO_AT_ZERO = (
     "abs sign rint ceil floor trunc fix round square sqrt cbrt log1p expm1 sin tan arcsin arctan "
     "degrees radians sinh tanh arcsinh arctanh relu softsign erf erfinv negative _copy identity "
@@ -234,7 +232,7 @@ def _clip(op, data, a_min, a_max):
 
 
 def _zero_with(function):
-    """A function of 0 and a number, as a function of the number; NaN where it has no value."""
+    """Wraps a function so that it returns NaN for arguments without a value."""
 
     def at(number):
         try:
@@ -282,16 +280,16 @@ def _with_scalar_where_stored(op, data, scalar=1.0, **options):
     return data.with_values(op(data.values, scalar=scalar))
 
 
-# --- Functions of two arrays ----------------------------------------------------------------------
+# --- Binary functions -----------------------------------------------------------------------------
 def _keys(array):
-    """Where the stored rows or elements lie, as ascending numbers."""
+    """Returns the positions of the stored rows or elements, as ascending integers."""
     if array.stype == "row_sparse":
         return array.numbers()
     return array.rows() * array.shape[1] + array.numbers()
 
 
 def _at_keys(like, values, keys):
-    """A sparse array of the storage and shape of `like` with values at these keys."""
+    """Builds a sparse array with the storage and shape of `like` from values at these keys."""
     ctx, shape = like.context, like.shape
     if like.stype == "row_sparse":
         return RowSparseNDArray(values, index_array(keys, ctx), shape)
@@ -301,7 +299,7 @@ def _at_keys(like, values, keys):
 
 
 def _sum(first, *others):
-    """The sum of arrays that are stored alike."""
+    """Sums arrays with the same storage."""
     parts = (first, *others)
     values = _op("Concat")(*[part.values for part in parts], dim=0)
     return _at_keys(
@@ -376,7 +374,7 @@ def _div(op, lhs, rhs):
 
 
 def _scaled(op, lhs, rhs):
-    """A csr matrix by a row, a column or a number: as a csr matrix."""
+    """Multiplies or divides a csr matrix by a row, a column or a number; the result is csr."""
     if not isinstance(lhs, CSRNDArray) or isinstance(rhs, BaseSparseNDArray):
         return NotImplemented
     if lhs.shape == rhs.shape or rhs.ndim > 2:
@@ -406,7 +404,7 @@ def _where(op, condition, x, y):
 
 # --- Sums -----------------------------------------------------------------------------------------
 def _one_axis(axis, ndim):
-    """The one axis of a reduction; None when there are several, or none of that number."""
+    """Returns the single axis of a reduction, or None if there are several or it is invalid."""
     if isinstance(axis, (list, tuple)):
         axis = axis[0] if len(axis) == 1 else None
     return None if axis is None or not -ndim <= axis < ndim else axis % ndim
@@ -419,7 +417,7 @@ def _reduce(op, data, axis=None, keepdims=False, exclude=False):
         return NotImplemented
     mean = _described(op)["name"] == "mean"
     if mean and data.dtype not in (np.float32, np.float64):
-        return NotImplemented  # the sum may be too large for the dtype
+        return NotImplemented  # the sum may overflow the dtype
     places, kept = (data.numbers(), 1) if along == 0 else (data.rows(), 0)
     total = add_rows(data.values, index_array(places, data.context), data.shape[kept])
     if mean:
@@ -450,7 +448,7 @@ def _norm(op, data, ord=2, axis=None, out_dtype=None, keepdims=False):
 
 
 def getnnz(data: CSRNDArray, axis: int | None = None) -> NDArray:
-    """How many elements a csr matrix stores: in all, or (axis=1) in each row.
+    """Counts the stored elements of a csr matrix, in total or (axis=1) per row.
 
     Examples
     --------
@@ -519,7 +517,7 @@ def _take(op, a, indices, axis=0, mode="clip"):
         if mode == "wrap":
             numbers = numbers % a.shape[0]
         elif mode == "raise":
-            op(a.plain, numbers, axis, mode)  # the error
+            op(a.plain, numbers, axis, mode)  # raises the error
         return rows_of(a, numbers)
     if not isinstance(a, CSRNDArray) or axis not in (0, -2):
         return NotImplemented
@@ -553,7 +551,7 @@ def _embedding(op, data, weight, input_dim=None, output_dim=None, **options):
     numbers = weight.numbers()
     places = np.searchsorted(numbers, wanted).clip(0, max(0, len(numbers) - 1))
     if not len(numbers) or (numbers[places] != wanted).any():
-        return NotImplemented  # some of its rows are not stored: they are 0
+        return NotImplemented  # some wanted rows are not stored, and thus 0
     return _op("take")(weight.values, index_array(places, weight.context))
 
 
@@ -566,8 +564,10 @@ def _fully_connected(op, data, weight, bias=None, *args, **kwargs):
 
 # --- Products -------------------------------------------------------------------------------------
 def _times(csr, dense, columns, rows, count):
-    """The product of a csr matrix, or of its transpose where rows and columns change places, with a
-    dense matrix: each element times a row of it, added up."""
+    """Multiplies a csr matrix by a dense one: sums each element times a dense row.
+
+    With rows and columns exchanged, it multiplies the transpose.
+    """
     plain = csr.dtype in (np.float32, np.float64) and csr.dtype == dense.dtype
     if plain and csr.context.device_type == "cpu" and dense.shape[0]:
         return _add_products(csr.values, rows, columns, dense, count=count)
@@ -624,15 +624,17 @@ def _check_product(size, other):
         raise _core.MXNetValueError(f"dot: {size} columns, but {other.shape[0]} rows")
 
 
-# The forms that take weights with sparse gradients as they are.
+# The forms that accept weights with sparse gradients directly.
 _OF_WEIGHTS = (_take, _embedding, _dot, _fully_connected)
 
 
 # --- Updates --------------------------------------------------------------------------------------
 @_form("sgd_update", "sgd_mom_update", "adam_update", "ftrl_update")
 def _update_rows(op, *args, **options):
-    """Of the rows that the gradient has, where weight and states are stored alike; the others see
-    no decay."""
+    """Updates the rows in the gradient if weight and states have the same storage.
+
+    The other rows do not decay.
+    """
     about = _described(op)
     inputs, params = [[entry["name"] for entry in about[key]] for key in ("inputs", "params")]
     options.update(zip([*inputs, *params], args))

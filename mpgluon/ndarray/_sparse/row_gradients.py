@@ -1,9 +1,9 @@
-"""Gradients of which only some rows are there, without making the whole.
+"""Row-sparse gradients, which store some rows and never allocate the full array.
 
-A weight with such a gradient (`RowGradientWeight`) is no variable of the tape. Where rows are
-taken from it while recording, these rows are a variable: a *tap*. Their gradient, with their
-numbers, is a part of the weight's, and `RowSparseGradient` adds the parts up when somebody looks.
-So a step costs as much as the rows that it touches. Other ops on the weight take all of its rows.
+A weight with such a gradient (`RowGradientWeight`) is not a variable of the tape. Rows taken from
+it while recording are a variable, called a *tap*. A tap's gradient, with its row indices, is a part
+of the weight's gradient, and `RowSparseGradient` sums the parts when it is read. The cost of a step
+is thus proportional to the rows that it uses. Any other op on the weight takes all rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MANY_PARTS = 64
 
 
 class _Part:
-    """Rows that are a variable, and their numbers (None: all rows in order)."""
+    """Rows that are a variable, with their row indices (None means all rows in order)."""
 
     __slots__ = ("numbers", "rows")
 
@@ -38,25 +38,25 @@ class _Part:
 
     @property
     def reached(self):
-        """Whether backward has written its gradient."""
+        """True if backward has written its gradient."""
         return bool(self.rows._fresh_grad)
 
     @property
     def kept(self):
-        """Whether a backward may still write it."""
+        """True if a backward may still write it."""
         return self.rows._on_tape
 
     @property
     def number(self):
-        """Of the backward that has written it."""
+        """The number of the backward pass that wrote it."""
         return self.rows._backward_number
 
     def forget(self):
-        """Its gradient counts as read."""
+        """Marks its gradient as read."""
         self.rows._fresh_grad = False
 
     def take(self, count):
-        """(values, numbers) of its gradient, which counts as read from then on."""
+        """Returns (values, row indices) of its gradient and marks it as read."""
         self.forget()
         values = self.rows.grad
         if self.rows.grad_req == "add":
@@ -69,8 +69,10 @@ class _Part:
 
 
 class _MicroBatches:
-    """Parts that one call of a pipeline makes, as if each of its micro-batches had been called by
-    itself. counts: the rows of each part in each micro-batch."""
+    """The parts created by one pipelined call, as if each micro-batch had been a separate call.
+
+    `counts` holds the number of rows of each part in each micro-batch.
+    """
 
     __slots__ = ("_counts", "_parts")
 
@@ -111,10 +113,10 @@ class _MicroBatches:
 
 
 class RowSparseGradient(RowSparseNDArray):
-    """The gradient of a weight, made of what its taps have got when it is looked at.
+    """The gradient of a weight, summed from its taps on access.
 
-    For the package's other modules: `tap` makes rows a variable, `fresh` says whether backward has
-    written since `used` was called.
+    For other modules of the package: `tap` makes rows a variable, and `fresh` is True if backward
+    has written the gradient since `used` was called.
     """
 
     __slots__ = ("_fresh", "_parts", "_request", "here")
@@ -122,14 +124,17 @@ class RowSparseGradient(RowSparseNDArray):
     def __init__(self, shape: Shape, ctx: Context, dtype: DType, request: str) -> None:
         self._parts: list[_Part | _MicroBatches] = []
         self._request, self._fresh = request, False
-        # Whether this process has the contents: not on a device of another rank, which adds them up
+        # True if this process stores the contents. A device of another rank sums them there.
         self.here: bool = ctx.rank is None or ctx.rank == _ranks.own()
         zeros = zeros_of("row_sparse", shape, ctx, dtype)
         super().__init__(zeros.values, zeros.index, shape)
 
     def tap(self, rows: NDArray, numbers: NDArray | None) -> NDArray:
-        """The rows as a variable, which backward gives a part of the gradient; `numbers`: theirs,
-        as an array of the leading dimensions of `rows`, or None for all."""
+        """Makes the rows a variable whose gradient is a part of this one.
+
+        `numbers` holds the row indices, an array with the leading dimensions of `rows`, or None
+        for all rows.
+        """
         if rows._traced:
             raise _core.NotSupportedError(
                 "the rows of a weight with a sparse gradient are used in a program whose weights "
@@ -138,12 +143,12 @@ class RowSparseGradient(RowSparseNDArray):
         rows = rows.detach()
         self._mark(rows, self._new(rows.shape, rows.context, rows.dtype))
         self.add_part(rows, None if numbers is None else copied_index(numbers))
-        return _core.alias(rows)  # while somebody has it, the part is kept
+        return _core.alias(rows)  # the part is kept while the alias lives
 
     def new_tap(self, shape: Shape, ctx: Context, dtype: DType) -> NDArray:
-        """A variable for `add_part` whose values nobody reads."""
+        """Creates a variable for `add_part`; its values are never read."""
         tap = self._new(shape, ctx, dtype)
-        self._mark(tap, tap.detach())  # one memory: values are not read, and gradients written
+        self._mark(tap, tap.detach())  # shares memory: no values are read
         return tap
 
     def _new(self, shape, ctx, dtype):
@@ -155,14 +160,17 @@ class RowSparseGradient(RowSparseNDArray):
         _core.mark_variables(rows, grad, self._request)
 
     def add_part(self, rows: NDArray, numbers: NDArray | None) -> None:
-        """Notes rows that are a variable."""
+        """Records rows that are a variable."""
         self._add(_Part(rows, numbers))
 
     def add_micro_batches(
         self, parts: list[tuple[NDArray, NDArray]], counts: list[list[int]]
     ) -> None:
-        """Notes (rows, numbers) that are variables of a pipelined call; counts: how many rows of
-        each belong to each micro-batch. They are added up by micro-batches."""
+        """Records (rows, row indices) pairs that are variables of a pipelined call.
+
+        `counts` holds the number of rows of each pair in each micro-batch. The sum is computed
+        micro-batch by micro-batch.
+        """
         self._add(_MicroBatches([_Part(*part) for part in parts], counts))
 
     def _add(self, part):
@@ -171,16 +179,16 @@ class RowSparseGradient(RowSparseNDArray):
         self._parts.append(part)
 
     def all_rows(self, weight: NDArray) -> NDArray:
-        """The whole weight as a variable; the same one until backward has reached it."""
+        """Returns the whole weight as a variable, the same one until backward has reached it."""
         for part in self._parts:
             if isinstance(part, _Part) and part.numbers is None and not part.reached:
                 return _core.alias(part.rows)
         return self.tap(weight, None)
 
     def _gather(self):
-        """Adds up the parts that backward has written, and drops those that nothing refers to."""
+        """Sums the parts that backward has written, and drops the unreferenced ones."""
         reached = [part for part in self._parts if part.reached]
-        if reached and self._request == "write":  # the latest pass alone counts
+        if reached and self._request == "write":  # only the latest pass counts
             last = max(part.number for part in reached)
             for part in reached:
                 if part.number != last:
@@ -206,7 +214,7 @@ class RowSparseGradient(RowSparseNDArray):
         self._fresh = True
 
     def numbers_now(self) -> np.ndarray[Any, Any]:
-        """The numbers of the rows that are added up already."""
+        """Returns the indices of the rows that are already summed."""
         return super().numbers()
 
     def numbers(self, part: str = "index") -> Any:
@@ -225,7 +233,7 @@ class RowSparseGradient(RowSparseNDArray):
 
     @property
     def fresh(self) -> bool:
-        """Whether backward has written it since `used`."""
+        """True if backward has written it since `used`."""
         return self._fresh or any(part.reached for part in self._parts)
 
     @property
@@ -234,16 +242,16 @@ class RowSparseGradient(RowSparseNDArray):
         return any(part.kept for part in self._parts)
 
     def mark(self, fresh: bool) -> None:
-        """Says whether it counts as written by backward."""
+        """Sets whether it is treated as written by backward."""
         self._fresh = fresh
 
     def used(self) -> None:
-        """Notes that it has been used for an update."""
+        """Records that an update has used it."""
         self._gather()
         self._fresh = False
 
     def replacement(self, content: RowSparseNDArray | None, fresh: bool) -> tuple[Any, ...]:
-        """The change (`_core.at_once`) that gives it other contents, on its device; None: none."""
+        """Returns the change (`_core.at_once`) that replaces its contents; None means no rows."""
         if content is None:
             content = zeros_of("row_sparse", self._shape, self._values.context, self._values.dtype)
         values, index = content.values, content.index
@@ -261,15 +269,18 @@ class RowSparseGradient(RowSparseNDArray):
 
 
 def copied_index(numbers: NDArray) -> NDArray:
-    """Numbers as int64 in an array of their own."""
+    """Returns a copy of the row indices as int64."""
     numbers = numbers.detach()
     same = _core.dtype_name(numbers.dtype) == "int64"
     return numbers.copy() if same else numbers.astype("int64")
 
 
 class RowGradientWeight(NDArray):
-    """A dense array whose gradient is row_sparse. It shares memory with `plain`, an ordinary
-    NDArray; `gradient` has the method `tap` of `RowSparseGradient`."""
+    """A dense array with a row_sparse gradient.
+
+    It shares memory with `plain`, an ordinary NDArray; `gradient` has the method `tap` of
+    `RowSparseGradient`.
+    """
 
     __slots__ = ("gradient", "plain")
 
@@ -298,7 +309,7 @@ class RowGradientWeight(NDArray):
         return self.plain.detach()
 
     def as_in_context(self, context: Context) -> NDArray:
-        """The array on a device; the gradient comes back from there."""
+        """Moves the array to a device; the gradient flows back to this one."""
         if self.context == context:
             return self
         return RowGradientWeight(self.plain.as_in_context(context), self.gradient)
@@ -306,13 +317,16 @@ class RowGradientWeight(NDArray):
     as_in_ctx = as_in_context
 
     def tostype(self, stype: str) -> NDArray:
-        """All rows in a storage."""
+        """Converts all rows to a storage type."""
         return cast_storage(whole(self), stype)
 
 
 def whole(array: Any) -> Any:
-    """A weight with a sparse gradient as an array for any op: a variable of all its rows while
-    recording. A sparse array as a dense one. Other objects as they are."""
+    """Converts an array for ops without a sparse form.
+
+    A weight with a sparse gradient becomes a variable of all its rows while recording, and a sparse
+    array becomes dense. Any other object is returned unchanged.
+    """
     if isinstance(array, BaseSparseNDArray):
         return array.tostype("default")
     if not isinstance(array, RowGradientWeight):
@@ -323,7 +337,7 @@ def whole(array: Any) -> Any:
 
 
 def rows_of(weight: NDArray, numbers: NDArray) -> NDArray:
-    """Rows of a weight; numbers out of range are cut to it. The gradient goes to these rows."""
+    """Takes rows of a weight, with indices clipped to the valid range; gradients flow to them."""
     if not isinstance(weight, RowGradientWeight):
         return _op("take")(weight, numbers)
     if not isinstance(numbers, NDArray):
@@ -356,8 +370,10 @@ RowGradientWeight.T = property(lambda self: whole(self).T)
 
 
 def row_sparse_part(weight: NDArray, gradient: RowSparseGradient | None, numbers: Any) -> Any:
-    """The rows of a weight with these numbers (NumPy's, ascending) as a row_sparse array, whose
-    gradient is a part of `gradient`."""
+    """Returns rows of a weight as a row_sparse array whose gradient is a part of `gradient`.
+
+    `numbers` is a NumPy array of ascending row indices.
+    """
     index = index_array(numbers, weight.context)
     rows = _op("take")(weight, index)
     if gradient is not None:

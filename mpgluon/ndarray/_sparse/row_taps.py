@@ -1,10 +1,9 @@
 """Row-sparse gradients of parameters in compiled calls.
 
-Where a block that is traced takes rows of such a parameter, the rows pass through the op
-`_gradient_tap`, whose second input is a *tap*: an input of the program that comes with a new array
-in every call, which is a variable. Backward gives it the gradient of the rows. The numbers of the
-rows are outputs of the program. Both together are a part of the parameter's gradient
-(`row_gradients.py`).
+If a traced block takes rows of a parameter with such a gradient, the rows pass through the op
+`_gradient_tap`, whose second input is a *tap*: an input of the program that is a new variable in
+every call. Backward writes the gradient of the rows to it. The row indices are outputs of the
+program. A tap and its indices form a part of the parameter's gradient (`row_gradients.py`).
 """
 
 from collections import namedtuple
@@ -17,21 +16,21 @@ _gradient_tap = _core.get_op("_gradient_tap")
 
 
 def has_row_gradient(param):
-    """Whether backward gives the parameter a row_sparse gradient."""
+    """True if backward gives the parameter a row_sparse gradient."""
     return param.grad_stype != "default" and param.grad_req != "null"
 
 
 class Taps:
-    """The taps of one trace. new: makes the input for the next one, given the rows."""
+    """The taps of one trace. `new` creates the next tap's input from its index and the rows."""
 
     def __init__(self, new):
         self._new = new
         self.specs = []  # (parameter, device of its copy, shape, dtype, device of the rows)
-        self.numbers = []  # traced, or None: for each
+        self.numbers = []  # for each tap: traced row indices, or None
         self._weights = {}
 
     def weight(self, param, ctx, array):
-        """The traced array of a parameter, as a weight whose rows have taps."""
+        """Returns the traced array of a parameter as a weight whose rows have taps."""
         weight = self._weights.get((param, ctx))
         if weight is None:
             gradient = _TracedGradient(self, param, ctx)
@@ -39,14 +38,14 @@ class Taps:
         return weight
 
     def add(self, param, ctx, rows, numbers):
-        """The rows, behind a tap."""
+        """Adds a tap for the rows, and returns the rows connected to it."""
         tap = self._new(len(self.specs), rows)
         self.specs.append((param, ctx, rows.shape, rows.dtype, rows.context))
         self.numbers.append(None if numbers is None else copied_index(numbers))
         return _gradient_tap(rows, tap)
 
     def outputs(self):
-        """The arrays among the numbers."""
+        """Returns the row indices that are arrays, which are outputs of the program."""
         return [numbers for numbers in self.numbers if numbers is not None]
 
 
@@ -64,14 +63,16 @@ class _TracedGradient:
         return self._whole
 
 
-# Rows that a pipelined block takes of a parameter on a device: how many, and the shape, dtype and
-# device of each.
+# Rows that a pipelined block takes from a parameter on a device: their count, and the shape, dtype
+# and device of each.
 Lookup = namedtuple("Lookup", "param ctx count row dtype device")
 
 
 class FlatTaps(Taps):
-    """Taps and numbers of a row for each that is taken, so that those of micro-batches lie one
-    behind the other, wherever the block has its batch."""
+    """Taps whose gradients and row indices are flat: one row per lookup.
+
+    Those of micro-batches can then be concatenated, regardless of the block's batch axis.
+    """
 
     def __init__(self, new):
         super().__init__(new)
@@ -79,7 +80,7 @@ class FlatTaps(Taps):
 
     @classmethod
     def of(cls, arrays):
-        """With these flat arrays as taps."""
+        """Creates an instance whose taps are these flat arrays."""
 
         def new(number, rows):
             if number >= len(arrays):
@@ -105,7 +106,7 @@ class FlatTaps(Taps):
 
 
 class MicroBatchTaps:
-    """The taps of one recorded call of a pipelined block. lookups: of each micro-batch."""
+    """The taps of one recorded call of a pipelined block, with the lookups of each micro-batch."""
 
     def __init__(self, lookups):
         self._lookups = lookups
@@ -117,7 +118,7 @@ class MicroBatchTaps:
         ]
 
     def give(self, numbers):
-        """Gives the parameters their parts, whose rows have these numbers."""
+        """Adds the parts, with these row indices, to the parameters' gradients."""
         groups = {}
         for i, lookup in enumerate(self._lookups[0]):
             groups.setdefault((lookup.param, lookup.ctx), []).append(i)
@@ -129,9 +130,9 @@ class MicroBatchTaps:
 
 
 class TappedCall:
-    """A compiled call of a block with taps, for arguments of certain shapes.
+    """A compiled call of a block with taps, for arguments of given shapes.
 
-    trace(arrays, parameters, taps) runs the block; discover(flat) does so for the first time, and
+    trace(arrays, parameters, taps) runs the block; discover(flat) runs it for the first time and
     returns the taps and the number of outputs.
     """
 
@@ -146,7 +147,7 @@ class TappedCall:
         first, last = self._inputs, self._inputs + len(self._specs)
 
         def tap(number, rows):
-            if number == len(self._specs):  # each step of a loop has taps of its own
+            if number == len(self._specs):  # the steps of a loop have separate taps
                 raise _core.NotSupportedError(
                     "rows of a parameter with a row_sparse gradient are taken in the body of a "
                     "loop of a hybridized block: take them in front of the loop, or make the "
@@ -163,7 +164,7 @@ class TappedCall:
         self.op.unbind()
 
     def __call__(self, flat):
-        """The outputs, as a list; the parameters have got their parts."""
+        """Returns the list of outputs, after adding the parts to the parameters' gradients."""
         while True:
             if not self.bound:
                 self.op.bind([param.arrays[ctx] for param, ctx in self._used])
@@ -177,7 +178,7 @@ class TappedCall:
             if outputs is not None:
                 break
             self.bound = False
-        # Detached: on the tape they would keep it, and so their parts, for ever.
+        # Detached: arrays on the tape would keep it, and thus their parts, alive forever.
         numbers = iter([array.detach() for array in outputs[self._outputs :]])
         for gradient, tap, counted in zip(gradients, taps, self._counted):
             gradient.add_part(tap, next(numbers) if counted else None)

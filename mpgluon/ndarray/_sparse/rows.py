@@ -1,7 +1,7 @@
-"""The ways in which sparse arrays compute: with indices on the host, and rows where these lie.
+"""Primitives of sparse arrays: index arithmetic on the host, row operations on the arrays' device.
 
-Indices are small beside the rows, and the shapes that follow from them have to be known, so sorting
-and matching them is NumPy's work; rows are taken, added up and put back by ops.
+Indices are small compared with the rows, and the shapes that follow from them must be known, so
+NumPy sorts and matches them. Ops take, sum and store the rows.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _take, _add_rows = _op("take"), _op("_backward_take")
 
 
 def index_array(values, ctx):
-    """Indices from NumPy as an array of int64."""
+    """Converts NumPy indices to an int64 array."""
     return _core.array(np.ascontiguousarray(values, np.int64), ctx=ctx, dtype="int64")
 
 
 def take_rows(array, rows):
-    """The rows of these numbers, an NDArray of int64."""
+    """Takes the rows with these indices, an NDArray of int64."""
     if not rows.shape[0]:
         return _core.empty((0, *array.shape[1:]), array.context, array.dtype)
     return _take(array, rows)
 
 
 def add_rows(rows, numbers, count):
-    """An array of `count` rows in which each of `rows` is added to the row of its number."""
+    """Returns an array of `count` rows that sums each of `rows` at its index in `numbers`."""
     shape = (count, *rows.shape[1:])
     if not rows.shape[0]:
         return _op("_full")(shape=shape, value=0, ctx=rows.context, dtype=rows.dtype)
@@ -35,13 +35,13 @@ def add_rows(rows, numbers, count):
 
 
 def set_rows(array, rows, numbers):
-    """Overwrites rows of `array`, whose numbers are all different."""
+    """Overwrites rows of `array`; the row indices must be distinct."""
     if numbers.shape[0]:
         _op("_set_rows")(array, rows, numbers.reshape((1, -1)), shape=array.shape, out=array)
 
 
 def sum_equal(rows, numbers, ctx):
-    """(sums, numbers): the rows of equal numbers (NumPy's) added up, ascending by number."""
+    """Sums rows with equal indices (a NumPy array); returns (sums, ascending indices)."""
     unique, places = np.unique(numbers, return_inverse=True)
     if len(unique) == len(numbers):
         if (np.diff(numbers) > 0).all():
@@ -51,7 +51,7 @@ def sum_equal(rows, numbers, ctx):
 
 
 def occurring(numbers, size):
-    """The numbers, below `size`, that occur, ascending; and the place among them of each."""
+    """Returns the distinct `numbers`, all below `size`, ascending, and the position of each."""
     if size > 16 * len(numbers) + 1024:
         used, places = np.unique(numbers, return_inverse=True)
         return used, places.reshape(-1)
@@ -61,10 +61,10 @@ def occurring(numbers, size):
 
 
 def row_numbers(indptr):
-    """The row of each element of a csr matrix."""
+    """Returns the row of each element of a csr matrix."""
     return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
 
 
 def pointers(rows, count):
-    """The reverse: `indptr` for elements whose rows ascend."""
+    """Returns `indptr` for elements with ascending rows, the inverse of `row_numbers`."""
     return np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))]).astype(np.int64)

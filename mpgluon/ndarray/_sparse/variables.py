@@ -1,6 +1,6 @@
-"""Variables and gradients that are sparse arrays: behind each is a dense variable.
+"""Variables and gradients that are sparse arrays, each backed by a dense variable.
 
-The gradient of an array is as large as the array here, except those of `row_gradients.py`.
+The gradient of an array is as large as the array, except those of `row_gradients.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _op = _core.get_op
-gradients: dict[int, Any] = {}  # id of a dense array with a sparse gradient -> that
+gradients: dict[int, Any] = {}  # id of a dense array -> its sparse gradient
 
 
 def mark(variable: NDArray, gradient: NDArray, request: str) -> None:
-    """Makes an array a variable with that gradient, of which either may be sparse."""
+    """Makes an array a variable with that gradient; either may be sparse."""
     target = variable
     if isinstance(variable, BaseSparseNDArray):
         with _core.pause():
@@ -36,7 +36,7 @@ def mark(variable: NDArray, gradient: NDArray, request: str) -> None:
 
 
 def attach(variable: NDArray, request: str, stype: str) -> NDArray:
-    """Makes an array a variable with a new gradient in that storage, which it returns."""
+    """Makes an array a variable with a new gradient in that storage, and returns the gradient."""
     shape, ctx, dtype = variable.shape, variable.context, variable.dtype
     if stype == "default":
         gradient = _op("_full")(shape=shape, value=0, ctx=ctx, dtype=dtype)
@@ -47,6 +47,6 @@ def attach(variable: NDArray, request: str, stype: str) -> NDArray:
 
 
 def attach_to_dense(array: NDArray, request: str, stype: str) -> None:
-    """`attach_grad` of a dense array with a sparse gradient."""
+    """Implements `attach_grad` of a dense array with a sparse gradient."""
     gradients[id(array)] = attach(array, request, stype)
     weakref.finalize(array, gradients.pop, id(array), None)
