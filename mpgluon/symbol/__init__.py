@@ -1,4 +1,4 @@
-"""``mx.sym``: computations described as graphs, to be bound to arrays later.
+"""``mx.sym``: computations described as graphs, which are later bound to arrays.
 
 Every op of the registry is here under its name and aliases, and in the sub-namespaces ``random``,
 ``linalg``, ``contrib``, ``image`` and ``_internal``, as under ``mx.nd``.
@@ -59,7 +59,7 @@ __all__ = sorted({*_fixed, *_ops})
 
 _WAYS = {name: way.replace("nd.", "sym.") for name, way in _FUNCTIONS.items()}
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
         raise _of_module(__name__, name, _WAYS)

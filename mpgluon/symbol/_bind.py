@@ -1,4 +1,4 @@
-"""Executors from symbols: `Symbol.bind` and `Symbol.simple_bind`."""
+"""Creates executors from symbols: `Symbol.bind` and `Symbol.simple_bind`."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ _REQUESTS = ("null", "write", "add")
 
 
 def _requests(grad_req, names, what):
-    """The grad_req of each argument."""
+    """Returns the grad_req of each argument."""
     if isinstance(grad_req, str):
         found = [grad_req] * len(names)
     elif isinstance(grad_req, (list, tuple)):
@@ -36,7 +36,7 @@ def _requests(grad_req, names, what):
 
 
 def _arrays(what, given, names, allow_missing):
-    """The arrays for the names, from a list or a dict."""
+    """Returns the arrays for the names, from a list or a dict."""
     if given is None:
         given = []
     if isinstance(given, dict):
@@ -77,7 +77,7 @@ def _check_groups(group2ctx):
 
 
 def _check_names(what, names):
-    """MXNetError when two variables have one name: arrays are given and found by names."""
+    """Raises MXNetError if two variables have the same name, because names identify arrays."""
     twice = (
         [name for i, name in enumerate(names) if name in names[:i]]
         if len(set(names)) < len(names)
@@ -91,7 +91,7 @@ def _check_names(what, names):
 
 
 def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec):
-    """See `Symbol.bind`."""
+    """Implements `Symbol.bind`."""
     _check_context(ctx)
     _check_groups(group2ctx)
     names = symbol.list_arguments()
@@ -127,7 +127,7 @@ def simple_bind(
     shared_buffer,
     shapes,
 ):
-    """See `Symbol.simple_bind`."""
+    """Implements `Symbol.simple_bind`."""
     _check_context(ctx)
     _check_groups(group2ctx)
     if shared_arg_names is not None and not isinstance(shared_arg_names, list):
@@ -151,7 +151,7 @@ def simple_bind(
 
     parameters = () if shared_arg_names is None else set(shared_arg_names)
     taken, taken_gradients, taken_states = _shared(shared_exec, parameters, descs, variables)
-    # Parameters never lie in a buffer, whose arrays others overwrite
+    # Parameters are never in a buffer, because other executors overwrite its arrays.
     stypes = {node: _stype_of(node, stype_dict) for node in arguments}
     sparse = _gradient_stypes(order, stypes)
     args = [
@@ -175,13 +175,13 @@ def simple_bind(
 
 
 def _stype_of(node, stype_dict):
-    """The storage type of a variable."""
+    """Returns the storage type of a variable."""
     number = node.attrs.get("__storage_type__", "0")
     return (stype_dict or {}).get(node.name) or nd.ndarray.STORAGE_TYPES[int(number)]
 
 
 def _gradient_stypes(order, stypes):
-    """The storage types of the gradients of variables: their own, if ops do not say otherwise."""
+    """Returns the storage types of variables' gradients: their own, unless an op overrides it."""
     found = dict(stypes)
     for node in order:
         if node.call is not None:
@@ -194,8 +194,10 @@ def _gradient_stypes(order, stypes):
 
 
 def _infer(entries, variables, arguments, shapes, type_dict):
-    """The shape and dtype of each variable. MXNetError where they contradict each other, or do not
-    follow from those given."""
+    """Infers the shape and dtype of each variable.
+
+    Raises MXNetError if they contradict each other, or do not follow from the given ones.
+    """
     shapes = {
         name: tuple(shape) for name, shape in shapes.items() if isinstance(shape, (tuple, list))
     }
@@ -226,8 +228,10 @@ def _infer(entries, variables, arguments, shapes, type_dict):
 
 
 def _shared(executor, parameters, descs, variables):
-    """The arrays that are taken from another executor, by name: those of parameters, their
-    gradients, and states whose shapes stay."""
+    """Returns the arrays taken from another executor, as three dicts by name.
+
+    These are the parameters, their gradients, and the states with an unchanged shape.
+    """
     if not executor:
         return {}, {}, {}
     shapes = {node.name: descs[node][0] for node in variables}
@@ -243,8 +247,11 @@ def _shared(executor, parameters, descs, variables):
 
 
 def _new_array(name, shape, dtype, device, shared, buffer):
-    """The array of a variable: the shared one of that name; a part of the buffer's, if that is
-    large enough, as the buffer's is from now on; or a new one."""
+    """Returns the array of a variable.
+
+    This is the shared array of that name, or a part of the buffer's array if that is large enough.
+    Otherwise it is a new array, which is stored in the buffer.
+    """
     array = shared.get(name)
     if array is not None:
         if array.shape != shape or _core.dtype_name(array.dtype) != dtype:

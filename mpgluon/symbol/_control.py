@@ -1,9 +1,9 @@
 """Loops and branches of symbols: ``sym.contrib.foreach``, ``while_loop``, ``cond``.
 
-Each is a node with graphs inside it, as in MXNet's files: ``_foreach``, ``_while_loop``, ``_cond``.
-A graph's variables are the node's inputs, in an order that the node's attributes tell ("locs"). The
-body is called once on new variables; what it uses of the symbols around it becomes a variable of
-the graph, too, and an input of the node.
+Each is a node with subgraphs, as in MXNet's files: ``_foreach``, ``_while_loop``, ``_cond``. A
+subgraph's variables are inputs of the node, mapped by the node's attributes ("locs"). The body is
+called once on new variables; each outer symbol that it uses also becomes a variable of the subgraph
+and an input of the node.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from .._core import Context
 
 
-# Graphs within graphs within graphs: more is no network but a bomb.
+# Limit of nested subgraphs; deeper nesting only occurs in malicious files.
 MAX_DEPTH = 32
 _MARK = "__subgraph_name__"
 
 
 def _numbers(text, what, limit, size=None, missing=False):
-    """A list of places below `limit`, from its text."""
+    """Parses a list of indices below `limit`."""
     try:
         found = [int(part) for part in str(text).strip().strip("[]()").split(",") if part.strip()]
     except ValueError:
@@ -57,7 +57,7 @@ def _number(attrs, key, low, high):
 
 
 class Subgraph:
-    """A graph inside a node: its entries, and which input of the node each of its variables is."""
+    """A graph inside a node: its entries, and the node's input index of each of its variables."""
 
     def __init__(self, entries, locs) -> None:
         self.entries = entries
@@ -70,7 +70,7 @@ class Subgraph:
         self._program = None
 
     def run(self, inputs):
-        """The results for arrays of the node's inputs."""
+        """Computes the results for arrays of the node's inputs."""
         if self._program is None:
             from ..executor import Program
 
@@ -83,7 +83,7 @@ class Subgraph:
         return self._program.run(arrays, ctx=arrays[0].context if arrays else None)
 
     def infer(self, descs, train):
-        """(completed descriptions of the variables, those of the results)."""
+        """Returns (completed descriptions of the variables, descriptions of the results)."""
         shapes = {
             node.name: descs[loc][0]
             for node, loc in zip(self.variables, self.locs)
@@ -99,7 +99,7 @@ class Subgraph:
 
 
 class Control(PythonCall):
-    """The call of a node with graphs inside it."""
+    """The call of a node with subgraphs."""
 
     def __init__(self, attrs, graphs, num_inputs) -> None:
         self.graphs = graphs
@@ -132,8 +132,10 @@ class Control(PythonCall):
         raise TypeError(f"{self.name} has no parameter {name!r}")
 
     def _learn(self, graph, descs, inputs, train, lift=lambda loc, desc: desc):
-        """Inference of a graph whose variables have `descs`; completes `inputs`, lifting what was
-        found about them."""
+        """Runs inference on a graph whose variables have `descs`; returns its results.
+
+        Merges the inferred descriptions into `inputs`, converted by `lift`.
+        """
         found, results = graph.infer(descs, train)
         for loc, desc in zip(graph.locs, found):
             inputs[loc] = _merged(inputs[loc], lift(loc, desc))
@@ -141,7 +143,7 @@ class Control(PythonCall):
 
 
 def _merged(old, new):
-    """Two descriptions as one; where they contradict each other, the old."""
+    """Merges two descriptions; the old one wins if they contradict each other."""
     shape, other = old[0], new[0]
     if shape is None:
         shape = other
@@ -151,12 +153,12 @@ def _merged(old, new):
 
 
 def _rows(desc, count):
-    """A description with a first axis of that length."""
+    """Adds a first axis of length `count` to a description."""
     return (None if desc[0] is None else (count or 0, *desc[0]), desc[1])
 
 
 def _row(desc):
-    # A row of a vector is an array of one element
+    # A row of a vector is an array with one element.
     return (
         desc[0][1:] or (1,) if desc[0] else None,
         desc[1],
@@ -253,7 +255,7 @@ class WhileLoop(Control):
         places = _numbers(attrs.get("func_var_locs", "[]"), "func_var_locs", len(body))
         self.limit = _number(attrs, "max_iterations", 1, 1 << 31)
         self.num_out = _number(attrs, "num_out_data", 0, self.num_outputs)
-        self.loop_vars = [body[place] for place in places]  # inputs of the node
+        self.loop_vars = [body[place] for place in places]  # as indices of the node's inputs
         if (
             len(graphs[0]) != 1
             or len(graphs[1]) != self.num_outputs
@@ -300,7 +302,7 @@ class WhileLoop(Control):
             [inputs[loc] for loc in self.loop_vars],
             self.limit,
         )
-        if len(outputs) != self.num_out:  # it ran on values, and made no step
+        if len(outputs) != self.num_out:  # it ran on values, for zero steps
             descs = self.infer(
                 [(array.shape, _core.dtype_name(array.dtype)) for array in inputs],
                 [(None, None)] * self.num_outputs,
@@ -353,11 +355,11 @@ class Cond(Control):
 KINDS = {kind.name: kind for kind in (Foreach, WhileLoop, Cond)}
 
 
-# --- Making them ----------------------------------------------------------------------------------
+# --- Creating nodes -------------------------------------------------------------------------------
 
 
 def _flat(value, what):
-    """The symbols of nested lists, one for each output, and a function that nests others alike."""
+    """Returns the symbols of nested lists, one per output, and a function that restores nesting."""
     from .symbol import Symbol
 
     if isinstance(value, Symbol):
@@ -380,13 +382,13 @@ def _flat(value, what):
 
 
 def _scope_name(name):
-    """A name for the graph of a body, unlike all others."""
+    """Returns a unique name for the graph of a body."""
     outer = AttrScope.current().get(None).get(_MARK)
     return NameManager.current().get(None, f"{outer}${name}" if outer else name)
 
 
 def _placeholders(symbols):
-    """New variables for the inputs of a body."""
+    """Creates new variables for the inputs of a body."""
     from .symbol import Symbol
 
     names, made = set(), []
@@ -402,9 +404,11 @@ def _placeholders(symbols):
 
 
 def _cut(results, mark, own):
-    """The graph of what a body returned: entries over copied nodes; own variables and what comes
-    from outside as variables. Returns the entries, and for each variable in their order the entry
-    outside that it stands for (None for own ones)."""
+    """Extracts the graph of a body's results: entries over copied nodes.
+
+    The body's own variables and all outer values become variables. Returns the entries and, for
+    each variable in order, the outer entry that it replaces (None for the body's own).
+    """
     own_nodes = {entries_of(symbol)[0][0] for symbol in own}
     names = {node.name for node in own_nodes}
     copies, outside = {}, {}
@@ -447,7 +451,7 @@ def _cut(results, mark, own):
         node, index = entries_of(symbol)[0]
         if inside(node) and (copies[node], index) not in entries:
             entries.append((copies[node], index))
-        else:  # graphs' results are results of their ops, each its own
+        else:  # each result of a subgraph must be a separate op output
             source = (copies[node], index) if inside(node) else variable(node, index)
             name = NameManager.current().get(None, "identity")
             entries.append((Node(name, {_MARK: mark}, _core.OpCall("_copy", {}), (source,)), 0))
@@ -471,8 +475,9 @@ def _node(kind, graphs, inputs, attrs, name):
 def foreach(
     body: Callable[[Any, Any], tuple[Any, Any]], data: Any, init_states: Any, name: str = "foreach"
 ) -> tuple[Any, Any]:
-    """Calls ``body(slice, states) -> (outputs, states)`` for each slice of ``data`` along its first
-    axis, as one node.
+    """Calls ``body(slice, states) -> (outputs, states)`` for each slice along the first axis.
+
+    The loop is one node.
 
     data, init_states, outputs: a Symbol or nested lists. Returns the outputs of all steps stacked
     along a new first axis, and the last states.
@@ -522,14 +527,14 @@ def foreach(
 
 
 def _join(graphs, own, outer):
-    """The inputs of a node for several graphs, and which of them each graph's variables are."""
+    """Returns the inputs of a node with several graphs, and each graph's indices into them."""
     inputs, places, locs = [], {}, []
     for variables, symbols in zip(graphs, own):
         known = {symbol.name: entries_of(entry)[0] for symbol, entry in zip(symbols, outer)}
         found = []
         for node, entry in variables:
-            # A loop variable is an input of its own, also where another one, or the body, uses the
-            # same symbol.
+            # A loop variable is a separate input, even if another loop variable or the body uses
+            # the same symbol.
             key = (node.name, None) if entry is None else entry
             if key not in places:
                 places[key] = len(inputs)
@@ -546,11 +551,12 @@ def while_loop(
     max_iterations: int | None = None,
     name: str = "while_loop",
 ) -> tuple[Any, Any]:
-    """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times:
-    ``outputs, loop_vars = func(*loop_vars)``, as one node.
+    """Runs ``outputs, loop_vars = func(*loop_vars)`` while ``cond(*loop_vars)`` is true, as one
+    node.
 
-    Returns the outputs of all steps stacked along a new first axis of length ``max_iterations``,
-    zeros behind the last step, and the last loop_vars.
+    Runs at most ``max_iterations`` steps. Returns the outputs of all steps, stacked along a new
+    first axis of length ``max_iterations`` and padded with zeros after the last step, and the last
+    loop_vars.
 
     Examples
     --------
@@ -633,8 +639,9 @@ def while_loop(
 def cond(
     pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any], name: str = "cond"
 ) -> Any:
-    """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``, as one node.
-    Both have to return as many symbols, of the same shapes and dtypes.
+    """Calls ``then_func()`` if the element of ``pred`` is true, else ``else_func()``, as one node.
+
+    Both must return the same number of symbols, with the same shapes and dtypes.
 
     Examples
     --------

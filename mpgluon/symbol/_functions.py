@@ -1,4 +1,4 @@
-"""The functions of ``mx.sym``: for every op one that makes a node of it."""
+"""The functions of ``mx.sym``: one for each op, which creates a node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..symbol import Symbol
 
 
-# Words of docstrings for arrays, with those for nodes.
+# Docstring parts for functions of arrays, and their replacements for functions of symbols.
 _OUT = "out : Symbol or list of them, optional\n    Arrays the results are written into.\n"
 _NODE = (
     "name : str, optional\n    The name of the node.\n"
@@ -42,14 +42,14 @@ def _is_simple(value):
 
 
 def texts_of(call: Any, params: dict[str, Any]) -> dict[str, str]:
-    """Parameters as text, the way users wrote them, where that can be read back."""
+    """Converts parameters to text, as the user wrote them if that can be parsed back."""
     return {
         key: str(value) if _is_simple(value) else call.text(key) for key, value in params.items()
     }
 
 
 def single(symbol: Symbol, what: str) -> Any:
-    """The one entry of a symbol that is used as an input."""
+    """Returns the only entry of a symbol that is used as an input."""
     if len(entries_of(symbol)) != 1:
         raise MXNetError(
             f"{what} has {len(entries_of(symbol))} outputs "
@@ -59,7 +59,7 @@ def single(symbol: Symbol, what: str) -> Any:
 
 
 def attributes(attr: dict[str, str] | None, extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The attributes of the running AttrScope and of `attr`, kept under MXNet's keys."""
+    """Returns the attributes of the active AttrScope and of `attr`, under MXNet's keys."""
     found = AttrScope.current().get(attr)
     if extra:
         found = {**found, **extra}
@@ -67,8 +67,10 @@ def attributes(attr: dict[str, str] | None, extra: dict[str, str] | None = None)
 
 
 class Function:
-    """An op as a function of symbols: inputs come first, then parameters; ``name`` and ``attr``
-    name the node and give it attributes."""
+    """An op as a function of symbols: inputs come first, then parameters.
+
+    ``name`` and ``attr`` set the name and attributes of the node.
+    """
 
     __slots__ = ("__name__", "_op", "_hint", "_inputs", "_params", "_variadic")
 
@@ -97,7 +99,7 @@ class Function:
         return f"<mxnet symbol function {self.__name__}>"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a function has it, so that `help` and its like take it for one."""
+        """Binds like a plain function, so that tools such as `help` treat it as one."""
         return self if instance is None else MethodType(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -147,7 +149,7 @@ class Function:
                     raise TypeError(f"{op}: {key} has to be a Symbol, got {type(value).__name__}")
             elif key in HIDDEN or (key.startswith("__") and key.endswith("__")):
                 extra[key] = str(value)
-            # Ops without parameters take any in MXNet, and so do programs written for it
+            # MXNet's ops without parameters accept any, and programs rely on it.
             elif not self._params:
                 warnings.warn(
                     f"{op} has no parameters; {key!r} is ignored, as in MXNet", stacklevel=2
@@ -168,7 +170,7 @@ class Function:
                 )
         call = _core.OpCall(op, params)
         used = call.input_names(call.num_inputs(len(given))) if places else ()
-        # Parameters leave out inputs before some that are given by position
+        # The op's parameters disable inputs that precede some positional ones.
         if len(places) <= len(used) and any(key in given and key not in used for key in places):
             entries = [given.pop(key, None) for key in places]
             for key, entry in zip(used, entries):
@@ -193,7 +195,7 @@ def node_of(
     name: str | None = None,
     attr: dict[str, str] | None = None,
 ) -> Symbol:
-    """The symbol of an op called on symbols; what operators are made of."""
+    """Calls an op on symbols; the operators use it."""
     from .symbol import Symbol
 
     call = _core.OpCall(op, params or {})

@@ -1,23 +1,23 @@
 """Nodes of symbols, and their traversal.
 
 A node is a variable (``call`` None) or an op with its parameters (`_core.OpCall`) and inputs. An
-entry is a ``(node, index)`` pair: one output of a node; a symbol is a list of entries. Nodes are
-shared between symbols; only names and attributes of a node ever change after it is made, and
-composition works on copies. All traversals are iterative: chains may be very deep.
+entry is a ``(node, index)`` pair, one output of a node; a symbol is a list of entries. Symbols
+share nodes. Only the name and attributes of a node change after its creation, and composition works
+on copies. All traversals are iterative, because chains may be very deep.
 """
 
 from .. import _core, _device_groups
 
-# Attributes that MXNet knows; they are kept as ``__name__`` and answer to both spellings.
-# Inputs for each array that num_args counts, where they are several.
+# Inputs per array that num_args counts, if there are several.
 INPUTS_EACH = {"_contrib_quantized_concat": 3}
+# Attributes that MXNet defines; they are stored as ``__name__`` and found under both spellings.
 HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", "profiler_scope")
 
 
 def output_names(call, count):
-    """The names of the outputs of a call of `count` arrays, behind the node's."""
+    """Returns the suffixes of the names of a call's outputs, for a call of `count` arrays."""
     names = call.output_names(count)
-    # MXNet's topk makes the indices of values, too, unseen: so their name has a number.
+    # MXNet's topk also has a hidden output for the indices of values, so the name has a number.
     if names == ("output",) and call.name == "topk" and call.text("ret_typ") == "value":
         return ("output0",)
     return names
@@ -30,11 +30,11 @@ class Node:
 
     def __init__(self, name, attrs, call=None, inputs=()):
         self.name = name
-        self.attrs = attrs  # texts: parameters of the op as given, and attributes
+        self.attrs = attrs  # texts: the op's given parameters, and attributes
         self.call = call
         self.inputs = inputs  # entries
         self.outputs = None if call is None else output_names(call, len(inputs))
-        self.origin = 0  # the user's line that made it, as `_core._origin` numbers lines
+        self.origin = 0  # the user's line that created it, numbered by `_core._origin`
 
     @property
     def num_outputs(self):
@@ -44,14 +44,14 @@ class Node:
         return self.name if self.call is None else f"{self.name}_{self.outputs[index]}"
 
     def get(self, key):
-        """The attribute of that name, or None; MXNet's own attributes under either spelling."""
+        """Returns the attribute, or None; MXNet's attributes are found under both spellings."""
         value = self.attrs.get(key)
         if value is None and key in HIDDEN:
             value = self.attrs.get(f"__{key}__")
         return value
 
     def all_attrs(self):
-        """The attributes as users see them."""
+        """Returns the attributes in the form that users see."""
         shown = dict(self.attrs)
         for key in HIDDEN:
             value = shown.get(f"__{key}__")
@@ -61,7 +61,7 @@ class Node:
 
 
 def topological(entries):
-    """All nodes that the entries need, inputs first, in the order in which MXNet lists them."""
+    """Returns all nodes that the entries depend on, in MXNet's topological order."""
     order = []
     seen = set()
     for root, _ in entries:
@@ -83,7 +83,7 @@ def topological(entries):
 
 
 def states(order):
-    """The variables among the nodes that ops write: auxiliary states."""
+    """Returns the auxiliary states among the nodes: the variables that ops write."""
     found = set()
     for node in order:
         if node.call is not None:
@@ -94,8 +94,7 @@ def states(order):
 
 
 def rebuild(entries, replace):
-    """The entries over copied nodes, those in `replace` (node -> entry) put in place of
-    variables."""
+    """Copies the nodes of entries, and replaces the variables in `replace` (node -> entry)."""
     copies = {}
     for node in topological(entries):
         if node in replace:
@@ -115,19 +114,21 @@ def rebuild(entries, replace):
 
 
 def hidden_key(key):
-    """The key under which an attribute is kept."""
+    """Returns the key under which an attribute is stored."""
     return f"__{key}__" if key in HIDDEN else key
 
 
 def initializer(value):
-    """The attribute ``__init__`` of a variable that starts with a number."""
+    """Returns the attribute ``__init__`` of a variable whose initial value is a number."""
     return {0: '["zero", {}]', 1: '["one", {}]'}.get(value, f'["Constant", {{"value": {value}}}]')
 
 
 def make(call, texts, name, arrays, given):
-    """A node that calls `call`. `texts`: its parameters and attributes; `given`: input name ->
-    entry; `arrays`: entries in order, for ops of any number of inputs (else None). Variables are
-    made for inputs that are missing."""
+    """Creates a node for `call`.
+
+    `texts` holds its parameters and attributes. `given` maps input names to entries. `arrays` lists
+    entries in order for variadic ops, and is None otherwise. A missing input becomes a variable.
+    """
     count = call.num_inputs(len(arrays or ()) + len(given))
     names = call.input_names(count)
     inputs = [None] * count
@@ -156,18 +157,17 @@ def make(call, texts, name, arrays, given):
 
 
 def made_at(node):
-    """Where a node was made, for errors."""
+    """Returns the source line that created a node, for errors."""
     line = _core._origin_line(node.origin)
     return f"\n  made at {line}" if line else ""
 
 
 def placement(order, group2ctx, variables):
-    """The devices of nodes, as a dict of node -> Context; nodes without a known device are left
-    out.
+    """Returns the devices of nodes as a dict of node to Context, without nodes of unknown device.
 
-    An op runs where the core says for its group and the devices of its inputs. A variable or op
-    that is still without a device takes that of a user. `variables`: node -> Context for variables
-    that have arrays already.
+    The core derives an op's device from its group and its inputs' devices. A variable or op still
+    without a device gets that of a consumer. `variables` maps the variables that already have
+    arrays to their Context.
     """
     devices = dict(variables)
     for node in order:
@@ -186,11 +186,11 @@ def placement(order, group2ctx, variables):
 
 
 class Entries:
-    """The state of a symbol: its entries."""
+    """The state of a symbol, which is its entries."""
 
     __slots__ = ("_entries",)
 
 
 def entries_of(symbol):
-    """The entries of a symbol: a list of (node, number of its output)."""
+    """Returns the entries of a symbol: a list of (node, output index)."""
     return symbol._entries

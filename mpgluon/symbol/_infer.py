@@ -1,8 +1,8 @@
-"""Inference over a symbol: shapes and dtypes of everything, from what is known of some of it.
+"""Inference of all shapes and dtypes of a symbol from the known ones.
 
-Every op's own inference runs until nothing changes any more. It completes inputs from other inputs,
-and where that is certain from outputs; what is found out about a value goes back to its maker and
-on to its other users.
+Each op's own inference runs until a fixed point. It completes inputs from other inputs and, if that
+is unambiguous, from outputs; new facts about a value propagate to its producer and to its other
+consumers.
 """
 
 import heapq
@@ -18,8 +18,7 @@ UNKNOWN = (None, None)
 
 
 def parse_shape(text):
-    """The shape in a variable's ``__shape__`` attribute; 0 for sizes that are not known, however
-    they are written."""
+    """Parses a variable's ``__shape__`` attribute; any form of an unknown size becomes 0."""
     values = "" if text == "None" else text.strip().strip("()[]").replace("L", "")
     try:
         return tuple([max(int(part), 0) for part in values.split(",") if part.strip()])
@@ -27,7 +26,7 @@ def parse_shape(text):
         raise MXNetError(f"a shape is a tuple of integers, not {text!r}") from None
 
 
-# MXNet's numbers of dtypes, which its files hold.
+# MXNet's ids of dtypes, used in its files.
 DTYPES = {
     "0": "float32",
     "1": "float64",
@@ -43,28 +42,27 @@ NUMBERS = {name: int(number) for number, name in DTYPES.items()}
 
 
 def declared(node):
-    """The shape and dtype that a variable names itself."""
+    """Returns the shape and dtype in a variable's own attributes."""
     shape, dtype = node.attrs.get("__shape__"), node.attrs.get("__dtype__")
     return parse_shape(shape) or None if shape is not None else None, DTYPES.get(
         dtype, None
     ) if dtype is not None else None
 
 
-# Sizes to try in place of unknown ones: with many divisors, and of different orders, so that bounds
-# show.
+# Sizes to try in place of unknown ones: they have many divisors and different magnitudes, so that
+# ops reveal their limits.
 PROBES = (1, 5040, 720720)
 
 
 def _agreed(shapes):
-    """The shape that several have in common, 0 where they differ; None when they have different
-    numbers of dimensions."""
+    """Returns the common shape of several, 0 for sizes that differ; None if their ndims differ."""
     if any(shape is None or len(shape) != len(shapes[0]) for shape in shapes):
         return None
     return tuple([sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*shapes)])
 
 
 def _merge(old, new):
-    """Two descriptions of one value as one; None when they contradict each other."""
+    """Merges two descriptions of one value; returns None if they contradict each other."""
     shape, other = old[0], new[0]
     if shape is None:
         shape = other
@@ -84,8 +82,9 @@ def _merge(old, new):
 
 
 class Inference:
-    """The descriptions ``(shape, dtype name)`` of all values of a symbol; 0 and None stand for what
-    is not known.
+    """The descriptions ``(shape, dtype name)`` of all values of a symbol.
+
+    Unknown sizes are 0; unknown shapes and dtypes are None.
 
     Parameters
     ----------
@@ -95,7 +94,7 @@ class Inference:
     train : bool
         The mode, for ops whose outputs depend on it.
     only : None, 'shape' or 'dtype'
-        Looks at nothing else: what does not fit otherwise is no error.
+        Restricts inference, so that contradictions in the other kind are no error.
     """
 
     def __init__(self, entries, shapes, dtypes, train=False, only=None):
@@ -121,7 +120,7 @@ class Inference:
                 self.values.append([UNKNOWN] * node.num_outputs)
                 for source, _ in node.inputs:
                     self._users[self.place[source]].append(place)
-        # A heap: earlier nodes first
+        # A heap: earlier nodes come first.
         self._queue = [place for place, node in enumerate(self.order) if node.call is not None]
         self._dirty = set(self._queue)
         self._run()
@@ -181,7 +180,7 @@ class Inference:
                 self._mark(user)
 
     def assume(self, dtype):
-        """Gives variables whose dtype nothing tells this one, and goes on."""
+        """Sets the dtype of variables without one, and continues the inference."""
         for place, node in enumerate(self.order):
             if node.call is None and self.values[place][0][1] is None:
                 self.values[place][0] = (self.values[place][0][0], dtype)
@@ -190,12 +189,11 @@ class Inference:
                 self._run()
 
     def probe(self):
-        """Finds what follows from shapes of which some sizes stay unknown, where an op's own
-        inference wants all of them.
+        """Infers shapes through ops whose own inference requires all sizes of their inputs.
 
-        Such an op is asked several times, with different sizes in their place: what is the same
-        each time does not depend on them. That is certain enough to tell users, and not to compile
-        by, so it comes after everything else.
+        The op is queried several times with different sizes in place of the unknown ones: a size
+        that is the same in each result does not depend on them. This is reliable enough for error
+        messages and user queries, but not for compilation, so it runs last.
         """
         asked = {}
         queue = deque([place for place, node in enumerate(self.order) if node.call is not None])
@@ -230,8 +228,10 @@ class Inference:
                 ]
 
     def _ask(self, place, node, inputs, size):
-        """The shapes of a node's inputs and outputs if unknown sizes are `size`; None if the op
-        does not take that."""
+        """Returns the shapes of a node's inputs and outputs if unknown sizes are `size`.
+
+        Returns None if the op rejects that.
+        """
         filled = [
             (shape and tuple([one or size for one in shape]), dtype) for shape, dtype in inputs
         ]
@@ -246,11 +246,10 @@ class Inference:
         return [shape for shape, _ in (*completed, *outputs)]
 
     def probe_dtypes(self):
-        """Finds the dtypes of inputs that follow from the dtype of a result, where an op's own
-        inference goes forward only.
+        """Infers dtypes of inputs from the result's dtype, for ops with forward-only inference.
 
-        An input has the result's dtype if the op gives that result with it, and not with another
-        dtype in its place.
+        An input has the result's dtype if the op returns that dtype for it, and another one if the
+        input has another dtype.
         """
         for place in reversed(range(len(self.order))):
             node, result = self.order[place], self.values[place][0][1]
@@ -284,8 +283,10 @@ class Inference:
 
 
 def dtypes_after_cast(entries, dtype):
-    """The dtypes of variables, by name, once all of them are cast to `dtype`: `dtype`, unless an op
-    that reads them accepts only another dtype in their place, as BatchNorm does."""
+    """Returns the dtypes of variables, by name, after a cast of all of them to `dtype`.
+
+    Each is `dtype`, unless an op that reads the variable, such as BatchNorm, accepts only another.
+    """
     found, values = {}, {}
 
     def infer(node, descs):
@@ -303,7 +304,7 @@ def dtypes_after_cast(entries, dtype):
             continue
         descs = [values[source][index] for source, index in node.inputs]
         result = infer(node, descs)
-        if result is None:  # the first input is the data, which decides
+        if result is None:  # the first input is the data, which determines the dtype
             variable = [i > 0 and source.call is None for i, (source, _) in enumerate(node.inputs)]
             result = infer(node, [UNKNOWN if v else desc for v, desc in zip(variable, descs)])
             for (source, _), v, desc in zip(node.inputs, variable, result[0] if result else ()):
@@ -319,8 +320,10 @@ def _text(desc):
 
 
 def with_open_shapes(nodes):
-    """The nodes that make arrays of a shape with open sizes, as first states have: the sizes follow
-    from what is done with them."""
+    """Returns the nodes that create arrays of a shape with unknown sizes, as initial states have.
+
+    Their consumers determine the sizes.
+    """
     return [
         node
         for node in nodes
@@ -331,12 +334,12 @@ def with_open_shapes(nodes):
 
 
 def known(shape):
-    """Whether a shape is wholly known (0 stands for what is not)."""
+    """True if the shape has no unknown sizes (0)."""
     return shape is not None and all(size > 0 for size in shape)
 
 
 def dtype_type(name):
-    """The NumPy type of a dtype name, as MXNet gives dtypes; None for None."""
+    """Returns the NumPy type of a dtype name, as in MXNet; None for None."""
     if name is None:
         return None
     return _core.bfloat16 if name == "bfloat16" else np.dtype(name).type

@@ -1,5 +1,4 @@
-"""Symbols as text: MXNet's ``-symbol.json``, of version 1.x to write and of all versions to
-read."""
+"""Serialization of symbols: writes MXNet 1.x ``-symbol.json`` and reads that of all versions."""
 
 import json
 import textwrap
@@ -13,12 +12,12 @@ from ._control import KINDS, MAX_DEPTH, Control
 from ._graph import HIDDEN, INPUTS_EACH, Node, initializer, topological
 
 VERSION = 10901
-# More nodes than any network has; a bound on what a damaged file can ask for.
+# More nodes than any network has; bounds the memory that a damaged file can request.
 _MAX_NODES = 1 << 24
 
 
 def without_casts(entries):
-    """The entries with the casts of automatic mixed precision taken out."""
+    """Removes the casts of automatic mixed precision from the graph of the entries."""
     order = topological(entries)
     if not any(node.call is not None and node.call.amp_cast for node in order):
         return entries
@@ -38,9 +37,11 @@ def without_casts(entries):
 
 
 def without_devices(entries, body=False):
-    """The entries with copies between devices taken out, and with no device named by the ops that
-    make arrays: such a graph runs on one device. In the body of a loop or branch, whose results
-    must be results of ops, copies become ops that stay on one device."""
+    """Removes device placement from the graph of the entries, so that it runs on one device.
+
+    It removes copies between devices and the devices of ops that create arrays. In the body of a
+    loop or branch, whose results must be results of ops, a copy becomes an op on the same device.
+    """
     copies = {}  # node -> its entries
     for node in topological(entries):
         inputs = tuple([copies[source][index] for source, index in node.inputs])
@@ -65,7 +66,7 @@ def without_devices(entries, body=False):
 
 
 def dump(entries):
-    """The text of the symbol."""
+    """Returns the JSON text of the symbol."""
     numpy = ', "is_np_shape": ["int", 1]' if is_np_shape() else ""
     return _graph_text(entries, f', \n  "attrs": {{"mxnet_version": ["int", {VERSION}]{numpy}}}')
 
@@ -129,7 +130,7 @@ def _texts(value, what):
 
 
 def _entry(value, count, what):
-    """(node number, output) of an input or head; node numbers must be below `count`."""
+    """Returns (node index, output) of an input or head; node indices must be below `count`."""
     parts = _expect(value, list, what)
     if not 2 <= len(parts) <= 3:
         raise _wrong(f"{what} has {len(parts)} numbers, not 2 or 3")
@@ -140,8 +141,10 @@ def _entry(value, count, what):
 
 
 def _upgrade(op, attrs, version, params):
-    """Brings the attributes of an op of an older version up to date. Returns those meant for
-    variables among its inputs: (input's name, key, value)."""
+    """Upgrades the attributes of an op from an older version.
+
+    Returns those for variables among its inputs: (input's name, key, value).
+    """
     moved = []
     for key in list(attrs):
         for known in HIDDEN:
@@ -156,7 +159,7 @@ def _upgrade(op, attrs, version, params):
 
 
 def parse(text):
-    """The entries of the symbol that `text` holds. MXNetError for anything else."""
+    """Parses the entries of a symbol from `text`; raises MXNetError for invalid text."""
     try:
         document = json.loads(text)
     except RecursionError:
@@ -172,7 +175,7 @@ def parse(text):
 
 
 def _graph(document, version, counted, depth):
-    """The entries of a graph. `counted` holds the number of nodes so far, of all graphs."""
+    """Parses the entries of a graph; `counted` holds the total number of nodes so far."""
     items = _expect(document.get("nodes"), list, "nodes")
     counted[0] += len(items)
     if counted[0] > _MAX_NODES:
@@ -261,12 +264,12 @@ def _custom_node(name, attrs, inputs):
 
 
 def _bilinear(name, attrs):
-    """The attributes of the Deconvolution that a bilinear UpSampling is."""
+    """Returns the attributes of the Deconvolution that implements a bilinear UpSampling."""
     own = {key: value for key, value in attrs.items() if key.startswith("__")}
     try:
         params = bilinear_upsampling(int(attrs.get("scale", "")), int(attrs.get("num_filter", "0")))
         return {**own, **{key: str(value) for key, value in params.items()}}
-    except ValueError as error:  # numbers of thousands of digits have no text
+    except ValueError as error:  # integers with thousands of digits cannot be parsed
         raise MXNetError(f"{name}: {error}") from None
 
 
@@ -289,7 +292,7 @@ def _op_node(op, name, attrs, inputs, version):
     known = {param["name"] for param in described["params"]}
     moved = _upgrade(op, attrs, version, known)
     unknown = [key for key in attrs if key not in known and not key.startswith("__")]
-    if known and unknown:  # ops without parameters keep any attribute, as in MXNet
+    if known and unknown:  # as in MXNet, ops without parameters keep any attribute
         raise MXNetError(
             f"{name}: {op} has no parameter {unknown[0]!r}; its parameters are "
             f"{', '.join(sorted(known))}. Attributes of the user's own begin and end with __"
@@ -309,8 +312,8 @@ def _op_node(op, name, attrs, inputs, version):
         raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
     names, states = call.input_names(count), call.states(count)
     for place in range(len(inputs), count):
-        # Files of versions before 0.9 leave out variables that nobody named; auxiliary states are
-        # never missed.
+        # Files of versions before 0.9 omit variables without a user-given name. Auxiliary states
+        # may be missing in any version.
         if version >= 900 and not states[place]:
             raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
         inputs.append((Node(f"{name}_{names[place]}", dict(attrs)), 0))

@@ -1,4 +1,4 @@
-"""The operators of `Symbol`, and its methods that are ops."""
+"""The operators of `Symbol`, and its methods that call ops."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ._functions import Function, is_number, node_of
 
 
 def function(op, name=None):
-    """The function of symbols that an op is, under a name of its own."""
+    """Returns the function of symbols for an op, under the given name."""
     return Function(_core.get_op(op), name or op)
 
 
 class SymbolMethods:
-    """The operators of `Symbol`, and its methods that are functions of ``mx.sym``."""
+    """Base of `Symbol` with the operators, and the methods that are functions of ``mx.sym``."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ def _without_value(name):
 for _name in NO_VALUE:
     setattr(SymbolMethods, _name, _without_value(_name))
 
-# name: op on symbols, its name; op with a number, its name; op with the number first, its name.
+# name: op and node name for two symbols, for a number on the right, and for one on the left.
 OPERATORS = {
     "add": ("elemwise_add", "_plus", "_plus_scalar", "_plusscalar", "_plus_scalar", "_plusscalar"),
     "sub": (
@@ -126,7 +126,7 @@ def _add_operators():
 
 _add_operators()
 
-# Methods that are the functions of these names.
+# Methods that call the functions of the same name.
 METHODS = (
     "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort "
     "broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space exp "

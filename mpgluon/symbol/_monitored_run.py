@@ -1,8 +1,8 @@
 """A run of an executor's program in which a monitor sees every array, forward and backward.
 
-Each node is recorded on a tape of its own, so that its gradient can be computed alone; what flows
-between nodes is added up here, in the order in which compiled backward programs add it up: users
-last to first.
+Each node is recorded on a separate tape, so that its gradient can be computed alone. The gradients
+that flow between nodes are summed here in the order of compiled backward programs: the last
+consumer first.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["WatchedRun", "deliver"]
 
 
 class WatchedRun:
-    """The nodes of one forward with what their gradients read.
+    """The nodes of one forward, with the values that their gradients read.
 
     Parameters
     ----------
     watch : function
         Called with names and arrays.
     watch_inputs : bool
-        Whether it sees the inputs of nodes, too.
+        True to pass the inputs of nodes as well.
     record : bool
-        Whether a backward is to follow.
+        True if a backward will follow.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class WatchedRun:
         return outputs
 
     def _recorded(self, node, call, place, sources, inputs, device, written):
-        """The outputs of a node, which is recorded where a backward is to follow."""
+        """Computes the outputs of a node, which is recorded if a backward will follow."""
         if not self._record:
             return call.run(inputs, device)
         inputs = [array if state else array.detach() for array, state in zip(inputs, written)]
@@ -83,8 +83,10 @@ class WatchedRun:
     def backward(
         self, program: Program, head_grads: Sequence[NDArray | None], train_mode: bool
     ) -> dict[tuple[int, int], NDArray]:
-        """The gradients of variables: (place, 0) -> NDArray. `head_grads`: of the heads; None for
-        losses and where nothing flows."""
+        """Returns the gradients of variables as a dict of (index, 0) to NDArray.
+
+        `head_grads` holds those of the heads, with None for losses and for zero gradients.
+        """
         sums, losses, reached = {}, set(), set(program.heads)
         for entry, grad in zip(program.heads, head_grads):
             if grad is None:
@@ -100,7 +102,7 @@ class WatchedRun:
                     reached.update(sources)
                 if entry in sums or entry in losses:
                     pairs.append((array, sums.pop(entry, None)))
-                elif entry in reached and node.call.loss:  # it starts its own gradient
+                elif entry in reached and node.call.loss:  # the op starts its own gradient
                     pairs.append((array, _core.get_op("zeros_like")(array)))
             pairs = [(array, grad) for array, grad in pairs if _core.on_tape(array)]
             if not pairs or not node.call.differentiable:
@@ -112,7 +114,7 @@ class WatchedRun:
                 for entry, array in zip(sources, inputs)
                 if array.grad is not None
             ]
-            parts = {}  # a node's contributions to one entry are summed up first
+            parts = {}  # a node's contributions to one entry are summed first
             for i, (entry, array, grad) in enumerate(found):
                 self._watch(f"{node.name}_backward_output{i if len(found) > 1 else ''}", grad)
                 grad = grad.as_in_context(self._homes[entry])
@@ -123,7 +125,7 @@ class WatchedRun:
 
 
 def deliver(gradient, target, request):
-    """Puts a gradient (None: zero) into its array, as `request` says."""
+    """Writes a gradient (None means zero) to its array, as `request` specifies."""
     if request == "add":
         if gradient is not None:
             target[:] = target + gradient.astype(target.dtype)

@@ -1,4 +1,4 @@
-"""Fills the namespaces of ``mx.sym`` with a function for each op, placed as under ``mx.nd``."""
+"""Fills the namespaces of ``mx.sym`` with a function for each op, arranged as under ``mx.nd``."""
 
 from .. import _core
 from ..ndarray._namespaces import place
@@ -6,8 +6,7 @@ from ._functions import Function
 
 
 def fill(space, names):
-    """Puts the functions of the sub-namespace `space` into the dict `names`, where they aren't
-    there yet."""
+    """Adds the functions of the sub-namespace `space` to `names`, keeping existing entries."""
     for name, op in _core.ops().items():
         where, short = place(name)
         if where == space and short not in names and "hidden" not in op.describe()["flags"]:

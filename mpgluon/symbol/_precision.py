@@ -1,4 +1,4 @@
-"""Symbols with the casts of mixed precision among their nodes."""
+"""Insertion of mixed-precision casts into symbols."""
 
 from .. import _core
 from ._graph import Node, entries_of, rebuild, topological
@@ -7,23 +7,23 @@ from .symbol import Symbol
 
 
 def _kept(node):
-    """For each input: whether it is left as it is, a state or numbers of steps."""
+    """Returns a flag per input: True if it is never cast, as states and step counts are."""
     call = node.call
     flags = call.keeps if isinstance(call, _core.OpCall) else call.states
     return flags(len(node.inputs))
 
 
 def with_casts(symbol, low, kind_of, excluded=(), optional=()):
-    """A symbol whose ops get their inputs in the precision that they are to have.
+    """Returns a symbol whose ops receive their inputs in the required precision.
 
-    kind_of: of a call, 'low', 'full', 'widest' or 'any'; ops named in `excluded` are 'full'.
-    optional: names of parameters that may be of the low precision themselves: those that are used
-    so are, and need no cast.
+    kind_of: maps a call to 'low', 'full', 'widest' or 'any'; ops named in `excluded` are 'full'.
+    optional: names of parameters that may themselves have low precision. Those that are used in low
+    precision get it and need no cast.
     """
     entries = rebuild(entries_of(symbol), {})
     order = topological(entries)
     made = {}  # (entry, dtype) -> the entry of the cast
-    known = {}  # entry -> its dtype, where it is known
+    known = {}  # entry -> its dtype, if known
     for node in order:
         if node.call is None:
             known[node, 0] = "float32"

@@ -7,7 +7,7 @@ from .symbol import Symbol
 
 
 def symbol_of(array):
-    """The symbol of an array on the tape."""
+    """Returns the symbol of an array on the tape."""
     recorded, (number, output) = _core.recorded(array)
     nodes, variables = [], 0
     for node in recorded:

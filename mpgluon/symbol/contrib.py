@@ -1,4 +1,4 @@
-"""Ops that MXNet keeps under ``contrib``."""
+"""The ops in MXNet's ``contrib``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core, _domain
 from .._hints import of_contrib as _of_contrib
-from ..context import current_context  # noqa: F401 - found here in MXNet, too
+from ..context import current_context  # noqa: F401 - MXNet has it here as well
 from ..ndarray import _zipfian
 from . import random as _random
 from ._control import cond, foreach, while_loop  # noqa: F401
@@ -46,8 +46,9 @@ def BatchNormWithReLU(
     name: str | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """``relu(sym.BatchNorm(...))``, with BatchNorm's parameters; arrays that are not given
-    become variables.
+    """Computes ``relu(sym.BatchNorm(...))``, with BatchNorm's parameters.
+
+    Missing arrays become variables.
 
     Examples
     --------
@@ -96,24 +97,26 @@ def adamw_update(
     clip_gradient: float = -1,
     **options: Any,
 ) -> Symbol:
-    """One step of AdamW, as `mx.nd.contrib.adamw_update`; `mean` and `var` are auxiliary states.
+    """Runs one step of AdamW, like `mx.nd.contrib.adamw_update`.
+
+    `mean` and `var` are auxiliary states.
 
     Parameters
     ----------
     weight, grad, mean, var : Symbol
-        The weight, its gradient, and the moving means of gradients and of their squares.
+        The weight, its gradient, and the moving averages of gradients and of their squares.
     rescale_grad : Symbol or float
-        Gradients are multiplied by it; where it is 0, inf or nan nothing is updated.
+        Factor of the gradients; if it is 0, inf or nan, nothing is updated.
     lr, eta : float
         The learning rate, and the factor of the whole step.
     beta1, beta2 : float
-        How much of the moving means is kept.
+        The decay rates of the moving averages.
     epsilon : float
-        Added to the root of `var`.
+        Added to the square root of `var`.
     wd : float
         The weight decay.
     clip_gradient : float
-        Gradients are clipped to it, if it is not negative.
+        Gradients are clipped to [-clip_gradient, clip_gradient], unless it is negative.
     **options
         name.
 
@@ -157,7 +160,7 @@ def mp_adamw_update(
     clip_gradient: float = -1,
     **options: Any,
 ) -> Symbol:
-    """`adamw_update` of a float32 copy of the weight, `weight32`, which is a state, too.
+    """Runs `adamw_update` on a float32 copy of the weight, `weight32`, also an auxiliary state.
 
     Examples
     --------
@@ -185,13 +188,13 @@ def mp_adamw_update(
 
 
 def _bounds_of(options):
-    """The options of LAMB's second phase, and those of its first."""
+    """Splits the options of LAMB into those of its second phase and those of its first."""
     bounds = {name: options[name] for name in ("lower_bound", "upper_bound") if name in options}
     return bounds, {name: value for name, value in options.items() if name not in bounds}
 
 
 def _each(update, **lists):
-    """`update` of each of lists of symbols and of rates, by position."""
+    """Calls `update` with the items of parallel lists of symbols and rates; returns a group."""
     _domain.as_many(**lists)
     return _Group([update(*some) for some in zip(*lists.values())])
 
@@ -208,7 +211,7 @@ def multi_adamw_update(
     size: int = 0,
     **options: Any,
 ) -> Symbol:
-    """`adamw_update` of each of a list of weights, with rates of their own: a group of them.
+    """Runs `adamw_update` on each of a list of weights, with separate rates; returns a group.
 
     Examples
     --------
@@ -240,7 +243,7 @@ def multi_mp_adamw_update(
     size: int = 0,
     **options: Any,
 ) -> Symbol:
-    """`mp_adamw_update` of each of a list of weights, with rates of their own: a group of them.
+    """Runs `mp_adamw_update` on each of a list of weights, with separate rates; returns a group.
 
     Examples
     --------
@@ -280,8 +283,9 @@ def multi_lamb_update(
     num_tensors: int = 0,
     **options: Any,
 ) -> Symbol:
-    """One step of LAMB for each of a list of weights, as `mx.nd.contrib.multi_lamb_update`: a group
-    of the new weights; `mean` and `var` are auxiliary states.
+    """Runs one step of LAMB on each of a list of weights, like `mx.nd.contrib.multi_lamb_update`.
+
+    Returns a group of the new weights; `mean` and `var` are auxiliary states.
 
     Examples
     --------
@@ -322,7 +326,7 @@ def multi_mp_lamb_update(
     num_tensors: int = 0,
     **options: Any,
 ) -> Symbol:
-    """`multi_lamb_update` of float32 copies of the weights, `weights32`, which are states, too.
+    """Runs `multi_lamb_update` on float32 copies of the weights, `weights32`, also states.
 
     Examples
     --------
@@ -357,21 +361,23 @@ def multi_mp_lamb_update(
 def rand_zipfian(
     true_classes: Symbol, num_sampled: int, range_max: int
 ) -> tuple[Symbol, Symbol, Symbol]:
-    """Draws classes in [0, range_max) of which smaller ones are more frequent: P(class) =
-    log((class + 2) / (class + 1)) / log(range_max + 1).
+    """Samples classes in [0, range_max) from an approximately Zipfian distribution.
+
+    Smaller classes are more frequent: P(class) = log((class + 2) / (class + 1)) /
+    log(range_max + 1).
 
     Parameters
     ----------
     true_classes : Symbol
-        The classes that are there, whose expected counts are returned.
+        The classes whose expected counts are returned.
     num_sampled, range_max : int
-        How many numbers are drawn, and the number that they are below.
+        The number of samples, and the exclusive upper bound of the classes.
 
     Returns
     -------
     sampled_classes : Symbol, int64
     expected_count_true, expected_count_sampled : Symbol, float64
-        How often the true and the sampled classes are expected in so many draws.
+        The expected number of occurrences of the true and of the sampled classes.
 
     Examples
     --------

@@ -1,5 +1,5 @@
-"""Functions of ``mx.sym`` that are more than one op: symbols of new arrays, and functions of
-symbols or numbers."""
+"""Functions of ``mx.sym`` beyond single ops: symbols of new arrays, and functions of symbols or
+numbers."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def UpSampling(
     attr: dict[str, str] | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Height and width made larger by a whole factor; see ``nd.UpSampling``. A missing weight
-    becomes a variable, filled bilinearly.
+    """Upsamples height and width by an integer factor; see ``nd.UpSampling``.
+
+    A missing weight becomes a variable with bilinear initial values.
 
     Examples
     --------
@@ -94,7 +95,9 @@ def UpSampling(
 
 
 def eye(N: int, M: int = 0, k: int = 0, dtype: DType | None = None, **kwargs: Any) -> Symbol:
-    """N x M (M 0: N x N) zeros with ones on the k-th diagonal; float32 by default.
+    """Returns an N x M matrix (M=0 means N) of zeros with ones on the k-th diagonal.
+
+    The default dtype is float32.
 
     Examples
     --------
@@ -105,7 +108,7 @@ def eye(N: int, M: int = 0, k: int = 0, dtype: DType | None = None, **kwargs: An
 
 
 def zeros(shape: ShapeLike, dtype: DType | None = None, **kwargs: Any) -> Symbol:
-    """Zeros of a shape; float32 by default.
+    """Returns an array of zeros; float32 by default.
 
     Examples
     --------
@@ -116,7 +119,7 @@ def zeros(shape: ShapeLike, dtype: DType | None = None, **kwargs: Any) -> Symbol
 
 
 def ones(shape: ShapeLike, dtype: DType | None = None, **kwargs: Any) -> Symbol:
-    """Ones of a shape; float32 by default.
+    """Returns an array of ones; float32 by default.
 
     Examples
     --------
@@ -127,7 +130,7 @@ def ones(shape: ShapeLike, dtype: DType | None = None, **kwargs: Any) -> Symbol:
 
 
 def full(shape: ShapeLike, val: float, dtype: DType | None = None, **kwargs: Any) -> Symbol:
-    """The number ``val`` in every place.
+    """Returns an array filled with the number ``val``.
 
     Examples
     --------
@@ -146,7 +149,7 @@ def arange(
     name: str | None = None,
     dtype: DType | None = None,
 ) -> Symbol:
-    """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0.
+    """Returns start, start + step, ... below stop, each ``repeat`` times; arange(n) starts at 0.
 
     Examples
     --------
@@ -173,8 +176,7 @@ def linspace(
     name: str | None = None,
     dtype: DType | None = None,
 ) -> Symbol:
-    """``num`` numbers at equal distances from start to stop, which is left out with
-    ``endpoint=False``.
+    """Returns ``num`` evenly spaced numbers from start to stop; ``endpoint=False`` excludes stop.
 
     Examples
     --------
@@ -195,7 +197,7 @@ def linspace(
 def histogram(
     a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: Any
 ) -> Symbol:
-    """Counts and edges: `bins` equal bins over `range`, or between the edges in a Symbol.
+    """Returns counts and edges for `bins` equal bins over `range`, or for the edges in a Symbol.
 
     Examples
     --------
@@ -216,7 +218,7 @@ def split_v2(
     axis: int = 0,
     squeeze_axis: bool = False,
 ) -> Symbol:
-    """The parts along ``axis``: so many equal ones, or cut before each of a tuple of indices.
+    """Splits along ``axis`` into equal sections, or before each of a tuple of indices.
 
     Examples
     --------
@@ -239,7 +241,8 @@ def split_v2(
 def _either(
     op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers, name, words, result
 ) -> Any:
-    """`result`: what it gives for [1.5, 0] and 2, as its docstring shows it."""
+    """Returns a function of symbols or numbers; `result` is the docstring's output for [1.5, 0]
+    and 2."""
 
     def function(left: SymbolLike, right: SymbolLike) -> Any:
         if isinstance(left, Symbol) and isinstance(right, Symbol):

@@ -1,4 +1,4 @@
-"""Linear algebra."""
+"""Linear algebra ops."""
 
 from ._namespaces import fill
 

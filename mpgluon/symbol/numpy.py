@@ -1,5 +1,7 @@
-"""MXNet's NumPy-like symbols are not part of this package. Programs may ask whether a symbol is
-one of them."""
+"""Placeholder for MXNet's NumPy-like symbols, which are not part of this package.
+
+Programs may test whether a symbol is one of them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ __all__ = ["_Symbol"]
 
 
 class _Symbol(Symbol):
-    """The symbol type of ``mx.sym.np``: no symbol is one, so ``isinstance`` says no."""
+    """The symbol type of ``mx.sym.np``, which has no instances."""
 
     __slots__ = ()
 

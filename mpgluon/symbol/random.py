@@ -1,5 +1,7 @@
-"""Samplers. Parameters are numbers, or Symbols, of which each element is the parameter of a draw of
-``shape``."""
+"""Samplers.
+
+Parameters are numbers, or Symbols. Each element of a Symbol is the parameter of ``shape`` draws.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
-from ..context import current_context  # noqa: F401 - found here in MXNet, too
+from ..context import current_context  # noqa: F401 - MXNet has it here as well
 from ..ndarray import _rates
 from ._functions import Function
 from ._namespaces import fill
@@ -58,7 +60,7 @@ def uniform(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Uniform on [low, high).
+    """Draws from the uniform distribution on [low, high).
 
     Examples
     --------
@@ -75,7 +77,7 @@ def normal(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Normal with mean ``loc`` and standard deviation ``scale``.
+    """Draws from the normal distribution with mean ``loc`` and standard deviation ``scale``.
 
     Examples
     --------
@@ -92,7 +94,7 @@ def randn(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Normal, the shape given as arguments: ``randn(2, 3)``.
+    """Draws from the normal distribution, with the shape as arguments: ``randn(2, 3)``.
 
     Examples
     --------
@@ -105,7 +107,7 @@ def randn(
 def poisson(
     lam: SymbolLike = 1, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
 ) -> Symbol:
-    """Poisson with rate ``lam``.
+    """Draws from the Poisson distribution with rate ``lam``.
 
     Examples
     --------
@@ -118,7 +120,7 @@ def poisson(
 def exponential(
     scale: SymbolLike = 1, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
 ) -> Symbol:
-    """Exponential with mean ``scale``.
+    """Draws from the exponential distribution with mean ``scale``.
 
     Examples
     --------
@@ -135,7 +137,7 @@ def gamma(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Gamma with shape ``alpha`` and scale ``beta``.
+    """Draws from the gamma distribution with shape ``alpha`` and scale ``beta``.
 
     Examples
     --------
@@ -152,7 +154,9 @@ def negative_binomial(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Negative binomial: failures before the ``k``-th success of probability ``p``.
+    """Draws from the negative binomial distribution.
+
+    Samples are numbers of failures before the ``k``-th success, which has probability ``p``.
 
     Examples
     --------
@@ -169,7 +173,7 @@ def generalized_negative_binomial(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Negative binomial by mean ``mu`` and dispersion ``alpha``.
+    """Draws from the negative binomial distribution with mean ``mu`` and dispersion ``alpha``.
 
     Examples
     --------
@@ -182,7 +186,7 @@ def generalized_negative_binomial(
 def randint(
     low: int, high: int, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
 ) -> Symbol:
-    """Integers of [low, high), int32 by default.
+    """Draws integers from [low, high), int32 by default.
 
     Examples
     --------
@@ -199,8 +203,9 @@ def multinomial(
     dtype: DType = "int32",
     **kwargs: Any,
 ) -> Symbol:
-    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also
-    their log-likelihoods.
+    """Draws indices with the probabilities in the last axis of ``data``.
+
+    With ``get_prob`` it also returns their log-likelihoods.
 
     Examples
     --------
@@ -212,7 +217,7 @@ def multinomial(
 
 
 def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
-    """The symbol with its first axis in random order.
+    """Returns the symbol with its first axis in random order.
 
     Examples
     --------
@@ -223,4 +228,4 @@ def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
     return _call("_shuffle", data, **kwargs)
 
 
-fill("random", globals())  # uniform_like and its like
+fill("random", globals())  # uniform_like and similar ops

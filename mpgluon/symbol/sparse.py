@@ -1,5 +1,7 @@
-"""``mx.sym.sparse``: the ops under their names. What is stored sparsely is told by the arrays that
-a symbol is bound to, and by ``var(stype=...)``."""
+"""``mx.sym.sparse``: the ops under their names.
+
+The bound arrays and ``var(stype=...)`` determine which arrays are sparse.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Symbol`: a computation described, to be bound to arrays later."""
+"""`Symbol`: a description of a computation, to be bound to arrays later."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = ["Symbol", "Variable", "Group", "fromjson", "load", "load_json", "var"
 class Symbol(SymbolMethods, Entries):
     """One or several outputs of a graph of ops on variables.
 
-    Symbols are made by `var`, by the functions of ``mx.sym`` and by operators, and are bound to
-    arrays with `bind` or `simple_bind`. They share the nodes of what they are made of.
+    `var`, the functions of ``mx.sym`` and operators create symbols; `bind` and `simple_bind` bind
+    them to arrays. Symbols share the nodes that they are built from.
 
     Examples
     --------
@@ -45,13 +45,13 @@ class Symbol(SymbolMethods, Entries):
     """
 
     __slots__ = ("__weakref__",)
-    # NumPy's numbers leave operators to the symbol; its functions are a TypeError.
+    # NumPy scalars defer operators to the symbol, and NumPy functions raise TypeError.
     __array_ufunc__ = None
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self._entries = entries
 
-    # Looking at it
+    # Inspection
 
     @property
     def name(self) -> str | None:
@@ -72,8 +72,10 @@ class Symbol(SymbolMethods, Entries):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: int | str | slice) -> Symbol:
-        """An output by number or name, or a group of them by slice. IndexError, ValueError when
-        there is none."""
+        """Returns an output by index or name, or a group of outputs by slice.
+
+        Raises IndexError or ValueError for an unknown output.
+        """
         if isinstance(index, str):
             places = [i for i, name in enumerate(self.list_outputs()) if name == index]
             if not places:
@@ -101,32 +103,31 @@ class Symbol(SymbolMethods, Entries):
         return [node for node in order if node.call is None], written
 
     def list_arguments(self) -> list[str]:
-        """The names of the variables that are arguments, in the order in which `bind` takes
-        them."""
+        """Returns the names of the variables that are arguments, in the order used by `bind`."""
         variables, written = self._variables()
         return [node.name for node in variables if node not in written]
 
     def list_auxiliary_states(self) -> list[str]:
-        """The names of the variables that ops write, such as a BatchNorm's moving mean."""
+        """Returns the names of the variables that ops write, such as a BatchNorm's moving mean."""
         variables, written = self._variables()
         return [node.name for node in variables if node in written]
 
     def list_inputs(self) -> list[str]:
-        """The names of all variables."""
+        """Returns the names of all variables."""
         return [node.name for node in self._variables()[0]]
 
     def list_outputs(self) -> list[str]:
-        """The names of the outputs."""
+        """Returns the names of the outputs."""
         return [node.output_name(index) for node, index in self._entries]
 
     def get_internals(self) -> Symbol:
-        """A group of the outputs of all nodes."""
+        """Returns a group of the outputs of all nodes."""
         return Symbol(
             [(node, i) for node in topological(self._entries) for i in range(node.num_outputs)]
         )
 
     def get_children(self) -> Symbol | None:
-        """A group of the inputs of the nodes, or None for a variable."""
+        """Returns a group of the inputs of the nodes, or None for a variable."""
         nodes = list(dict.fromkeys(node for node, _ in self._entries))
         inputs = [entry for node in nodes for entry in node.inputs]
         return Symbol(inputs) if inputs else None
@@ -134,14 +135,16 @@ class Symbol(SymbolMethods, Entries):
     # Attributes
 
     def attr(self, key: str) -> str | None:
-        """The attribute of that name as text, or None."""
+        """Returns the attribute of that name as text, or None."""
         if self.name is None:
             return None
         return self._entries[0][0].get(key)
 
     def list_attr(self, recursive: bool = False) -> dict[str, str]:
-        """The attributes of the node (of a group: of its first one), parameters included, as a
-        dict of texts."""
+        """Returns the attributes and parameters of the node as a dict of texts.
+
+        For a group, these are those of its first node.
+        """
         if recursive:
             raise DeprecationWarning(
                 "Symbol.list_attr with recursive=True has been deprecated. Please use attr_dict "
@@ -150,7 +153,7 @@ class Symbol(SymbolMethods, Entries):
         return self._entries[0][0].all_attrs() if self._entries else {}
 
     def attr_dict(self) -> dict[str, dict[str, str]]:
-        """The attributes of all nodes: name -> dict of texts; nodes without any are left out."""
+        """Returns the attributes of all nodes that have any: name -> dict of texts."""
         return {node.name: node.all_attrs() for node in topological(self._entries) if node.attrs}
 
     def _set_attr(self, **kwargs):
@@ -163,7 +166,7 @@ class Symbol(SymbolMethods, Entries):
                 )
             self._entries[0][0].attrs[hidden_key(key)] = value
 
-    # Copies, composition
+    # Copying and composition
 
     def __copy__(self) -> Symbol:
         return self.__deepcopy__(None)
@@ -181,8 +184,9 @@ class Symbol(SymbolMethods, Entries):
         return _unpickle, (self.tojson(remove_amp_cast=False),)
 
     def __call__(self, *args: Symbol, **kwargs: Any) -> Symbol:
-        """A copy of the symbol with other symbols in place of its variables: by position in
-        `list_arguments`, or by name.
+        """Returns a copy of the symbol with its variables replaced by other symbols.
+
+        The symbols are given in the order of `list_arguments`, or by name.
 
         ``name=`` names the node of the first output.
         """
@@ -222,7 +226,7 @@ class Symbol(SymbolMethods, Entries):
             self._entries[0][0].name = name
 
     def _gen_atomic_symbol(self):
-        """The op alone, with new variables as inputs."""
+        """Returns the op alone, with new variables as inputs."""
         node = single(self, "the symbol")[0] if len(self) == 1 else self._entries[0][0]
         if node.call is None:
             return Symbol([(Node(node.name, dict(node.attrs)), 0)])
@@ -291,12 +295,11 @@ class Symbol(SymbolMethods, Entries):
         return tuple([[() if shape is None else shape for shape in group] for group in found])
 
     def infer_shape(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """The shapes of arguments, outputs and auxiliary states, from those of some arguments (by
-        position or name).
+        """Infers the shapes of arguments, outputs and auxiliary states from some arguments' shapes.
 
-        Returns three lists of tuples, or three times None where something stays unknown. MXNetError
-        when shapes contradict. Under ``mx.np_shape()`` unknown sizes are -1 and unknown shapes
-        None; else 0 and ().
+        These are given by position or name. Returns three lists of tuples, or three times None if
+        one is unknown. Raises MXNetError if shapes contradict each other. Under ``mx.np_shape()``
+        unknown sizes are -1 and unknown shapes None; otherwise they are 0 and ().
         """
         found = self._infer_shape_impl(False, *args, **kwargs)
         if found[0] is None:
@@ -316,7 +319,7 @@ class Symbol(SymbolMethods, Entries):
         return found
 
     def infer_shape_partial(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """Like `infer_shape`, but says what it found: () for unknown shapes, 0 for unknown
+        """Like `infer_shape`, but returns partial results: () for unknown shapes, 0 for unknown
         sizes."""
         return self._infer_shape_impl(True, *args, **kwargs)
 
@@ -333,26 +336,28 @@ class Symbol(SymbolMethods, Entries):
         return tuple([[dtype_type(dtype) for dtype in group] for group in found])
 
     def infer_type(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """The dtypes of arguments, outputs and auxiliary states, from those of some arguments;
-        three times None where one stays unknown."""
+        """Infers the dtypes of arguments, outputs and auxiliary states from some arguments' dtypes.
+
+        Returns three times None if one is unknown.
+        """
         return self._infer_type_impl(False, *args, **kwargs)
 
     def infer_type_partial(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """Like `infer_type`, but says what it found: None for unknown dtypes."""
+        """Like `infer_type`, but returns partial results, with None for unknown dtypes."""
         return self._infer_type_impl(True, *args, **kwargs)
 
-    # Text
+    # Serialization
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
-        """The symbol as the text of a ``-symbol.json`` file."""
+        """Returns the symbol as the text of a ``-symbol.json`` file."""
         return dump(without_casts(self._entries) if remove_amp_cast else self._entries)
 
     def save(self, fname: str, remove_amp_cast: bool = True) -> None:
-        """Writes the symbol into a file, for `load`."""
+        """Writes the symbol to a file, for `load`."""
         _core.write_file(fname, self.tojson(remove_amp_cast).encode())
 
     def debug_str(self) -> str:
-        """The nodes of the symbol, as text."""
+        """Returns the nodes of the symbol as text."""
         lines = ["Symbol Outputs:"]
         lines += [
             f"\toutput[{i}]={node.name}({index})" for i, (node, index) in enumerate(self._entries)
@@ -372,7 +377,7 @@ class Symbol(SymbolMethods, Entries):
                 lines += ["Attrs:", *[f"\t{key}={node.attrs[key]}" for key in sorted(node.attrs)]]
         return "\n".join(lines) + "\n"
 
-    # Running
+    # Execution
 
     def bind(
         self,
@@ -384,25 +389,25 @@ class Symbol(SymbolMethods, Entries):
         group2ctx: Groups | None = None,
         shared_exec: Executor | None = None,
     ) -> Executor:
-        """An `Executor` that computes the symbol on given arrays.
+        """Creates an `Executor` that computes the symbol on given arrays.
 
         Parameters
         ----------
         ctx : Context
-            Where ops run that nothing else places.
+            The device of ops that are not placed otherwise.
         args : list or dict of NDArray
             The arguments, in the order of `list_arguments` or by name.
         args_grad : list or dict of NDArray, optional
-            Where gradients go; arguments without one get none.
+            The gradient arrays; an argument without one gets no gradient.
         grad_req : str, list or dict of str, default 'write'
             'write', 'add' or 'null', for all arguments or for each.
         aux_states : list or dict of NDArray, optional
             Arrays of the auxiliary states, in order or by name.
         group2ctx : dict of str to Context, optional
-            The devices of the groups named by ``AttrScope(ctx_group=...)``. Arrays move between
-            groups by themselves.
+            The devices of the groups named by ``AttrScope(ctx_group=...)``. Arrays are moved
+            between groups automatically.
         shared_exec : Executor, optional
-            Accepted as in MXNet; memory comes from pools that all executors share.
+            Accepted for compatibility with MXNet; memory comes from pools shared by all executors.
         """
         from ._bind import bind
 
@@ -420,24 +425,24 @@ class Symbol(SymbolMethods, Entries):
         shared_buffer: dict[str, NDArray] | None = None,
         **kwargs: Any,
     ) -> Executor:
-        """An `Executor` with new arrays, whose shapes follow from those given by name:
+        """Creates an `Executor` with new arrays, with shapes inferred from those given by name:
         ``simple_bind(ctx, data=(32, 100))``.
 
         Parameters
         ----------
         ctx, grad_req, group2ctx : see `bind`
-            As of `bind`.
+            As in `bind`.
         type_dict : dict of str to dtype, optional
-            Dtypes of arguments; without it all that don't say their own are float32.
+            Dtypes of arguments. Without it, arguments without their own dtype are float32.
         shared_arg_names : list of str, optional
-            Arguments whose arrays are those of `shared_exec`.
+            Arguments whose arrays are shared with `shared_exec`.
         shared_exec : Executor, optional
-            Where shared arguments and auxiliary states of the same name and shape come from.
+            The source of shared arguments, and of auxiliary states with the same name and shape.
         shared_buffer : dict of str to NDArray, optional
-            Arrays to take for arguments of these names if they are large enough; new ones are put
-            in.
+            Arrays to reuse for arguments of these names if they are large enough; new arrays are
+            added to it.
         stype_dict : dict, optional
-            Accepted; arrays are dense.
+            Storage types of arguments by name.
         """
         from ._bind import simple_bind
 
@@ -455,11 +460,11 @@ class Symbol(SymbolMethods, Entries):
         )
 
     def eval(self, ctx: Context | None = None, **kwargs: NDArray) -> list[NDArray]:
-        """The outputs for arguments given by name: a list of NDArrays."""
+        """Computes the outputs for arguments given by name; returns a list of NDArrays."""
         return self.bind(_core.current_context() if ctx is None else ctx, kwargs).forward()
 
     def gradient(self, wrt: Any) -> NoReturn:
-        """NotSupportedError, as in MXNet: bind the symbol and call `Executor.backward`."""
+        """Always raises NotSupportedError, as in MXNet; bind and use `Executor.backward`."""
         raise _core.NotSupportedError(
             "Symbol.gradient is not supported; bind the symbol and call backward() of the executor"
         )
@@ -476,8 +481,10 @@ class Symbol(SymbolMethods, Entries):
         skip_infer: bool = False,
         **kwargs: Any,
     ) -> Symbol:
-        """The symbol itself when `backend` is None. There are no backends (MXNetError): everything
-        is compiled when it is bound."""
+        """Returns the symbol itself if `backend` is None; otherwise raises MXNetError.
+
+        There are no backends, because everything is compiled when it is bound.
+        """
         if backend is not None:
             raise MXNetError(
                 f"optimize_for: there is no backend {backend!r}; a symbol is compiled when it is "
@@ -486,22 +493,21 @@ class Symbol(SymbolMethods, Entries):
         return self
 
     def get_backend_symbol(self, backend: str | None) -> Symbol:
-        """The symbol itself when `backend` is None; see `optimize_for`."""
+        """Returns the symbol itself if `backend` is None; see `optimize_for`."""
         return self.optimize_for(backend)
 
     def as_in_context(self, ctx: Context, name: str | None = None) -> Symbol:
-        """The value moved to the device `ctx`: what is computed from it runs there. Gradients move
-        back."""
+        """Moves the value to the device `ctx`, where ops on it then run. Gradients move back."""
         return node_of("_copyto", "_copyto", [self], {"ctx": ctx}, name)
 
     as_in_ctx = as_in_context
 
     def as_nd_ndarray(self) -> Symbol:
-        """The symbol itself."""
+        """Returns the symbol itself."""
         return self
 
     def as_np_ndarray(self) -> NoReturn:
-        """NotSupportedError: there is no ``mx.np`` here."""
+        """Always raises NotSupportedError: there is no ``mx.np`` here."""
         raise _core.NotSupportedError("as_np_ndarray: there is no mx.np in mpgluon")
 
     @property
@@ -539,41 +545,41 @@ class Symbol(SymbolMethods, Entries):
     __hash__ = object.__hash__
 
     def reshape(self, *args: Any, **kwargs: Any) -> Symbol:
-        """``sym.reshape``; the shape may be given as separate integers."""
+        """Calls ``sym.reshape``; the shape may be given as separate integers."""
         if len(args) > 1 and all(isinstance(arg, int) for arg in args):
             args = (args,)
         return function("Reshape", "reshape")(self, *args, **kwargs)
 
     def expand_dims(self, axis: int, inplace: bool = False, **kwargs: Any) -> Symbol:
-        """``sym.expand_dims``."""
+        """Calls ``sym.expand_dims``."""
         return function("expand_dims")(self, axis=axis, **kwargs)
 
     def flatten(self, inplace: bool = False, **kwargs: Any) -> Symbol:
-        """``sym.flatten``."""
+        """Calls ``sym.flatten``."""
         return function("Flatten", "flatten")(self, **kwargs)
 
     def squeeze(
         self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: Any
     ) -> Symbol:
-        """``sym.squeeze``."""
+        """Calls ``sym.squeeze``."""
         return function("squeeze")(self, axis=axis, **kwargs)
 
     def diag(self, k: int = 0, **kwargs: Any) -> Symbol:
-        """``sym.diag``."""
+        """Calls ``sym.diag``."""
         return function("diag")(self, k=k, **kwargs)
 
     def astype(self, *args: Any, **kwargs: Any) -> Symbol:
-        """``sym.cast``."""
+        """Calls ``sym.cast``."""
         return function("Cast", "cast")(self, *args, **kwargs)
 
     def transpose(self, *axes: int | Sequence[int], **kwargs: Any) -> Symbol:
-        """``sym.transpose``; the axes as one tuple or as separate integers."""
+        """Calls ``sym.transpose``; the axes may be one tuple or separate integers."""
         if len(axes) > 1:
             axes = (axes,)
         return function("transpose")(self, *axes, **kwargs)
 
     def split_v2(self, *args: Any, **kwargs: Any) -> Symbol:
-        """``sym.split_v2``."""
+        """Calls ``sym.split_v2``."""
         from .creation import split_v2
 
         return split_v2(self, *args, **kwargs)
@@ -594,7 +600,7 @@ def var(
     stype: str | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """A variable: an array to be given when the symbol is bound.
+    """Creates a variable, whose array is given when the symbol is bound.
 
     Parameters
     ----------
@@ -603,17 +609,18 @@ def var(
     attr : dict of str, optional
         Attributes.
     shape : tuple of int, optional
-        With 0 for unknown sizes. A shape given to inference or `simple_bind` overrides it.
+        The shape, with 0 for unknown sizes. A shape given to inference or `simple_bind` overrides
+        it.
     lr_mult, wd_mult : float, optional
-        Factors on learning rate and weight decay.
+        Factors of the learning rate and the weight decay.
     dtype : str or dtype, optional
-        Of the variable, where nothing else tells it.
+        The dtype, unless it is given or inferred otherwise.
     init : Initializer or str, optional
-        First values of the variable.
+        The initializer.
     stype : str, optional
-        Kept as an attribute; arrays are dense.
+        The storage type of the array that `simple_bind` creates.
     **kwargs
-        Other attributes; their names begin and end with two underscores.
+        Additional attributes; their names begin and end with two underscores.
 
     Examples
     --------
@@ -656,7 +663,7 @@ Variable = var
 
 
 def Group(symbols: Iterable[Symbol], create_fn: Callable[..., Symbol] = Symbol) -> Symbol:
-    """One symbol with the outputs of all the given ones.
+    """Groups the outputs of several symbols into one symbol.
 
     Examples
     --------
@@ -671,8 +678,10 @@ def Group(symbols: Iterable[Symbol], create_fn: Callable[..., Symbol] = Symbol) 
 
 
 def load(fname: str) -> Symbol:
-    """Reads a symbol from a file. OSError when it can't be read, MXNetError when it holds no symbol
-    of this build's ops.
+    """Reads a symbol from a file.
+
+    Raises OSError if the file cannot be read, and MXNetError if it does not contain a symbol of
+    this build's ops.
 
     Examples
     --------
@@ -698,7 +707,7 @@ def load(fname: str) -> Symbol:
 
 
 def load_json(json_str: str) -> Symbol:
-    """The symbol that the text of a ``-symbol.json`` file describes; see `load`.
+    """Parses the symbol in the text of a ``-symbol.json`` file; see `load`.
 
     Examples
     --------
@@ -713,5 +722,5 @@ def load_json(json_str: str) -> Symbol:
 
 fromjson = load_json
 
-# MXNet has them in this module; here they are built from it.
+# MXNet has these names in this module; here, modules that import this one define them.
 _late_names(__name__, "creation")
