@@ -1,4 +1,4 @@
-"""``mx.onnx``: networks as ONNX files, written and read.
+"""``mx.onnx``: export of networks to ONNX files, and import from them.
 
 It needs the ``onnx`` package: ``pip install 'mpgluon[onnx]'``. docs/onnx.md is the guide.
 """

@@ -1,4 +1,4 @@
-"""Export: from a Symbol and its parameters, or a HybridBlock, to an ONNX file."""
+"""Export of a Symbol and its parameters, or a HybridBlock, to an ONNX file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 def get_operator_support(opset_version: int | None = None) -> list[str]:
-    """The ops that can be exported, in order.
+    """Returns the sorted names of the ops that can be exported.
 
     Parameters
     ----------
     opset_version : int, optional
-        There is one opset that exports use, 17; files of an older one can't be written.
+        Exports use opset 17; for an older one the list is empty.
 
     Examples
     --------
@@ -59,35 +59,36 @@ def export_model(
     input_shape: Sequence[tuple[int, ...]] | None = None,
     large_model: bool = False,
 ) -> str:
-    """Writes a network as an ONNX file, of opset 17, for inference.
+    """Writes a network to an ONNX file, in opset 17, for inference.
 
     Parameters
     ----------
     sym : Symbol, HybridBlock or str
-        The network: a symbol, the path of its JSON file, or a block, whose parameters go along.
+        The network: a symbol, the path of its JSON file, or a block with its parameters.
     params : dict, list of two dicts or str, optional
-        Parameters by name, with or without ``arg:`` and ``aux:``; arguments' and states' apart; or
-        the path of a ``.params`` file. Not for a block.
+        Parameters by name, with or without ``arg:`` and ``aux:``; or separate dicts of arguments
+        and states; or the path of a ``.params`` file. Not allowed for a block.
     in_shapes : list of tuple
-        The shapes of the inputs, in their order.
+        The shapes of the inputs, in order.
     in_types : dtype or list of dtype, default float32
-        Their dtypes.
+        The dtypes of the inputs.
     onnx_file_path : str, default 'model.onnx'
         The file to write.
     verbose : bool, default False
-        Whether each node is logged.
+        True to log each node.
     dynamic : bool, default False
-        Whether sizes may differ from call to call.
+        True if sizes may differ between calls.
     dynamic_input_shapes : list of tuple, optional
-        With `dynamic`: like `in_shapes`, with None or a name in place of each size that may differ;
-        equal names are equal sizes. By default it is every size that the network lets differ, or
+        With `dynamic`: like `in_shapes`, with None or a name for each size that may vary; equal
+        names mean equal sizes. By default every size that the network allows to vary does so, or
         else every first size.
     run_shape_inference : bool, default False
-        Whether the shapes of all values between are written, too.
+        True to write the shapes of all intermediate values as well.
     input_type, input_shape : optional
         Older names of `in_types` and `in_shapes`.
     large_model : bool, default False
-        Whether parameters are written to a file beside it (``model.onnx.data``): a model of more
+        True to write parameters to a separate file (``model.onnx.data``), which a model of more
+        than 2 GB requires.
         than 2 GB needs that.
 
     Returns
@@ -98,12 +99,12 @@ def export_model(
     Raises
     ------
     MXNetError
-        When an op has no conversion; the error names it and its node.
+        If an op has no conversion; the error names the op and its node.
 
     Notes
     -----
-    Needs the ``onnx`` package: ``pip install 'mpgluon[onnx]'``. A network that spans devices
-    becomes one graph without them.
+    Needs the ``onnx`` package: ``pip install 'mpgluon[onnx]'``. A network on several devices
+    becomes one graph without devices.
 
     Examples
     --------
@@ -139,7 +140,7 @@ def _save(onnx, model, path, large):
     folder, name = os.path.split(os.path.abspath(path))
     beside = os.path.join(folder, f"{name}.data")
     if large and os.path.exists(beside):
-        os.remove(beside)  # what is there already would be written behind
+        os.remove(beside)  # new data would be appended to an existing file
     if not large and model.ByteSize() >= 1 << 31:
         raise ONNXError("the model is larger than 2 GB: export it with large_model=True")
     external = {"save_as_external_data": True, "location": f"{name}.data"} if large else {}
@@ -148,7 +149,7 @@ def _save(onnx, model, path, large):
 
 
 def _network(sym, params, inputs):
-    """The symbol, and its parameters as arrays by name. inputs: (shape, dtype) of each."""
+    """Returns the symbol, and its parameters as arrays by name; `inputs` are (shape, dtype)."""
     from ..gluon import HybridBlock
     from ..gluon.block._symbol_block import symbol_and_constants
 
@@ -185,7 +186,7 @@ class _Graph:
         free = [node.name for node in self._order if node.call is None and node.name not in arrays]
         inputs = [node.name for node in self._read() if node.name not in arrays]
         if len(shapes) == len(free):
-            inputs = free  # labels, too, which nothing in the file reads
+            inputs = free  # includes labels, which nothing in the file reads
         if len(inputs) != len(shapes):
             raise ValueError(
                 f"{len(shapes)} in_shapes for the inputs {', '.join(inputs) or '(none)'}; what is "
@@ -199,7 +200,7 @@ class _Graph:
         self._inputs, self._shapes, self._dtypes = inputs, shapes, dtypes
 
     def dynamic_model(self, told: Any, verbose: bool) -> Any:
-        """The model, with sizes that may differ."""
+        """Returns the model with dynamic sizes."""
         if told is not None and len(told) != len(self._inputs):
             raise ValueError(
                 f"dynamic_input_shapes has {len(told)} shapes for {len(self._inputs)} inputs"
@@ -217,7 +218,7 @@ class _Graph:
                 raise error from None
 
     def _read(self):
-        """The variables that inference reads: labels of losses are none of them."""
+        """Returns the variables that inference reads, which excludes labels of losses."""
         read = set()
         for node in self._order:
             row = None if node.call is None else EXPORTS.get(node.call.name)
@@ -261,7 +262,7 @@ class _Graph:
         return value(g.constant(array, dtype, node.name), shape, dtype, array)
 
     def _made(self, g, values):
-        """The model, of the nodes that results need."""
+        """Returns the model with the nodes that the results depend on."""
         helper, outputs, given, renamed = self._onnx.helper, [], set(), {}
         for (node, index), name in zip(self._entries, self._names):
             if index >= len(values[node]):
@@ -304,7 +305,7 @@ class _Graph:
         return self._onnx.helper.make_tensor_value_info(str(name), NUMBERS[dtype], sizes)
 
     def _size_name(self, size):
-        """A fixed size, or the name of a dynamic one: an input's where it is equal to that."""
+        """Returns a fixed size, or the name of a dynamic size if an input axis is equal to it."""
         if not isinstance(size, Dynamic):
             return size
         for (name, axis), label in self._axes.items():

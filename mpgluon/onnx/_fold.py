@@ -1,6 +1,6 @@
-"""Constants, and shapes that files compute with: importing computes them at once.
+"""Constant folding of computed constants and shapes in files, at import.
 
-Shapes are arrays of objects: integers, and `Open` for sizes that the file leaves open.
+Shapes are object arrays of integers, and `Open` for sizes that the file leaves open.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Elements of the largest result; of one that is computed by Python, element by element.
+# Maximum elements of a result, and of one that Python computes element by element.
 MOST = 1 << 24
 _MOST_SLOW = 1 << 16
 
 
-# --- Sizes of results, before they are computed ---------------------------------------------------
+# --- Sizes of results before they are computed ----------------------------------------------------
 def _product_of(sizes):
-    """The number of elements of a shape, in Python's integers, which do not overflow."""
+    """Returns the number of elements of a shape as a Python integer, which does not overflow."""
     if any(not isinstance(size, Open) and size < 0 for size in sizes):
         raise ONNXError(f"a shape of {sizes}")
     return math.prod(1 if isinstance(size, Open) else int(size) for size in sizes)
@@ -56,8 +56,8 @@ def _of_range(node):
     return (abs(int(math.ceil((float(limit) - float(start)) / float(delta)))),)
 
 
-# The shape that each fold allocates. Folds that are missing return views of their inputs, or
-# tensors of the file.
+# The shape that each fold allocates. Missing folds return views of their inputs, or tensors of the
+# file.
 _ALLOCATED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Equal", "Less", "Greater", "Where"), _broadcast),
     **dict.fromkeys(("Cast", "Not", "Neg", "Trilu", "Floor", "Sqrt", "ReduceProd"), _of_input),
@@ -69,10 +69,10 @@ _ALLOCATED: dict[str, Callable[[Any], Any]] = {
 
 
 def fold(node: Any) -> Any:
-    """The result of a node of constants; None if the importer has to convert the node.
+    """Folds a node of constants; returns None if the importer must convert the node.
 
-    Raises ONNXError, before anything is allocated, if the result is larger than MOST elements or
-    than the memory that the graph may take for the size of its file.
+    Raises ONNXError, before anything is allocated, if the result has more than MOST elements, or
+    exceeds the memory allowed for a file of this size.
     """
     shape = _ALLOCATED[node.op](node) if node.op in _ALLOCATED else ()
     size = _product_of(shape)
@@ -95,7 +95,7 @@ def _shape(node):
 
 
 def _sizes(sizes):
-    """Sizes as an array."""
+    """Converts sizes to an array."""
     if not any(isinstance(size, Open) for size in sizes):
         return np.array(sizes, dtype=np.int64)
     found = np.empty(len(sizes), dtype=object)
@@ -121,7 +121,7 @@ def _constant(node):
 def _constant_of_shape(node):
     shape = node.sizes(0)
     if any(isinstance(size, Open) for size in shape):
-        return None  # the importer's
+        return None  # the importer converts it
     found = node.attribute("value")
     value = np.zeros(1, np.float32) if found is None else node.graph.tensor(found)
     return np.full(shape, value.reshape(-1)[0], dtype=value.dtype)
@@ -164,7 +164,7 @@ def _slice(node):
 
 def _range(node):
     if isinstance(node.sizes(1)[0], Open):
-        return None  # the importer's
+        return None  # the importer converts it
     start, limit, delta = [node.constant(place).reshape(-1)[0] for place in range(3)]
     return np.arange(start, limit, delta, dtype=node.constant(0).dtype)
 
@@ -203,7 +203,7 @@ def _gather(node):
 
 
 def _array(item):
-    """One object, as NumPy gives them, as an array of no axes."""
+    """Converts one object, as NumPy returns it, to a 0-d array."""
     if not isinstance(item, Open):
         return np.asarray(item)
     found = np.empty((), dtype=object)
@@ -232,7 +232,7 @@ def _compared(function):
 def _expand(node):
     sizes = node.sizes(1)
     if any(isinstance(size, Open) for size in sizes) or _product_of(sizes) > MOST:
-        return None  # the importer's
+        return None  # the importer converts it
     found = node.constant(0)
     return np.broadcast_to(found, np.broadcast_shapes(found.shape, tuple(sizes)))
 
@@ -248,7 +248,7 @@ def _concat(node):
 
 
 def _of_numbers(function):
-    """Of numbers that are known; else it is the importer's."""
+    """Folds a function of known numbers; leaves any other to the importer."""
     return lambda node: None if node.value(0).dtype == object else function(node.value(0))
 
 

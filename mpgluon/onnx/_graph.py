@@ -1,4 +1,4 @@
-"""The graph that is being exported: values, calls of ops, and the `Builder` that adds nodes."""
+"""The graph during export: values, calls of ops, and the `Builder` that adds nodes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from ._table import EXPORTS
 if TYPE_CHECKING:
     from typing import Any
 
-# Nodes of constants are computed here and now, if that makes no file much larger.
+# Nodes of constants are folded unless that makes the file much larger.
 FOLDED_ELEMENTS = 1 << 16
 
 
 class Value(str):
-    """The name of a value, with its shape (sizes are int or `Dynamic`), its dtype, the array of a
-    constant (else None), and the number that fills one of dynamic size (else None)."""
+    """The name of a value, with its shape, dtype, array and fill.
+
+    Sizes are int or `Dynamic`. The array is that of a constant, else None. The fill is the number
+    that fills a value of dynamic size, else None.
+    """
 
     __slots__ = ("shape", "dtype", "array", "fill")
 
@@ -40,7 +43,7 @@ class Value(str):
         return len(self.shape)
 
     def size(self, axis):
-        """The size of an axis, which has to be fixed."""
+        """Returns the size of an axis, which must be fixed."""
         size = self.shape[axis]
         if isinstance(size, Dynamic):
             raise ONNXError(f"the size of axis {axis} of {self} has to be fixed here")
@@ -48,7 +51,7 @@ class Value(str):
 
     @property
     def sizes(self):
-        """All sizes, which have to be fixed."""
+        """All sizes, which must be fixed."""
         return tuple([self.size(axis) for axis in range(self.ndim)])
 
 
@@ -61,7 +64,7 @@ def value(
 
 
 def parsed(text: str) -> Any:
-    """A parameter of an op from its text."""
+    """Parses a parameter of an op."""
     if text in ("inf", "-inf", "nan"):
         return float(text)
     try:
@@ -71,7 +74,7 @@ def parsed(text: str) -> Any:
 
 
 class Call:
-    """A call of an op: ``call["axis"]`` is its parameter; `outputs` are (shape, dtype) pairs."""
+    """A call of an op: ``call["axis"]`` is a parameter; `outputs` are (shape, dtype) pairs."""
 
     def __init__(self, node, inputs, outputs) -> None:
         self.node, self.inputs, self.outputs = node, inputs, outputs
@@ -82,7 +85,7 @@ class Call:
 
     @property
     def shape(self):
-        """The first output's."""
+        """The shape of the first output."""
         return self.outputs[0][0]
 
     @property
@@ -90,7 +93,7 @@ class Call:
         return self.outputs[0][1]
 
     def axis(self, key: str = "axis", ndim: int | None = None) -> int:
-        """An axis, counted from the front."""
+        """Returns an axis as a non-negative index."""
         axis = self[key]
         return axis + (self.inputs[0].ndim if ndim is None else ndim) * (axis < 0)
 
@@ -99,11 +102,11 @@ class Call:
 
 
 class Builder:
-    """Adds nodes: ``g.Add(a, b)`` is a node, and the name of what it computes.
+    """Adds nodes: ``g.Add(a, b)`` adds a node and returns the name of its result.
 
-    Inputs are names; numbers (of the dtype of the call that is being converted), lists of integers
-    (int64) and arrays become constants, and None an input left out. Attributes are keywords;
-    ``outputs=n`` makes a list of n names.
+    Inputs are names. Numbers (of the dtype of the call being converted), lists of integers (int64)
+    and arrays become constants; None is an omitted input. Attributes are keywords. With
+    ``outputs=n`` the result is a list of n names.
     """
 
     def __init__(self, onnx: Any) -> None:
@@ -111,10 +114,10 @@ class Builder:
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
         self.dtypes: dict[str, str] = {}  # of constants
-        self._fills: dict[str, float] = {}  # what ConstantOfShape fills
+        self._fills: dict[str, float] = {}  # the fill value of each ConstantOfShape
         self.inputs: list[Value] = []
         self.names: set[str] = set()
-        self.call: Any = None  # the one that is being converted
+        self.call: Any = None  # the call being converted
         self.number_dtype = "float32"
         self._scope, self._near = "", ()
 
@@ -132,7 +135,7 @@ class Builder:
         return made
 
     def constant(self, array: Any, dtype: str | None = None, name: str | None = None) -> str:
-        """An array as a constant."""
+        """Adds an array as a constant."""
         array = np.ascontiguousarray(array) if np.ndim(array) else np.asarray(array)
         name = self.unique(name or f"{self._scope}/constant")
         self.constants[name] = array
@@ -140,7 +143,7 @@ class Builder:
         return name
 
     def number(self, number: Any, dtype: str | None = None) -> str:
-        """A number as a constant of no axes."""
+        """Adds a number as a 0-d constant."""
         dtype = dtype or self.number_dtype
         return self.constant(nd.array([number], dtype=dtype).asnumpy().reshape(()), dtype)
 
@@ -167,15 +170,15 @@ class Builder:
         self.nodes.append(self._onnx.helper.make_node(op, names, results, name=results[0], **kept))
         return results if outputs else results[0]
 
-    # --- What many exporters need ------------------------------------------------------------
+    # --- Helpers for exporters ---------------------------------------------------------------
 
     def cast(self, name: str, dtype: str, source: str | None = None) -> str:
-        """The value in a dtype; `source`: the dtype it has, if that is known."""
+        """Casts a value to a dtype; `source` is its own dtype, if known."""
         source = source or getattr(name, "dtype", None)
         return name if source == dtype else self.Cast(name, to=NUMBERS[dtype])
 
     def reshape(self, name: str, shape: Any, source: Any = None) -> str:
-        """The value in another shape, of which sizes may be dynamic; `source`: the shape it has."""
+        """Reshapes a value to a shape with possibly dynamic sizes; `source` is its own shape."""
         source = getattr(name, "shape", ()) if source is None else source
         moving = [axis for axis, size in enumerate(shape) if isinstance(size, Dynamic)]
         sizes = list(shape)
@@ -191,7 +194,7 @@ class Builder:
         return self.Reshape(name, sizes)
 
     def sizes(self, shape: Any) -> str:
-        """Sizes, some of them dynamic, as a value of integers: from the shapes of inputs."""
+        """Returns sizes, some of them dynamic, as an integer value computed from input shapes."""
         if not any(isinstance(size, Dynamic) for size in shape):
             return self.integers(shape)
         parts = [
@@ -210,7 +213,7 @@ class Builder:
         for other, source, axis in known:
             if other == size:
                 return self._axis_size(source, axis)
-        for other, source, axis in known:  # a multiple, or a part
+        for other, source, axis in known:  # a multiple or a divisor
             for above, below, op in ((size, other, self.Mul), (other, size, self.Div)):
                 if all(a % b == 0 for a, b in zip(above, below)):
                     times = {a // b for a, b in zip(above, below)}
@@ -229,7 +232,7 @@ class Builder:
         return self.Gather(self.Shape(source), self.integers([axis]), axis=0)
 
     def full(self, shape: Any, number: Any, dtype: str) -> str:
-        """An array of one number."""
+        """Returns an array filled with one number."""
         if any(isinstance(size, Dynamic) for size in shape):
             filled = nd.array([number], dtype=dtype).asnumpy()
             tensor = self.tensor("value", filled, dtype)
@@ -239,9 +242,9 @@ class Builder:
         return self.constant(nd.full(shape, number, dtype=dtype).asnumpy(), dtype)
 
     def tensor(self, name: str, array: Any, dtype: str) -> Any:
-        """An array as ONNX keeps it."""
+        """Converts an array to an ONNX tensor."""
         data = array
-        if dtype == "bfloat16":  # the upper halves of the float32 that NumPy has for it
+        if dtype == "bfloat16":  # the upper halves of the float32 values that represent it in NumPy
             data = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
         return self._onnx.TensorProto(
             name=name, data_type=NUMBERS[dtype], dims=array.shape, raw_data=data.tobytes()
@@ -250,7 +253,7 @@ class Builder:
     # --- Nodes ---------------------------------------------------------------------------------
 
     def convert(self, node: Any, inputs: list[Value], outputs: Any) -> list[Value]:
-        """Adds what a node becomes; returns its results."""
+        """Adds the conversion of a node; returns its results."""
         names = [node.output_name(index) for index in range(len(outputs))]
         arrays = _folded(node, inputs, outputs)
         if arrays is not None:
@@ -286,7 +289,7 @@ class Builder:
         return self._renamed(begin, results, names)
 
     def _renamed(self, begin, results, names):
-        """Gives results that nodes from `begin` on compute the names that the outputs have."""
+        """Gives the results computed by nodes from `begin` on the names of the outputs."""
         made = {name for node in self.nodes[begin:] for name in node.output}
         to = {
             str(result): self.unique(name) for result, name in zip(results, names) if result in made
@@ -297,7 +300,7 @@ class Builder:
         return [to.get(str(result), str(result)) for result in results]
 
     def _exchange(self, begin, to):
-        """Other names in the nodes from `begin` on."""
+        """Replaces names in the nodes from `begin` on."""
         for node in self.nodes[begin:]:
             for fields in (node.input, node.output):
                 for place, name in enumerate(fields):
@@ -305,7 +308,7 @@ class Builder:
                         fields[place] = to[name]
 
     def rename(self, source: str, name: str) -> bool:
-        """Gives a value another name, if a node computes it; returns whether one does."""
+        """Renames a value if a node computes it; returns True if one does."""
         computed = any(source in node.output for node in self.nodes)
         if computed:
             self._exchange(0, {str(source): name})
@@ -313,7 +316,7 @@ class Builder:
 
 
 def _folded(node, inputs, outputs):
-    """The arrays that a node of constants computes; None where there is something to do later."""
+    """Returns the arrays that a node of constants computes, or None if it must not be folded."""
     if not inputs or any(source.array is None for source in inputs):
         return None
     count = sum(math.prod(shape) for shape, _ in outputs)

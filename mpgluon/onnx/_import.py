@@ -1,4 +1,4 @@
-"""Import: from an ONNX file to a Symbol and its parameters, or to a block."""
+"""Import of an ONNX file as a Symbol with its parameters, or as a block."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from .._types import Devices, NDArray
     from ..gluon import SymbolBlock
 
-# Files of later opsets are read as long as their ops are known.
+# The oldest supported opset. Newer files are supported if their ops are known.
 OLDEST = 7
-# Limit on the memory for constants: bytes for each byte of the file, and bytes for each file.
+# Limit on the memory of constants: bytes for each byte of the file, plus bytes for each file.
 _TIMES, _PLUS = 16, 256 << 20
-# How often tensors may share the bytes of the files beside a model, on average.
+# The average number of tensors that may share a byte of a model's external files.
 _SHARED = 4
 
 
@@ -41,18 +41,18 @@ def import_model(
     Parameters
     ----------
     model_file : str
-        Its path.
+        The path of the file.
 
     Returns
     -------
     sym : Symbol
     arg_params, aux_params : dict of str to NDArray
-        What the file holds: parameters, and states such as BatchNorm's running means.
+        The contents of the file: parameters, and states such as BatchNorm's running means.
 
     Raises
     ------
     MXNetError
-        When the file is none of ONNX's, is damaged, or has an op that can't be converted; the
+        If the file is not an ONNX file, is damaged, or has an op that cannot be converted; the
         error names it.
     """
     graph = _read(model_file)
@@ -65,9 +65,9 @@ def import_to_gluon(model_file: str, ctx: Devices | None = None) -> SymbolBlock:
     Parameters
     ----------
     model_file : str
-        Its path.
+        The path of the file.
     ctx : Context or list of Context, optional
-        Where its parameters live.
+        The devices of its parameters.
     """
     from ..gluon import SymbolBlock
 
@@ -86,12 +86,12 @@ def import_to_gluon(model_file: str, ctx: Devices | None = None) -> SymbolBlock:
 
 
 def get_model_metadata(model_file: str) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-    """The names and shapes of the inputs and outputs of an ONNX file.
+    """Returns the names and shapes of the inputs and outputs of an ONNX file.
 
     Parameters
     ----------
     model_file : str
-        Its path.
+        The path of the file.
 
     Returns
     -------
@@ -115,27 +115,27 @@ def get_model_metadata(model_file: str) -> dict[str, list[tuple[str, tuple[int, 
 
 
 def _loaded(onnx, path):
-    """The model in a file, checked."""
+    """Loads and checks the model in a file."""
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {path}")
     try:
         with open_regular(path):
             pass  # a pipe would block
-        # Tensors in other files are read after the check, which refuses paths out of the folder
+        # Tensors in other files are read after the check, which rejects paths outside the folder.
         model = onnx.load(path, load_external_data=False)
         if not model.graph.node and not model.graph.output:
             raise ONNXError("it has no graph")
         onnx.checker.check_model(path)
     except (MemoryError, KeyboardInterrupt):
         raise
-    except Exception as error:  # of protobuf, of the checker, of the files beside it
+    except Exception as error:  # of protobuf, the checker, or external files
         raise ONNXError(f"{path} is no valid ONNX file: {error}") from None
     return model
 
 
 def _read(path):
-    """The graph of a file, with sizes for those it leaves open that go with it."""
+    """Reads the graph of a file, with the first sizes for its open ones that fit the graph."""
     onnx = onnx_package()
     model, error = _loaded(onnx, path), None
     size = _size(onnx, path, model)
@@ -152,10 +152,10 @@ def _external(tensor, key):
 
 
 def _size(onnx, path, model):
-    """The bytes of a file and of the files that hold its tensors.
+    """Returns the bytes of a file and of the files that hold its tensors.
 
-    Raises ONNXError if tensors share the bytes of these files more than a few times: each of them
-    becomes an array.
+    Raises ONNXError if too many tensors share the bytes of these files, because each becomes a
+    separate array.
     """
     path = os.fspath(path)
     folder = os.path.dirname(os.path.abspath(path))
@@ -179,7 +179,7 @@ def _size(onnx, path, model):
 
 
 def _array(onnx, tensor, folder):
-    """A tensor of a file as (array, dtype)."""
+    """Returns a tensor of a file as (array, dtype)."""
     dtype = dtype_of(tensor.data_type)
     try:
         found = onnx.numpy_helper.to_array(tensor, folder)
@@ -189,7 +189,7 @@ def _array(onnx, tensor, folder):
 
 
 class _Graph:
-    """One import: `values` has a Symbol or the array of a constant for each name."""
+    """One import: `values` maps each name to a Symbol, or to the array of a constant."""
 
     def __init__(self, onnx, path, model, way, size) -> None:
         self._onnx, self._path = onnx, os.fspath(path)
@@ -232,18 +232,20 @@ class _Graph:
             raise ONNXError(f"{self._path} has sparse tensors, which are not read")
 
     def charge(self, size: int) -> None:
-        """Counts the bytes of an array that is computed or copied; ONNXError if they exceed what
-        the size of the file allows."""
+        """Counts the bytes of a computed or copied array against the limit for this file.
+
+        Raises ONNXError if the limit is exceeded.
+        """
         self._left -= size
         if self._left < 0:
             raise ONNXError("its constants take more memory than the size of the file allows")
 
     def tensor(self, tensor: Any) -> Any:
-        """A tensor inside a node as an array."""
+        """Returns a tensor inside a node as an array."""
         return _array(self._onnx, tensor, os.path.dirname(os.path.abspath(self._path)))[0]
 
     def node_name(self, node: Any) -> str:
-        """A name for the symbol of a node: its first result's."""
+        """Returns a unique name for the symbol of a node, based on that of its first result."""
         base = next((name for name in node.output if name), node.name or node.op_type)
         name, number = base, 0
         while name in self._names or name in self.values:
@@ -253,7 +255,7 @@ class _Graph:
         return name
 
     def symbol(self, name: str) -> Symbol:
-        """A value as a Symbol: constants become parameters."""
+        """Returns a value as a Symbol; a constant becomes a parameter."""
         found = self.values[name]
         if isinstance(found, Symbol):
             return found
@@ -262,7 +264,7 @@ class _Graph:
         return self.parameter(name, found)
 
     def _counted(self, sizes):
-        """Sizes, some of them open, as an array that is computed when the graph runs."""
+        """Returns sizes, some of them open, as an array computed when the graph runs."""
         parts = [
             sym.sum(sym.ones_like(self.vector(size, 0, 1)))
             if isinstance(size, Open)
@@ -273,7 +275,7 @@ class _Graph:
         return sym.cast(found, dtype="int64")
 
     def vector(self, size: Open, axis: int, ndim: int) -> Symbol:
-        """Zeros of an open size along one of so many axes, of size 1 along the others."""
+        """Returns zeros with an open size along `axis`, and size 1 along the other `ndim - 1`."""
         for value in self.values.values():
             shape = self.shapes.of(value)[0] if isinstance(value, Symbol) else None
             if shape is None or size not in shape:
@@ -287,7 +289,7 @@ class _Graph:
         raise ONNXError("it depends on a size that no array has, computed from one left open")
 
     def parameter(self, name: str, array: Any) -> Symbol:
-        """An array as a parameter of that name; once for each name."""
+        """Returns an array as a parameter with that name, which is created once."""
         array = np.asarray(array)
         if array.dtype == object:
             array = array.astype(np.int64)
@@ -297,7 +299,7 @@ class _Graph:
             while name in self._parameters:
                 name += "_"
             self.charge(array.nbytes)
-            # No array here is without axes
+            # Arrays here have at least one axis.
             self._parameters[name] = nd.array(array.reshape(array.shape or (1,)), dtype=dtype)
         known = self._parameters[name]
         symbol = var(name, shape=known.shape, dtype=dtype)
@@ -341,7 +343,7 @@ class _Graph:
                 )
 
     def _folded(self, source):
-        """The results of a node that computes constants; None where it is to be run later."""
+        """Returns the results of a node that computes constants, or None to run it later."""
         if source.op not in FOLDS:
             return None
         if source.op != "Shape" and any(
@@ -351,12 +353,12 @@ class _Graph:
         return fold(source)
 
     def symbols(self) -> Symbol:
-        """The results of the graph."""
+        """Returns the results of the graph as one symbol."""
         outputs = [self.symbol(info.name) for info in self._proto.output]
         return outputs[0] if len(outputs) == 1 else Group(outputs)
 
     def parameters(self) -> Any:
-        """(arguments, states) that the symbols read, by name."""
+        """Returns (arguments, states) that the symbols read, by name."""
         order = topological(entries_of(self.symbols()))
         written = {node.name for node in states(order)}
         read = {node.name for node in order if node.call is None}

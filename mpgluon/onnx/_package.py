@@ -1,4 +1,4 @@
-"""The ``onnx`` package, which is optional, and the dtypes it numbers."""
+"""The optional ``onnx`` package, and its ids of dtypes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 from ..base import MXNetError
 
-# LayerNormalization came with 17; runtimes since 2022 read it. Later ones only take axes elsewhere.
+# Opset 17 added LayerNormalization, and runtimes since 2022 support it. Later ones mostly move axes
+# from attributes to inputs.
 OPSET = 17
 DOMAINS = ("", "ai.onnx")
 
-# ONNX's numbers of dtypes (TensorProto.DataType).
+# ONNX's ids of dtypes (TensorProto.DataType).
 NUMBERS = {
     "float32": 1,
     "uint8": 2,
@@ -23,16 +24,16 @@ NUMBERS = {
     "bfloat16": 16,
 }
 NAMES = {number: name for name, number in NUMBERS.items()}
-# Dtypes that no array here has, and those that hold their values.
+# ONNX dtypes that no array here has, and wider ones that hold their values.
 WIDER = {4: "int32", 5: "int32", 12: "int64", 13: "int64"}
 
 
 class ONNXError(MXNetError):
-    """A graph that one side can't say in the words of the other."""
+    """Raised for a graph that cannot be converted to or from ONNX."""
 
 
 def onnx_package() -> Any:
-    """The ``onnx`` package. ImportError says how to get it."""
+    """Imports the ``onnx`` package; the ImportError tells how to install it."""
     try:
         import onnx
         import onnx.numpy_helper
@@ -45,7 +46,7 @@ def onnx_package() -> Any:
 
 
 def dtype_of(number: int) -> str:
-    """The dtype here that holds what ONNX numbers so."""
+    """Returns the dtype here that holds the values of an ONNX dtype."""
     name = NAMES.get(number) or WIDER.get(number)
     if name is None:
         raise ONNXError(f"there is no array of ONNX's dtype {number} here")

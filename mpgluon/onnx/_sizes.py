@@ -1,8 +1,8 @@
 """The sizes of all values of a graph, some of them dynamic.
 
-Inference runs with the sizes given, and twice more with others in place of the dynamic ones. A size
-that stays the same is an int; one that changes is a `Dynamic`, the three sizes it had: by these it
-is known again elsewhere in the graph.
+Inference runs with the given sizes, and twice more with other values of the dynamic ones. A size
+that stays the same is an int. One that changes is a `Dynamic`, the tuple of its three values, which
+identifies it throughout the graph.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from ._package import ONNXError
 if TYPE_CHECKING:
     from typing import Any
 
-# Sizes in place of dynamic ones, in the other runs: the first way that fits the graph. Multiples
-# suit layers that halve and double sizes; a table of positions may allow only a few more, or fewer.
+# Values of dynamic sizes in the other runs; the first way that fits the graph is used. Multiples
+# suit layers that halve and double sizes. A positional table may only allow slightly different
+# sizes.
 PRIMES = ((2, 3, 5, 7, 11, 13, 17, 19), (23, 29, 31, 37, 41, 43, 47, 53))
 WAYS = (
     lambda size, place, run: size * (PRIMES[run][place % 8] + place // 8 * 60),
@@ -28,7 +29,7 @@ WAYS = (
 
 
 class Dynamic(tuple):
-    """A size that differs from call to call: what it was in each run."""
+    """A size that differs between calls: its value in each run."""
 
     __slots__ = ()
 
@@ -43,9 +44,9 @@ class Inferred:
     ----------
     entries : list of (Node, int)
     shapes, dtypes : dict
-        Those of all variables, by name.
+        Shapes and dtypes of all variables, by name.
     axes : dict of (str, int) to str
-        The dynamic axes of variables, and the names of their sizes; equal names are equal sizes.
+        The dynamic axes of variables, and the names of their sizes; equal names mean equal sizes.
     """
 
     def __init__(self, entries, shapes, dtypes, axes: dict[tuple[str, int], str]) -> None:
@@ -53,7 +54,7 @@ class Inferred:
         self.order = self._runs[0].order
 
     def of(self, node: Any, index: int) -> tuple[tuple[Size, ...], str]:
-        """(shape, dtype) of a value."""
+        """Returns (shape, dtype) of a value."""
         descs = [run.values[run.place[node]][index] for run in self._runs]
         shape, dtype = descs[0]
         if any(desc[0] is None or (0 in desc[0]) for desc in descs) or dtype is None:
@@ -67,7 +68,7 @@ class Inferred:
 
 
 def _others(entries, shapes, dtypes, axes):
-    """The runs with other sizes."""
+    """Runs inference with other sizes."""
     names, error = list(dict.fromkeys(axes.values())), None
     if not names:
         return []
@@ -101,10 +102,11 @@ def _infer(entries, shapes, dtypes):
 
 
 def dynamic_axes(entries, shapes, dtypes, inputs, told) -> dict[tuple[str, int], str]:
-    """The dynamic axes of the inputs, and names of their sizes, as far as the graph allows them.
+    """Returns the dynamic axes of the inputs and names of their sizes, if the graph allows them.
 
     told : list of tuple, or None
-        For each input its sizes, None or a name for dynamic ones; None for all that can be.
+        For each input its sizes, with None or a name for dynamic ones; None means every axis that
+        can be dynamic.
     """
     if told is None:
         return _all_dynamic(entries, shapes, dtypes, inputs)
@@ -117,7 +119,7 @@ def dynamic_axes(entries, shapes, dtypes, inputs, told) -> dict[tuple[str, int],
                 named[name, axis] = size
             elif size is None:
                 open_axes.append((name, axis))
-    # Sizes without names are equal where they have to be
+    # Sizes without names are made equal if the graph requires it.
     error = None
     for label in (
         lambda name, axis: f"{name}_{axis}",
@@ -138,7 +140,7 @@ def dynamic_axes(entries, shapes, dtypes, inputs, told) -> dict[tuple[str, int],
 
 
 def _all_dynamic(entries, shapes, dtypes, inputs):
-    """The axes that may have any size: each by itself, or with all others of its size."""
+    """Returns the axes that may have any size, alone or together with all axes of that size."""
     axes: dict[tuple[str, int], str] = {}
     rest = [(name, axis) for name in inputs for axis in range(len(shapes[name]))]
     groups = [[key] for key in rest]
@@ -161,7 +163,7 @@ def _all_dynamic(entries, shapes, dtypes, inputs):
 
 
 def check_known(shapes: dict[str, tuple[int, ...]]) -> None:
-    """ValueError where the shape of an input is not wholly given."""
+    """Raises ValueError if the shape of an input is not completely given."""
     for name, shape in shapes.items():
         if not known(shape) or not all(isinstance(size, int) for size in shape):
             raise ValueError(f"the shape of {name} has to be of positive sizes, not {shape}")

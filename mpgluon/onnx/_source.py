@@ -1,4 +1,4 @@
-"""A node of a file, as importers see it, and what is known of its inputs."""
+"""A node of a file in the form that importers read, and the known facts about its inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Open:
-    """A size that a file leaves open, known by what it is in each of the runs of inference."""
+    """A size that a file leaves open, identified by its value in each run of inference."""
 
     __slots__ = ("runs",)
 
@@ -33,7 +33,7 @@ class Open:
 
 
 def size_of(runs: Any) -> Any:
-    """The size that was so in each run: an int where it is the same."""
+    """Returns the size with the given value in each run: an int if it is always the same."""
     runs = tuple([int(size) for size in runs])
     return runs[0] if len(set(runs)) == 1 else Open(runs)
 
@@ -42,12 +42,13 @@ def runs_of(size: Any) -> tuple[int, ...]:
     return size.runs if isinstance(size, Open) else (int(size),) * RUNS
 
 
-# Axes, sizes, pads and other lists; they become Python's numbers, which take much more memory.
+# Maximum length of axes, sizes, pads and other lists: they become Python numbers, which take much
+# more memory.
 _LONGEST = 4096
 
 
 def _listed(array, what):
-    """The elements of a constant that is used as a list of numbers."""
+    """Returns the elements of a constant that is used as a list of numbers."""
     found = np.asarray(array).reshape(-1)
     if found.size > _LONGEST:
         raise ONNXError(f"{what or 'a list'} has {found.size} elements, more than {_LONGEST}")
@@ -55,7 +56,7 @@ def _listed(array, what):
 
 
 class Source:
-    """A node of a file. `value`, `symbol`, `constant` give its inputs; None is one left out."""
+    """A node of a file. `value`, `symbol` and `constant` return its inputs, None if omitted."""
 
     def __init__(self, graph: Any, node: Any, onnx: Any) -> None:
         self.graph, self.op = graph, node.op_type
@@ -74,7 +75,7 @@ class Source:
         return place < len(self.inputs) and self.inputs[place] != ""
 
     def wants(self, place: int) -> bool:
-        """Whether an output is used."""
+        """True if an output is used."""
         return place < len(self.outputs) and self.outputs[place] in self.graph.used
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -82,17 +83,17 @@ class Source:
         return found.decode() if isinstance(found, bytes) else found
 
     def value(self, place: int) -> Any:
-        """An input as it is: a Symbol, or an array of a constant."""
+        """Returns an input unconverted: a Symbol, or the array of a constant."""
         if not self.has(place):
             return None
         return self.graph.values[self.inputs[place]]
 
     def symbol(self, place: int) -> Any:
-        """An input as a Symbol."""
+        """Returns an input as a Symbol."""
         return self.graph.symbol(self.inputs[place]) if self.has(place) else None
 
     def constant(self, place: int, what: str = "") -> Any:
-        """An input as an array; ONNXError where its values are not in the file."""
+        """Returns an input as an array; raises ONNXError if its values are not in the file."""
         found = self.value(place)
         if isinstance(found, Symbol):
             raise ONNXError(
@@ -102,7 +103,7 @@ class Source:
         return found
 
     def integers(self, place: int, attribute: str | None = None) -> list[int] | None:
-        """Integers from an attribute of older opsets, or from a constant input."""
+        """Returns integers from an attribute of older opsets, or from a constant input."""
         told = self.attribute(attribute) if attribute else None
         if told is not None:
             return list(told) if isinstance(told, (list, tuple)) else [told]
@@ -122,7 +123,7 @@ class Source:
         return [item if isinstance(item, Open) else int(item) for item in found]
 
     def numbers(self, place: int, attribute: str) -> list[float] | None:
-        """Numbers from an attribute of older opsets, or from a constant input."""
+        """Returns numbers from an attribute of older opsets, or from a constant input."""
         told = self.attribute(attribute)
         found = self.constant(place, attribute) if told is None and self.has(place) else told
         return None if found is None else [float(item) for item in _listed(found, attribute)]
@@ -135,7 +136,7 @@ class Source:
         return None if found is None else float(np.asarray(found).reshape(-1)[0])
 
     def shape(self, place: int) -> Any:
-        """The shape of an input, with `Open` for open sizes; None where nothing is known."""
+        """Returns the shape of an input, with `Open` for open sizes; None if it is unknown."""
         found = self.value(place)
         return self.graph.shapes.of(found)[0] if isinstance(found, Symbol) else found.shape
 
@@ -155,7 +156,7 @@ class Source:
         return len(shape)
 
     def size(self, place: int, axis: int) -> int:
-        """The size of an axis, which has to be known."""
+        """Returns the size of an axis, which must be known."""
         ndim = self.ndim(place)
         if not -ndim <= axis < ndim:
             raise ONNXError(f"{self.inputs[place]} has no axis {axis}")
@@ -166,23 +167,23 @@ class Source:
 
 
 class Shapes:
-    """The shapes and dtypes of symbols, found once for each node, from its inputs'.
+    """The shapes and dtypes of symbols, inferred once for each node from its inputs'.
 
-    Sizes that the file leaves open are given several values, one for each run.
+    A size that the file leaves open has several values, one for each run.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, list[list[Any]]] = {}  # node -> for each run its results'
+        self._known: dict[Any, list[list[Any]]] = {}  # node -> results per run
 
     def tell(self, symbol: Symbol, shape: Any, dtype: str) -> None:
-        """Tells a variable's; `shape`: of int and Open, or None."""
+        """Sets the description of a variable; `shape` holds int and Open, or is None."""
         runs = (
             [None] * RUNS if shape is None else list(zip(*[runs_of(size) for size in shape]))
         ) or [()] * RUNS
         self._known[entries_of(symbol)[0][0]] = [[(sizes, dtype)] for sizes in runs]
 
     def of(self, symbol: Symbol) -> Any:
-        """(shape, dtype); None where they are not known."""
+        """Returns (shape, dtype), with None for unknown ones."""
         node, index = entries_of(symbol)[0]
         stack = [node]
         while stack:
@@ -210,8 +211,8 @@ class Shapes:
             raise ONNXError(f"{node.name}: {error}") from None
 
 
-# Sizes in place of those left open, in the runs of inference: a way for large networks of pictures,
-# and one for tables that have few rows. The k-th open size is the k-th of each.
+# Values of open sizes in the runs of inference: one way for large image networks, and one for
+# tables with few rows. The k-th open size gets the k-th value of each run.
 RUNS = 2
 WAYS = (
     ((2016, 4032, 6048, 8064, 10080), (14112, 18144, 22176, 26208, 30240)),
@@ -220,8 +221,10 @@ WAYS = (
 
 
 def told_sizes(info: Any, shape: Any, way: Any, names: dict[str, int]) -> Any:
-    """The shape of an input with `Open` for sizes that are left open; equal names are equal, and so
-    are sizes of first axes without a name."""
+    """Returns the shape of an input with `Open` for open sizes.
+
+    Sizes with equal names are equal, and so are unnamed sizes of first axes.
+    """
     if shape is None:
         return None
     sizes = []
@@ -236,7 +239,7 @@ def told_sizes(info: Any, shape: Any, way: Any, names: dict[str, int]) -> Any:
 
 
 def told_shape(info: Any) -> tuple[Any, str]:
-    """(shape with 0 for unknown sizes or None, dtype) of an input of a graph."""
+    """Returns (shape or None, dtype) of a graph input, with 0 for unknown sizes."""
     kind = info.type.tensor_type
     if not info.type.HasField("tensor_type"):
         raise ONNXError(f"the input {info.name} is no tensor")

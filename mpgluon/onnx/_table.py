@@ -1,8 +1,8 @@
-"""The conversion table: what each op becomes in ONNX, and what each ONNX op becomes here.
+"""The conversion table: the exporter of each op, and the importer of each ONNX op.
 
-A family of ops is one file of ``_ops``; both directions of an op stand together there. An exporter
-is ``f(g, call, *inputs)``: it adds nodes to the `Builder` g and returns the name of the result, or
-a list of them. An importer is ``f(node)``: it returns a Symbol, or a list of them.
+A family of ops is one file of ``_ops``, with both directions of an op next to each other. An
+exporter is ``f(g, call, *inputs)``: it adds nodes to the `Builder` g and returns the name of the
+result, or a list of names. An importer is ``f(node)``: it returns a Symbol, or a list of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class Export(NamedTuple):
     convert: Callable[..., Any]
-    onnx: str  # what it becomes, for the table in the docs
+    onnx: str  # the ONNX ops, for the table in the docs
     unread: tuple[int, ...]  # inputs that only training reads
 
 
@@ -25,7 +25,7 @@ IMPORTS: dict[str, Callable[..., Any]] = {}
 
 
 def exports(names: str, onnx: str, unread: tuple[int, ...] = ()) -> Callable[..., Any]:
-    """Enters a function as the exporter of ops."""
+    """Registers a function as the exporter of ops."""
 
     def enter(function):
         for name in names.split():
@@ -38,7 +38,7 @@ def exports(names: str, onnx: str, unread: tuple[int, ...] = ()) -> Callable[...
 
 
 def imports(names: str) -> Callable[..., Any]:
-    """Enters a function as the importer of ONNX ops."""
+    """Registers a function as the importer of ONNX ops."""
 
     def enter(function):
         for name in names.split():

@@ -1,4 +1,4 @@
-"""The conversions, one file per family of ops; importing them fills the table."""
+"""The conversions, one file per family of ops; importing the files fills the table."""
 
 from . import (
     attention as attention,

@@ -15,7 +15,7 @@ def _prepared(g, call, x):
 
 
 def _inside(g, call, length, axis):
-    """Whether a place along an axis is within a length."""
+    """Returns a mask along an axis: True at positions before `length`."""
     size, zero = g.Squeeze(g.sizes([call.shape[axis]]), [0]), g.number(0, "int64")
     steps = g.Range(zero, size, g.number(1, "int64"))
     behind = len(call.shape) - axis - 1
@@ -55,7 +55,7 @@ def softmax_back(node):
     axis += ndim * (axis < 0)
     if axis == ndim - 1:
         return function(node.symbol(0), axis=-1, name=node.name)
-    # Before opset 13 all axes from that one on count as one
+    # Before opset 13, all axes from that one on are flattened.
     front = [0] * axis
     flat = sym.reshape(node.symbol(0), shape=(*front, -1))
     return sym.reshape_like(function(flat, axis=-1), node.symbol(0), name=node.name)
@@ -69,12 +69,14 @@ def div_sqrt_dim(g, call, x):
     return g.Div(x, g.Sqrt(g.cast(g.sizes([size]), x.dtype, "int64")))
 
 
-# --- Projections that lie next to each other ------------------------------------------------------
+# --- Interleaved projections ----------------------------------------------------------------------
 
 
 def _heads(g, x, heads, parts):
-    """The parts of interleaved projections, of (length, batch, heads * parts * size): each of
-    (batch, heads, length, size), and that size."""
+    """Splits interleaved projections of shape (length, batch, heads * parts * size).
+
+    Returns the parts, each of shape (batch, heads, length, size), and that size.
+    """
     size = x.size(2) // heads // parts
     shape = (*x.shape[:2], heads, parts, size)
     apart = g.Transpose(g.reshape(x, shape, x.shape), perm=[3, 1, 2, 0, 4])

@@ -1,4 +1,4 @@
-"""Ops that make arrays from nothing, or from shapes alone."""
+"""Ops that create arrays from parameters, or from shapes alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for _op, _number in (
 
 
 def made(g, call, inputs=()):
-    """The result of a call as a constant: it depends on nothing but shapes."""
+    """Returns the result of a call as a constant, as it depends only on shapes."""
     if any(isinstance(size, Dynamic) for source in (call, *inputs) for size in source.shape):
         call.refuse("its result depends on a dynamic size; make fewer axes dynamic")
     arrays = [nd.zeros(source.shape, dtype=source.dtype) for source in inputs]
@@ -66,7 +66,7 @@ def arange_like(g, call, x):
 
 
 def _counted(g, call, size, count=None):
-    """start, start + step, ... for so many elements, each repeated."""
+    """Returns start, start + step, ... with `count` elements."""
     repeat = call["repeat"]
     if repeat != 1:
         call.refuse("repeat with a dynamic size can't be converted")
@@ -99,12 +99,12 @@ def diag(g, call, x):
     return g.GatherND(x, np.asarray(places, dtype=np.int64))
 
 
-# --- Import: shapes are computed while reading; what is left here is computed when the graph runs -
+# --- Import: shapes are folded while reading, and the rest is computed when the graph runs --------
 
 
 @imports("ConstantOfShape")
 def constant_of_shape_back(node):
-    """Of sizes that the file leaves open: from the arrays whose sizes they are."""
+    """Imports a node with open sizes, which it takes from the arrays with these sizes."""
     found = node.attribute("value")
     number = 0 if found is None else node.graph.tensor(found).reshape(-1)[0]
     dtype = "float32" if found is None else dtype_of(found.data_type)
@@ -115,8 +115,8 @@ def constant_of_shape_back(node):
 
 
 def opened(node, x, sizes, dtype):
-    """Broadcasts the axes of sizes that are left open."""
-    added = "int32" if dtype == "bool" else dtype  # truth is not added
+    """Broadcasts the axes with open sizes."""
+    added = "int32" if dtype == "bool" else dtype  # bool cannot be added
     x = sym.cast(x, dtype=added) if added != dtype else x
     for axis, size in enumerate(sizes):
         if isinstance(size, Open):
@@ -127,7 +127,7 @@ def opened(node, x, sizes, dtype):
 
 @imports("Range")
 def range_back(node):
-    """Up to a size that the file leaves open."""
+    """Imports a range up to an open size."""
     start, (limit,), step = node.number(0), node.sizes(1), node.number(2)
     if not isinstance(limit, Open) or start != 0 or step != 1:
         return node.refuse("only a range from 0 to a size can be read")

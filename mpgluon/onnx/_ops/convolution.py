@@ -14,14 +14,14 @@ from .shapes import padded
 
 
 def _each(sizes, count, default):
-    """A parameter of each spatial axis."""
+    """Returns a parameter for each spatial axis."""
     if isinstance(sizes, int):
         return [sizes] * count
     return list(sizes) if sizes else [default] * count
 
 
 def _geometry(call):
-    """(kernel, stride, dilation, padding) of a convolution."""
+    """Returns (kernel, stride, dilation, padding) of a convolution."""
     kernel = _each(call["kernel"], 1, 1)
     count = len(kernel)
     return kernel, *[
@@ -31,7 +31,7 @@ def _geometry(call):
 
 
 def _channels_second(g, call, x, *weights):
-    """(x, weights, a function that turns the result back), for whatever layout."""
+    """Returns (x, weights, a function that restores the layout), for any layout."""
     layout = call["layout"]
     if layout is None or layout[1] == "C":
         return x, weights, lambda name: name
@@ -86,7 +86,7 @@ def deconvolution(g, call, x, weight, bias=None):
 
 
 def _to_target(x, kernel, stride, dilation, target):
-    """The padding, and what is added behind, that give results of a certain size."""
+    """Returns the padding, and the output adjustment, that give results of the target size."""
     over = [
         s * (x.size(axis + 2) - 1) + d * (k - 1) + 1 - size
         for axis, (k, s, d, size) in enumerate(zip(kernel, stride, dilation, target))
@@ -96,7 +96,7 @@ def _to_target(x, kernel, stride, dilation, target):
 
 
 def _window(node, kernel):
-    """(stride, dilation, pairs of padding) of a window that a file describes."""
+    """Returns (stride, dilation, pairs of padding) of a window in a file."""
     count = len(kernel)
     stride = list(node.attribute("strides") or [1] * count)
     dilation = list(node.attribute("dilations") or [1] * count)
@@ -114,7 +114,7 @@ def _window(node, kernel):
 
 
 def _split_padding(x, pairs, number=0.0):
-    """(x, padding): what is not equal on both sides is put around x."""
+    """Returns (x, padding); asymmetric padding is applied to x itself."""
     if all(before == after for before, after in pairs):
         return x, tuple([before for before, _ in pairs])
     return padded(x, [(0, 0), (0, 0), *pairs], number=number), (0,) * len(pairs)
@@ -206,7 +206,7 @@ def _pooled(g, call, x):
     if kind == "avg" and not call["count_include_pad"]:
         return g.AveragePool(x, pads=pads, ceil_mode=ceil, count_include_pad=0, **window)
     if any(pad) and (pads != pad * 2 or ceil):
-        # Zeros that count, and then places beyond them that do not
+        # Zeros that are counted, then padding that is not.
         x = g.Pad(x, [0, 0, *pad, 0, 0, *pad], 0.0, mode="constant")
         pads = [*[0] * count, *[end - size for end, size in zip(pads[count:], pad)]]
         pad = [0] * count
@@ -216,8 +216,10 @@ def _pooled(g, call, x):
 
 
 def _padded_ends(g, call, x, pads):
-    """The places that windows reach beyond the end as elements: onnxruntime wants padding to be
-    smaller than the window. Returns (x, padding on both sides, padding)."""
+    """Pads x explicitly, because onnxruntime requires padding to be smaller than the window.
+
+    Returns (x, padding on both sides, padding).
+    """
     count = len(pads) // 2
     if call["pool_type"] != "max":
         call.refuse("pooling_convention='full' with windows that lie outside can't be converted")
@@ -227,7 +229,7 @@ def _padded_ends(g, call, x, pads):
 
 
 def _ends(call, x, kernel, stride, pad):
-    """(padding on both sides, ceil_mode): windows that reach over the end are given room there."""
+    """Returns (padding on both sides, ceil_mode), with room for windows that exceed the end."""
     if call["pooling_convention"] == "valid":
         return pad * 2, 0
     if any(isinstance(size, Dynamic) for size in x.shape[2:]):
@@ -273,7 +275,7 @@ def average_pool_back(node):
         x, pad = _split_padding(x, pairs)
         options = {"pool_type": "avg", "count_include_pad": counted or pad == (0,) * len(pad)}
         return _pooling(node, x, kernel, stride, pad, **options)
-    # The sum of what is there, by how much of it there is
+    # The sum of the elements, divided by their number.
     parts = []
     for part in (x, sym.ones_like(x)):
         around, pad = _split_padding(part, pairs)
@@ -315,7 +317,7 @@ def adaptive_pooling(g, call, x):
 
 
 def _averages(size, count, dtype):
-    """The matrix that averages windows of an axis."""
+    """Returns the matrix that averages windows of an axis."""
     matrix = np.zeros((count, size), dtype=dtype)
     for place in range(count):
         begin, end = place * size // count, -(-(place + 1) * size // count)

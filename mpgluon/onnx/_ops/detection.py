@@ -11,7 +11,7 @@ from .._table import exports, imports
 
 
 def _columns(g, x, begin, end):
-    """Some of the last axis."""
+    """Slices the last axis."""
     return g.Slice(x, [begin], [end], [x.ndim - 1])
 
 
@@ -19,7 +19,7 @@ def _columns(g, x, begin, end):
 
 
 def _other_format(g, boxes, to):
-    """Boxes of one format, in the other: corners, or centre and size."""
+    """Converts boxes to the other format: corners, or center and size."""
     first, second = g.Split(boxes, axis=2, outputs=2)
     if to == "center":
         return g.Concat(g.Mul(g.Add(first, second), 0.5), g.Sub(second, first), axis=2)
@@ -28,7 +28,7 @@ def _other_format(g, boxes, to):
 
 
 def _by_class(g, corners, ids):
-    """Boxes moved so that those of different classes do not meet."""
+    """Offsets boxes by class, so that boxes of different classes do not overlap."""
     low = g.ReduceMin(corners, axes=[0, 1, 2], keepdims=1)
     span = g.Add(g.Sub(g.ReduceMax(corners, axes=[0, 1, 2], keepdims=1), low), 1.0)
     return g.Add(g.Sub(corners, low), g.Mul(ids, span))
@@ -36,7 +36,7 @@ def _by_class(g, corners, ids):
 
 @exports("_contrib_box_nms", "TopK, NonMaxSuppression, ScatterND, GatherElements")
 def box_nms(g, call, x):
-    """Rows in order of their scores; those that are suppressed behind, as -1."""
+    """Returns rows sorted by score; suppressed rows come last, as -1."""
     if call["topk"] == 0:
         return x
     if x.dtype != "float32":
@@ -68,7 +68,7 @@ def box_nms(g, call, x):
 
 
 def _best_rows(g, call, rows, count, width):
-    """(rows, scores, ids, how many): the best ones, in order; scores of the background are low."""
+    """Returns (rows, scores, ids, count) of the best rows, sorted; background scores are low."""
     score, identity = call["score_index"], call["id_index"]
     most = min(call["topk"], count) if call["topk"] > 0 else count
     scores = g.Slice(rows, [score], [score + 1], [2])
@@ -83,7 +83,7 @@ def _best_rows(g, call, rows, count, width):
 
 
 def _kept(g, rows, scores, chosen, sizes):
-    """The rows chosen, first; -1 behind them."""
+    """Returns the selected rows first, then rows of -1."""
     count, most, width = sizes
     places = g.Gather(chosen, g.integers([0, 2]), axis=1)
     ones = g.cast(
@@ -94,7 +94,7 @@ def _kept(g, rows, scores, chosen, sizes):
     flags = g.Mul(g.Squeeze(scores, [2]), 0.0)
     flags = g.Where(g.IsNaN(flags), 0.0, flags)
     kept = g.ScatterND(flags, places, g.Squeeze(ones, [1]))
-    # Kept ones first, each in its order
+    # Kept rows first, in their order.
     rank = g.Sub(g.Mul(kept, float(2 * most)), np.arange(most, dtype=np.float32))
     flag = g.Unsqueeze(kept, [2])
     rows = g.Where(g.Greater(flag, 0.5), rows, -1.0)
@@ -151,7 +151,7 @@ def roi_align(g, call, x, rois):
         spatial_scale=float(call["spatial_scale"]),
         coordinate_transformation_mode="half_pixel" if call["aligned"] else "output_half_pixel",
     )
-    none = g.Unsqueeze(g.Less(numbers, zero), [1, 2, 3])  # a region of no picture: zeros
+    none = g.Unsqueeze(g.Less(numbers, zero), [1, 2, 3])  # no image has a negative index: zeros
     return g.Where(none, 0.0, found)
 
 
@@ -169,7 +169,7 @@ def roi_pooling(g, call, x, rois):
 
 
 def _affine(g, x, height, width, dtype):
-    """The grid of (batch, 2, height, width) that six numbers describe."""
+    """Returns the grid of shape (batch, 2, height, width) of an affine map with six numbers."""
     rows, columns = np.linspace(-1, 1, height), np.linspace(-1, 1, width)
     x_places, y_places = np.meshgrid(columns, rows)
     points = np.stack([x_places.ravel(), y_places.ravel(), np.ones(height * width)])

@@ -1,4 +1,4 @@
-"""Ops that work element by element, and those that choose between elements."""
+"""Element-wise ops, and ops that select between elements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .._graph import value
 from .._package import ONNXError, dtype_of
 from .._table import exports, imports
 
-# One op each, both ways.
+# One op in each direction.
 SAME = {
     "abs": "Abs",
     "arccos": "Acos",
@@ -38,17 +38,17 @@ SAME = {
     "tanh": "Tanh",
 }
 
-# Ops whose result is their input.
+# Identity ops.
 NOTHING = "_copy BlockGrad make_loss MakeLoss _copyto cast_storage"
 
 
-# Of integers ONNX has these; others are computed of floats.
+# ONNX supports these ops for integers; any other op is computed in floats.
 OF_INTEGERS = {"abs", "negative", "sign", "square"}
 INTEGERS = {"int8", "uint8", "int32", "int64", "bool"}
 
 
 def _of_floats(g, op, x, function):
-    """A function that is only of floats, of whatever numbers."""
+    """Applies a function that is only defined for floats to numbers of any dtype."""
     if x.dtype not in INTEGERS or op in OF_INTEGERS:
         return function(x)
     g.number_dtype = "float32"
@@ -108,7 +108,7 @@ def _away_from_zero(g, x):
     return g.Mul(g.Sign(x), g.Where(up, g.Add(low, 1.0), low))
 
 
-# Ops of few steps: (what they become, for the table in the docs; a function).
+# Ops composed of a few nodes: (the ONNX ops, for the table in the docs; a function).
 COMPOSED = {
     "square": ("Mul", lambda g, x: g.Mul(x, x)),
     "cbrt": ("Sign, Pow", lambda g, x: g.Mul(g.Sign(x), g.Pow(g.Abs(x), 1 / 3))),
@@ -124,7 +124,7 @@ COMPOSED = {
     "fix": ("Floor, Sign", _toward_zero),
     "trunc": ("Floor, Sign", _toward_zero),
     "round": ("Floor, Sign", _away_from_zero),
-    "rint": ("Ceil", lambda g, x: g.Ceil(g.Sub(x, 0.5))),  # halves down
+    "rint": ("Ceil", lambda g, x: g.Ceil(g.Sub(x, 0.5))),  # rounds halves down
     "degrees": ("Mul", lambda g, x: g.Mul(x, 180 / math.pi)),
     "radians": ("Mul", lambda g, x: g.Mul(x, math.pi / 180)),
     "mish": ("Softplus, Tanh", lambda g, x: g.Mul(x, g.Tanh(g.Softplus(x)))),
@@ -185,11 +185,11 @@ def isfinite(g, call, x):
     return g.cast(g.Not(g.Or(g.IsInf(x), g.IsNaN(x))), call.dtype, "bool")
 
 
-# --- Two inputs, and a number ---------------------------------------------------------------------
+# --- Two inputs, or one and a number --------------------------------------------------------------
 
 
 def _modulo(g, x, y):
-    none = g.Equal(y, 0.0)  # by 0 it is 0 here
+    none = g.Equal(y, 0.0)  # modulo 0 is 0 here
     if g.call.dtype in INTEGERS:
         return g.Mod(x, g.Where(none, 1, y))
     return g.Where(none, 0.0, g.Sub(x, g.Mul(g.Floor(g.Div(x, y)), y)))
@@ -199,7 +199,7 @@ def _hypot(g, x, y):
     return g.Sqrt(g.Add(g.Mul(x, x), g.Mul(y, y)))
 
 
-# name of the function -> (what it becomes, a function, the ops of two inputs)
+# function name -> (ONNX ops, a function, the ops with two inputs)
 ARITHMETIC = {
     "add": ("Add", lambda g, x, y: g.Add(x, y), "broadcast_add elemwise_add _grad_add"),
     "sub": ("Sub", lambda g, x, y: g.Sub(x, y), "broadcast_sub elemwise_sub"),
@@ -211,7 +211,7 @@ ARITHMETIC = {
     "mod": ("Div, Floor", _modulo, "broadcast_mod _mod"),
     "hypot": ("Sqrt", _hypot, "broadcast_hypot _hypot"),
 }
-# Ops of an array and a number: the function, and whether the number comes first.
+# Ops of an array and a number: the function, and True if the number comes first.
 SCALARS = {
     "_plus_scalar": ("add", False),
     "_minus_scalar": ("sub", False),
@@ -314,7 +314,7 @@ def where(g, call, condition, x, y):
 
 
 def condition_rows(call):
-    """Whether the condition of `where` chooses rows."""
+    """True if the condition of `where` selects rows."""
     return call.inputs[0].ndim == 1 and call.inputs[1].ndim > 1
 
 
@@ -400,7 +400,7 @@ MANY = {
 
 
 def _old_axis(node, x, y):
-    """The second input of an op before opset 7, whose axes stood at `axis`."""
+    """Reshapes the second input of an op before opset 7, whose axes start at `axis`."""
     axis, ndim = node.attribute("axis"), node.ndim(0)
     if axis is None or not node.attribute("broadcast"):
         return y
@@ -448,7 +448,7 @@ def where_back(node):
     condition = sym.cast(condition, dtype=node.dtype(1))
     shapes = {node.shape(place) for place in range(3)}
     if len(shapes) > 1 or None in shapes:
-        parts = (condition, x, y)  # all in the shape that they broadcast to
+        parts = (condition, x, y)  # all with the shape that they broadcast to
         zeros = sym.zeros_like(x)
         for part in (condition, y):
             zeros = sym.broadcast_add(zeros, sym.zeros_like(part))

@@ -1,4 +1,4 @@
-"""Ops that look values up, and those that order them."""
+"""Indexing ops, and sorting ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._table import exports, imports
 
 
 def _within(g, indices, x, axis, mode):
-    """Indices as int64, out of range ones treated as `mode` says."""
+    """Casts indices to int64; `mode` handles those out of range."""
     found = g.cast(indices, "int64")
     size = x.shape[axis]
     array = getattr(indices, "array", None)
@@ -49,7 +49,7 @@ def gather_back(node):
 
 
 def _mode_back(node, axis):
-    """Negative indices count from the end: as `wrap` has it, where the size is known."""
+    """Returns `wrap`, in which negative indices count from the end, if the size is known."""
     shape = node.shape(0)
     return "wrap" if shape and not isinstance(shape[axis], Open) else "clip"
 
@@ -90,7 +90,7 @@ def batch_take(g, call, x, indices):
 
 
 def _last(g, indices):
-    """Indices whose first axis tells the place, with that axis last, as ONNX has it."""
+    """Moves the first axis of indices, the coordinates, to the end, as ONNX requires."""
     found = g.cast(indices, "int64")
     return g.Transpose(found, perm=[*range(1, indices.ndim), 0]) if indices.ndim > 1 else found
 
@@ -123,7 +123,7 @@ def index_copy(g, call, old, indices, new):
 def one_hot(g, call, indices):
     values = g.constant(np.asarray([call["off_value"], call["on_value"]], dtype=np.float32))
     depth, index = g.number(call["depth"], "int64"), g.cast(indices, "int64")
-    # Negative ones are nowhere here; ONNX counts them from the end
+    # Negative indices select nothing here, while ONNX counts them from the end.
     index = g.Where(g.Less(index, g.number(0, "int64")), depth, index)
     found = g.OneHot(index, depth, g.cast(values, "float32", "float32"), axis=-1)
     return g.cast(found, call.dtype, "float32")
@@ -140,11 +140,11 @@ def one_hot_back(node):
     )
 
 
-# --- Order ----------------------------------------------------------------------------------------
+# --- Sorting --------------------------------------------------------------------------------------
 
 
 def _top(g, x, axis, count, largest):
-    """(values, indices) of the first of an order."""
+    """Returns the (values, indices) of the first `count` elements in order."""
     size = g.sizes([x.shape[axis] if count is None else count])
     values, indices = g.TopK(x, size, axis=axis, largest=int(largest), sorted=1, outputs=2)
     return values, indices
@@ -165,7 +165,7 @@ def topk(g, call, x):
 
 
 def _marked(g, call, x, axis, indices, count):
-    """Ones at the indices, zeros elsewhere."""
+    """Returns ones at the indices, and zeros elsewhere."""
     shape = [count if i == axis else size for i, size in enumerate(x.shape)]
     ones, zeros = g.full(shape, 1, call.dtype), g.full(x.shape, 0, call.dtype)
     return g.reshape(g.ScatterElements(zeros, indices, ones, axis=axis), call.shape, ())
@@ -204,7 +204,7 @@ def topk_back(node):
     return [values, indices]
 
 
-# --- Sequences of their own lengths ---------------------------------------------------------------
+# --- Sequences with lengths -----------------------------------------------------------------------
 
 
 def _steps(g, x, axis):
@@ -216,7 +216,7 @@ def _steps(g, x, axis):
 
 
 def _at_most(g, lengths, x, axis):
-    """Lengths that are no longer than the steps there are."""
+    """Clips lengths to the number of steps."""
     longest = g.Squeeze(g.sizes([x.shape[axis]]), [0])
     return g.Min(g.cast(lengths, "int64"), longest)
 

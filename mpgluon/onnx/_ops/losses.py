@@ -1,4 +1,4 @@
-"""Outputs with a loss of their own: in a file for inference they are what they predict."""
+"""Output ops with a loss, which become their predictions in a file for inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisations."""
+"""Normalization ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .._table import exports, imports
 
 
 def _axis_second(g, x, axis, function):
-    """A function that wants the channels second."""
+    """Applies a function that requires channels in axis 1."""
     if axis == 1:
         return function(x)
     order = [0, axis, *[i for i in range(1, x.ndim) if i != axis]]

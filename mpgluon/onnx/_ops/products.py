@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .._table import exports, imports
 
 
 def _turned(g, x, turn=True):
-    """The last two axes exchanged."""
+    """Swaps the last two axes."""
     return g.Transpose(x, perm=[*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]) if turn else x
 
 
@@ -125,7 +125,7 @@ def matmul_back(node):
 
 
 def _with_broadcast(node, x, y):
-    """Stacks of different shapes, made alike first."""
+    """Multiplies stacks of matrices after broadcasting their shapes."""
     front_x, front_y = node.shape(0)[:-2], node.shape(1)[:-2]
     ndim = max(len(front_x), len(front_y))
     front_x = (*[1] * (ndim - len(front_x)), *front_x)

@@ -1,13 +1,13 @@
-"""Random numbers: onnxruntime draws its own."""
+"""Random number ops; onnxruntime draws different numbers."""
 
 from __future__ import annotations
 
 from .._package import NUMBERS
 from .._table import exports
 
-# ONNX draws floats.
+# ONNX draws only floats.
 FLOATS = ("float16", "float32", "float64")
-# op -> (ONNX's, the attributes, and the parameters that they are here)
+# op -> (ONNX op, ONNX attributes and the corresponding parameters)
 DRAWN = {
     "_random_normal": ("RandomNormal", {"mean": "loc", "scale": "scale"}),
     "_random_uniform": ("RandomUniform", {"low": "low", "high": "high"}),
@@ -18,7 +18,7 @@ def _enter(op, onnx, parameters):
     def drawn(g, call, function, *inputs, **shape):
         dtype = call.dtype if call.dtype in FLOATS else "float32"
         given = {key: float(call[name]) for key, name in parameters.items()}
-        if not given.get("scale", 1.0) > 0:  # runtimes end the process
+        if not given.get("scale", 1.0) > 0:  # runtimes crash the process
             call.refuse("scale has to be more than 0")
         return g.cast(function(*inputs, dtype=NUMBERS[dtype], **given, **shape), call.dtype, dtype)
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: each layer of an `RNN` is a node, and the other way round."""
+"""Recurrent layers: each layer of an `RNN` becomes a node, and vice versa."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .._table import exports, imports
 
 
 class Kind(NamedTuple):
-    """A kind of cell: its op, the order in which ONNX has its gates, and the attributes."""
+    """A kind of cell: its ONNX op, the order of its gates in ONNX, and the attributes."""
 
     op: str
-    gates: tuple[int, ...]  # ONNX's k-th gate is number gates[k] here
+    gates: tuple[int, ...]  # ONNX's k-th gate has index gates[k] here
     attributes: dict[str, object]
 
 
-# Here LSTM's gates are input, forget, cell, output, and GRU's reset, update, new; ONNX has input,
-# output, forget, cell, and update, reset, new.
+# LSTM's gates are input, forget, cell, output here, and input, output, forget, cell in ONNX. GRU's
+# are reset, update, new here, and update, reset, new in ONNX.
 KINDS = {
     "lstm": Kind("LSTM", (0, 3, 1, 2), {}),
     "gru": Kind("GRU", (1, 0, 2), {"linear_before_reset": 1}),
@@ -29,13 +29,13 @@ KINDS = {
 
 
 def _reordered(array, gates):
-    """The gates of weights or biases in another order."""
+    """Reorders the gates of weights or biases."""
     parts = np.split(array, len(gates))
     return np.concatenate([parts[gate] for gate in gates])
 
 
 class Known:
-    """Parameters that are known, cut up at once."""
+    """Known parameters, which are split at export."""
 
     def __init__(self, g, parameters) -> None:
         self._g, self._array, self._dtype = g, parameters.array, parameters.dtype
@@ -52,7 +52,7 @@ class Known:
 
 
 class Computed:
-    """Parameters that are computed when the graph runs, cut up there."""
+    """Computed parameters, which are split when the graph runs."""
 
     def __init__(self, g, parameters) -> None:
         self._g, self._name = g, parameters
@@ -74,7 +74,7 @@ class Computed:
 
 
 def _layers(call, parameters, inputs):
-    """For each layer (W, R, B) as ONNX has them, of all directions."""
+    """Returns (W, R, B) in ONNX's layout for each layer, of all directions."""
     kind, hidden = KINDS[call["mode"]], call["state_size"]
     directions, layers = 1 + bool(call["bidirectional"]), call["num_layers"]
     rows, place, cells = hidden * len(kind.gates), 0, []
@@ -137,7 +137,7 @@ def rnn(g, call, x, parameters, state, *rest):
 
 # --- Import ---------------------------------------------------------------------------------------
 
-# The activations that a file may name, or leave out, and the mode here.
+# The activations in a file, which may be omitted, and the mode here.
 MODES = {
     ("LSTM", ()): "lstm",
     ("LSTM", ("Sigmoid", "Tanh", "Tanh")): "lstm",
@@ -162,7 +162,7 @@ def _mode(node, directions):
 
 
 def _packed(node, mode, hidden):
-    """The parameters as one array."""
+    """Packs the parameters into one array."""
     gates = KINDS[mode].gates
     order = tuple(int(place) for place in np.argsort(gates))
     weights, recurrent = node.constant(1, "W"), node.constant(2, "R")

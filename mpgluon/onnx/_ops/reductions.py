@@ -1,4 +1,4 @@
-"""Ops that reduce axes."""
+"""Reductions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .._table import exports, imports
 
 
 def _axes(call, x):
-    """The axes that an op reduces; None for all."""
+    """Returns the axes that an op reduces; None means all."""
     axes = call["axis"]
     if axes is None or axes == ():
         return None
@@ -16,12 +16,12 @@ def _axes(call, x):
 
 
 def reduced(g, call, x, onnx, axes, keepdims, shape=None, source=None):
-    """A reduction of all, or of some axes; without axes the result has one here."""
+    """Adds a reduction of all or some axes; a full reduction has one axis here."""
     shape = call.shape if shape is None else shape
     whole = axes is None and not keepdims
     axes = list(range(x.ndim)) if axes is None else axes
     keep = int(keepdims)
-    if onnx == "ReduceSum":  # the first to take its axes as an input
+    if onnx == "ReduceSum":  # the first op to take its axes as an input
         found = g.ReduceSum(source or x, axes, keepdims=keep)
     else:
         found = g.emit(onnx, source or x, axes=axes, keepdims=keep)

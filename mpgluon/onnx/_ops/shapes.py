@@ -1,4 +1,4 @@
-"""Ops that change shapes, and those that join and cut arrays."""
+"""Ops that reshape, join and split arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .._source import Open, runs_of, size_of
 from .._table import exports, imports
 from .constants import opened
 
-# The end of a slice that goes to the end, or backwards to the start.
+# End of a slice to the end of an axis, or backwards to its start.
 END, START = (1 << 63) - 1, -(1 << 63) + 1
 
 
@@ -29,7 +29,7 @@ def reshape_back(node):
 
 
 def _codes(node, shape):
-    """The sizes as Reshape's codes."""
+    """Returns the sizes as codes of Reshape."""
     places = [axis for axis, size in enumerate(shape) if isinstance(size, Open) or size == -1]
     if len(places) <= 1:
         return [-1 if axis in places else size for axis, size in enumerate(shape)]
@@ -42,7 +42,7 @@ def _codes(node, shape):
 
 
 def _matched(old, new):
-    """Codes that keep, merge and split axes, one after the other; None where that can't be."""
+    """Returns codes that keep, merge and split axes in order, or None if that is impossible."""
     if not old and not new:
         return []
     ways = []
@@ -112,7 +112,7 @@ def swap_axis(g, call, x):
     return g.Transpose(x, perm=axes)
 
 
-# --- Joining and cutting --------------------------------------------------------------------------
+# --- Joining and splitting ------------------------------------------------------------------------
 
 
 @exports("Concat _rnn_param_concat", "Concat")
@@ -235,7 +235,7 @@ def slice_back(node):
 
 
 def _to_open(node, x, cut, axis):
-    """A slice whose end is a size that the file leaves open."""
+    """Slices an axis up to an open size."""
     first, last, stride = cut
     if first != 0 or stride != 1:
         raise ONNXError("a slice to a size that the file leaves open has to start at 0")
@@ -343,7 +343,7 @@ def pad_back(node):
 
 
 def padded(x, width, mode="constant", number=0.0, name=None):
-    """Pads any axes: `sym.Pad` wants four or five, of which the last ones are padded."""
+    """Pads any axes: `sym.Pad` only pads the last axes of 4-d and 5-d arrays."""
     ndim = len(width)
     if not any(sum(pair) for pair in width):
         return x
