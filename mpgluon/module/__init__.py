@@ -1,4 +1,4 @@
-"""Modules: symbols with parameters, devices and an optimizer, trained by `fit` or step by step."""
+"""Modules: symbols with parameters, devices and an optimizer, trained by `fit` or manually."""
 
 from .base_module import BaseModule
 from .bucketing_module import BucketingModule

@@ -1,5 +1,7 @@
-"""`Module._exec_group`: MXNet's private view of a module's executors, which programs use to read,
-clip and clear gradients in place."""
+"""`Module._exec_group`: MXNet's private view of a module's executors.
+
+Programs use it to read, clip and clear gradients in place.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class GroupState(NamedTuple):
-    """The state of a bound module that its `ExecutorGroup` shows."""
+    """The state of a bound module that its `ExecutorGroup` exposes."""
 
     execs: list[Executor]
     contexts: list[Context]
-    workload: Sequence[float]  # relative sizes of the contexts' parts of a batch
+    workload: Sequence[float]  # relative sizes of the contexts' shares of a batch
     slices: list[slice]  # the rows of a batch that each context computes
     batch_size: int
     param_names: list[str]
@@ -39,9 +41,10 @@ class GroupState(NamedTuple):
 
 
 class ExecutorGroup:
-    """The executors of a bound module, one per context, and their arrays: a list per parameter or
-    input that holds an array per context. The arrays are the module's own, so writes to them take
-    effect.
+    """The executors of a bound module, one per context, and their arrays.
+
+    The arrays are lists per parameter or input that hold one array per context. They are the
+    module's own arrays, so writes to them take effect.
 
     Parameters
     ----------
@@ -150,33 +153,33 @@ class ExecutorGroup:
         return self._module.inputs_need_grad
 
     def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
-        """See `Module.forward`."""
+        """Calls `Module.forward`."""
         self._module.forward(data_batch, is_train)
 
     def backward(self, out_grads: Arrays | None = None) -> None:
-        """See `Module.backward`."""
+        """Calls `Module.backward`."""
         self._module.backward(out_grads)
 
     def get_outputs(
         self, merge_multi_context: bool = True, begin: int = 0, end: int | None = None
     ) -> list[Any]:
-        """See `Module.get_outputs`; `begin` and `end` choose outputs."""
+        """Calls `Module.get_outputs`; `begin` and `end` select outputs."""
         return self._module.get_outputs(merge_multi_context)[begin:end]
 
     def get_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """See `Module.output_shapes`."""
+        """Returns `Module.output_shapes`."""
         return self._module.output_shapes
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[Any]:
-        """See `Module.get_input_grads`."""
+        """Calls `Module.get_input_grads`."""
         return self._module.get_input_grads(merge_multi_context)
 
     def get_states(self, merge_multi_context: bool = True) -> list[Any]:
-        """See `Module.get_states`."""
+        """Calls `Module.get_states`."""
         return self._module.get_states(merge_multi_context)
 
     def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
-        """See `Module.set_states`."""
+        """Calls `Module.set_states`."""
         self._module.set_states(states, value)
 
     def get_params(self, arg_params: dict[str, Any], aux_params: dict[str, Any]) -> None:
@@ -196,21 +199,20 @@ class ExecutorGroup:
     def set_params(
         self, arg_params: dict[str, Any], aux_params: dict[str, Any], allow_extra: bool = False
     ) -> None:
-        """Copies parameters and states to all contexts; the module's other ones keep their
-        values."""
+        """Copies parameters and states to all contexts; the module's other ones are unchanged."""
         for executor in self.execs:
             executor.copy_params_from(arg_params, aux_params, allow_extra_params=allow_extra)
 
     def update_metric(
         self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False
     ) -> None:
-        """See `Module.update_metric`."""
+        """Calls `Module.update_metric`."""
         self._module.update_metric(eval_metric, labels, pre_sliced)
 
     def reshape(self, data_shapes: DataShapes, label_shapes: DataShapes | None = None) -> None:
-        """See `Module.reshape`."""
+        """Calls `Module.reshape`."""
         self._module.reshape(data_shapes, label_shapes)
 
     def install_monitor(self, mon: Monitor) -> None:
-        """See `Module.install_monitor`."""
+        """Calls `Module.install_monitor`."""
         self._module.install_monitor(mon)

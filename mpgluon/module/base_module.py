@@ -1,4 +1,4 @@
-"""`BaseModule`: what all modules do with batches: train, score, predict."""
+"""`BaseModule`: training, scoring and prediction, common to all modules."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ def _call_all(callbacks, *args):
 
 
 class BaseModule:
-    """The base of modules. A subclass defines `bind`, `init_params`, `init_optimizer`, `forward`,
-    `backward`, `update`, `update_metric`, `get_outputs`, `get_params` and the descriptions of its
-    data."""
+    """The base of modules.
+
+    A subclass defines `bind`, `init_params`, `init_optimizer`, `forward`, `backward`, `update`,
+    `update_metric`, `get_outputs`, `get_params` and the descriptions of its data.
+    """
 
     def __init__(self, logger: Any = logging) -> None:
         self.logger = logger
@@ -77,7 +79,7 @@ class BaseModule:
             if needed and not there:
                 raise AssertionError(f"call {what} before this")
 
-    # --- What subclasses define
+    # --- Defined by subclasses
 
     def _undefined(self, name):
         raise NotImplementedError(f"{type(self).__name__} does not define {name}")
@@ -94,12 +96,12 @@ class BaseModule:
 
     @property
     def data_shapes(self) -> list[DataDesc]:
-        """The data that it is bound to, as DataDesc."""
+        """The bound data descriptions, as DataDesc."""
         self._undefined("data_shapes")
 
     @property
     def label_shapes(self) -> list[DataDesc] | None:
-        """The labels that it is bound to, as DataDesc."""
+        """The bound label descriptions, as DataDesc."""
         self._undefined("label_shapes")
 
     @property
@@ -117,7 +119,7 @@ class BaseModule:
         shared_module: BaseModule | None = None,
         grad_req: str | Sequence[str] | dict[str, str] = "write",
     ) -> None:
-        """Makes the executors for these shapes of data and labels: DataDesc, or (name, shape)."""
+        """Creates the executors for these shapes of data and labels: DataDesc, or (name, shape)."""
         self._undefined("bind")
 
     def init_params(
@@ -129,7 +131,7 @@ class BaseModule:
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Sets the parameters: from the dicts where they are there, else by the initializer."""
+        """Sets the parameters from the dicts; the initializer sets those that are missing there."""
         self._undefined("init_params")
 
     def init_optimizer(
@@ -139,15 +141,15 @@ class BaseModule:
         optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """Makes the optimizer."""
+        """Creates the optimizer."""
         self._undefined("init_optimizer")
 
     def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
-        """Computes the outputs of a batch; `is_train` None: as it was bound."""
+        """Computes the outputs of a batch; the default of `is_train` is the mode of `bind`."""
         self._undefined("forward")
 
     def backward(self, out_grads: Arrays | None = None) -> None:
-        """Computes the gradients; `out_grads`: of the outputs, for those that are no losses."""
+        """Computes the gradients; `out_grads` holds those of outputs other than losses."""
         self._undefined("backward")
 
     def update(self) -> None:
@@ -161,42 +163,41 @@ class BaseModule:
         self._undefined("update_metric")
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The outputs of the last `forward`, as a list; not merged, a list per device for each."""
+        """Returns the outputs of the last `forward`; unmerged, each is a list per device."""
         self._undefined("get_outputs")
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The gradients of the data, like `get_outputs`; bound with `inputs_need_grad`."""
+        """Returns the gradients of the data, like `get_outputs`; needs `inputs_need_grad`."""
         self._undefined("get_input_grads")
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """(arguments, auxiliary states): dicts of name to NDArray on the host."""
+        """Returns (arguments, auxiliary states): dicts of name to NDArray on the host."""
         self._undefined("get_params")
 
     def install_monitor(self, mon: Monitor) -> None:
-        """Makes a `Monitor` see the executors."""
+        """Installs a `Monitor` on the executors."""
         self._undefined("install_monitor")
 
     def get_states(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The states that are carried from batch to batch, as a list; none, unless a subclass has
-        some."""
+        """Returns the list of states carried from batch to batch; empty by default."""
         return []
 
     def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
-        """Sets the states, to arrays or to one number."""
+        """Sets the states to arrays, or to one number."""
         if states or value:
             raise ValueError(f"{type(self).__name__} has no states")
 
-    # --- What works for all
+    # --- Common to all modules
 
     def forward_backward(self, data_batch: DataBatch) -> None:
-        """`forward` in train mode, then `backward`."""
+        """Calls `forward` in training mode, then `backward`."""
         self.forward(data_batch, is_train=True)
         self.backward()
 
     def prepare(
         self, data_batch: DataBatch, sparse_row_id_fn: Callable[..., Any] | None = None
     ) -> None:
-        """Makes ready for a batch before its `forward`; nothing to do for most modules."""
+        """Prepares for a batch before its `forward`; does nothing in most modules."""
 
     def set_params(
         self,
@@ -206,11 +207,11 @@ class BaseModule:
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Takes over parameters from dicts of name to NDArray."""
+        """Sets the parameters from dicts of name to NDArray."""
         self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
 
     def save_params(self, fname: str) -> None:
-        """Writes the parameters into a ``.params`` file."""
+        """Writes the parameters to a ``.params`` file."""
         arguments, states = self.get_params()
         nd.save(
             fname,
@@ -221,7 +222,7 @@ class BaseModule:
         )
 
     def load_params(self, fname: str) -> None:
-        """Reads what `save_params` wrote. ValueError for files of other kinds."""
+        """Reads a file written by `save_params`; raises ValueError for a file of another kind."""
         try:
             self.set_params(*split_params(nd.load(fname), fname, True))
         except RuntimeError as error:
@@ -230,7 +231,7 @@ class BaseModule:
             raise type(error)(f"{os.fspath(fname)}: {error}") from None
 
     def _begin_epoch(self, epoch, train_data):
-        """What `fit` does before the batches of an epoch: nothing, unless a subclass has any."""
+        """Runs before the batches of each epoch in `fit`; does nothing by default."""
 
     def _batches(self, eval_data, num_batch, reset):
         self._require(params=True)
@@ -252,7 +253,7 @@ class BaseModule:
         epoch: int = 0,
         sparse_row_id_fn: Callable[..., Any] | None = None,
     ) -> list[tuple[str, float]]:
-        """Evaluates a metric over the batches of an iterator; a list of (name, value)."""
+        """Evaluates a metric over the batches of an iterator; returns a list of (name, value)."""
         eval_metric = (
             eval_metric
             if isinstance(eval_metric, metrics.EvalMetric)
@@ -277,7 +278,7 @@ class BaseModule:
         reset: bool = True,
         sparse_row_id_fn: Callable[..., Any] | None = None,
     ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
-        """Yields ``(outputs, number, batch)`` for every batch, padding cut off."""
+        """Yields ``(outputs, number, batch)`` for every batch, with padding removed."""
         for number, batch in self._batches(eval_data, num_batch, reset):
             self.prepare(batch)
             self.forward(batch, is_train=False)
@@ -296,7 +297,7 @@ class BaseModule:
         always_output_list: bool = False,
         sparse_row_id_fn: Callable[..., Any] | None = None,
     ) -> NDArray | Any:
-        """The outputs for all batches of an iterator, or for an array.
+        """Computes the outputs for all batches of an iterator, or for an array.
 
         Returns
         -------
@@ -347,50 +348,47 @@ class BaseModule:
         monitor: Monitor | None = None,
         sparse_row_id_fn: Callable[..., Any] | None = None,
     ) -> None:
-        """Trains on the batches of `train_data` for the epochs from `begin_epoch` up to
-        `num_epoch`, binding and initializing first.
+        """Trains on the batches of `train_data` from epoch `begin_epoch` up to `num_epoch`.
+
+        It first binds and initializes the module.
 
         Parameters
         ----------
         train_data, eval_data : DataIter
-            The latter is scored after every epoch.
+            Data for training; the second is evaluated after every epoch.
         eval_metric, validation_metric : EvalMetric or str
             Metrics of training data, and of `eval_data` (by default the same).
         epoch_end_callback : function or list of functions (epoch, symbol, arg_params, aux_params)
             Called with epoch, symbol and parameters after each epoch.
-        batch_end_callback, eval_end_callback, eval_batch_end_callback : function or list of
+        batch_end_callback, eval_end_callback, eval_batch_end_callback : function or list
             Called with a `BatchEndParam` after each batch, after each evaluation, and after each
-            batch of one.
+            batch of an evaluation.
         kvstore : str, default 'local'
-            As of `gluon.Trainer`.
+            As in `gluon.Trainer`.
         optimizer : str or Optimizer, default 'sgd'
             The optimizer, or its name.
         optimizer_params : dict, default (('learning_rate', 0.01),)
-            Options for making the optimizer.
+            Options of the optimizer.
         initializer : Initializer, default Uniform(0.01)
-            First values of parameters that are given none.
+            Initializes the parameters without a given value.
         arg_params : dict of str to NDArray, optional
-            First values of parameters by name.
+            Initial values of parameters by name.
         aux_params : dict of str to NDArray, optional
-            First values of auxiliary states by name.
+            Initial values of auxiliary states by name.
         allow_missing : bool, default False
-            Whether parameters that `arg_params` leaves out get values of `initializer`.
+            True if `initializer` sets the parameters that `arg_params` omits.
         force_rebind : bool, default False
-            Whether to bind again.
+            True to rebind a bound module.
         force_init : bool, default False
-            Whether to initialize again.
+            True to reinitialize.
         begin_epoch : int, default 0
             The number of the first epoch.
         num_epoch : int, optional
-            The number of the epoch to end before.
+            The epoch before which training ends.
         monitor : Monitor, optional
-            Looks at outputs while training.
+            Monitors the executors while training.
         sparse_row_id_fn : callable, optional
-            Accepted; arrays are dense.
-        functions (BatchEndParam)
-        kvstore, optimizer, optimizer_params : see `init_optimizer`
-        initializer, arg_params, aux_params, allow_missing, force_init : see `init_params`
-        monitor : Monitor, optional
+            Accepted for compatibility with MXNet; ignored.
         """
         if num_epoch is None:
             raise AssertionError("please specify number of epochs")
@@ -424,7 +422,7 @@ class BaseModule:
                 self.update_metric(eval_metric, batch.label)
                 if monitor is not None:
                     monitor.toc_print()
-                # Of the whole epoch, whatever callbacks reset
+                # Over the whole epoch, even if callbacks reset the local metric.
                 values = eval_metric.get_global_name_value()
                 if batch_end_callback is not None:
                     _call_all(
@@ -449,13 +447,12 @@ class BaseModule:
 
 
 def copied(arrays: dict[str, NDArray]) -> dict[str, NDArray]:
-    """Copies of a dict's arrays on the first CPU device."""
+    """Copies a dict's arrays to the first CPU device."""
     return {name: array.copyto(cpu()) for name, array in arrays.items()}
 
 
 def check_names(symbol: Symbol, names: list[str], what: str, must: bool) -> None:
-    """Checks that `names` are arguments of the symbol: an error where they must be, else a
-    warning."""
+    """Checks that `names` are arguments of the symbol; raises ValueError if `must`, else warns."""
     known = symbol.list_arguments()
     for name in names:
         if name in known:
@@ -473,5 +470,5 @@ def check_names(symbol: Symbol, names: list[str], what: str, must: bool) -> None
 
 
 def require(module: BaseModule, *, params: bool = False, optimizer: bool = False) -> None:
-    """AssertionError unless a module is bound, and has what is asked for."""
+    """Raises AssertionError unless a module is bound and has the required state."""
     module._require(params=params, optimizer=optimizer)

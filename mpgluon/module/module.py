@@ -1,5 +1,5 @@
-"""`Module`: one symbol on one device, on several with a part of each batch, or spread over devices
-by group2ctx."""
+"""`Module`: one symbol on one device, data-parallel on several, or spread over devices by
+group2ctx."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Module(BaseModule):
     symbol : Symbol
         The network, with its losses.
     data_names, label_names : list of str
-        The arguments that batches bring; the other ones are parameters.
+        The arguments supplied by batches; the remaining ones are parameters.
     logger : Logger
-        Where messages go.
+        Receives the messages.
     context : Context or list of Context, default the current context
-        Of several, each computes a part of every batch.
+        The devices; each computes a part of every batch.
     work_load_list : list of number, optional
-        Sizes of the parts; all equal by default.
+        Relative sizes of the parts; equal by default.
     fixed_param_names : list of str, optional
         Parameters that are not trained.
     state_names : list of str, optional
@@ -64,7 +64,7 @@ class Module(BaseModule):
     group2ctxs : dict of str to Context or list of them, or a list of such dicts, optional
         The devices of the groups of ``AttrScope(ctx_group=...)``, for each context.
     compression_params : optional
-        Accepted as in MXNet.
+        Gradient compression parameters; see `set_gradient_compression` of the kvstore.
 
     Examples
     --------
@@ -115,7 +115,7 @@ class Module(BaseModule):
         self._output_axes = [DataDesc.get_batch_axis(out.attr("__layout__")) for out in symbol]
         self._arg_params = self._aux_params = None
         self._params_dirty = False
-        # an update has begun, and only the parameters of the first executor are new
+        # True while an update has only changed the parameters of the first executor.
         self._replicas_behind = False
         self._optimizer = self._updater = self._kvstore = None
         self._compression_params = compression_params
@@ -143,14 +143,14 @@ class Module(BaseModule):
         self.binded: bool = False
         self._execs = []
         self._grad_req = None
-        # name -> the largest array so far of a data or label, which all buckets use
+        # name -> the largest array so far of a data or label, shared by all buckets
         self._buffers = [{} for _ in self._context]
         self._data_shapes = self._label_shapes = None
         self._batch_size = 0
 
     @staticmethod
     def load(prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
-        """A module of a checkpoint; `kwargs` go to `Module`."""
+        """Loads the module of a checkpoint; `kwargs` are passed to `Module`."""
         symbol, arguments, states = load_checkpoint(prefix, epoch)
         module = Module(symbol=symbol, **kwargs)
         module._arg_params, module._aux_params = arguments, states
@@ -166,8 +166,10 @@ class Module(BaseModule):
         save_optimizer_states: bool = False,
         remove_amp_cast: bool = True,
     ) -> None:
-        """Writes the symbol, the parameters, and (``prefix-0001.states``) the optimizer's
-        states."""
+        """Writes the symbol and the parameters.
+
+        With `save_optimizer_states` it also writes the optimizer's states (``prefix-0001.states``).
+        """
         save_checkpoint(
             prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast
         )
@@ -199,7 +201,7 @@ class Module(BaseModule):
 
     @property
     def _total_exec_bytes(self):
-        """Bytes of the arrays bound, those shared with other modules included."""
+        """Returns the bytes of the bound arrays, including those shared with other modules."""
         arrays = [
             array
             for one in self._execs
@@ -244,7 +246,7 @@ class Module(BaseModule):
                 for name in (*self._param_names, *self._state_names)
             }
         )
-        inputs = set(self._symbol.list_inputs())  # labels may be for the metric alone
+        inputs = set(self._symbol.list_inputs())  # some labels may only be used by the metric
         return list(
             zip(
                 self._output_names,
@@ -266,24 +268,24 @@ class Module(BaseModule):
         shared_module: BaseModule | None = None,
         grad_req: str | Sequence[str] | dict[str, str] = "write",
     ) -> None:
-        """Makes executors for batches of these shapes.
+        """Creates executors for batches of these shapes.
 
         Parameters
         ----------
         data_shapes, label_shapes : list of DataDesc or (str, tuple)
-            Name and shape of each input, as of `DataIter.provide_data`.
+            Name and shape of each input, as in `DataIter.provide_data`.
         for_training : bool, default True
-            Whether gradients are computed.
+            True to compute gradients.
         inputs_need_grad : bool, default False
-            Whether also those of the data are.
+            True to compute the gradients of the data as well.
         force_rebind : bool, default False
-            Whether a bound module is bound anew.
+            True to rebind a bound module.
         shared_module : Module, optional
-            Whose parameters and memory are shared, as by buckets.
+            A module to share parameters and memory with, as buckets do.
         grad_req : str, list or dict of str
-            What becomes of the gradients of parameters and, with `inputs_need_grad`, of data:
-            'write', 'add' or 'null'. A list has one for each argument of the symbol; names that a
-            dict leaves out have 'write'.
+            The handling of gradients of parameters and, with `inputs_need_grad`, of data: 'write',
+            'add' or 'null'. A list has one for each argument of the symbol; names missing from a
+            dict get 'write'.
         """
         if force_rebind:
             self._reset_bind()
@@ -339,7 +341,7 @@ class Module(BaseModule):
             self.borrow_optimizer(shared_module)
 
     def _grad_requests(self, grad_req):
-        """The request for the gradient of each argument, by name."""
+        """Returns the gradient request of each argument, by name."""
         arguments = self._symbol.list_arguments()
         if isinstance(grad_req, str):
             grad_req = dict.fromkeys(arguments, grad_req)
@@ -386,7 +388,7 @@ class Module(BaseModule):
         return shapes
 
     def reshape(self, data_shapes: DataShapes, label_shapes: DataShapes | None = None) -> None:
-        """Goes over to batches of other shapes."""
+        """Switches to batches of other shapes."""
         self._require()
         self._set_shapes(data_shapes, label_shapes)
         self._execs = [
@@ -405,12 +407,12 @@ class Module(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Sets the parameters: from the dicts where they are there, else by the initializer; all
-        of them or, when one does not fit, none.
+        """Sets the parameters from the dicts, and the missing ones by the initializer.
 
-        RuntimeError when one is missing without `allow_missing`, MXNetError for one of another
-        shape; other dtypes are cast. Names that the symbol does not have are passed over, as in
-        MXNet, whatever `allow_extra` says.
+        The change is atomic: if one value does not fit, no parameter is set. Raises RuntimeError if
+        one is missing without `allow_missing`, and MXNetError for another shape; other dtypes are
+        cast. Names that the symbol does not have are ignored regardless of `allow_extra`, as in
+        MXNet.
         """
         if self.params_initialized and not force_init:
             warnings.warn(
@@ -455,12 +457,11 @@ class Module(BaseModule):
         force_init: bool = True,
         allow_extra: bool = False,
     ) -> None:
-        """Takes over parameters from dicts of name to NDArray: all of them or, when one does not
-        fit, none.
+        """Sets the parameters from dicts of name to NDArray, atomically.
 
-        allow_missing: those that are not there keep what they have; else RuntimeError. Then extra
-        ones are a ValueError unless `allow_extra`; without `allow_missing` they are passed over,
-        as in MXNet. MXNetError for arrays of another shape; other dtypes are cast.
+        With `allow_missing`, missing parameters keep their values, and extra ones raise ValueError
+        unless `allow_extra`. Without it, missing ones raise RuntimeError, and extra ones are
+        ignored, as in MXNet. Raises MXNetError for arrays of another shape; other dtypes are cast.
         """
         if not allow_missing:
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
@@ -482,7 +483,7 @@ class Module(BaseModule):
         )
 
     def _spread(self, arg_params, aux_params):
-        """These are the parameters from now on, in all executors."""
+        """Sets the parameters in all executors."""
         changes = [
             change
             for executor in self._execs
@@ -497,8 +498,7 @@ class Module(BaseModule):
         _core.at_once(*changes, (vars(self).update, values))
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """The dicts of parameters and of auxiliary states; the latter are averaged over the
-        contexts."""
+        """Returns the dicts of parameters and of auxiliary states, averaged over the contexts."""
         self._require(params=True)
         if self._params_dirty:
             first = self._execs[0]
@@ -519,11 +519,10 @@ class Module(BaseModule):
         optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """Installs an optimizer: an Optimizer, or a name with parameters. Gradients are divided by
-        the batch size by default.
+        """Installs an optimizer, given as an Optimizer or as a name with parameters.
 
-        kvstore: 'local', 'device' or None; parameters of several contexts are updated on the first
-        and copied to the others.
+        By default gradients are divided by the batch size. kvstore: 'local', 'device' or None; with
+        several contexts the first one updates the parameters and copies them to the rest.
         """
         self._require(params=True)
         if self.optimizer_initialized and not force_init:
@@ -559,8 +558,8 @@ class Module(BaseModule):
         elif not optimizer.idx2name:
             optimizer.idx2name = names
         updater = store.updater_by(optimizer) if served else optimizers.get_updater(optimizer)
-        # `update` does what pushing and pulling would, in one call for all parameters of a device;
-        # the store is there to be asked.
+        # `update` does the work of push and pull in one call for all parameters of a device; the
+        # store exists only for user access.
         apart = len(self._context) > 1 or of_ranks or served
         store = store if apart or store is kvstore else None
         if isinstance(store, kvstores.KVStore):
@@ -583,15 +582,14 @@ class Module(BaseModule):
         )
 
     def save_optimizer_states(self, fname: str) -> None:
-        """Writes the optimizer's states into a file."""
+        """Writes the optimizer's states to a file."""
         self._require(params=True, optimizer=True)
         _core.write_file(fname, self._updater.get_states())
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Reads what `save_optimizer_states` wrote, here or in MXNet; no code in the file runs.
+        """Reads a file written by `save_optimizer_states`, here or in MXNet, without running code.
 
-        MXNetError when the file holds no states, or states of parameters that the module does not
-        have.
+        Raises MXNetError if the file has no states, or states of unknown parameters.
         """
         self._require(params=True, optimizer=True)
         updater = optimizers.get_updater(self._updater.optimizer)
@@ -602,7 +600,7 @@ class Module(BaseModule):
                 raise
             except MXNetError as error:
                 raise MXNetError(f"{fname}: {error}") from None
-        # MXNet counts parameters where no kvstore updates them
+        # MXNet's keys are parameter indices if no kvstore updates them.
         names = dict(enumerate(self._param_names))
         states = {names.get(key, key): state for key, state in updater.states.items()}
         unknown = [str(key) for key in states if key not in self._param_names]
@@ -618,8 +616,7 @@ class Module(BaseModule):
     # Computing
 
     def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
-        """Computes the outputs for a batch. A batch of other shapes than bound reshapes the
-        module."""
+        """Computes the outputs for a batch; a batch of another shape reshapes the module."""
         self._require(params=True)
         self._replicate()
         is_train = self.for_training if is_train is None else is_train
@@ -656,8 +653,7 @@ class Module(BaseModule):
             executor.forward(is_train=is_train)
 
     def backward(self, out_grads: Arrays | None = None) -> None:
-        """Computes the gradients; `out_grads`: of the outputs, where those are not of loss
-        layers."""
+        """Computes the gradients; `out_grads` holds those of outputs other than losses."""
         self._require(params=True, training=True)
         grads = [out_grads] if isinstance(out_grads, nd.NDArray) else out_grads
         for (begin, end), executor in zip(self._parts, self._execs):
@@ -672,12 +668,12 @@ class Module(BaseModule):
             executor.backward(part)
 
     def update(self) -> None:
-        """Updates the parameters by their gradients."""
+        """Updates the parameters with their gradients."""
         self._require(params=True, optimizer=True)
         self._params_dirty = True
         arguments = [one.arg_dict for one in self._execs]
         gradients = [one.grad_dict for one in self._execs]
-        groups = {}  # device -> parameters there: each is updated where it is
+        groups = {}  # device -> parameters there, which are updated in place
         for name in self._param_names:
             grad = gradients[0][name]
             if grad is None:
@@ -692,8 +688,10 @@ class Module(BaseModule):
         self._replicate()
 
     def _replicate(self):
-        """Copies the parameters of the first executor to the others: behind an update, or later
-        where that was interrupted."""
+        """Copies the first executor's parameters to the other executors after an update.
+
+        If an interrupt prevented that, the next call repeats it.
+        """
         if not self._replicas_behind:
             return
         first, *others = [one.arg_dict for one in self._execs]
@@ -705,7 +703,7 @@ class Module(BaseModule):
     def update_metric(
         self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False
     ) -> None:
-        """Takes the outputs of the last forward into a metric."""
+        """Updates a metric with the outputs of the last forward."""
         if pre_sliced:
             for parts, executor in zip(labels, self._execs):
                 eval_metric.update_dict(dict(zip(self._label_names, parts)), executor.output_dict)
@@ -716,16 +714,17 @@ class Module(BaseModule):
         )
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The outputs of the last forward, those of the contexts joined; or a list for each
-        output."""
+        """Returns the outputs of the last forward, joined over contexts, or a list per output."""
         self._require(params=True)
         return self._merged(
             [one.outputs for one in self._execs], merge_multi_context, self._output_axes
         )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The gradients of the data, likewise; needs ``bind(inputs_need_grad=True)``. None where
-        `grad_req` is 'null'."""
+        """Returns the gradients of the data in the form of `get_outputs`.
+
+        They need ``bind(inputs_need_grad=True)``, and are None if `grad_req` is 'null'.
+        """
         self._require(params=True)
         if not self.inputs_need_grad:
             raise AssertionError(
@@ -736,8 +735,10 @@ class Module(BaseModule):
         return self._merged(grads, merge_multi_context, [axes[name] for name in self._data_names])
 
     def _merged(self, parts, merge, axes):
-        """The arrays of the contexts joined along their batch axes (-1: those of the first
-        context)."""
+        """Joins the arrays of the contexts along their batch axes.
+
+        For axis -1 it returns the first context's array.
+        """
         if not merge:
             return [list(arrays) for arrays in zip(*parts)]
         if len(parts) == 1:
@@ -749,7 +750,7 @@ class Module(BaseModule):
         return joined
 
     def get_states(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The arrays of `state_names`."""
+        """Returns the arrays of `state_names`."""
         self._require(params=True)
         return self._merged(
             [[one.arg_dict[name] for name in self._state_names] for one in self._execs],
@@ -758,8 +759,7 @@ class Module(BaseModule):
         )
 
     def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
-        """Sets the arrays of `state_names`: from lists per state of arrays per context, or to a
-        number."""
+        """Sets the arrays of `state_names` to a number, or to lists of one array per context."""
         self._require(params=True)
         if (states is None) == (value is None):
             raise AssertionError("set_states takes either states or a value")
@@ -768,31 +768,31 @@ class Module(BaseModule):
                 executor.arg_dict[name][:] = value if states is None else states[k][i]
 
     def install_monitor(self, mon: Monitor) -> None:
-        """Lets a Monitor watch the executors."""
+        """Installs a Monitor on the executors."""
         self._require()
         for executor in self._execs:
             mon.install(executor)
 
 
 def executors(module: Module) -> list[Executor]:
-    """The executors of a bound module, one for each context."""
+    """Returns the executors of a bound module, one for each context."""
     return module._execs
 
 
 def give_back(module: Module) -> None:
-    """Gives back what the last forward keeps."""
+    """Releases the outputs of the last forward, and the values kept for its backward."""
     for executor in module._execs:
         release(executor)
 
 
 def share_params(module: Module, owner: Module) -> None:
-    """The dicts of parameters of `owner` are those of `module`, too."""
+    """Makes `module` use the parameter dicts of `owner`."""
     module._arg_params, module._aux_params = owner._arg_params, owner._aux_params
     module.params_initialized = True
 
 
 def note_updates(owner: Module, modules: Iterable[Module]) -> None:
-    """Where one of the modules has updated the arrays, the dicts of `owner` are to be made anew."""
+    """Marks the dicts of `owner` as outdated if one of the modules has updated the arrays."""
     updated = any(module._params_dirty for module in (owner, *modules))
     for module in modules:
         module._params_dirty = False

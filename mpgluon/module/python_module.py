@@ -28,15 +28,17 @@ __all__ = ["PythonModule", "PythonLossModule"]
 
 
 class PythonModule(BaseModule):
-    """The base of modules without parameters. A subclass defines `_compute_output_shapes`,
-    `forward`, `backward`, `get_outputs` and `get_input_grads`.
+    """The base of modules without parameters.
+
+    A subclass defines `_compute_output_shapes`, `forward`, `backward`, `get_outputs` and
+    `get_input_grads`.
 
     Parameters
     ----------
     data_names, label_names, output_names : list of str
         `label_names` may be None.
     logger : logging.Logger, default logging
-        Where messages go.
+        Receives the messages.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class PythonModule(BaseModule):
         shared_module: BaseModule | None = None,
         grad_req: str | Sequence[str] | dict[str, str] = "write",
     ) -> None:
-        """Takes note of the shapes; see `Module.bind`."""
+        """Records the shapes; see `Module.bind`."""
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
             return
@@ -114,11 +116,14 @@ class PythonModule(BaseModule):
         self.binded = True
 
     def _compute_output_shapes(self):
-        """(name, shape) of the outputs, from `self._data_shapes` and `self._label_shapes`."""
+        """Returns (name, shape) of the outputs.
+
+        They depend on `self._data_shapes` and `self._label_shapes`.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define _compute_output_shapes")
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """Two empty dicts."""
+        """Returns two empty dicts."""
         return {}, {}
 
     def init_params(
@@ -130,7 +135,7 @@ class PythonModule(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """There is nothing to initialize."""
+        """Does nothing: there are no parameters."""
         self.params_initialized = True
 
     def init_optimizer(
@@ -140,16 +145,16 @@ class PythonModule(BaseModule):
         optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """There is nothing to update."""
+        """Does nothing: there are no parameters."""
         self.optimizer_initialized = True
 
     def update(self) -> None:
-        """There is nothing to update."""
+        """Does nothing: there are no parameters."""
 
     def update_metric(
         self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False
     ) -> None:
-        """Takes the outputs into a metric, where the module has labels."""
+        """Updates a metric with the outputs, if the module has labels."""
         if self._label_shapes is None:
             return
         if pre_sliced:
@@ -163,14 +168,14 @@ class PythonLossModule(PythonModule):
     Parameters
     ----------
     name : str, default 'pyloss'
-        The beginning of the outputs' names.
+        The prefix of the outputs' names.
     data_names, label_names : one name each
         Names of the inputs.
     grad_func : function, optional
-        ``grad_func(scores, labels)`` gives the gradient with respect to the scores, an NDArray or a
-        NumPy array. Without it a subclass defines `_backward_impl`.
+        ``grad_func(scores, labels)`` returns the gradient with respect to the scores, an NDArray or
+        a NumPy array. Without it a subclass defines `_backward_impl`.
     logger : logging.Logger, default logging
-        Where messages go.
+        Receives the messages.
 
     Examples
     --------
@@ -204,13 +209,13 @@ class PythonLossModule(PythonModule):
         return [(f"{self._name}_output", self._data_shapes[0].shape)]
 
     def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
-        """Keeps the scores, and in training the labels."""
+        """Stores the scores and, in training, the labels."""
         self._scores = data_batch.data[0]
         if self.for_training if is_train is None else is_train:
             self._labels = data_batch.label[0]
 
     def get_outputs(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The scores."""
+        """Returns the scores."""
         return [self._scores]
 
     def backward(self, out_grads: Arrays | None = None) -> None:
@@ -231,11 +236,11 @@ class PythonLossModule(PythonModule):
         )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The gradient of the scores."""
+        """Returns the gradient of the scores."""
         return [self._scores_grad]
 
     def install_monitor(self, mon: Monitor) -> None:
-        """No executor runs here that a Monitor could watch."""
+        """Raises NotImplementedError: there is no executor to monitor."""
         raise NotImplementedError(
             "a PythonLossModule has no executor to watch; install the monitor on the modules "
             "before it"

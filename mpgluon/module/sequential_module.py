@@ -1,4 +1,4 @@
-"""`SequentialModule`: modules one behind the other, the outputs of each the data of the next."""
+"""`SequentialModule`: a chain of modules; the outputs of each are the data of the next."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ __all__ = ["SequentialModule"]
 
 
 def _behind_another(module, grad_req):
-    """`grad_req` for a module whose data come from another one: what it passes back to that one
-    are the gradients of this batch, also where those of parameters are added up."""
+    """Returns `grad_req` for a module whose data are another module's outputs.
+
+    The data gradients are written even if those of parameters accumulate, because they are passed
+    back for one batch only.
+    """
     if not isinstance(module, Module) or isinstance(grad_req, (list, tuple)):
         return grad_req
     if isinstance(grad_req, str):
@@ -62,16 +65,16 @@ class SequentialModule(BaseModule):
         self._label_shapes = None
 
     def add(self, module: BaseModule, **kwargs: Any) -> SequentialModule:
-        """Puts a module behind the others.
+        """Appends a module to the chain.
 
         Parameters
         ----------
         module : BaseModule
             The module to append.
         take_labels : bool, default False
-            Whether it gets the labels.
+            True if it receives the labels.
         auto_wiring : bool, default False
-            Whether the outputs before it take on the names of its data.
+            True to rename the preceding outputs to its data names.
 
         Returns
         -------
@@ -122,7 +125,7 @@ class SequentialModule(BaseModule):
         shared_module: BaseModule | None = None,
         grad_req: str | Sequence[str] | dict[str, str] = "write",
     ) -> None:
-        """Binds all modules, each for what the one before it gives; see `Module.bind`."""
+        """Binds all modules, each for the outputs of the preceding one; see `Module.bind`."""
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
             return
@@ -159,7 +162,7 @@ class SequentialModule(BaseModule):
         self.binded = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-        """The parameters and auxiliary states of all modules."""
+        """Returns the parameters and auxiliary states of all modules."""
         self._require(params=True)
         arguments, states = {}, {}
         for module in self._modules:
@@ -177,8 +180,10 @@ class SequentialModule(BaseModule):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Initializes all modules; see `Module.init_params`. AssertionError when two have a
-        parameter of the same name."""
+        """Initializes all modules; see `Module.init_params`.
+
+        Raises AssertionError if two have a parameter of the same name.
+        """
         if self.params_initialized and not force_init:
             return
         self._require()
