@@ -1,4 +1,4 @@
-"""Images: files to arrays, and what is done to them before they become batches."""
+"""Images: reading files into arrays, and transforming images before batching."""
 
 from . import detection
 from .augment import *

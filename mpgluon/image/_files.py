@@ -1,4 +1,4 @@
-"""Files of images to arrays and back, by Pillow, which is loaded when it is first needed."""
+"""Decodes and encodes image files with Pillow, which is imported on first use."""
 
 import io
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from ..base import MXNetError, MXNetValueError
 
-# The formats that are decoded. Pillow knows some 40 more and tries them all by default: EPS among
-# them, which it hands to Ghostscript, a program that runs the code in the file.
+# The formats that are decoded. By default Pillow tries some 40 more, including EPS, which it passes
+# to Ghostscript, a program that runs the code in the file.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 
 
 def pillow():
-    """Pillow's module of images."""
+    """Returns Pillow's image module."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -23,14 +23,14 @@ def pillow():
 
 
 def _plain(picture, channels):
-    """The picture with 1 or 3 channels of 8 bits, or, with None, with those that it has."""
-    if picture.mode.startswith(("I", "F")):  # of 16 bits or more: the upper 8
+    """Converts the image to 1 or 3 8-bit channels; with None, it keeps its own channels."""
+    if picture.mode.startswith(("I", "F")):  # 16 bits or more: keep the upper 8
         values = np.asarray(picture).clip(0, 65535)
         values = np.nan_to_num(values, copy=False).astype(np.uint16, copy=False) >> 8
         picture = pillow().fromarray(values.astype(np.uint8))
     if channels is not None:
         mode = "L" if channels == 1 else "RGB"
-        return picture if picture.mode == mode else picture.convert(mode)  # which always copies
+        return picture if picture.mode == mode else picture.convert(mode)  # convert always copies
     if picture.mode in ("1", "L"):
         return picture.convert("L")
     alpha = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
@@ -38,7 +38,7 @@ def _plain(picture, channels):
 
 
 def _check_pixels(picture, limit):
-    """Refuses an image by its header if decoding it would take too much memory."""
+    """Rejects an image by its header if decoding it would take too much memory."""
     pixels = picture.width * picture.height
     if limit is not None and pixels > limit:
         raise MXNetError(
@@ -48,13 +48,13 @@ def _check_pixels(picture, limit):
 
 
 def decode(data, flag):
-    """A uint8 array (height, width, channels) of a file's bytes.
+    """Decodes a file's bytes into a uint8 array (height, width, channels).
 
     Parameters
     ----------
     data : bytes-like
     flag : {0, 1, None}
-        In grey (1 channel), in colours (red, green, blue), or as the file has it.
+        0 decodes to gray (1 channel), 1 to color (red, green, blue), None to the file's channels.
     """
     image = pillow()
     if not len(data):
@@ -63,17 +63,17 @@ def decode(data, flag):
         with image.open(io.BytesIO(data), formats=FORMATS) as picture:
             _check_pixels(picture, image.MAX_IMAGE_PIXELS)
             if flag == 0:
-                picture.draft("L", None)  # JPEG has the grey values as such
+                picture.draft("L", None)  # JPEG stores gray values directly
             picture = _plain(picture, None if flag is None else 3 if flag else 1)
             values = np.asarray(picture)
-    # Which errors a damaged file leads to depends on its format.
+    # The exception type for a damaged file depends on the format.
     except Exception as error:
         raise MXNetError(f"the image cannot be decoded: {error}") from None
     return values if values.ndim == 3 else values[:, :, None]
 
 
 def encode(values, suffix, quality):
-    """The bytes of an image file."""
+    """Returns the bytes of an image file."""
     image = pillow()
     if values.dtype != np.uint8:
         raise MXNetValueError(f"an image to be stored has the dtype uint8, not {values.dtype}")
@@ -89,7 +89,7 @@ def encode(values, suffix, quality):
     options = {
         ".jpg": ("JPEG", {"quality": quality}),
         ".jpeg": ("JPEG", {"quality": quality}),
-        # 9 is the most; MXNet's default of 95 is meant for JPEG
+        # The maximum is 9; MXNet's default of 95 is meant for JPEG.
         ".png": ("PNG", {"compress_level": min(max(quality, 0), 9)}),
     }
     if suffix.lower() not in options:

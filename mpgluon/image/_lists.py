@@ -1,4 +1,4 @@
-"""Lists of images: files of lines `number<TAB>label...<TAB>path`, and Python's lists."""
+"""Image lists: files of lines `number<TAB>label...<TAB>path`, and Python lists."""
 
 from numbers import Number
 
@@ -8,7 +8,7 @@ from ..base import MXNetError, MXNetValueError, lines_of
 
 
 def read_list(path, dtype="float32"):
-    """[(number, array of labels, path)] of a file."""
+    """Reads [(number, array of labels, path)] from a file."""
     found = []
     for number, line in lines_of(path):
         if not line.strip():
@@ -27,7 +27,7 @@ def read_list(path, dtype="float32"):
 
 
 def entry_of(entry, dtype="float32"):
-    """(array of labels, path) of an entry of a list: [label..., path], or [labels, path]."""
+    """Splits a list entry, [label..., path] or [labels, path], into (array of labels, path)."""
     if len(entry) < 2:
         raise MXNetValueError(f"an entry of a list of images is [label..., path], got {entry!r}")
     if len(entry) > 2:

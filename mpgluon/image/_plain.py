@@ -1,4 +1,4 @@
-"""Values of NumPy and of arrays as Python's own."""
+"""Conversion of NumPy values and arrays to Python values."""
 
 from typing import Any
 
@@ -8,8 +8,10 @@ from .. import ndarray as nd
 
 
 def plain(value: Any) -> Any:
-    """A parameter as JSON can hold it, and as integers do not overflow: numbers of Python for those
-    of NumPy, also in tuples and lists; lists for arrays."""
+    """Converts a parameter to a value that JSON can hold and whose integers do not overflow.
+
+    NumPy scalars become Python numbers, even in tuples and lists; arrays become lists.
+    """
     value = value.asnumpy() if isinstance(value, nd.NDArray) else value
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()

@@ -1,4 +1,4 @@
-"""Images in another size: by which method, and `nd.image.resize` for one image."""
+"""Image resizing: selection of the method, and `nd.image.resize` for one image."""
 
 import numpy as np
 
@@ -9,8 +9,11 @@ LINEAR, CUBIC, AREA = 1, 2, 3
 
 
 def chosen_interp(interp, sizes, draw):
-    """The method that 9 (by whether an image grows or shrinks) and 10 (by chance, of `draw`) stand
-    for; others stand for themselves. `sizes`: old height, old width, new height, new width."""
+    """Resolves the interpolation methods 9 and 10; returns any other one unchanged.
+
+    9 depends on the change in size, and 10 is drawn from `draw` at random. `sizes` holds old
+    height, old width, new height and new width.
+    """
     if interp == 9:
         if not sizes:
             return CUBIC
@@ -27,7 +30,7 @@ def chosen_interp(interp, sizes, draw):
 
 
 def resize(image, width, height, interp):
-    """An NDArray (height, width, channels) in another size, of its dtype."""
+    """Resizes an NDArray (height, width, channels); the dtype is preserved."""
     dtype = np.dtype(image.dtype)
     if dtype not in (np.uint8, np.float32, np.float64):
         raise MXNetValueError(

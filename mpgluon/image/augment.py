@@ -1,5 +1,7 @@
-"""Augmenters: images of a training set changed at random. Each is called with an image (height,
-width, channels) and gives another one."""
+"""Augmenters, which change images of a training set at random.
+
+Each maps an image (height, width, channels) to an image.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ __all__ = [
     "SequentialAug",
 ]
 
-# Of ImageNet's images, red, green, blue.
+# Statistics of ImageNet's images: red, green, blue.
 IMAGENET_MEAN, IMAGENET_STD = (123.68, 116.28, 103.53), (58.395, 57.12, 57.375)
 COLOR_VALUES = (55.46, 4.794, 1.148)
 COLOR_VECTORS = (
@@ -61,26 +63,26 @@ COLOR_VECTORS = (
     (-0.5808, -0.0045, -0.8140),
     (-0.5836, -0.6948, 0.4203),
 )
-GRAY = (0.299, 0.587, 0.114)  # parts of the colors in it
-# Between red, green, blue and YIQ, where a hue is an angle.
+GRAY = (0.299, 0.587, 0.114)  # weights of the channels
+# Between RGB and YIQ, in which hue is an angle.
 _TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.321), (0.211, -0.523, 0.311))
 _FROM_YIQ = ((1.0, 0.956, 0.621), (1.0, -0.272, -0.647), (1.0, -1.107, 1.705))
 
 
 def called(augmenter: Any, options: dict[str, Any]) -> str:
-    """``Kind(option=value, ...)``; long lists of numbers are cut."""
+    """Returns ``Kind(option=value, ...)``, with long lists of numbers truncated."""
     texts = [f"{name}={value!r}" for name, value in options.items()]
     cut = [text if len(text) <= 60 else f"{text[:57]}..." for text in texts]
     return f"{type(augmenter).__name__}({', '.join(cut)})"
 
 
 class Augmenter:
-    """The base of augmenters. Subclasses have `__call__`.
+    """The base of augmenters. Subclasses define `__call__`.
 
     Parameters
     ----------
     **kwargs
-        The augmenter's parameters, which `dumps` tells.
+        The augmenter's parameters, which `dumps` returns.
 
     Examples
     --------
@@ -98,7 +100,7 @@ class Augmenter:
         return called(self, self._kwargs)
 
     def dumps(self) -> Any:
-        """JSON of the class's name, in small letters, and of its parameters.
+        """Returns the JSON text of the lower-case class name and the parameters.
 
         Examples
         --------
@@ -108,12 +110,12 @@ class Augmenter:
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __call__(self, src: NDArray) -> NDArray:
-        """The changed image."""
+        """Returns the transformed image."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
 class SequentialAug(Augmenter):
-    """Augmenters one after the other.
+    """Applies augmenters in order.
 
     Parameters
     ----------
@@ -132,7 +134,7 @@ class SequentialAug(Augmenter):
         self.ts: list[Augmenter] = list(ts)
 
     def dumps(self) -> list[Any]:
-        """The class's name and what its augmenters tell, in lists."""
+        """Returns the class name and the dumps of its augmenters, as lists."""
         return [type(self).__name__.lower(), [augmenter.dumps() for augmenter in self.ts]]
 
     def __call__(self, src: NDArray) -> NDArray:
@@ -142,7 +144,7 @@ class SequentialAug(Augmenter):
 
 
 class RandomOrderAug(SequentialAug):
-    """Augmenters in random order.
+    """Applies augmenters in random order.
 
     Parameters
     ----------
@@ -162,14 +164,14 @@ class RandomOrderAug(SequentialAug):
 
 
 class ResizeAug(Augmenter):
-    """`resize_short`.
+    """Applies `resize_short`.
 
     Parameters
     ----------
     size : int
         Length of the shorter edge.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
 
     Examples
     --------
@@ -187,14 +189,14 @@ class ResizeAug(Augmenter):
 
 
 class ForceResizeAug(Augmenter):
-    """An image in another size, whatever its proportions.
+    """Resizes an image without preserving its aspect ratio.
 
     Parameters
     ----------
     size : tuple of int
         Width and height.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
 
     Examples
     --------
@@ -214,14 +216,14 @@ class ForceResizeAug(Augmenter):
 
 
 class RandomCropAug(Augmenter):
-    """`random_crop`.
+    """Applies `random_crop`.
 
     Parameters
     ----------
     size : tuple of int
         Width and height of the result.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
 
     Examples
     --------
@@ -239,18 +241,19 @@ class RandomCropAug(Augmenter):
 
 
 class RandomSizedCropAug(Augmenter):
-    """`random_size_crop`.
+    """Applies `random_size_crop`.
 
     Parameters
     ----------
     size : tuple of int
         Width and height of the result.
     area : float or tuple of float
-        The least and the largest part of the image's area; of a number, the least, up to 1.
+        The minimum and maximum fraction of the image's area; a single number is the minimum, and
+        the maximum is then 1.
     ratio : tuple of float
-        The least and the largest width by height.
+        The minimum and maximum aspect ratio, width / height.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
     **kwargs
         `min_area`, the old name of `area`.
 
@@ -279,14 +282,14 @@ class RandomSizedCropAug(Augmenter):
 
 
 class CenterCropAug(Augmenter):
-    """`center_crop`.
+    """Applies `center_crop`.
 
     Parameters
     ----------
     size : tuple of int
         Width and height of the result.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
 
     Examples
     --------
@@ -308,12 +311,12 @@ def _factor(width):
 
 
 def _gray(image):
-    """The gray of each pixel, (height, width, 1); a single channel is gray itself."""
+    """Returns the gray value of each pixel, (height, width, 1); one channel is gray already."""
     return image if image.shape[2] == 1 else nd.dot(image, nd.array(GRAY)).expand_dims(2)
 
 
 class BrightnessJitterAug(Augmenter):
-    """An image times a random factor.
+    """Multiplies an image by a random factor.
 
     Parameters
     ----------
@@ -335,7 +338,7 @@ class BrightnessJitterAug(Augmenter):
 
 
 class ContrastJitterAug(Augmenter):
-    """An image whose distance from its mean gray is multiplied by a random factor.
+    """Scales an image's deviation from its mean gray by a random factor.
 
     Parameters
     ----------
@@ -358,7 +361,7 @@ class ContrastJitterAug(Augmenter):
 
 
 class SaturationJitterAug(Augmenter):
-    """An image whose distance from its gray, at each place, is multiplied by a random factor.
+    """Scales each pixel's deviation from its gray value by a random factor.
 
     Parameters
     ----------
@@ -381,12 +384,12 @@ class SaturationJitterAug(Augmenter):
 
 
 class HueJitterAug(Augmenter):
-    """An image whose hue is turned by a random angle; by a linear map, so approximately.
+    """Rotates an image's hue by a random angle, approximated by a linear map.
 
     Parameters
     ----------
     hue : float
-        The angle is from ``-hue`` to `hue` half circles.
+        The angle is from ``-hue`` to `hue`, in units of 180 degrees.
 
     Examples
     --------
@@ -406,12 +409,12 @@ class HueJitterAug(Augmenter):
 
 
 class ColorJitterAug(RandomOrderAug):
-    """Random brightness, contrast and saturation, in random order; those that are 0 are left out.
+    """Applies random brightness, contrast and saturation, in random order, omitting those of 0.
 
     Parameters
     ----------
     brightness, contrast, saturation : float
-        As of `BrightnessJitterAug`, `ContrastJitterAug` and `SaturationJitterAug`.
+        As in `BrightnessJitterAug`, `ContrastJitterAug` and `SaturationJitterAug`.
 
     Examples
     --------
@@ -429,12 +432,12 @@ class ColorJitterAug(RandomOrderAug):
 
 
 class LightingAug(Augmenter):
-    """An image plus random parts of the principal components of a training set's colors.
+    """Adds random multiples of the principal components of a training set's colors.
 
     Parameters
     ----------
     alphastd : float
-        The standard deviation of the parts.
+        The standard deviation of the factors.
     eigval : numpy.ndarray
         The three eigenvalues.
     eigvec : numpy.ndarray
@@ -461,14 +464,14 @@ class LightingAug(Augmenter):
 
 
 class ColorNormalizeAug(Augmenter):
-    """`color_normalize`. It changes the image that it is given.
+    """Applies `color_normalize`, which modifies the image in place.
 
     Parameters
     ----------
     mean : array or None
-        What is taken off each channel.
+        Subtracted from each channel.
     std : array or None
-        What each channel is divided by.
+        The divisor of each channel.
 
     Examples
     --------
@@ -486,7 +489,7 @@ class ColorNormalizeAug(Augmenter):
 
 
 class RandomGrayAug(Augmenter):
-    """An image in gray with a probability. It keeps its three channels.
+    """Converts an image to gray with a given probability. It keeps its three channels.
 
     Parameters
     ----------
@@ -510,7 +513,7 @@ class RandomGrayAug(Augmenter):
 
 
 class HorizontalFlipAug(Augmenter):
-    """An image mirrored with a probability.
+    """Mirrors an image with a given probability.
 
     Parameters
     ----------
@@ -532,7 +535,7 @@ class HorizontalFlipAug(Augmenter):
 
 
 class CastAug(Augmenter):
-    """An image in another dtype.
+    """Casts an image to another dtype.
 
     Parameters
     ----------
@@ -563,7 +566,7 @@ def color_augmenters(
     mean: Any,
     std: Any,
 ) -> list[Augmenter]:
-    """The augmenters of colors of `CreateAugmenter` and `CreateDetAugmenter`, for float32."""
+    """Returns the color augmenters of `CreateAugmenter` and `CreateDetAugmenter`, for float32."""
     augmenters: list[Augmenter] = []
     if brightness or contrast or saturation:
         augmenters.append(ColorJitterAug(brightness, contrast, saturation))
@@ -581,7 +584,7 @@ def color_augmenters(
 
 
 def colors_of(name: str, values: Any, default: Sequence[float]) -> np.ndarray[Any, Any] | None:
-    """An array of 1 or 3 numbers, or with a first axis of that length; `default` for True."""
+    """Returns 1 or 3 numbers, or an array with that first axis; `default` if `values` is True."""
     if values is None:
         return None
     array = np.array(default if values is True else plain(values), np.float32)
@@ -609,30 +612,30 @@ def CreateAugmenter(
     rand_gray: float = 0,
     inter_method: int = 2,
 ) -> list[Augmenter]:
-    """The augmenters of a usual training.
+    """Creates the augmenters of a typical training.
 
     Parameters
     ----------
     data_shape : tuple of int
         Channels, height and width of the results.
     resize : int, default 0
-        Above 0: the length that the shorter edge gets first.
+        If above 0, the length to which the shorter edge is resized first.
     rand_crop : bool, default False
-        Whether a random rectangle is cut out, or the one in the middle.
+        True to crop a random rectangle, False to crop the center.
     rand_resize : bool, default False
-        Whether that rectangle has a random size; AssertionError without `rand_crop`.
+        True to give that rectangle a random size; AssertionError without `rand_crop`.
     rand_mirror : bool, default False
-        Whether images are mirrored with probability 0.5.
+        True to mirror images with probability 0.5.
     mean, std : array or True, optional
-        What is taken off the channels, and what they are divided by; True: ImageNet's.
+        Subtracted from the channels, and their divisor; True means ImageNet's.
     brightness, contrast, saturation, hue : float, default 0
-        As of `ColorJitterAug` and `HueJitterAug`.
+        As in `ColorJitterAug` and `HueJitterAug`.
     pca_noise : float, default 0
         The standard deviation of `LightingAug`, with ImageNet's colors.
     rand_gray : float, default 0
         The probability of gray.
     inter_method : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""`ImageDetIter`: batches of images with boxes."""
+"""`ImageDetIter`: batches of images with bounding boxes."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ __all__ = ["ImageDetIter"]
 
 
 class ImageDetIter(ImageIter):
-    """Batches of images with boxes, changed at random.
+    """Batches of images with bounding boxes, augmented at random.
 
-    The label of an image in a file or a list has the numbers: how many stand in front of the
-    objects (2 or more, these two included), how many an object has (5 or more), others, then those
-    of each object: class, left, upper, right and lower edge, as parts of the image. Batches have
-    labels (batch_size, objects, numbers of an object), with -1 behind the objects of an image.
+    The label of an image in a file or a list is a sequence of numbers: the header length (2 or
+    more, including these two), the object width (5 or more), other header values, and then the
+    objects. An object is class, left, top, right and bottom edge, as fractions of the image.
+    Batches have labels of shape (batch_size, objects, object width), padded with -1.
 
     Parameters
     ----------
     batch_size : int
-        Images of a batch.
+        Images in a batch.
     data_shape : tuple of int
         3 (channels), height and width.
     path_imgrec, path_imglist, path_root, path_imgidx : str, optional
-        As of `ImageIter`.
+        As in `ImageIter`.
     shuffle, part_index, num_parts
-        As of `ImageIter`.
+        As in `ImageIter`.
     aug_list : list of DetAugmenter, optional
-        What is done to images; by default ``CreateDetAugmenter(data_shape, **kwargs)``.
+        The augmenters; by default ``CreateDetAugmenter(data_shape, **kwargs)``.
     imglist : list, optional
         Entries ``[label, path]``.
     data_name, label_name : str, default 'data' and 'label'
         Names in `provide_data` and `provide_label`.
     last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
-        As of `ImageIter`.
+        As in `ImageIter`.
     **kwargs
         Parameters of `CreateDetAugmenter`.
 
     Attributes
     ----------
     label_shape : tuple of int
-        Objects and numbers of an object, of labels in batches.
+        The number of objects, and the object width, of labels in batches.
 
     Raises
     ------
     RuntimeError
-        When a label has no objects, or not those numbers.
+        If a label has no objects, or has an invalid format.
 
     Examples
     --------
@@ -115,7 +115,7 @@ class ImageDetIter(ImageIter):
         self.provide_label: list[DataDesc] = [DataDesc(label_name, (batch_size, *self.label_shape))]
 
     def _estimate_label_shape(self):
-        """The most objects that an image has, and the numbers of one."""
+        """Returns the maximum number of objects in an image, and the object width."""
         shapes = []
         try:
             while True:
@@ -132,7 +132,7 @@ class ImageDetIter(ImageIter):
         return max(count for count, _ in shapes), shapes[0][1]
 
     def _parse_label(self, label):
-        """The objects of a label as it is in files: (objects, numbers of one)."""
+        """Parses a label as stored in files into an array (objects, object width)."""
         label = label.asnumpy() if isinstance(label, nd.NDArray) else np.asarray(label)
         raw = label.ravel()
         header, width = (int(raw[0]), int(raw[1])) if raw.size > 1 else (0, 0)
@@ -150,7 +150,7 @@ class ImageDetIter(ImageIter):
         return objects[valid]
 
     def _check_valid_label(self, label):
-        """RuntimeError where an image has no object after it was changed."""
+        """Raises RuntimeError if an image has no object left after augmentation."""
         if label.ndim != 2 or label.shape[1] < 5:
             raise MXNetError(f"a label is (objects, 5 or more), not {label.shape}")
         objects = (label[:, 0] >= 0) & (label[:, 3] > label[:, 1]) & (label[:, 4] > label[:, 2])
@@ -178,7 +178,7 @@ class ImageDetIter(ImageIter):
         batch_label[place] = padded
 
     def augmentation_transform(self, data: NDArray, label: Label) -> tuple[NDArray, Label]:
-        """The image and its objects as `auglist` changes them."""
+        """Applies `auglist` to the image and its objects."""
         for augmenter in self.auglist:
             data, label = augmenter(data, label)
         return data, label
@@ -188,14 +188,14 @@ class ImageDetIter(ImageIter):
         data_shape: tuple[int, int, int] | None = None,
         label_shape: tuple[int, int] | None = None,
     ) -> None:
-        """Changes the shapes of batches. The augmenters stay.
+        """Changes the shapes of batches; the augmenters stay the same.
 
         Parameters
         ----------
         data_shape : tuple of int, optional
             3 (channels), height and width; ValueError otherwise.
         label_shape : tuple of int, optional
-            As `check_label_shape` takes it.
+            As in `check_label_shape`.
         """
         if data_shape is not None:
             self.check_data_shape(data_shape)
@@ -211,8 +211,10 @@ class ImageDetIter(ImageIter):
             self.provide_label = [DataDesc(name, (self.batch_size, *label_shape))]
 
     def check_label_shape(self, label_shape: Sequence[int]) -> None:
-        """ValueError where labels do not go into batches of that shape: (objects, as many as there
-        are or more; numbers of an object)."""
+        """Raises ValueError if labels do not fit into batches of that shape.
+
+        The shape is (objects, object width), where the number of objects must not be smaller.
+        """
         if len(label_shape) != 2:
             raise MXNetValueError(
                 f"label_shape is (objects, numbers of one), not {tuple(label_shape)}"
@@ -225,14 +227,14 @@ class ImageDetIter(ImageIter):
             )
 
     def sync_label_shape(self, it: ImageDetIter, verbose: bool = False) -> ImageDetIter:
-        """Gives this iterator and `it` labels of one shape, that of the one with more objects.
+        """Gives this iterator and `it` the same label shape, the larger of the two.
 
         Parameters
         ----------
         it : ImageDetIter
-            The other iterator; AssertionError where it is none, or its objects have other numbers.
+            The other iterator; AssertionError if it is of another type or its object width differs.
         verbose : bool, default False
-            Whether to log the shape where it changes.
+            True to log the shape if it changes.
 
         Returns
         -------
@@ -262,24 +264,24 @@ class ImageDetIter(ImageIter):
         window_name: str = "draw_next",
         id2labels: dict[int, str] | None = None,
     ) -> Iterator[np.ndarray[Any, Any]]:
-        """The images, one after the other, with their boxes drawn by Pillow.
+        """Yields the images with their boxes, drawn by Pillow.
 
         Parameters
         ----------
         color : tuple of float, optional
             Red, green and blue of boxes; random ones by default.
         thickness : int, default 2
-            Width of lines.
+            The line width.
         mean, std : array or True, optional
-            What `ColorNormalizeAug` took off and divided by, to be undone; True: ImageNet's.
+            The normalization of `ColorNormalizeAug` to undo; True means ImageNet's.
         clip : bool, default True
-            Whether values are brought into 0 to 255.
+            True to clip values to [0, 255].
         waitKey : int, optional
-            Unless None: whether Pillow shows each image.
+            Unless None, Pillow shows each image.
         window_name : str, default 'draw_next'
-            The title of shown images.
+            The title of the shown images.
         id2labels : dict, optional
-            Names of classes, which are written into boxes.
+            Names of classes, which are drawn into boxes.
 
         Yields
         ------
@@ -307,7 +309,7 @@ class ImageDetIter(ImageIter):
 
 
 def _draw(picture, label, color, thickness, names):
-    """Boxes, and the names of their classes."""
+    """Draws boxes and the names of their classes."""
     from PIL import ImageDraw
 
     draw = ImageDraw.Draw(picture)

@@ -1,6 +1,9 @@
-"""Augmenters for images with boxes. Each is called with an image (height, width, channels) and its
-label, and gives both. A label is a NumPy array (objects, 5 or more): class, then left, upper, right
-and lower edge as parts of the image's width and height."""
+"""Augmenters for images with bounding boxes.
+
+Each maps an image (height, width, channels) and its label to an image and a label. A label is a
+NumPy array (objects, 5 or more): class, then left, top, right and bottom edge as fractions of the
+image's width and height.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,12 @@ __all__ = [
 
 
 class DetAugmenter:
-    """The base of augmenters for images with boxes. Subclasses have `__call__`.
+    """The base of augmenters for images with boxes. Subclasses define `__call__`.
 
     Parameters
     ----------
     **kwargs
-        The augmenter's parameters, which `dumps` tells.
+        The augmenter's parameters, which `dumps` returns.
 
     Examples
     --------
@@ -63,7 +66,7 @@ class DetAugmenter:
         return called(self, self._kwargs)
 
     def dumps(self) -> Any:
-        """JSON of the class's name, in small letters, and of its parameters.
+        """Returns the JSON text of the lower-case class name and the parameters.
 
         Examples
         --------
@@ -73,17 +76,17 @@ class DetAugmenter:
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
-        """The changed image and label."""
+        """Returns the transformed image and label."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
 class DetBorrowAug(DetAugmenter):
-    """An `Augmenter` that does not move objects.
+    """Applies an `Augmenter` that does not move objects.
 
     Parameters
     ----------
     augmenter : Augmenter
-        The augmenter; TypeError where it is none.
+        The augmenter; TypeError for any other type.
 
     Examples
     --------
@@ -101,7 +104,7 @@ class DetBorrowAug(DetAugmenter):
         self.augmenter = augmenter
 
     def dumps(self) -> list[Any]:
-        """The class's name and what its augmenter tells."""
+        """Returns the class name and the dumps of its augmenter."""
         return [type(self).__name__.lower(), self.augmenter.dumps()]
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
@@ -109,14 +112,14 @@ class DetBorrowAug(DetAugmenter):
 
 
 class DetRandomSelectAug(DetAugmenter):
-    """One of several augmenters, by chance, or none.
+    """Applies one of several augmenters, selected at random, or none.
 
     Parameters
     ----------
     aug_list : DetAugmenter or list of them
-        The augmenters; ValueError for others.
+        The augmenters; ValueError for any other type.
     skip_prob : float, default 0
-        The probability of none.
+        The probability of applying none.
 
     Examples
     --------
@@ -139,7 +142,7 @@ class DetRandomSelectAug(DetAugmenter):
         self.skip_prob: float = skip_prob if augmenters else 1
 
     def dumps(self) -> list[Any]:
-        """The class's name and what its augmenters tell, in lists."""
+        """Returns the class name and the dumps of its augmenters, as lists."""
         return [type(self).__name__.lower(), [augmenter.dumps() for augmenter in self.aug_list]]
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
@@ -150,7 +153,7 @@ class DetRandomSelectAug(DetAugmenter):
 
 
 class DetHorizontalFlipAug(DetAugmenter):
-    """An image mirrored with a probability.
+    """Mirrors an image and its boxes with a given probability.
 
     Parameters
     ----------
@@ -181,12 +184,12 @@ def _range(value):
 
 
 def _areas(boxes):
-    """Of boxes (n, 4)."""
+    """Returns the areas of boxes (n, 4)."""
     return np.maximum(0, boxes[:, 2] - boxes[:, 0]) * np.maximum(0, boxes[:, 3] - boxes[:, 1])
 
 
 class _RandomRectangle(DetAugmenter):
-    """The base of cropping and padding: a random rectangle about the image or in it."""
+    """The base of cropping and padding: a random rectangle inside or around the image."""
 
     def __init__(
         self, aspect_ratio_range: Range, area_range: Range, max_attempts: int, **others: Any
@@ -213,7 +216,10 @@ class _RandomRectangle(DetAugmenter):
     _least_area: float = 0
 
     def _proposals(self, height, width):
-        """(proportion, least and largest height by the area) of `max_attempts` rectangles."""
+        """Yields (ratio, minimum height, maximum height) of `max_attempts` rectangles.
+
+        The area determines the heights.
+        """
         least, largest = (part * height * width for part in self.area_range)
         for _ in range(self.max_attempts if self.enabled and height and width else 0):
             ratio = random.uniform(*self.aspect_ratio_range)
@@ -225,20 +231,20 @@ class _RandomRectangle(DetAugmenter):
 
 
 class DetRandomCropAug(_RandomRectangle):
-    """A random rectangle of an image, with the objects that are in it.
+    """Crops a random rectangle of an image, with the objects in it.
 
     Parameters
     ----------
     min_object_covered : float, default 0.1
-        Of each object that the rectangle cuts, at least this part is in it.
+        The minimum covered fraction of each object that overlaps the rectangle.
     aspect_ratio_range : tuple of float, default (0.75, 1.33)
-        The rectangle's width by height.
+        The range of the rectangle's aspect ratio, width / height.
     area_range : tuple of float, default (0.05, 1)
-        The rectangle's part of the image's area.
+        The range of the rectangle's area, as a fraction of the image's.
     min_eject_coverage : float, default 0.3
-        Objects of which no more than this part is in the rectangle are left out.
+        Objects are dropped if no more than this fraction of them is in the rectangle.
     max_attempts : int, default 50
-        After so many rectangles that do not fit, the image stays as it is.
+        The number of rectangles to try before the image is left unchanged.
 
     Examples
     --------
@@ -281,7 +287,7 @@ class DetRandomCropAug(_RandomRectangle):
         return src, label
 
     def _size(self, ratio, least, largest, height, width):
-        """Height and width of a rectangle in the image, or None."""
+        """Returns height and width of a rectangle in the image, or None if it does not fit."""
         if round(largest * ratio) > width:
             largest = int((width + 0.4999999) / ratio)
         largest = min(largest, height)
@@ -289,7 +295,7 @@ class DetRandomCropAug(_RandomRectangle):
         if h < largest:
             h = random.randint(h, largest)
         low, high = (part * height * width for part in self.area_range)
-        # Rounding may have brought the area beyond its limits.
+        # Rounding may have moved the area out of its range.
         if h * round(h * ratio) < low:
             h += 1
         if h * round(h * ratio) > high:
@@ -298,11 +304,14 @@ class DetRandomCropAug(_RandomRectangle):
         return (h, w) if low <= h * w <= high and h <= height and w <= width else None
 
     def _cropped(self, label, box, pixels):
-        """The label as seen from `box`; None where an object is cut too much, or none is left."""
+        """Returns the label relative to `box`, or None if the box is not acceptable.
+
+        This is the case if an object is cut too much, or if none is left.
+        """
         areas = _areas(label[:, 1:5])
         low = np.maximum(label[:, 1:3], box[:2])
         high = np.minimum(label[:, 3:5], box[2:])
-        # Parts of objects that are in the box; objects of hardly a pixel do not count.
+        # Fractions of objects in the box; objects of two pixels or less are ignored.
         with np.errstate(divide="ignore", invalid="ignore"):
             covered = _areas(np.concatenate([low, high], 1)) / areas
         cut = covered[(areas * pixels > 2) & (covered > 0)]
@@ -318,18 +327,18 @@ class DetRandomCropAug(_RandomRectangle):
 
 
 class DetRandomPadAug(_RandomRectangle):
-    """An image at a random place of a larger one.
+    """Places an image at a random position in a larger one.
 
     Parameters
     ----------
     aspect_ratio_range : tuple of float, default (0.75, 1.33)
-        The result's width by height.
+        The range of the result's aspect ratio, width / height.
     area_range : tuple of float, default (1, 3)
-        The result's area by the image's.
+        The range of the result's area, as a multiple of the image's.
     max_attempts : int, default 50
-        After so many sizes that do not fit, the image stays as it is.
+        The number of sizes to try before the image is left unchanged.
     pad_val : float or tuple of float, default (128, 128, 128)
-        The values around the image: of each channel, or of all.
+        The padding value, for all channels or for each.
 
     Examples
     --------
@@ -378,15 +387,15 @@ def CreateMultiRandCropAugmenter(
     max_attempts: int | list[int] = 50,
     skip_prob: float = 0,
 ) -> DetRandomSelectAug:
-    """One of several `DetRandomCropAug`, by chance.
+    """Creates a random choice between several `DetRandomCropAug`.
 
     Parameters
     ----------
     min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts
-        As of `DetRandomCropAug`: one for all, or a list with one for each. AssertionError for lists
-        of several lengths.
+        As in `DetRandomCropAug`: one value for all, or a list with one for each. AssertionError for
+        lists of different lengths.
     skip_prob : float, default 0
-        The probability of none.
+        The probability of applying none.
 
     Returns
     -------
@@ -432,14 +441,14 @@ def CreateDetAugmenter(
     max_attempts: int | list[int] = 50,
     pad_val: float | tuple[float, ...] = (127, 127, 127),
 ) -> list[DetAugmenter]:
-    """The augmenters of a usual training of detection.
+    """Creates the augmenters of a typical detection training.
 
     Parameters
     ----------
     data_shape : tuple of int
         Channels, height and width of the results.
     resize : int, default 0
-        Above 0: the length that the shorter edge gets first.
+        If above 0, the length to which the shorter edge is resized first.
     rand_crop : float, default 0
         The probability of `DetRandomCropAug`.
     rand_pad : float, default 0
@@ -447,17 +456,17 @@ def CreateDetAugmenter(
     rand_gray : float, default 0
         The probability of gray.
     rand_mirror : bool, default False
-        Whether images are mirrored with probability 0.5.
+        True to mirror images with probability 0.5.
     mean, std : array or True, optional
-        What is taken off the channels, and what they are divided by; True: ImageNet's.
+        Subtracted from the channels, and their divisor; True means ImageNet's.
     brightness, contrast, saturation, hue, pca_noise : float, default 0
-        As of `CreateAugmenter`.
+        As in `CreateAugmenter`.
     inter_method : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
     min_object_covered, aspect_ratio_range, area_range, min_eject_coverage, max_attempts
-        As of `CreateMultiRandCropAugmenter`; `area_range` is also up to where padding goes.
+        As in `CreateMultiRandCropAugmenter`; the maximum of `area_range` also applies to padding.
     pad_val : tuple of float, default (127, 127, 127)
-        As of `DetRandomPadAug`.
+        As in `DetRandomPadAug`.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Images read, resized, cropped and rotated."""
+"""Reading, resizing, cropping and rotating images."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ __all__ = [
 
 
 def _result(values, out):
-    """An array of the values, or `out` with them."""
+    """Returns the values as a new array, or copies them to `out` and returns it."""
     values = np.ascontiguousarray(values)
     return _placed(nd.array(values, dtype=values.dtype), out)
 
 
 def _placed(image, out):
-    """The image, or `out` with it."""
+    """Returns the image, or copies it to `out` and returns that."""
     if out is None:
         return image
     if out.shape != image.shape:
@@ -62,18 +62,18 @@ def imdecode(
     to_rgb: bool | int = True,
     out: NDArray | None = None,
 ) -> NDArray:
-    """The image in the bytes of an image file: JPEG, PNG, BMP, GIF, TIFF, WebP or PPM.
+    """Decodes the bytes of an image file: JPEG, PNG, BMP, GIF, TIFF, WebP or PPM.
 
     Parameters
     ----------
     buf : bytes, bytearray, or an array of uint8
         The bytes.
     flag : {0, 1}, default 1
-        0: in grey, with one channel; 1: in colours, with three.
+        0 decodes to gray, with one channel; 1 to color, with three.
     to_rgb : bool, default True
-        Whether channels are red, green, blue; else blue, green, red.
+        True for channels in the order red, green, blue; False for blue, green, red.
     out : NDArray, optional
-        Where the image goes.
+        Receives the image.
 
     Returns
     -------
@@ -83,12 +83,12 @@ def imdecode(
     Raises
     ------
     MXNetError
-        When the bytes are no image, or end before it does, or there are none, or the image has
-        more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
+        If the bytes are empty, truncated or not an image, or if the image has more pixels than
+        ``PIL.Image.MAX_IMAGE_PIXELS``.
     ValueError
-        When `flag` is neither 0 nor 1.
+        If `flag` is neither 0 nor 1.
     ImportError
-        When Pillow is not installed.
+        If Pillow is not installed.
     """
     if isinstance(buf, nd.NDArray):
         buf = buf.asnumpy()
@@ -112,18 +112,18 @@ def imread(
     to_rgb: bool | int = True,
     out: NDArray | None = None,
 ) -> NDArray:
-    """The image in a file.
+    """Reads an image from a file.
 
     Parameters
     ----------
     filename : str
         Path of the file.
     flag : {0, 1}, default 1
-        0: in grey, with one channel; 1: in colours, with three.
+        0 decodes to gray, with one channel; 1 to color, with three.
     to_rgb : bool, default True
-        Whether channels are red, green, blue; else blue, green, red.
+        True for channels in the order red, green, blue; False for blue, green, red.
     out : NDArray, optional
-        Where the image goes.
+        Receives the image.
 
     Returns
     -------
@@ -133,9 +133,9 @@ def imread(
     Raises
     ------
     MXNetError
-        When the file cannot be read, or is no image.
+        If the file cannot be read, or is not an image.
     ValueError
-        When `flag` is neither 0 nor 1.
+        If `flag` is neither 0 nor 1.
     """
     try:
         with open_regular(filename) as file:
@@ -151,7 +151,7 @@ def imread(
 
 
 def imresize(src: NDArray, w: int, h: int, interp: int = 1, out: NDArray | None = None) -> NDArray:
-    """An image in another size.
+    """Resizes an image.
 
     Parameters
     ----------
@@ -160,10 +160,10 @@ def imresize(src: NDArray, w: int, h: int, interp: int = 1, out: NDArray | None 
     w, h : int
         The new width and height.
     interp : {0, 1, 2, 3, 4}, default 1
-        0: the nearest pixel; 1: linear; 2: cubic; 3: averages of areas; 4: Lanczos over 8 x 8
-        pixels. Only 3 smooths an image that shrinks.
+        0 is nearest neighbor, 1 bilinear, 2 bicubic, 3 area averaging, and 4 Lanczos over 8 x 8
+        pixels. Only 3 antialiases an image that shrinks.
     out : NDArray, optional
-        Where the result goes.
+        Receives the result.
 
     Returns
     -------
@@ -178,14 +178,16 @@ def imresize(src: NDArray, w: int, h: int, interp: int = 1, out: NDArray | None 
 
 
 def scale_down(src_size: tuple[int, int], size: tuple[float, float]) -> tuple[int, int]:
-    """The largest size with the proportions of `size`, and not above it, that fits into an image.
+    """Returns the largest size that fits into an image and has the aspect ratio of `size`.
+
+    The result is not larger than `size`.
 
     Parameters
     ----------
     src_size : tuple of int
         Width and height of the image.
     size : tuple of int
-        Width and height that are wanted.
+        The requested width and height.
 
     Returns
     -------
@@ -204,7 +206,7 @@ def scale_down(src_size: tuple[int, int], size: tuple[float, float]) -> tuple[in
     return int(w), int(h)
 
 
-# The kinds of borders, by OpenCV's numbers.
+# Border types, by OpenCV's ids.
 _BORDERS = {0: "constant", 1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}
 _ISOLATED = 16
 
@@ -220,23 +222,23 @@ def copyMakeBorder(
     values: Sequence[float] = (),
     out: NDArray | None = None,
 ) -> NDArray:
-    """An image with a border around it.
+    """Adds a border around an image.
 
     Parameters
     ----------
     src : NDArray
         The image, (height, width, channels).
     top, bot, left, right : int
-        How wide the border is.
+        The widths of the border.
     type : {0, 1, 2, 3, 4}, default 0
-        0: a constant; 1: the image's edge repeated; 2: the image mirrored; 3: its other side; 4:
-        mirrored without its edge.
+        0 is a constant, 1 repeats the edge, 2 mirrors the image, 3 wraps around, and 4 mirrors the
+        image without its edge.
     value : float, default 0
         The constant.
     values : tuple of float, optional
         One constant for each channel.
     out : NDArray, optional
-        Where the result goes.
+        Receives the result.
 
     Returns
     -------
@@ -257,7 +259,7 @@ def copyMakeBorder(
     if kind != "constant":
         return _result(np.pad(image, widths, kind), out)
     fill = np.zeros(image.shape[2])
-    # OpenCV's single value is that of the first three channels.
+    # OpenCV's single value applies to the first three channels.
     constants = list(values) if len(values) else [value] * 3
     fill[: len(constants)] = constants[: len(fill)]
     if image.dtype == np.uint8:
@@ -271,15 +273,15 @@ def copyMakeBorder(
 
 
 def chosen_interp(interp: int, sizes: Sequence[int] = ()) -> int:
-    """The method that `interp` stands for; see `_resize.chosen_interp`."""
+    """Resolves the interpolation method `interp`; see `_resize.chosen_interp`."""
     return _resize.chosen_interp(interp, sizes, random)
 
 
-_get_interp_method = chosen_interp  # MXNet's name of it, which packages use
+_get_interp_method = chosen_interp  # MXNet's private name, which packages use
 
 
 def resize_short(src: NDArray, size: int, interp: int = 2) -> NDArray:
-    """An image in another size with its proportions: its shorter edge gets the length `size`.
+    """Resizes an image, preserving its aspect ratio, so that its shorter edge has length `size`.
 
     Parameters
     ----------
@@ -288,7 +290,7 @@ def resize_short(src: NDArray, size: int, interp: int = 2) -> NDArray:
     size : int
         Length of the shorter edge.
     interp : int, default 2
-        As of `imresize`; 9: cubic where it grows, areas where it shrinks; 10: one by chance.
+        As in `imresize`; 9 is bicubic to enlarge and area averaging to shrink, 10 is random.
 
     Returns
     -------
@@ -318,20 +320,20 @@ def fixed_crop(
     size: tuple[int, int] | None = None,
     interp: int = 2,
 ) -> NDArray:
-    """A rectangle of an image.
+    """Crops a rectangle of an image.
 
     Parameters
     ----------
     src : NDArray
         The image, (height, width, channels).
     x0, y0 : int
-        Left and upper edge of the rectangle.
+        Left and top edge of the rectangle.
     w, h : int
         Width and height of the rectangle.
     size : tuple of int, optional
-        Width and height of the result, where it is to be resized.
+        Width and height to resize the result to.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
 
     Returns
     -------
@@ -356,7 +358,7 @@ def fixed_crop(
 
 
 def _checked(size):
-    """The width and the height of a size."""
+    """Returns the width and the height of a valid size; raises MXNetValueError otherwise."""
     try:
         width, height = plain(size)
         fits = width > 0 and height > 0
@@ -368,7 +370,7 @@ def _checked(size):
 
 
 def _crop_at(src, size, interp, place):
-    """A rectangle of the proportions of `size`; `place` gives where it begins on an axis."""
+    """Crops a rectangle with the aspect ratio of `size`; `place` returns its start on an axis."""
     height, width, _ = src.shape
     new_width, new_height = scale_down((width, height), _checked(size))
     x0, y0 = place(width - new_width), place(height - new_height)
@@ -379,7 +381,7 @@ def _crop_at(src, size, interp, place):
 def random_crop(
     src: NDArray, size: tuple[int, int], interp: int = 2
 ) -> tuple[NDArray, tuple[int, int, int, int]]:
-    """A rectangle of an image at a random place; resized where the image is smaller.
+    """Crops a rectangle at a random position; it is resized if the image is smaller.
 
     Parameters
     ----------
@@ -388,13 +390,13 @@ def random_crop(
     size : tuple of int
         Width and height of the result.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
 
     Returns
     -------
     out : NDArray
     rectangle : tuple of int
-        Left and upper edge, width and height of what was cut out.
+        Left and top edge, width and height of the cropped rectangle.
 
     Examples
     --------
@@ -408,7 +410,7 @@ def random_crop(
 def center_crop(
     src: NDArray, size: tuple[int, int], interp: int = 2
 ) -> tuple[NDArray, tuple[int, int, int, int]]:
-    """The rectangle in the middle of an image; resized where the image is smaller.
+    """Crops the center of an image; it is resized if the image is smaller.
 
     Parameters
     ----------
@@ -417,13 +419,13 @@ def center_crop(
     size : tuple of int
         Width and height of the result.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
 
     Returns
     -------
     out : NDArray
     rectangle : tuple of int
-        Left and upper edge, width and height of what was cut out.
+        Left and top edge, width and height of the cropped rectangle.
 
     Examples
     --------
@@ -442,8 +444,9 @@ def random_size_crop(
     interp: int = 2,
     **kwargs: Any,
 ) -> tuple[NDArray, tuple[int, int, int, int]]:
-    """A rectangle of random place, area and proportions, resized; the one in the middle, after ten
-    rectangles that did not fit.
+    """Crops and resizes a rectangle of random position, area and aspect ratio.
+
+    After ten rectangles that do not fit, it crops the center.
 
     Parameters
     ----------
@@ -452,11 +455,12 @@ def random_size_crop(
     size : tuple of int
         Width and height of the result.
     area : float or tuple of float
-        The least and the largest part of the image's area; of a number, the least, up to 1.
+        The minimum and maximum fraction of the image's area; a single number is the minimum, and
+        the maximum is then 1.
     ratio : tuple of float
-        The least and the largest width by height.
+        The minimum and maximum aspect ratio, width / height.
     interp : int, default 2
-        As of `resize_short`.
+        As in `resize_short`.
     **kwargs
         `min_area`, the old name of `area`.
 
@@ -464,7 +468,7 @@ def random_size_crop(
     -------
     out : NDArray
     rectangle : tuple of int
-        Left and upper edge, width and height of what was cut out.
+        Left and top edge, width and height of the cropped rectangle.
 
     Examples
     --------
@@ -489,7 +493,7 @@ def random_size_crop(
 
 
 def area_of(area: Any, options: dict[str, Any], function: str) -> Any:
-    """`area`, or the `min_area` of calls in the old form."""
+    """Returns `area`, or the deprecated option `min_area`."""
     if "min_area" in options:
         warnings.warn("min_area is called area now", DeprecationWarning, stacklevel=3)
         area = options.pop("min_area")
@@ -501,16 +505,16 @@ def area_of(area: Any, options: dict[str, Any], function: str) -> Any:
 def color_normalize(
     src: NDArray, mean: NDArray | float | None, std: NDArray | float | None = None
 ) -> NDArray:
-    """An image less `mean`, divided by `std`. It changes `src` and returns it.
+    """Subtracts `mean` from an image and divides it by `std`, in place, and returns it.
 
     Parameters
     ----------
     src : NDArray
         The image, (height, width, channels), of float.
     mean : NDArray or None
-        The number taken off each channel.
+        Subtracted from each channel.
     std : NDArray, optional
-        The number that each channel is divided by.
+        The divisor of each channel.
 
     Returns
     -------
@@ -529,7 +533,7 @@ def color_normalize(
 
 
 def _sample(images, x, y):
-    """Pixels between the pixels of images (N, C, H, W), at places (N, H, W); 0 outside."""
+    """Samples images (N, C, H, W) at positions (N, H, W), bilinearly; 0 outside."""
     count, _, height, width = images.shape
     left, top = np.floor(x).astype(int), np.floor(y).astype(int)
     number = np.arange(count)[:, None, None]
@@ -550,18 +554,18 @@ def imrotate(
     zoom_in: bool = False,
     zoom_out: bool = False,
 ) -> NDArray:
-    """Images rotated about their middles; what lies outside of them is 0.
+    """Rotates images about their centers; pixels from outside an image are 0.
 
     Parameters
     ----------
     src : NDArray
         An image (channels, height, width), or a batch of them, of float32.
     rotation_degrees : float or NDArray
-        By how much; of a batch also an array of one angle for each.
+        The angle; for a batch also an array with one angle for each image.
     zoom_in : bool, default False
-        Whether to enlarge the image until nothing from outside of it is seen.
+        True to enlarge the image until no pixels from outside are visible.
     zoom_out : bool, default False
-        Whether to shrink the image until all of it is seen.
+        True to shrink the image until all of it is visible.
 
     Returns
     -------
@@ -592,7 +596,7 @@ def imrotate(
     middle_y, middle_x = (height - 1) / 2, (width - 1) / 2
     y, x = np.arange(height)[:, None] - middle_y, np.arange(width) - middle_x
     if zoom_in or zoom_out:
-        # How far the corners reach: half of the rotated rectangle
+        # The extent of the corners: half of the rotated rectangle.
         diagonal, corner = np.hypot(height, width), np.arctan2(height, width)
         corners = corner + np.abs(angle), corner - np.abs(angle)
         reach_x = np.maximum(*(np.abs(diagonal * np.cos(turned)) for turned in corners))
@@ -615,16 +619,16 @@ def random_rotate(
     zoom_in: bool = False,
     zoom_out: bool = False,
 ) -> NDArray:
-    """Images rotated by random angles, each by its own.
+    """Rotates images by random angles, a separate one for each.
 
     Parameters
     ----------
     src : NDArray
         An image (channels, height, width), or a batch of them, of float32.
     angle_limits : tuple of float
-        The least and the largest angle, in degrees.
+        The minimum and maximum angle, in degrees.
     zoom_in, zoom_out : bool, default False
-        As of `imrotate`.
+        As in `imrotate`.
 
     Returns
     -------
@@ -642,7 +646,7 @@ def random_rotate(
     return imrotate(src, degrees, zoom_in=zoom_in, zoom_out=zoom_out)
 
 
-if not TYPE_CHECKING:  # they take what is here for all there is
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
 
     def __getattr__(name: str) -> object:
         return of_package(__name__, name)

@@ -1,4 +1,4 @@
-"""`ImageIter`: batches of images that are in files."""
+"""`ImageIter`: batches of images from files."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ _LAST_BATCHES = ("pad", "discard", "roll_over")
 
 
 class ImageIter(DataIter):
-    """Batches of images, changed at random, from a RecordIO file or from files that a list names.
+    """Batches of images, augmented at random, from a RecordIO file or from a list of files.
 
-    Batches have data of float32 (batch_size, channels, height, width), and labels. Subclasses may
-    override the methods that make a sample.
+    Batches have float32 data (batch_size, channels, height, width), and labels. Subclasses may
+    override the methods that create a sample.
 
     Parameters
     ----------
     batch_size : int
-        Images of a batch.
+        Images in a batch.
     data_shape : tuple of int
         3 (channels), height and width; ValueError otherwise.
     label_width : int, default 1
-        Numbers of a label.
+        The length of a label.
     path_imgrec : str, optional
-        A RecordIO file. AssertionError where neither it nor a list is given.
+        A RecordIO file. AssertionError if neither it nor a list is given.
     path_imglist : str, optional
-        A list: lines ``number<TAB>label...<TAB>path``. With `path_imgrec`, its labels take the
-        place of those in the records of the same number.
+        A list: lines ``number<TAB>label...<TAB>path``. With `path_imgrec`, its labels replace those
+        in the records of the same number.
     path_root : str, optional
-        Folder that the paths in the list begin in.
+        The folder of relative paths in the list.
     path_imgidx : str, optional
-        The index of `path_imgrec`; for shuffling and parts it is needed, AssertionError otherwise.
+        The index of `path_imgrec`, required for shuffling and parts; AssertionError otherwise.
     shuffle : bool, default False
-        Whether each `reset` shuffles the images.
+        True to shuffle the images in each `reset`.
     part_index, num_parts : int, default 0 and 1
-        Which of how many equal parts of the images this iterator has.
+        The index of this iterator's part, and the number of equal parts.
     aug_list : list of Augmenter, optional
-        What is done to images; by default ``CreateAugmenter(data_shape, **kwargs)``.
+        The augmenters; by default ``CreateAugmenter(data_shape, **kwargs)``.
     imglist : list, optional
         Entries ``[label..., path]``, in place of `path_imglist`.
     data_name, label_name : str, default 'data' and 'softmax_label'
@@ -65,9 +65,9 @@ class ImageIter(DataIter):
     dtype : str, default 'float32'
         The labels' dtype in a list: int32, int64, float32 or float64; AssertionError otherwise.
     last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
-        What is done with the images behind the last full batch: 'pad': a batch with them and the
-        first images, whose number is its `pad`; 'discard': nothing; 'roll_over': they begin the
-        first batch after `reset`.
+        The handling of images after the last full batch. 'pad' adds a batch that is filled with the
+        first images; their number is its `pad`. 'discard' drops the images. 'roll_over' puts them
+        at the start of the first batch after `reset`.
     **kwargs
         Parameters of `CreateAugmenter`.
 
@@ -78,7 +78,7 @@ class ImageIter(DataIter):
     imgidx : list or None
         The keys of its index.
     imglist : dict or None
-        Labels, an NDArray, and path of each number of the list.
+        The label (an NDArray) and the path for each number of the list.
 
     Examples
     --------
@@ -176,7 +176,7 @@ class ImageIter(DataIter):
         self.reset()
 
     def reset(self) -> None:
-        """Goes back to the beginning; images that roll over are kept."""
+        """Returns to the beginning; images that roll over are kept."""
         if self.seq is not None and self.shuffle:
             random.shuffle(self.seq)
         if self._begun is None:
@@ -184,7 +184,7 @@ class ImageIter(DataIter):
         self._finished = False
 
     def hard_reset(self) -> None:
-        """Goes back to the beginning, without images that roll over."""
+        """Returns to the beginning and drops images that roll over."""
         self._begun = None
         self.reset()
 
@@ -195,7 +195,7 @@ class ImageIter(DataIter):
         self._finished = False
 
     def next_sample(self) -> tuple[Any, bytes]:
-        """The label and the file of the next image. StopIteration behind the last."""
+        """Returns the label and the file of the next image; raises StopIteration at the end."""
         if self._finished:
             raise StopIteration
         if self.seq is None:
@@ -224,7 +224,7 @@ class ImageIter(DataIter):
         return nd.zeros((self.batch_size, *self.data_shape)), nd.zeros(label)
 
     def _make_sample(self, label, data):
-        """(label, image) as they go into a batch; None where they are left out."""
+        """Returns (label, image) for a batch, or None to skip an invalid image."""
         try:
             self.check_valid_image(data)
         except RuntimeError as error:
@@ -239,7 +239,7 @@ class ImageIter(DataIter):
         batch_label[place] = label
 
     def _fill(self, batch_data, batch_label, place):
-        """How many places of a batch are filled: all, or less at the end of the images."""
+        """Fills a batch and returns the number of its samples, which is smaller at the end."""
         while place < self.batch_size:
             try:
                 label, file = self.next_sample()
@@ -261,7 +261,7 @@ class ImageIter(DataIter):
         return place
 
     def next(self) -> DataBatch:
-        """The next batch. StopIteration behind the last."""
+        """Returns the next batch; raises StopIteration at the end."""
         if self._finished:
             raise StopIteration
         begun, self._begun = self._begun, None
@@ -289,7 +289,7 @@ class ImageIter(DataIter):
         return DataBatch([data], [label], pad=pad)
 
     def check_data_shape(self, data_shape: Sequence[int]) -> None:
-        """ValueError where batches cannot have such images."""
+        """Raises ValueError if batches cannot have images of that shape."""
         if len(data_shape) != 3:
             raise MXNetValueError(
                 f"data_shape is (channels, height, width), not {tuple(data_shape)}"
@@ -298,20 +298,20 @@ class ImageIter(DataIter):
             raise MXNetValueError(f"data_shape has 3 channels, not {data_shape[0]}")
 
     def check_valid_image(self, data: NDArray | Sequence[NDArray]) -> None:
-        """RuntimeError where `data`, or the first of a list, is no image; it is left out then."""
+        """Raises RuntimeError if `data`, or the first of a list, is invalid; it is then skipped."""
         image = data[0] if isinstance(data, (list, tuple)) else data
         if not image.shape:
             raise MXNetError("an image has dimensions")
 
     def imdecode(self, s: bytes) -> NDArray:
-        """The image in the bytes of a file; RuntimeError, which names it, where it is damaged."""
+        """Decodes the bytes of a file; raises RuntimeError with its name if it is damaged."""
         try:
             return imdecode(s)
         except MXNetError as error:
             raise MXNetError(f"{self._last_sample()}: {error}") from None
 
     def _last_sample(self):
-        """Where the sample was that was read last."""
+        """Returns the location of the last sample, for errors."""
         if self.seq is None:
             return f"record {self.cur - 1} of {self.imgrec.uri}"
         key = self.seq[self.cur - 1]
@@ -320,16 +320,16 @@ class ImageIter(DataIter):
         return self.imglist[key][1]
 
     def read_image(self, fname: str) -> bytes:
-        """The bytes of a file in `path_root`."""
+        """Reads the bytes of a file in `path_root`."""
         with open_regular(os.path.join(self.path_root or "", fname)) as file:
             return file.read()
 
     def augmentation_transform(self, data: NDArray) -> NDArray:
-        """The image as `auglist` changes it."""
+        """Applies `auglist` to the image."""
         for augmenter in self.auglist:
             data = augmenter(data)
         return data
 
     def postprocess_data(self, datum: NDArray) -> NDArray:
-        """An image (height, width, channels) as (channels, height, width)."""
+        """Transposes an image (height, width, channels) to (channels, height, width)."""
         return nd.transpose(datum, axes=(2, 0, 1))
