@@ -1,9 +1,9 @@
-"""Measures of how well predictions fit labels.
+"""Metrics, which measure how well predictions match labels.
 
-A metric gathers a sum and a number of instances over calls of `update(labels, preds)`, both lists
-of arrays (single arrays are accepted); `get()` gives the mean since the last `reset()` or
-`reset_local()`, `get_global()` the one since the last `reset()`. Reading values waits for them; so
-it happens once per update, after all device work of it is queued.
+A metric accumulates a sum and a number of instances over calls of `update(labels, preds)`, both
+lists of arrays (single arrays are accepted). `get()` returns the mean since the last `reset()` or
+`reset_local()`, and `get_global()` the mean since the last `reset()`. Reading values waits for
+them, so each update reads only once, after all of its device work is queued.
 """
 
 from __future__ import annotations

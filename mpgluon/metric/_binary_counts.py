@@ -1,5 +1,7 @@
-"""Counts of a binary classification, and the figures that metrics make of them. Names are MXNet's:
-programs read them."""
+"""Counts of a binary classification, and the statistics derived from them.
+
+The names are MXNet's, because programs read them.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,10 @@ class BinaryCounts:
 
 
 class BinaryStatistics(BinaryCounts):
-    """The counts since the last `reset_local`, and as `global_precision` and so on those since the
-    last `reset`."""
+    """The counts since the last `reset_local`.
+
+    Attributes with the prefix ``global_``, such as `global_precision`, are since the last `reset`.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The base of metrics, metrics by name, and those of several metrics or of a function."""
+"""The base of metrics, their registry, composite metrics, and metrics from functions."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ __all__ = [
 def check_label_shapes(
     labels: Any, preds: Any, wrap: bool = False, shape: bool = False
 ) -> tuple[Any, Any]:
-    """Checks that there are as many labels as predictions (or, with `shape`, that both have one
-    shape); ValueError otherwise.
+    """Checks that the numbers of labels and predictions (with `shape`, their shapes) are equal.
 
-    Returns both, with `wrap` as lists even when single arrays were given.
+    Raises ValueError otherwise. Returns both, with `wrap` as lists even for single arrays.
     """
     label_shape, pred_shape = (labels.shape, preds.shape) if shape else (len(labels), len(preds))
     if label_shape != pred_shape:
@@ -50,12 +49,12 @@ def check_label_shapes(
 
 
 def host(array: Any) -> numpy.ndarray[Any, Any]:
-    """The array's values in NumPy."""
+    """Returns the array's values as a NumPy array."""
     return array.asnumpy() if isinstance(array, ndarray.NDArray) else numpy.asarray(array)
 
 
 def total(array: NDArray) -> float:
-    """The sum of the array's elements, of narrow floats in float32."""
+    """Returns the sum of the array's elements; float16 and bfloat16 are summed in float32."""
     return float(
         ndarray.sum(
             array.astype("float32") if dtype_name(array.dtype) in ("float16", "bfloat16") else array
@@ -64,7 +63,7 @@ def total(array: NDArray) -> float:
 
 
 def wide(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
-    """The NumPy array, of narrow floats as float32: squares and sums may be beyond their range."""
+    """Converts float16 to float32, because squares and sums may exceed its range."""
     return array.astype("float32") if array.dtype.itemsize < 4 else array
 
 
@@ -73,7 +72,7 @@ def _as_list(value):
 
 
 def _elements(value):
-    """The elements of a list, tuple or array; a list with anything else."""
+    """Returns the elements of a list, tuple or array, and any other value in a list."""
     if not isinstance(value, str):
         try:
             return list(value)
@@ -88,9 +87,9 @@ class EvalMetric:
     Parameters
     ----------
     name : str
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
     **kwargs
         Become part of `get_config()`.
 
@@ -128,7 +127,7 @@ class EvalMetric:
         return f"EvalMetric: {dict(self.get_name_value())}"
 
     def get_config(self) -> dict[str, Any]:
-        """A dict from which `create` makes the same metric."""
+        """Returns a dict from which `create` creates the same metric."""
         return {
             **self._kwargs,
             "metric": type(self).__name__,
@@ -152,18 +151,18 @@ class EvalMetric:
         self.update(labels, preds)
 
     def update(self, labels: Arrays, preds: Arrays) -> None:
-        """Takes in a batch.
+        """Adds a batch.
 
         Parameters
         ----------
         labels, preds : NDArray or list of NDArray
-            As many of one as of the other, of any numeric dtype and on any device; the class says
-            which shapes fit. Shapes that do not are a ValueError.
+            The same number of each, of any numeric dtype and on any device; the class defines the
+            valid shapes, and other shapes raise ValueError.
         """
         raise NotImplementedError(f"{type(self).__name__} must define update(labels, preds)")
 
     def _add(self, value, instances):
-        """Adds to the local and the global sums, in float64 whatever the value's type."""
+        """Adds to the local and the global sums, in float64."""
         value = float(value) if numpy.ndim(value) == 0 else value
         self.sum_metric += value
         self.global_sum_metric += value
@@ -171,29 +170,29 @@ class EvalMetric:
         self.global_num_inst += instances
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Clears all sums."""
         self.num_inst: int = 0
         self.sum_metric: float = 0.0
         self.global_num_inst: int = 0
         self.global_sum_metric: float = 0.0
 
     def reset_local(self) -> None:
-        """Starts the local mean anew; the global one goes on."""
+        """Restarts the local mean; the global one is unchanged."""
         self.num_inst = 0
         self.sum_metric = 0.0
 
     def _mean(self, total, instances):
-        """The value shown for a sum over `instances`."""
+        """Returns the value for a sum over `instances`."""
         return total / instances
 
     def get(self) -> tuple[Any, Any]:
-        """(name, mean since the last reset or reset_local), NaN without instances."""
+        """Returns (name, mean since the last reset or reset_local), NaN without instances."""
         if self.num_inst == 0:
             return self.name, float("nan")
         return self.name, self._mean(self.sum_metric, self.num_inst)
 
     def get_global(self) -> tuple[Any, Any]:
-        """(name, mean since the last reset); the local mean for metrics without global sums."""
+        """Returns (name, mean since the last reset), or the local mean without global sums."""
         if not self._has_global_stats:
             return self.get()
         if self.global_num_inst == 0:
@@ -201,12 +200,12 @@ class EvalMetric:
         return self.name, self._mean(self.global_sum_metric, self.global_num_inst)
 
     def get_name_value(self) -> list[tuple[str, float]]:
-        """A list of (name, value)."""
+        """Returns a list of (name, value)."""
         name, value = self.get()
         return list(zip(_as_list(name), _as_list(value)))
 
     def get_global_name_value(self) -> list[tuple[str, float]]:
-        """A list of (name, global value)."""
+        """Returns a list of (name, global value)."""
         name, value = self.get_global()
         return list(zip(_as_list(name), _as_list(value)))
 
@@ -221,8 +220,9 @@ _create = registry.get_create_func(EvalMetric, "metric")
 
 
 def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
-    """Makes a metric: from a name, a config, an instance, a function of NumPy arrays (label,
-    prediction), or a list of these.
+    """Creates a metric from a name, a config, an instance, a function or a list of these.
+
+    The function takes NumPy arrays (label, prediction).
 
     Examples
     --------
@@ -242,16 +242,16 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
 @register
 @alias("composite")
 class CompositeEvalMetric(EvalMetric):
-    """Several metrics updated together; `get` gives lists of names and values.
+    """Several metrics updated together; `get` returns lists of names and values.
 
     Parameters
     ----------
     metrics : list, optional
-        Metrics, or what `create` takes; more are added with `add`.
+        Metrics, or arguments of `create`; `add` appends more.
     name : str, default 'composite'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -277,11 +277,11 @@ class CompositeEvalMetric(EvalMetric):
         return f"{type(self).__name__}({self.metrics!r})"
 
     def add(self, metric: Any) -> None:
-        """Adds a metric, given as for `create`."""
+        """Adds a metric, or an argument of `create`."""
         self.metrics.append(create(metric))
 
     def get_metric(self, index: int) -> EvalMetric:
-        """The metric of that number; IndexError when there is none."""
+        """Returns the metric with that index; raises IndexError if it is out of range."""
         if not -len(self.metrics) <= index < len(self.metrics):
             raise IndexError(f"metric {index} is asked for, but there are {len(self.metrics)}")
         return self.metrics[index]
@@ -329,21 +329,20 @@ class CompositeEvalMetric(EvalMetric):
 
 @register
 class CustomMetric(EvalMetric):
-    """A function `feval(label, pred)` of NumPy arrays, which returns a value, or a sum and its
-    number of instances.
+    """A metric computed by a function `feval(label, pred)` of NumPy arrays.
 
-    With `allow_extra_outputs` there may be more predictions than labels.
+    The function returns a value, or a sum and its number of instances.
 
     Parameters
     ----------
     feval : function
         Takes the label and the prediction as NumPy arrays.
     name : str, optional
-        Shown in front of the value. By default that of `feval`.
+        The name shown with the value; by default that of `feval`.
     allow_extra_outputs : bool, default False
-        Whether there may be more predictions than labels.
+        True if there may be more predictions than labels.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -396,7 +395,7 @@ class CustomMetric(EvalMetric):
 def np(
     numpy_feval: Callable[..., Any], name: str | None = None, allow_extra_outputs: bool = False
 ) -> CustomMetric:
-    """A metric from a function of NumPy arrays (label, prediction); usable as a decorator.
+    """Creates a metric from a function of NumPy arrays (label, prediction); also a decorator.
 
     Examples
     --------

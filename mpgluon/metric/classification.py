@@ -1,4 +1,4 @@
-"""Metrics of predicted classes and of their probabilities."""
+"""Metrics of predicted classes, and of their probabilities."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ __all__ = [
 @register
 @alias("acc")
 class Accuracy(EvalMetric):
-    """The part of predictions that equal the label; scores (an axis more than the labels) count by
-    their largest along `axis`.
+    """The fraction of predictions that equal the label.
+
+    If predictions are scores, with one axis more than the labels, the class with the largest score
+    along `axis` is the prediction.
 
     Parameters
     ----------
     axis : int, default 1
         The axis of the classes' scores.
     name : str, default 'accuracy'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -85,17 +87,18 @@ class Accuracy(EvalMetric):
 @register
 @alias("top_k_accuracy", "top_k_acc")
 class TopKAccuracy(EvalMetric):
-    """The part of samples whose label is among the `top_k` (2 or more) largest scores; predictions
-    (samples, classes).
+    """The fraction of samples whose label is among the `top_k` (2 or more) largest scores.
+
+    Predictions have the shape (samples, classes).
 
     Parameters
     ----------
     top_k : int, default 1
-        How many of the largest scores count.
+        The number of largest scores.
     name : str, default 'top_k_accuracy'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -157,7 +160,7 @@ def _misfit(name, label, pred):
 
 
 def _best(name, label, pred):
-    """The class with the largest score along axis 1, for each label."""
+    """Returns the class with the largest score along axis 1, for each label."""
     if pred.ndim < 2 or pred.size // (pred.shape[1] or 1) != label.size:
         raise _misfit(name, label, pred)
     return pred.argmax(axis=1).ravel()
@@ -182,8 +185,10 @@ def _binary_confusion(name, label, pred):
 
 
 class _BinaryMetric(EvalMetric):
-    """A figure of the confusion matrix; "macro": averaged over updates, else of all samples
-    together."""
+    """A statistic of the confusion matrix.
+
+    "macro" averages over updates; any other mode treats all samples together.
+    """
 
     def __init__(
         self, name: str, output_names: Sequence[str], label_names: Sequence[str], average: str
@@ -229,22 +234,24 @@ class _BinaryMetric(EvalMetric):
 
 @register
 class F1(_BinaryMetric):
-    """The harmonic mean of precision and recall; labels 0 and 1, predictions (samples, 2).
+    """The F1 score, the harmonic mean of precision and recall, of a binary classification.
+
+    Labels are 0 and 1; predictions have the shape (samples, 2).
 
     Parameters
     ----------
     name : str, default 'f1'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
     average : str, default 'macro'
-        'macro': averaged over updates; 'micro': of all samples together.
+        'macro' averages over updates; 'micro' treats all samples together.
 
     Attributes
     ----------
     metrics
-        The counts since `reset_local`, with `precision`, `recall` and `fscore`, and likewise
-        `global_precision` and so on since `reset`; 'macro' clears them in each update.
+        The counts since `reset_local`, with `precision`, `recall` and `fscore`. Attributes with the
+        prefix ``global_`` are since `reset`. 'macro' clears the counts in each update.
 
     Examples
     --------
@@ -269,17 +276,18 @@ class F1(_BinaryMetric):
 
 @register
 class MCC(_BinaryMetric):
-    """Matthews' correlation of predicted and true class; labels 0 and 1, predictions (samples,
-    2).
+    """The Matthews correlation coefficient of a binary classification.
+
+    Labels are 0 and 1; predictions have the shape (samples, 2).
 
     Parameters
     ----------
     name : str, default 'mcc'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
     average : str, default 'macro'
-        'macro': averaged over updates; 'micro': of all samples together.
+        'macro' averages over updates; 'micro' treats all samples together.
 
     Examples
     --------
@@ -304,22 +312,22 @@ class MCC(_BinaryMetric):
 
 @register
 class PCC(EvalMetric):
-    """Matthews' correlation for any number of classes, of all samples together.
+    """The Matthews correlation coefficient for any number of classes, over all samples together.
 
     Parameters
     ----------
     name : str, default 'pcc'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
     has_global_stats : bool, default True
-        Whether there are figures besides those since `reset_local`.
+        True if there are values since `reset` in addition to those since `reset_local`.
 
     Attributes
     ----------
     lcm, gcm : numpy.ndarray
-        How often each class (rows) was predicted for each label (columns), since `reset_local` and
-        since `reset`.
+        The confusion matrices, with predicted classes as rows and labels as columns, since
+        `reset_local` and since `reset`.
 
     Examples
     --------
@@ -390,32 +398,31 @@ class PCC(EvalMetric):
 
     @property
     def sum_metric(self) -> Any:
-        """The coefficient times `num_inst`, over what came in since `reset_local`."""
+        """The coefficient times `num_inst`, over the samples since `reset_local`."""
         return self._correlation(self.lcm) * self.num_inst
 
     @property
     def global_sum_metric(self) -> Any:
-        """The coefficient times `global_num_inst`, over what came in since `reset`."""
+        """The coefficient times `global_num_inst`, over the samples since `reset`."""
         return self._correlation(self.gcm) * self.global_num_inst
 
 
 @register
 class Perplexity(EvalMetric):
-    """exp of the mean negative logarithm of the probability given to the label; labels equal to
-    `ignore_label` do not count.
+    """exp of the mean negative log-probability of the labels, except those equal to `ignore_label`.
 
     Predictions are probabilities along their last axis (`axis`).
 
     Parameters
     ----------
     ignore_label : int or None
-        A label that does not count; None: all do.
+        A label to ignore; None ignores none.
     axis : int, default -1
         The axis of the classes' probabilities.
     name : str, default 'perplexity'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -466,8 +473,10 @@ class Perplexity(EvalMetric):
 
 
 class _LogProbability(EvalMetric):
-    """The mean of -log(probability of the label + eps); labels (samples,), predictions (samples,
-    classes)."""
+    """The mean of -log(probability of the label + eps).
+
+    Labels have the shape (samples,), predictions (samples, classes).
+    """
 
     def __init__(
         self, eps: float, name: str, output_names: Sequence[str], label_names: Sequence[str]
@@ -485,7 +494,7 @@ class _LogProbability(EvalMetric):
             if pred.ndim != 2 or len(label) != len(pred):
                 raise _misfit(name, label, pred)
             classes = pred.shape[1]
-            # Those from -classes on count from the last class, as in MXNet.
+            # As in MXNet, negative labels from -classes on count from the last class.
             wrong = label[(label < -classes) | (label >= classes)]
             if wrong.size:
                 raise MXNetIndexError(
@@ -506,9 +515,9 @@ class CrossEntropy(_LogProbability):
     eps : float, default 1e-12
         Added to probabilities.
     name : str, default 'cross-entropy'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -538,9 +547,9 @@ class NegativeLogLikelihood(_LogProbability):
     eps : float, default 1e-12
         Added to probabilities.
     name : str, default 'nll-loss'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------

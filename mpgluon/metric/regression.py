@@ -1,4 +1,4 @@
-"""Metrics of numbers, and the mean of losses."""
+"""Regression metrics, and the mean of losses."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ __all__ = ["MAE", "MSE", "RMSE", "PearsonCorrelation", "Loss", "Torch", "Caffe"]
 
 
 class _Regression(EvalMetric):
-    """A figure of the difference between labels and predictions, averaged over arrays; vectors
-    count as columns."""
+    """A statistic of the difference between labels and predictions, averaged over arrays.
+
+    Vectors are treated as columns.
+    """
 
     def __init__(self, name: str, output_names: Sequence[str], label_names: Sequence[str]) -> None:
         super().__init__(
@@ -55,9 +57,9 @@ class MAE(_Regression):
     Parameters
     ----------
     name : str, default 'mae'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -86,9 +88,9 @@ class MSE(_Regression):
     Parameters
     ----------
     name : str, default 'mse'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -112,14 +114,14 @@ class MSE(_Regression):
 
 @register
 class RMSE(_Regression):
-    """The root of the mean squared error.
+    """The root mean squared error.
 
     Parameters
     ----------
     name : str, default 'rmse'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -144,16 +146,16 @@ class RMSE(_Regression):
 @register
 @alias("pearsonr")
 class PearsonCorrelation(EvalMetric):
-    """Pearson's correlation; "macro": averaged over arrays, "micro": of all values together.
+    """Pearson's correlation coefficient.
 
     Parameters
     ----------
     name : str, default 'pearsonr'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
     average : str, default 'macro'
-        'macro': averaged over arrays; 'micro': of all values together.
+        'macro' averages over arrays; 'micro' treats all values together.
 
     Examples
     --------
@@ -177,7 +179,8 @@ class PearsonCorrelation(EvalMetric):
 
     def reset(self) -> None:
         super().reset()
-        # count, mean of labels and predictions, their sums of squares about it, and of products
+        # Count, means of labels and predictions, their sums of squared deviations, sum of products
+        # of deviations.
         self._moments = numpy.zeros(6)
 
     def reset_local(self) -> None:
@@ -185,11 +188,11 @@ class PearsonCorrelation(EvalMetric):
         self._moments = numpy.zeros(6)
 
     def reset_micro(self) -> None:
-        """Forgets the moments of all values."""
+        """Clears the moments of all values."""
         self._moments = numpy.zeros(6)
 
     def update_variance(self, new_values: Any, *aggregate: Any) -> tuple[Any, Any, Any]:
-        """(count, mean, sum of squares about it), these and with more values."""
+        """Updates the aggregate (count, mean, sum of squared deviations) with more values."""
         count, mean, squares = aggregate
         values = numpy.asarray(new_values, numpy.float64)
         total, step = count + values.size, values.mean() - mean
@@ -197,11 +200,11 @@ class PearsonCorrelation(EvalMetric):
         return total, mean + step * values.size / total, squares
 
     def update_cov(self, label: Any, pred: Any) -> None:
-        """Adds the products of values about the means so far."""
+        """Adds the products of deviations from the means so far."""
         self._moments[5] += ((label - self._moments[1]) * (pred - self._moments[2])).sum()
 
     def _merge(self, label, pred):
-        """Adds values to the moments, about the means, so that large offsets lose nothing."""
+        """Adds values to the central moments, which are numerically stable for large offsets."""
         count, mean_l, mean_p, square_l, square_p, product = self._moments
         new, new_l, new_p = label.size, label.mean(), pred.mean()
         total = count + new
@@ -239,14 +242,14 @@ class PearsonCorrelation(EvalMetric):
 
 @register
 class Loss(EvalMetric):
-    """The mean of all predictions' elements, which are losses; labels are not looked at.
+    """The mean of all elements of the predictions, which are losses; labels are ignored.
 
     Parameters
     ----------
     name : str, default 'loss'
-        Shown in front of the value.
+        The name shown with the value.
     output_names, label_names : list of str, optional
-        Which entries of the dicts given to `update_dict` count; by default all.
+        The entries of the dicts passed to `update_dict` to use; by default all.
 
     Examples
     --------
@@ -273,7 +276,7 @@ class Loss(EvalMetric):
 
 @register
 class Torch(Loss):
-    """Loss under another name."""
+    """`Loss` under another name."""
 
     def __init__(
         self,
@@ -286,7 +289,7 @@ class Torch(Loss):
 
 @register
 class Caffe(Loss):
-    """Loss under another name."""
+    """`Loss` under another name."""
 
     def __init__(
         self,
