@@ -1,6 +1,9 @@
-"""``mx.contrib``: the ops that MXNet keeps under ``contrib``, by the names ``mx.contrib.nd`` and
-``mx.contrib.sym``; vocabularies and word vectors, ``mx.contrib.text``; mixed precision,
-``mx.contrib.amp``; and networks of 8-bit numbers, ``mx.contrib.quantization``."""
+"""``mx.contrib``: MXNet's contrib ops, text, mixed precision and quantization.
+
+The ops are in ``mx.contrib.nd`` and ``mx.contrib.sym``, vocabularies and word vectors in
+``mx.contrib.text``, mixed precision in ``mx.contrib.amp``, and int8 networks in
+``mx.contrib.quantization``.
+"""
 
 import sys as _sys
 
@@ -34,5 +37,5 @@ __all__ = [
     "text",
 ]
 
-# `import mpgluon.contrib.ndarray` gives the same modules as the attributes.
+# `import mpgluon.contrib.ndarray` returns the same modules as the attributes.
 _sys.modules[f"{__name__}.ndarray"], _sys.modules[f"{__name__}.symbol"] = ndarray, symbol

@@ -1,4 +1,4 @@
-"""Ranges of values, for quantisation: collected from data."""
+"""Calibration: collects the ranges of values for quantization from data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["HistogramCollector", "MinMaxCollector"]
 
 
 class MinMaxCollector:
-    """The least and the largest number of each tensor."""
+    """Collects the minimum and maximum of each tensor."""
 
     def __init__(self, include_layer=None):
         self.include_layer = include_layer
         self.min_max_dict = {}
 
     def collect(self, name, arr):
-        """Takes the values of a tensor into account."""
+        """Updates the statistics with the values of a tensor."""
         if self.include_layer is not None and name not in self.include_layer:
             return
         values = np.asarray(arr)
@@ -26,12 +26,12 @@ class MinMaxCollector:
         self.min_max_dict[name] = (min(low, old[0]), max(high, old[1]))
 
     def ranges(self, dtype):
-        """{name: (low, high)}"""
+        """Returns {name: (low, high)}."""
         return dict(self.min_max_dict)
 
 
 class HistogramCollector:
-    """A symmetric histogram of each tensor, which grows with its range."""
+    """Collects a symmetric histogram of each tensor, which grows with its range."""
 
     def __init__(self, num_bins=2001, include_layer=None):
         self.num_bins = num_bins
@@ -39,7 +39,7 @@ class HistogramCollector:
         self.hist_dict = {}
 
     def collect(self, name, arr):
-        """Takes the values of a tensor into account."""
+        """Updates the statistics with the values of a tensor."""
         if self.include_layer is not None and name not in self.include_layer:
             return
         values = np.asarray(arr).ravel()
@@ -50,7 +50,7 @@ class HistogramCollector:
             self.hist_dict[name] = (hist, edges, low, high, reach)
             return
         hist, edges, old_low, old_high, old_reach = self.hist_dict[name]
-        if reach > old_reach:  # whole bins more on either side
+        if reach > old_reach:  # adds whole bins on both sides
             step = 2 * old_reach / hist.size
             more = int(np.ceil((reach - old_reach) / step))
             hist = np.pad(hist, more)
@@ -65,7 +65,7 @@ class HistogramCollector:
         )
 
     def ranges(self, dtype):
-        """{name: (low, high)}, each cut where the least information is lost."""
+        """Returns {name: (low, high)}, each clipped with the least loss of information."""
         found = {}
         for name, (hist, edges, low, high, _) in self.hist_dict.items():
             positive = low >= 0 and dtype in ("auto", "uint8")

@@ -1,4 +1,4 @@
-"""Symbols whose layers multiply numbers of 8 bits, made of symbols of float32."""
+"""Conversion of float32 symbols to symbols with quantized (8-bit) layers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _has(attrs, name, default=False):
 
 
 class _Form(NamedTuple):
-    """An op of arrays of 8 bits, for one of float32."""
+    """The quantized form of a float32 op."""
 
     name: str
-    layer: bool = False  # all inputs but the first are parameters, which are of 8 bits themselves
-    sums: bool = False  # gives int32, which is brought to 8 bits
-    known: bool = False  # has to know the range of its result; its vectors are float32
+    layer: bool = False  # all inputs but the first are parameters, which are quantized themselves
+    sums: bool = False  # the result is int32, which is requantized to 8 bits
+    known: bool = False  # needs the range of its result in advance; its vectors are float32
     fits: Callable[[dict], bool] = lambda attrs: True
     attrs: Callable[[dict], dict] = lambda attrs: attrs
 
@@ -49,12 +49,12 @@ FORMS = {
         fits=lambda attrs: not _has(attrs, "output_mean_var"),
     ),
 }
-# Before the name of the node of float32, in names of the nodes that know the range of its result.
+# Prefixes of the float32 node's name, in names of nodes that have the range of its result.
 PREFIXES = {"_contrib_requantize": "requantize_", "_contrib_quantized_batch_norm": "quantized_"}
 
 
 class _Builder:
-    """The nodes of a new symbol."""
+    """Builds the nodes of a new symbol."""
 
     def __init__(self):
         self.nodes = []
@@ -78,7 +78,7 @@ class _Builder:
 
 
 def _tensor_name(node, output, outputs):
-    """As `Symbol.list_outputs` names it, in the internals of a symbol."""
+    """Returns the name in `Symbol.list_outputs` of a symbol's internals."""
     if node["op"] == "null":
         return node["name"]
     return node["name"] + ("_output" if outputs == 1 else f"_output{output}")
@@ -92,9 +92,9 @@ class _Quantizer:
         self.dtype, self.full, self.calibrated = dtype, full, calibrated
         self.excluded_names, self.excluded_ops = excluded_names, excluded_ops
         self.new = _Builder()
-        self.plain = {}  # old entry: new entry of float32
-        self.small = {}  # old entry: new entries of 8 bits and of the ends of their range
-        self.names = []  # of tensors whose ranges are needed
+        self.plain = {}  # old entry: new float32 entry
+        self.small = {}  # old entry: new entries of the quantized values and of their range
+        self.names = []  # of tensors whose ranges are required
 
     def name_of(self, entry):
         number, output = entry
@@ -135,7 +135,7 @@ class _Quantizer:
         return self.small[entry]
 
     def parameter(self, entry):
-        """A weight or bias, whose numbers of 8 bits are parameters themselves."""
+        """Returns the entries of a weight or bias, whose quantized values are new parameters."""
         if entry not in self.small:
             name = self.old[entry[0]]["name"] + "_quantize"
             ends = name, name + "_min", name + "_max"
@@ -153,7 +153,7 @@ class _Quantizer:
             self.plain[number, output] = made, output
 
     def can(self, node):
-        """The quantised form of a node, or None."""
+        """Returns the quantized form of a node, or None."""
         form, attrs = FORMS.get(node["op"]), node.get("attrs", {})
         inputs = [tuple(entry[:2]) for entry in node["inputs"]]
         if node["op"] in self.excluded_ops or node["name"] in self.excluded_names:
@@ -202,21 +202,21 @@ class _Quantizer:
         return self.new.symbol([self.as_float(head) for head in self.heads])
 
     def is_read_as_float(self, number):
-        """Whether a parameter is read by more than layers that take its numbers of 8 bits."""
+        """True if a parameter is also read by ops that do not take its quantized values."""
         readers = [node for node in self.old if [number, 0] in [e[:2] for e in node["inputs"]]]
         forms = [self.can(node) for node in readers]
         return not readers or not all(form and form.layer for form in forms)
 
 
 def quantize(sym, params, dtype, full, calibrated, excluded_names, excluded_ops):
-    """(symbol, names of the tensors whose ranges it can be given)"""
+    """Returns (symbol, names of the tensors whose ranges can be set)."""
     graph = json.loads(sym.tojson())
     work = _Quantizer(graph, params, dtype, full, calibrated, excluded_names, excluded_ops)
     return work.run(), list(dict.fromkeys(work.names))
 
 
 def calibrate(qsym, ranges, dtype):
-    """The symbol with the ranges of its tensors."""
+    """Returns the symbol with the ranges of its tensors."""
     graph = json.loads(qsym.tojson())
     nodes = graph["nodes"]
     for node in nodes:
@@ -243,7 +243,7 @@ def calibrate(qsym, ranges, dtype):
 
 
 def fold_batch_norms(sym, args, aux):
-    """A network for prediction, in which BatchNorm behind a convolution is a part of it."""
+    """Folds each BatchNorm after a convolution into that convolution, for inference."""
     graph = json.loads(sym.tojson())
     nodes, heads = graph["nodes"], [tuple(head[:2]) for head in graph["heads"]]
     readers = {}
@@ -290,7 +290,7 @@ def _channels_first(node):
 
 
 def _folded(new, nodes, norm, convolution, places, args, aux):
-    """The convolution with scaled weights, under the BatchNorm's name."""
+    """Adds the convolution with scaled weights, under the BatchNorm's name."""
     gamma, beta, mean, var = (nodes[entry[0]]["name"] for entry in norm["inputs"][1:])
     attrs = norm.get("attrs", {})
     eps = float(ast.literal_eval(str(attrs.get("eps", 0.001))))

@@ -1,4 +1,4 @@
-"""``mx.contrib.autograd``: recording by the names that it had before `mx.autograd`."""
+"""``mx.contrib.autograd``: MXNet's older names of `mx.autograd` functions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = [
 
 
 def set_is_training(is_train: bool) -> bool:
-    """Turns recording and the train mode on or off; returns whether recording was on."""
+    """Turns recording and training mode on or off; returns True if recording was on."""
     autograd.set_training(is_train)
     return autograd.set_recording(is_train)
 
 
 class TrainingStateScope:
-    """Turns recording and the train mode on or off in a ``with`` block.
+    """Turns recording and training mode on or off in a ``with`` block.
 
     Parameters
     ----------
     enter_state : bool
-        True records in train mode; False does neither.
+        True records in training mode; False does neither.
 
     Examples
     --------
@@ -63,36 +63,38 @@ class TrainingStateScope:
 
 
 def train_section() -> TrainingStateScope:
-    """``with train_section():`` is ``with autograd.record():``."""
+    """Returns a scope equivalent to ``autograd.record()``."""
     return TrainingStateScope(True)
 
 
 def test_section() -> TrainingStateScope:
-    """``with test_section():`` is ``with autograd.pause():``."""
+    """Returns a scope equivalent to ``autograd.pause()``."""
     return TrainingStateScope(False)
 
 
-test_section.__test__ = False  # no test, whatever its name suggests
+test_section.__test__ = False  # not a test, despite its name
 
 
 def backward(
     outputs: Sequence[NDArray], out_grads: Sequence[Any] | None = None, retain_graph: bool = False
 ) -> None:
-    """The gradients of a list of outputs, into the variables' arrays."""
+    """Computes the gradients of a list of outputs into the variables' arrays."""
     if not isinstance(outputs, (list, tuple)):
         raise MXNetAssertionError("outputs must be a list or tuple of NDArrays")
     autograd.backward(list(outputs), out_grads, retain_graph)
 
 
 def compute_gradient(outputs: Sequence[NDArray]) -> None:
-    """`backward` of a list of outputs."""
+    """Calls `backward` on a list of outputs."""
     backward(outputs)
 
 
 def grad_and_loss(
     func: Callable[..., Any], argnum: int | Sequence[int] | None = None
 ) -> Callable[..., Any]:
-    """A function that returns (gradients by the arguments, or by those numbered, and the result).
+    """Returns a function that returns (gradients, result).
+
+    The gradients are with respect to all arguments, or those with the indices `argnum`.
 
     Examples
     --------
@@ -120,7 +122,7 @@ def grad_and_loss(
 
 
 def grad(func: Callable[..., Any], argnum: int | Sequence[int] | None = None) -> Callable[..., Any]:
-    """A function that returns the gradients alone; see `grad_and_loss`."""
+    """Returns a function that returns only the gradients; see `grad_and_loss`."""
     both = grad_and_loss(func, argnum)
 
     @functools.wraps(both)

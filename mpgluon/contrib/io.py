@@ -1,4 +1,4 @@
-"""``mx.contrib.io``: Gluon's data loaders for modules."""
+"""``mx.contrib.io``: Gluon's data loaders as iterators for modules."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ __all__ = ["DataLoaderIter"]
 
 
 class DataLoaderIter(DataIter):
-    """The batches (data, label) of a DataLoader, as `Module.fit` takes them. A last batch that is
-    smaller is filled with zeros, and says so (`getpad`).
+    """The batches (data, label) of a DataLoader, in the form that `Module.fit` accepts.
+
+    A smaller last batch is padded with zeros, and `getpad` returns the padding.
 
     Parameters
     ----------
     loader : gluon.data.DataLoader
-        Gives pairs of arrays.
+        Yields pairs of arrays.
     data_name, label_name : str
         Names of the arrays.
     dtype : str, default 'float32'
-        Of data and labels.
+        The dtype of data and labels.
 
     Examples
     --------

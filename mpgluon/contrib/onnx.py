@@ -1,4 +1,4 @@
-"""``mx.contrib.onnx``: the functions of `mx.onnx`, by the names that MXNet 1.x has here."""
+"""``mx.contrib.onnx``: the functions of `mx.onnx`, under the names of MXNet 1.x."""
 
 from ..onnx import (
     export_model as export_model,
@@ -7,7 +7,7 @@ from ..onnx import (
     import_to_gluon as import_to_gluon,
 )
 
-# MXNet's names for the functions without their message.
+# MXNet's names for the functions without a deprecation message.
 export_model_ = export_model
 get_model_metadata_ = get_model_metadata
 import_model_ = import_model

@@ -1,8 +1,7 @@
-"""``mx.contrib.quantization``: networks for prediction whose convolutions and dense layers multiply
-numbers of 8 bits.
+"""``mx.contrib.quantization``: inference networks with 8-bit convolutions and dense layers.
 
-The ranges of values come from data (``calib_mode`` 'naive': the least and the largest number;
-'entropy': cut where the least information is lost), or are found in each call ('none').
+Calibration data determines the ranges of values (``calib_mode`` 'naive' takes the minimum and
+maximum, 'entropy' clips with the least loss of information), or each call computes them ('none').
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _check(calib_mode, quantized_dtype, quantize_mode, quantize_granularity):
 
 
 def _quantized_params(qsym, params):
-    """The parameters that a quantised symbol takes: those ``NAME_quantize`` are made of NAME."""
+    """Returns the parameters of a quantized symbol; ``NAME_quantize`` is computed from NAME."""
     made = {}
     for name in qsym.list_arguments():
         if name in params:
@@ -61,15 +60,17 @@ def _quantized_params(qsym, params):
 
 
 def _with_params(qsym, params, aux):
-    """The symbol, its arguments and its states: statistics of a quantised BatchNorm are arguments,
-    as it does not write them."""
+    """Returns the symbol, its arguments and its states.
+
+    Statistics of a quantized BatchNorm are arguments, because it does not write them.
+    """
     states = set(qsym.list_auxiliary_states())
     kept = {name: array for name, array in aux.items() if name in states}
     return qsym, _quantized_params(qsym, {**params, **aux}), kept
 
 
 def _batches(data, num_examples):
-    """The arrays of each batch of an iterator, a loader or a list; enough of them."""
+    """Yields the arrays of each batch of an iterator, a loader or a list, up to `num_examples`."""
     seen = 0
     if hasattr(data, "reset"):
         data.reset()
@@ -84,7 +85,7 @@ def _batches(data, num_examples):
 
 
 def _collect(sym, params, aux, names, data_names, data, collector, num_examples, ctx, logger):
-    """Runs the symbol on data and gives the collector the tensors that it has to know."""
+    """Runs the symbol on data and passes the tensors that need a range to the collector."""
     internals = sym.get_internals()
     outputs = internals.list_outputs()
     wanted = [name for name in names if name in outputs and name not in data_names]
@@ -126,36 +127,36 @@ def quantize_graph(
     LayerOutputCollector: Any = None,
     logger: Any = None,
 ) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray], Any]:
-    """A quantised symbol without ranges, its parameters, and what collects the ranges.
+    """Returns a quantized symbol without ranges, its parameters, and a collector of the ranges.
 
     Parameters
     ----------
     sym : Symbol
-        A network of float32.
+        A float32 network.
     arg_params, aux_params : dict of str to NDArray
-        Its parameters.
+        The parameters of the network.
     ctx : Context, optional
-        Kept for MXNet's signature.
+        Kept for MXNet's signature; ignored.
     excluded_sym_names, excluded_op_names : list of str, optional
         Nodes, and ops, that stay in float32.
     calib_mode : {'entropy', 'naive', 'customize', 'none'} or None
-        How ranges will be found; 'customize' takes `LayerOutputCollector`.
+        The calibration method; 'customize' uses `LayerOutputCollector`.
     quantized_dtype : {'int8', 'uint8', 'auto'}
-        Of what layers are given; auto: uint8 where the range has no negative numbers.
+        The dtype of layers' inputs; auto means uint8 if the range has no negative numbers.
     quantize_mode : {'full', 'smart'}
-        full: every op that has a quantised form; smart: those between layers only where their data
-        is quantised already.
+        full quantizes every op with a quantized form; smart quantizes ops between layers only if
+        their data is already quantized.
     quantize_granularity : {'tensor-wise'}
         One range for each tensor.
     LayerOutputCollector : object, optional
         With a method ``collect(name, array)`` and a dict ``min_max_dict``.
     logger : logging.Logger, optional
-        For notes on what is done.
+        Receives progress messages.
 
     Returns
     -------
     (Symbol, dict, dict, collector or None)
-        The collector's `include_layer` lists the tensors to give it; see `calib_graph`.
+        The collector's `include_layer` lists the tensors to pass to it; see `calib_graph`.
     """
     _check(calib_mode, quantized_dtype, quantize_mode, quantize_granularity)
     calibrated = calib_mode not in (None, "none")
@@ -192,20 +193,20 @@ def calib_graph(
     quantized_dtype: str = "int8",
     logger: Any = logging,
 ) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
-    """A symbol of `quantize_graph` with the ranges that a collector has found.
+    """Returns a symbol of `quantize_graph` with the ranges from a collector.
 
     Parameters
     ----------
     qsym : Symbol
-        Of `quantize_graph`.
+        The symbol returned by `quantize_graph`.
     arg_params, aux_params : dict of str to NDArray
-        The parameters of the network of float32.
+        The parameters of the float32 network.
     collector : object
-        Of `quantize_graph`, after it has been given all tensors of `include_layer`.
+        The collector of `quantize_graph`, after all tensors of `include_layer` were passed to it.
     calib_mode, quantized_dtype : str
-        As for `quantize_graph`.
+        As in `quantize_graph`.
     logger : logging.Logger, optional
-        For notes on what is done.
+        Receives progress messages.
 
     Returns
     -------
@@ -239,30 +240,30 @@ def quantize_model(
     quantize_granularity: str = "tensor-wise",
     logger: Any = None,
 ) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
-    """A quantised symbol and its parameters, for a Module that predicts.
+    """Returns a quantized symbol and its parameters, for inference with a Module.
 
     Parameters
     ----------
     sym : Symbol
-        A network of float32.
+        A float32 network.
     arg_params, aux_params : dict of str to NDArray
-        Its parameters.
+        The parameters of the network.
     data_names, label_names : tuple of str
-        Its inputs.
+        The inputs of the network.
     ctx : Context, optional
-        Where `calib_data` is run; cpu() by default.
+        The device that runs `calib_data`; cpu() by default.
     excluded_sym_names, excluded_op_names : list of str, optional
         Nodes, and ops, that stay in float32.
     calib_mode : {'entropy', 'naive', 'none'} or None
-        How ranges are found.
+        The calibration method.
     calib_data : DataIter, DataLoader or list of NDArray, optional
         Batches of data, for all modes but 'none'.
     num_calib_examples : int, optional
-        How many examples are used; all by default.
+        The number of examples to use; all by default.
     quantized_dtype, quantize_mode, quantize_granularity : str
-        As for `quantize_graph`.
+        As in `quantize_graph`.
     logger : logging.Logger, optional
-        For notes on what is done.
+        Receives progress messages.
 
     Returns
     -------
@@ -294,7 +295,7 @@ def quantize_model(
 
 
 def _exported(network, shapes, ctx):
-    """The symbol of a block, its parameters, and the names of its inputs."""
+    """Returns the symbol of a block, its parameters, and the names of its inputs."""
     network.hybridize()
     network(*(nd.zeros(shape, ctx=ctx) for shape in shapes))
     with tempfile.TemporaryDirectory() as folder:
@@ -330,33 +331,33 @@ def quantize_net_v2(
     LayerOutputCollector: Any = None,
     logger: Any = None,
 ) -> Any:
-    """A block that predicts as `network` does, with convolutions and dense layers of 8 bits.
+    """Returns a block equivalent to `network` with 8-bit convolutions and dense layers.
 
-    BatchNorm behind a convolution becomes a part of it first. `network` stays as it is, but
-    hybridized.
+    BatchNorm after a convolution is folded into it first. `network` is hybridized but otherwise
+    unchanged.
 
     Parameters
     ----------
     network : HybridBlock
-        A network of float32 with its parameters.
+        A float32 network with its parameters.
     quantized_dtype, quantize_mode, quantize_granularity : str
-        As for `quantize_graph`.
+        As in `quantize_graph`.
     exclude_layers, exclude_layers_match, exclude_operators : list of str, optional
         Names of nodes, parts of such names, and ops that stay in float32.
     calib_data : DataLoader, DataIter or list of NDArray, optional
-        Batches of data, for all modes but 'none'. Of batches with labels the first arrays are used.
+        Batches of data, for all modes but 'none'. In batches with labels, the data come first.
     data_shapes : list of tuple or of DataDesc, optional
-        The shapes of the inputs, where `calib_data` does not tell them.
+        The shapes of the inputs, if `calib_data` does not determine them.
     calib_mode : {'none', 'naive', 'entropy', 'customize'}
-        How ranges are found; 'none': in each call.
+        The calibration method; 'none' computes ranges in each call.
     num_calib_examples : int, optional
-        How many examples are used; all by default.
+        The number of examples to use; all by default.
     ctx : Context, optional
-        Where the new block's parameters are; cpu() by default.
+        The device of the new block's parameters; cpu() by default.
     LayerOutputCollector : object, optional
         For calib_mode 'customize'; see `quantize_graph`.
     logger : logging.Logger, optional
-        For notes on what is done.
+        Receives progress messages.
 
     Returns
     -------
@@ -413,7 +414,7 @@ def quantize_net_v2(
 
 
 def _inputs_of(network, shapes):
-    """As many shapes as the network has inputs: a loader's batches have labels behind them."""
+    """Returns one shape per input of the network; labels in a loader's batches come last."""
     takes = list(inspect.signature(network.hybrid_forward).parameters.values())[1:]
     if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in takes):
         return shapes
@@ -436,16 +437,16 @@ def quantize_net(
     ctx: Context | None = None,
     logger: Any = None,
 ) -> Any:
-    """`quantize_net_v2` with one range for each tensor.
+    """Calls `quantize_net_v2` with one range for each tensor.
 
     Parameters
     ----------
     network : HybridBlock
-        A network of float32 with its parameters.
+        A float32 network with its parameters.
     quantized_dtype, quantize_mode, exclude_layers, exclude_layers_match, exclude_operators
-        As for `quantize_net_v2`.
+        As in `quantize_net_v2`.
     calib_data, data_shapes, calib_mode, num_calib_examples, ctx, logger
-        As for `quantize_net_v2`.
+        As in `quantize_net_v2`.
 
     Returns
     -------

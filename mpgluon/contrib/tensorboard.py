@@ -1,4 +1,4 @@
-"""``mx.contrib.tensorboard``: metrics and arrays for TensorBoard."""
+"""``mx.contrib.tensorboard``: logs metrics and arrays for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["LogMetricsCallback", "SummaryWriter"]
 
 
 class SummaryWriter:
-    """The writer of event files that mxboard, tensorboardX or PyTorch has, whose methods take
-    arrays of any device, too.
+    """The event file writer of mxboard, tensorboardX or PyTorch, with methods that also accept
+    arrays of any device.
 
     Parameters
     ----------
     *args, **kwargs
-        For that writer: the folder of its file first.
+        Arguments of that writer; the folder of its file comes first.
 
     Raises
     ------
     ImportError
-        When none of the packages is installed.
+        If none of the packages is installed.
 
     Examples
     --------
@@ -57,9 +57,9 @@ class SummaryWriter:
 
 
 def _as_numpy(value: Any) -> Any:
-    """A value with NumPy's arrays in place of ours."""
+    """Converts the arrays in a value to NumPy arrays."""
     if isinstance(value, NDArray):
-        wide = dtype_name(value.dtype) == "bfloat16"  # which NumPy does not have
+        wide = dtype_name(value.dtype) == "bfloat16"  # NumPy does not have it
         return (value.astype("float32") if wide else value).asnumpy()
     if type(value) in (list, tuple):
         return type(value)(_as_numpy(part) for part in value)
@@ -69,19 +69,19 @@ def _as_numpy(value: Any) -> Any:
 
 
 class LogMetricsCallback:
-    """A callback that writes metrics into an event file; `summary_writer` is its `SummaryWriter`.
+    """A callback that writes metrics to an event file; `summary_writer` is its `SummaryWriter`.
 
     Parameters
     ----------
     logging_dir : str
         The folder of the file.
     prefix : str, optional
-        In front of the names of metrics.
+        A prefix of the names of metrics.
 
     Raises
     ------
     ImportError
-        There is no package that writes such files: mxboard, tensorboardX, or PyTorch.
+        If none of mxboard, tensorboardX and PyTorch is installed.
 
     Examples
     --------

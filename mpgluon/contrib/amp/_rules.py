@@ -1,4 +1,4 @@
-"""Which op computes in which precision: the registry's table, and what users say instead."""
+"""The precision in which each op computes: the registry's table, and the user's overrides."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CONDITIONS = [
 
 
 def low_dtype(dtype: DType) -> str:
-    """'float16' or 'bfloat16'; AssertionError for others."""
-    structured = getattr(dtype, "names", None) == ("bfloat16",)  # as MXNet writes it
+    """Returns 'float16' or 'bfloat16'; raises AssertionError for any other dtype."""
+    structured = getattr(dtype, "names", None) == ("bfloat16",)  # MXNet's form of bfloat16
     name = "bfloat16" if structured else _core.dtype_name(dtype)
     if name not in ("float16", "bfloat16"):
         raise MXNetAssertionError(
@@ -32,19 +32,19 @@ def low_dtype(dtype: DType) -> str:
 
 
 def kind_of(name: str, dtype: str) -> str:
-    """'low', 'full', 'widest', 'loss' or 'any' by the table, for a low precision."""
+    """Returns an op's kind in the table: 'low', 'full', 'widest', 'loss' or 'any'."""
     kind = _core.precision_of(name)[1]
     return kind if kind != "half" else "low" if dtype == "float16" else "full"
 
 
 def names_of(dtype: DType, *kinds: str) -> list[str]:
-    """The ops of these kinds."""
+    """Returns the ops of these kinds."""
     low = low_dtype(dtype)
     return [name for name in _core.list_ops() if kind_of(name, low) in kinds]
 
 
 class Rules:
-    """The kind of each op, and the values of parameters that make it 'full'."""
+    """The kind of each op, and the parameter values that make it 'full'."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Rules:
         ]
 
     def turn_on(self) -> None:
-        """Makes them the rules of all calls."""
+        """Activates these rules for all calls."""
         _core.set_precision(self.low, self.kinds, self.conditions)
 
     def of(self, call: Any) -> str:
-        """The kind of a call (`_core.OpCall`)."""
+        """Returns the kind of a call (`_core.OpCall`)."""
         for name, param, value in self.conditions:
             if name == call.name and call.text(param) == value:
                 return "full"

@@ -1,7 +1,7 @@
 """Automatic mixed precision: products in float16 or bfloat16, sums and losses in float32.
 
-`init` says once that ops called from now on cast what they are given, by what kind of op they are;
-parameters and their gradients stay float32. Hybridized blocks hold the casts in their graphs.
+After `init`, each op casts its inputs according to its kind; parameters and their gradients stay
+float32. The graphs of hybridized blocks contain the casts.
 """
 
 from __future__ import annotations
@@ -60,18 +60,17 @@ def init(
     conditional_fp32_ops: Conditions | None = None,
     fp32_ops: Sequence[str] | None = None,
 ) -> None:
-    """Turns mixed precision on, for all ops that are called from now on; a second call changes
-    nothing.
+    """Turns mixed precision on for all later calls of ops; a second call has no effect.
 
     Parameters
     ----------
     target_dtype : {'float16', 'bfloat16'}
-        The low precision. bfloat16 has the range of float32, and needs no scale of losses.
+        The low precision. bfloat16 has the range of float32, and needs no loss scaling.
     target_precision_ops, fp32_ops : list of str, optional
-        Ops that compute in the low precision, and in float32, in place of `list_lp16_ops` and
+        Ops that compute in the low precision, and in float32; they replace `list_lp16_ops` and
         `list_fp32_ops`.
     conditional_fp32_ops : list of (str, str, list of str), optional
-        (op, parameter, values) that compute in float32, in place of `list_conditional_fp32_ops`.
+        (op, parameter, values) that compute in float32; replaces `list_conditional_fp32_ops`.
 
     Examples
     --------
@@ -91,7 +90,7 @@ def init(
 
 
 def turn_off() -> None:
-    """Ops that are called from now on take their arrays as they are; trainers keep their scales."""
+    """Turns mixed precision off for all later calls of ops; trainers keep their loss scales."""
     global _amp_initialized, _amp_loss_scale_initialized
     _core.set_precision(None, {}, [])
     _amp_initialized = _amp_loss_scale_initialized = False
@@ -105,8 +104,8 @@ def _require_trainer(trainer):
 
 
 def init_trainer(optimizer_or_trainer: Trainer) -> None:
-    """Gives a Trainer a scale of losses: a step whose gradients overflow is left out and halves
-    it. Call `init` before; see `scale_loss`."""
+    """Adds dynamic loss scaling to a Trainer: a step whose gradients overflow is skipped and halves
+    the scale. Call `init` first; see `scale_loss`."""
     global _amp_loss_scale_initialized
     if not _amp_initialized:
         raise MXNetAssertionError("AMP not initialized, did you forget to call amp.init()?")
@@ -119,7 +118,7 @@ def init_trainer(optimizer_or_trainer: Trainer) -> None:
 
 
 def _scale_of(trainer):
-    """The scale of losses of a trainer."""
+    """Returns the loss scale of a trainer."""
     _require_trainer(trainer)
     scaler = loss_scaling(trainer)
     if scaler is None:
@@ -131,8 +130,11 @@ def _scale_of(trainer):
 
 @contextlib.contextmanager
 def scale_loss(loss: Any, optimizer_or_trainer: Trainer) -> Iterator[Any]:
-    """``with amp.scale_loss(loss, trainer) as scaled: autograd.backward(scaled)``: the loss, or
-    each of a list, times the scale; the Trainer's next step divides gradients by it."""
+    """Multiplies the loss, or each of a list, by the loss scale in a ``with`` block.
+
+    Use it as ``with amp.scale_loss(loss, trainer) as scaled: autograd.backward(scaled)``. The
+    Trainer's next step divides the gradients by the scale.
+    """
     scale = _scale_of(optimizer_or_trainer)
     scaled_by(optimizer_or_trainer, scale)
     if isinstance(loss, (list, tuple)):
@@ -142,9 +144,11 @@ def scale_loss(loss: Any, optimizer_or_trainer: Trainer) -> Iterator[Any]:
 
 
 def unscale(optimizer_or_trainer: Trainer) -> None:
-    """Divides the gradients by the scale now, before something looks at them (clipping); the next
-    step does not. MXNetError where the Trainer accumulates and more batches are to come: their
-    gradients would be added with the scale."""
+    """Divides the gradients by the loss scale immediately, for instance to clip them.
+
+    The next step does not divide them. Raises MXNetError if the Trainer accumulates gradients and
+    more batches will follow, because their gradients would be scaled.
+    """
     factor = 1 / _scale_of(optimizer_or_trainer)
     if adds_up(optimizer_or_trainer):
         raise MXNetError(
@@ -167,7 +171,7 @@ def convert_symbol(
     data_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
 ) -> Symbol:
-    """A symbol with casts (`amp_cast`, `amp_multicast`) in front of ops, by the kinds of ops.
+    """Inserts casts (`amp_cast`, `amp_multicast`) before ops, according to the kinds of ops.
 
     Parameters
     ----------
@@ -176,14 +180,14 @@ def convert_symbol(
     target_dtype : {'float16', 'bfloat16'}
         The low precision.
     target_dtype_ops, fp32_ops, conditional_fp32_ops : list, optional
-        As for `init`.
+        As in `init`.
     excluded_sym_names : list of str, optional
         Nodes that stay in float32.
     data_names : list of str, optional
-        Variables that are no parameters.
+        Variables that are not parameters.
     cast_optional_params : bool, default False
-        Whether parameters that only ops of the low precision use are of that dtype, rather than
-        cast.
+        True to store parameters in the low precision if only low-precision ops use them, instead of
+        casting them.
 
     Examples
     --------
@@ -206,7 +210,7 @@ def convert_symbol(
 
 
 def _cast_params(symbol, params):
-    """Arrays by name, in the dtypes that the symbol's variables say."""
+    """Casts arrays by name to the dtypes of the symbol's variables."""
     types = {"2": "float16", "12": "bfloat16"}
     attributes = symbol.attr_dict()
     cast = {}
@@ -227,7 +231,10 @@ def convert_model(
     excluded_sym_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
 ) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
-    """`convert_symbol` of a symbol with its parameters: (symbol, arg_params, aux_params)."""
+    """Converts a symbol and its parameters: (symbol, arg_params, aux_params).
+
+    See `convert_symbol`.
+    """
     for name, value, kind in (
         ("First", sym, Symbol),
         ("Second", arg_params, dict),
@@ -260,8 +267,10 @@ def convert_bucketing_module(
     excluded_sym_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
 ) -> BucketingModule:
-    """`convert_model` of the symbols of all buckets, also of those to come: a module that is to be
-    bound. The module that is given must have parameters."""
+    """Converts the symbols of all buckets, including future ones, with `convert_model`.
+
+    Returns an unbound module. The given module must have parameters.
+    """
     if not isinstance(bucketing_mod, BucketingModule):
         raise MXNetAssertionError("module should be instance of bucketing module")
     if not (bucketing_mod.binded and bucketing_mod.params_initialized):
@@ -297,10 +306,10 @@ def convert_hybrid_block(
     ctx: Context | Sequence[Context] | None = None,
     cast_optional_params: bool = False,
 ) -> SymbolBlock:
-    """A block for prediction in mixed precision, made of one that was hybridized and called.
+    """Creates a block for inference in mixed precision from a hybridized block that was called.
 
-    ctx: the devices of its parameters; by default those of the block's. The other parameters:
-    `convert_symbol`.
+    ctx: the devices of its parameters; by default those of the block's. For the other parameters
+    see `convert_symbol`.
     """
     if not isinstance(block, HybridBlock):
         raise MXNetAssertionError("block input should be a HybridBlock")
@@ -330,7 +339,7 @@ def convert_hybrid_block(
 
 
 def list_lp16_ops(target_dtype: DType) -> list[str]:
-    """Ops that compute in the low precision.
+    """Returns the ops that compute in the low precision.
 
     Examples
     --------
@@ -341,7 +350,7 @@ def list_lp16_ops(target_dtype: DType) -> list[str]:
 
 
 def list_fp32_ops(target_dtype: DType) -> list[str]:
-    """Ops that compute in float32.
+    """Returns the ops that compute in float32.
 
     Examples
     --------
@@ -352,7 +361,7 @@ def list_fp32_ops(target_dtype: DType) -> list[str]:
 
 
 def list_lp16_fp32_ops(target_dtype: DType) -> list[str]:
-    """Ops that compute in the dtype of their input.
+    """Returns the ops that compute in the dtype of their input.
 
     Examples
     --------
@@ -364,7 +373,7 @@ def list_lp16_fp32_ops(target_dtype: DType) -> list[str]:
 
 
 def list_widest_type_cast(target_dtype: DType) -> list[str]:
-    """Ops that compute in the widest dtype of their inputs.
+    """Returns the ops that compute in the widest dtype of their inputs.
 
     Examples
     --------
@@ -376,7 +385,7 @@ def list_widest_type_cast(target_dtype: DType) -> list[str]:
 
 
 def list_conditional_fp32_ops(target_dtype: DType) -> list[tuple[str, str, list[str]]]:
-    """(op, parameter, values) that compute in float32.
+    """Returns the (op, parameter, values) that compute in float32.
 
     Examples
     --------
@@ -388,7 +397,7 @@ def list_conditional_fp32_ops(target_dtype: DType) -> list[tuple[str, str, list[
 
 
 def list_loss_output_functions(target_dtype: DType) -> list[str]:
-    """Output layers, which make the gradient themselves, times the scale of losses.
+    """Returns the output layers, which compute the gradient themselves and apply the loss scale.
 
     Examples
     --------
@@ -400,7 +409,7 @@ def list_loss_output_functions(target_dtype: DType) -> list[str]:
 
 
 def list_lp16_use_fp32_params(target_dtype: DType) -> dict[str, list[str]] | None:
-    """Inputs that stay float32 in ops whose data is of the low precision.
+    """Returns the inputs that stay float32 in ops whose data has the low precision.
 
     Examples
     --------

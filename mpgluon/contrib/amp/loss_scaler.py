@@ -1,4 +1,4 @@
-"""The scale of losses, which follows the gradients that overflow."""
+"""Dynamic loss scaling, which adapts the scale to gradient overflows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LossScaler"]
 
-_AT_ONCE = 200  # arrays in one call
+_AT_ONCE = 200  # maximum number of arrays per call
 
 
 def all_finite(arrays: Iterable[Any]) -> bool:
-    """Whether no array has an infinity or a NaN; waits for them once."""
+    """True if no array has an infinity or a NaN; waits for the arrays once."""
     by_device: dict[Any, list[NDArray]] = {}
     for array in arrays:
         dense = array if array.stype == "default" else array.data
@@ -35,12 +35,12 @@ def all_finite(arrays: Iterable[Any]) -> bool:
                 some = own[begin : begin + _AT_ONCE]
                 nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=flag)
             flags.append(flag)
-        flags = [brought_to_all(flag) for flag in flags]  # all of them, before any is read
+        flags = [brought_to_all(flag) for flag in flags]  # all flags are queued before any is read
         return all(flag.asscalar() != 0 for flag in flags)
 
 
 class LossScaler:
-    """A scale that is halved by an overflow, and doubled behind 2000 updates without one.
+    """A loss scale that an overflow halves, and 2000 updates without overflow double.
 
     Examples
     --------
@@ -56,13 +56,13 @@ class LossScaler:
         self._scales_outputs = False
 
     def scale_outputs(self) -> None:
-        """From now on output layers (SoftmaxOutput) multiply the gradient that they make by it."""
+        """Makes output layers (SoftmaxOutput) multiply the gradients they create by the scale."""
         self._scales_outputs = True
         _core.set_loss_scale(self._loss_scale)
 
     @property
     def loss_scale(self) -> float:
-        """The factor of losses now; may be set. ValueError for what is no positive number."""
+        """The present loss scale. Setting a value that is not positive raises ValueError."""
         return self._loss_scale
 
     @loss_scale.setter
@@ -79,7 +79,7 @@ class LossScaler:
 
     @property
     def state(self) -> tuple[float, int]:
-        """The scale, and the number of updates since it has changed, for checkpoints."""
+        """Returns the scale and the number of updates since its last change, for checkpoints."""
         return self._next_loss_scale, self._unskipped
 
     @state.setter
@@ -87,12 +87,14 @@ class LossScaler:
         self._go_on(*state)
 
     def has_overflow(self, params: Iterable[Parameter]) -> bool:
-        """Whether the gradients of parameters, on any device, have an infinity or a NaN; the next
-        update has the scale that follows from it."""
+        """True if the gradients of parameters, on any device, have an infinity or a NaN.
+
+        Also updates the scale for the next update.
+        """
         return self.overflows(grad for param in params for grad in (param.gradients or {}).values())
 
     def overflows(self, gradients: Iterable[Any]) -> bool:
-        """The same, of arrays."""
+        """Implements `has_overflow` for a sequence of gradient arrays."""
         finite = all_finite(gradients)
         scale, unskipped = self._next_loss_scale, self._unskipped + 1
         if not finite:

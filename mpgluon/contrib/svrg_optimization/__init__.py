@@ -1,4 +1,4 @@
-"""Stochastic variance reduced gradients: ``mx.contrib.svrg_optimization``."""
+"""Stochastic variance-reduced gradients (SVRG): ``mx.contrib.svrg_optimization``."""
 
 from . import svrg_module as svrg_module, svrg_optimizer as svrg_optimizer
 from .svrg_module import SVRGModule as SVRGModule

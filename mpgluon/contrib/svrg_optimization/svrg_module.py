@@ -1,4 +1,4 @@
-"""`SVRGModule`: `Module` whose gradients vary less."""
+"""`SVRGModule`: a `Module` with variance-reduced gradients."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ __all__ = ["SVRGModule"]
 
 
 class SVRGModule(Module):
-    """A `Module` that trains by stochastic variance reduced gradients (Johnson and Zhang, 2013):
-    every `update_freq` epochs it keeps a copy of the parameters, and their gradient over all data.
-    A step takes the gradient of its batch, less that of the batch with the copy, plus that over
-    all data.
+    """A `Module` trained by stochastic variance-reduced gradients (Johnson and Zhang, 2013).
+
+    Every `update_freq` epochs it takes a snapshot of the parameters, and computes their gradient
+    over all data. A step uses the gradient of its batch, minus the snapshot's gradient of that
+    batch, plus the snapshot's gradient over all data.
 
     Parameters
     ----------
     symbol, data_names, label_names, logger, context, work_load_list, fixed_param_names
-        As of `Module`.
+        As in `Module`.
     state_names, group2ctxs, compression_params
-        As of `Module`.
+        As in `Module`.
     update_freq : int
-        Every how many epochs the gradients over all data are computed. TypeError when it is no
+        The number of epochs between computations of the full gradients. TypeError if it is not an
         integer, ValueError below 1.
 
     Examples
@@ -91,7 +92,7 @@ class SVRGModule(Module):
         self._mod_aux = Module(*options)
         super().__init__(*options)
         self.update_freq = update_freq
-        self._param_dict: list[dict[str, NDArray]] | None = None  # full gradients, of each device
+        self._param_dict: list[dict[str, NDArray]] | None = None  # full gradients, per device
 
     def _reset_bind(self):
         super()._reset_bind()
@@ -107,14 +108,14 @@ class SVRGModule(Module):
         shared_module: Module | None = None,
         grad_req: str | Sequence[str] | dict[str, str] = "write",
     ) -> None:
-        """Binds the module, and for training the copy."""
+        """Binds the module and, for training, the snapshot."""
         options = (inputs_need_grad, force_rebind, shared_module, grad_req)
         super().bind(data_shapes, label_shapes, for_training, *options)
         if for_training:
             self._mod_aux.bind(data_shapes, label_shapes, for_training, *options)
 
     def reshape(self, data_shapes: DataShapes, label_shapes: DataShapes | None = None) -> None:
-        """Binds both again for other shapes."""
+        """Rebinds both for other shapes."""
         super().reshape(data_shapes, label_shapes)
         self._mod_aux.reshape(data_shapes, label_shapes)
 
@@ -125,7 +126,7 @@ class SVRGModule(Module):
         optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
         force_init: bool = False,
     ) -> None:
-        """As `Module.init_optimizer`."""
+        """Installs an optimizer; see `Module.init_optimizer`."""
         self._require(params=True)
         self._param_dict = [
             {name: nd.zeros_like(executor.arg_dict[name]) for name in self._param_names}
@@ -139,7 +140,7 @@ class SVRGModule(Module):
         super().init_optimizer(kvstore, wrapped, force_init=force_init)
 
     def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
-        """Computes the outputs for a batch; in training, of the copy, too."""
+        """Computes the outputs for a batch and, in training, those of the snapshot."""
         super().forward(data_batch, is_train)
         if self.for_training if is_train is None else is_train:
             self._mod_aux.forward(data_batch, is_train)
@@ -151,13 +152,12 @@ class SVRGModule(Module):
             self._mod_aux.backward(out_grads)
 
     def update(self) -> None:
-        """Changes the gradients as said above, and updates the parameters by them."""
+        """Corrects the gradients, and updates the parameters with them."""
         self._update_svrg_gradients()
         super().update()
 
     def update_full_grads(self, train_data: DataIter) -> None:
-        """Copies the parameters, and computes their gradients over all data: the mean of the
-        batches' ones."""
+        """Takes a snapshot of the parameters, and computes its mean gradient over all batches."""
         self._require(params=True, optimizer=True)
         self._mod_aux.set_params(*self.get_params())
         train_data.reset()
@@ -168,7 +168,7 @@ class SVRGModule(Module):
             batches, padding = batches + 1, batch.pad or 0
             for full, gradients in self._full_and_copied():
                 for name, grad in gradients.items():
-                    # From what the last time left, as in MXNet: one more gradient among many
+                    # As in MXNet, the former full gradient is included as one more summand.
                     full[name] += grad
         count = batches - padding / train_data.batch_size
         devices = len(self._param_dict)
@@ -181,7 +181,7 @@ class SVRGModule(Module):
                 (total / devices).copyto(full[name])
 
     def _full_and_copied(self):
-        """For each device the full gradients, and those of the copy for the last batch."""
+        """Yields the full gradients and the snapshot's last gradients, for each device."""
         for full, executor in zip(self._param_dict, executors(self._mod_aux), strict=True):
             gradients = executor.grad_dict
             yield full, {name: gradients[name] for name in full if gradients[name] is not None}

@@ -1,4 +1,4 @@
-"""The optimizer of `SVRGModule`: another one, which leaves full gradients alone."""
+"""The optimizer of `SVRGModule`, which wraps another one and stores full gradients unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BASE_PARAMETERS = (
 
 @optimizers.register
 class AssignmentOptimizer(optimizers.Optimizer):
-    """The weight becomes the gradient: for sums of gradients in a kvstore.
+    """Assigns the gradient to the weight, to sum gradients in a kvstore.
 
     Examples
     --------
@@ -48,14 +48,14 @@ class AssignmentOptimizer(optimizers.Optimizer):
 
 @optimizers.register
 class SVRGOptimizer(optimizers.Optimizer):
-    """An optimizer for the weights, and an assignment for what has "_full" at the end of its name.
+    """Applies an optimizer to weights, and an assignment to names that end in "_full".
 
     Parameters
     ----------
     default_optimizer : str or Optimizer
         The optimizer of the weights.
     **kwargs
-        Options for making it, where it is a name.
+        Options of the optimizer, if it is given by name.
 
     Examples
     --------
@@ -84,5 +84,5 @@ class SVRGOptimizer(optimizers.Optimizer):
         self._optimizer_of(index).update(index, weight, grad, state)
 
 
-# MXNet's names of them
+# MXNet's names.
 _AssignmentOptimizer, _SVRGOptimizer = AssignmentOptimizer, SVRGOptimizer

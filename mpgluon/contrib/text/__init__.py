@@ -1,4 +1,4 @@
-"""Vocabularies and vectors of words: ``mx.contrib.text``."""
+"""Vocabularies and word vectors: ``mx.contrib.text``."""
 
 from . import embedding, utils, vocab
 

@@ -1,6 +1,6 @@
 """The files of word vectors that MXNet published."""
 
-# The SHA-1 of each file of GloVe.
+# The SHA-1 of each GloVe file.
 GLOVE = {
     "glove.42B.300d.txt": "876767977d6bd4d947c0f84d44510677bc94612a",
     "glove.6B.50d.txt": "21bf566a9d27f84d253e0cd4d4be9dcc07976a6d",
@@ -29,7 +29,7 @@ za zea zh_classical zh_min_nan zh zh_yue zu"""
 _ALIGNED = """
 ar bg ca cs da de el en es et fi fr he hr hu id it mk nl no pl pt ro ru sk sl sv tr uk vi"""
 
-# fastText: of one language each, of languages in one space, and of more text in English.
+# fastText: files of single languages, of aligned languages, and of larger English corpora.
 FAST_TEXT = {
     "crawl-300d-2M.vec": None,
     **{f"wiki.{language}.vec": None for language in _LANGUAGES.split()},

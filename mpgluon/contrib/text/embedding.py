@@ -1,4 +1,4 @@
-"""Vectors of tokens, read from files of text: a token and its numbers in each line."""
+"""Token embeddings, read from text files with a token and its numbers in each line."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ __all__ = [
 class _TokenEmbedding(Vocabulary):
     """The base of embeddings: a vocabulary with a vector for each token.
 
-    The unknown token's is that of the file, where it has one, else ``init_unknown_vec(shape)``.
+    The unknown token's vector is that of the file, if present, else ``init_unknown_vec(shape)``.
     """
 
-    # The files of a family, and the SHA-1 of each, where it is known
+    # The files of a family, with their SHA-1 if known.
     pretrained_file_name_sha1: ClassVar[dict[str, str | None]] = {}
 
     _idx_to_vec: NDArray
     _vec_len: int
 
     def _load_embedding(self, path, elem_delim, init_unknown_vec, encoding="utf8", vocabulary=None):
-        """Reads the vectors of a file: of its tokens, or of those of a vocabulary."""
+        """Reads the vectors of a file, for all its tokens or for those of a vocabulary."""
         path = os.path.expanduser(path)
         if not os.path.isfile(path):
             raise ValueError(f"there is no file {path} of token vectors")
@@ -92,7 +92,7 @@ class _TokenEmbedding(Vocabulary):
 
     @staticmethod
     def _parse(line, elem_delim, where):
-        """The token of a line, and its vector."""
+        """Returns the token of a line, and its vector."""
         token, *numbers = line.rstrip().split(elem_delim)
         if not numbers:
             raise MXNetAssertionError(
@@ -104,7 +104,7 @@ class _TokenEmbedding(Vocabulary):
             raise ValueError(f"{where}: {error}") from None
 
     def _take(self, embeddings, vocabulary):
-        """This becomes the vocabulary, with the vectors of all embeddings side by side."""
+        """Adopts the vocabulary, with the concatenated vectors of all embeddings."""
         if not isinstance(vocabulary, Vocabulary):
             raise MXNetAssertionError(
                 f"vocabulary must be a Vocabulary, not {type(vocabulary).__name__}"
@@ -134,12 +134,12 @@ class _TokenEmbedding(Vocabulary):
 
     @classmethod
     def _archive_of(cls, file):
-        """The name of the zip archive that has the file."""
+        """Returns the name of the zip archive that contains the file."""
         return os.path.splitext(file)[0] + ".zip"
 
     @classmethod
     def _get_pretrained_file(cls, embedding_root: str | None, pretrained_file_name: str) -> str:
-        """The path of a file that MXNet published, which is fetched where MXNET_GLUON_REPO says."""
+        """Returns the path of a file that MXNet published; MXNET_GLUON_REPO enables a download."""
         cls._check_pretrained_file_names(pretrained_file_name)
         family, sha1 = cls.__name__.lower(), cls.pretrained_file_name_sha1[pretrained_file_name]
         root = os.path.join(data_dir(), "embeddings") if embedding_root is None else embedding_root
@@ -164,25 +164,25 @@ class _TokenEmbedding(Vocabulary):
 
     @property
     def vec_len(self) -> int:
-        """How many numbers a vector has."""
+        """The length of a vector."""
         return self._vec_len
 
     @property
     def idx_to_vec(self) -> NDArray:
-        """The vectors by the tokens' numbers: (tokens, vec_len) of float32."""
+        """The vectors by token index: (tokens, vec_len) of float32."""
         return self._idx_to_vec
 
     def get_vecs_by_tokens(
         self, tokens: str | list[str], lower_case_backup: bool = False
     ) -> NDArray:
-        """The vectors of tokens.
+        """Returns the vectors of tokens.
 
         Parameters
         ----------
         tokens : str, or list of str
             The tokens; an unknown one has the unknown token's vector.
         lower_case_backup : bool, default False
-            Whether a token that is unknown is looked for in small letters, too.
+            True to look up an unknown token in lower case as well.
 
         Returns
         -------
@@ -198,15 +198,14 @@ class _TokenEmbedding(Vocabulary):
         return vectors if isinstance(tokens, list) else vectors[0]
 
     def update_token_vectors(self, tokens: str | list[str], new_vectors: NDArray) -> None:
-        """Gives tokens other vectors.
+        """Sets the vectors of tokens.
 
         Parameters
         ----------
         tokens : str, or list of str
-            The tokens; ValueError for one that is unknown, where the unknown token itself is not
-            meant.
+            The tokens; ValueError for an unknown one, except the unknown token itself.
         new_vectors : NDArray
-            (tokens, vec_len); (vec_len,) will do for one token.
+            (tokens, vec_len), or (vec_len,) for a single token.
         """
         tokens = tokens if isinstance(tokens, list) else [tokens]
         unknown = [token for token in tokens if token not in self._token_to_idx]
@@ -229,12 +228,12 @@ register: Register = get_register_func(_TokenEmbedding, "token embedding")
 
 
 def create(embedding_name: str, **kwargs: Any) -> _TokenEmbedding:
-    """An embedding by the name of its class.
+    """Creates an embedding by the name of its class.
 
     Parameters
     ----------
     embedding_name : str
-        'glove', 'fasttext', or the name of a class that was registered, in any letters.
+        'glove', 'fasttext', or the name of a registered class; the case is ignored.
     **kwargs
         The parameters of the class.
 
@@ -248,17 +247,17 @@ def create(embedding_name: str, **kwargs: Any) -> _TokenEmbedding:
 def get_pretrained_file_names(
     embedding_name: str | None = None,
 ) -> list[str] | dict[str, list[str]]:
-    """The files of vectors that MXNet published.
+    """Returns the names of the vector files that MXNet published.
 
     Parameters
     ----------
     embedding_name : str, optional
-        'glove' or 'fasttext'; KeyError for others. By default all.
+        'glove' or 'fasttext'; KeyError for any other name. By default all.
 
     Returns
     -------
     list of str, or dict of str to list of str
-        The files; by embedding where none is named.
+        The files; a dict by embedding if none is named.
 
     Examples
     --------
@@ -278,19 +277,19 @@ def get_pretrained_file_names(
 
 @register
 class GloVe(_TokenEmbedding):
-    """Pennington et al., GloVe: global vectors for word representation, 2014.
+    """GloVe embeddings (Pennington et al., GloVe: global vectors for word representation, 2014).
 
     Parameters
     ----------
     pretrained_file_name : str, default 'glove.840B.300d.txt'
-        One of ``get_pretrained_file_names('glove')``; KeyError for others, FileNotFoundError where
-        it is not there and ``MXNET_GLUON_REPO`` is not set.
+        One of ``get_pretrained_file_names('glove')``; KeyError for any other name,
+        FileNotFoundError if the file is missing and ``MXNET_GLUON_REPO`` is not set.
     embedding_root : str, default $MXNET_HOME/embeddings
-        The file is in the folder 'glove' of this one.
+        The folder that contains the folder 'glove' with the file.
     init_unknown_vec : function, default nd.zeros
-        The vector of a shape, for unknown tokens.
+        Creates the vector for unknown tokens from its shape.
     vocabulary : Vocabulary, optional
-        The tokens that are kept; by default all of the file.
+        The tokens to keep; by default all of the file.
     **kwargs
         Parameters of `Vocabulary`.
 
@@ -325,19 +324,20 @@ class GloVe(_TokenEmbedding):
 
 @register
 class FastText(_TokenEmbedding):
-    """Bojanowski et al., Enriching word vectors with subword information, 2017.
+    """fastText embeddings (Bojanowski et al., Enriching word vectors with subword information,
+    2017).
 
     Parameters
     ----------
     pretrained_file_name : str, default 'wiki.simple.vec'
-        One of ``get_pretrained_file_names('fasttext')``; KeyError for others, FileNotFoundError
-        where it is not there and ``MXNET_GLUON_REPO`` is not set.
+        One of ``get_pretrained_file_names('fasttext')``; KeyError for any other name,
+        FileNotFoundError if the file is missing and ``MXNET_GLUON_REPO`` is not set.
     embedding_root : str, default $MXNET_HOME/embeddings
-        The file is in the folder 'fasttext' of this one.
+        The folder that contains the folder 'fasttext' with the file.
     init_unknown_vec : function, default nd.zeros
-        The vector of a shape, for unknown tokens.
+        Creates the vector for unknown tokens from its shape.
     vocabulary : Vocabulary, optional
-        The tokens that are kept; by default all of the file.
+        The tokens to keep; by default all of the file.
     **kwargs
         Parameters of `Vocabulary`.
 
@@ -364,20 +364,20 @@ class FastText(_TokenEmbedding):
 
 
 class CustomEmbedding(_TokenEmbedding):
-    """An embedding of a file of one's own.
+    """An embedding from a user's file.
 
     Parameters
     ----------
     pretrained_file_path : str
-        The file: a token and its numbers in each line. ValueError where it is not there.
+        The file: a token and its numbers in each line. ValueError if it is missing.
     elem_delim : str, default ' '
-        The text between a token and its numbers, and between these.
+        The separator between a token and its numbers, and between numbers.
     encoding : str, default 'utf8'
         The file's encoding.
     init_unknown_vec : function, default nd.zeros
-        The vector of a shape, for unknown tokens.
+        Creates the vector for unknown tokens from its shape.
     vocabulary : Vocabulary, optional
-        The tokens that are kept; by default all of the file.
+        The tokens to keep; by default all of the file.
     **kwargs
         Parameters of `Vocabulary`.
 
@@ -411,14 +411,14 @@ class CustomEmbedding(_TokenEmbedding):
 
 
 class CompositeEmbedding(_TokenEmbedding):
-    """The vectors of several embeddings side by side, for the tokens of a vocabulary.
+    """The concatenated vectors of several embeddings, for the tokens of a vocabulary.
 
     Parameters
     ----------
     vocabulary : Vocabulary
         The tokens.
     token_embeddings : embedding, or list of embeddings
-        The embeddings whose vectors are joined.
+        The embeddings whose vectors are concatenated.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Counts of the tokens of a text."""
+"""Token counts of a text."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ def count_tokens_from_str(
     to_lower: bool = False,
     counter_to_update: collections.Counter[str] | None = None,
 ) -> collections.Counter[str]:
-    """The tokens of a text, counted.
+    """Counts the tokens of a text.
 
     Parameters
     ----------
     source_str : str
         The text.
     token_delim : str, default ' '
-        The regular expression of what is between tokens.
+        A regular expression for the separator of tokens.
     seq_delim : str, default '\\\\n'
-        The regular expression of what is between sequences of tokens.
+        A regular expression for the separator of token sequences.
     to_lower : bool, default False
-        Whether tokens are counted in small letters.
+        True to convert tokens to lower case.
     counter_to_update : collections.Counter, optional
-        A counter that the tokens are added to; it is the result.
+        A counter to add the tokens to; it is also the result.
 
     Returns
     -------
     collections.Counter
-        The tokens; empty ones are left out.
+        The counts of tokens, without empty ones.
 
     Examples
     --------

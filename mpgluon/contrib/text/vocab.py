@@ -1,4 +1,4 @@
-"""The numbers of tokens."""
+"""Vocabularies, which map tokens to indices."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ __all__ = ["Vocabulary"]
 
 
 class Vocabulary:
-    """Tokens and their numbers: 0 is that of the unknown token, then come the reserved ones, then
-    the tokens of a counter, most frequent first, and those of one frequency in their own order.
+    """Tokens and their indices.
+
+    Index 0 is the unknown token. The reserved tokens follow, then the tokens of a counter by
+    descending frequency, sorted among equal frequencies.
 
     Parameters
     ----------
     counter : collections.Counter, optional
-        How often each token is there.
+        The frequency of each token.
     most_freq_count : int, optional
-        At most so many tokens of the counter have numbers.
+        The maximum number of tokens taken from the counter.
     min_freq : int, default 1
-        Tokens that are there less often have none.
+        Tokens with a lower frequency are omitted.
     unknown_token : hashable, default '<unk>'
-        It stands for all tokens without a number.
+        Represents all tokens without an index.
     reserved_tokens : list, optional
-        Tokens that have numbers in any case: of padding, of the begin of a sentence, ...
+        Tokens that always have an index, such as padding or the start of a sentence.
 
     Raises
     ------
     MXNetError, AssertionError
-        min_freq is below 1, a reserved token is there twice or is the unknown one, or the counter
-        is none.
+        If min_freq is below 1, a reserved token is repeated or is the unknown one, or `counter` is
+        of another type.
 
     Examples
     --------
@@ -87,22 +89,22 @@ class Vocabulary:
 
     @property
     def token_to_idx(self) -> dict[Any, int]:
-        """The number of each token."""
+        """The index of each token."""
         return self._token_to_idx
 
     @property
     def idx_to_token(self) -> list[Any]:
-        """The tokens in the order of their numbers."""
+        """The tokens in the order of their indices."""
         return self._idx_to_token
 
     @property
     def unknown_token(self) -> Any:
-        """The token that stands for all without a number."""
+        """The token that represents all tokens without an index."""
         return self._unknown_token
 
     @property
     def reserved_tokens(self) -> list[Any] | None:
-        """The tokens that have numbers in any case; None where none were given."""
+        """The tokens that always have an index; None if none were given."""
         return self._reserved_tokens
 
     @overload
@@ -110,7 +112,7 @@ class Vocabulary:
     @overload
     def to_indices(self, tokens: Hashable) -> int: ...
     def to_indices(self, tokens: Any) -> int | list[int]:
-        """The number of a token, or those of a list of tokens; 0 for unknown ones.
+        """Returns the index of a token, or those of a list of tokens; 0 for unknown ones.
 
         Parameters
         ----------
@@ -130,12 +132,12 @@ class Vocabulary:
     @overload
     def to_tokens(self, indices: SupportsIndex) -> Any: ...
     def to_tokens(self, indices: Any) -> Any:
-        """The token of a number, or those of a list of numbers.
+        """Returns the token with an index, or those of a list of indices.
 
         Parameters
         ----------
         indices : int, or list of int
-            Numbers of tokens; ValueError where there is no such token.
+            Indices of tokens; ValueError if one is out of range.
 
         Returns
         -------

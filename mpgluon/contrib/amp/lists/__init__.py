@@ -1,4 +1,4 @@
-"""The lists of ops, by MXNet's names of them."""
+"""The lists of ops under MXNet's names."""
 
 from . import symbol_bf16 as symbol_bf16, symbol_fp16 as symbol_fp16
 

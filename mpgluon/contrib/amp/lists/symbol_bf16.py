@@ -1,4 +1,4 @@
-"""The lists of ops for bfloat16, by MXNet's names of them."""
+"""The lists of ops for bfloat16, under MXNet's names."""
 
 from __future__ import annotations
 
