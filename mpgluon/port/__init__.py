@@ -1,11 +1,11 @@
-"""Reads programs for MXNet, without running them, and reports what they need to run here::
+"""Reads MXNet programs, without running them, and reports the changes that they need to run here::
 
     python -m mpgluon.port PATH ...
 
-PATH is a Python file, a notebook, or a folder of them. The report says line by line which imports
-change, what does something else here (as the page *Porting MXNet programs* lists it), what is
-missing, and where several Trainers or copies by hand can become one block. ``--write`` changes the
-imports.
+PATH is a Python file, a notebook, or a folder of them. The report lists line by line the imports to
+change, the uses that behave differently here (see the page *Porting MXNet programs*), the missing
+names, and places where several Trainers or manual copies can become one block. ``--write`` changes
+the imports.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _CHANGED = ("import", "device")
 
 @dataclasses.dataclass
 class Report:
-    """The needs of a file.
+    """The findings in a file.
 
     Attributes
     ----------
     path : str
         The file.
     findings : list of Finding
-        What is to be said, by line.
+        The findings, by line.
     unreadable : bool
-        Whether the file, or a cell of the notebook, could not be read; a finding of the kind
-        'error' says why.
+        True if the file, or a cell of the notebook, could not be read; a finding of the kind
+        'error' has the reason.
     written : bool
-        Whether the file was changed.
+        True if the file was changed.
 
     Examples
     --------
@@ -62,21 +62,21 @@ class Report:
 
     @property
     def lines_that_use_mxnet(self) -> int:
-        """How many lines have a name of MXNet's."""
+        """The number of lines with a name of MXNet's."""
         return len(self._lines(set(KINDS) - {"error", "python", "one block", "package"}))
 
     @property
     def lines_that_run(self) -> int:
-        """How many of them run as they are."""
+        """The number of these lines that run unchanged."""
         return len(self._lines({"runs"}) - self._lines(set(KINDS) - {"runs", "one block"}))
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many findings there are of each kind."""
+        """The number of findings of each kind."""
         return Counter(one.kind for one in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as ``--json`` prints it."""
+        """Returns the report in the form that ``--json`` prints."""
         return {
             "path": self.path,
             "lines": self.lines_that_use_mxnet,
@@ -88,17 +88,18 @@ class Report:
 
 
 def read(paths: Iterable[str], write: bool = False, cpu: bool = False) -> list[Report]:
-    """Reads files and the files in folders. Those that cannot be read say why; the others go on.
+    """Reads files and folders; a file that cannot be read has its error as a finding.
 
     Parameters
     ----------
     paths : iterable of str
         Python files, notebooks, or folders.
     write : bool, default False
-        Whether to change imports of mxnet, where this is sure, in the files. A file is replaced at
-        once; all but the names in the imports stays as it is, and a second time changes nothing.
+        True to change imports of mxnet in the files, if this is safe. A file is replaced
+        atomically; everything but the names in the imports is unchanged, and the change is
+        idempotent.
     cpu : bool, default False
-        Whether ``mx.gpu`` becomes ``mx.cpu``, to try programs for several GPUs on CPU devices.
+        True to replace ``mx.gpu`` with ``mx.cpu``, to try multi-GPU programs on CPU devices.
 
     Returns
     -------
@@ -140,8 +141,10 @@ def _report(path, error, write, cpu):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Its status is 0 where all that is used is there, and 1 where something is
-    missing or a file cannot be read."""
+    """Runs the command.
+
+    Returns 0 if all names are available, and 1 if some are missing or a file cannot be read.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m mpgluon.port",
         description="Reads programs for MXNet, without running them, and reports what they need to "
@@ -169,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # the reader has seen enough, such as `head`
+    except BrokenPipeError:  # the reader, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     bad = any(report.unreadable or report.kinds["missing"] for report in reports)
     return int(bad)

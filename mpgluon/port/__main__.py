@@ -1,4 +1,4 @@
-"""Reports what programs for MXNet need to run here: python -m mpgluon.port."""
+"""Command line of the porting report: python -m mpgluon.port."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A source, use by use: what runs as it is, what differs, what is missing."""
+"""Checks a source use by use for names that run, differ or are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = {
     "error": "cannot be read",
 }
 
-# Packages for several machines, which have no place beside mpgluon.
+# Packages for several machines, which cannot be used together with mpgluon.
 DISTRIBUTED = ("horovod", "byteps")
 
 
@@ -37,7 +37,7 @@ def _is_package(name):
 
 @dataclasses.dataclass
 class Finding:
-    """A thing to say about a line.
+    """A finding about a line.
 
     Attributes
     ----------
@@ -46,9 +46,9 @@ class Finding:
     kind : str
         One of ``KINDS``.
     name : str
-        The name or option that it is about, as MXNet calls it.
+        The name or option, as MXNet spells it.
     text : str
-        What happens here.
+        The behavior here.
     cell : int
         The notebook's cell, from 1; 0 in other files.
 
@@ -68,7 +68,7 @@ class Finding:
 
 
 class Check:
-    """Walks through a source and collects findings, and the edits that are sure."""
+    """Walks through a source and collects findings, and the safe edits."""
 
     def __init__(self, source: Source, cpu: bool) -> None:
         self.source, self.cpu = source, cpu
@@ -85,7 +85,7 @@ class Check:
         self.found.append(Finding(inner, column + 1, kind, name, text, cell))
 
     def _column(self, line, column):
-        """The character of a column that Python counts in bytes of UTF-8."""
+        """Converts a column in UTF-8 bytes, as Python counts, to a character index."""
         text = self.source.lines[line - 1]
         return column if text.isascii() else len(text.encode()[:column].decode(errors="replace"))
 
@@ -161,8 +161,11 @@ class Check:
             self._add(*self._at(node), "runs", name, "")
 
     def _method(self, node, call):
-        """A method of an object of unknown kind: rows that name one of a class, which is so long or
-        has such options that it is hardly another's."""
+        """Checks a method of an object of unknown type.
+
+        It matches rows for methods of classes whose name, or options, are too specific to belong
+        to an unrelated class.
+        """
         for row in _rows.rows():
             for pattern in row.patterns:
                 named = len(pattern.path) > 1 and pattern.path[-1] == node.attr
@@ -173,7 +176,7 @@ class Check:
                     break
 
     def _string_import(self, node, call):
-        """``importlib.import_module("mxnet")`` and its like."""
+        """Checks imports by string, such as ``importlib.import_module("mxnet")``."""
         if node.attr in ("import_module", "importorskip") and call.args:
             name = _rows.constant(call.args[0])
             if isinstance(name, str) and name.split(".")[0] == "mxnet":
@@ -203,7 +206,7 @@ class Check:
         self._add(*self._at(node), "package", name, text + "call mpgluon.as_mxnet() before this")
 
     def _change_import(self, alias, path, line, column):
-        """``import mxnet.a.b as c``; without a name of its own it binds mxnet."""
+        """Changes ``import mxnet.a.b as c``; without an alias the statement binds mxnet."""
         module = _package.module_name(path[1:])
         if module is None:
             found = _package.lookup(path[1:])
@@ -213,7 +216,7 @@ class Check:
         self._replace(line, column, alias.name, new)
 
     def _replace(self, line, column, old, new):
-        """Changes a name in an import, where it stands in one piece."""
+        """Changes a name in an import if it is contiguous in the source."""
         text = self.source.lines[line - 1]
         if text[column : column + len(old)] != old:
             said = f"change it to {new}; --write does not, for it is no plain {old}"
@@ -259,7 +262,7 @@ class Check:
         self._replace(line, start, ".".join(path), module)
 
     def _module_in(self, node, line, column):
-        """Where the module's name begins in ``from mxnet.x import y``, if on the first line."""
+        """Returns the column of the module in ``from mxnet.x import y``, if on the first line."""
         text = self.source.lines[line - 1][column:]
         rest = text[len("from") :]
         gap = len(rest) - len(rest.lstrip(" \t"))
@@ -267,15 +270,17 @@ class Check:
 
 
 def differs(row: Row, kind: str = "check") -> str:
-    """A row of docs/porting.md as a sentence or two; with its condition, unless it is fulfilled."""
+    """Formats a row of docs/porting.md as a sentence or two, with its condition for 'check'."""
     where = f"{row.where}: " if kind == "check" else ""
     theirs = f"MXNet: {row.theirs}; here: " if row.theirs else "here: "
     return (where + theirs + (row.ours or "as it should be")).replace("`", "")
 
 
 def matching(path: Path, found: Found, call: ast.Call | None) -> Iterator[tuple[Row, str]]:
-    """The rows of docs/porting.md that a use of a name falls under, and how sure that is: 'differs'
-    or 'check'."""
+    """Yields the rows of docs/porting.md that match a use of a name, with 'differs' or 'check'.
+
+    'check' means that the match is uncertain.
+    """
     short = _rows.normal(path)
     forms = {short, *(short[:-1] + (name,) for name in found.names if name)}
     for row in _rows.rows():
@@ -289,8 +294,10 @@ def matching(path: Path, found: Found, call: ast.Call | None) -> Iterator[tuple[
 
 
 def fits(pattern: Pattern, function: Any, call: ast.Call | None) -> str:
-    """Whether a call has the arguments that a pattern asks for: 'differs' if so, 'check' if their
-    values are not known, else nothing."""
+    """Returns 'differs' if a call has the arguments of a pattern, 'check' if they are unknown.
+
+    Returns "" if the call does not match.
+    """
     if not pattern.constrained:
         return "differs"
     if call is None:
@@ -320,8 +327,10 @@ def fits(pattern: Pattern, function: Any, call: ast.Call | None) -> str:
 
 
 def _value(given, name, function, positional):
-    """The value of an option in a call, its default where it is not given; `ANY` where unknown,
-    `Parameter.empty` where it is not there."""
+    """Returns the value of an option in a call, or its default.
+
+    Returns `ANY` if it is unknown, and `Parameter.empty` if there is no such option.
+    """
     if name in given:
         return _rows.constant(given[name])
     known = _package.parameters(function) if function is not None else None
@@ -333,7 +342,7 @@ def _value(given, name, function, positional):
 
 
 def same(value: Any, wanted: Any) -> bool:
-    """Whether two constants are the same; 1 is not True. '*.npz' is any text with that end."""
+    """True if two constants are equal; 1 is not True. '*.npz' matches any text with that suffix."""
     if isinstance(value, str) and isinstance(wanted, str) and wanted.startswith("*"):
         return value.endswith(wanted[1:])
     return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)

@@ -1,4 +1,4 @@
-"""Names that the package really has, by MXNet's names."""
+"""Lookup of MXNet's names in this package."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ..gluon import Block
 from ..symbol._functions import Function
 
 OURS = __name__.split(".")[0]
-# Modules of Python, and NumPy, of which old programs use names that are gone.
+# Modules of Python, and NumPy, with names that were removed but that old programs use.
 OTHERS = ("collections", "inspect", "itertools", "math", "numpy", "os", "string", "sys", "time")
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A name that is there. `value` is what it names; None for an attribute of an object."""
+    """An available name. `value` is its object, or None for an attribute of an instance."""
 
     value: Any
-    names: frozenset[str] = frozenset()  # under which an op is known
+    names: frozenset[str] = frozenset()  # the names of an op
 
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """A name that is not there: the first part of it that is missing, and why."""
+    """A missing name: its first missing part, and the reason."""
 
     path: tuple[str, ...]
     text: str
@@ -40,7 +40,7 @@ class Missing:
 
 @functools.cache
 def lookup(path: tuple[str, ...]) -> Found | Missing:
-    """The thing that a name of MXNet is here: of ``mxnet.gluon.nn`` by ("gluon", "nn")."""
+    """Looks up a name of MXNet, such as ("gluon", "nn") for ``mxnet.gluon.nn``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value: Any = importlib.import_module(OURS)
@@ -58,7 +58,7 @@ def lookup(path: tuple[str, ...]) -> Found | Missing:
 
 
 def _stand_in(value, path):
-    """The error that using a name raises that is there only to be imported; or nothing."""
+    """Returns the error raised by a name that exists only to be imported, or ""."""
     if path == ("base", "_LIB"):
         return "MXNet's C library, which mpgluon does not have"
     first = (inspect.getdoc(value) or "").partition("\n")[0] if inspect.isfunction(value) else ""
@@ -66,9 +66,9 @@ def _stand_in(value, path):
 
 
 def _part(owner, path):
-    """The last part of a name, of what the parts before are."""
+    """Looks up the last part of a name in its owner, the object of the preceding parts."""
     source = _imported(".".join(path[:-1]), path[-1])
-    if source is not None:  # asked first: once mxnet has been imported here, the name is there
+    if source is not None:  # checked first, because importing mxnet here adds the name
         home = f"{OURS}.{source}".rstrip(".")
         return Missing(path, f"is there only under the name mxnet; import it from {home}", home)
     try:
@@ -76,7 +76,7 @@ def _part(owner, path):
     except (AttributeError, ImportError, MXNetError) as error:
         text = str(error).replace(f"module '{OURS}.", "module 'mxnet.")
     if inspect.isclass(owner):
-        return Found(None)  # of the instances, perhaps
+        return Found(None)  # possibly an attribute of instances
     module = _module(".".join(path))
     if module is not None:
         return Found(module)
@@ -84,7 +84,7 @@ def _part(owner, path):
 
 
 def _module(name):
-    """A module that is there, also under another name; or None."""
+    """Returns a module, possibly under another name, or None."""
     name = MODULES.get(name, name)
     try:
         if importlib.util.find_spec(f"{OURS}.{name}") is None:
@@ -95,7 +95,7 @@ def _module(name):
 
 
 def _imported(module, name):
-    """Where a name is from that a module of MXNet has only because it imports it."""
+    """Returns the source of a name that a module of MXNet has only through an import."""
     for source, names in imported_names.NAMES.get(module, {}).items():
         if name in names.split():
             return source
@@ -103,7 +103,7 @@ def _imported(module, name):
 
 
 def _names(value):
-    """The names of an op."""
+    """Returns the names of an op."""
     if isinstance(value, Function):
         value = _core.get_op(value.__reduce__()[1][0])
     if not isinstance(value, _core.Op):
@@ -113,7 +113,7 @@ def _names(value):
 
 
 def module_name(path: tuple[str, ...]) -> str | None:
-    """The name to import a module of MXNet by; None where there is none."""
+    """Returns the name under which to import a module of MXNet, or None."""
     inner = ".".join(path)
     if not inner:
         return OURS
@@ -129,7 +129,7 @@ def module_name(path: tuple[str, ...]) -> str | None:
 
 
 def public_names(path: tuple[str, ...]) -> list[str]:
-    """The names that ``from mxnet.X import *`` gives."""
+    """Returns the names that ``from mxnet.X import *`` imports."""
     found = lookup(path)
     if isinstance(found, Missing) or not inspect.ismodule(found.value):
         return []
@@ -139,7 +139,7 @@ def public_names(path: tuple[str, ...]) -> list[str]:
 
 @functools.cache
 def parameters(value: Any) -> dict[str, inspect.Parameter] | None:
-    """The parameters of a function or class, by name; None where they can't be told."""
+    """Returns the parameters of a function or class by name, or None if they are unknown."""
     try:
         return dict(inspect.signature(value).parameters)
     except (TypeError, ValueError):
@@ -147,8 +147,10 @@ def parameters(value: Any) -> dict[str, inspect.Parameter] | None:
 
 
 def _options_of_block(value):
-    """The parameters of the constructors of a block and its bases, which hand on what they do not
-    take; None for anything else."""
+    """Returns the constructor parameters of a block and its bases, which pass on unknown options.
+
+    Returns None for any other value.
+    """
     if not (inspect.isclass(value) and issubclass(value, Block)):
         return None
     found = {}
@@ -160,7 +162,7 @@ def _options_of_block(value):
 
 
 def unknown_option(value: Any, given: list[str]) -> str | None:
-    """The error in the names of the options in a call, or None."""
+    """Returns the error for an unknown option in a call, or None."""
     known = _options_of_block(value) or parameters(value)
     if known is None or any(one.kind is one.VAR_KEYWORD for one in known.values()):
         return None
@@ -177,7 +179,7 @@ def unknown_option(value: Any, given: list[str]) -> str | None:
 
 @functools.cache
 def removed(path: tuple[str, ...]) -> str | None:
-    """The way on from a name of NumPy or of Python's library that is no longer there, or None."""
+    """Returns the replacement for a removed name of NumPy or Python's library, or None."""
     if path[0] not in OTHERS or len(path) < 2:
         return None
     module = importlib.import_module(path[0])

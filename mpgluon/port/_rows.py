@@ -1,12 +1,12 @@
 """The differences from MXNet that docs/porting.md lists, as patterns of code.
 
-The page is the one place of these facts; wheels have a copy of it. Each row of its tables under
-"Different on purpose" says in its first column where a program meets the difference. The code there
-is read as patterns: `Dropout(p=1)` is a call with that option, `nd.save('*.npz')` a call with a
-text that ends so, `cpu_pinned` a use of that name.
-Where there are words about the name, a condition that no source shows ("`norm` of integers"), only
-calls with options count. A comment in the cell, ``<!-- port: PATTERN, PATTERN -->``, holds instead
-of its code.
+The page is the only source of these facts; wheels contain a copy. In each row of its tables under
+"Different on purpose", the first column describes the affected uses. Its code is parsed into
+patterns: `Dropout(p=1)` is a call with that option, `nd.save('*.npz')` a call with a text of that
+suffix, `cpu_pinned` a use of that name.
+If the column also has words, a condition that cannot be seen in a source ("`norm` of integers"),
+only calls with options match. A comment in the cell, ``<!-- port: PATTERN, PATTERN -->``, replaces
+its code.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 ANY: Any = object()  # an argument of any value
 
-# Names for the same modules: those of arrays and of symbols have the same ops.
+# Aliases of modules: those of arrays and of symbols have the same ops.
 _SAME = {"ndarray": "nd", "symbol": "nd", "sym": "nd", "F": "nd", "optimizer": "opt"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A use of a name, and of options, if any."""
+    """A use of a name, possibly with options."""
 
-    path: tuple[str, ...]  # the last parts of the name; empty: any function
+    path: tuple[str, ...]  # the last parts of the name; empty matches any function
     given: tuple[tuple[int, Any], ...] = ()  # positional arguments that are constants
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def constrained(self) -> bool:
-        """Whether it asks for values of arguments."""
+        """True if it requires values of arguments."""
         return bool(self.given or self.options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of the page: where, what MXNet does, and what happens here."""
+    """A row of the page: the use, MXNet's behavior, and the behavior here."""
 
     section: str
     where: str
     theirs: str
     ours: str
     patterns: tuple[Pattern, ...]
-    conditional: bool  # whether `where` says more than names: a condition that no source shows
+    conditional: bool  # `where` has a condition that cannot be seen in a source
 
 
 def normal(path: tuple[str, ...]) -> tuple[str, ...]:
-    """A dotted name with one name for each module of ops."""
+    """Normalizes a dotted name, so that each module of ops has one name."""
     path = path[1:] if path[:1] == ("mx",) else path
     path = tuple(_SAME.get(part, part) for part in path[:1]) + path[1:]
     return path[:1] + path[2:] if path[:2] in (("nd", "op"), ("nd", "_internal")) else path
@@ -60,7 +60,7 @@ def normal(path: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def page() -> str:
-    """The text of docs/porting.md: the copy in a wheel, or the file in a source tree."""
+    """Returns the text of docs/porting.md: the copy in a wheel, or the file in a source tree."""
     for path in (HERE / "porting.md", HERE.parents[1] / "docs" / "porting.md"):
         if path.is_file():
             return path.read_text(encoding="utf-8")
@@ -72,13 +72,13 @@ def page() -> str:
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """All differences that the page lists."""
+    """Returns all differences on the page."""
     return tuple(_read(page()))
 
 
 @functools.cache
 def packages() -> frozenset[str]:
-    """The published packages that import mxnet themselves, by the names that programs import."""
+    """Returns the published packages that import mxnet, by the names that programs import."""
     text = page().partition("\n## Packages\n")[2].partition("\n## ")[0]
     cells = [line.split("|")[1].split() for line in text.splitlines() if line.startswith("|")]
     names = {cell[0].lower().replace("-", "_") for cell in cells[2:]}
@@ -113,7 +113,7 @@ def _row(section, where, theirs, ours):
 
 
 def pattern_of(code: str) -> Pattern | None:
-    """The pattern that a piece of code stands for; None where it is none."""
+    """Parses a piece of code into a pattern; returns None if it is not one."""
     code = code.strip().replace("…", "...")
     if re.fullmatch(r"\w+\s*=[^=].*", code):
         code = f"_({code})"
@@ -134,7 +134,7 @@ def pattern_of(code: str) -> Pattern | None:
 
 
 def dotted(node: ast.AST) -> tuple[str, ...] | None:
-    """The parts of a dotted name; None for any other expression."""
+    """Returns the parts of a dotted name, or None for any other expression."""
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute):
@@ -144,7 +144,7 @@ def dotted(node: ast.AST) -> tuple[str, ...] | None:
 
 
 def constant(node: ast.expr) -> Any:
-    """The value of a constant (also of a tuple, or a negative number) in a source, else ANY."""
+    """Returns the value of a constant in a source (also a tuple or a negative number), else ANY."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

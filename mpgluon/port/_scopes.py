@@ -1,4 +1,4 @@
-"""Which dotted name an expression of a source stands for, by its imports and assignments."""
+"""Resolution of expressions in a source to dotted names, by its imports and assignments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Scope:
-    """The names bound in a module, class or function. A name stands for a dotted name (which begins
-    with 'mxnet' for the package), for what a call of one gives, or for something unknown (None)."""
+    """The names bound in a module, class or function.
+
+    A name resolves to a dotted name (which starts with 'mxnet' for the package), to the result of
+    calling one, or to None if it is unknown.
+    """
 
     def __init__(self, node: ast.AST, parent: Scope | None) -> None:
         self.node, self.parent = node, parent
@@ -24,8 +27,11 @@ class Scope:
         self.stars: list[Path] = []
 
     def bind(self, name: str, path: Path | None) -> None:
-        """Another binding of a name. One to a part of mxnet wins over an alternative that is tried
-        where it can't be imported; else two different ones leave it unknown."""
+        """Binds a name, possibly again.
+
+        A part of mxnet takes precedence over the fallback of a failed import; any other conflict
+        makes the name unknown.
+        """
         before = self.names.get(name, path)
         if before != path and not (before and before[0] == "mxnet"):
             path = path if path and path[0] == "mxnet" else None
@@ -34,7 +40,7 @@ class Scope:
         self.names[name] = path
 
     def find(self, name: str) -> Path | None:
-        """The dotted name that a name stands for here."""
+        """Returns the dotted name that a name resolves to in this scope."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names and (scope is self or not isinstance(scope.node, ast.ClassDef)):
@@ -47,7 +53,7 @@ class Scope:
         return None
 
     def maker(self, name: str) -> ast.Call | None:
-        """The call whose result a name has."""
+        """Returns the call that a name was assigned from."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.made or name in scope.names:
@@ -56,7 +62,7 @@ class Scope:
         return None
 
     def resolve(self, node: ast.AST) -> Path | None:
-        """The dotted name that an expression stands for."""
+        """Returns the dotted name that an expression resolves to."""
         if isinstance(node, ast.Name):
             return self.find(node.id)
         if isinstance(node, ast.Attribute):
@@ -66,7 +72,7 @@ class Scope:
 
 
 class Scopes:
-    """The scopes of a source: that of the module, and of each function and class."""
+    """The scopes of a source: one for the module, and for each function and class."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.of: dict[ast.AST, Scope] = {}
@@ -90,7 +96,7 @@ class Scopes:
             self._enter(child, scope)
 
     def _bind(self, node, scope, inner):
-        """Binds what a node binds in its scope, and collects the functions and classes in it."""
+        """Adds a node's bindings to the scope, and collects its functions and classes."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             scope.bind(node.name, None)
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
@@ -116,7 +122,7 @@ class Scopes:
         if not isinstance(target, ast.Name):
             return
         if isinstance(value, ast.Constant) and value.value is None and target.id in scope.names:
-            return  # what a failed import leaves
+            return  # the fallback of a failed import
         path = scope.resolve(value)
         scope.bind(target.id, path)
         if isinstance(value, ast.Call) and path is None:
@@ -146,8 +152,10 @@ def _named(path):
 
 
 def outside(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a function or class that are evaluated around it: decorators, defaults, bases,
-    annotations."""
+    """Yields the parts of a function or class that are evaluated in the enclosing scope.
+
+    These are decorators, defaults, bases and annotations.
+    """
     for name, value in ast.iter_fields(node):
         if name == "body":
             continue
@@ -157,5 +165,5 @@ def outside(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_missing(path: Path) -> bool:
-    """Whether it is a name of mxnet that the package does not have."""
+    """True if it is a name of mxnet that the package does not have."""
     return path[0] == "mxnet" and isinstance(lookup(path[1:]), Missing)

@@ -1,4 +1,4 @@
-"""Python files, folders and notebooks: how they are found, read, and written with changes."""
+"""Discovery, reading and rewriting of Python files and notebooks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-LARGEST = 32 << 20  # bytes; a larger file is data
+LARGEST = 32 << 20  # bytes; a larger file is treated as data
 _SKIPPED = ("__pycache__", "node_modules", "site-packages")
 
 
 class Unreadable(Exception):
-    """Why a file, or a part of it, cannot be read."""
+    """The reason why a file, or a part of it, cannot be read."""
 
     def __init__(self, text: str, line: int = 0, cell: int = 0) -> None:
         super().__init__(text)
@@ -30,7 +30,7 @@ class Unreadable(Exception):
 
 @dataclasses.dataclass
 class Edit:
-    """A change within a line: columns count characters from 0."""
+    """A change within a line; columns are character indices from 0."""
 
     line: int
     begin: int
@@ -40,25 +40,27 @@ class Edit:
 
 @dataclasses.dataclass
 class Source:
-    """The code of a file as lines; those of a notebook are its code cells, one after the other."""
+    """The code of a file as lines; those of a notebook are its concatenated code cells."""
 
     path: str
-    lines: list[str]  # with their ends
+    lines: list[str]  # including line ends
     tree: ast.Module
-    places: list[tuple[int, int]] | None = None  # of a notebook: cell and line in it, from 1
+    places: list[tuple[int, int]] | None = None  # of a notebook: cell, and line in it, from 1
     problems: list[Unreadable] = dataclasses.field(default_factory=list)
     encoding: str = "utf-8"
     document: Any = None  # of a notebook
     raw: bytes = b""
 
     def place(self, line: int) -> tuple[int, int]:
-        """The cell (0: no notebook) and the line in it, of a line."""
+        """Returns the cell (0 outside notebooks) of a line, and the line in it."""
         return self.places[line - 1] if self.places else (0, line)
 
 
 def find(path: str) -> Iterator[tuple[str, Unreadable | None]]:
-    """The files to read: the path itself, or in a folder its Python files and notebooks, each once;
-    with an error where one can't be read."""
+    """Yields the files to read: the path itself, or the Python files and notebooks in a folder.
+
+    Each file is yielded once, with an error if it cannot be read.
+    """
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -103,8 +105,11 @@ def _reason(error):
 
 
 def read(path: str) -> Source:
-    """Reads a file. `Unreadable` says why it can't be: no text, too large, a wrong encoding, Python
-    2 or a syntax error. A notebook's cells that can't be read are its `problems`."""
+    """Reads a file.
+
+    Raises `Unreadable` if it is not text, too large, in a wrong encoding, Python 2, or has a syntax
+    error. Notebook cells that cannot be read are listed in `problems`.
+    """
     try:
         with open(path, "rb") as file:
             raw = file.read(LARGEST + 1)
@@ -127,14 +132,14 @@ def read(path: str) -> Source:
 
 
 def _lines(text):
-    """Lines as Python counts them: a form feed ends none."""
+    """Splits text into lines like Python, which does not split at form feeds."""
     return io.StringIO(text, newline="").readlines()
 
 
 def parse(lines: list[str]) -> ast.Module:
-    """The tree of a source; `Unreadable` where it is none of Python 3."""
+    """Parses a source; raises `Unreadable` if it is not valid Python 3."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of backslashes in strings
+        warnings.simplefilter("ignore")  # warnings about backslashes in strings
         try:
             return ast.parse("".join(lines))
         except SyntaxError as error:
@@ -166,7 +171,7 @@ _PYTHON_2 = (
 
 
 def _python_2(lines):
-    """The first line that only Python 2 has, and what it is; or None."""
+    """Returns the first line that is only valid in Python 2, and the construct; or None."""
     for number, line in enumerate(lines, 1):
         code = line.split("#")[0]
         for pattern, what in _PYTHON_2:
@@ -204,13 +209,13 @@ def _read_notebook(path, raw):
 
 
 def cell_text(cell: dict[str, Any]) -> str:
-    """The text of a notebook's cell."""
+    """Returns the text of a notebook's cell."""
     source = cell.get("source", "")
     return "".join(source) if isinstance(source, list) else str(source)
 
 
 def _code(text):
-    """A cell's lines; what is IPython's own, an empty line each."""
+    """Returns a cell's lines, with lines of IPython syntax replaced."""
     lines = _lines(text if text.endswith("\n") or not text else text + "\n")
     with contextlib.suppress(Unreadable):
         parse(lines)
@@ -225,7 +230,7 @@ def _code(text):
 
 
 def changed(source: Source, edits: list[Edit]) -> bytes:
-    """The bytes of the file with the edits made; all else is kept as it is."""
+    """Returns the bytes of the file with the edits applied; the rest is unchanged."""
     if source.places is None:
         text = "".join(_edited(source.lines, edits))
         head = b"\xef\xbb\xbf" if source.encoding == "utf-8-sig" else b""
@@ -242,8 +247,7 @@ def _edited(lines, edits):
 
 
 def _changed_notebook(source, edits):
-    """The text of the file with other lines in its cells. Each line is found by how JSON writes
-    it."""
+    """Returns the text of a notebook with edited lines, located by their JSON encoding."""
     wanted = json.loads(source.raw.decode("utf-8-sig"))
     pairs = []
     for edit in edits:
@@ -275,8 +279,7 @@ def _changed_notebook(source, edits):
 
 
 def write(path: str, data: bytes) -> None:
-    """Replaces the file at once, with the same permissions: whoever reads it sees the old file or
-    the new one. A symbolic link stays one."""
+    """Replaces the file atomically, with the same permissions. A symbolic link is preserved."""
     path = os.path.realpath(path)
     mode = stat.S_IMODE(os.stat(path).st_mode)
     number, name = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".mpgluon-port-")

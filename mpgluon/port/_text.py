@@ -1,4 +1,4 @@
-"""The report as lines of text."""
+"""The report as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INDENT = 27
 
 
 def lines_of(reports: Sequence[Report], everything: bool = False) -> Iterator[str]:
-    """A part for each file that has something to say, then the summary."""
+    """Yields a section for each file with findings, then the summary."""
     for report in reports:
         said = list(_of_file(report, everything))
         if said:
@@ -65,7 +65,7 @@ def _row(place, kind, text):
 
 
 def summary(reports: Sequence[Report]) -> Iterator[str]:
-    """How many files and lines there are of each kind."""
+    """Yields the numbers of files and lines of each kind."""
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.kinds)

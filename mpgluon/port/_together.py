@@ -1,4 +1,4 @@
-"""Where several Trainers, or copies by hand, can become one block with one Trainer."""
+"""Detects several Trainers, or manual copies, that can become one block with one Trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MODULES = {"Module", "BucketingModule", "simple_bind", "bind"}
 
 
 def opportunities(tree: ast.Module, scopes: Scopes) -> Iterator[tuple[int, int, str]]:
-    """(line, column, text) of what can be simplified."""
+    """Yields (line, column, text) of possible simplifications."""
     yield from _trainers(tree, scopes)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -35,7 +35,7 @@ def _is_trainer(node, scope):
 
 
 def _walk_scopes(scopes):
-    """(scope, node) of all nodes, with the scope they are in."""
+    """Yields (scope, node) of all nodes."""
     for top, scope in scopes.of.items():
         body = top.body if isinstance(top.body, list) else [top.body]
         stack = list(body)
@@ -47,7 +47,7 @@ def _walk_scopes(scopes):
 
 
 def _trainers(tree, scopes):
-    """Trainers whose steps follow each other, with no backward between."""
+    """Yields Trainers with consecutive steps and no backward in between."""
     made: dict[str, ast.Call] = {}
     lists: dict[str, ast.AST] = {}
     for scope, node in _walk_scopes(scopes):
@@ -130,12 +130,12 @@ def _bases(node, scopes):
 
 
 def _copies(node):
-    """The calls that copy to another device within a node."""
+    """Returns the calls in a node that copy to another device."""
     return [one for one in ast.walk(node) if _method(one) in _COPIES]
 
 
 def _copying_blocks(node, scopes):
-    """A Block whose forward copies between devices: it can be hybridized."""
+    """Yields Blocks whose forward copies between devices, which can be hybridized."""
     bases = _bases(node, scopes)
     for function in node.body:
         if not isinstance(function, ast.FunctionDef) or function.name != "forward":
@@ -150,7 +150,7 @@ def _copying_blocks(node, scopes):
 
 
 def _recorded_copies(node, scopes, tree):
-    """Results of blocks that are copied and given to other blocks, under autograd.record()."""
+    """Yields block results that are copied to other blocks under autograd.record()."""
     recorded = any(_method(item.context_expr) == "record" for item in node.items)
     if not recorded:
         return
@@ -188,7 +188,7 @@ def _is_loss(call):
 
 
 def _handed_gradient(node):
-    """``out.backward(x.grad)``: a gradient that is carried over by hand."""
+    """Yields gradients that are passed on manually: ``out.backward(x.grad)``."""
     if _method(node) != "backward":
         return
     for arg in node.args:
@@ -203,7 +203,7 @@ def _handed_gradient(node):
 
 
 def _groups(node):
-    """Executors and Modules of groups on devices."""
+    """Yields Executors and Modules of groups on devices."""
     for option in node.keywords:
         if option.arg in ("group2ctx", "group2ctxs"):
             text = (
