@@ -1,5 +1,8 @@
-"""Recurrent cells over symbols, as they were before Gluon: `unroll` makes a symbol of a whole
-sequence, for `Module` and `BucketingModule`; and iterators over sentences in buckets of lengths."""
+"""Recurrent cells over symbols, MXNet's interface before Gluon.
+
+`unroll` creates the symbol of a whole sequence, for `Module` and `BucketingModule`. The package
+also has iterators over sentences bucketed by length.
+"""
 
 from . import io, rnn, rnn_cell
 from .conv_cell import BaseConvRNNCell, ConvGRUCell, ConvLSTMCell, ConvRNNCell

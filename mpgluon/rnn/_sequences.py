@@ -1,4 +1,4 @@
-"""Sequences of symbols: a symbol of all steps, or a list with a symbol for each."""
+"""Sequences of symbols: one symbol of all steps, or a list with one symbol per step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_steps(sequence: Symbol | Sequence[Symbol], length: int, axis: int) -> Any:
-    """The symbols of the single steps."""
+    """Returns the symbols of the single steps."""
     if isinstance(sequence, sym.Symbol):
         if len(sequence) != 1:
             raise AssertionError(
@@ -32,7 +32,7 @@ def as_steps(sequence: Symbol | Sequence[Symbol], length: int, axis: int) -> Any
 
 
 def as_one(sequence: Symbol | Sequence[Symbol], axis: int) -> Symbol:
-    """One symbol of the whole sequence."""
+    """Returns one symbol of the whole sequence."""
     if isinstance(sequence, sym.Symbol):
         return sequence
     return sym.concat(*[sym.expand_dims(step, axis=axis) for step in sequence], dim=axis)
@@ -41,7 +41,7 @@ def as_one(sequence: Symbol | Sequence[Symbol], axis: int) -> Symbol:
 def arranged(
     sequence: Symbol | Sequence[Symbol], length: int, axis: int, merge: bool | None
 ) -> Any:
-    """The sequence as one symbol (merge True), as a list (False), or as it is (None)."""
+    """Returns the sequence as one symbol (merge True), as a list (False), or unchanged (None)."""
     if merge is None:
         return sequence
     return as_one(sequence, axis) if merge else as_steps(sequence, length, axis)

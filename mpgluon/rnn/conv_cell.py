@@ -1,4 +1,4 @@
-"""Recurrent cells over pictures: convolutions in place of matrix products."""
+"""Convolutional recurrent cells for images."""
 
 from __future__ import annotations
 
@@ -26,31 +26,29 @@ class BaseConvRNNCell(BaseRNNCell):
     Parameters
     ----------
     input_shape : tuple of int
-        Of one step's input, the batch included.
+        The shape of one step's input, including the batch.
     num_hidden : int
         Channels of the states.
     h2h_kernel, h2h_dilate : tuple of int
-        Of the states' convolution, which keeps their size: kernels are odd.
+        Parameters of the states' convolution; kernels are odd, so that it preserves the size.
     i2h_kernel, i2h_stride, i2h_pad, i2h_dilate : tuple of int
-        Of the input's.
+        Parameters of the input's convolution.
     i2h_weight_initializer : Initializer or str, optional
-        First values of the weights of inputs; by default those that ``initialize`` is given.
+        Initializer of the input weights; by default that of ``initialize``.
     h2h_weight_initializer : Initializer or str, optional
-        First values of the weights of states; by default those that ``initialize`` is given.
+        Initializer of the state weights; by default that of ``initialize``.
     i2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of inputs.
+        Initializer of the input biases.
     h2h_bias_initializer : Initializer or str, default 'zeros'
-        First values of the biases of states.
+        Initializer of the state biases.
     activation : str, default functools.partial(sym.LeakyReLU, act_type='leaky', slope=0.2)
-        The function of the new state, or its name.
+        The activation of the new state, or its name.
     conv_layout : str, default 'NCHW'
-        Where the channels are.
-    i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer :
-    Initializer or str, optional
-    activation : str or function, default leaky relu
+        The layout, which determines the channel axis.
     prefix : str
+        The prefix of the names of the weights.
     params : RNNParams, optional
-    conv_layout : str, default 'NCHW'
+        The variables that hold the weights; new ones by default.
     """
 
     _states = 1
@@ -145,12 +143,12 @@ class BaseConvRNNCell(BaseRNNCell):
 
 
 def _with_prefix(prefix):
-    """The constructor of the base with another default prefix."""
+    """Returns the constructor of the base with another default prefix."""
     return functools.partialmethod(BaseConvRNNCell.__init__, prefix=prefix)
 
 
 class ConvRNNCell(BaseConvRNNCell):
-    """`RNNCell` over pictures; for the parameters see `BaseConvRNNCell`.
+    """A convolutional `RNNCell`; for the parameters see `BaseConvRNNCell`.
 
     Examples
     --------
@@ -161,7 +159,7 @@ class ConvRNNCell(BaseConvRNNCell):
     """
 
     _gate_names = ("",)
-    if not TYPE_CHECKING:  # which knows no other default than that of the base
+    if not TYPE_CHECKING:  # type checkers only know the default of the base
         __init__ = _with_prefix("ConvRNN_")
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
@@ -172,7 +170,7 @@ class ConvRNNCell(BaseConvRNNCell):
 
 
 class ConvLSTMCell(BaseConvRNNCell):
-    """`LSTMCell` over pictures; for the parameters see `BaseConvRNNCell`.
+    """A convolutional `LSTMCell`; for the parameters see `BaseConvRNNCell`.
 
     Examples
     --------
@@ -183,7 +181,7 @@ class ConvLSTMCell(BaseConvRNNCell):
 
     _gate_names = ("_i", "_f", "_c", "_o")
     _states = 2
-    if not TYPE_CHECKING:  # which knows no other default than that of the base
+    if not TYPE_CHECKING:  # type checkers only know the default of the base
         __init__ = _with_prefix("ConvLSTM_")
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
@@ -194,7 +192,7 @@ class ConvLSTMCell(BaseConvRNNCell):
 
 
 class ConvGRUCell(BaseConvRNNCell):
-    """`GRUCell` over pictures; for the parameters see `BaseConvRNNCell`.
+    """A convolutional `GRUCell`; for the parameters see `BaseConvRNNCell`.
 
     Examples
     --------
@@ -204,7 +202,7 @@ class ConvGRUCell(BaseConvRNNCell):
     """
 
     _gate_names = ("_r", "_z", "_o")
-    if not TYPE_CHECKING:  # which knows no other default than that of the base
+    if not TYPE_CHECKING:  # type checkers only know the default of the base
         __init__ = _with_prefix("ConvGRU_")
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:

@@ -1,4 +1,4 @@
-"""`FusedRNNCell`: stacked recurrent layers as one `RNN` node, with all weights in one vector."""
+"""`FusedRNNCell`: stacked recurrent layers as one `RNN` node, with one flat weight vector."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ _GATES = {
 
 
 class FusedRNNCell(BaseRNNCell):
-    """Recurrent layers on top of each other that run as one op; they can only be unrolled.
+    """Stacked recurrent layers that run as one op; they can only be unrolled.
 
     Parameters
     ----------
     num_hidden : int
-        Features of the state, and of the output.
+        Features of the state and the output.
     num_layers : int, default 1
-        How many layers lie on each other.
+        The number of stacked layers.
     mode : {'rnn_relu', 'rnn_tanh', 'lstm', 'gru'}, default 'lstm'
         The kind of the layers.
     bidirectional : bool, default False
-        Whether each layer also runs backward in time.
+        True if each layer also runs backward in time.
     dropout : float, default 0
-        Between layers.
+        The dropout probability between layers.
     get_next_state : bool, default False
-        Whether `unroll` gives the last states; else their list is empty.
+        True if `unroll` returns the last states; otherwise their list is empty.
     forget_bias : float, default 1.0
-        First value of the bias of an LSTM's forget gate.
+        Initial value of the bias of an LSTM's forget gate.
     prefix : str, default the mode and an underscore
-        The beginning of the names of the weights.
+        The prefix of the names of the weights.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
 
@@ -111,8 +111,10 @@ class FusedRNNCell(BaseRNNCell):
         return len(self._gate_names)
 
     def _slice_weights(self, arr, num_input, num_hidden):
-        """Views of the pieces of the vector, by the names of the single cells' weights: all weights
-        first, then all biases."""
+        """Returns views of the flat vector, by the names of the single cells' weights.
+
+        All weights come before all biases.
+        """
         pieces, begin = {}, 0
         for kind in ("weight", "bias"):
             for layer in range(self._num_layers):
@@ -134,7 +136,7 @@ class FusedRNNCell(BaseRNNCell):
         return pieces
 
     def _size(self, num_input):
-        """How many parameters there are."""
+        """Returns the number of parameters."""
         hidden, directions = self._num_hidden, len(self._directions)
         widths = (
             num_input
@@ -209,8 +211,10 @@ class FusedRNNCell(BaseRNNCell):
         return arranged(outputs, length, axis, merge_outputs), last
 
     def unfuse(self) -> SequentialRNNCell:
-        """The same layers as a `SequentialRNNCell` of single cells; `unpack_weights` of this cell
-        and `pack_weights` of that one convert the weights."""
+        """Returns the same layers as a `SequentialRNNCell` of single cells.
+
+        To convert the weights, use `unpack_weights` of this cell and `pack_weights` of that one.
+        """
 
         def cell(prefix):
             if self._mode.startswith("rnn"):

@@ -1,4 +1,4 @@
-"""Sentences as numbers, and batches of sentences of similar lengths."""
+"""Sentences as integers, and batches of sentences bucketed by length."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def encode_sentences(
     start_label: int = 0,
     unknown_token: Any = None,
 ) -> tuple[list[list[int]], dict[Any, int]]:
-    """Words as numbers.
+    """Encodes words as integers.
 
     Parameters
     ----------
     sentences : list of list of str
         Sentences as lists of words.
     vocab : dict of str to int, optional
-        The numbers of words; without it they are numbered as they come.
+        The codes of words; without it they are numbered in order of appearance.
     invalid_label : int, default -1
-        A number that no word gets; `invalid_key` has it in a new vocabulary.
+        A code that no word gets; in a new vocabulary it is that of `invalid_key`.
     start_label : int, default 0
-        The first number.
+        The first code.
     unknown_token : str, optional
-        Stands for words that `vocab` does not have; without it such a word is an error.
+        Replaces words that are not in `vocab`; without it they are an error.
     invalid_key : object, default newline
-        The word of `invalid_label` in a new vocabulary.
+        The word with the code `invalid_label` in a new vocabulary.
 
     Returns
     -------
@@ -83,27 +83,27 @@ def encode_sentences(
 
 
 class BucketSentenceIter(DataIter):
-    """Batches of sentences, each batch from one bucket of lengths; the labels are the next words.
+    """Batches of sentences, each from one length bucket; the labels are the next words.
 
-    Sentences go into the smallest bucket that they fit, filled up with `invalid_label`; those
-    longer than the largest are left out. The order is drawn from NumPy's and Python's generators.
+    A sentence is in the smallest bucket that it fits, padded with `invalid_label`. Sentences longer
+    than the largest bucket are dropped. The order is drawn from NumPy's and Python's generators.
 
     Parameters
     ----------
     sentences : list of list of int
-        Sentences as lists of numbers, as of `encode_sentences`.
+        Sentences as lists of integers, as in `encode_sentences`.
     batch_size : int
-        Samples of a batch.
+        Samples in a batch.
     buckets : list of int, optional
-        Lengths; by default all those that at least a batch of sentences has.
+        Lengths; by default each length with at least one batch of sentences.
     invalid_label : int, default -1
-        The number that fills short sentences, and their labels.
+        The padding of short sentences, and of their labels.
     data_name, label_name : str
         Names of the data and of the labels in a batch.
     dtype : str, default 'float32'
-        Of the batches.
+        The dtype of the batches.
     layout : {'NT', 'TN'}
-        Of the batches: N samples, T words.
+        The layout of the batches: N samples, T words.
 
     Examples
     --------
@@ -187,7 +187,7 @@ class BucketSentenceIter(DataIter):
         return DataDesc(name, shape, self.dtype, self.layout)
 
     def reset(self) -> None:
-        """Starts over, in a new order."""
+        """Restarts in a new order."""
         self.curr_idx = 0
         random.shuffle(self.idx)
         self.nddata: list[NDArray] = []

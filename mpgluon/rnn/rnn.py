@@ -1,5 +1,5 @@
-"""Checkpoints in which the weights of cells are unpacked, so that fused and single cells can read
-each other's."""
+"""Checkpoints with unpacked cell weights, which are interchangeable between fused and single
+cells."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def rnn_unroll(
     input_prefix: str = "",
     layout: str = "NTC",
 ) -> tuple[Any, Any]:
-    """``cell.unroll``; without inputs over variables named ``input_prefix + 't0_data'`` and so
-    on."""
+    """Calls ``cell.unroll``; the default inputs are variables named ``input_prefix + 't0_data'``,
+    ..."""
     from .. import symbol
 
     warnings.warn("rnn_unroll is deprecated; call cell.unroll", stacklevel=2)
@@ -50,7 +50,7 @@ def save_rnn_checkpoint(
     arg_params: dict[str, NDArray],
     aux_params: dict[str, NDArray],
 ) -> None:
-    """`mx.model.save_checkpoint`, the weights of `cells` (a cell or a list of them) unpacked."""
+    """Calls `mx.model.save_checkpoint` with the weights of `cells`, one or a list, unpacked."""
     for cell in _list(cells):
         arg_params = cell.unpack_weights(arg_params)
     save_checkpoint(prefix, epoch, symbol, arg_params, aux_params)
@@ -59,8 +59,10 @@ def save_rnn_checkpoint(
 def load_rnn_checkpoint(
     cells: BaseRNNCell | Sequence[BaseRNNCell], prefix: str, epoch: int
 ) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
-    """``(symbol, arg_params, aux_params)`` that `save_rnn_checkpoint` wrote, the weights packed for
-    `cells`."""
+    """Loads a checkpoint of `save_rnn_checkpoint` with the weights packed for `cells`.
+
+    Returns ``(symbol, arg_params, aux_params)``.
+    """
     symbol, arg_params, aux_params = load_checkpoint(prefix, epoch)
     for cell in _list(cells):
         arg_params = cell.pack_weights(arg_params)
@@ -70,7 +72,7 @@ def load_rnn_checkpoint(
 def do_rnn_checkpoint(
     cells: BaseRNNCell | Sequence[BaseRNNCell], prefix: str, period: int = 1
 ) -> Callable[..., None]:
-    """A callback for the end of an epoch: calls `save_rnn_checkpoint` every `period` epochs."""
+    """Returns an epoch callback that calls `save_rnn_checkpoint` every `period` epochs."""
     period = max(1, int(period))
 
     def callback(iter_no, sym=None, arg=None, aux=None):

@@ -1,4 +1,4 @@
-"""Recurrent cells over symbols: a step of time, and `unroll` for many.
+"""Recurrent cells over symbols: a single time step, and `unroll` for many.
 
 A cell is called with the input's symbol and a list of its states' symbols, and returns its output
 and the new states. Its weights are variables that all steps share (`RNNParams`).
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class RNNParams:
-    """Variables by name, with a prefix; cells that share one share their weights.
+    """Variables by name, with a prefix; cells that share an instance share their weights.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class RNNParams:
         self._params = {}
 
     def get(self, name: str, **kwargs: Any) -> Symbol:
-        """The variable of that name, made with `kwargs` when it is new."""
+        """Returns the variable of that name, created with `kwargs` if it is new."""
         name = self._prefix + name
         if name not in self._params:
             self._params[name] = sym.Variable(name, **kwargs)
@@ -64,12 +64,12 @@ class BaseRNNCell:
     Parameters
     ----------
     prefix : str, default ''
-        Goes in front of the names of weights and outputs.
+        The prefix of the names of weights and outputs.
     params : RNNParams, optional
         Weights to share.
     """
 
-    _cells = ()  # those a cell is made of
+    _cells = ()  # the cells that it contains
 
     def __init__(self, prefix: str = "", params: RNNParams | None = None) -> None:
         self._own_params = params is None
@@ -79,14 +79,14 @@ class BaseRNNCell:
         self.reset()
 
     def reset(self) -> None:
-        """Starts counting steps anew; call it before a cell is used in another graph."""
+        """Resets the step counters; call it before a cell is used in another graph."""
         self._init_counter = -1
         self._counter = -1
         for cell in self._cells:
             cell.reset()
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
-        """One step: (output, new states)."""
+        """Runs one step; returns (output, new states)."""
         raise NotImplementedError(f"{type(self).__name__} does not define a step")
 
     @property
@@ -97,7 +97,7 @@ class BaseRNNCell:
 
     @property
     def state_info(self) -> Sequence[dict[str, Any]]:
-        """The descriptions of the states: dicts with shape (0: the batch) and layout."""
+        """The descriptions of the states: dicts with shape (the batch size is 0) and layout."""
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
     @property
@@ -121,15 +121,15 @@ class BaseRNNCell:
         return f"{self._prefix}t{self._counter}_"
 
     def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
-        """Symbols of the states to begin with.
+        """Creates the symbols of the initial states.
 
         Parameters
         ----------
         func : function, default `mx.sym.zeros`
-            Makes a state of a name and what `state_info` says; `mx.sym.Variable` makes inputs of
-            them.
+            Creates a state from a name and its `state_info`; `mx.sym.Variable` makes the states
+            inputs.
         **kwargs
-            Passed on to `func`.
+            Passed to `func`.
         """
         self._check_unmodified()
         states = []
@@ -144,8 +144,7 @@ class BaseRNNCell:
         return states
 
     def unpack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
-        """A dict of arrays in which the weights of each gate stand alone (``lstm_i2h_i_weight``),
-        from one in which they are stacked."""
+        """Splits stacked weights by gate in a dict of arrays (``lstm_i2h_i_weight``)."""
         args = dict(args)
         gates = self._gate_names
         for group in ("i2h", "h2h") if gates else ():
@@ -159,7 +158,7 @@ class BaseRNNCell:
         return args
 
     def pack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
-        """The reverse of `unpack_weights`."""
+        """Stacks the weights of gates; the inverse of `unpack_weights`."""
         args = dict(args)
         for group in ("i2h", "h2h") if self._gate_names else ():
             for kind in ("weight", "bias"):
@@ -179,20 +178,21 @@ class BaseRNNCell:
         layout: str = "NTC",
         merge_outputs: bool | None = None,
     ) -> tuple[Symbol | Any, list[Symbol]]:
-        """The symbols of a whole sequence.
+        """Creates the symbols of a whole sequence.
 
         Parameters
         ----------
         length : int
             Number of steps.
         inputs : Symbol or list of Symbol
-            One of the shape that `layout` says, or for each step one of shape (batch, features).
+            One symbol in the given layout, or a symbol of shape (batch, features) for each step.
         begin_state : list of Symbol, optional
             Zeros by default.
         layout : {'NTC', 'TNC'}
-            Of inputs and outputs: N batch, T time, C features.
+            The layout of inputs and outputs: N batch, T time, C features.
         merge_outputs : bool, optional
-            Whether the outputs are one symbol (True) or a list (False); None: whatever is at hand.
+            True for one output symbol, False for a list, None for the form that needs no
+            conversion.
 
         Returns
         -------
@@ -215,12 +215,12 @@ class BaseRNNCell:
             else activation(x, **kwargs)
         )
 
-    # A user's cell made for MXNet calls this name.
+    # Cells that users wrote for MXNet call this name.
     _get_activation = _activate
 
 
 class _GatedCell(BaseRNNCell):
-    """A cell with stacked weights for input (i2h) and state (h2h)."""
+    """A cell with stacked weights for the input (i2h) and the state (h2h)."""
 
     def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **bias: Any) -> None:
         super().__init__(prefix, params)
@@ -252,11 +252,11 @@ class RNNCell(_GatedCell):
     Parameters
     ----------
     num_hidden : int
-        Features of the state, and of the output.
+        Features of the state and the output.
     activation : str or function, default 'tanh'
-        The function of the new state.
+        The activation of the new state.
     prefix : str, default 'rnn_'
-        The beginning of the names of the weights.
+        The prefix of the names of the weights.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
 
@@ -294,8 +294,10 @@ def lstm_step(
     activate: Callable[..., Symbol],
     axis: int = 1,
 ) -> Any:
-    """Output and new states of an LSTM, of the products of its gates in the order input, forget,
-    cell, output."""
+    """Returns the output and new states of an LSTM from the products of its gates.
+
+    The order of the gates is input, forget, cell, output.
+    """
     gates = sym.SliceChannel(
         products[0] + products[1], num_outputs=4, axis=axis, name=f"{name}slice"
     )
@@ -316,8 +318,10 @@ def gru_step(
     activate: Callable[..., Symbol],
     axis: int = 1,
 ) -> Any:
-    """Output and new state of a GRU, of the products of its gates in the order reset, update,
-    new."""
+    """Returns the output and new state of a GRU from the products of its gates.
+
+    The order of the gates is reset, update, new.
+    """
     parts = [
         sym.SliceChannel(part, num_outputs=3, axis=axis, name=f"{name}_{kind}_slice")
         for part, kind in zip(products, ("i2h", "h2h"))
@@ -336,18 +340,18 @@ def _tanh(x, **kwargs):
 
 
 class LSTMCell(_GatedCell):
-    """Long short-term memory; states: h and c.
+    """A long short-term memory cell with the states h and c.
 
     Parameters
     ----------
     num_hidden : int
-        Features of the state, and of the output.
+        Features of the state and the output.
     prefix : str, default 'lstm_'
-        The beginning of the names of the weights.
+        The prefix of the names of the weights.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
     forget_bias : float, default 1.0
-        The first value of the forget gate's bias.
+        The initial value of the forget gate's bias.
 
     Examples
     --------
@@ -378,14 +382,14 @@ class LSTMCell(_GatedCell):
 
 
 class GRUCell(_GatedCell):
-    """Gated recurrent unit.
+    """A gated recurrent unit cell.
 
     Parameters
     ----------
     num_hidden : int
-        Features of the state, and of the output.
+        Features of the state and the output.
     prefix : str, default 'gru_'
-        The beginning of the names of the weights.
+        The prefix of the names of the weights.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
 
@@ -410,7 +414,7 @@ class GRUCell(_GatedCell):
 
 
 class _Composite(BaseRNNCell):
-    """The base of cells that are made of others."""
+    """The base of cells that contain other cells."""
 
     def __init__(self, params: RNNParams | None) -> None:
         self._cells: list[Any] = []
@@ -447,12 +451,12 @@ class _Composite(BaseRNNCell):
 
 
 class SequentialRNNCell(_Composite):
-    """Cells on top of each other.
+    """Stacked cells.
 
     Parameters
     ----------
     params : RNNParams, optional
-        Weights for all of them.
+        Weights shared by all of them.
 
     Examples
     --------
@@ -466,7 +470,7 @@ class SequentialRNNCell(_Composite):
         super().__init__(params)
 
     def add(self, cell: BaseRNNCell) -> None:
-        """Puts a cell on top."""
+        """Appends a cell to the stack."""
         self._take(cell)
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
@@ -510,12 +514,12 @@ class SequentialRNNCell(_Composite):
 
 
 class DropoutCell(BaseRNNCell):
-    """Dropout of the input; it has no states.
+    """Applies dropout to the input; it has no states.
 
     Parameters
     ----------
     dropout : float
-        The probability.
+        The dropout probability.
 
     Examples
     --------
@@ -553,8 +557,8 @@ class DropoutCell(BaseRNNCell):
 
 
 class ModifierCell(BaseRNNCell):
-    """The base of cells that change what another cell does; that one is from then on called through
-    the modifier only."""
+    """The base of cells that modify another cell, which can then only be called through the
+    modifier."""
 
     def __init__(self, base_cell: BaseRNNCell) -> None:
         self._cells = [base_cell]
@@ -572,7 +576,7 @@ class ModifierCell(BaseRNNCell):
         return self.base_cell.state_info
 
     def _base(self):
-        """A scope in which the cell that is changed can be called by itself."""
+        """Returns a scope in which the modified cell can be called directly."""
         return _core.Scope((vars(self.base_cell), "_modified", False))
 
     def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
@@ -588,7 +592,7 @@ class ModifierCell(BaseRNNCell):
 
 
 def _whole_sequence(cell):
-    """Whether the cell, or one inside it, cannot be stepped."""
+    """True if the cell, or one inside it, cannot be stepped."""
     from .fused_cell import FusedRNNCell
 
     return isinstance(cell, (BidirectionalCell, FusedRNNCell)) or any(
@@ -597,14 +601,14 @@ def _whole_sequence(cell):
 
 
 class ZoneoutCell(ModifierCell):
-    """Keeps elements of the former output and states, at random in training.
+    """Randomly keeps elements of the former output and states in training (zoneout).
 
     Parameters
     ----------
     base_cell : BaseRNNCell
-        The cell whose outputs and states stay now and then.
+        The cell whose outputs and states are kept.
     zoneout_outputs, zoneout_states : float, default 0
-        The probabilities.
+        The probabilities of keeping an element.
 
     Examples
     --------
@@ -689,8 +693,9 @@ class ResidualCell(ModifierCell):
 
 
 class BidirectionalCell(_Composite):
-    """Runs one cell forward and another backward in time and concatenates their outputs; it can
-    only be unrolled.
+    """Runs one cell forward and another backward in time, and concatenates their outputs.
+
+    It can only be unrolled.
 
     Parameters
     ----------
@@ -699,7 +704,7 @@ class BidirectionalCell(_Composite):
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
     output_prefix : str, default 'bi_'
-        The beginning of the names of the output's nodes.
+        The prefix of the names of the output's nodes.
 
     Examples
     --------
