@@ -1,11 +1,11 @@
-"""The name mxnet: ``import mxnet`` gives mpgluon, for packages and scripts that cannot be changed.
+"""The name mxnet: makes ``import mxnet`` import mpgluon, for code that cannot be changed.
 
 In a program, before anything imports mxnet::
 
     import mpgluon
     mpgluon.as_mxnet()
 
-For a script as it is::
+For an unmodified script::
 
     python -m mpgluon.as_mxnet FILE ...
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OURS = __name__.rpartition(".")[0]
 VERSION = "1.9.1"
 
-# Modules of MXNet whose names are elsewhere here.
+# Modules of MXNet whose names are in another module here.
 MODULES = {
     "contrib.ndarray": "ndarray.contrib",
     "contrib.onnx.mx2onnx": "onnx",
@@ -59,7 +59,7 @@ MODULES = {
     "symbol.register": "as_mxnet.register",
 }
 
-# Names that NumPy 1.24 and 2 have removed, and what they meant.
+# Names that NumPy 1.24 and 2 removed, and their replacements.
 NUMPY_NAMES: dict[str, Any] = {
     "bool": bool,
     "int": int,
@@ -95,14 +95,14 @@ _text_of_numbers = np.fromstring
 
 
 def _fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", **more: Any):
-    """``np.fromstring`` with bytes, which NumPy 2.3 refuses."""
+    """Implements ``np.fromstring`` with bytes, which NumPy 2.3 rejects."""
     if sep:
         return _text_of_numbers(string, dtype, count, sep=sep, **more)
     return np.frombuffer(string, dtype, count).copy()
 
 
 class _Renamed(types.ModuleType):
-    """A module with MXNet's version and otherwise the names of one of ours."""
+    """A module with MXNet's version and the names of a module of mpgluon."""
 
     def __init__(self, name: str, module: types.ModuleType):
         super().__init__(name, module.__doc__)
@@ -110,7 +110,7 @@ class _Renamed(types.ModuleType):
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__all__":  # for `from mxnet import *`, which looks for no other attributes
+        if name == "__all__":  # for `from mxnet import *`, which reads no other attribute
             return [public for public in dir(self) if not public.startswith("_")]
         return getattr(self._module, name)
 
@@ -122,13 +122,13 @@ class _Renamed(types.ModuleType):
 
 
 def _ours(name: str) -> str:
-    """The name of our module for one of MXNet's."""
+    """Returns the name of mpgluon's module for one of MXNet's."""
     inner = name[len("mxnet.") :]
     return f"{OURS}.{MODULES.get(inner, inner)}".rstrip(".")
 
 
 class _Loader(importlib.abc.Loader):
-    """Gives the modules of mxnet: ours, the same objects, but for those that have a version."""
+    """Loads the modules of mxnet: the same objects as mpgluon's, except those with a version."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         ours = importlib.import_module(_ours(spec.name))
@@ -141,11 +141,11 @@ class _Loader(importlib.abc.Loader):
         if module.__name__ == "mxnet":
             module.libinfo = importlib.import_module("mxnet.libinfo")
         elif not isinstance(module, _Renamed):
-            module.__spec__ = self._spec  # which the import under the other name has replaced
+            module.__spec__ = self._spec  # the import under the other name replaced it
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds mxnet and its modules where we have them."""
+    """Finds mxnet and those of its modules that mpgluon has."""
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
@@ -166,14 +166,15 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install(numpy_names: bool = False) -> None:
-    """Makes ``import mxnet``, and imports of its modules, give mpgluon. ``mxnet.__version__`` is
-    1.9.1, the version whose behaviour mpgluon has.
+    """Makes ``import mxnet``, and imports of its modules, import mpgluon.
+
+    ``mxnet.__version__`` is 1.9.1, the version whose behavior mpgluon implements.
 
     Parameters
     ----------
     numpy_names : bool, default False
-        Whether to give NumPy back the names that it has removed since, as ``np.bool`` and
-        ``np.float``, for packages that use them. It changes NumPy for all of the program.
+        True to restore names that NumPy has removed, such as ``np.bool`` and ``np.float``, for
+        packages that use them. It changes NumPy for the whole program.
 
     Raises
     ------
@@ -211,13 +212,15 @@ def install(numpy_names: bool = False) -> None:
 
 
 def _is_wheel(module: types.ModuleType) -> bool:
-    """Whether it is the package of the wheel that has this name (tools/mxnet_wheel)."""
+    """True if it is the package of the wheel with this name (tools/mxnet_wheel)."""
     return bool(getattr(module, "provided_by_mpgluon", False))
 
 
 def _give_to_children(numpy_names: bool) -> None:
-    """Processes that the program starts find mxnet here: those of multiprocessing by the path that
-    they are given, others by PYTHONPATH."""
+    """Makes child processes of the program find mxnet.
+
+    Those of multiprocessing inherit the path; all other processes read PYTHONPATH.
+    """
     folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
     sys.path.insert(0, folder)
     paths = [folder, os.environ.get("PYTHONPATH", "")]
@@ -227,7 +230,7 @@ def _give_to_children(numpy_names: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a script, or a module, for which mxnet is mpgluon."""
+    """Runs a script, or a module, with mpgluon as mxnet."""
     parser = argparse.ArgumentParser(
         prog="python -m mpgluon.as_mxnet", description="Runs a program whose mxnet is mpgluon."
     )
@@ -252,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Function(types.ModuleType):
-    """This module, which is a function, too: `mpgluon.as_mxnet()`."""
+    """This module, which is also a function: `mpgluon.as_mxnet()`."""
 
     def __call__(self, numpy_names: bool = False) -> None:
         install(numpy_names)

@@ -1,4 +1,4 @@
-"""Runs a program whose mxnet is mpgluon: python -m mpgluon.as_mxnet."""
+"""Runs a program with mpgluon as mxnet: python -m mpgluon.as_mxnet."""
 
 from . import main
 

@@ -1,4 +1,4 @@
-"""MXNet's module of this name: batches divided among devices. `mx.mod.Module` is what trains."""
+"""MXNet's module of this name: splits batches over devices. Use `mx.mod.Module` to train."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ __all__ = ["DataParallelExecutorGroup", "DataParallelExecutorManager"]
 
 
 def split_input_slice(batch_size: int, work_load_list: Sequence[float]) -> list[slice]:
-    """The rows of a batch that each device gets, in proportion to its load. ValueError where one
-    gets none.
+    """Splits the rows of a batch over devices in proportion to their loads.
+
+    Raises ValueError if a device gets no rows.
 
     Examples
     --------
@@ -39,7 +40,7 @@ def split_input_slice(batch_size: int, work_load_list: Sequence[float]) -> list[
 
 
 def check_arguments(symbol: Symbol) -> None:
-    """ValueError where two arguments, or two auxiliary states, of a symbol have one name."""
+    """Raises ValueError if arguments, or auxiliary states, of a symbol have the same name."""
     for kind, names in (
         ("argument", symbol.list_arguments()),
         ("auxiliary state", symbol.list_auxiliary_states()),
@@ -50,7 +51,7 @@ def check_arguments(symbol: Symbol) -> None:
 
 
 def load_general(data: Sequence[NDArray], targets: Sequence[Any]) -> None:
-    """Copies arrays into others: into an NDArray, or parts into (slice, NDArray) pairs."""
+    """Copies arrays to NDArrays, or parts of them to (slice, NDArray) pairs."""
     for source, target in zip(data, targets):
         if not isinstance(target, (list, tuple)):
             source.copyto(target)
@@ -74,7 +75,7 @@ _load_general, _load_data, _load_label = load_general, load_data, load_label
 
 
 class _Absent:
-    """Can be imported and subclassed; making one is an error."""
+    """Base of classes that can be imported and subclassed, but not instantiated."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._refuse()
@@ -86,7 +87,7 @@ class _Absent:
 
 
 class DataParallelExecutorGroup(_Absent):
-    """Executors of one symbol on several devices: use `mx.mod.Module`.
+    """Placeholder for the executors of a symbol on several devices: use `mx.mod.Module`.
 
     Examples
     --------
@@ -100,7 +101,7 @@ class DataParallelExecutorGroup(_Absent):
 
 
 class DataParallelExecutorManager(_Absent):
-    """The training loop's executors of MXNet before modules: use `mx.mod.Module`.
+    """Placeholder for the executors of MXNet's training loop before modules: use `mx.mod.Module`.
 
     Examples
     --------

@@ -1,5 +1,7 @@
-"""Names that MXNet's modules have only because they import them, and that packages take from there:
-`from mxnet.metric import ndarray`. Under the name mxnet our modules have them, too.
+"""Names that MXNet's modules have only through imports, but that packages import from there.
+
+An example is `from mxnet.metric import ndarray`. Under the name mxnet, mpgluon's modules have these
+names as well.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# By module: where names come from, and which; a name alone is a module of ours.
+# By module: the sources of names, and the names; a name alone is a module of mpgluon.
 NAMES = {
     "gluon.block": {
         "": "MXNetError initializer ndarray symbol",
@@ -56,8 +58,10 @@ NAMES = {
 
 
 def give(package: str, modules: dict[str, str]) -> None:
-    """Gives the modules of a package these names, where they have none of their own. modules: ours,
-    by MXNet's names for them, which become attributes of their parents."""
+    """Adds these names to the modules of a package that lack them.
+
+    `modules` maps MXNet's module names to mpgluon's, which become attributes of their parents.
+    """
 
     def module(name: str) -> Any:
         return importlib.import_module(f"{package}.{name}".rstrip("."))

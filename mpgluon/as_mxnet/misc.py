@@ -1,4 +1,4 @@
-"""MXNet's module of this name: learning rates by the iteration, from before `mx.lr_scheduler`."""
+"""MXNet's module of this name: learning rates by iteration, which `mx.lr_scheduler` replaced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["FactorScheduler", "LearningRateScheduler"]
 
 
 class LearningRateScheduler:
-    """The base: ``scheduler(iteration)`` is a rate; `base_lr` the first one.
+    """The base: ``scheduler(iteration)`` returns a rate; `base_lr` is the first one.
 
     Examples
     --------

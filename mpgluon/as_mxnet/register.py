@@ -1,5 +1,7 @@
-"""MXNet's modules of this name, which make functions of ops out of handles of its C library. Here
-there are none: ops are functions already, ``mx.nd.NAME`` and ``mx.sym.NAME``."""
+"""MXNet's modules of this name, which create functions of ops from handles of its C library.
+
+There are no handles here: ops are functions, ``mx.nd.NAME`` and ``mx.sym.NAME``.
+"""
 
 from __future__ import annotations
 

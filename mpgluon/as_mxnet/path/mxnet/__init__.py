@@ -1,4 +1,4 @@
-"""The name mxnet in processes that a program of ``python -m mpgluon.as_mxnet`` starts."""
+"""The name mxnet in child processes of ``python -m mpgluon.as_mxnet``."""
 
 import os
 
