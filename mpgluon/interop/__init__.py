@@ -1,5 +1,6 @@
-"""Networks of PyTorch and of Gluon in one computation: what one calls, the other differentiates.
-PyTorch is imported when it is first used.
+"""PyTorch and Gluon networks in one computation, with gradients across the boundary.
+
+PyTorch is imported on first use.
 
     encoder = mx.interop.torch_function(module)  # a Block; gluon.Trainer trains it
     decoder = mx.interop.torch_function(block)   # a torch.nn.Module; torch.optim trains it
@@ -21,16 +22,17 @@ __all__ = ["TorchBlock", "torch_function"]
 
 
 def torch_function(module: Callable[..., Any]) -> Any:
-    """A network of PyTorch as a Block, or a Block as a network of PyTorch. Memory is shared where
-    it can be; gradients pass both ways.
+    """Wraps a PyTorch network as a Block, or a Block as a PyTorch network.
+
+    Memory is shared if possible; gradients flow both ways.
 
     Parameters
     ----------
     module : torch.nn.Module, Block or callable
-        A module of PyTorch, or a function of tensors: the result is a `TorchBlock`, called with
-        NDArrays, which `autograd` records and a `gluon.Trainer` trains. A Block: the result is a
-        torch.nn.Module, called with tensors, whose parameters torch.optim trains. The block has to
-        be initialized, with known shapes, on one device.
+        For a PyTorch module, or a function of tensors, the result is a `TorchBlock`, which is
+        called with NDArrays, recorded by `autograd` and trained by a `gluon.Trainer`. For a Block,
+        the result is a torch.nn.Module, which is called with tensors and whose parameters
+        torch.optim trains. The block must be initialized, with known shapes, on one device.
 
     Returns
     -------
@@ -39,7 +41,7 @@ def torch_function(module: Callable[..., Any]) -> Any:
     Raises
     ------
     ImportError
-        When PyTorch is not installed.
+        If PyTorch is not installed.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A block as a module of PyTorch."""
+"""A block as a PyTorch module."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ torch = sharing.import_torch()
 
 
 class _BlockCall(torch.autograd.Function):
-    """One call. Its inputs: the module, the parameters, how many arguments there are, the
-    arguments, then the tensors of the parameters."""
+    """One call.
+
+    Its inputs are the module, the parameters, the number of arguments, the arguments, and the
+    tensors of the parameters.
+    """
 
     @staticmethod
     def forward(ctx, module, parameters, count, *tensors):
@@ -29,10 +32,10 @@ class _BlockCall(torch.autograd.Function):
         ctx.variables = [
             array if wants else None for array, wants in zip([*arrays, *values], wanted)
         ]
-        # The tape has the memory, not the values: PyTorch notes who writes there meanwhile.
+        # The tape keeps the memory, not the values, so PyTorch must detect writes in between.
         buffers = [pair.tensor for pair in module.pairs.values() if not pair.trained]
         ctx.save_for_backward(*tensors, *buffers)
-        # Memory that the tape keeps is not given out.
+        # Memory that the tape keeps must not be returned to the caller.
         results = [sharing.to_torch(output).clone() for output in ctx.outputs]
         ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
         return results[0] if ctx.single else tuple(results)
@@ -40,7 +43,7 @@ class _BlockCall(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        _ = ctx.saved_tensors  # an error where one was written
+        _ = ctx.saved_tensors  # raises if one was written
         variables = [array for array in ctx.variables if array is not None]
         found = autograd.grad(
             ctx.outputs,
@@ -57,7 +60,7 @@ class _BlockCall(torch.autograd.Function):
 
 
 class GluonModule(torch.nn.Module):
-    """A Block as a module of PyTorch; its parameters share memory with the block's."""
+    """A Block as a PyTorch module; its parameters share memory with the block's."""
 
     def __init__(self, block):
         super().__init__()
@@ -79,11 +82,11 @@ class GluonModule(torch.nn.Module):
         sharing.settle_around_states(self)
 
     def extra_repr(self):
-        """The block, in a repr."""
+        """Returns the block's repr."""
         return repr(self.block)
 
     def forward(self, *args):
-        """The block's outputs for these tensors."""
+        """Computes the block's outputs for these tensors."""
         sharing.follow(self.pairs, self)
         trained = [pair for pair in self.pairs.values() if pair.trained]
         parameters, weights = [p.parameter for p in trained], [p.tensor for p in trained]

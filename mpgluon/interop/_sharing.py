@@ -1,4 +1,4 @@
-"""Memory that tensors of PyTorch share with parameters, and what keeps it shared."""
+"""Memory sharing between PyTorch tensors and parameters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import weakref
 
 from .. import _core, ndarray as nd
 
-LEGACY_STREAM = 1  # DLPack's number for the default stream, which is 0 in PyTorch
+LEGACY_STREAM = 1  # DLPack's id of the default stream, which is 0 in PyTorch
 
-_guard = threading.Lock()  # of what the modules of this package keep by identity
+_guard = threading.Lock()  # protects this package's tables keyed by identity
 
 
 def import_torch():
@@ -23,8 +23,10 @@ def import_torch():
 
 
 def to_torch(array):
-    """A tensor over the array's memory, after all queued reads and writes of the array. On a GPU
-    its release orders later work after PyTorch's current stream."""
+    """Returns a tensor that shares the array's memory, after all queued reads and writes.
+
+    On a GPU its release orders later work after PyTorch's current stream.
+    """
     torch = import_torch()
     if array.context.device_type != "gpu":
         return torch.utils.dlpack.from_dlpack(nd.to_dlpack_for_write(array))
@@ -34,8 +36,10 @@ def to_torch(array):
 
 
 def to_ndarray(tensor, role):
-    """An array over the tensor's memory, after its GPU has computed it. role: the tensor's, for
-    messages."""
+    """Returns an array that shares the tensor's memory, after its GPU has computed it.
+
+    `role` describes the tensor in errors.
+    """
     if tensor.is_cuda:
         import_torch().cuda.current_stream(tensor.device).synchronize()
     try:
@@ -49,7 +53,7 @@ def to_ndarray(tensor, role):
 
 
 def listed(result, kind):
-    """The outputs as a list, and whether there is but one, by itself."""
+    """Returns the outputs as a list, and True if the result is a single, unlisted output."""
     if isinstance(result, kind):
         return [result], True
     if isinstance(result, (tuple, list)) and all(isinstance(item, kind) for item in result):
@@ -73,7 +77,7 @@ def is_trained(tensor):
 
 
 def pair_of(tensor=None, parameter=None):
-    """The pair of a tensor, or of a parameter; None where it is in none."""
+    """Returns the pair of a tensor, or of a parameter, or None."""
     with _guard:
         if tensor is not None:
             reference = _pairs_of_tensors().get(tensor)
@@ -88,7 +92,7 @@ def _locks():
 
 
 def lock_of(module):
-    """The lock of a module's mode: it is one flag, and threads may want either."""
+    """Returns the lock of a module's mode, a single flag that threads may set differently."""
     with _guard:
         lock = _locks().get(module)
         if lock is None:
@@ -97,8 +101,11 @@ def lock_of(module):
 
 
 class Pair:
-    """A parameter, and the tensor that has its memory. Either may be given other memory: `share`
-    brings the other one there. Copies and pickles of a pair share again by themselves."""
+    """A parameter and the tensor that shares its memory.
+
+    If one of them gets other memory, `share` moves the other one there. Copies and pickles of a
+    pair share their memory automatically.
+    """
 
     def __init__(self, tensor, parameter):
         self.tensor, self.parameter = tensor, parameter
@@ -106,7 +113,7 @@ class Pair:
         self._begin(True)
 
     def _begin(self, alike):
-        # Of the memory that was shared last. None: the tensor has newer values.
+        # The address of the memory shared last. None means that the tensor has newer values.
         self.address = self.tensor.data_ptr() if alike else None
         self.wanted = self.tensor.requires_grad, self.parameter.grad_req != "null"
         self._register()
@@ -132,8 +139,10 @@ class Pair:
         return next(iter(self.parameter.arrays.values()))
 
     def unbind(self):
-        """Follows the parameter to other arrays (`Parameter.bound_by`). What it can't follow to,
-        the next call tells of."""
+        """Follows the parameter to other arrays (`Parameter.bound_by`).
+
+        If that fails, the next call raises the error.
+        """
         if self.parameter.arrays is not None:
             with (
                 contextlib.suppress(_core.MXNetError, ValueError, TypeError, RuntimeError),
@@ -142,13 +151,15 @@ class Pair:
                 self.share()
 
     def replace(self, tensor):
-        """Takes a tensor that the module has by now in place of the former one."""
+        """Replaces the pair's tensor by the module's present one."""
         self.tensor, self.address = tensor, None
         self._register()
 
     def share(self):
-        """Brings both to one memory: the module's where the tensor was given another one, else the
-        parameter's. Work on the array that is queued is done after it."""
+        """Makes both use the same memory, after queued work on the array.
+
+        It is the tensor's memory if the tensor was given another one, else the parameter's.
+        """
         current, address = to_torch(self.array), self.tensor.data_ptr()
         if current.data_ptr() == address == self.address:
             return
@@ -176,10 +187,10 @@ class Pair:
 
     def _take_over(self):
         array = to_ndarray(self.tensor, f"parameter {self.parameter.name}")
-        self.address = self.tensor.data_ptr()  # setting `arrays` comes back to `share`
+        self.address = self.tensor.data_ptr()  # setting `arrays` calls `share` recursively
         if self.trained:
-            self.parameter.set_data(array)  # the array that was collected, with its gradient
-        else:  # earlier calls may keep the memory there was for their backward
+            self.parameter.set_data(array)  # keeps the array object, and its gradient
+        else:  # earlier calls may keep the former memory for their backward
             self.parameter.arrays = {
                 ctx: array.copyto(ctx) if number else array.as_in_context(ctx)
                 for number, ctx in enumerate(self.parameter.arrays)
@@ -187,8 +198,7 @@ class Pair:
         return to_torch(self.array)
 
     def agree(self):
-        """Brings both to one opinion on whether the parameter has a gradient: that of who changed
-        it."""
+        """Synchronizes the gradient request of both; the side that changed it wins."""
         if not self.trained:
             if self.parameter.grad_req != "null":
                 raise _core.MXNetError(
@@ -206,7 +216,7 @@ class Pair:
 
 
 def follow(pairs, module):
-    """Brings a module's pairs (by name) to the tensors that it has by now, and to one memory."""
+    """Updates a module's pairs (by name) to its present tensors, and makes them share memory."""
     found = dict(_tensors(module))
     with import_torch().inference_mode(False):
         for name, pair in pairs.items():
@@ -229,7 +239,7 @@ def follow(pairs, module):
 
 
 def follow_buffers(pairs, module):
-    """Brings the pairs of a module's buffers to those that a call of it has replaced."""
+    """Updates the pairs of a module's buffers to those that a call has replaced."""
     for name, tensor in module.named_buffers():
         pair = pairs.get(name)
         if pair is None or tensor is pair.tensor and tensor.data_ptr() == pair.address:
@@ -239,11 +249,11 @@ def follow_buffers(pairs, module):
 
 
 def _replace(pair, tensor, module, name):
-    """Takes the module's present tensor of that name. False: there is none that can be shared."""
+    """Replaces the pair's tensor by the module's; returns False if it cannot be shared."""
     if tensor is None:
         return False  # the block keeps the last value of a buffer
     if tensor.shape != pair.tensor.shape and name not in module.state_dict():
-        return False  # a cache that grows
+        return False  # a growing cache
     pair.replace(tensor)
     return True
 
@@ -254,7 +264,7 @@ def _tensors(module, **options):
 
 
 def tensors_to_share(module):
-    """(name, tensor) of a module's parameters, then its buffers; without counters."""
+    """Yields (name, tensor) of a module's parameters, then its buffers other than counters."""
     torch = import_torch()
     for name, tensor in _tensors(module):
         if torch.nn.parameter.is_lazy(tensor):
@@ -274,12 +284,14 @@ def tensors_to_share(module):
 
 @functools.cache
 def _settled():
-    return import_torch().utils.weak.WeakIdKeyDictionary()  # the modules that have the hooks
+    return import_torch().utils.weak.WeakIdKeyDictionary()  # the modules with hooks installed
 
 
 def settle(module, *args, **kwargs):
-    """Brings a module's own tensors to the present values of their parameters: a hook of what reads
-    or writes them without a call."""
+    """Updates a module's own tensors to the present values of their parameters.
+
+    It is a hook of methods that read or write the tensors outside a call.
+    """
     for _, tensor in _tensors(module, recurse=False):
         pair = pair_of(tensor)
         if pair is not None:
@@ -287,7 +299,7 @@ def settle(module, *args, **kwargs):
 
 
 def settle_around_states(module):
-    """Lets `state_dict` and `load_state_dict` wait for work that is queued on the parameters."""
+    """Makes `state_dict` and `load_state_dict` wait for queued work on the parameters."""
     for part in module.modules():
         if part not in _settled():
             _settled()[part] = True

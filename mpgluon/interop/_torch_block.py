@@ -1,4 +1,4 @@
-"""A module of PyTorch as a block."""
+"""A PyTorch module as a block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_ARRAY = object()  # among arguments: the place of an array
+_ARRAY = object()  # placeholder for an array among arguments
 
 
 def _memory(tensor):
@@ -23,8 +23,10 @@ def _memory(tensor):
 
 
 class _TorchCall(autograd.Function):
-    """One call of a block's function of tensors. Its inputs are the arrays of the arguments, then
-    those of the parameters that are trained."""
+    """One call of a block's function of tensors.
+
+    Its inputs are the arrays of the arguments, then those of the trained parameters.
+    """
 
     def __init__(self, block, arguments, followed):
         super().__init__()
@@ -33,7 +35,7 @@ class _TorchCall(autograd.Function):
         self.recording = False
 
     def __call__(self, *inputs):
-        self.recording = autograd.is_recording()  # which it is not in `forward`
+        self.recording = autograd.is_recording()  # it is off in `forward`
         return super().__call__(*inputs)
 
     def _array(self, tensor, role):
@@ -52,7 +54,7 @@ class _TorchCall(autograd.Function):
         with self.torch.inference_mode(False), self.block._locked():
             result = self._called(arrays)
         self.outputs, single = sharing.listed(result, self.torch.Tensor)
-        # Memory that torch keeps for its backward, or others own, is not given out.
+        # Memory that torch keeps for its backward, or that is owned elsewhere, is not returned.
         known = {_memory(tensor) for tensor in self.sources}
         given = [
             tensor.detach().clone() if self.recording or _memory(tensor) in known else tensor
@@ -62,14 +64,14 @@ class _TorchCall(autograd.Function):
         return results[0] if single else tuple(results)
 
     def _called(self, arrays):
-        """The function's result; notes what `backward` needs."""
+        """Calls the function; records the values that `backward` needs."""
         block, arguments = self.block, list(self.arguments)
         if block._is_module and not self.followed:
             sharing.follow(block._pairs, block.module)
         pairs = list(block._pairs.values())
         places = [i for i, value in enumerate(arguments) if value is _ARRAY]
         tensors = [sharing.to_torch(array) for array in arrays[: len(places)]]
-        # The first call shows whether the function writes into its inputs: they are copies there.
+        # The first call passes copies, to detect whether the function writes to its inputs.
         copied = self.recording not in block._harmless
         if copied:
             tensors = [tensor.clone() for tensor in tensors]
@@ -77,7 +79,7 @@ class _TorchCall(autograd.Function):
             tensor.requires_grad_(self.recording and tensor.is_floating_point())
             arguments[place] = tensor
         before = [tensor._version for tensor in tensors]
-        # Tensors in memory of arrays, whose later writes PyTorch does not know of.
+        # Tensors that share memory with arrays, whose later writes PyTorch cannot see.
         self.shared = [(pair.tensor, pair.array) for pair in pairs]
         self.shared += [] if copied else zip(tensors, arrays)
         self.versions = _core.versions([array for _, array in self.shared])
@@ -112,7 +114,7 @@ class _TorchCall(autograd.Function):
         ]
         wanted = [tensor for tensor in self.sources if tensor.requires_grad]
         found = iter(())
-        if heads and wanted:  # the tape may be differentiated again: it keeps torch's graph
+        if heads and wanted:  # keeps torch's graph, because the tape may be differentiated again
             self._tell_of_writes()
             outputs, grads = zip(*heads)
             try:
@@ -138,7 +140,7 @@ class _TorchCall(autograd.Function):
         return results[0] if len(results) == 1 else results
 
     def _tell_of_writes(self):
-        """Lets PyTorch find that values it keeps were written by ops that are not its own."""
+        """Notifies PyTorch of writes by other ops to values that it keeps."""
         now = _core.versions([array for _, array in self.shared])
         for (tensor, _), version, before in zip(self.shared, now, self.versions):
             if version != before:
@@ -146,30 +148,30 @@ class _TorchCall(autograd.Function):
 
 
 class TorchBlock(gluon.HybridBlock):
-    """A module of PyTorch as a Block; `torch_function` makes it.
+    """A PyTorch module as a Block, created by `torch_function`.
 
     The block's parameters and the module's share memory: a `gluon.Trainer` trains the module, and
-    `load_parameters` loads it. So do buffers, such as running statistics, with ``grad_req='null'``;
-    counters (buffers of one whole number) stay with the module. A parameter that belongs to two
-    modules is one parameter of two blocks. Under `autograd.record` the module is in training mode,
-    else in evaluation mode; of threads that call it, one does at a time. Gradients are of first
-    order. Arguments and parameters are on one device, as are the results. In a hybridized block a
-    call is a step on the host between two compiled parts.
+    `load_parameters` loads it. Buffers, such as running statistics, are shared as parameters with
+    ``grad_req='null'``; counters (buffers of a single integer) stay in the module. A parameter of
+    two modules is a shared parameter of two blocks. The module is in training mode under
+    `autograd.record`, and in evaluation mode otherwise. Calls from several threads are serialized.
+    Gradients are first-order. Arguments, parameters and results are on one device. In a hybridized
+    block, a call is a host step between two compiled parts.
 
     Parameters
     ----------
     module : torch.nn.Module or callable
-        A function of tensors that returns a tensor, or a tuple or list of them. Arguments that are
-        no NDArrays reach it as they are.
+        A function of tensors that returns a tensor, or a tuple or list of them. Arguments other
+        than NDArrays are passed unchanged.
 
     Raises
     ------
     MXNetError
-        When a parameter was brought to a device or dtype that PyTorch has not got it on, when
-        arguments are on different devices, when the module writes into an input, or when what
-        backward needs was written since the call.
+        If a parameter was moved to a device or dtype that PyTorch does not have it on, if arguments
+        are on different devices, if the module writes to an input, or if a value that backward
+        needs was written since the call.
     TypeError
-        When the module returns something else than tensors.
+        If the module returns anything but tensors.
 
     Examples
     --------
@@ -186,7 +188,7 @@ class TorchBlock(gluon.HybridBlock):
         super().__init__()
         torch = sharing.import_torch()
         self._pairs: dict[str, sharing.Pair] = {}
-        self._harmless: frozenset[bool] = frozenset()  # recording or not: it wrote into no input
+        self._harmless: frozenset[bool] = frozenset()  # recording modes without writes to inputs
         self._has_buffers = False
         self.module = module
         self._is_module = isinstance(module, torch.nn.Module)
@@ -214,11 +216,11 @@ class TorchBlock(gluon.HybridBlock):
         return sharing.Pair(tensor, parameter)
 
     def _locked(self):
-        """Keeps the module's mode and its tensors from other threads."""
+        """Returns a scope that protects the module's mode and tensors from other threads."""
         return sharing.lock_of(self.module) if self._is_module else contextlib.nullcontext()
 
     def forward(self, *args: Any) -> Any:
-        """The module's outputs for these arguments: an NDArray, or a tuple of them."""
+        """Computes the module's outputs for these arguments: an NDArray, or a tuple of them."""
         if is_symbolic(args):
             raise _core.NotSupportedError(
                 "TorchBlock: a module of PyTorch has no symbol, so its network can't be exported"
@@ -228,6 +230,6 @@ class TorchBlock(gluon.HybridBlock):
         with self._locked():
             followed = tracing.current() is None
             if followed and self._is_module:
-                sharing.follow(self._pairs, self.module)  # which may give parameters other arrays
+                sharing.follow(self._pairs, self.module)  # may replace the arrays of parameters
             values = [pair.parameter.data() for pair in self._pairs.values() if pair.trained]
             return _TorchCall(self, arguments, followed)(*arrays, *values)
