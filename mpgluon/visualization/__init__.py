@@ -1,7 +1,7 @@
-"""Symbols as pictures and as tables.
+"""Symbols drawn as graphs and printed as tables.
 
-With the Python package graphviz and Graphviz's program ``dot``, these lay pictures out; without
-them the pictures are SVG with a simpler layout.
+The Python package graphviz and Graphviz's program ``dot`` lay graphs out if installed. Otherwise
+the drawings are SVG with a simpler layout.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_network", "print_summary"]
 
-# The inputs of ops that are parameters, beside states, by their names there.
+# The inputs of ops that are parameters, in addition to states, by input name.
 _PARAMETERS = ("weight", "bias", "gamma", "beta", "parameters")
-# Parameters that tell apart nodes of one op.
+# Parameters that distinguish nodes of the same op.
 _DETAILS = {
     "Convolution": ("kernel", "stride", "num_filter"),
     "Deconvolution": ("kernel", "stride", "num_filter"),
@@ -60,7 +60,7 @@ _KINDS = {
     "SoftmaxOutput": 6,
     "LinearRegressionOutput": 6,
 }
-# Of inputs, then by kind of op, then all others; for groups and devices the same in their order.
+# Colors of inputs, of kinds of ops, and of all other ops; groups and devices use the same sequence.
 _COLOURS = (
     "#e9e9ed",
     "#f4a59a",
@@ -75,7 +75,7 @@ _COLOURS = (
 
 
 def _is_parameter(node, users, given):
-    """Whether a variable is a parameter (or state) of the ops that read it."""
+    """True if a variable is a parameter (or state) of the ops that read it."""
     if node.call is not None or node.name in given:
         return False
     uses = [(user.call, len(user.inputs), i) for user, i in users.get(node, ())]
@@ -103,20 +103,22 @@ def print_summary(
     line_length: int = 120,
     positions: Sequence[float] = (0.44, 0.64, 0.74, 1.0),
 ) -> None:
-    """Prints a table of the symbol's nodes: output shapes without the batch, numbers of parameters
-    (each counted where it is first used), and inputs.
+    """Prints a table of the symbol's nodes.
+
+    Columns are output shapes without the batch, numbers of parameters (each counted at its first
+    use), and inputs.
 
     Parameters
     ----------
     symbol : Symbol
         The symbol to describe.
     shape : dict of str to tuple, optional
-        The shapes of inputs; without it only shapes that the symbol itself says are known, and
-        unknown parameters count as 0.
+        The shapes of inputs. Without it, only shapes in the symbol itself are known, and unknown
+        parameters count as 0.
     line_length : int, default 120
-        In characters.
+        The length of a line in characters.
     positions : sequence of float or int
-        Where the columns end: as parts of a line, or in characters.
+        The ends of the columns, as fractions of a line or in characters.
 
     Examples
     --------
@@ -204,8 +206,11 @@ def _label(node):
 
 
 def _places(order, group2ctx, parameters):
-    """Where nodes run, as text: a device with `group2ctx`, where the symbol itself names devices,
-    or as `parameters` (name -> Context) say, else a group; and the order of these."""
+    """Returns the device or group of each node as text, and these in order.
+
+    Devices are known with `group2ctx`, from devices in the symbol, or from `parameters` (name ->
+    Context).
+    """
     found = {}
     there = {
         node: parameters[node.name]
@@ -228,8 +233,10 @@ def _places(order, group2ctx, parameters):
 
 
 def _at_parameters(order, devices, parameters):
-    """Puts ops where their parameters are, and those without where their inputs are: a block that
-    `net.place` has placed takes its inputs there, which its symbol does not say."""
+    """Moves ops to the devices of their parameters, or else of their inputs.
+
+    A block placed by `net.place` moves its inputs to its device, which its symbol does not record.
+    """
     for node in order if parameters else ():
         if node.call is None or node.call.copies:
             continue
@@ -250,45 +257,44 @@ def plot_network(
     hide_weights: bool = True,
     group2ctx: dict[str, Context] | None = None,
 ) -> Digraph | Drawing:
-    """The graph of a symbol as a picture.
+    """Draws the graph of a symbol.
 
-    Nodes are coloured by what they do; where ops belong to groups (``AttrScope(ctx_group=...)``),
-    by group, and with `group2ctx` by device. Edges between two of them are drawn thick.
+    Nodes are colored by kind of op; if ops belong to groups (``AttrScope(ctx_group=...)``), by
+    group, and with `group2ctx` by device. Edges between groups or devices are thick.
 
     Parameters
     ----------
     symbol : Symbol or HybridBlock
-        A block that was hybridized and called is drawn with the devices on which its parameters
-        are.
+        A block that was hybridized and called is drawn with the devices of its parameters.
     title, save_format : str
-        The name of the file that ``render()`` of the result writes, and its format.
+        The name and the format of the file that ``render()`` of the result writes.
     shape : dict of str to tuple, optional
-        The shapes of inputs; then edges show the shapes of what flows along them.
+        The shapes of inputs; edges then show the shapes of arrays.
     dtype : dict of str to dtype, optional
-        The dtypes of inputs; then edges show dtypes, too.
+        The dtypes of inputs; edges then show the dtypes of arrays.
     node_attrs : dict of str to str, optional
-        Attributes of Graphviz for all nodes.
+        Graphviz attributes of all nodes.
     hide_weights : bool, default True
-        Whether parameters are left out.
+        True to omit parameters.
     group2ctx : dict of str to Context, optional
-        The device of each group; the picture shows devices then.
+        The device of each group; the drawing then shows devices.
 
     Returns
     -------
     graphviz.Digraph or Drawing
-        Jupyter shows it. With the package graphviz it is a ``Digraph``, whose ``view()`` and
-        ``render()`` need the program ``dot`` for all formats but SVG. Where the program is missing,
-        its attribute ``drawing`` is shown, a `Drawing` with a layout of our own, which takes no
-        `node_attrs`. Without the package it is the `Drawing` itself; its ``save("net.svg")``
-        writes a file. Installing Graphviz (``pip install graphviz`` and ``apt install graphviz``)
-        brings its layout back.
+        Jupyter displays it. With the package graphviz it is a ``Digraph``, whose ``view()`` and
+        ``render()`` need the program ``dot`` for all formats but SVG. If the program is missing,
+        its attribute ``drawing`` is shown, a `Drawing` with mpgluon's own layout, which ignores
+        `node_attrs`. Without the package the result is the `Drawing` itself; its
+        ``save("net.svg")`` writes a file. Installing Graphviz (``pip install graphviz`` and
+        ``apt install graphviz``) enables its layout.
 
     Raises
     ------
     TypeError
-        When `symbol` is neither.
+        If `symbol` is of another type.
     ValueError
-        When shapes or dtypes are asked for and do not follow from those given.
+        If shapes or dtypes are requested but do not follow from the given ones.
     """
     parameters = {}
     if isinstance(symbol, HybridBlock):
@@ -328,7 +334,7 @@ def plot_network(
 
 
 def _for_graphviz(drawing, save_format, node_attrs):
-    """The same for Graphviz, if its package is there; else the drawing itself."""
+    """Converts the drawing to Graphviz if its package is installed; else returns the drawing."""
     try:
         from ._dot import NetworkGraph
     except ImportError:
@@ -378,7 +384,7 @@ def _warn_of_repeated(names):
 
 
 def _check_complete(symbol, order, inference, shape, dtype):
-    """ValueError where shapes or dtypes are asked for and do not follow from those given."""
+    """Raises ValueError if shapes or dtypes are requested but do not follow from the given ones."""
     descs = [
         desc
         for node, values in zip(order, inference.values)
@@ -397,13 +403,16 @@ def _check_complete(symbol, order, inference, shape, dtype):
 
 
 def _place_colour(number):
-    """The colour of a device or group: all but the first, which is for nodes without one."""
+    """Returns the color of a device or group; the first color is for nodes without one."""
     return _COLOURS[1 + number % (len(_COLOURS) - 1)]
 
 
 def _colour(node, places, colours):
-    """The colour of a node: of its place; where nodes have places and this one none, and of a
-    variable, the first; else of its kind."""
+    """Returns the color of a node.
+
+    It is that of its device or group, or of its kind if the graph has none. Variables, and nodes
+    without a device or group in a graph with some, get the first color.
+    """
     if node in places:
         return _place_colour(colours.index(places[node]))
     if colours or node.call is None:
@@ -412,7 +421,7 @@ def _colour(node, places, colours):
 
 
 def _edge_label(desc, with_shape, with_dtype):
-    """The shape, without the batch's axis, and the dtype of an array."""
+    """Returns the shape, without the batch axis, and the dtype of an array as text."""
     shape, dtype = desc
     parts = []
     if with_shape:

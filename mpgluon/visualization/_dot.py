@@ -1,4 +1,4 @@
-"""Graphs for Graphviz; where its program ``dot`` is missing, SVG is drawn without it."""
+"""Graphviz graphs that are drawn as SVG by mpgluon if the program ``dot`` is missing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ._drawing import Drawing
 
 
 class NetworkGraph(Digraph):
-    """A `graphviz.Digraph` with a `drawing`, which stands in where there is no program ``dot``."""
+    """A `graphviz.Digraph` with a `drawing`, the fallback if the program ``dot`` is missing."""
 
     drawing: Drawing
 
     def _without_dot(self, format):
-        """Whether there is no program; MXNetError if there is none and the format is not SVG."""
+        """True if the program is missing; then raises MXNetError if the format is not SVG."""
         if shutil.which(self.engine) is not None:
             return False
         wanted = format or self.format
@@ -31,7 +31,7 @@ class NetworkGraph(Digraph):
         return True
 
     def pipe(self, format: str | None = None, *args: Any, **options: Any) -> Any:
-        """The picture as bytes, or as text where an encoding is given; see Graphviz."""
+        """Returns the drawing as bytes, or as text if an encoding is given; see Graphviz."""
         if not self._without_dot(format):
             return super().pipe(format, *args, **options)
         text = self.drawing.svg()
@@ -39,7 +39,7 @@ class NetworkGraph(Digraph):
         return text if encoding else text.encode("utf-8")
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **more: Any) -> Any:
-        """The picture for notebooks: SVG, whatever the format of files is."""
+        """Returns the drawing for notebooks: SVG, regardless of the file format."""
         if shutil.which(self.engine) is not None:
             return super()._repr_mimebundle_(include, exclude, **more)
         wanted = {"image/svg+xml"} if include is None else set(include)
@@ -49,7 +49,7 @@ class NetworkGraph(Digraph):
     def render(
         self, filename: Any = None, directory: Any = None, *args: Any, **options: Any
     ) -> str:
-        """Writes the picture into a file and gives its name; see Graphviz."""
+        """Writes the drawing to a file and returns its name; see Graphviz."""
         if not self._without_dot(options.get("format")):
             return super().render(filename, directory, *args, **options)
         outfile = options.get("outfile")

@@ -1,7 +1,7 @@
-"""Graphs drawn in layers, as SVG: for machines without Graphviz.
+"""Layered graph drawing to SVG, for machines without Graphviz.
 
-Nodes lie in layers, each above what it reads; the order within layers is that of the means of
-neighbours, and places are the nearest ones to these means that keep the nodes apart.
+Each node is in a layer above all its inputs. The barycenter heuristic orders the nodes in a layer,
+and their positions minimize the squared distance to the means of their neighbors without overlap.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ import dataclasses
 import html
 import os
 
-_CHARACTER, _LINE = 6.6, 15  # pixels of a letter's width and a line's height
-_GAP, _RISE = 24, 34  # pixels between nodes, and between layers
+_CHARACTER, _LINE = 6.6, 15  # width of a character and height of a line, in pixels
+_GAP, _RISE = 24, 34  # distances between nodes, and between layers, in pixels
 _SWEEPS = 12
 
 
 @dataclasses.dataclass
 class Node:
-    """A box with lines of text; one without text is a bend of a long edge."""
+    """A box with lines of text; a node without text is a bend of a long edge."""
 
     lines: list[str]
     fill: str = ""
     oval: bool = False
-    x: float = 0.0  # of its middle
+    x: float = 0.0  # of its center
     y: float = 0.0
     layer: int = 0
 
     @property
     def width(self) -> float:
-        """In pixels."""
+        """The width in pixels."""
         return max(map(len, self.lines)) * _CHARACTER + 22 if self.lines else 8
 
     @property
     def height(self) -> float:
-        """In pixels."""
+        """The height in pixels."""
         return len(self.lines) * _LINE + 14 if self.lines else 0
 
 
 @dataclasses.dataclass
 class Edge:
-    """From a node to one that reads it."""
+    """An edge from a node to one that reads it."""
 
     source: Node
     target: Node
@@ -49,10 +49,10 @@ class Edge:
 
 @dataclasses.dataclass
 class Drawing:
-    """A picture of a graph, which notebooks show. `save` writes it as SVG."""
+    """A drawing of a graph, which notebooks display. `save` writes it as SVG."""
 
     title: str
-    nodes: list[Node] = dataclasses.field(default_factory=list)  # what is read comes first
+    nodes: list[Node] = dataclasses.field(default_factory=list)  # in topological order
     edges: list[Edge] = dataclasses.field(default_factory=list)
     legend: tuple[str, dict[str, str]] = ("", {})  # its title, and fills by text
 
@@ -63,7 +63,7 @@ class Drawing:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture into an SVG file, which browsers show."""
+        """Writes the drawing to an SVG file, which browsers display."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg())
 
@@ -71,14 +71,14 @@ class Drawing:
         return self.svg()
 
     def svg(self) -> str:
-        """The picture as text of SVG."""
+        """Returns the drawing as SVG text."""
         layers, chains = _layered(self.nodes, self.edges)
         _arrange(layers, chains)
         return _svg(self, layers, chains)
 
 
 def _layered(nodes, edges):
-    """The nodes by layer, from the lowest, with bends where edges pass; and each edge's nodes."""
+    """Returns the nodes by layer, lowest first, with bends of long edges, and the edges' nodes."""
     into: dict[int, list[Node]] = {}
     out: dict[int, list[Node]] = {}
     for edge in edges:
@@ -86,7 +86,7 @@ def _layered(nodes, edges):
         out.setdefault(id(edge.source), []).append(edge.target)
     for node in nodes:
         node.layer = 1 + max((one.layer for one in into.get(id(node), ())), default=-1)
-    for node in reversed(nodes):  # inputs lie below their first reader
+    for node in reversed(nodes):  # inputs are just below their first reader
         if id(node) not in into and id(node) in out:
             node.layer = min(one.layer for one in out[id(node)]) - 1
     layers: list[list[Node]] = [[] for _ in range(1 + max((n.layer for n in nodes), default=0))]
@@ -103,7 +103,7 @@ def _layered(nodes, edges):
 
 
 def _arrange(layers, chains):
-    """Orders the layers and gives all nodes their places."""
+    """Orders the layers and sets the positions of all nodes."""
     below: dict[int, list[Node]] = {}
     above: dict[int, list[Node]] = {}
     for chain in chains:
@@ -125,7 +125,7 @@ def _arrange(layers, chains):
             ]
             _pack(layer, wanted)
     y = 0.0
-    for layer in layers[::-1]:  # the results on top
+    for layer in layers[::-1]:  # the results are on top
         height = max((node.height for node in layer), default=0)
         for node in layer:
             node.y = y + height / 2
@@ -137,13 +137,15 @@ def _mean(nodes, otherwise):
 
 
 def _pack(layer, wanted):
-    """The places nearest to the wanted ones, by squares, that keep the nodes of a layer apart:
-    isotonic regression by pooling neighbours."""
+    """Sets the non-overlapping positions of a layer that are closest to the wanted ones.
+
+    This is least-squares isotonic regression by the pool-adjacent-violators algorithm.
+    """
     offsets, offset = [], 0.0
     for before, node in zip([None, *layer], layer):
         offset += (before.width + node.width) / 2 + _GAP if before is not None else 0
         offsets.append(offset)
-    blocks: list[list[float]] = []  # sum and number of wanted places, without the offsets
+    blocks: list[list[float]] = []  # sum and number of wanted positions, without the offsets
     for place, offset in zip(wanted, offsets):
         blocks.append([place - offset, 1])
         while len(blocks) > 1 and blocks[-2][0] * blocks[-1][1] > blocks[-1][0] * blocks[-2][1]:
@@ -204,7 +206,7 @@ def _box(node):
 
 
 def _edge(edge, chain):
-    """A smooth line with an arrow, through the bends of the edge."""
+    """Returns a smooth line with an arrow, through the bends of the edge."""
     colour, width = ("#b3261e", 2.5) if edge.strong else ("#5b6270", 1)
     points = [(chain[0].x, chain[0].y - chain[0].height / 2)]
     points += [(node.x, node.y) for node in chain[1:-1]]
