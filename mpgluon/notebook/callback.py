@@ -1,4 +1,4 @@
-"""Callbacks of `Module.fit` that keep its numbers as pandas tables, or draw them with Bokeh."""
+"""Callbacks of `Module.fit` that collect metrics in pandas tables, or plot them with Bokeh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _package(name, user):
 
 
 def _metrics_of(param):
-    """The values of the metric of a batch, which begins anew then."""
+    """Returns the values of a batch's metric, and resets it."""
     if param.eval_metric is None:
         return {}
     values = dict(param.eval_metric.get_name_value())
@@ -32,19 +32,19 @@ def _metrics_of(param):
 
 
 class PandasLogger:
-    """Keeps what training says in three tables: of batches, of evaluations, and of epochs.
+    """Collects training metrics in three tables: of batches, of evaluations, and of epochs.
 
     Parameters
     ----------
     batch_size : int
-        Of the batches, for the speed.
+        The batch size, to compute the speed.
     frequent : int, default 50
-        Every how many batches a line is added.
+        The number of batches between rows.
 
     Raises
     ------
     ImportError
-        When pandas is not installed.
+        If pandas is not installed.
 
     Examples
     --------
@@ -77,20 +77,20 @@ class PandasLogger:
 
     @property
     def epoch_df(self) -> Any:
-        """The table of epochs and the time they took."""
+        """The table of epochs and their durations."""
         return self._dataframes["epoch"]
 
     @property
     def all_dataframes(self) -> dict[str, Any]:
-        """All three by name: 'train', 'eval' and 'epoch'."""
+        """All three tables by name: 'train', 'eval' and 'epoch'."""
         return self._dataframes
 
     def elapsed(self) -> datetime.timedelta:
-        """The time since this logger was made."""
+        """Returns the time since the logger was created."""
         return datetime.datetime.now() - self.start_time
 
     def append_metrics(self, metrics: dict[str, Any], df_name: str) -> None:
-        """Adds a line to a table, and columns that it does not have yet."""
+        """Adds a row to a table, and columns that are new."""
         table = self._dataframes[df_name]
         for name in metrics:
             if name not in table.columns:
@@ -98,12 +98,12 @@ class PandasLogger:
         table.loc[len(table)] = {name: metrics.get(name) for name in table.columns}
 
     def train_cb(self, param: BatchEndParam) -> None:
-        """For the end of training batches."""
+        """Runs at the end of training batches."""
         if param.nbatch % self.frequent == 0:
             self._process_batch(param, "train")
 
     def eval_cb(self, param: BatchEndParam) -> None:
-        """For the end of evaluations."""
+        """Runs at the end of evaluations."""
         self._process_batch(param, "eval")
 
     def _process_batch(self, param, dataframe):
@@ -111,7 +111,7 @@ class PandasLogger:
         speed = self.frequent / max(now - self.last_time, 1e-9)
         metrics = {
             **_metrics_of(param),
-            "batches_per_sec": speed * self.batch_size,  # named as in MXNet
+            "batches_per_sec": speed * self.batch_size,  # MXNet's name
             "records_per_sec": speed,
             "elapsed": self.elapsed(),
             "minibatch_count": param.nbatch,
@@ -121,14 +121,14 @@ class PandasLogger:
         self.last_time = now
 
     def epoch_cb(self, *_: Any) -> None:
-        """For the end of epochs."""
+        """Runs at the end of epochs."""
         now = datetime.datetime.now()
         line = {"elapsed": self.elapsed(), "epoch_time": now - self.last_epoch_time}
         self.append_metrics(line, "epoch")
         self.last_epoch_time = now
 
     def callback_args(self) -> dict[str, Callable[..., None]]:
-        """The arguments of `Module.fit` for all three."""
+        """Returns the arguments of `Module.fit` for all three callbacks."""
         return {
             "batch_end_callback": self.train_cb,
             "eval_end_callback": self.eval_cb,
@@ -137,24 +137,25 @@ class PandasLogger:
 
 
 class LiveBokehChart:
-    """The base of charts in a notebook that change while training runs. A subclass defines
-    `setup_chart` and `update_chart_data`.
+    """The base of charts in a notebook that are updated during training.
+
+    A subclass defines `setup_chart` and `update_chart_data`.
 
     Parameters
     ----------
     pandas_logger : PandasLogger, optional
-        Keeps the numbers; by default one is made with `batch_size` and `frequent`.
+        Collects the metrics; by default one is created with `batch_size` and `frequent`.
     metric_name : str
-        What is drawn.
+        The metric to plot.
     display_freq : float, default 10
-        The seconds between two drawings.
+        The seconds between two updates.
     batch_size, frequent
-        As of `PandasLogger`.
+        As in `PandasLogger`.
 
     Raises
     ------
     ImportError
-        When Bokeh is not installed.
+        If Bokeh is not installed.
 
     Examples
     --------
@@ -180,15 +181,15 @@ class LiveBokehChart:
         self.handle: Any = self.setup_chart()
 
     def setup_chart(self) -> Any:
-        """Draws the chart for the first time; its handle."""
+        """Draws the chart for the first time; returns its handle."""
         raise NotImplementedError(f"{type(self).__name__} does not define setup_chart")
 
     def update_chart_data(self) -> None:
-        """Puts the newest numbers into the chart."""
+        """Updates the chart with the newest values."""
         raise NotImplementedError(f"{type(self).__name__} does not define update_chart_data")
 
     def interval_elapsed(self) -> bool:
-        """Whether it is time to draw again."""
+        """True if the next update is due."""
         return time.time() - self.last_update > self.display_freq
 
     def _push_render(self):
@@ -200,26 +201,26 @@ class LiveBokehChart:
         self._push_render()
 
     def batch_cb(self, param: BatchEndParam) -> None:
-        """For the end of training batches."""
+        """Runs at the end of training batches."""
         if self.interval_elapsed():
             self._do_update()
 
     def eval_cb(self, param: BatchEndParam) -> None:
-        """For the end of evaluations: draws at once."""
+        """Runs at the end of evaluations, and updates the chart immediately."""
         self._do_update()
 
     def callback_args(self) -> dict[str, Callable[..., None]]:
-        """The arguments of `Module.fit` for both."""
+        """Returns the arguments of `Module.fit` for both callbacks."""
         return {"batch_end_callback": self.batch_cb, "eval_end_callback": self.eval_cb}
 
 
 class LiveTimeSeries(LiveBokehChart):
-    """A chart of values over the time since it was made; `update_chart_data(value)` adds one.
+    """A chart of values over time; `update_chart_data(value)` adds a value.
 
     Parameters
     ----------
     **fig_params
-        For Bokeh's `figure`.
+        Parameters of Bokeh's `figure`.
 
     Examples
     --------
@@ -241,27 +242,27 @@ class LiveTimeSeries(LiveBokehChart):
         return self._plotting.show(self.fig, notebook_handle=True)
 
     def elapsed(self) -> datetime.timedelta:
-        """The time since the chart was made."""
+        """Returns the time since the chart was created."""
         return datetime.datetime.now() - self.start_time
 
     def update_chart_data(self, value: float | None = None) -> None:
-        """Adds a value, and draws."""
+        """Adds a value, and updates the chart."""
         if value is not None:
             self._line.data_source.stream({"x": [self.elapsed()], "y": [value]})
         self._push_render()
 
 
 class LiveLearningCurve(LiveBokehChart):
-    """A chart of a metric over the time of training, of training batches and of evaluations.
+    """A chart of a metric over time, for training batches and for evaluations.
 
     Parameters
     ----------
     metric_name : str
         The metric.
     display_freq : float, default 10
-        The seconds between two drawings.
+        The seconds between two updates.
     frequent : int, default 50
-        Every how many batches there is a point.
+        The number of batches between points.
 
     Examples
     --------
@@ -311,12 +312,12 @@ class LiveLearningCurve(LiveBokehChart):
 
 
 def args_wrapper(*args: Any) -> dict[str, list[Callable[..., None]]]:
-    """The arguments of `Module.fit` for several of these together.
+    """Merges the arguments of `Module.fit` for several callbacks.
 
     Parameters
     ----------
     *args : PandasLogger or LiveBokehChart
-        Those that are called.
+        The callbacks.
 
     Returns
     -------
