@@ -1,5 +1,8 @@
-"""Helpers for tests of code that uses arrays: comparison, random arrays, numerical gradients,
-distributions of random numbers, data in local files."""
+"""Test helpers for code that uses arrays.
+
+They cover comparison, random arrays, numerical gradients, distributions of random numbers, and data
+sets in local files.
+"""
 
 from . import _arrays, _comparison, _environment, _files, _generators, _symbols, _training
 from ._arrays import *

@@ -45,7 +45,7 @@ __all__ = [
 
 
 def random_arrays(*shapes: Shape) -> Any:
-    """Standard normal NumPy arrays of these shapes: a list, or the array itself for one shape."""
+    """Returns standard normal NumPy arrays: a list, or the array itself for one shape."""
     arrays = [
         np.asarray(np.random.standard_normal(shape), dtype=default_dtype()) for shape in shapes
     ]
@@ -53,9 +53,10 @@ def random_arrays(*shapes: Shape) -> Any:
 
 
 def random_uniform_arrays(*shapes: Shape, **kwargs: Any) -> list[np.ndarray[Any, Any]]:
-    """A list of NumPy arrays of these shapes, uniform in ``[low, high)``, by default 0 and 1.
+    """Returns a list of NumPy arrays with these shapes, uniform in ``[low, high)``.
 
-    low, high, dtype: by keyword; TypeError for other keywords.
+    low, high, dtype: keywords; the defaults are 0, 1 and `default_dtype()`. Raises TypeError for
+    any other keyword.
     """
     low, high = kwargs.pop("low", 0.0), kwargs.pop("high", 1.0)
     dtype = kwargs.pop("dtype", default_dtype())
@@ -65,7 +66,7 @@ def random_uniform_arrays(*shapes: Shape, **kwargs: Any) -> list[np.ndarray[Any,
 
 
 def random_sample(population: Sequence[Any], k: int) -> Any:
-    """`k` elements of a list or an array, each at most once, in random order."""
+    """Samples `k` elements of a list or an array without replacement, in random order."""
     if not 0 <= k <= len(population):
         raise ValueError(f"random_sample: {k} of {len(population)} elements")
     shuffled: Any = population[:]
@@ -85,8 +86,10 @@ def rand_ndarray(
     distribution: str | None = None,
     ctx: Context | None = None,
 ) -> NDArray:
-    """A random array: of stype "default" of uniform values in [-1, 1), drawn by numpy.random; else
-    as `rand_sparse_ndarray` makes it."""
+    """Returns a random array, uniform in [-1, 1) and drawn by numpy.random.
+
+    If `stype` is not "default", it is an array of `rand_sparse_ndarray`.
+    """
     if stype != "default":
         return rand_sparse_ndarray(
             shape, stype, density, dtype, distribution, modifier_func=modifier_func, ctx=ctx
@@ -99,11 +102,11 @@ def rand_ndarray(
 
 
 def _places(rows, columns, density, distribution):
-    """Which elements of a random csr matrix are stored, as truth values."""
+    """Returns a mask of the stored elements of a random csr matrix."""
     if distribution == "uniform":
         return np.random.uniform(size=(rows, columns)) < density
     places, left, count = np.zeros((rows, columns), bool), int(rows * columns * density), 1
-    for row in range(rows):  # each row has twice as many as the one before
+    for row in range(rows):  # each row has twice as many elements as the previous one
         taken = min(count, columns, left)
         places[row, :taken] = True
         left, count = left - taken, count * 2
@@ -122,25 +125,28 @@ def rand_sparse_ndarray(
     shuffle_csr_indices: bool = False,
     ctx: Context | None = None,
 ) -> tuple[Any, tuple[Any, ...]]:
-    """A random sparse array and its parts: (values, indices) of a row_sparse array, (indptr,
-    indices, data) of a csr matrix.
+    """Returns a random sparse array and its parts.
+
+    The parts are (values, indices) of a row_sparse array, or (indptr, indices, data) of a csr
+    matrix.
 
     Parameters
     ----------
     shape, stype, dtype, ctx
-        Of the array.
+        Properties of the array.
     density : float, optional
-        The part of the rows or elements that is stored; default: random.
+        The fraction of rows or elements to store; random by default.
     distribution : {'uniform', 'powerlaw'}
-        Of the elements of a csr matrix; 'powerlaw': each row has twice as many as the one before.
+        The distribution of a csr matrix's elements; with 'powerlaw' each row has twice as many as
+        the previous one.
     data_init : float, optional
-        All values; default: uniform in [0, 1).
+        The value of all elements; by default they are uniform in [0, 1).
     rsp_indices : sequence of int, optional
-        The rows that are stored.
+        The rows to store.
     modifier_func : function, optional
-        Is given each value, and returns the one in its place.
+        Maps each value to its replacement.
     shuffle_csr_indices : bool
-        Of no effect: the columns of each row ascend.
+        Ignored: the columns of each row ascend.
     """
     ctx, dtype = ctx or default_context(), dtype or default_dtype()
     density = np.random.uniform() if density is None else density
@@ -180,7 +186,7 @@ def create_sparse_array(
     density: float = 0.5,
     shuffle_csr_indices: bool = False,
 ) -> Any:
-    """The array of `rand_sparse_ndarray`."""
+    """Returns the array of `rand_sparse_ndarray`."""
     return rand_sparse_ndarray(
         shape,
         stype,
@@ -202,7 +208,7 @@ def create_sparse_array_zd(
     modifier_func: Callable[[Any], Any] | None = None,
     shuffle_csr_indices: bool = False,
 ) -> Any:
-    """The same, except that a row_sparse array without `rsp_indices` has no row."""
+    """Like `create_sparse_array`, but a row_sparse array without `rsp_indices` has no rows."""
     if stype == "row_sparse":
         density = 0.0
     return create_sparse_array(
@@ -211,8 +217,10 @@ def create_sparse_array_zd(
 
 
 def shuffle_csr_column_indices(csr: Any) -> None:
-    """Shuffles the column numbers within each row of a CSR matrix, such as one of SciPy, in place:
-    its ``indices``, by its ``indptr``."""
+    """Shuffles the column indices within each row of a CSR matrix, such as SciPy's, in place.
+
+    It modifies ``indices`` according to ``indptr``.
+    """
     for begin, end in zip(csr.indptr[:-1], csr.indptr[1:]):
         columns = np.array(csr.indices[begin:end])
         np.random.shuffle(columns)
@@ -220,13 +228,13 @@ def shuffle_csr_column_indices(csr: Any) -> None:
 
 
 def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) -> Shape:
-    """A shape of `num_dim` random dimensions up to `dim`."""
+    """Returns a shape of `num_dim` random dimensions up to `dim`."""
     least = 0 if allow_zero_size else 1
     return tuple(int(size) for size in np.random.randint(least, dim + 1, num_dim))
 
 
 def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False) -> tuple[int, int]:
-    """A shape of two dimensions up to `dim0` and `dim1`."""
+    """Returns a random shape of two dimensions up to `dim0` and `dim1`."""
     least = 0 if allow_zero_size else 1
     return int(np.random.randint(least, dim0 + 1)), int(np.random.randint(least, dim1 + 1))
 
@@ -234,14 +242,13 @@ def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False)
 def rand_shape_3d(
     dim0: int = 10, dim1: int = 10, dim2: int = 10, allow_zero_size: bool = False
 ) -> tuple[int, int, int]:
-    """A shape of three dimensions up to `dim0`, `dim1` and `dim2`."""
+    """Returns a random shape of three dimensions up to `dim0`, `dim1` and `dim2`."""
     last = int(np.random.randint(0 if allow_zero_size else 1, dim2 + 1))
     return (*rand_shape_2d(dim0, dim1, allow_zero_size), last)
 
 
 def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[Any, Any]:
-    """``(x, y)``, random integers of NumPy from ``x_low`` and ``y_low`` to below ``x_high`` and
-    ``y_high``."""
+    """Returns ``(x, y)``, random NumPy integers in ``[x_low, x_high)`` and ``[y_low, y_high)``."""
     return (
         np.random.randint(x_low, x_high, dtype=np.int64),
         np.random.randint(y_low, y_high, dtype=np.int64),
@@ -249,22 +256,22 @@ def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[Any
 
 
 def create_2d_tensor(rows: int, columns: int, dtype: DType = np.int64) -> NDArray:
-    """An array of shape (rows, columns) that has the number of its row everywhere."""
+    """Returns an array of shape (rows, columns) whose elements are their row indices."""
     return nd.broadcast_to(nd.arange(0, rows, dtype=dtype).reshape((rows, 1)), (rows, columns))
 
 
 def create_vector(size: int, dtype: DType = np.int64) -> NDArray:
-    """The numbers from 0 to below `size`."""
+    """Returns the integers in [0, size)."""
     return nd.arange(0, size, dtype=dtype)
 
 
 def get_identity_mat(size: int) -> NDArray:
-    """The identity matrix, of shape (size, size), float32."""
+    """Returns the identity matrix, of shape (size, size), float32."""
     return nd.eye(size)
 
 
 def get_identity_mat_batch(size: int) -> NDArray:
-    """Two identity matrices, an array of shape (2, size, size), float32."""
+    """Returns two identity matrices, an array of shape (2, size, size), float32."""
     return nd.stack(nd.eye(size), nd.eye(size))
 
 
@@ -274,8 +281,10 @@ def _many(make, shape):
 
 
 def new_matrix_with_real_eigvals_2d(n: int) -> np.ndarray[Any, Any]:
-    """A random matrix of shape (n, n) whose eigenvalues are real, between -10 and 10, and whose
-    eigenvectors are far from dependent."""
+    """Returns a random matrix of shape (n, n) with real eigenvalues between -10 and 10.
+
+    Its eigenvectors are well-conditioned.
+    """
     while True:
         normal = np.random.uniform(-1.0, 1.0, (n, 1))
         normal /= np.linalg.norm(normal)
@@ -287,36 +296,35 @@ def new_matrix_with_real_eigvals_2d(n: int) -> np.ndarray[Any, Any]:
 
 
 def new_matrix_with_real_eigvals_nd(shape: Shape) -> np.ndarray[Any, Any]:
-    """An array of the matrices of `new_matrix_with_real_eigvals_2d` in its last two dimensions."""
+    """Returns an array of `new_matrix_with_real_eigvals_2d` matrices in its last two dimensions."""
     return _many(new_matrix_with_real_eigvals_2d, shape)
 
 
 def new_orthonormal_matrix_2d(n: int) -> np.ndarray[Any, Any]:
-    """A random orthonormal matrix of shape (n, n)."""
+    """Returns a random orthonormal matrix of shape (n, n)."""
     x = np.random.standard_normal((n, n))
     return np.linalg.qr(x.T @ x)[0]
 
 
 def new_sym_matrix_with_real_eigvals_2d(n: int) -> np.ndarray[Any, Any]:
-    """A random symmetric matrix of shape (n, n) with eigenvalues between -10 and 10."""
+    """Returns a random symmetric matrix of shape (n, n) with eigenvalues between -10 and 10."""
     vectors = new_orthonormal_matrix_2d(n)
     return vectors.T @ np.diag(np.random.uniform(-10.0, 10.0, n)) @ vectors
 
 
 def new_sym_matrix_with_real_eigvals_nd(shape: Shape) -> np.ndarray[Any, Any]:
-    """An array of the matrices of `new_sym_matrix_with_real_eigvals_2d` in its last two
+    """Returns an array of `new_sym_matrix_with_real_eigvals_2d` matrices in its last two
     dimensions."""
     return _many(new_sym_matrix_with_real_eigvals_2d, shape)
 
 
 class DummyIter(io.DataIter):
-    """Gives the first batch of another iterator again and again, without an end: for measuring how
-    fast a loop is without its data.
+    """Repeats the first batch of another iterator forever, to measure a loop without its data.
 
     Parameters
     ----------
     real_iter : DataIter
-        Its first batch is taken.
+        The source of the batch.
     """
 
     def __init__(self, real_iter: io.DataIter) -> None:
@@ -327,5 +335,5 @@ class DummyIter(io.DataIter):
         self.the_batch: io.DataBatch = next(real_iter)
 
     def next(self) -> io.DataBatch:
-        """The batch."""
+        """Returns the batch."""
         return self.the_batch

@@ -48,7 +48,7 @@ __all__ = [
 
 
 def _table(float16, float32, float64, exact):
-    """Numbers by dtype; `bfloat16`, which NumPy lacks, has those of two float16 steps."""
+    """Returns a table by dtype; `bfloat16`, which NumPy lacks, gets twice the float16 value."""
     table: dict[Any, float] = {
         np.dtype(np.float16): float16,
         bfloat16: 2 * float16,
@@ -62,27 +62,27 @@ def _table(float16, float32, float64, exact):
 
 
 def default_rtols() -> Tolerances:
-    """The relative tolerance of each dtype: a dict."""
+    """Returns the relative tolerance of each dtype, a dict."""
     return _table(1e-2, 1e-4, 1e-5, True)
 
 
 def default_atols() -> Tolerances:
-    """The absolute tolerance of each dtype: a dict."""
+    """Returns the absolute tolerance of each dtype, a dict."""
     return _table(1e-1, 1e-3, 1e-20, True)
 
 
 def default_numeric_eps() -> Tolerances:
-    """The step of numerical gradients for each dtype: a dict of powers of two."""
+    """Returns the step of numerical gradients for each dtype, a dict of powers of two."""
     return _table(2.0**-6, 2.0**-9, 2.0**-14, False)
 
 
 def _values(value):
-    """Values in NumPy of an array of either kind, a list or a number."""
+    """Converts an array, a list or a number to NumPy values."""
     return value.asnumpy() if isinstance(value, nd.NDArray) else np.asarray(value)
 
 
 def effective_dtype(dat: Any) -> Any:
-    """The dtype whose precision a value has: a numpy.dtype, or `mpgluon.bfloat16`."""
+    """Returns the dtype whose precision a value has: a numpy.dtype, or `mpgluon.bfloat16`."""
     dtype = getattr(dat, "dtype", None)
     if dtype is None:
         dtype = np.asarray(dat).dtype
@@ -90,8 +90,11 @@ def effective_dtype(dat: Any) -> Any:
 
 
 def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[Any, float]) -> float:
-    """The tolerance for comparing `dat`: `tol` itself, what it has for the dtype of `dat` where it
-    is a dict, else that of `default_tol`."""
+    """Returns the tolerance for comparing `dat`.
+
+    It is `tol` if that is a number, or its entry for the dtype of `dat` if it is a dict, else the
+    entry of `default_tol`.
+    """
     if isinstance(tol, numbers.Number):
         return float(tol)  # type: ignore[arg-type]
     dtype = effective_dtype(dat)
@@ -100,7 +103,7 @@ def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[Any, float]) ->
 
 
 def get_tols(x: Any, y: Any, rtol: Tolerance = None, atol: Tolerance = None) -> tuple[float, float]:
-    """``(rtol, atol)`` for comparing two values: those of the less precise dtype, unless given."""
+    """Returns ``(rtol, atol)`` for two values; the defaults are those of the less precise dtype."""
     rtols, atols = default_rtols(), default_atols()
     return (
         max(get_tolerance(x, rtol, rtols), get_tolerance(y, rtol, rtols)),
@@ -109,28 +112,31 @@ def get_tols(x: Any, y: Any, rtol: Tolerance = None, atol: Tolerance = None) -> 
 
 
 def get_rtol(rtol: float | None = None, dtype: DType = np.dtype(np.float64)) -> float:
-    """`rtol`, or the relative tolerance of the dtype where it is None."""
+    """Returns `rtol`, or the relative tolerance of the dtype if it is None."""
     return default_rtols()[np.dtype(dtype)] if rtol is None else rtol
 
 
 def get_atol(atol: float | None = None, dtype: DType = np.dtype(np.float64)) -> float:
-    """`atol`, or the absolute tolerance of the dtype where it is None."""
+    """Returns `atol`, or the absolute tolerance of the dtype if it is None."""
     return default_atols()[np.dtype(dtype)] if atol is None else atol
 
 
 def get_etol(etol: float | None = None) -> float:
-    """`etol`, the share of values that may differ, or 0 where it is None."""
+    """Returns `etol`, the fraction of values that may differ, or 0 if it is None."""
     return 0 if etol is None else etol
 
 
 def same(a: ArrayLike, b: ArrayLike) -> bool:
-    """Whether shapes and all values are equal (NaN to nothing)."""
+    """True if shapes and all values are equal (NaN is never equal)."""
     return np.array_equal(_values(a), _values(b))
 
 
 def same_array(array1: nd.NDArray, array2: nd.NDArray) -> bool:
-    """Whether two arrays share their memory: whether what is added to the first shows in the
-    second. The values are those from before afterwards, but for rounding."""
+    """True if two arrays share their memory.
+
+    It adds to the first array and reads the second; afterwards it restores the values, up to
+    rounding.
+    """
     array1[:] += 1
     shown = same(array1, array2)
     array1[:] -= 1
@@ -138,7 +144,7 @@ def same_array(array1: nd.NDArray, array2: nd.NDArray) -> bool:
 
 
 def checkShapes(a: Any, b: Any) -> None:
-    """AssertionError unless both arrays have one shape."""
+    """Raises AssertionError unless both arrays have the same shape."""
     if a.shape != b.shape:
         raise AssertionError(f"shapes differ: a.shape = {a.shape} and b.shape = {b.shape}")
 
@@ -151,10 +157,10 @@ def almost_equal(
     equal_nan: bool = False,
     use_broadcast: bool = True,
 ) -> bool:
-    """Whether ``|a - b| <= atol + rtol * |b|`` everywhere. The tolerances are by default those of
-    float64.
+    """True if ``|a - b| <= atol + rtol * |b|`` everywhere.
 
-    AssertionError where the shapes differ and `use_broadcast` is False.
+    The default tolerances are those of float64. Raises AssertionError if the shapes differ and
+    `use_broadcast` is False.
     """
     a, b = _values(a), _values(b)
     if not use_broadcast:
@@ -165,7 +171,7 @@ def almost_equal(
 def find_max_violation(
     a: ArrayLike, b: ArrayLike, rtol: float | None = None, atol: float | None = None
 ) -> tuple[Any, Any]:
-    """(position, size) of where a and b differ most in units of what is allowed."""
+    """Returns (position, size) of the largest difference, in units of the allowed one."""
     rtol, atol = get_tols(a, b, rtol, atol)
     a, b = np.broadcast_arrays(_values(a).astype(np.float64), _values(b).astype(np.float64))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -180,7 +186,7 @@ def find_max_violation(
 def locationError(
     a: Any, b: Any, index: Any, names: tuple[str, str], maxError: bool = False
 ) -> str:
-    """A line that says where two arrays differ: at `index`; maxError: that this is the worst."""
+    """Formats the difference of two arrays at `index`; `maxError` marks it as the largest."""
     kind = "maximum " if maxError else ""
     return (
         f"Location of {kind}error: {index}, "
@@ -223,7 +229,7 @@ def assert_almost_equal(
     use_broadcast: bool = True,
     mismatches: tuple[int, int] = (10, 10),
 ) -> None:
-    """AssertionError, with the worst differences, unless ``|a - b| <= atol + rtol * |b|``.
+    """Raises AssertionError, with the largest differences, unless ``|a - b| <= atol + rtol * |b|``.
 
     Parameters
     ----------
@@ -234,11 +240,11 @@ def assert_almost_equal(
     names : two str
         The names of the arrays in the message.
     equal_nan : bool, default False
-        Whether NaN equals NaN.
+        True if NaN equals NaN.
     use_broadcast : bool, default True
-        Whether shapes that broadcast to each other may be compared.
+        True to compare shapes that broadcast to each other.
     mismatches : two int
-        How many differences the message shows at most; the second is for MXNet's sake.
+        The maximum number of differences in the message; the second is kept for MXNet and ignored.
     """
     if not use_broadcast:
         checkShapes(_values(a), _values(b))
@@ -248,7 +254,7 @@ def assert_almost_equal(
 def assert_allclose(
     a: ArrayLike, b: ArrayLike, rtol: float = 1e-07, atol: float = 0, equal_nan: bool = True
 ) -> None:
-    """`assert_almost_equal` with the defaults of NumPy's assert_allclose."""
+    """Calls `assert_almost_equal` with the defaults of NumPy's assert_allclose."""
     assert_almost_equal(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
@@ -262,8 +268,10 @@ def assert_almost_equal_with_err(
     equal_nan: bool = False,
     mismatches: tuple[int, int] = (10, 10),
 ) -> None:
-    """`assert_almost_equal` where the share `etol` of the values (0.01: one in a hundred) may
-    differ by more than the tolerances."""
+    """Calls `assert_almost_equal`, but allows the fraction `etol` of the values to differ more.
+
+    For instance, 0.01 is one in a hundred.
+    """
     _raise_unless_close(a, b, rtol, atol, get_etol(etol), names, equal_nan, mismatches)
 
 
@@ -274,7 +282,7 @@ def assert_almost_equal_ignore_nan(
     atol: Tolerance = None,
     names: tuple[str, str] = ("a", "b"),
 ) -> None:
-    """`assert_almost_equal` of the places where neither array is NaN."""
+    """Calls `assert_almost_equal` on the elements that are NaN in neither array."""
     x, y = _values(a).copy(), _values(b).copy()
     missing = np.isnan(x) | np.isnan(y)
     x[missing] = 0
@@ -283,7 +291,7 @@ def assert_almost_equal_ignore_nan(
 
 
 def compare_ndarray_tuple(t1: Any, t2: Any, rtol: Tolerance = None, atol: Tolerance = None) -> None:
-    """`assert_almost_equal` of arrays, or of tuples of them; None is left out."""
+    """Calls `assert_almost_equal` on arrays, or on tuples of them; None is skipped."""
     if t1 is None or t2 is None:
         return
     if isinstance(t1, tuple):
@@ -296,7 +304,7 @@ def compare_ndarray_tuple(t1: Any, t2: Any, rtol: Tolerance = None, atol: Tolera
 def assign_each(
     the_input: np.ndarray[Any, Any], function: Callable[[Any], Any] | None
 ) -> np.ndarray[Any, Any]:
-    """`function` of each value, as float64; the array itself, copied, where it is None."""
+    """Applies `function` to each value, as float64; copies the array if it is None."""
     values = np.array(the_input)
     if function is None:
         return values
@@ -308,7 +316,7 @@ def assign_each2(
     input2: np.ndarray[Any, Any],
     function: Callable[[Any, Any], Any] | None,
 ) -> np.ndarray[Any, Any]:
-    """`function` of each two values, as float64; the first array, copied, where it is None."""
+    """Applies `function` to pairs of values, as float64; copies the first array if it is None."""
     first = np.array(input1)
     if function is None:
         return first
@@ -324,9 +332,9 @@ def np_reduce(
     keepdims: bool,
     numpy_reduce_func: Callable[..., Any],
 ) -> Any:
-    """``numpy_reduce_func(dat, axis=i)``, such as ``numpy.sum``, over one axis after the other.
+    """Applies ``numpy_reduce_func(dat, axis=i)``, such as ``numpy.sum``, to one axis after another.
 
-    axis: an int, several, or None for all. keepdims: whether they stay, with length 1.
+    axis: an int, several, or None for all. keepdims: True to keep the axes, with length 1.
     """
     axes = [axis] if isinstance(axis, int) else range(dat.ndim) if axis is None else list(axis)
     result = dat
@@ -341,7 +349,7 @@ def np_reduce(
 
 
 def collapse_sum_like(a: np.ndarray[Any, Any], shape: Shape) -> np.ndarray[Any, Any]:
-    """The sum of `a` over the axes along which an array of `shape` is broadcast to it."""
+    """Sums `a` over the axes along which an array of `shape` is broadcast to it."""
     if len(a.shape) < len(shape):
         raise ValueError(f"collapse_sum_like: {shape} is longer than {a.shape}")
     if a.size == 0 or np.prod(shape) == 0:

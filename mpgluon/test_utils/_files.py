@@ -1,4 +1,4 @@
-"""Data sets and models in local files."""
+"""Data sets and models from local files."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def download(
     overwrite: bool = False,
     retries: int = 5,
 ) -> str:
-    """Fetches an address, or copies a local file, and returns the name of the file; see
+    """Downloads a URL, or copies a local file, and returns the name of the file; see
     `gluon.utils.download`.
 
-    fname: the file to write, by default the address's last part. dirname: its folder, made where
-    it is not there. overwrite: whether a file that exists is fetched again.
+    fname: the file to write, by default the last part of the URL. dirname: its folder, which is
+    created if missing. overwrite: True to replace an existing file.
     """
     from ..gluon import utils
 
@@ -69,7 +69,7 @@ def _no_file(what, paths):
 def download_model(
     model_name: str, dst_dir: str = "./", meta_info: dict[str, dict[str, str]] | None = None
 ) -> tuple[str | None, int]:
-    """The prefix and the epoch of a model's files, for `mx.model.load_checkpoint`.
+    """Returns the prefix and epoch of a model's files, for `mx.model.load_checkpoint`.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def download_model(
     dst_dir : str, default "./"
         The folder of ``NAME-symbol.json`` and ``NAME-0000.params``.
     meta_info : dict of str to dict, optional
-        Where models are: ``{name: {"symbol": address, "params": address}}``, addresses or local
+        The locations of models: ``{name: {"symbol": address, "params": address}}``, URLs or local
         files, see `download`. By default the files must be in `dst_dir`; FileNotFoundError
         otherwise.
 
@@ -103,7 +103,7 @@ def download_model(
 
 
 def _read_idx(path):
-    """The array of unsigned bytes in a file of the IDX format, compressed or not."""
+    """Reads the uint8 array in a file of the IDX format, compressed or not."""
     with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
         content = file.read()
     dimensions = content[3] if len(content) > 3 else 0
@@ -119,7 +119,7 @@ def _read_idx(path):
 
 
 def _mnist_files(folders):
-    """The paths of MNIST's four files, from the first folder that has them."""
+    """Returns the paths of MNIST's four files, from the first folder that has all of them."""
     for folder in folders:
         for suffix in (".gz", ""):
             paths = [os.path.join(folder, name + suffix) for name in _MNIST]
@@ -129,12 +129,11 @@ def _mnist_files(folders):
 
 
 def get_mnist() -> dict[str, np.ndarray[Any, Any]]:
-    """The MNIST data from the four ``*-ubyte.gz`` files in the current folder or its folder
-    ``data``, unpacked or not: a dict.
+    """Reads MNIST from the four ``*-ubyte.gz`` files in the current folder or in ``data``.
 
-    ``train_data`` and ``test_data`` have the shape (count, 1, 28, 28), float32 in [0, 1];
-    ``train_label`` and ``test_label`` the shape (count,), int8. FileNotFoundError names the files
-    that are missing.
+    The files may also be uncompressed. Returns a dict: ``train_data`` and ``test_data`` have the
+    shape (count, 1, 28, 28), float32 in [0, 1]; ``train_label`` and ``test_label`` the shape
+    (count,), int8. FileNotFoundError names the missing files.
     """
     read = dict(zip(_MNIST, map(_read_idx, _mnist_files([os.curdir, "data"]))))
     found: dict[str, np.ndarray[Any, Any]] = {}
@@ -146,14 +145,14 @@ def get_mnist() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def get_mnist_pkl() -> None:
-    """FileNotFoundError unless ``data/mnist.pkl.gz`` is there."""
+    """Raises FileNotFoundError unless ``data/mnist.pkl.gz`` exists."""
     path = os.path.join("data", "mnist.pkl.gz")
     if not os.path.exists(path):
         raise _no_file("get_mnist_pkl", [path])
 
 
 def _unpack(what, names, archive):
-    """Unpacks an archive of the folder ``data`` there unless all its files are."""
+    """Unpacks an archive in the folder ``data`` unless all its files exist."""
     if all(os.path.exists(os.path.join("data", name)) for name in names):
         return
     path = os.path.join("data", archive)
@@ -164,30 +163,34 @@ def _unpack(what, names, archive):
 
 
 def get_mnist_ubyte() -> None:
-    """Makes sure that MNIST's four ``*-ubyte`` files are in the folder ``data``, from
-    ``data/mnist.zip`` if need be; FileNotFoundError where that is missing, too."""
+    """Unpacks MNIST's four ``*-ubyte`` files from ``data/mnist.zip`` unless they are in ``data``.
+
+    Raises FileNotFoundError if the archive is needed but missing.
+    """
     _unpack("get_mnist_ubyte", _MNIST, "mnist.zip")
 
 
 def get_cifar10() -> None:
-    """Makes sure that CIFAR-10's record files are in ``data/cifar``, from ``data/cifar10.zip`` if
-    need be; FileNotFoundError where that is missing, too."""
+    """Unpacks CIFAR-10's record files from ``data/cifar10.zip`` unless they are in ``data/cifar``.
+
+    Raises FileNotFoundError if the archive is needed but missing.
+    """
     _unpack("get_cifar10", _CIFAR10, "cifar10.zip")
 
 
 def get_mnist_iterator(
     batch_size: int, input_shape: Shape, num_parts: int = 1, part_index: int = 0
 ) -> tuple[io.NDArrayIter, io.NDArrayIter]:
-    """Iterators over the training and the test data of MNIST in ``data``, see `get_mnist_ubyte`.
+    """Returns iterators over the training and test data of MNIST; see `get_mnist_ubyte`.
 
     Parameters
     ----------
     batch_size : int
-        The last samples are left out where they fill no batch.
+        The batch size; samples after the last full batch are dropped.
     input_shape : tuple
-        Of a sample: three dimensions, or (784,) for flat ones.
+        The shape of a sample: three dimensions, or (784,) for flat ones.
     num_parts, part_index : int
-        Which part of the samples is read: for as many programs as there are parts.
+        The number of equal parts of the samples, and the part to read, for parallel programs.
     """
     get_mnist_ubyte()
 
@@ -209,8 +212,10 @@ def get_mnist_iterator(
 
 
 def get_zip_data(data_dir: str, url: str, data_origin_name: str) -> None:
-    """Fetches an archive into `data_dir` (see `download`) and unpacks it there, unless
-    ``data_dir/data_origin_name`` is there."""
+    """Downloads an archive to `data_dir` (see `download`) and unpacks it there.
+
+    Does nothing if ``data_dir/data_origin_name`` exists.
+    """
     path = os.path.join(data_dir, data_origin_name)
     if not os.path.exists(path):
         with zipfile.ZipFile(download(url, dirname=data_dir)) as file:
@@ -218,8 +223,11 @@ def get_zip_data(data_dir: str, url: str, data_origin_name: str) -> None:
 
 
 def get_bz2_data(data_dir: str, data_name: str, url: str, data_origin_name: str) -> None:
-    """Fetches a compressed file as ``data_dir/data_origin_name`` (see `download`), unpacks it to
-    ``data_dir/data_name`` and removes it, unless the latter is there."""
+    """Downloads a bz2 file as ``data_dir/data_origin_name`` (see `download`) and unpacks it.
+
+    The result is ``data_dir/data_name``, and the download is removed. Does nothing if the result
+    exists.
+    """
     path = os.path.join(data_dir, data_name)
     if os.path.exists(path):
         return
@@ -230,8 +238,11 @@ def get_bz2_data(data_dir: str, data_name: str, url: str, data_origin_name: str)
 
 
 def get_im2rec_path(home_env: str = "MXNET_HOME") -> str:
-    """The path of MXNet's program im2rec in the folder that an environment variable names, or in
-    ours; OSError where there is none."""
+    """Returns the path of MXNet's program im2rec.
+
+    It is in the folder that an environment variable names, or in that of this package. Raises
+    OSError if it is missing.
+    """
     home = os.environ.get(home_env, os.path.dirname(os.path.dirname(__file__)))
     for folder in (home, os.path.join(home, os.pardir, os.pardir)):
         path = os.path.join(folder, "tools", "im2rec.py")

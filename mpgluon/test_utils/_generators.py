@@ -1,4 +1,4 @@
-"""Whether random numbers have the distribution that they should have."""
+"""Statistical tests of random number generators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 def gen_buckets_probs_with_ppf(
     ppf: Callable[[float], float], nbuckets: int
 ) -> tuple[list[tuple[float, float]], list[float]]:
-    """``(buckets, probs)`` of `nbuckets` ranges that are equally probable.
+    """Returns ``(buckets, probs)`` of `nbuckets` ranges with equal probabilities.
 
     ppf: the inverse of the distribution function, such as ``scipy.stats.norm.ppf``.
     """
@@ -42,15 +42,17 @@ def _samples(generator, count):
 
 
 def mean_check(generator: Generator, mu: float, sigma: float, nsamples: int = 1000000) -> bool:
-    """Whether the mean of ``generator(nsamples)`` lies within three of its standard deviations,
-    ``sigma / sqrt(nsamples)``, of `mu`."""
+    """True if the mean of ``generator(nsamples)`` is within three standard errors of `mu`.
+
+    The standard error is ``sigma / sqrt(nsamples)``.
+    """
     mean = _samples(generator, nsamples).mean()
     return bool(abs(mean - mu) < 3 * sigma / np.sqrt(nsamples))
 
 
 def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bool:
-    """Whether the variance of ``generator(nsamples)``, of a normal distribution, lies within three
-    of its standard deviations of ``sigma ** 2``."""
+    """True if the variance of a normal ``generator(nsamples)`` is within three standard errors of
+    ``sigma ** 2``."""
     variance = _samples(generator, nsamples).var(ddof=1)
     allowed = 3 * np.sqrt(2 * sigma**4 / (nsamples - 1))
     return bool(abs(variance - sigma**2) < allowed)
@@ -59,25 +61,25 @@ def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bo
 def chi_square_check(
     generator: Generator, buckets: Buckets, probs: Sequence[float], nsamples: int = 1000000
 ) -> tuple[float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """A chi-square test of ``generator(nsamples)``.
+    """Runs a chi-square test of ``generator(nsamples)``.
 
     Parameters
     ----------
     generator : callable
-        Returns as many random numbers as it is asked for.
+        Returns the requested number of random numbers.
     buckets : list
-        Ranges ``(from, to)``, ascending and disjoint, of a continuous distribution; the values of
-        a discrete one.
+        Ascending, disjoint ranges ``(from, to)`` of a continuous distribution, or the values of a
+        discrete one.
     probs : sequence of float
-        The probability of each.
+        The probability of each bucket.
     nsamples : int, default 1000000
-        How many numbers are drawn.
+        The number of samples.
 
     Returns
     -------
     (p, counts, expected)
-        The probability of a deviation as great as this one; how often each bucket was hit, and how
-        often it should be. SciPy must be there; ImportError otherwise.
+        The p-value, the number of samples in each bucket, and the expected numbers. Requires SciPy;
+        ImportError otherwise.
     """
     from scipy import stats
 
@@ -95,7 +97,8 @@ def chi_square_check(
         counts = np.array([(places == i).sum() for i in range(len(buckets))])
     else:
         counts = np.array([(samples == value).sum() for value in buckets])
-    # The statistic itself: SciPy's function wants equal sums, which rounded probabilities lack.
+    # Computes the statistic itself: SciPy's function requires equal sums, which rounded
+    # probabilities lack.
     statistic = ((counts - expected) ** 2 / expected).sum()
     return float(stats.chi2.sf(statistic, len(buckets) - 1)), counts, expected
 
@@ -109,12 +112,13 @@ def verify_generator(
     success_rate: float = 0.2,
     alpha: float = 0.05,
 ) -> list[float]:
-    """Runs `chi_square_check` `nrepeat` times; AssertionError when less than the share
-    `success_rate` of the tests gives more than `alpha`.
+    """Runs `chi_square_check` `nrepeat` times.
+
+    Raises AssertionError if less than the fraction `success_rate` of the p-values exceeds `alpha`.
 
     Returns
     -------
-    list of float, what each test gave.
+    list of float, the p-values.
     """
     results = [chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
     found = [p for p, _, _ in results]

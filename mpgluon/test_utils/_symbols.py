@@ -1,4 +1,4 @@
-"""Checks of symbols and functions: their results, gradients, and speed."""
+"""Checks of symbols and functions: their results, gradients and speed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def same_symbol_structure(sym1: Symbol, sym2: Symbol) -> bool:
-    """Whether two symbols have the same ops in the same order."""
+    """True if two symbols have the same ops in the same order."""
     ops, others = (
         [node["op"] for node in json.loads(sym.tojson())["nodes"]] for sym in (sym1, sym2)
     )
@@ -52,17 +52,17 @@ def simple_forward(
     Parameters
     ----------
     sym : Symbol
-        Without auxiliary states; MXNetError otherwise, and where an argument is missing.
+        A symbol without auxiliary states; MXNetError otherwise, or if an argument is missing.
     ctx : Context, default `default_context()`
         The device to run on.
     is_train : bool, default False
-        Whether to run as in training.
+        True to run in training mode.
     **inputs
-        The arguments by name: NDArray, array or list; anything but an NDArray becomes float32.
+        The arguments by name: NDArray, array or list; all but NDArrays become float32.
 
     Returns
     -------
-    numpy.ndarray, or a list of them where the symbol has several outputs.
+    numpy.ndarray, or a list of them if the symbol has several outputs.
     """
     ctx = ctx or default_context()
     outputs = sym.bind(
@@ -73,7 +73,7 @@ def simple_forward(
 
 
 def _array(value, ctx, dtype):
-    """An NDArray as it is; others in `dtype`, or in their own for "asnumpy"."""
+    """Converts a value to an NDArray in `dtype`, or in its own dtype for "asnumpy"."""
     if isinstance(value, nd.NDArray):
         return value
     value = np.asarray(value)
@@ -81,7 +81,7 @@ def _array(value, ctx, dtype):
 
 
 def _by_name(what, values, names):
-    """A dict of values by name, from one, or from a sequence in the order of names."""
+    """Returns a dict of values by name, from a dict or a sequence in the order of `names`."""
     if not isinstance(values, dict):
         return dict(zip(names, values))
     if set(values) != set(names):
@@ -90,7 +90,7 @@ def _by_name(what, values, names):
 
 
 def _arguments(sym, location, aux_states, ctx, dtype):
-    """Dicts of arrays: the arguments, and the auxiliary states or None."""
+    """Returns dicts of arrays: the arguments, and the auxiliary states or None."""
     found = _by_name("location", location, sym.list_arguments())
     arguments = {name: _array(value, ctx, dtype) for name, value in found.items()}
     if aux_states is None:
@@ -108,7 +108,7 @@ def _requests(grad_req, names):
 
 
 def _compare_gradients(names, requests, computed, right, before, rtol, atol, equal_nan=False):
-    """Compares gradients with the right ones: dicts by name. `before`: what the arrays held."""
+    """Compares gradients with the expected ones by name; `before` holds the arrays' old values."""
     for name in names:
         request = requests[name]
         if request not in ("write", "add", "null"):
@@ -131,7 +131,7 @@ def check_symbolic_forward(
     equal_nan: bool = False,
     dtype: DType = np.float32,
 ) -> list[NDArray]:
-    """AssertionError unless a symbol gives the expected outputs.
+    """Raises AssertionError unless a symbol has the expected outputs.
 
     Parameters
     ----------
@@ -146,11 +146,11 @@ def check_symbolic_forward(
     aux_states : list of arrays, or dict by name, optional
         The auxiliary states; by default zeros.
     ctx : Context, default `default_context()`
-        Where it is computed.
+        The device.
     equal_nan : bool, default False
-        Whether NaN equals NaN.
+        True if NaN equals NaN.
     dtype : default float32
-        The dtype that NumPy's arrays are converted to; "asnumpy": their own dtype.
+        The dtype that NumPy arrays are converted to; "asnumpy" keeps their own.
 
     Returns
     -------
@@ -181,20 +181,21 @@ def check_symbolic_backward(
     equal_nan: bool = False,
     dtype: DType = np.float32,
 ) -> dict[str, NDArray]:
-    """AssertionError unless a symbol gives the expected gradients of its arguments.
+    """Raises AssertionError unless a symbol has the expected gradients of its arguments.
 
     Parameters
     ----------
     sym, location, rtol, atol, aux_states, ctx, equal_nan, dtype
-        As of `check_symbolic_forward`.
+        As in `check_symbolic_forward`.
     out_grads : list of arrays, dict by the name of the output, or None
         The gradients of the outputs.
     expected : list of arrays, or dict by the name of the argument
-        A dict may leave arguments out.
+        The expected gradients; a dict may omit arguments.
     grad_req : str, list of str, or dict of str to str, default "write"
-        "write", "add" or "null" of each argument. The gradients' arrays hold random numbers before.
+        "write", "add" or "null" for each argument. The gradient arrays initially hold random
+        numbers.
     grad_stypes : dict of str to str, optional
-        Only "default": arrays are dense.
+        Storage types of gradients; they are only checked.
 
     Returns
     -------
@@ -206,7 +207,7 @@ def check_symbolic_backward(
     if not isinstance(expected, dict):
         expected = dict(zip(names, expected))
     for name, stype in (grad_stypes or {}).items():
-        rand_ndarray(arguments[name].shape, stype or "default")  # an error for others
+        rand_ndarray(arguments[name].shape, stype or "default")  # an error for any other
     requests = _requests(grad_req, names)
     gradients = {}
     for name in sorted(expected):
@@ -228,7 +229,7 @@ def check_symbolic_backward(
 
 
 def _differences(value, array, eps):
-    """The gradient of ``value(array)``, an array's sum, by central differences."""
+    """Returns the gradient of ``value(array)``, summed, by central differences."""
     gradient = np.zeros(array.shape, np.float64)
     for place in np.ndindex(array.shape):
         kept = array[place]
@@ -250,26 +251,26 @@ def numeric_grad(
     use_forward_train: bool = True,
     dtype: DType = np.float32,
 ) -> Any:
-    """Gradients of the sum of the first output by central differences.
+    """Computes gradients of the sum of the first output by central differences.
 
     Parameters
     ----------
     executor : Executor
-        Or a function of NumPy's arrays that returns a number or an array.
+        The executor, or a function of NumPy arrays that returns a number or an array.
     location : dict of str to numpy.ndarray
-        The point at which gradients are taken. For a function: a list of arrays of float64.
+        The point at which gradients are computed. For a function: a list of float64 arrays.
     aux_states : dict of str to array, optional
         The auxiliary states before each run.
     eps : float, default 1e-4
         The distance between the two points of a difference.
     use_forward_train : bool, default True
-        Whether to run as in training.
+        True to run in training mode.
     dtype : default float32
-        Of the gradients of an executor.
+        The dtype of an executor's gradients.
 
     Returns
     -------
-    dict of str to numpy.ndarray; zeros for arguments of integers. For a function: a list.
+    dict of str to numpy.ndarray, zeros for integer arguments. For a function: a list.
     """
     if not isinstance(location, dict):
         points = list(location)
@@ -318,38 +319,39 @@ def check_numeric_gradient(
     grad_stype_dict: dict[str, str] | None = None,
     dtype: DType = np.float32,
 ) -> None:
-    """AssertionError unless the gradients that backward gives are the differences' quotients. The
-    output is projected on random numbers, so that its elements cannot cancel.
+    """Raises AssertionError unless backward's gradients match central differences.
+
+    The output is projected on random numbers, so that its elements cannot cancel.
 
     Parameters
     ----------
     sym : Symbol
-        With one output. Or a function of NDArrays that returns an NDArray or a list of them; a
-        Block is one, too.
+        A symbol with one output, or a function of NDArrays, such as a Block, that returns an
+        NDArray or a list of them.
     location : list of arrays, or dict by name
-        The point at which gradients are taken.
+        The point at which gradients are computed.
     aux_states : list of arrays, or dict by name, optional
-        Of a symbol.
+        Auxiliary states of a symbol.
     numeric_eps : float, optional
         The distance between the two points of a difference; by default that of
         `default_numeric_eps` for the output's dtype.
     rtol, atol : float, optional
         See `assert_almost_equal`.
     grad_nodes : list of str, or dict of str to str, optional
-        The arguments whose gradients are compared, with their ``grad_req``; default: all. For a
-        function: their numbers.
+        The arguments whose gradients are compared, with their ``grad_req``; all by default. For a
+        function: their indices.
     use_forward_train : bool, default True
-        Whether the differences are taken as in training.
+        True to compute the differences in training mode.
     ctx : Context, default `default_context()`
-        Where it is computed.
+        The device.
     grad_stype_dict : dict of str to str, optional
-        Only "default": arrays are dense.
+        Storage types of gradients; they are only checked.
     dtype : default float32
-        Of the arrays.
+        The dtype of the arrays.
     """
     ctx = ctx or default_context()
     for stype in (grad_stype_dict or {}).values():
-        rand_ndarray((1,), stype)  # an error for others
+        rand_ndarray((1,), stype)  # an error for any other
     if not isinstance(sym, Symbol):
         _check_function(
             sym, location, numeric_eps, rtol, atol, grad_nodes, use_forward_train, ctx, dtype
@@ -382,7 +384,7 @@ def check_numeric_gradient(
 
 
 def _check_function(function, location, eps, rtol, atol, chosen, train_mode, ctx, dtype):
-    """`check_numeric_gradient` of a function of arrays."""
+    """Implements `check_numeric_gradient` for a function of arrays."""
     weights: list[Any] = []
     points = [_numpy(value).astype(np.float64) for value in location]
 
@@ -432,24 +434,24 @@ def check_speed(
     typ: str = "whole",
     **kwargs: Any,
 ) -> float:
-    """Seconds per run, the results waited for.
+    """Returns the seconds per run, including the wait for the results.
 
     Parameters
     ----------
     sym : Symbol
-        Or a function of NDArrays.
+        The symbol, or a function of NDArrays.
     location : dict of str to array, optional
         The arguments; by default random ones of the shapes in `kwargs`. For a function: a list.
     ctx : Context, default `default_context()`
-        Where it runs.
+        The device.
     N : int, default 20
-        How many runs are measured, after one that is not.
+        The number of measured runs, after a warm-up run.
     grad_req : str, list of str, or dict of str to str, default "write"
-        How the gradients are stored: "write", "add" or "null".
+        "write", "add" or "null" for the gradients.
     typ : {"whole", "forward"}
-        Forward and backward, or forward alone. A function has no backward here.
+        Forward and backward, or only forward. A function only runs forward.
     **kwargs
-        For ``simple_bind``, as the shapes by name.
+        Arguments of ``simple_bind``, such as the shapes by name.
     """
     if typ not in ("whole", "forward"):
         raise ValueError(f'check_speed: typ must be "whole" or "forward", got {typ!r}')
@@ -488,7 +490,7 @@ def _run_of_symbol(sym, location, ctx, grad_req, whole, kwargs):
 
 
 def _executors(sym, ctx_list, grad_req, scale, arg_params, aux_params, use_uniform, rand_type):
-    """An executor for each entry of ctx_list, all with the same values."""
+    """Creates an executor for each entry of ctx_list, all with the same values."""
     symbols = [sym] * len(ctx_list) if isinstance(sym, Symbol) else list(sym)
     if len(ctx_list) < 2 or len(symbols) != len(ctx_list):
         raise ValueError("check_consistency: needs at least two contexts, and a symbol for each")
@@ -523,7 +525,7 @@ def _precision(array):
 
 
 def _compare_runs(stage, executors, results, best, right, settings):
-    """Compares what each executor but the best gave, dicts by name, with what is right."""
+    """Compares the results of each executor but the best, dicts by name, with the expected ones."""
     rtol, atol, equal_nan, raise_on_err = settings
     for i, (executor, found) in enumerate(zip(executors, results)):
         if i == best:
@@ -532,7 +534,7 @@ def _compare_runs(stage, executors, results, best, right, settings):
         for name, array in found.items():
             if array is None or right[name] is None:
                 continue
-            # A network of float16 has no more precision where an argument is float32.
+            # A float16 network has the precision of float16 even for float32 arguments.
             least = min((array, coarse), key=_precision)
             tolerances = get_tols(least, right[name], rtol, atol)
             try:
@@ -559,39 +561,40 @@ def check_consistency(
     use_uniform: bool = False,
     rand_type: DType = np.float64,
 ) -> dict[str, Any]:
-    """AssertionError unless a symbol gives the same outputs and gradients on several devices and in
-    several dtypes.
+    """Raises AssertionError unless a symbol is consistent across devices and dtypes.
+
+    Outputs and gradients must agree within the tolerances.
 
     Parameters
     ----------
     sym : Symbol, or one for each context
         The symbol or function to compute.
     ctx_list : list of dict
-        What `Symbol.simple_bind` takes, as ``{"ctx": mx.cpu(0), "data": (2, 3), "type_dict":
-        {"data": "float32"}}``.
+        Arguments of `Symbol.simple_bind`, such as ``{"ctx": mx.cpu(0), "data": (2, 3),
+        "type_dict": {"data": "float32"}}``.
     scale : float, default 1
-        Of the random arguments.
+        The scale of random arguments.
     grad_req : str, list of str, or dict of str to str, default "write"
-        "null": gradients are not compared.
+        With "null" gradients are not compared.
     arg_params, aux_params : dict of str to array, optional
         Arguments and auxiliary states; by default random ones, and zeros.
     rtol, atol : float, or dict of dtype to float, optional
         See `assert_almost_equal`.
     raise_on_err : bool, default True
-        False: differences are printed.
+        False prints differences instead.
     ground_truth : dict of str to array, optional
-        The right outputs and gradients; by default those of the first context that computes in the
-        most precise dtype.
+        The expected outputs and gradients; by default those of the first context with the most
+        precise dtype.
     equal_nan : bool, default False
-        Whether NaN equals NaN.
+        True if NaN equals NaN.
     use_uniform : bool, default False
-        Whether random arguments are uniform and not normal.
+        True for uniform random arguments, False for normal ones.
     rand_type : default float64
         The dtype that random arguments are rounded to.
 
     Returns
     -------
-    dict of str to array, what the others were compared with.
+    dict of str to array, the expected outputs and gradients.
     """
     executors = _executors(
         sym, ctx_list, grad_req, scale, arg_params, aux_params, use_uniform, rand_type
@@ -612,7 +615,7 @@ def check_consistency(
         return right
     for executor in executors:
         executor.forward(is_train=True)
-    # The gradients of all outputs: the first executor's outputs, rounded as the coarsest one's.
+    # The gradients of all outputs are the first executor's outputs, in the least precise dtype.
     golden = []
     for outputs in zip(*(executor.outputs for executor in executors)):
         golden.append(outputs[0].astype(min(outputs, key=_precision).dtype).asnumpy())

@@ -24,7 +24,7 @@ __all__ = ["check_gluon_hybridize_consistency", "compare_optimizer"]
 
 
 def _run(net, data, with_gradients):
-    """The output, and the gradients of the inputs with respect to half its squares' sum."""
+    """Returns the output, and the gradients of half its squared norm with respect to the inputs."""
     inputs = [array.copy() for array in data]
     if not with_gradients:
         return net(*inputs).asnumpy(), None
@@ -44,18 +44,18 @@ def check_gluon_hybridize_consistency(
     rtol: float = 1e-4,
     atol: float = 1e-4,
 ) -> None:
-    """AssertionError unless a block gives the same hybridized and not, recorded and not.
+    """Raises AssertionError unless a block is consistent hybridized and not, recorded and not.
 
     Parameters
     ----------
     net_builder : callable
-        ``net_builder(prefix="net_")`` makes the block, which must use no random numbers.
+        ``net_builder(prefix="net_")`` creates the block, which must not use random numbers.
     data_l : list of NDArray
         The inputs.
     numpy_func : callable, optional
-        A function of NumPy arrays that gives the right output.
+        A function of NumPy arrays that returns the expected output.
     test_grad : bool, default True
-        Whether the gradients of the inputs are compared, too.
+        True to compare the gradients of the inputs as well.
     rtol, atol : float, default 1e-4
         See `assert_almost_equal`.
     """
@@ -100,22 +100,22 @@ def compare_optimizer(
     compare_states: bool = True,
     ntensors: int = 1,
 ) -> None:
-    """AssertionError unless an update by two optimizers gives the same weights and states.
+    """Raises AssertionError unless two optimizers compute the same weights and states.
 
     Parameters
     ----------
     opt1, opt2 : Optimizer
         The optimizers.
     shape : tuple, or list of them
-        Of the weight. With a list, `opt2` updates all weights in one call.
+        The shape of the weight. With a list, `opt2` updates all weights in one call.
     dtype : str or type
-        Of the weight.
+        The dtype of the weight.
     w_stype, g_stype : str, default "default"
         Storage of the weight and of the gradient: "default", "row_sparse" or "csr".
     rtol, atol : float
         See `assert_almost_equal`.
     compare_states : bool, default True
-        Whether states are compared, too.
+        True to compare states as well.
     ntensors : int, default 1
         The length of the list.
     """
