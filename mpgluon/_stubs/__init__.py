@@ -1,10 +1,9 @@
-"""Type stubs, made from the op registry and from the extension itself.
+"""Type stubs, generated from the op registry and from the extension.
 
     python -m mpgluon._stubs [FOLDER]
 
-writes them into the package, or into FOLDER in its place. Beside the modules of ops there are
-stubs without a module: those of the ops in a module that has functions of its own, which imports
-them for type checkers.
+writes them to the package, or to FOLDER instead. Some stubs have no module: they hold the ops of a
+module that also has functions of its own, which imports them for type checkers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ..symbol._methods import METHODS, NO_VALUE, OPERATORS, SymbolMethods
 
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Sub-namespace of ops -> the stub that has them, in ndarray/ and in symbol/.
+# Sub-namespace of ops -> its stub, in ndarray/ and in symbol/.
 _FILES = {
     "op": "op.pyi",
     "linalg": "linalg.pyi",
@@ -93,8 +92,10 @@ def _parameter(param: dict[str, Any]) -> str:
 
 
 def _doc(text: Any, indent: str) -> str:
-    """A docstring, or what stands for a body. (The docstring of a class may be a descriptor, which
-    serves its instances.)"""
+    """Returns a docstring, or "..." as the body without one.
+
+    The docstring of a class may be a descriptor, which serves its instances.
+    """
     if not text or not isinstance(text, str):
         return f"{indent}...\n"
     lines = text.strip().replace("\\", "\\\\").replace('"""', "'''").split("\n")
@@ -103,7 +104,7 @@ def _doc(text: Any, indent: str) -> str:
 
 
 def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> str:
-    """An op as a function of arrays or symbols, or as a method of its first input."""
+    """Returns an op as a function of arrays or symbols, or as a method of its first input."""
     description = op.describe()
     arguments = []
     for item in description["inputs"]:
@@ -117,7 +118,7 @@ def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> 
     if method:
         arguments = ["self", *arguments[not arguments[0].startswith("*") :]]
     arguments += [_parameter(param) for param in description["params"]]
-    # Arguments behind one with a default need one too.
+    # Arguments after one with a default need a default as well.
     seen = False
     for i, argument in enumerate(arguments):
         if argument.startswith("*"):
@@ -135,7 +136,7 @@ def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> 
         result = "Symbol"
         arguments += ["name: str | None = None", "attr: dict[str, str] | None = None"]
     else:
-        # How many there are depends on the parameters: Any spares callers a cast.
+        # The number of outputs depends on the parameters; Any spares callers a cast.
         several = any(output.startswith(("*", "?")) for output in outputs)
         result = "NDArray | Any" if several else "NDArray"
         if not several and len(outputs) > 1:
@@ -150,9 +151,9 @@ def _op_stub(op: _core.Op, name: str, *, symbol: bool, method: bool = False) -> 
 
 
 def generate_namespace(space: str, *, symbol: bool) -> str:
-    """The stub of a sub-namespace of ops."""
+    """Returns the stub of a sub-namespace of ops."""
     found = {}
-    rows = set(_core.list_ops())  # no ops of libraries
+    rows = set(_core.list_ops())  # excludes ops of loaded libraries
     for name, op in sorted(_core.ops().items()):
         where, short = place(name)
         hidden = "hidden" in op.describe()["flags"] and (symbol or space == "op")
@@ -160,13 +161,13 @@ def generate_namespace(space: str, *, symbol: bool) -> str:
         if known and where == space and not hidden and short.isidentifier():
             found[short] = _op_stub(op, short, symbol=symbol)
     head = _SYMBOL_HEAD if symbol else _ARRAY_HEAD
-    if space == "op":  # MXNet keeps it there, too
+    if space == "op":  # MXNet has it there as well
         head += f"from .{'creation' if symbol else 'functions'} import Custom as Custom\n"
     return head + "\n" + "\n".join(found.values())
 
 
 def _symbol_methods() -> str:
-    """The class of the methods that are added to Symbol."""
+    """Returns the class of the methods that are added to Symbol."""
     ops, lines = _core.ops(), [_METHODS_HEAD, "class SymbolMethods:"]
     for name in OPERATORS:
         comment = "  # type: ignore[override]" if name in ("eq", "ne") else ""
@@ -194,7 +195,7 @@ def _annotated(parameter: inspect.Parameter, types: dict[str, str]) -> str:
 
 
 def _by_introspection(name: str, value: Any, *, method: bool) -> str:
-    """A function or attribute of which the extension, or its annotations, say what is known."""
+    """Returns the stub of a function or attribute, from its signature and annotations."""
     indent = "    " if method else ""
     if isinstance(value, _core.Op):
         return _op_stub(value, name, symbol=False, method=True)
@@ -237,11 +238,11 @@ def _by_introspection(name: str, value: Any, *, method: bool) -> str:
 
 
 def _check(node: ast.FunctionDef, value: Any, where: str) -> None:
-    """The parameters that a hand-written signature has are those of the extension."""
+    """Checks that a hand-written signature has the parameters of the extension."""
     try:
         real = [name for name in inspect.signature(value).parameters if name != "self"]
     except (ValueError, TypeError):
-        return  # it does not say
+        return  # it has no signature
     arguments = node.args
     stars = [star.arg for star in (arguments.vararg, arguments.kwarg) if star]
     listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
@@ -263,8 +264,8 @@ _OF_EVERY_OBJECT = frozenset(vars(object)) | {
 def _members(
     nodes: Iterable[ast.stmt], names: dict[str, Any], where: str, indent: str
 ) -> list[str]:
-    """The statements of a module or class: what is written by hand, with docstrings, and after it
-    whatever else there is."""
+    """Returns the statements of a module or class: hand-written ones with docstrings, then the
+    rest."""
     texts, written = [], set()
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
@@ -301,7 +302,7 @@ def _class(node: ast.stmt, kind: type) -> str:
     nodes = [one for one in node.body if not isinstance(one, ast.Expr)]
     own = dict(vars(kind))
     written = {one.name for one in nodes if isinstance(one, ast.FunctionDef)}
-    # Object's own say nothing; what is written by hand may be inherited.
+    # Excludes members of object, unless the class defines them or they are hand-written.
     names = {key: own[key] for key in own if key not in _OF_EVERY_OBJECT or key in written}
     names.update({key: getattr(kind, key) for key in written if key not in names})
     if "__new__" in own and "__init__" not in written:
@@ -330,7 +331,7 @@ def _core_stub() -> str:
 
 
 def generate() -> dict[str, str]:
-    """All stubs: path within the package -> text."""
+    """Returns all stubs: path within the package -> text."""
     stubs = {"_core.pyi": _core_stub(), "symbol/_methods.pyi": _symbol_methods()}
     for space, file in _FILES.items():
         stubs[f"ndarray/{file}"] = generate_namespace(space, symbol=False)
@@ -339,7 +340,7 @@ def generate() -> dict[str, str]:
 
 
 def write(folder: str = FOLDER) -> None:
-    """Writes all stubs into the package's folder."""
+    """Writes all stubs to the package's folder."""
     for path, text in generate().items():
         with open(os.path.join(folder, *path.split("/")), "w", encoding="utf-8") as file:
             file.write(text)

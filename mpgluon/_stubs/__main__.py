@@ -1,4 +1,4 @@
-"""``python -m mpgluon._stubs``."""
+"""Command line of the stub generator: ``python -m mpgluon._stubs``."""
 
 from . import main
 
