@@ -230,9 +230,7 @@ class Executor:
                 [self._inputs[i] for i in wanted], targets, [grad_req[i] for i in wanted]
             )
             self._check_gradients()
-        self._flows = (
-            None  # per output: True if its gradient reaches an argument that wants one
-        )
+        self._flows = None  # per output: True if its gradient reaches an argument that wants one
 
     def _make_program(self, parameters):
         order = topological(entries_of(self._symbol))
