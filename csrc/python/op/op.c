@@ -72,8 +72,7 @@ static int add_array(call *c, int place, PyObject *object) {
   return 0;
 }
 
-/* Raises an error for `concat([x, y], 0)`: a number after a list of arrays is probably a
- * parameter. */
+/* Raises an error for `concat([x, y], 0)`: the number is probably a parameter. */
 static int check_array_after_list(const call *c, PyObject *object) {
   const mpg_param_table *table = c->self->op->params;
   int shown = c->self->count_param == 0; /* num_args is derived from the arrays */
@@ -186,8 +185,7 @@ static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
   return add_array(c, (int)place, value);
 }
 
-/* Rejects an array that is given by name for an input that the parameters disable: it must not take
- * the position of another input. */
+/* Rejects an array that is given by name for an input that the parameters disable. */
 static int check_named(const call *c) {
   for (int i = 0; i < c->self->num_inputs && i < 32; i++)
     if (c->named >> i & 1 && mpg_op_input_left_out(c->self->op, c->values, i)) {
@@ -199,8 +197,7 @@ static int check_named(const call *c) {
   return 0;
 }
 
-/* Removes the positions of omitted inputs that the parameters disable, and shifts later arrays
- * down. */
+/* Removes omitted inputs that the parameters disable, and shifts later arrays down. */
 static void close_gaps(call *c) {
   int kept = 0;
   for (int i = 0; i < c->num_arrays; i++) {
