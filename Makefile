@@ -29,13 +29,15 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	cd tests && $(abspath $(BIN))/pytest . -m "not slow" $(PARALLEL)
 
-# How sources look: the formatters' choice, and no other. pyproject.toml has ruff's settings.
+# Formatting, prose and commit titles. pyproject.toml has the settings of ruff.
 C_SOURCES = $(shell git ls-files csrc kernels tests/c tests/hostcuda | \
   grep -E '\.(c|h|cu|cpp|inc)$$')
 lint: $(VENV)/.lint
 	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/ruff check -q .
+	@$(BIN)/python tools/prose.py
+	@$(BIN)/python tools/commit_titles.py
 format: $(VENV)/.lint
 	@$(BIN)/clang-format -i $(C_SOURCES)
 	@$(BIN)/ruff check -q --fix .
