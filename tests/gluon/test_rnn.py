@@ -75,6 +75,14 @@ def test_layer_equals_cells(kind, shape):
         )
 
 
+@pytest.mark.parametrize(
+    "options", [{"projection_size": 2}, {"state_clip_min": -1}, {"use_sequence_length": True}]
+)
+def test_layers_without_equivalent_cells_refuse_to_unfuse(options):
+    with pytest.raises(NotImplementedError, match="no equivalent cells"):
+        gluon.rnn.LSTM(3, **options)._unfuse()
+
+
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_layer_against_torch(kind):
     torch = pytest.importorskip("torch")

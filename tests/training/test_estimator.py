@@ -250,6 +250,26 @@ def test_early_stopping():
         est.EarlyStoppingHandler(mx.metric.CompositeEvalMetric())
 
 
+def test_checkpoints_that_the_user_deletes_do_not_stop_training(tmp_path):
+    class Deleting(est.BatchEnd):
+        def batch_end(self, *_, **__):
+            for name in os.listdir(tmp_path):
+                os.remove(tmp_path / name)
+
+    one = make()
+    keeping = est.CheckpointHandler(str(tmp_path), batch_period=1, max_checkpoints=1)
+    one.fit(loader(), epochs=2, event_handlers=[keeping, Deleting()])
+    assert len(keeping.saved_checkpoints) == 1
+
+
+def test_a_pipeline_uses_a_trainer_that_was_replaced():
+    one = make(pipeline=mx.parallel.Pipeline(2))
+    one.fit(loader(), epochs=1)
+    former, one.trainer = one.trainer, trainer_of(one.net)
+    one.fit(loader(), epochs=1)
+    assert former.optimizer.num_update == one.trainer.optimizer.num_update == 4
+
+
 def test_a_pipeline_trains_like_one_device():
     plain = make()
     plain.fit(loader(), epochs=2)

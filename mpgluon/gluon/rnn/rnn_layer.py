@@ -284,9 +284,11 @@ class _RNNLayer(HybridBlock):
             self._projection_size
             or "lstm_state_clip_min" in self._options
             or "lstm_state_clip_max" in self._options
+            or self._use_sequence_length
         ):
             raise NotImplementedError(
-                "Layers with a projection or clipped states have no equivalent cells"
+                "Layers with a projection, clipped states or sequence lengths have no equivalent "
+                "cells"
             )
         cells = {"lstm": rnn_cell.LSTMCell, "gru": rnn_cell.GRUCell}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -186,7 +187,8 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         if len(self.saved_checkpoints) > self.max_checkpoints:
             oldest = self.saved_checkpoints.pop(0)
             for suffix in (".params", ".states"):
-                os.remove(self._path(oldest, suffix))
+                with contextlib.suppress(FileNotFoundError):  # the user may have deleted it
+                    os.remove(self._path(oldest, suffix))
         self._report(
             estimator,
             f"{batches} batches are trained; saved {name} in {self.model_dir}",

@@ -121,6 +121,7 @@ class PipelineBatchProcessor(BatchProcessor):
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self._step: TrainStep | None = None
+        self._made_of: tuple[Any, ...] | None = None  # arguments of the step
         self.inputs: list[Any] | None = None  # (shape, dtype) of each input of the first batch
 
     def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Parts:
@@ -133,8 +134,9 @@ class PipelineBatchProcessor(BatchProcessor):
                 "Estimator: with pipeline=, context must be one device, where batches are put; "
                 f"got {estimator.context}"
             )
-        if self._step is None:
-            self._step = TrainStep(estimator.net, estimator.loss, estimator.trainer, self.pipeline)
+        made_of = (estimator.net, estimator.loss, estimator.trainer, self.pipeline)
+        if self._step is None or made_of != self._made_of:
+            self._step, self._made_of = TrainStep(*made_of), made_of
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
         if self.inputs is None:
             arrays: list[Any] = []
