@@ -605,6 +605,9 @@ def _load(directory, net, trainer, progress):
     names.update(
         (param, (name, where)) for name, pieces in wanted.items() for param, where in pieces
     )
+    for param in names:  # before the gradients, which need arrays
+        if param.arrays is None:
+            param.finish_deferred_init()
     if trainer is not None:
         states, grads = _read_training(reader, index, trainer, names, source)
     with contextlib.ExitStack() as stack, autograd.pause():
@@ -612,8 +615,6 @@ def _load(directory, net, trainer, progress):
             stack.enter_context(file.opened())
         for name, pieces in wanted.items():
             for param, where in pieces:
-                if param.arrays is None:
-                    param.finish_deferred_init()
                 for target in param.list_data():
                     reader.read(name, where, target)
     if trainer is not None:

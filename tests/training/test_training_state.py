@@ -211,6 +211,22 @@ def test_load_discards_later_steps_and_gradients(way, tmp_path):
         assert same(expected, run(stray, True)), stray
 
 
+def test_load_within_accumulation_into_a_network_of_unknown_shapes(tmp_path):
+    net = network()
+    trainer = trainer_of(net, accumulate=3)
+    train(net, trainer, 0, 4)
+    mx.parallel.save(tmp_path, net, trainer)
+    other = nn.HybridSequential(prefix="n_")
+    with other.name_scope():
+        other.add(nn.Dense(4, activation="tanh"), nn.Dense(2))
+    other.initialize()
+    resumed = trainer_of(other, accumulate=3)
+    mx.parallel.load(tmp_path, other, resumed)
+    for each in ((net, trainer), (other, resumed)):
+        train(*each, 4, 8)
+    assert same(net, other)
+
+
 def test_states_follow_replicas_that_leave_and_come_back():
     """A replica that is made again has the momentum of now, not of when it was last there."""
 
