@@ -271,6 +271,12 @@ static inline uint32_t mpg_compiled_kept(const mpg_compiled *c, uint32_t i) {
 static inline uint32_t mpg_compiled_result(const mpg_compiled *c, uint32_t i) {
   return c->num_inputs + c->num_kept + i;
 }
+/* Returns the graph value of output i: a result or an input that is passed through. */
+static inline const mpg_graph_value *mpg_compiled_output_value(const mpg_compiled *c, uint32_t i) {
+  uint32_t external = c->outputs[i].external, first = mpg_compiled_result(c, 0);
+  return mpg_graph_at(&c->graph,
+                      external < first ? c->inputs[external] : c->results[external - first]);
+}
 static inline uint32_t mpg_compiled_out_grad(const mpg_compiled *c, uint32_t i) {
   return mpg_compiled_result(c, c->num_results) + i;
 }

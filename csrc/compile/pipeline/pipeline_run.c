@@ -172,10 +172,7 @@ static mpg_status make_output(mpg_pipeline_run *run, uint32_t i) {
       desc.shape.dims[0] += mpg_micro_batch_rows(mpg_micro_batch_output(&run->micro_batches[k], i));
   }
   const mpg_compiled *c = run->micro_batches[0].state.compiled;
-  MPG_TRY(mpg_device_get(
-      mpg_graph_at(&c->graph, c->results[c->outputs[i].external - mpg_compiled_result(c, 0)])
-          ->device,
-      &device));
+  MPG_TRY(mpg_device_get(mpg_compiled_output_value(c, i)->device, &device));
   MPG_TRY(mpg_tensor_create(device, &desc, &run->outputs[i]));
   if (device->id.rank)
     run->outputs[i].storage->name = mpg_ranks_name_array(run->origin, MPG_MADE_BY_PIPELINE);

@@ -164,8 +164,9 @@ static PyObject *staged_call_outputs(PyObject *object, void *Py_UNUSED(unused)) 
     const mpg_compiled_output *output = &c->outputs[i];
     bool own = output->external >= c->num_inputs;
     for (uint32_t k = 0; k < i; k++) own = own && c->outputs[k].external != output->external;
-    PyObject *item = Py_BuildValue("NsO", mpg_py_shape_tuple(&output->desc.shape),
-                                   mpg_dtype_name(output->desc.dtype), own ? Py_True : Py_False);
+    PyObject *item = Py_BuildValue(
+        "NsNO", mpg_py_shape_tuple(&output->desc.shape), mpg_dtype_name(output->desc.dtype),
+        mpg_py_context(mpg_compiled_output_value(c, i)->device), own ? Py_True : Py_False);
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }
@@ -255,7 +256,7 @@ static PyMethodDef staged_call_methods[] = {
     {0}};
 static PyGetSetDef staged_call_properties[] = {
     {"outputs", staged_call_outputs, NULL,
-     "(shape, dtype, whether it has memory of its own) of each result.", NULL},
+     "(shape, dtype, ctx, whether it has memory of its own) of each result.", NULL},
     {0}};
 static PyType_Slot staged_call_slots[] = {
     {Py_tp_new, staged_call_new},

@@ -464,12 +464,12 @@ class Entry:
                 raise
             except (MXNetError, ValueError) as error:
                 works = next((size for size, *_ in self.calls if size != rows), None)
-                if works is None:
+                if works is None or _core.ranks_find_lost()[0] >= 0:
                     raise
                 raise of_size(
                     error, self.signature.path, rows, works, self.pipeline, self.kinds
                 ).with_traceback(error.__traceback__) from None
-            shared = tuple(i for i, (_, _, own) in enumerate(call.outputs) if not own)
+            shared = tuple(i for i, (*_, own) in enumerate(call.outputs) if not own)
             if shared:
                 self.copied = shared
                 call = make()
@@ -593,9 +593,12 @@ class PipelinedCall:
             outputs[0] if structure is _nested.ARRAY else _nested.regroup(structure, iter(outputs))
         )
 
-    def begin(self, args: tuple[Any, ...], recording: bool) -> tuple[_core.PipelineRun, Entry, Any]:
+    def begin(
+        self, args: tuple[Any, ...], recording: bool, moved: bool = False
+    ) -> tuple[_core.PipelineRun, Entry, Any]:
         """Returns a run of all micro-batches with nothing queued yet, its entry, and a function
-        that must be called with the results once everything is queued."""
+        that must be called with the results once everything is queued. `moved` is True if the
+        states are already on the devices on which the block returns them."""
         axis, flat = self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, self._pipeline.carry)
@@ -606,6 +609,14 @@ class PipelinedCall:
         entry = self._entry_of(structure, places, fronts, kinds, rows)
         params = [param.arrays[ctx] for param, ctx in entry.signature.used]
         calls, statistics, taps = self._calls(entry, fronts, kinds, params, rows, recording)
+        if self._pipeline.carry and not moved:
+            homes = [a.context for a in flat]
+            for i, kind in enumerate(kinds):
+                if kind == CARRIED:
+                    homes[i] = calls[0].outputs[entry.carried_from[i]][2]
+            if homes != [a.context for a in flat]:
+                states = iter([a.as_in_context(ctx) for a, ctx in zip(flat, homes)])
+                return self.begin(_nested.regroup(structure, states), recording, True)
         run = _core.PipelineRun(
             tuple(calls),
             tuple((axis, begin, end - begin, total) for begin, end in rows),
@@ -709,7 +720,7 @@ class PipelinedCall:
             calls.append(call)
             statistics.append(found)
             for i in state:  # shape of the state after this micro-batch
-                shape, dtype, _ = call.outputs[entry.carried_from[i]]
+                shape, dtype, *_ = call.outputs[entry.carried_from[i]]
                 if shape != state[i].shape:
                     state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
         return calls, statistics, MicroBatchTaps(lookups)
