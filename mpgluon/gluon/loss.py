@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, _domain, ndarray as nd
+from .. import _core, _domain, _ranks, ndarray as nd
 from .._hints import LOSSES as _LOSSES, of_module as _of_module
 from .block import HybridBlock
 
@@ -186,6 +186,11 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
 SigmoidBCELoss = SigmoidBinaryCrossEntropyLoss
 
 
+def _has_values(array):
+    """True if the array is not traced, and this rank has its values."""
+    return not array._traced and array.context.rank in (None, _ranks.own())
+
+
 class SoftmaxCrossEntropyLoss(Loss):
     """Cross entropy of labels and the softmax of `pred`, averaged over each sample.
 
@@ -234,7 +239,7 @@ class SoftmaxCrossEntropyLoss(Loss):
                 "SoftmaxCrossEntropyLoss: labels have the shape of the predictions, "
                 f"{label.shape}; for one-hot labels or probabilities use sparse_label=False"
             )
-        if _core.engine_mode() == "sync" and not label._traced and label.size:
+        if _core.engine_mode() == "sync" and label.size and _has_values(label):
             labels, classes = label.asnumpy(), pred.shape[self._axis]
             wrong = np.argwhere(~((labels > -1) & (labels < classes)))  # NaN is also wrong
             if len(wrong):

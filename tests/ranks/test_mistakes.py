@@ -47,6 +47,7 @@ def test_all_ranks_are_told():
     [
         ("raise", "rank 1 has failed: ArithmeticError: a mistake of rank 1"),
         slow("end", "rank 1 has ended, and has not sent"),
+        ("end before a graph", "rank 1 has ended, but rank 0 waits for it, for 'a new graph'"),
         slow("stop", "nothing has been heard of rank 1 for"),
     ],
 )

@@ -235,11 +235,20 @@ static void look_around(int64_t *seen) {
       snprintf(text, sizeof text, "rank %d has failed: %.400s", i, peer->failed);
       mpg_peer_lost(i, text);
     } else if (peer->ended_ns) {
-      if (now - peer->ended_ns < LATE_NS || !waits_for(i)) continue;
-      snprintf(text, sizeof text,
-               "rank %d has ended, and has not sent what rank %d waits for: the ranks run "
-               "different programs",
-               i, engine->rank);
+      const mpg_standing *own = &engine->peers[engine->rank].standing;
+      if (now - peer->ended_ns < LATE_NS) continue;
+      if (waits_for(i))
+        snprintf(text, sizeof text,
+                 "rank %d has ended, and has not sent what rank %d waits for: the ranks run "
+                 "different programs",
+                 i, engine->rank);
+      else if (mpg_standing_awaits(i, now - LATE_NS))
+        snprintf(text, sizeof text,
+                 "rank %d has ended, but rank %d waits for it, for %.300s: the ranks run different "
+                 "programs",
+                 i, engine->rank, own->text);
+      else
+        continue;
       mpg_peer_lost(i, text);
     } else if (now - peer->heard_ns > engine->limit_ns) {
       char steps[40] = "";

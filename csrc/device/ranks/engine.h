@@ -126,6 +126,8 @@ bool mpg_message_free(mpg_message *message);
 /* Fails a message because its rank is lost. Its missing data is not waited for. */
 void mpg_message_give_up(mpg_message *message, const char *text);
 void mpg_standing_judge(int64_t now); /* standstill.c: deadlock detection */
+/* True if this rank's host has waited for `rank` without progress since before since_ns. */
+bool mpg_standing_awaits(int rank, int64_t since_ns);
 bool mpg_messages_advance(void);      /* returns true if a message advanced */
 mpg_status mpg_news_listen(int rank); /* for the next report */
 mpg_status mpg_news_tell(int rank, mpg_news news, const char *text);

@@ -88,6 +88,11 @@ void mpg_ranks_look_over(mpg_rank_wait *wait) {
   pthread_mutex_unlock(&engine->lock);
 }
 
+bool mpg_standing_awaits(int rank, int64_t since_ns) {
+  const mpg_standing *own = &engine->peers[engine->rank].standing;
+  return own->since_ns && own->since_ns < since_ns && own->waits_for & bit_of(rank);
+}
+
 /* --- All ranks; the engine's lock is held ----------------------------------------------------- */
 
 static bool stands(int rank, int64_t now) {
