@@ -442,6 +442,9 @@ typedef enum mpg_engine_mode {
 } mpg_engine_mode;
 mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed);
 mpg_engine_mode mpg_engine_get_mode(void);
+/* Runs the tasks that MPG_ENGINE_SHUFFLE keeps until a thread waits, unless they wait for other
+ * work. No effect in other modes. Host lock not held. */
+void mpg_engine_run_ready(void);
 
 /* Block paths: interned text and its number. */
 uint32_t mpg_scope_intern(const char *path); /* Returns 0 if out of memory. */

@@ -136,6 +136,12 @@ static bool shuffle_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) 
   return reached;
 }
 
+void mpg_engine_run_ready(void) {
+  pthread_mutex_lock(&shuffle.lock);
+  for (shuffle_queue *queue; !shuffle.running && (queue = draw());) run_next(queue);
+  pthread_mutex_unlock(&shuffle.lock);
+}
+
 static bool shuffle_run_wait(mpg_run *run, mpg_point point) {
   run->blocked_on = point;
   return false;

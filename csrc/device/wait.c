@@ -44,6 +44,7 @@ static mpg_status block(mpg_device *device, mpg_tick tick, manner how, mpg_rank_
     if (how.give_up_lock) mpg_host_acquire_lock(token);
     if (how.interruptible && !reached) MPG_TRY(mpg_host_check_interrupt());
     if (reached) break;
+    if (device->remote) mpg_engine_run_ready(); /* the other rank may wait for that work */
     mpg_meetings_look(&seen);
     mpg_ranks_look(ranks, device, tick, NULL);
   }

@@ -51,6 +51,13 @@ static PyObject *set_engine_mode(PyObject *Py_UNUSED(module), PyObject *args, Py
   return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
                       "the engine's mode is 'async', 'sync' or 'shuffle', got '%s'", mode);
 }
+static PyObject *run_ready(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  Py_BEGIN_ALLOW_THREADS;
+  mpg_engine_run_ready();
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
 static PyObject *engine_mode(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyUnicode_FromString(modes[mpg_engine_get_mode()]);
 }
@@ -218,6 +225,8 @@ PyMethodDef mpg_py_runtime_methods[] = {
     {"set_engine_mode", (PyCFunction)(void (*)(void))set_engine_mode, METH_VARARGS | METH_KEYWORDS,
      "set_engine_mode(mode, seed=0)\n--\n\n'async'; 'sync': each op has run, or failed, when its "
      "call returns; 'shuffle': late and in random legal order, for tests."},
+    {"run_ready", run_ready, METH_NOARGS,
+     "run_ready()\n--\n\nRuns the tasks that the engine 'shuffle' keeps until a thread waits."},
     {"engine_mode", engine_mode, METH_NOARGS, "engine_mode()\n--\n\nThe present mode."},
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nWhat was built in: a dict."},
     {"set_library_folders", set_library_folders, METH_O,

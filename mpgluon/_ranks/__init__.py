@@ -219,6 +219,7 @@ def _wait_and_look(request, what, works):
         waited = time.monotonic() - begin
         if waited > 0.001:
             pause = min(pause * 1.5 + 0.00002, 0.002)
+            _core.run_ready()  # the other ranks may wait for that work
             lost, why, _ = _core.ranks_find_lost()
             if lost >= 0:
                 raise MXNetError(f"{what}: {why}")

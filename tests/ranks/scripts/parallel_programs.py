@@ -260,3 +260,19 @@ def rows(devices):
             trainer.step(6)
         kept += [param.data() for param in net.collect_params().values()]
     return kept
+
+
+@program
+def shuffled_engine(devices):
+    """A rank that waits for the others runs the work that this engine keeps until a thread waits:
+    the other ranks may wait for its messages."""
+    former = mx.engine.mode()
+    mx.engine.set_mode("shuffle", 3)
+    try:
+        sent = (nd.ones((3,), ctx=devices[0]) * 2).as_in_context(devices[1])
+        if par.rank() == 1:
+            sent.wait_to_read()
+        par.barrier()
+        return [sent]
+    finally:
+        mx.engine.set_mode(former)
