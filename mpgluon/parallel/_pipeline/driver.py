@@ -7,7 +7,7 @@ import collections
 import gc
 from typing import TYPE_CHECKING
 
-from ... import _core
+from ... import _core, _ranks
 from ...context import memory_stats
 from .. import schedules
 from .stages import Stages
@@ -46,8 +46,27 @@ ALL_AT_ONCE = (
 )
 
 
-# The plan by which the passes of a run are queued. `peaks` has the maximum bytes on each device
-# since the start of the run.
+def _fits(peaks):
+    """Whether the limits of devices leave as many bytes."""
+    return not any(
+        memory_stats(ctx)["limit"]
+        and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
+        for ctx, needed in peaks.items()
+    )
+
+
+def _costs_of_ranks(report):
+    """The costs of a report, each as its device's rank has measured it. All ranks call it."""
+    stages, actions = report.stages, sorted(report.costs)
+    ranks = [stages.contexts[stages.graph.devices[action.stage]].rank for action in actions]
+    known = (None, _ranks.own())
+    costs = {i: report.costs[a] for i, a in enumerate(actions) if ranks[i] in known}
+    joined = _ranks.join(costs)
+    return {action: joined[i] for i, action in enumerate(actions)}
+
+
+# The plan that passes of a run are queued by; peaks: the most bytes on each device, from the run's
+# begin on.
 Prepared = collections.namedtuple("Prepared", "stages table items peaks schedule")
 
 
@@ -87,8 +106,9 @@ class Driver:
         return prepared
 
     def _choose(self, run):
-        """Chooses a schedule if schedule='auto': from the third step on, the one with the shortest
-        simulated time, by the times of the second step, that fits into the devices' memory."""
+        """schedule='auto': from the third step on, what is quickest on paper with the times of the
+        second, within the devices' memory. The same on all ranks, each of which knows the times and
+        limits of its own devices."""
         entry = self.entry
         entry.runs += 1
         if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:
@@ -96,21 +116,21 @@ class Driver:
         report, best = self.pipeline.report(), None
         own = any(report.stages is prepared.stages for prepared in entry.tables.values())
         if report.micro_batches != run.micro_batches or not own:
-            return  # the last step had another shape
-        for name in schedules.SCHEDULES:
-            stages, table, _, peaks, _ = self._prepare(run, "FB", name)
-            if any(
-                memory_stats(ctx)["limit"]
-                and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
-                for ctx, needed in peaks.items()
-            ):
+            return  # the last step was of another shape
+        ranked = any(ctx.rank is not None for ctx in report.stages.contexts)
+        costs = _costs_of_ranks(report) if ranked else report.costs
+        prepared = {name: self._prepare(run, "FB", name) for name in schedules.SCHEDULES}
+        too_large = {i: True for i, one in enumerate(prepared.values()) if not _fits(one.peaks)}
+        if ranked:
+            too_large = _ranks.join(too_large)
+        for i, (name, (stages, table, _, peaks, _)) in enumerate(prepared.items()):
+            if i in too_large:
                 continue
-            makespan = schedules.simulate(
-                table, stages.graph, run.micro_batches, report.costs
-            ).makespan
+            makespan = schedules.simulate(table, stages.graph, run.micro_batches, costs).makespan
             if best is None or (makespan, sum(peaks.values())) < best[:2]:
                 best = (makespan, sum(peaks.values()), name)
-        entry.chosen = best[2] if best else schedules.DEFAULT
+        chosen = best[2] if best else schedules.DEFAULT
+        entry.chosen = _ranks.gather("the schedule of a pipeline", chosen)[0] if ranked else chosen
 
     def _queue(self, run, prepared, phases):
         """Queues a plan and records it for the report."""

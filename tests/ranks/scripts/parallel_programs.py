@@ -7,7 +7,7 @@ import numpy as np
 from registered import LOSS, PROGRAMS, inputs, program, values
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon import _ranks, autograd, gluon, nd, parallel as par
 from mpgluon.gluon import nn, rnn
 from support.pipelines import Attention
 
@@ -258,6 +258,21 @@ def rows(devices):
                 kept.append(LOSS(net(x), label))
             kept[-1].backward()
             trainer.step(6)
+        kept += [param.data() for param in net.collect_params().values()]
+    return kept
+
+
+@program
+def auto_schedule(devices):
+    """All ranks choose the same schedule, although each has measured its own devices."""
+    kept = []
+    for _ in range(8):
+        net = Words(devices)
+        pipeline = par.Pipeline(3, "auto")
+        step = par.TrainStep(net, LOSS, gluon.Trainer(net.collect_params(), "sgd"), pipeline)
+        x = nd.array([1, 5, 1, 7, 2, 5], ctx=devices[0])
+        kept += [step(x, labels(6, 3, devices[1])) for _ in range(4)]
+        _ranks.compare("the schedule", pipeline.report().schedule)
         kept += [param.data() for param in net.collect_params().values()]
     return kept
 
