@@ -133,6 +133,12 @@ static PyObject *ranks_note_meeting(PyObject *Py_UNUSED(self), PyObject *Py_UNUS
   Py_RETURN_NONE;
 }
 
+static PyObject *ranks_name_arrays(PyObject *Py_UNUSED(self), PyObject *object) {
+  int named = PyObject_IsTrue(object);
+  if (named < 0) return NULL;
+  return PyBool_FromLong(mpg_ranks_name_arrays(named != 0));
+}
+
 static PyObject *ranks_look(PyObject *Py_UNUSED(self), PyObject *args) {
   const char *what;
   unsigned long long progress;
@@ -281,6 +287,9 @@ static PyMethodDef methods[] = {
      "make together, and compare."},
     {"ranks_note_meeting", ranks_note_meeting, METH_NOARGS,
      "ranks_note_meeting()\n--\n\nAll ranks are at the same place of the program."},
+    {"ranks_name_arrays", ranks_name_arrays, METH_O,
+     "ranks_name_arrays(named)\n--\n\nSets whether arrays that this thread makes get names, which "
+     "the ranks compare. Returns the previous setting."},
     {"ranks_look", ranks_look, METH_VARARGS,
      "ranks_look(what, progress, again)\n--\n\nThis rank waits for all others, in vain so far; "
      "again: not for the first time, with the number that the last call has returned."},

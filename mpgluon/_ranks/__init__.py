@@ -7,10 +7,12 @@ never go through Python (``csrc/device/ranks``).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _core
@@ -262,6 +264,17 @@ def gather(what: str, text: str) -> list[str]:
         )
     _core.ranks_note_meeting()
     return [text for _, text in said]
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Leaves the arrays that this thread makes out of the sequence that the ranks compare: this
+    rank alone makes them."""
+    former = _core.ranks_name_arrays(False)
+    try:
+        yield
+    finally:
+        _core.ranks_name_arrays(former)
 
 
 def compare(what: str, said: str) -> None:

@@ -352,7 +352,7 @@ WRITABLE = {
     "csrc/device/meeting": "meetings",
     "csrc/device/mock": "shuffle",
     "csrc/device/profiler": "latest_start mpg_profiling",
-    "csrc/device/ranks/calls": "calls",
+    "csrc/device/ranks/calls": "alone calls",
     "csrc/device/ranks/engine": "mpg_the_engine next_number",
     "csrc/device/ranks/remote": "remotes",
     "csrc/device/scope": "chunks count table table_size",

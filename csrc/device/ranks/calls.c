@@ -23,6 +23,9 @@ static struct {
   mpg_rank_step step;
 } calls;
 
+/* This thread makes arrays that the other ranks do not make. */
+static _Thread_local bool alone;
+
 /* --- Names of arrays -------------------------------------------------------------------------- */
 
 /* Bits of a name: the 32 bits of the line's key, then MEETING_BITS, KIND_BITS, COUNT_BITS. */
@@ -57,7 +60,7 @@ static bool make_room(void) {
 }
 
 uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind) {
-  if (engine->size < 2 || !origin) return 0;
+  if (engine->size < 2 || !origin || alone) return 0;
   uint32_t key = mpg_host_origin_key(origin);
   if (!key || !make_room()) return 0; /* arrays without a name are not compared */
   uint64_t line_and_kind = (uint64_t)origin << 32 | kind;
@@ -67,6 +70,12 @@ uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind) {
   uint32_t count = low_bits(++found->count, COUNT_BITS);
   return (uint64_t)key << 32 | low_bits(calls.meetings, MEETING_BITS) << (COUNT_BITS + KIND_BITS) |
          low_bits(kind, KIND_BITS) << COUNT_BITS | count;
+}
+
+bool mpg_ranks_name_arrays(bool named) {
+  bool former = !alone;
+  alone = !named;
+  return former;
 }
 
 uint64_t mpg_ranks_note_graph(void) { return ++calls.graphs; }

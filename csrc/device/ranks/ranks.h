@@ -87,9 +87,13 @@ mpg_rank_step mpg_ranks_step(void);
  * array, the kind of call (an op's number plus MPG_MADE_BY_OP, or another enumerator), and the
  * count of arrays that such calls on that line have made since the last rendezvous. Equal names in
  * all processes mean the same array, unless a rank makes the call more often than another one.
- * Returns 0 if the line is unknown. */
+ * Returns 0 if the line is unknown, or if this thread makes arrays that the other ranks do not
+ * make. */
 enum { MPG_MADE_BY_GRAPH, MPG_MADE_BY_PIPELINE, MPG_MADE_BY_HOST, MPG_MADE_BY_OP };
 uint64_t mpg_ranks_name_array(uint32_t origin, uint32_t kind);
+/* Sets whether arrays that this thread makes get names and are counted. False if this rank alone
+ * makes them. Returns the previous setting. Any thread. */
+bool mpg_ranks_name_arrays(bool named);
 void mpg_ranks_note_meeting(void); /* at a rendezvous of all ranks: restarts the counts of names */
 uint64_t mpg_ranks_note_graph(void); /* returns the number of a graph that all ranks agreed on */
 

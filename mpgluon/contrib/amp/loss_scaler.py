@@ -25,8 +25,8 @@ def all_finite(arrays: Iterable[Any]) -> bool:
     by_device: dict[Any, list[NDArray]] = {}
     for array in arrays:
         dense = array if array.stype == "default" else array.data
-        if dense.size:
-            by_device.setdefault(dense.context, []).append(dense)
+        # A device without elements has a flag as well: another rank may have rows there.
+        by_device.setdefault(dense.context, []).extend([dense] if dense.size else [])
     flags = []
     with autograd.pause():
         for ctx, own in by_device.items():

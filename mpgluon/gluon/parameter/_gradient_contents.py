@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ... import ndarray as nd
-from ..._core import NotSupportedError, dtype_name
+from ... import _ranks, ndarray as nd
+from ..._core import dtype_name
 from ...base import MXNetError
 from ...ndarray.sparse import RowSparseNDArray
 
@@ -64,19 +64,18 @@ def summed(contents: Sequence[Content], count: int) -> list[Content]:
     return [(total if i == 0 else None, fresh) for i in range(count)]
 
 
-def filled(param: Parameter, grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
-    """Returns a gradient on device `ctx` with the given contents. `grad` is the row_sparse gradient
-    to fill, or None for a dense gradient, which is created."""
+def filled(grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
+    """A gradient on a device with contents from elsewhere. `grad`: the row_sparse gradient to
+    fill; None for a dense one, which is made."""
     if grad is None:
         same = dtype_name(content.dtype) == dtype_name(dtype)
         return content.copyto(ctx) if same else content.as_in_context(ctx).astype(dtype)
-    if content is not None and content.indices.size:
-        if ctx.rank is not None or content.context.rank is not None:
-            raise NotSupportedError(
-                f"Parameter '{param.name}': its row_sparse gradient holds rows, and these cannot "
-                "move to or from a device of another rank; move the parameter after the update"
-            )
-        grad[:] = content.as_in_context(ctx).astype(dtype)
+    if content is None:
+        return grad
+    content = content.as_in_context(ctx)  # all ranks take part, with rows and without
+    if content.indices.size:
+        with _ranks.alone():
+            grad[:] = content.astype(dtype)
     return grad
 
 

@@ -636,13 +636,13 @@ class Parameter(MXNetNames):
                 for ctx, array in data.items()
             }
             for ctx, (content, fresh) in contents.items():
-                filled(self, grad[ctx], ctx, content, data[ctx].dtype).mark(fresh)
+                filled(grad[ctx], ctx, content, data[ctx].dtype).mark(fresh)
             data = {ctx: RowGradientWeight(array, grad[ctx]) for ctx, array in data.items()}
         elif req != "null":
             grad = {
                 ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype)
                 if contents.get(ctx, (None,))[0] is None
-                else filled(self, None, ctx, contents[ctx][0], array.dtype)
+                else filled(None, ctx, contents[ctx][0], array.dtype)
                 for ctx, array in data.items()
             }
             marks += [

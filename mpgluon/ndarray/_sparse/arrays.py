@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import _core
+from ... import _core, _ranks
 from ..._core import Context, MXNetError, NDArray
 from .rows import add_rows, index_array, occurring, pointers, row_numbers, take_rows
 
@@ -199,6 +199,13 @@ class BaseSparseNDArray(NDArray):
     @property
     def shape(self) -> Shape:
         return self._shape
+
+    @property
+    def here(self) -> bool:
+        """Whether this process has the contents: not on a device of another rank. For the package's
+        other modules."""
+        rank = self.context.rank
+        return rank is None or rank == _ranks.own()
 
     @property
     def ndim(self) -> int:
@@ -451,7 +458,22 @@ class RowSparseNDArray(BaseSparseNDArray):
         return RowSparseNDArray(values, self.index, self._shape)
 
     def _on(self, ctx):
-        return RowSparseNDArray(self.values.copyto(ctx), self.index.copyto(ctx), self._shape)
+        values, index = self.values, self.index
+        rank = self.context.rank
+        if rank is not None and rank != ctx.rank and _ranks.count() > 1:
+            values, index = self._of_owner(rank, values, index)
+        return RowSparseNDArray(values.copyto(ctx), index.copyto(ctx), self._shape)
+
+    def _of_owner(self, rank, values, index):
+        """The parts with as many rows as their rank has. Only that rank knows the number of rows
+        of a gradient, and a transfer has the same shape on all ranks."""
+        name = "the number of rows of a row_sparse array"
+        rows = int(_ranks.gather(name, str(values.shape[0]))[rank])
+        if values.shape[0] == rows:
+            return values, index
+        with _ranks.alone():
+            values = _core.empty((rows, *self._shape[1:]), self.context, self.dtype)
+            return values, _core.empty((rows,), self.context, "int64")
 
     def _taken(self, dense):
         return take_rows(dense, self._index)
@@ -480,7 +502,8 @@ class RowSparseNDArray(BaseSparseNDArray):
             raise ValueError(f"tostype: from row_sparse to {stype!r} is not supported")
         if self._variable is not None and _core.is_recording():
             return self._variable
-        self.numbers()  # are in range
+        if self.here:
+            self.numbers()  # are in range
         return add_rows(self.values, self.index, self._shape[0])
 
     def retain(self, indices: NDArray) -> RowSparseNDArray:

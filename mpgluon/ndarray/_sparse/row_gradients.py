@@ -119,13 +119,11 @@ class RowSparseGradient(RowSparseNDArray):
     has written the gradient since `used` was called.
     """
 
-    __slots__ = ("_fresh", "_parts", "_request", "here")
+    __slots__ = ("_fresh", "_parts", "_request")
 
     def __init__(self, shape: Shape, ctx: Context, dtype: DType, request: str) -> None:
         self._parts: list[_Part | _MicroBatches] = []
         self._request, self._fresh = request, False
-        # True if this process stores the contents. A device of another rank sums them there.
-        self.here: bool = ctx.rank is None or ctx.rank == _ranks.own()
         zeros = zeros_of("row_sparse", shape, ctx, dtype)
         super().__init__(zeros.values, zeros.index, shape)
 
@@ -199,7 +197,8 @@ class RowSparseGradient(RowSparseNDArray):
                 part.forget()
             self._fresh = self._fresh or bool(reached)
             reached = []
-        with _core.pause():
+        # The ranks that do not have the gradient's device add nothing up.
+        with _core.pause(), _ranks.alone():
             taken = [part.take(self._shape[0]) for part in reached]
             self._parts = [part for part in self._parts if part.kept]
             if not taken:
@@ -240,6 +239,15 @@ class RowSparseGradient(RowSparseNDArray):
     def awaited(self) -> bool:
         """True if a backward pass may still write it."""
         return any(part.kept for part in self._parts)
+
+    def for_update(self) -> RowSparseNDArray:
+        """The gradient for an update in which all ranks take part. A rank that does not have it
+        gets one row without contents."""
+        if self.here:
+            return self
+        ctx, dtype = self._values.context, self._values.dtype
+        values = _core.empty((1, *self._shape[1:]), ctx, dtype)
+        return RowSparseNDArray(values, _core.empty((1,), ctx, "int64"), self._shape)
 
     def mark(self, fresh: bool) -> None:
         """Sets whether it is treated as written by backward."""

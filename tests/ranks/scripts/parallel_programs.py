@@ -262,6 +262,34 @@ def rows(devices):
     return kept
 
 
+def lookup(table, ctx):
+    """A backward pass that reaches two rows of an embedding."""
+    with autograd.record():
+        loss = (table(nd.array([7, 1, 7], ctx=ctx)) ** 2).sum()
+    loss.backward()
+
+
+@program
+def copied_rows(devices):
+    """Copies of row_sparse arrays and gradients in both directions. Only the rank of a gradient
+    knows how many rows it has."""
+    own, kept = mx.cpu(0), []
+    for source, target in ((0, 1), (1, 0), (2, 3), (0, 2)):
+        source, target = devices[source], devices[target]
+        table = nn.Embedding(9, 4, sparse_grad=True)
+        table.initialize(mx.init.Uniform(1), ctx=source)
+        lookup(table, source)
+        gradient, into = table.weight.grad(), nd.sparse.zeros("row_sparse", (9, 4), ctx=target)
+        there = gradient.as_in_context(target)
+        gradient.copyto(into)
+        array = nd.array([[0], [1], [0], [2]]).tostype("row_sparse").as_in_context(source)
+        kept += [gradient, there, there.as_in_context(source), into, gradient.tostype("default")]
+        kept += [there.tostype("default"), array, array.as_in_context(target)]
+        table.weight.zero_grad()
+        kept += [gradient.as_in_context(target), there.as_in_context(own).as_in_context(target)]
+    return kept
+
+
 @program
 def auto_schedule(devices):
     """All ranks choose the same schedule, although each has measured its own devices."""
