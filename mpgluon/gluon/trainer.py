@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .. import _core, autograd, kvstore as kvstores, ndarray as nd, optimizer as opt
+from .. import _core, _ranks, autograd, kvstore as kvstores, ndarray as nd, optimizer as opt
 from .._hints import TRAINER, absent, present
 from ..base import MXNetAssertionError
 from ..optimizer._lazy import sum_rows
@@ -449,11 +449,12 @@ class Trainer(TrainerStore, TrainerState):
         return True
 
     def _update_rows(self, index, param):
-        """Updates a parameter by its row_sparse gradients."""
+        """Updates a parameter by its row_sparse gradients. All ranks call the updater, so all know
+        which states there are, how many updates and how many random calls."""
         fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
         for ctx, grad in fresh.items():
-            if grad.here:
-                self._updater(ctx)(index, grad, param.arrays[ctx])
+            with _ranks.alone():  # the number of rows decides which ops it calls
+                self._updater(ctx)(index, grad.for_update(), param.arrays[ctx])
                 if self._accumulate > 1:
                     grad[:] = 0
             grad.used()

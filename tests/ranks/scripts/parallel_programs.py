@@ -291,6 +291,25 @@ def copied_rows(devices):
 
 
 @program
+def moved_rows(devices):
+    """A row_sparse gradient moves between backward and update, with the optimizer's states, the
+    count of updates and the number of random calls, which all ranks know."""
+    kept = []
+    for optimizer in ("adam", "sgld"):
+        table, ctx = nn.Embedding(9, 4, sparse_grad=True), devices[0]
+        table.initialize(mx.init.Uniform(1), ctx=ctx)
+        trainer = gluon.Trainer(table.collect_params(), optimizer)
+        for target in (devices[1], devices[1], devices[0], mx.cpu(0), devices[3], devices[2]):
+            lookup(table, ctx)
+            ctx = target
+            table.weight.reset_ctx(ctx)
+            trainer.step(2)
+            kept += [table.weight.grad(), table.weight.data().copy()]
+        kept.append(nd.random.uniform(shape=(3,), ctx=devices[1]))
+    return kept
+
+
+@program
 def auto_schedule(devices):
     """All ranks choose the same schedule, although each has measured its own devices."""
     kept = []
