@@ -2,6 +2,7 @@
 
 import numpy as np
 
+import mpgluon as mx
 from mpgluon import nd
 
 # A few roundings of each type, relative to the largest value
@@ -18,9 +19,12 @@ CLIPPED = 1e-7  # norms are float32
 ILL_CONDITIONED = 4  # times the rounding error of the wanted values themselves
 
 
-def close(found, wanted, row, what, exact=None):
-    """Raises AssertionError if found and wanted differ by more than a few roundings. `exact`, the
-    wanted values in float64, widens the limit for programs that amplify rounding errors."""
+def values(arrays):
+    """The values of arrays as float64, on all ranks."""
+    return [a.asnumpy() for a in mx.parallel.fetch([a.astype("float64") for a in arrays])]
+
+
+def close(found, wanted, row, what):
     clipped = row["clipping"] != "none"
     tolerance = max(TOLERANCE[row["precision"]], CLIPPED if clipped else 0)
     found = found if isinstance(found, (list, tuple)) else [found]
@@ -28,7 +32,7 @@ def close(found, wanted, row, what, exact=None):
     # A small array may come from sums of terms that are as large as the other arrays.
     least = 0.05 * max([np.nanmax(np.abs(b), initial=0) for b in wanted], default=0)
     for i, (a, b) in enumerate(zip(found, wanted)):
-        a = a.astype("float64").asnumpy() if isinstance(a, nd.NDArray) else a
+        a = values([a])[0] if isinstance(a, nd.NDArray) else a
         limit = tolerance * max(np.nanmax(np.abs(b), initial=0), least)
         if exact is not None:
             limit += ILL_CONDITIONED * np.nanmax(np.abs(b - exact[i]), initial=0)

@@ -16,7 +16,7 @@ import numpy as np
 import mpgluon as mx
 from mpgluon import gluon, nd
 from programs.features.blocks import WIDTH, numbers
-from programs.features.compare import close, flat
+from programs.features.compare import close, flat, values
 from programs.features.table import BY_CODE, REPLICAS
 from support.devices import on
 
@@ -44,7 +44,7 @@ def reset(run):
 
 @event("place")
 def place(run):
-    turned = [on((i + 1) % 3) for i in range(4)]
+    turned = [run.device((i + 1) % 3) for i in range(4)]
     run.net.place(dict(zip(STAGES, turned)), verbose=False)
     if run.net.moves:
         run.net.places = turned
@@ -103,7 +103,7 @@ def checkpoint(run):
 def export(run):
     if run.timewise and run.row["placement"] in REPLICAS:
         return  # a block that reads shapes keeps those of its first call, of a replica's samples
-    wanted = [x.asnumpy() for x in run.predict()]
+    wanted = values(run.predict())
     files = run.net.export(os.path.join(run.folder, "net"), epoch=1)
     count = len(flat(run.inputs(50)[0])) + run.timewise
     names = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
@@ -118,9 +118,9 @@ def export(run):
 
 
 def same_predictions(run, other):
-    wanted, found = run.predict(), run.predict(other)
+    wanted, found = values(run.predict()), values(run.predict(other))
     for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy(), err_msg="the copy predicts")
+        np.testing.assert_array_equal(a, b, err_msg="the copy predicts")
 
 
 @event("pickle")
@@ -145,6 +145,8 @@ def exception(run):
 
 @event("interrupt")
 def interrupt(run):
+    if mx.parallel.num_ranks() > 1:
+        return  # the ranks would not be interrupted at one place, and then run different programs
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0005)

@@ -8,11 +8,11 @@ import tempfile
 import numpy as np
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, lr_scheduler, nd
+from mpgluon import _ranks, autograd, gluon, lr_scheduler, nd
 from mpgluon.contrib import amp
 from mpgluon.parallel import Mesh, Pipeline, TrainStep, schedules
 from programs.features.blocks import WIDTH, Subject, numbers
-from programs.features.compare import flat
+from programs.features.compare import flat, values
 from programs.features.events import EVENTS, IN_BOTH, STAGES
 from programs.features.table import BY_CODE, FACTORS, MESHES, PIPELINED, REPLICAS, STEPS
 from support.devices import on
@@ -28,6 +28,7 @@ PLACES = {
     "placed after": (0, 1, 2, 1),
     "placed by pattern": (0, 0, 1, 1),
     "group2ctx": (0, 1, 1, 0),
+    "ranks": (0, 1, 1, 0),
 }
 RATES = {
     "Factor": lambda: lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1),
@@ -35,6 +36,21 @@ RATES = {
     "Cosine": lambda: lr_scheduler.CosineScheduler(4, 0.1, final_lr=0.01, warmup_steps=1),
     "Poly": lambda: lr_scheduler.PolyScheduler(4, 0.1),
 }
+
+
+@contextlib.contextmanager
+def common_folder():
+    """A temporary folder that all ranks use. Rank 0 creates it, and removes it when all ranks have
+    left it."""
+    with contextlib.ExitStack() as stack:
+        path = ""
+        if mx.parallel.rank() == 0:
+            path = stack.enter_context(tempfile.TemporaryDirectory())
+        try:
+            yield _ranks.gather("the folder of a program", path)[0]
+        finally:
+            with contextlib.suppress(mx.MXNetError):  # of ranks that cannot continue together
+                _ranks.gather("the end of a program", "")
 
 
 class Run:
@@ -65,11 +81,13 @@ class Run:
 
     def places(self):
         placement = self.row["placement"]
-        if placement == "rank 0":
-            return [
-                mx.cpu(i, rank=0) if on(0).device_type == "cpu" else on(i) for i in (0, 1, 1, 0)
-            ]
-        return [on(i) for i in PLACES.get(placement, (0, 0, 0, 0))]
+        return [self.device(i) for i in PLACES.get(placement, (0, 0, 0, 0))]
+
+    def device(self, index):
+        """Device `index` of the row's placement, which names a rank if the placement is "ranks"."""
+        if self.row["placement"] != "ranks" or on(0).device_type != "cpu":
+            return on(index)
+        return mx.cpu(index, rank=index % mx.parallel.num_ranks())
 
     def make_network(self):
         row, placement = self.row, self.row["placement"]
@@ -463,7 +481,7 @@ class Run:
         ]
 
     def keep(self, name, arrays):
-        self.found[name] = [a.astype("float64").asnumpy() for a in arrays]
+        self.found[name] = values(arrays)
 
     # --- The whole --------------------------------------------------------------------------------
 
@@ -494,7 +512,7 @@ class Run:
             if engine != "async":
                 mx.engine.set_mode(engine, *([3] if engine == "shuffle" else []))
                 stack.callback(mx.engine.set_mode, "async")
-            self.folder = stack.enter_context(tempfile.TemporaryDirectory())
+            self.folder = stack.enter_context(common_folder())
             self.net = self.make_network()
             if row["parameters"] == "deferred":
                 self.predict()

@@ -7,6 +7,8 @@ program: `MEANINGLESS` lists those without a meaning, `DIFFERENT` those that are
 compute other values, and `REFUSED` those that raise an error, with words of its text.
 """
 
+import itertools
+
 from mpgluon.parallel import schedules
 from programs.features.blocks import CUSTOM, FLOW, LAYERS, MEMORY, ORIGINS
 
@@ -63,7 +65,7 @@ FACTORS = {
     "exact": {"exact": {"hybridize": {"exact": True}, "TrainStep": {"exact": True}}, "default": {}},
     "placement": {
         **plain("one device", "two devices", "three devices", "four devices", "back and forth"),
-        **plain("placed before", "placed after", "placed by pattern", "group2ctx", "rank 0"),
+        **plain("placed before", "placed after", "placed by pattern", "group2ctx", "ranks"),
         "mesh of stages": {"Mesh": {"axes": {"stage": 2}, "devices": 2}},
         "mesh of named stages": {"Mesh": {"axes": {"stage": 2}, "devices": 2}, "how": "stages"},
         "mesh of replicas": {"Mesh": {"axes": {"data": 2}, "devices": 2}},
@@ -168,7 +170,7 @@ BY_CODE = (
     "three devices",
     "four devices",
     "back and forth",
-    "rank 0",
+    "ranks",
 )
 HALVES = ("float16", "bfloat16", "amp bfloat16", "amp float16", "multi_precision")
 
@@ -272,6 +274,34 @@ REFUSED = [
         LAID_OUT,
     ),
 ]
+
+
+# Combinations that raise an error on all ranks if the placement "ranks" spans several, words of its
+# text, and other values that the error takes.
+REFUSED_ON_RANKS = [
+    ({"event": ["save_parameters", "load_parameters", "pickle"]}, "mx.parallel.save", {}),
+    ({"event": ["export"]}, "mx.parallel.save", COMPILED_WHOLE),
+    ({"event": ["save_states"]}, "mx.parallel.save", {"optimizer": "adam"}),
+    ({"event": ["whole checkpoint"]}, "gather=True needs the arrays of all ranks on one", {}),
+    ({"flow": ["while_loop", "cond"]}, "mx.parallel.fetch", {}),
+    ({"flow": ["while_loop", "cond"]}, "mx.parallel.fetch", COMPILED_WHOLE),
+]
+
+
+def refused_on_ranks(row):
+    return any(
+        all(row[factor] in names for factor, names in values.items())
+        for values, *_ in REFUSED_ON_RANKS
+    )
+
+
+def refused_rows():
+    """The values of a row for each combination of `REFUSED_ON_RANKS`, and words of its error."""
+    return [
+        ({"placement": "ranks", **others, **dict(zip(values, chosen))}, text)
+        for values, text, others in REFUSED_ON_RANKS
+        for chosen in itertools.product(*values.values())
+    ]
 
 
 def excluded(one, other):
