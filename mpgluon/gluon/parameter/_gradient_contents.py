@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _ranks, ndarray as nd
 from ..._core import dtype_name
+from ..._ranks.own_arrays import brought_to_all
 from ...base import MXNetError
 from ...ndarray.sparse import RowSparseNDArray
 
@@ -110,7 +111,12 @@ def to_save(params: Iterable[Parameter], adding: bool, phase: int) -> list[Param
         elif param.grad_req == "add":
             (unsure if not adding else chosen if phase else []).append(param)
     flags = [
-        (param, (array != 0).sum() if array.stype == "default" else array.indices.size)
+        (
+            param,
+            brought_to_all((array != 0).sum())
+            if array.stype == "default"
+            else array.with_rows_of_owner().indices.size,
+        )
         for param in unsure
         for array, _ in contents_of(param)
     ]
@@ -128,6 +134,8 @@ def describe(param: Parameter, name: str, arrays: dict[str, NDArray]) -> dict[st
     replicas = []
     for k, (array, fresh) in enumerate(contents_of(param)):
         key, kind = f"gradient:{k}:{name}", "array"
+        if array.stype != "default":
+            array = array.with_rows_of_owner()
         if array.stype == "default":
             arrays[key] = array
         elif array.indices.size:
@@ -180,7 +188,7 @@ def read(
             fits = content.shape == param.shape
         elif replica["kind"] == "rows":
             values, rows = array_of(f"{key}:values"), array_of(f"{key}:rows")
-            numbers = rows.asnumpy()
+            numbers = brought_to_all(rows).asnumpy()
             fits = (
                 rows.shape == values.shape[:1]
                 and values.shape[1:] == param.shape[1:]

@@ -458,22 +458,24 @@ class RowSparseNDArray(BaseSparseNDArray):
         return RowSparseNDArray(values, self.index, self._shape)
 
     def _on(self, ctx):
-        values, index = self.values, self.index
-        rank = self.context.rank
-        if rank is not None and rank != ctx.rank and _ranks.count() > 1:
-            values, index = self._of_owner(rank, values, index)
+        source = self if self.context.rank == ctx.rank else self.with_rows_of_owner()
+        values, index = source.values, source.index
         return RowSparseNDArray(values.copyto(ctx), index.copyto(ctx), self._shape)
 
-    def _of_owner(self, rank, values, index):
-        """The parts with as many rows as their rank has. Only that rank knows the number of rows
-        of a gradient, and a transfer has the same shape on all ranks."""
-        name = "the number of rows of a row_sparse array"
-        rows = int(_ranks.gather(name, str(values.shape[0]))[rank])
-        if values.shape[0] == rows:
-            return values, index
+    def with_rows_of_owner(self) -> RowSparseNDArray:
+        """The array with as many rows on all ranks, which all call it, as on the rank of its
+        device. Only that rank knows the number of rows of a gradient, and a transfer has the same
+        shape on all ranks. For the package's other modules."""
+        rank, rows = self.context.rank, self.values.shape[0]
+        if rank is None or _ranks.count() == 1:
+            return self
+        owned = int(_ranks.gather("the number of rows of a row_sparse array", str(rows))[rank])
+        if rows == owned:
+            return self
         with _ranks.alone():
-            values = _core.empty((rows, *self._shape[1:]), self.context, self.dtype)
-            return values, _core.empty((rows,), self.context, "int64")
+            values = _core.empty((owned, *self._shape[1:]), self.context, self.dtype)
+            index = _core.empty((owned,), self.context, "int64")
+        return RowSparseNDArray(values, index, self._shape)
 
     def _taken(self, dense):
         return take_rows(dense, self._index)

@@ -310,6 +310,30 @@ def moved_rows(devices):
 
 
 @program
+def saved_rows(devices):
+    """A checkpoint has the row_sparse and dense sums of gradients that no update has used."""
+    net = Words(devices)
+    for param in net.collect_params().values():
+        param.grad_req = "add"
+
+    def backward():
+        with autograd.record():
+            loss = net(nd.array([1, 5, 1], ctx=devices[0])).sum()
+        loss.backward()
+
+    backward()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with tempfile.TemporaryDirectory() as folder:
+        folder = _ranks.gather("the folder", folder)[0]
+        par.save(folder, net, trainer).wait()
+        net.collect_params().zero_grad()
+        par.load(folder, net, trainer)
+        par.barrier()
+    backward()
+    return [param.grad() for param in net.collect_params().values()]
+
+
+@program
 def auto_schedule(devices):
     """All ranks choose the same schedule, although each has measured its own devices."""
     kept = []
