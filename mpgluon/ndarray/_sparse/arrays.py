@@ -470,11 +470,14 @@ class RowSparseNDArray(BaseSparseNDArray):
         if rank is None or _ranks.count() == 1:
             return self
         owned = int(_ranks.gather("the number of rows of a row_sparse array", str(rows))[rank])
-        if rows == owned:
-            return self
+        return self if rows == owned else self.without_contents(owned)
+
+    def without_contents(self, rows: int) -> RowSparseNDArray:
+        """An array like this one with so many rows, for a rank that does not have the contents. For
+        the package's other modules."""
         with _ranks.alone():
-            values = _core.empty((owned, *self._shape[1:]), self.context, self.dtype)
-            index = _core.empty((owned,), self.context, "int64")
+            values = _core.empty((rows, *self._shape[1:]), self.context, self.dtype)
+            index = _core.empty((rows,), self.context, "int64")
         return RowSparseNDArray(values, index, self._shape)
 
     def _taken(self, dense):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ... import _core
+from ... import _core, _ranks
 from ..._core import NDArray
 from .arrays import BaseSparseNDArray, CSRNDArray, RowSparseNDArray, cast_storage, zeros_of
 from .row_gradients import RowGradientWeight, rows_of, whole
@@ -299,12 +299,14 @@ def _at_keys(like, values, keys):
 
 
 def _sum(first, *others):
-    """Sums arrays with the same storage."""
+    """The sum of arrays that are stored alike. Only their device's rank adds row_sparse ones up."""
     parts = (first, *others)
-    values = _op("Concat")(*[part.values for part in parts], dim=0)
-    return _at_keys(
-        first, *sum_equal(values, np.concatenate([_keys(p) for p in parts]), first.context)
-    )
+    if first.stype == "row_sparse" and not first.here:
+        return first.without_contents(1)
+    with _ranks.alone():
+        values = _op("Concat")(*[part.values for part in parts], dim=0)
+        keys = np.concatenate([_keys(part) for part in parts])
+        return _at_keys(first, *sum_equal(values, keys, first.context))
 
 
 def _alike(lhs, rhs):

@@ -243,11 +243,7 @@ class RowSparseGradient(RowSparseNDArray):
     def for_update(self) -> RowSparseNDArray:
         """The gradient for an update in which all ranks take part. A rank that does not have it
         gets one row without contents."""
-        if self.here:
-            return self
-        ctx, dtype = self._values.context, self._values.dtype
-        values = _core.empty((1, *self._shape[1:]), ctx, dtype)
-        return RowSparseNDArray(values, _core.empty((1,), ctx, "int64"), self._shape)
+        return self if self.here else self.without_contents(1)
 
     def mark(self, fresh: bool) -> None:
         """Sets whether it is treated as written by backward."""

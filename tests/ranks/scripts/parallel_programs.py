@@ -310,6 +310,24 @@ def moved_rows(devices):
 
 
 @program
+def replicated_rows(devices):
+    """Replicas on two ranks add their row_sparse gradients up."""
+    kept = []
+    for optimizer in ("adam", "sgd"):
+        table = nn.Embedding(9, 4, sparse_grad=True)
+        table.initialize(mx.init.Uniform(1), ctx=devices[:2])
+        trainer = gluon.Trainer(table.collect_params(), optimizer)
+        for step in range(2):
+            for rows, ctx in zip(([7, 1, 7], [2 + step, 1, 3]), devices):
+                with autograd.record():
+                    loss = (table(nd.array(rows, ctx=ctx)) ** 2).sum()
+                loss.backward()
+            trainer.step(2)
+        kept += [*table.weight.list_data(), *table.weight.list_grad()]
+    return kept
+
+
+@program
 def saved_rows(devices):
     """A checkpoint has the row_sparse and dense sums of gradients that no update has used."""
     net = Words(devices)
