@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core, ndarray as nd
+from .. import _core, _ranks, ndarray as nd
 from .._files import open_regular, replacing
 from .._hints import GLUON, near_names
 from .._ranks.own_arrays import brought_to_all
@@ -227,7 +227,10 @@ def _stored(array):
     if array.stype == "default":
         return array
     values = array.values
-    return values if values.size else nd.zeros(1, ctx=values.context, dtype=values.dtype)
+    if values.size:
+        return values
+    with _ranks.alone():  # the other ranks may have rows
+        return nd.zeros(1, ctx=values.context, dtype=values.dtype)
 
 
 def _like(number, array):

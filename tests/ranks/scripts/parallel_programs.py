@@ -310,6 +310,22 @@ def moved_rows(devices):
 
 
 @program
+def clipped_rows(devices):
+    """The rows of one rank change no names of arrays that all ranks make on the same line: Adam's
+    states, which move to another rank afterwards."""
+    net = Words(devices)
+    trainer = gluon.Trainer(net.collect_params(), "adam", clip_global_norm=0.1)
+    for device in devices[1:3]:
+        net.device = device
+        net.out.collect_params().reset_ctx(device)
+        with autograd.record():
+            loss = net(nd.array([1, 5, 1], ctx=devices[0])).sum()
+        loss.backward()
+        trainer.step(3)
+    return values(net)
+
+
+@program
 def replicated_rows(devices):
     """Replicas on two ranks add their row_sparse gradients up."""
     kept = []
