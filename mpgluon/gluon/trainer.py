@@ -449,8 +449,8 @@ class Trainer(TrainerStore, TrainerState):
         return True
 
     def _update_rows(self, index, param):
-        """Updates a parameter by its row_sparse gradients. All ranks call the updater, so all know
-        which states there are, how many updates and how many random calls."""
+        """Updates a parameter by its row_sparse gradients. All ranks call the updater, so that
+        states, update counts and random calls agree."""
         fresh = {ctx: grad for ctx, grad in param.gradients.items() if grad.fresh}
         for ctx, grad in fresh.items():
             with _ranks.alone():  # the number of rows decides which ops it calls

@@ -25,7 +25,7 @@ def all_finite(arrays: Iterable[Any]) -> bool:
     by_device: dict[Any, list[NDArray]] = {}
     for array in arrays:
         dense = array if array.stype == "default" else array.data
-        # A device without elements has a flag as well: another rank may have rows there.
+        # A device without elements also has a flag, because another rank may have rows there.
         by_device.setdefault(dense.context, []).extend([dense] if dense.size else [])
     flags = []
     with autograd.pause():

@@ -66,14 +66,14 @@ def summed(contents: Sequence[Content], count: int) -> list[Content]:
 
 
 def filled(grad: Any, ctx: Context, content: NDArray | None, dtype: Any) -> Any:
-    """A gradient on a device with contents from elsewhere. `grad`: the row_sparse gradient to
-    fill; None for a dense one, which is made."""
+    """Returns a gradient on device `ctx` with the given contents. `grad` is the row_sparse gradient
+    to fill, or None for a dense gradient, which is created."""
     if grad is None:
         same = dtype_name(content.dtype) == dtype_name(dtype)
         return content.copyto(ctx) if same else content.as_in_context(ctx).astype(dtype)
     if content is None:
         return grad
-    content = content.as_in_context(ctx)  # all ranks take part, with rows and without
+    content = content.as_in_context(ctx)  # called by all ranks, even without rows
     if content.indices.size:
         with _ranks.alone():
             grad[:] = content.astype(dtype)

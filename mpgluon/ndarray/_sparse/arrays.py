@@ -202,8 +202,8 @@ class BaseSparseNDArray(NDArray):
 
     @property
     def here(self) -> bool:
-        """Whether this process has the contents: not on a device of another rank. For the package's
-        other modules."""
+        """True if this process has the contents: the device belongs to its rank. For other modules
+        of the package."""
         rank = self.context.rank
         return rank is None or rank == _ranks.own()
 
@@ -463,9 +463,9 @@ class RowSparseNDArray(BaseSparseNDArray):
         return RowSparseNDArray(values.copyto(ctx), index.copyto(ctx), self._shape)
 
     def with_rows_of_owner(self) -> RowSparseNDArray:
-        """The array with as many rows on all ranks, which all call it, as on the rank of its
-        device. Only that rank knows the number of rows of a gradient, and a transfer has the same
-        shape on all ranks. For the package's other modules."""
+        """Returns the array with the owner's number of rows on all ranks. All ranks call it. Only
+        the owner knows the number of rows of a gradient, and a transfer needs the same shape on
+        all ranks. For other modules of the package."""
         rank, rows = self.context.rank, self.values.shape[0]
         if rank is None or _ranks.count() == 1:
             return self
@@ -473,8 +473,8 @@ class RowSparseNDArray(BaseSparseNDArray):
         return self if rows == owned else self.without_contents(owned)
 
     def without_contents(self, rows: int) -> RowSparseNDArray:
-        """An array like this one with so many rows, for a rank that does not have the contents. For
-        the package's other modules."""
+        """Returns a placeholder with this shape and `rows` rows, for ranks without the contents.
+        For other modules of the package."""
         with _ranks.alone():
             values = _core.empty((rows, *self._shape[1:]), self.context, self.dtype)
             index = _core.empty((rows,), self.context, "int64")

@@ -299,7 +299,7 @@ def _at_keys(like, values, keys):
 
 
 def _sum(first, *others):
-    """The sum of arrays that are stored alike. Only their device's rank adds row_sparse ones up."""
+    """Sums arrays with the same storage. Only the rank of their device sums row_sparse arrays."""
     parts = (first, *others)
     if first.stype == "row_sparse" and not first.here:
         return first.without_contents(1)

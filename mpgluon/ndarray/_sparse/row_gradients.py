@@ -197,7 +197,7 @@ class RowSparseGradient(RowSparseNDArray):
                 part.forget()
             self._fresh = self._fresh or bool(reached)
             reached = []
-        # The ranks that do not have the gradient's device add nothing up.
+        # Only the rank of the gradient's device sums.
         with _core.pause(), _ranks.alone():
             taken = [part.take(self._shape[0]) for part in reached]
             self._parts = [part for part in self._parts if part.kept]
@@ -241,8 +241,8 @@ class RowSparseGradient(RowSparseNDArray):
         return any(part.kept for part in self._parts)
 
     def for_update(self) -> RowSparseNDArray:
-        """The gradient for an update in which all ranks take part. A rank that does not have it
-        gets one row without contents."""
+        """Returns the gradient for an update that all ranks run. Ranks without its contents get a
+        placeholder row."""
         return self if self.here else self.without_contents(1)
 
     def mark(self, fresh: bool) -> None:

@@ -47,7 +47,7 @@ ALL_AT_ONCE = (
 
 
 def _fits(peaks):
-    """Whether the limits of devices leave as many bytes."""
+    """True if the needed bytes are within the limit of each device."""
     return not any(
         memory_stats(ctx)["limit"]
         and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
@@ -56,7 +56,8 @@ def _fits(peaks):
 
 
 def _costs_of_ranks(report):
-    """The costs of a report, each as its device's rank has measured it. All ranks call it."""
+    """Returns the costs of a report, each as measured by the rank of its device. All ranks call
+    it."""
     stages, actions = report.stages, sorted(report.costs)
     ranks = [stages.contexts[stages.graph.devices[action.stage]].rank for action in actions]
     known = (None, _ranks.own())
@@ -65,8 +66,8 @@ def _costs_of_ranks(report):
     return {action: joined[i] for i, action in enumerate(actions)}
 
 
-# The plan that passes of a run are queued by; peaks: the most bytes on each device, from the run's
-# begin on.
+# The plan by which the passes of a run are queued. `peaks` has the maximum bytes on each device
+# since the start of the run.
 Prepared = collections.namedtuple("Prepared", "stages table items peaks schedule")
 
 
@@ -106,9 +107,9 @@ class Driver:
         return prepared
 
     def _choose(self, run):
-        """schedule='auto': from the third step on, what is quickest on paper with the times of the
-        second, within the devices' memory. The same on all ranks, each of which knows the times and
-        limits of its own devices."""
+        """Chooses a schedule if schedule='auto': from the third step on, the one with the shortest
+        simulated time, by the times of the second step, that fits into the devices' memory. All
+        ranks choose the same, from the times and limits of each rank's own devices."""
         entry = self.entry
         entry.runs += 1
         if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:
@@ -116,7 +117,7 @@ class Driver:
         report, best = self.pipeline.report(), None
         own = any(report.stages is prepared.stages for prepared in entry.tables.values())
         if report.micro_batches != run.micro_batches or not own:
-            return  # the last step was of another shape
+            return  # the last step had another shape
         ranked = any(ctx.rank is not None for ctx in report.stages.contexts)
         costs = _costs_of_ranks(report) if ranked else report.costs
         prepared = {name: self._prepare(run, "FB", name) for name in schedules.SCHEDULES}
