@@ -230,6 +230,7 @@ class TrainerState:
             "optimizer": type(self._optimizer).__name__,
             "num_update": self._optimizer.num_update,
             "learning_rate": self._optimizer.lr,
+            "numbers": self._optimizer.numbers(),
             "counts": counts,
             "states": shapes,
             "waiting": list(self._waiting),
@@ -411,6 +412,7 @@ class TrainerState:
             "num_update": header["num_update"],
             "_all_counts": every,
             "_counts": next(iter(every.values())),
+            **{name: header.get("numbers", {}).get(name) for name in optimizer.numbers()},
             **optimizer.resumed(counts),
         }
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
@@ -484,6 +486,7 @@ def header_fault(header: Any) -> str | None:
         return "it is no dict"
     header.setdefault("waiting", [0, 0])
     header.setdefault("gradients", {})
+    header.setdefault("numbers", {})
     header.setdefault("loss_scaler", None)
     header.setdefault("divided_by", None)
     rate, scaler, by = (header.get(k) for k in ("learning_rate", "loss_scaler", "divided_by"))
@@ -492,6 +495,8 @@ def header_fault(header: Any) -> str | None:
         "optimizer": isinstance(header.get("optimizer"), str),
         "num_update": isinstance(header.get("num_update"), int),
         "learning_rate": "learning_rate" in header and (rate is None or number(rate)),
+        "numbers": isinstance(header["numbers"], dict)
+        and all(value is None or number(value) for value in header["numbers"].values()),
         "states": isinstance(header.get("states"), dict),
         "counts": isinstance(header.get("counts"), dict)
         and all(isinstance(count, int) for count in header["counts"].values()),

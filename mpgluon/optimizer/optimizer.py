@@ -407,6 +407,10 @@ class Optimizer:
         order of `indices`, regardless of the order of updates. Replicas use the same numbers."""
         return nullcontext()
 
+    def numbers(self) -> dict[str, float | None]:
+        """Returns the attributes that files of training states store besides update counts."""
+        return {}
+
     def unsaved(self) -> str | None:
         """Returns a text that names state which files cannot store at the moment, or None."""
         return None

@@ -382,7 +382,11 @@ class LARS(_Momentum):
         self.last_lr: float | None = None
         self.cur_lr: float | None = None
         # The update that cur_lr belongs to. All weights of one step use the same two rates.
-        self._rate_update = None
+        self._rate_update: int | None = None
+
+    def numbers(self) -> dict[str, float | None]:
+        """See `Optimizer.numbers`."""
+        return {name: getattr(self, name) for name in ("last_lr", "cur_lr", "_rate_update")}
 
     def _decays(self, name):
         return name.endswith("_weight")

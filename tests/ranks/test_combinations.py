@@ -16,7 +16,7 @@ QUICK_PARTS, PARTS = 60, 8
 
 
 def findings(count, *arguments, timeout=100):
-    """What each rank has printed."""
+    """Returns the output of each rank."""
     done = launching.run(count, SCRIPT, *arguments, timeout=timeout, MPGLUON_RANKS_TIMEOUT="20")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank')]
     told = {line["rank"]: line["told"] for line in lines}

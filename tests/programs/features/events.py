@@ -99,6 +99,16 @@ def checkpoint(run):
         assert found[name] == options.get(name), (name, found[name])
 
 
+@event("resumed")
+def resumed(run):
+    """Continues with a new network and trainer, as a script does that was started again."""
+    folder = os.path.join(run.folder, "run")
+    mx.parallel.save(folder, run.net, run.trainer).wait()
+    run.net = run.make_network()
+    run.trainer, run.train = run.make_trainer(run.net), None
+    mx.parallel.load(folder, run.net, run.trainer, progress=False)
+
+
 @event("export")
 def export(run):
     if run.timewise and run.row["placement"] in REPLICAS:

@@ -14,7 +14,7 @@ from mpgluon.parallel import Mesh, Pipeline, TrainStep, schedules
 from programs.features.blocks import WIDTH, Subject, numbers
 from programs.features.compare import flat, values
 from programs.features.events import EVENTS, IN_BOTH, STAGES
-from programs.features.table import BY_CODE, FACTORS, MESHES, PIPELINED, REPLICAS, STEPS
+from programs.features.table import BY_CODE, FACTORS, MESHES, PIPELINED, REPLICAS, SPLIT, STEPS
 from support.devices import on
 
 STEPS_OF_TRAINING = 3
@@ -325,7 +325,10 @@ class Run:
 
     def state(self):
         values = np.random.RandomState(5).uniform(-1, 1, (1, 2, WIDTH))
-        return nd.array(values, ctx=self.home(), dtype=self.dtype)
+        row = self.row
+        moves = row["placement"] not in SPLIT and row["event"] != "reset_ctx"
+        moved = row["pipeline"] == "carry" and moves and not self.plain
+        return nd.array(values, ctx=on(1) if moved else self.home(), dtype=self.dtype)
 
     def loop(self, inputs, label, params):
         """The ordinary loop of record and backward."""

@@ -129,7 +129,7 @@ FACTORS = {
         },
         "background checkpoint": {"parallel.save": {"background": True}},
         "whole checkpoint": {"parallel.save": {"gather": True, "progress": False}},
-        **plain("export", "pickle"),
+        **plain("resumed", "export", "pickle"),
         **plain("deepcopy", "new shapes", "exception", "interrupt", "memory limit"),
         **plain("hybridize", "predict", "freeze", "set_learning_rate", "set_data", "captured"),
     },
