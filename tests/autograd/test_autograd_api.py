@@ -1,4 +1,4 @@
-"""mx.autograd as users call it."""
+"""Tests of the public mx.autograd API."""
 
 import gc
 import re
@@ -21,7 +21,7 @@ def variable(values, **kwargs):
     return x
 
 
-def test_scopes():
+def test_recording_and_training_flags_follow_nested_scopes():
     def state():
         return autograd.is_recording(), autograd.is_training()
 
@@ -59,7 +59,7 @@ def test_scopes():
             wrong()
 
 
-def test_backward_and_requests():
+def test_backward_respects_grad_req():
     x = variable([1, 2, 3])
     with autograd.record():
         y = (x * x * 2).sum()
@@ -82,7 +82,7 @@ def test_backward_and_requests():
     assert nd.ones(1).grad is None
 
 
-def test_head_gradients():
+def test_backward_scales_by_head_gradients_and_validates_them():
     x = variable([1, 2])
     with autograd.record():
         y = x * x
@@ -106,8 +106,9 @@ def test_head_gradients():
         a.backward(nd.ones((3, 3)))
 
 
-def test_head_gradient_with_more_rows():
-    # of arrays joined along the first axis, as in MXNet; anything else of another size is an error
+def test_head_gradient_with_extra_rows_is_truncated_for_concat():
+    # A longer head gradient is accepted only for arrays concatenated along the first axis, as in
+    # MXNet.
     for pieces in (1, 2):
         x, y = variable([[1, 2], [3, 4]]), variable([[1, 2], [3, 4]])
         head_grad = nd.arange(4 * pieces + 2).reshape((-1, 2))
@@ -127,7 +128,7 @@ def test_head_gradient_with_more_rows():
                 longer.backward(nd.ones(shape))
 
 
-def test_backward_of_what_was_not_recorded():
+def test_backward_of_unrecorded_array_is_refused():
     x = variable([1.0])
     y = x * 2
     with pytest.raises(mx.MXNetError):
@@ -139,7 +140,7 @@ def test_backward_of_what_was_not_recorded():
         y.backward()
 
 
-def test_retain_graph():
+def test_retain_graph_allows_second_backward():
     x = variable([3.0])
     with autograd.record():
         y = x * x
@@ -148,11 +149,11 @@ def test_retain_graph():
     assert x.grad.asscalar() == 6
 
 
-def test_grad_and_gradients_of_gradients():
+def test_grad_returns_first_and_second_order_gradients():
     x = variable([2.0, 3.0])
     with autograd.record():
         y = x * x * x
-        # A list, for one variable too
+        # grad returns a list even for a single variable.
         (dx,) = autograd.grad(y, x, create_graph=True, retain_graph=True)
         (again,) = autograd.grad(dx.sum(), [x], retain_graph=True)
     np.testing.assert_allclose(dx.asnumpy(), [12, 27])
@@ -166,7 +167,7 @@ def test_grad_and_gradients_of_gradients():
         autograd.grad(y, "x")
 
 
-def test_mark_variables():
+def test_mark_variables_attaches_given_gradient_arrays():
     x, dx = nd.array([1, 2]), nd.zeros(2)
     autograd.mark_variables([x], [dx], ["write"])
     with autograd.record():
@@ -191,7 +192,7 @@ def test_mark_variables():
         autograd.mark_variables([x], [nd.zeros(3)])
 
 
-def test_detach_and_pause():
+def test_detach_and_pause_exclude_values_from_gradient():
     x = variable([2.0])
     with autograd.record():
         y = x * x
@@ -203,7 +204,7 @@ def test_detach_and_pause():
     assert y.detach().asscalar() == 4
 
 
-def test_in_place_while_recording_is_an_error():
+def test_in_place_op_on_recorded_array_is_refused():
     x = variable([1.0])
     with autograd.record():
         y = x * 2
@@ -216,7 +217,7 @@ def test_in_place_while_recording_is_an_error():
     assert fresh.asscalar() == 2
 
 
-def test_across_devices():
+def test_backward_crosses_devices():
     x = variable([1.0, 2.0])
     w = nd.array([3.0, 4.0], ctx=on(1))
     w.attach_grad()
@@ -240,7 +241,7 @@ class Sigmoid(autograd.Function):
         return dy * y * (1 - y)
 
 
-def test_function():
+def test_function_backward_is_used_and_instance_runs_once():
     x = variable([0.0, 1.0])
     function = Sigmoid()
     with autograd.record():
@@ -253,7 +254,7 @@ def test_function():
     assert Sigmoid()(nd.array([0.0])).asscalar() == 0.5
 
 
-def test_function_apply_names_the_way_to_call():
+def test_function_apply_error_explains_how_to_call():
     with pytest.raises(AttributeError, match=r"'Sigmoid' object has no attribute 'apply'; use an"):
         Sigmoid.apply(nd.ones((1,)))
     assert not hasattr(Sigmoid(), "apply")
@@ -268,7 +269,7 @@ def test_function_with_a_static_method_is_refused(kind, name):
 
 
 def test_function_that_keeps_its_results_is_freed():
-    """Also where nobody differentiates, in whatever way the results were kept."""
+    """Holds even if no backward runs, and for every way of keeping the results."""
 
     class Keeping(autograd.Function):
         def forward(self, a):
@@ -297,7 +298,7 @@ def test_function_that_keeps_its_results_is_freed():
     assert [reference() for reference in references] == [None] * 4
 
 
-def test_function_with_several_arrays():
+def test_function_with_several_arrays_gets_zeros_for_unused_output():
     class Both(autograd.Function):
         def forward(self, a, b):
             return a * b, a + b
@@ -317,7 +318,7 @@ def test_function_with_several_arrays():
     assert a.grad.asnumpy().tolist() == [20, 20] and b.grad.asnumpy().tolist() == [0, 0]
 
 
-def test_function_errors():
+def test_function_backward_errors_propagate_and_keep_state_valid():
     class Broken(autograd.Function):
         def __init__(self, answer):
             super().__init__()
@@ -352,7 +353,8 @@ def test_function_errors():
 
 
 class Product(autograd.Function):
-    """x * y, computed where no tape sees it; `answer` makes of its gradients what is given."""
+    """x * y computed in NumPy, outside the tape; `answer` maps the true gradients to the returned
+    ones."""
 
     def __init__(self, answer=lambda *gradients: gradients):
         super().__init__()
@@ -367,8 +369,8 @@ class Product(autograd.Function):
         return self.answer(dz * y, dz * x)
 
 
-def test_the_gradient_of_a_function_has_no_gradient():
-    """It is an error, however the gradient is reached, and no part of the derivative."""
+def test_second_gradient_through_function_is_refused():
+    """Covers every path by which the second gradient reaches the function."""
     x, y = variable([1.0, 2.0]), variable([3.0, 4.0])
     for compute in (
         lambda: Product()(x, y),
@@ -385,14 +387,14 @@ def test_the_gradient_of_a_function_has_no_gradient():
         (g,) = autograd.grad(Product()(x, y) * z, [x], create_graph=True)
     with pytest.raises(mx.MXNetError, match="has no gradient"):
         autograd.grad(g, [z])
-    with autograd.record():  # by ops, beside a Function that it does not lead to
+    with autograd.record():  # The head does not depend on the Function.
         Product()(x, y)
         (g,) = autograd.grad(x**3, [x], create_graph=True)
     g.backward()
     assert x.grad.asnumpy().tolist() == [6, 12]
 
 
-def test_gradients_of_a_function_take_the_dtype_of_the_input():
+def test_function_gradient_is_cast_to_input_dtype():
     x, y = variable([1.0, 2.0]), variable([3.0, 4.0])
     for dtype in ("float16", "float64", "int32"):
         with autograd.record():
@@ -414,7 +416,7 @@ def test_gradients_of_a_function_take_the_dtype_of_the_input():
         ),
     ],
 )
-def test_wrong_gradients_of_a_function_say_what_is_wrong(answer, match):
+def test_function_gradient_of_wrong_shape_or_device_is_reported(answer, match):
     x, y = variable([1.0, 2.0]), variable([3.0, 4.0])
     with autograd.record():
         z = Product(answer)(x, y)
@@ -423,7 +425,7 @@ def test_wrong_gradients_of_a_function_say_what_is_wrong(answer, match):
 
 
 @pytest.mark.parametrize("result", [None, 3.0, "text", {"a": nd.ones(1)}, iter([])])
-def test_wrong_results_of_a_function_name_it(result):
+def test_function_with_invalid_result_is_named_in_error(result):
     class Wrong(autograd.Function):
         def forward(self, x):
             return result
@@ -433,7 +435,7 @@ def test_wrong_results_of_a_function_name_it(result):
 
 
 class WithFunction(mx.gluon.HybridBlock):
-    """A layer before a Function and one behind it, on any devices."""
+    """A Function between two layers, which may be on different devices."""
 
     def __init__(self, ctx):
         super().__init__()
@@ -449,7 +451,7 @@ class WithFunction(mx.gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_functions_in_hybridized_blocks(device):
+def test_function_in_hybridized_block_matches_eager(device):
     net = WithFunction(mx.cpu(device))
     results = []
     for hybridize in (False, True):
@@ -465,7 +467,7 @@ def test_functions_in_hybridized_blocks(device):
     assert results[:3] == results[3:]
 
 
-def test_fresh_gradient_flag():
+def test_fresh_grad_flag_is_set_by_backward():
     x = variable([1.0])
     x._fresh_grad = False
     with autograd.record():
@@ -476,7 +478,7 @@ def test_fresh_gradient_flag():
     assert x._fresh_grad == 0
 
 
-def test_nothing_leaks():
+def test_recorded_functions_do_not_leak_memory_or_references():
     x = variable(np.ones((32, 32)))
 
     class Twice(autograd.Function):
@@ -513,7 +515,7 @@ def test_nothing_leaks():
     assert reference() is None
 
 
-def test_gradient_of_relu_keeps_nan_visible():
+def test_relu_gradient_propagates_nan():
     x = mx.nd.array([-1.0, 0.0, 2.0, float("nan")])
     x.attach_grad()
     with autograd.record():
@@ -523,10 +525,7 @@ def test_gradient_of_relu_keeps_nan_visible():
     assert gradient[:3].tolist() == [0, 0, 1] and np.isnan(gradient[3])
 
 
-# get_symbol
-
-
-def test_what_was_recorded_is_a_symbol():
+def test_get_symbol_returns_recorded_graph():
     x, z, plain = variable([1.0, 2.0]), variable([3.0, 4.0]), nd.array([5.0, 6.0])
     with autograd.record():
         y = x * x + 2 * x - 1
@@ -537,19 +536,19 @@ def test_what_was_recorded_is_a_symbol():
         y = nd.split(nd.stack(x * z, plain), num_outputs=2, axis=0, squeeze_axis=True)[1]
     sym = autograd.get_symbol(y)
     names = sym.list_arguments()
-    assert len(names) == 3  # the last is the array that is no variable
+    assert len(names) == 3  # the last one is the array that is not a variable
     values = dict(zip(names, (x, z, plain)))
     assert sym.eval(**values)[0].asnumpy().tolist() == [5, 6]
     assert autograd.get_symbol(x).list_arguments() == ["var0"]
     with autograd.record():
         (grad,) = autograd.grad((x * x * x).sum(), [x], create_graph=True)
     found = autograd.get_symbol(grad)
-    assert len(found.list_arguments()) == 3  # what the gradient begins with is read by two ops
+    assert len(found.list_arguments()) == 3  # the initial gradient is read by two ops
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
-def test_a_network_that_was_recorded_is_a_symbol_that_computes_the_same(hybridized):
-    """Over two devices, with states; and backward goes on as if nothing had been asked."""
+def test_get_symbol_of_recorded_network_computes_same_outputs(hybridized):
+    """Spans two devices and has states. A later backward must be unaffected."""
     net = gluon.nn.HybridSequential()
     net.add(
         gluon.nn.Dense(4, activation="relu", in_units=3),
@@ -582,7 +581,7 @@ def test_a_network_that_was_recorded_is_a_symbol_that_computes_the_same(hybridiz
     assert x.grad.asnumpy().any()
 
 
-def test_what_is_no_symbol_says_so():
+def test_get_symbol_of_unsupported_array_raises_clear_error():
     x = variable([1.0])
 
     class Twice(autograd.Function):
@@ -620,7 +619,7 @@ class KeptSigmoid(autograd.Function):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_arrays_saved_by_a_function_and_overwritten(hybrid):
+def test_function_saved_tensors_survive_overwrites(hybrid):
     block = mx.gluon.nn.HybridLambda(lambda F, x: KeptSigmoid()(x))
     if hybrid:
         block.hybridize()
@@ -636,7 +635,7 @@ def test_arrays_saved_by_a_function_and_overwritten(hybrid):
         assert x.grad.asnumpy().tolist() == [0.25, 0.25]
 
 
-def test_a_function_refuses_lists_of_arrays():
+def test_function_refuses_list_of_arrays():
     class First(autograd.Function):
         def forward(self, x, more):
             return x * more[0]
@@ -650,7 +649,7 @@ def test_a_function_refuses_lists_of_arrays():
     assert First()(x, (2,)).asnumpy().tolist() == [2, 2]
 
 
-def test_a_function_that_returns_a_named_tuple():
+def test_function_may_return_named_tuple():
     class Pair(NamedTuple):
         left: object
         right: object

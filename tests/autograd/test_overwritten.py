@@ -1,4 +1,4 @@
-"""Contents that a gradient reads and that are overwritten before: copy on write."""
+"""Copy on write of arrays that a gradient reads and that are overwritten before backward."""
 
 import gc
 import threading
@@ -10,7 +10,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from support.devices import on
 
-SMALL, LARGE = 4, 1 << 17  # copied at once; copied in the order of the device's work
+SMALL, LARGE = 4, 1 << 17  # copied immediately; copied in the device's queue order
 
 
 def variable(values, ctx=None):
@@ -57,7 +57,7 @@ def write_many_times(w):
 
 
 def write_by_backward(w):
-    """As the gradient of another variable."""
+    """Writes `w` as the gradient buffer of another variable."""
     other = nd.zeros(w.shape, ctx=w.context)
     autograd.mark_variables([other], [w])
     with autograd.record():
@@ -71,7 +71,7 @@ WRITES = [value for name, value in sorted(globals().items()) if name.startswith(
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize("write", WRITES)
-def test_gradients_are_those_of_the_values_that_were_used(write, hybridize, size):
+def test_gradient_uses_values_read_in_forward_despite_overwrite(write, hybridize, size):
     net = gluon.nn.HybridLambda(lambda F, x, w: F.exp(x) * w)
     net.hybridize(hybridize)
     for ctx in (on(0), on(1)):
@@ -87,7 +87,7 @@ def test_gradients_are_those_of_the_values_that_were_used(write, hybridize, size
         np.testing.assert_allclose(x.grad.asnumpy(), exp * former, rtol=1e-6)
 
 
-def test_each_op_has_the_contents_that_it_read():
+def test_each_op_keeps_contents_it_read():
     w = variable([1.0, 2, 3])
     with autograd.record():
         y = w * w
@@ -101,7 +101,7 @@ def test_each_op_has_the_contents_that_it_read():
     assert w.grad.asnumpy().tolist() == [2 + 10 + 10, 4 + 4 + 14, 18]
 
 
-def test_results_are_overwritten_and_read_again():
+def test_overwritten_result_is_differentiated_correctly_when_reread():
     x = variable([1.0, 2.0])
     with autograd.record():
         y = nd.exp(x)
@@ -114,7 +114,7 @@ def test_results_are_overwritten_and_read_again():
     np.testing.assert_allclose(x.grad.asnumpy(), (2 * e + 2) * e, rtol=1e-5)
 
 
-def test_gradients_of_gradients():
+def test_second_gradient_uses_values_before_overwrite():
     x, w = variable([1.0, 2.0]), variable([3.0, 4.0])
     with autograd.record():
         y = x * x * w
@@ -128,7 +128,7 @@ def test_gradients_of_gradients():
     assert w.grad.asnumpy().tolist() == [2, 4]  # 2 x
 
 
-def test_gradients_of_gradients_of_a_hybridized_block():
+def test_hybridized_second_gradient_uses_values_before_overwrite():
     net = gluon.nn.HybridLambda(lambda F, x, w: F.square(x) * w)
     net.hybridize()
     x, w = variable([1.0, 2.0]), variable([3.0, 4.0])
@@ -143,8 +143,8 @@ def test_gradients_of_gradients_of_a_hybridized_block():
     assert x.grad.asnumpy().tolist() == [6, 8]
 
 
-def test_spectral_normalisation():
-    """The power iteration writes its vector in the forward pass."""
+def test_spectral_norm_gradient_survives_power_iteration_writes():
+    """The power iteration overwrites its vector in the forward pass."""
 
     class SpectralNorm(gluon.Block):
         def __init__(self):
@@ -168,7 +168,7 @@ def test_spectral_normalisation():
         y = net(x) + net(x)
     y.backward()
     found = net.weight.grad().asnumpy().copy()
-    # the same with vectors that nobody overwrites
+    # Reference: the same computation without overwriting the vectors
     w, total = net.weight.data().copy(), 0
     w.attach_grad()
     u = first
@@ -188,7 +188,7 @@ def in_use():
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_a_training_step_copies_nothing(hybridize):
+def test_training_step_makes_no_copy_on_write_copies(hybridize):
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Dense(512, in_units=512), gluon.nn.Dense(512, in_units=512))
     net.initialize(ctx=on(0))
@@ -207,7 +207,7 @@ def test_a_training_step_copies_nothing(hybridize):
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_copies_go_with_the_tape(hybridize):
+def test_copy_on_write_copies_are_freed_with_the_tape(hybridize):
     net = gluon.nn.HybridLambda(lambda F, x, w: x * w)
     net.hybridize(hybridize)
     w, x = (variable(np.ones(LARGE), on(0)) for _ in range(2))
@@ -217,19 +217,19 @@ def test_copies_go_with_the_tape(hybridize):
             y = net(x, w)
         w[:] = 2
         w[:] = 3
-        assert in_use() == before + 2 * 4 * LARGE  # y, and one copy
+        assert in_use() == before + 2 * 4 * LARGE  # y and one copy
         y.backward()
         del y
         assert in_use() == before
     with autograd.record():
         y = net(x, w)
     w[:] = 2
-    del y  # without a backward
+    del y  # without running backward
     assert in_use() == before
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_what_there_is_no_memory_for_is_refused(hybridize):
+def test_backward_is_refused_if_copy_on_write_ran_out_of_memory(hybridize):
     net = gluon.nn.HybridLambda(lambda F, x, w: x * w)
     net.hybridize(hybridize)
     w, x = (variable(np.ones(LARGE), on(0)) for _ in range(2))
@@ -251,8 +251,8 @@ def test_what_there_is_no_memory_for_is_refused(hybridize):
     assert x.grad.asnumpy()[0] == 2
 
 
-def test_threads_write_while_others_record():
-    """Every gradient is that of the values that its forward pass read."""
+def test_threads_may_write_arrays_while_other_threads_record():
+    """Each gradient matches the values that its forward pass read."""
     w = variable(np.ones(64))
     stop, wrong = threading.Event(), []
 

@@ -1,5 +1,8 @@
-"""Parameters that are bound to compiled calls are taken together by backward where that is
-possible, else one by one, with the same results."""
+"""Batched gradients of parameters bound to compiled calls.
+
+backward handles such parameters as one set if possible and one by one otherwise, with equal
+results.
+"""
 
 import gc
 
@@ -13,7 +16,7 @@ A, B = mx.cpu(0), mx.cpu(1)
 
 
 class Net(gluon.HybridBlock):
-    """x * a + b * c, in `exact` arithmetic the same eager and compiled."""
+    """x * a + b * c. With `exact=True`, eager and compiled results are bitwise equal."""
 
     def __init__(self, share=None, unused=False, blocked=False, second=None):
         super().__init__()
@@ -138,7 +141,7 @@ def added(hybrid):
 
 
 def two_pending(hybrid):
-    """Two forwards before their backwards, backwards in the other order."""
+    """Runs two forward passes, then their backward passes in reverse order."""
     net = make(hybrid)
     for p in net._reg_params.values():
         p.grad_req = "add"
@@ -212,7 +215,7 @@ CASES += [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_eager_code(case):
+def test_parameter_gradients_match_eager(case):
     expected, found = case(False), case(True)
     assert len(expected) == len(found)
     for ours, theirs in zip(found, expected):
@@ -224,7 +227,7 @@ def gradients(net):
     return [p.grad().asnumpy().copy() for p in net._reg_params.values()]
 
 
-def test_gradients_are_those_of_the_parameters_that_the_call_read():
+def test_gradients_use_parameter_values_read_by_the_call():
     net = make(True)
     a, b, c = [p.data() for p in net._reg_params.values()]
     for write in (
@@ -246,7 +249,7 @@ def test_gradients_are_those_of_the_parameters_that_the_call_read():
             assert (found == wanted).all()
 
 
-def test_a_forward_between_a_write_and_backward_keeps_what_each_call_saw():
+def test_each_pending_call_keeps_its_parameter_values_across_write():
     net = make(True)
     b = net._reg_params["b"].data()
     former = b.asnumpy()
@@ -262,8 +265,7 @@ def test_a_forward_between_a_write_and_backward_keeps_what_each_call_saw():
 
 
 def test_backward_reads_the_arrays_of_its_forward():
-    """Parameters that got other arrays after a recorded call: its backward still is that of the old
-    ones."""
+    """Replacing the arrays of parameters after a recorded call does not affect its backward."""
     net = make(True)
     old = [p.data() for p in net._reg_params.values()]
     with autograd.record():
@@ -283,7 +285,7 @@ def test_backward_reads_the_arrays_of_its_forward():
     ).all()
 
 
-def test_gradients_read_by_another_device_are_not_overwritten_before():
+def test_gradients_pending_copy_to_another_device_are_not_overwritten():
     net = make(True)
     big = nd.ones((600, 600), ctx=B)
     for k in range(1, 20):
@@ -291,7 +293,7 @@ def test_gradients_read_by_another_device_are_not_overwritten_before():
             y = net(X * k)
         y.backward()
         for _ in range(3):
-            nd.dot(big, big)  # the other device is busy: it copies later
+            nd.dot(big, big)  # keeps the other device busy, so the copy runs later
         copy = net._reg_params["a"].grad().as_in_context(B)
         with autograd.record():
             y = net(X * 100)
@@ -299,7 +301,7 @@ def test_gradients_read_by_another_device_are_not_overwritten_before():
         assert (copy.asnumpy() == (X * k).asnumpy()).all()
 
 
-def test_gradients_are_fresh_and_nothing_is_kept():
+def test_gradients_are_marked_fresh_and_memory_is_freed():
     net = make(True)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     with autograd.record():

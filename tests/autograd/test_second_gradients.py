@@ -1,8 +1,7 @@
-"""Gradients of gradients, and of these, against PyTorch's in double precision: eager, hybridized,
-exact, on one device and two.
+"""Second and third gradients against PyTorch's in double precision.
 
-Normalisations are written out there: PyTorch's own take the statistics for constants from the
-third order on.
+Runs eager, hybridized and exact, on one device and two. The PyTorch references write normalizations
+out because PyTorch's own treat the statistics as constants from the third order on.
 """
 
 import numpy as np
@@ -223,8 +222,10 @@ CASES = {
 
 
 def penalised(function, arrays, wanted, grad, total):
-    """Values, first gradients, and the gradients of loss + squares of the first gradients + a
-    third-order term."""
+    """Returns values, first gradients and a penalized loss.
+
+    The loss adds the squares of the first gradients and a third-order term.
+    """
     out = function(*arrays)
     weight = (out * 0 + 1).cumsum(0) if total is torch else nd.cumsum(out * 0 + 1, axis=0)
     loss = (out * out * weight * 0.1).sum()
@@ -272,7 +273,7 @@ def ours(function, values, wanted, flags, there):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_pytorch(name):
+def test_gradients_up_to_third_order_match_pytorch(name):
     function, reference, values, *wanted = CASES[name]
     wanted = wanted[0] if wanted else range(len(values))
     expected = theirs(reference, values, wanted)
@@ -298,7 +299,7 @@ def test_as_pytorch(name):
 
 
 def chain_gradients(devices, options, order):
-    """Gradients of a chain of layers on devices, by a penalty on gradients of that order."""
+    """Gradients of a chain of layers on `devices`, with gradient penalties up to `order`."""
     mx.random.seed(3)
     net = nn.HybridSequential(prefix="chain_")
     with net.name_scope():
@@ -327,15 +328,15 @@ def chain_gradients(devices, options, order):
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("options", [None, {}, {"exact": True}], ids=str)
-def test_gradients_of_a_chain_do_not_depend_on_placement(options, order, capsys):
-    """An op and the ops of its gradients read a value of another device through one copy."""
+def test_chain_gradients_do_not_depend_on_placement(options, order, capsys):
+    """An op and its gradient ops read a value from another device through one shared copy."""
     expected = chain_gradients([0, 0, 0], options, order)
     for devices in [(0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]:
         for one, other in zip(chain_gradients(devices, options, order), expected):
             np.testing.assert_array_equal(one, other, err_msg=str(devices))
 
 
-def test_value_that_one_op_reads_twice_does_not_depend_on_placement():
+def test_gradient_of_value_read_twice_does_not_depend_on_placement():
     results = []
     for other in (0, 1):
         x = nd.array(uniform(7, 5), ctx=on(0), dtype="float32")

@@ -1,6 +1,6 @@
-"""Losses start their own gradient if a head was computed from them, even if none arrives.
+"""Losses start their own gradient if a head depends on them, even if no gradient reaches them.
 
-As in MXNet, where zeros pass through BlockGrad and similar ops, and a loss ignores what arrives.
+As in MXNet, zeros pass through BlockGrad and similar ops, and a loss ignores its output gradient.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ def softmax(x):
 
 
 SIGN = 2 * HOT - 1
-LOSSES = {  # the op, its labels, its gradient
+LOSSES = {  # op, labels, expected gradient
     "SoftmaxOutput": (lambda F, x, y: F.SoftmaxOutput(x, y), CLASS, softmax(X) - HOT),
     "LinearRegressionOutput": (
         lambda F, x, y: F.LinearRegressionOutput(x, y),
@@ -83,7 +83,7 @@ CUTS = {
 
 
 class Net(gluon.HybridBlock):
-    """A loss behind a cut gradient, or only one of the two."""
+    """A loss followed by an op that cuts the gradient, or only one of the two."""
 
     def __init__(self, loss=None, cut=None):
         super().__init__()
@@ -136,7 +136,7 @@ def arrays(label):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_behind_a_cut_gradient_starts(name, way):
+def test_loss_before_gradient_cut_starts_its_gradient(name, way):
     if way == "pipelined" and name == "Custom":
         pytest.skip("pipelines take no Custom ops")
     loss, label, expected = LOSSES[name]
@@ -153,7 +153,7 @@ def test_loss_behind_a_cut_gradient_starts(name, way):
 
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_behind_a_cut_gradient_starts_in_an_executor(name, watched):
+def test_loss_before_gradient_cut_starts_its_gradient_in_executor(name, watched):
     loss, label, expected = LOSSES[name]
     for cut_name, cut in CUTS.items():
         x, y = arrays(label)
@@ -175,8 +175,8 @@ def test_loss_behind_a_cut_gradient_starts_in_an_executor(name, watched):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_loss_behind_a_detached_value_does_not_start(way):
-    """x.detach() leaves the tape, as in MXNet: no gradient is computed beyond it."""
+def test_loss_before_detach_does_not_start_its_gradient(way):
+    """x.detach() leaves the tape, as in MXNet: no gradient is computed before it."""
     if way == "pipelined":
         pytest.skip("one output of a pipelined block is the loss itself")
     x, y = arrays(CLASS)
@@ -196,7 +196,7 @@ class Two(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
-def test_loss_that_no_head_was_computed_from_does_not_start(hybridized):
+def test_loss_unrelated_to_heads_does_not_start_its_gradient(hybridized):
     net = Two()
     if hybridized:
         net.hybridize()
@@ -212,8 +212,8 @@ def test_loss_that_no_head_was_computed_from_does_not_start(hybridized):
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
-def test_softmax_output_with_out_grad_gets_zeros(hybridized):
-    """Its gradient is a product with what arrives, which is nothing."""
+def test_softmax_output_with_out_grad_gets_zeros_after_gradient_cut(hybridized):
+    """The gradient is multiplied by the output gradient, which is zero."""
     net = Net(lambda F, x, y: F.SoftmaxOutput(x, y, out_grad=True), CUTS["BlockGrad"])
     if hybridized:
         net.hybridize()
@@ -225,7 +225,7 @@ def test_softmax_output_with_out_grad_gets_zeros(hybridized):
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
-def test_sparsity_penalty_behind_a_cut_gradient_starts(hybridized):
+def test_sparsity_penalty_before_gradient_cut_starts_its_gradient(hybridized):
     class Penalized(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -249,7 +249,7 @@ def test_sparsity_penalty_behind_a_cut_gradient_starts(hybridized):
     np.testing.assert_array_equal(*gradients)
 
 
-def test_function_behind_a_cut_gradient_gets_zeros():
+def test_function_before_gradient_cut_gets_zeros():
     class Own(autograd.Function):
         def forward(self, x):
             return x + 0
@@ -267,7 +267,7 @@ def test_function_behind_a_cut_gradient_gets_zeros():
 
 @pytest.mark.parametrize("hybridized", [False, True])
 def test_cross_entropy_metric_over_softmax_output_trains(hybridized):
-    """Sockeye's loss: the reported value cuts the gradient, SoftmaxOutput gives it."""
+    """Sockeye's loss: the reported value cuts the gradient and SoftmaxOutput supplies it."""
 
     class CrossEntropy(gluon.HybridBlock):
         def hybrid_forward(self, F, logits, labels):
@@ -292,7 +292,7 @@ def test_cross_entropy_metric_over_softmax_output_trains(hybridized):
 
 
 @pytest.mark.parametrize("options", [None, {}, {"pipeline": Pipeline(2)}], ids=str)
-def test_eager_loss_before_a_block_that_cuts_it_starts_its_gradient(options):
+def test_eager_loss_before_cutting_block_starts_its_gradient(options):
     class Cut(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
             return F.BlockGrad(x)

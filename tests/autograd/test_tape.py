@@ -1,4 +1,4 @@
-"""The tape: what is recorded, what backward computes and where it puts it, and what is an error."""
+"""The autograd tape: recording, backward and its errors."""
 
 import gc
 
@@ -23,7 +23,7 @@ def engine(request):
     mx.engine.set_mode("async")
 
 
-def test_a_chain(engine):
+def test_gradient_of_chain_of_ops_matches_formula(engine):
     x = variable([1, 2, 3])
     with autograd.record():
         y = (x * x + 3 * x).sum()
@@ -31,7 +31,7 @@ def test_a_chain(engine):
     assert np.array_equal(x.grad.asnumpy(), [5, 7, 9])
 
 
-def test_a_value_used_several_times(engine):
+def test_gradients_of_reused_value_are_summed(engine):
     x = variable([2.0, -1.0])
     with autograd.record():
         a = x * x
@@ -42,7 +42,7 @@ def test_a_value_used_several_times(engine):
     assert np.allclose(x.grad.asnumpy(), 5 * v**4 + 4 * v**3)
 
 
-def test_gradients_live_with_their_arrays(engine):
+def test_gradients_live_on_device_of_their_arrays(engine):
     x, w = variable(np.ones((2, 3))), variable(np.full((2, 3), 2.0), ctx=on(1))
     with autograd.record():
         h = (x * 3).as_in_context(on(1))
@@ -54,13 +54,13 @@ def test_gradients_live_with_their_arrays(engine):
     assert np.array_equal(w.grad.asnumpy(), np.full((2, 3), 36.0))
 
 
-def test_inputs_on_different_devices_are_an_error():
+def test_op_with_inputs_on_different_devices_is_refused():
     a, b = nd.ones((2,)), nd.ones((2,), ctx=on(1))
     with pytest.raises(mx.MXNetError, match=r"[cg]pu\(0\).*[cg]pu\(1\).*as_in_context"):
         a + b
 
 
-def test_grad_req_add_and_null():
+def test_grad_req_add_accumulates_and_null_computes_nothing():
     x, y, z = (
         variable([1.0, 2.0]),
         variable([3.0, 4.0], grad_req="add"),
@@ -75,7 +75,7 @@ def test_grad_req_add_and_null():
     assert z.grad is None or not z.grad.asnumpy().any()
 
 
-def test_one_gradient_for_two_variables():
+def test_variables_sharing_one_gradient_value_get_separate_arrays():
     x, y, z = variable([1.0]), variable([2.0]), variable([3.0], grad_req="add")
     with autograd.record():
         out = (x + y) + z
@@ -85,7 +85,7 @@ def test_one_gradient_for_two_variables():
     assert y.grad.asscalar() == 7
 
 
-def test_the_head_is_a_variable():
+def test_head_that_is_a_variable_receives_head_gradient():
     x = variable([1.0, 2.0])
     with autograd.record():
         pass
@@ -93,7 +93,7 @@ def test_the_head_is_a_variable():
     assert np.array_equal(x.grad.asnumpy(), [3, 4])
 
 
-def test_head_gradients():
+def test_head_gradients_of_several_heads_are_summed():
     x = variable([1.0, 2.0])
     with autograd.record():
         y, z = x * 2, x * x
@@ -105,8 +105,8 @@ def test_head_gradients():
         y.backward(nd.ones((3,)))
 
 
-def test_head_gradients_of_another_shape():
-    """As many elements are enough; they are taken in their order."""
+def test_head_gradient_of_another_shape_is_read_in_row_major_order():
+    """Only the number of elements must match. They are read in row-major order."""
     x = variable([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     with autograd.record():
         y = x * x
@@ -122,7 +122,7 @@ def test_head_gradients_of_another_shape():
     assert np.array_equal(head.grad.asnumpy(), [[2], [4], [6], [8], [10], [12]])
 
 
-def test_retain_graph():
+def test_backward_may_repeat_only_with_retain_graph():
     x = variable([3.0])
     with autograd.record():
         y = x * x
@@ -133,7 +133,7 @@ def test_retain_graph():
         y.backward()
 
 
-def test_not_on_the_tape():
+def test_backward_of_array_not_on_tape_is_refused():
     x = nd.ones((2,))
     with autograd.record():
         y = x * 2
@@ -145,18 +145,18 @@ def test_not_on_the_tape():
         y.backward()
 
 
-def test_after_backward_results_are_plain_values():
+def test_result_is_a_constant_after_backward():
     x = variable([2.0])
     with autograd.record():
         y = x * x
     y.backward()
     with autograd.record():
-        z = y * x  # y's past is given up: it counts as a constant
+        z = y * x  # y's history was freed, so y is a constant
     z.backward()
     assert x.grad.asscalar() == 4
 
 
-def test_detach_and_pause():
+def test_detach_and_pause_stop_gradients():
     x = variable([3.0])
     with autograd.record():
         y = (x * x).detach() * x
@@ -167,7 +167,7 @@ def test_detach_and_pause():
     assert x.grad.asscalar() == 9 + 15
 
 
-def test_what_is_not_saved_may_be_overwritten():
+def test_arrays_not_saved_for_backward_may_be_overwritten():
     x, w = variable([1.0, 2.0]), variable([3.0, 4.0])
     with autograd.record():
         y = x + w
@@ -176,7 +176,7 @@ def test_what_is_not_saved_may_be_overwritten():
     assert np.array_equal(w.grad.asnumpy(), [1, 1])
 
 
-def test_writing_into_the_tape_is_an_error():
+def test_writing_recorded_array_is_refused_while_recording():
     x = variable([1.0, 2.0])
     with autograd.record():
         y = x * 2
@@ -184,7 +184,7 @@ def test_writing_into_the_tape_is_an_error():
             nd.elemwise_add(y, y, out=y)
 
 
-def test_grad_function():
+def test_grad_returns_gradients_without_writing_them():
     x, y = variable([2.0]), variable([5.0])
     with autograd.record():
         z = x * x * y
@@ -197,7 +197,7 @@ def test_grad_function():
         autograd.grad(z, [y])
 
 
-def test_gradients_of_gradients(engine):
+def test_higher_order_gradients_of_polynomial_match_formula(engine):
     x = variable([1.0, 2.0, -3.0])
     v = x.asnumpy()
     with autograd.record():
@@ -225,7 +225,7 @@ def test_gradients_of_constant_gradients_are_zero(engine, linear):
     assert np.array_equal(x.grad.asnumpy(), g.asnumpy()) and w.grad.asscalar() == 0
 
 
-def test_gradients_of_gradients_across_devices():
+def test_second_gradient_crosses_devices():
     x = variable([1.0, 2.0])
     with autograd.record():
         y = ((x * x).as_in_context(on(1)) * 2).as_in_context(on(0)) * x
@@ -249,7 +249,7 @@ class Cube(autograd.Function):
         return 3 * x * x * dx, dy * 2
 
 
-def test_function():
+def test_function_with_two_outputs_runs_backward_once_per_call():
     x, y = variable([2.0]), variable([1.0], grad_req="add")
     for _ in range(2):
         with autograd.record():
@@ -260,7 +260,7 @@ def test_function():
     assert Cube.calls == 2
 
 
-def test_function_that_raises():
+def test_exception_in_function_backward_propagates():
     class Bad(autograd.Function):
         def forward(self, x):
             return x * 1
@@ -279,7 +279,7 @@ def test_function_that_raises():
     assert x.grad.asscalar() == 2
 
 
-def test_deep_chains_do_not_recurse():
+def test_deep_chain_backward_and_free_do_not_recurse():
     x = variable([1.0, 1.0])
     with autograd.record():
         y = x
@@ -295,7 +295,7 @@ def test_deep_chains_do_not_recurse():
     gc.collect()
 
 
-def test_deep_chains_of_functions():
+def test_deep_chain_of_functions_does_not_recurse():
     class Same(autograd.Function):
         def forward(self, x):
             return x + 0
@@ -312,7 +312,7 @@ def test_deep_chains_of_functions():
     assert x.grad.asscalar() == 1
 
 
-def test_zero_gradient_is_written():
+def test_zero_gradient_overwrites_old_gradient():
     x = variable([1.5])
     x.grad[:] = 9
     with autograd.record():
@@ -321,7 +321,7 @@ def test_zero_gradient_is_written():
     assert x.grad.asscalar() == 0
 
 
-def test_memory_goes_back_as_backward_proceeds():
+def test_saved_memory_is_freed_as_backward_proceeds():
     x = variable(np.ones((256, 256)))
 
     def run():
@@ -340,11 +340,11 @@ def test_memory_goes_back_as_backward_proceeds():
     gc.collect()
     stats = _core.memory_stats(on(0))
     assert stats["in_use"] <= before
-    # What was saved is freed while the gradient moves up
+    # Saved arrays are freed while backward proceeds
     assert stats["peak_in_use"] - before <= 24 * 256 * 1024
 
 
-def test_bits_do_not_depend_on_devices():
+def test_gradient_bits_do_not_depend_on_placement():
     rng = np.random.RandomState(3)
     data, weights = (
         rng.randn(8, 6).astype("float32"),
