@@ -1,5 +1,4 @@
-"""The cost of a compiled call: bound parameters are not looked at again, and nothing is allocated
-in the steady state."""
+"""Cost of a compiled call: no repeated parameter lookup and no allocation in the steady state."""
 
 import gc
 import os
@@ -16,7 +15,7 @@ MANY = 1 << 40
 
 
 class Chain(gluon.HybridBlock):
-    """`ops` elementwise ops on a row of `params` parameters."""
+    """`ops` elementwise ops on a chain of `params` parameters."""
 
     def __init__(self, ops, params, devices=1):
         super().__init__()
@@ -48,7 +47,7 @@ def chain(ops, params, devices=1):
 
 
 def allocations(call, times):
-    """How many allocations for bookkeeping `times` calls make."""
+    """Returns the number of bookkeeping allocations in `times` calls."""
     gc.collect()
     _core._memory_fail_after(MANY)
     for _ in range(times):
@@ -60,8 +59,10 @@ def allocations(call, times):
 
 
 def steady(call, times=50, most=0):
-    """Whether one of twenty rounds of `times` calls allocates at most `most` times: how many
-    calls overlap, and so need memory each, depends on the workers."""
+    """True if one of twenty rounds of `times` calls allocates at most `most` times.
+
+    The number of overlapping calls, which need separate memory, depends on the workers.
+    """
     return any(allocations(call, times) <= most for _ in range(20))
 
 
@@ -119,9 +120,11 @@ def test_steady_training_allocates_nothing(ops, params, devices, optimizer):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_many_heads_share_their_first_gradients(devices):
-    """Heads of one kind get the same ones: as if each had been given its own, variables among the
-    heads too."""
+def test_heads_of_same_kind_share_initial_gradients(devices):
+    """Heads of the same kind share one initial gradient, even if some heads are variables.
+
+    The results match those of separate initial gradients.
+    """
     from mpgluon import profiler
 
     found = []
@@ -151,7 +154,7 @@ def test_many_heads_share_their_first_gradients(devices):
 
 
 class Loop(gluon.HybridBlock):
-    """A loop that is cut out of the graph: too long to be unrolled, or with a condition."""
+    """A loop cut out of the graph because it is too long to unroll or has a condition."""
 
     def __init__(self, kind, steps, devices):
         super().__init__()
@@ -207,14 +210,14 @@ def test_steady_predictions_of_loops_allocate_nothing(kind, devices):
         net(x).wait_to_read()
         nd.waitall()
 
-    # how many steps overlap on two devices, and so need memory each, depends on the workers
+    # On two devices the number of overlapping steps, and so of buffers, depends on the workers.
     assert steady(call, 1, 0 if devices == 1 else net.steps // 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("kind", ["foreach", "while_loop", "branches"])
-def test_steady_loops_do_not_allocate_for_each_step(kind, devices):
+def test_steady_loops_do_not_allocate_per_step(kind, devices):
     for steps in (400, 800):
         net, x = Loop(kind, steps, devices), nd.ones((8, 8))
         net.initialize()
@@ -226,11 +229,11 @@ def test_steady_loops_do_not_allocate_for_each_step(kind, devices):
             y.backward()
             nd.waitall()
 
-        # other threads decide how many buffers are needed at a time
+        # Thread scheduling decides how many buffers are needed at a time.
         assert steady(call, 1, 99)
 
 
-def test_handing_over_comes_before_the_first_kernel():
+def test_compiled_call_hands_over_work_before_first_kernel():
     net, x = chain(300, 40, devices=2), nd.ones((8, 8))
     net(x).wait_to_read()
     assert _core.handed_over(mx.cpu(0)) is None
@@ -252,12 +255,12 @@ def test_handing_over_comes_before_the_first_kernel():
         _core.handed_over("nowhere(0)")
 
 
-def test_allocations_are_counted():
+def test_allocation_counter_counts_compilation():
     assert allocations(lambda: chain(4, 2)(nd.ones((8, 8))).wait_to_read(), 1) > 10
 
 
 def queue_time(net, x):
-    """Microseconds for queueing a call, best of many."""
+    """Returns the best queueing time of a call in microseconds."""
     best = 1e9
     for _ in range(60):
         begin = time.perf_counter()
@@ -268,16 +271,16 @@ def queue_time(net, x):
 
 
 @pytest.mark.slow
-def test_cost_does_not_grow_with_the_graph():
+def test_call_cost_does_not_grow_with_graph_size():
     x = nd.ones((8, 8))
     small, large = (queue_time(chain(ops, ops // 2), x) for ops in (100, 2000))
     assert large < 4 * small + 10, (small, large)
 
 
-# What is bound must be noticed when it changes.
+# Changes of bound arrays must be detected.
 
 
-def test_rebinding_after_each_kind_of_change(tmp_path):
+def test_parameters_are_rebound_after_each_kind_of_change(tmp_path):
     net, x = chain(4, 2), nd.ones((8, 8))
     weights = list(net._reg_params.values())
 
@@ -320,7 +323,7 @@ def test_rebinding_after_each_kind_of_change(tmp_path):
     check()
 
 
-def test_gradients_after_grad_req_changes():
+def test_gradients_follow_grad_req_changes():
     net, x = chain(4, 2), nd.ones((8, 8))
     w0, w1 = net._reg_params.values()
 
@@ -348,7 +351,7 @@ def test_gradients_after_grad_req_changes():
     assert (w0.data().grad.asnumpy() == both[0]).all()
 
 
-def test_old_arrays_are_given_up():
+def test_old_parameter_arrays_are_freed_after_reset_ctx():
     net, x = chain(4, 2), nd.ones((8, 8))
     net(x).wait_to_read()
     nd.waitall()
@@ -361,7 +364,7 @@ def test_old_arrays_are_given_up():
     assert mx.context.memory_stats(mx.cpu(0))["in_use"] <= before - weights
 
 
-def test_bind_takes_arrays_only():
+def test_bind_requires_arrays_and_unbind_restores_arguments():
     op = _core.CachedOp(lambda a, b: [a + b])
     with pytest.raises(TypeError, match="bind"):
         op.bind([1])
@@ -375,9 +378,8 @@ def test_bind_takes_arrays_only():
     assert (op(nd.ones((2,)), nd.zeros((2,)))[0].asnumpy() == 1).all()
 
 
-def test_a_compiled_call_goes_one_way():
-    """From gluon/block/_block.py into gluon/_compiled/call.py, which has the rest of it: no way
-    back, and few Python functions."""
+def test_compiled_call_runs_few_python_functions():
+    """Control passes from gluon/block/_block.py into gluon/_compiled/call.py and never back."""
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Dense(16), gluon.nn.Dense(16))
     net.initialize()

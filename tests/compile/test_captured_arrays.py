@@ -1,4 +1,4 @@
-"""Arrays that a hybridized block uses besides its arguments are read anew in every call."""
+"""Arrays that a hybridized block captures are read afresh in each call."""
 
 import collections
 import gc
@@ -13,7 +13,7 @@ from mpgluon import autograd, gluon, nd
 from support.captures import Net, array, check_alike, first_of, make, paused, same
 from support.devices import on
 
-# --- Arrays from outside of the block -------------------------------------------------------------
+# --- Arrays from outside the block ----------------------------------------------------------------
 
 CAPTURES = {
     "scaled": lambda F, x, w, c: x * (c * 2),
@@ -58,8 +58,10 @@ CAPTURES = {
 
 
 def follow(name, mode, replace, kind):
-    """Results and gradients of some calls between which the captured array becomes another:
-    written over, or by another in its place."""
+    """Returns results and gradients of calls between which the captured array changes.
+
+    The change overwrites the array or replaces it with another one.
+    """
     x, c = array(0), array(1)
     net = make(CAPTURES[name], mode, c)
     source = array(2)
@@ -111,7 +113,7 @@ def test_captured_arrays_are_read_in_every_call(name, kind, replace):
 
 
 class Deep(gluon.HybridBlock):
-    """Keeps arrays in all sorts of places."""
+    """Keeps arrays in nested containers, attributes, blocks and globals."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +142,7 @@ def a_helper(x):
     return x * GLOBAL[0]
 
 
-def test_captured_arrays_are_found_again():
+def test_captured_arrays_are_tracked_in_nested_containers():
     net, x, seeds = Deep(), array(0), itertools.count(20)
 
     def replace(step):
@@ -172,7 +174,7 @@ def test_captured_arrays_are_found_again():
 
 
 class Ring(gluon.HybridBlock):
-    """Keeps arrays that change places with each other."""
+    """Keeps arrays that swap places with each other."""
 
     def __init__(self):
         super().__init__()
@@ -194,7 +196,7 @@ class Ring(gluon.HybridBlock):
         )
 
 
-def test_captured_arrays_that_change_places():
+def test_captured_arrays_may_swap_places_without_retrace():
     def exchange(net):
         net.a, net.b = net.b, net.a
 
@@ -229,7 +231,7 @@ def test_captured_arrays_that_change_places():
     traced = net.compiled()[0]["calls"]
     exchange(net)
     net.ring.reverse()
-    # without another trace
+    # No retrace
     assert (
         np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy())
         and net.compiled()[0]["calls"] == traced + 1
@@ -237,7 +239,7 @@ def test_captured_arrays_that_change_places():
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_an_array_that_is_only_given_back(cut):
+def test_captured_array_that_is_only_returned_is_current(cut):
     def body(F, x, w, c):
         return [F.contrib.boolean_mask(x, x[:, 0] > -9) if cut else x * w, c]
 
@@ -264,7 +266,7 @@ class OfAClass(gluon.HybridBlock):
     def mask(self):
         return self.settings.mask * GLOBAL[0]
 
-    def helper(self, x, *, factor=[None]):  # noqa: B006 - captured, too
+    def helper(self, x, *, factor=[None]):  # noqa: B006 - captured as well
         return x * self.mask + self.queue[0] * factor[0]
 
     def hybrid_forward(self, F, x):
@@ -274,7 +276,7 @@ class OfAClass(gluon.HybridBlock):
 where = OfAClass.where
 
 
-def test_captured_arrays_are_found_in_classes():
+def test_captured_arrays_are_tracked_in_classes_and_modules():
     class Derived(OfAClass):
         pass
 
@@ -300,7 +302,7 @@ def test_captured_arrays_are_found_in_classes():
         assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()), name
 
 
-def test_captured_arrays_of_other_shapes_and_kinds():
+def test_captured_array_may_change_shape_and_dtype():
     for mode in ("hybridized", "exact"):
         net, x = (
             make(lambda F, x, w, c: F.broadcast_mul(x, F.cast(c, "float32") * 2), mode, array(1)),
@@ -332,16 +334,16 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_values_that_would_steer_the_trace(name):
+def test_reading_captured_value_in_trace_is_refused(name):
     net = make(lambda F, x, w, c: x * READS[name](c), "hybridized", array(1))
     with pytest.raises(mx.MXNetError, match="would be read once|no value yet"):
         net(array(0))
-    # made in the block, of numbers
+    # Created inside the block from numbers
     net = make(lambda F, x, w, c: x * float(nd.array([2.0]).asscalar()), "hybridized")
     assert same(net(array(0)).asnumpy(), array(0).asnumpy() * 2)
 
 
-def test_captured_arrays_in_a_pipeline():
+def test_captured_arrays_are_read_in_each_pipeline_call():
     from mpgluon.parallel import Pipeline
 
     net, x = (
@@ -358,7 +360,7 @@ def test_captured_arrays_in_a_pipeline():
             assert same(net(x).asnumpy(), x.asnumpy() * np.exp(net.captured.asnumpy()))
 
 
-def test_finalizers_are_no_part_of_a_trace():
+def test_finalizer_ops_are_not_traced():
     old, seen = nd.array([3.0], ctx=on(0)), []
 
     class Garbage:

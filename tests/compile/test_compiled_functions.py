@@ -1,5 +1,4 @@
-"""Compiled functions (`_core.CachedOp`): the same bits as eager on any number of devices, planned
-memory, programs per device."""
+"""Compiled functions (`_core.CachedOp`): bits equal to eager, planned memory, device programs."""
 
 import gc
 
@@ -66,11 +65,11 @@ ONE, TWO, BACK, THREE = [0] * 4, [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 2, 1]
 
 
 @pytest.mark.parametrize("placement", [ONE, TWO, BACK, THREE])
-def test_chains(engine, placement):
+def test_chain_matches_eager_for_every_placement(engine, placement):
     check(*chain([on(i) for i in placement]))
 
 
-def test_placement_does_not_change_bits():
+def test_compiled_gradient_bits_do_not_depend_on_placement():
     results = []
     for placement in (ONE, TWO, BACK, THREE):
         function, arrays = chain([on(i) for i in placement])
@@ -79,7 +78,7 @@ def test_placement_does_not_change_bits():
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other))
 
 
-def test_branches_on_several_devices(engine):
+def test_branches_on_several_devices_match_eager(engine):
     d = [on(i) for i in range(4)]
 
     def function(x, a, b, c):
@@ -96,7 +95,7 @@ def test_branches_on_several_devices(engine):
     assert set(entry["devices"]) == {str(on(0)), str(on(1)), str(on(2)), str(on(3))}
 
 
-def test_shared_parameters(engine):
+def test_parameter_shared_across_devices_matches_eager(engine):
     d = [on(0), on(1)]
 
     def function(x, w):
@@ -108,7 +107,7 @@ def test_shared_parameters(engine):
     check(function, [array((3, 4), 0), array((4, 4), 1)])
 
 
-def test_outputs_of_all_kinds(engine):
+def test_outputs_may_be_inputs_views_copies_and_duplicates(engine):
     def function(x, y):
         z = x * y
         return [z, x, z, z.reshape((-1,)), y.as_in_context(on(1)), z + 1]
@@ -121,13 +120,13 @@ def test_outputs_of_all_kinds(engine):
     assert np.array_equal(outs[1].asnumpy(), x.asnumpy())
 
 
-def test_no_outputs_and_no_ops():
+def test_function_without_ops_returns_its_inputs_or_nothing():
     assert _core.CachedOp(lambda x: [], {})(nd.ones((2,))) == []
     [same] = _core.CachedOp(lambda x: [x], {})(nd.ones((2,)))
     assert np.array_equal(same.asnumpy(), [1, 1])
 
 
-def test_constants_of_the_function():
+def test_captured_constant_array_is_read_at_call_time():
     table = nd.array([1.0, 2.0, 3.0])
 
     def function(x):
@@ -136,11 +135,11 @@ def test_constants_of_the_function():
     op = _core.CachedOp(function, {})
     x = nd.array([1.0, 1.0, 1.0])
     assert np.array_equal(op(x)[0].asnumpy(), [3, 4, 5])
-    table[:] = 0  # the function reads the array, not a copy of it
+    table[:] = 0  # the function reads the array itself, not a copy
     assert np.array_equal(op(x)[0].asnumpy(), [2, 2, 2])
 
 
-def test_a_variable_that_is_no_argument():
+def test_captured_variable_gets_gradient():
     w = nd.array([2.0, 3.0])
     w.attach_grad()
     op = _core.CachedOp(lambda x: [x * w], {})
@@ -150,7 +149,7 @@ def test_a_variable_that_is_no_argument():
     assert np.array_equal(w.grad.asnumpy(), [5, 7])
 
 
-def test_nested_functions_become_part_of_the_outer():
+def test_nested_compiled_functions_are_inlined():
     inner = _core.CachedOp(lambda x, w: [nd.tanh(x * w)], {})
 
     def function(x, w):
@@ -160,7 +159,7 @@ def test_nested_functions_become_part_of_the_outer():
     assert op.dump().count("tanh(") == 2 * len(op.compiled())
 
 
-def test_two_forwards_before_a_backward(engine):
+def test_two_recorded_calls_may_precede_backward(engine):
     function, arrays = chain([on(0), on(1), on(1), on(0)])
     op = _core.CachedOp(function, {})
     x1, x2 = arrays[0], array((5, 6), 77)
@@ -185,7 +184,7 @@ def test_two_forwards_before_a_backward(engine):
         assert np.array_equal(a, b)
 
 
-def test_retain_graph(engine):
+def test_retain_graph_allows_repeated_compiled_backward(engine):
     function, arrays = chain([on(0), on(1)])
     op = _core.CachedOp(function, {})
     for a in arrays:
@@ -201,7 +200,7 @@ def test_retain_graph(engine):
         y.backward()
 
 
-def test_grad_req_add(engine):
+def test_grad_req_add_accumulates_compiled_gradients(engine):
     def function(x, w):
         return [nd.dot(x, w)]
 
@@ -217,7 +216,7 @@ def test_grad_req_add(engine):
     assert np.allclose(w.grad.asnumpy(), 2 * once)
 
 
-def test_only_some_outputs_get_a_gradient(engine):
+def test_backward_from_subset_of_outputs_matches_eager(engine):
     def function(x, w):
         h = nd.tanh(nd.dot(x, w))
         whole = (x * 5).astype("int32")
@@ -237,7 +236,7 @@ def test_only_some_outputs_get_a_gradient(engine):
         assert all(np.array_equal(a, b) for a, b in zip(*results))
 
 
-def test_gradients_of_gradients():
+def test_second_gradient_of_compiled_function_matches_formula():
     op = _core.CachedOp(lambda x, y: [x * x * x * y], {})
     x, y = nd.array([1.0, 2.0]), nd.array([3.0, 4.0])
     x.attach_grad()
@@ -251,7 +250,7 @@ def test_gradients_of_gradients():
     assert np.allclose(x.grad.asnumpy(), 2 * (3 * v**2 * u) * 6 * v * u)
 
 
-# what a value reaches in several ways, whose gradients are summed up, on either side of a move
+# Values with several uses on both sides of a device copy, so that their gradients are summed
 SECOND = {
     "moves": lambda x, w, d: [
         nd.concat(nd.dot(x.as_in_context(d), w), x.as_in_context(d) * 2, dim=1)
@@ -278,8 +277,8 @@ SECOND = {
 
 
 @pytest.mark.parametrize("name", SECOND)
-def test_gradients_of_gradients_have_the_bits_of_eager(name):
-    """With first gradients in the same backward, called twice, on one device and two."""
+def test_second_gradient_is_bitwise_equal_to_eager(name):
+    """Includes first gradients in the same backward and two calls, on one device and two."""
     body = SECOND[name]
 
     def run(d, flags):
@@ -310,7 +309,7 @@ def test_gradients_of_gradients_have_the_bits_of_eager(name):
                 np.testing.assert_array_equal(a, b, err_msg=f"{d}, {flags}")
 
 
-def test_gradients_of_gradients_need_the_old_inputs():
+def test_second_gradient_is_refused_if_input_was_overwritten():
     op = _core.CachedOp(lambda x, y: [x * 2 + y], {})
     x, y = nd.array([1.0, 2.0]), nd.array([3.0, 4.0])
     x.attach_grad()
@@ -324,7 +323,7 @@ def test_gradients_of_gradients_need_the_old_inputs():
         autograd.grad(z, [x], create_graph=True)
 
 
-def test_gradients_of_gradients_of_what_does_not_depend_on_variables():
+def test_second_gradient_of_constant_output_is_refused():
     op = _core.CachedOp(lambda x: [x * x, nd.arange(2)], {})
     x = nd.array([1.0, 2.0])
     x.attach_grad()
@@ -336,9 +335,11 @@ def test_gradients_of_gradients_of_what_does_not_depend_on_variables():
             autograd.grad(z, [x], create_graph=True)
 
 
-def test_an_expanded_call_gives_up_its_memory():
-    """Its ops stand for it from then on; what they keep goes with the first backward that does not
-    retain the graph."""
+def test_expanded_call_frees_its_memory():
+    """After expansion its ops replace the call.
+
+    Their saved arrays are freed by the first backward that does not retain the graph.
+    """
     op = _core.CachedOp(lambda x: [nd.tanh(nd.tanh(nd.tanh(x)))], {})
     x = array((64, 1024), 0)
     x.attach_grad()
@@ -351,10 +352,10 @@ def test_an_expanded_call_gives_up_its_memory():
     del y
     before = mx.context.memory_stats(on(0))["in_use"]
     del loss, op
-    assert mx.context.memory_stats(on(0))["in_use"] >= before - 64  # the loss's own
+    assert mx.context.memory_stats(on(0))["in_use"] >= before - 64  # the loss itself
 
 
-def test_dropout_draws_what_eager_draws(engine):
+def test_compiled_dropout_draws_same_mask_as_eager(engine):
     def function(x):
         h = nd.Dropout(x, p=0.5)
         return [nd.Dropout(h.as_in_context(on(1)) + 1, p=0.3)]
@@ -398,7 +399,7 @@ def test_moving_statistics_are_updated_in_place(engine):
     assert all(np.array_equal(a, b) for a, b in zip(*results))
 
 
-def test_a_change_of_shape_or_device_compiles_anew():
+def test_shape_or_device_change_recompiles_within_cache_limit():
     op = _core.CachedOp(lambda x: [x + 1], {})
     for _ in range(3):
         op(nd.ones((2,)))
@@ -410,7 +411,7 @@ def test_a_change_of_shape_or_device_compiles_anew():
     assert len(op.compiled()) == 64
 
 
-def test_the_trace_runs_once():
+def test_function_is_traced_once_per_signature():
     calls = []
 
     def function(x):
@@ -441,7 +442,7 @@ def layers(split, count=10, width=32):
     return entry
 
 
-def test_each_device_holds_only_its_own():
+def test_each_device_plans_only_its_own_layers():
     one, two = layers(False), layers(True)
     planned = [d["planned"]["total"] for d in two["devices"].values()]
     crossing = sum(c["bytes"] for c in two["copies"])
@@ -457,7 +458,7 @@ def test_each_device_holds_only_its_own():
         )
 
 
-def test_the_plan_is_smaller_than_the_sum_of_its_arrays():
+def test_plan_reuses_memory_of_dead_arrays():
     def function(x):
         for _ in range(20):
             x = nd.dot(nd.tanh(x), x)
@@ -469,7 +470,7 @@ def test_the_plan_is_smaller_than_the_sum_of_its_arrays():
     assert entry["devices"][str(on(0))]["planned"]["total"] <= 3 * 64 * 64 * 4
 
 
-def test_memory_goes_back():
+def test_compiled_calls_release_their_memory():
     function, arrays = chain([on(0), on(1), on(0), on(1)])
     op = _core.CachedOp(function, {})
 
@@ -485,9 +486,11 @@ def test_memory_goes_back():
 
 
 @pytest.mark.parametrize("mode", ["async", "shuffle"])
-def test_a_failure_inside_a_program(mode):
-    """Work that fails on one device fails what waits for it on others; nobody hangs and later calls
-    work."""
+def test_kernel_failure_in_program_fails_dependents_on_other_devices(mode):
+    """A failure on one device fails dependent work on other devices.
+
+    No thread hangs and later calls work.
+    """
 
     def function(x, index):
         first = x * 2
@@ -512,7 +515,7 @@ def test_a_failure_inside_a_program(mode):
         try:
             nd.waitall()
         except (mx.MXNetError, IndexError):
-            pass  # what was not read above
+            pass  # error not read above
         with autograd.record():
             y = op(x, good)[0]
         y.backward()
@@ -521,7 +524,7 @@ def test_a_failure_inside_a_program(mode):
         mx.engine.set_mode("async")
 
 
-def test_mixed_devices_are_reported_at_the_trace():
+def test_mixed_devices_are_reported_during_trace():
     def function(x, w):
         return [nd.dot(x, w)]
 
@@ -534,7 +537,7 @@ def test_values_cannot_be_read_in_a_trace():
         _core.CachedOp(lambda x: [x * float(x.sum().asscalar())], {})(nd.ones((2,)))
 
 
-def test_errors_of_the_function_come_through():
+def test_exception_in_traced_function_propagates():
     def function(x):
         raise LookupError("here")
 
@@ -550,7 +553,7 @@ def test_errors_of_the_function_come_through():
     assert np.array_equal((nd.ones((2,)) + 1).asnumpy(), [2, 2])  # no trace is left active
 
 
-def test_arrays_kept_from_a_trace_are_dead():
+def test_arrays_kept_from_a_trace_are_unusable():
     kept = []
 
     def function(x):
@@ -566,7 +569,7 @@ def test_arrays_kept_from_a_trace_are_dead():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_thousand_layers(devices):
+def test_thousand_layers_compile_on_one_and_two_devices(devices):
     def function(x):
         h = x
         for i in range(1000):
@@ -577,8 +580,10 @@ def test_a_thousand_layers(devices):
 
 
 def sweep(run, expected):
-    """Runs with the n-th allocation of bookkeeping failing, for every n: an error or the right
-    result, and nothing lost."""
+    """Runs with the n-th bookkeeping allocation failing, for every n.
+
+    Each run must raise an error or give the correct result, and leak nothing.
+    """
     n, errors = 1, 0
     while True:
         _core._memory_fail_after(n)
@@ -601,7 +606,7 @@ def sweep(run, expected):
 
 
 @pytest.mark.parametrize("kind", ["eager", "compiled", "second order"])
-def test_every_allocation_may_fail(kind):
+def test_every_bookkeeping_allocation_may_fail(kind):
     def function(x, w, u):
         h = nd.tanh(nd.dot(x, w)).as_in_context(on(1))
         return [nd.dot(h, u), h]
@@ -628,13 +633,13 @@ def test_every_allocation_may_fail(kind):
     assert [_core.memory_stats(on(i))["in_use"] for i in range(2)] == before
 
 
-def test_a_device_that_is_full():
-    """What does not fit is an exception that names the device; what fits still runs."""
+def test_full_device_raises_error_and_smaller_calls_still_run():
+    """An oversized call raises an exception that names the device; smaller calls still run."""
     function, arrays = chain([on(0), on(1)])
     op = _core.CachedOp(function, {})
     expected = gradients(op, arrays)
     big = [array((4096, 6), 5)] + arrays[1:]
-    # As the core does where memory is short: what earlier tests left is no spare memory
+    # Frees cached memory of earlier tests, as the core does when memory is short
     gc.collect()
     nd.waitall()
     on(1).empty_cache()
@@ -650,9 +655,8 @@ def test_a_device_that_is_full():
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_a_cell_called_step_by_step(engine, grad_req):
-    """Contributions from several calls, and from outside, are added up in eager's order: the same
-    bits."""
+def test_repeated_cell_calls_sum_gradients_in_eager_order(engine, grad_req):
+    """Gradients from several calls and from outside are added in eager's order, with equal bits."""
     x, w, v = array((3, 5), 0), array((5, 5), 1, scale=0.5), array((5, 5), 2, on(1), scale=0.5)
 
     def cell(h, w, v):
@@ -675,7 +679,8 @@ def test_a_cell_called_step_by_step(engine, grad_req):
 
 def random_function(seed):
     """A random graph of chains, branches, views, reductions, shared values and copies over three
-    devices."""
+    devices.
+    """
     rng = np.random.RandomState(seed)
     steps = [tuple(rng.randint(0, 1 << 20, 4)) for _ in range(rng.randint(5, 60))]
     num_outputs = rng.randint(1, 4)
@@ -683,7 +688,7 @@ def random_function(seed):
     def function(*arrays):
         values = list(arrays)
 
-        def at(n):  # recent values are likelier, so that lifetimes differ
+        def at(n):  # prefers recent values, so that lifetimes differ
             return values[-1 - (n % len(values)) // (1 + n % 3)]
 
         for kind, a, b, d in steps:
@@ -716,7 +721,7 @@ def random_function(seed):
 
 @pytest.mark.parametrize("mode", ["async", "shuffle"])
 @pytest.mark.parametrize("seed", range(40))
-def test_random_graphs(seed, mode):
+def test_random_compiled_graphs_match_eager(seed, mode):
     function, arrays = random_function(seed)
     op = _core.CachedOp(function, {})
     mx.engine.set_mode(mode, seed)
@@ -751,7 +756,7 @@ return %4, %4
 """
 
 
-def test_dump():
+def test_dump_prints_graph_with_gradient():
     def function(x, w):
         y = nd.relu(nd.dot(x.as_in_context(on(1)), w))
         return [y, y]
@@ -761,7 +766,7 @@ def test_dump():
     assert op.dump() == GOLDEN
 
 
-def test_programs():
+def test_programs_list_instructions_and_copies_per_device():
     function, arrays = chain([on(0), on(1)], residual=False)
     op = _core.CachedOp(function, {})
     op(*arrays)

@@ -1,5 +1,4 @@
-"""Loops and branches, and shapes that depend on values: eager, hybridized, as symbols, over
-devices."""
+"""Loops, branches and data-dependent shapes: eager, hybridized, as symbols and over devices."""
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from support.devices import on
 
 
 def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):
-    """Everything that comes out of some steps of training and prediction."""
+    """Returns all outputs and gradients of several training and prediction steps."""
     mx.random.seed(7)
     net = Function(f)
     net.initialize(mx.init.Normal(0.4), ctx=ctx or on(0))
@@ -104,7 +103,7 @@ BODIES = [scan, search, never, branch, nested, masks]
 
 @pytest.mark.parametrize("f", BODIES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("rows", [1, 6])
-def test_hybridized_equals_eager(f, rows):
+def test_hybridized_control_flow_matches_eager(f, rows):
     eager, _ = run(f, rows)
     exact, net = run(f, rows, hybrid=True)
     same_bits(eager, exact)
@@ -115,7 +114,7 @@ def test_hybridized_equals_eager(f, rows):
 
 
 @pytest.mark.parametrize("count", [2, 700, 1100])
-def test_foreach_of_many_steps(count):
+def test_long_foreach_matches_eager(count):
     def f(net, F, x, s):
         data = F.broadcast_mul(F.arange(count).reshape((count, 1, 1)) / count, s.expand_dims(0))
         out, last = F.contrib.foreach(
@@ -126,7 +125,7 @@ def test_foreach_of_many_steps(count):
     same_bits(run(f, 1, 2)[0], run(f, 1, 2, hybrid=True)[0])
 
 
-def test_foreach_compiles_once_however_long():
+def test_foreach_graph_size_does_not_depend_on_length():
     def nodes(count):
         def f(net, F, x, s):
             h = x
@@ -146,7 +145,7 @@ def test_foreach_compiles_once_however_long():
     assert any(entry["calls"] >= 1000 for entry in net.compiled())
 
 
-def test_foreach_whose_state_changes_its_shape_is_unrolled():
+def test_foreach_with_growing_state_is_unrolled():
     def f(net, F, x, s):
         out, last = F.contrib.foreach(lambda a, st: (a, F.concat(st, a, dim=0)), x, s)
         return [out, last]
@@ -165,7 +164,7 @@ def test_masks_inside_foreach_are_unrolled():
     same_bits(run(f, 3)[0], run(f, 3, hybrid=True)[0])
 
 
-def test_structures():
+def test_foreach_keeps_nested_structures():
     def f(net, F, x, s):
         out, last = F.contrib.foreach(
             lambda a, st: ([a[0], [a[1] * 2, a[0] + st[1][0]]], [st[0] + 1, [st[1][0] * 2]]),
@@ -202,7 +201,7 @@ def on_two(net, F, x, s):
 
 
 @pytest.mark.parametrize("rows", [2, 400])
-def test_over_devices(rows):
+def test_control_flow_over_devices_matches_eager(rows):
     def made(f, spread):
         def placed(net, F, x, s):
             return f(net, F, x, s)
@@ -239,8 +238,8 @@ def test_over_devices(rows):
         assert found[call][1] == found[2 + call][1]
 
 
-def test_dropout_numbers_follow_the_program():
-    """A draw behind a loop depends on how many draws the loop made, as it does eagerly."""
+def test_dropout_after_loop_draws_same_numbers_as_eager():
+    """As in eager mode, a draw after a loop depends on the number of draws in the loop."""
 
     def f(net, F, x, s):
         _, (i, v) = F.contrib.while_loop(
@@ -254,8 +253,8 @@ def test_dropout_numbers_follow_the_program():
     same_bits(run(f, 1)[0], run(f, 1, hybrid=True)[0])
 
 
-def test_statistics_are_updated_once():
-    """The first call, which traces, runs every part once."""
+def test_first_call_updates_moving_statistics_once():
+    """The first call, which traces, runs every part only once."""
 
     class Net(gluon.HybridBlock):
         def __init__(self):
@@ -280,7 +279,7 @@ def test_statistics_are_updated_once():
     same_bits(*states)
 
 
-def test_shapes_are_cached():
+def test_data_dependent_shapes_are_cached():
     traced = []
 
     def f(net, F, x, s):
@@ -299,14 +298,14 @@ def test_shapes_are_cached():
 
     shapes = [call(n).shape[0] for n in (3, 2, 3, 0, 2, 5, 0)]
     assert shapes == [3, 2, 3, 5, 2, 5, 5]
-    assert len(traced) == 1 + 4  # to see what it uses, then once for each shape
+    assert len(traced) == 1 + 4  # one trace to detect captures, then one per shape
     parts = [entry["part"]["after"] for entry in net.compiled()]
     assert (("boolean_mask", ((3, 4),)),) in parts and () in parts
     assert "Function, first part for prediction" in str(net.compiled())
     assert "Function, after boolean_mask -> (3, 4) for prediction" in str(net.compiled())
 
 
-def test_cache_is_bounded(monkeypatch):
+def test_cache_of_data_dependent_shapes_is_bounded(monkeypatch):
     from mpgluon import _graph_breaks
 
     monkeypatch.setattr(_graph_breaks, "LIMIT", 8)
@@ -324,9 +323,8 @@ def test_cache_is_bounded(monkeypatch):
         assert len(net.compiled()) <= 8
 
 
-def test_parameters_move_and_grow_late():
-    """Parameters whose shapes are found behind a cut, and parameters that move to another
-    device."""
+def test_parameters_after_cut_initialize_late_and_move_devices():
+    """Covers parameters whose shapes are inferred after a cut and parameters that change device."""
 
     def f(net, F, x, s):
         kept = F.contrib.boolean_mask(s, s[:, 0] > 0)
@@ -343,7 +341,7 @@ def test_parameters_move_and_grow_late():
     assert second.context == on(1) and np.array_equal(first, second.asnumpy())
 
 
-def test_block_that_changes_its_mind_is_told():
+def test_block_that_traces_differently_is_refused():
     extra = []
 
     def f(net, F, x, s):
@@ -362,8 +360,8 @@ def test_block_that_changes_its_mind_is_told():
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_options_of_hybridize(recompute):
-    """Groups of devices, and recomputation, go through cuts."""
+def test_hybridize_options_apply_across_graph_breaks(recompute):
+    """Device groups and recomputation work across graph breaks."""
 
     class Net(gluon.HybridBlock):
         def __init__(self):
@@ -414,7 +412,7 @@ def test_options_of_hybridize(recompute):
         same_bits(found[call], found[4 + call])
 
 
-def test_gradient_of_gradient_through_a_cut():
+def test_second_gradient_passes_through_a_graph_break():
     def f(net, F, x, s):
         return [F.contrib.boolean_mask(net.dense(x[0]) ** 2, x[0][:, 0] > 0)]
 
@@ -437,7 +435,7 @@ def test_gradient_of_gradient_through_a_cut():
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def test_the_first_step_gets_the_states_as_they_were_given():
+def test_foreach_first_step_receives_states_unconverted():
     kinds = []
 
     def body(row, states):

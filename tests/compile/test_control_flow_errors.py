@@ -1,4 +1,4 @@
-"""What loops and branches refuse, and blocks with them that cannot be traced."""
+"""Errors of loops and branches, and of blocks that cannot be traced."""
 
 import os
 import re
@@ -118,7 +118,7 @@ def hybrid(f):
         ),
     ],
 )
-def test_errors(f, kind, words):
+def test_invalid_control_flow_is_refused(f, kind, words):
     call = hybrid(f)
     for _ in range(2):
         with pytest.raises(kind, match=words):
@@ -144,7 +144,7 @@ def test_arrays_kept_from_a_body_are_refused():
         net(nd.ones((2, 5, 4)), nd.ones((5, 4)))
 
 
-# --- Blocks that can't be traced: op, block path, line and the way out ----------------------------
+# --- Untraceable blocks: the error names the op, block path, line and remedy ----------------------
 
 
 class Outer(gluon.HybridBlock):
@@ -285,7 +285,7 @@ def write_in_body(F, x):
         ),
     ],
 )
-def test_blocks_that_cannot_be_traced(f, what, way):
+def test_untraceable_block_error_names_op_block_and_line(f, what, way):
     net = Outer(f)
     net.hybridize()
     for _ in range(2):
@@ -305,7 +305,7 @@ def line_of(f):
     return f.__code__.co_firstlineno
 
 
-def test_arrays_made_inside_may_be_written_inside():
+def test_arrays_created_in_block_may_be_written_in_block():
     def f(F, x):
         table = nd.array(np.arange(4))
         table[0] = 5

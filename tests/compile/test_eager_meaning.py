@@ -1,5 +1,4 @@
-"""Eager execution is the meaning of a block, and its hybridized form has it: values, gradients of
-all orders, and what shares memory with what."""
+"""Hybridized blocks keep eager semantics: values, gradients of all orders and memory sharing."""
 
 import numpy as np
 import pytest
@@ -13,11 +12,11 @@ from support.devices import on
 
 
 def moved(f):
-    """f on another device, and back."""
+    """Runs f on another device and copies the result back."""
     return lambda F, x: f(F, x.as_in_context(on(1))).as_in_context(on(0))
 
 
-# Identities of values that are none of gradients, on the way to ops that rewrites look for.
+# Ops that are identities for values but stop gradients, placed before ops that rewrites match.
 STOPS = {
     "BlockGrad": lambda F, x: F.BlockGrad(x),
     "stop_gradient": lambda F, x: F.stop_gradient(x),
@@ -57,8 +56,11 @@ def attention(F, q, k, scores=lambda s: s, weights=lambda s: s):
 
 
 def orders(net, x):
-    """The gradients of x and w: by backward, by create_graph, and of a function of that, as NumPy
-    arrays; what is stopped altogether stays at 9."""
+    """Gradients of x and w as NumPy arrays: by backward, by create_graph, and of a function of
+    those.
+
+    Gradients that are stopped completely keep the initial value 9.
+    """
     leaves = [x, net.w.data()]
     for leaf in leaves:
         leaf.attach_grad()
@@ -82,7 +84,7 @@ def orders(net, x):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("stop", STOPS)
-def test_gradients_of_all_orders(stop, place):
+def test_gradients_of_all_orders_match_eager_through_stops(stop, place):
     def body(F, x, w, _):
         return PLACES[place](F, x, w, STOPS[stop])
 
@@ -92,9 +94,9 @@ def test_gradients_of_all_orders(stop, place):
         check_alike(eager, orders(make(body, mode), x), mode)
 
 
-# --- What shares memory with what -----------------------------------------------------------------
+# --- Memory sharing -------------------------------------------------------------------------------
 
-# Values of the same elements, or some of them, as ops make them.
+# Ops that return all or some elements of their input.
 IDENTITIES = {
     "itself": lambda F, x: x,
     "reshape": lambda F, x: F.reshape(x, shape=(-1,)),
@@ -149,8 +151,10 @@ IDENTITIES = {
 
 
 def whole(value):
-    """The value in the shape that bodies expect, where it has all elements; else something of that
-    shape."""
+    """Returns the value in the shape that bodies expect.
+
+    If it lacks elements, returns another value of that shape.
+    """
     return (
         value
         if value.shape == (2, 3)
@@ -160,7 +164,7 @@ def whole(value):
     )
 
 
-# What is returned, of an input, a parameter, an array that is captured, and a value computed.
+# Returned values, derived from an input, a parameter, a captured array and a computed value.
 RETURNS = {
     "one": lambda F, x, w, c, f: f(F, x),
     "of a parameter": lambda F, x, w, c, f: [f(F, w), x + 0],
@@ -176,7 +180,7 @@ RETURNS = {
 
 
 def sharing(net, x, c, record):
-    """Which arrays change when one of the results is written to."""
+    """Returns the pairs of arrays that change when one of the results is written."""
     with autograd.record(record):
         outs = net(x)
     outs = list(outs) if isinstance(outs, (list, tuple)) else [outs]
@@ -206,13 +210,13 @@ def all_sharing(name, returned, mode, record):
 
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("returned", RETURNS)
-def test_results_are_as_separate_as_eager_ones(returned, record):
+def test_results_share_memory_exactly_as_in_eager(returned, record):
     for name in IDENTITIES:
         values, eager = all_sharing(name, returned, "eager", record)
         for mode in ("hybridized", "exact"):
             found, shared = all_sharing(name, returned, mode, record)
             assert all(map(np.array_equal, values, found)), (name, mode)
-            # Rows are views where nothing is recorded; a compiled call copies them.
+            # Rows are views when not recording, but a compiled call copies them.
             assert (
                 shared <= eager if name in ("first", "rows") and not record else shared == eager
             ), (name, mode)
@@ -221,7 +225,7 @@ def test_results_are_as_separate_as_eager_ones(returned, record):
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("mode", ["eager", "hybridized", "exact"])
 @pytest.mark.parametrize("shape", [(1,), (3,), (1, 4), (3, 4)])
-def test_rows_share_memory_where_all_are_taken(shape, mode, record):
+def test_full_row_selection_shares_memory(shape, mode, record):
     last = shape[0] - 1
     for body in (
         lambda F, x, w, c: x[0],
@@ -239,11 +243,11 @@ def test_rows_share_memory_where_all_are_taken(shape, mode, record):
             row = net(x)
         row[:] = 5
         everything = row.size == x.size
-        # Of some rows there is a view in eager execution, where nothing is recorded.
+        # Eager execution returns a view of some rows only when not recording.
         assert (x.asnumpy() == 5).any() == (everything or (mode == "eager" and not record))
 
 
-def test_results_stay_when_an_input_is_refilled():
+def test_results_survive_input_overwrite():
     net = gluon.nn.Flatten()
     net.hybridize()
     buffer, kept = nd.zeros((2, 2, 2), ctx=on(0)), []
@@ -307,17 +311,17 @@ def recorded(function):
 
 
 @pytest.mark.parametrize("name", PAUSES)
-def test_pause(name):
+def test_autograd_pause_in_block_matches_eager(name):
     x = array(0)
     eager = orders(make(PAUSES[name], "eager"), x)
     for mode in ("hybridized", "exact"):
         net = make(PAUSES[name], mode)
         with autograd.train_mode():
-            net(x)  # what is compiled without recording is no hindrance
+            net(x)  # a program compiled without recording must not interfere
         check_alike(eager, orders(net, x), mode)
 
 
-def test_recording_is_what_it_is():
+def test_is_recording_in_block_reflects_current_call():
     net = make(lambda F, x, w, _: x + 1 if autograd.is_recording() else x + 2, "hybridized")
     net.w.grad_req = "null"
     x = array(0)
@@ -327,7 +331,7 @@ def test_recording_is_what_it_is():
                 assert np.array_equal(net(x).asnumpy(), x.asnumpy() + (1 if record else 2))
 
 
-def test_a_call_that_is_not_recorded_is_not_on_the_tape():
+def test_unrecorded_call_is_not_on_the_tape():
     c = array(1)
     c.attach_grad()
     net = make(lambda F, x, w, c: x * c, "hybridized", c)
@@ -340,7 +344,7 @@ def test_a_call_that_is_not_recorded_is_not_on_the_tape():
         y.backward()
 
 
-# --- Parameters that a result was not computed from -----------------------------------------------
+# --- Parameters that a result does not depend on --------------------------------------------------
 
 REACHES = {
     "unused": (lambda F, a, b: a, False),
@@ -367,7 +371,7 @@ class Two(gluon.HybridBlock):
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", REACHES)
-def test_gradients_that_nothing_leads_to(name, mode, grad_req):
+def test_parameter_gradient_is_written_only_if_the_loss_reaches_it(name, mode, grad_req):
     body, reached = REACHES[name]
     net = Two(body)
     net.collect_params().setattr("grad_req", grad_req)
@@ -391,7 +395,7 @@ def test_gradients_that_nothing_leads_to(name, mode, grad_req):
         assert (net.b.weight.data().asnumpy() == 1).all() == (not reached)
 
 
-def test_gradients_that_nothing_leads_to_in_a_training_step():
+def test_train_step_leaves_unreached_parameters_unchanged():
     from mpgluon.parallel import Pipeline, TrainStep
 
     for name, (body, reached) in REACHES.items():
@@ -409,7 +413,7 @@ def test_gradients_that_nothing_leads_to_in_a_training_step():
 
 
 class ByName(mx.gluon.HybridBlock):
-    """Takes arrays by name and gives them so, as Sockeye's losses do."""
+    """Takes and returns dicts of arrays, as Sockeye's losses do."""
 
     def forward(self, outputs, labels):
         return super().forward(outputs["scores"], labels["target"])
@@ -418,7 +422,7 @@ class ByName(mx.gluon.HybridBlock):
         return {"sum": F.sum(x * y), "parts": [x + y, {"product": x * y}]}
 
 
-def test_arrays_in_dicts():
+def test_hybridized_block_accepts_and_returns_dicts():
     x, y = mx.nd.array([1, 2]), mx.nd.array([3, 4])
     x.attach_grad()
     for active in (False, True):

@@ -1,5 +1,4 @@
-"""How often the Python code of a hybridized block runs in its first call, and that what is compiled
-of that one trace does what the block does eagerly."""
+"""Number of Python runs of a hybridized block in its first call, and correctness of that trace."""
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from support.interrupts import interrupted
 
 
 class Counted(gluon.HybridBlock):
-    """A body on itself and an input; `runs` counts how often it runs."""
+    """Applies `body` to itself and an input; `runs` counts the runs of the body."""
 
     def __init__(self, body, make=lambda block: None, **params):
         super().__init__(prefix="counted_")
@@ -32,7 +31,7 @@ def children(**blocks):
 
 
 def nested():
-    """A block of a block of a block, all of them hybridized."""
+    """Three nested hybridized blocks."""
     inner = lambda: Counted(lambda b, F, x: b.d(x) * 2, children(d=lambda: nn.Dense(3)))
     middle = lambda: Counted(lambda b, F, x: b.inner(x) + b.inner(x * 2), children(inner=inner))
     return Counted(lambda b, F, x: F.tanh(b.middle(x)), children(middle=middle))
@@ -93,7 +92,7 @@ def batch(rows, seed=0):
 
 
 def counts(block):
-    """How often each block inside of it ran."""
+    """Returns the run counts of the block and its children."""
     found = []
     block.apply(lambda one: found.append(one.runs) if isinstance(one, Counted) else None)
     return found
@@ -106,7 +105,7 @@ def flat(value):
 
 
 def results(net, x, record):
-    """What a call gives, and the gradients where it is recorded."""
+    """Returns the outputs of a call, and the gradients if it is recorded."""
     x = x.copy()
     x.attach_grad()
     mx.random.seed(5)
@@ -121,10 +120,10 @@ def results(net, x, record):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_first_call_runs_the_python_code_once(name):
+def test_first_call_runs_python_code_once(name):
     eager, net = start(name), start(name)
     net.hybridize(exact=True)
-    each = 2 if name == "nested" else 1  # how often one is called
+    each = 2 if name == "nested" else 1  # calls per run of the parent
     for step, (rows, record) in enumerate(
         [(2, False), (2, False), (2, True), (2, True), (3, True), (3, False), (2, False)]
     ):
@@ -139,7 +138,7 @@ def test_a_first_call_runs_the_python_code_once(name):
 
 
 @pytest.mark.parametrize("option", [{"recompute": True}, {"recompute": "1MB"}, {"exact": False}])
-def test_options(option):
+def test_first_call_traces_once_with_recompute_options(option):
     eager, net = start("nested"), start("nested")
     net.hybridize(**option)
     for record in (True, False):
@@ -151,7 +150,7 @@ def test_options(option):
     assert any(step.get("recomputed", False) for step in steps) == (option.get("recompute") is True)
 
 
-def test_parameters_that_settle():
+def test_deferred_parameters_on_two_devices_need_one_trace():
     def body(b, F, x):
         with mx.AttrScope(ctx_group="one"):
             x = b.first(x)
@@ -165,8 +164,9 @@ def test_parameters_that_settle():
     assert net.runs == 1
 
 
-def test_what_takes_a_second_trace():
-    """A block that is cut, and one with the body of a loop, which is traced by itself."""
+def test_graph_breaks_need_a_second_trace():
+    """Covers a block with a graph break, and blocks with loop bodies, which are traced
+    separately."""
     bodies = {
         "cut": lambda b, F, x: b.d(F.contrib.boolean_mask(x, x[:, 0] > -9)),
         "branch": lambda b, F, x: b.d(F.contrib.cond(x.sum() > 1e9, lambda: x, lambda: x * 2)),
@@ -183,7 +183,7 @@ def test_what_takes_a_second_trace():
         assert np.array_equal(net.hybrid_forward(nd, x).asnumpy(), found), name
 
 
-def test_a_pipeline_traces_a_micro_batch_and_to_check_it_the_batch():
+def test_pipeline_traces_micro_batch_and_full_batch_only_if_checked():
     for options, runs in (({"check": False}, 2), ({}, 3)):
         net = start("shapes found")
         net.hybridize(pipeline=mx.parallel.Pipeline(2, **options))
@@ -192,9 +192,8 @@ def test_a_pipeline_traces_a_micro_batch_and_to_check_it_the_batch():
         assert net.runs == runs
 
 
-def test_an_interrupted_first_call_leaves_no_trace_for_others():
-    """What the interrupted call has traced is of its inputs' shapes, and of the arrays that were
-    captured then."""
+def test_interrupted_first_call_leaves_no_stale_trace():
+    """The interrupted trace holds only for the shapes and captured arrays of that call."""
 
     def interrupt(number):
         net = start("captured and given back")
@@ -203,7 +202,7 @@ def test_an_interrupted_first_call_leaves_no_trace_for_others():
 
     interrupt(0)
     _, count = interrupt(0)
-    for number in range(count - 80, count, 7):  # behind the trace
+    for number in range(count - 80, count, 7):  # after the trace
         net, _ = interrupt(number)
         net.mask = net.mask * 3
         for rows in (2 + number % 2, 3 - number % 2):

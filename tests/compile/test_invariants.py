@@ -1,5 +1,4 @@
-"""What depends on parameters alone is computed once, and again after each way of writing a
-parameter."""
+"""Call-invariant values depend only on parameters and are recomputed after a parameter write."""
 
 import gc
 
@@ -13,7 +12,7 @@ from support.processes import output_of
 
 
 class Scaled(gluon.HybridBlock):
-    """x * exp(w) + broadcast constants: exp(w) and its sum are known before the call."""
+    """x * exp(w) plus broadcast constants. exp(w) and its sum do not depend on the input."""
 
     def __init__(self, devices=1):
         super().__init__()
@@ -55,7 +54,7 @@ def program(net, phase):
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("exact", [False, True])
-def test_what_depends_on_parameters_alone_leaves_the_call(devices, exact):
+def test_parameter_only_ops_are_hoisted_out_of_the_call(devices, exact):
     net, x = make(devices, exact=exact)
     np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
     assert "exp" in program(net, "invariants") and "sum" in program(net, "invariants")
@@ -67,7 +66,7 @@ def test_what_depends_on_parameters_alone_leaves_the_call(devices, exact):
 
 
 def writes(tmp_path):
-    """Functions that change a parameter of `make`'s network."""
+    """Returns functions that change a parameter of `make`'s network."""
 
     def set_data(net):
         net.w.set_data(nd.full((4, 3), 0.3))
@@ -155,7 +154,7 @@ def writes(tmp_path):
     [write for write in writes(None) if write.__name__ != "dlpack" or on(0).device_type == "cpu"],
     ids=lambda write: write.__name__,
 )
-def test_every_write_is_noticed(write, devices, tmp_path):
+def test_every_parameter_write_recomputes_invariants(write, devices, tmp_path):
     write = next(w for w in writes(tmp_path) if w.__name__ == write.__name__)
     net, x = make(devices)
     for _ in range(3):
@@ -167,8 +166,8 @@ def test_every_write_is_noticed(write, devices, tmp_path):
         np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
 
 
-@cpus_only  # memory of GPUs is lent as a copy
-def test_memory_seen_by_others_is_read_at_each_call():
+@cpus_only  # DLPack copies GPU memory here
+def test_parameters_shared_by_dlpack_are_read_at_each_call():
     torch = pytest.importorskip("torch")
     net, x = make()
     outside = torch.from_dlpack(net.b.data())
@@ -177,7 +176,7 @@ def test_memory_seen_by_others_is_read_at_each_call():
         np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
 
 
-def test_what_the_graph_writes_is_no_constant():
+def test_states_written_by_the_graph_are_not_invariant():
     norm = gluon.nn.BatchNorm(in_channels=3)
     norm.initialize()
     norm.hybridize()
@@ -192,7 +191,7 @@ def test_what_the_graph_writes_is_no_constant():
     assert (norm.running_mean.data().asnumpy() != mean).all()
 
 
-def test_recorded_calls_keep_nothing():
+def test_recorded_calls_have_no_invariants():
     net, x = make()
     with autograd.record():
         y = net(x)
@@ -203,7 +202,7 @@ def test_recorded_calls_keep_nothing():
     )
 
 
-def test_outputs_are_arrays_of_their_own():
+def test_outputs_do_not_alias_cached_invariants():
     class Net(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -226,7 +225,7 @@ def test_outputs_are_arrays_of_their_own():
     np.testing.assert_allclose(sine.asnumpy(), np.sin(1) * np.ones((3, 1)), rtol=1e-6)
 
 
-def test_large_values_are_made_anew():
+def test_large_invariants_are_recomputed_in_each_call():
     class Net(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -244,7 +243,7 @@ def test_large_values_are_made_anew():
     assert entry["devices"][str(on(0))]["planned"]["kept"] < 1 << 17
 
 
-def test_kept_memory_is_freed():
+def test_invariants_are_freed_with_the_network():
     gc.collect()
     nd.waitall()
     before = mx.context.memory_stats(on(0))["in_use"]
@@ -256,7 +255,7 @@ def test_kept_memory_is_freed():
     assert mx.context.memory_stats(on(0))["in_use"] <= before
 
 
-def test_changed_threads_make_it_anew():
+def test_thread_count_change_recomputes_invariants():
     net, x = make()
     net(x).wait_to_read()
     try:
@@ -304,7 +303,9 @@ print("done")
 """
 
 
-def test_views_of_what_is_made_once():
-    """Several views of one array, that no call changes, are read by what each call computes.
-    Memory that nobody wrote holds NaN."""
+def test_views_of_invariants_are_initialized_before_use():
+    """Each call reads several views of one invariant array.
+
+    The pool fills uninitialized memory with NaN.
+    """
     assert output_of(VIEWS, MPGLUON_POOL_POISON="1").strip() == "done"

@@ -1,4 +1,4 @@
-"""Loops whose bodies are compiled run in one call of the core, step by step like eager ones."""
+"""Loops with compiled bodies run in one core call and match eager loops step by step."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ from mpgluon import _core, autograd, gluon, nd
 from mpgluon.context import set_memory_limit
 from support.devices import on
 
-STEPS = 1100  # more than are unrolled
+STEPS = 1100  # too many to unroll
 
 
 class Loop(gluon.HybridBlock):
@@ -36,8 +36,7 @@ def plain(F, x, s, w):
 
 
 def swapped(F, x, s, w):
-    """States that change places, stay as they are, or are a row; outputs that are inputs, and the
-    same twice."""
+    """Swapped, constant and row states; outputs that are inputs; duplicate outputs."""
     out, last = F.contrib.foreach(
         lambda a, st: ([a, st[0], F.dot(a, w), st[2]], [st[1], st[0], st[2], a]),
         x,
@@ -55,7 +54,7 @@ def apart(F, x, s, w):
 
 
 def several(F, x, s, w):
-    """Rows of several arrays, and nothing but rows."""
+    """Rows of several arrays, and outputs computed from rows only."""
     out, last = F.contrib.foreach(
         lambda a, st: ([a[0] * a[1]], [st[0] + F.dot(a[1], w)]), [x, x * 2], [s]
     )
@@ -82,7 +81,7 @@ def never(F, x, s, w):
     return [*(out or [F.zeros((3, 2, 4))] * 2), last]
 
 
-# Loops and branches inside each other. None is unrolled: inner loops have many ops, or a condition.
+# Nested loops and branches. None is unrolled: inner loops have many ops or a condition.
 
 
 def positive(F, a):
@@ -232,8 +231,7 @@ inside = {
 
 
 def spread(function):
-    """The same with the parameter, and what it is used for, on another device: in every body, forth
-    and back."""
+    """Moves the parameter and its uses in every body to another device and back."""
 
     class Elsewhere:
         def __init__(self, F):
@@ -285,14 +283,14 @@ def results(function, hybrid, request="write", sign=1, exact=True):
 @pytest.mark.parametrize(
     "function", [plain, swapped, apart, several, condition, never], ids=lambda f: f.__name__
 )
-def test_loops_are_those_of_eager_code(function, request_):
+def test_compiled_loops_match_eager(function, request_):
     for a, b in zip(results(function, True, request_), results(function, False, request_)):
         assert a.shape == b.shape and (a == b).all()
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("name", inside)
-def test_loops_and_branches_inside_each_other(name, devices):
+def test_nested_loops_and_branches_match_eager(name, devices):
     function = inside[name] if devices == 1 else spread(inside[name])
     expected = [results(inside[name], False, sign=sign) for sign in (1, -1)]
     for sign, eager in zip((1, -1), expected):
@@ -302,7 +300,7 @@ def test_loops_and_branches_inside_each_other(name, devices):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_bodies_inside_each_other_run_without_python_code():
+def test_nested_bodies_run_without_python_code():
     called = []
 
     def function(F, x, s, w):
@@ -326,8 +324,8 @@ def test_bodies_inside_each_other_run_without_python_code():
         assert len(called) - before < 40, called[before:]
 
 
-def test_python_code_inside_bodies():
-    """An op written in Python is a step between compiled parts of a body, too."""
+def test_custom_op_inside_body_matches_eager():
+    """An op written in Python can also run between compiled parts of a body."""
     expected = results(with_custom, False)
     for a, b in zip(results(with_custom, True), expected):
         assert a.shape == b.shape and (a == b).all()
@@ -362,7 +360,7 @@ class Double(mx.operator.CustomOp):
         self.assign(in_grad[0], req[0], out_grad[0] * 2)
 
 
-def test_gradients_of_gradients_go_through_loops():
+def test_second_gradient_passes_through_loop():
     found = []
     for hybrid in (False, True):
         net, (x, s) = make(plain, hybrid, exact=True), arrays()
@@ -374,11 +372,11 @@ def test_gradients_of_gradients_go_through_loops():
         z.backward()
         found.append([s.grad.asnumpy(), net.w.grad().asnumpy()])
     for a, b in zip(*found):
-        # Gradients of gradients are taken op by op, and entries near 0 are sums that cancel
+        # Second gradients are computed op by op; entries near 0 are sums that cancel
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_loops_without_end_are_interrupted():
+def test_endless_loop_can_be_interrupted():
     net = make(
         lambda F, x, s, w: F.contrib.while_loop(
             lambda st: F.sum(st) * 0 < 1,
@@ -390,7 +388,7 @@ def test_loops_without_end_are_interrupted():
     )
     x, s = arrays()
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()  # of itself it would take hours
+    timer.start()  # without the interrupt it would run for hours
     try:
         with pytest.raises(KeyboardInterrupt):
             net(x, s).wait_to_read()
@@ -399,7 +397,7 @@ def test_loops_without_end_are_interrupted():
     assert (nd.ones((2,)) + 1).asnumpy().sum() == 4
 
 
-def test_out_of_memory_names_the_step():
+def test_out_of_memory_error_names_loop_step():
     device = on(60)
     mx.random.seed(1)
     net = Loop(
@@ -422,7 +420,7 @@ def test_out_of_memory_names_the_step():
     assert out.shape == (STEPS, 2048, 4) and np.isfinite(last.asnumpy()).all()
 
 
-def test_routines_check_what_they_get():
+def test_routine_validates_its_arguments():
     loop, sequence, branch = _core.Routine.loop, _core.Routine.sequence, _core.Routine.branch
     add, x, s = _core.CachedOp(lambda a, b: [a + b]), nd.ones((3, 2)), nd.ones((2,))
     step = sequence(2, [(add, None, [0, 1], 1)], [2, 2])
@@ -503,7 +501,7 @@ def test_routines_check_what_they_get():
             make()
 
 
-def test_routines_in_a_cycle_are_given_up():
+def test_routine_in_reference_cycle_is_collected():
     class Holds:
         def __call__(self, arrays):
             return arrays
@@ -517,8 +515,8 @@ def test_routines_in_a_cycle_are_given_up():
     assert gone() is None
 
 
-def test_out_of_host_memory_in_loops():
-    """Each allocation for bookkeeping fails once; what is called again works."""
+def test_loop_survives_each_bookkeeping_allocation_failure():
+    """Each bookkeeping allocation fails once; a repeated call works."""
     net, (x, s) = make(inside["branch in foreach"], True, exact=True), arrays()
     x = x[:40]
 
@@ -544,8 +542,7 @@ def test_out_of_host_memory_in_loops():
 
 
 class Factors(gluon.HybridBlock):
-    """Cholesky factors of a matrix that stops to be positive definite: its first entry is 1.6 - 0.3
-    * step."""
+    """Cholesky factors of a matrix that becomes indefinite: its first entry is 1.6 - 0.3 * step."""
 
     def __init__(self, kind):
         super().__init__()
@@ -582,17 +579,17 @@ class Factors(gluon.HybridBlock):
         (
             "nested",
             "step \\d+ of a loop in step [0-2] of another[,\\]]|foreach, step \\d+: ",
-        ),  # whichever is met first
+        ),  # whichever the device reaches first
     ],
 )
-def test_failed_kernels_name_the_step(kind, where):
+def test_failed_kernel_error_names_loop_step(kind, where):
     net = Factors(kind)
     net.hybridize()
     rows, less = nd.zeros((STEPS, 2, 2)), nd.array([[0.3, 0], [0, 0]])
 
     def call(first):
-        # What follows is queued, and fails later; where a condition is read, or the device has
-        # become idle, it fails at once
+        # The stall keeps the work queued, so it fails later. It fails immediately if a condition is
+        # read or the device has become idle.
         _core._stall(mx.cpu(0), 0.2)
         out = net(rows, nd.array([[first, 0], [0, 1]]), less)
         return (out[0] if isinstance(out, (list, tuple)) else out).asnumpy()
@@ -603,11 +600,11 @@ def test_failed_kernels_name_the_step(kind, where):
             call(1.6)
         assert re.search(where, str(caught.value)), caught.value
         with suppress(mx.MXNetError):
-            nd.waitall()  # the steps behind it
+            nd.waitall()  # drains the later steps
     assert _core.set_steps(0) == 0
 
 
-def test_an_error_in_a_step_leaves_no_step_behind():
+def test_error_in_loop_step_resets_step_counter():
     def fails(a, s):
         raise KeyError("no")
 

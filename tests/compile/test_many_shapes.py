@@ -1,5 +1,7 @@
-"""Prediction with many shapes of the input: packed weights do not pile up, they make room before a
-device is out of memory, and signatures that are compiled over and over are reported once."""
+"""Prediction with many input shapes: bounded packed weights and a warning for recompilation.
+
+Packed weights do not accumulate and are released before a device runs out of memory.
+"""
 
 import gc
 import warnings
@@ -28,7 +30,7 @@ def results(net, ctx, rows):
     return [net(nd.ones((n, UNITS), ctx=ctx) / n).asnumpy() for n in rows]
 
 
-def test_packed_weights_of_many_shapes_do_not_pile_up():
+def test_packed_weights_of_many_shapes_do_not_accumulate():
     ctx = on(2)
     net, rows = network(ctx), [*range(1, 21), *range(1, 21)]
     expected = results(net, ctx, rows)
@@ -59,7 +61,7 @@ def test_packed_weights_are_released_before_memory_runs_out():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_signatures_compiled_over_and_over_are_reported_once():
+def test_repeated_recompilation_warns_once():
     net = nn.HybridSequential()
     net.add(nn.Dense(2, in_units=2))
     net.initialize()

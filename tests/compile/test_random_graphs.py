@@ -1,11 +1,10 @@
-"""Random graphs of layers: whatever the compiler recognises, fuses, folds, moves or recomputes, and
-wherever ops are placed.
+"""Random graphs of layers under every compiler pass and placement.
 
-Steps are the patterns of real networks (convolution, normalisation, activation; attention written
-out; residuals; recurrent cells), with arrays moved between devices in odd places, also in the
-middle of a pattern. Held bitwise: eager and exact, on one device and on many; default on one device
-and on many; and all of these under the shuffle engine. The default may differ from eager by 1e-6 of
-an array's scale, or by a few times what single precision itself costs the graph.
+Steps are the patterns of real networks (convolution, normalization, activation; attention written
+out; residuals; recurrent cells), with device copies in unusual places, including the middle of a
+pattern. These must be bitwise equal: eager and exact on one device and on many, and the default on
+one device and on many, all also under the shuffle engine. The default may differ from eager by 1e-6
+of an array's scale, or by a few times the graph's own single-precision error.
 """
 
 import numpy as np
@@ -38,8 +37,8 @@ STATES = {"mean": (2,), "variance": (2,), "wide_mean": (WIDTH,), "wide_variance"
 
 
 class Walk:
-    """Runs steps on values of shape (ROWS, WIDTH), each op on the device that comes next in the
-    step's list."""
+    """Runs steps on values of shape (ROWS, WIDTH), with each op on the next device of the step's
+    list."""
 
     def __init__(self, arrays, devices):
         self.arrays, self.devices = arrays, devices
@@ -52,7 +51,7 @@ class Walk:
         return self.places[(self.count - 1) % len(self.places)]
 
     def to(self, *values):
-        """The values, on the device of the next op."""
+        """Copies the values to the device of the next op."""
         self.count += 1
         return [value.as_in_context(self.devices[self.place()]) for value in values]
 
@@ -111,8 +110,7 @@ class Walk:
         return y.reshape((ROWS, WIDTH))
 
     def state(self, name):
-        # Effects are not moved: every place has a copy of its own, also where two places are one
-        # device.
+        # Effects are not moved: each place has its own copy, even if two places are one device.
         return self.arrays[f"{name}{self.place()}"]
 
     def batch_norm(self, x, relu):
@@ -204,7 +202,7 @@ class Walk:
         return nd.clip(x, -1.5, 1.5) + nd.Dropout(other, p=0.4)
 
     def redundant(self, x, other, kind):
-        """What a simplifier may take out."""
+        """Redundant ops that a simplifier may remove."""
         x, other = self.to(x, other)
         if kind == 0:
             return (nd.tanh(x) + nd.tanh(x)) * 1 + 0
@@ -221,7 +219,7 @@ class Walk:
                 other
             )
         if kind == 3:
-            nd.exp(other)  # nobody reads it
+            nd.exp(other)  # dead code
             return x.transpose().transpose() * nd.ones_like(other)
         return nd.concat(x[2:4], other[0:2], dim=0).astype("float32").astype(x.dtype)
 
@@ -263,7 +261,7 @@ class Walk:
             x[1:3] = other[0:2]
             x += other
             y = x
-        else:  # there and back again
+        else:  # to the next device and back
             (x,) = self.to(x)
             (x,) = self.to(x)
             y = x
@@ -295,16 +293,19 @@ graphs = st.fixed_dictionaries(
         "steps": st.lists(step, min_size=1, max_size=8),
         "outputs": st.lists(st.integers(0, 99), min_size=1, max_size=3),
         "homes": st.lists(st.integers(0, 3), min_size=len(PARAMETERS), max_size=len(PARAMETERS)),
-        "added": st.integers(0, 2 ** len(PARAMETERS) - 1),  # whose gradients are added up
+        # bit mask of parameters with grad_req add
+        "added": st.integers(0, 2 ** len(PARAMETERS) - 1),
         "num_devices": st.integers(2, 4),
-        "again": st.integers(0, 255),  # steps that backward computes again, where it is asked to
+        "again": st.integers(0, 255),  # bit mask of steps that backward recomputes, if requested
     }
 )
 
 
 def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
-    """What two rounds of training, and a prediction after them, give. flags: None runs eagerly.
-    again: backward recomputes."""
+    """Returns the results of two training rounds and a prediction.
+
+    flags=None runs eagerly; again=True recomputes in backward.
+    """
     devices = [on(70 + i % num_devices) for i in range(4)]
     mx.random.seed(7)
     draw = np.random.RandomState(3)
@@ -314,7 +315,7 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
         values[name] = draw.uniform(-0.7, 0.7, shape) + (1 if name.startswith("gamma") else 0)
         contexts[name] = devices[home]
     trained = list(values)
-    # One copy of each moving statistic per place, so that updates of one are in program order on
+    # One copy of each moving statistic per place keeps the updates of a copy in program order on
     # one device and on many.
     for name, shape in STATES.items():
         for place in range(4):
@@ -358,10 +359,13 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
 
 
 def close(found, wanted, truth):
-    """Within 1e-6 of the array's scale in each of the training steps, beside a few times the error
-    that single precision makes anyway: the worst one among the results, because a single result of
-    an ill-conditioned graph may be right by luck. Intermediate values are about 1, so a result near
-    0 comes from sums that cancel, and its error is as large as theirs."""
+    """Compares within 1e-6 of the array's scale per step plus a few times the single-precision
+    error.
+
+    The error is the worst among the results because a single result of an ill-conditioned graph may
+    be accurate by luck. Intermediate values are about 1, so a result near 0 comes from sums that
+    cancel and has an error as large as theirs.
+    """
     scales = [np.abs(exact).max(initial=0.1) for exact in truth]
     error = max(
         np.abs(b - exact).max(initial=0) / scale
@@ -408,20 +412,20 @@ SETTINGS = dict(
 
 @settings(max_examples=40, **SETTINGS)
 @given(graphs)
-def test_random_graphs(graph):
+def test_random_layer_graphs_match_eager(graph):
     check(graph, [("async", 0), ("shuffle", 1)])
 
 
 @pytest.mark.slow
 @settings(max_examples=250, **SETTINGS)
 @given(graphs)
-def test_many_random_graphs(graph):
+def test_many_random_layer_graphs_match_eager(graph):
     check(graph, [("async", 0), ("shuffle", 1), ("shuffle", 2), ("shuffle", 3)])
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS)))
-def test_every_pattern(kind):
-    """Each pattern in all its variants, with and without moves in its middle."""
+def test_every_layer_pattern_matches_eager(kind):
+    """Covers each pattern in all variants, with and without device copies in its middle."""
     for choice in range(12):
         graph = {
             "steps": [
@@ -438,9 +442,11 @@ def test_every_pattern(kind):
         check(graph, [("async", 0)])
 
 
-def test_an_array_that_arrives_and_is_not_read():
-    """Only the shape of what one device pushes to another counts: its place must not serve other
-    arrays, as it may come at any time."""
+def test_received_array_whose_values_are_unused_keeps_its_memory():
+    """Only the shape of a copied array is used.
+
+    Its destination must not be reused for other arrays because the copy may arrive at any time.
+    """
     steps = [
         ("move", [0], (0, 0, 0)),
         ("convolution", [2], (4, 78, 93)),
@@ -464,19 +470,21 @@ def test_an_array_that_arrives_and_is_not_read():
         same_bits(run(graph, 4, {"exact": True}), expected, "exact on 4 devices")
 
 
-def test_networks():
+def test_random_networks_match_eager():
     """Operators and layers over one to six devices, with fresh seeds, first and second order.
-    `random_networks.py` repeats a seed, and runs thousands."""
+
+    `random_networks.py` repeats a seed and runs thousands of cases.
+    """
     check_fresh(Case, 15, "random_networks.py")
 
 
 @pytest.mark.slow
-def test_many_networks():
+def test_many_random_networks_match_eager():
     check_fresh(Case, 120, "random_networks.py")
 
 
-def test_attention_over_moved_arrays_sums_its_gradients_where_the_copy_is():
-    """Query, key and value are one array that was moved, and that something else reads, too."""
+def test_attention_over_copied_array_sums_gradients_on_its_device():
+    """Query, key and value are one copied array that has another reader."""
     case = Case(0)
     case.devices, case.dtype, case.second, case.sizes = 4, "float32", False, [2, 5, 5, 5]
     case.nodes = [

@@ -14,7 +14,7 @@ THREADS = 4
 
 
 class Split(gluon.HybridBlock):
-    """Convolutions with normalisation on one device, a product on the next."""
+    """Convolutions with normalization on one device, a product on the next."""
 
     def __init__(self, devices):
         super().__init__()
@@ -44,7 +44,7 @@ def network(devices):
 
 
 def together(work, items, threads=THREADS):
-    """Calls `work` on the items in threads that begin at the same time."""
+    """Calls `work` on the items in threads that start at the same time."""
     barrier = threading.Barrier(threads)
 
     def run(thread):
@@ -57,8 +57,10 @@ def together(work, items, threads=THREADS):
 
 
 def while_predicting(net, x, change):
-    """Calls `change` in one thread and the network in the others, until it returns; all that the
-    network gave."""
+    """Runs `change` in one thread and the network in other threads until `change` returns.
+
+    Returns all network outputs.
+    """
     done = threading.Event()
 
     def run():
@@ -80,7 +82,7 @@ def while_predicting(net, x, change):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_first_calls_race_to_compile(devices):
+def test_concurrent_first_calls_give_correct_results(devices):
     net = network(devices)
     net.hybridize()
     batches = [nd.random.uniform(shape=(1 + i % 3, 3, 9, 9)) for i in range(24)]
@@ -91,9 +93,8 @@ def test_first_calls_race_to_compile(devices):
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_evictions_under_way():
-    """More signatures than the cache holds, in an order in which they are thrown out all the
-    time."""
+def test_concurrent_signature_evictions_give_correct_results():
+    """More signatures than the cache holds, in an order that causes constant evictions."""
     net = network(2)
     net.hybridize()
     batches = [nd.random.uniform(shape=(1 + i % 70, 3, 4, 4)) for i in range(210)]
@@ -108,9 +109,11 @@ def test_evictions_under_way():
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("write", ["set_data", "slices", "optimizer"])
-def test_parameters_change_meanwhile(devices, write):
-    """Every result is that of the parameters before or after some change: never a mixture, and in
-    the end that of the last."""
+def test_concurrent_parameter_writes_are_never_mixed(devices, write):
+    """Each result uses the parameters before or after one change, never a mixture.
+
+    The final result uses the last parameters.
+    """
 
     class Net(gluon.HybridBlock):
         def __init__(self):
@@ -147,8 +150,8 @@ def test_parameters_change_meanwhile(devices, write):
     np.testing.assert_allclose(net(x).asnumpy(), np.full((4, 6), levels[15]), rtol=1e-5)
 
 
-def test_parameters_get_other_arrays_meanwhile():
-    """New arrays for a parameter while others call: each call has the old ones or the new ones."""
+def test_concurrent_parameter_replacement_is_never_mixed():
+    """Each call uses either the old or the new arrays of a parameter."""
     net = nn.Dense(3, in_units=4, use_bias=False)
     net.initialize(mx.init.One())
     net.hybridize()
@@ -164,7 +167,7 @@ def test_parameters_get_other_arrays_meanwhile():
     assert (net(x).asnumpy() == 8).all()
 
 
-def test_errors_of_one_thread_are_its_own():
+def test_error_in_one_thread_does_not_affect_other_threads():
     net = network(2)
     net.hybridize()
     good, bad = nd.ones((2, 3, 9, 9)), nd.ones((2, 4, 9, 9))

@@ -1,5 +1,7 @@
-"""Arrays that a hybridized block makes of numbers, uses and then writes: each use sees the contents
-of its own time, as in eager execution."""
+"""Arrays that a hybridized block creates from numbers, uses and then writes.
+
+As in eager execution, each use sees the contents at that point.
+"""
 
 import numpy as np
 import pytest
@@ -119,7 +121,7 @@ class Net(gluon.HybridBlock):
 
 
 def run(body, **flags):
-    """Results and input gradient of two calls on different inputs."""
+    """Results and input gradients of two calls on different inputs."""
     net, found = Net(body), []
     if flags:
         net.hybridize(**flags)
@@ -137,22 +139,22 @@ def run(body, **flags):
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "eager"])
-def test_each_use_sees_the_contents_of_its_time(body, mode):
+def test_each_use_sees_array_contents_at_that_point(body, mode):
     expected, found = run(body), run(body, **{"active": True, **MODES[mode]})
     assert len(expected) == len(found)
     for a, b in zip(expected, found):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-# A pipeline takes neither variables made inside (an error that says so) nor loops over the batch.
+# A pipeline supports neither variables created inside (clear error) nor loops over the batch.
 @pytest.mark.parametrize("body", [b for b in BODIES if b not in (variable, in_the_body_of_a_loop)])
-def test_each_use_sees_the_contents_of_its_time_in_a_pipeline(body):
+def test_each_use_sees_array_contents_at_that_point_in_pipeline(body):
     for a, b in zip(run(body), run(body, pipeline=Pipeline(2))):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 class Kept(gluon.HybridBlock):
-    """Makes its array in the first call, and keeps it."""
+    """Creates its array in the first call and keeps it."""
 
     k = None
 
@@ -162,7 +164,7 @@ class Kept(gluon.HybridBlock):
         return F.broadcast_mul(x, self.k)
 
 
-def test_writes_after_the_trace_are_seen_by_later_calls():
+def test_writes_after_trace_are_seen_by_later_calls():
     net, x = Kept(), nd.ones((1, 3))
     net.hybridize()
     assert net(x).asnumpy().tolist() == [[1, 2, 3]]
@@ -171,7 +173,7 @@ def test_writes_after_the_trace_are_seen_by_later_calls():
 
 
 class Cut(gluon.HybridBlock):
-    """Runs in two programs with code on the host between them."""
+    """Runs as two programs with host code between them."""
 
     def hybrid_forward(self, F, x):
         k = nd.array([1.0, 2.0, 3.0])
@@ -183,7 +185,7 @@ class Cut(gluon.HybridBlock):
         return z
 
 
-def test_each_use_sees_the_contents_of_its_time_in_a_cut_program():
+def test_each_use_sees_array_contents_at_that_point_across_break():
     found = []
     for hybridized in (False, True):
         net = Cut()
