@@ -1,11 +1,10 @@
-"""Ops are whole towards each other: whatever other threads and finalizers queue wherever the core
-lets them run, each comes before or behind.
+"""Atomicity of ops: work queued by other threads and finalizers runs before or after an op.
 
-`_core._set_intruder` calls a function at each such place. It queues ops of its own on the arrays
-that the program is working on; what these find must be the state before or behind the op that was
-being queued. In shuffled order (docs/settings.md) whatever is not waited for comes at the wrong
-time soon. And while there is an intruder, the core ends the process if somebody else could run
-between collecting what an op waits for and noting its uses.
+`_core._set_intruder` calls a function at each point where the core lets other threads run. The
+function queues its own ops on the arrays in use. These ops must see the state before or after the
+op being queued. Shuffled order (docs/settings.md) soon exposes a missing dependency. With an
+intruder set, the core aborts the process if other threads could run between collecting an op's
+dependencies and recording its uses.
 """
 
 import gc
@@ -24,7 +23,7 @@ C = [mx.cpu(i) for i in range(6)]
 
 
 class Intruder:
-    """Runs `work` at every place where others may run, at most `most` times."""
+    """Runs `work` at every point where other threads may run, at most `most` times."""
 
     def __init__(self, work, most=60):
         self.work, self.most, self.times = work, most, 0
@@ -50,8 +49,7 @@ def back_to_async():
 
 
 class Counted:
-    """An array whose elements are the number of writes to it; copies that were taken, each with the
-    numbers that it may hold."""
+    """An array whose elements count the writes to it, with copies and their allowed values."""
 
     def __init__(self, shape=(40, 3), ctx=C[0]):
         self.array, self.one = nd.zeros(shape, ctx=ctx), nd.ones(shape, ctx=ctx)
@@ -65,7 +63,7 @@ class Counted:
 
     def look(self, ctx):
         low = self.written
-        copy = self.array.as_in_context(ctx)  # in whose midst others may write
+        copy = self.array.as_in_context(ctx)  # other threads may write during this call
         self.copies.append((low, self.written + self.under_way, copy))
 
     def check(self):
@@ -92,13 +90,13 @@ def from_afar(c):
     nd.full(c.array.shape, c.written + 1, ctx=C[5]).copyto(c.array)
 
 
-def many(c):  # more arrays than have room on the stack
+def many(c):  # more arrays than fit on the stack
     nd.add_n(c.array, c.one, *[nd.zeros_like(c.one) for _ in range(30)], out=c.array)
 
 
 @pytest.mark.parametrize("engine", [("async",), ("shuffle", 1), ("shuffle", 2), ("sync",)], ids=str)
 @pytest.mark.parametrize("write", [add, assign, rows, from_afar, many])
-def test_copies_hold_what_came_before_or_behind(write, engine):
+def test_copies_hold_values_from_before_or_after_each_write(write, engine):
     mx.engine.set_mode(*engine)
     c = Counted()
     number = [0]
@@ -117,8 +115,8 @@ def test_copies_hold_what_came_before_or_behind(write, engine):
     c.check()
 
 
-def test_finalizers_in_the_middle_of_a_call():
-    """Garbage is collected inside of calls (in Python 3.11 by any allocation); its finalizers run
+def test_finalizers_that_run_ops_inside_a_call_see_whole_ops():
+    """Garbage is collected inside calls (in Python 3.11 by any allocation) and finalizers run
     ops."""
     mx.engine.set_mode("shuffle", 3)
     c = Counted()
@@ -144,7 +142,7 @@ def test_finalizers_in_the_middle_of_a_call():
 
 
 @pytest.mark.parametrize("engine", ["async", "shuffle"])
-def test_any_number_of_devices_reads(engine):
+def test_writes_wait_for_readers_on_any_number_of_devices(engine):
     mx.engine.set_mode(engine, 1)
     c = Counted()
     with Intruder(lambda: c.look(C[4])):
@@ -156,7 +154,7 @@ def test_any_number_of_devices_reads(engine):
 
 
 @pytest.mark.parametrize("engine", [("async",), ("shuffle", 1), ("shuffle", 2)], ids=str)
-def test_values_are_whole_when_others_write_while_they_are_waited_for(engine):
+def test_read_values_are_whole_if_writes_are_queued_during_wait(engine):
     mx.engine.set_mode(*engine)
     x, one = nd.zeros((1500, 1000)), nd.ones((1500, 1000))
 
@@ -169,11 +167,11 @@ def test_values_are_whole_when_others_write_while_they_are_waited_for(engine):
         with Intruder(write, 3) as intruder:
             found = read()
         assert found.min() == found.max() and found[0, 0] % 12 == 0
-        # Then the work may be done before it is waited for
+        # In async mode the work may finish before the wait
         assert intruder.times or engine == ("async",)
 
 
-def test_a_value_that_decides_about_a_shape_is_the_one_that_is_used():
+def test_boolean_mask_uses_the_mask_that_determined_its_shape():
     mask, data = nd.ones((6000,)), nd.ones((6000, 60))
     one = nd.ones((6000, 60))
     for _ in range(4):
@@ -190,7 +188,7 @@ def test_a_value_that_decides_about_a_shape_is_the_one_that_is_used():
         assert found.shape[0] in (3000, 6000) and found.asnumpy().min() == found.asnumpy().max() > 0
 
 
-def test_numpy_is_written_as_a_whole():
+def test_assignment_from_numpy_is_atomic():
     a = nd.zeros((1500, 1000))
     values, copies = [np.full((1500, 1000), i, "float32") for i in range(2)], []
     with Intruder(lambda: copies.extend(a.as_in_context(C[1]) for _ in range(3)), 8):
@@ -204,8 +202,7 @@ def test_numpy_is_written_as_a_whole():
 
 
 class Net(gluon.HybridBlock):
-    """All elements of a parameter stay the same, so that a copy shows whether it is of one
-    moment."""
+    """All elements of a parameter stay equal, so a torn copy is visible."""
 
     def __init__(self, devices):
         super().__init__()
@@ -269,9 +266,11 @@ def replicated(net):
 
 @pytest.mark.parametrize("engine", ["async", "shuffle"])
 @pytest.mark.parametrize("way", [eager, hybridized, pipelined, replicated])
-def test_training_is_not_disturbed_by_copies_of_parameters(way, engine):
-    """Weights after training among intruders are those without; a copy of a weight that was taken
-    in between is of one moment of its."""
+def test_training_is_not_affected_by_concurrent_parameter_copies(way, engine):
+    """Intruding copies do not change the trained weights.
+
+    Each copy of a weight holds the values of a single point in time.
+    """
 
     def train(intruder):
         net = Net(C[:2])
@@ -308,9 +307,11 @@ def test_training_is_not_disturbed_by_copies_of_parameters(way, engine):
         assert any(np.array_equal(copy.asnumpy(), state) for state in states[which])
 
 
-def test_what_a_recorded_op_has_read_may_not_change_before_it_is_noted():
-    """A write in the middle of a recorded call comes before it, and the gradient is of what was
-    written, or behind it, and the gradient is of what was there before."""
+def test_recorded_op_gradient_matches_the_input_it_read():
+    """A write inside a recorded call is ordered before or after it.
+
+    The gradient uses the written value in the first case and the old value in the second.
+    """
     for hybridize in (False, True):
         net = nn.HybridLambda(lambda F, x: F.square(x))
         net.hybridize(hybridize)
@@ -333,7 +334,7 @@ def test_what_a_recorded_op_has_read_may_not_change_before_it_is_noted():
             assert x.grad.asnumpy()[0] == {4.0: 4.0, 9.0: 6.0}[float(value)]
 
 
-def test_a_recorded_op_leads_to_the_array_that_it_has_read():
+def test_recorded_op_gradient_reaches_the_array_it_read():
     for when in range(1, 4):
         x, z, times = nd.full((3,), 2.0), nd.full((3,), 5.0), [0]
         x.attach_grad()
@@ -352,8 +353,8 @@ def test_a_recorded_op_leads_to_the_array_that_it_has_read():
 
 
 @pytest.mark.slow
-def test_a_recorded_call_leads_to_the_array_that_it_has_read():
-    """Compiled calls of variables and of results; the results are new arrays, and an input
+def test_recorded_compiled_call_gradient_reaches_the_array_it_read():
+    """Compiled calls of variables and of results; the outputs are a new array and the input
     itself."""
     ctx, replaced = on(61), 0
     call = _core.CachedOp(lambda x: [x * x, x], {})
@@ -369,7 +370,7 @@ def test_a_recorded_call_leads_to_the_array_that_it_has_read():
             gradient = x.grad
             with autograd.record():
                 a = x if variable else x * 1
-                call(a)  # compiled
+                call(a)  # compiles
                 state["ballast"] = nd.zeros((1000, 1000), ctx=ctx)
                 nd.waitall()
                 mx.context.set_memory_limit(ctx, mx.context.memory_stats(ctx)["in_use"])
@@ -384,13 +385,13 @@ def test_a_recorded_call_leads_to_the_array_that_it_has_read():
                     with Intruder(replace):
                         y, same = call(a)
                 except mx.MXNetError:
-                    assert "ballast" in state  # nobody made room
+                    assert "ballast" in state  # no memory was freed
                     continue
                 finally:
                     mx.context.set_memory_limit(ctx, 0)
             read = set(np.unique(y.asnumpy()))
             if "ballast" in state or read == {25}:
-                continue  # not replaced, or before the call read it
+                continue  # not replaced, or replaced before the call read it
             replaced += 1
             autograd.backward([y, same])
             assert read == {4} and set(np.unique(gradient.asnumpy())) == {5}
@@ -398,8 +399,10 @@ def test_a_recorded_call_leads_to_the_array_that_it_has_read():
 
 
 def replaced_within(skip, captured):
-    """A call of a compiled function whose fixed array is replaced at the place number `skip` where
-    others may run; None: there are fewer."""
+    """Replaces an array used by a compiled call at the point `skip` where other threads may run.
+
+    Returns None if there are fewer points.
+    """
     ctx = on(62)
     mx.context.set_memory_limit(ctx, 0)
     fixed, x = nd.full((100, 100), 2, ctx=ctx), nd.ones((100, 100), ctx=ctx)
@@ -430,14 +433,14 @@ def replaced_within(skip, captured):
                 and holder.captured == ()
             )
         _core.replace_array(fixed, state["after"])
-        # Where the former array was, if it went
+        # Overwrites the former array's memory if it was freed
         state["others"] = [nd.full((100, 100), 777, ctx=ctx) for _ in range(8)]
 
     try:
         with Intruder(intrude):
             y = call(x)[0]
     except mx.MXNetError:
-        assert "ballast" in state  # nobody made room
+        assert "ballast" in state  # no memory was freed
         return None
     finally:
         mx.context.set_memory_limit(ctx, 0)
@@ -445,7 +448,7 @@ def replaced_within(skip, captured):
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_what_a_waiting_call_reads_is_replaced(captured):
-    """It reads the former array, which lives as long as the call, or the new one."""
+def test_waiting_call_reads_old_or_new_array_when_input_is_replaced(captured):
+    """The call reads the new array or the former one, which lives as long as the call."""
     found = [replaced_within(skip, captured) for skip in range(8)]
     assert found[0] and all(result in (None, {2.0}, {3.0}) for result in found), found

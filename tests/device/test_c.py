@@ -1,8 +1,6 @@
-"""The C tests of the core's lower layers (tests/c), plain and under the sanitizers that the
-compiler has.
+"""C tests of the core's lower layers (tests/c), plain and under the available sanitizers.
 
-Each test runs in a process of its own, so one that ends, forks or hangs its process cannot hurt
-another.
+Each test runs in its own process, so a test that exits, forks or hangs cannot affect another one.
 """
 
 import fcntl
@@ -24,15 +22,15 @@ VARIANTS = {
     "thread": ["-O1", "-fsanitize=thread"],
     "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
 }
-# ThreadSanitizer does not follow a fork of a process with threads; the plain and the address build
-# test it.
+# ThreadSanitizer does not support fork in a multithreaded process. The plain and address builds
+# cover these tests.
 NOT_UNDER = {"thread": {"fork", "shuffle_fork", "short_spins"}}
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[-1]) is None, reason="needs a C compiler")
 
 
 def test_names(program):
-    """The tests of a program, from its table, so that collecting needs no compiler."""
+    """Returns the tests in a program's table, parsed so that collection needs no compiler."""
     with open(os.path.join(ROOT, "tests", "c", program + ".c")) as f:
         table = f.read().split("static const test tests[] = {")[1].split("};")[0]
     return re.findall(r'\{"(\w+)"', table)
@@ -50,7 +48,7 @@ CASES = [
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
-    """Builds a program's variant when a test first needs it, once for all workers of a run."""
+    """Builds a variant of a program on first use, once for all xdist workers."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -86,8 +84,10 @@ def compiled(arguments):
 
 
 def compile_core(folder, flags, library):
-    """Compiles the layers under test into a library. Makes none if the compiler cannot build with
-    these flags."""
+    """Compiles the layers under test into a library.
+
+    Creates no library if the compiler cannot build with these flags.
+    """
     folder.mkdir()
     probe = folder / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")
@@ -107,7 +107,7 @@ def compile_core(folder, flags, library):
 
 
 @pytest.mark.parametrize("variant,program,name", CASES, ids=lambda value: value)
-def test_c(build, variant, program, name):
+def test_c_program_test_passes(build, variant, program, name):
     environment = {
         k: v
         for k, v in os.environ.items()
@@ -146,7 +146,7 @@ def test_c(build, variant, program, name):
         ({"MPGLUON_TEAM_SPIN": "0"}, "MPGLUON_TEAM_SPIN is '0'; it must be auto, short or long"),
     ],
 )
-def test_bad_settings(build, settings, expected):
+def test_invalid_setting_is_reported_by_c_program(build, settings, expected):
     done = subprocess.run(
         [build("plain", "test_device"), "order"],
         capture_output=True,
@@ -171,7 +171,7 @@ def test_bad_settings(build, settings, expected):
         ({"MPGLUON_SPIN": "1000"}, ["order", "points", "failures", "resumable"]),
     ],
 )
-def test_settings(build, settings, names):
+def test_c_program_tests_pass_with_settings(build, settings, names):
     for name in names:
         done = subprocess.run(
             [build("plain", "test_device"), name],

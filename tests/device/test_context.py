@@ -1,4 +1,4 @@
-"""Contexts, memory figures, execution modes, and what the package says of itself."""
+"""Contexts, memory statistics, execution modes and package information."""
 
 import pickle
 import subprocess
@@ -13,7 +13,7 @@ from mpgluon import nd
 from support.processes import output_of
 
 
-def test_names_and_equality():
+def test_contexts_compare_and_print_by_type_and_index():
     assert (
         repr(mx.cpu()) == str(mx.cpu(0)) == "cpu(0)"
         and repr(mx.gpu(2)) == "gpu(2)"
@@ -53,12 +53,12 @@ def test_names_and_equality():
         (lambda: mx.cpu(2**40), (ValueError, OverflowError)),
     ],
 )
-def test_wrong_contexts(make, error):
+def test_invalid_context_raises_error(make, error):
     with pytest.raises(error):
         make()
 
 
-def test_current_context():
+def test_current_context_follows_nested_with_and_thread():
     assert mx.current_context() == mx.cpu(0)
     context = mx.cpu(1)
     with context as entered:
@@ -81,7 +81,7 @@ def test_current_context():
     assert mx.current_context() == mx.cpu(0)
 
 
-def test_no_gpu():
+def test_gpu_context_without_gpu_raises_error():
     if mx.num_gpus():
         pytest.skip("there is a GPU")
     with pytest.raises(mx.MXNetError, match="gpu"):
@@ -89,7 +89,7 @@ def test_no_gpu():
     assert nd.zeros(3).sum().asscalar() == 0
 
 
-def test_memory_figures_and_limit():
+def test_memory_limit_is_enforced_and_shown_in_memory_stats():
     ctx = mx.cpu(7)
     kept = nd.zeros((256, 1024), ctx=ctx)
     nd.waitall()
@@ -112,7 +112,7 @@ def test_memory_figures_and_limit():
         mx.context.set_memory_limit(ctx, -1)
 
 
-def test_engine_modes():
+def test_engine_mode_changes_keep_results_and_invalid_mode_is_refused():
     assert mx.engine.mode() in ("async", "sync", "shuffle")
     before = mx.engine.mode()
     try:
@@ -131,7 +131,7 @@ def test_engine_modes():
         nd.ones(2) + 1
 
 
-def test_threads():
+def test_set_threads_validates_its_argument():
     mx.context.set_threads(1)
     mx.context.set_threads(0)
     for wrong in (-1, 10**6):
@@ -141,7 +141,7 @@ def test_threads():
     assert dict(mx.context.opened_devices())[mx.cpu(0)] >= 1
 
 
-def test_errors_name_the_users_line():
+def test_current_line_names_the_users_file_and_function():
     from mpgluon import _core
 
     def here():
@@ -150,7 +150,7 @@ def test_errors_name_the_users_line():
     assert "test_context.py" in here() and "here" in here()
 
 
-def test_features_and_util(monkeypatch):
+def test_runtime_features_and_environment_values_are_readable(monkeypatch):
     features = mx.runtime.Features()
     assert features.is_enabled("openmp") and "CUDA" in features
     with pytest.raises(RuntimeError):
@@ -163,7 +163,7 @@ def test_features_and_util(monkeypatch):
     assert mx.__version__ and mx.libinfo.__version__ == mx.__version__
 
 
-def test_info_and_import():
+def test_info_lists_versions_and_import_loads_no_heavy_modules():
     text = subprocess.run(
         [sys.executable, "-m", "mpgluon.info"],
         capture_output=True,
@@ -184,7 +184,7 @@ def test_info_and_import():
     assert "gluon" in dir(mx)
 
 
-def test_many_contexts_do_not_leak():
+def test_contexts_do_not_leak_references():
     before = sys.getrefcount(mx.Context)
     for i in range(1000):
         mx.Context("cpu", 100 + i)
@@ -192,13 +192,13 @@ def test_many_contexts_do_not_leak():
     assert abs(sys.getrefcount(mx.Context) - before) < 64
 
 
-def test_the_second_queue_of_a_device_has_a_type():
-    """Initializers run there, and may look."""
+def test_side_context_has_device_type_and_repr():
+    """Initializers run on the side queue and may inspect the context."""
     side = mx._core.side_context(mx.cpu(1))
     assert (side.device_type, side.device_id, repr(side)) == ("cpu", 1, "cpu(1) side")
 
 
-def test_pinned_arrays():
+def test_pinned_arrays_keep_their_context():
     pinned = mx.cpu_pinned(1)
     made = [
         mx.nd.array([1, 2], ctx=pinned),
@@ -209,7 +209,7 @@ def test_pinned_arrays():
         mx.nd.ones((2,)).as_in_context(pinned),
         mx.nd.ones((0,)).copyto(pinned),
     ]
-    made[2][:] = 4  # to a number that 1 more is not lost in
+    made[2][:] = 4  # small enough for adding 1 to change the value
     for x in made:
         assert x.context == pinned and x.as_in_context(pinned) is x
         assert x.copy().context == x[:].context == pinned
@@ -230,7 +230,7 @@ def test_pinned_arrays():
 
 
 @pytest.mark.parametrize("text", ["cpu(0)", "cpu(12)", "gpu(3)", "cpu_pinned(1)", "cpu_shared(2)"])
-def test_names_read_back(text):
+def test_context_parses_its_own_repr(text):
     context = mx.Context(text)
     assert (
         repr(context) == text
@@ -255,12 +255,12 @@ def test_names_read_back(text):
         "tpu(0)",
     ],
 )
-def test_texts_that_name_no_device(text):
+def test_invalid_device_string_is_refused(text):
     with pytest.raises(KeyError):
         mx.Context(text)
 
 
-def test_kinds_of_devices_have_mxnets_numbers():
+def test_device_types_have_mxnet_ids():
     for text, number in mx.Context.devstr2type.items():
         assert mx.Context.devtype2str[number] == text
     assert mx.Context.devtype2str[mx.cpu(1).device_typeid] == "cpu"

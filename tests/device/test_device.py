@@ -1,5 +1,7 @@
-"""Devices as Python users meet them: parallel work, memory, fork, exit, interrupts, modes. The C
-tests have the details."""
+"""Devices at the Python level: parallel work, memory, fork, exit, interrupts and engine modes.
+
+tests/c covers the details.
+"""
 
 import multiprocessing
 import os
@@ -15,7 +17,7 @@ from support.processes import ended, finished
 
 
 def run(code, timeout=60, **environment):
-    """The output of a script without settings of the environment; it writes no error."""
+    """Runs a script without environment settings and returns its output; it must print no error."""
     kept = {
         k: v
         for k, v in os.environ.items()
@@ -26,9 +28,8 @@ def run(code, timeout=60, **environment):
     return done.stdout
 
 
-def test_chain_over_devices():
-    """Large steps on alternating devices, each needing the one before: only the copies' order makes
-    them right."""
+def test_chain_over_devices_keeps_order():
+    """Each large step needs the previous one on another device, so only the copies order them."""
     x = mx.nd.ones((300, 300), ctx=mx.cpu(0))
     for i in range(60):
         x = (x + 1).as_in_context(mx.cpu(i % 3))
@@ -36,18 +37,19 @@ def test_chain_over_devices():
     np.testing.assert_array_equal(x.asnumpy(), np.full((300, 300), 61, "float32"))
 
 
-def test_writes_wait_for_readers_elsewhere():
+def test_writes_wait_for_readers_on_other_devices():
     a = mx.nd.zeros((200, 200), ctx=mx.cpu(0))
     copies = []
     for i in range(50):
-        copies.append(a.as_in_context(mx.cpu(1 + i % 5)))  # more readers than a storage lists
+        # more readers than a storage keeps in its list
+        copies.append(a.as_in_context(mx.cpu(1 + i % 5)))
         a += 1
     for i, copy in enumerate(copies):
         assert copy.asnumpy().min() == copy.asnumpy().max() == i
 
 
-def test_memory_reused_under_a_reader():
-    """What is freed while another device still reads it is not overwritten."""
+def test_freed_memory_is_not_reused_before_readers_finish():
+    """Memory freed while another device still reads it is not overwritten."""
     results = []
     for i in range(100):
         a = mx.nd.full((128, 128), i, ctx=mx.cpu(0))
@@ -57,7 +59,7 @@ def test_memory_reused_under_a_reader():
     assert all(r.asnumpy().std() == 0 for r in results)
 
 
-def test_threads_share_devices():
+def test_threads_may_share_devices():
     failures = []
 
     def work(n):
@@ -66,7 +68,7 @@ def test_threads_share_devices():
             for _ in range(50):
                 a = (a + 1).as_in_context(mx.cpu((n + 1) % 2)) * 1
             np.testing.assert_array_equal(a.asnumpy(), np.full((64, 64), n + 50, "float32"))
-        except Exception as error:  # handed to the main thread
+        except Exception as error:  # reported by the main thread
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
@@ -77,7 +79,7 @@ def test_threads_share_devices():
     assert not failures
 
 
-def test_memory_limit():
+def test_memory_limit_error_names_device_and_sizes():
     ctx = mx.cpu(41)
     small = mx.nd.zeros((1000,), ctx=ctx)
     small.wait_to_read()
@@ -88,7 +90,7 @@ def test_memory_limit():
             match=r"cpu\(41\) is out of memory: asked for 4000000 bytes .* limit 1048576 bytes",
         ):
             mx.nd.zeros((1000, 1000), ctx=ctx)
-        assert mx.nd.zeros((100, 1000), ctx=ctx).sum().asscalar() == 0  # goes on
+        assert mx.nd.zeros((100, 1000), ctx=ctx).sum().asscalar() == 0  # still works
         stats = mx.context.memory_stats(ctx)
         assert stats["held"] <= 1 << 20 and stats["in_use"] >= 4000
     finally:
@@ -96,7 +98,7 @@ def test_memory_limit():
     assert mx.nd.ones((1000, 1000), ctx=ctx).sum().asscalar() == 1000000
 
 
-def test_memory_is_given_back():
+def test_freed_memory_returns_to_pool_and_system():
     ctx = mx.cpu(42)
     a = mx.nd.zeros((1000, 1000), ctx=ctx)
     a.wait_to_read()
@@ -119,7 +121,7 @@ def child(queue):
     reason="ThreadSanitizer does not follow threads started after a fork",
 )
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_fork_with_work_queued():
+def test_forked_child_computes_while_parent_has_queued_work():
     big = mx.nd.ones((400, 400), ctx=mx.cpu(1))
     for _ in range(20):
         big = mx.nd.dot(big, big) * (1 / 400)
@@ -133,9 +135,11 @@ def test_fork_with_work_queued():
     np.testing.assert_allclose(big.asnumpy(), 1, rtol=1e-4)
 
 
-def test_workers_leave_crashes_to_who_reports_them():
-    """faulthandler and sanitizers hear of a crash where it is; all other signals are for the
-    host's threads."""
+def test_workers_block_only_non_crash_signals():
+    """Crash signals reach faulthandler and sanitizers on the faulting thread.
+
+    Workers block all other signals, which the host's threads handle.
+    """
     mx.nd.ones((400, 400)).wait_to_read()
     mx.nd.dot(*[mx.nd.ones((400, 400))] * 2).wait_to_read()
     blocked = []
@@ -155,8 +159,8 @@ def test_workers_leave_crashes_to_who_reports_them():
     assert blocked and not any(blocked)
 
 
-def test_exit_with_work_queued():
-    """Which is not done: it would take very long."""
+def test_exit_abandons_queued_work():
+    """Waiting for the queued work would take very long."""
     run(
         """
 import mpgluon as mx
@@ -170,7 +174,7 @@ print('queued')
     )
 
 
-def test_interrupt_while_waiting():
+def test_interrupt_ends_wait_for_queued_work():
     out = run("""
 import _thread, os, threading
 import mpgluon as mx
@@ -201,7 +205,7 @@ print(a.asnumpy().sum())
         ({}, "async"),
     ],
 )
-def test_mode_from_environment(settings, mode):
+def test_engine_mode_is_read_from_environment(settings, mode):
     out = run(
         """
 import mpgluon as mx
@@ -214,13 +218,13 @@ print(mx.engine.mode(), b.asnumpy().max())
     assert out.split() == [mode, "101.0"]
 
 
-def test_bad_setting_is_an_import_error_that_says_so():
+def test_invalid_engine_setting_fails_import_with_clear_error():
     done = ended("import mpgluon", MPGLUON_ENGINE="turbo")
     assert done.returncode == 1
     assert "MPGLUON_ENGINE is 'turbo'; it must be async, sync or shuffle" in done.stderr
 
 
-def test_shuffled_order_gives_the_same_numbers():
+def test_shuffled_order_gives_same_results():
     def work():
         random = np.random.RandomState(5)
         a = mx.nd.array(random.rand(50, 60), ctx=mx.cpu(0))

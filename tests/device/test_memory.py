@@ -1,5 +1,4 @@
-"""What devices hold: their own part of the plan and no more, within their limits, the same after
-every step."""
+"""Memory held by devices: only their own part of the plan, within limits, constant across steps."""
 
 import contextlib
 import gc
@@ -38,9 +37,8 @@ def total(entry):
 
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("kind", NETS)
-def test_sum_of_plans(kind, devices):
-    """Training: what is planned on all devices together is what one device would plan, and the
-    arrays that cross."""
+def test_training_plans_of_devices_sum_to_single_device_plan(kind, devices):
+    """Training plans of all devices add up to about the single-device plan plus copied arrays."""
     one, many = compiled(NETS[kind], 1), compiled(NETS[kind], devices)
     crossing = sum(copy["bytes"] for copy in many["copies"])
     assert not one["copies"] and len(one["devices"]) == 1 and len(many["devices"]) == devices
@@ -51,9 +49,11 @@ def test_sum_of_plans(kind, devices):
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_plans_for_prediction(kind):
-    """Nothing is kept for a backward: every device plans its working arrays and what arrives, which
-    is never more than one device would."""
+def test_prediction_plans_save_nothing_for_backward(kind):
+    """Each device plans at most the single-device total plus the received arrays.
+
+    Nothing is saved for backward.
+    """
     one, many = compiled(NETS[kind], 1, train=False), compiled(NETS[kind], 3, train=False)
     arriving = dict.fromkeys(many["devices"], 0)
     for copy in many["copies"]:
@@ -64,9 +64,8 @@ def test_plans_for_prediction(kind):
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_devices_run_and_hold_only_their_own(kind):
-    """Every op of a layer is in the program of the layer's device, and no plan has room for a layer
-    that lives elsewhere."""
+def test_devices_run_and_plan_only_their_own_layers(kind):
+    """Each op runs on its layer's device, and no plan has room for a layer on another device."""
     entry = compiled(NETS[kind], 2)
     places = place(NETS[kind], 2)
     scopes = {}  # device -> names of the children whose ops it runs
@@ -90,7 +89,7 @@ def test_devices_run_and_hold_only_their_own(kind):
 
 
 class Deep(Started):
-    """Activations weigh more than weights."""
+    """A network whose activations are larger than its weights."""
 
     names = [f"layer{i}" for i in range(20)]
 
@@ -106,7 +105,7 @@ class Deep(Started):
 
 
 def train_deep(devices, first, hybridize=True, rows=2048, steps=3):
-    """Trains on `devices` contexts from on(first) on; the losses."""
+    """Trains on `devices` contexts starting at on(first) and returns the losses."""
     mx.random.seed(3)
     net = Deep(
         {name: on(first + i * devices // 20) for i, name in enumerate(Deep.names)}, prefix="deep_"
@@ -124,9 +123,8 @@ def train_deep(devices, first, hybridize=True, rows=2048, steps=3):
         pytest.param(False, id="eager", marks=pytest.mark.slow),
     ],
 )
-def test_limits_of_60_percent(hybridize):
-    """The model that does not fit into 60 % of its peak on one device trains on two devices of that
-    size."""
+def test_model_trains_on_two_devices_limited_to_60_percent_of_peak(hybridize):
+    """A model too large for 60% of its single-device peak trains on two devices of that size."""
     devices = [on(60), on(61)]
     for ctx in devices:
         ctx.empty_cache()
@@ -146,15 +144,15 @@ def test_limits_of_60_percent(hybridize):
         except MemoryError as error:
             assert isinstance(error, mx.MXNetError)
             text = str(error)
-            # Of what was queued behind it, where work runs later
+            # Drains failures of work queued after it
             with contextlib.suppress(MemoryError):
                 mx.nd.waitall()
-        gc.collect()  # blocks refer to themselves
+        gc.collect()  # blocks contain reference cycles
         for part in (str(devices[0]), "asked for", "held", f"limit {limit} bytes"):
             assert part in text
         assert np.isfinite(
             train_deep(1, 60, hybridize, rows=256)
-        ).all()  # a smaller one, after the failure
+        ).all()  # a smaller batch works after the failure
         gc.collect()
         assert train_deep(2, 60, hybridize) == expected
         for ctx in devices:
@@ -177,8 +175,9 @@ def resident():
         pytest.param(None, id="eager", marks=pytest.mark.slow),
     ],
 )
-def test_steps_leave_nothing_behind(hybridize):
-    """In 200 steps that run ahead of the devices neither what is in use nor the process grows."""
+def test_training_steps_do_not_grow_memory(hybridize):
+    """Over 200 steps that run ahead of the devices, memory in use and process size stay
+    constant."""
     places = {name: on(62 + ctx.device_id) for name, ctx in place(Chain, 2).items()}
     net = Chain(places)
     if hybridize is not None:
@@ -204,20 +203,19 @@ def test_steps_leave_nothing_behind(hybridize):
     before = resident()
     in_use_after, held_after, asked_after = steps(200)
     assert in_use_after == in_use
-    # How far the caller runs ahead of the devices decides how many blocks turn: some more at times,
-    # never one a step.
+    # The number of blocks in rotation depends on how far the caller runs ahead of the devices. It
+    # may vary, but must not grow by one per step.
     assert all(after - former < 50 for after, former in zip(asked_after, asked)), (
         asked,
         asked_after,
     )
     assert all(after <= 3 * max(former, 1 << 20) for after, former in zip(held_after, held))
-    if "san.so" not in os.environ.get("LD_PRELOAD", ""):  # sanitizers keep what was freed
+    if "san.so" not in os.environ.get("LD_PRELOAD", ""):  # sanitizers keep freed memory
         assert resident() - before < 8 << 20
 
 
-def test_frames_are_used_again():
-    """Once a hybridized block has run forward and backward, further calls take their frames from
-    the pool."""
+def test_compiled_call_frames_are_reused():
+    """After one forward and backward pass, further calls take their frames from the pool."""
     net = MLP({name: on(64 + ctx.device_id) for name, ctx in place(MLP, 2).items()})
     net.hybridize()
     x = batch().as_in_context(on(64))
@@ -245,9 +243,9 @@ def test_frames_are_used_again():
 
 
 @pytest.mark.slow
-def test_unused_results_hold_no_frame():
-    """A recorded call whose outputs are dropped gives its saved arrays back; so does a call that is
-    never differentiated."""
+def test_dropped_results_release_their_frame():
+    """A recorded call releases its saved arrays if its outputs are dropped or never
+    differentiated."""
     net = MLP(place(MLP, 2))
     net.hybridize()
     for _ in range(3):
@@ -260,8 +258,8 @@ def test_unused_results_hold_no_frame():
         assert net.compiled()[0]["bytes_held"] == 0
 
 
-def test_models_come_and_go():
-    """A model, its compiled programs, gradients and optimizer states go when nobody holds them."""
+def test_discarded_model_frees_all_memory():
+    """A model, its programs, gradients and optimizer states are freed with the last reference."""
     devices = [on(66), on(67)]
 
     def life():
@@ -281,7 +279,7 @@ def test_models_come_and_go():
     for _ in range(3):
         life()
     assert in_use() == first
-    assert max(first) < 1 << 20  # scratch of the kernels and no more
+    assert max(first) < 1 << 20  # only kernel scratch memory
 
 
 class There(gluon.HybridBlock):
@@ -293,8 +291,8 @@ class There(gluon.HybridBlock):
         return x.as_in_context(self.ctx) * 2
 
 
-def test_shapes_that_never_repeat_hold_what_eager_code_holds():
-    """However far the device behind a border is behind."""
+def test_changing_shapes_hold_no_more_memory_than_eager():
+    """Holds even if the receiving device lags far behind."""
     bytes_held = []
     for hybridize in (False, True):
         ctx = mx.Context(on(1).device_type, on(1).device_id + 70 + hybridize)

@@ -1,5 +1,4 @@
-"""Random graphs over several devices: whatever the order in which work runs, the bits are those of
-one device, eager."""
+"""Random graphs over several devices are bitwise equal to eager on one device in any order."""
 
 import numpy as np
 import pytest
@@ -33,8 +32,7 @@ program = st.tuples(
 
 
 def interpret(steps, outputs, x, weights, devices, recorded):
-    """Runs the steps on arrays of shape (4, 6); each runs on its device, to which its inputs are
-    moved."""
+    """Runs the steps on arrays of shape (4, 6), moving the inputs of each step to its device."""
     values = [x]
 
     def pick(number, device):
@@ -55,7 +53,7 @@ def interpret(steps, outputs, x, weights, devices, recorded):
         elif kind == "rows":
             a = pick(numbers[0], device)
             value = nd.concat(a[2:4], a[0:2], dim=0)
-        elif kind == "update":  # in place, where the tape allows it
+        elif kind == "update":  # in place if the tape allows it
             value = pick(numbers[0], device) * 1
             other = pick(numbers[1], device)
             if recorded:
@@ -110,9 +108,8 @@ def run(program, num_devices, compiled, exact=True):
             ]
             loss = nd.add_n(*losses)
         loss.backward()
-        for (
-            weight
-        ) in weights:  # the next round sees other weights, written while the last may still run
+        # The next round sees new weights, written while the last round may still run.
+        for weight in weights:
             weight -= 0.1 * weight.grad
         results += [*values, *[array.grad.copy() for array in arrays]]
     if not compiled:
@@ -143,20 +140,20 @@ SETTINGS = dict(
 
 @settings(max_examples=25, **SETTINGS)
 @given(program, st.integers(2, 4))
-def test_random_graphs(program, num_devices):
+def test_random_graphs_are_bitwise_equal_to_single_device_eager(program, num_devices):
     check(program, num_devices)
 
 
 @pytest.mark.slow
 @settings(max_examples=600, **SETTINGS)
 @given(program, st.integers(2, 4))
-def test_many_random_graphs(program, num_devices):
+def test_many_random_graphs_are_bitwise_equal_to_single_device_eager(program, num_devices):
     check(program, num_devices)
 
 
 @pytest.mark.parametrize("mode,seed", MODES)
 @pytest.mark.parametrize("kind", networks.NETS)
-def test_networks(kind, mode, seed):
+def test_network_training_bits_do_not_depend_on_engine_mode(kind, mode, seed):
     kind = networks.NETS[kind]
     mx.engine.set_mode("async")
     eager, compiled = (
@@ -170,9 +167,8 @@ def test_networks(kind, mode, seed):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_sums_of_three_gradients(compiled):
-    """Where an array has three uses, one of them on another device, its gradient is summed in the
-    same order as on one device."""
+def test_three_gradients_across_devices_are_summed_in_fixed_order(compiled):
+    """If one of an array's three uses is on another device, the summation order stays the same."""
     program = ([(("move", 0, 0), 1), (("tanh", 0), 0), (("mul", 1, 1), 1)], [0, 1, 2], [0, 0, 0])
     for found, wanted in zip(run(program, 2, compiled), run(program, 1, compiled)):
         np.testing.assert_array_equal(found, wanted)

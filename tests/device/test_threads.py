@@ -1,4 +1,4 @@
-"""Threads that use the library at the same time."""
+"""Concurrent use of the library from several threads."""
 
 import threading
 import time
@@ -39,14 +39,14 @@ def together(work, items, threads=THREADS):
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_one_network_in_many_threads(hybridize):
+def test_one_network_gives_same_results_in_many_threads(hybridize):
     net = network()
     net.hybridize(hybridize)
     batches = [
         np.random.RandomState(i).uniform(-1, 1, (1 + i % 5, 8)).astype("float32") for i in range(40)
     ]
     expected = [net(nd.array(batch)).asnumpy() for batch in batches]
-    net.hybridize(hybridize)  # compiled anew, by whichever thread comes first
+    net.hybridize(hybridize)  # compiled by the first thread that calls it
     for found, wanted in zip(
         together(lambda batch: net(nd.array(batch)).asnumpy(), batches), expected
     ):
@@ -54,8 +54,8 @@ def test_one_network_in_many_threads(hybridize):
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_networks_trained_in_threads(hybridize):
-    """Networks that share devices, each trained in its own thread, learn what they learn alone."""
+def test_networks_trained_in_threads_match_sequential_training(hybridize):
+    """Networks that share devices give the same results if each trains in its own thread."""
 
     def train(net):
         net.hybridize(hybridize)
@@ -79,8 +79,8 @@ def test_networks_trained_in_threads(hybridize):
 
 
 class Many(gluon.HybridBlock):
-    """What prediction does beside running programs: folded norms, packed weights, random draws'
-    counters, loops cut out of the graph, several outputs."""
+    """Prediction features besides programs: folded norms, packed weights, counters of random draws,
+    loops cut out of the graph and several outputs."""
 
     def __init__(self):
         super().__init__()
@@ -102,8 +102,7 @@ class Many(gluon.HybridBlock):
 
 
 def test_one_network_predicts_in_many_threads_with_many_signatures():
-    """Signatures are compiled, found, dropped from one thread while others call; parameters change
-    in between."""
+    """Signatures are compiled, found and evicted by concurrent threads while parameters change."""
     net = Many()
     net.initialize(mx.init.Uniform(1), ctx=mx.cpu(0))
     draw = np.random.RandomState(0)
@@ -142,9 +141,11 @@ class Cut(gluon.HybridBlock):
         return F.contrib.boolean_mask(x + 1, x.sum(axis=1)) * 2
 
 
-def test_a_part_is_run_by_no_other_thread_before_its_trace_ends(monkeypatch):
-    """The first thread is stopped at the step between two parts until a second one has called, and
-    the second one before it traces until the first one is done."""
+def test_partially_traced_part_is_not_run_by_another_thread(monkeypatch):
+    """The first thread pauses between two parts until a second one has called.
+
+    The second thread waits before tracing until the first one has finished.
+    """
     net = Cut()
     net.hybridize()
     stopped, go_on = threading.Event(), threading.Event()
@@ -172,7 +173,7 @@ def test_a_part_is_run_by_no_other_thread_before_its_trace_ends(monkeypatch):
         np.testing.assert_array_equal(first.result(), np.full((2, 3), 4))
 
 
-def test_some_threads_predict_while_one_records():
+def test_threads_may_predict_while_one_records():
     net = network()
     net.hybridize()
     x = np.random.RandomState(1).uniform(-1, 1, (3, 8)).astype("float32")
@@ -197,8 +198,8 @@ def test_some_threads_predict_while_one_records():
     together(work, range(6), 6)
 
 
-def test_an_array_gets_other_memory_while_others_read_it():
-    """An executor replaces its results; who waits for one reads what it began with."""
+def test_array_memory_may_be_replaced_while_other_threads_read_it():
+    """An executor replaces its results. A waiting reader gets the array that it started with."""
     x = nd.ones((1000,))
     big = nd.ones((200, 200))
     stop = threading.Event()
@@ -231,7 +232,7 @@ def test_an_array_gets_other_memory_while_others_read_it():
         writer.join()
 
 
-def test_recording_belongs_to_a_thread():
+def test_recording_state_is_thread_local():
     with autograd.record():
         assert (
             together(lambda _: (autograd.is_recording(), autograd.is_training()), range(8))
@@ -252,13 +253,13 @@ def test_errors_stay_in_their_threads():
     assert together(work, range(60)) == [0 if i % 2 else (i + 1) * 4 * i for i in range(60)]
 
 
-def test_arrays_are_passed_between_threads():
+def test_arrays_may_be_passed_between_threads():
     a = nd.ones((64, 64), ctx=mx.cpu(0))
 
     def work(i):
         nonlocal a
         for _ in range(20):
-            a = a.as_in_context(mx.cpu(i % 3)) * 1  # whatever thread's array it is now
+            a = a.as_in_context(mx.cpu(i % 3)) * 1  # may come from any thread
         return float(a.sum().asscalar())
 
     assert together(work, range(8)) == [64 * 64] * 8
@@ -277,9 +278,8 @@ def test_arrays_are_passed_between_threads():
         mx.context.set_memory_limit(limited, None)
 
 
-def test_threads_that_share_arrays_see_whole_ops():
-    """Each op comes before or behind each other, whatever thread it is of: an array that all write
-    is never part of one value and part of another."""
+def test_threads_sharing_arrays_see_atomic_ops():
+    """Ops of all threads are ordered: an array never mixes the values of two writes."""
     x, one = nd.zeros((300, 400)), nd.ones((300, 400))
 
     def work(i):
@@ -296,10 +296,10 @@ def test_threads_that_share_arrays_see_whole_ops():
     together(work, range(6), 6)
 
 
-def test_captured_arrays_that_are_exchanged_before_many_call():
+def test_captured_arrays_swapped_before_concurrent_calls_are_seen():
     class Slow(tuple):
         def __getitem__(self, index):
-            time.sleep(1e-4)  # others have their turn
+            time.sleep(1e-4)  # lets other threads run
             return super().__getitem__(index)
 
     class Pair(gluon.HybridBlock):
@@ -334,7 +334,7 @@ def test_captured_arrays_that_are_exchanged_before_many_call():
     "end",
     [np.asarray, memoryview, np.from_dlpack, nd.NDArray.wait_to_read, nd.NDArray.wait_to_write],
 )
-def test_a_thread_that_never_stops_queueing_holds_no_other_up(end):
+def test_thread_that_queues_endlessly_does_not_block_waiters(end):
     x, most = nd.zeros((100000,)), 60000
     queued, over = [0], threading.Event()
 
