@@ -1,5 +1,4 @@
-"""Checkpoints: what is saved on one layout goes on on any other; killed saves and damaged files do
-no harm."""
+"""Checkpoints load onto any layout; killed saves and damaged files do no harm."""
 
 import io
 import json
@@ -87,7 +86,7 @@ LAYOUTS = [{"data": 1}, {"stage": 2}, {"stage": 4}, {"data": 2, "stage": 2}, {"d
 
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("source", LAYOUTS, ids=str)
-def test_loads_onto_any_layout(tmp_path, source, gather):
+def test_checkpoint_loads_onto_any_layout(tmp_path, source, gather):
     net, mesh, trainer = build(source, shard_updates=True)
     run(net, mesh, trainer)
     mx.random.seed(77)
@@ -132,7 +131,7 @@ def test_loads_onto_any_layout(tmp_path, source, gather):
     "optimizer, options",
     [("sgd", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("rmsprop", {"centered": True})],
 )
-def test_states_of_optimizers(tmp_path, optimizer, options):
+def test_optimizer_states_are_restored_bitwise(tmp_path, optimizer, options):
     net, mesh, trainer = build({"stage": 2}, optimizer=optimizer, optimizer_params=options)
     run(net, mesh, trainer)
     save(tmp_path, net, trainer)
@@ -141,13 +140,13 @@ def test_states_of_optimizers(tmp_path, optimizer, options):
     )
     load(tmp_path, other, other_trainer)
     states = [s for u in other_trainer._by_device.values() for s in u.states]
-    assert not states  # they are where they are needed with the next step
+    assert not states  # the next step creates them on their devices
     for n, m, t in ((net, mesh, trainer), (other, other_mesh, other_trainer)):
         run(n, m, t, seed=2)
     same_bits(values(net), values(other))
 
 
-def test_a_network_whose_shapes_are_not_known_yet(tmp_path):
+def test_checkpoint_loads_into_network_with_unknown_shapes(tmp_path):
     net, mesh, trainer = build({"stage": 2})
     save(tmp_path, net)
     fresh = mlp("fresh_")
@@ -162,8 +161,10 @@ def test_a_network_whose_shapes_are_not_known_yet(tmp_path):
 
 
 class Split(gluon.HybridBlock):
-    """A product whose weight is split over devices, as layers that are split keep theirs:
-    parameters with global_shape, axis and index."""
+    """A product whose weight is split over devices like that of sharded layers.
+
+    Its parameters have global_shape, axis and index.
+    """
 
     def __init__(self, count, axis, sizes):
         super().__init__(prefix="split_")
@@ -195,7 +196,7 @@ SPLITS = {
 
 
 def whole(params, read):
-    """A parameter or state put together."""
+    """Returns the assembled value of a parameter or state."""
     parts = [read(param) for param in params]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, params[0].axis)
 
@@ -211,7 +212,7 @@ def one_step(net, trainer):
 
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("source", SPLITS)
-def test_split_parameters_load_split_otherwise_or_whole(tmp_path, source, gather):
+def test_split_parameters_load_into_any_split_or_whole(tmp_path, source, gather):
     net = SPLITS[source]()
     trainer = gluon.Trainer(net.collect_params(), "adam")
     one_step(net, trainer)
@@ -230,7 +231,7 @@ def test_split_parameters_load_split_otherwise_or_whole(tmp_path, source, gather
         assert whole(others, lambda param: param.data().asnumpy()).tobytes() == expected.tobytes()
 
 
-def test_shards_that_do_not_make_a_whole(tmp_path):
+def test_incomplete_parameter_shards_are_refused(tmp_path):
     with pytest.raises(
         MXNetError, match="shards of parameter 'weight' have 6 elements together along axis 0"
     ):
@@ -238,7 +239,7 @@ def test_shards_that_do_not_make_a_whole(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_dtypes_and_other_readers(tmp_path, dtype):
+def test_checkpoint_dtypes_are_readable_by_safetensors(tmp_path, dtype):
     net = nn.Dense(3, in_units=5)
     net.initialize()
     net.cast(dtype)
@@ -257,7 +258,7 @@ def test_dtypes_and_other_readers(tmp_path, dtype):
         tensors = dict(reader.deserialize(file.read()))
     assert set(tensors) == {"weight", "bias"}
     expected = net.weight.data().asnumpy()
-    if dtype == "bfloat16":  # NumPy has it as float32
+    if dtype == "bfloat16":  # NumPy represents it as float32
         expected = (expected.view(np.uint32) >> 16).astype(np.uint16)
     names = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}
     tensor = tensors["weight"]
@@ -265,7 +266,7 @@ def test_dtypes_and_other_readers(tmp_path, dtype):
     assert bytes(tensor["data"]) == expected.tobytes()
 
 
-def test_in_the_background_the_values_are_those_of_the_call(tmp_path):
+def test_background_save_keeps_values_of_the_call(tmp_path):
     net, mesh, trainer = build({"data": 2, "stage": 2})
     run(net, mesh, trainer)
     expected = values(net)
@@ -273,19 +274,19 @@ def test_in_the_background_the_values_are_those_of_the_call(tmp_path):
     run(net, mesh, trainer, steps=10)
     saving.wait()
     assert saving.done()
-    saving.wait()  # again
+    saving.wait()  # a second wait returns immediately
     load(tmp_path, net, trainer)
     same_bits(expected, values(net))
 
 
-def test_errors_in_the_background_surface(tmp_path):
+def test_background_save_errors_are_raised(tmp_path):
     net = nn.Dense(2, in_units=2)
     net.initialize()
     (tmp_path / "file").write_text("in the way")
     saving = save(tmp_path / "file", net, background=True)
     with pytest.raises(OSError):
         saving.wait()
-    saving.wait()  # once only
+    saving.wait()  # raised only once
     save(tmp_path / "file", net, background=True)
     with pytest.raises(OSError):
         save(tmp_path / "file", net, background=True)
@@ -294,7 +295,7 @@ def test_errors_in_the_background_surface(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_save_that_fails_leaves_the_former_one(tmp_path, monkeypatch):
+def test_failed_save_keeps_previous_checkpoint(tmp_path, monkeypatch):
     net = nn.Dense(2, in_units=2)
     net.initialize()
     save(tmp_path, net)
@@ -313,7 +314,7 @@ def test_a_save_that_fails_leaves_the_former_one(tmp_path, monkeypatch):
         same_bits(expected, values(net))
         net.weight.set_data(nd.ones((2, 2)))
     save(tmp_path, net)
-    assert len(os.listdir(tmp_path)) == 2  # what was left over is gone
+    assert len(os.listdir(tmp_path)) == 2  # leftover files are removed
     load(tmp_path, net)
     assert (net.weight.data().asnumpy() == 1).all()
 
@@ -372,8 +373,10 @@ print(steps)
 
 
 def kill_while_saving(directory, first, moment, background):
-    """Saves twice in another process, which is killed before the `moment`-th thing that the second
-    does with files. Its return code and output."""
+    """Saves twice in a child process, which is killed before the `moment`-th file operation.
+
+    Only operations of the second save are counted. Returns the exit code and the output.
+    """
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(directory), str(first), str(moment), str(background)],
         env=environment(),
@@ -385,7 +388,7 @@ def kill_while_saving(directory, first, moment, background):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
-def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path, background):
+def test_kill_at_any_moment_keeps_a_complete_checkpoint(tmp_path, background):
     net = nn.HybridSequential()
     for i in range(3):
         net.add(nn.Dense(30, in_units=30))
@@ -394,23 +397,24 @@ def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path, backgroun
     assert code == 0
     steps = int(steps)
     loaded = []
-    # Every third moment of writing the shards, and all of the index: opened, written, on the disk,
-    # replaced, its name on the disk, former files removed.
+    # Covers every third moment of writing the shards, and all of the index: opened, written,
+    # synced, replaced, name synced, old files removed.
     moments = [*range(0, steps - 8, 3), *range(steps - 8, steps)]
     for number, moment in enumerate(moments[::2] if background else moments):
-        first = 1 + 2 * number  # into the same directory: what a killed save left does no harm
+        # reuses the directory, because leftovers of a killed save do no harm
+        first = 1 + 2 * number
         code, _ = kill_while_saving(tmp_path / "c", first, moment, background)
         assert code == -signal.SIGKILL
         step = load(tmp_path / "c", net)["step"]
         loaded.append(step - first)
         for param in net.collect_params().values():
             assert (param.data().asnumpy() == step).all()
-    # Once the index is replaced it is the new one, before the former
+    # The new checkpoint loads from the moment its index replaces the old one
     assert set(loaded) == {0, 1} and loaded == sorted(loaded)
 
 
 def damage(path, rng):
-    """Changes a file at random; what was done."""
+    """Damages a file at random and returns the kind of damage."""
     data = bytearray(path.read_bytes())
     how = rng.choice(["truncate", "flip", "append", "zero", "empty", "header"])
     if how == "truncate":
@@ -434,7 +438,7 @@ def damage(path, rng):
     return how
 
 
-def test_damaged_files_are_named_and_nothing_is_changed(tmp_path):
+def test_damaged_checkpoint_is_named_and_changes_nothing(tmp_path):
     net, mesh, trainer = build({"stage": 3})
     run(net, mesh, trainer)
     save(tmp_path, net, trainer)
@@ -462,7 +466,7 @@ def test_damaged_files_are_named_and_nothing_is_changed(tmp_path):
         load(tmp_path / "nowhere", net)
 
 
-def test_the_contents_that_were_changed_are_named(tmp_path):
+def test_changed_array_contents_are_named(tmp_path):
     net = nn.Dense(2, in_units=2)
     net.initialize()
     save(tmp_path, net)
@@ -474,7 +478,7 @@ def test_the_contents_that_were_changed_are_named(tmp_path):
         load(tmp_path, net)
 
 
-def test_a_checkpoint_of_another_network(tmp_path):
+def test_checkpoint_of_another_network_is_refused(tmp_path):
     net, mesh, trainer = build({"stage": 2})
     run(net, mesh, trainer)
     save(tmp_path, net, trainer)
@@ -519,9 +523,11 @@ def test_a_checkpoint_of_another_network(tmp_path):
     same_bits(before, values(net))
 
 
-def test_no_more_than_one_shard_is_in_memory(tmp_path):
-    """Of four devices with 4 MB each; the host's arrays are counted by tracemalloc, the devices' by
-    their pools."""
+def test_save_and_load_hold_at_most_one_shard_in_memory(tmp_path):
+    """Four devices hold 4 MB each.
+
+    tracemalloc counts host arrays and the pools count device memory.
+    """
     net = nn.HybridSequential()
     for i in range(4):
         net.add(nn.Dense(1024, in_units=1024, use_bias=False))
@@ -536,7 +542,7 @@ def test_no_more_than_one_shard_is_in_memory(tmp_path):
     single.initialize(ctx=on(5))
     single.collect_params().zero_grad()
     nd.waitall()
-    save(tmp_path, net)  # what is loaded and made once is there
+    save(tmp_path, net)  # warms up one-time allocations
     peaks = {}
     for name, work in (
         ("save", lambda: save(tmp_path, net)),
@@ -562,7 +568,7 @@ def test_no_more_than_one_shard_is_in_memory(tmp_path):
     assert len(sizes) == 4 and all(abs(size - shard) < 4096 for size in sizes)
 
 
-def test_the_progress_bar_is_shown_when_asked(tmp_path, capsys):
+def test_progress_bar_is_shown_only_on_request(tmp_path, capsys):
     net = nn.Dense(2, in_units=2)
     net.initialize()
     save(tmp_path, net)
@@ -574,7 +580,7 @@ def test_the_progress_bar_is_shown_when_asked(tmp_path, capsys):
     assert "saving" in text and "checking" in text
 
 
-def test_the_index_tells_names_shapes_and_places(tmp_path):
+def test_index_lists_names_shapes_and_shards(tmp_path):
     net, mesh, trainer = build({"stage": 2})
     run(net, mesh, trainer)
     save(tmp_path, net, trainer, step=41)
@@ -588,7 +594,7 @@ def test_the_index_tells_names_shapes_and_places(tmp_path):
 
 
 def split_pair(seed):
-    """A network, and the same with its layers split over two devices."""
+    """Returns a network, and the same network with its layers split over two devices."""
     nets = []
     for split in (False, True):
         net = nn.HybridSequential()
@@ -601,7 +607,7 @@ def split_pair(seed):
     return nets
 
 
-def test_split_layers_load_onto_whole_ones_and_back(tmp_path):
+def test_split_layers_load_into_whole_layers_and_back(tmp_path):
     x = nd.array(np.random.RandomState(0).randn(3, 6))
     (whole, split), (other_whole, other_split) = split_pair(1), split_pair(2)
     expected = whole(x).asnumpy()
@@ -648,7 +654,7 @@ def wrapped(layer, ctx, kind):
 
 
 def together(net):
-    """Of split parameters the whole, by their global names."""
+    """Assembles split parameters under their global names."""
     found = {}
     for name, param in net._collect_params_with_prefix().items():
         if not isinstance(param, ShardedParameter):
@@ -666,9 +672,11 @@ def together(net):
 
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("name", SEVERAL)
-def test_parts_of_several_ranges(tmp_path, name, gather):
-    """Gates, heads and groups: split, split otherwise, and whole; parameters, momenta, and what
-    comes of the next step."""
+def test_multi_range_parts_load_into_any_split(tmp_path, name, gather):
+    """Covers gates, heads and groups: same split, different split and whole.
+
+    Compares parameters, momenta and the results of the next step.
+    """
     make, shape = SEVERAL[name]
     rng = np.random.default_rng(2)
     data = [
@@ -693,7 +701,7 @@ def test_parts_of_several_ranges(tmp_path, name, gather):
         saved = together(net)
         for target in (None, CPU[:2], CPU[1:4], CPU[:4]):
             other = make(target)
-            other.initialize()  # shapes are taken from the checkpoint
+            other.initialize()  # shapes come from the checkpoint
             other_trainer = gluon.Trainer(other.collect_params(), "sgd", {"momentum": 0.9})
             load(tmp_path / str(number), other, other_trainer)
             same_bits(saved, together(other))
@@ -705,9 +713,11 @@ def test_parts_of_several_ranges(tmp_path, name, gather):
                 assert np.abs(value - result[key]).max() <= 1e-5 * np.abs(value).max(), key
 
 
-def test_a_part_of_several_ranges_is_checked_and_read_alone(tmp_path):
-    """Damage is named by file and parameter before anything is changed; no device or host holds
-    more than a part."""
+def test_multi_range_part_is_checked_and_read_separately(tmp_path):
+    """Damage is reported by file and parameter before anything changes.
+
+    No device or host holds more than one part.
+    """
     net = ParallelLSTM(256, CPU[:4], input_size=256)
     net.initialize()
     net(nd.ones((1, 1, 256)))
@@ -745,7 +755,7 @@ def test_a_part_of_several_ranges_is_checked_and_read_alone(tmp_path):
         load(tmp_path, other)
 
 
-def test_ranges_that_overlap(tmp_path):
+def test_overlapping_parameter_ranges_are_refused(tmp_path):
     net = Split(2, 0, [4, 3])
     for param, ranges in zip(net.collect_params().values(), ([(0, 2), (3, 5)], [(2, 3), (4, 6)])):
         param.ranges = ranges

@@ -1,4 +1,4 @@
-"""An index of a checkpoint is checked before anything is changed; threads share a directory."""
+"""Checkpoint indexes are validated before anything changes, and threads may share a directory."""
 
 import json
 import threading
@@ -82,8 +82,8 @@ def test_inconsistent_index_raises_and_changes_nothing(fault, tmp_path):
     assert its_trainer.optimizer.num_update == 0
 
 
-def test_threads_save_into_one_directory(tmp_path):
-    """The directory can be loaded at any time, and then holds one of the checkpoints."""
+def test_threads_may_save_into_one_directory(tmp_path):
+    """The directory can be loaded at any time and always holds one complete checkpoint."""
     nets, errors = [], []
     for value in range(3):
         net = nn.HybridSequential(prefix="n_")
@@ -121,8 +121,8 @@ def test_threads_save_into_one_directory(tmp_path):
     assert len(found) == 1 and found <= {0.0, 1.0, 2.0}
 
 
-def test_small_arrays_load_at_a_few_times_the_cost_of_load_parameters(tmp_path):
-    """Files are opened and headers parsed once for all arrays, not once for each."""
+def test_checkpoint_load_is_not_much_slower_than_load_parameters(tmp_path):
+    """Files are opened and headers parsed once for all arrays, not once per array."""
     net = nn.HybridSequential(prefix="n_")
     with net.name_scope():
         for _ in range(500):

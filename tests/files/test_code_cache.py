@@ -1,5 +1,7 @@
-"""The cache of compiled GPU code (kernels/cuda/vendor/nvrtc_cache.c) without a GPU: code comes from
-files that only this user can write."""
+"""The cache of compiled GPU code (kernels/cuda/vendor/nvrtc_cache.c), tested without a GPU.
+
+Code is loaded only from files that no other user can write.
+"""
 
 import os
 import shutil
@@ -60,7 +62,7 @@ def program(tmp_path_factory):
     return run
 
 
-def test_code_is_read_from_own_files_only(program, tmp_path):
+def test_gpu_code_is_read_only_from_private_files(program, tmp_path):
     folder = tmp_path / "kept"
     program(folder, "write")
     assert program(folder) == "read"
@@ -84,7 +86,7 @@ def test_code_is_read_from_own_files_only(program, tmp_path):
         assert program(folder) == "nothing"
 
 
-def test_folders_that_others_can_write_to_are_not_used(program, tmp_path):
+def test_gpu_code_cache_refuses_folders_writable_by_other_users(program, tmp_path):
     folder = tmp_path / "kept"
     program(folder, "write")
     for mode, answer in ((0o770, "no cache"), (0o1777, "no cache"), (0o755, "read")):

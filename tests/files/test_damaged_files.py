@@ -1,8 +1,7 @@
-"""Symbol and parameter files that were damaged at random: an error or a symbol, quickly, and never
-a crash.
+"""Randomly damaged symbol and parameter files give an error or a symbol, quickly, and never crash.
 
-The mutations are the same in every run. `FUZZ_SECONDS` in the environment runs more of them, for a
-sanitizer build.
+The mutations are the same in each run. Set `FUZZ_SECONDS` to run more of them with a sanitizer
+build.
 """
 
 import json
@@ -18,8 +17,7 @@ from mpgluon.base import MXNetError
 from support.paths import TESTS
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
-# What reading and using a damaged file may raise: ours, and what Python raises for values of wrong
-# kinds.
+# Exceptions allowed for damaged files: ours, and Python's for values of wrong types.
 ALLOWED = (MXNetError, ValueError, TypeError, KeyError, AssertionError, OSError, UnicodeDecodeError)
 
 
@@ -126,7 +124,7 @@ VALUES = [
 
 
 def mutate_tree(rng, text):
-    """Puts wrong values into places of the document."""
+    """Puts wrong values into the document."""
     document = json.loads(text)
     places = []
 
@@ -155,12 +153,12 @@ def mutate_tree(rng, text):
             else:
                 holder[key] = rng.choice(VALUES)
         except (KeyError, IndexError):
-            continue  # an earlier mutation took it away
+            continue  # removed by an earlier mutation
     return json.dumps(document)
 
 
 def use(text):
-    """Reads a symbol and does with it what a program does; True when all went well."""
+    """Reads and uses a symbol as a program would; True on success."""
     try:
         symbol = mx.sym.load_json(text)
         again = mx.sym.load_json(symbol.tojson())
@@ -185,7 +183,7 @@ def use(text):
 
 
 def deadline(count):
-    """Numbers of runs: `count`, or as many as the time allows."""
+    """Yields run numbers: at least `count`, and more until the time is up."""
     end = time.monotonic() + SECONDS
     number = 0
     while number < count or time.monotonic() < end:
@@ -195,7 +193,7 @@ def deadline(count):
 
 @pytest.mark.parametrize("mutate", [mutate_text, mutate_tree])
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_symbols(mutate):
+def test_damaged_symbol_files_never_crash(mutate):
     files = texts()
     assert all(use(text) for text in files)
     slowest, fine = 0, 0
@@ -213,7 +211,7 @@ def test_damaged_symbols(mutate):
     assert fine > 0
 
 
-def test_damaged_parameters(tmp_path):
+def test_damaged_parameter_files_never_crash(tmp_path):
     name = str(tmp_path / "a.params")
     mx.nd.save(
         name,
@@ -253,7 +251,7 @@ def test_damaged_parameters(tmp_path):
         try:
             loaded = mx.nd.load(name)
             for array in loaded.values() if isinstance(loaded, dict) else loaded:
-                if array is not None:  # the format has a mark for no array
+                if array is not None:  # the format can mark an array as absent
                     array.asnumpy()
         except ALLOWED:
             pass
@@ -263,7 +261,7 @@ def test_damaged_parameters(tmp_path):
 
 
 def nested(depth):
-    """A graph within a graph within a graph."""
+    """Returns a graph nested `depth` levels deep."""
     graph = {
         "nodes": [
             {"op": "null", "name": "x", "inputs": []},
@@ -290,7 +288,7 @@ def nested(depth):
     return json.dumps(graph)
 
 
-def test_graphs_within_graphs():
+def test_deeply_nested_subgraphs_are_refused():
     assert mx.sym.load_json(nested(8)).list_arguments() == ["x"]
     with pytest.raises(MXNetError, match="graphs within graphs"):
         mx.sym.load_json(nested(40))
@@ -338,7 +336,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_graphs_inside(name):
+def test_invalid_subgraph_is_refused(name):
     change, words = WRONG[name]
     document = json.loads(nested(1))
     change(document["nodes"][1])
@@ -349,8 +347,8 @@ def test_wrong_graphs_inside(name):
 @pytest.mark.parametrize(
     "target", ["params", "symbol", "safetensors", "checkpoint", "trainer_states", "parameters"]
 )
-def test_corpus(target):
-    """What the fuzzers of tests/fuzz found to reach the most, and right files."""
+def test_fuzz_corpus_never_crashes_reader(target):
+    """Reads the corpus that tests/fuzz found to reach the most code, and valid files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(os.path.join(TESTS, "fuzz"))
         import readers
@@ -365,7 +363,7 @@ def test_corpus(target):
             read(file.read())
 
 
-def test_parameters_that_do_not_match(tmp_path):
+def test_mismatched_parameters_are_reported_by_name(tmp_path):
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Dense(3, in_units=4), mx.gluon.nn.Dense(2, in_units=3))
     net.initialize()

@@ -1,5 +1,7 @@
-"""Every reader of files, given files that were cut off, changed, or of something else: an error
-that names the file, soon, and nothing changed in what was loading it."""
+"""Every file reader on truncated, changed or unrelated files.
+
+The reader must quickly raise an error that names the file, and leave the loading object unchanged.
+"""
 
 import contextlib
 import gzip
@@ -22,9 +24,9 @@ from mpgluon.contrib import onnx
 
 pytest.importorskip("PIL")
 pytestmark = pytest.mark.filterwarnings("ignore")
-# What errors of readers may be besides ours: MXNet's are these.
+# Exceptions of readers besides ours; these are MXNet's.
 OTHERS = (AssertionError, ValueError, FileNotFoundError, RuntimeError)
-# Readers that decode images, by how their names begin
+# Name prefixes of readers that decode images
 IMAGES = ("image", "box", "png", "jpeg", "bmp", "gif", "list of images")
 PIXELS = (np.arange(192) % 251).reshape(8, 8, 3).astype("uint8")
 
@@ -76,7 +78,7 @@ def arrays(path):
     nd.save(
         path, {"a": nd.ones((2, 3)), "b": nd.array([1], dtype="bool"), **dict(zip("cd", kinds))}
     )
-    # Not as dense arrays: a change can make a csr array some million columns wide.
+    # Not as dense arrays: damage can make a csr array millions of columns wide.
     parts = lambda array: array if array.stype == "default" else array.data
     return lambda: [parts(array).asnumpy() for array in nd.load(path).values()], None
 
@@ -249,7 +251,7 @@ def wiki_text(path):
 
 
 def model(suffix):
-    """`Block.load`, which reads two files."""
+    """Reads with `Block.load`, which uses two files."""
 
     def make(path):
         net, _ = trained()
@@ -277,9 +279,9 @@ def profile(path):
     return lambda: kind.load(path), None
 
 
-# By name: the file, and what writes it and gives the reader, and what it must not change. Names
-# with a star: what is left of a file that was cut off may be a right one (lines, records, images
-# whose last bytes say only that they end).
+# Per name: the file, and a function that writes it and returns the reader and the state that must
+# not change. A star marks formats in which a truncated file may be valid (lines, records, images
+# whose last bytes only mark the end).
 READERS = {
     "arrays": ("a.params", arrays),
     "parameters": ("net.params", parameters),
@@ -331,14 +333,14 @@ JUNK = [
     b"hello world\n",
     b"{}",
     b"PK\x03\x04" + bytes(40),
-    b"\x80\x04\x95" + b"\xff" * 30,  # a pickle whose size is a lie
+    b"\x80\x04\x95" + b"\xff" * 30,  # a pickle with a false size
     b"\x1f\x8b" + bytes(30),
 ]
 SIZES = [b"\xff" * 8, bytes(8), *((1 << bit).to_bytes(8, "little") for bit in (31, 40, 63))]
 
 
 def changed(rng, data):
-    """With other bytes in some place, or more, or less."""
+    """Returns the data with changed, added or removed bytes."""
     data = bytearray(data)
     for _ in range(rng.choice([1, 1, 3])):
         at, kind = rng.randrange(len(data)), rng.randrange(5)
@@ -354,7 +356,7 @@ def changed(rng, data):
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_damaged_files(tmp_path, name):
+def test_damaged_file_error_names_file_and_changes_nothing(tmp_path, name):
     file, make = READERS[name]
     path = str(tmp_path / file)
     read, state = make(path)
@@ -363,16 +365,16 @@ def test_damaged_files(tmp_path, name):
     read()
 
     def failed(data, what):
-        """Whether reading raised; then checks what and how."""
+        """True if reading raised an error, whose type and message are checked."""
         with open(path, "wb") as opened:
             opened.write(data)
         before = state and state()
         try:
-            # An image may have so many pixels as the limit allows, whatever its file has
+            # An image may use as many pixels as the limit allows, whatever its file size
             with bounded(len(data), what, plus=2 << 30 if name.startswith(IMAGES) else PLUS):
                 read()
         except (mx.MXNetError, *OTHERS) as error:
-            # A list of images and a symbol can ask for files that are not there
+            # An image list and a symbol can refer to missing files
             there = str(tmp_path) if name in ("list of images*", "exported symbol") else file
             assert there in str(error), f"{what}: {type(error).__name__}: {error}"
             assert state is None or state() == before, what
@@ -392,7 +394,7 @@ def test_damaged_files(tmp_path, name):
 
 
 @pytest.mark.parametrize("suffix", ["json", "params"])
-def test_a_model_that_cannot_be_read_is_not_hybridized_either(tmp_path, suffix):
+def test_unreadable_model_does_not_hybridize_the_block(tmp_path, suffix):
     net, _ = trained()
     net.hybridize()
     net.save(str(tmp_path / "net"))
@@ -413,8 +415,8 @@ def test_a_model_that_cannot_be_read_is_not_hybridized_either(tmp_path, suffix):
     assert of_net(other)() == of_net(net)()
 
 
-def test_hostile_names(tmp_path):
-    """Names within files are names: nothing is written or run by them."""
+def test_hostile_array_names_have_no_side_effects(tmp_path):
+    """Names inside files are only names: they cause no writes and run no code."""
     before = set(os.listdir(tmp_path))
     names = [
         "../up",
@@ -452,9 +454,9 @@ def test_hostile_names(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(run.clang() is None, reason="there is no clang")
 def test_core_fuzzer_builds_and_accepts_its_corpus(tmp_path, monkeypatch):
-    """Its own limits on memory and time hold for every file of the corpus."""
+    """The fuzzer's own memory and time limits hold for each corpus file."""
     monkeypatch.setattr(run, "WORK", str(tmp_path))
     command = [run.build_core(), "-runs=0", run.corpus_of(run.CORE)]
-    environment = {**os.environ, "LD_PRELOAD": ""}  # it has a sanitizer of its own
+    environment = {**os.environ, "LD_PRELOAD": ""}  # it contains its own sanitizer
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "DONE" in done.stderr, done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Limits and checks of downloads, against a local server."""
+"""Limits and checks of downloads from a local server."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ from mpgluon import gluon
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Answers with 4 MiB, or, below /slow, with nothing."""
+    """Serves 4 MiB, or nothing under /slow."""
 
     def do_GET(self):
         if self.path == "/slow":

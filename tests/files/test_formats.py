@@ -1,4 +1,4 @@
-"""Files of safetensors and npz: `nd.save` and `nd.load` by the suffix, and names from elsewhere."""
+"""safetensors and npz files: `nd.save` and `nd.load` by suffix, and foreign parameter names."""
 
 import os
 import zipfile
@@ -34,9 +34,9 @@ def same(found, wanted):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-def test_round_trip(tmp_path, suffix):
+def test_safetensors_and_npz_round_trip(tmp_path, suffix):
     dtypes = [d for d in DTYPES if suffix == ".safetensors" or d != "bfloat16"]
-    for number in (0, 1):  # a file that is there is replaced
+    for number in (0, 1):  # the second save replaces the existing file
         saved = arrays(dtypes, on(number))
         path = tmp_path / f"a{suffix}"
         nd.save(path if number else str(path), saved)
@@ -44,7 +44,7 @@ def test_round_trip(tmp_path, suffix):
         assert os.listdir(tmp_path) == [path.name]
 
 
-def test_files_of_safetensors_and_numpy_are_those_of_their_packages(tmp_path):
+def test_files_are_interchangeable_with_safetensors_and_numpy(tmp_path):
     saved = arrays([d for d in DTYPES if d != "bfloat16"])
     nd.save(str(tmp_path / "a.safetensors"), saved)
     nd.save(str(tmp_path / "a.npz"), saved)
@@ -64,7 +64,7 @@ def test_files_of_safetensors_and_numpy_are_those_of_their_packages(tmp_path):
         same({key: found[key] for key in saved}, saved)
 
 
-def test_what_a_format_cannot_hold(tmp_path):
+def test_unsupported_content_is_refused_on_save_and_load(tmp_path):
     for suffix in (".safetensors", ".npz"):
         path = str(tmp_path / f"a{suffix}")
         with pytest.raises(mx.MXNetError, match="need names; give a dict"):
@@ -89,7 +89,7 @@ def test_what_a_format_cannot_hold(tmp_path):
         nd.load(str(tmp_path / "c.npz"))
 
 
-def test_a_failed_save_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+def test_failed_save_leaves_file_unchanged(tmp_path, monkeypatch):
     for suffix in (".safetensors", ".npz"):
         path = tmp_path / f"a{suffix}"
         nd.save(str(path), {"a": nd.ones((2,))})
@@ -107,7 +107,7 @@ def test_a_failed_save_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-def test_files_cut_off_anywhere_or_changed(tmp_path, suffix):
+def test_truncated_or_changed_file_is_refused(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     nd.save(str(path), {"weight": nd.array([1, 2, 3]), "bias": nd.array([[4]])})
     data = path.read_bytes()
@@ -129,7 +129,7 @@ def test_files_cut_off_anywhere_or_changed(tmp_path, suffix):
             array.wait_to_read()
 
 
-def test_an_npz_that_expands_to_more_than_it_says(tmp_path):
+def test_npz_with_false_size_is_refused(tmp_path):
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000,), }"
@@ -139,7 +139,7 @@ def test_an_npz_that_expands_to_more_than_it_says(tmp_path):
         nd.load(str(path))
 
 
-def test_the_format_of_mxnet_under_any_name(tmp_path):
+def test_mxnet_format_is_detected_under_any_suffix(tmp_path):
     nd.save(str(tmp_path / "a.params"), {"a": nd.ones((2,))})
     os.rename(tmp_path / "a.params", tmp_path / "a.npz")
     assert nd.load(str(tmp_path / "a.npz"))["a"].shape == (2,)
@@ -153,7 +153,7 @@ def network():
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-def test_parameters(tmp_path, suffix):
+def test_parameters_round_trip_in_safetensors_and_npz(tmp_path, suffix):
     net, other = network(), network()
     x = nd.ones((2, 2), ctx=on(0))
     for save, load in (
@@ -190,7 +190,7 @@ MAPS = [
 
 
 @pytest.mark.parametrize("name_map", MAPS)
-def test_weights_from_elsewhere(tmp_path, name_map):
+def test_foreign_weights_load_with_name_map(tmp_path, name_map):
     net, other = network(), network()
     params = {name: param.data() for name, param in net._collect_params_with_prefix().items()}
     weights = {name: params[ours] for name, ours in FOREIGN.items()}
@@ -217,7 +217,7 @@ def test_weights_from_elsewhere(tmp_path, name_map):
         (lambda name: 3, TypeError, "gave 3 for 'a'"),
     ],
 )
-def test_maps_that_fit_nothing_change_nothing(tmp_path, name_map, error, text):
+def test_invalid_name_map_is_refused_and_changes_nothing(tmp_path, name_map, error, text):
     net = gluon.nn.HybridSequential()
     net.add(nn.Dense(2, in_units=2, use_bias=False))
     net.initialize(mx.init.One(), ctx=on(0))

@@ -1,5 +1,7 @@
-"""Files made to run code or to take all memory or time: refused, at a cost that their size
-bounds."""
+"""Malicious files are refused at a cost bounded by their size.
+
+The files try to run code, or to use up memory or time.
+"""
 
 import gzip
 import io
@@ -30,13 +32,13 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage
 
 
 def stand_in(folder, name, witness):
-    """A program that only leaves a file behind when it is run."""
+    """Creates a program that only leaves a file when it runs."""
     path = folder / name
     path.write_text(f"#!/bin/sh\necho run > '{witness}'\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_images_start_no_program(tmp_path, monkeypatch):
+def test_image_decoding_starts_no_program(tmp_path, monkeypatch):
     pytest.importorskip("PIL")
     witness = tmp_path / "witness"
     stand_in(tmp_path, "gs", witness)
@@ -55,7 +57,7 @@ def test_images_start_no_program(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM"])
-def test_images_of_the_stated_formats_are_decoded(kind):
+def test_supported_image_formats_are_decoded(kind):
     module = pytest.importorskip("PIL.Image")
     out = io.BytesIO()
     module.new("RGB", (5, 4), (200, 100, 50)).save(out, kind)
@@ -88,7 +90,7 @@ def test_deep_images_keep_their_upper_bits():
         assert found[0, :, 0].tolist() == [0, 0, 0, 1, 255, 255]
 
 
-# --- States of optimizers -------------------------------------------------------------------------
+# --- Optimizer states -----------------------------------------------------------------------------
 class Runs:
     """Creates a folder when it is unpickled."""
 
@@ -147,7 +149,7 @@ def nested(depth):
     return part
 
 
-# Pickles of a few bytes that claim gigabytes, or years.
+# Pickles of a few bytes that demand gigabytes or years.
 BOMBS = {
     "memo": b"\x80\x02Nr" + struct.pack("<I", 1 << 26) + b".",
     "text memo": b"\x80\x02Np100000000\n.",
@@ -161,7 +163,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("reader", STATES)
-def test_states_run_no_code_and_take_no_memory(reader, tmp_path):
+def test_hostile_states_run_no_code_and_use_bounded_memory(reader, tmp_path):
     path, made = tmp_path / "net-0001.states", tmp_path / "made"
     read = reader(str(path))
     bad = {"code": pickle.dumps({0: Runs(made)}), "in a pair": pickle.dumps(({}, Runs(made)))}
@@ -172,8 +174,8 @@ def test_states_run_no_code_and_take_no_memory(reader, tmp_path):
     assert not made.exists()
 
 
-def test_states_change_no_class_of_the_reader():
-    """A pickle can set attributes of what it names."""
+def test_hostile_states_do_not_modify_classes():
+    """A pickle can set attributes of the objects that it names."""
     name = b"\x80\x04\x8c\x0dmxnet.ndarray\x8c\x07NDArray\x93"
     change = b"N}\x8c\x0c__setstate__K\x01s\x86b."
     updater = mx.optimizer.get_updater(mx.optimizer.SGD())
@@ -203,7 +205,7 @@ def test_pickled_optimizers_need_trust(tmp_path):
         assert other._updater.optimizer.momentum == (0.5 if dump else 0.9)
 
 
-def test_states_keep_their_structure():
+def test_optimizer_states_keep_their_structure():
     updater = mx.optimizer.get_updater(mx.optimizer.Adam())
     states = {
         0: None,
@@ -272,7 +274,7 @@ def test_safetensors_ranges_cover_the_file_once(what, tmp_path):
     ],
     ids=["digits", "depth", "lists", "twins", "empty arrays"],
 )
-def test_safetensors_headers_cost_no_more_than_their_size_allows(header, tmp_path):
+def test_safetensors_header_cost_is_bounded_by_its_size(header, tmp_path):
     path = tmp_path / "a.safetensors"
     size = tensors(path, header, b"" if b'"a3999"' in header else bytes(1 << 20))
     with bounded(size, plus=8 << 20):
@@ -294,7 +296,7 @@ def test_safetensors_parts_are_read_without_the_rest(ranges, tmp_path, monkeypat
         np.testing.assert_array_equal(found, values[chosen])
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
+def test_file_that_shrinks_while_being_read_is_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     tensors(path, {"a": entry([1 << 16], 0, 1 << 16)}, bytes(1 << 16))
     file = _safetensors.File(str(path))
@@ -304,9 +306,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path):
             read()
 
 
-# --- Folders that others can write to, and pipes --------------------------------------------------
-def test_saving_and_downloading_follow_no_planted_link(tmp_path, monkeypatch):
-    """A link at a name that can be guessed does not redirect a write."""
+# --- Folders writable by other users, and pipes ---------------------------------------------------
+def test_saving_and_downloading_do_not_follow_planted_links(tmp_path, monkeypatch):
+    """A link planted at a predictable name does not redirect a write."""
     victim, source = tmp_path / "victim", tmp_path / "source"
     victim.write_text("precious")
     source.write_text("downloaded")
@@ -330,7 +332,7 @@ def test_saving_and_downloading_follow_no_planted_link(tmp_path, monkeypatch):
     mx.parallel.load(str(checkpoint), net)
 
 
-def test_interrupted_saves_leave_no_files(tmp_path):
+def test_interrupted_save_leaves_no_files(tmp_path):
     class Stop(Exception):
         pass
 
@@ -343,7 +345,7 @@ def test_interrupted_saves_leave_no_files(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["params", "safetensors", "npz", "states", "json"])
-def test_pipes_are_refused_not_waited_for(suffix, tmp_path):
+def test_readers_refuse_pipes_without_waiting(suffix, tmp_path):
     path = str(tmp_path / f"net-0001.{suffix}")
     os.mkfifo(path)
     readers = {
@@ -379,7 +381,7 @@ PIPES = {
 
 
 @pytest.mark.parametrize("reader", PIPES)
-def test_readers_of_data_refuse_pipes_instead_of_waiting(reader, tmp_path):
+def test_data_readers_refuse_pipes_without_waiting(reader, tmp_path):
     path = str(tmp_path / "pipe.so")
     os.mkfifo(path)
     os.mkfifo(tmp_path / "pipe.idx")
@@ -395,7 +397,7 @@ def params_file(records, names=()):
 
 
 ABSENT = bytes(4)
-EMPTY = struct.pack("<IIiii", 1, 0, 1, 0, 0)  # of the oldest form: one dimension of 0
+EMPTY = struct.pack("<IIiii", 1, 0, 1, 0, 0)  # the oldest format version: one dimension of size 0
 
 
 @pytest.mark.parametrize("record, count", [(ABSENT, 1 << 20), (ABSENT, 1 << 16), (EMPTY, 100_000)])
@@ -408,7 +410,7 @@ def test_params_memory_is_bounded_by_the_size_of_the_file(record, count):
             assert count > 1 << 16 and "more than 65536 arrays are left out" in str(error)
 
 
-def test_params_with_one_name_twice_take_linear_time():
+def test_params_with_duplicate_names_take_linear_time():
     names = [b"%07d" % i for i in range(40_000)]
     data = params_file([ABSENT] * len(names), [*names[:-1], names[-2]])
     with bounded(len(data), seconds=1), pytest.warns(UserWarning, match="several arrays named"):
@@ -419,7 +421,7 @@ def test_params_with_one_name_twice_take_linear_time():
 ZEROS = 4 << 20
 
 
-def test_compressed_data_sets_do_not_expand_without_bound(tmp_path, monkeypatch):
+def test_compressed_datasets_expand_within_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "EXPANDS_PLUS", 1 << 20)
     vision, text = mx.gluon.data.vision, mx.gluon.contrib.data.text
     labels = gzip.compress(struct.pack(">II", 0x801, 0))
@@ -454,7 +456,7 @@ SIDE = 1 << 14
 
 
 def onnx_bomb(path, kind):
-    """A file of some hundred bytes whose constants would become gigabytes."""
+    """A file of a few hundred bytes whose constants would expand to gigabytes."""
     onnx = pytest.importorskip("onnx")
     node, tensor = onnx.helper.make_node, onnx.numpy_helper.from_array
     sizes = {"column": [SIDE, 1], "row": [1, SIDE], "line": [SIDE]}
@@ -489,7 +491,7 @@ DOUBLES = ["line", *(f"k{n}" for n in range(20))]
 
 
 @pytest.mark.parametrize("kind", ["Add", "Div", "Equal", "Less", "Where", "Gather", "Concat"])
-def test_onnx_constants_do_not_fold_without_bound(kind, tmp_path):
+def test_onnx_constant_folding_is_bounded(kind, tmp_path):
     path = str(tmp_path / "a.onnx")
     size = onnx_bomb(path, kind)
     with bounded(size, kind, plus=384 << 20, seconds=10):
@@ -497,7 +499,7 @@ def test_onnx_constants_do_not_fold_without_bound(kind, tmp_path):
             mx.onnx.import_model(path)
 
 
-def test_onnx_tensors_do_not_share_the_bytes_of_a_file_without_bound(tmp_path):
+def test_onnx_tensors_sharing_file_bytes_are_bounded(tmp_path):
     onnx = pytest.importorskip("onnx")
     (tmp_path / "data").write_bytes(bytes(4 << 20))
     x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1 << 20])
@@ -526,12 +528,12 @@ def test_onnx_tensors_do_not_share_the_bytes_of_a_file_without_bound(tmp_path):
 
 # --- Text -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a"', "[1]", '["uniform"', "[" + "9" * 5000])
-def test_json_of_objects_raises_our_errors(text):
+def test_invalid_json_of_objects_raises_mxnet_error(text):
     with pytest.raises(MXNetError, match="is not the JSON of an object"):
         mx.init.create(text)
 
 
-def test_bilinear_sampling_of_huge_numbers_is_an_error():
+def test_bilinear_upsampling_with_huge_numbers_is_refused():
     attributes = {"scale": "9" * 4000, "num_filter": "9" * 4000, "sample_type": "bilinear"}
     document = {
         "nodes": [

@@ -1,4 +1,4 @@
-"""Images read, resized, cropped and rotated. Numbers without a comment are MXNet 1.9.1's."""
+"""Reading, resizing, cropping and rotating images. Uncommented values are from MXNet 1.9.1."""
 
 import io
 import random
@@ -23,7 +23,7 @@ def file_of(values, kind="PNG", **options):
     return out.getvalue()
 
 
-def test_decoding(tmp_path):
+def test_imdecode_accepts_all_buffer_types_and_color_flags(tmp_path):
     values = picture()
     data = file_of(values)
     for buf in (
@@ -46,8 +46,8 @@ def test_decoding(tmp_path):
     np.testing.assert_array_equal(image.imread(str(path)).asnumpy(), values)
 
 
-def test_kinds_of_files():
-    """Alpha is left out, 16 bits become 8, a camera's position is not looked at."""
+def test_imdecode_drops_alpha_extra_bits_and_orientation():
+    """Drops alpha, reduces 16 bits to 8 and ignores the camera's orientation."""
     module = pytest.importorskip("PIL.Image")
     with_alpha = np.concatenate([picture(), np.zeros((6, 5, 1), np.uint8)], 2)
     np.testing.assert_array_equal(image.imdecode(file_of(with_alpha)).asnumpy(), picture())
@@ -60,7 +60,7 @@ def test_kinds_of_files():
     assert image.imdecode(file_of(picture(8, 4), "JPEG", exif=exif)).shape == (8, 4, 3)
 
 
-def test_damaged_images(tmp_path):
+def test_damaged_image_is_refused(tmp_path):
     for kind, step in (("PNG", 1), ("JPEG", 13)):
         data = file_of(picture(), kind)
         for size in range(0, len(data) - 20, step):
@@ -128,7 +128,7 @@ RESIZED = {
 
 
 @pytest.mark.parametrize("interp, width", RESIZED)
-def test_resized(interp, width):
+def test_imresize_matches_mxnet(interp, width):
     out = image.imresize(nd.array(ROW), width, 1, interp).asnumpy()
     np.testing.assert_allclose(out[0, :, 0], RESIZED[interp, width], rtol=2e-5, atol=1e-4)
     column = image.imresize(nd.array(ROW.transpose(1, 0, 2)), 1, width, interp).asnumpy()
@@ -136,7 +136,7 @@ def test_resized(interp, width):
 
 
 @pytest.mark.parametrize("interp", range(5))
-def test_sizes(interp):
+def test_imresize_keeps_constant_images_at_every_size(interp):
     values = picture(16, 12)
     for width, height in ((12, 16), (7, 9), (30, 20), (6, 40), (1, 1)):
         out = image.imresize(nd.array(values, dtype="uint8"), width, height, interp)
@@ -147,8 +147,8 @@ def test_sizes(interp):
     np.testing.assert_array_equal(same.asnumpy(), values)
 
 
-def test_nearest_pixels_at_whole_places():
-    """OpenCV divides twice, so that some places that are whole numbers fall short of them."""
+def test_nearest_resize_rounds_like_opencv_at_integer_positions():
+    """OpenCV divides twice, so some positions that should be integers fall slightly below."""
     for size, width in ((6, 34), (9, 51), (14, 18), (14, 50), (18, 51)):
         row = nd.arange(size).reshape((1, size, 1))
         places = np.floor(np.arange(width) * (1 / (width / size))).clip(max=size - 1)
@@ -157,7 +157,7 @@ def test_nearest_pixels_at_whole_places():
             np.testing.assert_array_equal(out.asnumpy()[0, :, 0], places)
 
 
-def test_wrong_sizes():
+def test_invalid_resize_arguments_are_refused():
     for width, height in ((0, 2), (2, -1)):
         with pytest.raises(ValueError, match="at least 1"):
             image.imresize(nd.ones((2, 2, 3)), width, height)
@@ -171,7 +171,7 @@ def test_wrong_sizes():
         image.imresize(nd.ones((2, 2)), 1, 1)
 
 
-def test_crops():
+def test_crops_return_expected_regions():
     values = nd.array(picture(20, 30), dtype="uint8")
     out, place = image.center_crop(values, (11, 7))
     assert place == (9, 6, 11, 7)
@@ -192,7 +192,7 @@ def test_crops():
 
 
 @pytest.mark.parametrize("size", [(3,), (2, 0), (-1, -1), 4, None, "xy"])
-def test_sizes_of_crops_that_are_none(size):
+def test_invalid_crop_sizes_are_refused(size):
     picture = nd.zeros((5, 6, 3), dtype="uint8")
     for crop in (
         image.center_crop,
@@ -210,8 +210,8 @@ def test_sizes_of_crops_that_are_none(size):
 
 
 @pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
-def test_sizes_of_numpy(number):
-    """Sums and products do not overflow."""
+def test_numpy_integer_sizes_do_not_overflow(number):
+    """Sums and products of sizes do not overflow."""
     values = nd.ones((20, 30, 3))
     size = number(200), number(100)
     for crop in (image.center_crop, image.random_crop):
@@ -226,7 +226,7 @@ def test_sizes_of_numpy(number):
     assert image.copyMakeBorder(values, *[number(250)] * 4).shape == (520, 530, 3)
 
 
-def test_borders():
+def test_copy_make_border_types_give_expected_pixels():
     row = nd.array([[[1], [2], [3]]])
     expected = {
         0: [9, 9, 1, 2, 3, 9, 9],
@@ -244,7 +244,7 @@ def test_borders():
         image.copyMakeBorder(row, 0, 0, 2, 2, 7)
 
 
-def test_rotation():
+def test_imrotate_rotates_zooms_and_validates():
     values = nd.array(np.arange(9).reshape(1, 3, 3), dtype="float32")
     turned = image.imrotate(values, 90).asnumpy()[0]
     np.testing.assert_allclose(turned, [[2, 5, 8], [1, 4, 7], [0, 3, 6]][::1], atol=1e-5)

@@ -1,5 +1,7 @@
-"""Augmenters of images, and of images with boxes. Numbers without a comment are MXNet 1.9.1's, from
-the same seeds."""
+"""Augmenters of images, with and without boxes.
+
+Uncommented values are from MXNet 1.9.1 with the same seeds.
+"""
 
 import random
 
@@ -57,7 +59,7 @@ def seed():
         ),
     ],
 )
-def test_as_in_mxnet(augmenter, shape, numbers):
+def test_augmenter_matches_mxnet(augmenter, shape, numbers):
     seed()
     for number in numbers:
         out = augmenter(nd.array(VALUES))
@@ -66,7 +68,7 @@ def test_as_in_mxnet(augmenter, shape, numbers):
         assert weighted.sum(dtype="float64") == pytest.approx(number, rel=1e-5, abs=0.01)
 
 
-def test_probabilities():
+def test_flip_and_gray_follow_probability():
     x = nd.array(VALUES, dtype="uint8")
     flipped = image.HorizontalFlipAug(1)(x).asnumpy()
     np.testing.assert_array_equal(flipped, VALUES[:, ::-1])
@@ -76,8 +78,8 @@ def test_probabilities():
     np.testing.assert_allclose(gray, expected, rtol=1e-5)
 
 
-def test_images_of_one_channel():
-    """They are gray themselves; MXNet gives the same numbers."""
+def test_color_jitter_of_gray_images_matches_mxnet():
+    """Such images are already gray; MXNet gives the same values."""
     values = np.array([[[1], [2]], [[3], [6]]], np.float32)
     for augmenter in (image.SaturationJitterAug(0.9), image.ColorJitterAug(0, 0, 0.9)):
         np.testing.assert_allclose(augmenter(nd.array(values)).asnumpy(), values, rtol=1e-6)
@@ -90,8 +92,8 @@ def test_images_of_one_channel():
 
 
 @pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
-def test_sizes_of_numpy(number):
-    """Their products do not overflow, and JSON has them."""
+def test_augmenters_accept_numpy_integer_sizes(number):
+    """Products of sizes do not overflow, and dumps are valid JSON."""
     size = number(200), number(100)
     for augmenter, shape in (
         (image.ResizeAug(size[0]), (200, 266, 3)),
@@ -108,7 +110,7 @@ def test_sizes_of_numpy(number):
         assert "np." not in repr(augmenter)
 
 
-def test_the_image_stays():
+def test_augmenters_do_not_modify_their_input():
     x = nd.array(VALUES)
     for augmenter in (
         image.ColorJitterAug(0.4, 0.3, 0.2),
@@ -119,7 +121,7 @@ def test_the_image_stays():
         np.testing.assert_array_equal(x.asnumpy(), VALUES)
 
 
-def test_dumps():
+def test_augmenter_dumps_match_mxnet():
     told = [augmenter.dumps() for augmenter in image.CreateAugmenter((3, 4, 5), **CREATED)]
     assert told[0] == '["resizeaug", {"size": 6, "interp": 2}]'
     assert told[2] == '["horizontalflipaug", {"p": 0.5}]'
@@ -131,7 +133,7 @@ def test_dumps():
     assert told[-1] == ["detborrowaug", '["castaug", {"type": "float32"}]']
 
 
-def test_created():
+def test_create_augmenter_builds_list_and_validates():
     kinds = [type(one).__name__ for one in image.CreateAugmenter((3, 4, 4), rand_crop=True)]
     assert kinds == ["RandomCropAug", "CastAug"]
     for mean in (np.array([1, 2, 3]), nd.array([1, 2, 3]), [1, 2, 3]):
@@ -209,7 +211,7 @@ LABEL = np.array([[0, 0.1, 0.2, 0.5, 0.6], [1, 0.3, 0.3, 0.9, 0.95], [2, 0.8, 0.
         ),
     ],
 )
-def test_boxes(augmenter, expected):
+def test_detection_augmenter_matches_mxnet(augmenter, expected):
     seed()
     label = LABEL.copy()
     for shape, total, objects in expected:
@@ -219,7 +221,7 @@ def test_boxes(augmenter, expected):
     np.testing.assert_array_equal(label, LABEL)
 
 
-def test_boxes_created():
+def test_create_det_augmenter_matches_mxnet():
     settings = dict(
         rand_crop=0.5,
         rand_pad=0.5,
@@ -248,7 +250,7 @@ def test_boxes_created():
         np.testing.assert_allclose(label[0], first, atol=1e-5)
 
 
-def test_wrong_arguments():
+def test_invalid_augmenter_arguments_are_refused():
     with pytest.raises(TypeError, match="image.Augmenter"):
         image.DetBorrowAug(image.DetHorizontalFlipAug(1))
     with pytest.raises(ValueError, match="DetAugmenters"):

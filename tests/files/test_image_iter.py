@@ -1,4 +1,4 @@
-"""ImageIter and ImageDetIter. What batches have in which order is as in MXNet 1.9.1."""
+"""ImageIter and ImageDetIter. Contents and order of batches match MXNet 1.9.1."""
 
 import random
 
@@ -15,8 +15,10 @@ LIST = [[10 * i, f"{i}.png"] for i in range(5)]
 
 @pytest.fixture
 def root(tmp_path):
-    """Images 0.png to 4.png, with the values 20 i, by themselves and in records with labels i; and
-    a list of them with two labels each."""
+    """Images 0.png to 4.png with the values 20 i, also as records with labels i.
+
+    A list file has two labels per image.
+    """
     module = pytest.importorskip("PIL.Image")
     record = recordio.MXIndexedRecordIO(str(tmp_path / "r.idx"), str(tmp_path / "r.rec"), "w")
     for i in range(5):
@@ -30,7 +32,7 @@ def root(tmp_path):
 
 
 def passed(batches):
-    """Of each batch: padding, labels, and values, which are the same all over an image."""
+    """Returns padding, labels and the constant image values of each batch."""
     found = []
     for batch in batches:
         values = batch.data[0].asnumpy().reshape(len(batch.data[0]), -1)
@@ -56,7 +58,7 @@ PASSES = {
 
 
 @pytest.mark.parametrize("handle, batch_size", PASSES)
-def test_last_batches(root, handle, batch_size):
+def test_last_batch_handling_matches_mxnet(root, handle, batch_size):
     batches = image.ImageIter(
         batch_size, SHAPE, imglist=LIST, path_root=root, last_batch_handle=handle
     )
@@ -68,20 +70,20 @@ def test_last_batches(root, handle, batch_size):
         batches.reset()
 
 
-def test_more_than_all_images(root):
+def test_batch_larger_than_dataset_wraps_around(root):
     batches = image.ImageIter(12, SHAPE, imglist=LIST, path_root=root)
     (batch,) = passed(batches)
     assert batch[0] == 7 and batch[1][5:] == [0, 10, 20, 30, 40, 0, 10]
 
 
-def test_hard_reset(root):
+def test_hard_reset_discards_rolled_over_samples(root):
     batches = image.ImageIter(2, SHAPE, imglist=LIST, path_root=root, last_batch_handle="roll_over")
     for _ in range(2):
         assert passed(batches) == WHOLE
         batches.hard_reset()
 
 
-def test_shuffled(root):
+def test_shuffle_reorders_each_epoch(root):
     random.seed(1)
     batches = image.ImageIter(5, SHAPE, imglist=LIST, path_root=root, shuffle=True)
     first = passed(batches)
@@ -90,7 +92,7 @@ def test_shuffled(root):
     assert first != second and sorted(first[0][1]) == sorted(second[0][1]) == [0, 10, 20, 30, 40]
 
 
-def test_records_and_lists(root):
+def test_records_and_lists_give_same_batches(root):
     rec, idx, lst = f"{root}/r.rec", f"{root}/r.idx", f"{root}/some.lst"
     labels = [[[0, 1], [1, 2]], [[2, 3], [3, 4]], [[4, 5], [0, 1]]]
     for settings in (dict(path_root=root), dict(path_imgrec=rec, path_imgidx=idx)):
@@ -106,7 +108,7 @@ def test_records_and_lists(root):
     assert passed(batches) == [(0, [2, 3], [40, 60])]
 
 
-def test_augmented(root):
+def test_image_iter_hooks_and_augmenters_apply(root):
     class Checked(image.ImageIter):
         def check_valid_image(self, data):
             if data[0].asnumpy().max() == 40:
@@ -125,8 +127,8 @@ def test_augmented(root):
         next(batches)
 
 
-def test_what_check_valid_image_gets(root):
-    """The image; of ImageDetIter, a list with it."""
+def test_check_valid_image_receives_image_or_list(root):
+    """ImageIter passes the image, ImageDetIter a list that contains it."""
     seen = []
 
     def check(kind):
@@ -146,7 +148,7 @@ def test_what_check_valid_image_gets(root):
             batches.check_valid_image(wrong)
 
 
-def test_attributes(root):
+def test_image_iter_attributes_match_mxnet(root):
     rec, idx, lst = f"{root}/r.rec", f"{root}/r.idx", f"{root}/some.lst"
     batches = image.ImageIter(2, SHAPE, path_imgrec=rec, path_imgidx=idx, num_parts=2)
     assert batches.imgidx == [0, 1, 2, 3, 4] and batches.seq == [0, 1] and batches.imglist is None
@@ -161,7 +163,7 @@ def test_attributes(root):
     assert isinstance(label, mx.nd.NDArray) and label.asnumpy().tolist() == [10]
 
 
-def test_sizes_of_numpy(root):
+def test_image_iter_accepts_numpy_sizes(root):
     shape = np.array(SHAPE, np.uint8)
     batches = image.ImageIter(np.int64(2), shape, imglist=LIST, path_root=root)
     assert repr(batches.data_shape) == "(3, 4, 4)" and next(batches).data[0].shape == (2, 3, 4, 4)
@@ -170,7 +172,7 @@ def test_sizes_of_numpy(root):
     assert repr(batches.data_shape) == "(3, 6, 6)"
 
 
-def test_damaged_images(root):
+def test_damaged_image_is_reported_with_its_path(root):
     for name, write in (("0.png", b"none"), ("0.png", None)):
         path = f"{root}/{name}"
         with open(path, "r+b") as file:
@@ -191,7 +193,7 @@ def test_damaged_images(root):
         next(batches)
 
 
-def test_wrong_arguments(root):
+def test_invalid_image_iter_arguments_are_refused(root):
     for settings, error, words in (
         (dict(imglist=None), AssertionError, "path_imgrec, path_imglist"),
         (dict(data_shape=(1, 4, 4)), ValueError, "3 channels"),
@@ -216,7 +218,7 @@ def with_boxes(counts=(1, 2, 3)):
     return [[[2, 5, *[i, *BOX] * count], f"{i}.png"] for i, count in enumerate(counts)]
 
 
-def test_boxes(root):
+def test_image_det_iter_pads_labels(root):
     batches = image.ImageDetIter(2, SHAPE, imglist=with_boxes(), path_root=root)
     assert batches.label_shape == (3, 5) and batches.provide_label == [("label", (2, 3, 5))]
     for _ in range(2):
@@ -233,7 +235,7 @@ def test_boxes(root):
     assert batches.provide_label == [("label", (2, 4, 5))]
 
 
-def test_boxes_in_records(root):
+def test_image_det_iter_reads_record_labels(root):
     record = recordio.MXIndexedRecordIO(f"{root}/d.idx", f"{root}/d.rec", "w")
     for i in range(2):
         header = (0, [4, 6, 9, 9, *[i, *BOX, 7] * (i + 1)], i, 0)
@@ -244,7 +246,7 @@ def test_boxes_in_records(root):
     assert label.shape == (2, 2, 6) and label[1, 1, 5] == 7 and (label[0, 1] == -1).all()
 
 
-def test_images_whose_objects_are_lost(root):
+def test_images_without_objects_are_skipped(root):
     class LoseOdd(image.DetAugmenter):
         def __call__(self, src, label):
             return src, label[:0] if label[0, 0] % 2 else label
@@ -255,7 +257,7 @@ def test_images_whose_objects_are_lost(root):
     assert batch.label[0].asnumpy()[:, 0, 0].tolist() == [0, 2] and batch.pad == 0
 
 
-def test_label_shapes_are_made_equal(root):
+def test_sync_label_shape_takes_larger_shape(root):
     few, many = (
         image.ImageDetIter(1, SHAPE, imglist=with_boxes(counts), path_root=root)
         for counts in ((1, 2), (3, 1))
@@ -269,7 +271,7 @@ def test_label_shapes_are_made_equal(root):
         few.sync_label_shape(image.ImageIter(1, SHAPE, imglist=LIST, path_root=root))
 
 
-def test_drawn(root):
+def test_draw_next_draws_boxes_and_names(root):
     batches = image.ImageDetIter(1, (3, 40, 40), imglist=with_boxes(), path_root=root)
     drawn = list(batches.draw_next(color=(255, 0, 0), thickness=1, id2labels={1: "one"}))
     assert len(drawn) == 3
@@ -289,7 +291,7 @@ def test_drawn(root):
         ([1e9, 5, 0, 0.1, 0.1, 0.5, 0.5], "7 numbers"),
     ],
 )
-def test_wrong_labels(root, label, words):
+def test_invalid_detection_labels_are_refused(root, label, words):
     with pytest.raises(RuntimeError, match=f"0.png: .*{words}"):
         image.ImageDetIter(1, SHAPE, imglist=[[label, "0.png"]], path_root=root)
     assert mx.img is mx.image

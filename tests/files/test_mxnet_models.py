@@ -23,7 +23,7 @@ def reference(name):
 
 @pytest.mark.parametrize("mode", ["eager", "hybrid", "exact"])
 @pytest.mark.parametrize("name", ["resnet", "lstm", "detector", "attention", "loops"])
-def test_block(name, mode):
+def test_mxnet_symbol_block_gives_same_outputs(name, mode):
     inputs, expected = reference(name)
     path = os.path.join(FOLDER, name)
     net = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
@@ -38,7 +38,7 @@ def test_block(name, mode):
             np.testing.assert_allclose(output.asnumpy(), wanted.asnumpy(), rtol=1e-5, atol=2e-6)
 
 
-def test_module_checkpoint():
+def test_mxnet_module_checkpoint_gives_same_outputs():
     (data,), (expected,) = reference("module")
     symbol, arguments, states = mx.model.load_checkpoint(os.path.join(FOLDER, "module"), 2)
     module = mx.mod.Module(symbol)
@@ -48,8 +48,8 @@ def test_module_checkpoint():
     np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_states_of_an_optimizer():
-    """A Module goes on with the momentum that MXNet saved."""
+def test_mxnet_momentum_states_continue_training():
+    """A Module continues with the momentum that MXNet saved."""
     (data,), _ = reference("module")
     steps = mx.nd.load(os.path.join(FOLDER, "momentum.nd"))
     module = mx.mod.Module(mx.sym.load(os.path.join(FOLDER, "module-symbol.json")))
@@ -66,7 +66,7 @@ def test_states_of_an_optimizer():
         assert not (array.asnumpy() == steps[f"a:{name}"].asnumpy()).all()
 
 
-def test_states_of_another_module(tmp_path):
+def test_states_of_another_module_are_refused(tmp_path):
     module = mx.mod.Module(
         mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="other"), label_names=None
     )
@@ -84,9 +84,8 @@ def test_states_of_another_module(tmp_path):
         module.load_optimizer_states(str(tmp_path / "empty.states"))
 
 
-def test_states_that_are_none():
-    """What is no states, cut off, or holds more of MXNet than arrays is an error, and changes
-    nothing."""
+def test_invalid_states_are_refused_and_change_nothing():
+    """Covers unrelated bytes, truncated files and files with MXNet objects besides arrays."""
     with open(os.path.join(FOLDER, "momentum.states"), "rb") as file:
         saved = file.read()
     updater = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.9))
@@ -108,7 +107,7 @@ def test_states_that_are_none():
         assert updater.states is before
 
 
-def test_a_model_goes_on_training():
+def test_mxnet_model_continues_training():
     inputs, _ = reference("resnet")
     path = os.path.join(FOLDER, "resnet")
     net = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
@@ -124,8 +123,8 @@ def test_a_model_goes_on_training():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_model_is_split_over_devices():
-    """The head of a loaded network, cut off by its internals, on another device."""
+def test_mxnet_model_can_be_split_over_devices():
+    """Moves the head of a loaded network, split off by its internals, to another device."""
     inputs, (expected,) = reference("resnet")
     path = os.path.join(FOLDER, "resnet")
     symbol = mx.sym.load(f"{path}-symbol.json")

@@ -1,4 +1,4 @@
-"""Arrays in pickles that MXNet 1.9.1 has made, read under the name mxnet."""
+"""Array pickles written by MXNet 1.9.1, read under the name mxnet."""
 
 import pickle
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from mpgluon import nd
 from mpgluon.base import MXNetError
 
-# pickle.dumps(nd.array([[1, 2], [3, 4]]), 2), of MXNet 1.9.1.
+# pickle.dumps(nd.array([[1, 2], [3, 4]]), 2), written by MXNet 1.9.1.
 WRITTEN = """
 gAJjbXhuZXQubmRhcnJheS5uZGFycmF5Ck5EQXJyYXkKcQBOhXEBUnECfXEDWAYAAABoYW5kbGVx
 BGNfX2J1aWx0aW5fXwpieXRlYXJyYXkKcQVjX2NvZGVjcwplbmNvZGUKcQZYPgAAAMOJw7rCk8O5
@@ -28,19 +28,19 @@ print(array.asnumpy().tolist(), (array * 2).sum().asscalar())
 """
 
 
-def test_pickles_of_mxnet():
-    # In a process of its own: the name mxnet stays.
+def test_mxnet_pickle_is_read_under_mxnet_name():
+    # Runs in its own process because the name mxnet stays registered.
     run = subprocess.run([sys.executable, "-c", SCRIPT, WRITTEN], capture_output=True, text=True)
     assert run.stdout == "[[1.0, 2.0], [3.0, 4.0]] 20.0\n", run.stderr
 
 
 def state_of(array):
-    """As in MXNet: an array's part of a file of one array."""
+    """Returns the array's part of a file with one array, as in MXNet."""
     return bytearray(nd.save_tobuffer([array])[24:-8])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "uint8", "int32", "int64"])
-def test_states_of_all_dtypes(dtype):
+def test_setstate_restores_every_dtype(dtype):
     source = nd.array(np.arange(6).reshape(2, 3), dtype=dtype)
     array = nd.NDArray(None)
     array.__setstate__({"handle": state_of(source)})
@@ -49,7 +49,7 @@ def test_states_of_all_dtypes(dtype):
     assert (pickle.loads(pickle.dumps(array)) == source).asnumpy().all()
 
 
-def test_states_that_are_wrong():
+def test_invalid_pickle_state_is_refused():
     state = state_of(nd.ones((2, 3)))
     for wrong in (
         None,
@@ -71,7 +71,7 @@ def test_states_that_are_wrong():
     assert nd.ones((2,)).asnumpy().tolist() == [1, 1]
 
 
-def test_calls_of_the_class_itself():
+def test_ndarray_constructor_and_handle_are_refused_with_advice():
     for args in ((), (3,), (None, None)):
         with pytest.raises(TypeError, match=r"make arrays with nd\.array"):
             nd.NDArray(*args)

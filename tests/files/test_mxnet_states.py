@@ -1,4 +1,4 @@
-"""Files of states that Trainers of MXNet 1.9.1 have written: pickles, read without running code."""
+"""Trainer state files written by MXNet 1.9.1: pickles, read without running code."""
 
 import base64
 import os
@@ -13,8 +13,9 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
 
-# A Dense(3) and a Dense(1) on the same two samples: the optimizer's options, the file after three
-# steps with a rate of 0.01 (compressed), the weights then, and those after two more with 0.005.
+# A Dense(3) and a Dense(1) on the same two samples: the optimizer's options, the compressed file
+# after three steps with a rate of 0.01, the weights at that point, and the weights after two more
+# steps with 0.005.
 SAVED = {
     "sgd": (
         {"momentum": 0.9},
@@ -139,7 +140,7 @@ def step(net, trainer):
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_training_goes_on(name, tmp_path):
+def test_mxnet_trainer_states_continue_training(name, tmp_path):
     options, _, before, after = SAVED[name]
     net, trainer = trainer_of(name, options, before)
     trainer.load_states(file_of(tmp_path, name))
@@ -188,7 +189,7 @@ def test_other_pickles_are_refused_and_change_nothing(tmp_path):
     assert states_of(trainer, tmp_path) == kept
 
 
-def test_states_of_something_else(tmp_path):
+def test_states_of_another_optimizer_are_refused(tmp_path):
     _, trainer = trainer_of("sgd", {}, SAVED["adam"][2])
     with pytest.raises(MXNetError, match=r"with SGD and 4 parameters.* of the optimizer Adam"):
         trainer.load_states(file_of(tmp_path, "adam"))

@@ -1,4 +1,4 @@
-"""Networks as ONNX files: onnxruntime computes what they do, and what is read back does, too."""
+"""ONNX export and import: onnxruntime and the reimported network give the same results."""
 
 import numpy as np
 import pytest
@@ -26,10 +26,13 @@ def results(net, arrays):
 
 
 def check(net, path, arrays, more=(), tolerance=1e-4, **options):
-    """Exports the network and compares it with onnxruntime, for `more` inputs, too, and with the
-    block that is read back, eager and hybridized. Returns the file's model."""
+    """Exports the network and compares it with onnxruntime and with the reimported block.
+
+    The comparison also covers the inputs `more`, and eager and hybridized execution. Returns the
+    ONNX model.
+    """
     path = str(path)
-    results(net, arrays)  # shapes of parameters become known
+    results(net, arrays)  # infers parameter shapes
     mx.onnx.export_model(
         net,
         in_shapes=[array.shape for array in arrays],
@@ -60,7 +63,7 @@ def initialized(net, scale=0.5):
         for name in sorted(vision._MODELS)
     ],
 )
-def test_model_zoo(name, tmp_path):
+def test_model_zoo_network_round_trips(name, tmp_path):
     net = vision.get_model(name, prefix="net_", classes=CLASSES)
     x = image(size_of(name))
     net.initialize()
@@ -92,7 +95,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("bidirectional", (False, True))
 @pytest.mark.parametrize("kind", sorted(LAYERS))
-def test_recurrent_layers(kind, bidirectional, tmp_path):
+def test_recurrent_layers_round_trip(kind, bidirectional, tmp_path):
     net = initialized(LAYERS[kind](num_layers=2, bidirectional=bidirectional))
     check(net, tmp_path / "a.onnx", arrays_of([(5, 3, 4)]))
     net = initialized(LAYERS[kind](num_layers=1, bidirectional=bidirectional, layout="NTC"))
@@ -116,8 +119,8 @@ class States(gluon.HybridBlock):
         return out, hidden, cell
 
 
-def test_recurrent_parameters_as_inputs(tmp_path):
-    """Cut up when the file runs."""
+def test_recurrent_parameters_may_be_inputs(tmp_path):
+    """The parameter vector is split when the file runs."""
     names = ("data", "parameters", "state", "cell")
     options = {"state_size": 6, "num_layers": 2, "bidirectional": True, "state_outputs": True}
     size = sum(2 * 24 * (width + 6 + 2) for width in (4, 12))
@@ -130,8 +133,8 @@ def test_recurrent_parameters_as_inputs(tmp_path):
     assert error(run(path, arrays), expected) < 1e-4
 
 
-def test_states_of_recurrent_layers(tmp_path):
-    """As inputs and outputs."""
+def test_recurrent_states_may_be_inputs_and_outputs(tmp_path):
+    """Exports states as inputs and outputs."""
     arrays = arrays_of([(5, 3, 4), (4, 3, 6), (4, 3, 6)])
     more = arrays_of([(2, 7, 4), (4, 7, 6), (4, 7, 6)])
     sizes = [("t", "n", 4), (4, "n", 6), (4, "n", 6)]
@@ -152,8 +155,8 @@ class Cells(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("hybrid", (False, True))
-def test_recurrent_layers_by_themselves(hybrid, tmp_path):
-    """As blocks: what `in_shapes` has says whether the states are inputs."""
+def test_recurrent_layer_exports_with_or_without_states(hybrid, tmp_path):
+    """Exports a layer as a block; `in_shapes` decides whether the states are inputs."""
 
     def layer_of():
         layer = initialized(rnn.LSTM(6, input_size=4))
@@ -174,12 +177,12 @@ def test_recurrent_layers_by_themselves(hybrid, tmp_path):
         assert error(run(path, [x, *states]), expected) < 1e-4
 
 
-def test_cells(tmp_path):
+def test_recurrent_cells_round_trip(tmp_path):
     check(initialized(Cells()), tmp_path / "a.onnx", arrays_of([(2, 3, 4)]))
 
 
 class Transformer(gluon.HybridBlock):
-    """Attention by reshapes with MXNet's codes, and by the interleaved products."""
+    """Attention by reshapes with MXNet's codes and by the interleaved products."""
 
     def __init__(self, width=16, heads=4, longest=32):
         super().__init__()
@@ -234,8 +237,8 @@ class Transformer(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("sizes", (None, (None, 7), ("batch", "steps"), ()))
-def test_transformer(sizes, tmp_path):
-    """With fixed sizes, with some that differ, and with all (`()`)."""
+def test_transformer_round_trips_with_dynamic_sizes(sizes, tmp_path):
+    """Covers fixed sizes, some dynamic sizes, and all sizes dynamic (`()`)."""
     net = initialized(Transformer())
     options, more = {}, []
     if sizes is not None:
@@ -257,13 +260,13 @@ class Spread(gluon.HybridBlock):
         return self.second(there).as_in_context(on(0))
 
 
-def test_several_devices(tmp_path):
-    """Moves between devices are nothing in the file."""
+def test_device_copies_are_not_exported(tmp_path):
+    """Copies between devices do not appear in the file."""
     model = check(Spread(), tmp_path / "a.onnx", arrays_of([(2, 5)]))
     assert [node.op_type for node in model.graph.node] == ["Gemm", "Relu", "Gemm"]
 
 
-def test_float16(tmp_path):
+def test_float16_network_round_trips(tmp_path):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.Activation("relu"), nn.GlobalAvgPool2D())
     net.add(nn.Flatten(), nn.Dense(3))
@@ -276,8 +279,8 @@ def test_float16(tmp_path):
     assert weights == [onnx.TensorProto.FLOAT16] * 2
 
 
-def test_bfloat16(tmp_path):
-    """Which onnxruntime has no kernels for: read back."""
+def test_bfloat16_network_round_trips(tmp_path):
+    """onnxruntime has no bfloat16 kernels, so this only reimports the file."""
     net, path = initialized(nn.Dense(3, in_units=4)), str(tmp_path / "a.onnx")
     net.cast("bfloat16")
     mx.onnx.export_model(net, in_shapes=[(2, 4)], in_types="bfloat16", onnx_file_path=path)
@@ -288,7 +291,8 @@ def test_bfloat16(tmp_path):
 
 
 class Boxes(gluon.HybridBlock):
-    """The end of a detector: scores and boxes of anchors, decoded and suppressed."""
+    """The head of a detector: scores and boxes of anchors, decoded, with non-maximum
+    suppression."""
 
     def __init__(self):
         super().__init__()
@@ -306,7 +310,7 @@ class Boxes(gluon.HybridBlock):
         )
 
 
-def test_detection(tmp_path):
+def test_detection_outputs_match_onnxruntime(tmp_path):
     net, (x,) = initialized(Boxes()), arrays_of([(2, 3, 6, 6)])
     expected = results(net, [x])
     assert (expected[0][:, :, 0] >= 0).sum() > 4 and (expected[0][:, :, 0] < 0).any()
@@ -315,7 +319,7 @@ def test_detection(tmp_path):
     assert error(run(path, [x]), expected) < 1e-4
 
 
-# --- The functions --------------------------------------------------------------------------------
+# --- Functions ------------------------------------------------------------------------------------
 
 
 def network():
@@ -332,8 +336,10 @@ def values():
     return arguments, {"norm_moving_mean": mx.nd.ones(5), "norm_moving_var": mx.nd.ones(5) * 2}
 
 
-def test_symbols_and_parameters(tmp_path):
-    """Together, apart, with prefixes, and as the files of a checkpoint; labels are no inputs."""
+def test_export_accepts_every_form_of_symbol_and_parameters(tmp_path):
+    """Covers parameters together, separate, with prefixes and as checkpoint files. Labels are not
+    inputs.
+    """
     path, symbol, (arguments, states) = str(tmp_path / "a.onnx"), network(), values()
     prefix = str(tmp_path / "net")
     mx.model.save_checkpoint(prefix, 0, symbol, arguments, states)
@@ -363,8 +369,8 @@ def test_symbols_and_parameters(tmp_path):
     }
 
 
-def test_import_model(tmp_path):
-    """Arguments and states apart, by the names that the file has."""
+def test_import_model_separates_arguments_and_states(tmp_path):
+    """Arguments and states are separate and keep the names in the file."""
     path, (arguments, states) = str(tmp_path / "a.onnx"), values()
     mx.onnx.export_model(network(), [arguments, states], input_shape=[(2, 4)], onnx_file_path=path)
     symbol, found, others = mx.contrib.onnx.import_model(path)
@@ -378,7 +384,7 @@ def test_import_model(tmp_path):
     assert error(listed(module.get_outputs()), run(path, [x.asnumpy()])) < 1e-5
 
 
-def test_imported_blocks_train(tmp_path):
+def test_imported_block_trains(tmp_path):
     net, path = nn.HybridSequential(), str(tmp_path / "a.onnx")
     net.add(nn.Dense(8, activation="relu", in_units=4), nn.Dense(1, in_units=8))
     mx.onnx.export_model(initialized(net), in_shapes=[(4, 4)], onnx_file_path=path)
@@ -395,10 +401,10 @@ def test_imported_blocks_train(tmp_path):
     assert losses[-1] < losses[0] / 10
 
 
-def test_large_model_lies_beside_its_file(tmp_path):
+def test_large_model_data_is_stored_in_separate_file(tmp_path):
     net, (x,) = initialized(nn.Dense(300, in_units=400)), arrays_of([(2, 400)])
     path = str(tmp_path / "a.onnx")
-    for _ in range(2):  # the second time in place of the first
+    for _ in range(2):  # the second export replaces the first
         mx.onnx.export_model(net, in_shapes=[x.shape], onnx_file_path=path, large_model=True)
     size = (tmp_path / "a.onnx.data").stat().st_size
     assert 4 * 300 * 400 <= size < 5 * 300 * 400 and (tmp_path / "a.onnx").stat().st_size < 5000
@@ -406,13 +412,13 @@ def test_large_model_lies_beside_its_file(tmp_path):
     assert error(results(mx.onnx.import_to_gluon(path), [x]), results(net, [x])) < 1e-5
 
 
-def test_dynamic_sizes_that_do_not_fit(tmp_path):
+def test_invalid_dynamic_sizes_are_refused(tmp_path):
     net = initialized(nn.Dense(3, in_units=12))
     path = str(tmp_path / "a.onnx")
     options = {"in_shapes": [(2, 3, 4)], "onnx_file_path": path, "dynamic": True}
     with pytest.raises(mx.MXNetError, match="Make fewer axes dynamic"):
         mx.onnx.export_model(net, dynamic_input_shapes=[(None, None, 4)], **options)
-    mx.onnx.export_model(net, **options)  # all that can be
+    mx.onnx.export_model(net, **options)  # every size that can be dynamic
     sizes = [size.dim_param for size in onnx.load(path).graph.input[0].type.tensor_type.shape.dim]
     assert [bool(size) for size in sizes] == [True, False, False]
     for wrong in ([(None, 3)], [(None, 3, 4), (1,)]):
@@ -420,7 +426,7 @@ def test_dynamic_sizes_that_do_not_fit(tmp_path):
             mx.onnx.export_model(net, dynamic_input_shapes=wrong, **options)
 
 
-def test_arguments_that_are_wrong(tmp_path):
+def test_invalid_export_arguments_are_refused(tmp_path):
     net, path = initialized(nn.Dense(3, in_units=4)), str(tmp_path / "a.onnx")
     symbol, (arguments, states) = network(), values()
     with pytest.raises(ValueError, match="in_shapes"):
@@ -447,6 +453,6 @@ def test_arguments_that_are_wrong(tmp_path):
     assert not (tmp_path / "a.onnx").exists()
 
 
-def test_operator_support():
+def test_get_operator_support_lists_ops_per_opset():
     assert "Convolution" in mx.onnx.get_operator_support(17)
     assert mx.onnx.get_operator_support(11) == []

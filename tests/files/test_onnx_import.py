@@ -1,4 +1,4 @@
-"""ONNX files of other programs: nodes as older and newer opsets have them, and damaged files."""
+"""ONNX files of other programs: nodes of old and new opsets, and damaged files."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,8 @@ def integers(*values):
 
 
 def save(path, nodes, inputs, constants=(), opset=17, outputs=("out",), sizes=None):
-    """Writes a graph; `inputs` and `constants` are dicts of arrays, `sizes` the shapes told."""
+    """Writes a graph. `inputs` and `constants` are dicts of arrays; `sizes` are the declared
+    shapes."""
     make = onnx.helper
     graph = make.make_graph(
         nodes,
@@ -36,7 +37,7 @@ def save(path, nodes, inputs, constants=(), opset=17, outputs=("out",), sizes=No
     )
     opsets = [make.make_opsetid("", opset)]
     model = make.make_model(graph, opset_imports=opsets, ir_version=8 if opset < 19 else 10)
-    model = onnx.shape_inference.infer_shapes(model)  # the types of the outputs
+    model = onnx.shape_inference.infer_shapes(model)  # infers the types of the outputs
     for info in model.graph.output:
         if not info.type.HasField("tensor_type"):
             info.type.CopyFrom(model.graph.input[0].type)
@@ -48,7 +49,7 @@ def node(op, count=1, outputs=("out",), **attributes):
     return onnx.helper.make_node(op, [f"x{i}" for i in range(count)], list(outputs), **attributes)
 
 
-# (op, opset, inputs, attributes); inputs that are in a tuple are constants of the file.
+# (op, opset, inputs, attributes); inputs in a tuple are constants of the file.
 NODES = {
     "clip-7": ("Clip", 7, [random(3, 4)], {"min": -0.5, "max": 1.0}),
     "clip-13": ("Clip", 13, [random(3, 4), (np.float32(-1),), (np.float32(1),)], {}),
@@ -263,7 +264,7 @@ NODES = {
 
 
 @pytest.mark.parametrize("name", sorted(NODES))
-def test_node(name, tmp_path):
+def test_onnx_node_matches_onnxruntime(name, tmp_path):
     op, opset, given, attributes = NODES[name]
     inputs, constants = {}, {}
     for i, array in enumerate(given):
@@ -279,7 +280,7 @@ def test_node(name, tmp_path):
     assert error(listed(block(*arrays)), expected) < 1e-4
 
 
-def test_nodes_with_several_results(tmp_path):
+def test_nodes_with_several_outputs_match_onnxruntime(tmp_path):
     x = random(2, 7)
     constants = {"x1": integers(3, 4), "k": integers(2)}
     nodes = [
@@ -293,7 +294,7 @@ def test_nodes_with_several_results(tmp_path):
     assert error(found, run(path, [x])) < 1e-6
 
 
-def test_choice_of_shapes_that_broadcast(tmp_path):
+def test_where_broadcasts_its_inputs(tmp_path):
     x, y = random(3, 1), random(4)
     nodes = [
         onnx.helper.make_node("Greater", ["x0", "x1"], ["c"]),
@@ -305,8 +306,8 @@ def test_choice_of_shapes_that_broadcast(tmp_path):
     assert error(found, run(path, [x, y])) == 0
 
 
-def test_sizes_that_are_computed(tmp_path):
-    """Shapes taken from an input whose sizes the file leaves open."""
+def test_computed_shapes_match_onnxruntime(tmp_path):
+    """Shapes computed from an input whose sizes are dynamic in the file."""
     make = onnx.helper.make_node
     nodes = [
         make("Shape", ["x0"], ["shape"]),
@@ -337,7 +338,7 @@ def test_sizes_that_are_computed(tmp_path):
         assert error(listed(block(mx.nd.array(array))), run(path, [array])) < 1e-6
 
 
-# --- Files that are refused ---------------------------------------------------------------------
+# --- Refused files ------------------------------------------------------------------------------
 
 
 def small(path):
@@ -349,8 +350,8 @@ def small(path):
     return path.read_bytes()
 
 
-def test_damaged_files(tmp_path):
-    """Cut off or changed anywhere, a file is read or is an error, never anything else."""
+def test_damaged_onnx_file_is_read_or_refused(tmp_path):
+    """A file truncated or changed anywhere is either read or raises an MXNetError."""
     path = tmp_path / "a.onnx"
     whole, draw = small(path), np.random.RandomState(0)
     damaged = [whole[:size] for size in draw.randint(0, len(whole), 40)]
@@ -370,7 +371,7 @@ def test_damaged_files(tmp_path):
 
 
 @pytest.mark.parametrize("data", (b"", b"no model", b"{}", bytes(1000), b"\x08\x08\x3a\x00"))
-def test_other_files(data, tmp_path):
+def test_file_that_is_not_onnx_is_refused(data, tmp_path):
     path = tmp_path / "a.onnx"
     path.write_bytes(data)
     for function in (
@@ -389,7 +390,7 @@ def refused(path, match):
         mx.onnx.import_model(path)
 
 
-def test_nodes_that_are_refused(tmp_path):
+def test_unsupported_node_is_refused_by_name(tmp_path):
     """The error names the op and its node."""
     path, x = tmp_path / "a.onnx", {"x0": random(2, 3)}
     loop = onnx.helper.make_node("NonZero", ["x0"], ["out"], name="where")
@@ -414,7 +415,7 @@ def test_nodes_that_are_refused(tmp_path):
     refused(str(path), "of.mine.Relu")
 
 
-def test_huge_sizes_are_refused(tmp_path):
+def test_huge_onnx_sizes_are_refused(tmp_path):
     path, x = tmp_path / "a.onnx", {"x0": random(2, 3)}
     huge = [
         onnx.helper.make_node("ConstantOfShape", ["n"], ["a"]),
@@ -433,8 +434,8 @@ def test_huge_sizes_are_refused(tmp_path):
     refused(str(path), "no valid ONNX file")
 
 
-def test_tensors_outside_the_folder(tmp_path):
-    """A file may not name others that lie elsewhere."""
+def test_external_tensor_outside_folder_is_refused(tmp_path):
+    """A file may not refer to data outside its folder."""
     (tmp_path / "secret").write_bytes(bytes(24))
     (tmp_path / "folder").mkdir()
     path = tmp_path / "folder" / "a.onnx"
@@ -447,7 +448,7 @@ def test_tensors_outside_the_folder(tmp_path):
     refused(str(path), "no valid ONNX file")
 
 
-def test_the_package_is_named_where_it_is_missing(tmp_path, monkeypatch):
+def test_missing_onnx_package_is_named_in_error(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(ImportError, match=r"mpgluon\[onnx\]"):
         mx.onnx.import_model(str(tmp_path / "a.onnx"))

@@ -1,5 +1,4 @@
-"""Every op that becomes ONNX, on its samples: onnxruntime computes the same, and so does the file,
-read back."""
+"""Every op with an ONNX conversion, on its samples, against onnxruntime and the reimported file."""
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from support.onnx_files import error, listed, onnx, run
 from support.sample_calls import call, place
 
 SAMPLES = all_samples()
-# Ops of which a part has no conversion, and words of the error that says so.
+# Ops that convert only in part, with words of the error for the rest.
 IN_PART = {
     "BatchNorm": "output_mean_var",
     "Dropout": "mode='always'",
     "GroupNorm": "output_mean_var",
     "LayerNorm": "output_mean_var",
-    "LeakyReLU": "no conversion",  # the mask that rrelu gives, too
+    "LeakyReLU": "no conversion",  # also covers the mask output of rrelu
     "Pooling": "pooling_convention='same'",
     "RNN": "lstm_state_clip_min",
     "_random_normal": "more than 0",
@@ -32,14 +31,14 @@ IN_PART = {
     "_linalg_gemm2": "axis=-2",
     "diag": "two axes",
 }
-# ONNX does not say what these are: the largest where there is NaN, and integers by 0.
+# Results that ONNX leaves undefined: the maximum with NaN, and integer division by 0.
 OF_NAN = {"argmax", "argmin", "max", "min"}
 UNDEFINED = {("broadcast_div", np.int32), ("broadcast_mod", np.int32)}
 # Valid files that onnxruntime has no kernels for.
 NO_KERNEL = {("depth_to_space", np.int32), ("space_to_depth", np.int32)}
 
 
-# Ops whose values are drawn anew.
+# Ops that draw new values in each call.
 RANDOM = {op for op in EXPORTS if "random" in _core.get_op(op).describe()["flags"]} - {
     "Dropout",
     "LeakyReLU",
@@ -48,7 +47,7 @@ RANDOM = {op for op in EXPORTS if "random" in _core.get_op(op).describe()["flags
 
 
 class Case:
-    """A sample as a symbol of one op: the arrays of its inputs, and those that are parameters."""
+    """A sample as a symbol of one op, with its input arrays and parameter arrays."""
 
     def __init__(self, op, sample):
         dtype = "float32" if "float32" in sample.dtypes else sample.dtypes[0]
@@ -93,7 +92,7 @@ def cases(op):
 
 
 def export(case, path, **more):
-    """Whether it was written; where not, the error is one of those that are known."""
+    """True if the file was written; otherwise the error must be a known one."""
     try:
         case.export(path, **more)
     except ONNXError as failure:
@@ -104,7 +103,7 @@ def export(case, path, **more):
 
 
 @pytest.mark.parametrize("op", sorted(EXPORTS))
-def test_op(op, tmp_path):
+def test_onnx_op_matches_onnxruntime_and_reimport(op, tmp_path):
     path = str(tmp_path / "op.onnx")
     for case in cases(op):
         if not export(case, path):
@@ -127,7 +126,7 @@ def test_op(op, tmp_path):
         assert error(found, case.expected) < 1e-4
 
 
-# Ops whose nodes importing knows, but not with these inputs.
+# Ops that export to nodes whose import does not support these inputs.
 UNREADABLE = {
     "Pad": "mode 'reflect'",
     "SequenceLast": "batch_dims",
@@ -137,7 +136,7 @@ UNREADABLE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", sorted(EXPORTS))
-def test_op_of_dynamic_sizes(op, tmp_path):
+def test_onnx_op_with_dynamic_sizes_matches_onnxruntime(op, tmp_path):
     path = str(tmp_path / "op.onnx")
     for case in cases(op):
         try:
@@ -149,8 +148,8 @@ def test_op_of_dynamic_sizes(op, tmp_path):
 
 
 @pytest.mark.parametrize("op", sorted(set(_core.list_ops()) - set(EXPORTS)))
-def test_op_without_conversion(op, tmp_path):
-    """The error names the op, its node and a way out."""
+def test_op_without_onnx_conversion_is_refused(op, tmp_path):
+    """The error names the op, its node and a remedy."""
     found = [case for case in (Case(op, sample) for sample in SAMPLES[op][:1]) if case.inputs]
     if not found:
         return

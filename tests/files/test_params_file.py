@@ -1,5 +1,4 @@
-"""Array files: the format byte by byte, every dtype, former versions, damage, and writing that
-replaces a file whole or not at all."""
+"""Array files: exact bytes, every dtype, old versions, damage and atomic replacement."""
 
 import os
 import random
@@ -31,7 +30,7 @@ DTYPES = {
 
 
 def array_bytes(shape, dtype_number, data, version=VERSION_2, device=(1, 0)):
-    """An array as the format's description says."""
+    """Encodes an array as the format description specifies."""
     if version is None:
         head = struct.pack(f"<I{len(shape)}I", len(shape), *shape)
     elif version == VERSION_1:
@@ -58,7 +57,7 @@ GOLDEN = file_bytes(
 )
 
 
-def test_bytes_of_a_dict(tmp_path):
+def test_saved_dict_has_expected_bytes(tmp_path):
     path = tmp_path / "a.params"
     mx.nd.save(path, {"arg:w": mx.nd.array(SIX), "aux:ü": mx.nd.array([5, -1], dtype="int64")})
     assert path.read_bytes() == GOLDEN
@@ -71,7 +70,7 @@ def test_bytes_of_a_dict(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["file", "buffer"])
-def test_reading_a_dict(tmp_path, how):
+def test_dict_is_loaded_from_file_and_buffer(tmp_path, how):
     (tmp_path / "a.params").write_bytes(GOLDEN)
     loaded = (
         mx.nd.load(str(tmp_path / "a.params"))
@@ -85,7 +84,7 @@ def test_reading_a_dict(tmp_path, how):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1,), (3, 1, 2), (0, 3), (70000,)])
-def test_every_dtype(tmp_path, dtype, shape):
+def test_every_dtype_and_shape_round_trips(tmp_path, dtype, shape):
     values = np.random.default_rng(1).integers(0, 2 if dtype == "bool" else 100, shape)
     array = mx.nd.array(values, dtype=dtype)
     mx.nd.save(tmp_path / "a", [array])
@@ -98,7 +97,7 @@ def test_every_dtype(tmp_path, dtype, shape):
     np.testing.assert_array_equal(loaded.asnumpy(), array.asnumpy())
 
 
-def test_single_array_and_empty(tmp_path):
+def test_single_array_and_empty_collections_are_saved(tmp_path):
     mx.nd.save(tmp_path / "a", mx.nd.array(SIX))
     assert (tmp_path / "a").read_bytes() == file_bytes([array_bytes((2, 3), 0, SIX.tobytes())])
     for nothing in ([], {}):
@@ -107,14 +106,14 @@ def test_single_array_and_empty(tmp_path):
 
 
 @pytest.mark.parametrize("version", [None, VERSION_1, VERSION_2, VERSION_3])
-def test_versions(version):
+def test_every_format_version_is_loaded(version):
     loaded = mx.nd.load_frombuffer(
         file_bytes([array_bytes((2, 3), 0, SIX.tobytes(), version)], ["x"])
     )
     np.testing.assert_array_equal(loaded["x"].asnumpy(), SIX)
 
 
-def test_no_array():
+def test_absent_array_is_loaded_as_none():
     for absent in (
         struct.pack("<I", 0),
         struct.pack("<Iii", VERSION_2, 0, 0),
@@ -126,7 +125,7 @@ def test_no_array():
         assert loaded["a"] is None and loaded["b"].shape == (2, 3)
 
 
-def test_device_of_a_file(tmp_path):
+def test_device_is_saved_and_ignored_on_load(tmp_path):
     mx.nd.save(tmp_path / "a", [mx.nd.array(SIX, ctx=mx.cpu(1))])
     assert (tmp_path / "a").read_bytes() == file_bytes(
         [array_bytes((2, 3), 0, SIX.tobytes(), device=(1, 1))]
@@ -138,7 +137,7 @@ def test_device_of_a_file(tmp_path):
     assert loaded.context == mx.cpu(0)
 
 
-def test_queued_work_is_waited_for(tmp_path):
+def test_save_waits_for_queued_work(tmp_path):
     array = mx.nd.ones((300, 300), ctx=mx.cpu(1))
     for _ in range(20):
         array = mx.nd.dot(array, array) / 300
@@ -146,7 +145,7 @@ def test_queued_work_is_waited_for(tmp_path):
     np.testing.assert_array_equal(mx.nd.load(tmp_path / "a")[0].asnumpy(), array.asnumpy())
 
 
-def test_memory_of_failed_work_holds_what_is_read_into_it(tmp_path):
+def test_reused_memory_of_failed_op_holds_loaded_values(tmp_path):
     path = str(tmp_path / "one")
     values = np.arange(9, dtype="float32").reshape(3, 3)
     mx.nd.save(path, mx.nd.array(values))
@@ -158,7 +157,7 @@ def test_memory_of_failed_work_holds_what_is_read_into_it(tmp_path):
         assert np.array_equal(mx.nd.load(path)[0].asnumpy(), values)
 
 
-def test_bools_are_made_zero_or_one():
+def test_loaded_bools_are_normalized_to_zero_or_one():
     (loaded,) = mx.nd.load_frombuffer(file_bytes([array_bytes((3,), 7, b"\x00\x01\xff")]))
     assert loaded.asnumpy().view("uint8").tolist() == [0, 1, 1]
 
@@ -181,7 +180,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_damage_names_file_and_byte(tmp_path, what):
+def test_damage_error_names_file_and_byte(tmp_path, what):
     path = tmp_path / "damaged.params"
     path.write_bytes(DAMAGED[what])
     with pytest.raises(mx.MXNetError, match=r"damaged\.params', byte \d+: "):
@@ -193,7 +192,7 @@ def shape_bytes(*shape):
 
 
 def sparse_bytes(stype, values, shape, data, *aux):
-    """The record of a sparse float32 array; aux: lists of indices."""
+    """Encodes a sparse float32 array; `aux` are lists of indices."""
     parts = [struct.pack("<Ii", VERSION_2, stype), shape_bytes(*values), shape_bytes(*shape)]
     parts.append(struct.pack("<iii", 1, 0, 0))
     parts += [struct.pack("<i", 6) + shape_bytes(len(numbers)) for numbers in aux]
@@ -205,7 +204,7 @@ ROWS = sparse_bytes(1, (2, 2), (4, 2), [[1, 2], [3, 4]], [1, 3])
 ELEMENTS = sparse_bytes(2, (3,), (2, 4), [5, 6, 7], [0, 2, 3], [0, 3, 1])
 
 
-def test_sparse_arrays():
+def test_sparse_arrays_round_trip():
     loaded = mx.nd.load_frombuffer(file_bytes([ROWS, ELEMENTS]))
     assert [array.stype for array in loaded] == ["row_sparse", "csr"]
     assert loaded[0].asnumpy().tolist() == [[0, 0], [1, 2], [0, 0], [3, 4]]
@@ -226,26 +225,26 @@ def test_sparse_arrays():
         sparse_bytes(2, (1,), (2,), [5], [0, 1, 1], [0]),
     ],
 )
-def test_sparse_arrays_that_are_wrong(record):
+def test_inconsistent_sparse_array_is_refused(record):
     with pytest.raises(mx.MXNetError, match=r"fit together|check_format"):
         mx.nd.load_frombuffer(file_bytes([record]))
 
 
-def test_sparse_arrays_cut_off_anywhere():
+def test_truncated_sparse_arrays_are_refused():
     whole = file_bytes([ROWS, ELEMENTS])
     for length in range(len(whole)):
         with pytest.raises(mx.MXNetError):
             mx.nd.load_frombuffer(whole[:length])
 
 
-def test_cut_off_anywhere():
+def test_truncated_file_is_refused():
     for length in range(len(GOLDEN)):
         with pytest.raises(mx.MXNetError):
             mx.nd.load_frombuffer(GOLDEN[:length])
 
 
-def test_thousands_of_mutations():
-    """Whatever is done to a file, loading gives arrays or an error."""
+def test_mutated_file_is_loaded_or_refused():
+    """Loading a mutated file either gives arrays or raises an error."""
     rng = random.Random(7)
     seeds = [
         GOLDEN,
@@ -276,7 +275,7 @@ def test_thousands_of_mutations():
     assert loaded and failed > 1000
 
 
-def test_missing_files_and_wrong_arguments(tmp_path):
+def test_missing_files_and_invalid_arguments_are_refused(tmp_path):
     with pytest.raises(mx.MXNetError, match="none.params"):
         mx.nd.load(tmp_path / "none.params")
     with pytest.raises(mx.MXNetError, match="folder"):
@@ -293,7 +292,7 @@ def test_missing_files_and_wrong_arguments(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_replacing_keeps_links_and_permissions(tmp_path):
+def test_replacing_file_keeps_links_and_permissions(tmp_path):
     target, link = tmp_path / "target", tmp_path / "link"
     mx.nd.save(target, [mx.nd.zeros((1,))])
     os.chmod(target, 0o640)
@@ -304,7 +303,7 @@ def test_replacing_keeps_links_and_permissions(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["link", "target"]
 
 
-def test_a_link_to_nothing_is_kept(tmp_path):
+def test_dangling_link_is_kept_and_its_target_created(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "first").symlink_to("second")
     (tmp_path / "second").symlink_to(tmp_path / "folder" / "target")
@@ -315,7 +314,7 @@ def test_a_link_to_nothing_is_kept(tmp_path):
     ].shape == (2,)
 
 
-def test_links_in_a_circle_stay(tmp_path):
+def test_circular_links_are_refused_and_kept(tmp_path):
     (tmp_path / "first").symlink_to("second")
     (tmp_path / "second").symlink_to("first")
     with pytest.raises(OSError, match="following its links"):
@@ -323,14 +322,14 @@ def test_links_in_a_circle_stay(tmp_path):
     assert (tmp_path / "first").is_symlink() and sorted(os.listdir(tmp_path)) == ["first", "second"]
 
 
-def test_two_arrays_of_one_name():
+def test_duplicate_array_names_warn():
     raw = file_bytes([array_bytes((2, 3), 0, SIX.tobytes())] * 2, ["w", "w"])
     with pytest.warns(UserWarning, match="several arrays named 'w'"):
         assert list(mx.nd.load_frombuffer(raw)) == ["w"]
 
 
-def test_pipes(tmp_path):
-    """Loading refuses them; saving lets the other threads run, of which one may be the reader."""
+def test_loading_refuses_pipes_and_saving_to_pipe_releases_the_gil(tmp_path):
+    """Loading refuses pipes. Saving lets other threads run, one of which may be the reader."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     printed = output_of(f"""
@@ -349,7 +348,7 @@ def test_pipes(tmp_path):
     assert printed.split() == ["True", "True"]
 
 
-def test_arrays_that_others_write_meanwhile(tmp_path):
+def test_arrays_written_during_save_are_not_torn(tmp_path):
     x = mx.nd.zeros((300000,))
     stop = threading.Event()
 
@@ -370,7 +369,7 @@ def test_arrays_that_others_write_meanwhile(tmp_path):
         writer.join()
 
 
-def test_failed_save_leaves_the_former_file(tmp_path):
+def test_failed_save_keeps_previous_file(tmp_path):
     path = tmp_path / "a"
     mx.nd.save(path, [mx.nd.array(SIX)])
     before = path.read_bytes()
@@ -386,7 +385,7 @@ def test_failed_save_leaves_the_former_file(tmp_path):
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["a"]
 
 
-def test_killed_while_saving(tmp_path):
+def test_kill_during_save_keeps_a_complete_file(tmp_path):
     path = tmp_path / "a"
     mx.nd.save(path, [mx.nd.ones((3,))])
     code = (
@@ -404,7 +403,7 @@ def test_killed_while_saving(tmp_path):
         assert shapes in ([(3,)], [(1000, 1000)] * 4)
 
 
-def test_atomic_write_of_bytes(tmp_path):
+def test_write_file_writes_bytes_only(tmp_path):
     mx._core.write_file(tmp_path / "a", b"hello")
     assert (tmp_path / "a").read_bytes() == b"hello"
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Iterators of mx.io over files of images. What batches have, in which order, is as in MXNet."""
+"""mx.io iterators over image files. Contents and order of batches match MXNet."""
 
 import random
 import struct
@@ -15,7 +15,7 @@ SHAPE = (3, 4, 4)
 
 
 def store(path, samples):
-    """Records of (label, image)."""
+    """Writes records of (label, image)."""
     pytest.importorskip("PIL")
     record = recordio.MXRecordIO(str(path), "w")
     for i, (label, values) in enumerate(samples):
@@ -26,14 +26,14 @@ def store(path, samples):
 
 @pytest.fixture
 def numbers(tmp_path):
-    """Five images of the values 20 i, of the labels i."""
+    """Five images with values 20 i and labels i."""
     return store(
         tmp_path / "r.rec", [(float(i), np.full((6, 8, 3), 20 * i, np.uint8)) for i in range(5)]
     )
 
 
 def passed(batches):
-    """Of each batch: padding, labels, means of images."""
+    """Returns padding, labels and image means of each batch."""
     return [
         (
             batch.pad,
@@ -52,7 +52,7 @@ def passed(batches):
 WHOLE = [(0, [0, 1], [0, 20]), (0, [2, 3], [40, 60]), (1, [4, 0], [80, 0])]
 
 
-def test_batches(numbers):
+def test_record_batches_and_padding_match_mxnet(numbers):
     batches = io.ImageRecordIter(numbers, SHAPE, 2)
     assert isinstance(batches, io.MXDataIter)
     assert batches.provide_data == [("data", (2, *SHAPE))]
@@ -77,7 +77,7 @@ def test_batches(numbers):
     assert passed(io.ImageRecordIter(numbers, (1, 10, 12), 5))[0][2] == [0, 20, 40, 60, 80]
 
 
-def test_dtypes_and_normalization(numbers):
+def test_record_iter_converts_dtypes_and_normalizes(numbers):
     for make, dtype in (
         (io.ImageRecordUInt8Iter, "uint8"),
         (io.ImageRecordInt8Iter, "int8"),
@@ -94,8 +94,8 @@ def test_dtypes_and_normalization(numbers):
         io.ImageRecordUInt8Iter(numbers, SHAPE, 2, **settings)
 
 
-def test_int8(tmp_path):
-    """Rounded means are taken off; numbers beyond the dtype become its ends."""
+def test_int8_records_subtract_rounded_means_and_saturate(tmp_path):
+    """Rounded means are subtracted, and results saturate at the limits of the dtype."""
     values = np.full((6, 8, 3), [200, 128, 50], np.uint8)  # blue, green, red
     path = store(tmp_path / "i.rec", [(0.0, values)])
     iterate = lambda **more: next(io.ImageRecordInt8Iter(path, SHAPE, 1, **more)).data[0]
@@ -111,7 +111,7 @@ def test_int8(tmp_path):
             iterate(**settings)
 
 
-def test_mean_images(numbers, tmp_path):
+def test_mean_image_is_subtracted_and_validated(numbers, tmp_path):
     path = str(tmp_path / "mean.bin")
     nd.save(path, {"mean_img": nd.full(SHAPE, 7)})
     assert passed(io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path))[1][2] == [33, 53]
@@ -121,7 +121,7 @@ def test_mean_images(numbers, tmp_path):
             io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path)
 
 
-def test_mean_images_are_taken_off_before_mirroring(tmp_path):
+def test_mean_image_is_subtracted_before_mirroring(tmp_path):
     values = np.arange(16, dtype=np.uint8).reshape(4, 4, 1).repeat(3, 2)
     records, path = store(tmp_path / "r.rec", [(0.0, values)]), str(tmp_path / "mean.bin")
     mean = np.broadcast_to(np.arange(4) ** 2, SHAPE)
@@ -132,7 +132,7 @@ def test_mean_images_are_taken_off_before_mirroring(tmp_path):
         np.testing.assert_array_equal(next(batches).data[0][0].asnumpy(), wanted)
 
 
-def test_mean_images_are_made(numbers, tmp_path):
+def test_missing_mean_image_is_computed_and_saved(numbers, tmp_path):
     path = str(tmp_path / "mean.bin")
     plain = [b.data[0].asnumpy() for b in io.ImageRecordIter(numbers, SHAPE, 5, rand_crop=True)]
     made = io.ImageRecordIter(numbers, SHAPE, 5, mean_img=path, scale=0.5, rand_crop=True)
@@ -144,13 +144,13 @@ def test_mean_images_are_made(numbers, tmp_path):
         whole = file.read()
     io.ImageRecordIter(numbers, SHAPE, 2, mean_img=path)
     with open(path, "rb") as file:
-        assert file.read() == whole  # what is there is used
+        assert file.read() == whole  # an existing file is used
     with pytest.raises(MXNetError, match="uint8 are not normalized"):
         io.ImageRecordUInt8Iter(numbers, SHAPE, 2, mean_img=path + "x")
     assert not (tmp_path / "mean.binx").exists()
 
 
-def test_parameters_of_no_iterator(numbers):
+def test_unknown_iterator_parameters_warn(numbers):
     with pytest.warns(UserWarning, match="ImageRecordIter has no parameters and_mirror, input"):
         io.ImageRecordIter(numbers, SHAPE, 2, and_mirror=True, input="x")
     with pytest.warns(UserWarning, match="ImageRecordIter has no parameter suffle: of no effect"):
@@ -173,7 +173,7 @@ def test_parameters_of_no_iterator(numbers):
         io.ImageDetRecordIter("nowhere", SHAPE, 2, suffle=True)
 
 
-def test_labels(numbers, tmp_path):
+def test_labels_of_lists_and_records_are_validated(numbers, tmp_path):
     path = tmp_path / "some.lst"
     path.write_text("".join(f"{i}\t{i}\t{i + 1}\t{i}.png\n" for i in range(4)))
     batches = io.ImageRecordIter(numbers, SHAPE, 2, path_imglist=str(path), label_width=2)
@@ -187,10 +187,10 @@ def test_labels(numbers, tmp_path):
     with pytest.raises(MXNetError, match="has 2 labels, label_width is 1: give label_width=2"):
         next(io.ImageRecordIter(pairs, SHAPE, 2))
     batch = next(io.ImageRecordIter(pairs, SHAPE, 2, path_imglist=str(path)))
-    assert batch.label[0].asnumpy().tolist() == [0, 1]  # of a line of a list the first
+    assert batch.label[0].asnumpy().tolist() == [0, 1]  # only the first label of a list line
 
 
-def test_folders_of_records(tmp_path):
+def test_folder_of_record_files_is_read_in_order(tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
     for name, numbers in (("b.rec", (2, 3, 4)), ("a.rec", (0, 1))):
@@ -210,7 +210,7 @@ def test_folders_of_records(tmp_path):
         io.ImageRecordIter(str(tmp_path / "none"), SHAPE, 2)
 
 
-def test_an_index_gives_the_order(numbers, tmp_path):
+def test_index_file_gives_record_order(numbers, tmp_path):
     scanned = recordio.ScannedRecordIO(numbers)
     path = tmp_path / "r.idx"
     path.write_text("".join(f"{key}\t{scanned.idx[key]}\n" for key in (3, 1)))
@@ -218,7 +218,7 @@ def test_an_index_gives_the_order(numbers, tmp_path):
     assert passed(batches) == [(0, [3, 1], [60, 20])]
 
 
-def test_scanned_records(tmp_path):
+def test_scanned_records_match_written_ones(tmp_path):
     magic = struct.pack("<I", 0xCED7230A)
     records = [b"", b"abc", b"1234" + magic + b"56", magic, b"last"]
     path = str(tmp_path / "r.rec")
@@ -243,7 +243,7 @@ def test_scanned_records(tmp_path):
                 cut.read_idx(key)
 
 
-def test_orders_do_not_depend_on_threads(numbers):
+def test_record_order_does_not_depend_on_threads(numbers):
     settings = dict(shuffle=True, seed=3, rand_crop=True, rand_mirror=True, brightness=0.5)
     found = []
     for threads, ahead in ((1, 1), (3, 4)):
@@ -259,8 +259,8 @@ def test_orders_do_not_depend_on_threads(numbers):
 
 
 @pytest.mark.parametrize("make", [io.ImageRecordIter, io.ImageDetRecordIter])
-def test_shuffled_epochs_have_each_sample_once(numbers, boxes, make):
-    """The last batch is filled up from the coming order, the rest of which is the next epoch."""
+def test_shuffled_epochs_contain_each_sample_once(numbers, boxes, make):
+    """The last batch is filled from the next epoch's order, whose rest becomes the next epoch."""
     path, count, place = (numbers, 5, 0) if make is io.ImageRecordIter else (boxes, 3, 6)
     for seed in range(4):
         batches, order = make(path, SHAPE, 2, shuffle=True, seed=seed), []
@@ -282,7 +282,7 @@ def test_shuffled_epochs_have_each_sample_once(numbers, boxes, make):
         batches.reset()
 
 
-def test_stopping_in_the_middle(numbers):
+def test_reset_in_mid_epoch_restarts(numbers):
     batches = io.ImageRecordIter(numbers, SHAPE, 2, prefetch_buffer=3)
     for _ in range(3):
         assert next(batches).label[0].asnumpy().tolist() == [0, 1]
@@ -292,7 +292,7 @@ def test_stopping_in_the_middle(numbers):
     assert again == [[0, 1]] * 5
 
 
-# --- Changes: MXNet 1.9.1's values at five places; OpenCV rounds in other ways --------------------
+# --- Changes: MXNet 1.9.1's values at five positions; OpenCV rounds differently -------------------
 IMAGE = (3, 20, 24)
 CHANGES = [
     ({}, IMAGE, [127, 100, 132, 135, 116]),
@@ -314,7 +314,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("settings, shape, values", CHANGES)
-def test_changes(tmp_path, settings, shape, values):
+def test_image_changes_match_mxnet(tmp_path, settings, shape, values):
     y, x = np.mgrid[:32, :40]
     picture = np.stack([y * 6, x * 5, 128 + 60 * np.sin(x / 4) * np.cos(y / 5)], 2)
     path = store(tmp_path / "w.rec", [(0.0, picture.astype(np.uint8))])
@@ -335,7 +335,7 @@ def settings_of(**changes):
     return batches._settings
 
 
-def test_colors():
+def test_color_changes_stay_within_limits():
     values = np.random.RandomState(0).randint(0, 256, (6, 8, 3)).astype(np.uint8)
     gray = np.full((6, 8, 3), 100, np.uint8)
     for seed in range(5):
@@ -356,12 +356,12 @@ def test_colors():
         assert turned.shape == values.shape and (turned != values).any()
 
 
-def test_shifts_of_colors_are_seldom_large():
-    """(u + 4 u') / 5 of two uniform numbers, towards 0."""
+def test_color_shifts_have_expected_distribution():
+    """The distribution is (u + 4 u') / 5 of two uniform numbers, truncated toward 0."""
     draw = random.Random(0)
     shifts = np.array([_record_images._shift(50, draw) for _ in range(4000)])
     assert np.abs(shifts).max() <= 50 and abs(shifts.mean()) < 2
-    # the variance of (u + 4 u') / 5 is 17 / 25 of that of a uniform number
+    # The variance of (u + 4 u') / 5 is 17 / 25 of that of a uniform number.
     assert shifts.std() == pytest.approx(100 * (17 / 25 / 12) ** 0.5, abs=1)
     gray = np.full((4, 4, 3), 100, np.uint8)
     settings = settings_of(random_l=50)._replace(data_shape=(3, 4, 4))
@@ -369,7 +369,7 @@ def test_shifts_of_colors_are_seldom_large():
     assert np.std(lights) == pytest.approx(100 * (17 / 25 / 12) ** 0.5, abs=1.5)
 
 
-def test_noise_comes_behind_hue(monkeypatch):
+def test_noise_is_added_after_hue_shift(monkeypatch):
     called = []
     for name in ("_recolored", "shifted", "_with_noise"):
         real = getattr(_record_images, name)
@@ -382,8 +382,8 @@ def test_noise_comes_behind_hue(monkeypatch):
     assert called == ["_recolored", "shifted", "_with_noise"]
 
 
-def test_rectangles_of_random_areas():
-    """Width and height are exchanged at random; with the whole area, the middle is cut out."""
+def test_random_resized_crop_respects_area_and_aspect():
+    """Width and height are swapped at random. With the whole area, the center is cropped."""
     rng = np.random.RandomState(0)
     values = rng.randint(0, 256, (60, 60, 3)).astype(np.uint8)
     settings = settings_of(
@@ -410,7 +410,7 @@ def test_rectangles_of_random_areas():
         )
 
 
-def test_contradictory_rectangles(numbers):
+def test_contradictory_crop_settings_are_refused(numbers):
     for settings, words in (
         (dict(rand_crop=True, max_random_scale=2), "leave out rand_crop, max_random_scale"),
         (dict(min_random_scale=0.5), "leave out min_random_scale"),
@@ -424,7 +424,7 @@ def test_contradictory_rectangles(numbers):
             io.ImageRecordIter(numbers, SHAPE, 2, **{"random_resized_crop": True, **settings})
 
 
-def test_random_rectangles(tmp_path):
+def test_random_crops_have_target_shape_and_differ(tmp_path):
     values = np.random.RandomState(0).randint(0, 256, (32, 40, 3)).astype(np.uint8)
     path = store(tmp_path / "w.rec", [(0.0, values)] * 6)
     for settings in (
@@ -445,7 +445,7 @@ def test_random_rectangles(tmp_path):
         assert len({image.tobytes() for image in data}) == 6, settings
 
 
-def test_wrong_arguments(numbers, tmp_path):
+def test_invalid_record_iter_arguments_are_refused(numbers, tmp_path):
     good = dict(path_imgrec=numbers, data_shape=SHAPE, batch_size=2)
     for settings, error, words in (
         (dict(path_imgrec=""), MXNetError, "needs path_imgrec"),
@@ -489,7 +489,7 @@ def mnist(tmp_path):
     return dict(image=str(tmp_path / "images"), label=str(tmp_path / "labels"))
 
 
-def test_mnist(mnist):
+def test_mnist_iter_yields_expected_batches_and_parts(mnist):
     first, second = (0, [0, 1, 2], [0.491, 0.519, 0.519]), (0, [3, 4, 5], [0.483, 0.398, 0.565])
     for flat in (False, True):
         batches = io.MNISTIter(batch_size=3, shuffle=False, flat=flat, **mnist)
@@ -509,7 +509,7 @@ def test_mnist(mnist):
             ]
             for i in range(parts)
         ]
-        # pieces of the file, whatever the order within
+        # parts of the file, in any order within a part
         assert [label for part in found for label in sorted(part)] == list(range(7))
     labels = [
         [
@@ -539,7 +539,7 @@ BOX = [0.1, 0.2, 0.5, 0.6]
 
 @pytest.fixture
 def boxes(tmp_path):
-    """Three images of the values 20 i, with i + 1 boxes of the class i."""
+    """Three images with values 20 i and i + 1 boxes of class i."""
     return store(
         tmp_path / "d.rec",
         [([2, 5, *[i, *BOX] * (i + 1)], np.full((6, 8, 3), 20 * i, np.uint8)) for i in range(3)],
@@ -551,7 +551,7 @@ def label_of(number, width, size=(3, 4, 4), box=BOX):
     return np.array(label + [-1] * (width - len(label)), np.float32)
 
 
-def test_boxes(boxes):
+def test_det_record_iter_yields_padded_box_labels(boxes):
     batches = io.ImageDetRecordIter(boxes, SHAPE, 2)
     assert batches.provide_label == [("softmax_label", (2, 21))]
     first, second = batches
@@ -572,14 +572,14 @@ def test_boxes(boxes):
         np.testing.assert_array_equal(batch.label[0].asnumpy(), expected)
 
 
-def test_padded_boxes(boxes):
+def test_padded_boxes_follow_the_image(boxes):
     batches = io.ImageDetRecordIter(
         boxes, (3, 40, 40), 3, rand_pad_prob=1, max_pad_scale=4, fill_value=200, resize=40
     )
     batch = next(batches)
     for image, label in zip(batch.data[0].asnumpy(), batch.label[0].asnumpy()):
         left, top, right, bottom = label[7:11]
-        # the object is at the same part of what is not filled
+        # the object keeps its relative position within the image area
         inside = np.argwhere(image[0] < 150)
         (y0, x0), (y1, x1) = inside.min(0) / 40, (inside.max(0) + 1) / 40
         expected = [x0 + 0.1 * (x1 - x0), y0 + 0.2 * (y1 - y0)]
@@ -588,10 +588,11 @@ def test_padded_boxes(boxes):
 
 
 @pytest.mark.parametrize("mode, thresh", [("center", 0.3), ("overlap", 0.8)])
-def test_cropped_boxes(tmp_path, mode, thresh):
-    """Objects are where they were in the image, and stay if enough of them is in the rectangle."""
+def test_cropped_boxes_follow_the_image(tmp_path, mode, thresh):
+    """Objects keep their image positions and survive if enough of them is inside the crop."""
     y, x = np.mgrid[:40, :50]
-    picture = np.stack([x * 5, y * 6, x * 0], 2).astype(np.uint8)[:, :, ::-1]  # as OpenCV has it
+    # OpenCV's channel order
+    picture = np.stack([x * 5, y * 6, x * 0], 2).astype(np.uint8)[:, :, ::-1]
     objects = [[0, 0.1, 0.1, 0.4, 0.5], [1, 0.5, 0.4, 0.9, 0.8]]
     path = store(tmp_path / "c.rec", [(np.array([2, 5, *objects[0], *objects[1]]), picture)] * 20)
     settings = dict(
@@ -626,8 +627,10 @@ def test_cropped_boxes(tmp_path, mode, thresh):
     assert counts == {1, 2}
 
 
-def test_mean_images_of_boxes(boxes, tmp_path):
-    """Made where there is none, used where there is; means of channels go first."""
+def test_det_record_iter_mean_image_is_computed_once_and_used(boxes, tmp_path):
+    """The mean image is computed if the file is missing and used otherwise; channel means take
+    precedence.
+    """
     path = str(tmp_path / "mean.bin")
     batches = lambda **more: io.ImageDetRecordIter(boxes, SHAPE, 3, **more)
     raw = next(batches()).data[0].asnumpy()
@@ -648,12 +651,12 @@ def test_mean_images_of_boxes(boxes, tmp_path):
         batches(mean_img=path)
 
 
-def test_rectangles_that_do_not_fit(boxes):
+def test_impossible_crop_keeps_whole_image(boxes):
     batch = next(io.ImageDetRecordIter(boxes, SHAPE, 2, rand_crop_prob=1, min_crop_overlaps=0.99))
     np.testing.assert_array_equal(batch.label[0].asnumpy()[0], label_of(0, 21))
 
 
-def test_colors_of_images_with_boxes(tmp_path):
+def test_det_record_iter_color_changes_follow_probability(tmp_path):
     values = np.random.RandomState(0).randint(50, 150, (6, 8, 3)).astype(np.uint8)
     path = store(tmp_path / "c.rec", [(np.array([2.0, 5, 0, *BOX]), values)] * 4)
     plain = next(io.ImageDetRecordIter(path, (3, 6, 8), 4)).data[0].asnumpy()
@@ -666,7 +669,7 @@ def test_colors_of_images_with_boxes(tmp_path):
         np.testing.assert_array_equal(data, plain)
 
 
-def test_wrong_boxes(boxes, tmp_path):
+def test_invalid_det_record_iter_arguments_are_refused(boxes, tmp_path):
     for settings, error, words in (
         (dict(rand_crop_prob=1, max_crop_scales=(0.1, 0.2)), MXNetError, "max_crop_scales has 2"),
         (dict(aug_seq="aug_default"), NotSupportedError, "aug_seq"),

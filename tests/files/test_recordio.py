@@ -1,5 +1,4 @@
-"""RecordIO files: MXNet's bytes, records by index, in other processes and threads, and damaged
-files."""
+"""RecordIO files: MXNet's bytes, indexed records, use by processes and threads, damaged files."""
 
 import faulthandler
 import io
@@ -17,7 +16,7 @@ from mpgluon import recordio
 from mpgluon.base import MXNetError
 
 MAGIC = bytes.fromhex("0a23d7ce")
-# Records, and what MXNet 1.9.1 writes for them.
+# Records, and the bytes that MXNet 1.9.1 writes for them.
 WRITTEN = [
     (b"", "0a23d7ce00000000"),
     (b"abcde", "0a23d7ce050000006162636465000000"),
@@ -40,7 +39,7 @@ def write(paths, records):
     record.close()
 
 
-def test_bytes_of_records(paths):
+def test_record_bytes_match_mxnet(paths):
     write(paths, [data for data, _ in WRITTEN])
     with open(paths[1], "rb") as file:
         assert file.read().hex() == "".join(text for _, text in WRITTEN)
@@ -48,7 +47,7 @@ def test_bytes_of_records(paths):
         assert file.read() == "0\t0\n1\t8\n2\t24\n3\t40\n4\t64\n5\t92\n"
 
 
-def test_reading(paths):
+def test_records_are_read_in_order_and_by_index(paths):
     records = [data for data, _ in WRITTEN]
     write(paths, records)
     record = recordio.MXRecordIO(paths[1], "r")
@@ -61,7 +60,7 @@ def test_reading(paths):
         record.read_idx(7)
 
 
-def test_random_records(paths):
+def test_random_records_round_trip(paths):
     random = np.random.RandomState(0)
     pieces = [MAGIC, b"\x0a", b"\x23\xd7", b"abcd", b""]
     records = [b"".join(random.choice(pieces, 6)) for _ in range(100)]
@@ -70,7 +69,7 @@ def test_random_records(paths):
     assert [record.read_idx(i) for i in range(100)] == records
 
 
-def test_wrong_use(paths):
+def test_misuse_of_recordio_is_refused(paths):
     with pytest.raises(ValueError, match="flag"):
         recordio.MXRecordIO(paths[1], "a")
     with pytest.raises(FileNotFoundError):
@@ -93,7 +92,7 @@ def test_wrong_use(paths):
         recordio.MXIndexedRecordIO(*paths, "r")
 
 
-def test_pickled_readers(paths):
+def test_pickled_reader_reopens_its_file(paths):
     write(paths, [b"a", b"b"])
     record = recordio.MXIndexedRecordIO(*paths, "r")
     record.read_idx(1)
@@ -107,7 +106,7 @@ def test_pickled_readers(paths):
 
 
 def in_a_fork(function):
-    """What a function gives in a forked process, or raises."""
+    """Returns the result of a function in a forked process, or raises its exception."""
     source, target = os.pipe()
     child = os.fork()
     if not child:
@@ -129,7 +128,7 @@ def in_a_fork(function):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_forked_processes(paths):
+def test_forked_process_reads_records_independently(paths):
     write(paths, [b"a", b"b", b"c"])
     record = recordio.MXIndexedRecordIO(*paths, "r")
     assert record.read() == b"a"
@@ -153,7 +152,7 @@ def test_forked_processes(paths):
 
 @pytest.fixture
 def hasty_threads():
-    """Threads that take turns as often as they can."""
+    """A thread pool with a minimal switch interval."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     with ThreadPoolExecutor(4) as pool:
@@ -162,8 +161,8 @@ def hasty_threads():
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_threads_share_a_reader(paths, hasty_threads, scanned):
-    """Seeking and reading are one step; the file is larger than its buffer."""
+def test_threads_may_share_an_indexed_reader(paths, hasty_threads, scanned):
+    """Seeking and reading are atomic; the file is larger than its buffer."""
     write(paths, [b"%03d" % i * 3000 for i in range(64)])
     record = (
         recordio.ScannedRecordIO(paths[1]) if scanned else recordio.MXIndexedRecordIO(*paths, "r")
@@ -174,8 +173,8 @@ def test_threads_share_a_reader(paths, hasty_threads, scanned):
         assert list(found) == [b"%03d" % key for key in keys]
 
 
-def test_threads_share_a_file_from_its_beginning(paths, hasty_threads):
-    """Each record is written, and given to one of the threads that read, as a whole."""
+def test_threads_may_share_sequential_writes_and_reads(paths, hasty_threads):
+    """Each record is written atomically and given to exactly one reading thread."""
     records = [b"%03d" % i * 3000 for i in range(300)]
     record = recordio.MXIndexedRecordIO(*paths, "w")
     list(hasty_threads.map(record.write_idx, range(300), records))
@@ -189,8 +188,8 @@ def test_threads_share_a_file_from_its_beginning(paths, hasty_threads):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_fork_while_another_thread_reads(paths):
-    """The child does not wait for a lock that a thread of its parent holds."""
+def test_fork_during_read_does_not_deadlock(paths):
+    """The child does not wait for a lock held by a thread of the parent."""
     write(paths, [b"a", b"b"])
     record = recordio.MXIndexedRecordIO(*paths, "r")
     held, done = threading.Event(), threading.Event()
@@ -228,8 +227,8 @@ def read_all(path):
     return found
 
 
-def test_cut_files(paths):
-    """The records before the cut, then an error; none where the cut is between two."""
+def test_truncated_record_file_is_refused_after_the_cut(paths):
+    """Reads the records before the cut, then raises an error unless the cut is between records."""
     records = [data for data, _ in WRITTEN]
     write(paths, records)
     ends = [0, *np.cumsum([len(text) // 2 for _, text in WRITTEN]).tolist()]
@@ -251,7 +250,7 @@ def test_cut_files(paths):
     "place, value",
     [(0, b"x"), (4, b"\xff"), (7, b"\x1f"), (7, b"\x40"), (7, b"\x60"), (7, b"\xa0")],
 )
-def test_damaged_heads(paths, place, value):
+def test_damaged_record_header_is_refused(paths, place, value):
     write(paths, [b"abcde"])
     with open(paths[1], "r+b") as file:
         file.seek(place)
@@ -261,7 +260,7 @@ def test_damaged_heads(paths, place, value):
 
 
 @pytest.mark.parametrize("line", ["", "0", "0\tx", "x\t0", "0\t-8", "0\t0\t0", "\t"])
-def test_damaged_index(paths, line):
+def test_damaged_index_line_is_refused(paths, line):
     write(paths, [b"a"])
     with open(paths[0], "a") as file:
         file.write(line + "\n")
@@ -269,7 +268,7 @@ def test_damaged_index(paths, line):
         recordio.MXIndexedRecordIO(*paths, "r")
 
 
-def test_pack():
+def test_pack_and_unpack_match_mxnet():
     record = recordio.pack((5, 2.5, 7, 1), b"data")
     assert record.hex() == "00000000000020400700000000000000010000000000000064617461"
     header, data = recordio.unpack(record)
@@ -283,7 +282,7 @@ def test_pack():
             recordio.pack(bad, b"")
 
 
-def test_cut_packed_records():
+def test_truncated_packed_record_is_refused():
     record = recordio.pack((0, [1, 2, 3], 0, 0), b"")
     for size in range(len(record)):
         with pytest.raises(MXNetError, match="header"):
@@ -296,7 +295,7 @@ def picture(mode):
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
-def test_images(mode):
+def test_packed_images_round_trip(mode):
     image = pytest.importorskip("PIL.Image")
     values = picture(mode)
     record = recordio.pack_img((0, 1, 2, 0), values, quality=3, img_fmt=".png")
@@ -315,7 +314,7 @@ def test_images(mode):
     assert abs(near.astype(int) - 100).max() <= 2
 
 
-def test_wrong_images():
+def test_invalid_packed_images_are_refused():
     pytest.importorskip("PIL")
     values = picture("RGB")
     with pytest.raises(ValueError, match="img_fmt"):

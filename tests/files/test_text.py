@@ -1,4 +1,4 @@
-"""Vocabularies and vectors of tokens."""
+"""Vocabularies and token embeddings."""
 
 import collections
 import hashlib
@@ -20,7 +20,7 @@ def written(folder, name, *lines):
     return str(path)
 
 
-def test_tokens_are_counted():
+def test_count_tokens_from_str_counts_tokens():
     count = text.utils.count_tokens_from_str
     assert count("*Life*is*great*!*\n*life*is*Good*.*\n", r"\*", r"\n", True) == {
         "life": 2,
@@ -30,7 +30,8 @@ def test_tokens_are_counted():
         "good": 1,
         ".": 1,
     }
-    assert count("aSbsc", "s", "\n", to_lower=True) == {"asb": 1, "c": 1}  # as it is written
+    # delimiters are matched before lowercasing
+    assert count("aSbsc", "s", "\n", to_lower=True) == {"asb": 1, "c": 1}
     before = collections.Counter({"is": 2})
     assert count(" is  so ", counter_to_update=before) is before
     assert before == {"is": 3, "so": 1}
@@ -48,7 +49,7 @@ def test_tokens_are_counted():
         ({"reserved_tokens": ["<pad>", "c"], "most_freq_count": 2}, "<unk> <pad> c b a"),
     ],
 )
-def test_numbers_of_tokens(options, tokens):
+def test_vocabulary_orders_and_limits_tokens(options, tokens):
     vocabulary = text.vocab.Vocabulary(COUNTER, **options)
     assert vocabulary.idx_to_token == tokens.split()
     assert vocabulary.token_to_idx == {token: i for i, token in enumerate(tokens.split())}
@@ -57,7 +58,7 @@ def test_numbers_of_tokens(options, tokens):
     assert vocabulary.unknown_token == options.get("unknown_token", "<unk>")
 
 
-def test_tokens_and_numbers():
+def test_vocabulary_maps_tokens_and_indices():
     vocabulary = text.vocab.Vocabulary(COUNTER)
     assert vocabulary.to_indices("c") == 2 and vocabulary.to_indices(["z", "b"]) == [0, 1]
     assert vocabulary.to_tokens(2) == "c" and vocabulary.to_tokens([0, 1]) == ["<unk>", "b"]
@@ -75,7 +76,7 @@ def test_tokens_and_numbers():
             text.vocab.Vocabulary(**options)
 
 
-def test_an_embedding_of_a_file(tmp_path):
+def test_custom_embedding_reads_and_updates_vectors(tmp_path):
     path = written(tmp_path, "v.txt", "a|1|2", "<x>|5|6", "b|3|4", "<x>|7|8", "header|2", "a|9|9")
     with pytest.warns(UserWarning, match="line (4: <x> is there already|5: one number|6: a is)"):
         words = text.embedding.CustomEmbedding(path, "|", unknown_token="<x>")
@@ -94,7 +95,7 @@ def test_an_embedding_of_a_file(tmp_path):
         words.update_token_vectors(["a", "b"], mx.nd.zeros(2))
 
 
-def test_embeddings_of_a_vocabulary(tmp_path):
+def test_embeddings_follow_vocabulary_order(tmp_path):
     path = written(tmp_path, "v.txt", "a 1 2", "b 3 4")
     vocabulary = text.vocab.Vocabulary(COUNTER, most_freq_count=3, reserved_tokens=["<pad>"])
     words = text.embedding.CustomEmbedding(
@@ -122,12 +123,12 @@ def test_embeddings_of_a_vocabulary(tmp_path):
         (["a 1 2", "b 1 2 3"], AssertionError, "line 2: b has 3 numbers, the tokens before have 2"),
     ],
 )
-def test_damaged_files(tmp_path, lines, error, message):
+def test_damaged_embedding_file_is_refused(tmp_path, lines, error, message):
     with pytest.raises(error, match=message):
         text.embedding.CustomEmbedding(written(tmp_path, "v.txt", *lines))
 
 
-def test_published_files(tmp_path, monkeypatch):
+def test_pretrained_embedding_files_are_listed_and_verified(tmp_path, monkeypatch):
     create, names = text.embedding.create, text.embedding.get_pretrained_file_names
     assert len(names("glove")) == 10 and len(names("fasttext")) == 327
     assert set(names()) >= {"glove", "fasttext"}
@@ -148,7 +149,7 @@ def test_published_files(tmp_path, monkeypatch):
     assert words.idx_to_token == ["<unk>", "a", "b"]
 
 
-def test_published_files_are_fetched(tmp_path, monkeypatch):
+def test_pretrained_embeddings_are_fetched_from_repository(tmp_path, monkeypatch):
     content = b"a 1 2\nb 3 4\n"
     name = "glove.twitter.27B.25d.txt"
     monkeypatch.setitem(text.embedding.GloVe.pretrained_file_name_sha1, name, None)
@@ -170,7 +171,7 @@ def test_published_files_are_fetched(tmp_path, monkeypatch):
 TOKENS = " \n = Title = \n \n a b <unk> a \n\n b c \n"
 
 
-def test_language_models(tmp_path):
+def test_wikitext_labels_are_tokens_shifted_by_one(tmp_path):
     for folder, make in (
         ("wikitext-2", mx.gluon.contrib.data.text.WikiText2),
         ("wikitext-103", mx.gluon.contrib.data.text.WikiText103),
@@ -200,7 +201,7 @@ def test_language_models(tmp_path):
         assert len(make(str(archive), "test", seq_len=11)) == 1
 
 
-def test_language_models_of_wrong_files(tmp_path):
+def test_invalid_wikitext_files_are_refused(tmp_path):
     make = mx.gluon.contrib.data.text.WikiText2
     with pytest.raises(FileNotFoundError, match=r"wiki\.valid\.tokens in .*wikitext-2-v1\.zip"):
         make(str(tmp_path), "validation")
