@@ -1,5 +1,4 @@
-"""Convolutions in panels of rows that fused groups follow: the same bits, and no pass over memory
-for what is behind."""
+"""Convolutions in row panels with fused epilogues: equal bits and no extra pass over memory."""
 
 import numpy as np
 import pytest
@@ -94,7 +93,7 @@ def arrays_of(shape):
     "shape, threads",
     [("rows", 1), ("rows", 2), ("rows", 20), ("images", 2), ("a part of a panel", 2)],
 )
-def test_bits(name, shape, threads):
+def test_fused_convolution_epilogue_is_bitwise_equal(name, shape, threads):
     function, members = FUNCTIONS[name]
     mx.context.set_threads(threads)
     try:
@@ -106,7 +105,7 @@ def test_bits(name, shape, threads):
         mx.context.set_threads(0)
 
 
-def test_nan_and_the_sign_of_zero_pass():
+def test_convolution_epilogue_keeps_nan_and_sign_of_zero():
     x, w, b, r = arrays_of(SHAPES["rows"])
     w[:] = 0
     b[:] = -0.0
@@ -123,9 +122,9 @@ def test_nan_and_the_sign_of_zero_pass():
             np.testing.assert_array_equal(np.signbit(a), np.signbit(e))
 
 
-def test_the_gradient_of_relu_with_nan():
-    """The gradient of the data is a convolution, too: relu's gradient, and the sum for the bias, go
-    into its panels."""
+def test_relu_gradient_fuses_into_convolution_and_keeps_nan():
+    """The data gradient is also a convolution: relu's gradient and the bias sum fuse into its
+    panels."""
 
     def f(x, w, b, v):
         return winograd(nd.relu(x + b.reshape((1, 1, 1, -1))), w, v)
@@ -136,7 +135,7 @@ def test_the_gradient_of_relu_with_nan():
     assert [NAME, "_backward_relu", "sum"] in groups(op, "backward")
 
 
-def test_the_dump():
+def test_groups_dump_shows_convolution_epilogue():
     op = compiled(FUNCTIONS["dropout"][0])
     op(*arrays_of(SHAPES["rows"]))
     assert (
@@ -149,7 +148,7 @@ def test_the_dump():
     )
 
 
-def test_small_ones_are_made_as_a_whole():
+def test_small_convolutions_are_not_split_into_panels():
     for shape in [(2, 28, 28, 32), (16, 7, 7, 512), (1, 64, 64, 64)]:
         op = compiled(FUNCTIONS["relu"][0])
         op(*arrays_of(shape))
@@ -172,8 +171,8 @@ class Net(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_network_without_normalisation(threads):
-    """The same bits fused and apart, and on one device and on two, in training."""
+def test_network_without_norm_is_bitwise_equal_fused_and_unfused(threads):
+    """Training gives equal bits fused and unfused, and on one device and on two."""
     mx.context.set_threads(threads)
     try:
         data = nd.random.uniform(-1, 1, shape=(12, 32, 28, 28), ctx=mx.cpu(60))

@@ -1,4 +1,4 @@
-"""Graphs after the compiler's passes, as text; and how the work grows."""
+"""Text dumps of graphs after each compiler pass, and the growth of compilation work."""
 
 import json
 
@@ -72,7 +72,7 @@ block 3: 64 bytes on cpu(1)
 """
 
 
-def test_passes(tmp_path):
+def test_dump_shows_graph_after_each_pass(tmp_path):
     path = tmp_path / "passes.txt"
     finished(SCRIPT, MPGLUON_DUMP=str(path))
     passes = dict(part.split("\n", 1) for part in path.read_text().split("== ")[1:])
@@ -106,7 +106,7 @@ def stack(layers, width=32):
 
 
 def allocations(layers):
-    """How many pieces of bookkeeping memory tracing and compiling ask for."""
+    """Returns the number of bookkeeping allocations of tracing and compiling, and program sizes."""
     MANY = 1 << 30
     net, x = stack(layers), nd.ones((4, 32))
     x.attach_grad()
@@ -121,23 +121,22 @@ def allocations(layers):
     finally:
         _core._memory_fail_after(0)
     entry = net.compiled()[0]["devices"]["cpu(0)"]
-    # Signals come every so many bytes of gradients.
+    # Signals depend on the bytes of gradients, so they are not counted.
     counts = [
         sum(step["kind"] != "signal" for step in entry[part]) for part in ("forward", "backward")
     ]
     return made, *counts, entry["planned"]["saved"]
 
 
-def test_work_grows_with_the_number_of_layers():
+def test_compilation_work_grows_linearly_with_layers():
     small, middle, large = [allocations(layers) for layers in (20, 40, 80)]
     assert large[0] <= 2.2 * middle[0] <= 2.2 * 2.2 * small[0]
-    for part in (1, 2, 3):  # instructions and bytes: exactly so much for each layer
+    for part in (1, 2, 3):  # instructions and bytes: a constant amount per layer
         assert large[part] - middle[part] == 2 * (middle[part] - small[part])
 
 
-def test_many_lengths_share_memory():
-    """Buckets: each length is compiled once, and all of them use the same parameters and the same
-    memory."""
+def test_sequence_lengths_share_parameters_and_memory():
+    """Buckets: each length is compiled once, and all lengths share parameters and memory."""
 
     def most(lengths):
         net = gluon.rnn.LSTM(32, input_size=32)
@@ -160,9 +159,9 @@ def test_many_lengths_share_memory():
     assert sum(entry["bytes_held"] for entry in net.compiled()) == 0
 
 
-def test_trace(tmp_path):
-    """The profiler's Chrome trace: a row per device, arrows for copies, ops by block path, forward
-    and backward."""
+def test_profiler_trace_has_device_rows_copy_arrows_and_scopes(tmp_path):
+    """Chrome trace of the profiler: one row per device, arrows for copies, ops by block path and
+    phase."""
     net = nn.HybridSequential()
     net.add(
         nn.Dense(4, in_units=4),
@@ -193,21 +192,21 @@ def test_trace(tmp_path):
     ran = [event for event in events if event["ph"] == "X"]
     assert all(event["dur"] >= 0 and event["tid"] in rows.values() for event in ran)
     names = [event["name"] for event in ran]
-    # Behind the path of its block
+    # Prefixed with the path of its block
     assert any(name.endswith("/FullyConnected") for name in names), names
     assert any("/" in name and name.endswith("(backward)") for name in names), names
     begins, ends = (
         {event["id"]: event for event in events if event["ph"] == phase} for phase in "sf"
     )
-    assert begins.keys() == ends.keys() and len(begins) >= 2  # there and back
+    assert begins.keys() == ends.keys() and len(begins) >= 2  # to the other device and back
     for number, begin in begins.items():
         assert begin["tid"] != ends[number]["tid"] and begin["ts"] <= ends[number]["ts"]
     assert "FullyConnected" in profiler.dumps()
 
 
-def test_trace_of_eager_calls(tmp_path):
-    """Calls that are not compiled: backward is told from forward, and arrows go the way the data
-    goes, from op to op."""
+def test_profiler_trace_of_eager_calls_has_phases_and_arrows(tmp_path):
+    """Eager calls: backward is distinguished from forward, and arrows follow the data between
+    ops."""
     path = str(tmp_path / "trace.json")
     x = nd.ones((4, 4), ctx=mx.cpu(0))
     x.attach_grad()
@@ -243,8 +242,8 @@ def test_trace_of_eager_calls(tmp_path):
         )
 
 
-def test_marks_of_programs(tmp_path):
-    """What a program does itself is in the trace, in rows of its own below the devices'."""
+def test_profiler_trace_has_rows_for_user_marks(tmp_path):
+    """User-defined profiler objects appear in their own rows below the devices."""
     path = str(tmp_path / "trace.json")
     profiler.set_config(filename=path)
     domain = profiler.Domain("loading")
@@ -295,11 +294,11 @@ def test_marks_of_programs(tmp_path):
         profiler.profiler_set_state("stop")
 
 
-def test_times_as_an_object():
+def test_profiler_dumps_json_sorts_by_each_key():
     profiler.set_state("run")
     x = nd.ones((2, 2))
     nd.relu(x).wait_to_read()
-    profiler.dumps(reset=True)  # and goes on
+    profiler.dumps(reset=True)  # keeps profiling
     task = profiler.Domain("own").new_task("step")
     task.start()
     for array in (x + 1, x + 2, nd.sqrt(x), x.as_in_context(mx.cpu(1)) + 3):

@@ -1,4 +1,4 @@
-"""Normalisation folded into products for prediction."""
+"""Batch normalization folded into products for prediction."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from support.devices import on
 
 
 class Net(gluon.HybridBlock):
-    """A product, its normalisation and relu; the parts on `devices`."""
+    """A product, its normalization and relu, with the parts on `devices`."""
 
     def __init__(self, product, norm, device=0):
         super().__init__()
@@ -72,7 +72,7 @@ def ops(net, phase="forward"):
     "options", [{}, {"scale": False}, {"center": False}, {"use_global_stats": True}], ids=str
 )
 @pytest.mark.parametrize("kind", PRODUCTS)
-def test_folded(kind, options):
+def test_batch_norm_is_folded_into_product_for_prediction(kind, options):
     net, x = make(kind, **options)
     eager = net(x).asnumpy()
     net.hybridize()
@@ -82,7 +82,7 @@ def test_folded(kind, options):
 
 
 @pytest.mark.parametrize("kind", ["conv", "bias", "dense"])
-def test_exact_leaves_it(kind):
+def test_exact_does_not_fold_batch_norm(kind):
     net, x = make(kind)
     eager = net(x).asnumpy()
     net.hybridize(exact=True)
@@ -91,7 +91,7 @@ def test_exact_leaves_it(kind):
 
 
 @pytest.mark.parametrize("kind", PRODUCTS)
-def test_same_bits_over_devices(kind):
+def test_folded_batch_norm_bits_do_not_depend_on_placement(kind):
     results = []
     for device in (0, 1):
         net, x = make(kind, device)
@@ -101,7 +101,7 @@ def test_same_bits_over_devices(kind):
     assert (results[0] == results[1]).all()
 
 
-def test_training_and_recording_do_not_fold():
+def test_batch_norm_is_not_folded_when_training_or_recording():
     net, x = make("conv")
     net.hybridize()
     with autograd.record():
@@ -114,7 +114,7 @@ def test_training_and_recording_do_not_fold():
     assert sum(name in ("BatchNorm", "_batch_norm_relu") for name in ops(net)) == 3
 
 
-def test_statistics_that_training_changed_are_folded():
+def test_folded_batch_norm_follows_trained_statistics():
     net, x = make("bias")
     plain, _ = make("bias")
     net.hybridize()
@@ -130,7 +130,7 @@ def test_statistics_that_training_changed_are_folded():
         assert np.linalg.norm(net(x).asnumpy() - expected) <= 1e-5 * np.linalg.norm(expected)
 
 
-def test_what_others_read_stays():
+def test_product_with_another_reader_is_not_folded():
     class Twice(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -148,7 +148,7 @@ def test_what_others_read_stays():
     assert "BatchNorm" in ops(net)
 
 
-def test_weights_that_are_computed_stay():
+def test_batch_norm_with_input_weights_is_not_folded():
     def function(x, w, gamma, beta, mean, var):
         return [
             nd.BatchNorm(

@@ -1,5 +1,7 @@
-"""Neighbouring elementwise ops, broadcasts and reductions as single passes over memory: the same
-bits, less memory, fewer instructions."""
+"""Operator fusion of elementwise ops, broadcasts and reductions into single passes over memory.
+
+Fused groups give equal bits with less memory and fewer instructions.
+"""
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -16,10 +18,10 @@ SETTINGS = dict(
 )
 
 
-# --- What becomes one pass ------------------------------------------------------------------------
+# --- Fused groups ---------------------------------------------------------------------------------
 
 
-def test_a_chain_is_one_pass_without_memory():
+def test_elementwise_chain_fuses_into_one_group_without_memory():
     def chain(x):
         for _ in range(5):
             x = nd.tanh(x) * 0.5 + 1
@@ -33,7 +35,7 @@ def test_a_chain_is_one_pass_without_memory():
     check(chain, draw((300, 70)))  # several tiles
 
 
-def test_a_tree_with_broadcasts():
+def test_tree_with_broadcasts_fuses_into_one_group():
     def tree(x, y, row, column):
         return nd.relu(nd.broadcast_add(x, row)) * nd.sigmoid(nd.broadcast_mul(y, column))
 
@@ -55,13 +57,13 @@ def layer_norm(x, gamma, beta):
 
 @cpus_only
 @pytest.mark.parametrize("shape", [(3, 5), (64, 1024), (9, 3, 700), (20000, 3), (2, 30000)])
-def test_normalisation_from_its_parts(shape):
+def test_layer_norm_written_out_fuses_into_one_group(shape):
     op = check(layer_norm, draw(shape, shape[-1:], shape[-1:]))
-    if shape not in [(2, 30000)]:  # rows too long for a cache
+    if shape not in [(2, 30000)]:  # rows too long for the cache
         assert len(groups(op, entry=1)) == 1 and planned(op, entry=1) == 0
 
 
-def test_reductions_keep_their_rows_whole():
+def test_fused_reductions_match_unfused_for_all_row_sizes():
     def f(x):
         return nd.exp(nd.broadcast_sub(x, x.max(axis=(1, 2), keepdims=True))).sum(
             axis=(1, 2)
@@ -73,7 +75,7 @@ def test_reductions_keep_their_rows_whole():
 
 @pytest.mark.parametrize("op", ["sum", "mean", "prod", "nansum", "nanprod", "max", "min", "norm"])
 @pytest.mark.parametrize("axis", [0, 1, 2, (0, 2), (1, 2), None])
-def test_every_reduction(op, axis):
+def test_every_fused_reduction_matches_unfused(op, axis):
     def f(x):
         return getattr(nd, op)(x * 0.5 + 1, axis=axis) * 2
 
@@ -97,8 +99,8 @@ TRAILING = [
 @cpus_only
 @pytest.mark.parametrize("op", ["sum", "mean", "prod", "nansum", "nanprod", "max", "min", "norm"])
 @pytest.mark.parametrize("shape, axis", TRAILING)
-def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
-    """The result of a group that tiles the axes, with the bits of the reduction by itself."""
+def test_reductions_along_outer_axes_end_their_group(op, shape, axis):
+    """The group that tiles the axes gives the same bits as the separate reduction."""
 
     def f(x, y):
         z = nd.broadcast_mul(x * 0.5 + 1, y)
@@ -113,7 +115,7 @@ def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
 @cpus_only
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int8", "uint8"])
 @pytest.mark.parametrize("shape, axis", TRAILING[:1] + TRAILING[4:6])
-def test_trailing_reductions_of_dtypes(shape, axis, dtype):
+def test_trailing_reductions_fuse_for_every_dtype(shape, axis, dtype):
     def f(x):
         y = nd.abs(x) + 1
         return (
@@ -128,7 +130,7 @@ def test_trailing_reductions_of_dtypes(shape, axis, dtype):
 
 
 @cpus_only
-def test_trailing_reductions_of_several_kinds_in_one_group():
+def test_different_trailing_reductions_share_one_group():
     def f(x, y, row):
         z = nd.tanh(nd.broadcast_add(x, row))
         w = z * y
@@ -143,15 +145,14 @@ def test_trailing_reductions_of_several_kinds_in_one_group():
 
     op = check(f, draw((1024, 4, 128), (1024, 4, 128), (1, 1, 128)))
     assert [len(g) for g in groups(op, entry=1)] == [10]
-    # What a trailing reduction made is there when the group is done
+    # A consumer sees the result of a trailing reduction only after its group
     found = check(lambda x: nd.relu(nd.relu(x).sum(axis=0)), draw((512, 256)))
     assert groups(found, entry=1) == [["relu", "sum"]]
 
 
 @cpus_only
-def test_the_dump_of_a_bias_gradient():
-    """The sum follows what it adds up at once, although two products that read it, too, were there
-    first."""
+def test_groups_dump_shows_bias_gradient():
+    """The sum runs right after its operand, although two products also read it and were earlier."""
 
     def f(x, w, bias):
         return nd.LeakyReLU(nd.FullyConnected(x, w, bias, num_hidden=256), act_type="gelu")
@@ -201,18 +202,18 @@ def test_trailing_reductions_do_not_move_past_a_write():
     same_bits(run(True), run(False))
 
 
-def test_views_between():
+def test_views_between_fused_ops_do_not_prevent_fusion():
     def f(x, bias):
         y = nd.relu(x.reshape((-1, 8)))
         y = nd.broadcast_add(y, bias).reshape((5, 600, 4, 2))
         return (y + 1).sum(axis=(2, 3)), y.reshape((-1,)) * 2
 
     op = check(f, draw((3000, 8), (1, 8)))
-    if on(0).device_type == "cpu":  # groups on GPUs hold no reductions
+    if on(0).device_type == "cpu":  # groups on GPUs contain no reductions
         assert sum(map(len, groups(op, entry=1))) == 5
 
 
-def test_a_value_that_others_read_keeps_its_memory():
+def test_value_with_unfused_readers_keeps_its_memory():
     def f(x, w):
         y = nd.relu(x) * 2
         z = nd.FullyConnected(y, w, no_bias=True, num_hidden=6)
@@ -221,7 +222,7 @@ def test_a_value_that_others_read_keeps_its_memory():
     check(f, draw((40, 6), (6, 6)))
 
 
-def test_dropout_draws_the_same_numbers():
+def test_fused_dropout_draws_same_numbers():
     def f(x, bias):
         y = (
             nd.Dropout(
@@ -232,7 +233,7 @@ def test_dropout_draws_the_same_numbers():
         return nd.Dropout(y, p=0.5, mode="always") * 2
 
     op = check(f, draw((130, 257), (1, 257)))
-    if on(0).device_type == "cpu":  # nor dropout
+    if on(0).device_type == "cpu":  # groups on GPUs contain no dropout
         assert groups(op)[0] == [
             "broadcast_add",
             "LeakyReLU",
@@ -244,7 +245,7 @@ def test_dropout_draws_the_same_numbers():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int8", "uint8"])
-def test_dtypes(dtype):
+def test_fused_ops_match_unfused_for_every_dtype(dtype):
     def f(x, y):
         z = nd.broadcast_add(nd.abs(x) * 3, y)
         z = nd.where(z > y.broadcast_like(z), z, nd.clip(z, 0, 3))
@@ -254,19 +255,19 @@ def test_dtypes(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_the_gradient_of_gelu(dtype):
+def test_gelu_gradient_fuses_for_every_dtype(dtype):
     def f(grad, x):
         y = nd.LeakyReLU(x, act_type="gelu") + 1
         return _core.get_op("_backward_LeakyReLU")(grad * 2, y, act_type="gelu")
 
     for size in (7, 5003):
         op = check(f, [a.astype(dtype) for a in draw((size,), (size,))])
-        if on(0).device_type == "cpu" or dtype != "float64":  # nor float64
+        if on(0).device_type == "cpu" or dtype != "float64":  # groups on GPUs contain no float64
             members = ["LeakyReLU", "_plus_scalar", "_mul_scalar", "_backward_LeakyReLU"]
             assert groups(op) == [members]
 
 
-def test_nothing_moves_past_a_write():
+def test_fused_ops_do_not_move_past_a_write():
     class Net(mx.gluon.HybridBlock):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -298,21 +299,21 @@ def test_nothing_moves_past_a_write():
     same_bits(run(True), run(False))
 
 
-def test_gradients_are_added_in_place():
+def test_fused_gradients_accumulate_with_grad_req_add():
     def f(x, y):
         return nd.tanh(x * y) * y + x
 
     check(f, draw((90, 70), (90, 70)), add=True)
 
 
-def test_a_square_array_seen_two_ways():
+def test_vector_broadcast_as_row_and_column_fuses_correctly():
     def f(x, v):
         return nd.broadcast_add(nd.broadcast_mul(x, v.reshape((1, -1))), v.reshape((-1, 1))) * 2
 
     check(f, draw((150, 150), (150,)))
 
 
-def test_empty_and_single():
+def test_fused_empty_and_single_element_arrays_match_unfused():
     def f(x, y):
         return (nd.broadcast_add(x, y) * 2).sum(axis=0) + 1
 
@@ -320,7 +321,7 @@ def test_empty_and_single():
         check(f, draw(shape, (1, 1)))
 
 
-def test_two_devices_fuse_apart():
+def test_groups_are_fused_per_device():
     def f(x):
         a = nd.relu(x + 1) * 2
         b = nd.tanh(a.as_in_context(on(61)) * 3) - 1
@@ -332,13 +333,13 @@ def test_two_devices_fuse_apart():
         mx.engine.set_mode(mode, seed)
         op = compiled(f)
         same_bits(train(op, [x]), expected)
-        assert [len(g) for g in groups(op, entry=1)] == [3, 2, 3]  # by device
+        assert [len(g) for g in groups(op, entry=1)] == [3, 2, 3]  # per device
 
 
-# --- What is told about it ------------------------------------------------------------------------
+# --- Profiler events and dumps --------------------------------------------------------------------
 
 
-def test_one_event_named_by_its_members():
+def test_fused_group_is_one_profiler_event_named_by_members():
     x = draw((64, 64))[0]
     op = compiled(lambda x: nd.relu(x * 2) + 1)
     op(x)
@@ -353,7 +354,7 @@ def test_one_event_named_by_its_members():
 
 
 @cpus_only
-def test_the_dump_of_a_normalisation():
+def test_groups_dump_shows_layer_norm():
     op = compiled(layer_norm)
     op(*draw((64, 1024), (1024,), (1024,)))
     assert (
@@ -373,7 +374,7 @@ def test_the_dump_of_a_normalisation():
 
 
 @cpus_only
-def test_the_dump_of_a_backward():
+def test_groups_dump_shows_forward_and_backward():
     def f(x, bias):
         return nd.Dropout(nd.relu(nd.broadcast_add(x, bias)), p=0.5) + x
 
@@ -400,7 +401,7 @@ backward on cpu(0) (| 3, 40, 4)
     )
 
 
-def test_never_more_memory():
+def test_fusion_never_plans_more_memory():
     for function, arrays in [
         (layer_norm, draw((64, 1024), (1024,), (1024,))),
         (lambda x, y: nd.tanh(x * y) * y + x.sum(), draw((90, 70), (90, 70))),
@@ -425,8 +426,9 @@ def test_never_more_memory():
 
 
 @cpus_only
-def test_only_the_groups_that_need_more_memory_stay_apart():
-    """Fused, float32 and float64 are alive at once; op by op, only the float16 between them is."""
+def test_only_groups_that_need_more_memory_stay_unfused():
+    """Fused, float32 and float64 are live at once. Unfused, only the float16 between them is
+    live."""
 
     def costly(x, w):
         return ((nd.dot(x, w) * 2).astype("float16") + 1).astype("float64") - 1
@@ -552,12 +554,12 @@ def random_graph(drawn, num_devices):
 
 @settings(max_examples=60, **SETTINGS)
 @given(program, st.integers(1, 2))
-def test_random_graphs(drawn, num_devices):
+def test_random_fused_graphs_match_unfused(drawn, num_devices):
     random_graph(drawn, num_devices)
 
 
 @pytest.mark.slow
 @settings(max_examples=800, **SETTINGS)
 @given(program, st.integers(1, 2))
-def test_many_random_graphs(drawn, num_devices):
+def test_many_random_fused_graphs_match_unfused(drawn, num_devices):
     random_graph(drawn, num_devices)

@@ -1,5 +1,5 @@
-"""Convolutions with the channels last: what the compiled graph looks like, numbers against eager,
-the same bits on many devices."""
+"""Channels-last convolutions: compiled graphs, results against eager, equal bits on many
+devices."""
 
 import numpy as np
 import pytest
@@ -22,9 +22,12 @@ def distance(a, b):
 
 
 def check(function, arrays):
-    """exact=True has eager's bits. The default differs from eager by at most 1e-6 in norm beside
-    what rounding makes of eager itself, by distance from float64 (gradients through a normalisation
-    are small differences of large sums)."""
+    """exact=True gives eager's bits.
+
+    The default may differ from eager by 1e-6 in norm plus eager's own rounding error, measured as
+    its distance from float64. Gradients through a normalization are small differences of large
+    sums.
+    """
     eager, truth = (
         run(function, arrays, hybridize=False),
         run(function, [a.astype("float64") for a in arrays], hybridize=False),
@@ -51,14 +54,14 @@ V = array((8, 8, 3, 3), 2, scale=0.2)
 
 
 def block(x, w, v):
-    """A residual block, and what is around it."""
+    """A residual block with its surrounding ops."""
     x = nd.relu(norm(nd.Convolution(x, w, **CONV)))
     y = nd.relu(norm(nd.Convolution(x, v, **CONV)))
     y = nd.Activation(norm(nd.Convolution(y, v, **CONV)) + x, act_type="relu")
     return nd.Pooling(y, global_pool=True, pool_type="avg").reshape((0, -1))
 
 
-def test_golden():
+def test_residual_block_graph_is_channels_last():
     lines = dump(block, X, W, V, train=True)
     assert [n for n in names(lines) if n not in ("_ones", "_zeros", "_mul_scalar", "_full")] == [
         "transpose",
@@ -77,9 +80,11 @@ def test_golden():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_have_their_channels_last(dtype):
-    """Residual blocks of ResNet cast to a half: what the graph has, and results and gradients as
-    near to float32's as eager ones are."""
+def test_half_precision_residual_blocks_are_channels_last(dtype):
+    """Residual blocks of ResNet cast to half precision.
+
+    Checks the graph and that results and gradients are as close to float32 as eager ones.
+    """
     net = nn.HybridSequential()
     net.add(
         nn.Conv2D(16, 7, 2, 3, in_channels=3, use_bias=False),
@@ -125,8 +130,8 @@ def test_halves_have_their_channels_last(dtype):
         assert found < 0.002 + 2 * allowed
 
 
-def test_transposes_meet():
-    """Of a user's own channels-last arrays nothing is transposed."""
+def test_transposes_around_channels_last_data_cancel():
+    """A user's channels-last arrays are not transposed."""
 
     def function(x, w):
         return nd.Convolution(nd.transpose(x, axes=(0, 3, 1, 2)), w, **CONV).transpose((0, 2, 3, 1))
@@ -136,9 +141,11 @@ def test_transposes_meet():
     check(function, [x, W])
 
 
-def test_places_of_the_largest_are_kept():
-    """In training a byte an element instead of data and result; gradients as eager ones, bit for
-    bit where windows overlap too."""
+def test_max_pooling_keeps_argmax_bytes_for_training():
+    """In training, pooling keeps one byte per element instead of data and result.
+
+    Gradients equal eager's bit for bit, even if windows overlap.
+    """
 
     def function(x, w, v):
         return nd.Pooling(
@@ -150,14 +157,14 @@ def test_places_of_the_largest_are_kept():
     check(function, [X, W, V])
 
 
-def test_transposes_in_between():
-    """A program's own way to the channels last and back, between two convolutions."""
+def test_transposes_between_convolutions_cancel():
+    """A program's own transposes to channels last and back, between two convolutions."""
 
     def function(x, w, v):
         y = nd.Convolution(x, w, **CONV).transpose((0, 2, 3, 1))
         return nd.Convolution(nd.tanh(y).transpose((0, 3, 1, 2)), v, **CONV)
 
-    assert ops(function, X, W, V).count("transpose") == 2  # in and out
+    assert ops(function, X, W, V).count("transpose") == 2  # input and output
     check(function, [X, W, V])
 
 
@@ -322,7 +329,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_numbers(name):
+def test_channels_last_functions_match_eager(name):
     function, transposes = FUNCTIONS[name]
     arrays = [a.copy() for a in (X, W, V)]
     check(function, arrays)
@@ -340,7 +347,7 @@ def test_numbers(name):
         ("odd", (3, 5, 11, 2), (7, 5, 4, 1), {"stride": (3, 1), "pad": (2, 0)}),
     ],
 )
-def test_shapes(name, data, weight, params):
+def test_channels_last_convolution_shapes_match_eager(name, data, weight, params):
     def function(x, w):
         y = nd.Convolution(x, w, kernel=weight[2:], num_filter=weight[0], no_bias=True, **params)
         return nd.relu(norm(y, weight[0])) if y.size else y
@@ -349,7 +356,7 @@ def test_shapes(name, data, weight, params):
 
 
 class Cut(gluon.HybridBlock):
-    """A small ResNet, each piece on the device that `places` says, in the middle of a block too."""
+    """A small ResNet with each piece on the device given by `places`, even inside a block."""
 
     def __init__(self, devices, places):
         super().__init__()
@@ -401,7 +408,7 @@ class Cut(gluon.HybridBlock):
         [2] * 11 + [0],
     ],
 )
-def test_cut_anywhere(places):
+def test_channels_last_bits_do_not_depend_on_placement(places):
     def train(count):
         mx.random.seed(4)
         net = Cut([on(90 + i) for i in range(count)], places)
@@ -428,9 +435,8 @@ def test_cut_anywhere(places):
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("where", ["data", "residual", "weight"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_not_finite(channels, train, where, value):
-    """What is NaN or infinite in eager results and gradients is so in the default's, element by
-    element."""
+def test_channels_last_keeps_nan_and_infinity(channels, train, where, value):
+    """Results and gradients are NaN or infinite in the same elements as eager ones."""
     conv = dict(kernel=(1, 1), num_filter=channels, no_bias=True)
 
     def function(x, w, residual):
@@ -450,8 +456,8 @@ def test_not_finite(channels, train, where, value):
         )
 
 
-def test_predictions_follow_training():
-    """Moving statistics that channels-last training keeps are those that eager training keeps."""
+def test_channels_last_training_keeps_eager_moving_statistics():
+    """Channels-last training keeps the same moving statistics as eager training."""
 
     def train(hybridize):
         mx.random.seed(4)
@@ -481,9 +487,8 @@ def test_predictions_follow_training():
 
 @pytest.mark.parametrize("channels", [1, 3, 16, 20, 50, 64, 70, 130])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_max_pooling_while_training_is_that_of_the_other_layout(dtype, channels):
-    """Bit for bit, with zeros of both signs and NaN: whole vectors of channels, and what is left of
-    one."""
+def test_max_pooling_in_training_is_equal_in_both_layouts(dtype, channels):
+    """Equal bit for bit, with zeros of both signs and NaN, for full and partial channel vectors."""
     random = np.random.RandomState(channels)
     x = random.randn(2, 9, 11, channels)
     x[random.rand(*x.shape) < 0.1] = -0.0

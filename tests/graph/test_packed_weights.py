@@ -1,4 +1,5 @@
-"""Convolutions with weights packed once for prediction, with what follows them in the same call."""
+"""Convolutions whose weights are packed once for prediction, with their epilogues in the same
+call."""
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ def call(name, *arrays, **params):
     return _core.get_op(name)(*arrays, **params)
 
 
-# (data with the channels last, weight, parameters)
+# (channels-last data shape, weight shape, parameters)
 CASES = {
     "3x3": ((2, 14, 14, 64), (64, 64, 3, 3), {"pad": (1, 1)}),
     "3x3, one sample": ((1, 28, 28, 32), (48, 32, 3, 3), {"pad": (1, 1)}),
@@ -41,7 +42,7 @@ CASES = {
     [(False, False, False), (False, True, True), (True, True, True), (True, False, False)],
 )
 @pytest.mark.parametrize("case", CASES)
-def test_same_bits_as_the_ops_it_stands_for(case, add, relu, bias, channels_last):
+def test_packed_convolution_is_bitwise_equal_to_replaced_ops(case, add, relu, bias, channels_last):
     shape, weight_shape, params = CASES[case]
     x, weight = random(shape, 1), random(weight_shape, 2)
     if not channels_last:
@@ -73,8 +74,8 @@ def test_same_bits_as_the_ops_it_stands_for(case, add, relu, bias, channels_last
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("add", [False, True])
-def test_nan_and_the_sign_of_zero_pass_relu(add, channels_last):
-    """As in every other relu: in data, in the weight, in what is added."""
+def test_packed_convolution_relu_keeps_nan_and_sign_of_zero(add, channels_last):
+    """Holds for NaN in the data, the weight and the added array, as in every relu."""
     shape, weight_shape, params = (
         CASES["first"] if channels_last else ((1, 3, 40, 40), *CASES["first"][1:])
     )
@@ -120,7 +121,7 @@ def test_nan_and_the_sign_of_zero_pass_relu(add, channels_last):
         np.testing.assert_array_equal(np.signbit(result), np.signbit(expected))
 
 
-def test_nan_passes_a_network():
+def test_packed_network_propagates_nan():
     net = nn.HybridSequential()
     net.add(
         nn.Conv2D(8, 5, activation="relu", in_channels=3),
@@ -135,7 +136,7 @@ def test_nan_passes_a_network():
     assert eager.any() and not eager.all() and ops(net).count("_packed_convolution") == 2
 
 
-def test_a_weight_packed_for_other_threads():
+def test_weight_packed_with_other_thread_count_gives_same_bits():
     shape, weight_shape, params = CASES["3x3"]
     x, weight = random(shape, 1), random(weight_shape, 2)
     flags = {"kernel": (3, 3), "num_filter": 64, "channels_last": True, "no_bias": True, **params}
@@ -164,7 +165,7 @@ def test_a_weight_packed_for_other_threads():
         ("_packed_convolution", [(2, 3, 8, 8), (2320,), (4,)], {"num_group": 2}),
     ],
 )
-def test_wrong_shapes(name, shapes, params):
+def test_packed_convolution_refuses_wrong_shapes(name, shapes, params):
     with pytest.raises(mx.base.MXNetError):
         call(
             name, *[nd.zeros(shape) for shape in shapes], kernel=(3, 3), num_filter=4, **params
@@ -236,7 +237,7 @@ def ops(net, phase="forward"):
     ]
 
 
-def test_a_network_for_prediction():
+def test_prediction_network_packs_weights_and_matches_eager():
     net, x = network()
     eager = net(x).asnumpy()
     net.hybridize()
@@ -259,7 +260,7 @@ def test_a_network_for_prediction():
     assert entry["devices"]["cpu(0)"]["planned"]["saved"] == 0
 
 
-def test_exact_packs_nothing():
+def test_exact_does_not_pack_weights():
     net, x = network()
     eager = net(x).asnumpy()
     net.hybridize(exact=True)
@@ -267,7 +268,7 @@ def test_exact_packs_nothing():
     assert "_packed_convolution" not in ops(net)
 
 
-def test_same_bits_over_devices():
+def test_packed_network_bits_do_not_depend_on_placement():
     results = []
     for device in (0, 1):
         net, x = network(device)
@@ -277,7 +278,7 @@ def test_same_bits_over_devices():
     assert np.array_equal(*results)
 
 
-def test_updates_are_packed():
+def test_weights_are_repacked_after_update():
     net, x = network()
     net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
@@ -294,7 +295,7 @@ def test_updates_are_packed():
         assert np.linalg.norm(compiled - eager) <= 3e-6 * np.linalg.norm(eager)
 
 
-def test_batches_share_nothing_they_should_not():
+def test_different_batch_sizes_do_not_affect_each_other():
     net, _ = network()
     net.hybridize()
     inputs = [random((n, 3, 32, 32), n) for n in (1, 2, 5)]
@@ -311,7 +312,7 @@ def test_batches_share_nothing_they_should_not():
     [(1, 512, 1000), (7, 100, 65), (200, 64, 64), (3, 5, 1000), (16, 1000, 10)],
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_dense(rows, features, hidden, bias):
+def test_packed_dense_matches_float64_reference(rows, features, hidden, bias):
     x, weight, arrays = (
         random((rows, features), 1),
         random((hidden, features), 2),
@@ -339,7 +340,7 @@ def test_packed_dense(rows, features, hidden, bias):
         ("_packed_fully_connected", [(2, 6), (4112,), (5,)], {"num_hidden": 4}),
     ],
 )
-def test_wrong_shapes_of_dense_layers(name, shapes, params):
+def test_packed_dense_refuses_wrong_shapes(name, shapes, params):
     with pytest.raises(mx.base.MXNetError, match=name):
         call(name, *[nd.zeros(shape) for shape in shapes], **params).wait_to_read()
 
@@ -369,7 +370,7 @@ def dense(device=0):
     return net, random((6, 5, 80))
 
 
-def test_dense_layers_for_prediction():
+def test_prediction_dense_layers_are_packed_and_follow_updates():
     net, x = dense()
     net.hybridize()
     for scale in (1, 2):
@@ -377,7 +378,7 @@ def test_dense_layers_for_prediction():
             param.set_data(param.data() * scale)
         result = net(x).asnumpy()
         forward = ops(net)
-        # The last one is small
+        # The last layer is small
         assert (
             forward.count("_packed_fully_connected") == 2 and forward.count("FullyConnected") == 1
         )
@@ -398,7 +399,7 @@ def test_dense_layers_for_prediction():
     assert "_packed_fully_connected" not in ops(net)
 
 
-def test_dense_layers_have_the_same_bits_over_devices():
+def test_packed_dense_bits_do_not_depend_on_placement():
     results = []
     for device in (0, 1):
         net, x = dense(device)
@@ -408,8 +409,8 @@ def test_dense_layers_have_the_same_bits_over_devices():
     assert np.array_equal(*results)
 
 
-def test_large_dense_layers_come_in_panels():
-    """They are not packed before, so that what is behind follows them panel by panel."""
+def test_large_dense_layers_run_in_panels():
+    """They are not packed, so the epilogue can follow panel by panel."""
     net = nn.HybridSequential()
     net.add(nn.Dense(1024, activation="relu", in_units=80), nn.Dense(16, in_units=1024))
     net.initialize(mx.init.Xavier())

@@ -1,5 +1,4 @@
-"""Products in panels of rows that fused groups follow: the same bits, no memory for what only the
-group reads."""
+"""Products in row panels with fused epilogues: equal bits and no memory for group-local values."""
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ def dense(x, w, *bias, **params):
     return nd.FullyConnected(x, w, *bias, num_hidden=w.shape[0], no_bias=not bias, **params)
 
 
-# The last panel is a part of one
+# The last panel is partial
 X, W, BIAS, RESIDUAL = (
     (2150, 40),
     (1024, 40),
@@ -74,7 +73,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("threads", [1, 2, 20])
-def test_bits(name, threads):
+def test_fused_product_epilogue_is_bitwise_equal(name, threads):
     function, members = FUNCTIONS[name]
     mx.context.set_threads(threads)
     try:
@@ -87,7 +86,7 @@ def test_bits(name, threads):
         mx.context.set_threads(0)
 
 
-def test_what_only_the_group_reads_has_no_memory():
+def test_values_read_only_inside_group_need_no_memory():
     arrays = draw(X, W, BIAS, RESIDUAL)
     for name, bytes_of_planned in [("bias, relu", 0), ("rows", 0), ("cast", 0), ("kept, too", 0)]:
         function, _ = FUNCTIONS[name]
@@ -100,7 +99,7 @@ def test_what_only_the_group_reads_has_no_memory():
     assert planned(apart) == 0  # both are results
 
 
-def test_the_dump():
+def test_groups_dump_shows_product_epilogue():
     op = compiled(FUNCTIONS["rows"][0])
     op(*draw(X, W, BIAS, RESIDUAL))
     assert (
@@ -115,9 +114,9 @@ def test_the_dump():
     )
 
 
-def test_backward():
-    """The gradient of what goes into a product comes as a product, and relu's gradient and the sum
-    for the bias follow it."""
+def test_backward_fuses_relu_gradient_and_bias_sum_into_product():
+    """The gradient of a product's input is a product, and relu's gradient and the bias sum fuse
+    into it."""
 
     def f(x, w, b, v):
         return dense(nd.relu(dense(x, w, b)), v)
@@ -128,7 +127,7 @@ def test_backward():
     assert groups(op, "backward") == [["dot", "_backward_relu", "sum"]]
 
 
-def test_two_devices():
+def test_product_epilogues_on_two_devices_match_one_device():
     arrays = [a.as_in_context(on(60)) * 0.3 for a in draw(X, W, BIAS, RESIDUAL)]
 
     def f(x, w, b, r):
@@ -145,7 +144,7 @@ def test_two_devices():
     mx.engine.set_mode("async")
 
 
-def test_one_event():
+def test_fused_product_is_one_profiler_event():
     arrays = draw(X, W, BIAS, RESIDUAL)
     op = compiled(FUNCTIONS["residual"][0])
     op(*arrays)
@@ -159,7 +158,7 @@ def test_one_event():
     ]
 
 
-def test_values():
+def test_large_product_matches_float64_reference():
     x, w, b = (a * 0.3 for a in draw(X, W, BIAS))
     found = dense(x, w, b).asnumpy()
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""hybridize(recompute=...): less is kept for backward, and no bit changes."""
+"""hybridize(recompute=...): keeps less for backward without changing any bit."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ WIDTH, LAYERS = 32, 8
 
 
 class Layer(gluon.HybridBlock):
-    """With all that could go wrong: random numbers, moving statistics, a residual, views."""
+    """Covers difficult cases: random numbers, moving statistics, a residual and views."""
 
     def __init__(self, ctx, **kwargs):
         super().__init__(**kwargs)
@@ -78,7 +78,7 @@ def planned(net):
 
 
 def again(net):
-    """What is computed again, as (op, block)."""
+    """Returns the recomputed steps as (op, block)."""
     steps = [
         step
         for device in net.compiled()[0]["devices"].values()
@@ -116,7 +116,7 @@ WAYS = {
 
 @pytest.mark.parametrize("num_devices", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_no_bit_changes(way, num_devices):
+def test_recompute_does_not_change_bits(way, num_devices):
     net, x = make()
     expected = train(net, x)
     net, x = make(num_devices)
@@ -127,7 +127,7 @@ def test_no_bit_changes(way, num_devices):
 
 
 @pytest.mark.parametrize("mode,seed", [("shuffle", 1), ("shuffle", 2)])
-def test_in_any_order(mode, seed):
+def test_recompute_does_not_change_bits_in_shuffled_order(mode, seed):
     net, x = make()
     expected = train(net, x)
     try:
@@ -139,7 +139,7 @@ def test_in_any_order(mode, seed):
         mx.engine.set_mode("async")
 
 
-def test_only_inputs_are_kept():
+def test_recompute_keeps_only_layer_inputs():
     net, x = make()
     net.hybridize()
     train(net, x, 1)
@@ -147,8 +147,8 @@ def test_only_inputs_are_kept():
     each_layer(net)
     train(net, x, 1)
     layers = planned(net)[str(on(80))]
-    kept = 16 * WIDTH * 4 * (LAYERS - 1)  # what comes into each layer but the first
-    # And what backward of a layer reads of the next
+    kept = 16 * WIDTH * 4 * (LAYERS - 1)  # inputs of all layers but the first
+    # The upper bound adds values of the next layer that a layer's backward reads
     assert kept <= layers["saved"] <= kept + LAYERS * 1024
     assert layers["total"] < 0.55 * everything["total"]
     ops = [op for op, _ in again(net)]
@@ -156,7 +156,7 @@ def test_only_inputs_are_kept():
     assert all("layer" in scope for _, scope in again(net))
 
 
-def test_moving_statistics_are_updated_once():
+def test_recompute_updates_moving_statistics_once():
     net, x = make()
     each_layer(net)
     with autograd.record():
@@ -167,7 +167,7 @@ def test_moving_statistics_are_updated_once():
     assert np.abs(after_forward[3]).max() > 0
 
 
-def test_a_retained_graph_and_two_forwards():
+def test_recompute_supports_retain_graph_and_two_forwards():
     net, x = make()
     expected = train(net, x, retain=True)
     net, x = make()
@@ -191,7 +191,7 @@ def test_a_retained_graph_and_two_forwards():
     same_bits(twice(True), twice(False))
 
 
-def test_gradients_of_gradients():
+def test_recompute_supports_second_gradients():
     def second(hybridize):
         mx.random.seed(1)
         net = nn.HybridSequential()
@@ -211,8 +211,8 @@ def test_gradients_of_gradients():
     same_bits(second(True), second(False))
 
 
-def test_what_is_read_before_an_update_is_kept():
-    """Statistics that are used by others than the layer that updates them."""
+def test_states_read_before_update_are_kept_for_recompute():
+    """Statistics with readers outside the layer that updates them."""
 
     class Odd(gluon.HybridBlock):
         def __init__(self, **kwargs):
@@ -242,7 +242,7 @@ def test_what_is_read_before_an_update_is_kept():
     same_bits(go(recompute=True), go())
 
 
-def test_a_budget_is_kept_and_no_more_is_computed_than_needed():
+def test_recompute_budget_is_met_with_minimal_recomputation():
     net, x = make()
     net.hybridize()
     train(net, x, 1)
@@ -254,13 +254,13 @@ def test_a_budget_is_kept_and_no_more_is_computed_than_needed():
         assert planned(net)[str(on(80))]["total"] <= total * share
         products = sum(op == "FullyConnected" for op, _ in again(net))
         counts.append((len(again(net)), products))
-    assert counts[0] == (0, 0)  # it fits
-    assert 0 < counts[1][0] and counts[1][1] == 0  # cheap ones do
+    assert counts[0] == (0, 0)  # fits without recomputing
+    assert 0 < counts[1][0] and counts[1][1] == 0  # recomputing cheap ops is enough
     assert counts[3][1] > 0
     assert "recomputed" in repr(net.compiled())
 
 
-def test_a_child_is_computed_again_in_a_block_of_parts():
+def test_child_is_recomputed_in_block_with_graph_break():
     class Rows(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -278,7 +278,7 @@ def test_a_child_is_computed_again_in_a_block_of_parts():
     np.testing.assert_array_equal(net(x).asnumpy(), y)
 
 
-def test_a_budget_per_device():
+def test_recompute_budget_per_device_is_met():
     net, x = make(2)
     net.hybridize()
     train(net, x, 1)
@@ -293,7 +293,7 @@ def test_a_budget_per_device():
     same_bits(train(net, x), expected)
 
 
-def test_a_budget_that_cannot_be_kept():
+def test_unreachable_recompute_budget_raises_error():
     net, x = make(2)
     net.hybridize(recompute={on(80): 1000, on(81): "1MB"})
     x.attach_grad()
@@ -304,12 +304,12 @@ def test_a_budget_that_cannot_be_kept():
         ),
     ):
         net(x)
-    net(x)  # prediction keeps nothing anyway
+    net(x)  # prediction keeps nothing for backward
     net.hybridize(recompute="1MB")
     assert len(train(net, x, 1)) > 2
 
 
-def test_a_child_is_marked_when_its_parent_is_compiled_already():
+def test_recompute_of_child_recompiles_its_parent():
     net, x = make()
     net.hybridize()
     expected = train(net, x, 1)
@@ -326,7 +326,7 @@ def test_a_child_is_marked_when_its_parent_is_compiled_already():
 @pytest.mark.parametrize(
     "value", ["lots", "12 parsecs", -1, 1.5, [1], {str(on(0)): 1}, {on(0): "x"}]
 )
-def test_what_is_no_budget(value):
+def test_invalid_recompute_budget_is_refused(value):
     net, _ = make()
     with pytest.raises(mx.MXNetError, match="recompute"):
         net.hybridize(recompute=value)

@@ -1,5 +1,4 @@
-"""Rewrites before the gradient: graph in, graph out; what must stay; numbers, gradients, and the
-same bits wherever things are."""
+"""Rewrites before the gradient: matched and unmatched patterns, results, gradients, placement."""
 
 import numpy as np
 import pytest
@@ -47,30 +46,30 @@ def test_transposes_fold_into_products():
         lambda x, y: nd.dot(x, y.T),
     ],
 )
-def test_other_transposes_stay(function):
+def test_transposes_that_products_cannot_absorb_stay(function):
     a, b = array((3, 3, 3), 1), array((3, 3, 3), 2)
     assert ops(function, a, b) == ops(function, a, b, exact=True)
 
 
-def test_a_transpose_used_elsewhere_stays():
+def test_transpose_with_another_reader_stays():
     function = lambda x, y: (lambda t: nd.dot(x, t) + t)(y.T)
     arrays = [array((4, 4), 1), array((4, 4), 2)]
     assert ops(function, *arrays) == ["transpose", "dot", "broadcast_add"]
     check(function, arrays, 1e-30)
 
 
-def test_nothing_is_rewritten_when_exact():
+def test_exact_disables_rewrites():
     function = lambda x, y: nd.dot(x, y.T)
     assert ops(function, array((3, 4), 1), array((5, 4), 2), exact=True) == ["transpose", "dot"]
 
 
-def test_scopes_randoms_and_outputs_survive():
-    """What is not part of a pattern is taken over: block paths, random numbers in program order,
-    the several outputs of an op."""
+def test_rewrites_keep_random_numbers_and_multiple_outputs():
+    """Everything outside a pattern is kept: block paths, order of random numbers, multiple
+    outputs."""
 
     def function(x, y):
         a = nd.random.uniform(shape=(3, 6))
-        nd.random.uniform(shape=(3, 6))  # takes a number, and vanishes
+        nd.random.uniform(shape=(3, 6))  # consumes a random number and is removed as dead code
         first, second = nd.split(
             nd.Dropout(nd.dot(x, y.T), p=0.5, mode="always"), num_outputs=2, axis=1
         )
@@ -89,8 +88,8 @@ def _dump_text(function, arrays):
     return op.dump()
 
 
-def test_effects_keep_their_place():
-    """A product is not moved behind what writes its operand."""
+def test_product_is_not_moved_past_a_write_to_its_operand():
+    """A product is not moved past a write to its operand."""
 
     def function(x, w, mean, var):
         t = nd.transpose(w)
@@ -112,7 +111,7 @@ def test_effects_keep_their_place():
     assert error(*results) < 1e-6
 
 
-def test_patterns_look_through_copies():
+def test_rewrite_patterns_look_through_device_copies():
     """The decision and the bits are the same on one device and on several."""
 
     def function(devices):
@@ -138,7 +137,7 @@ def test_patterns_look_through_copies():
     check(function(many), arrays)
 
 
-def test_gradients_of_gradients_are_those_of_the_program_as_written():
+def test_second_gradients_are_not_affected_by_rewrites():
     def second(function, arrays):
         for a in arrays:
             a.attach_grad()

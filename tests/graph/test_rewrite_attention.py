@@ -1,5 +1,4 @@
-"""Attention recognised from its parts: in every form that users write, and in none that only looks
-like it."""
+"""Attention pattern matching: all forms that users write match, and similar graphs do not."""
 
 import math
 
@@ -150,7 +149,7 @@ def arrays_of(shapes, ctx=None):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_forms(form):
+def test_every_form_of_attention_is_fused(form):
     function, shapes = FORMS[form]
     arrays = arrays_of(shapes)
     masks = arrays[3:]
@@ -161,7 +160,7 @@ def test_forms(form):
     check(closed, arrays)
 
 
-def test_graph():
+def test_fused_attention_graph_has_expected_parameters():
     lines = dump(packed, array(QKV[0], 1))
     assert lines[-3:] == [
         "%1 = _attention(%0, %0, %0) {sizes=(2, 3, 10, 10, 4, 4), query_at=(0, 360, 4, 36), "
@@ -172,7 +171,7 @@ def test_graph():
     ]
 
 
-def test_the_matrix_of_scores_is_never_kept():
+def test_fused_attention_never_stores_the_score_matrix():
     x = array((1, 512, 3 * 8), 1)
     x.attach_grad()
     op = _core.CachedOp(lambda a: [packed_heads(a)], {})
@@ -188,8 +187,8 @@ def packed_heads(x):
     return nd.batch_dot(nd.softmax(nd.batch_dot(q, k, transpose_b=True)), v)
 
 
-def test_dropout_draws_the_numbers_of_the_op_it_replaces():
-    """With weights of one row all equal, what is dropped shows in the result."""
+def test_fused_attention_dropout_draws_same_mask():
+    """With equal weights in each row, the result shows the dropped elements."""
     q, v = nd.zeros((2, 6, 3)), nd.array(np.tile(np.eye(6, dtype=np.float32), (2, 1, 1)))
 
     def function(q, v):
@@ -239,7 +238,7 @@ NEAR_MISSES = {
 
 
 @pytest.mark.parametrize("miss", NEAR_MISSES)
-def test_near_misses_stay(miss):
+def test_patterns_similar_to_attention_are_not_fused(miss):
     function, arrays = NEAR_MISSES[miss], arrays_of(HEADS)
     for a in arrays:
         a.attach_grad()
@@ -248,8 +247,8 @@ def test_near_misses_stay(miss):
     check(function, arrays, 1e-30)
 
 
-def test_half_precision():
-    """Sums are float32's: results and gradients have the error of their own rounding."""
+def test_fused_attention_in_half_precision_is_accurate():
+    """Sums are accumulated in float32: errors of results and gradients are rounding errors only."""
     arrays = arrays_of(HEADS)
     expected = run(plain, arrays, hybridize=False)
     for dtype, tolerance in (("float16", 4e-3), ("bfloat16", 3e-2)):
@@ -262,7 +261,7 @@ def test_half_precision():
 
 
 def masked_plain(q, k, v, cast=lambda mask: mask, bias=0.0):
-    """Causal attention by a mask that is made in float32, as clients make it."""
+    """Causal attention with a mask built in float32, as client code does."""
     at = nd.arange(q.shape[1], ctx=q.ctx)
     later = nd.broadcast_lesser(nd.reshape(at, (-1, 1)), nd.reshape(at, (1, -1))) * -1e9 + bias
     scores = nd.broadcast_add(scores_of(q, k), nd.expand_dims(cast(later), axis=0))
@@ -270,8 +269,8 @@ def masked_plain(q, k, v, cast=lambda mask: mask, bias=0.0):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_causal_masks_of_halves(dtype):
-    """float16 rounds -1e9 to -inf. A mask that rounds to another one is none."""
+def test_causal_mask_in_half_precision_is_recognized(dtype):
+    """float16 rounds -1e9 to -inf. A mask that rounds to a different value is not causal."""
     arrays = arrays_of(HEADS)
     expected = run(masked_plain, arrays, hybridize=False)
     halves = [a.astype(dtype) for a in arrays]
@@ -293,12 +292,12 @@ def test_causal_masks_of_halves(dtype):
 @pytest.mark.parametrize(
     "dtype, later",
     [
-        ("float32", lambda far: (far * 0.1 > 0.1) * -1e9),  # as kernels have 0.1, it is not more
-        ("float16", lambda far: (far > 0) * -1e9),  # -inf, and 0 * -inf
+        ("float32", lambda far: (far * 0.1 > 0.1) * -1e9),  # in kernel precision 0.1 > 0.1 is false
+        ("float16", lambda far: (far > 0) * -1e9),  # -inf and 0 * -inf
     ],
 )
-def test_numbers_of_a_mask_are_rounded_as_kernels_do(dtype, later):
-    """A mask that hides other keys, or has no numbers, is not causal."""
+def test_mask_constants_are_rounded_like_kernels(dtype, later):
+    """A mask that hides different keys or contains NaN is not causal."""
 
     def function(q, k, v):
         at = nd.arange(q.shape[1], ctx=q.ctx, dtype=dtype)
@@ -316,7 +315,7 @@ def test_numbers_of_a_mask_are_rounded_as_kernels_do(dtype, later):
 
 
 @pytest.mark.parametrize("shift", [-1, 1, 2])
-def test_a_mask_that_is_almost_causal_is_added(shift):
+def test_almost_causal_mask_is_added(shift):
     def function(q, k, v):
         at = nd.contrib.arange_like(q, axis=1)
         mask = (
@@ -333,7 +332,7 @@ def test_a_mask_that_is_almost_causal_is_added(shift):
     check(function, arrays)
 
 
-def test_a_mask_of_one_number_is_not_causal():
+def test_single_element_mask_is_not_causal():
     function = lambda q, k, v: nd.batch_dot(
         nd.softmax(nd.broadcast_add(scores_of(q, k), nd.zeros((1, 1, 1)))), v
     )
@@ -342,8 +341,8 @@ def test_a_mask_of_one_number_is_not_causal():
     check(function, arrays_of(HEADS))
 
 
-def test_rows_that_see_nothing():
-    """Finite masks leave what the scores say, -inf leaves no number: as the parts do."""
+def test_fully_masked_rows_match_unfused_attention():
+    """As in unfused attention, finite masks keep the scores' weights and -inf gives NaN."""
     arrays = arrays_of(HEADS)
     for low in (-1e4, -np.inf):
         mask = np.zeros((1, T, T), np.float32)
@@ -357,8 +356,8 @@ def test_rows_that_see_nothing():
             assert np.allclose(a, b, rtol=2e-4, atol=1e-5, equal_nan=True)
 
 
-def test_overlapping_parts_are_not_taken_for_thirds():
-    """Gradients of parts that overlap add up."""
+def test_overlapping_slices_are_not_packed_attention():
+    """Gradients of overlapping parts are summed."""
 
     def function(x):
         q, k, v = (nd.slice_axis(x, axis=1, begin=b, end=b + 4) for b in (0, 2, 8))
@@ -392,7 +391,7 @@ def spread(devices):
 
 
 @pytest.mark.parametrize("mode", ["async", "shuffle"])
-def test_the_same_bits_on_several_devices(mode):
+def test_fused_attention_bits_do_not_depend_on_placement(mode):
     arrays = [array((B, T, H * D), 1), array((3 * H * D, H * D), 2, scale=0.3)]
     one = run(spread([on(0)] * 3), arrays)
     many = spread([on(0), on(1), on(2)])
@@ -406,8 +405,8 @@ def test_the_same_bits_on_several_devices(mode):
     check(many, arrays)
 
 
-def test_bits_do_not_depend_on_threads():
-    """One head on many threads is worked on by blocks of rows and of keys, with the same sums."""
+def test_fused_attention_bits_do_not_depend_on_threads():
+    """One head on many threads is split into blocks of rows and keys, with equal sums."""
     results = []
     try:
         for threads in (1, 2, 5):
@@ -420,7 +419,7 @@ def test_bits_do_not_depend_on_threads():
             assert np.array_equal(a, b)
 
 
-def test_gradients_of_gradients():
+def test_second_gradient_of_fused_attention_matches_eager():
     def second(function):
         x = array(QKV[0], 1)
         x.attach_grad()
@@ -435,7 +434,7 @@ def test_gradients_of_gradients():
     assert error(second(_core.CachedOp(lambda x: [packed(x)], {})), second(packed)) < 1e-5
 
 
-def test_against_pytorch():
+def test_fused_causal_attention_matches_pytorch():
     torch = pytest.importorskip("torch")
     x = array((2, 150, 3 * H * 16), 4)
     ours = run(lambda a: packed(a, scale=0.25), [x])

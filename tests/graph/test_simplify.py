@@ -1,5 +1,5 @@
-"""Simplification of graphs: what is computed once, what is left out, and what must stay although it
-looks alike. Bits stay in any case."""
+"""Graph simplification: common subexpressions, dead identities and near misses; bits never
+change."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ SPECIAL = np.array(
 
 @pytest.fixture
 def dumped(tmp_path, monkeypatch):
-    """A function: compiles `function` for the arrays, compares it with eager calls bit for bit, and
-    returns the passes as text."""
+    """Returns a function that compiles `function`, checks it bitwise against eager and returns the
+    passes as text.
+    """
 
     def run(function, *arrays, **options):
         path = tmp_path / "passes.txt"
@@ -38,12 +39,12 @@ def bits(array):
     array = array.asnumpy() if array.dtype != "bfloat16" else array.astype("float32").asnumpy()
     same = array.copy()
     if array.dtype.kind == "f":
-        same[np.isnan(array)] = np.nan  # which NaN it is does not count
+        same[np.isnan(array)] = np.nan  # NaN payloads are ignored
     return np.frombuffer(same.tobytes(), dtype=np.uint8)
 
 
 def ops(plan):
-    """The ops that run, in order."""
+    """Returns the ops that run, in order."""
     return [line.split()[2].rstrip(":") for line in plan.splitlines() if " %" in line]
 
 
@@ -64,7 +65,7 @@ return %11
 """
 
 
-def test_golden(dumped):
+def test_simplified_graph_matches_expected_dump(dumped):
     def function(x):
         y = nd.exp(x) * 1 + nd.exp(x)
         return [nd.tanh(y.reshape((2, 6)).reshape((3, 4))) - nd.tanh(y.T.T)]
@@ -110,14 +111,14 @@ HALF = {
 
 
 @pytest.mark.parametrize("name", GONE)
-def test_identities(dumped, name):
+def test_identity_ops_are_removed(dumped, name):
     passes = dumped(lambda x: [nd.sigmoid(GONE[name](nd.tanh(x)))], nd.array(SPECIAL))
     assert ops(passes["forward plan"]) == ["tanh", "sigmoid"]
 
 
 @pytest.mark.parametrize("name", GONE)
-def test_results_of_identities(dumped, name):
-    """As the only op, an identity makes an array of its own, as it does eagerly."""
+def test_returned_identity_is_a_separate_array(dumped, name):
+    """An identity that is the only op returns a separate array, as in eager mode."""
     x = nd.array(SPECIAL)
     function = GONE[name]
     dumped(lambda x: [function(x)], x)
@@ -128,7 +129,7 @@ def test_results_of_identities(dumped, name):
 
 
 @pytest.mark.parametrize("name", HALF)
-def test_twice_is_once(dumped, name):
+def test_idempotent_op_applied_twice_runs_once(dumped, name):
     function, op = HALF[name]
     passes = dumped(lambda x: [nd.sin(function(nd.tanh(x)))], nd.array(SPECIAL))
     assert ops(passes["forward plan"]) == ["tanh", op, "sin"]
@@ -136,8 +137,8 @@ def test_twice_is_once(dumped, name):
 
 
 NOT = {
-    "x + 0": lambda x: x + 0.0,  # makes 0.0 of -0.0
-    "0 - x, twice": lambda x: 0 - (0 - x),  # likewise
+    "x + 0": lambda x: x + 0.0,  # turns -0.0 into 0.0
+    "0 - x, twice": lambda x: 0 - (0 - x),  # turns -0.0 into 0.0
     "x - -0": lambda x: x - -0.0,
     "x * -1 * -2": lambda x: x * -1 * -2,
     "x ** 2 ** .5": lambda x: (x**2) ** 0.5,
@@ -156,7 +157,7 @@ NOT = {
 
 
 @pytest.mark.parametrize("name", NOT)
-def test_near_misses(dumped, name):
+def test_ops_similar_to_identities_stay(dumped, name):
     x = nd.array(SPECIAL)
     passes = dumped(lambda x: [nd.sin(NOT[name](x))], x)
     run = ops(passes["forward plan"])
@@ -164,7 +165,7 @@ def test_near_misses(dumped, name):
     assert len(run) == len(traced)
 
 
-def test_integers(dumped):
+def test_integer_simplifications_keep_exact_values(dumped):
     large = nd.array(np.array([2**53 + 1, -(2**62) - 3, 7], dtype="int64"), dtype="int64")
     assert ops(dumped(lambda x: [nd.identity(x) * 1 + 0 - 0 + x], large)["forward plan"]) == [
         "broadcast_add"
@@ -187,16 +188,16 @@ def test_integers(dumped):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_floats(dumped, dtype):
+def test_identity_ops_are_removed_for_other_float_dtypes(dumped, dtype):
     x = nd.array(SPECIAL).astype(dtype)
     passes = dumped(lambda x: [nd.tanh(nd.tanh(x) * 1 / 1 - 0.0)], x)
     assert ops(passes["forward plan"]) == ["tanh", "tanh"]
 
 
-# --- What is computed once ------------------------------------------------------------------------
+# --- Common subexpressions ------------------------------------------------------------------------
 
 
-def test_common_subexpressions(dumped):
+def test_common_subexpressions_are_computed_once(dumped):
     def function(x, y):
         a = nd.dot(x, y.T) + nd.dot(x, y.T)
         parts = [nd.split(x, num_outputs=2, axis=1)[i] for i in (0, 1)]
@@ -210,7 +211,7 @@ def test_common_subexpressions(dumped):
     )
 
 
-def test_other_parameters_stay(dumped):
+def test_ops_with_different_parameters_are_not_merged(dumped):
     passes = dumped(
         lambda x: [
             nd.sum(x, axis=0),
@@ -222,7 +223,7 @@ def test_other_parameters_stay(dumped):
     assert ops(passes["forward plan"]).count("sum") == 3
 
 
-def test_draws_stay():
+def test_random_draws_are_not_merged():
     op = _core.CachedOp(
         lambda x: [
             nd.random.uniform(shape=(64,)),
@@ -237,8 +238,8 @@ def test_draws_stay():
     assert (a != b).any() and (c != d).any()
 
 
-def test_effects_stay():
-    """What reads a state before and after it is written does not read the same."""
+def test_reads_before_and_after_a_state_write_are_not_merged():
+    """Reads of a state before and after a write to it differ."""
 
     def function(x, gamma, beta, mean, variance):
         before = mean * 2
@@ -263,7 +264,7 @@ def test_effects_stay():
     assert (results[0].asnumpy() != results[1].asnumpy()).any()
 
 
-def test_results_are_arrays_of_their_own():
+def test_merged_results_are_separate_arrays():
     op = _core.CachedOp(
         lambda x: [nd.exp(x), nd.exp(x), nd.exp(x) * 1, x * 1, x.astype("float32")], {}
     )
@@ -277,7 +278,7 @@ def test_results_are_arrays_of_their_own():
         np.testing.assert_array_equal(x.asnumpy(), [1.0, 2.0])
 
 
-def test_one_copy_to_each_device(dumped):
+def test_duplicate_copies_to_a_device_are_merged(dumped):
     def function(x):
         a, b = x.as_in_context(on(1)), x.as_in_context(on(1))
         return [nd.exp(a) + nd.sin(b), nd.tanh(x.as_in_context(on(2)))]
@@ -296,9 +297,8 @@ def train(function, arrays, compiled, **options):
     return [array.asnumpy() for array in [*results, *[array.grad for array in arrays]]], op
 
 
-def test_gradients():
-    """Through what is computed once and what is left out; with gradients that are the same
-    value."""
+def test_gradients_pass_through_simplified_graphs():
+    """Covers merged and removed ops, and gradients that are the same value."""
     rng = np.random.default_rng(0)
 
     def function(x, y):
@@ -315,7 +315,7 @@ def test_gradients():
     assert sum("dot" in step.get("op", "") for step in entry["forward"]) == 1
 
 
-def test_same_gradients_are_arrays_of_their_own():
+def test_equal_gradients_are_separate_arrays():
     expected, _ = train(lambda x, y: [x + y], [np.ones((2, 3))] * 2, False)
     results, _ = train(lambda x, y: [x + y], [np.ones((2, 3))] * 2, True)
     for a, b in zip(results, expected):
@@ -330,9 +330,8 @@ def test_same_gradients_are_arrays_of_their_own():
     assert (y.grad.asnumpy() == 1).all()
 
 
-def test_regions_stay_apart():
-    """What is computed again in the backward phase is not kept because something else computes it,
-    too."""
+def test_recomputed_regions_are_not_merged_with_kept_values():
+    """A value recomputed in backward is not kept just because another op also computes it."""
 
     def block(x, w):
         return nd.tanh(nd.dot(nd.tanh(nd.dot(x, w)), w))
@@ -352,8 +351,8 @@ def test_regions_stay_apart():
 
 
 @pytest.mark.parametrize("limit", [None, 70_000])
-def test_budgets(limit):
-    """Regions that a budget gives out leave what was one node one node."""
+def test_recompute_budget_does_not_split_merged_nodes(limit):
+    """Regions chosen for a budget do not duplicate merged nodes."""
     rng = np.random.default_rng(2)
 
     def function(x, w):

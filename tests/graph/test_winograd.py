@@ -1,5 +1,4 @@
-"""Convolutions of 3x3 by Winograd's algorithm: the ops, and the rules that put them into a
-graph."""
+"""Winograd 3x3 convolutions: the ops and the rules that select them in graphs."""
 
 import numpy as np
 import pytest
@@ -28,8 +27,8 @@ def error(result, expected):
     )
 
 
-# batch, height, width, channels, filters, pad: odd sizes, panels that are not full, few tiles with
-# large weights, several blocks of tiles
+# batch, height, width, channels, filters, pad. Covers odd sizes, partial panels, few tiles with
+# large weights and several blocks of tiles.
 CASES = [
     (2, 14, 14, 64, 64, (1, 1)),
     (2, 7, 9, 32, 48, (1, 0)),
@@ -42,7 +41,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_values(case):
+def test_winograd_convolution_matches_float64_reference(case):
     batch, height, width, channels, filters, pad = case
     x, weight, bias = (
         random((batch, height, width, channels), 1),
@@ -79,7 +78,7 @@ def test_values(case):
 
 
 @pytest.mark.parametrize("shape", [(2, 28, 28, 32), (2, 7, 7, 272)])
-def test_bits_do_not_depend_on_threads_or_on_the_rest_of_the_batch(shape):
+def test_winograd_bits_do_not_depend_on_threads_or_batch(shape):
     filters = shape[3]
     x, weight, grad = random(shape, 1), random((filters, filters, 3, 3), 2), random(shape, 3)
     results = []
@@ -114,7 +113,7 @@ def test_bits_do_not_depend_on_threads_or_on_the_rest_of_the_batch(shape):
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other))
 
 
-def test_what_follows_in_the_same_call_has_the_same_bits():
+def test_winograd_epilogue_is_bitwise_equal_to_separate_ops():
     x, weight, bias, added = (
         random((2, 9, 8, 16), 1),
         random((32, 16, 3, 3), 2),
@@ -171,12 +170,12 @@ def test_what_follows_in_the_same_call_has_the_same_bits():
         ("_winograd_backward_weight", [(2, 8, 16), (2, 8, 8, 16)], {}),
     ],
 )
-def test_wrong_shapes(name, shapes, params):
+def test_winograd_ops_refuse_wrong_shapes(name, shapes, params):
     with pytest.raises(mx.base.MXNetError, match=name):
         call(name, *[nd.zeros(shape) for shape in shapes], **params).wait_to_read()
 
 
-def test_without_the_weight_there_is_no_gradient():
+def test_winograd_gradient_without_weight_is_refused():
     x = random((1, 4, 4, 16))
     x.attach_grad()
     with autograd.record():
@@ -246,13 +245,13 @@ def ops(net, phase):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_training(bias):
+def test_winograd_training_matches_eager(bias):
     net, x = make(bias=bias)
     eager = step(net, x)
     net.hybridize()
     for result, expected in zip(step(net, x), eager):
         assert np.linalg.norm(result - expected) <= 2e-6 * np.linalg.norm(expected)
-    # 16 channels are too few, as strides are
+    # Convolutions with 16 channels or with strides do not use Winograd
     assert ops(net, "forward").count("_winograd_convolution") == 2
     assert ops(net, "forward").count("_convolution_channels_last") == 2
     assert (
@@ -264,7 +263,7 @@ def test_training(bias):
         np.testing.assert_array_equal(result, expected)
 
 
-def test_training_on_two_devices_has_the_same_bits():
+def test_winograd_training_bits_do_not_depend_on_placement():
     one, two = [], []
     for results, device in ((one, 0), (two, 1)):
         net, x = make(device)
@@ -274,7 +273,7 @@ def test_training_on_two_devices_has_the_same_bits():
     assert all(np.array_equal(a, b) for a, b in zip(one, two))
 
 
-def test_prediction_packs_once_and_again_after_an_update():
+def test_winograd_prediction_repacks_weights_after_update():
     net, x = make(bias=True)
     net.hybridize()
     for scale in (1, 0.5):
@@ -291,14 +290,14 @@ def test_prediction_packs_once_and_again_after_an_update():
         net.hybridize()
 
 
-def test_few_tiles_are_not_worth_packing_for_one_call():
+def test_winograd_is_not_used_for_few_tiles():
     net, x = make(batch=1)
     net.hybridize()
     step(net, x)
     assert "_winograd_convolution" not in ops(net, "forward")
 
 
-def test_gradients_of_gradients():
+def test_winograd_second_gradient_matches_eager():
     weight, x = random((32, 32, 3, 3), 1), random((4, 32, 16, 16), 2)
 
     class Convolve(gluon.HybridBlock):
