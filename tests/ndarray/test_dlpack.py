@@ -1,4 +1,4 @@
-"""DLPack both ways, without copies."""
+"""Zero-copy DLPack import and export."""
 
 import gc
 import mmap
@@ -13,7 +13,7 @@ DTYPES = ["float16", "float32", "float64", "uint8", "int8", "int32", "int64", "b
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_to_numpy_and_back(dtype):
+def test_dlpack_shares_memory_with_numpy_for_every_dtype(dtype):
     x = nd.array([[0, 1, 1], [1, 0, 1]], dtype=dtype)
     shared = np.from_dlpack(x)
     assert shared.dtype == np.dtype(dtype) and shared.shape == (2, 3)
@@ -24,7 +24,7 @@ def test_to_numpy_and_back(dtype):
     assert again.dtype == x.dtype and again.asnumpy().tolist() == x.asnumpy().tolist()
 
 
-def test_lifetimes():
+def test_dlpack_memory_outlives_its_source():
     shared = np.from_dlpack(nd.arange(5))
     gc.collect()
     assert shared.tolist() == [0, 1, 2, 3, 4]
@@ -38,7 +38,7 @@ def test_lifetimes():
     assert y.asnumpy().tolist() == [0, 2, 4, 6, 8]
 
 
-def test_torch():
+def test_dlpack_shares_memory_with_torch():
     torch = pytest.importorskip("torch")
     x = nd.arange(6).reshape((2, 3))
     tensor = torch.from_dlpack(x)
@@ -63,7 +63,7 @@ def test_torch():
         assert not strided.eq(7).all()
 
 
-def test_other_strides_are_copied():
+def test_non_contiguous_dlpack_sources_are_copied():
     values = np.arange(24, dtype="int16").astype("int32").reshape(2, 3, 4)
     for source in (values.T, values[:, ::-1], values[1:, :, 1::2], values[:0, :, ::2]):
         copied = nd.from_dlpack(source)
@@ -76,7 +76,7 @@ def test_other_strides_are_copied():
     assert gone.asnumpy().tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
-def test_capsules():
+def test_dlpack_capsule_is_consumed_once():
     x = nd.array([1, 2])
     for make in (
         nd.to_dlpack_for_read,
@@ -92,7 +92,7 @@ def test_capsules():
             nd.from_dlpack(capsule)
         del capsule, y
     assert x.asnumpy().tolist() == [6, 2]
-    x.__dlpack__()  # a capsule nobody uses
+    x.__dlpack__()  # a capsule that is never consumed
     assert x.__dlpack_device__() == (1, 0)
     for yes in (True, np.True_, 1):
         copied = nd.from_dlpack(x.__dlpack__(copy=yes))
@@ -116,8 +116,8 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_new_arrays_have_nothing_of_dead_ones(maker):
-    """Objects are reused: those of views, of arrays on the tape and of traced ones."""
+def test_reused_array_objects_carry_no_state_of_dead_arrays(maker):
+    """Covers reused objects of views, of arrays on the tape and of traced arrays."""
     values = np.arange(12, dtype="float32").reshape((4, 3)) + 1
     x = nd.ones((40, 3))
     x.attach_grad()
@@ -139,7 +139,7 @@ def test_new_arrays_have_nothing_of_dead_ones(maker):
         del array, made
 
 
-def test_writes_stay_inside():
+def test_writes_to_imported_array_stay_in_bounds():
     memory = np.zeros(20, "float32")
     for row in nd.ones((4, 3)):
         pass
@@ -150,7 +150,7 @@ def test_writes_stay_inside():
     assert memory.tolist() == [7] * 4 + [0] * 16
 
 
-def test_read_only_memory_is_refused():
+def test_read_only_memory_is_not_imported():
     frozen = bytes(64)
     with mmap.mmap(-1, 4096, prot=mmap.PROT_READ) as pages:
         for memory in (frozen, pages):
@@ -169,7 +169,7 @@ def test_read_only_memory_is_refused():
     assert nd.from_dlpack(source).asnumpy().tolist() == [1, 1, 1]
 
 
-def test_an_array_of_ours_comes_back_with_its_storage():
+def test_reimported_own_array_keeps_its_storage():
     a = nd.ones((700, 700))
     for take in (
         lambda x: x,
@@ -189,14 +189,14 @@ def test_an_array_of_ours_comes_back_with_its_storage():
     assert part.asnumpy().tolist() == [6, 7, 8]
 
 
-def test_views_and_shapes():
+def test_dlpack_exports_views_and_empty_and_scalar_shapes():
     x = nd.arange(12).reshape((4, 3))
     assert np.from_dlpack(x[1:3]).tolist() == [[3, 4, 5], [6, 7, 8]]
     assert np.from_dlpack(nd.zeros((0, 3))).shape == (0, 3)
     assert np.from_dlpack(nd.array(3.0)).shape == ()
 
 
-def test_errors():
+def test_from_dlpack_refuses_invalid_sources_and_devices():
     for wrong in (3, "a", None, [1]):
         with pytest.raises(TypeError):
             nd.from_dlpack(wrong)
@@ -214,7 +214,7 @@ def test_errors():
             wrong(3)
 
 
-def test_memory_comes_back():
+def test_dlpack_exports_and_imports_do_not_leak():
     kept = nd.ones((128, 128))
     nd.waitall()
     gc.collect()

@@ -74,7 +74,7 @@ ADVANCED = [
 
 
 @pytest.mark.parametrize("key", BASIC + ADVANCED, ids=str)
-def test_get(key):
+def test_indexing_matches_numpy(key):
     values, array = source()
     expected = values[key]
     result = array[key]
@@ -84,7 +84,7 @@ def test_get(key):
 
 @pytest.mark.parametrize("key", BASIC + ADVANCED, ids=str)
 @pytest.mark.parametrize("kind", ["number", "numpy", "array", "broadcast", "float64"])
-def test_set(key, kind):
+def test_index_assignment_matches_numpy(key, kind):
     values, array = source()
     region = values[key]
     new = -1 - np.arange(region.size, dtype="float32").reshape(region.shape)
@@ -104,7 +104,7 @@ def test_set(key, kind):
     np.testing.assert_array_equal(array.asnumpy(), values)
 
 
-def test_index_arrays_of_every_kind():
+def test_index_arrays_of_every_type_match_numpy():
     values, array = source()
     for index in (
         [2, 0],
@@ -141,7 +141,7 @@ index_entry = st.one_of(
     | st.tuples(index_entry, index_entry)
     | st.tuples(index_entry, index_entry, index_entry)
 )
-def test_any_key(key):
+def test_random_keys_match_numpy(key):
     values, array = source()
     try:
         expected = values[key].copy()
@@ -157,7 +157,7 @@ def test_any_key(key):
     np.testing.assert_array_equal(array.asnumpy(), values)
 
 
-def test_views_share_memory():
+def test_basic_views_share_memory():
     _, array = source()
     row, part, whole = array[1], array[1:3], array[:]
     array[:] = 0
@@ -190,7 +190,7 @@ def test_views_share_memory():
     ],
     ids=str,
 )
-def test_bad_keys(key):
+def test_invalid_keys_raise_index_error(key):
     _, array = source()
     with pytest.raises(IndexError) as caught:
         array[key]
@@ -199,7 +199,7 @@ def test_bad_keys(key):
         array[key] = 0
 
 
-def test_bad_values():
+def test_values_of_wrong_shape_or_type_are_refused():
     _, array = source()
     for value in (np.ones(2), nd.ones(2), np.ones((2, 4, 3, 5)), nd.ones((5, 4))):
         for key in (
@@ -229,7 +229,7 @@ def test_bad_values():
     np.testing.assert_array_equal(array.asnumpy(), source()[0])
 
 
-def test_all_of_an_array_is_the_array():
+def test_full_slice_returns_the_array_itself():
     for array in (source()[1], nd.ones((0, 3)), nd.array(2.0)):
         assert array[:] is array and array[()] is array and array[slice(None)] is array
     _, array = source()
@@ -240,7 +240,7 @@ def test_all_of_an_array_is_the_array():
         assert array[:] is array
 
 
-def test_true_and_false_are_one_and_zero():
+def test_bool_keys_are_treated_as_integers():
     _, array = source()
     np.testing.assert_array_equal(array[True].asnumpy(), array[1].asnumpy())
     np.testing.assert_array_equal(array[0, False].asnumpy(), array[0, 0].asnumpy())
@@ -249,7 +249,7 @@ def test_true_and_false_are_one_and_zero():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
-def test_none_is_nan(dtype):
+def test_assigning_none_writes_nan(dtype):
     for key in (slice(None), 0, slice(1, None), (slice(None), 1), [0], nd.array([1])):
         array = nd.ones((2, 3), dtype=dtype)
         expected = np.ones((2, 3), "float32")
@@ -258,7 +258,7 @@ def test_none_is_nan(dtype):
         np.testing.assert_array_equal(array.asnumpy(), expected)
 
 
-def test_iteration_and_length():
+def test_iteration_and_length_follow_first_axis():
     values, array = source()
     assert len(array) == 4
     for row, expected in zip(array, values):
@@ -281,7 +281,7 @@ def test_iteration_and_length():
     ],
     ids=str,
 )
-def test_gradient(key):
+def test_gradient_of_indexing_is_scattered(key):
     values, array = source()
     array.attach_grad()
     with autograd.record():
@@ -293,7 +293,7 @@ def test_gradient(key):
     np.testing.assert_array_equal(array.grad.asnumpy(), expected)
 
 
-def test_assignment_while_recording():
+def test_assignment_to_recorded_array_is_refused():
     _, array = source()
     array.attach_grad()
     with autograd.record():
@@ -321,7 +321,7 @@ def test_assignment_while_recording():
 @pytest.mark.parametrize(
     "dtype", ["float16", "bfloat16", "float64", "uint8", "int8", "int32", "int64", "bool"]
 )
-def test_dtypes(dtype):
+def test_indexing_and_assignment_work_for_every_dtype(dtype):
     values = (np.arange(12).reshape(3, 4) % 2).astype("float32")
     array = nd.array(values, dtype=dtype)
     array[1:, ::2] = 1
@@ -333,14 +333,14 @@ def test_dtypes(dtype):
     np.testing.assert_array_equal(array[:, [1, 2]].asnumpy().astype("float32"), values[:, [1, 2]])
 
 
-def test_large_integers_survive():
+def test_assigned_large_integers_are_exact():
     array = nd.zeros(3, dtype="int64")
     array[1] = 2**53 + 1
     array[:1] = 2**62
     assert array.asnumpy().tolist() == [2**62, 2**53 + 1, 0]
 
 
-def test_zero_dimensions():
+def test_scalars_and_empty_arrays_can_be_indexed():
     scalar = nd.array(5.0)
     assert scalar.shape == () and scalar[()].asscalar() == 5
     scalar[()] = 6
@@ -362,7 +362,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_values_that_do_not_fit_are_refused_where_nothing_is_selected(name):
+def test_empty_selection_still_checks_value_shape(name):
     key, shape = NOTHING[name]
     wanted = np.zeros(shape)[key].shape
     for value in (
@@ -386,8 +386,8 @@ def test_values_that_do_not_fit_are_refused_where_nothing_is_selected(name):
 
 
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0), (1, 0, 4), (3, 0, 4), (2, 3)])
-def test_rows_without_elements(shape):
-    """In a shape that is given to Reshape, 0 would mean the size of the input."""
+def test_rows_without_elements_have_correct_shape_and_gradient(shape):
+    """In a shape passed to Reshape, 0 would mean the size of the input's axis."""
     row = mx.gluon.nn.HybridLambda(lambda F, x: x[0])
     for compiled in (False, True):
         row.hybridize(compiled)

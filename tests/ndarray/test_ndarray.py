@@ -1,4 +1,4 @@
-"""NDArray: making, operators, methods, conversion, errors, memory."""
+"""NDArray: creation, operators, methods, conversion, errors and memory."""
 
 import copy
 import gc
@@ -15,7 +15,7 @@ from mpgluon import nd
 DTYPES = ["float16", "float32", "float64", "uint8", "int8", "int32", "int64", "bool"]
 
 
-def test_making():
+def test_creation_functions_match_numpy():
     assert nd.zeros((2, 3)).asnumpy().tolist() == [[0] * 3] * 2
     assert nd.ones(3, dtype="int32").asnumpy().tolist() == [1, 1, 1]
     assert nd.full((2,), 2.5).asnumpy().tolist() == [2.5, 2.5]
@@ -31,7 +31,7 @@ def test_making():
     assert nd.zeros(2, ctx=mx.cpu(1)).context == mx.cpu(1)
 
 
-def test_array_dtypes():
+def test_array_dtype_defaults_to_float32_and_can_be_given():
     assert nd.array([1, 2]).dtype == np.float32
     assert nd.array(np.array([1, 2], "float64")).dtype == np.float32
     assert nd.array(np.array([1, 2], "int64")).dtype == np.float32
@@ -55,7 +55,7 @@ def test_array_dtypes():
             nd.array([1], dtype=wrong)
 
 
-def test_array_sources():
+def test_array_accepts_many_sources_and_copies_them():
     assert nd.array(5).shape == () and nd.array(5).asscalar() == 5
     assert nd.array([]).shape == (0,)
     assert nd.array([[1, 2], [3, 4]]).shape == (2, 2)
@@ -73,7 +73,7 @@ def test_array_sources():
     assert array.asnumpy().tolist() == [1, 1, 1]
 
 
-def test_bfloat16():
+def test_bfloat16_rounding_matches_torch():
     values = np.array([1.0, 1.00390625, -3.14159, 1e38, np.inf, np.nan, 65280.0], "float32")
     array = nd.array(values, dtype="bfloat16")
     assert array.dtype is mx.bfloat16 and array.dtype.__name__ == "bfloat16"
@@ -86,7 +86,7 @@ def test_bfloat16():
         memoryview(array)
 
 
-def test_split_leaves_no_axis():
+def test_split_with_squeeze_axis_removes_the_axis():
     for parts in (
         nd.ones((3,)).split(3, axis=0, squeeze_axis=True),
         nd.split_v2(nd.ones((3,)), 3, squeeze_axis=True),
@@ -106,7 +106,7 @@ def test_split_leaves_no_axis():
     [((3, 3), 5, (0,)), ((3, 3), -3, (0,)), ((3, 4, 5), -3, (5, 0)), ((2, 3, 4), 9, (4, 0))]
     + [((1, 2, 3, 4), sign * (2**63 - 1), (3, 4, 0)) for sign in (-1, 1)],
 )
-def test_diagonals_beyond_the_plane_are_empty(shape, k, expected):
+def test_diag_outside_the_matrix_is_empty(shape, k, expected):
     x = nd.ones(shape)
     x.attach_grad()
     with mx.autograd.record():
@@ -115,7 +115,7 @@ def test_diagonals_beyond_the_plane_are_empty(shape, k, expected):
     assert y.shape == expected and not x.grad.asnumpy().any()
 
 
-def test_random_slopes_come_with_their_mask():
+def test_rrelu_returns_output_and_mask():
     x = nd.array([[-1.0, 1.0]])
     output, mask = nd.LeakyReLU(x, act_type="rrelu")
     np.testing.assert_allclose(output.asnumpy(), [[-0.2295, 1]], rtol=1e-6)
@@ -128,7 +128,7 @@ def test_random_slopes_come_with_their_mask():
 
 
 @pytest.mark.parametrize("function, at_minus_one", [(nd.gammaln, np.inf), (nd.gamma, np.nan)])
-def test_gradients_at_the_poles_of_the_gamma_function(function, at_minus_one):
+def test_gamma_function_gradients_at_poles_are_infinite_or_nan(function, at_minus_one):
     x = nd.array([0, -1, 0.5])
     x.attach_grad()
     with mx.autograd.record():
@@ -138,7 +138,7 @@ def test_gradients_at_the_poles_of_the_gamma_function(function, at_minus_one):
     assert np.isfinite(x.grad.asnumpy()[2])
 
 
-def test_lists_formats_and_iteration():
+def test_tolist_format_and_iteration_match_numpy_values():
     x = nd.array([[1, 2], [3, 4]], dtype="int32")
     assert x.tolist() == [[1, 2], [3, 4]] and nd.array(2.5).tolist() == 2.5
     assert f"{nd.array([1.234]):.2f} {nd.array(7, dtype='int32'):03d} {x}" == f"1.23 007 {x!r}"
@@ -150,7 +150,7 @@ def test_lists_formats_and_iteration():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_functions_that_cut_off_keep_nan(dtype):
+def test_clipping_functions_keep_nan(dtype):
     x = nd.array([np.nan, np.inf, -np.inf, -0.0], dtype=dtype)
     for result, expected in (
         (nd.hard_sigmoid(x), [np.nan, 1, 0, 0.5]),
@@ -160,7 +160,7 @@ def test_functions_that_cut_off_keep_nan(dtype):
         np.testing.assert_array_equal(result.asnumpy(), np.array(expected, dtype))
 
 
-def test_properties():
+def test_array_properties_are_correct_and_read_only():
     x = nd.ones((2, 3), dtype="float16")
     assert (x.shape, x.size, x.ndim, x.dtype, x.stype, x.context, x.ctx) == (
         (2, 3),
@@ -178,7 +178,7 @@ def test_properties():
         nd.NDArray()
 
 
-def test_reshape():
+def test_reshape_codes_match_mxnet():
     x = nd.arange(24).reshape(2, 3, 4)
     for codes, shape in [
         ((4, 0, 2), (4, 3, 2)),
@@ -207,7 +207,7 @@ def test_reshape():
         x.reshape("a" and object())
 
 
-def test_copies_and_devices():
+def test_copies_keep_values_and_honor_target_device():
     x = nd.array([1, 2, 3])
     other = x.as_in_context(mx.cpu(1))
     assert x.as_in_context(mx.cpu(0)) is x and x.as_in_ctx(mx.cpu()) is x
@@ -237,14 +237,14 @@ def test_copies_and_devices():
     assert copy.copy(x).asnumpy().tolist() == [1, 2, 3] and copy.deepcopy([x])[0] is not x
 
 
-def test_different_devices_are_an_error():
+def test_op_on_different_devices_names_both_in_error():
     with pytest.raises(mx.MXNetError, match="as_in_context") as caught:
         nd.ones(2) + nd.ones(2, ctx=mx.cpu(1))
     assert "cpu(0)" in str(caught.value) and "cpu(1)" in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
-def test_pickle(dtype):
+def test_pickle_keeps_dtype_context_and_values(dtype):
     x = nd.array([[0, 1], [1, 0]], dtype=dtype, ctx=mx.cpu(1))
     again = pickle.loads(pickle.dumps(x))
     assert again.dtype == x.dtype and again.context == mx.cpu(1) and again.shape == x.shape
@@ -252,13 +252,13 @@ def test_pickle(dtype):
     assert pickle.loads(pickle.dumps(nd.ones(()))).shape == ()
 
 
-def test_repr():
+def test_repr_shows_values_shape_and_context():
     assert repr(nd.ones((2, 3))) == "\n[[1. 1. 1.]\n [1. 1. 1.]]\n<NDArray 2x3 @cpu(0)>"
     assert repr(nd.array([1], dtype="int32", ctx=mx.cpu(1))) == "\n[1]\n<NDArray 1 @cpu(1)>"
     assert str(nd.zeros((0, 2))).endswith("<NDArray 0x2 @cpu(0)>")
 
 
-def test_numpy_sees_arrays():
+def test_numpy_conversion_and_buffer_protocol():
     x = nd.arange(6).reshape((2, 3))
     np.testing.assert_array_equal(np.array(x), x.asnumpy())
     np.testing.assert_array_equal(np.sum(np.asarray(x)), 15)
@@ -280,7 +280,7 @@ def test_numpy_sees_arrays():
     assert bytes(nd.array([1, 2], dtype="uint8")) == b"\x01\x02"
 
 
-def test_array_interface():
+def test_array_interface_exports_read_only_views():
     class Foreign:
         def __init__(self, array):
             self.__array_interface__ = array.__array_interface__
@@ -294,13 +294,13 @@ def test_array_interface():
     assert np.asarray(nd.array([1], dtype="bfloat16")).dtype == np.float32
 
 
-def test_pictures():
+def test_pil_reads_uint8_arrays():
     image = pytest.importorskip("PIL.Image")
     x = nd.array(np.arange(24).reshape(2, 4, 3), dtype="uint8")
     assert image.fromarray(x).size == (4, 2) and image.fromarray(x).getpixel((1, 1)) == (15, 16, 17)
 
 
-def test_bfloat16_of_ml_dtypes():
+def test_ml_dtypes_bfloat16_is_accepted():
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     values = np.array([1.5, 2.25, -3], bfloat16)
     x = nd.array(values, dtype=bfloat16)
@@ -309,7 +309,7 @@ def test_bfloat16_of_ml_dtypes():
     assert x.asnumpy().dtype == np.float32 and (np.asarray(x, dtype=bfloat16) == values).all()
 
 
-def test_from_numpy_shares():
+def test_from_numpy_shares_memory_and_locks_source():
     source = np.arange(6, dtype="float64").reshape(2, 3)
     x = nd.from_numpy(source)
     assert x.dtype == np.float64 and not source.flags.writeable
@@ -323,7 +323,7 @@ def test_from_numpy_shares():
     assert x.asnumpy().tolist() == [[7, 7, 7], [8, 8, 8]] and not source.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         nd.from_numpy(np.frombuffer(b"abcd", dtype="uint8"))
-    rows = nd.from_numpy(source[1:])  # a view of what is shared already
+    rows = nd.from_numpy(source[1:])  # a view of memory that is already shared
     rows[0, 0] = 9
     assert x[1].asnumpy().tolist() == [9, 8, 8] and not source.flags.writeable
     view = source[:1]
@@ -334,7 +334,7 @@ def test_from_numpy_shares():
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "complex64", "float32"])
-def test_from_numpy_that_fails_leaves_the_array_as_it_was(dtype):
+def test_failed_from_numpy_leaves_source_writable(dtype):
     source = np.ones((4, 4), dtype)
     for refused in (source.T[1:], source) if dtype != "float32" else (source.T[1:],):
         with pytest.raises(ValueError):
@@ -344,7 +344,7 @@ def test_from_numpy_that_fails_leaves_the_array_as_it_was(dtype):
         nd.from_numpy([1, 2])
 
 
-def test_storage_is_dense():
+def test_cast_storage_converts_from_default_storage():
     x = nd.arange(4)
     assert x.stype == "default" and nd.cast_storage(x, stype="default").asnumpy().tolist() == [
         0,
@@ -357,7 +357,7 @@ def test_storage_is_dense():
         nd.cast_storage(x, "dense")
 
 
-def test_integer_ranges_count_in_integers():
+def test_integer_arange_matches_numpy():
     assert (
         nd.arange(1.3, 6, 1.3, dtype="int32").asnumpy().tolist()
         == np.arange(1.3, 6, 1.3, dtype="int32").tolist()
@@ -366,7 +366,7 @@ def test_integer_ranges_count_in_integers():
     assert nd.arange(-2.5, 2, 1.5, dtype="int64").asnumpy().tolist() == [-2, -1, 0]
 
 
-def test_gradients_of_integer_arrays_by_index():
+def test_gradient_of_indexed_integer_array_is_integer():
     x = nd.ones((3, 4), dtype="int32")
     x.attach_grad()
     with mx.autograd.record():
@@ -379,7 +379,7 @@ def test_gradients_of_integer_arrays_by_index():
     ]
 
 
-def test_functions():
+def test_moveaxis_concatenate_split_and_histogram_match_numpy():
     x = nd.arange(24).reshape((2, 3, 4))
     assert nd.moveaxis(x, 0, 2).shape == (3, 4, 2) and nd.moveaxis(x, [0, 1], [-1, -2]).shape == (
         4,
@@ -415,7 +415,7 @@ def test_functions():
     nd.waitall()
 
 
-def test_hash_and_weak_references():
+def test_arrays_are_hashable_and_weakly_referenceable():
     x, y = nd.ones(2), nd.ones(2)
     assert len({x: 1, y: 2}) == 2 and {x: 1}[x] == 1
     died = []
@@ -426,7 +426,7 @@ def test_hash_and_weak_references():
     assert reference() is None and died
 
 
-def test_nothing_leaks():
+def test_array_operations_do_not_leak_memory():
     x, y = nd.ones((64, 64)), nd.ones((64, 64))
     mapping = nd.array([0, 1])
 
@@ -473,7 +473,7 @@ def test_nothing_leaks():
     assert all(abs(a - b) < 20 for a, b in zip(after[1], before[1])), (before, after)
 
 
-def test_errors_of_every_kind_are_mxnet_errors():
+def test_every_error_class_is_an_mxnet_error():
     for kind in (
         mx.base.MXNetValueError,
         mx.base.MXNetTypeError,
@@ -507,7 +507,7 @@ def test_every_advertised_name_exists():
         assert callable(getattr(nd.ones(1), name))
 
 
-def test_traced_arrays_have_no_values():
+def test_traced_arrays_have_metadata_but_no_values():
     gluon = mx.gluon
 
     class Reads(gluon.HybridBlock):
@@ -574,7 +574,7 @@ def test_traced_arrays_have_no_values():
         lambda x: x * x.shape[0],
     ],
 )
-def test_traced_steps(step):
+def test_traced_array_methods_match_eager(step):
     class Step(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x):
             return step(x)
@@ -591,7 +591,7 @@ def test_traced_steps(step):
     np.testing.assert_array_equal(result.asnumpy(), expected.asnumpy())
 
 
-def test_results_of_ops_are_arrays_of_their_own():
+def test_reshaping_ops_copy_unless_inplace():
     x = nd.arange(6).reshape((1, 2, 3))
     copies = [
         x.flatten(),
@@ -622,7 +622,7 @@ def test_results_of_ops_are_arrays_of_their_own():
 
 
 class PickledByMXNet:
-    """Is pickled as MXNet pickles an array: a call, and the record of an array file."""
+    """Pickles as MXNet pickles an array: a constructor call and an array file record."""
 
     def __init__(self, record):
         self.record = record
@@ -631,7 +631,7 @@ class PickledByMXNet:
         return nd.NDArray, (None,), {"handle": self.record}
 
 
-def test_pickles_of_mxnet():
+def test_mxnet_pickle_records_are_loaded():
     x = nd.array([[1, 2, 3], [4, 5, 6]], dtype="int8")
     record = bytearray(nd.save_tobuffer([x])[24:-8])
     found = pickle.loads(pickle.dumps(PickledByMXNet(record)))
@@ -651,7 +651,7 @@ def test_pickles_of_mxnet():
         nd.ones(1).__setstate__([])
 
 
-def test_values_of_arrays_by_the_old_name():
+def test_sync_copyfrom_writes_values_in_place():
     x = nd.zeros((2, 2), dtype="int32")
     before = x
     x._sync_copyfrom([[1, 2.9], [3, 4]])

@@ -1,4 +1,4 @@
-"""NumPy's functions of NDArrays: ops where there are some, NumPy on copies elsewhere."""
+"""NumPy functions on NDArrays: ops if available, otherwise NumPy on copies."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ VALUES = np.array([[0.2, 0.45, 0.6], [0.3, 0.9, 0.5]], "float32")
 WHOLE = np.array([[4, 1, 3], [2, 5, 2]], "int32")
 OTHER = np.arange(6, dtype="float32").reshape(2, 3) + 1
 
-# By ops: values are NumPy's, the gradient is a difference quotient's.
+# Functions backed by ops: values are compared with NumPy, gradients with difference quotients.
 SMOOTH = {
     "exp": lambda a: np.exp(a) * OTHER,
     "exp2": lambda a: np.exp2(a),
@@ -115,7 +115,7 @@ BY_NUMPY = {
 
 
 @pytest.mark.parametrize("case", SMOOTH)
-def test_ops_and_their_gradients(case):
+def test_numpy_functions_with_ops_have_values_and_gradients(case):
     function = SMOOTH[case]
     x = nd.array(VALUES)
     x.attach_grad()
@@ -132,7 +132,7 @@ def test_ops_and_their_gradients(case):
 
 
 @pytest.mark.parametrize("case", EXACT)
-def test_numbers_are_those_of_numpy(case):
+def test_numpy_functions_match_numpy_results(case):
     for values in (VALUES, WHOLE) if "halves" not in case else (VALUES,):
         expected = EXACT[case](values)
         result = EXACT[case](nd.array(values, dtype=values.dtype))
@@ -142,8 +142,8 @@ def test_numbers_are_those_of_numpy(case):
 
 
 @pytest.mark.parametrize("case", BY_NUMPY)
-def test_without_an_op(case):
-    """NumPy's result; an error where a gradient would be lost."""
+def test_numpy_functions_without_op_fall_back_to_numpy(case):
+    """Returns NumPy's result, or raises an error if a gradient would be lost."""
     x = nd.array(VALUES)
     np.testing.assert_array_equal(BY_NUMPY[case](x), BY_NUMPY[case](VALUES))
     x.attach_grad()
@@ -153,7 +153,7 @@ def test_without_an_op(case):
         np.testing.assert_array_equal(BY_NUMPY[case](x.detach()), BY_NUMPY[case](VALUES))
 
 
-def test_values_of_truth_are_numpys():
+def test_numpy_predicates_return_python_or_numpy_bools():
     x = nd.array([1, np.nan])
     x.attach_grad()
     with autograd.record():
@@ -162,7 +162,7 @@ def test_values_of_truth_are_numpys():
         assert np.array_equal(y, y, equal_nan=True) and np.shape(y) == (2,) and np.size(y) == 2
 
 
-def test_out():
+def test_numpy_out_argument_accepts_ndarrays():
     x = nd.array(VALUES)
     target = nd.zeros((2, 3))
     assert np.add(x, 1, out=target) is target
@@ -188,7 +188,7 @@ def test_out():
     np.testing.assert_allclose(x.grad.asnumpy(), 2 * np.exp(2 * VALUES), rtol=1e-5)
 
 
-def test_functions_that_write_are_refused():
+def test_numpy_functions_that_write_into_arrays_are_refused():
     x = nd.array(VALUES)
     for write in (
         lambda: np.copyto(x, 0),
@@ -204,7 +204,7 @@ def test_functions_that_write_are_refused():
     assert (values == VALUES).all()
 
 
-def test_errors_are_those_of_numpy():
+def test_numpy_function_errors_match_numpy():
     x = nd.array(VALUES)
     for wrong, error in (
         (lambda a: np.sum(a, axis=2), IndexError),
@@ -234,7 +234,7 @@ def all_in_one(x):
     return np.std(np.clip(y, 0.1, 1.2), axis=0) * np.shape(x)[0] + np.isnan(np.rint(x[0]))
 
 
-def test_in_hybridized_blocks():
+def test_numpy_functions_work_in_hybridized_blocks():
     x = nd.array(VALUES)
     eager, block = Applied(all_in_one)(x), Applied(all_in_one)
     block.hybridize()
@@ -246,14 +246,14 @@ def test_in_hybridized_blocks():
             block(x)
 
 
-def test_bfloat16_and_devices():
+def test_numpy_functions_keep_bfloat16_and_device():
     x = nd.array(VALUES, ctx=mx.cpu(1), dtype="bfloat16")
     y = np.concatenate([np.exp(x), VALUES])
     assert y.dtype is mx.bfloat16 and y.context == mx.cpu(1) and np.sum(y).dtype is mx.bfloat16
     assert np.concatenate([x, nd.array(VALUES, ctx=mx.cpu(1))]).dtype == np.float32
 
 
-def test_places_compare_with_labels():
+def test_argmax_result_compares_with_labels_and_indexes():
     x = nd.array(VALUES)
     assert (np.argmax(x, axis=1) == nd.array([2, 1])).asnumpy().all()
     assert "abcdef"[np.argmax(x)] == "e"
@@ -268,7 +268,7 @@ def test_places_compare_with_labels():
         (np.zeros(2, dtype=[("a", "f4")]), "is no operand"),
     ],
 )
-def test_arrays_of_which_a_part_would_be_lost_are_no_operands(other, match):
+def test_operands_that_would_lose_data_are_refused(other, match):
     x = nd.array([1, 2])
     for function in (lambda: x + other, lambda: np.multiply(x, other), lambda: x * other):
         with pytest.raises(mx.MXNetError, match=match):
@@ -281,7 +281,7 @@ def test_arrays_of_which_a_part_would_be_lost_are_no_operands(other, match):
                 function()
 
 
-def test_numbers_of_ml_dtypes():
+def test_ml_dtypes_scalars_are_operands():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     two = ml_dtypes.bfloat16(2)
     for dtype in ("float32", "bfloat16"):
@@ -308,7 +308,7 @@ def test_numbers_of_ml_dtypes():
         ((0, 3, 4), (0, 4, 5)),
     ],
 )
-def test_products_of_several_matrices(left, right):
+def test_batched_matmul_matches_numpy(left, right):
     random = np.random.RandomState(0)
     a, b = (random.uniform(-1, 1, shape).astype("float32") for shape in (left, right))
     x, y = nd.array(a), nd.array(b)
@@ -323,7 +323,7 @@ def test_products_of_several_matrices(left, right):
     np.testing.assert_allclose((x.grad.asnumpy() * a).sum(), (slope * (a @ b)).sum(), rtol=1e-4)
 
 
-def test_products_of_matrices_that_do_not_fit():
+def test_matmul_of_mismatched_shapes_is_refused():
     x = nd.ones((2, 3, 4))
     for other in (nd.ones((3, 4, 5)), nd.ones((2, 3, 5))):
         with pytest.raises(ValueError, match="shape|columns"):
@@ -332,8 +332,8 @@ def test_products_of_matrices_that_do_not_fit():
             x @ other
 
 
-def test_quotients_of_whole_numbers():
-    """Of NumPy's functions; those of the operator are whole, as in MXNet."""
+def test_numpy_divide_of_integers_is_float():
+    """NumPy's functions divide exactly; the operator returns integers, as in MXNet."""
     a, b = np.array([[1, 2], [3, 4]], "int32"), np.array([[2, 2], [2, 3]], "int32")
     x, y = nd.array(a, dtype="int32"), nd.array(b, dtype="int32")
     for left, right, exact in ((x, y, a / b), (x, 2, a / 2), (3, x, 3 / a), (x, b, a / b)):
@@ -344,8 +344,8 @@ def test_quotients_of_whole_numbers():
     assert (x / y).asnumpy().tolist() == [[0, 1], [1, 1]]
 
 
-def test_products_of_matrices_of_whole_numbers():
-    """The operator's error is that of the op; NumPy's function computes on copies."""
+def test_integer_matmul_uses_numpy_and_operator_is_refused():
+    """The operator raises the op's error. NumPy's function computes on copies."""
     x = nd.ones((2, 3, 3), dtype="int32")
     with pytest.raises(mx.MXNetError, match="dot: .*int32"):
         x @ x

@@ -1,4 +1,4 @@
-"""Operators of arrays, and functions of arrays and numbers."""
+"""Array operators, and functions of arrays and numbers."""
 
 import operator
 
@@ -13,7 +13,7 @@ COMPARISONS = [operator.eq, operator.ne, operator.gt, operator.ge, operator.lt, 
 
 
 @pytest.mark.parametrize("op", OPERATORS + COMPARISONS, ids=lambda op: op.__name__)
-def test_operators(op):
+def test_operators_match_numpy_for_every_operand_type(op):
     a = np.array([[1, 2, 3], [4, 5, 6]], "float32")
     b = np.array([[2, 2, 1]], "float32")
     x, y = nd.array(a), nd.array(b)
@@ -54,7 +54,7 @@ def test_operators(op):
         "logical_xor",
     ],
 )
-def test_operator_functions(name):
+def test_operator_functions_match_numpy(name):
     function = getattr(nd, name)
     reference = {"lesser": np.less, "lesser_equal": np.less_equal, "modulo": np.mod}.get(
         name
@@ -77,7 +77,7 @@ def test_operator_functions(name):
     [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imod],
     ids=lambda op: op.__name__,
 )
-def test_in_place(op):
+def test_in_place_operators_write_the_same_array(op):
     a = np.array([[1, 2, 3], [4, 5, 6]], "float32")
     for other in (np.array([2, 3, 4], "float32"), 2, np.float32(3)):
         x = alias = nd.array(a)
@@ -93,14 +93,14 @@ def test_in_place(op):
         row += nd.ones((3, 3))
 
 
-def test_unary_and_unsupported():
+def test_unary_operators_work_and_unsupported_operands_are_refused():
     x = nd.array([-1, 2])
     assert (-x).asnumpy().tolist() == [1, -2] and abs(x).asnumpy().tolist() == [1, 2] and (+x) is x
     for op in OPERATORS:
         for wrong in ("a", None, [1, 2], {}):
             with pytest.raises(TypeError):
                 op(x, wrong)
-            if not (op is operator.mod and isinstance(wrong, str)):  # that formats
+            if not (op is operator.mod and isinstance(wrong, str)):  # str % x formats
                 with pytest.raises(TypeError):
                     op(wrong, x)
     assert (x == None) is False and (x != "a") is True  # noqa: E711
@@ -109,7 +109,7 @@ def test_unary_and_unsupported():
 
 @pytest.mark.parametrize("op", OPERATORS + COMPARISONS, ids=lambda op: op.__name__)
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
-def test_whole_numbers_of_numpy_beside_real_ones(op, dtype):
+def test_float_array_with_numpy_integers_stays_float32(op, dtype):
     a, b = np.array([[0.5, 2, 3]], "float32"), np.arange(1, 4, dtype=dtype)
     for found, expected in ((op(nd.array(a), b), op(a, b)), (op(b, nd.array(a)), op(b, a))):
         assert isinstance(found, nd.NDArray) and found.dtype == np.float32
@@ -120,7 +120,7 @@ def test_whole_numbers_of_numpy_beside_real_ones(op, dtype):
     np.testing.assert_array_equal(np.maximum(nd.array(a), b).asnumpy(), np.maximum(a, b))
 
 
-def test_real_numbers_of_numpy_beside_whole_ones_are_an_error():
+def test_integer_array_with_numpy_floats_is_refused():
     x, fractions = nd.array([1, 2], dtype="int32"), np.array([1.5, 2.5])
     for call in (lambda: x * fractions, lambda: fractions * x):
         with pytest.raises(mx.MXNetError, match="must be int32|not int32"):
@@ -134,7 +134,7 @@ def test_integer_arrays_keep_their_dtype():
     assert (x == 5).dtype == np.int32
 
 
-def test_scalars():
+def test_only_single_element_arrays_convert_to_scalars():
     one = nd.array([2.5])
     assert one.asscalar() == np.float32(2.5) and isinstance(one.asscalar(), np.float32)
     assert one.item() == 2.5 and isinstance(one.item(), float)
@@ -154,7 +154,7 @@ def test_scalars():
         len(nd.array(1))
 
 
-def test_truth_values_are_int64_with_numbers():
+def test_bool_arrays_with_numbers_give_int64():
     b = nd.array([1, 0], dtype="bool")
     for result, expected in (
         (b + 1, [2, 1]),
@@ -180,7 +180,7 @@ def test_truth_values_are_int64_with_numbers():
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
-def test_numbers_beyond_a_dtype_are_compared_as_they_are(dtype):
+def test_comparison_with_out_of_range_number_is_exact(dtype):
     x = nd.array([1, 100], dtype=dtype)
     for number in (
         257,
@@ -208,7 +208,7 @@ def test_numbers_beyond_a_dtype_are_compared_as_they_are(dtype):
             assert result.asnumpy().tolist() == wanted, (dtype, number)
 
 
-def test_power_in_place_makes_a_new_array():
+def test_in_place_power_creates_new_array():
     x = y = nd.array([2.0, 3.0])
     x **= 2
     assert y.asnumpy().tolist() == [2, 3] and x.asnumpy().tolist() == [4, 9]
@@ -224,7 +224,7 @@ def test_power_in_place_makes_a_new_array():
             exec(f"x {sign} 2", {"x": x})
 
 
-def test_ufuncs_of_numpy():
+def test_numpy_ufuncs_accept_arrays():
     x = nd.array([1, 4])
     assert (
         np.all(x == x)
@@ -238,7 +238,7 @@ def test_ufuncs_of_numpy():
     assert np.add.reduce(x) == 5 and not isinstance(x, mx.np.ndarray)
 
 
-def test_values_of_truth_of_numpy_are_numbers():
+def test_numpy_bool_operands_are_numbers():
     x = nd.array([1, 4])
     mask = np.array([True, False])
     for result, expected in ((x * mask, [1, 0]), (mask + x, [2, 4]), (x == mask, [1, 0])):
@@ -248,7 +248,7 @@ def test_values_of_truth_of_numpy_are_numbers():
 
 @pytest.mark.parametrize("number", [2**63, 2**53 + 1, -(2**70), 2**62 + 1])
 def test_integer_that_a_double_cannot_hold_is_refused(number):
-    """Numbers are doubles in ops: MXNet rounds or wraps them."""
+    """Ops take numbers as doubles; MXNet rounds or wraps these integers."""
     x = nd.array([1], dtype="int64")
     for call in (
         lambda: x + number,
@@ -264,7 +264,7 @@ def test_integer_that_a_double_cannot_hold_is_refused(number):
     assert np.isfinite(nd.full((2,), number).asnumpy()).all()
 
 
-def test_integers_beyond_2_to_the_53_are_exact_in_arrays():
+def test_int64_arithmetic_beyond_2_to_the_53_is_exact():
     x = nd.array([2**62 + 1], dtype="int64")
     assert (x + 2**60).asscalar() == 2**62 + 1 + 2**60
     assert (x + nd.array([1], dtype="int64")).asscalar() == 2**62 + 2

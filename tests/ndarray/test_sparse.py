@@ -1,4 +1,4 @@
-"""Arrays that are stored sparsely: how they are made, their methods, and ops on them."""
+"""Sparse arrays: creation, methods and ops."""
 
 import pickle
 import warnings
@@ -23,7 +23,7 @@ def same(array, expected):
 
 
 @pytest.mark.parametrize("stype", STYPES)
-def test_conversions(stype):
+def test_storage_conversions_keep_values(stype):
     x = sparse(stype)
     assert isinstance(x, nd.NDArray) and x.stype == stype
     assert type(x) is {"row_sparse": RowSparseNDArray, "csr": CSRNDArray}[stype]
@@ -40,7 +40,7 @@ def test_conversions(stype):
     x.check_format()
 
 
-def test_parts():
+def test_sparse_arrays_expose_their_parts():
     rows = sparse("row_sparse")
     assert rows.indices.asnumpy().tolist() == [0, 1, 3] and rows.indices.dtype == np.int64
     assert same(rows.data, VALUES[[0, 1, 3]])
@@ -53,14 +53,14 @@ def test_parts():
 
 
 @pytest.mark.parametrize("shape", [(3,), (0, 2), (2, 0), (2, 3, 4)])
-def test_row_sparse_of_any_shape(shape):
+def test_row_sparse_supports_any_shape(shape):
     values = np.arange(np.prod(shape)).reshape(shape)
     assert same(sparse("row_sparse", values), values)
     assert same(nd.sparse.zeros("row_sparse", shape), np.zeros(shape))
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 2, 3)])
-def test_csr_is_a_matrix(shape):
+def test_csr_requires_two_dimensions(shape):
     with pytest.raises(ValueError, match="two dimensions"):
         nd.ones(shape).tostype("csr")
     with pytest.raises(ValueError, match="two dimensions"):
@@ -69,7 +69,7 @@ def test_csr_is_a_matrix(shape):
 
 @pytest.mark.parametrize("stype", STYPES)
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "uint8"])
-def test_dtypes_and_devices(stype, dtype):
+def test_sparse_arrays_keep_dtype_and_move_devices(stype, dtype):
     values = np.abs(VALUES).astype(dtype)
     x = nd.array(values, dtype=dtype).tostype(stype)
     assert x.dtype == np.dtype(dtype) and same(x, values)
@@ -82,7 +82,7 @@ def test_dtypes_and_devices(stype, dtype):
 
 
 @pytest.mark.parametrize("stype", STYPES)
-def test_copies_and_assignment(stype):
+def test_sparse_copies_and_assignments_keep_values(stype):
     x, y = sparse(stype), nd.zeros((4, 3), stype=stype)
     assert x.copyto(y) is y and same(y, VALUES)
     dense = nd.zeros((4, 3))
@@ -114,7 +114,7 @@ def test_copies_and_assignment(stype):
         x.copyto(nd.zeros((4, 3), stype=STYPES[1 - STYPES.index(stype)]))
 
 
-def test_assignment_of_numbers():
+def test_number_assignment_fills_row_sparse_only():
     x = nd.zeros((2, 3), stype="row_sparse")
     x[:] = 2
     assert same(x, np.full((2, 3), 2))
@@ -122,7 +122,7 @@ def test_assignment_of_numbers():
         nd.zeros((2, 3), stype="csr")[:] = 2
 
 
-def test_rows_of_csr():
+def test_csr_slicing_matches_dense():
     x = sparse("csr")
     for key in (slice(1, 3), slice(-1, None), slice(0, 0), slice(3, 1), slice(None)):
         assert x[key].stype == "csr" and same(x[key], VALUES[key])
@@ -138,7 +138,7 @@ def test_rows_of_csr():
         sparse("row_sparse")[0]
 
 
-def test_ways_to_make_csr():
+def test_csr_matrix_accepts_valid_sources_and_refuses_invalid_ones():
     parts = [1, 2, -3, 4], [1, 0, 2, 2], [0, 1, 3, 3, 4]
     assert same(nd.sparse.csr_matrix(parts and tuple(parts), shape=(4, 3)), VALUES)
     assert nd.sparse.csr_matrix(tuple(parts)).shape == (4, 3)
@@ -161,7 +161,7 @@ def test_ways_to_make_csr():
         nd.sparse.array(nd.ones((2, 2)))
 
 
-def test_ways_to_make_row_sparse():
+def test_row_sparse_array_accepts_valid_sources_and_refuses_invalid_ones():
     parts = [[1, 2], [3, 4]], [1, 3]
     x = nd.sparse.row_sparse_array(parts, shape=(5, 2))
     assert x.asnumpy().tolist() == [[0, 0], [1, 2], [0, 0], [3, 4], [0, 0]]
@@ -179,7 +179,7 @@ def test_ways_to_make_row_sparse():
             wrong()
 
 
-def test_scipy():
+def test_scipy_matrices_convert_both_ways():
     scipy = pytest.importorskip("scipy.sparse")
     matrix = scipy.random(6, 7, 0.4, format="coo", dtype="float32")
     for make in (nd.array, nd.sparse.array, nd.sparse.csr_matrix):
@@ -199,20 +199,20 @@ def test_scipy():
         ([7, 8, 9], [0, 2], [0, 2, 2, 3]),
     ],
 )
-def test_check_format_of_csr(data, indices, indptr):
+def test_check_format_detects_invalid_csr(data, indices, indptr):
     with pytest.raises(mx.MXNetError, match="check_format"):
         nd.sparse.csr_matrix((data, indices, indptr), shape=(3, 4)).check_format()
     nd.sparse.csr_matrix(([7, 8, 9], [1, 3, 0], [0, 2, 2, 3]), shape=(3, 4)).check_format()
 
 
 @pytest.mark.parametrize("indices", [[1, 4], [1, 0], [1, -2], [1]])
-def test_check_format_of_row_sparse(indices):
+def test_check_format_detects_invalid_row_sparse(indices):
     with pytest.raises(mx.MXNetError, match="check_format"):
         nd.sparse.row_sparse_array(([[1, 2], [3, 4]], indices), shape=(3, 2)).check_format()
 
 
 @pytest.mark.parametrize("data, indices", [((2, 5), 2), ((2, 1), 2), ((2, 3, 1), 2), ((2,), 2)])
-def test_rows_of_another_shape_are_refused(data, indices):
+def test_row_sparse_data_of_wrong_shape_is_refused(data, indices):
     with pytest.raises(ValueError, match="are no rows of an array of shape .3, 3"):
         nd.sparse.row_sparse_array((np.ones(data), np.arange(indices)), shape=(3, 3))
 
@@ -225,7 +225,7 @@ UNARY = (
 
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("stype", STYPES)
-def test_functions_that_keep_zero(name, stype):
+def test_zero_preserving_functions_keep_storage_type(name, stype):
     x = sparse(stype, VALUES / 8)
     result = getattr(nd, name)(x)
     assert result.stype == stype and same(result, getattr(nd, name)(nd.array(VALUES / 8)).asnumpy())
@@ -234,7 +234,7 @@ def test_functions_that_keep_zero(name, stype):
 
 
 @pytest.mark.parametrize("stype", STYPES)
-def test_functions_that_do_not(stype):
+def test_other_functions_return_dense_or_write_out(stype):
     x = sparse(stype)
     assert x.cos().stype == "default" and same(x.cos(), nd.cos(nd.array(VALUES)).asnumpy())
     assert x.clip(-1, 1).stype == stype and same(x.clip(-1, 1), VALUES.clip(-1, 1))
@@ -271,7 +271,7 @@ def test_functions_that_do_not(stype):
         (lambda x: x * np.float32(3), True),
     ],
 )
-def test_numbers(stype, function, keeps):
+def test_sparse_with_number_keeps_storage_type_if_zero_preserving(stype, function, keeps):
     result = function(sparse(stype))
     assert result.stype == (stype if keeps else "default")
     assert same(result, function(VALUES))
@@ -290,7 +290,7 @@ OPERATORS = {
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("left", [*STYPES, "default"])
 @pytest.mark.parametrize("right", [*STYPES, "default"])
-def test_two_arrays(operator, left, right):
+def test_binary_operators_match_dense_for_every_storage_pair(operator, left, right):
     function = OPERATORS[operator]
     result = function(nd.array(VALUES).tostype(left), nd.array(OTHER).tostype(right))
     assert same(result, function(VALUES, OTHER))
@@ -300,7 +300,7 @@ def test_two_arrays(operator, left, right):
 
 
 @pytest.mark.parametrize("stype", STYPES)
-def test_in_place(stype):
+def test_in_place_operators_keep_sparse_storage(stype):
     x = kept = sparse(stype)
     x += sparse(stype, OTHER)
     x *= 2
@@ -311,7 +311,7 @@ def test_in_place(stype):
 
 
 @pytest.mark.parametrize("other", [[[2, 3, 4]], [2, 3, 4], [[1], [2], [3], [4]], [[2]], [2]])
-def test_broadcasting(other):
+def test_csr_broadcasting_matches_numpy(other):
     x, other = sparse("csr"), np.array(other, "float32")
     for function in (lambda x, y: x * y, lambda x, y: x / y):
         assert function(x, nd.array(other)).stype == "csr"
@@ -322,7 +322,7 @@ def test_broadcasting(other):
 
 
 @pytest.mark.parametrize("stype", STYPES)
-def test_sums(stype):
+def test_sparse_reductions_match_dense(stype):
     x = sparse(stype)
     for options in ({}, {"axis": 0}, {"axis": 1}, {"axis": 1, "keepdims": True}):
         assert np.allclose(x.sum(**options).asnumpy(), nd.array(VALUES).sum(**options).asnumpy())
@@ -334,7 +334,7 @@ def test_sums(stype):
     assert same(nd.add_n(x, nd.ones((4, 3)), x), 2 * VALUES + 1)
 
 
-def test_joining_and_taking():
+def test_csr_concat_take_and_where_match_dense():
     x = sparse("csr")
     joined = nd.concat(x, nd.zeros((2, 3), stype="csr"), x, dim=0)
     assert joined.stype == "csr" and same(
@@ -351,7 +351,7 @@ def test_joining_and_taking():
     assert same(chosen, VALUES != 0)
 
 
-def test_out_by_position():
+def test_positional_out_accepts_sparse_and_dense():
     x = nd.array([[1, 0], [-2, 3]])
     sparse, out, kept = x.tostype("csr"), nd.zeros((2, 2)), nd.zeros((2, 2)).tostype("csr")
     assert nd.relu(sparse, out) is out and out.asnumpy().tolist() == [[1, 0], [0, 3]]
@@ -362,18 +362,18 @@ def test_out_by_position():
         nd.relu(sparse, None, None, None)
 
 
-def test_means_of_integers():
+def test_integer_csr_mean_does_not_overflow():
     x = nd.full((3, 2), 200, dtype="uint8").tostype("csr")
     assert x.mean(axis=0).asnumpy().tolist() == [200, 200]
 
 
-def test_csr_without_columns():
+def test_csr_without_columns_is_supported():
     x = nd.sparse.zeros("csr", (3, 0))
     assert x.asnumpy().shape == (3, 0) and (x + x).asnumpy().shape == (3, 0)
     assert nd.dot(nd.ones((2, 3)), x).asnumpy().shape == (2, 0)
 
 
-def test_retain():
+def test_retain_keeps_selected_rows():
     x = sparse("row_sparse")
     for indices in (nd.array([1, 2]), nd.array([2, 1], dtype="int64")):
         kept = nd.sparse.retain(x, indices)
@@ -388,7 +388,7 @@ DENSE = np.arange(12, dtype="float32").reshape(4, 3)
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])
-def test_products_with_csr_on_the_right_are_csr(transpose_b):
+def test_dot_with_csr_on_the_right_returns_csr(transpose_b):
     x, y = nd.array([[1, 2], [0, 3]]), nd.array([[0, 4], [5, 6]])
     expected = nd.dot(x, y, transpose_b=transpose_b).asnumpy()
     for forward_stype, stype in ((None, "csr"), ("csr", "csr"), ("default", "default")):
@@ -399,7 +399,7 @@ def test_products_with_csr_on_the_right_are_csr(transpose_b):
 
 @pytest.mark.parametrize("right", ["default", "row_sparse"])
 @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(1)])
-def test_products_of_csr(right, ctx):
+def test_csr_dot_products_match_dense(right, ctx):
     x = sparse("csr", ctx=ctx)
     y = nd.array(DENSE, ctx=ctx).tostype(right)
     assert same(nd.dot(x, y.tostype("default").T), VALUES @ DENSE.T)
@@ -417,7 +417,7 @@ def test_products_of_csr(right, ctx):
         nd.dot(x, nd.ones((4, 3), ctx=ctx))
 
 
-def test_gradients_through_sparse_arrays():
+def test_gradients_pass_through_sparse_arrays():
     x = nd.array(VALUES)
     x.attach_grad()
     for stype in STYPES:
@@ -433,17 +433,17 @@ def test_gradients_through_sparse_arrays():
     assert same(weight.grad, VALUES.T @ (DENSE @ DENSE.T))
 
 
-def test_sparse_arrays_do_not_pass_for_dense_ones():
+def test_sparse_arrays_do_not_expose_dense_buffers():
     x = sparse("csr")
     with pytest.raises(BufferError):
         memoryview(x)
-    assert nd.NDArray.asnumpy(x).shape == (0,)  # the core's part of it is empty
+    assert nd.NDArray.asnumpy(x).shape == (0,)  # the core array is empty
     assert repr(x) == "\n<CSRNDArray 4x3 @cpu(0)>"
 
 
 @pytest.mark.parametrize("stype", [*STYPES, "default"])
 @pytest.mark.parametrize("grad_stype", [None, *STYPES, "default"])
-def test_attach_grad(stype, grad_stype):
+def test_attach_grad_honors_storage_type(stype, grad_stype):
     x = nd.array(VALUES).tostype(stype)
     x.attach_grad(stype=grad_stype)
     assert x.grad.stype == (grad_stype or stype) and same(x.grad, np.zeros((4, 3)))
@@ -466,7 +466,7 @@ def test_attach_grad(stype, grad_stype):
     assert same(x.grad, np.full((4, 3), 6)) and x.grad_req == "add"
 
 
-def test_mark_variables():
+def test_mark_variables_accepts_sparse_gradients():
     x, y = sparse("csr"), nd.array(OTHER)
     gradients = [nd.zeros((4, 3), stype="csr"), nd.zeros((4, 3), stype="row_sparse")]
     mx.autograd.mark_variables([x, y], gradients)
@@ -478,7 +478,7 @@ def test_mark_variables():
         mx.autograd.mark_variables([x, y], gradients[:1])
 
 
-def test_random_arrays():
+def test_random_sparse_arrays_follow_their_options():
     rows, (values, indices) = mx.test_utils.rand_sparse_ndarray(
         (5, 2), "row_sparse", rsp_indices=[3, 1], data_init=2, modifier_func=lambda x: x + 1
     )
@@ -494,7 +494,7 @@ def test_random_arrays():
 
 
 @pytest.mark.parametrize("stype", ["row_sparse", "csr"])
-def test_largest_and_smallest(stype):
+def test_sparse_maximum_minimum_and_hypot_match_numpy(stype):
     a, b = (mx.test_utils.rand_ndarray((7, 5), stype, density=0.4) - 0.5 * n for n in (0, 0))
     a, b = (x.tostype(stype) * 2 for x in (a, -b))
     for op in ("maximum", "minimum", "hypot"):
@@ -528,8 +528,8 @@ CSR = {
         lambda x: nd.exp(x),
     ],
 )
-def test_indices_out_of_range(use):
-    """Found where the array is used; nothing is cut to fit."""
+def test_out_of_range_indices_are_reported_on_use(use):
+    """Errors are raised on use and nothing is truncated."""
     for parts in CSR.values():
         with pytest.raises(mx.MXNetError, match="out of range|does not ascend"):
             use(nd.sparse.csr_matrix(parts, shape=(2, 3)))
@@ -539,7 +539,7 @@ def test_indices_out_of_range(use):
         use(nd.sparse.row_sparse_array((ROWS[0], [1]), shape=(5, 3)))
 
 
-def test_retain_has_all_rows_that_are_asked_for():
+def test_retain_returns_all_requested_rows():
     x = nd.sparse.row_sparse_array(([[1, 2], [3, 4]], [1, 3]), shape=(5, 2))
     for wanted in ([3, 0, 1], [3], [0, 4], [], [1, 1]):
         found = nd.sparse.retain(x, nd.array(wanted))
@@ -552,7 +552,7 @@ def test_retain_has_all_rows_that_are_asked_for():
             nd.sparse.retain(x, nd.array(wanted))
 
 
-def test_row_sparse_pull_of_rows_that_are_none():
+def test_row_sparse_pull_of_missing_row_is_refused():
     store = mx.kv.create("local")
     store.init("a", nd.ones((4, 2)).tostype("row_sparse"))
     with pytest.raises(IndexError, match="there is no row 9"):
@@ -583,14 +583,14 @@ def test_errors_name_the_op_that_was_called(name):
             assert str(caught.value).startswith(f"{name}: "), (a, b)
 
 
-def test_products_with_an_array_of_no_dimensions():
+def test_csr_dot_with_zero_dimensional_array_is_refused():
     x = nd.ones((2, 2)).tostype("csr")
     for transpose in (False, True):
         with pytest.raises(ValueError, match="dot: a csr matrix with an array of no dimensions"):
             nd.dot(x, nd.array(3.0), transpose_a=transpose)
 
 
-def test_axes_that_a_matrix_does_not_have():
+def test_csr_axis_out_of_range_is_refused():
     x = nd.ones((2, 2)).tostype("csr")
     with pytest.raises(mx.MXNetError, match="sum: axis 5 is out of range"):
         nd.sum(x, axis=5)
@@ -603,9 +603,11 @@ STATES = {"sgd_update": [], "sgd_mom_update": ["mom"], "adam_update": ["mean", "
 
 @pytest.mark.parametrize("name", [*STATES, "ftrl_update"])
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
-def test_updates_by_row_sparse_gradients_are_lazy(name, stype):
-    """Rows that the gradient has not stay as they are, in the states, too; the others are as by
-    the dense gradient."""
+def test_row_sparse_updates_are_lazy(name, stype):
+    """Rows missing from the gradient keep their weights and states.
+
+    The other rows match an update by the dense gradient.
+    """
     values, kept = np.arange(1, 7, dtype="float32").reshape(3, 2), [1]
     options = {"lr": 0.1, "wd": 0.5, **({"momentum": 0.9} if "mom" in name else {})}
     sparse = nd.array([[1, 1], [0, 0], [2, 3]]).tostype("row_sparse")
@@ -631,7 +633,7 @@ def test_updates_by_row_sparse_gradients_are_lazy(name, stype):
 
 
 @pytest.mark.parametrize("how", ["rebound", "marked again", "of a function", "marked by the user"])
-def test_gradients_outlive_their_variables(how):
+def test_sparse_gradients_outlive_their_variables(how):
     x = nd.array([[0, 1, 0], [2, 0, 3]]).tostype("csr")
 
     def gradient():
@@ -658,8 +660,8 @@ def test_gradients_outlive_their_variables(how):
     assert gradient().asnumpy().tolist() == [[2, 2], [1, 1], [3, 3]]
 
 
-def test_ops_are_the_same_functions_in_all_namespaces():
-    """`nd.sparse.cast_storage` was the dense op."""
+def test_ops_are_identical_in_all_namespaces():
+    """Regression test: `nd.sparse.cast_storage` was the dense op."""
     shared = [name for name in _core.ops() if name in nd.__all__]
     assert len(shared) > 200
     for space in (nd.op, nd.sparse):
