@@ -1,5 +1,4 @@
-"""How near results are to the exact ones, and what becomes of NaN, infinities and the sign of
-zero."""
+"""Accuracy of ops, and handling of NaN, infinities and the sign of zero."""
 
 import math
 
@@ -25,8 +24,8 @@ def of_double(name):
     return lambda x: getattr(mx.nd, name)(mx.nd.array(x, dtype="float64")).asnumpy()
 
 
-# The largest error in units of the last place: bounds of functions of our own
-# (kernels/common/vector_math.h), and of those that GPUs take from their library
+# Maximum errors in units in the last place (ULP): bounds of our own functions
+# (kernels/common/vector_math.h), and of functions that GPUs take from their math library
 # (vector_math_mixed.h).
 OWN = {
     "exp": (mx.nd.exp, np.exp, -87, 88.7, 1.05),
@@ -49,9 +48,9 @@ OWN = {
     "sqrt": (mx.nd.sqrt, np.sqrt, 0, 3e38, 0.51),
     "rsqrt": (mx.nd.rsqrt, lambda x: 1 / np.sqrt(x), 1e-37, 3e38, 1.5),
 }
-WITHOUT_FMA = {"cos": 1.3, "sin": 1.4, "tanh": 1.05}  # where one bound is not for both
+WITHOUT_FMA = {"cos": 1.3, "sin": 1.4, "tanh": 1.05}  # if FMA and non-FMA bounds differ
 LIBRARY = {
-    "tan": (mx.nd.tan, np.tan, -1e30, 1e30, 1.0),  # beyond 2^20 the C library's
+    "tan": (mx.nd.tan, np.tan, -1e30, 1e30, 1.0),  # beyond 2^20 the C library's function
     "arcsin": (mx.nd.arcsin, np.arcsin, -1, 1, 0.51),
     "arccos": (mx.nd.arccos, np.arccos, -1, 1, 0.51),
     "arctan": (mx.nd.arctan, np.arctan, -3e38, 3e38, 0.51),
@@ -66,7 +65,7 @@ LIBRARY = {
 
 
 @pytest.mark.parametrize("name", sorted(OWN) + sorted(LIBRARY))
-def test_functions_are_near(name):
+def test_float32_functions_stay_within_error_bounds(name):
     function, exact, low, high, bound = OWN.get(name) or LIBRARY[name]
     if name in LIBRARY and on(0).device_type != "cpu":
         bound = max(bound, 5.0)
@@ -87,7 +86,7 @@ def test_functions_are_near(name):
     assert error[at] <= bound, (x[at], error[at])
 
 
-def test_zeros_keep_their_sign():
+def test_functions_keep_the_sign_of_zero():
     zeros = np.array([-0.0, 0.0] * 20)
     for dtype in ("float32", "float64"):
         x = mx.nd.array(zeros, dtype=dtype)
@@ -136,7 +135,7 @@ def test_zeros_keep_their_sign():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_ends_of_the_range(dtype):
+def test_functions_at_infinity_and_nan_have_expected_limits(dtype):
     inf, nan = np.inf, np.nan
     x = mx.nd.array([-inf, inf, nan], dtype=dtype)
     for name, expected in {
@@ -193,7 +192,7 @@ def test_ends_of_the_range(dtype):
         ("erf", -7, 7, 2.0),
     ],
 )
-def test_functions_of_double_are_near(name, low, high, bound):
+def test_float64_functions_stay_within_error_bounds(name, low, high, bound):
     random = np.random.RandomState(0)
     x = np.exp2(random.uniform(-40, np.log2(max(abs(low), abs(high))), 20000)) * random.choice(
         [-1.0, 1.0], 20000
@@ -211,7 +210,7 @@ def test_functions_of_double_are_near(name, low, high, bound):
 
 @pytest.mark.skipif(on(0).device_type != "cpu", reason="bounds of the CPU kernels")
 @pytest.mark.parametrize("dtype, bound", [("float32", 0.51), ("float64", 1.3)])
-def test_powers_are_near(dtype, bound):
+def test_power_stays_within_error_bounds(dtype, bound):
     random = np.random.RandomState(0)
     large = 120 if dtype == "float32" else 1000
     x = np.exp2(
@@ -254,7 +253,7 @@ def test_powers_are_near(dtype, bound):
     ).asnumpy()
     np.testing.assert_allclose(result, expected, rtol=3e-7 if dtype == "float32" else 1e-15)
     assert (np.signbit(result) == np.signbit(expected))[~np.isnan(expected)].all()
-    for number in (2.5, -0.3, 0.0, 7.0):  # of an array and a number: the same bits
+    for number in (2.5, -0.3, 0.0, 7.0):  # an array with a number gives the same bits
         whole = mx.nd.array(np.full_like(x, number), dtype=dtype)
         base = mx.nd.array(np.where(random.rand(x.size) < 0.5, x, -x), dtype=dtype)
         if number != 7.0:
@@ -315,8 +314,8 @@ def test_remainders_are_exact(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_elements_do_not_depend_on_their_place(dtype):
-    """The same bits alone, in a row of any length, and wherever in it."""
+def test_element_results_do_not_depend_on_position(dtype):
+    """The bits are the same alone, in a row of any length and at any position."""
     random = np.random.RandomState(0)
     values = np.concatenate(
         [
@@ -377,8 +376,8 @@ def test_elements_do_not_depend_on_their_place(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_are_computed_in_float(dtype):
-    """All 65536 of them: what an op gives is what it gives for floats, rounded."""
+def test_half_precision_ops_are_computed_in_float32(dtype):
+    """For all 65536 values, the result equals the float32 result, rounded."""
     bits = np.arange(65536, dtype="uint32")
     values = (
         (bits << 16).view("float32")
@@ -439,7 +438,7 @@ def test_halves_are_computed_in_float(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_are_rounded_to_even(dtype):
+def test_half_precision_casts_round_to_even(dtype):
     random = np.random.RandomState(0)
     bits = np.concatenate(
         [
@@ -454,7 +453,7 @@ def test_halves_are_rounded_to_even(dtype):
             expected = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view("float32")
     expected = np.where(np.isnan(bits.view("float32")), np.nan, expected)
     x = mx.nd.array(bits.view("float32"))
-    for start in (0, 5):  # whole groups, and a rest
+    for start in (0, 5):  # full vectors, and a remainder
         np.testing.assert_array_equal(
             x[start:].astype(dtype).astype("float32").asnumpy(), expected[start:]
         )
@@ -489,9 +488,9 @@ def test_cumulative_sums_do_not_drift(shape, axis, offset):
 
 @pytest.mark.parametrize("dtype, bound", [("float32", 1e-7), ("float64", 1e-15), ("float16", 1e-3)])
 @pytest.mark.parametrize("size", [1, 33, 4095, 100001, 3 * 10**6])
-def test_products_of_vectors_do_not_drift(size, dtype, bound):
+def test_vector_products_do_not_drift(size, dtype, bound):
     if on(0).device_type != "cpu":
-        bound = max(bound, 1e-4)  # cuBLAS' sums
+        bound = max(bound, 1e-4)  # cuBLAS sums
     random = np.random.RandomState(size)
     a, b = (mx.nd.array(random.uniform(0, 0.1, size), dtype=dtype) for _ in range(2))
     exact = np.dot(a.asnumpy().astype("longdouble"), b.asnumpy().astype("longdouble"))
@@ -524,7 +523,7 @@ def test_uniform_draws_stay_below_the_end(low, high, dtype):
         values = drawn.asnumpy().astype("float64").ravel()
         first, end = ends.asnumpy().astype("float64")
         if end - first < 1e-7 and dtype == "float16":
-            continue  # both ends are 0 there
+            continue  # both ends round to 0
         assert first <= values.min() and values.max() < end
         assert abs(values.mean() - (low + high) / 2) < 0.005 * (high - low) + HALVES.get(
             dtype, 0
@@ -535,8 +534,10 @@ def test_uniform_draws_stay_below_the_end(low, high, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("size, kernel", [(4, 2), (10, 10)])
 def test_max_pooling_keeps_nan_and_infinities(size, kernel, dtype, layout):
-    """Each window's largest element as NumPy's max has it, and its gradient at that element; eager
-    and compiled."""
+    """The maximum of each window matches NumPy's max, and its gradient goes to that element.
+
+    Covers eager and compiled execution.
+    """
     nan, inf = np.nan, np.inf
     planes = np.arange(4.0 * size * size).reshape(4, size, size) % 7
     planes[0, :2, :2] = [[1, nan], [2, 3]]
@@ -565,7 +566,7 @@ def test_max_pooling_keeps_nan_and_infinities(size, kernel, dtype, layout):
             out, slope = np.moveaxis(out, -1, 0), np.moveaxis(slope, -1, 0)
         np.testing.assert_array_equal(out, expected)
         slope = slope.reshape(4, steps, kernel, steps, kernel)
-        assert (slope.sum((2, 4)) == 1).all()  # each window has one, which is its largest
+        assert (slope.sum((2, 4)) == 1).all()  # one nonzero slope per window, at its maximum
         largest = np.where(slope == 1, planes.reshape(slope.shape), 0).sum((2, 4))
         np.testing.assert_array_equal(largest, expected)
 
@@ -591,9 +592,9 @@ NORMS = {
 
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("offset", [0, 100, 1e4, 1e6])
-def test_normalisation_far_from_zero(name, offset):
-    """Errors are those of single roundings, however far the data lies from 0: nothing is lost to a
-    rounded mean."""
+def test_norms_are_accurate_far_from_zero(name, offset):
+    """Errors are single roundings however far the data is from 0: rounding the mean loses
+    nothing."""
     random = np.random.RandomState(0)
     data = (random.normal(size=(4, 3, 20, 21)) + offset).astype("float32")
     gamma, beta, head = (
@@ -620,7 +621,7 @@ def test_normalisation_far_from_zero(name, offset):
         - head.mean(axes, keepdims=True, dtype="float64")
         - unit * (head * unit).mean(axes, keepdims=True)
     )
-    far = 0 if offset < 1e6 else 0.01  # of the gradient in x, what a mean in float32 takes
+    far = 0 if offset < 1e6 else 0.01  # the part of x's gradient lost to a float32 mean
     np.testing.assert_allclose(
         x.grad.asnumpy(),
         slope * inverse * gamma.reshape(along),
@@ -631,8 +632,8 @@ def test_normalisation_far_from_zero(name, offset):
 
 @pytest.mark.parametrize("axis", [1, 3])
 @pytest.mark.parametrize("dtype, bits", [("float16", 11), ("bfloat16", 8)])
-def test_batch_norm_of_halves_rounds_its_result_once(dtype, bits, axis):
-    """Statistics of halves are float32, and distances are from the mean as it is."""
+def test_half_precision_batch_norm_rounds_its_result_once(dtype, bits, axis):
+    """Statistics are float32, and differences use the unrounded mean."""
     random = np.random.RandomState(0)
     x = mx.nd.array(random.normal(size=(4, 6, 10, 6)) + 100).astype(dtype)
     data = (
@@ -662,7 +663,7 @@ def test_batch_norm_of_halves_rounds_its_result_once(dtype, bits, axis):
     np.testing.assert_allclose(var.asnumpy(), data.var(axes) / 2 + 0.5, rtol=2e-6)
 
 
-# Products with more elements than the small kernels take: name, function of arrays and nd, shapes
+# Products too large for the small kernels: name, function of arrays and nd, shapes
 LARGE_PRODUCTS = {
     "dot": (lambda F, a, b: F.dot(a, b), (96, 130), (130, 70)),
     "dot, transposed": (
@@ -713,10 +714,12 @@ LARGE_PRODUCTS = {
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("dtype, bits", [("float16", 11), ("bfloat16", 8)])
 @pytest.mark.parametrize("name", LARGE_PRODUCTS)
-def test_products_of_halves_are_rounded_once(name, dtype, bits, hybrid):
-    """Sums are float32, whether a library multiplies halves or floats: results and gradients are
-    the exact ones to half a unit in the last place. On GPUs the bias of some convolutions comes to
-    the rounded sum."""
+def test_half_precision_products_are_rounded_once(name, dtype, bits, hybrid):
+    """Sums are float32, whether a library multiplies halves or floats.
+
+    Results and gradients are exact to half a unit in the last place. On GPUs some convolutions add
+    the bias to the rounded sum.
+    """
     function, *shapes = LARGE_PRODUCTS[name]
     on_gpu = mx.current_context().device_type == "gpu"
     twice = on_gpu and name in ("Convolution of groups", "Deconvolution")
@@ -747,13 +750,13 @@ def test_products_of_halves_are_rounded_once(name, dtype, bits, hybrid):
     found = run(halves, slope)
     exact = run([h.astype("float64") for h in halves], lambda y: slopes["half"].astype("float64"))
     for i, (one, other) in enumerate(zip(found, exact)):
-        slack = 2.0**-bits if twice and i == 0 else 3e-6  # the bias of the result alone
+        slack = 2.0**-bits if twice and i == 0 else 3e-6  # only the result has a bias
         np.testing.assert_allclose(one, other, rtol=2.0**-bits, atol=slack * np.abs(other).max())
 
 
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("value", [1, 1e6, 1e8, 16777217, 3e30])
-def test_constant_channels_are_shifted_alone(name, value):
+def test_norms_of_constant_channels_return_beta(name, value):
     x, g, b = (
         mx.nd.full((2, 3, 75, 77), value),
         mx.nd.array([0.5, 1, 2]),
@@ -765,9 +768,11 @@ def test_constant_channels_are_shifted_alone(name, value):
 
 
 @pytest.mark.parametrize("mode, gates", [("lstm", 4), ("gru", 3), ("rnn_tanh", 1)])
-def test_gradients_of_biases_do_not_drift(mode, gates):
-    """The gradient of the input's bias is that of a column of ones in the input, summed up by steps
-    and samples: near float64's."""
+def test_bias_gradients_of_recurrent_layers_do_not_drift(mode, gates):
+    """The bias gradient equals that of a column of ones, summed over steps and samples.
+
+    It must be close to float64's.
+    """
     steps, batch, size, hidden = 1500, 3, 4, 8
     random = np.random.RandomState(0)
     weights = random.uniform(-0.25, 0.25, gates * hidden * (size + hidden + 2))

@@ -1,7 +1,7 @@
 """Aliasing: a write to a result changes no input, head gradient or other result.
 
-Every op of the registry in every way of running, and its gradients by ``autograd.grad``. Views that
-share memory on purpose are methods: ``reshape``, slices of the first axis and similar ones.
+Covers every registered op in each execution mode and its gradients by ``autograd.grad``. Views that
+share memory on purpose are methods, for example ``reshape`` and slices of the first axis.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def overwrite(array):
 
 
 def assert_separate(results, others, what):
-    """A write to any of the results leaves all other arrays as they are."""
+    """Asserts that a write to any result leaves all other arrays unchanged."""
     arrays = [*results, *others]
     before = [contents(array) for array in arrays]
     for i, array in enumerate(results):
@@ -179,13 +179,13 @@ def test_gradient_written_in_place_keeps_its_graph():
     g *= 100
     h[:] = 7
     loss.backward()
-    # (2 a + b) a
+    # The loss is (2 a + b) a
     np.testing.assert_array_equal(a.grad.asnumpy(), (4 * a + b).asnumpy())
     np.testing.assert_array_equal(b.grad.asnumpy(), a.asnumpy())
 
 
 class Outputs(gluon.HybridBlock):
-    """Returns values that the compiler could give one memory."""
+    """Returns values that the compiler could store in one buffer."""
 
     def hybrid_forward(self, F, x):
         y = F.relu(x)

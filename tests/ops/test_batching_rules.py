@@ -1,5 +1,4 @@
-"""What goes across the batch: batching rules of every op against the op itself, and what users read
-when a pipelined block breaks them."""
+"""Batching rules of every op against the op itself, and the errors of pipelined blocks."""
 
 import itertools
 
@@ -14,25 +13,25 @@ from samples.base import all_samples
 from support.devices import on
 
 SAMPLES = all_samples()
-# Ops that users call, and what Gluon's losses are made of.
+# Public ops and the ops that Gluon's losses use.
 OPS = [
     name
     for name in sorted(_core.list_ops())
     if not {"hidden", "dynamic"} & set(_core.get_op(name).describe()["flags"])
 ] + ["_softmax_ce"]
-# Updates of parameters have no batch; the others are refused wherever rows are divided.
+# Parameter updates have no batch. The other ops are refused if rows are divided.
 WITHOUT_RULE = {
     "_contrib_count_sketch",
     "_contrib_index_copy",
     "_scatter_set_nd",
     "_grad_add",
     "_backward_gather_nd",
-    # Their samples are rows of the whole batch
+    # Their sampling reads rows of the whole batch
     "_contrib_DeformableConvolution",
     "_contrib_ModulatedDeformableConvolution",
 }
-# Their results on parts are others by definition: of the part's own statistics; of random numbers
-# that this test draws itself; of the part's own size; of one number, whatever the rows.
+# Results on parts differ by definition: they use the part's own statistics, random numbers drawn in
+# this test, the part's own size, or one number independent of the rows.
 OWN = {
     "BatchNorm",
     "_contrib_SyncBatchNorm",
@@ -57,8 +56,10 @@ def front(a, axis):
 
 
 def divisions(arrays):
-    """Along which axes inputs may be divided: of up to three inputs all combinations, of more one
-    input or all."""
+    """Yields the axes along which inputs may be divided.
+
+    For up to three inputs, yields all combinations. Otherwise divides one input or all of them.
+    """
     if len(arrays) <= 3:
         return itertools.product(*[[None, *range(a.ndim)] for a in arrays])
     single = [
@@ -70,8 +71,8 @@ def divisions(arrays):
 
 
 def said(name, params, arrays, axes, whole, rows, result, at):
-    """Whether the rules let the op work on `arrays`, divided along `axes`, and have the rows of a
-    result along `at`."""
+    """True if the rules accept the op on `arrays` divided along `axes`, with result rows along
+    `at`."""
 
     def function(*traced):
         traced = [x if axis is None else front(x, axis) for x, axis in zip(traced, axes)]
@@ -98,8 +99,8 @@ def said(name, params, arrays, axes, whole, rows, result, at):
 
 
 def cases(name):
-    """(sample, arrays, axes, parts): all ways of dividing an op's samples in two parts on which it
-    can be called."""
+    """Yields (sample, arrays, axes, parts) for all valid divisions of an op's samples into two
+    parts."""
     for sample in SAMPLES[name]:
         dtype = sample.dtypes[0] if sample.dtypes else "float32"
         values = sample.arrays(dtype)
@@ -126,20 +127,19 @@ def rows_of(part, axes):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_what_a_rule_lets_through_is_what_the_op_does(name):
-    """Two parts, put together along the axis that the rule tells, are the op's result on the
-    whole."""
+def test_batching_rule_matches_op_on_split_inputs(name):
+    """Two parts joined along the axis given by the rule equal the op's result on the whole."""
     ruled = False
     for sample, arrays, axes, parts in cases(name):
         with autograd.train_mode() if sample.train else autograd.predict_mode():
             try:
                 results = [call(name, [a.copy() for a in part], sample.params) for part in parts]
-                nd.waitall()  # so that indices out of a part's range show here
+                nd.waitall()  # raises errors of indices out of a part's range here
             except (mx.MXNetError, ValueError):
-                continue  # not on parts
+                continue  # the op rejects parts
             whole = call(name, [a.copy() for a in arrays], sample.params)
             for k, expected in enumerate(whole):
-                ruled = ruled or expected.ndim == 0  # no rows in it
+                ruled = ruled or expected.ndim == 0  # has no rows
                 for axis in range(expected.ndim):
                     verdicts = [
                         said(name, sample.params, part, axes, arrays, rows_of(part, axes), k, axis)
@@ -174,11 +174,11 @@ UPDATES = {
     "_multi_scale",
 }
 
-# --- What users read ------------------------------------------------------------------------------
+# --- Error messages -------------------------------------------------------------------------------
 
 
 class Block(gluon.HybridBlock):
-    """Two layers on two devices, and a function between them."""
+    """Two layers on two devices with a function between them."""
 
     def __init__(self, body, two=1, **layers):
         super().__init__(prefix="net_")
@@ -202,7 +202,7 @@ class Block(gluon.HybridBlock):
 
 X = nd.array(np.random.RandomState(0).randn(8, 6))
 IMAGES = nd.array(np.random.RandomState(0).randn(8, 5, 6))
-# What a block does, and the op that the error names.
+# Blocks, and the op that the error names.
 REFUSED = {
     "softmax": (lambda n, F, x: F.softmax(x, axis=0), "softmax"),
     "log_softmax": (lambda n, F, x: F.log_softmax(x, axis=0), "log_softmax"),
@@ -271,7 +271,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_ops_across_the_batch_are_named_before_anything_ran(case):
+def test_ops_across_the_batch_are_refused_before_execution(case):
     body, op = REFUSED[case]
     if op == "Dropout":
         pipeline = Pipeline(2)
@@ -296,13 +296,13 @@ def test_ops_across_the_batch_are_named_before_anything_ran(case):
             pipeline.report()
 
 
-def test_it_is_the_users_choice():
-    """check=False: on every micro-batch by itself."""
+def test_pipeline_check_can_be_disabled():
+    """With check=False, the op runs on each micro-batch separately."""
     net = Block(REFUSED["softmax"][0])
     expected = np.concatenate([net(X[b:e]).asnumpy() for b, e in ((0, 4), (4, 8))])
     net.hybridize(exact=True, pipeline=Pipeline(2, check=False))
     assert np.array_equal(net(X).asnumpy(), expected)
-    net.hybridize(exact=True, pipeline=Pipeline(1))  # one micro-batch is the batch
+    net.hybridize(exact=True, pipeline=Pipeline(1))  # one micro-batch is the whole batch
     assert np.allclose(net(X).asnumpy(), Block(REFUSED["softmax"][0])(X).asnumpy())
 
 
@@ -352,8 +352,8 @@ def heads(F, x):
 
 @pytest.mark.parametrize("case", ALLOWED)
 @pytest.mark.parametrize("pieces", [2, 3, 8])
-def test_what_works_row_by_row_is_let_through(case, pieces):
-    """In micro-batches of several rows, of different sizes, and of one row."""
+def test_rowwise_blocks_are_accepted_by_pipeline(case, pieces):
+    """Covers micro-batches of several rows, of different sizes and of one row."""
     net = Block(ALLOWED[case])
     expected = net(X).asnumpy()
     net.hybridize(exact=True, pipeline=Pipeline(pieces))
@@ -365,7 +365,7 @@ def test_what_works_row_by_row_is_let_through(case, pieces):
     np.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_batch_along_another_axis():
+def test_pipeline_accepts_batch_on_another_axis():
     net = Block(lambda n, F, x: F.softmax(x, axis=0))
     expected = net(IMAGES).asnumpy()
     net.hybridize(exact=True, pipeline=Pipeline(3, axis=1))
@@ -379,7 +379,7 @@ def test_the_batch_along_another_axis():
         net(IMAGES)
 
 
-def test_inputs_that_are_not_divided_must_not_meet_rows():
+def test_undivided_input_combined_with_rows_is_refused():
     net = Block(lambda n, F, x, y: x + y)
     net.hybridize(pipeline=Pipeline(2, split=[0]))
     with pytest.raises(
@@ -388,7 +388,7 @@ def test_inputs_that_are_not_divided_must_not_meet_rows():
         net(X, X[:4])
 
 
-def test_results_must_have_the_rows_where_the_inputs_do():
+def test_pipeline_results_need_rows_on_the_input_axis():
     class Results(Block):
         def hybrid_forward(self, F, x):
             x = self.a(x).as_in_context(self.devices[1])
@@ -411,7 +411,7 @@ def test_results_must_have_the_rows_where_the_inputs_do():
             net(X[:, :6])
 
 
-def test_batch_norm_is_let_through_and_its_channels_are_not():
+def test_batch_norm_is_accepted_unless_batch_is_its_channel_axis():
     net = Block(lambda n, F, x: n.norm(x), norm=nn.BatchNorm(in_channels=6))
     net.hybridize(pipeline=Pipeline(2))
     with autograd.record():
@@ -445,7 +445,7 @@ class Timed(gluon.HybridBlock):
 
 
 def carried_sum(n, F, x, s):
-    """A running sum over time: what came before, and the sums within the piece."""
+    """A running sum over time: the carried state plus the sums within the piece."""
     total = F.broadcast_add(F.cumsum(x, axis=0), s)
     return total, F.slice_axis(total, axis=0, begin=-1, end=None)
 
@@ -484,7 +484,7 @@ CAUSAL = {
 
 @pytest.mark.parametrize("case", CAUSAL)
 @pytest.mark.parametrize("pieces", [3, 8])
-def test_what_is_carried_on_may_meet_every_step(case, pieces):
+def test_carried_state_may_affect_every_time_step(case, pieces):
     net = Timed(CAUSAL[case])
     expected, after = net(SEQUENCE, STATE)
     net.hybridize(exact=True, pipeline=Pipeline(pieces, along="time"))
@@ -525,7 +525,7 @@ def whole_attention(F, x):
     "options, words",
     [({"bidirectional": True}, "from the end"), ({"use_sequence_length": True}, "lengths of its")],
 )
-def test_layers_across_time_that_carry_their_states(options, words):
+def test_bidirectional_or_variable_length_layers_along_time_are_refused(options, words):
     class Layer(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -542,7 +542,7 @@ def test_layers_across_time_that_carry_their_states(options, words):
 
 
 @pytest.mark.parametrize("case", ACROSS_TIME)
-def test_ops_across_time_are_named(case):
+def test_ops_across_time_are_refused_by_name(case):
     body, op = ACROSS_TIME[case]
     net = Timed(body)
     net.hybridize(pipeline=Pipeline(2, along="time"))
@@ -550,7 +550,7 @@ def test_ops_across_time_are_named(case):
         net(SEQUENCE, STATE)
 
 
-def test_what_a_piece_makes_of_its_steps_may_become_state():
+def test_reduction_over_time_piece_may_become_state():
     net = Timed(lambda n, F, x, s: (x, F.max(x, axis=0, keepdims=True)))
     net.hybridize(exact=True, pipeline=Pipeline(2, along="time"))
     out, state = net(SEQUENCE, STATE)

@@ -1,5 +1,7 @@
-"""Products, attention and recurrent layers in bfloat16 by each way in which processors multiply it:
-AMX's tiles, AVX512-BF16, or not at all. A processor without one takes the next."""
+"""bfloat16 products, attention and recurrent layers on each instruction set.
+
+The paths are AMX tiles, AVX512-BF16 and emulation. A processor that lacks one uses the next.
+"""
 
 import json
 
@@ -7,7 +9,7 @@ import pytest
 
 from support.processes import output_of
 
-# Sizes beside those of tiles, vectors, panels and blocks, each in turn in every place.
+# Sizes around those of tiles, vectors, panels and blocks, each in every dimension.
 PROGRAM = """
 import itertools, json, sys
 import numpy as np
@@ -116,7 +118,7 @@ json.dump(result, sys.stdout)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ["ALL", "AVX512_CORE_BF16", "AVX512_CORE"])
-def test_each_way_is_near_double(isa):
+def test_every_bfloat16_path_is_close_to_float64(isa):
     result = json.loads(output_of(PROGRAM, ONEDNN_MAX_CPU_ISA=isa, PYTHONHASHSEED="0"))
     one, several = result.pop("one device's threads")
     assert one == several

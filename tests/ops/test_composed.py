@@ -1,4 +1,4 @@
-"""Ops that are composed of others: what is seen of them is the op."""
+"""Composed ops: only the composed op is visible, not its parts."""
 
 import json
 from itertools import product
@@ -20,16 +20,16 @@ COMPOSED = sorted(
 
 
 def states(name):
-    """The positions of the inputs that are also written."""
+    """Positions of the inputs that are also written."""
     return [i for i, row in enumerate(_core.get_op(name).describe()["inputs"]) if row["mutable"]]
 
 
-def test_there_are_some():
+def test_composed_flag_covers_known_ops():
     assert "moments" in COMPOSED and "_contrib_interleaved_matmul_selfatt_qk" in COMPOSED
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_results_are_arrays_of_their_own(name):
+def test_composed_results_are_separate_arrays(name):
     for sample in SAMPLES[name]:
         arrays = place(sample, sample.dtypes[0])
         before = [array.asnumpy() for array in arrays]
@@ -48,7 +48,7 @@ def test_results_are_arrays_of_their_own(name):
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_results_are_written_where_out_says(name):
+def test_composed_ops_write_to_out(name):
     sample = SAMPLES[name][0]
     arrays = place(sample, sample.dtypes[0])
     mx.random.seed(3)
@@ -74,8 +74,10 @@ class Call(mx.gluon.HybridBlock):
 
 
 def large(sample, name):
-    """The sample's inputs, as many of them as the op takes so repeated along an axis each, as
-    arrays of many elements; None where it takes none of them so."""
+    """Returns the sample's inputs enlarged by repeating them along an axis.
+
+    Repeats as many inputs as the op accepts. Returns None if it accepts none.
+    """
     small = place(sample, sample.dtypes[0])
     axes = [(*range(a.ndim if len(small) <= 3 else a.ndim and 1), None) for a in small]
     for along in product(*axes):
@@ -107,13 +109,13 @@ LARGE = {
 }
 
 
-def test_all_take_large_arrays():
+def test_every_composed_op_has_a_large_case():
     assert {name for name, *_ in LARGE.values()} == set(COMPOSED)
 
 
 @pytest.mark.parametrize("case", LARGE)
-def test_large_calls_give_up_arrays_behind_their_last_reader(case):
-    """And compute what the graph of the op computes, forward and backward."""
+def test_large_composed_calls_match_compiled_graph(case):
+    """Large calls free intermediates early; forward and backward must still match the graph."""
     name, sample, arrays = LARGE[case]
     results = []
     for hybrid in (False, True):
@@ -136,7 +138,7 @@ def test_large_calls_give_up_arrays_behind_their_last_reader(case):
         np.testing.assert_array_equal(eager, compiled)
 
 
-def test_memory_of_large_calls():
+def test_large_composed_call_frees_intermediates():
     ctx = on(60)
     data = nd.random.uniform(shape=(1, 32, 32, 32), ctx=ctx)
     rois = nd.tile(nd.array([[0, 1, 2, 20, 24]], ctx=ctx), (200, 1))
@@ -150,7 +152,7 @@ def test_memory_of_large_calls():
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_symbols_keep_the_op(name):
+def test_symbol_of_composed_op_keeps_its_name(name):
     sample = SAMPLES[name][0]
     arrays = place(sample, sample.dtypes[0])
     variables = [mx.sym.var(f"x{i}") for i in range(len(arrays))]
@@ -173,7 +175,7 @@ def test_symbols_keep_the_op(name):
 
 
 @pytest.mark.parametrize("name", [name for name in COMPOSED if SAMPLES[name][0].grad])
-def test_gradients_go_through_bound_symbols(name):
+def test_composed_gradients_match_in_bound_symbol(name):
     sample = SAMPLES[name][0]
     arrays = [array.astype("float32") for array in place(sample, "float32")]
     for array in arrays:
@@ -200,7 +202,7 @@ def test_gradients_go_through_bound_symbols(name):
         )
 
 
-def test_errors_name_the_op():
+def test_composed_op_errors_name_the_op():
     with pytest.raises(mx.MXNetError, match=r"^moments: axes must name one axis at least"):
         nd.moments(nd.ones((2, 3)))
     with pytest.raises(mx.MXNetError, match=r"^moments: .*axis 5"):
@@ -216,11 +218,12 @@ def test_errors_name_the_op():
 OF_SEVERAL = [
     name
     for name in COMPOSED
-    if any(len(s.inputs) > 1 for s in SAMPLES[name]) and name != "_sparse_retain"  # not of dense
+    # its public function refuses dense arrays
+    if any(len(s.inputs) > 1 for s in SAMPLES[name]) and name != "_sparse_retain"
 ]
 
 
-def test_some_take_several_inputs():
+def test_known_composed_ops_take_several_inputs():
     assert {"Crop", "_contrib_BilinearResize2D", "_contrib_allclose", "khatri_rao"} <= set(
         OF_SEVERAL
     )
@@ -228,8 +231,8 @@ def test_some_take_several_inputs():
 
 @pytest.mark.parametrize("how", ["called", "recorded", "hybridized", "symbol"])
 @pytest.mark.parametrize("name", OF_SEVERAL)
-def test_inputs_on_two_devices_are_refused(name, how):
-    """Whatever of an input the composition reads: also where that is its shape alone."""
+def test_composed_op_with_inputs_on_two_devices_is_refused(name, how):
+    """Holds even if the composition reads only the shape of an input."""
     sample = next(s for s in SAMPLES[name] if len(s.inputs) > 1)
     arrays = place(sample, sample.dtypes[0], ctx=on(0))
     space, short = place_of(name)
@@ -261,7 +264,7 @@ def test_inputs_on_two_devices_are_refused(name, how):
                 mx.gluon.SymbolBlock(compute(mx.sym, *variables), variables)(*inputs)
 
 
-def test_gradients_do_not_reach_samples_of_discrete_distributions():
+def test_discrete_pdf_has_no_gradient_for_samples():
     x, rate = nd.array([[1.0, 2.0]]), nd.array([1.25])
     for array in (x, rate):
         array.attach_grad()
@@ -272,8 +275,8 @@ def test_gradients_do_not_reach_samples_of_discrete_distributions():
     np.testing.assert_allclose(rate.grad.asnumpy(), [1 / 1.25 - 1 + 2 / 1.25 - 1], rtol=1e-5)
 
 
-def test_every_allocation_fails_once():
-    """Of a call with more inputs, and more ops, than there is room for without allocating."""
+def test_composed_op_survives_each_allocation_failure():
+    """The call has more inputs and ops than fit without allocating."""
     rows = [nd.array([[i % 3 + 1.0]]) for i in range(40)]
     for n in range(1, 60):
         _core._memory_fail_after(n)

@@ -1,5 +1,4 @@
-"""The costs of ops: counted by each op's row, and used where the compiler chooses what to compute
-again."""
+"""Costs of ops, which the compiler uses to choose ops to recompute."""
 
 import math
 
@@ -12,7 +11,7 @@ from mpgluon.gluon import nn
 from samples.base import all_samples
 
 SAMPLES = all_samples()
-# Ops that use a library's threads, are made for one, or wait, but do no arithmetic.
+# Ops without arithmetic that use or serve a library's threads, or wait.
 MOVES = {
     "_collective",
     "_pack_convolution",
@@ -20,8 +19,7 @@ MOVES = {
     "_pack_winograd",
     "_replicas",
 }
-# Those whose arithmetic is more than some steps for each element, but which run inline when they
-# are small.
+# Ops with more than a few operations per element that run inline if small.
 WINDOWS = {
     "Pooling",
     "_backward_Pooling",
@@ -36,7 +34,7 @@ def cost(name, inputs, **params):
 
 
 @pytest.mark.parametrize("name", sorted(_core.list_ops()))
-def test_every_op_has_a_cost_that_makes_sense(name):
+def test_every_op_has_a_plausible_cost(name):
     flags = _core.get_op(name).describe()["flags"]
     for sample in SAMPLES[name]:
         dtype = "float32" if "float32" in sample.dtypes else sample.dtypes[0]
@@ -185,8 +183,8 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("case", PRODUCTS)
-def test_products_are_counted(case):
-    """Multiplications and additions; what else there is adds a fifth at most."""
+def test_flops_of_products_are_counted(case):
+    """Counts multiplications and additions; other work adds at most a fifth."""
     flops, name, shapes, params = PRODUCTS[case]
     if None in shapes:
         params = dict(params)
@@ -249,12 +247,12 @@ def trained(size, **flags):
         (16, False, "_winograd_convolution"),
     ],
 )
-def test_a_budget_does_not_compute_convolutions_again_before_what_is_cheap(size, exact, kernel):
+def test_recompute_budget_prefers_cheap_ops_over_convolutions(size, exact, kernel):
     net, expected = trained(size, exact=exact)
     assert any(kernel in str(device["forward"]) for device in net.compiled()[0]["devices"].values())
     whole = planned(net)
     net, found = trained(size, exact=exact, recompute=int(whole * 0.6))
     assert planned(net) <= whole * 0.6
     assert again(net) and not [op for op in again(net) if "onvolution" in op]
-    for a, b in zip(found, expected):  # moving statistics, too: they are updated once
+    for a, b in zip(found, expected):  # includes moving statistics, which are updated once
         np.testing.assert_array_equal(a, b)

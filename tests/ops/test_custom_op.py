@@ -1,4 +1,4 @@
-"""Ops written in Python, eager, in hybridized blocks and in symbols."""
+"""Ops written in Python: eager, in hybridized blocks and in symbols."""
 
 import gc
 import json
@@ -77,7 +77,7 @@ class SoftmaxProp(mx.operator.CustomOpProp):
 
 @pytest.mark.parametrize("device", [mx.cpu(0), mx.cpu(2)])
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_in_blocks(hybrid, device):
+def test_custom_op_works_in_eager_and_hybridized_blocks(hybrid, device):
     class Net(gluon.HybridBlock):
         def hybrid_forward(self, F, x, calls):
             power, same = F.Custom(F.relu(x), calls, op_type="test_power", exponent=3)
@@ -97,10 +97,10 @@ def test_in_blocks(hybrid, device):
             and calls.asscalar() == call
         )
         assert y.context == device
-    assert net(x, calls).asnumpy().tolist() == [3, 18, 0]  # not in training
+    assert net(x, calls).asnumpy().tolist() == [3, 18, 0]  # "same" adds 1 only in training
 
 
-def test_as_a_node_of_a_symbol():
+def test_custom_op_is_a_symbol_node_that_saves_and_loads():
     power = mx.sym.Custom(
         data=mx.sym.var("x") + 1,
         op_type="test_power",
@@ -129,7 +129,7 @@ def test_as_a_node_of_a_symbol():
     assert executor.grad_dict["x"].asnumpy().tolist() == [7, 25, 55]
 
 
-def test_losses_train_modules():
+def test_custom_loss_trains_module_like_builtin():
     data = np.random.RandomState(0).uniform(-1, 1, (64, 4)).astype("float32")
     label = (data.sum(axis=1) > 0).astype("float32")
     params = []
@@ -155,7 +155,7 @@ def test_losses_train_modules():
     ]
 
 
-def test_an_op_that_keeps_its_results_is_freed():
+def test_custom_op_that_keeps_its_results_is_freed():
     class Keeping(mx.operator.CustomOp):
         def forward(self, is_train, req, in_data, out_data, aux):
             self.assign(out_data[0], req[0], in_data[0] * 2)
@@ -177,7 +177,7 @@ def test_an_op_that_keeps_its_results_is_freed():
     assert made[0]() is None
 
 
-def test_errors():
+def test_custom_op_errors_are_reported():
     @mx.operator.register("test_wrong")
     class Wrong(mx.operator.CustomOpProp):
         def __init__(self, what="forward"):
@@ -245,7 +245,7 @@ def test_errors():
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_gradients_have_no_gradients(hybrid):
+def test_custom_op_has_no_second_gradient(hybrid):
     class Net(gluon.HybridBlock):
         def hybrid_forward(self, F, x, calls):
             return F.Custom(F.relu(x), calls, op_type="test_power", exponent=3)[0]
@@ -261,14 +261,14 @@ def test_gradients_have_no_gradients(hybrid):
         g.backward()
 
 
-def test_registered_ops():
+def test_registered_ops_and_their_arguments_are_listed():
     assert {"Convolution", "dot"} <= set(mx.operator.get_all_registered_operators())
     found = mx.operator.get_operator_arguments("Activation")
     assert found.names == ["data", "act_type"] and found.narg == 2
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_groups_of_blocks_move_their_inputs(hybrid):
+def test_custom_op_inputs_move_to_its_device_group(hybrid):
     class Net(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
             with mx.AttrScope(ctx_group="a"):
@@ -286,7 +286,7 @@ def test_groups_of_blocks_move_their_inputs(hybrid):
     assert net(mx.nd.ones((2, 3))).context == mx.cpu(2)
 
 
-# Old ops
+# Legacy ops
 
 
 def old(kind, **functions):
@@ -295,7 +295,7 @@ def old(kind, **functions):
 
 
 def softmax_of(array, host):
-    """The functions of a softmax with a loss, for arrays of NumPy or NDArrays."""
+    """Forward and backward functions of a softmax loss for NumPy arrays or NDArrays."""
 
     def forward(self, in_data, out_data):
         assert all(isinstance(x, array) for x in (*in_data, *out_data))
@@ -319,7 +319,7 @@ def softmax_of(array, host):
 
 
 @pytest.mark.parametrize("kind", ["NumpyOp", "NDArrayOp"])
-def test_old_ops_are_nodes_of_symbols(kind):
+def test_legacy_python_ops_are_symbol_nodes(kind):
     array, host = (
         (np.ndarray, np.asarray) if kind == "NumpyOp" else (nd.NDArray, nd.NDArray.asnumpy)
     )
@@ -340,8 +340,8 @@ def test_old_ops_are_nodes_of_symbols(kind):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_what_old_ops_do_by_themselves():
-    """The first input goes through, and its gradient is ones."""
+def test_legacy_op_defaults_copy_input_and_return_ones():
+    """The default forward copies the first input, and its gradient is ones."""
     op = old(mx.operator.NumpyOp)
     x, grad = nd.array([1, 2, 3]), nd.zeros((3,))
     executor = op.get_symbol(mx.sym.var("x"), name="same").bind(on(0), [x], {"x": grad})
@@ -354,7 +354,7 @@ def test_what_old_ops_do_by_themselves():
         old(mx.operator.PythonOp)(mx.sym.var("x"))
 
 
-# Storages, devices, profiles
+# Storage types, devices and profiles
 
 
 class Squares(mx.operator.CustomOp):
@@ -385,7 +385,7 @@ class SparseSquaresProp(SquaresProp):
 mx.operator.register("test_dense_squares")(SquaresProp)
 
 
-def test_sparse_inputs_and_outputs():
+def test_custom_op_supports_sparse_arrays():
     dense = nd.array([[0, 2, 0], [3, 0, 0]])
     x = dense.tostype("csr")
     y = nd.Custom(x, op_type="test_squares")
@@ -407,7 +407,7 @@ def test_sparse_inputs_and_outputs():
 
 
 @pytest.mark.parametrize("way", ["eager", "hybridized", "symbol"])
-def test_profiles_name_the_op_that_ran_others(way):
+def test_profiler_names_the_custom_op(way):
     mx.profiler.start()
     x = nd.array([1, 2], ctx=on(1))
     x.attach_grad()
@@ -456,7 +456,7 @@ class NoInputProp(mx.operator.CustomOpProp):
         return Counts()
 
 
-def test_an_op_without_inputs():
+def test_custom_op_without_inputs_runs():
     with autograd.record():
         y = nd.Custom(length=3, op_type="test_no_input")
     assert y.dtype == np.float64 and y.asnumpy().tolist() == [0, 1, 2]
@@ -490,7 +490,7 @@ class RowScaleProp(mx.operator.CustomOpProp):
 
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize("by_name", [False, True])
-def test_shapes_of_parameters_follow_from_infer_shape(hybridize, by_name):
+def test_custom_infer_shape_determines_parameter_shapes(hybridize, by_name):
     class Layer(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -542,8 +542,8 @@ def product(F, x, y):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_arrays_that_are_overwritten_before_backward(hybrid):
-    """The gradients are those of the values that were used."""
+def test_custom_op_gradient_uses_values_before_overwrite(hybrid):
+    """Gradients use the values that forward read."""
     block = mx.gluon.nn.HybridLambda(product)
     if hybrid:
         block.hybridize()
@@ -562,7 +562,7 @@ def test_arrays_that_are_overwritten_before_backward(hybrid):
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_inputs_without_elements(hybrid):
+def test_custom_op_accepts_empty_inputs(hybrid):
     block = mx.gluon.nn.HybridLambda(product)
     if hybrid:
         block.hybridize()
@@ -574,7 +574,7 @@ def test_inputs_without_elements(hybrid):
     assert out.shape == x.grad.shape == (0, 3)
 
 
-def test_an_input_that_is_given_twice():
+def test_custom_op_input_given_twice_is_refused():
     x, s = nd.ones(2), mx.sym.var("x")
     with pytest.raises(TypeError, match="'left' twice"):
         nd.Custom(x, x, left=x, op_type="product_of_exp")
@@ -583,7 +583,7 @@ def test_an_input_that_is_given_twice():
 
 
 @pytest.mark.parametrize("what", ["list_arguments", "list_outputs", "infer_type"])
-def test_descriptions_that_give_nothing(what):
+def test_custom_op_prop_method_returning_none_is_reported(what):
     name = f"gives_no_{what}"
     mx.operator.register(name)(type("Nothing", (ProductProp,), {what: lambda self, *_: None}))
     with pytest.raises(mx.MXNetError, match=f"{what} of '{name}'"):

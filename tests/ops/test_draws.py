@@ -1,4 +1,5 @@
-"""Prediction draws no random numbers: evaluations between training steps change no later draw."""
+"""Prediction draws no random numbers, so evaluation between training steps changes no later
+draw."""
 
 import numpy as np
 import pytest
@@ -21,13 +22,13 @@ def next_draw():
     return nd.random.uniform(shape=(4,)).asnumpy().tolist()
 
 
-def test_ops_whose_draws_depend_on_the_mode_are_known():
+def test_random_ops_that_depend_on_mode_are_known():
     assert MODE_DEPENDENT == ["Dropout", "LeakyReLU", "RNN", "_rnn"]
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("name", MODE_DEPENDENT)
-def test_op_in_predict_mode_takes_no_number(name, recorded):
+def test_op_in_predict_mode_draws_no_number(name, recorded):
     mx.random.seed(3)
     expected = next_draw()
     for sample in SAMPLES[name]:
@@ -99,7 +100,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [dense, lstm, cell, attention])
-def test_evaluation_does_not_shift_the_draws_of_training(make, way):
+def test_evaluation_does_not_shift_training_draws(make, way):
     net, shape = make()
     mx.random.seed(1)
     net.initialize(mx.init.Xavier(), ctx=on(0))
@@ -127,7 +128,7 @@ def test_evaluation_does_not_shift_the_draws_of_training(make, way):
             np.testing.assert_array_equal(one, other)
 
 
-def test_executor_in_predict_mode_takes_no_number():
+def test_executor_in_predict_mode_draws_no_number():
     symbol = mx.sym.Dropout(mx.sym.var("x"), p=0.5)
     x = nd.ones((40,), ctx=on(0))
     executor = symbol.bind(on(0), {"x": x})
@@ -141,7 +142,7 @@ def test_executor_in_predict_mode_takes_no_number():
     np.testing.assert_array_equal(*draws)
 
 
-def test_dropout_in_prediction_is_no_work_in_a_compiled_program():
+def test_compiled_prediction_program_has_no_dropout():
     net = nn.HybridSequential()
     net.add(nn.Dense(8, in_units=4), nn.Dropout(0.5), nn.Dense(8, in_units=8))
     net.initialize(ctx=on(0))

@@ -1,11 +1,11 @@
-"""Ops of all numbers that halves have: those of float32, rounded once."""
+"""Half-precision ops over all half values: float32 results, rounded once."""
 
 import numpy as np
 import pytest
 
 from mpgluon import autograd, nd
 
-# Those whose results halves have exactly, those that are rounded, and functions
+# Functions with exact results in half precision, rounded functions and transcendental ones
 UNARY = "abs negative sign relu floor ceil trunc rint round square reciprocal sqrt exp tanh sigmoid"
 FUNCTIONS = [getattr(nd, name) for name in (*UNARY.split(), "erf", "expm1", "softsign", "log1p")]
 FUNCTIONS.append(lambda x: nd.LeakyReLU(x, act_type="gelu"))
@@ -16,7 +16,7 @@ def test_every_half_is_computed_as_float32_and_rounded_once(dtype):
     bits = np.arange(65536, dtype="uint32")
     wide = (bits << 16).view("float32") if dtype == "bfloat16" else bits.astype("uint16")
     wide = wide if dtype == "bfloat16" else wide.view("float16").astype("float32")
-    # A row that is no multiple of a vector, and all in another order beside it
+    # The row length is not a multiple of a vector; the second operand is a permutation of the first
     x, y = wide[:-5], wide[np.random.RandomState(0).permutation(65536)][:-5]
     halves = [nd.array(v).astype(dtype) for v in (x, y)]
     wide = [half.astype("float32") for half in halves]
@@ -30,7 +30,7 @@ def test_every_half_is_computed_as_float32_and_rounded_once(dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("bound", [0.3, 0.1, 1 / 3, 0.25])
 def test_clipped_cell_states_have_no_gradient(dtype, bound):
-    """Whether or not the dtype has the bound's number."""
+    """Holds whether or not the dtype can represent the bound exactly."""
     x, h = nd.ones((1, 1, 2), dtype=dtype), nd.zeros((1, 1, 3), dtype=dtype)
     c = nd.array([[[4, -4, 0]]], dtype=dtype)
     weights = nd.array(np.random.RandomState(0).uniform(-0.1, 0.1, 84), dtype=dtype)
@@ -54,8 +54,8 @@ def test_clipped_cell_states_have_no_gradient(dtype, bound):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_slopes_of_prelu_beside_infinities(dtype):
-    """What is above zero has no part in the slope's gradient, whatever it is."""
+def test_prelu_slope_gradient_ignores_positive_infinity(dtype):
+    """Positive elements do not contribute to the slope's gradient, whatever their value."""
     x = nd.array([[np.inf, -2, 3, -np.inf]], dtype=dtype)
     slope = nd.array([0.5, 0.5, 0.5, 0.5], dtype=dtype)
     for array in (x, slope):
@@ -68,7 +68,7 @@ def test_slopes_of_prelu_beside_infinities(dtype):
     np.testing.assert_array_equal(wide[1], [[1, 0.5, 1, 0.5]])
 
 
-# Ops whose slope is computed from the input, and where it is looked at.
+# Ops whose gradient is computed from the input, and the tested range.
 SLOPES = {
     "arcsin": (-0.99, 0.99),
     "arccos": (-0.99, 0.99),
@@ -83,8 +83,8 @@ SLOPES = {
 
 @pytest.mark.parametrize("dtype, unit", [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
 @pytest.mark.parametrize("name", SLOPES)
-def test_slopes_lose_no_digits(name, dtype, unit):
-    """Not more than a few roundings take, however near the terms of the formula are."""
+def test_half_precision_gradients_lose_no_digits(name, dtype, unit):
+    """The error is at most a few roundings, even if the terms of the formula nearly cancel."""
     x = nd.array(np.linspace(*SLOPES[name], 4001), dtype=dtype)
     slopes = []
     for array in (x, x.astype("float64")):

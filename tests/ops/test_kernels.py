@@ -1,5 +1,4 @@
-"""The CPU kernels with and without their libraries, and that bits do not depend on threads or
-devices."""
+"""CPU kernels with and without their libraries; bits do not depend on threads or devices."""
 
 import itertools
 import json
@@ -63,7 +62,7 @@ def with_libraries():
     ],
     ids=["no_onednn", "plain", "plain_base", "plain_v3"],
 )
-def test_every_path_computes_the_same(settings, with_libraries):
+def test_every_kernel_path_gives_same_results(settings, with_libraries):
     other = run(**settings)
     if other["isa"] != settings.get("MPGLUON_ISA_RUN", other["isa"]):
         pytest.skip(f"kernels for {settings['MPGLUON_ISA_RUN']} were not built, or cannot run")
@@ -75,7 +74,7 @@ def test_every_path_computes_the_same(settings, with_libraries):
             np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance, err_msg=dtype)
 
 
-def test_a_wrong_folder_is_reported_and_harmless():
+def test_missing_library_folder_is_reported_and_ignored():
     program = (
         "from mpgluon import _core; import mpgluon; l = _core.libraries()[0]; print(l['found'], "
         "l['reason'])"
@@ -84,8 +83,8 @@ def test_a_wrong_folder_is_reported_and_harmless():
     assert told.startswith("False") and "/nowhere" in told
 
 
-def test_tiny_products_do_not_depend_on_who_runs_them():
-    """Inline in the calling thread, or queued behind other work on the device: the same bits."""
+def test_tiny_products_have_same_bits_inline_and_queued():
+    """A product gives the same bits inline in the calling thread and queued after other work."""
     random = np.random.RandomState(1)
     a, b = (mx.nd.array(random.uniform(-1, 1, (20, 24))) for _ in range(2))
     mx.nd.waitall()
@@ -96,7 +95,7 @@ def test_tiny_products_do_not_depend_on_who_runs_them():
     assert inline.tobytes() == queued.tobytes()
 
 
-def test_more_shapes_than_the_cache_holds():
+def test_primitive_cache_overflow_keeps_results_correct():
     for size in list(range(100, 400)) + [100]:
         out = mx.nd.FullyConnected(
             mx.nd.ones((size, 90)), mx.nd.ones((3, 90)), mx.nd.ones((3,)), num_hidden=3
@@ -104,7 +103,7 @@ def test_more_shapes_than_the_cache_holds():
         assert (out.asnumpy() == 91).all()
 
 
-def test_max_pooling_gives_ties_to_the_first():
+def test_max_pooling_gradient_of_ties_goes_to_the_first():
     data = mx.nd.array([[[[1, 1, 1, 0], [1, 1, 1, 0]]]])
     data.attach_grad()
     with mx.autograd.record():
@@ -113,7 +112,7 @@ def test_max_pooling_gives_ties_to_the_first():
     assert data.grad.asnumpy().tolist() == [[[[1, 10, 100, 0], [0, 0, 0, 0]]]]
 
 
-def test_batch_norm_moves_its_statistics():
+def test_batch_norm_updates_moving_statistics_in_training_only():
     random = np.random.RandomState(2)
     x = random.uniform(-1, 1, (5, 3, 4)).astype("float32")
     gamma, beta, mean, var = (
@@ -129,7 +128,7 @@ def test_batch_norm_moves_its_statistics():
     np.testing.assert_allclose(mean.asnumpy(), 0.75 + 0.25 * x.mean((0, 2)), rtol=1e-5)
     # The biased variance
     np.testing.assert_allclose(var.asnumpy(), 1.5 + 0.25 * x.var((0, 2)), rtol=1e-5)
-    assert abs(out.asnumpy().std((0, 2)) - 1).max() < 1e-2  # gamma is taken as 1
+    assert abs(out.asnumpy().std((0, 2)) - 1).max() < 1e-2  # fix_gamma treats gamma as 1
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_batch_norm_moves_its_statistics():
     ],
     ids=["dot", "dense", "window", "layout", "stride", "overflow", "axis"],
 )
-def test_mistakes_are_named(call, words):
+def test_kernel_argument_errors_are_explained(call, words):
     with pytest.raises((mx.MXNetError, ValueError, IndexError, MemoryError)) as caught:
         call().wait_to_read()
     for word in words:
@@ -192,7 +191,7 @@ def test_mistakes_are_named(call, words):
 
 
 @pytest.mark.parametrize("size", [7, 64, 200])
-def test_softmax_of_numbers_far_apart(size):
+def test_softmax_of_widely_spread_values_is_accurate(size):
     row = np.zeros(size, np.float32)
     row[:7] = [0, -1, -80, -87, -95, -1000, -np.inf]
     rows = np.stack([row, row + 300, row - 300, -row[::-1]])
@@ -224,7 +223,7 @@ BROADCASTS = [
 @pytest.mark.parametrize(
     "dtype", ["float32", "float64", "float16", "uint8", "int8", "int32", "int64"]
 )
-def test_broadcasts_over_short_and_long_rows(dtype):
+def test_broadcast_ops_over_short_and_long_rows_match_numpy(dtype):
     random = np.random.RandomState(3)
     for a_shape, b_shape in BROADCASTS:
         a, b = (random.randint(-9, 9, shape).astype(dtype) for shape in (a_shape, b_shape))
@@ -247,7 +246,7 @@ def test_broadcasts_over_short_and_long_rows(dtype):
         assert (x.broadcast_to(out).asnumpy() == np.broadcast_to(a, out)).all()
 
 
-def test_numbers_that_bytes_do_not_hold():
+def test_byte_arrays_with_out_of_range_numbers_match_numpy():
     a = np.array([0, 1, 127, 128, 200, 255])
     for dtype in ("uint8", "int8"):
         x, wide = mx.nd.array(a.astype(dtype), dtype=dtype), a.astype(dtype).astype("int64")
@@ -264,7 +263,7 @@ def test_numbers_that_bytes_do_not_hold():
 
 
 @pytest.mark.parametrize("shape", [(7,), (600, 3), (4, 5, 33), (2, 300, 2, 2), (2, 3, 40, 40)])
-def test_prelu_takes_a_slope_for_each_channel(shape):
+def test_prelu_takes_one_slope_per_channel(shape):
     random = np.random.RandomState(4)
     x, axis = random.standard_normal(shape).astype("float32"), min(1, len(shape) - 1)
     x.flat[:3] = [np.nan, -0.0, -np.inf]
@@ -284,7 +283,7 @@ def test_prelu_takes_a_slope_for_each_channel(shape):
             )
 
 
-def test_elementwise_ops_choose_without_losing_nan_and_signs():
+def test_clipping_ops_keep_nan_and_sign_of_zero():
     x = np.array([np.nan, -np.inf, -2, -0.0, 0.0, 0.5, 2, np.inf] * 5, np.float32)
     for dtype in ("float32", "float64", "float16"):
         a = mx.nd.array(x, dtype=dtype)
@@ -363,7 +362,7 @@ REDUCED += [
 
 
 class Reductions(mx.gluon.HybridBlock):
-    """Reductions of something that is computed: fused with it, row by row."""
+    """Reductions of a computed value, fused with it row by row."""
 
     def __init__(self, ops, axis):
         super().__init__()
@@ -376,7 +375,7 @@ class Reductions(mx.gluon.HybridBlock):
 @pytest.mark.parametrize(
     "dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8"]
 )
-def test_reductions_over_short_and_long_axes(dtype):
+def test_reductions_over_short_and_long_axes_match_numpy(dtype):
     random, whole = np.random.RandomState(5), "int" in dtype
     numpy_ops = {
         "sum": np.sum,
@@ -402,7 +401,7 @@ def test_reductions_over_short_and_long_axes(dtype):
         wide = (x + x).asnumpy().astype("int64" if whole else "float64")
         for op, mine, fused in zip(ops, eager, net(x)):
             expected = numpy_ops[op](wide, axis=axis)
-            if whole:  # wraps around
+            if whole:  # wraps around on overflow
                 np.testing.assert_array_equal(
                     mine.asnumpy().reshape(np.shape(expected)),
                     np.asarray(expected).astype(mine.dtype),
@@ -426,7 +425,7 @@ def test_reductions_over_short_and_long_axes(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_normalisation_of_rows_of_any_length(dtype):
+def test_layer_norm_matches_float64_for_rows_of_any_length(dtype):
     random, slack = (
         np.random.RandomState(6),
         {"float32": 1e-5, "float64": 1e-12, "float16": 3e-2, "bfloat16": 2e-1}[dtype],
@@ -459,7 +458,7 @@ def test_normalisation_of_rows_of_any_length(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8"])
-def test_the_first_of_the_largest_and_smallest(dtype):
+def test_argmax_and_argmin_return_first_of_ties(dtype):
     random = np.random.RandomState(8)
     for shape, axis in (
         ((40, 3), 1),
@@ -488,7 +487,7 @@ def test_the_first_of_the_largest_and_smallest(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_rows_times_transposed_matrices(dtype):
+def test_batch_dot_of_row_with_transposed_matrix_matches_numpy(dtype):
     random = np.random.RandomState(9)
     for count, n, k in ((3, 512, 64), (5, 260, 33), (2, 4096, 100), (1, 400, 31), (7, 301, 64)):
         x, y = (
@@ -506,7 +505,7 @@ def test_rows_times_transposed_matrices(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
-def test_repeats_of_neighbours(dtype):
+def test_repeat_along_last_axis_matches_numpy(dtype):
     values = np.arange(3 * 8192).astype(dtype)
     for times in (1, 2, 3, 4, 5, 16, 17):
         for shape in ((3 * 8192,), (24, 32, 32), (3, 1, 8192), (8192, 3)):
@@ -523,7 +522,7 @@ def test_repeats_of_neighbours(dtype):
         )
 
 
-def test_reductions_pass_nan_on_and_read_nothing_else():
+def test_reductions_propagate_nan_to_one_result_only():
     for shape, axis in [s for s in REDUCED if 0 not in s[0]]:
         x = np.zeros(shape, np.float32)
         x.flat[x.size - 1] = np.nan
@@ -536,7 +535,7 @@ def test_reductions_pass_nan_on_and_read_nothing_else():
         assert mx.nd.norm(mx.nd.array(x), axis=axis).asnumpy().flat[-1] == 2
 
 
-def test_bits_of_sums_depend_on_neither_threads_nor_the_batch():
+def test_sum_bits_do_not_depend_on_threads_or_batch():
     x = mx.nd.array(np.random.RandomState(6).uniform(-1, 1, (400, 300, 3)))
     whole = mx.nd.sum(x, axis=1).asnumpy()
     assert (mx.nd.sum(x[7:19], axis=1).asnumpy() == whole[7:19]).all()
@@ -551,7 +550,7 @@ def test_bits_of_sums_depend_on_neither_threads_nor_the_batch():
 
 
 def units(got, expected, dtype):
-    """Largest error in units of the last place."""
+    """Maximum error in units in the last place (ULP)."""
     exact = expected.astype(dtype)
     return float(
         (
@@ -561,7 +560,7 @@ def units(got, expected, dtype):
     )
 
 
-def test_functions_of_double_are_as_exact_as_they_say():
+def test_float64_functions_meet_documented_accuracy():
     random, wide = np.random.RandomState(7), np.longdouble
     x = np.concatenate(
         [
@@ -612,7 +611,7 @@ def test_functions_of_double_are_as_exact_as_they_say():
             assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all(), op
 
 
-def test_powers_are_rounded_once():
+def test_float32_power_is_rounded_once():
     random = np.random.RandomState(8)
     x, y = (
         np.exp(random.uniform(-20, 20, 20000)).astype("float32"),
@@ -646,8 +645,8 @@ def test_powers_are_rounded_once():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_softmax_has_the_same_bits_along_every_axis(dtype):
-    """Rows, tiles and streams of columns and turned short rows: one arithmetic."""
+def test_softmax_bits_do_not_depend_on_axis(dtype):
+    """Rows, tiles, column streams and transposed short rows use the same arithmetic."""
     random = np.random.RandomState(9)
     shapes = ((3, 700), (40, 33), (100, 5), (1000, 20), (17, 1), (2, 1), (1, 9), (9000, 3))
     for shape in (*shapes, (2100, 70), (1030, 600)):
@@ -676,7 +675,7 @@ def test_softmax_has_the_same_bits_along_every_axis(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
-def test_cumsum_along_every_axis_in_the_order_of_its_definition(dtype):
+def test_cumsum_adds_in_order_along_every_axis(dtype):
     random = np.random.RandomState(10)
     for shape in (
         (3,),
@@ -704,7 +703,7 @@ def test_cumsum_along_every_axis_in_the_order_of_its_definition(dtype):
 
 
 def windows(x, kernel, stride, pad, function):
-    """Pooling of (n, c, h, w) written out; padding is left out of every window."""
+    """Reference pooling of (n, c, h, w) that excludes padding from every window."""
     places = [range((x.shape[2 + k] + 2 * pad[k] - kernel[k]) // stride[k] + 1) for k in range(2)]
     out = np.empty(x.shape[:2] + tuple(len(p) for p in places), x.dtype)
     for i, j in itertools.product(*places):
@@ -715,7 +714,7 @@ def windows(x, kernel, stride, pad, function):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_pooling_of_windows_side_by_side(dtype):
+def test_pooling_windows_match_reference(dtype):
     random = np.random.RandomState(11)
     cases = [
         ((2, 3, 1, 40), (1, 2), (1, 2), (0, 0)),
@@ -756,9 +755,10 @@ def test_pooling_of_windows_side_by_side(dtype):
         )
 
 
-def test_small_products_have_the_bits_of_larger_ones():
-    """An element of a product without a library is summed up in one order, however many rows and
-    columns there are."""
+def test_small_products_have_same_bits_as_larger_ones():
+    """Without a library, the summation order of an element does not depend on the numbers of rows
+    and columns.
+    """
     random = np.random.RandomState(12)
     for dtype in ("float32", "float64"):
         for m, n, k in (
@@ -780,8 +780,8 @@ def test_small_products_have_the_bits_of_larger_ones():
             assert (mx.nd.batch_dot(a, wide).asnumpy()[:, :, :n] == small).all(), (m, n, k)
 
 
-def test_correlation_of_equal_elements():
-    """The derivative of the size of a difference is 1 where it is 0."""
+def test_correlation_gradient_at_equal_elements_is_one():
+    """The subgradient of |a - b| at a == b is 1."""
     a, b = mx.nd.ones((1, 1, 1, 1)), mx.nd.ones((1, 1, 1, 1))
     a.attach_grad()
     with mx.autograd.record():

@@ -1,5 +1,7 @@
-"""Ops in C, which `mx.library.load` adds: eager, recorded, hybridized, in symbols, on several
-devices and in pipelines; and libraries that are refused."""
+"""C ops added by `mx.library.load`, and libraries that are refused.
+
+Runs them eager, recorded, hybridized, in symbols, on several devices and in pipelines.
+"""
 
 import os
 import pickle
@@ -43,7 +45,7 @@ def arrays(*shapes, dtype="float32", ctx=None, seed=0):
 # Calls
 
 
-def test_outputs_and_every_kind_of_parameter():
+def test_library_op_handles_outputs_and_every_parameter_kind():
     a, b = arrays((3, 4), (3, 4))
     x, y = a.asnumpy(), b.asnumpy()
     for params, k in [
@@ -60,7 +62,7 @@ def test_outputs_and_every_kind_of_parameter():
     same_bits(out[1].asnumpy(), x * y)
 
 
-def test_it_is_an_op_like_others():
+def test_library_op_is_registered_with_signature_and_docs():
     assert nd.op.tests_mix is nd.tests_mix is _core.get_op("tests_mix")
     assert pickle.loads(pickle.dumps(nd.tests_mix)) is nd.tests_mix
     signature = "(a, b, scale=0.5, mode='plus', power=0, twice=False, label=None, out=None, "
@@ -73,14 +75,14 @@ def test_it_is_an_op_like_others():
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 0)])
-def test_arrays_without_elements_or_axes(shape):
+def test_library_op_accepts_empty_and_scalar_arrays(shape):
     if shape:
         assert [x.shape for x in nd.tests_mix(nd.ones(shape), nd.ones(shape))] == [shape] * 2
     x = nd.ones(shape, dtype="float64")
     assert nd.tests_exp(x).shape == shape
 
 
-def test_wrong_arguments_name_the_op():
+def test_library_op_argument_errors_name_the_op():
     a, b = arrays((3, 4), (3, 4))
     for call, error, text in [
         (lambda: nd.tests_mix(a, b, scale=11), mx.MXNetError, "tests_mix.*scale = 11.*-10..10"),
@@ -104,7 +106,7 @@ def test_wrong_arguments_name_the_op():
             call()
 
 
-def test_mistakes_of_functions_name_the_op():
+def test_library_callback_errors_name_the_op():
     x = nd.ones((2,))
     for how, text in enumerate(
         [
@@ -127,11 +129,11 @@ def test_mistakes_of_functions_name_the_op():
     y.backward()
     with pytest.raises(mx.MXNetError, match="tests_wrong: backward says no"):
         x.grad.asnumpy()
-    assert nd.tests_wrong(x, how=9).asnumpy().tolist() == [1, 1]  # and others go on
+    assert nd.tests_wrong(x, how=9).asnumpy().tolist() == [1, 1]  # other calls still work
 
 
-def test_it_runs_on_the_thread_of_its_device():
-    """Of each device its own, not Python's, which goes on meanwhile."""
+def test_library_op_runs_on_its_device_thread():
+    """Each device has its own thread, and Python continues meanwhile."""
     seen = set()
     for ctx in (on(0), on(1)):
         here = nd.tests_where(nd.ones((1,), ctx=ctx)).asscalar()
@@ -147,7 +149,7 @@ def test_it_runs_on_the_thread_of_its_device():
 
 
 def numeric(function, x, step=1e-3):
-    """The gradient of a sum by differences."""
+    """Finite-difference gradient of a sum."""
     grad = np.zeros(x.shape)
     for place in np.ndindex(*x.shape):
         sides = []
@@ -160,7 +162,7 @@ def numeric(function, x, step=1e-3):
 
 
 @pytest.mark.parametrize("hybridized", [False, True])
-def test_gradients_are_those_by_differences(hybridized):
+def test_library_op_gradients_match_finite_differences(hybridized):
     def mixed(a, b):
         total, product = nd.tests_mix(a, b, scale=1.5, mode="minus")
         return total * total + product
@@ -190,16 +192,16 @@ def test_gradients_are_those_by_differences(hybridized):
             np.testing.assert_allclose(x.grad.asnumpy(), wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_one_output_alone_and_one_input_alone():
+def test_library_op_computes_gradient_of_one_output_and_one_input():
     a, b = arrays((2, 3), (2, 3))
-    b.attach_grad()  # a is none of the wanted
+    b.attach_grad()  # a needs no gradient
     with autograd.record():
         total, product = nd.tests_mix(a, b)
     product.backward()
     same_bits(b.grad.asnumpy(), a.asnumpy())
 
 
-def test_there_is_no_gradient_of_second_order_nor_of_an_op_without_one():
+def test_library_op_without_gradient_is_refused_in_backward():
     x = nd.ones((3,), dtype="float64")
     x.attach_grad()
     with autograd.record():
@@ -214,7 +216,7 @@ def test_there_is_no_gradient_of_second_order_nor_of_an_op_without_one():
         y.backward()
 
 
-def test_states_are_written_and_have_no_gradient():
+def test_library_op_states_are_updated_and_have_no_gradient():
     x, calls = nd.ones((3,)), nd.zeros((1,), dtype="int64")
     x.attach_grad()
     nd.tests_count(x, calls)
@@ -268,15 +270,15 @@ def trained(one, two, hybridized):
     return [y.asnumpy(), x.grad.asnumpy(), net(x).asnumpy(), *grads]
 
 
-def test_blocks_over_devices_give_the_bits_of_one():
-    """Of a deferred weight the library tells the shape."""
+def test_library_op_bits_do_not_depend_on_placement():
+    """The library infers the shape of a deferred weight."""
     one = trained(on(0), on(0), hybridized=False)
     for place in [(on(0), on(0)), (on(0), on(1)), (on(1), on(0))]:
         same_bits(trained(*place, hybridized=True), one)
         same_bits(trained(*place, hybridized=False), one)
 
 
-def test_symbols_infer_save_and_run():
+def test_library_op_symbols_infer_shapes_save_and_run():
     sym = mx.sym.tests_scale(mx.sym.var("x"), name="scale")
     assert sym.list_arguments() == ["x", "scale_weight"]
     assert sym.infer_shape(x=(5, 4)) == ([(5, 4), (4,)], [(5, 4)], [])
@@ -313,7 +315,7 @@ def stages(op):
     return net
 
 
-def test_pipelines_run_ops_whose_rows_are_independent():
+def test_pipeline_accepts_rowwise_library_op():
     (x,) = arrays((8, 6))
     results = []
     for pipelined in (True, False):
@@ -328,7 +330,7 @@ def test_pipelines_run_ops_whose_rows_are_independent():
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_pipelines_refuse_ops_that_may_go_across_the_batch():
+def test_pipeline_refuses_library_op_across_the_batch():
     (x,) = arrays((8, 6))
     net = stages("mix")
     net.hybridize(pipeline=Pipeline(4))
@@ -337,7 +339,7 @@ def test_pipelines_refuse_ops_that_may_go_across_the_batch():
             net(x)
 
 
-def test_mixed_precision_gives_them_what_they_take(path):
+def test_amp_casts_library_op_inputs_to_supported_dtypes(path):
     printed = output_of(
         f"""
         import mpgluon as mx
@@ -371,7 +373,7 @@ def test_mixed_precision_gives_them_what_they_take(path):
     assert printed.split() == ["float32", "4.5", "2.0"] * 2
 
 
-def test_the_profiler_names_them():
+def test_profiler_names_library_ops():
     mx.profiler.set_config(profile_all=True)
     mx.profiler.start()
     (x,) = arrays((3,), dtype="float64")
@@ -387,12 +389,12 @@ def test_the_profiler_names_them():
 # Libraries
 
 
-def test_loading_once_more_does_nothing(path, capfd):
+def test_loading_a_library_twice_does_nothing(path, capfd):
     mx.library.load(path)
     assert capfd.readouterr().out == ""
 
 
-def test_loading_prints_the_names(path):
+def test_loading_a_library_prints_op_names(path):
     printed = output_of(
         f"""
         import mpgluon as mx
@@ -404,7 +406,7 @@ def test_loading_prints_the_names(path):
     assert printed.splitlines()[1] == "['y_y']"
 
 
-def test_the_header_is_c_and_cpp(folder):
+def test_op_header_compiles_as_c_and_cpp(folder):
     source = folder / "plain.cc"
     source.write_text(
         """
@@ -486,7 +488,7 @@ def refused(path, text):
     assert not hasattr(nd, "tests_good") and "tests_bad" not in _core.ops()
 
 
-def test_a_mistake_in_an_op_adds_none(folder):
+def test_invalid_op_in_library_registers_nothing(folder):
     source = folder / "mistakes.c"
     source.write_text(
         "#define PARAM(...) .num_params = 1, .params = (const mpgluon_param[]){{__VA_ARGS__, 0}}\n"
@@ -497,13 +499,13 @@ def test_a_mistake_in_an_op_adds_none(folder):
         refused(compiled(target, "-DMISTAKE=" + mistake, "-w", source=source), text)
 
 
-def test_tables_that_are_refused(folder):
+def test_invalid_library_table_is_refused(folder):
     for number, (table, text) in enumerate(TABLES.items()):
         flags = ["-DMISTAKE=.flags=0", "-DTABLE=" + table, "-w"]
         refused(compiled(folder / f"libtable{number}.so", *flags), text)
 
 
-def test_files_that_are_no_libraries_of_ops(folder, tmp_path, monkeypatch):
+def test_file_that_is_not_an_op_library_is_refused(folder, tmp_path, monkeypatch):
     target = folder / "libmxnet_ops.so"
     refused(compiled(target, "-DMISTAKE", "-DNO_TABLE", "-w"), "built with MXNet's lib_api.h")
     plain = tmp_path / "empty.c"
@@ -527,7 +529,7 @@ def test_files_that_are_no_libraries_of_ops(folder, tmp_path, monkeypatch):
     refused(str(plain), "its name does not end in .so")
 
 
-def test_an_op_for_gpus_alone_says_so(folder):
+def test_gpu_only_library_op_is_refused_on_cpu(folder):
     path = compiled(folder / "libgpus.so", "-DMISTAKE=.forward = NULL, .cuda_forward = copy", "-w")
     printed = output_of(
         f"""

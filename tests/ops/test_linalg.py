@@ -1,4 +1,4 @@
-"""Linear algebra: gradients that treat a matrix as symmetric, and what is refused."""
+"""Linear algebra: gradients that treat a matrix as symmetric, and errors."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mpgluon import autograd, nd
 
 
 def symmetric(m):
-    """A symmetric, positive definite matrix of any one."""
+    """Returns a symmetric positive definite matrix derived from any square matrix."""
     eye = nd.array(np.eye(m.shape[-1]), dtype="float64")
     return nd.broadcast_add(
         nd.linalg.gemm2(m, m, transpose_b=True), nd.reshape(eye, (1,) * (m.ndim - 2) + eye.shape)
@@ -37,7 +37,7 @@ def values(m):
     ids=["potrf", "potrf_upper", "potri", "potri_upper", "syevd_vectors", "syevd_values"],
 )
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4, 4), (1, 1)], ids=str)
-def test_gradient_of_symmetric(function, shape):
+def test_symmetric_gradients_match_finite_differences(function, shape):
     random = np.random.RandomState(2)
     m = nd.array(random.uniform(-1, 1, shape), dtype="float64")
     head = random.uniform(-1, 1, function(m).shape)
@@ -53,12 +53,12 @@ def test_gradient_of_symmetric(function, shape):
     assert abs((m.grad.asnumpy() * direction).sum() - difference) < 1e-6 * max(1, abs(difference))
 
 
-def test_gradient_is_symmetric():
+def test_cholesky_gradient_is_symmetric():
     a = nd.array([[4.0, 1.0], [1.0, 3.0]])
     a.attach_grad()
     with autograd.record():
         factor = nd.linalg.potrf(a)
-    # What lies above the diagonal has no part in it
+    # Elements above the diagonal do not contribute
     factor.backward(nd.array([[0.0, 5.0], [1.0, 0.0]]))
     grad = a.grad.asnumpy()
     assert grad[0, 1] == grad[1, 0] and abs(grad[0, 1] - 0.25) < 1e-6
@@ -95,13 +95,13 @@ def test_gradient_of_singular_determinant_is_zero():
         (lambda: nd.linalg.det(nd.ones((2, 2), dtype="float16")), "float16"),
     ],
 )
-def test_errors(call, text):
+def test_invalid_linalg_call_is_refused(call, text):
     with pytest.raises((mx.MXNetError, TypeError, ValueError), match=text):
         out = call()
         (out[0] if isinstance(out, (list, tuple)) else out).wait_to_read()
 
 
-def test_symbols():
+def test_linalg_symbols_infer_shapes():
     a = mx.sym.Variable("a")
     q, lower = mx.sym.linalg.gelqf(a)
     assert mx.sym.Group([q, lower]).infer_shape(a=(2, 3, 4))[1] == [(2, 3, 4), (2, 3, 3)]

@@ -1,4 +1,4 @@
-"""Every operator of MXNet 1.9.1 is there under nd and sym, with its parameters and defaults."""
+"""Every operator of MXNet 1.9.1 exists under nd and sym with its parameters and defaults."""
 
 import inspect
 import os
@@ -9,9 +9,9 @@ import mpgluon as mx
 from mpgluon._hints import CONTRIB
 
 TABLE = os.path.join(os.path.dirname(__file__), "..", "data", "mxnet-1.9.1", "operators.tsv")
-# Defaults that mean the same, as MXNet writes them and as they are here.
+# Equivalent defaults: MXNet's spelling and ours.
 SAME = {("", None), ("None", False), ("None", True)}  # devices; cudnn_off; count_include_pad
-# Parameters that have no effect in MXNet or here, and are taken by **.
+# Parameters without effect in MXNet or here, accepted by **kwargs.
 WITHOUT_EFFECT = {
     "multi_adamw_update": ("name",),
     "multi_mp_adamw_update": ("name",),
@@ -20,16 +20,18 @@ WITHOUT_EFFECT = {
 }
 ONLY_ND = {"getnnz", "group_adagrad_update", "calibrate_entropy"}
 
-# Where the order differs: arrays come first here, as they do in MXNet's own wrappers (the table has
-# the order of generated code); states of two old ops are arguments; AdamW's wrapper has eta early.
+# Ops whose parameter order differs. Arrays come first here, as in MXNet's own wrappers (the table
+# has the order of generated code). States of two old ops are arguments. AdamW's wrapper has eta
+# early.
 ARRAYS_FIRST = ("random_pdf_", "sample_")
 OTHER_ORDER = {
     "BatchNorm_v1",
     "IdentityAttachKLSparseReg",
-    "DeformableConvolution",  # with im2col_step before layout, as ModulatedDeformableConvolution
+    # im2col_step comes before layout, as in ModulatedDeformableConvolution
+    "DeformableConvolution",
     "adamw_update",
     "mp_adamw_update",
-    "quantized_elemwise_add",  # the table has the ranges of results before the arrays
+    "quantized_elemwise_add",  # the table lists the ranges of results before the arrays
 }
 
 
@@ -41,7 +43,7 @@ def rows():
 
 
 def plain(value):
-    """A default as a number, or as a text without spaces and the kinds of brackets."""
+    """Returns a default as a number, or as text without spaces and bracket types."""
     text = str(value).replace(" ", "").replace("True", "1").replace("False", "0").strip("'")
     try:
         return float(text)
@@ -61,17 +63,17 @@ def same(mxnets, ours):
     return a == b
 
 
-def test_the_table_is_there():
+def test_operator_table_is_complete():
     assert len(list(rows())) == 402
 
 
 @pytest.mark.parametrize("space, name, parameters", rows())
-def test_parameters_and_defaults(space, name, parameters):
+def test_op_parameters_and_defaults_match_mxnet(space, name, parameters):
     packages = [mx.nd] if space.startswith("nd.") else [mx.nd, mx.sym]
     space = space.removeprefix("nd.")
     for package in packages:
         if name in CONTRIB and (package is mx.sym or name not in ONLY_ND):
-            continue  # tests/robustness/test_unknown_names.py has what their errors say
+            continue  # tests/robustness/test_unknown_names.py covers their errors
         module = package if space == "op" else getattr(package, space)
         ours = inspect.signature(getattr(module, name)).parameters
         kinds = {parameter.kind for parameter in ours.values()}
@@ -86,7 +88,7 @@ def test_parameters_and_defaults(space, name, parameters):
 
 
 @pytest.mark.parametrize("space, name, parameters", rows())
-def test_order_of_parameters(space, name, parameters):
+def test_op_parameter_order_matches_mxnet(space, name, parameters):
     keys = [item.partition("=")[0] for item in parameters]
     differs = name in OTHER_ORDER or name.startswith(ARRAYS_FIRST) or name.endswith("_like")
     packages = [mx.nd] if space.startswith("nd.") else [mx.nd, mx.sym]

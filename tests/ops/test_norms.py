@@ -1,4 +1,4 @@
-"""Normalisation of arrays that have no elements, and of halves."""
+"""Normalization of empty arrays and in half precision."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("shape", [(4, 3, 0), (4, 0, 3), (0, 3, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_norms_of_nothing(name, shape, dtype):
-    """Arrays with an axis of no elements have gradients like others; sanitizers look on."""
+def test_norms_of_empty_arrays_have_zero_gradients(name, shape, dtype):
+    """Arrays with an empty axis have gradients; sanitizer builds check memory accesses."""
     size = shape[{"LayerNorm": 2, "LayerNorm along axis 0": 0}.get(name, 1)]
     wide = "float32" if name == "BatchNorm" and "16" in dtype else dtype
     arrays = [mx.nd.ones(shape, dtype=dtype), *(mx.nd.ones(size, dtype=wide) for _ in "gb")]
@@ -49,7 +49,7 @@ ROWS = {
 
 
 def gradients(name, values, dtype, **params):
-    """Of data, gamma and beta, and what else the op returns."""
+    """Returns the gradients of data, gamma and beta, and the op's other outputs."""
     call, size = ROWS[name]
     arrays = [values.astype(dtype)]
     arrays += [mx.nd.linspace(low, 2, size).astype("bfloat16").astype(dtype) for low in (1, -1)]
@@ -66,9 +66,11 @@ def gradients(name, values, dtype, **params):
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_gradients_of_halves_are_rounded_once(name, dtype):
-    """Rows far from 0, whose mean and deviation a half has few digits of: gradients are those of
-    float32, rounded."""
+def test_half_precision_norm_gradients_are_rounded_once(name, dtype):
+    """Gradients equal those of float32, rounded.
+
+    Rows are far from 0, where half precision has few digits for mean and deviation.
+    """
     values = mx.nd.array(np.random.RandomState(3).randn(4, 6, 90) + 30).astype("bfloat16")
     close = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
     halves, _ = gradients(name, values, dtype)
@@ -84,8 +86,8 @@ def test_gradients_of_halves_are_rounded_once(name, dtype):
 
 @pytest.mark.parametrize("mode", ["instance", "channel", "spatial"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_l2_normalization_of_halves_is_rounded_once(mode, dtype):
-    """Its result is that of float32, rounded."""
+def test_half_precision_l2_normalization_is_rounded_once(mode, dtype):
+    """The result equals that of float32, rounded."""
     x = mx.nd.array(np.random.RandomState(5).randn(3, 5, 700) + 1).astype(dtype)
     exact = mx.nd.L2Normalization(x.astype("float32"), mode=mode).astype(dtype)
     result = mx.nd.L2Normalization(x, mode=mode)

@@ -1,5 +1,4 @@
-"""Ops as functions: how arguments and parameters are given, what is said about them, what happens
-to wrong ones."""
+"""Ops as functions: arguments, parameters, documentation and errors."""
 
 import inspect
 import pickle
@@ -16,7 +15,7 @@ def x23():
     return nd.array([[1, 2, 3], [4, 5, 6]])
 
 
-def test_positional_and_keyword_parameters():
+def test_parameters_are_accepted_by_position_and_keyword():
     x = x23()
     expected = x.asnumpy().sum(1)
     for result in (
@@ -47,7 +46,7 @@ def test_positional_and_keyword_parameters():
     )
 
 
-def test_optional_inputs():
+def test_optional_inputs_may_be_omitted_or_none():
     x, w, b = x23(), nd.ones((4, 3)), nd.ones(4)
     with_bias = nd.FullyConnected(x, w, b, num_hidden=4)
     without = nd.FullyConnected(x, w, num_hidden=4, no_bias=True)
@@ -73,7 +72,7 @@ def test_out_and_name_come_after_the_parameters():
                 op(*[None] * (count + 3))
 
 
-def test_signatures():
+def test_inspect_signature_works_for_nd_and_sym_ops():
     signature = inspect.signature(nd.Convolution)
     assert (
         str(signature).startswith("(data, weight, bias=None, kernel=<required>, stride=(), ")
@@ -93,7 +92,7 @@ def test_signatures():
             assert inspect.signature(getattr(mx.sym, name))
 
 
-def test_out_by_position():
+def test_out_is_accepted_by_position():
     x = x23()
     for call, expected in (
         (lambda out: nd.exp(x, out), np.exp(x.asnumpy())),
@@ -110,10 +109,10 @@ def test_out_by_position():
         nd.exp(x, x, out=x)
 
 
-def test_inputs_that_parameters_leave_out():
+def test_inputs_disabled_by_parameters_may_be_omitted():
     data, label, lengths = nd.ones((4, 1, 3)), nd.array([[1, 2]]), nd.array([2])
     expected = nd.CTCLoss(data, label, None, lengths, use_label_lengths=True).asnumpy()
-    np.testing.assert_allclose(expected, [1.686399], rtol=1e-5)  # MXNet's number
+    np.testing.assert_allclose(expected, [1.686399], rtol=1e-5)  # value from MXNet
     for result in (
         nd.ctc_loss(data, label, label_lengths=lengths, use_label_lengths=True),
         nd.CTCLoss(data, label, lengths, use_label_lengths=True),
@@ -135,7 +134,7 @@ def test_inputs_that_parameters_leave_out():
     ).list_arguments() == ["a", "b", "l_label_lengths"]
 
 
-def test_variadic():
+def test_variadic_inputs_are_accepted_as_arguments_or_list():
     x = x23()
     for result in (
         nd.concat(x, x, dim=0),
@@ -150,7 +149,7 @@ def test_variadic():
     assert nd.concat(*many, dim=0).shape == (80,)
 
 
-def test_several_outputs():
+def test_several_outputs_are_returned_as_list():
     pieces = nd.split(x23(), num_outputs=3, axis=1)
     assert isinstance(pieces, list) and [piece.shape for piece in pieces] == [(2, 1)] * 3
     out = [nd.zeros((2, 1)) for _ in range(3)]
@@ -160,7 +159,7 @@ def test_several_outputs():
         nd.split(x23(), num_outputs=3, axis=1, out=out[:2])
 
 
-def test_out():
+def test_out_is_written_and_validated():
     x, target = x23(), nd.zeros((2, 3))
     assert nd.exp(x, out=target) is target
     np.testing.assert_allclose(target.asnumpy(), np.exp(x.asnumpy()), rtol=1e-6)
@@ -179,7 +178,7 @@ def test_out():
             nd.exp(x, out=wrong)
 
 
-def test_numbers_and_numpy_arrays_as_arrays():
+def test_numbers_and_numpy_arrays_are_accepted_as_inputs():
     x = x23()
     np.testing.assert_array_equal(nd.broadcast_add(x, 2).asnumpy(), x.asnumpy() + 2)
     np.testing.assert_array_equal(nd.broadcast_add(np.float64(2), x).asnumpy(), x.asnumpy() + 2)
@@ -191,7 +190,7 @@ def test_numbers_and_numpy_arrays_as_arrays():
     assert on_one.context == mx.cpu(1)
 
 
-def test_dtype_and_context_parameters():
+def test_dtype_and_context_parameters_accept_all_spellings():
     for dtype in ("float16", np.float16, np.dtype("float16")):
         assert nd.cast(x23(), dtype=dtype).dtype == np.float16
     assert nd.Cast(x23(), dtype="bfloat16").dtype is mx.bfloat16
@@ -275,7 +274,7 @@ def test_dtype_and_context_parameters():
         ),
     ],
 )
-def test_wrong_calls(call, words):
+def test_invalid_call_error_explains_the_problem(call, words):
     with pytest.raises((TypeError, mx.MXNetError)) as caught:
         call(x23())
     for word in words:
@@ -283,7 +282,7 @@ def test_wrong_calls(call, words):
 
 
 def described(key):
-    """(op, what it says of itself) of those that have something under a key."""
+    """Yields (op, item) for each item under `key` of the ops' descriptions."""
     for name in _core.list_ops():
         about = _core.get_op(name).describe()
         yield from ((name, one) for one in about[key])
@@ -292,8 +291,8 @@ def described(key):
 REQUIRED = {"UpSampling": {"scale": 2, "sample_type": "nearest"}}
 
 
-def test_num_args_that_is_not_the_number_of_arrays():
-    """An error of every op that takes any number of arrays."""
+def test_wrong_num_args_is_refused():
+    """Covers every op with variadic array inputs."""
     names = [name for name, param in described("params") if param["name"] == "num_args"]
     assert len(names) > 4
     for name in names:
@@ -304,8 +303,8 @@ def test_num_args_that_is_not_the_number_of_arrays():
             op(*samples, num_args=1, **REQUIRED.get(name, {}))
 
 
-def test_none_is_no_word():
-    """Where the default is a word."""
+def test_none_for_enum_parameter_is_refused():
+    """Covers enum parameters whose default is a string."""
     found = 0
     for name, param in described("params"):
         words = param["constraint"].split("|")
@@ -318,7 +317,7 @@ def test_none_is_no_word():
 
 
 NAN, INFINITY = float("nan"), float("inf")
-DOMAINS = {  # of the parameters of draws: numbers that a distribution has, and that none has
+DOMAINS = {  # valid and invalid parameters of each distribution
     "uniform": ([(0, 0), (-2, 3), (-INFINITY, 1)], [(1, 0), (NAN, 1), (0, NAN)]),
     "normal": ([(NAN, 1), (-1, 0)], [(0, -1), (0, NAN), (0, -INFINITY)]),
     "gamma": ([(0, 1), (2, 0)], [(-1, 1), (1, -1), (NAN, 1), (1, NAN)]),
@@ -329,14 +328,14 @@ DOMAINS = {  # of the parameters of draws: numbers that a distribution has, and 
 }
 
 
-def test_all_samplers_have_a_domain():
+def test_every_sampler_has_a_tested_domain():
     samplers = {name[8:] for name in dir(nd.op) + dir(nd._internal) if name.startswith("_sample_")}
     assert samplers - {"multinomial", "unique_zipfian"} == set(DOMAINS)
 
 
 @pytest.mark.parametrize("name", DOMAINS)
-def test_parameters_that_no_distribution_has(name):
-    """As numbers, and as elements of arrays, of which the error names the first that is wrong."""
+def test_invalid_distribution_parameters_are_refused(name):
+    """Covers numbers and array elements; the error names the first invalid element."""
     right, wrong = DOMAINS[name]
     sampler, sample = getattr(nd.random, name), getattr(nd, "sample_" + name)
     for params in right:
@@ -348,27 +347,27 @@ def test_parameters_that_no_distribution_has(name):
         for draw in (sampler, sample):
             with pytest.raises(mx.MXNetError, match=f"_sample_{name}: .* element 2 is"):
                 draw(*arrays, shape=500).wait_to_read()
-        if name != "exponential":  # whose number is its inverse
+        if name != "exponential":  # takes the inverse of the parameter
             with pytest.raises(mx.MXNetError, match=f"_random_{name}: "):
                 sampler(*params, shape=2)
 
 
 @pytest.mark.parametrize("row", [[-0.1, 1.1], [0, 0], [NAN, 1], [INFINITY, 1]])
-def test_probabilities_that_no_distribution_has(row):
+def test_invalid_multinomial_probabilities_are_refused(row):
     with pytest.raises(mx.MXNetError, match="_sample_multinomial: the probabilities of row 1 "):
         nd.random.multinomial(nd.array([[0.25, 0.75], row]), shape=4).wait_to_read()
 
 
 @pytest.mark.parametrize("name", nd.random.__all__)
-def test_samplers_refuse_misspelt_options(name):
-    if name == "shuffle":  # has none
+def test_samplers_refuse_misspelled_options(name):
+    if name == "shuffle":  # has no parameters
         return
     args = {"randint": (0, 5), "multinomial": (nd.ones(2),)}.get(name, ())
     with pytest.raises(TypeError, match="has no parameter 'shpe'"):
         getattr(nd.random, name)(*args, shpe=2)
 
 
-def test_ops_without_parameters_pass_over_them():
+def test_ops_without_parameters_ignore_them_with_warning():
     with pytest.warns(UserWarning, match="broadcast_maximum has no parameters; 'axis' is ignored"):
         assert nd.broadcast_maximum(
             nd.array([0]), nd.array([-1, 2]), axis=1
@@ -377,7 +376,7 @@ def test_ops_without_parameters_pass_over_them():
         mx.sym.broadcast_maximum(mx.sym.var("a"), mx.sym.var("b"), axis=1)
 
 
-def test_signatures_and_docs():
+def test_every_op_has_a_signature_and_documentation():
     assert (
         str(inspect.signature(nd.sum))
         == "(data, axis=None, keepdims=False, exclude=False, out=None, name=None)"
@@ -403,7 +402,7 @@ def test_signatures_and_docs():
             assert parameter["doc"] and parameter["kind"]
 
 
-def test_registry():
+def test_op_registry_names_are_unique_and_ops_pickle():
     assert len(_core.list_ops()) == len(set(_core.list_ops()))
     assert pickle.loads(pickle.dumps(nd.sum)) is nd.sum
     with pytest.raises(ValueError):
@@ -416,7 +415,7 @@ def test_registry():
     assert hasattr(nd._internal, "_plus_scalar") and hasattr(nd, "_internal")
 
 
-def test_random_functions():
+def test_random_functions_follow_seed_shape_and_out():
     mx.random.seed(3)
     first = nd.random.uniform(shape=(3, 2)).asnumpy()
     mx.random.seed(3)
@@ -444,7 +443,7 @@ def test_random_functions():
         nd.random.uniform("a", 1)
 
 
-def test_failures_of_queued_work_name_the_line():
+def test_failure_of_queued_op_names_op_and_device():
     def culprit():
         return nd.take(nd.ones((300, 300)), nd.array([5000] * 300), mode="raise")
 
@@ -477,7 +476,7 @@ def test_failures_in_other_modes():
         mx.engine.set_mode(before)
 
 
-def test_ctrl_c_while_waiting():
+def test_ctrl_c_interrupts_waiting():
     code = """
 import os, signal, sys, threading, time
 import mpgluon as mx
@@ -498,7 +497,7 @@ os._exit(0)
     assert output_of(code).split("\n")[:2] == ["interrupted", "[1.0, 1.0]"]
 
 
-def test_control_flow():
+def test_eager_control_flow_has_correct_values_and_gradients():
     data, state = nd.arange(6).reshape((3, 2)), nd.zeros(2)
     data.attach_grad()
     with mx.autograd.record():
@@ -534,7 +533,7 @@ def test_control_flow():
             wrong()
 
 
-def test_every_allocation_may_fail():
+def test_every_allocation_of_eager_calls_may_fail():
     x = nd.ones((8, 8))
     x.attach_grad()
 
@@ -582,7 +581,7 @@ def gradient_of(function, *values, dtype="float32", head=None):
     return arrays[0].grad.asnumpy().astype("float64")
 
 
-LONG = 100_000  # more than a half can count
+LONG = 100_000  # more than half precision can count
 LONG_MEANS = {
     "mean": lambda x: x.mean(),
     "rows": lambda x: x.mean(axis=1),
@@ -608,7 +607,7 @@ LONG_MEANS = {
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", LONG_MEANS)
-def test_counts_do_not_go_through_half_precision(name, dtype):
+def test_long_means_do_not_count_in_half_precision(name, dtype):
     values = np.random.RandomState(0).uniform(0.25, 1, (2, LONG))
     values = nd.array(values, dtype=dtype).astype("float32").asnumpy()
     expected = gradient_of(LONG_MEANS[name], values, head=8192.0)
@@ -631,7 +630,7 @@ def test_counts_do_not_go_through_half_precision(name, dtype):
         lambda x: 9 % x,
     ],
 )
-def test_remainders_of_integers_have_no_gradient(remainder):
+def test_integer_remainder_has_no_gradient(remainder):
     x = nd.array([5.0, 7.0])
     x.attach_grad()
     with autograd.record():
@@ -654,7 +653,7 @@ def test_remainders_of_integers_have_no_gradient(remainder):
         ("max", [-np.inf, -np.inf], [1, 1]),
     ],
 )
-def test_gradients_at_zeros_and_nan(op, values, expected):
+def test_gradients_at_zero_and_nan_have_expected_values(op, values, expected):
     np.testing.assert_array_equal(gradient_of(getattr(nd, op), values), expected)
     hybrid = gluon.nn.HybridLambda(op)
     hybrid.hybridize()
@@ -662,7 +661,7 @@ def test_gradients_at_zeros_and_nan(op, values, expected):
 
 
 @pytest.mark.parametrize("op, power", [("rsqrt", -0.5), ("rcbrt", -1 / 3)])
-def test_gradients_do_not_overflow_early(op, power):
+def test_rsqrt_and_rcbrt_gradients_do_not_overflow_early(op, power):
     x = np.geomspace(2e-38, 1e-20, 200).astype("float32")
     expected = power * x.astype("float64") ** (power - 1)
     found = gradient_of(getattr(nd, op), x)

@@ -1,4 +1,4 @@
-"""Every op of the registry, by enumeration, on the samples of tests/samples."""
+"""Every registered op on the samples of tests/samples."""
 
 import re
 
@@ -20,7 +20,7 @@ CASES = [
 
 
 def wide(array):
-    """As NumPy, floats widened to float64."""
+    """Returns NumPy values with floats widened to float64."""
     values = array.asnumpy()
     return values.astype(np.float64) if values.dtype.kind == "f" else values
 
@@ -43,13 +43,13 @@ def test_every_op_has_samples():
     assert not missing, f"ops without samples: {missing}"
 
 
-def test_samples_belong_to_ops():
+def test_every_sample_belongs_to_an_op():
     unknown = sorted(set(SAMPLES) - set(OPS))
     assert not unknown, f"samples of ops that do not exist: {unknown}"
 
 
 @pytest.mark.parametrize("name, sample", CASES)
-def test_value(name, sample):
+def test_op_value_matches_reference(name, sample):
     for dtype in sample.dtypes:
         arrays = place(sample, dtype)
         before = [wide(a) for a in arrays]
@@ -88,8 +88,11 @@ def cotangents(outputs, seed):
 
 
 def projected(name, sample, arrays, heads=None, squared=False):
-    """sum over outputs of <output, cotangent>, a one-element array, and the cotangents used;
-    `squared`: of <output * output, .>, so that linear ops have a second gradient too."""
+    """Returns the sum over outputs of <output, cotangent> as a one-element array, and the
+    cotangents.
+
+    With `squared`, uses output * output so that linear ops also have a second gradient.
+    """
     outputs = call(name, arrays, sample.params)
     heads = heads or cotangents(outputs, 7)
     total = None
@@ -122,7 +125,7 @@ def differences(function, arrays, index, gradient, step, rtol, atol, what):
 
 
 @pytest.mark.parametrize("name, sample", [c for c in CASES if c.values[1].gradient_inputs()])
-def test_gradient(name, sample):
+def test_op_gradient_matches_finite_differences(name, sample):
     arrays = place(sample, "float64")
     wanted = sample.gradient_inputs()
     for i in wanted:
@@ -161,7 +164,7 @@ def test_gradient(name, sample):
         and c.values[0] not in FIRST_ORDER_ONLY
     ],
 )
-def test_gradient_of_gradient(name, sample):
+def test_op_second_gradient_matches_finite_differences(name, sample):
     arrays = place(sample, "float64")
     wanted = sample.gradient_inputs()
     _, heads = projected(name, sample, arrays)
@@ -208,7 +211,7 @@ def test_gradient_of_gradient(name, sample):
 
 
 @pytest.mark.parametrize("name", sorted(FIRST_ORDER_ONLY))
-def test_there_is_no_gradient_of_gradient(name):
+def test_first_order_op_refuses_second_gradient(name):
     sample = next(s for s in SAMPLES[name] if s.gradient_inputs())
     arrays = place(
         sample, "float64" if not sample.dtypes or "float64" in sample.dtypes else sample.dtypes[0]
@@ -228,7 +231,7 @@ def test_there_is_no_gradient_of_gradient(name):
 
 
 @pytest.mark.parametrize("name, sample", CASES)
-def test_hybridized_equals_eager(name, sample):
+def test_hybridized_op_matches_eager(name, sample):
     dtype = sample.dtypes[0] if sample.dtypes else "float32"
     if "dynamic" in flags(name):
         pytest.skip("the output shape depends on values")
@@ -249,7 +252,7 @@ def test_hybridized_equals_eager(name, sample):
 
 
 @pytest.mark.parametrize("name, sample", CASES)
-def test_another_device_gives_the_same_bits(name, sample, devices):
+def test_op_bits_do_not_depend_on_device(name, sample, devices):
     if not sample.inputs:
         pytest.skip("the device is a parameter")
     results = []
@@ -264,10 +267,11 @@ def test_another_device_gives_the_same_bits(name, sample, devices):
 
 
 @pytest.mark.parametrize("name", [n for n in OPS if SAMPLES.get(n)])
-def test_misuse_is_an_error(name, devices):
+def test_misuse_of_op_is_refused(name, devices):
     sample = SAMPLES[name][0]
     arrays = place(sample, sample.dtypes[0] if sample.dtypes else "float32")
-    without = not _core.get_op(name).describe()["params"]  # these take any, with a warning
+    # such ops accept any parameter with a warning
+    without = not _core.get_op(name).describe()["params"]
     with (
         pytest.warns(UserWarning, match="no_such_parameter")
         if without
@@ -284,8 +288,8 @@ def test_misuse_is_an_error(name, devices):
 
 
 @pytest.mark.parametrize("dtype, low", [("float32", -85), ("float64", -700), ("float16", -14)])
-def test_the_slope_of_expm1(dtype, low):
-    """Of the input: 1 more than the result is 0 where the slope is not."""
+def test_expm1_gradient_is_accurate_for_negative_inputs(dtype, low):
+    """The gradient is computed from the input, because result + 1 may round to 0."""
     values = np.linspace(low, 2, 200).astype(dtype)
     x = mx.nd.array(values, dtype=dtype)
     x.attach_grad()

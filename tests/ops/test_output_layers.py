@@ -1,5 +1,5 @@
-"""Output layers (whose gradients are their own), fused cross-entropy, indices out of range, and
-bits against threads."""
+"""Output layers with their own gradients, fused cross-entropy, invalid indices, thread
+determinism."""
 
 import os
 
@@ -34,7 +34,7 @@ LABEL = np.array([0.0, -1.0, 2.0])
 @pytest.mark.parametrize("ignore", [False, True])
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
 @pytest.mark.parametrize("out_grad", [False, True])
-def test_softmax_output_gradient(normalization, divisor, ignore, alpha, out_grad):
+def test_softmax_output_gradient_matches_formula(normalization, divisor, ignore, alpha, out_grad):
     head = np.random.RandomState(1).randn(3, 4)
     out, grad = gradient(
         "SoftmaxOutput",
@@ -55,8 +55,11 @@ def test_softmax_output_gradient(normalization, divisor, ignore, alpha, out_grad
     np.testing.assert_allclose(grad, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_softmax_output_of_rows_divides_by_all_of_them():
-    """MXNet's numbers: with preserve_shape every row of the last axis is a sample of the batch."""
+def test_softmax_output_batch_normalization_counts_all_rows():
+    """With preserve_shape, each row of the last axis is a sample of the batch.
+
+    Expected values are from MXNet.
+    """
     x, label = np.ones((3, 2, 4)), np.zeros((3, 2))
     grad = gradient("SoftmaxOutput", [x, label], preserve_shape=True, normalization="batch")[1]
     np.testing.assert_allclose(grad[0, 0], [-0.125, 1 / 24, 1 / 24, 1 / 24], rtol=1e-9)
@@ -69,12 +72,12 @@ def test_softmax_output_of_rows_divides_by_all_of_them():
 @pytest.mark.parametrize(
     "shape, divisor", [((3, 4), 3), ((2, 3, 4), 6), ((5,), 1), ((2, 1, 1, 7), 2)]
 )
-def test_make_loss_divides_by_the_rows_of_the_last_axis(shape, divisor):
+def test_make_loss_batch_normalization_counts_all_rows(shape, divisor):
     grad = gradient("MakeLoss", [np.ones(shape)], normalization="batch")[1]
     np.testing.assert_allclose(grad, np.full(shape, 1 / divisor), rtol=1e-12)
 
 
-def test_softmax_output_along_channels():
+def test_softmax_output_along_channels_matches_formula():
     x, label = (
         np.random.RandomState(2).randn(2, 3, 4),
         np.random.RandomState(3).randint(0, 3, (2, 4)).astype("float64"),
@@ -93,7 +96,7 @@ def test_softmax_output_along_channels():
         ("MAERegressionOutput", lambda x: x, np.sign),
     ],
 )
-def test_regression_outputs(name, forward, residual):
+def test_regression_output_gradients_match_formula(name, forward, residual):
     label = np.random.RandomState(4).rand(3, 4)
     out, grad = gradient(name, [X, label], grad_scale=2.0)
     np.testing.assert_allclose(out, forward(X), rtol=1e-12)
@@ -102,7 +105,7 @@ def test_regression_outputs(name, forward, residual):
     np.testing.assert_allclose(column_grad, residual(forward(X[:, :1]) - label[:, :1]), rtol=1e-9)
 
 
-def test_make_loss_and_svm_ignore_what_arrives():
+def test_make_loss_and_svm_ignore_head_gradients():
     head = np.full((3, 4), 7.0)
     assert (
         gradient("MakeLoss", [X], head, grad_scale=2.0, normalization="batch")[1] == 2 / 3
@@ -120,7 +123,7 @@ def test_make_loss_and_svm_ignore_what_arrives():
 
 
 class Sparse(mx.gluon.HybridBlock):
-    """Activations kept sparse, by an average that is a parameter."""
+    """Keeps activations sparse using an average that is a parameter."""
 
     def __init__(self, **params):
         super().__init__()
@@ -135,14 +138,14 @@ SPARSE = {"sparseness_target": 0.2, "penalty": 0.3, "momentum": 0.7}
 
 
 def penalised(x, average, head, sparseness_target, penalty, momentum):
-    """The gradient and the new average, by MXNet's formula."""
+    """Returns the gradient and the new average by MXNet's formula."""
     average = momentum * average + (1 - momentum) * x.mean(0)
     slope = -sparseness_target / average + (1 - sparseness_target) / (1 - average)
     return head + penalty * slope, average
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_sparse_regularization_of_several_steps_and_devices(hybrid):
+def test_kl_sparse_regularization_matches_formula_over_steps_and_devices(hybrid):
     random = np.random.RandomState(9)
     contexts = [mx.cpu(0), mx.cpu(1)]
     net = Sparse(**SPARSE)
@@ -163,12 +166,12 @@ def test_sparse_regularization_of_several_steps_and_devices(hybrid):
             np.testing.assert_allclose(x.grad.asnumpy(), expected, rtol=1e-5, atol=1e-5)
             average = net.average.data(ctx)
             np.testing.assert_allclose(average.asnumpy(), averages[i], rtol=1e-5)
-            net(x)  # predicts: the average stays
+            net(x)  # prediction does not update the average
             assert (average.asnumpy() == net.average.data(ctx).asnumpy()).all()
             np.testing.assert_allclose(average.asnumpy(), averages[i], rtol=1e-5)
 
 
-def test_sparse_regularization_of_a_symbol():
+def test_kl_sparse_regularization_in_symbol_matches_formula():
     x = np.random.RandomState(10).uniform(0.1, 0.9, (4, 3))
     out = mx.sym.IdentityAttachKLSparseReg(mx.sym.sigmoid(mx.sym.var("x")), name="kl", **SPARSE)
     assert out.list_auxiliary_states() == ["kl_moving_avg"]
@@ -188,7 +191,7 @@ def test_sparse_regularization_of_a_symbol():
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float64", 1e-12), ("float16", 2e-3), ("bfloat16", 2e-2)])
-def test_sparse_regularization_of_other_dtypes(dtype, rtol):
+def test_kl_sparse_regularization_of_other_dtypes_matches_formula(dtype, rtol):
     value = np.random.RandomState(11).uniform(0.1, 0.9, (64, 5))
     x = mx.nd.array(value, dtype=dtype)
     average = mx.nd.full((5,), 0.25, dtype="float64" if dtype == "float64" else "float32")
@@ -205,7 +208,7 @@ def test_sparse_regularization_of_other_dtypes(dtype, rtol):
     )
 
 
-def test_misuse_of_sparse_regularization():
+def test_misuse_of_kl_sparse_regularization_is_refused():
     call = mx.nd.IdentityAttachKLSparseReg
     for shape, average in [((2, 3, 3), 3), ((3,), 3), ((2, 3), 4)]:
         with pytest.raises(mx.MXNetError, match="IdentityAttachKLSparseReg"):
@@ -216,8 +219,9 @@ def test_misuse_of_sparse_regularization():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_cross_entropy_of_halves_is_rounded_once(dtype):
-    """The gradient is that of float32, rounded; not of probabilities whose logarithms were."""
+def test_half_precision_cross_entropy_gradient_is_rounded_once(dtype):
+    """The gradient equals that of float32, rounded, and is not derived from rounded
+    log-probabilities."""
     values = mx.nd.array(np.random.RandomState(5).randn(9, 700) * 4).astype(dtype)
     label = mx.nd.array(np.random.RandomState(6).randint(0, 700, 9), dtype="int32")
     found = []
@@ -233,7 +237,7 @@ def test_cross_entropy_of_halves_is_rounded_once(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_fused_cross_entropy_has_the_bits_of_its_parts(dtype):
+def test_fused_cross_entropy_is_bitwise_equal_to_its_parts(dtype):
     values = np.random.RandomState(5).randn(33, 700).astype(dtype)
     label = mx.nd.array(np.random.RandomState(6).randint(0, 700, 33), dtype="int32")
     head = mx.nd.array(np.random.RandomState(7).randn(33), dtype=dtype)
@@ -246,7 +250,8 @@ def test_fused_cross_entropy_has_the_bits_of_its_parts(dtype):
                 op("_softmax_ce")(x, label) if fused else -op("pick")(op("log_softmax")(x), label)
             )
         loss.backward(head)
-        grad = b"" if dtype == "float16" else x.grad.asnumpy().tobytes()  # rounded once if fused
+        # rounded once only if fused
+        grad = b"" if dtype == "float16" else x.grad.asnumpy().tobytes()
         results.append((loss.asnumpy().tobytes(), grad))
     assert results[0] == results[1]
 
@@ -269,7 +274,7 @@ def test_fused_cross_entropy_has_the_bits_of_its_parts(dtype):
         ),
     ],
 )
-def test_index_out_of_range_is_an_error(call, words):
+def test_index_out_of_range_raises_index_error(call, words):
     with pytest.raises(IndexError) as caught:
         call().asnumpy()
     for word in words:
@@ -277,16 +282,16 @@ def test_index_out_of_range_is_an_error(call, words):
     assert (mx.nd.array(X, dtype="float64").asnumpy() == X).all()
 
 
-def test_wild_indices_stay_inside():
+def test_nan_and_infinite_indices_stay_in_bounds():
     wild = mx.nd.array(np.array([np.nan, np.inf, -np.inf, 1e30]), dtype="float64")
     for mode in ("clip", "wrap"):
         assert np.isin(
             op("take")(mx.nd.array(X[:, 0]), wild, mode=mode).asnumpy(), X[:, 0].astype("float32")
         ).all()
-    assert op("one_hot")(wild, depth=3).asnumpy().sum() == 1  # NaN counts as 0
+    assert op("one_hot")(wild, depth=3).asnumpy().sum() == 1  # NaN is treated as 0
 
 
-def test_assignment_of_a_reversed_array_to_itself():
+def test_reversed_self_assignment_is_correct():
     x = mx.nd.array(np.arange(6), dtype="float32")
     op("_slice_assign")(x, x, begin=(None,), end=(None,), step=(-1,), out=x)
     assert x.asnumpy().tolist() == [5, 4, 3, 2, 1, 0]
@@ -296,7 +301,7 @@ def test_assignment_of_a_reversed_array_to_itself():
     "libtsan" in os.environ.get("LD_PRELOAD", ""),
     reason="ThreadSanitizer does not know OpenMP's barriers",
 )
-def test_bits_do_not_depend_on_threads():
+def test_indexing_and_softmax_bits_do_not_depend_on_threads():
     random = np.random.RandomState(8)
     grad, wide = mx.nd.array(random.randn(5000, 48)), mx.nd.array(random.randn(700, 900))
     few, many = (

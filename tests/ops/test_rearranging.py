@@ -1,4 +1,4 @@
-"""Sorted and joined arrays of more than one block of a kernel."""
+"""Sorting and joining of arrays that span several kernel blocks."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from mpgluon import nd
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8", "uint8", "float64"])
 @pytest.mark.parametrize("ascending", [False, True])
-def test_top_k_of_rows_of_several_blocks(dtype, ascending):
-    """Equal elements in the order of their indices, whichever block they are in."""
+def test_topk_across_blocks_is_stable(dtype, ascending):
+    """Equal elements keep their index order across blocks."""
     rng = np.random.RandomState(5)
     for n, k in ((49, 6), (128, 1), (129, 16), (300, 7), (1000, 125), (1000, 3)):
         x = rng.randint(0, 40, (3, n, 2)).astype(dtype)
@@ -29,7 +29,7 @@ def test_top_k_of_rows_of_several_blocks(dtype, ascending):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_arrays_are_joined_by_runs_of_any_length(dtype):
+def test_concat_joins_runs_of_any_length(dtype):
     rng = np.random.RandomState(6)
     for rows in (1, 63, 64, 100):
         for widths in ((300, 300), (1000, 1), (257, 64, 2000), (40000, 3), (64,)):
@@ -39,7 +39,7 @@ def test_arrays_are_joined_by_runs_of_any_length(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "float64"])
-def test_transposes_of_whole_tiles_and_what_is_left_over(dtype):
+def test_transpose_handles_full_and_partial_tiles(dtype):
     rng = np.random.RandomState(7)
     for shape in ((16, 16), (48, 64), (17, 64), (128, 2048), (64, 1030), (2048, 33), (3, 5)):
         x = rng.randint(-100, 100, shape).astype(dtype)
@@ -51,8 +51,8 @@ def test_transposes_of_whole_tiles_and_what_is_left_over(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_long_runs_are_repeated_and_taken_apart(dtype):
-    """Those that threads share in pieces, and those that no piece divides."""
+def test_tile_flip_and_strided_slice_of_long_runs_match_numpy(dtype):
+    """Covers runs that are split between threads and lengths that do not divide evenly."""
     rng = np.random.RandomState(8)
     for rows, width in ((64, 1024), (37, 4096), (3, 50001), (2, 98304)):
         x = rng.randint(0, 100, (rows, width)).astype(dtype)

@@ -1,5 +1,5 @@
-"""Updates write states in place, and the new weight over the old; random draws depend on seed, call
-and position alone."""
+"""Update ops write weights and states in place; random draws depend only on seed, call and
+position."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_adam_writes_weight_and_states():
         ("rmsprop_update", 1, {}),
     ],
 )
-def test_several_weights_at_once_give_the_same_bits(name, states, options):
+def test_multi_weight_update_is_bitwise_equal_to_single_updates(name, states, options):
     many = {"sgd_mom_update": "multi_sgd_mom_update"}.get(name, "_multi_" + name)
     shapes = [(3, 4), (700,), (50, 41), (1,)]
     singles = [_arrays(*[s] * (2 + states)) for s in shapes]
@@ -59,7 +59,7 @@ def test_several_weights_at_once_give_the_same_bits(name, states, options):
             assert a.asnumpy().tobytes() == b.asnumpy().tobytes(), k
 
 
-def test_mixed_precision_keeps_a_copy():
+def test_mixed_precision_update_keeps_float32_copy():
     w, g = _arrays((30,), (30,), dtype="float16")
     w32 = w.astype("float32")
     mom = nd.zeros((30,))
@@ -69,7 +69,7 @@ def test_mixed_precision_keeps_a_copy():
     assert (mom.asnumpy() < 0).all()
 
 
-def test_reset_arrays():
+def test_reset_arrays_writes_zeros():
     a, b = nd.ones((3,)), nd.ones((2, 2), dtype="float64")
     nd.reset_arrays(a, b, num_arrays=2)
     assert not a.asnumpy().any() and not b.asnumpy().any()
@@ -90,7 +90,7 @@ def test_reset_arrays():
         ("generalized_negative_binomial", {"mu": 3.0, "alpha": 0.5}, 3.0, 7.5**0.5),
     ],
 )
-def test_moments(name, params, mean, deviation, dtype):
+def test_random_draws_have_expected_moments(name, params, mean, deviation, dtype):
     count = 40000
     values = (
         mx._core.ops()["_random_" + name](shape=(count,), dtype=dtype, **params)
@@ -101,7 +101,7 @@ def test_moments(name, params, mean, deviation, dtype):
     assert abs(values.std() - deviation) < 0.06 * deviation
 
 
-def test_draws_repeat_and_do_not_depend_on_the_shape_of_the_array():
+def test_draws_repeat_with_seed_and_do_not_depend_on_shape():
     for draw in (nd.random.uniform, nd.random.normal):
         mx.random.seed(7)
         long = draw(shape=(3000,)).asnumpy()
@@ -119,7 +119,7 @@ def test_dropout_keeps_its_share_and_scales():
     assert abs((out == 0).mean() - 0.3) < 0.01
 
 
-def test_dropout_axes_share_their_fate():
+def test_dropout_axes_share_one_mask():
     with mx.autograd.train_mode():
         out = nd.Dropout(nd.ones((4, 50, 6)), p=0.5, axes=(0, 2)).asnumpy()
     assert (out == out[:1, :, :1]).all() and 0 < (out == 0).mean() < 1
@@ -131,14 +131,14 @@ def test_shuffle_permutes_rows():
     assert (out != data).any() and (out[np.argsort(out[:, 0])] == data).all()
 
 
-def test_multinomial_frequencies():
+def test_multinomial_frequencies_match_probabilities():
     chances = np.array([[0.1, 0.2, 0.7], [0.5, 0.5, 0.0]])
     draws = nd.sample_multinomial(nd.array(chances), shape=(20000,)).asnumpy()
     for row, wanted in zip(draws, chances):
         np.testing.assert_allclose(np.bincount(row, minlength=3) / 20000, wanted, atol=0.02)
 
 
-def test_randint_bounds():
+def test_randint_stays_within_bounds():
     draws = nd.random.randint(-3, 4, shape=(5000,)).asnumpy()
     assert draws.dtype == np.int32 and draws.min() == -3 and draws.max() == 3
 
@@ -153,13 +153,13 @@ def test_randint_bounds():
         lambda: mx.nd.random.generalized_negative_binomial(-1.0, 1.0, shape=(2,)),
     ],
 )
-def test_draws_name_the_parameter_that_is_out_of_range(draw):
+def test_draw_with_parameter_out_of_range_is_refused(draw):
     with pytest.raises(mx.base.MXNetError, match="is outside its range 0"):
         draw()
 
 
-def test_lamb_of_several_weights():
-    """Against numbers of MXNet 1.9.1."""
+def test_multi_lamb_update_matches_mxnet():
+    """Compares with values from MXNet 1.9.1."""
     weights, grads = (
         [mx.nd.array([3.0, 4.0]), mx.nd.array([-1.0])],
         [
@@ -183,9 +183,11 @@ def test_lamb_of_several_weights():
         np.testing.assert_array_equal(half.asnumpy(), copy.astype("float16").asnumpy())
 
 
-def test_adamw_under_its_names_in_contrib():
-    """One weight, several, and float32 copies take the same step as the op, with rates of their
-    own."""
+def test_contrib_adamw_variants_match_single_update():
+    """One weight, several weights and float32 copies take the same step as the op.
+
+    Each weight has its own rates.
+    """
     rng = np.random.RandomState(0)
 
     def arrays(dtype="float32"):
@@ -229,7 +231,7 @@ def test_adamw_under_its_names_in_contrib():
             np.testing.assert_allclose(halves[0][i].asnumpy(), mixed[0][i].asnumpy(), rtol=1e-3)
 
 
-def test_batch_norm_with_relu():
+def test_batch_norm_with_relu_matches_separate_ops():
     x, ones, zeros = mx.nd.random.normal(shape=(2, 3, 4)), mx.nd.ones((3,)), mx.nd.zeros((3,))
     got = mx.nd.contrib.BatchNormWithReLU(x, ones, zeros, zeros.copy(), ones.copy(), eps=1e-3)
     np.testing.assert_array_equal(
@@ -240,8 +242,8 @@ def test_batch_norm_with_relu():
     )
 
 
-def test_contrib_of_symbols():
-    """The same functions of symbols as of arrays."""
+def test_contrib_symbols_match_contrib_arrays():
+    """Symbols have the same contrib functions as arrays."""
     x, ones, zeros = mx.nd.random.normal(shape=(2, 3, 4)), mx.nd.ones((3,)), mx.nd.zeros((3,))
     norm = mx.sym.contrib.BatchNormWithReLU(mx.sym.var("x"), name="norm", eps=1e-3)
     args, states = [x, ones, zeros], [zeros.copy(), ones.copy()]
@@ -262,7 +264,7 @@ def test_contrib_of_symbols():
     assert same.dtype == np.uint8 and same.shape == () and same.asscalar() == 1
 
 
-def test_names_of_python_2():
+def test_python_2_operator_names_work():
     x = mx.nd.array([4.0])
     assert x.__div__(2).asscalar() == 2 and x.__rdiv__(2).asscalar() == 0.5
     assert x.__nonzero__() is True and x.__idiv__(8) is x and x.asscalar() == 0.5
@@ -273,8 +275,8 @@ RATES = {"adamw": ["lrs", "wds", "etas"], "lamb": ["step_count", "lrs", "wds"]}
 
 @pytest.mark.parametrize("name", [f"multi_{mp}{op}_update" for mp in ("", "mp_") for op in RATES])
 @pytest.mark.parametrize("symbols", [False, True])
-def test_lists_are_as_many_as_each_other(name, symbols):
-    """An error before anything is written, whichever list is shorter."""
+def test_multi_update_with_lists_of_different_length_is_refused(name, symbols):
+    """Raises an error before anything is written, whichever list is shorter."""
     rates = RATES[name.split("_")[-2]]
     lists = ["weights", "grads", "mean", "var", *(["weights32"] if "mp_" in name else []), *rates]
     extra = {"rescale_grad": 1.0} if "adamw" in name else {}
