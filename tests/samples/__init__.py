@@ -1,1 +1,1 @@
-"""Sample inputs of every op, one file a family."""
+"""Sample inputs of every op, one file per family."""

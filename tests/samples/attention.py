@@ -1,5 +1,4 @@
-"""Samples of attention: rows, heads and parts of one array in every arrangement that a rewrite
-makes."""
+"""Samples of attention for every layout of rows, heads and packed parts that rewrites produce."""
 
 import numpy as np
 
@@ -39,12 +38,12 @@ def attention(
 
 
 def by_head(batch, heads, rows, width):
-    """(batch * heads, rows, width)"""
+    """Strides of the layout (batch * heads, rows, width)."""
     return (0, heads * rows * width, rows * width, width)
 
 
 def in_place(batch, heads, rows, width):
-    """(batch, rows, heads * width)"""
+    """Strides of the layout (batch, rows, heads * width)."""
     return (0, rows * heads * width, width, heads * width)
 
 
@@ -71,7 +70,7 @@ def sample(*sizes, name, reference=attention, **more):
 
 
 def packed(batch, heads, rows, width, **more):
-    """Query, key and value as the thirds of (batch, rows, 3 * heads * width)."""
+    """A sample with query, key and value as the thirds of (batch, rows, 3 * heads * width)."""
     step = 3 * heads * width
     places = [(i * heads * width, rows * step, width, step) for i in range(3)]
     params = {
@@ -97,7 +96,7 @@ def packed(batch, heads, rows, width, **more):
 
 def backward(**more):
     inputs, params = plain(2, 3, 7, 7, 5, 5, **more)
-    # Sums of halves are float32
+    # Half-precision sums are accumulated in float32
     return Sample(
         [inputs[0], *inputs, (6, 7, 5), (2, 3, 2, 7)],
         params,
@@ -143,7 +142,7 @@ SAMPLES = {
 
 
 def parts_of(projection, heads, parts):
-    """(batch * heads, length, features) of each part."""
+    """Splits a projection into its parts of shape (batch * heads, length, features)."""
     length, batch, width = projection.shape
     split = projection.reshape(length, batch * heads, parts, width // heads // parts)
     return [split[:, :, i].swapaxes(0, 1) for i in range(parts)]

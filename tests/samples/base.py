@@ -1,6 +1,8 @@
-"""Samples of ops. Each family has a file here with SAMPLES: op name -> list of Sample;
-tests/ops/test_ops.py checks every op of the registry on its samples, and fails for an op that has
-none."""
+"""Samples of ops.
+
+Each family has a file in this folder with SAMPLES: op name -> list of Sample. tests/ops/test_ops.py
+checks every registered op on its samples and fails for an op without any.
+"""
 
 import importlib
 import pkgutil
@@ -18,8 +20,8 @@ TOLERANCE = {
     "bfloat16": (3e-2, 3e-2),
 }
 
-# Ops without a gradient of second order. MXNet and PyTorch have none of these either, or the op is
-# what the compiler makes of others, of which second gradients are taken as they were traced.
+# Ops without a second gradient. Either MXNet and PyTorch have none for them, or the compiler
+# creates them from other ops whose traced form supplies the second gradient.
 FIRST_ORDER_ONLY = {
     "CTCLoss",
     "_contrib_box_nms",
@@ -39,14 +41,15 @@ class Sample:
                test) or a NumPy array (used as is)
     params     keyword parameters
     reference  called with NumPy inputs (floats as float64) and the parameters; returns an array
-               or a tuple; None: no value check
-    grad       True, False, or the positions of the inputs whose gradient is checked by differences
-    grad2      whether the gradient of the gradient is checked too: of every op that has a
-               gradient, but for those of FIRST_ORDER_ONLY
+               or a tuple. None disables the value check
+    grad       True, False, or the positions of the inputs whose gradient is checked by finite
+               differences
+    grad2      True if the second gradient is also checked. Applies to every op with a gradient
+               except those in FIRST_ORDER_ONLY
     dtypes     dtypes that shape-tuple inputs are tested in
-    rtol, atol replace the tolerance of float32 and float64 (halves keep theirs unless those are
+    rtol, atol replace the tolerance of float32 and float64 (halves keep theirs unless these are
                larger)
-    train      whether it runs in train mode
+    train      True to run in train mode
     """
 
     inputs: Sequence[Any]
@@ -63,7 +66,7 @@ class Sample:
     extra: dict = field(default_factory=dict)
 
     def arrays(self, dtype, seed=0):
-        """The inputs as NumPy arrays; the same values (rounded) for every dtype."""
+        """Returns the inputs as NumPy arrays, with the same (rounded) values for every dtype."""
         random = np.random.RandomState(seed)
         result = []
         for i, spec in enumerate(self.inputs):
@@ -76,7 +79,7 @@ class Sample:
         return result
 
     def made(self, i):
-        """Whether input i is made here (a shape), and so has the dtype under test."""
+        """True if input i is generated from a shape, and so has the dtype under test."""
         return not isinstance(self.inputs[i], np.ndarray)
 
     def gradient_inputs(self):
@@ -96,7 +99,7 @@ class Sample:
 
 
 def all_samples():
-    """op name -> list of Sample, over all families."""
+    """Returns a dict of op name -> list of Sample over all families."""
     import samples
 
     table = {}

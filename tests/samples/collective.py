@@ -1,5 +1,7 @@
-"""Samples of the collectives as ops, on one device; several:
-tests/parallel/test_collective_op.py."""
+"""Samples of collective ops on one device.
+
+tests/parallel/test_collective_op.py covers several devices.
+"""
 
 import numpy as np
 

@@ -19,7 +19,7 @@ def places(data, kernel, stride, dilate, pad):
 
 
 def windows(data, kernel, stride, dilate, pad):
-    """(batch, channels, kernel..., places...)"""
+    """Returns windows of shape (batch, channels, kernel..., positions...)."""
     padded = np.pad(data, ((0, 0), (0, 0)) + tuple((p, p) for p in pad))
     out = places(data, kernel, stride, dilate, pad)
     result = np.empty(data.shape[:2] + tuple(kernel) + out, data.dtype)
@@ -40,8 +40,10 @@ def first(array):
 
 
 def laid_out(reference, weight=True, result_weight=False):
-    """The reference of an op with the channels second, with `layout` as the op has it: data (and
-    weight) with the channels last."""
+    """Wraps a channels-second reference to support the op's channels-last `layout`.
+
+    Data (and the weight) then have the channels last.
+    """
 
     def run(data, *rest, layout=None, **params):
         if layout not in LAST + (HIDDEN, "channels_last"):
@@ -154,7 +156,8 @@ def col2im(data, output_size, kernel, stride=(), dilate=(), pad=()):
         dilate,
         pad,
     )[0]
-    result = np.zeros((data.shape[0], size + 1))  # position 0 takes what falls on the padding
+    # position 0 collects contributions from the padding
+    result = np.zeros((data.shape[0], size + 1))
     for batch in range(data.shape[0]):
         np.add.at(result[batch], index.astype(int).ravel(), data[batch].ravel())
     return result[:, 1:].reshape((data.shape[0], channels) + tuple(output_size))
@@ -167,8 +170,10 @@ def upsampling(*arrays, scale, sample_type, multi_input_mode="concat", num_args=
 
 
 def backward_data(grad, weight, stride=(), dilate=(), pad=(), num_group=1, shape=()):
-    """The adjoint of the convolution in its data: columns of weight^T x grad, added up where they
-    came from."""
+    """Adjoint of the convolution with respect to its data.
+
+    Scatters the columns weight^T x grad back to their input positions and adds them.
+    """
     kernel = weight.shape[2:]
     rows = weight.reshape(num_group, weight.shape[0] // num_group, -1)
     grads = grad.reshape(grad.shape[0], num_group, grad.shape[1] // num_group, -1)
@@ -190,7 +195,7 @@ def conv(data, weight, name, bias=True, **params):
     if not bias:
         params["no_bias"] = True
     reference = laid_out(convolution)
-    if params.get("layout") == HIDDEN:  # an op of its own, not a word of `layout`
+    if params.get("layout") == HIDDEN:  # a separate op, not a value of `layout`
         del params["layout"]
         reference = lambda *arrays, **params: laid_out(convolution)(
             *arrays, layout=HIDDEN, **params
@@ -237,7 +242,7 @@ def packed(
     num_group=1,
     **params,
 ):
-    """A sample whose packed weight is the plain one behind its header; shapes with the channels
+    """A sample whose packed weight is the plain weight after a header. Shapes have channels
     second."""
     ndim, filters, groups = len(data) - 2, weight[0], num_group
     each, channels = filters // groups, data[1] // groups
@@ -303,8 +308,10 @@ def packed(
 
 
 def winograd(data, filters, name, pad=(), no_bias=False, trains=False, add=False, relu=False):
-    """A sample of _winograd_convolution, whose weight the backend packs in an order of its own.
-    Data with the channels last."""
+    """A sample of _winograd_convolution with channels-last data.
+
+    The backend packs its weight in its own order.
+    """
     from mpgluon import _core, cpu, nd
 
     values = np.random.RandomState(1).uniform(-1, 1, (filters, data[3], 3, 3)).astype(np.float32)

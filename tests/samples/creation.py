@@ -16,7 +16,7 @@ def _arange_like(x, start=0, step=1, repeat=1, axis=None, **params):
     return values.reshape(x.shape) if axis is None else values
 
 
-ONE = ("float32",)  # what has no inputs is tested once
+ONE = ("float32",)  # ops without inputs are tested once
 _SHAPES = [(2, 3), (0, 3), (1203,), 4]
 _HALVES = np.array([2.5, -1.5, 0.0, 7.9], dtype="float32")
 _INTS = np.array([[-3, 0, 200], [5, -1, 4]], dtype="int32")

@@ -1,4 +1,4 @@
-"""Samples of boxes: anchors, targets, detections, suppression."""
+"""Samples of box ops: anchors, targets, detections and non-maximum suppression."""
 
 import numpy as np
 

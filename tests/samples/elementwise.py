@@ -26,11 +26,11 @@ def _mod(a, b):
 
 
 def _safe(function):
-    """`function`, broadcasting, on arrays that may be empty."""
+    """Wraps `function` to ignore parameters."""
     return lambda *arrays, **params: function(*arrays)
 
 
-# name, reference, ranges of both operands, gradient?, second gradient?
+# name, reference, ranges of both operands, has a gradient, has a second gradient
 _BINARY = [
     ("add", np.add, None, True, True),
     ("sub", np.subtract, None, True, True),
@@ -175,7 +175,7 @@ def _binary_samples():
     return table
 
 
-# name, reference, range, gradient?, second gradient?
+# name, reference, range, has a gradient, has a second gradient
 _UNARY = [
     ("_copy", lambda x: x, None, True, True),
     ("BlockGrad", lambda x: x, None, False, False),
@@ -468,6 +468,6 @@ SAMPLES = {
         for name in ("leaky", "elu", "selu", "gelu")
     ],
 }
-# Where mxnet's gradient is not the derivative of the value, differences cannot check it.
+# MXNet's gradient is not the derivative of the value, so finite differences cannot check it.
 for _sample in SAMPLES["_backward_LeakyReLU"]:
     _sample.grad2 = False

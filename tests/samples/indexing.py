@@ -1,4 +1,4 @@
-"""Samples of the ops that gather and scatter by index."""
+"""Samples of ops that gather and scatter by index."""
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def scatter_set(lhs, rhs, indices, shape):
 
 
 def sequence(function):
-    """Applies function(steps, length, whole) to each sequence, time first."""
+    """Decorates function(steps, counts, axis) to run on time-first data with sequence lengths."""
 
     def run(data, lengths=None, use_sequence_length=False, axis=0, **params):
         x = np.swapaxes(data, 0, 1) if axis == 1 else data

@@ -1,4 +1,4 @@
-"""Samples of the ops that gradient formulas are made of."""
+"""Samples of internal ops used in gradient formulas."""
 
 import numpy as np
 

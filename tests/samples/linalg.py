@@ -1,5 +1,7 @@
-"""Samples of linear algebra. Gradients that treat a matrix as symmetric are checked in
-tests/ops/test_linalg.py."""
+"""Samples of linear algebra.
+
+tests/ops/test_linalg.py checks gradients that treat a matrix as symmetric.
+"""
 
 import numpy as np
 
@@ -17,13 +19,13 @@ def make(shape, seed=1):
 
 
 def positive(*shape):
-    """Symmetric, positive definite."""
+    """A symmetric positive definite matrix."""
     a = make(shape)
     return a @ swap(a) + np.eye(shape[-1])
 
 
 def regular(*shape):
-    """Far from singular."""
+    """A well-conditioned matrix."""
     return make(shape) + 2 * np.eye(shape[-1])
 
 
@@ -81,7 +83,7 @@ def makediag(a, offset=0):
 
 
 def places(n, offset, lower):
-    """Rows and columns of a triangle's elements, in their order."""
+    """Returns rows and columns of a triangle's elements in storage order."""
     rows, columns = np.tril_indices(n - abs(offset))
     if offset > 0 or (offset == 0 and not lower):
         return columns, rows + abs(offset)
@@ -102,7 +104,8 @@ def maketrian(a, offset=0, lower=True):
 
 
 def gelqf(a):
-    """Householder's factors, which LAPACK gives in the same signs to NumPy."""
+    """LQ factors from NumPy's QR, which has the same signs because both use LAPACK's Householder
+    method."""
     q, r = np.linalg.qr(swap(a))
     return swap(q), swap(r)
 
@@ -123,7 +126,7 @@ def slogdet(a):
 
 
 def typed(reference, arrays, params=None, **more):
-    """One sample for each dtype, of arrays with special values."""
+    """One sample per dtype, with the given arrays."""
     more.setdefault("rtol", 1e-4)
     more.setdefault("atol", 1e-5)
     name = more.pop("name", "plain")

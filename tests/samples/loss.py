@@ -1,5 +1,8 @@
-"""Samples of output layers. Their gradients are not those of their outputs:
-tests/ops/test_output_layers.py checks them by formula."""
+"""Samples of output layers.
+
+Their gradients are not the derivatives of their outputs. tests/ops/test_output_layers.py checks
+them by formula.
+"""
 
 import itertools
 
@@ -30,7 +33,7 @@ def softmax_output_back(y, label, grad=None, grad_scale=1.0, smooth_alpha=0.0, *
 def ctc_loss(
     x, label, *lengths, use_data_lengths=False, use_label_lengths=False, blank_label="first"
 ):
-    """By going through all paths: what each spells is compared with the label."""
+    """Reference by enumerating all paths whose decoded labels match."""
     lengths = list(lengths)
     frames = lengths.pop(0).astype(int) if use_data_lengths else [len(x)] * x.shape[1]
     blank, padding = (0, 0) if blank_label == "first" else (x.shape[2] - 1, -1)
@@ -53,7 +56,7 @@ def ctc_loss(
 
 
 def ctc_loss_back(head, x, label, *lengths, **params):
-    """By differences."""
+    """Gradient by finite differences."""
     result, step = np.zeros(x.shape), 1e-5
     for place in np.ndindex(x.shape):
         ends = []
@@ -83,7 +86,7 @@ CTC = [
 
 
 def labelled(op_reference, params=None, **more):
-    """One sample a dtype, as data and labels share theirs."""
+    """One sample per dtype, because data and labels share a dtype."""
     return [
         Sample(
             [np.random.RandomState(1).uniform(-1, 1, (3, 4)).astype(t), LABELS.astype(t)],

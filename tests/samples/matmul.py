@@ -1,4 +1,4 @@
-"""Samples of the matrix products."""
+"""Samples of matrix products."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def fully_connected(data, weight, bias=None, num_hidden=0, no_bias=False, flatte
 
 
 def packed_dense(data, num_hidden, name, no_bias=False, flatten=True):
-    """A sample whose packed weight is the plain one behind its header."""
+    """A sample whose packed weight is the plain weight after a header."""
     features = int(np.prod(data[1:])) if flatten else data[-1]
     values = np.random.RandomState(1).uniform(-1, 1, (num_hidden, features)).astype(np.float32)
     up = lambda n: -(-n // 64) * 64
@@ -98,7 +98,7 @@ SAMPLES = {
         ),
         Sample([(0, 4), (4, 3)], {}, dot, name="no_rows"),
         Sample([(3, 0), (0, 4)], {}, dot, name="empty_sum"),
-        # Beyond the tiny loop: oneDNN, OpenBLAS or the blocked loop.
+        # Too large for the small loop: uses oneDNN, OpenBLAS or the blocked loop.
         Sample(
             [(70, 130), (130, 90)],
             {},

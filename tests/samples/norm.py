@@ -1,4 +1,4 @@
-"""Samples of the normalisations."""
+"""Samples of normalization ops."""
 
 from functools import partial
 
@@ -50,7 +50,7 @@ def predicted(*inputs, **params):
 
 
 def alone(train, *inputs, key, ndev=1, **params):
-    """SyncBatchNorm where it waits for nobody."""
+    """SyncBatchNorm without other participants."""
     return batch_norm(train, *inputs, **params)
 
 
@@ -60,8 +60,11 @@ def batch_norm_relu(train, *inputs, add=False, **params):
 
 
 def masked(mask, channels):
-    """The mask of _batch_norm_relu as what gradients are multiplied by: a bit an element, whether
-    it was above 0, a bit, whether it was NaN, and a byte a row, whether any was."""
+    """Decodes the mask of _batch_norm_relu into gradient factors.
+
+    Each row holds one bit per element for values above 0, one bit per element for NaN, and one byte
+    that is nonzero if the row contains NaN.
+    """
     width = (channels + 7) // 8
     above, nan = (
         np.unpackbits(part.astype(np.uint8), axis=-1, bitorder="little")[:, :channels]
@@ -128,8 +131,8 @@ def lrn(data, nsize, alpha=1e-4, beta=0.75, knorm=2.0):
 
 
 def standard_backward(grad, data, gamma, mean, deviation, axes, channel_axes, statistics=True):
-    """The gradient of (data - mean) / deviation * gamma + beta, where mean and deviation come from
-    `axes` of the data."""
+    """Gradient of (data - mean) / deviation * gamma + beta, with statistics over `axes` of the
+    data."""
     x = (data - mean) / deviation
     g = grad * gamma
     if statistics:
@@ -140,8 +143,8 @@ def standard_backward(grad, data, gamma, mean, deviation, axes, channel_axes, st
 def batch_norm_backward(grad, data, gamma, mean, inverse, axis=1, fix_gamma=True, batch_stats=True):
     axis %= data.ndim
     rest = tuple(i for i in range(data.ndim) if i != axis)
-    # The statistics given need not be the data's: the formula in terms of them, but products are
-    # about the true mean of a batch.
+    # The given statistics may differ from the data's. The formula uses the given ones, but products
+    # are centered at the true batch mean.
     m, i, w = (
         along(v, data.ndim, axis)
         for v in (mean, inverse, np.ones_like(gamma) if fix_gamma else gamma)
@@ -168,7 +171,7 @@ def layer_norm_backward(grad, data, gamma, mean, std, axis=-1):
 def group_norm_backward(grad, data, gamma, mean, std, num_groups=1):
     shape = (data.shape[0], num_groups, -1)
     grad, x, std = grad.reshape(shape), data.reshape(shape), std[..., None]
-    # the statistics given need not be the data's: see batch_norm_backward
+    # The given statistics may differ from the data's; see batch_norm_backward.
     about = (x - x.mean(2, keepdims=True)) / std
     g = grad * gamma[:, None]
     dx = (
@@ -209,7 +212,7 @@ def batch_norm_sample(
 FLOAT32_VECTORS = [
     np.array(v, np.float32) for v in ([1.5, 0.5, 1], [0.1, -0.2, 0.3], [0.1, 0.2, 0.3], [1, 2, 0.5])
 ]
-# Small float32 errors are magnified where a variance is small.
+# A small variance magnifies float32 errors.
 LOOSE = dict(rtol=1e-4, atol=1e-5)
 
 SAMPLES = {

@@ -1,4 +1,4 @@
-"""Samples of the optimizer family: formulas in float64.."""
+"""Samples of the optimizer family, with float64 formulas as references."""
 
 import numpy as np
 

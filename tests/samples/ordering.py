@@ -10,7 +10,7 @@ LONG = (np.arange(600) * 7919 % 101).astype("float32").reshape(2, 300)
 
 
 def order(x, axis=-1, is_ascend=True, **_):
-    """Indices in order; stable in both directions, NaN the largest."""
+    """Returns the sorting indices, stable in both directions, with NaN as the largest value."""
     if axis is None:
         x, axis = x.reshape(-1), 0
     if is_ascend:

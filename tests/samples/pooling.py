@@ -49,8 +49,10 @@ def pooling(
 
 
 def pooling_backward(grad, data, output, **params):
-    """Pooling is piecewise linear (but for Lp): its gradient is read off the pooling of each unit
-    array, or of the marked maxima."""
+    """Gradient of pooling, computed from the pooling of unit arrays or of marked maxima.
+
+    This works because pooling is piecewise linear, except for Lp.
+    """
     result = np.zeros(data.shape)
     for at in itertools.product(*map(range, data.shape)):
         unit = np.zeros(data.shape)
@@ -65,13 +67,15 @@ def pooling_backward(grad, data, output, **params):
 
 
 def pooling_at_max(values, data, **params):
-    """The values at the largest elements: by adding the smallest bit of them to data that are far
-    apart."""
+    """Gathers `values` at the maxima of `data` by adding a tiny multiple of them.
+
+    The elements of `data` must be well separated.
+    """
     return (pooling(data + 1e-6 * values, **params) - pooling(data, **params)) / 1e-6
 
 
 def distinct(*shape):
-    """Values far enough apart that a small change does not change which is the largest."""
+    """Values separated enough that a small change does not move the maximum."""
     return (
         np.random.RandomState(3).permutation(int(np.prod(shape))).reshape(shape)
         / np.prod(shape)
@@ -91,7 +95,7 @@ def pool(shape, name, dtypes=("float32", "float64", "float16"), **params):
     )
 
 
-# Positions in windows of 3x3 that lie inside everywhere, or none.
+# Positions in 3x3 windows that are inside the data everywhere, or none (255).
 WHICH = np.random.RandomState(4).choice([4, 5, 7, 8, 255], (2, 3, 2, 5)).astype(np.uint8)
 
 

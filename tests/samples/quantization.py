@@ -1,4 +1,4 @@
-"""Samples of numbers of 8 bits that stand for others."""
+"""Samples of 8-bit quantized ops."""
 
 import numpy as np
 
@@ -67,7 +67,7 @@ RANGE = {"int8": 127.5, "uint8": 255.5}
 
 
 def step(x, low, high):
-    """What one of the numbers of an array stands for."""
+    """Returns the real value of one quantization step."""
     return reach(low[0], high[0]) / RANGE[str(np.asarray(x).dtype)]
 
 

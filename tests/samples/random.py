@@ -1,5 +1,7 @@
-"""Samples of the random family: values are checked through what must hold for every draw, or where
-nothing is random."""
+"""Samples of the random family.
+
+Values are checked by properties of every draw, or with degenerate distributions.
+"""
 
 import numpy as np
 from scipy import special, stats
@@ -11,7 +13,7 @@ _HALF = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], dtype="float32")
 
 
 def _fixed(value):
-    """Distributions that have one value only."""
+    """Reference of a distribution with a single value."""
     return lambda shape=1, **params: np.full(shape, value)
 
 
@@ -121,7 +123,7 @@ SAMPLES["_shuffle"] = [
     Sample([(300, 2)], grad=False, name="draws"),
     Sample([(0, 2)], reference=lambda x: x, grad=False, name="empty"),
 ]
-# As _dropout_draw gives it: seed, call, position, run, stride
+# Format of _dropout_draw: seed, call, position, run, stride
 _DRAW = np.array([7, 3, 0, 0, 0], "int64")
 SAMPLES["Dropout"] = [
     Sample([(3, 4)], {"p": 0.5}, reference=lambda x, **p: x, grad2=True, name="predict"),
@@ -179,7 +181,7 @@ SAMPLES["_dropout_apply"] = [
 
 
 def _density(distribution):
-    """The reference: a density whose parameters are spread over the trailing axes of samples."""
+    """Reference density whose parameters broadcast over the trailing axes of samples."""
 
     def reference(sample, *parameters, is_log=False):
         spread = [p.reshape(p.shape + (1,) * (sample.ndim - p.ndim)) for p in parameters]
@@ -203,8 +205,11 @@ def _negative_binomial(x, k, p):
 
 
 def _densities(reference, ranges, counts=False):
-    """Samples with a parameter each, with parameters of leading axes, and logarithms;
-    counts get no gradient."""
+    """Samples with one parameter per element, with parameters for leading axes, and with
+    logarithms.
+
+    Samples of discrete distributions (`counts`) get no gradient.
+    """
     number = len(ranges) - 1
     made = []
     for name, sample, parameter, params in [

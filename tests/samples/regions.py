@@ -1,4 +1,4 @@
-"""Samples of ops of regions of interest: pooling of regions, proposals, pairs, correlation."""
+"""Samples of region-of-interest ops: pooling, proposals, bipartite matching and correlation."""
 
 import math
 
@@ -12,12 +12,12 @@ HIGH = {"dtypes": ("float64",)}
 
 
 def nearest(x):
-    """Rounded as C does it: halves away from zero."""
+    """Rounds halves away from zero, as C does."""
     return np.sign(x) * np.floor(abs(x) + 0.5)
 
 
 def edges(low, high, scale, bins, size):
-    """The elements [begin, end) of each bin along an axis, for regions of whole elements."""
+    """Returns the element ranges [begin, end) of the bins along an axis, for integer regions."""
     first, last = (int(nearest(x * scale)) for x in (low, high))
     step = max(last - first + 1, 1) / bins
     limits = [
@@ -48,7 +48,7 @@ def largest_places(data, rois, pooled_size, spatial_scale):
 
 
 def rounded(roi, scale, shift):
-    """The lower corner and the size (y, x) of a region whose corners are rounded."""
+    """Returns the lower corner and the size (y, x) of a region with rounded corners."""
     left, top, right, bottom = nearest(roi[1:])
     begin = np.array([top, left]) * scale + shift
     return begin, np.maximum(np.array([bottom + 1, right + 1]) * scale + shift - begin, 0.1)
@@ -153,7 +153,7 @@ def correlation(
 
 
 def meeting(rows, columns, most, stride=1, step=1):
-    """For each displacement its number, and where the second picture's elements are."""
+    """Yields each displacement's index with the matching element positions of the second image."""
     radius = most // stride
     shifts = [n * stride for n in range(-radius, radius + 1)]
     for k, (dy, dx) in enumerate((dy, dx) for dy in shifts for dx in shifts):

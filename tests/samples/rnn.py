@@ -1,4 +1,4 @@
-"""Samples of the recurrent ops."""
+"""Samples of recurrent ops."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def sigmoid(x):
 
 
 def cell(mode, x, h, c, wi, wh, bi, bh):
-    """One step of one direction, in plain NumPy."""
+    """One step of one direction in plain NumPy."""
     a, b = x @ wi.T + bi, h @ wh.T + bh
     if mode == "lstm":
         i, f, g, o = np.split(a + b, 4, axis=1)
@@ -125,7 +125,7 @@ def sample_pair(
     if lengths is not None:
         params["use_sequence_length"] = True
         ends, name = [np.array(lengths)], f"{name}-lengths"
-    # Relu cells: kinks would spoil the differences, so all values are positive.
+    # ReLU cells: all values are positive, because finite differences fail at kinks.
     ranges = [(0.1, 1)] * (1 + len(states) + len(weights)) if mode == "rnn_relu" else None
     one = Sample(
         [(time, batch, inputs)] + states + weights + ends,
@@ -167,7 +167,7 @@ PAIRS = [
 
 
 def more(values=(-0.2, 0.3)):
-    """What the reference has no words for: dropout between layers, clipped cells. Gradients are
+    """Options without a reference: dropout between layers and clipped cells. Gradients are
     checked."""
     low, high = values
     pairs = [
@@ -189,8 +189,10 @@ PAIRS += more()
 
 
 def backward_sample():
-    """_rnn_backward, by the numbers that the forward op leaves: checked through the gradients of
-    _rnn; here that it runs."""
+    """A sample of _rnn_backward with the reserve shape of the forward op.
+
+    Only checks that it runs; the gradients of _rnn check its values.
+    """
     time, batch, inputs, hidden = 2, 1, 3, 2
     weights = shapes("lstm", inputs, hidden, 1, 1)
     state, output = (1, batch, hidden), (time, batch, hidden)

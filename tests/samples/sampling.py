@@ -1,5 +1,7 @@
-"""Samples of what reads pictures between their elements: resizing, adaptive pooling, grids,
-deformable convolutions, regions."""
+"""Samples of ops that interpolate images.
+
+Covers resizing, adaptive pooling, grids, deformable convolutions and regions.
+"""
 
 import itertools
 import math
@@ -12,7 +14,7 @@ random = np.random.RandomState(5)
 
 
 def along(x, axis, size, positions):
-    """Linear interpolation along an axis, positions being cut off at its ends."""
+    """Linear interpolation along an axis, with positions clamped to its ends."""
     n = x.shape[axis]
     positions = np.clip(positions, 0, n - 1)
     low = np.floor(positions).astype(int)
@@ -26,7 +28,7 @@ def resize(x, height, width, align_corners=True, axes=(2, 3)):
         if align_corners:
             positions = np.arange(size) * ((n - 1) / (size - 1) if size > 1 else 0)
         else:
-            still = size <= 1 and align_corners is False  # as BilinearResize2D has it
+            still = size <= 1 and align_corners is False  # as in BilinearResize2D
             positions = (np.arange(size) + 0.5) * (0 if still else n / size) - 0.5
         x = along(x, axis, size, positions) if size != n else x
     return x
@@ -60,12 +62,12 @@ def lanczos(t):
 
 
 def matrix(n, size, interp, shrinks):
-    """(size, n): the weights of elements in a new size, as OpenCV has them."""
+    """Returns (size, n) resampling weights, as in OpenCV."""
     scale, j, i = n / size, np.arange(size)[:, None], np.arange(n)
     if interp == 3 and shrinks:
         covered = np.minimum((j + 1) * scale, i + 1) - np.maximum(j * scale, i)
         return np.maximum(covered, 0) / scale
-    if interp == 3:  # linear, with other positions
+    if interp == 3:  # linear with other positions
         low = np.floor(j * scale)
         part = np.maximum(j + 1 - (low + 1) / scale, 0)
         position, kernel, reach = low + part % 1, lambda t: np.maximum(1 - abs(t), 0), 2
@@ -121,7 +123,7 @@ def adaptive(x, output_size=1):
 
 
 def at(picture, y, x):
-    """(channels,) of a picture (channels, height, width) between its elements; 0 outside."""
+    """Returns the (channels,) value of an image between its elements, with zeros outside."""
     result, (h, w) = np.zeros(picture.shape[0]), picture.shape[1:]
     top, left = int(np.floor(y)), int(np.floor(x))
     for i, j in itertools.product((top, top + 1), (left, left + 1)):
@@ -175,7 +177,7 @@ def deformable(data, offset, *arrays, mask=None, **p):
             k = 2 * (part * kh * kw + a * kw + b)
             y = i * sh - ph + a * dh + offset[n, k, i, j]
             x = j * sw - pw + b * dw + offset[n, k + 1, i, j]
-            if mask is None and (0 <= y < h and 0 <= x < w):  # the edge goes on outside
+            if mask is None and (0 <= y < h and 0 <= x < w):  # the edge value extends outside
                 patch[at_part, a, b] = at(data[n, at_part], min(y, h - 1), min(x, w - 1))
             elif mask is not None:
                 patch[at_part, a, b] = at(data[n, at_part], y, x) * mask[n, k // 2, i, j]
@@ -214,7 +216,7 @@ def roi_align(
 
 
 def apart(*shape, scale=0.8):
-    """Offsets whose places are no integers, where gradients jump."""
+    """Offsets that avoid integer positions, at which gradients jump."""
     return np.round(random.uniform(-scale, scale, shape), 1) + 0.03
 
 

@@ -1,4 +1,4 @@
-"""Samples of the ops that change shapes, join and split."""
+"""Samples of ops that reshape, join and split."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def exact(reference):
 
 
 def both(shape, params, reference, *, grad2=True, **more):
-    """One sample with made values, one of integers, in which only the bytes count."""
+    """One sample with generated values and one with integers, which must be copied exactly."""
     integers = np.arange(int(np.prod(shape)), dtype="int32").reshape(shape)
     return [
         Sample([shape], params, reference, grad2=grad2, dtypes=MOVES, **more),

@@ -1,4 +1,4 @@
-"""Samples of ops on sparse arrays, of dense ones."""
+"""Samples of the dense inner ops of sparse arrays."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Samples of pictures and boxes. Where factors are random, both limits are one number."""
+"""Samples of image and box ops. Random factors have equal limits."""
 
 import colorsys
 
@@ -22,7 +22,7 @@ POSITIVE = [(10, 250)]
 
 
 def of_bytes(function):
-    """The function on wide numbers, and its result in bytes where the picture is in bytes."""
+    """Wraps a function to compute in float64 and return bytes for a byte image."""
 
     def reference(x, *args, **params):
         result = function(x.astype("float64"), *args, **params)
@@ -97,7 +97,7 @@ SAMPLES = {
         Sample(
             [(4, 5, 2)],
             reference=to_tensor,
-            grad=False,  # float32 whatever the picture is
+            grad=False,  # float32 for every input dtype
             dtypes=("float32", "float16"),
             rtol=1e-3,
         ),
