@@ -10,14 +10,17 @@ from support.devices import test_devices
 from support.gpu_kernels import MISSING
 from support.stand_in import ON_STAND_IN
 
-# Skipping 3,000 tests one by one would take a while.
+# Ignoring the files is faster than skipping 3,000 tests one by one.
 collect_ignore_glob = [] if mx.num_gpus() else ["gpu/test_*.py"]
 
 
 def pytest_configure():
-    """What test modules make when they are imported lies on the first of the test devices, too.
-    Jobs in the background are started with interrupts ignored, which tests send to themselves.
-    Nothing of the stand-in is kept in the user's cache folder."""
+    """Sets up devices, interrupts and caches.
+
+    Module-level code of tests also runs on the first test device. Background jobs start with SIGINT
+    ignored, but tests send it to themselves. The GPU stand-in stores nothing in the user's cache
+    folder.
+    """
     if ON_STAND_IN:
         os.environ.setdefault("MPGLUON_CUDA_CACHE", "0")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,8 +41,8 @@ def devices():
 
 @pytest.fixture(autouse=True)
 def fresh_state():
-    """Every test starts from the same seed, on the first of the test devices, outside record
-    scopes, and leaves no queued work behind."""
+    """Starts each test from the same seed on the first test device, and drains queued work after
+    it."""
     mx.random.seed(1)
     with test_devices()[0]:
         yield
@@ -54,8 +57,7 @@ def async_afterwards():
 
 @pytest.fixture(scope="module")
 def garbage_set_aside():
-    """What was there before is not looked at by each collection, which takes a while with all the
-    objects of a test run."""
+    """Freezes existing objects, so that garbage collections during the tests do not scan them."""
     gc.collect()
     gc.freeze()
     yield
@@ -63,8 +65,8 @@ def garbage_set_aside():
 
 
 def pytest_collection_modifyitems(config, items):
-    """MPGLUON_TEST_SHARD="2/8" keeps every eighth test, from the third on: for several
-    processes."""
+    """Keeps the tests of one shard: MPGLUON_TEST_SHARD="2/8" keeps every eighth test, from the
+    third on."""
     shard = os.environ.get("MPGLUON_TEST_SHARD")
     if shard:
         number, count = map(int, shard.split("/"))
@@ -76,8 +78,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """A test that meets an op that is known to have no kernel for GPUs, or needs more devices than
-    there are, is skipped, and says which."""
+    """Skips a test that needs an op without a GPU kernel or more devices than exist, and says
+    which."""
     outcome = yield
     error = outcome.excinfo and outcome.excinfo[1]
     if error is None or not os.environ.get("MPGLUON_TEST_DEVICES"):

@@ -1,1 +1,1 @@
-"""Helpers that tests share: devices, processes, networks, comparisons."""
+"""Helpers shared by tests: devices, processes, networks and comparisons."""

@@ -1,4 +1,4 @@
-"""Blocks of a body on an input, a parameter and a captured array, in every mode."""
+"""Blocks that apply a body to an input, a parameter and a captured array, in every mode."""
 
 import numpy as np
 
@@ -14,8 +14,10 @@ def same(x, y):
 
 
 class Net(gluon.HybridBlock):
-    """A body on an input, a parameter and an array that it captures; the second half of it on
-    another device, where there is one."""
+    """Applies a body to an input, a parameter and a captured array.
+
+    The second half runs on another device if there is one.
+    """
 
     def __init__(self, body, captured=None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Collectives beside what they are in NumPy: values and gradients, bit for bit."""
+"""Collectives compared bit for bit with NumPy references: values and gradients."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ DEVICES = [on(i) for i in range(5)]
 
 
 def arrays_of(count, shape, seed=0, scale=True):
-    """One a device, of very different sizes, so that another order of summation has other bits."""
+    """Returns one array per device with very different scales, to expose the summation order."""
     rng = np.random.RandomState(seed)
     values = [
         (rng.standard_normal(shape) * (7.0**i if scale else 1)).astype("float32")
@@ -32,8 +32,7 @@ def cut(value, count, axis):
     ]
 
 
-# name -> (call on arrays, the same on NumPy arrays, the gradients of the inputs for gradients of
-# the outputs)
+# name -> (function of arrays, the same for NumPy arrays, input gradients for output gradients)
 def cases(count, axis):
     devices = DEVICES[:count]
     split = lambda values: [cut(v, count, axis) for v in values]
@@ -44,7 +43,7 @@ def cases(count, axis):
         return [join([parts[rank][i] for rank in range(count)]) for i in range(count)]
 
     def lengths(values, like):
-        """`values` joined, then cut as the arrays of `like` were."""
+        """Joins `values`, then splits the result like the arrays of `like`."""
         ends = np.cumsum([v.shape[axis] for v in like])[:-1]
         return np.split(join(values), ends, axis)
 
@@ -99,7 +98,7 @@ def cases(count, axis):
 
 
 def _back(x, grads, count, axis):
-    """all_to_all back: gradient d holds the d-th part of every rank's array."""
+    """Inverse of all_to_all: gradient d holds the d-th part of every rank's array."""
     result = [[] for _ in range(count)]
     for d, grad in enumerate(grads):
         sizes = [cut(v, count, axis)[d].shape[axis] for v in x]

@@ -1,4 +1,4 @@
-"""Arrays beside the arrays that they should be, also those of a GPU beside a CPU's."""
+"""Comparisons of arrays, including GPU results with CPU results."""
 
 import numpy as np
 
@@ -7,8 +7,10 @@ from mpgluon import autograd, nd
 
 
 def same_bits(found, wanted, what="result"):
-    """The same shapes, dtypes and bits, of arrays in NumPy or of lists and dicts of them. NaN is
-    NaN, whatever its bits."""
+    """Asserts equal shapes, dtypes and bits of NumPy arrays, or of lists and dicts of them.
+
+    NaN payloads are ignored.
+    """
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), what
         for name in wanted:
@@ -21,13 +23,16 @@ def same_bits(found, wanted, what="result"):
         found, wanted = np.asarray(found), np.asarray(wanted)
         assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), what
         np.testing.assert_array_equal(found, wanted, err_msg=what)
-        if wanted.dtype.kind == "f":  # 0 equals -0, but has other bits
+        if wanted.dtype.kind == "f":  # 0 equals -0, but the bits differ
             signs = (np.signbit(found) == np.signbit(wanted)) | np.isnan(wanted)
             assert signs.all(), f"{what}: zeros of another sign"
 
 
 def close(a, b, scale=None):
-    """Within 1e-5 of the largest value, in double 1e-13: sums are taken in another order."""
+    """Asserts a distance within 1e-5 of the largest value (1e-13 in double precision).
+
+    The tolerance covers other summation orders.
+    """
     a, b = (x.asnumpy() if isinstance(x, nd.NDArray) else x for x in (a, b))
     assert a.shape == b.shape and a.dtype == b.dtype
     limit = (1e-13 if a.dtype == "float64" else 1e-5) * max(
@@ -37,19 +42,19 @@ def close(a, b, scale=None):
 
 
 def close_by_name(one, other, tolerance=1e-5):
-    """Arrays by name, each within a tolerance of its own largest value."""
+    """Asserts that arrays of equal name differ by at most a tolerance of their largest value."""
     assert one.keys() == other.keys()
     for name in one:
         scale = np.abs(one[name]).max()
         assert np.abs(one[name] - other[name]).max() <= tolerance * scale, name
 
 
-# Of a GPU and a CPU, relative to the largest element.
+# Tolerances of GPU against CPU results, relative to the largest element.
 CLOSE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 def same_on_both(function, values, dtype="float32", seed=7):
-    """Results and gradients of a function of arrays on both devices."""
+    """Asserts that results and gradients of a function agree on a CPU and a GPU."""
     results = []
     for ctx in (mx.cpu(0), mx.gpu(0)):
         mx.random.seed(seed)

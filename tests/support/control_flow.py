@@ -1,11 +1,11 @@
-"""A block of a function."""
+"""A block built from a function."""
 
 import mpgluon as mx
 from mpgluon import gluon
 
 
 class Function(gluon.HybridBlock):
-    """A block of a function ``f(F, *arrays)``, with a Dense layer and a Dropout for its use."""
+    """A block of a function ``f(F, *arrays)`` that may use its Dense and Dropout layers."""
 
     def __init__(self, f, ctx=None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The devices that tests run on: MPGLUON_TEST_DEVICES, as "gpu(0),gpu(1)", or CPU devices."""
+"""Test devices: those in MPGLUON_TEST_DEVICES (such as "gpu(0),gpu(1)"), or CPU devices."""
 
 import contextlib
 import os
@@ -22,9 +22,12 @@ test_devices.__test__ = False
 
 
 def on(index):
-    """Device `index` of a test: of the listed ones, or further of the first one's kind. From 60 on
-    they are a test's own where there are enough of them, and devices 0 to 9 once more where devices
-    are listed. A test that uses one which isn't there is skipped."""
+    """Returns device `index` of a test.
+
+    Uses the listed devices, then further ones of the first one's type. Indices from 60 on are
+    reserved for a single test if enough devices exist; if devices are listed, they map to devices 0
+    to 9. A test that uses a missing device is skipped.
+    """
     if not os.environ.get("MPGLUON_TEST_DEVICES"):
         return mx.cpu(index)
     listed = test_devices()
@@ -38,8 +41,7 @@ cpus_only = pytest.mark.skipif(on(0).device_type != "cpu", reason="of CPU device
 
 @contextlib.contextmanager
 def held(ctx):
-    """The device does nothing of what is queued from here on until the block ends, however long
-    that takes (ten minutes at most)."""
+    """Blocks all work queued on the device inside the `with` block, for ten minutes at most."""
     if _core.engine_mode() != "async":
         pytest.skip("other engine modes run nothing while other things go on")
     read, write = os.pipe()
@@ -54,7 +56,7 @@ def held(ctx):
 
 
 def at_work(ctx):
-    """Whether the device has not done all that is queued."""
+    """True if the device has unfinished queued work."""
     return any(
         device == str(ctx) and completed < submitted
         for device, completed, submitted, *_ in _core.engine_queue_status()

@@ -1,4 +1,4 @@
-"""Allocations that fail, one after the other, and a session of training to try them on."""
+"""Allocation failure sweeps, and a training session to run them on."""
 
 import numpy as np
 
@@ -9,8 +9,11 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 
 def sweep(work, limit=5000, stride=1, count=1, after=lambda: None):
-    """Runs `work` with its n-th allocation failing, and `count` in all, for every n (every
-    `stride`-th), and `after` behind each; how many runs failed."""
+    """Runs `work` with its n-th allocation failing, for every `stride`-th n.
+
+    `count` consecutive allocations fail. Runs `after` after each run. Returns the number of failed
+    runs.
+    """
     failures = 0
     for n in range(1, limit, stride):
         _core._memory_free_kept()
@@ -25,7 +28,7 @@ def sweep(work, limit=5000, stride=1, count=1, after=lambda: None):
         finally:
             met = _core._memory_fail_after(0)
         try:
-            nd.waitall()  # work that was queued may have met it
+            nd.waitall()  # queued work may have failed
         except MemoryError:
             pass
         after()
@@ -58,8 +61,8 @@ class Small(gluon.HybridBlock):
 
 
 class Session:
-    """A small net in training, one of the ways to run it, that can be brought back to where it was
-    saved."""
+    """A small network in training, run in one of several ways, that can be restored to its saved
+    state."""
 
     def __init__(self, way):
         mx.random.seed(5)

@@ -1,4 +1,4 @@
-"""Functions of arrays, compiled and eager: their bits, and what of them is one pass over memory."""
+"""Functions of arrays, compiled and eager: equal bits and fused groups."""
 
 import numpy as np
 
@@ -37,8 +37,7 @@ def planned(op, what="total", entry=0):
 
 
 def train(function, arrays, add=False):
-    """Results and gradients of a function of arrays; with `add`, gradients are added to what is
-    there."""
+    """Returns results and gradients of a function of arrays; `add` accumulates gradients."""
     leaves = [array.copy() for array in arrays]
     for leaf in leaves:
         if is_float(leaf):

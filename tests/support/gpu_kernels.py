@@ -1,8 +1,11 @@
-"""The ops that have no kernel for GPUs, and why. tests/gpu/test_gpu.py compares the list with the
-backend's table: a kernel that is written leaves the list, and one that vanishes fails the test."""
+"""Ops without a GPU kernel, and the reasons.
+
+tests/gpu/test_gpu.py compares the list with the backend's table: remove an op when its kernel is
+written. The test also fails if a kernel disappears.
+"""
 
 MISSING = {
-    # Made by rewrites of graphs for CPUs alone, whose products read packed weights
+    # Created only by CPU graph rewrites, whose products read packed weights
     "_pack_convolution",
     "_pack_fully_connected",
     "_pack_winograd",
@@ -10,6 +13,6 @@ MISSING = {
     "_packed_fully_connected",
     "_winograd_backward_weight",
     "_winograd_convolution",
-    # Products of csr matrices: made of other ops there
+    # csr matrix products are composed of other ops on GPUs
     "_add_products",
 }

@@ -1,4 +1,4 @@
-"""The graphs that functions compile to, and what they compute."""
+"""Compiled graphs of functions, and their results."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def array(shape, seed, ctx=None, scale=1.0):
 
 
 def dump(function, *arrays, train=False, **flags):
-    """The graph that a function on arrays compiles to, input lines and shapes left out."""
+    """Returns the compiled graph of a function on arrays, without input lines and shapes."""
     op = _core.CachedOp(lambda *a: [function(*a)], flags)
     with autograd.record(train_mode=train):
         op(*arrays)
@@ -33,7 +33,7 @@ def ops(function, *arrays, **flags):
 
 
 def run(function, arrays, head_seed=7, hybridize=True, **flags):
-    """Outputs and gradients of a function on arrays."""
+    """Returns outputs and gradients of a function on arrays."""
     for a in arrays:
         if a.dtype in (np.float32, np.float64):
             a.attach_grad()
@@ -49,8 +49,10 @@ def run(function, arrays, head_seed=7, hybridize=True, **flags):
 
 
 def error(a, b):
-    """The largest distance of two results, relative to their norm; of gradients that are zero but
-    for rounding, absolute."""
+    """Returns the largest distance of two results relative to their norm.
+
+    The distance is absolute for gradients that are zero up to rounding.
+    """
     return max(
         np.linalg.norm(x.astype(np.float64) - y) / max(np.linalg.norm(y.astype(np.float64)), 1e-3)
         for x, y in zip(a, b)
@@ -58,7 +60,7 @@ def error(a, b):
 
 
 def check(function, arrays, tolerance=1e-6):
-    """Default against eager in norm; exact against eager in bits."""
+    """Compares the default with eager in norm, and exact with eager in bits."""
     eager = run(function, arrays, hybridize=False)
     for a, b in zip(run(function, arrays, exact=True), eager):
         assert np.array_equal(a, b)

@@ -1,4 +1,4 @@
-"""Ctrl-C at a place of a function, and a sweep over its places."""
+"""Ctrl-C at a chosen point of a function, and a sweep over all points."""
 
 import dis
 import functools
@@ -10,16 +10,18 @@ import mpgluon as mx
 from mpgluon import _core, _device_groups, _graph_breaks, autograd, gluon, nd
 from mpgluon.gluon._compiled import running_statistics, tracing
 
-# Interrupts reach one process
+# Interrupts affect a single process
 os.register_at_fork(after_in_child=lambda: (sys.settrace(None), sys.setprofile(None)))
 PACKAGE = os.path.dirname(mx.__file__) + os.sep
 
 
 @functools.cache
 def places_of(code):
-    """Where the interpreter looks for signals in a function: offsets of instructions. What is
-    raised behind a call is raised at the next instruction here, so it has to have the call's
-    handlers."""
+    """Returns the instruction offsets at which the interpreter checks for signals.
+
+    An interrupt after a call is raised here at the next instruction, so that instruction must have
+    the same exception handlers as the call.
+    """
     table = dis._parse_exception_table(code)
 
     def handlers(offset):
@@ -43,7 +45,8 @@ def places_of(code):
 
 
 def interrupted(work, n):
-    """Runs `work` with an interrupt at its n-th place (0: at none); how many places were met."""
+    """Runs `work` with an interrupt at its n-th point (0 for none). Returns the number of points
+    reached."""
     places = 0
 
     def met():
@@ -52,7 +55,8 @@ def interrupted(work, n):
         if places == n:
             raise KeyboardInterrupt
 
-    # For versions of Python without tables of handlers: not behind calls of types and other objects
+    # Python versions without exception tables: excludes points after calls of types and other
+    # objects
     def watch(frame, event, _):
         if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
             met()
@@ -73,7 +77,7 @@ def interrupted(work, n):
 
     fine = hasattr(dis, "_parse_exception_table")
     former, former_hook = sys.gettrace(), sys.unraisablehook
-    # Of an interrupt in a finalizer pytest would keep the frames, and with them what they hold.
+    # pytest would keep the frames of an interrupt in a finalizer, and all objects they refer to.
     sys.unraisablehook = lambda ignored: (
         None if ignored.exc_type is KeyboardInterrupt else former_hook(ignored)
     )
@@ -89,7 +93,7 @@ def interrupted(work, n):
 
 
 def check_clean():
-    """Nothing is in force that belongs to the time of a call."""
+    """Asserts that no state scoped to a call is active."""
     assert (
         tracing.current() is None
         and _graph_breaks.current() is None
@@ -108,8 +112,10 @@ def check_clean():
 
 
 def sweep(make, work, after, places):
-    """Interrupts ``work(make())`` at about so many of its places, and calls
-    ``after(what make gave)`` behind each."""
+    """Interrupts ``work(make())`` at about `places` points.
+
+    Calls ``after(made)`` with the result of `make` after each interrupt.
+    """
     for _ in range(2):
         count = interrupted(lambda thing=make(): work(thing), 0)
     stride = max(count / places, 1)

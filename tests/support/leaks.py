@@ -1,4 +1,4 @@
-"""What a way of running leaves behind: objects of Python, and memory."""
+"""Leaks of Python objects and memory."""
 
 import ctypes
 import gc
@@ -36,8 +36,7 @@ except (AttributeError, OSError):  # another C library
 
 
 def counts():
-    """What there is now, and the least by which a step that leaves anything behind makes it
-    more."""
+    """Returns current counts, and the smallest increase per step that indicates a leak."""
     nd.waitall()
     gc.collect()
     found = {"blocks of Python": (sys.getallocatedblocks(), 1)}
@@ -52,8 +51,10 @@ def counts():
 
 
 def left(step, steps, rounds=3):
-    """What `steps` steps leave behind: the least of some rounds, for caches fill up and tables
-    grow now and then. By name: (how much, of how much)."""
+    """Returns the growth caused by `steps` steps as a dict of name -> (amount, unit).
+
+    Takes the minimum of several rounds, because caches fill up and tables grow occasionally.
+    """
     least = {}
     before = counts()
     for _ in range(rounds):
@@ -68,8 +69,10 @@ def left(step, steps, rounds=3):
 
 
 def leaks(step, steps, rounds=3):
-    """What each step leaves behind, by name. What is found must be there in more steps, too:
-    tables that grow now and then are not."""
+    """Returns the leaks per step by name.
+
+    A leak must persist with more steps, which excludes tables that grow occasionally.
+    """
     for factor in (1, 4, 16, 64, 256):
         found = {
             name: (count, count / (steps * factor * unit))

@@ -1,4 +1,4 @@
-"""Networks that are replicated or split: their training, and their parameters put together."""
+"""Replicated and sharded networks: training, and assembled parameters."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def train(net, mesh, trainer, data, loop="replica by replica"):
 
 
 def whole(params, values):
-    """Arrays by the global name of their parameter, parts put together."""
+    """Returns arrays by global parameter name, with shards assembled."""
     found = {}
     for param, value in zip(params, values):
         if isinstance(param, par.ShardedParameter):
@@ -49,7 +49,7 @@ def gradients(net):
 
 
 def values(net):
-    """Of all parameters, shards put together; each replica's are the same bits."""
+    """Returns all parameters with shards assembled; asserts that replicas have equal bits."""
     params = list(net.collect_params().values())
     first = []
     for param in params:

@@ -1,4 +1,4 @@
-"""Values that parameters and images of the model zoo have in tests, the same in MXNet and here."""
+"""Test values for parameters and images of the model zoo, identical in MXNet and here."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ CLASSES = 10
 
 
 def size_of(name):
-    """Height and width of a network's images: the smallest of what it takes, or what it is for."""
+    """Returns the image size of a network: the smallest it accepts, or its native size."""
     for family, size in (("alexnet", 63), ("inception", 299), ("densenet", 224), ("squeeze", 224)):
         if name.startswith(family):
             return size
@@ -22,7 +22,7 @@ def image(size):
 
 
 def values(number, name, shape):
-    """Of the parameter `name`: activations keep their size with them."""
+    """Returns values of the parameter `name` that preserve the scale of activations."""
     random = np.random.RandomState(number)
     if name.endswith("weight"):
         bound = np.sqrt(6 / np.prod(shape[1:]))
@@ -32,14 +32,16 @@ def values(number, name, shape):
 
 
 def fill(net, nd):
-    """Gives all parameters of a network values; their shapes are known."""
+    """Fills all parameters of a network, whose shapes must be known."""
     for number, (name, parameter) in enumerate(net.collect_params().items()):
         parameter.set_data(nd.array(values(number, name, parameter.shape)))
 
 
 def structure(net):
-    """How many parameters a network has, their elements, and a digest of names and shapes: the full
-    names, and those in files."""
+    """Returns the number of parameters and elements, and a digest of names and shapes.
+
+    The digest covers the full names and those in files.
+    """
     parameters = net.collect_params()
     named = [*parameters.items(), *net._collect_params_with_prefix().items()]
     text = "\n".join(f"{name} {','.join(map(str, p.shape))}" for name, p in named)

@@ -1,4 +1,4 @@
-"""Small networks over devices, and what their training gives."""
+"""Small networks over devices, and their training results."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ OPTIMIZERS = {
 
 
 class Placed(gluon.HybridBlock):
-    """The base of the networks below: `places` says on which device each child lives."""
+    """Base class of the networks below. `places` maps each child to its device."""
 
     def __init__(self, places, prefix="net_"):
         super().__init__(prefix=prefix)
@@ -29,7 +29,7 @@ class Placed(gluon.HybridBlock):
 
 
 class Chain(Placed):
-    """One layer after the other, with dropout, over as many devices as there are."""
+    """A chain of layers with dropout, over any number of devices."""
 
     names = ["a", "b", "c"]
 
@@ -49,7 +49,7 @@ class Chain(Placed):
 
 
 class BackAndForth(Placed):
-    """Every device is visited twice."""
+    """A network that visits every device twice."""
 
     names = ["a", "b", "c"]
 
@@ -120,7 +120,8 @@ class Tied(gluon.HybridBlock):
 
 
 class Recurrent(Placed):
-    """A language model: embedding and first LSTM, then second LSTM and decoder elsewhere."""
+    """A language model: embedding and first LSTM, then second LSTM and decoder on another
+    device."""
 
     names = ["embed", "lstm1", "lstm2", "decoder"]
 
@@ -142,12 +143,13 @@ NETS = {net.__name__: net for net in (Chain, BackAndForth, Branches, Shared, Rec
 
 
 def place(kind, devices):
-    """Children spread over so many devices in order; those without parameters need no place."""
+    """Spreads the children over `devices` devices in order; children without parameters are
+    omitted."""
     return {name: on(i * devices // len(kind.names)) for i, name in enumerate(kind.names)}
 
 
 def train(kind, devices, optimizer, hybridize=None, steps=STEPS):
-    """Losses and final parameters."""
+    """Returns losses and final parameters."""
     mx.random.seed(9)
     net = kind(place(kind, devices))
     net.start()

@@ -1,5 +1,6 @@
-"""docs/operators.md, made of the registry and of the samples, which say what gradients are tested;
-and the tables of docs/onnx.md, of those conversions: python -m support.operators_page, in tests/.
+"""Generates docs/operators.md from the registry and samples, and the tables of docs/onnx.md.
+
+The samples determine the tested gradients. Run python -m support.operators_page in tests/.
 """
 
 import os
@@ -58,7 +59,7 @@ def dtypes_of(row):
 
 
 def page():
-    """The text of the page."""
+    """Returns the text of docs/operators.md."""
     rows = {row["name"]: row for row in (_core.get_op(op).describe() for op in _core.list_ops())}
     samples, lines = all_samples(), []
     for name, row in sorted(rows.items(), key=lambda item: item[0].lstrip("_").lower()):
@@ -66,7 +67,7 @@ def page():
         if "hidden" in row["flags"] or ("gradient_only" in row["flags"] and inner):
             continue
         differentiated = row["differentiable"] and (
-            "composed" not in row["flags"]  # of whose parts some may have none
+            "composed" not in row["flags"]  # some of its parts may have no gradient
             or any(sample.gradient_inputs() for sample in samples[name])
         )
         order = "1" if name in FIRST_ORDER_ONLY else "2"
@@ -83,7 +84,7 @@ def page():
 
 
 def onnx_page():
-    """The text of docs/onnx.md: what it says, and new tables."""
+    """Returns the text of docs/onnx.md with new tables."""
     with open(ONNX_PAGE, encoding="utf-8") as file:
         text = file.read().split(GENERATED)[0] + GENERATED
     rows = [

@@ -1,4 +1,4 @@
-"""Folders of the sources."""
+"""Source folders."""
 
 import os
 

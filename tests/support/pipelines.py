@@ -1,4 +1,4 @@
-"""Networks that pipelines run, what they are given, and their gradients."""
+"""Networks for pipelines, their inputs and their gradients."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ DEVICES = [on(i) for i in range(4)]
 
 
 class Chain(gluon.HybridBlock):
-    """Parts on devices, one after the other."""
+    """Parts on devices in a chain."""
 
     def __init__(self, devices, make):
         super().__init__()
@@ -47,8 +47,7 @@ class Attention(gluon.HybridBlock):
 
 
 class Branches(gluon.HybridBlock):
-    """Two branches on two devices, joined on a third; the first part's weight is used again at the
-    end."""
+    """Two branches on two devices, joined on a third; the end reuses the first part's weight."""
 
     def __init__(self, devices):
         super().__init__()
@@ -103,7 +102,7 @@ def gradients(net):
 
 
 def equal(a, b):
-    """Whether gradients are the same, whatever their names."""
+    """True if gradients are equal, ignoring their names."""
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a.values(), b.values()))
 
 

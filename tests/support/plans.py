@@ -1,4 +1,4 @@
-"""Profiles with given costs, to plan for."""
+"""Profiles with synthetic costs for planning."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ SCHEDULES = ["gpipe", "1f1b", "zero_bubble"]
 
 
 def synthetic(seed, layers, devices=2, speeds=None, sources=None, follows=None, rows=16):
-    """Random layers; the devices differ by factors."""
+    """Random layers on devices whose speeds differ by factors."""
     draw = np.random.RandomState(seed)
     forward = draw.uniform(0.5, 3, layers)
     described = []

@@ -1,5 +1,4 @@
-"""Processes of a test: what Python code prints, how it ends, and libraries that the C compiler
-makes."""
+"""Child processes of a test: output, exit status, and op libraries built by the C compiler."""
 
 import os
 import shlex
@@ -14,8 +13,10 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(mpgluon.__file__)))
 
 
 def environment(base=None, **settings):
-    """The environment (or `base`) with more settings, in which a process finds the package that is
-    tested and the modules of the tests, wherever it starts (PYTHONSAFEPATH)."""
+    """Returns the environment (or `base`) with added settings.
+
+    The process finds the tested package and the test modules from any directory (PYTHONSAFEPATH).
+    """
     paths = [TESTS, os.environ.get("PYTHONPATH"), PACKAGE]
     return {
         **(os.environ if base is None else base),
@@ -25,13 +26,13 @@ def environment(base=None, **settings):
 
 
 def script_environment(**settings):
-    """The same for a process that runs a script, with what lies beside it."""
+    """Returns the environment of a process that runs a script with its neighboring modules."""
     base = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return environment(base, **settings)
 
 
 def ended(code, timeout=120, base=None, **settings):
-    """A process that has run the code; its exit status, and what it wrote to both outputs."""
+    """Runs code in a process; returns its exit status and both outputs."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=environment(base, **settings)
@@ -39,7 +40,7 @@ def ended(code, timeout=120, base=None, **settings):
 
 
 def ran(script, *arguments, cwd=None, timeout=280, **settings):
-    """A process that has run a script, with what lies beside it."""
+    """Runs a script in a process that can import its neighboring modules."""
     return subprocess.run(
         [sys.executable, script, *arguments],
         cwd=cwd,
@@ -51,14 +52,14 @@ def ran(script, *arguments, cwd=None, timeout=280, **settings):
 
 
 def finished(code, timeout=120, base=None, **settings):
-    """The same without an error."""
+    """Runs code in a process, which must succeed."""
     done = ended(code, timeout, base, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 def output_of(code, timeout=120, base=None, **settings):
-    """The output of the code, which runs without an error."""
+    """Returns the output of the code, which must succeed."""
     return finished(code, timeout, base, **settings).stdout
 
 
@@ -66,7 +67,7 @@ LIBRARY = os.path.join(TESTS, "c", "library.c")
 
 
 def compiled(target, *flags, source=LIBRARY, compiler=None):
-    """The path of the library of ops that the compiler makes of a source."""
+    """Compiles a source into an op library and returns its path."""
     command = [
         *shlex.split(compiler or os.environ.get("CC", "cc")),
         *["-shared", "-fPIC", "-O2", "-I" + mpgluon.library.get_include()],

@@ -1,4 +1,4 @@
-"""Ops called on their samples (tests/samples)."""
+"""Calls of ops on their samples (tests/samples)."""
 
 import mpgluon as mx
 from mpgluon import _core, autograd

@@ -1,4 +1,4 @@
-"""Marks of the tests of GPUs, with the stand-in for one (docs/cuda.md) or without."""
+"""Markers for GPU tests, with or without the stand-in for a GPU (docs/cuda.md)."""
 
 import os
 import shutil
@@ -10,8 +10,7 @@ from support.devices import test_devices
 
 STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
 ON_STAND_IN = "hostcuda" in STAND_IN
-# NVIDIA's libraries choose an algorithm by the sizes of a call: parts of a batch have other bits
-# than the whole.
+# NVIDIA's libraries choose algorithms by size, so parts of a batch differ in bits from the whole.
 ON_CARD = test_devices()[0].device_type == "gpu" and not ON_STAND_IN
 needs_gpu = pytest.mark.skipif(
     mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)"
@@ -20,7 +19,7 @@ needs_stand_in = pytest.mark.skipif(not ON_STAND_IN, reason="needs the stand-in 
 
 
 def failing(tmp_path, condition):
-    """Settings with which the stand-in for NVRTC fails on some files."""
+    """Returns settings with which the stand-in for NVRTC fails if `condition` holds."""
     compiler = tmp_path / "c++"
     compiler.write_text(f"""#!/bin/sh
 if {condition}; then echo 'no such architecture' >&2; exit 1; fi

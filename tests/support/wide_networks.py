@@ -1,4 +1,4 @@
-"""Networks whose arrays are large enough for their memory to be measured."""
+"""Networks with arrays large enough for memory measurements."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ WIDTH = 64
 
 
 class Started(Placed):
-    """Its children have their values from the beginning."""
+    """A network whose children are initialized in the constructor."""
 
     def __init__(self, places, prefix="net_"):
         super().__init__(places, prefix)
@@ -32,7 +32,7 @@ class MLP(Started):
 
 
 class Chain(MLP):
-    """With dropout, normalisation and a residual connection."""
+    """An MLP with dropout, normalization and a residual connection."""
 
     def make(self):
         for name in self.names:

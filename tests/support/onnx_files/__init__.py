@@ -1,4 +1,4 @@
-"""Networks written as ONNX files, and run by onnxruntime."""
+"""Networks written as ONNX files and run by onnxruntime."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 
 def run(path, arrays):
-    """The results of a file in onnxruntime; arrays in the order of its inputs."""
+    """Returns the results of a file in onnxruntime. `arrays` are in the order of its inputs."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -20,14 +20,14 @@ def run(path, arrays):
 
 
 def listed(result):
-    """The results of a network, nested as they may be, as NumPy arrays."""
+    """Returns the results of a network, nested in any way, as a list of NumPy arrays."""
     if isinstance(result, mx.nd.NDArray):
         return [result.asnumpy()]
     return [array for part in result for array in listed(part)]
 
 
 def error(found, expected):
-    """The largest error, relative to the largest value of each array."""
+    """Returns the largest error relative to the largest value of each array."""
     assert len(found) == len(expected)
     errors = []
     for one, other in zip(found, expected):
