@@ -1,5 +1,6 @@
-"""Small programs of published packages that were written for MXNet: models with random weights,
-training steps and data pipelines. run.py runs each in a process of its own.
+"""Small programs for published MXNet packages: random models, training steps and data pipelines.
+
+run.py runs each in its own process.
 """
 
 import importlib
@@ -16,7 +17,7 @@ FLOWS = {}
 
 
 def flow(package):
-    """Names a function as a flow of a package."""
+    """Registers a function as a flow of a package."""
 
     def add(function):
         FLOWS[function.__name__] = (package, function)
@@ -26,14 +27,14 @@ def flow(package):
 
 
 def finite(*arrays):
-    """Checks numbers, and gives the shapes."""
+    """Asserts finite values and returns the shapes."""
     for array in arrays:
         assert np.isfinite(array.asnumpy().astype("float64")).all(), array.shape
     return " ".join("x".join(map(str, array.shape)) for array in arrays)
 
 
 def trained(net, loss_of, steps=2, rate=1e-3, optimizer="sgd"):
-    """Takes steps on one batch: the losses are finite, and the last is not the first."""
+    """Trains on one batch; losses must be finite and must change."""
     trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": rate})
     losses = []
     for _ in range(steps):
@@ -47,9 +48,11 @@ def trained(net, loss_of, steps=2, rate=1e-3, optimizer="sgd"):
 
 
 def over_two(make, where, loss_of, optimizer="sgd"):
-    """Trains a hybridized network on one device, and with the blocks that `where` names on a second
-    one: losses and weights have the same bits."""
-    nd.ones(1, ctx=mx.cpu(1)).wait_to_read()  # devices share the threads from now on
+    """Trains a hybridized network on one device, and with the blocks in `where` on a second one.
+
+    Losses and weights must have equal bits.
+    """
+    nd.ones(1, ctx=mx.cpu(1)).wait_to_read()  # devices share the threads from here on
     found = []
     for placed in (False, True):
         mx.random.seed(7)
@@ -58,7 +61,7 @@ def over_two(make, where, loss_of, optimizer="sgd"):
         if placed:
             net.place(dict.fromkeys(where, mx.cpu(1)), verbose=False)
         net.hybridize()
-        loss_of(net)  # shapes that are not known yet
+        loss_of(net)  # infers deferred shapes
         trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 1e-3})
         arrays = []
         for _ in range(2):
@@ -78,7 +81,7 @@ def over_two(make, where, loss_of, optimizer="sgd"):
 
 
 def classified(size, labels=(0, 1)):
-    """The loss of two random images."""
+    """Returns a loss function on two random images."""
     x = nd.random.uniform(shape=(2, 3, size, size))
 
     def loss_of(net):
@@ -90,7 +93,7 @@ def classified(size, labels=(0, 1)):
 
 
 def no_torch():
-    """Hides PyTorch from GluonCV, which refuses versions of today."""
+    """Hides PyTorch from GluonCV, which refuses current versions."""
     sys.modules["torch"] = None
 
 
@@ -401,7 +404,7 @@ def nlp_language_models():
 
 
 def translator():
-    """A small Transformer, and its vocabulary."""
+    """Returns a small Transformer and its vocabulary."""
     import gluonnlp as nlp
     from gluonnlp.model.transformer import get_transformer_encoder_decoder
     from gluonnlp.model.translation import NMTModel
@@ -707,7 +710,7 @@ def keras_fit():
     import collections
     import collections.abc
 
-    for name in ("Iterable", "Mapping", "Sequence"):  # removed from there by Python 3.10
+    for name in ("Iterable", "Mapping", "Sequence"):  # removed in Python 3.10
         setattr(collections, name, getattr(collections.abc, name))
     from keras.layers import Conv2D, Dense, Dropout, Flatten
     from keras.models import Sequential

@@ -1,5 +1,7 @@
-"""Runs packages that were written for MXNet on mpgluon, under the name mxnet: installs them into
-folders of their own, runs the flows of flows.py, prints a table. It needs a package index.
+"""Runs packages written for MXNet on mpgluon under the name mxnet.
+
+Installs them into separate folders, runs the flows of flows.py and prints a table. Requires a
+package index.
 
     python tests/clients/run.py FOLDER [FLOW ...]
 """
@@ -11,10 +13,10 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FLOWS = os.path.join(HERE, "flows.py")
-SECONDS = 600  # a flow's
+SECONDS = 600  # per flow
 
-# Packages by the folder that they are installed into, without what they say they depend on: that
-# would be MXNet itself, and versions of libraries that today's Python does not have.
+# Packages by installation folder, without their declared dependencies: those would be MXNet itself
+# and library versions that current Python versions lack.
 FOLDERS = {
     "packages": "gluoncv==0.10.5.post0 gluoncv2==0.0.64 gluonnlp==0.10.0 gluonts==0.8.1 "
     "sockeye==2.3.22 mxfusion==0.3.1 mxboard==0.1.0 keras-mxnet==2.2.4.3 bert_embedding==1.0.1 "
@@ -27,13 +29,13 @@ FOLDERS = {
     "pygments prompt_toolkit wcwidth ipython_pygments_lexers pure_eval executing asttokens",
     "older": "numpy==1.26.4 pandas==1.5.3 protobuf==3.20.3",
 }
-# Packages that need older libraries: GluonTS by pandas, MXBoard (and Sockeye, which imports it) by
-# NumPy and protobuf.
+# Packages that need older libraries: GluonTS needs an older pandas, MXBoard (and Sockeye, which
+# imports it) older NumPy and protobuf.
 OLDER = ("gluonts", "mxboard", "sockeye")
 
 
 def install(folder):
-    """Installs what is not there; pip before 24.1 reads the metadata of old packages."""
+    """Installs missing packages. pip before 24.1 is needed to read the metadata of old packages."""
     tool = os.path.join(folder, "pip")
     if not os.path.exists(tool):
         command = [sys.executable, "-m", "pip", "install", "-q", "--target", tool, "pip<24.1"]
@@ -50,7 +52,7 @@ def install(folder):
 
 
 def flows():
-    """The flows, as pairs of a package and a function's name."""
+    """Returns the flows as pairs of package and function name."""
     with open(FLOWS) as file:
         tree = ast.parse(file.read())
     return [
@@ -63,7 +65,7 @@ def flows():
 
 
 def run(folder, package, name):
-    """Whether a flow passes, and what it says."""
+    """Runs a flow; returns True on success, and its output."""
     parts = ["older"] * (package in OLDER) + ["packages", "libraries"]
     paths = [os.path.join(folder, part) for part in parts]
     if os.environ.get("PYTHONPATH"):

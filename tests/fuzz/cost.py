@@ -1,17 +1,17 @@
-"""Limits on the memory and the processor time that reading a file may take.
+"""Limits on the memory and processor time for reading a file.
 
-SECURITY.md states the same numbers. Memory is the growth of the peak resident set, so what NumPy
-and Python allocate counts as the core's pools do.
+SECURITY.md states the same numbers. Memory is the growth of the peak resident set, so it includes
+NumPy's and Python's allocations and the core's pools.
 """
 
 import contextlib
 import os
 import time
 
-TIMES = 64  # bytes of memory for each byte of a file,
-PLUS = 64 << 20  # and for each file
+TIMES = 64  # bytes of memory per byte of a file,
+PLUS = 64 << 20  # plus a constant per file
 SECONDS = 5
-# A sanitizer's shadow memory and its quarantine of freed blocks.
+# Factor for a sanitizer's shadow memory and its quarantine of freed blocks.
 _SANITIZED = 6 if "san.so" in os.environ.get("LD_PRELOAD", "") else 1
 
 
@@ -22,7 +22,7 @@ def _peak():
 
 
 def _reset_peak():
-    """Lowers the recorded peak to the present size; returns that."""
+    """Resets the recorded peak to the current size and returns it."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     return _peak()

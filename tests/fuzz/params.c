@@ -51,7 +51,7 @@ static double cpu_seconds(void) {
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
   (void)argc, (void)argv;
   if (mpg_device_init() != MPG_OK) return 1;
-  in_use(); /* opens the device, whose memory no file accounts for */
+  in_use(); /* opens the device, so that no file is charged for its memory */
   return !__sanitizer_install_malloc_and_free_hooks(count_malloc, count_free);
 }
 
@@ -70,7 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
   expect(status == MPG_OK || status == MPG_IO_ERROR, "an error of another kind");
   if (status != MPG_OK) return 0;
   expect(in_use() <= 16 * size + SLACK, "arrays have more memory than the file has bytes for");
-  bool whole = true; /* a file may leave arrays out; one that is written may not */
+  bool whole = true; /* a file may omit arrays, but a list to write may not */
   for (size_t i = 0; i < list.count; i++) whole = whole && list.items[i].tensor.storage;
   if (whole) {
     mpg_sink_open_buffer(&sink);

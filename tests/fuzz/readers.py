@@ -1,6 +1,6 @@
-"""What reads files, as functions of bytes: a value, or one of the errors said to be raised.
+"""File readers as functions of bytes, which return normally or raise a documented error.
 
-Coverage of the package's Python code guides the mutations under Atheris (run.py); the tests call
+Coverage of the package's Python code guides the mutations under Atheris (run.py). The tests call
 the same functions with the corpus.
 """
 
@@ -16,7 +16,7 @@ from mpgluon.ndarray import _safetensors
 
 FOLDER = tempfile.TemporaryDirectory()
 PATH = os.path.join(FOLDER.name, "file")
-LIMIT = 64 << 20  # bytes of a device's memory: more than any of these small files may ask for
+LIMIT = 64 << 20  # device memory in bytes, more than any of these small files may use
 
 
 def written(data):
@@ -26,9 +26,9 @@ def written(data):
 
 
 def params(data):
-    """`nd.load`."""
+    """Reads with `nd.load`."""
     try:
-        with warnings.catch_warnings():  # of names that are there twice
+        with warnings.catch_warnings():  # about duplicate names
             warnings.simplefilter("ignore")
             found = mx.nd.load_frombuffer(data)
     except mx.base.MXNetIOError:
@@ -38,7 +38,7 @@ def params(data):
 
 
 def symbol(data):
-    """`sym.load`, and inference of what it gives."""
+    """Reads with `sym.load` and infers shapes."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -52,7 +52,7 @@ def symbol(data):
 
 
 def safetensors(data):
-    """A shard of a checkpoint."""
+    """Reads a shard of a checkpoint."""
     try:
         file = _safetensors.File(written(data))
         file.checksums()
@@ -64,7 +64,7 @@ def safetensors(data):
 
 
 def checkpoint(data):
-    """The index of a checkpoint, of which the rest is as it should be."""
+    """Reads the index of an otherwise valid checkpoint."""
     net, directory = example()
     with open(os.path.join(directory, "index.json"), "wb") as file:
         file.write(data)
@@ -75,7 +75,7 @@ def checkpoint(data):
 
 
 def trainer_states(data):
-    """`Trainer.load_states`."""
+    """Reads with `Trainer.load_states`."""
     net, _ = example()
     trainer = mx.gluon.Trainer(net.collect_params(), "adam")
     try:
@@ -85,7 +85,7 @@ def trainer_states(data):
 
 
 def parameters(data):
-    """`Block.load_parameters`."""
+    """Reads with `Block.load_parameters`."""
     net, _ = example()
     try:
         net.load_parameters(written(data))
@@ -97,7 +97,7 @@ _example = []
 
 
 def example():
-    """A network, and the folder of a checkpoint of it."""
+    """Returns a network and the folder of its checkpoint."""
     if not _example:
         net = mx.gluon.nn.Dense(2, in_units=3, prefix="net_")
         net.initialize()
@@ -117,7 +117,7 @@ def small_symbol():
 
 
 def seeds(target):
-    """Right contents, to begin with."""
+    """Returns valid initial inputs."""
     net, directory = example()
     arrays = {"a": mx.nd.ones((2, 3)), "b": mx.nd.array([1, 0], dtype="bool")}
     if target is params:
@@ -146,8 +146,7 @@ def seeds(target):
 
 
 def limited(target):
-    """A target that fails, too, if it takes more memory or time than the size of its input
-    allows."""
+    """Wraps a target to fail if it exceeds the memory or time limit for its input size."""
 
     @functools.wraps(target)
     def read(data):

@@ -1,11 +1,12 @@
-"""Fuzzes the readers of files, guided by coverage: by libFuzzer (clang) and Atheris.
+"""Coverage-guided fuzzing of file readers with libFuzzer (clang) and Atheris.
 
     python run.py [--seconds 60] [TARGET ...]        (make fuzz FUZZ_SECONDS=60)
 
-What is found lies in build/fuzz then, and the status says so. The corpus, which the tests replay,
-is corpus/TARGET; inputs that reach more are gathered in build/fuzz/TARGET, and `--merge` puts
-those of the core's into the corpus that it lacks, as few and small as can be (Atheris can't; the
-corpora of the other targets are chosen by hand).
+Findings are stored in build/fuzz and give a nonzero exit status. The tests replay the corpus in
+corpus/TARGET. Inputs with new coverage are collected in build/fuzz/TARGET. `--merge` adds a minimal
+set of the core's new inputs to its corpus. Atheris cannot merge, so the corpora of the other
+targets
+are chosen by hand.
 """
 
 import argparse
@@ -18,20 +19,20 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 WORK = os.path.join(ROOT, "build", "fuzz")
-sys.path.insert(0, os.path.dirname(HERE))  # tests: for fuzz.cost
-CORE = "core_params"  # the target in C; its corpus is that of params
+sys.path.insert(0, os.path.dirname(HERE))  # tests folder, for fuzz.cost
+CORE = "core_params"  # the C target, which uses the corpus of params
 READERS = ("params", "symbol", "safetensors", "checkpoint", "trainer_states", "parameters")
 LIMITS = ["-rss_limit_mb=3000", "-malloc_limit_mb=256", "-timeout=30", "-max_len=8192"]
 
 
 def clang():
-    """The newest clang that links libFuzzer; None without."""
+    """Returns the newest clang that can link libFuzzer, or None."""
     names = [*(f"clang-{n}" for n in range(30, 13, -1)), "clang"]
     return next(filter(None, map(shutil.which, names)), None)
 
 
 def build_core():
-    """The program that fuzzes the core's reader. Without OpenMP, which not every clang has."""
+    """Builds the fuzzer of the core's reader, without OpenMP, which some clang versions lack."""
     target = os.path.join(WORK, CORE + ".bin")
     core = os.path.join(ROOT, "csrc")
     layers = [
@@ -46,7 +47,7 @@ def build_core():
 
 
 def fuzz_python(target, arguments):
-    """In a process of its own: libFuzzer ends it."""
+    """Fuzzes in a separate process, because libFuzzer exits the process."""
     import atheris
 
     ours = ["symbol", "parallel._checkpoint", "gluon", "ndarray"]
@@ -74,7 +75,7 @@ def corpus_of(target):
 
 
 def fuzz(target, seconds):
-    """True when nothing was found."""
+    """True if there are no findings."""
     folder, seeds = os.path.join(WORK, target), os.path.join(WORK, "seeds-" + target)
     os.makedirs(folder, exist_ok=True)
     os.makedirs(seeds, exist_ok=True)

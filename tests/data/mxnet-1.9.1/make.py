@@ -1,7 +1,6 @@
-"""Makes the files beside it: models exported by MXNet 1.9.1, with inputs and the
-outputs they had there.
+"""Creates the files in this folder: models exported by MXNet 1.9.1, with inputs and outputs.
 
-    python make.py      (in this folder, with mxnet==1.9.1 and numpy==1.23.5)
+python make.py      (in this folder, with mxnet==1.9.1 and numpy==1.23.5)
 """
 
 import mxnet as mx
@@ -135,8 +134,8 @@ module.fit(batches, num_epoch=2, initializer=mx.init.Xavier())
 module.save_checkpoint("module", 2)
 mx.nd.save("module.nd", {"x0": batches.data[0][1], "o0": module.predict(batches)})
 
-# The checkpoint trained on with momentum: the states after a step, and the parameters before and
-# after a second one.
+# Continues training the checkpoint with momentum: saves the states after one step, and the
+# parameters before and after a second one.
 module = mx.mod.Module.load("module", 2)
 batch = mx.io.DataBatch([mx.nd.load("module.nd")["x0"][:4]], [mx.nd.array([0, 1, 2, 0])])
 module.bind([("data", (4, 4))], [("softmax_label", (4,))])

@@ -1,4 +1,4 @@
-"""Makes model_zoo.json beside it: the model zoo's structures and outputs in MXNet 1.9.1.
+"""Creates model_zoo.json: the structures and outputs of the model zoo in MXNet 1.9.1.
 
 python make_model_zoo.py      (in this folder, with mxnet==1.9.1 and numpy==1.23.5)
 """
