@@ -1,6 +1,6 @@
 """Batched gradients of parameters bound to compiled calls.
 
-backward handles such parameters as one set if possible and one by one otherwise, with equal
+backward handles these parameters as one set if possible and one by one otherwise, with equal
 results.
 """
 

@@ -79,7 +79,7 @@ def test_flip_and_gray_follow_probability():
 
 
 def test_color_jitter_of_gray_images_matches_mxnet():
-    """Such images are already gray; MXNet gives the same values."""
+    """These images are already gray; MXNet gives the same values."""
     values = np.array([[[1], [2]], [[3], [6]]], np.float32)
     for augmenter in (image.SaturationJitterAug(0.9), image.ColorJitterAug(0, 0, 0.9)):
         np.testing.assert_allclose(augmenter(nd.array(values)).asnumpy(), values, rtol=1e-6)

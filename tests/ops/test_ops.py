@@ -270,7 +270,7 @@ def test_op_bits_do_not_depend_on_device(name, sample, devices):
 def test_misuse_of_op_is_refused(name, devices):
     sample = SAMPLES[name][0]
     arrays = place(sample, sample.dtypes[0] if sample.dtypes else "float32")
-    # such ops accept any parameter with a warning
+    # these ops accept any parameter with a warning
     without = not _core.get_op(name).describe()["params"]
     with (
         pytest.warns(UserWarning, match="no_such_parameter")
